@@ -1,0 +1,30 @@
+# Each target does all its own set-up: a virtual environment in .venv with the pinned dependencies.
+PYTHON ?= python3
+BIN := .venv/bin
+export TOKENIZERS_PARALLELISM := false
+
+.PHONY: demo test slow lint bench clean
+
+demo: .venv/.installed  ## Tokenizer, pretraining, fill-mask and search on the documentation inside Python
+	$(BIN)/python examples/demo.py --config configs/demo.yaml
+
+test: .venv/.installed  ## The tests, without those marked slow, gpu or hub
+	$(BIN)/python -m pytest
+
+slow: .venv/.installed  ## The tests marked slow
+	$(BIN)/python -m pytest -m "slow and not gpu and not hub"
+
+lint: .venv/.installed
+	$(BIN)/ruff check . && $(BIN)/ruff format --check .
+
+bench: .venv/.installed  ## Speed against bare matrix products; rewrites benchmarks/results/forward_*.md
+	$(BIN)/python benchmarks/forward.py
+
+.venv/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install -q -c constraints.txt torch
+	$(BIN)/pip install -q -c constraints.txt -e '.[dev]'
+	touch $@
+
+clean:
+	rm -rf .venv

@@ -1,0 +1,242 @@
+"""NeoBERT configuration.
+
+This file is also served from the Hub as remote code, so it imports nothing from the package.
+"""
+
+import difflib
+from dataclasses import fields
+from typing import Any, ClassVar, Literal
+
+from huggingface_hub.dataclasses import strict
+from transformers import PreTrainedConfig
+
+
+# Written by the original training script into the published config.json; none of them describes the model.
+ORIGINAL_JUNK_KEYS = {"kwargs", "trust_remote_code", "pretrained_model_name_or_path"}
+
+# Keys that Transformers and its companions store in a config or pass to it although no config declares them.
+TRANSFORMERS_KEYS = {
+    "attn_implementation",
+    "auto_map",
+    "custom_pipelines",
+    "experts_implementation",
+    "model_type",
+    "name_or_path",
+    "num_labels",
+    "output_attentions",
+    "quantization_config",
+    "rope_scaling",
+    "rope_theta",
+    "sentence_transformers",
+    "task_specific_params",
+    "tie_last_hidden_states",
+    "tokenizer_class",
+    "torch_dtype",
+}
+
+# Per RoPE type: the keys that must be given, and those that may be. Transformers only warns about wrong ones.
+ROPE_KEYS = {
+    "default": (set(), set()),
+    "linear": ({"factor"}, set()),
+    "dynamic": ({"factor"}, set()),
+    "yarn": (
+        {"factor"},
+        {
+            "original_max_position_embeddings",
+            "attention_factor",
+            "beta_fast",
+            "beta_slow",
+            "mscale",
+            "mscale_all_dim",
+            "truncate",
+        },
+    ),
+    "longrope": (
+        {"short_factor", "long_factor"},
+        {"original_max_position_embeddings", "attention_factor", "factor"},
+    ),
+}
+
+
+@strict
+class NeoBERTConfig(PreTrainedConfig):
+    r"""Configuration of every NeoBERT model. The defaults are the published architecture.
+
+    Args:
+        vocab_size (`int`): WordPiece entries; ids run from 0 to `vocab_size - 1`.
+        hidden_size (`int`): Width of the residual stream.
+        num_hidden_layers (`int`): Encoder blocks.
+        num_attention_heads (`int`): Heads; must divide `hidden_size`.
+        intermediate_size (`int`): Width of the MLP. SwiGLU uses two thirds of it, rounded up to a multiple of 8
+            (3,072 -> 2,048), so that both activations cost the same number of parameters (paper, section 3.1).
+        hidden_act (`"swiglu"` or `"gelu"`): MLP activation; `"gelu"` is the ablation before M1.
+        rope (`bool`): Rotary positions; `False` is the ablation with learned absolute positions.
+        rms_norm (`bool`): RMSNorm; `False` is the ablation with LayerNorm.
+        norm_eps (`float`): Epsilon of the norms.
+        dropout (`float`): Dropout on attention weights and on the output of both sub-layers, in training only.
+        max_length (`int`): Longest sequence seen in training, in tokens; the stored name of
+            `max_position_embeddings`. A model with RoPE runs beyond it, with a warning.
+        dim_head (`int`): Width of one head; the stored name of `head_dim`. Always `hidden_size / num_attention_heads`.
+        pad_token_id (`int`): Id of the padding token.
+        embedding_init_range (`float`): Embeddings start uniform in +- this.
+        decoder_init_range (`float`): Linear layers start uniform in +- this.
+        classifier_init_range (`float`): Standard deviation of the normal initialisation of the task heads.
+        classifier_dropout (`float`): Dropout of the task heads.
+        classifier_pooling (`"cls"` or `"mean"`): Sequence representation that the classification head reads: the first
+            real token (original) or the mean of the real tokens.
+        rope_parameters (`dict`): `{"rope_type": ..., "rope_theta": 10000.0, ...}` with type `default`, `linear`,
+            `dynamic`, `yarn` or `longrope`; keys as in Transformers.
+        sparse_prediction (`bool`): When labels are given, `NeoBERTForMaskedLM` runs its decoder on the labelled
+            positions only: same loss, a fifth of the decoder's work at 20% masking, logits of those positions only.
+        tie_word_embeddings (`bool`): Share the decoder's weight with the embeddings. Off, as published; the original
+            code cannot read a tied checkpoint.
+
+    Raises:
+        ValueError: on an unknown key, an unknown option or sizes that do not fit together.
+
+    Example:
+
+    ```python
+    >>> from neobert_hf import NeoBERTConfig, NeoBERTModel
+    >>> model = NeoBERTModel(NeoBERTConfig())
+    >>> long_model = NeoBERTModel(NeoBERTConfig(rope_parameters={"rope_type": "yarn", "factor": 4.0}))
+    ```
+    """
+
+    model_type = "neobert"
+    attribute_map = {"max_position_embeddings": "max_length", "head_dim": "dim_head"}
+    base_model_fsdp_plan: ClassVar[dict[Any, str]] = {
+        "encoder": "free_full_weight",
+        "transformer_encoder.*": "free_full_weight",
+        "layer_norm": "keep_full_weight",
+    }
+
+    vocab_size: int = 30522
+    hidden_size: int = 768
+    num_hidden_layers: int = 28
+    num_attention_heads: int = 12
+    intermediate_size: int = 3072
+    hidden_act: str = "swiglu"
+    rope: bool = True
+    rms_norm: bool = True
+    norm_eps: float | int = 1e-5
+    dropout: float | int = 0.0
+    max_length: int = 4096
+    dim_head: int | None = None
+    pad_token_id: int | None = 0
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+    embedding_init_range: float | int = 0.02
+    decoder_init_range: float | int = 0.02
+    classifier_init_range: float | int = 0.02
+    classifier_dropout: float | int = 0.1
+    classifier_pooling: Literal["cls", "mean"] = "cls"
+    rope_parameters: dict | None = None
+    sparse_prediction: bool = False
+    tie_word_embeddings: bool = False
+
+    def __post_init__(self, **kwargs):
+        for key in ORIGINAL_JUNK_KEYS:
+            kwargs.pop(key, None)
+        # Before super(), which derives RoPE defaults from max_position_embeddings.
+        for alias, name in self.attribute_map.items():
+            if alias in kwargs:
+                setattr(self, name, kwargs.pop(alias))
+        self._reject_unknown_keys(kwargs)
+        self.hidden_act = self.hidden_act.lower()
+        if self.dim_head is None and self.num_attention_heads > 0:
+            self.dim_head = self.hidden_size // self.num_attention_heads
+        if self.rope_parameters is not None:
+            # Filled with defaults below: the caller's dictionary stays as it was.
+            self.rope_parameters = dict(self.rope_parameters)
+        super().__post_init__(**kwargs)
+        # `strict` runs these too, but wraps what they raise in an exception that is no ValueError.
+        self.validate_architecture()
+        self.validate_rope()
+
+    @classmethod
+    def from_dict(cls, config_dict, **kwargs):
+        # Transformers sets overrides on the finished object, where neither the derived fields nor the checks see them:
+        # from_pretrained(path, rope_parameters={"rope_type": "yarn", "factor": 2.0}) would run without a rope_theta.
+        overrides = {key: kwargs.pop(key) for key in cls._known_keys() & (set(kwargs) - {"dtype"})}
+        overrides = {cls.attribute_map.get(key, key): value for key, value in overrides.items()}
+        return super().from_dict({**config_dict, **overrides}, **kwargs)
+
+    def to_diff_dict(self) -> dict[str, Any]:
+        config = super().to_diff_dict()
+        if "dtype" in config:
+            # The original code's Transformers 4 reads only this name.
+            config["torch_dtype"] = config["dtype"]
+        return config
+
+    @classmethod
+    def _known_keys(cls) -> set[str]:
+        return {field.name for field in fields(cls)} | set(cls.attribute_map)
+
+    def _reject_unknown_keys(self, kwargs: dict[str, Any]) -> None:
+        known = self._known_keys()
+        unknown = sorted(k for k in kwargs if not k.startswith("_") and k not in known | TRANSFORMERS_KEYS)
+        if not unknown:
+            return
+        hints = []
+        for key in unknown:
+            nearest = difflib.get_close_matches(key, known, n=1)
+            hints.append(f"`{key}`" + (f" (did you mean `{nearest[0]}`?)" if nearest else ""))
+        raise ValueError(f"NeoBERTConfig has no {', '.join(hints)}. Known keys: {', '.join(sorted(known))}.")
+
+    def validate_architecture(self):
+        """Sizes fit together and options exist; also run when a model is built and when the config is saved."""
+        sizes = ("vocab_size", "hidden_size", "num_attention_heads", "intermediate_size", "max_length")
+        for name in sizes:
+            if getattr(self, name) < 1:
+                raise ValueError(f"`{name}` is {getattr(self, name)}, it must be at least 1.")
+        if self.num_hidden_layers < 0:
+            raise ValueError(f"`num_hidden_layers` is {self.num_hidden_layers}, it must not be negative.")
+        if self.hidden_size % self.num_attention_heads or self.dim_head * self.num_attention_heads != self.hidden_size:
+            raise ValueError(
+                f"`hidden_size` ({self.hidden_size}) must be `num_attention_heads` ({self.num_attention_heads}) x "
+                f"`dim_head` ({self.dim_head}): choose a number of heads that divides the width, and leave `dim_head` out."
+            )
+        if self.rope and self.dim_head % 2:
+            raise ValueError(f"RoPE rotates pairs: `dim_head` must be even, it is {self.dim_head}.")
+        if self.hidden_act not in ("swiglu", "gelu"):
+            raise ValueError(f"`hidden_act` is {self.hidden_act!r}, it must be 'swiglu' or 'gelu'.")
+        for name in ("dropout", "classifier_dropout"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"`{name}` is {getattr(self, name)}, it must be in [0, 1).")
+        if self.pad_token_id is not None and not 0 <= self.pad_token_id < self.vocab_size:
+            raise ValueError(f"`pad_token_id` is {self.pad_token_id}, it must be in [0, {self.vocab_size - 1}].")
+
+    def validate_rope(self):
+        """Stricter than Transformers, which warns about most wrong RoPE parameters and goes on."""
+        parameters = self.rope_parameters
+        rope_type = parameters.get("rope_type", "default")
+        if rope_type not in ROPE_KEYS:
+            raise ValueError(f"`rope_type` is {rope_type!r}, it must be one of {', '.join(map(repr, ROPE_KEYS))}.")
+        required, optional = ROPE_KEYS[rope_type]
+        given = set(parameters) - {"rope_type", "type", "rope_theta"}
+        if missing := required - given:
+            raise ValueError(f"`rope_parameters` of type {rope_type!r} lacks {sorted(missing)}.")
+        if unknown := given - required - optional:
+            allowed = sorted(required | optional | {"rope_type", "rope_theta"})
+            raise ValueError(
+                f"`rope_parameters` of type {rope_type!r} does not know {sorted(unknown)}; allowed: {allowed}."
+            )
+        if not self.rope and rope_type != "default":
+            raise ValueError(f"`rope_parameters` of type {rope_type!r} has no effect with `rope=False`.")
+        factor = parameters.get("factor", 1.0)
+        if not isinstance(factor, (int, float)) or factor < 1:
+            raise ValueError(f"`rope_parameters['factor']` is {factor!r}, it must be a number of at least 1.")
+        theta = parameters["rope_theta"]
+        if not isinstance(theta, (int, float)) or theta <= 0:
+            raise ValueError(f"`rope_parameters['rope_theta']` is {theta!r}, it must be a positive number.")
+        for name in ("short_factor", "long_factor"):
+            if name in parameters and len(parameters[name]) != self.dim_head // 2:
+                raise ValueError(
+                    f"`rope_parameters[{name!r}]` has {len(parameters[name])} entries, "
+                    f"it must have `dim_head / 2` = {self.dim_head // 2}."
+                )
+        super().validate_rope()
+
+
+__all__ = ["NeoBERTConfig"]

@@ -1,0 +1,279 @@
+"""How a batch is laid out before the first layer: checks, unpadding, documents of a packed row.
+
+A batch reaches the encoder in one of three layouts:
+
+* dense: no padding, one document per row, shape (batch, length);
+* varlen: real tokens only, one row (1, tokens) with the lengths of its documents. Padding was stripped here, or the
+  caller packed the batch;
+* masked: shape (batch, length) with a mask, for the backends that cannot do varlen (`eager`, `flex_attention`) and
+  while tracing, where shapes must not depend on data.
+
+This file is also served from the Hub as remote code, so it imports nothing from the package.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from transformers.utils.import_utils import is_tracing
+
+
+@dataclass
+class Batch:
+    """A laid-out batch; (B, S) is the caller's shape, (1, T) the varlen one.
+
+    Args:
+        tokens: ids (B, S) or (1, T), or embeddings with a last dimension `hidden_size`.
+        position_ids: position of each token in its document, broadcastable to the shape of `tokens`.
+        span: one more than the largest position of a real token; the length that RoPE scaling looks at.
+        attention_mask: bool (B, S), True at real tokens; None where all are real or the padding is stripped.
+        document_ids: int (B, S), equal within a document; None unless the masked layout has packed rows.
+        cu_seq_lens: int32 (documents + 1,), token offsets of the documents; None unless varlen.
+        lengths: the same as a list of document lengths; None for a kernel that takes all documents at once.
+        max_length: length of the longest document.
+        real_indices: int (T,), where the real tokens lie in the flattened (B, S) batch; None if nothing was stripped.
+        padded_shape: (B, S).
+    """
+
+    tokens: torch.Tensor
+    position_ids: torch.Tensor
+    span: int
+    padded_shape: tuple[int, int]
+    attention_mask: torch.Tensor | None = None
+    document_ids: torch.Tensor | None = None
+    cu_seq_lens: torch.Tensor | None = None
+    lengths: list[int] | None = None
+    max_length: int | None = None
+    real_indices: torch.Tensor | None = None
+
+    def restore(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Hidden states in the caller's shape (B, S, hidden_size), zero at padding in every layout."""
+        if self.real_indices is not None:
+            batch_size, length = self.padded_shape
+            padded = hidden_states.new_zeros(batch_size * length, hidden_states.shape[-1])
+            return padded.index_copy(0, self.real_indices, hidden_states[0]).view(batch_size, length, -1)
+        if self.attention_mask is not None:
+            return hidden_states.masked_fill(~self.attention_mask.unsqueeze(-1), 0.0)
+        return hidden_states
+
+
+def lay_out_batch(
+    config,
+    input_ids: torch.Tensor | None,
+    inputs_embeds: torch.Tensor | None,
+    attention_mask: torch.Tensor | None,
+    position_ids: torch.Tensor | None,
+    cu_seq_lens: torch.Tensor | None,
+    max_length: int | None,
+    varlen: bool,
+    kernel: bool,
+) -> Batch:
+    """Choose the layout and move the batch into it.
+
+    Inputs are as `check_inputs` accepts them. `varlen`: the backend takes documents laid end to end; `kernel`: all at
+    once, without their lengths on the host.
+    """
+    tokens = input_ids if input_ids is not None else inputs_embeds
+    shape, device, tracing = tuple(tokens.shape[:2]), tokens.device, is_tracing(tokens)
+
+    mask = attention_mask.bool() if attention_mask is not None else None
+    if mask is not None and not tracing and mask.all():
+        mask = None
+
+    document_ids = None
+    if cu_seq_lens is not None:
+        # int32 is what varlen kernels read.
+        cu_seq_lens = cu_seq_lens.to(torch.int32)
+        document_ids = torch.searchsorted(
+            cu_seq_lens[1:], torch.arange(shape[1], device=device, dtype=torch.int32), right=True
+        ).unsqueeze(0)
+    elif position_ids is not None:
+        document_ids = find_documents(position_ids.expand(shape), mask)
+        if not tracing and not document_ids.any():
+            document_ids = None
+    default = position_ids is None
+    if default:
+        position_ids = default_positions(config, shape, device, mask, cu_seq_lens, document_ids)
+
+    padded_or_packed = mask is not None or document_ids is not None
+    if padded_or_packed and varlen and not tracing:
+        return _strip(tokens, position_ids, shape, mask, document_ids, kernel)
+    if cu_seq_lens is not None and kernel:
+        if max_length is None:
+            raise ValueError("Compiled packed input needs `max_length_q` (an int) beside `cu_seq_lens_q`.")
+        # Compiled packed input for a varlen kernel: nothing may depend on the values of cu_seq_lens.
+        return Batch(tokens, position_ids, max_length, shape, cu_seq_lens=cu_seq_lens, max_length=max_length)
+    if tracing or (default and not padded_or_packed):
+        span = shape[1]
+    else:
+        span = int((position_ids if mask is None else position_ids * mask).max()) + 1
+    return Batch(tokens, position_ids, span, shape, attention_mask=mask, document_ids=document_ids)
+
+
+def _strip(tokens, position_ids, shape, mask, document_ids, kernel) -> Batch:
+    """The varlen layout: one row of real tokens, cut into documents."""
+    batch_size, length = shape
+    # A row's number is its document unless the row is packed; numbers only have to differ between neighbours.
+    groups = torch.arange(batch_size, device=tokens.device).unsqueeze(1) * length
+    groups = (groups + (document_ids if document_ids is not None else 0)).expand(shape).flatten()
+    position_ids = position_ids.expand(shape).flatten()
+    real_indices = None
+    if mask is not None or batch_size > 1:
+        tokens = tokens.flatten(0, 1)
+        if mask is not None:
+            real_indices = mask.flatten().nonzero().squeeze(1)
+            tokens, groups, position_ids = tokens[real_indices], groups[real_indices], position_ids[real_indices]
+        else:
+            real_indices = torch.arange(batch_size * length, device=tokens.device)
+        tokens = tokens.unsqueeze(0)
+
+    counts = torch.unique_consecutive(groups, return_counts=True)[1]
+    lengths = counts.tolist()
+    return Batch(
+        tokens,
+        position_ids.unsqueeze(0),
+        int(position_ids.max()) + 1 if lengths else 1,
+        shape,
+        cu_seq_lens=nn.functional.pad(counts.cumsum(0), (1, 0)).to(torch.int32),
+        lengths=None if kernel else lengths,
+        max_length=max(lengths, default=0),
+        real_indices=real_indices,
+    )
+
+
+def default_positions(config, shape, device, mask, cu_seq_lens=None, document_ids=None) -> torch.Tensor:
+    """Positions from 0 in each document, (1, S) or (B, S).
+
+    With RoPE they count columns from the row's first real token, so that a token masked out in the middle keeps its
+    place; with absolute embeddings they count real tokens, as the original does.
+    """
+    positions = torch.arange(shape[1], device=device).unsqueeze(0)
+    if cu_seq_lens is not None:
+        return positions - cu_seq_lens[document_ids]
+    if mask is None:
+        return positions
+    if config.rope:
+        return (positions - mask.int().argmax(-1, keepdim=True)).clamp(min=0)
+    return (mask.cumsum(-1) - 1).clamp(min=0)
+
+
+def find_documents(position_ids: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    """Number the documents of each row, (B, S): a new one begins where the positions of real tokens stop increasing.
+
+    Raises:
+        ValueError: where they stop increasing without starting again at 0. Whether that is a new document or one with
+            unusual positions cannot be known.
+    """
+    if mask is None:
+        mask = torch.ones_like(position_ids, dtype=torch.bool)
+    columns = torch.arange(position_ids.shape[1], device=position_ids.device).expand_as(position_ids)
+    last_real = torch.where(mask, columns, -1).cummax(-1).values
+    before = nn.functional.pad(last_real[:, :-1], (1, 0), value=-1)
+    previous = position_ids.gather(1, before.clamp(min=0))
+    starts = mask & (before >= 0) & (position_ids <= previous)
+    if not is_tracing(position_ids) and (wrong := starts & (position_ids != 0)).any():
+        row, column = wrong.nonzero()[0].tolist()
+        raise ValueError(
+            f"`position_ids` goes from {int(previous[row, column])} to {int(position_ids[row, column])} in row {row}, "
+            f"column {column}. Within a document positions must increase; a packed row starts its next document at 0."
+        )
+    return starts.cumsum(-1)
+
+
+def check_inputs(
+    config, input_ids, inputs_embeds, attention_mask, position_ids, cu_seq_lens, cu_seq_lens_k, max_length
+) -> None:
+    """Refuse everything that would give a wrong number or a crash deep inside.
+
+    Values are read on the host, one synchronisation each on a GPU; while tracing or capturing, shapes and dtypes only.
+
+    Raises:
+        ValueError: naming the argument, what was found and what is allowed.
+    """
+    if (input_ids is None) == (inputs_embeds is None):
+        found = "neither" if input_ids is None else "both"
+        raise ValueError(f"Pass exactly one of `input_ids` and `inputs_embeds`; got {found}.")
+    tokens = input_ids if input_ids is not None else inputs_embeds
+    read_values = not is_tracing(tokens) and tokens.device.type != "meta"
+    if input_ids is not None:
+        _check_integers("input_ids", input_ids, ("batch", "length"))
+    elif inputs_embeds.ndim != 3 or inputs_embeds.shape[-1] != config.hidden_size:
+        raise ValueError(
+            f"`inputs_embeds` has shape {tuple(inputs_embeds.shape)}, "
+            f"it must be (batch, length, hidden_size={config.hidden_size})."
+        )
+    elif not inputs_embeds.is_floating_point():
+        raise ValueError(f"`inputs_embeds` has dtype {inputs_embeds.dtype}, it must be a floating dtype.")
+    shape = tuple(tokens.shape[:2])
+    if read_values and 0 in shape:
+        raise ValueError(f"The batch has shape {shape}: it must hold at least one row and one column.")
+    if read_values and input_ids is not None:
+        _check_range("input_ids", input_ids, config.vocab_size - 1)
+    if attention_mask is not None:
+        _check_attention_mask(attention_mask, shape, read_values)
+    if position_ids is not None:
+        _check_integers("position_ids", position_ids, ("batch or 1", "length"))
+        if position_ids.shape[1] != shape[1] or position_ids.shape[0] not in (1, shape[0]):
+            found = tuple(position_ids.shape)
+            raise ValueError(f"`position_ids` has shape {found}, it must be {shape} or {(1, shape[1])}.")
+        if read_values:
+            _check_range("position_ids", position_ids, None)
+    if cu_seq_lens is None and (cu_seq_lens_k is not None or max_length is not None):
+        raise ValueError("`cu_seq_lens_k`, `max_length_q` and `max_length_k` mean nothing without `cu_seq_lens_q`.")
+    if cu_seq_lens is not None:
+        _check_integers("cu_seq_lens_q", cu_seq_lens, ("documents + 1",))
+        if shape[0] != 1:
+            raise ValueError(f"`cu_seq_lens_q` describes one packed row, the batch has {shape[0]} rows: flatten it.")
+        if read_values:
+            _check_cu_seq_lens(cu_seq_lens, cu_seq_lens_k, max_length, shape[1], attention_mask, position_ids)
+
+
+def _check_integers(name: str, tensor: torch.Tensor, dimensions: tuple[str, ...]) -> None:
+    if tensor.ndim != len(dimensions):
+        raise ValueError(f"`{name}` has shape {tuple(tensor.shape)}, it must be ({', '.join(dimensions)}).")
+    if tensor.dtype not in (torch.int64, torch.int32):
+        raise ValueError(f"`{name}` has dtype {tensor.dtype}, it must be torch.int64 or torch.int32.")
+
+
+def _check_range(name: str, tensor: torch.Tensor, largest: int | None) -> None:
+    low, high = torch.stack(tensor.aminmax()).tolist()
+    if low < 0 or (largest is not None and high > largest):
+        allowed = "0 and more" if largest is None else f"0 to {largest}"
+        raise ValueError(f"`{name}` runs from {low} to {high}, allowed is {allowed}.")
+
+
+def _check_attention_mask(attention_mask: torch.Tensor, shape: tuple[int, int], read_values: bool) -> None:
+    meaning = (
+        "1 at real tokens and 0 at padding. Additive masks (0 and -inf) are not accepted; to keep the documents of a "
+        "packed row apart pass `cu_seq_lens_q` or restarting `position_ids`."
+    )
+    if tuple(attention_mask.shape) != shape:
+        raise ValueError(f"`attention_mask` has shape {tuple(attention_mask.shape)}, it must be {shape}, {meaning}")
+    if attention_mask.is_floating_point() or attention_mask.is_complex():
+        raise ValueError(f"`attention_mask` has dtype {attention_mask.dtype}, it must be bool or integer, {meaning}")
+    if read_values and attention_mask.dtype != torch.bool:
+        low, high = torch.stack(attention_mask.aminmax()).tolist()
+        if low < 0 or high > 1:
+            raise ValueError(f"`attention_mask` runs from {low} to {high}, it must be {meaning}")
+
+
+def _check_cu_seq_lens(cu_seq_lens, cu_seq_lens_k, max_length, length, attention_mask, position_ids) -> None:
+    offsets = cu_seq_lens.tolist()
+    if cu_seq_lens_k is not None and cu_seq_lens_k.tolist() != offsets:
+        raise ValueError("`cu_seq_lens_q` and `cu_seq_lens_k` differ; in an encoder they are the same.")
+    lengths = [right - left for left, right in zip(offsets, offsets[1:])]
+    if not lengths or offsets[0] != 0 or offsets[-1] != length or min(lengths) < 1:
+        raise ValueError(
+            f"`cu_seq_lens_q` is {offsets}: it must rise from 0 to the number of tokens ({length}) with at least one "
+            "token a document."
+        )
+    if max_length is not None and max_length < max(lengths):
+        # A varlen kernel told too small a maximum leaves the rest of the document out without an error.
+        raise ValueError(f"`max_length_q` is {max_length}, but the longest document has {max(lengths)} tokens.")
+    if attention_mask is not None and not attention_mask.bool().all():
+        raise ValueError("`cu_seq_lens_q` excludes an `attention_mask` with padding: strip the padding.")
+    if position_ids is not None:
+        inside = torch.ones(length - 1, dtype=torch.bool, device=position_ids.device)
+        inside[cu_seq_lens[1:-1].long() - 1] = False
+        if (position_ids[0].diff()[inside] <= 0).any():
+            raise ValueError("`position_ids` does not increase within every document of `cu_seq_lens_q`.")
