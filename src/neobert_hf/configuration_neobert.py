@@ -195,7 +195,7 @@ class NeoBERTConfig(PreTrainedConfig):
         if self.hidden_size % self.num_attention_heads or self.dim_head * self.num_attention_heads != self.hidden_size:
             raise ValueError(
                 f"`hidden_size` ({self.hidden_size}) must be `num_attention_heads` ({self.num_attention_heads}) x "
-                f"`dim_head` ({self.dim_head}): choose a number of heads that divides the width, and leave `dim_head` out."
+                f"`dim_head` ({self.dim_head}): choose heads that divide the width, and leave `dim_head` out."
             )
         if self.rope and self.dim_head % 2:
             raise ValueError(f"RoPE rotates pairs: `dim_head` must be even, it is {self.dim_head}.")

@@ -11,7 +11,6 @@ Two habits of this file exist because their absence made the original silently w
 """
 
 import copy
-from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -35,22 +34,13 @@ from transformers.utils.import_utils import is_tracing
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .configuration_neobert import NeoBERTConfig
-from .packing_neobert import Batch, check_inputs, find_documents, lay_out_batch
+from .packing_neobert import Batch, check_inputs, check_keywords, check_span, find_documents, lay_out_batch, pool
 
 
 logger = logging.get_logger(__name__)
 
-# Everything else is refused: a misspelt `attention_mask`, or the `pad_mask` of the original training code, would
-# otherwise vanish in **kwargs.
-FORWARD_KWARGS = {"output_attentions", "output_hidden_states", "return_dict", "num_items_in_batch", "seq_idx"}
-
 # Modules on top of the backbone, for tasks that a checkpoint need not have been trained for.
 TASK_HEADS = ("dense", "classifier", "qa_outputs")
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Positions
-# ----------------------------------------------------------------------------------------------------------------------
 
 
 def rotary_table(config: NeoBERTConfig, position_ids: torch.Tensor, span: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -70,7 +60,7 @@ def rotary_table(config: NeoBERTConfig, position_ids: torch.Tensor, span: int) -
         inv_freq = 1.0 / (rope["rope_theta"] ** exponents)
     else:
         inv_freq, attention_factor = ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, device, seq_len=span)
-    # Autocast leaves these alone, bfloat16 positions would be off by whole tokens beyond 256.
+    # Float32 whatever the model's dtype: bfloat16 cannot tell position 257 from 256.
     angles = position_ids[..., None, None, None].float() * inv_freq.float()
     return angles.cos() * attention_factor, angles.sin() * attention_factor
 
@@ -83,11 +73,6 @@ def rotate(query_key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> tor
     x0, x1 = query_key.unflatten(-1, (-1, 2)).unbind(-1)
     rotated = torch.stack((x0 * cos - x1 * sin, x0 * sin + x1 * cos), dim=-1)
     return rotated.flatten(-2).to(query_key.dtype)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Attention
-# ----------------------------------------------------------------------------------------------------------------------
 
 
 def eager_attention_forward(
@@ -163,11 +148,6 @@ def build_mask(config: NeoBERTConfig, implementation: str, hidden_states: torch.
     )
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Blocks
-# ----------------------------------------------------------------------------------------------------------------------
-
-
 class NeoBERTSwiGLU(nn.Module):
     """SwiGLU (Shazeer, 2020) with gate and input in one matrix; SiLU acts on its first half."""
 
@@ -241,11 +221,6 @@ def build_norm(config: NeoBERTConfig) -> nn.Module:
     return norm(config.hidden_size, eps=config.norm_eps)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Models
-# ----------------------------------------------------------------------------------------------------------------------
-
-
 class NeoBERTPreTrainedModel(PreTrainedModel):
     """Initialisation as published, and loading that refuses checkpoints which do not fit."""
 
@@ -270,7 +245,11 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, nn.Linear):
-            init.uniform_(module.weight, -self.config.decoder_init_range, self.config.decoder_init_range)
+            # `self` is the model that owns the module. (Transformers never calls this on a model of remote code itself.)
+            if any(module is getattr(self, name, None) for name in TASK_HEADS):
+                init.normal_(module.weight, std=self.config.classifier_init_range)
+            else:
+                init.uniform_(module.weight, -self.config.decoder_init_range, self.config.decoder_init_range)
             if module.bias is not None:
                 init.zeros_(module.bias)
         elif isinstance(module, nn.Embedding):
@@ -279,11 +258,6 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
             init.ones_(module.weight)
             if getattr(module, "bias", None) is not None:
                 init.zeros_(module.bias)
-        elif isinstance(module, NeoBERTPreTrainedModel):
-            # After its children: task heads start normal, the rest of the linear layers uniform.
-            for name in TASK_HEADS:
-                if hasattr(module, name):
-                    init.normal_(getattr(module, name).weight, std=self.config.classifier_init_range)
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path, *args, output_loading_info: bool = False, **kwargs):
@@ -308,8 +282,8 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
         if any(wrong.values()):
             found = "; ".join(f"{kind}: {', '.join(sorted(keys))}" for kind, keys in wrong.items() if keys)
             raise ValueError(
-                f"{pretrained_model_name_or_path} does not hold a {cls.__name__}. Tensors {found}. Load it with a class "
-                "that fits; to put a new decoder on a backbone, build the model from its config and assign `.model`."
+                f"{pretrained_model_name_or_path} does not hold a {cls.__name__}. Tensors {found}. Load it "
+                "with a class that fits; for a new decoder on a backbone build the model from the config, set `.model`."
             )
         return (model, info) if output_loading_info else model
 
@@ -374,31 +348,14 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
             ValueError: on inputs that do not fit, naming the argument and what is allowed.
         """
         check_keywords(kwargs)
-        check_inputs(
-            self.config,
-            input_ids,
-            inputs_embeds,
-            attention_mask,
-            position_ids,
-            cu_seq_lens_q,
-            cu_seq_lens_k,
-            max_length_q,
-        )
-        tokens = inputs_embeds if input_ids is None else input_ids
+        inputs = (input_ids, inputs_embeds, attention_mask, position_ids, cu_seq_lens_q)
+        check_inputs(self.config, *inputs, cu_seq_lens_k, max_length_q)
         if input_ids is not None:
             self.warn_if_padding_and_no_attention_mask(input_ids, attention_mask)
-        implementation, varlen, kernel = self._choose_attention(tokens, kwargs.get("output_attentions"))
-        batch = lay_out_batch(
-            self.config,
-            input_ids,
-            inputs_embeds,
-            attention_mask,
-            position_ids,
-            cu_seq_lens_q,
-            max_length_q,
-            varlen,
-            kernel,
+        implementation, varlen, kernel = self._choose_attention(
+            input_ids if input_ids is not None else inputs_embeds, kwargs.get("output_attentions")
         )
+        batch = lay_out_batch(self.config, *inputs, max_length_q, varlen, kernel)
         check_span(self.config, batch.span)
         hidden_states = batch.tokens if input_ids is None else self.encoder(batch.tokens)
         outputs = self._encode(hidden_states, batch, implementation, return_dict=True, **kwargs)
@@ -455,39 +412,6 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
         return implementation, kernel or not is_tracing(tokens), kernel
 
 
-def check_keywords(kwargs: dict) -> None:
-    if unknown := sorted(set(kwargs) - FORWARD_KWARGS):
-        raise TypeError(
-            f"NeoBERT's forward pass does not know {', '.join(f'`{name}`' for name in unknown)}. Beside the named "
-            f"arguments it takes {', '.join(f'`{name}`' for name in sorted(FORWARD_KWARGS))}."
-        )
-
-
-def check_span(config: NeoBERTConfig, span: int) -> None:
-    """Warn once where positions run past what RoPE was trained or scaled for; without RoPE there are none, an error."""
-    if not config.rope:
-        if span > config.max_length:
-            raise ValueError(
-                f"A sequence of {span} tokens, but `max_position_embeddings` is {config.max_length}, and with `rope=False` "
-                "there are no positions beyond it. Truncate the input."
-            )
-        return
-    rope = config.rope_parameters
-    trained = rope.get("original_max_position_embeddings", config.max_length)
-    if not isinstance(span, int) or span <= max(config.max_length, trained * rope.get("factor", 1)):
-        return
-    logger.warning_once(
-        f"A sequence of {span} tokens is longer than the {config.max_length} that this model was trained for. Quality "
-        'falls with the distance; YaRN extends it without training: rope_parameters={"rope_type": "yarn", "factor": '
-        f"{-(-span // trained)}.0}} at loading."
-    )
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Heads
-# ----------------------------------------------------------------------------------------------------------------------
-
-
 class NeoBERTForMaskedLM(NeoBERTPreTrainedModel):
     """Masked language modelling: a linear decoder with bias, not tied to the embeddings."""
 
@@ -531,9 +455,8 @@ class NeoBERTForMaskedLM(NeoBERTPreTrainedModel):
         hidden_states, loss = outputs.last_hidden_state, None
         if labels is not None:
             if labels.shape != hidden_states.shape[:2]:
-                raise ValueError(
-                    f"`labels` has shape {tuple(labels.shape)}, it must be {tuple(hidden_states.shape[:2])} like the input."
-                )
+                shapes = f"{tuple(labels.shape)}, the input {tuple(hidden_states.shape[:2])}"
+                raise ValueError(f"`labels` has shape {shapes}: they must be equal.")
             if self.config.sparse_prediction:
                 # The decoder is 19% of the published model's multiplications and 80% of its rows would be ignored.
                 labelled = labels.to(hidden_states.device) != -100
@@ -566,32 +489,11 @@ class NeoBERTPooledClassifier(NeoBERTPreTrainedModel):
             mask = attention_mask.bool() if attention_mask is not None else None
             if find_documents(position_ids.expand(hidden_states.shape[:2]), mask).any():
                 raise ValueError(
-                    "`position_ids` restarts inside a row: to classify the documents of a packed row pass `cu_seq_lens_q`."
+                    "`position_ids` restarts inside a row: to classify the documents of one packed row pass "
+                    "`cu_seq_lens_q`."
                 )
         pooled = pool(hidden_states, self.config.classifier_pooling, attention_mask, cu_seq_lens)
         return self.classifier(self.dropout(torch.tanh(self.dense(self.dropout(pooled)))))
-
-
-def pool(hidden_states, pooling: str, attention_mask=None, cu_seq_lens=None) -> torch.Tensor:
-    """The first real token of each sequence, wherever the padding lies, or the mean of its real tokens."""
-    rows = torch.arange(hidden_states.shape[0], device=hidden_states.device)
-    if cu_seq_lens is not None:
-        cu_seq_lens = cu_seq_lens.long()
-        if pooling == "cls":
-            return hidden_states[0, cu_seq_lens[:-1]]
-        lengths = cu_seq_lens.diff()
-        documents = torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths)
-        sums = hidden_states.new_zeros(len(lengths), hidden_states.shape[-1], dtype=torch.float32)
-        sums = sums.index_add(0, documents, hidden_states[0].float())
-        return (sums / lengths.unsqueeze(1)).to(hidden_states.dtype)
-    if pooling == "cls":
-        first = 0 if attention_mask is None else attention_mask.int().argmax(-1)
-        return hidden_states[rows, first]
-    if attention_mask is None:
-        return hidden_states.float().mean(1).to(hidden_states.dtype)
-    # Padding is zero already.
-    counts = attention_mask.sum(1, keepdim=True).clamp(min=1)
-    return (hidden_states.float().sum(1) / counts).to(hidden_states.dtype)
 
 
 class NeoBERTForSequenceClassification(NeoBERTPooledClassifier):

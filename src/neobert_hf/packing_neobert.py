@@ -1,4 +1,4 @@
-"""How a batch is laid out before the first layer: checks, unpadding, documents of a packed row.
+"""Batches before the first layer and after the last: checks, unpadding, documents of a packed row, pooling.
 
 A batch reaches the encoder in one of three layouts:
 
@@ -15,7 +15,14 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
+from transformers.utils import logging
 from transformers.utils.import_utils import is_tracing
+
+
+logger = logging.get_logger(__name__)
+
+# What a forward pass takes beside its named arguments.
+FORWARD_KWARGS = {"output_attentions", "output_hidden_states", "return_dict", "num_items_in_batch", "seq_idx"}
 
 
 @dataclass
@@ -228,6 +235,35 @@ def check_inputs(
             _check_cu_seq_lens(cu_seq_lens, cu_seq_lens_k, max_length, shape[1], attention_mask, position_ids)
 
 
+def check_keywords(kwargs: dict) -> None:
+    """Refuse what a forward pass would swallow: a misspelt `attention_mask`, the `pad_mask` of the original code."""
+    if unknown := sorted(set(kwargs) - FORWARD_KWARGS):
+        raise TypeError(
+            f"NeoBERT's forward pass does not know {', '.join(f'`{name}`' for name in unknown)}. Beside the named "
+            f"arguments it takes {', '.join(f'`{name}`' for name in sorted(FORWARD_KWARGS))}."
+        )
+
+
+def check_span(config, span: int) -> None:
+    """Warn once where positions run past what RoPE was trained or scaled for; without RoPE there are none, an error."""
+    if not config.rope:
+        if span > config.max_length:
+            raise ValueError(
+                f"A sequence of {span} tokens, but `max_position_embeddings` is {config.max_length}, and without RoPE "
+                "there are no positions beyond it. Truncate the input."
+            )
+        return
+    rope = config.rope_parameters
+    trained = rope.get("original_max_position_embeddings", config.max_length)
+    if not isinstance(span, int) or span <= max(config.max_length, trained * rope.get("factor", 1)):
+        return
+    logger.warning_once(
+        f"A sequence of {span} tokens is longer than the {config.max_length} that this model was trained for. Quality "
+        'falls with the distance; YaRN extends it without training: rope_parameters={"rope_type": "yarn", "factor": '
+        f"{-(-span // trained)}.0}} at loading."
+    )
+
+
 def _check_integers(name: str, tensor: torch.Tensor, dimensions: tuple[str, ...]) -> None:
     if tensor.ndim != len(dimensions):
         raise ValueError(f"`{name}` has shape {tuple(tensor.shape)}, it must be ({', '.join(dimensions)}).")
@@ -277,3 +313,25 @@ def _check_cu_seq_lens(cu_seq_lens, cu_seq_lens_k, max_length, length, attention
         inside[cu_seq_lens[1:-1].long() - 1] = False
         if (position_ids[0].diff()[inside] <= 0).any():
             raise ValueError("`position_ids` does not increase within every document of `cu_seq_lens_q`.")
+
+
+def pool(hidden_states, pooling: str, attention_mask=None, cu_seq_lens=None) -> torch.Tensor:
+    """The first real token of each sequence, wherever the padding lies, or the mean of its real tokens."""
+    rows = torch.arange(hidden_states.shape[0], device=hidden_states.device)
+    if cu_seq_lens is not None:
+        cu_seq_lens = cu_seq_lens.long()
+        if pooling == "cls":
+            return hidden_states[0, cu_seq_lens[:-1]]
+        lengths = cu_seq_lens.diff()
+        documents = torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths)
+        sums = hidden_states.new_zeros(len(lengths), hidden_states.shape[-1], dtype=torch.float32)
+        sums = sums.index_add(0, documents, hidden_states[0].float())
+        return (sums / lengths.unsqueeze(1)).to(hidden_states.dtype)
+    if pooling == "cls":
+        first = 0 if attention_mask is None else attention_mask.int().argmax(-1)
+        return hidden_states[rows, first]
+    if attention_mask is None:
+        return hidden_states.float().mean(1).to(hidden_states.dtype)
+    # Padding is zero already.
+    counts = attention_mask.sum(1, keepdim=True).clamp(min=1)
+    return (hidden_states.float().sum(1) / counts).to(hidden_states.dtype)

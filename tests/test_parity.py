@@ -1,0 +1,156 @@
+"""Every backend x layout x dtype gives the numbers of the plain implementation and of the original code."""
+
+import pytest
+import torch
+from conftest import CPU_BACKENDS, packed_batch, positions_of, ragged_batch, small_model
+from plain_neobert import plain_hidden_states
+from safetensors.torch import load_file
+from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification
+
+
+ABLATION = {"rope": False, "rms_norm": False, "hidden_act": "gelu"}
+
+
+def max_difference(left: torch.Tensor, right: torch.Tensor) -> float:
+    assert left.shape == right.shape
+    return (left.float() - right.float()).abs().max().item()
+
+
+def expected_states(model, documents, positions=None) -> list[torch.Tensor]:
+    state = {name: tensor.float() for name, tensor in model.state_dict().items()}
+    positions = positions or [None] * len(documents)
+    return [plain_hidden_states(state, model.config, ids, where) for ids, where in zip(documents, positions)]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("changes", [{}, ABLATION], ids=["published", "ablation"])
+@pytest.mark.parametrize("backend", CPU_BACKENDS)
+@pytest.mark.parametrize("side", ["right", "left", "interior"])
+def test_padded(backend, side, changes):
+    model = small_model(attn_implementation=backend, **changes)
+    ids, mask = ragged_batch(side=side)
+    states = model(ids, attention_mask=mask).last_hidden_state
+    kept = [mask[row].nonzero().squeeze(1) for row in range(len(ids))]
+    # A token masked out in the middle keeps its place under RoPE; absolute positions count real tokens (original).
+    positions = [columns - columns[0] for columns in kept] if model.config.rope else None
+    expected = expected_states(model, [ids[row, columns] for row, columns in enumerate(kept)], positions)
+    for row, columns in enumerate(kept):
+        assert max_difference(states[row, columns], expected[row]) <= 1e-5
+    assert (states[mask == 0] == 0).all(), "padding must be zero on every backend"
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("changes", [{}, ABLATION], ids=["published", "ablation"])
+@pytest.mark.parametrize("backend", CPU_BACKENDS)
+@pytest.mark.parametrize("form", ["cu_seq_lens", "position_ids", "both"])
+def test_packed(backend, form, changes):
+    model = small_model(attn_implementation=backend, **changes)
+    lengths = (13, 7, 1, 10)
+    ids, packed = packed_batch(lengths)
+    kwargs = {} if form == "position_ids" else packed
+    if form != "cu_seq_lens":
+        kwargs = kwargs | {"position_ids": positions_of(lengths)}
+    states = model(ids, **kwargs).last_hidden_state
+    expected = torch.cat(expected_states(model, ids[0].split(lengths)))
+    assert max_difference(states[0], expected) <= 1e-5
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("backend", CPU_BACKENDS)
+def test_packed_rows_with_padding(backend):
+    """Several packed rows, padded on the right: restarting positions and a mask at once."""
+    model = small_model(attn_implementation=backend)
+    rows = [(5, 4, 3), (8, 1), (2, 2)]
+    length = max(map(sum, rows))
+    ids = torch.randint(1, 100, (len(rows), length))
+    mask, positions = torch.zeros_like(ids), torch.zeros_like(ids)
+    for row, lengths in enumerate(rows):
+        mask[row, : sum(lengths)] = 1
+        positions[row, : sum(lengths)] = positions_of(lengths)
+    states = model(ids, attention_mask=mask, position_ids=positions).last_hidden_state
+    for row, lengths in enumerate(rows):
+        expected = torch.cat(expected_states(model, ids[row, : sum(lengths)].split(lengths)))
+        assert max_difference(states[row, : sum(lengths)], expected) <= 1e-5
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("backend", CPU_BACKENDS)
+@pytest.mark.parametrize("layout", ["dense", "padded", "packed"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision(backend, layout, dtype):
+    """Against float32 with the same (rounded) weights: cosine >= 0.999, what 8 bits of mantissa leave on 2 layers."""
+    model = small_model(attn_implementation=backend, embedding_init_range=0.5).to(dtype)
+    lengths = (13, 7, 1, 10)
+    if layout == "packed":
+        ids, kwargs = packed_batch(lengths)
+        documents, states = ids[0].split(lengths), model(ids, **kwargs).last_hidden_state[0].split(lengths)
+    else:
+        ids, mask = ragged_batch((13,) * 4 if layout == "dense" else lengths)
+        output = model(ids, attention_mask=mask).last_hidden_state
+        documents, states = zip(*[(ids[row, :n], output[row, :n]) for row, n in enumerate(mask.sum(1).tolist())])
+    for got, expected in zip(states, expected_states(model, documents)):
+        assert got.dtype == dtype
+        assert torch.cosine_similarity(got.float(), expected).min() >= 0.999
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("backend", CPU_BACKENDS)
+@pytest.mark.parametrize("variant", ["published", "layernorm_abs"])
+def test_original_outputs(shared, variant, backend):
+    """The recorded float32 outputs of the original code; measured maximum 2.4e-6."""
+    folder = shared / "reference" / variant
+    recorded = load_file(folder / "expected.safetensors")
+    ids, mask = recorded["input_ids"], recorded["attention_mask"]
+    real, lengths = mask.bool(), mask.sum(1).tolist()
+    mlm = AutoModelForMaskedLM.from_pretrained(folder, attn_implementation=backend)
+    classifier = AutoModelForSequenceClassification.from_pretrained(
+        folder / "sequence_classification", attn_implementation=backend
+    )
+    outputs = mlm(ids, attention_mask=mask, output_hidden_states=True)
+    assert max_difference(outputs.hidden_states[-1][real], recorded["last_hidden_state"][real]) <= 1e-5
+    assert max_difference(outputs.logits[real], recorded["logits"][real]) <= 1e-5
+    scores = classifier(ids, attention_mask=mask).logits
+    assert max_difference(scores, recorded["classification_logits"]) <= 1e-5
+
+    packed_ids = ids[real].unsqueeze(0)
+    offsets = torch.tensor([0, *lengths]).cumsum(0)
+    for kwargs in ({"cu_seq_lens_q": offsets}, {"position_ids": positions_of(lengths)}):
+        assert max_difference(mlm(packed_ids, **kwargs).logits[0], recorded["logits"][real]) <= 1e-5
+    scores = classifier(packed_ids, cu_seq_lens_q=offsets).logits
+    assert max_difference(scores, recorded["classification_logits"]) <= 1e-5
+    dense = mlm(ids[:1])
+    assert max_difference(dense.logits[0], recorded["logits"][0]) <= 1e-5
+
+
+@pytest.mark.parametrize("changes", [{}, ABLATION], ids=["published", "ablation"])
+def test_gradients_of_padded_and_unpadded_paths_are_equal(changes):
+    """`eager` keeps the padding, `sdpa` strips it; measured relative difference 2e-6."""
+    ids, mask = ragged_batch(side="left")
+    weights = torch.randn(*ids.shape, 64)
+    gradients = {}
+    for backend in ("eager", "sdpa"):
+        model = small_model(attn_implementation=backend, embedding_init_range=0.3, **changes).train()
+        states = model(ids, attention_mask=mask).last_hidden_state
+        (states * weights).sum().backward()
+        gradients[backend] = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    assert set(gradients["eager"]) == set(gradients["sdpa"]) == {name for name, _ in model.named_parameters()}
+    for name, expected in gradients["eager"].items():
+        scale = expected.abs().max().clamp(min=1)
+        assert ((gradients["sdpa"][name] - expected).abs().max() / scale) <= 1e-5, name
+
+
+@pytest.mark.gpu
+@torch.no_grad()
+@pytest.mark.parametrize("layout", ["padded", "packed"])
+def test_gpu_varlen_kernel(layout):
+    """bfloat16 FlashAttention inside torch against float32 on the CPU, published width and depth."""
+    sizes = dict(hidden_size=768, num_hidden_layers=28, num_attention_heads=12, intermediate_size=3072, max_length=4096)
+    model = small_model(embedding_init_range=0.02, decoder_init_range=0.02, **sizes)
+    lengths = (300, 17, 1, 512)
+    ids, mask = ragged_batch(lengths) if layout == "padded" else packed_batch(lengths)
+    kwargs = {"attention_mask": mask} if layout == "padded" else mask
+    expected = model(ids, **kwargs).last_hidden_state
+    on_gpu = {key: x.cuda() if torch.is_tensor(x) else x for key, x in kwargs.items()}
+    got = model.to("cuda", torch.bfloat16)(ids.cuda(), **on_gpu).last_hidden_state.float().cpu()
+    real = mask.bool() if layout == "padded" else slice(None)
+    assert torch.cosine_similarity(got[real], expected[real], dim=-1).min() >= 0.9999
