@@ -32,6 +32,7 @@ TRANSFORMERS_KEYS = {
     "tie_last_hidden_states",
     "tokenizer_class",
     "torch_dtype",
+    "use_cache",
 }
 
 # Per RoPE type: the keys that must be given, and those that may be. Transformers only warns about wrong ones.

@@ -245,7 +245,7 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, nn.Linear):
-            # `self` is the model that owns the module. (Transformers never calls this on a model of remote code itself.)
+            # `self` is the model that owns the module; on models themselves Transformers does not always call this.
             if any(module is getattr(self, name, None) for name in TASK_HEADS):
                 init.normal_(module.weight, std=self.config.classifier_init_range)
             else:

@@ -1,0 +1,130 @@
+"""Rotary positions: every type through Transformers' own frequencies, and nothing silent about length."""
+
+import math
+
+import pytest
+import torch
+import transformers
+from conftest import CPU_BACKENDS, positions_of, small_config, small_model
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from neobert_hf import NeoBERTConfig, NeoBERTModel
+from neobert_hf.modeling_neobert import rotary_table, rotate
+
+
+FACTORS = [1.0 + i / 4 for i in range(8)]
+ROPE_TYPES = {
+    "linear": {"rope_type": "linear", "factor": 2.0},
+    "dynamic": {"rope_type": "dynamic", "factor": 2.0},
+    "yarn": {"rope_type": "yarn", "factor": 4.0},
+    "longrope": {"rope_type": "longrope", "factor": 4.0, "short_factor": FACTORS, "long_factor": FACTORS[::-1]},
+}
+
+
+@pytest.mark.parametrize("rope_type", ROPE_TYPES)
+@pytest.mark.parametrize("span", [40, 200])
+def test_types_are_those_of_transformers(rope_type, span):
+    config = small_config(rope_parameters=ROPE_TYPES[rope_type])
+    llama = LlamaConfig(
+        hidden_size=64,
+        num_attention_heads=4,
+        max_position_embeddings=64,
+        rope_parameters={"rope_theta": 10000.0, **ROPE_TYPES[rope_type]},
+    )
+    inv_freq, factor = ROPE_INIT_FUNCTIONS[rope_type](llama, torch.device("cpu"), seq_len=span)
+    cos, sin = rotary_table(config, torch.arange(span)[None], span)
+    angles = torch.arange(span).float()[:, None] * inv_freq
+    assert torch.equal(cos.squeeze(), angles.cos() * factor) and torch.equal(sin.squeeze(), angles.sin() * factor)
+    default, _ = rotary_table(small_config(), torch.arange(span)[None], span)
+    expect_default = rope_type == "dynamic" and span <= 64
+    assert torch.allclose(cos, default, atol=1e-6) == expect_default
+
+
+def test_rotation_by_complex_multiplication():
+    x = torch.randn(2, 9, 4, 2, 16, dtype=torch.float64)
+    positions = torch.arange(9)
+    cos, sin = rotary_table(small_config(), positions[None], 9)
+    turns = torch.polar(torch.ones(9, 8).double(), positions[:, None] / 10000 ** (torch.arange(0, 16, 2).double() / 16))
+    pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2))) * turns[None, :, None, None]
+    assert (rotate(x, cos, sin) - torch.view_as_real(pairs).flatten(-2)).abs().max() < 1e-5
+
+
+def test_yarn_factor_scales_the_scores():
+    """Scores grow by (0.1 ln s + 1)^2, arXiv 2309.00071, eq. 15: seen in attention weights at distance 0."""
+    factor = 0.1 * math.log(4.0) + 1
+    plain, scaled = (small_config(rope_parameters=p) for p in (None, ROPE_TYPES["yarn"]))
+    x = torch.randn(1, 1, 1, 2, 16)
+    query, key = rotate(x, *rotary_table(plain, torch.tensor([[0]]), 1)).unbind(-2)
+    query_yarn, key_yarn = rotate(x, *rotary_table(scaled, torch.tensor([[0]]), 1)).unbind(-2)
+    assert torch.allclose((query_yarn * key_yarn).sum(), (query * key).sum() * factor**2, rtol=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("rope_type", ROPE_TYPES)
+def test_backends_and_layouts_agree(rope_type):
+    """`dynamic` and `longrope` look at the longest sequence: padding and packing must not change what that is."""
+    lengths = (90, 20, 50)
+    ids = torch.randint(1, 100, (1, sum(lengths)))
+    states = {}
+    for backend in CPU_BACKENDS:
+        model = small_model(attn_implementation=backend, rope_parameters=ROPE_TYPES[rope_type])
+        states[backend, "packed"] = model(ids, position_ids=positions_of(lengths)).last_hidden_state[0]
+        for side in ("right", "left"):
+            padded, mask = torch.zeros(3, 120, dtype=torch.long), torch.zeros(3, 120, dtype=torch.long)
+            for row, document in enumerate(ids[0].split(lengths)):
+                columns = slice(0, len(document)) if side == "right" else slice(120 - len(document), 120)
+                padded[row, columns], mask[row, columns] = document, 1
+            states[backend, side] = model(padded, attention_mask=mask).last_hidden_state[mask.bool()]
+    expected = states["eager", "packed"]
+    for which, got in states.items():
+        assert (got - expected).abs().max() <= 1e-5, which
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("rope_type", ROPE_TYPES)
+def test_no_state_is_left_by_a_long_batch(rope_type):
+    """Transformers' dynamic update keeps grown frequencies; here a batch never depends on the one before."""
+    model = small_model(rope_parameters=ROPE_TYPES[rope_type])
+    short, long = torch.randint(1, 100, (1, 30)), torch.randint(1, 100, (1, 150))
+    before = model(short).last_hidden_state
+    model(long)
+    assert torch.equal(model(short).last_hidden_state, before)
+
+
+@torch.no_grad()
+def test_lengths_beyond_the_trained_one_run_and_warn(caplog):
+    transformers.utils.logging.enable_propagation()
+    transformers.utils.logging.warning_once.cache_clear()
+    model = small_model()
+    long = torch.randint(1, 100, (1, 130))
+    with caplog.at_level("WARNING", logger="transformers_modules"), caplog.at_level("WARNING"):
+        states = model(long).last_hidden_state
+        model(long)
+    assert states.isfinite().all()
+    warnings = [record.message for record in caplog.records if "YaRN" in record.message]
+    assert len(warnings) == 1 and "130 tokens" in warnings[0] and '"factor": 3.0' in warnings[0]
+    caplog.clear()
+    extended = small_model(rope_parameters={"rope_type": "yarn", "factor": 3.0})
+    extended(long)
+    assert not [record for record in caplog.records if "YaRN" in record.message]
+
+
+def test_absolute_positions_end():
+    model = small_model(rope=False)
+    model(torch.ones(1, 64, dtype=torch.long))
+    for kwargs in ({}, {"attention_mask": torch.tensor([[1] * 65 + [0]])}):
+        length = 66 if kwargs else 65
+        with pytest.raises(ValueError, match="65 tokens.*`max_position_embeddings` is 64"):
+            model(torch.ones(1, length, dtype=torch.long), **kwargs)
+
+
+def test_yarn_at_loading(tmp_path):
+    """As users do it: no checkpoint is edited."""
+    small_model().save_pretrained(tmp_path)
+    model = NeoBERTModel.from_pretrained(tmp_path, rope_parameters={"rope_type": "yarn", "factor": 2.0})
+    expected = small_model(rope_parameters={"rope_type": "yarn", "factor": 2.0})
+    ids = torch.randint(1, 100, (1, 100))
+    with torch.no_grad():
+        assert torch.equal(model(ids).last_hidden_state, expected(ids).last_hidden_state)
+    assert NeoBERTConfig.from_pretrained(tmp_path).rope_parameters["rope_type"] == "default"
