@@ -200,7 +200,7 @@ class NeoBERTEncoderBlock(GradientCheckpointingLayer):
             query_key = rotate(query_key, *rotary)
         query, key = query_key.unbind(-2)
         weights = None
-        if value.shape[1]:  # No tokens at all are left of a batch of nothing but padding.
+        if value.shape[1]:  # Of a batch of nothing but padding no token is left.
             attention = varlen_attention_forward
             if attn_implementation != "sdpa" or not packed:
                 attention = ALL_ATTENTION_FUNCTIONS.get_interface(attn_implementation, eager_attention_forward)
@@ -458,7 +458,7 @@ class NeoBERTForMaskedLM(NeoBERTPreTrainedModel):
                 shapes = f"{tuple(labels.shape)}, the input {tuple(hidden_states.shape[:2])}"
                 raise ValueError(f"`labels` has shape {shapes}: they must be equal.")
             if self.config.sparse_prediction:
-                # The decoder is 19% of the published model's multiplications and 80% of its rows would be ignored.
+                # The decoder is 11% of the published model's multiplications, and 80% of its rows would be ignored.
                 labelled = labels.to(hidden_states.device) != -100
                 hidden_states, labels = hidden_states[labelled], labels.to(hidden_states.device)[labelled]
         logits = self.decoder(hidden_states)

@@ -54,13 +54,17 @@ class Batch:
     real_indices: torch.Tensor | None = None
 
     def restore(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Hidden states in the caller's shape (B, S, hidden_size), zero at padding in every layout."""
+        """Hidden states in the caller's shape (B, S, hidden_size), zero at padding in every layout.
+
+        They may lie on another device than the batch did: a `device_map` spreads the blocks.
+        """
         if self.real_indices is not None:
             batch_size, length = self.padded_shape
             padded = hidden_states.new_zeros(batch_size * length, hidden_states.shape[-1])
-            return padded.index_copy(0, self.real_indices, hidden_states[0]).view(batch_size, length, -1)
+            indices = self.real_indices.to(hidden_states.device)
+            return padded.index_copy(0, indices, hidden_states[0]).view(batch_size, length, -1)
         if self.attention_mask is not None:
-            return hidden_states.masked_fill(~self.attention_mask.unsqueeze(-1), 0.0)
+            return hidden_states.masked_fill(~self.attention_mask.unsqueeze(-1).to(hidden_states.device), 0.0)
         return hidden_states
 
 
