@@ -1,0 +1,62 @@
+"""Settings from YAML and the command line: typed, and nothing unknown passes."""
+
+import sys
+from dataclasses import dataclass, field
+
+import pytest
+from conftest import ROOT
+
+from neobert_hf.arguments import parse_config
+
+
+@dataclass
+class Settings:
+    rate: float
+    name: str = "a"
+    steps: int = 3
+    warm: bool = True
+    limit: int | None = None
+    sizes: list[int] = field(default_factory=lambda: [1])
+
+
+def parse(tmp_path, text: str, *flags: str) -> Settings:
+    (tmp_path / "settings.yaml").write_text(text)
+    return parse_config(Settings, args=["--config", str(tmp_path / "settings.yaml"), *flags])[0]
+
+
+def test_file_then_flags(tmp_path):
+    text = "rate: 1e-3\nwarm: false\nlimit: 7\nsizes: [2, 3]\n"
+    assert parse(tmp_path, text) == Settings(0.001, "a", 3, False, 7, [2, 3])
+    assert parse(tmp_path, text, "--steps", "9", "--rate", "2") == Settings(2.0, "a", 9, False, 7, [2, 3])
+    assert parse(tmp_path, "rate: 1\nlimit: null\n") == Settings(1.0)
+    assert parse_config(Settings, args=["--rate", "0.5"])[0] == Settings(0.5)
+
+
+@pytest.mark.parametrize(
+    "text, flags, message",
+    [
+        ("rate: 1\nstep: 5\n", [], "settings.yaml has no meaning for the key 'step'; did you mean 'steps'"),
+        ("rate: 1\nsteps: many\n", [], "settings.yaml.*'steps'.*int"),
+        ("rate: fast\n", [], "settings.yaml.*'rate'"),
+        ("- 1\n", [], "holds a list"),
+        ("rate: 1\n", ["--stepz", "5"], "Unknown argument '--stepz'.*'--steps'"),
+    ],
+)
+def test_errors_name_the_key(tmp_path, text, flags, message):
+    with pytest.raises(ValueError, match="(?s)" + message):
+        parse(tmp_path, text, *flags)
+
+
+def test_missing_required_setting(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        parse(tmp_path, "steps: 5\n")
+    assert "--rate" in capsys.readouterr().err
+
+
+def test_every_shipped_config_is_read():
+    sys.path.insert(0, str(ROOT / "examples"))
+    from demo import DemoArguments
+
+    (settings,) = parse_config(DemoArguments, args=["--config", str(ROOT / "configs" / "demo.yaml")])
+    assert settings.output_dir == "runs/demo"
+    assert {path.name for path in (ROOT / "configs").rglob("*.yaml")} == {"demo.yaml"}
