@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import torch
 from transformers import AutoConfig
 
 from neobert_hf import NeoBERTConfig, NeoBERTModel
@@ -99,9 +100,34 @@ def test_overrides_at_loading_are_checked_and_completed(mlm_checkpoint):
     assert config.rope_parameters["original_max_position_embeddings"] == 64
     with pytest.raises(ValueError, match="dim_head"):
         NeoBERTConfig.from_pretrained(mlm_checkpoint, num_attention_heads=5)
-    with pytest.raises(TypeError, match="dropuot"):
-        NeoBERTModel.from_pretrained(mlm_checkpoint, dropuot=0.1)
+    for load in (NeoBERTModel.from_pretrained, NeoBERTConfig.from_pretrained, AutoConfig.from_pretrained):
+        with pytest.raises(ValueError, match="no `dropuot` .did you mean `dropout`"):
+            load(mlm_checkpoint, dropuot=0.1)
+    with pytest.raises(TypeError, match="flash"):
+        NeoBERTModel.from_pretrained(mlm_checkpoint, flash=True)
+    # Arguments of others that pass through here: AutoTokenizer hands its own to AutoConfig.
+    AutoConfig.from_pretrained(mlm_checkpoint, use_fast=True, model_max_length=10, padding_side="left", revision="main")
     assert NeoBERTModel.from_pretrained(mlm_checkpoint, dropout=0.1).config.dropout == 0.1
+
+
+def test_theta_survives_other_overrides(tmp_path):
+    NeoBERTConfig(rope_theta=50000.0).save_pretrained(tmp_path)
+    yarn = {"rope_type": "yarn", "factor": 2.0}
+    for kwargs in ({"rope_parameters": yarn}, {"rope_scaling": yarn}):
+        loaded = NeoBERTConfig.from_pretrained(tmp_path, **kwargs).rope_parameters
+        assert (loaded["rope_theta"], loaded["rope_type"]) == (50000.0, "yarn")
+    loaded = NeoBERTConfig.from_pretrained(tmp_path, rope_theta=7.0, rope_parameters=yarn).rope_parameters
+    assert (loaded["rope_theta"], loaded["factor"]) == (7.0, 2.0)
+    assert NeoBERTConfig.from_pretrained(tmp_path, rope_theta=7.0).rope_parameters["rope_theta"] == 7.0
+    assert yarn == {"rope_type": "yarn", "factor": 2.0}
+
+
+def test_rope_parameters_set_later_are_completed():
+    config = NeoBERTConfig(num_hidden_layers=1)
+    config.rope_parameters = {"rope_type": "yarn", "factor": 2.0}
+    states = NeoBERTModel(config)(torch.tensor([[5, 6]])).last_hidden_state
+    expected = NeoBERTConfig(num_hidden_layers=1, rope_parameters={"rope_type": "yarn", "factor": 2.0})
+    assert states.isfinite().all() and config.rope_parameters == expected.rope_parameters
 
 
 def test_callers_dictionary_is_left_alone():
@@ -147,5 +173,6 @@ def test_values_set_later_are_checked_when_the_model_is_built():
 
 
 def test_keys_of_transformers_and_its_companions_pass(tmp_path):
-    extra = {"quantization_config": {"bits": 8}, "_name_or_path": "x", "sentence_transformers": {"version": "6"}}
-    NeoBERTConfig(**extra)
+    extra = {"sentence_transformers": {"version": "6"}, "sep_token_id": 102, "use_cache": False, "prefix": None}
+    NeoBERTConfig(**extra).save_pretrained(tmp_path)
+    assert NeoBERTConfig.from_pretrained(tmp_path).sep_token_id == 102

@@ -84,3 +84,12 @@ def test_attentions_fall_back_to_eager():
     ids, mask = ragged_batch()
     outputs = model(ids, attention_mask=mask, output_attentions=True)
     assert not CALLS and outputs.attentions[0].shape == (4, 4, 13, 13)
+
+
+def test_compiled_packing_by_positions_is_refused():
+    """A flash mask cannot hold documents: without cu_seq_lens they would attend to each other."""
+    model = flash_model(NeoBERTForMaskedLM, "flash_attention_2")
+    packed_ids, packed = packed_batch()
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    with pytest.raises(Exception, match="by `cu_seq_lens_q` only"):
+        compiled(packed_ids, position_ids=positions_of((13, 7, 1, 10)))

@@ -164,3 +164,15 @@ def test_dropout_acts_in_training_only():
     model.transformer_encoder[1].dropout.p = 0.0
     with torch.no_grad():
         assert not torch.equal(model(IDS).last_hidden_state, model(IDS).last_hidden_state), "attention dropout"
+
+
+@pytest.mark.parametrize("cls", [NeoBERTForMaskedLM, NeoBERTForSequenceClassification, NeoBERTForTokenClassification])
+def test_subclasses_keep_the_loss(cls):
+    """Transformers picks the loss by the class's name, and falls back to next-token prediction."""
+
+    class Mine(cls):
+        pass
+
+    labels = torch.tensor([0, 1, 1, 0]) if cls is NeoBERTForSequenceClassification else IDS % 2
+    losses = [small_model(c)(IDS, attention_mask=MASK, labels=labels).loss for c in (cls, Mine)]
+    assert torch.equal(*losses)

@@ -10,6 +10,7 @@ from neobert_hf import (
     NeoBERTForMultipleChoice,
     NeoBERTForQuestionAnswering,
     NeoBERTForSequenceClassification,
+    NeoBERTForTokenClassification,
 )
 
 
@@ -46,6 +47,14 @@ BAD = {
         {"input_ids": IDS[:1, :4], "position_ids": torch.tensor([[0, 3, 1, 2]])},
         "`position_ids` goes from 3 to 1 in row 0, column 2",
     ),
+    "positions_hidden_restart": (
+        {
+            "input_ids": IDS[:1, :6],
+            "position_ids": torch.tensor([[0, 1, 0, 1, 2, 3]]),
+            "attention_mask": torch.tensor([[1, 1, 0, 0, 1, 1]]),
+        },
+        "`position_ids` restarts at masked tokens before row 0, column 4",
+    ),
     "cu_start": (offsets(1, TOTAL), "`cu_seq_lens_q` is .*must rise from 0"),
     "cu_end": (offsets(0, 5, TOTAL - 1), f"number of tokens .{TOTAL}."),
     "cu_falls": (offsets(0, 9, 5, TOTAL), "must rise from 0"),
@@ -79,8 +88,15 @@ def test_bad_input(case, backend):
 
 def test_bad_labels():
     model = small_model(NeoBERTForMaskedLM)
-    with pytest.raises(ValueError, match=r"`labels` has shape \(4, 12\), the input \(4, 13\)"):
+    with pytest.raises(ValueError, match=r"`labels` has shape \(4, 12\), it must be \(4, 13\)"):
         model(IDS, attention_mask=MASK, labels=IDS[:, 1:])
+    with pytest.raises(ValueError, match=r"`labels` has shape \(13, 4\), it must be \(4, 13\)"):
+        small_model(NeoBERTForTokenClassification)(IDS, labels=IDS.T % 2)
+    with pytest.raises(ValueError, match=r"`labels` has shape \(1,\), it must be \(4,\)"):
+        small_model(NeoBERTForSequenceClassification, num_labels=1)(IDS, labels=torch.tensor([0.5]))
+    with pytest.raises(ValueError, match="`start_positions` holds -1"):
+        answers = {"start_positions": torch.tensor([-1, 0, 0, 0]), "end_positions": torch.zeros(4).long()}
+        small_model(NeoBERTForQuestionAnswering)(IDS, **answers)
     with pytest.raises((IndexError, ValueError), match="100"):
         model(IDS, attention_mask=MASK, labels=torch.full_like(IDS, 100))
 
@@ -90,8 +106,10 @@ def test_packed_rows_that_a_head_cannot_tell_apart():
     with pytest.raises(ValueError, match="pass `cu_seq_lens_q`"):
         small_model(NeoBERTForSequenceClassification)(**positions)
     answers = {"start_positions": torch.tensor([1]), "end_positions": torch.tensor([2])}
-    with pytest.raises(ValueError, match="softmax would run over all documents"):
+    with pytest.raises(ValueError, match="softmax would run over all documents of the row"):
         small_model(NeoBERTForQuestionAnswering)(PACKED_IDS, **PACKED, **answers)
+    with pytest.raises(ValueError, match="restarts inside a row"):
+        small_model(NeoBERTForQuestionAnswering)(**positions, **answers)
     with pytest.raises(ValueError, match="both of `start_positions` and `end_positions`"):
         small_model(NeoBERTForQuestionAnswering)(IDS, start_positions=torch.tensor([1] * 4))
     with pytest.raises(ValueError, match="choices, length"):

@@ -176,6 +176,33 @@ def test_missing_decoder_is_an_error_and_half_a_head_too(tmp_path):
         NeoBERTForSequenceClassification.from_pretrained(tmp_path / "classifier")
 
 
+def test_a_classifier_of_another_head_is_not_taken(tmp_path):
+    small_model(NeoBERTForSequenceClassification).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="unknown: dense.bias, dense.weight"):
+        NeoBERTForTokenClassification.from_pretrained(tmp_path)
+    assert NeoBERTModel.from_pretrained(tmp_path)
+    rewrite(tmp_path, lambda t: t.update({"classifier.out_proj.weight": torch.ones(2, 64)}))
+    with pytest.raises(ValueError, match="unknown: classifier.out_proj.weight"):
+        NeoBERTForSequenceClassification.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("form", ["sharded", "state_dict", "subfolder", "from_config"])
+def test_other_ways_to_load(form, mlm_checkpoint, tmp_path):
+    saved = small_model(NeoBERTForMaskedLM)
+    if form == "sharded":
+        saved.save_pretrained(tmp_path / "shards", max_shard_size="40KB")
+        assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 2
+        model = AutoModelForMaskedLM.from_pretrained(tmp_path / "shards")
+    elif form == "state_dict":
+        model = NeoBERTForMaskedLM.from_pretrained(None, config=saved.config, state_dict=saved.state_dict())
+    elif form == "subfolder":
+        model = AutoModelForMaskedLM.from_pretrained(tmp_path, subfolder="mlm")
+    else:
+        model = AutoModelForMaskedLM.from_config(AutoConfig.from_pretrained(mlm_checkpoint))
+        model.load_state_dict(saved.state_dict())
+    assert torch.equal(outputs_of(model), outputs_of(saved))
+
+
 def test_resize_token_embeddings(mlm_checkpoint, tmp_path):
     model = NeoBERTForMaskedLM.from_pretrained(mlm_checkpoint)
     before = outputs_of(model)

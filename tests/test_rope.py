@@ -98,12 +98,10 @@ def test_lengths_beyond_the_trained_one_run_and_warn(caplog):
     transformers.utils.logging.warning_once.cache_clear()
     model = small_model()
     long = torch.randint(1, 100, (1, 130))
-    with caplog.at_level("WARNING", logger="transformers_modules"), caplog.at_level("WARNING"):
-        states = model(long).last_hidden_state
-        model(long)
-    assert states.isfinite().all()
+    for length in (130, 70, 71):
+        assert model(long[:, :length]).last_hidden_state.isfinite().all()
     warnings = [record.message for record in caplog.records if "YaRN" in record.message]
-    assert len(warnings) == 1 and "130 tokens" in warnings[0] and '"factor": 3.0' in warnings[0]
+    assert len(warnings) == 1 and "64 tokens" in warnings[0] and '"rope_type": "yarn"' in warnings[0]
     caplog.clear()
     extended = small_model(rope_parameters={"rope_type": "yarn", "factor": 3.0})
     extended(long)
@@ -128,3 +126,14 @@ def test_yarn_at_loading(tmp_path):
     with torch.no_grad():
         assert torch.equal(model(ids).last_hidden_state, expected(ids).last_hidden_state)
     assert NeoBERTConfig.from_pretrained(tmp_path).rope_parameters["rope_type"] == "default"
+
+
+@pytest.mark.parametrize("rope_type", ["dynamic", "longrope"])
+def test_types_that_look_at_the_longest_document_are_not_compiled_with_padding(rope_type):
+    model = small_model(rope_parameters=ROPE_TYPES[rope_type])
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    ids = torch.randint(1, 100, (2, 80))
+    with torch.no_grad():
+        assert (compiled(ids).last_hidden_state - model(ids).last_hidden_state).abs().max() <= 1e-5
+    with pytest.raises(Exception, match="depends on the longest document"):
+        compiled(ids, attention_mask=torch.ones_like(ids))

@@ -110,21 +110,53 @@ def test_gradient_checkpointing():
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("inputs", ["dense", "padded", "packed", "empty_row"])
+@pytest.mark.parametrize("inputs", ["dense", "padded", "packed", "cu_seq_lens", "empty_row", "too_long"])
 @pytest.mark.parametrize("rope_type", ["default", "yarn"])
-def test_compile_fullgraph(inputs, rope_type):
+@pytest.mark.parametrize("backend", ["sdpa", "eager"])
+def test_compile_fullgraph(inputs, rope_type, backend):
     torch.compiler.reset()
     rope = {"rope_type": rope_type} | ({"factor": 2.0} if rope_type == "yarn" else {})
-    model = small_model(NeoBERTForMaskedLM, rope_parameters=rope)
+    model = small_model(NeoBERTForMaskedLM, backend, rope_parameters=rope)
     kwargs = {
         "dense": {"input_ids": IDS},
         "padded": {"input_ids": IDS, "attention_mask": MASK},
         "packed": dict(zip(("input_ids", "position_ids"), (packed_batch()[0], torch.arange(31)[None] % 8))),
+        "cu_seq_lens": {"input_ids": packed_batch()[0], **packed_batch()[1]},
+        "too_long": {"input_ids": torch.randint(1, 100, (1, 150))},
         "empty_row": {"input_ids": IDS, "attention_mask": MASK * torch.tensor([[1], [0], [1], [1]])},
     }[inputs]
     # Without code generation: what is tested is that the graph has no break and says the same.
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     assert (compiled(**kwargs).logits - model(**kwargs).logits).abs().max() <= 1e-5
+
+
+@pytest.mark.parametrize("offsets", [[0, 9, 5, 31], [3, 20, 31], [0, 13, 20], [0, 31]])
+def test_compiled_offsets_are_checked(offsets):
+    model = torch.compile(small_model(), fullgraph=True, backend="eager")
+    with pytest.raises(RuntimeError, match="cu_seq_lens_q must rise"), torch.no_grad():
+        model(packed_batch()[0], cu_seq_lens_q=torch.tensor(offsets), max_length_q=30)
+
+
+@torch.no_grad()
+def test_compiled_classification():
+    model = small_model(NeoBERTForSequenceClassification, classifier_pooling="mean")
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    for ids, mask in (ragged_batch(side="left"), ragged_batch((5, 9, 2), side="left")):
+        difference = compiled(ids, attention_mask=mask).logits - model(ids, attention_mask=mask).logits
+        assert difference.abs().max() <= 1e-5
+
+
+@torch.no_grad()
+def test_data_parallel_replicas():
+    """What nn.DataParallel makes of a model: modules whose parameters are plain attributes."""
+    model = small_model(NeoBERTForMaskedLM)
+    copy_ = copy.deepcopy(model)
+    for module in copy_.modules():
+        for name, parameter in list(module._parameters.items()):
+            del module._parameters[name]
+            setattr(module, name, parameter.detach() if parameter is not None else None)
+    assert next(copy_.parameters(), None) is None
+    assert torch.equal(copy_(IDS, attention_mask=MASK).logits, model(IDS, attention_mask=MASK).logits)
 
 
 @pytest.mark.slow
@@ -144,11 +176,11 @@ def test_compile_with_inductor():
 @pytest.mark.parametrize("strict", [False, True])
 def test_export_with_dynamic_shapes(strict):
     model = small_model(NeoBERTForMaskedLM)
-    batch, length = torch.export.Dim("batch", max=64), torch.export.Dim("length", max=64)
+    batch, length = torch.export.Dim("batch", max=64), torch.export.Dim("length", max=200)
     shapes = {"input_ids": {0: batch, 1: length}, "attention_mask": {0: batch, 1: length}}
     inputs = {"input_ids": IDS, "attention_mask": MASK}
     program = torch.export.export(model, (), inputs, dynamic_shapes=shapes, strict=strict).module()
-    for lengths in ((13, 7, 1, 10), (5, 20), (3, 3, 3)):
+    for lengths in ((13, 7, 1, 10), (5, 20), (3, 3, 3), (150, 9)):
         ids, mask = ragged_batch(lengths)
         real = mask.bool()
         difference = program(input_ids=ids, attention_mask=mask).logits - model(ids, attention_mask=mask).logits
@@ -177,23 +209,37 @@ def test_autocast():
     assert abs(outputs.loss - expected) < 0.05
 
 
-def test_peft_lora(tmp_path):
-    model = small_model(NeoBERTForSequenceClassification)
+def lora_classifier(path, seed: int):
+    """A new head on a pretrained backbone, as in fine-tuning: its random `dense` depends on the seed."""
+    torch.manual_seed(seed)
+    return NeoBERTForSequenceClassification.from_pretrained(path)
+
+
+def test_peft_lora(tmp_path, mlm_checkpoint, caplog):
+    transformers.utils.logging.enable_propagation()
+    transformers.utils.logging.warning_once.cache_clear()
+    lora = dict(task_type="SEQ_CLS", target_modules=["qkv", "wo", "w12", "w3"], r=4, lora_alpha=8)
     peft_model = get_peft_model(
-        model, LoraConfig(task_type="SEQ_CLS", target_modules=["qkv", "wo", "w12", "w3"], r=4, lora_alpha=8)
+        lora_classifier(mlm_checkpoint, 0), LoraConfig(**lora, modules_to_save=["dense", "classifier"])
     )
     optimizer = torch.optim.AdamW([p for p in peft_model.parameters() if p.requires_grad], lr=1e-2)
     for _ in range(3):
-        peft_model(input_ids=IDS, attention_mask=MASK, labels=torch.tensor([0, 1, 0, 1])).loss.backward()
+        peft_model.train()(input_ids=IDS, attention_mask=MASK, labels=torch.tensor([0, 1, 0, 1])).loss.backward()
         optimizer.step()
+    assert not [record for record in caplog.records if "`dense` is frozen" in record.message]
     peft_model.save_pretrained(tmp_path)
-    reloaded = PeftModel.from_pretrained(small_model(NeoBERTForSequenceClassification), tmp_path)
+    reloaded = PeftModel.from_pretrained(lora_classifier(mlm_checkpoint, 1), tmp_path)
     with torch.no_grad():
         got, expected = (m.eval()(input_ids=IDS, attention_mask=MASK).logits for m in (reloaded, peft_model))
         assert torch.equal(got, expected)
-        assert not torch.equal(got, small_model(NeoBERTForSequenceClassification)(IDS, attention_mask=MASK).logits)
+        assert not torch.equal(got, lora_classifier(mlm_checkpoint, 0).eval()(IDS, attention_mask=MASK).logits)
         merged = peft_model.merge_and_unload()
         assert torch.allclose(merged(IDS, attention_mask=MASK).logits, expected, atol=1e-5)
+
+    # PEFT's own choice leaves the new `dense` out of the adapter: that is said while training.
+    peft_model = get_peft_model(lora_classifier(mlm_checkpoint, 0), LoraConfig(**lora))
+    peft_model.train()(input_ids=IDS, attention_mask=MASK)
+    assert [record for record in caplog.records if 'modules_to_save=["dense", "classifier"]' in record.message]
 
 
 def test_trainer_saves_what_loads(tmp_path, folder):
@@ -322,3 +368,17 @@ def test_registered_attention_functions_run():
         expected = model(IDS, attention_mask=MASK).last_hidden_state
         model.set_attn_implementation("my_attention")
         assert (model(IDS, attention_mask=MASK).last_hidden_state - expected).abs().max() <= 1e-5
+
+
+def test_attention_without_a_mask_function_is_refused():
+    from transformers import AttentionInterface
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    AttentionInterface.register("maskless", sdpa_attention_forward)
+    model = small_model()
+    model.set_attn_implementation("maskless")
+    assert model(IDS).last_hidden_state.isfinite().all()
+    packed_ids, packed = packed_batch()
+    for kwargs in ({"input_ids": IDS, "attention_mask": MASK}, {"input_ids": packed_ids, **packed}):
+        with pytest.raises(ValueError, match="'maskless' has no mask function"):
+            model(**kwargs)

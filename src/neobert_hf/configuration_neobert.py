@@ -4,6 +4,7 @@ This file is also served from the Hub as remote code, so it imports nothing from
 """
 
 import difflib
+from collections.abc import Iterable
 from dataclasses import fields
 from typing import Any, ClassVar, Literal
 
@@ -18,20 +19,29 @@ ORIGINAL_JUNK_KEYS = {"kwargs", "trust_remote_code", "pretrained_model_name_or_p
 TRANSFORMERS_KEYS = {
     "attn_implementation",
     "auto_map",
+    "cls_token_id",
     "custom_pipelines",
     "experts_implementation",
+    "finetuning_task",
+    "gradient_checkpointing",
+    "is_decoder",
+    "mask_token_id",
     "model_type",
     "name_or_path",
     "num_labels",
     "output_attentions",
+    "prefix",
     "quantization_config",
     "rope_scaling",
     "rope_theta",
+    "sbert_ce_default_activation_function",
     "sentence_transformers",
+    "sep_token_id",
     "task_specific_params",
     "tie_last_hidden_states",
     "tokenizer_class",
     "torch_dtype",
+    "torchscript",
     "use_cache",
 }
 
@@ -161,6 +171,18 @@ class NeoBERTConfig(PreTrainedConfig):
         # from_pretrained(path, rope_parameters={"rope_type": "yarn", "factor": 2.0}) would run without a rope_theta.
         overrides = {key: kwargs.pop(key) for key in cls._known_keys() & (set(kwargs) - {"dtype"})}
         overrides = {cls.attribute_map.get(key, key): value for key, value in overrides.items()}
+        stored = config_dict.get("rope_parameters") or {}
+        rope = dict(kwargs.pop("rope_scaling", None) or overrides.get("rope_parameters") or stored)
+        if "rope_theta" in kwargs:
+            rope["rope_theta"] = kwargs.pop("rope_theta")
+        elif "rope_theta" in stored:
+            rope.setdefault("rope_theta", stored["rope_theta"])
+        if rope:
+            overrides["rope_parameters"] = rope
+        # What is left goes on to the model, which refuses it, but nobody refuses it where only a config is loaded. Not
+        # all of it is wrong there (AutoTokenizer passes its own arguments): what is nearly one of ours is.
+        misspelt = {key for key in kwargs if difflib.get_close_matches(key, cls._known_keys(), n=1, cutoff=0.85)}
+        cls._reject_unknown_keys(misspelt - {"dtype"})
         return super().from_dict({**config_dict, **overrides}, **kwargs)
 
     def to_diff_dict(self) -> dict[str, Any]:
@@ -174,9 +196,10 @@ class NeoBERTConfig(PreTrainedConfig):
     def _known_keys(cls) -> set[str]:
         return {field.name for field in fields(cls)} | set(cls.attribute_map)
 
-    def _reject_unknown_keys(self, kwargs: dict[str, Any]) -> None:
-        known = self._known_keys()
-        unknown = sorted(k for k in kwargs if not k.startswith("_") and k not in known | TRANSFORMERS_KEYS)
+    @classmethod
+    def _reject_unknown_keys(cls, keys: Iterable[str]) -> None:
+        known = cls._known_keys()
+        unknown = sorted(key for key in keys if not key.startswith("_") and key not in known | TRANSFORMERS_KEYS)
         if not unknown:
             return
         hints = []
@@ -211,7 +234,10 @@ class NeoBERTConfig(PreTrainedConfig):
     def validate_rope(self):
         """Stricter than Transformers, which warns about most wrong RoPE parameters and goes on."""
         parameters = self.rope_parameters
-        rope_type = parameters.get("rope_type", "default")
+        # Parameters assigned to a finished config are completed by nobody else.
+        parameters.setdefault("rope_theta", self.default_theta)
+        self.standardize_rope_params()
+        rope_type = parameters["rope_type"]
         if rope_type not in ROPE_KEYS:
             raise ValueError(f"`rope_type` is {rope_type!r}, it must be one of {', '.join(map(repr, ROPE_KEYS))}.")
         required, optional = ROPE_KEYS[rope_type]

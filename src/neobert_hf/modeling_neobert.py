@@ -16,7 +16,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from transformers import initialization as init
-from transformers.masking_utils import create_bidirectional_mask, packed_sequence_mask_function
+from transformers.masking_utils import (
+    ALL_MASK_ATTENTION_FUNCTIONS,
+    create_bidirectional_mask,
+    flash_attention_mask,
+    packed_sequence_mask_function,
+)
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import (
     BaseModelOutput,
@@ -34,7 +39,17 @@ from transformers.utils.import_utils import is_tracing
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .configuration_neobert import NeoBERTConfig
-from .packing_neobert import Batch, check_inputs, check_keywords, check_span, find_documents, lay_out_batch, pool
+from .packing_neobert import (
+    Batch,
+    check_answers,
+    check_inputs,
+    check_keywords,
+    check_labels,
+    check_one_document_a_row,
+    check_span,
+    lay_out_batch,
+    pool,
+)
 
 
 logger = logging.get_logger(__name__)
@@ -136,7 +151,21 @@ def varlen_attention_forward(
 
 
 def build_mask(config: NeoBERTConfig, implementation: str, hidden_states: torch.Tensor, batch: Batch):
-    """The mask of the masked layout in the form that the backend reads: additive, bool or a block mask."""
+    """The mask of the masked layout in the form that the backend reads: additive, bool or a block mask.
+
+    Raises:
+        ValueError: if the backend has none. Transformers would leave the mask, or its documents, out without a word.
+    """
+    if implementation not in ALL_MASK_ATTENTION_FUNCTIONS:
+        raise ValueError(
+            f"Attention {implementation!r} has no mask function: register one with "
+            "`transformers.AttentionMaskInterface`, or pass batches without padding and packing."
+        )
+    if batch.document_ids is not None and ALL_MASK_ATTENTION_FUNCTIONS[implementation] is flash_attention_mask:
+        raise ValueError(
+            f"While compiling, {implementation!r} keeps documents apart by `cu_seq_lens_q` only: pass it (with "
+            "`max_length_q`) instead of `position_ids`."
+        )
     if implementation != config._attn_implementation:
         config = copy.copy(config)
         config._attn_implementation = implementation
@@ -270,15 +299,17 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
             ValueError: naming the tensors.
         """
         model, info = super().from_pretrained(pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs)
-        wrong = {
-            "missing": set(info["missing_keys"]),
-            "unknown": {key for key in info["unexpected_keys"] if key.split(".")[0] not in ("decoder", *TASK_HEADS)},
-            # Only with ignore_mismatched_sizes=True, which is meant for heads with another number of labels.
-            "of another shape": {key for key, *_ in info["mismatched_keys"] if key.split(".")[0] not in TASK_HEADS},
-        }
+        own = {name for name, _ in model.named_children()}
         head = {name for name, _ in model.named_parameters() if name.split(".")[0] in TASK_HEADS}
-        if head <= wrong["missing"]:
+        wrong = {"missing": set(info["missing_keys"])}
+        new_head = head <= wrong["missing"]
+        if new_head:
             wrong["missing"] -= head
+        # A classifier that was trained on top of a layer which this head does not have is not this head's.
+        foreign = {"decoder"} if head and not new_head else {"decoder", *TASK_HEADS}
+        wrong["unknown"] = {key for key in info["unexpected_keys"] if key.split(".")[0] not in foreign - own}
+        # Only with ignore_mismatched_sizes=True, which is meant for heads with another number of labels.
+        wrong["of another shape"] = {key for key, *_ in info["mismatched_keys"] if key.split(".")[0] not in TASK_HEADS}
         if any(wrong.values()):
             found = "; ".join(f"{kind}: {', '.join(sorted(keys))}" for kind, keys in wrong.items() if keys)
             raise ValueError(
@@ -294,9 +325,6 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
     References:
         Le Breton et al., NeoBERT: A Next-Generation BERT, 2025, arXiv 2502.19587, section 3.1.
     """
-
-    # Heads in a checkpoint are not news to a backbone.
-    _keys_to_ignore_on_load_unexpected = [r"^(decoder|dense|classifier|qa_outputs)\."]
 
     def __init__(self, config: NeoBERTConfig):
         super().__init__(config)
@@ -361,6 +389,7 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
         outputs = self._encode(hidden_states, batch, implementation, return_dict=True, **kwargs)
         outputs.last_hidden_state = batch.restore(outputs.last_hidden_state)
         if outputs.hidden_states is not None:
+            # Transformers can be asked for some of them only, and puts None in place of the rest.
             states = outputs.hidden_states
             outputs.hidden_states = tuple(state if state is None else batch.restore(state) for state in states)
         return outputs
@@ -399,14 +428,15 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
         if output_attentions is None:
             output_attentions = self.config.output_attentions
         if output_attentions and implementation != "eager":
-            logger.warning_once(f"`output_attentions=True`: `eager` attention runs instead of `{implementation}`.")
+            if not is_tracing(tokens):
+                logger.warning_once(f"`output_attentions=True`: `eager` attention runs instead of `{implementation}`.")
             implementation = "eager"
         if is_flash_attention_requested(requested_attention_implementation=implementation):
             return implementation, True, True
         if implementation != "sdpa":
             return implementation, False, False
         device = tokens.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else self.dtype
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else self.encoder.weight.dtype
         dropout = self.config.dropout if self.training else 0.0
         kernel = has_varlen_kernel(tokens.device, dtype, self.config.head_dim, dropout)
         return implementation, kernel or not is_tracing(tokens), kernel
@@ -419,6 +449,7 @@ class NeoBERTForMaskedLM(NeoBERTPreTrainedModel):
 
     def __init__(self, config: NeoBERTConfig):
         super().__init__(config)
+        self.loss_type = "ForMaskedLM"  # Transformers reads it off the class name, which a subclass changes.
         self.model = NeoBERTModel(config)
         self.decoder = nn.Linear(config.hidden_size, config.vocab_size)
         self.post_init()
@@ -454,9 +485,7 @@ class NeoBERTForMaskedLM(NeoBERTPreTrainedModel):
         )
         hidden_states, loss = outputs.last_hidden_state, None
         if labels is not None:
-            if labels.shape != hidden_states.shape[:2]:
-                shapes = f"{tuple(labels.shape)}, the input {tuple(hidden_states.shape[:2])}"
-                raise ValueError(f"`labels` has shape {shapes}: they must be equal.")
+            check_labels(labels, hidden_states.shape[:2])
             if self.config.sparse_prediction:
                 # The decoder is 11% of the published model's multiplications, and 80% of its rows would be ignored.
                 labelled = labels.to(hidden_states.device) != -100
@@ -485,13 +514,13 @@ class NeoBERTPooledClassifier(NeoBERTPreTrainedModel):
 
     def classify(self, hidden_states, attention_mask, position_ids, cu_seq_lens) -> torch.Tensor:
         """Scores (sequences, outputs); of a packed row, one sequence a document."""
-        if position_ids is not None and cu_seq_lens is None and not is_tracing(position_ids):
-            mask = attention_mask.bool() if attention_mask is not None else None
-            if find_documents(position_ids.expand(hidden_states.shape[:2]), mask).any():
-                raise ValueError(
-                    "`position_ids` restarts inside a row: to classify the documents of one packed row pass "
-                    "`cu_seq_lens_q`."
-                )
+        if cu_seq_lens is None:
+            check_one_document_a_row(position_ids, attention_mask, hidden_states.shape[:2])
+        if self.training and not self.dense.weight.requires_grad and not is_tracing(hidden_states):
+            logger.warning_once(
+                "`dense` is frozen in training. If it is new it must be saved with the adapter, or the reloaded model "
+                'gets another random one: LoraConfig(modules_to_save=["dense", "classifier"]).'
+            )
         pooled = pool(hidden_states, self.config.classifier_pooling, attention_mask, cu_seq_lens)
         return self.classifier(self.dropout(torch.tanh(self.dense(self.dropout(pooled)))))
 
@@ -501,6 +530,7 @@ class NeoBERTForSequenceClassification(NeoBERTPooledClassifier):
 
     def __init__(self, config: NeoBERTConfig):
         super().__init__(config, config.num_labels)
+        self.loss_type = "ForSequenceClassification"
         self.num_labels = config.num_labels
 
     @can_return_tuple
@@ -529,6 +559,7 @@ class NeoBERTForSequenceClassification(NeoBERTPooledClassifier):
         logits = self.classify(outputs.last_hidden_state, attention_mask, position_ids, kwargs.get("cu_seq_lens_q"))
         loss = None
         if labels is not None:
+            check_labels(labels[:, 0] if labels.ndim == 2 else labels, logits.shape[:1])
             loss = self.loss_function(labels=labels, pooled_logits=logits, config=self.config)
         return SequenceClassifierOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
@@ -567,7 +598,7 @@ class NeoBERTForMultipleChoice(NeoBERTPooledClassifier):
                 f"The input has shape {tuple(tokens.shape)}, it must be (batch, choices, length) for `input_ids` and "
                 "(batch, choices, length, hidden_size) for `inputs_embeds`."
             )
-        if "cu_seq_lens_q" in kwargs:
+        if kwargs.get("cu_seq_lens_q") is not None:
             raise ValueError("`cu_seq_lens_q`: choices cannot be packed, their rows tell which belong together.")
         flat = [
             None if x is None else x.flatten(0, 1) for x in (input_ids, attention_mask, position_ids, inputs_embeds)
@@ -588,6 +619,7 @@ class NeoBERTForTokenClassification(NeoBERTPreTrainedModel):
 
     def __init__(self, config: NeoBERTConfig):
         super().__init__(config)
+        self.loss_type = "ForTokenClassification"
         self.num_labels = config.num_labels
         self.model = NeoBERTModel(config)
         self.dropout = nn.Dropout(config.classifier_dropout)
@@ -616,7 +648,10 @@ class NeoBERTForTokenClassification(NeoBERTPreTrainedModel):
             input_ids, attention_mask, position_ids, token_type_ids, inputs_embeds, return_dict=True, **kwargs
         )
         logits = self.classifier(self.dropout(outputs.last_hidden_state))
-        loss = self.loss_function(logits, labels, self.config, **kwargs) if labels is not None else None
+        loss = None
+        if labels is not None:
+            check_labels(labels, logits.shape[:2])
+            loss = self.loss_function(logits, labels, self.config, **kwargs)
         return TokenClassifierOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )
@@ -629,6 +664,7 @@ class NeoBERTForQuestionAnswering(NeoBERTPreTrainedModel):
 
     def __init__(self, config: NeoBERTConfig):
         super().__init__(config)
+        self.loss_type = "ForQuestionAnswering"
         self.model = NeoBERTModel(config)
         self.dropout = nn.Dropout(config.classifier_dropout)
         self.qa_outputs = nn.Linear(config.hidden_size, 2)
@@ -648,7 +684,7 @@ class NeoBERTForQuestionAnswering(NeoBERTPreTrainedModel):
     ) -> QuestionAnsweringModelOutput:
         r"""
         Args:
-            start_positions, end_positions (`(batch,)`): first and last token of the answer; a position outside the
+            start_positions, end_positions (`(batch,)`): first and last token of the answer; one beyond the
                 sequence is ignored.
 
         Returns:
@@ -656,10 +692,12 @@ class NeoBERTForQuestionAnswering(NeoBERTPreTrainedModel):
         """
         if (start_positions is None) != (end_positions is None):
             raise ValueError("Pass both of `start_positions` and `end_positions`, or neither.")
-        if start_positions is not None and "cu_seq_lens_q" in kwargs:
-            raise ValueError(
-                "`cu_seq_lens_q` with answers: their softmax would run over all documents of the packed row."
-            )
+        if start_positions is not None:
+            if kwargs.get("cu_seq_lens_q") is not None:
+                raise ValueError("`cu_seq_lens_q` with answers: the softmax would run over all documents of the row.")
+            tokens = input_ids if input_ids is not None else inputs_embeds
+            check_one_document_a_row(position_ids, attention_mask, tokens.shape[:2])
+            check_answers(start_positions, end_positions)
         outputs = self.model(
             input_ids, attention_mask, position_ids, token_type_ids, inputs_embeds, return_dict=True, **kwargs
         )

@@ -112,8 +112,12 @@ def lay_out_batch(
     if cu_seq_lens is not None and kernel:
         if max_length is None:
             raise ValueError("Compiled packed input needs `max_length_q` (an int) beside `cu_seq_lens_q`.")
-        # Compiled packed input for a varlen kernel: nothing may depend on the values of cu_seq_lens.
         return Batch(tokens, position_ids, max_length, shape, cu_seq_lens=cu_seq_lens, max_length=max_length)
+    if tracing and padded_or_packed and config.rope_parameters["rope_type"] in ("dynamic", "longrope"):
+        raise ValueError(
+            f"RoPE of type {config.rope_parameters['rope_type']!r} depends on the longest document, which is not known "
+            "while compiling or exporting padded or packed input: use type 'yarn' or 'linear'."
+        )
     if tracing or (default and not padded_or_packed):
         span = shape[1]
     else:
@@ -182,13 +186,36 @@ def find_documents(position_ids: torch.Tensor, mask: torch.Tensor | None) -> tor
     before = nn.functional.pad(last_real[:, :-1], (1, 0), value=-1)
     previous = position_ids.gather(1, before.clamp(min=0))
     starts = mask & (before >= 0) & (position_ids <= previous)
-    if not is_tracing(position_ids) and (wrong := starts & (position_ids != 0)).any():
+    if is_tracing(position_ids):
+        return starts.cumsum(-1)
+    if (wrong := starts & (position_ids != 0)).any():
         row, column = wrong.nonzero()[0].tolist()
         raise ValueError(
             f"`position_ids` goes from {int(previous[row, column])} to {int(position_ids[row, column])} in row {row}, "
             f"column {column}. Within a document positions must increase; a packed row starts its next document at 0."
         )
+    # A restart that only masked tokens show: a document that begins masked, or padding with made-up positions.
+    zeros = (position_ids == 0).cumsum(-1)
+    hidden = mask & (before >= 0) & ~starts & (zeros != zeros.gather(1, before.clamp(min=0)))
+    if hidden.any():
+        row, column = hidden.nonzero()[0].tolist()
+        raise ValueError(
+            f"`position_ids` restarts at masked tokens before row {row}, column {column}: whether a document begins "
+            "there cannot be known. Strip the masked tokens, or let positions increase across them."
+        )
     return starts.cumsum(-1)
+
+
+def check_one_document_a_row(position_ids, attention_mask, shape: tuple[int, int]) -> None:
+    """For heads with one answer a row."""
+    if position_ids is None or is_tracing(position_ids):
+        return
+    mask = attention_mask.bool() if attention_mask is not None else None
+    if find_documents(position_ids.expand(shape), mask).any():
+        raise ValueError(
+            "`position_ids` restarts inside a row, and this head gives one answer a row. To classify the documents of "
+            "one packed row pass `cu_seq_lens_q`."
+        )
 
 
 def check_inputs(
@@ -205,7 +232,7 @@ def check_inputs(
         found = "neither" if input_ids is None else "both"
         raise ValueError(f"Pass exactly one of `input_ids` and `inputs_embeds`; got {found}.")
     tokens = input_ids if input_ids is not None else inputs_embeds
-    read_values = not is_tracing(tokens) and tokens.device.type != "meta"
+    read_values = not is_tracing(tokens)
     if input_ids is not None:
         _check_integers("input_ids", input_ids, ("batch", "length"))
     elif inputs_embeds.ndim != 3 or inputs_embeds.shape[-1] != config.hidden_size:
@@ -237,6 +264,14 @@ def check_inputs(
             raise ValueError(f"`cu_seq_lens_q` describes one packed row, the batch has {shape[0]} rows: flatten it.")
         if read_values:
             _check_cu_seq_lens(cu_seq_lens, cu_seq_lens_k, max_length, shape[1], attention_mask, position_ids)
+        elif attention_mask is not None:
+            raise ValueError("While compiling, `cu_seq_lens_q` excludes an `attention_mask`: leave it out.")
+        else:
+            lengths = cu_seq_lens.diff()
+            fits = (cu_seq_lens[0] == 0) & (cu_seq_lens[-1] == shape[1]) & (lengths > 0).all()
+            fits = fits if max_length is None else fits & (lengths.max() <= max_length)
+            # The one way to look at values inside a graph: a failed check there is an error, too.
+            torch._assert_async(fits, "cu_seq_lens_q must rise from 0 to the number of tokens, by at most max_length_q")
 
 
 def check_keywords(kwargs: dict) -> None:
@@ -248,8 +283,26 @@ def check_keywords(kwargs: dict) -> None:
         )
 
 
+def check_labels(labels: torch.Tensor, shape: tuple[int, ...]) -> None:
+    """Losses flatten what they get, so labels of another shape with as many entries would pass."""
+    if tuple(labels.shape) != tuple(shape):
+        raise ValueError(f"`labels` has shape {tuple(labels.shape)}, it must be {tuple(shape)}: one for each output.")
+
+
+def check_answers(start_positions: torch.Tensor, end_positions: torch.Tensor) -> None:
+    """Transformers' loss takes a negative position for 0."""
+    for name, positions in (("start_positions", start_positions), ("end_positions", end_positions)):
+        if not is_tracing(positions) and (positions < 0).any():
+            raise ValueError(f"`{name}` holds {int(positions.min())}, allowed is 0 and more.")
+
+
 def check_span(config, span: int) -> None:
-    """Warn once where positions run past what RoPE was trained or scaled for; without RoPE there are none, an error."""
+    """Warn once where positions run past what RoPE was trained or scaled for; without RoPE there are none, an error.
+
+    A graph cannot warn, and a comparison would fix its length: nothing is checked while tracing.
+    """
+    if is_tracing():
+        return
     if not config.rope:
         if span > config.max_length:
             raise ValueError(
@@ -259,13 +312,13 @@ def check_span(config, span: int) -> None:
         return
     rope = config.rope_parameters
     trained = rope.get("original_max_position_embeddings", config.max_length)
-    if not isinstance(span, int) or span <= max(config.max_length, trained * rope.get("factor", 1)):
-        return
-    logger.warning_once(
-        f"A sequence of {span} tokens is longer than the {config.max_length} that this model was trained for. Quality "
-        'falls with the distance; YaRN extends it without training: rope_parameters={"rope_type": "yarn", "factor": '
-        f"{-(-span // trained)}.0}} at loading."
-    )
+    if span > max(config.max_length, trained * rope.get("factor", 1)):
+        # The same text for every length, or `warning_once` would warn once a length.
+        logger.warning_once(
+            f"A sequence is longer than the {config.max_length} tokens that this model is for. Quality falls with the "
+            "distance. YaRN extends a model without training; for twice the length, load it with "
+            'rope_parameters={"rope_type": "yarn", "factor": 2.0}.'
+        )
 
 
 def _check_integers(name: str, tensor: torch.Tensor, dimensions: tuple[str, ...]) -> None:
