@@ -122,7 +122,7 @@ def test_initialisation_is_the_published_one():
 
 def test_backbone_and_heads_exchange_checkpoints(mlm_checkpoint, tmp_path):
     backbone, info = NeoBERTModel.from_pretrained(mlm_checkpoint, output_loading_info=True)
-    assert not info["missing_keys"] and not info["mismatched_keys"]
+    assert not info["missing_keys"] and not info["mismatched_keys"] and not info["unexpected_keys"]
     backbone.save_pretrained(tmp_path / "backbone")
     classifier = NeoBERTForTokenClassification.from_pretrained(tmp_path / "backbone")
     assert torch.equal(classifier.model.encoder.weight, small_model(NeoBERTForMaskedLM).model.encoder.weight)
@@ -181,6 +181,10 @@ def test_a_classifier_of_another_head_is_not_taken(tmp_path):
     with pytest.raises(ValueError, match="unknown: dense.bias, dense.weight"):
         NeoBERTForTokenClassification.from_pretrained(tmp_path)
     assert NeoBERTModel.from_pretrained(tmp_path)
+    small_model(NeoBERTForMaskedLM).save_pretrained(tmp_path / "mlm")
+    rewrite(tmp_path / "mlm", lambda t: t.update({"decoder.scale": torch.ones(2)}))
+    with pytest.raises(ValueError, match="unknown: decoder.scale"):
+        NeoBERTForMaskedLM.from_pretrained(tmp_path / "mlm")
     rewrite(tmp_path, lambda t: t.update({"classifier.out_proj.weight": torch.ones(2, 64)}))
     with pytest.raises(ValueError, match="unknown: classifier.out_proj.weight"):
         NeoBERTForSequenceClassification.from_pretrained(tmp_path)

@@ -326,6 +326,9 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
         Le Breton et al., NeoBERT: A Next-Generation BERT, 2025, arXiv 2502.19587, section 3.1.
     """
 
+    # Every MLM checkpoint holds a decoder, and every embedding model is loaded from one: not worth a report each time.
+    _keys_to_ignore_on_load_unexpected = [r"^decoder\.(weight|bias)$"]
+
     def __init__(self, config: NeoBERTConfig):
         super().__init__(config)
         self.encoder = nn.Embedding(config.vocab_size, config.hidden_size, padding_idx=config.pad_token_id)
