@@ -46,8 +46,8 @@ def stand_in_kernel(monkeypatch):
     CALLS.clear()
 
 
-def flash_model(cls, implementation):
-    model = small_model(cls)
+def flash_model(cls, implementation, **changes):
+    model = small_model(cls, **changes)
     # Past the check for an installed flash-attn, which asks for the package and not for the kernel.
     model.config._attn_implementation = implementation
     return model
@@ -93,3 +93,14 @@ def test_compiled_packing_by_positions_is_refused():
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     with pytest.raises(Exception, match="by `cu_seq_lens_q` only"):
         compiled(packed_ids, position_ids=positions_of((13, 7, 1, 10)))
+
+
+def test_compiled_dynamic_rope_is_refused():
+    """`max_length_q` may exceed the longest document, so it cannot stand for it."""
+    model = flash_model(
+        NeoBERTForMaskedLM, "flash_attention_2", rope_parameters={"rope_type": "dynamic", "factor": 2.0}
+    )
+    packed_ids, packed = packed_batch()
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    with pytest.raises(Exception, match="depends on the longest document"):
+        compiled(packed_ids, **packed)

@@ -182,7 +182,7 @@ class NeoBERTConfig(PreTrainedConfig):
         # What is left goes on to the model, which refuses it, but nobody refuses it where only a config is loaded. Not
         # all of it is wrong there (AutoTokenizer passes its own arguments): what is nearly one of ours is.
         misspelt = {key for key in kwargs if difflib.get_close_matches(key, cls._known_keys(), n=1, cutoff=0.85)}
-        cls._reject_unknown_keys(misspelt - {"dtype"})
+        cls._reject_unknown_keys(misspelt)
         return super().from_dict({**config_dict, **overrides}, **kwargs)
 
     def to_diff_dict(self) -> dict[str, Any]:

@@ -10,18 +10,10 @@ Two habits of this file exist because their absence made the original silently w
 * weights are initialised through `transformers.initialization` only, which leaves loaded tensors alone.
 """
 
-import copy
-
 import torch
 from torch import nn
 from torch.nn import functional as F
 from transformers import initialization as init
-from transformers.masking_utils import (
-    ALL_MASK_ATTENTION_FUNCTIONS,
-    create_bidirectional_mask,
-    flash_attention_mask,
-    packed_sequence_mask_function,
-)
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import (
     BaseModelOutput,
@@ -41,6 +33,7 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 from .configuration_neobert import NeoBERTConfig
 from .packing_neobert import (
     Batch,
+    build_mask,
     check_answers,
     check_inputs,
     check_keywords,
@@ -148,33 +141,6 @@ def varlen_attention_forward(
     documents = zip(query.split(lengths, dim=2), key.split(lengths, dim=2), value.split(lengths, dim=2))
     outputs = [F.scaled_dot_product_attention(*states, dropout_p=dropout, scale=scaling) for states in documents]
     return torch.cat([output.transpose(1, 2) for output in outputs], dim=1), None
-
-
-def build_mask(config: NeoBERTConfig, implementation: str, hidden_states: torch.Tensor, batch: Batch):
-    """The mask of the masked layout in the form that the backend reads: additive, bool or a block mask.
-
-    Raises:
-        ValueError: if the backend has none. Transformers would leave the mask, or its documents, out without a word.
-    """
-    if implementation not in ALL_MASK_ATTENTION_FUNCTIONS:
-        raise ValueError(
-            f"Attention {implementation!r} has no mask function: register one with "
-            "`transformers.AttentionMaskInterface`, or pass batches without padding and packing."
-        )
-    if batch.document_ids is not None and ALL_MASK_ATTENTION_FUNCTIONS[implementation] is flash_attention_mask:
-        raise ValueError(
-            f"While compiling, {implementation!r} keeps documents apart by `cu_seq_lens_q` only: pass it (with "
-            "`max_length_q`) instead of `position_ids`."
-        )
-    if implementation != config._attn_implementation:
-        config = copy.copy(config)
-        config._attn_implementation = implementation
-    same_document = None
-    if batch.document_ids is not None:
-        same_document = packed_sequence_mask_function(batch.document_ids)
-    return create_bidirectional_mask(
-        config, inputs_embeds=hidden_states, attention_mask=batch.attention_mask, and_mask_function=same_document
-    )
 
 
 class NeoBERTSwiGLU(nn.Module):
@@ -491,8 +457,9 @@ class NeoBERTForMaskedLM(NeoBERTPreTrainedModel):
             check_labels(labels, hidden_states.shape[:2])
             if self.config.sparse_prediction:
                 # The decoder is 11% of the published model's multiplications, and 80% of its rows would be ignored.
-                labelled = labels.to(hidden_states.device) != -100
-                hidden_states, labels = hidden_states[labelled], labels.to(hidden_states.device)[labelled]
+                labels = labels.to(hidden_states.device)
+                labelled = labels != -100
+                hidden_states, labels = hidden_states[labelled], labels[labelled]
         logits = self.decoder(hidden_states)
         if labels is not None:
             loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **kwargs)

@@ -11,10 +11,17 @@ A batch reaches the encoder in one of three layouts:
 This file is also served from the Hub as remote code, so it imports nothing from the package.
 """
 
+import copy
 from dataclasses import dataclass
 
 import torch
 from torch import nn
+from transformers.masking_utils import (
+    ALL_MASK_ATTENTION_FUNCTIONS,
+    create_bidirectional_mask,
+    flash_attention_mask,
+    packed_sequence_mask_function,
+)
 from transformers.utils import logging
 from transformers.utils.import_utils import is_tracing
 
@@ -109,15 +116,15 @@ def lay_out_batch(
     padded_or_packed = mask is not None or document_ids is not None
     if padded_or_packed and varlen and not tracing:
         return _strip(tokens, position_ids, shape, mask, document_ids, kernel)
-    if cu_seq_lens is not None and kernel:
-        if max_length is None:
-            raise ValueError("Compiled packed input needs `max_length_q` (an int) beside `cu_seq_lens_q`.")
-        return Batch(tokens, position_ids, max_length, shape, cu_seq_lens=cu_seq_lens, max_length=max_length)
     if tracing and padded_or_packed and config.rope_parameters["rope_type"] in ("dynamic", "longrope"):
         raise ValueError(
             f"RoPE of type {config.rope_parameters['rope_type']!r} depends on the longest document, which is not known "
             "while compiling or exporting padded or packed input: use type 'yarn' or 'linear'."
         )
+    if cu_seq_lens is not None and kernel:
+        if max_length is None:
+            raise ValueError("Compiled packed input needs `max_length_q` (an int) beside `cu_seq_lens_q`.")
+        return Batch(tokens, position_ids, max_length, shape, cu_seq_lens=cu_seq_lens, max_length=max_length)
     if tracing or (default and not padded_or_packed):
         span = shape[1]
     else:
@@ -153,6 +160,33 @@ def _strip(tokens, position_ids, shape, mask, document_ids, kernel) -> Batch:
         lengths=None if kernel else lengths,
         max_length=max(lengths, default=0),
         real_indices=real_indices,
+    )
+
+
+def build_mask(config, implementation: str, hidden_states: torch.Tensor, batch: Batch):
+    """The mask of the masked layout in the form that the backend reads: additive, bool or a block mask.
+
+    Raises:
+        ValueError: if the backend has none. Transformers would leave the mask, or its documents, out without a word.
+    """
+    if implementation not in ALL_MASK_ATTENTION_FUNCTIONS:
+        raise ValueError(
+            f"Attention {implementation!r} has no mask function: register one with "
+            "`transformers.AttentionMaskInterface`, or pass batches without padding and packing."
+        )
+    if batch.document_ids is not None and ALL_MASK_ATTENTION_FUNCTIONS[implementation] is flash_attention_mask:
+        raise ValueError(
+            f"While compiling, {implementation!r} keeps documents apart by `cu_seq_lens_q` only: pass it (with "
+            "`max_length_q`) instead of `position_ids`."
+        )
+    if implementation != config._attn_implementation:
+        config = copy.copy(config)
+        config._attn_implementation = implementation
+    same_document = None
+    if batch.document_ids is not None:
+        same_document = packed_sequence_mask_function(batch.document_ids)
+    return create_bidirectional_mask(
+        config, inputs_embeds=hidden_states, attention_mask=batch.attention_mask, and_mask_function=same_document
     )
 
 
@@ -213,8 +247,8 @@ def check_one_document_a_row(position_ids, attention_mask, shape: tuple[int, int
     mask = attention_mask.bool() if attention_mask is not None else None
     if find_documents(position_ids.expand(shape), mask).any():
         raise ValueError(
-            "`position_ids` restarts inside a row, and this head gives one answer a row. To classify the documents of "
-            "one packed row pass `cu_seq_lens_q`."
+            "`position_ids` restarts inside a row, and this head gives one answer a row. Give each document a row; to "
+            "classify the documents of one packed row pass `cu_seq_lens_q`."
         )
 
 
