@@ -1,5 +1,8 @@
+import json
 import os
+import sys
 from pathlib import Path
+from pydoc_data.topics import topics
 
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -92,3 +95,23 @@ def positions_of(lengths) -> torch.Tensor:
 def mlm_checkpoint(tmp_path) -> Path:
     small_model(NeoBERTForMaskedLM).save_pretrained(tmp_path / "mlm")
     return tmp_path / "mlm"
+
+
+@pytest.fixture(scope="session")
+def prepared(tmp_path_factory) -> Path:
+    """Folders `train` (5 shards) and `validation` of tokenised paragraphs, and the JSONL files they were made from."""
+    sys.path.insert(0, str(ROOT / "examples"))
+    import prepare_data
+    import train_tokenizer
+
+    folder = tmp_path_factory.mktemp("prepared")
+    topic = [" ".join(text.split()) for _, text in sorted(topics.items())]
+    documents = [words[start : start + 600] for words in topic for start in range(0, len(words), 600)]
+    train_tokenizer.train_wordpiece(iter([documents]), 600, 128).save_pretrained(folder / "tokenizer")
+    for name, part in (("train", documents[:500]), ("validation", documents[500:560])):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in part))
+        flags = f"--source {folder / name}.jsonl --tokenizer {folder / 'tokenizer'} --output_dir {folder / name}"
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "argv", ["prepare_data.py", *flags.split(), "--documents_per_shard", "100"])
+            prepare_data.main()
+    return folder

@@ -1,6 +1,7 @@
 """Settings of the scripts: typed dataclasses, filled from a YAML file and the command line."""
 
 import difflib
+import os
 from argparse import ArgumentParser
 from typing import Any, TypedDict, get_args, get_type_hints
 
@@ -12,6 +13,8 @@ from transformers import HfArgumentParser
 
 def parse_config(*dataclass_types: type, args: list[str] | None = None) -> tuple[Any, ...]:
     """Fill dataclasses: their defaults, then `--config FILE.yaml` (flat keys), then the other command-line flags.
+
+    A file may begin with `extends: OTHER.yaml`, relative to itself: its keys override those of the other.
 
     Args:
         dataclass_types: as for `transformers.HfArgumentParser`; `TrainingArguments` is one. `-h` prints their fields.
@@ -48,11 +51,20 @@ def parse_config(*dataclass_types: type, args: list[str] | None = None) -> tuple
     return tuple(parsed)
 
 
-def _read_yaml(path: str, hints: dict[str, Any]) -> dict[str, Any]:
+def _read_yaml(path: str, hints: dict[str, Any], children: tuple[str, ...] = ()) -> dict[str, Any]:
     with open(path, encoding="utf-8") as file:
         values = yaml.safe_load(file) or {}
     if not isinstance(values, dict):
         raise ValueError(f"{path} holds a {type(values).__name__}; it must hold one `key: value` a line.")
+    if (parent := values.pop("extends", None)) is not None:
+        parent = os.path.join(os.path.dirname(path), parent)
+        if os.path.realpath(parent) in (*children, os.path.realpath(path)):
+            raise ValueError(f"{path} extends {parent}, which extends it in turn.")
+        return _read_yaml(parent, hints, (*children, os.path.realpath(path))) | _check_values(path, values, hints)
+    return _check_values(path, values, hints)
+
+
+def _check_values(path: str, values: dict[str, Any], hints: dict[str, Any]) -> dict[str, Any]:
     for key, value in values.items():
         if key not in hints:
             raise ValueError(f"{path} has no meaning for the key {key!r}{_nearest(str(key), list(hints))}.")

@@ -1,0 +1,275 @@
+"""Masked-language-model pretraining of NeoBERT (paper, sections 3.2, 3.3 and A).
+
+    python examples/prepare_data.py --config configs/data/refinedweb.yaml
+    accelerate launch --config_file configs/accelerate/ddp.yaml examples/pretrain.py \\
+        --config configs/pretrain/neobert_1024.yaml
+
+Run the same command again after an interruption: it resumes from the newest complete checkpoint, to the bit on a CPU.
+`output_dir` gets checkpoints, `model/` (with tokenizer, for `from_pretrained`), `curves.png` and `log.json`.
+"""
+
+import json
+import logging
+import os
+import shutil
+import sys
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import torch
+from matplotlib.figure import Figure
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, TrainerState, set_seed
+
+from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM
+from neobert_hf.arguments import parse_config
+from neobert_hf.checkpoints import CheckpointError, check_settings, complete_checkpoints, read_progress
+from neobert_hf.launch import check_launch
+from neobert_hf.mlm_batches import Documents, HeldOutBatchSampler, MLMBatchSampler
+from neobert_hf.mlm_collator import Layout, MLMCollator
+from neobert_hf.pretraining import MLMTrainer, PretrainingArguments
+from neobert_hf.text_shards import Manifest, load_shards, load_tokenizer, read_manifest, tokenizer_fingerprint
+
+
+logger = logging.getLogger(__name__)
+
+# Of TrainingArguments, those that change the trained weights; the others may differ when a run is resumed.
+RESULT_SETTINGS = (
+    "optimizer schedule learning_rate warmup_steps max_steps weight_decay decay_norms_and_biases adam_beta1 adam_beta2 "
+    "adam_epsilon max_grad_norm bf16 fp16 seed"
+).split()
+
+
+@dataclass
+class ModelArguments:
+    """The architecture (Table 1); the defaults are the published one."""
+
+    hidden_size: int = field(default=768, metadata={"help": "width"})
+    num_hidden_layers: int = field(default=28, metadata={"help": "encoder blocks"})
+    num_attention_heads: int = field(default=12, metadata={"help": "must divide the width"})
+    intermediate_size: int = field(default=3072, metadata={"help": "of the MLP; SwiGLU uses two thirds"})
+    hidden_act: str = field(default="swiglu", metadata={"help": "swiglu or gelu"})
+    rope: bool = field(default=True, metadata={"help": "rotary positions instead of learned ones"})
+    rms_norm: bool = field(default=True, metadata={"help": "RMSNorm instead of LayerNorm"})
+    norm_eps: float = field(default=1e-5, metadata={"help": "of the norms"})
+    dropout: float = field(default=0.0, metadata={"help": "in every block"})
+    embedding_init_range: float = field(default=0.02, metadata={"help": "embeddings start uniform in +- this"})
+    decoder_init_range: float = field(default=0.02, metadata={"help": "linear layers start uniform in +- this"})
+
+
+@dataclass
+class DataArguments:
+    """What is read, and how it becomes micro-batches."""
+
+    train_data: str = field(metadata={"help": "folder that prepare_data.py wrote"})
+    max_length: int = field(metadata={"help": "tokens; longer documents are cut"})
+    validation_data: str | None = field(default=None, metadata={"help": "held-out folder that prepare_data.py wrote"})
+    init_from: str | None = field(
+        default=None, metadata={"help": "start from this run, checkpoint or model instead of random weights"}
+    )
+    continue_optimizer: bool = field(default=False, metadata={"help": "with init_from: its optimizer state, too"})
+    global_batch_tokens: int = field(default=2**21, metadata={"help": "of an optimizer step, over all devices"})
+    micro_batch_tokens: int = field(default=2**15, metadata={"help": "of one forward pass on one device"})
+    layout: Layout = field(default="packed", metadata={"help": "packed, padded, or naive (ablation M6)"})
+    mlm_probability: float = field(default=0.2, metadata={"help": "share of the tokens to predict"})
+    mask_replace_prob: float = field(default=1.0, metadata={"help": "of those, replaced by [MASK]"})
+    random_replace_prob: float = field(default=0.0, metadata={"help": "of those, replaced by a random token"})
+    min_lengths: list[int] = field(default_factory=lambda: [0], metadata={"help": "subsets: at least so many tokens"})
+    probabilities: list[float] = field(default_factory=lambda: [1.0], metadata={"help": "of drawing each subset"})
+    shuffle_shards: int = field(default=8, metadata={"help": "shards whose documents are shuffled together"})
+
+
+def accumulation_steps(data: DataArguments, world_size: int) -> int:
+    """Micro-batches of each process in an optimizer step, so that the global batch is the same on any number."""
+    steps, rest = divmod(data.global_batch_tokens, data.micro_batch_tokens * world_size)
+    if rest or not steps:
+        raise ValueError(
+            f"`global_batch_tokens` ({data.global_batch_tokens:,}) must be a multiple of `micro_batch_tokens` "
+            f"({data.micro_batch_tokens:,}) times the processes ({world_size}). Change one of them."
+        )
+    return steps
+
+
+def build_model(architecture: ModelArguments, data: DataArguments, tokenizer: PreTrainedTokenizerBase, source):
+    """A new model, or the one of an earlier stage, which must have this architecture and vocabulary."""
+    config = {
+        **asdict(architecture),
+        "vocab_size": len(tokenizer),
+        "pad_token_id": tokenizer.pad_token_id,
+        "max_length": data.max_length,
+        # The decoder runs on the masked fifth of the tokens only.
+        "sparse_prediction": True,
+    }
+    if source is None:
+        return NeoBERTForMaskedLM(NeoBERTConfig(**config))
+    stored = NeoBERTConfig.from_pretrained(source)
+    free = {"max_length", "dropout", "sparse_prediction"}
+    if not stored.rope:
+        free.discard("max_length")
+    wrong = [
+        f"{name}: {getattr(stored, name)!r} there, {config[name]!r} now"
+        for name in config
+        if name not in free and getattr(stored, name) != config[name]
+    ]
+    if wrong:
+        raise ValueError(f"The model in {source} has another architecture. {'; '.join(wrong)}.")
+    if tokenizer_fingerprint(AutoTokenizer.from_pretrained(source)) != tokenizer_fingerprint(tokenizer):
+        raise ValueError(
+            f"The model in {source} has another tokenizer than {data.train_data}: prepare the data with its."
+        )
+    changes = {name: config[name] for name in free}
+    return NeoBERTForMaskedLM.from_pretrained(source, dtype=torch.float32, **changes)
+
+
+def find_source(data: DataArguments) -> str | Path | None:
+    """Where the initial weights are: of a run, its newest complete checkpoint, since it holds the optimizer."""
+    if data.init_from is None:
+        if data.continue_optimizer:
+            raise ValueError("`continue_optimizer` needs `init_from`, the checkpoint to continue from.")
+        return None
+    folder = Path(data.init_from)
+    checkpoints = complete_checkpoints(folder)
+    source = checkpoints[-1] if checkpoints else data.init_from
+    if data.continue_optimizer:
+        read_progress(Path(source))
+    return source
+
+
+def read_data(data: DataArguments, arguments: PretrainingArguments) -> tuple:
+    """Tokenizer, training data and held-out data (None without), each with sampler and collator."""
+    manifest, tokenizer = read_manifest(data.train_data), load_tokenizer(data.train_data)
+    layout = {"tokenizer": tokenizer, "mlm_probability": data.mlm_probability, "seed": arguments.seed}
+    layout |= {"mask_replace_prob": data.mask_replace_prob, "random_replace_prob": data.random_replace_prob}
+    shards, place = load_shards(data.train_data), {"rank": arguments.process_index, "world_size": arguments.world_size}
+    sampler = MLMBatchSampler(
+        shards,
+        [shard["documents"] for shard in manifest.shards],
+        data.max_length,
+        data.micro_batch_tokens,
+        packed=data.layout != "padded",
+        seed=arguments.seed,
+        min_lengths=tuple(data.min_lengths),
+        probabilities=tuple(data.probabilities),
+        shuffle_shards=data.shuffle_shards,
+        **place,
+    )
+    collator = MLMCollator(**layout, layout=data.layout, max_length=data.max_length)
+    train, held_out = (Documents(shards, data.max_length), sampler, collator), None
+    if data.validation_data is not None:
+        if read_manifest(data.validation_data).tokenizer_fingerprint != manifest.tokenizer_fingerprint:
+            raise ValueError(f"{data.validation_data} was prepared with another tokenizer than {data.train_data}.")
+        shards = load_shards(data.validation_data)
+        sampler = HeldOutBatchSampler(shards, data.max_length, data.micro_batch_tokens, **place)
+        # Packed whatever the training layout is, so that runs can be compared.
+        held_out = (Documents(shards, data.max_length), sampler, MLMCollator(**layout))
+    elif arguments.eval_strategy != "no":
+        raise ValueError("`eval_strategy` asks for a held-out loss: set `validation_data`, or `eval_strategy` to no.")
+    return tokenizer, train, held_out
+
+
+def result_settings(architecture, data: DataArguments, arguments: PretrainingArguments) -> dict:
+    """All settings that the trained weights depend on, as JSON gives them back."""
+    manifest: Manifest = read_manifest(data.train_data)
+    settings = asdict(architecture) | asdict(data) | {name: getattr(arguments, name) for name in RESULT_SETTINGS}
+    # The corpus counts, not where it lies.
+    del settings["train_data"], settings["validation_data"]
+    settings |= {"tokenizer": manifest.tokenizer_fingerprint, "shards": manifest.shards}
+    return json.loads(json.dumps(settings))
+
+
+def plot(log: list[dict], file: Path) -> None:
+    """Loss, masked-token accuracy, learning rate and speed over the steps."""
+    figure = Figure(figsize=(10, 7), layout="constrained")
+    panels = (
+        ("masked loss (nats)", ("loss", "eval_loss")),
+        ("masked-token accuracy", ("accuracy", "eval_accuracy")),
+        ("learning rate", ("learning_rate",)),
+        ("real tokens per second", ("tokens_per_second",)),
+    )
+    for axes, (title, keys) in zip(figure.subplots(2, 2).flat, panels):
+        for key in keys:
+            points = [(entry["step"], entry[key]) for entry in log if key in entry]
+            if points:
+                axes.plot(*zip(*points), "o-" if key.startswith("eval") else "-", label=key, markersize=3)
+        axes.set(xlabel="step", title=title)
+        axes.legend()
+    figure.savefig(file, dpi=150)
+
+
+def save(trainer: MLMTrainer, folder: Path) -> None:
+    """Write beside and rename: `folder` never holds half a model."""
+    partial = folder.with_name(folder.name + ".partial")
+    # Whoever loads the model gets logits of every position.
+    trainer.architecture.sparse_prediction = False
+    trainer.save_model(str(partial))
+    if trainer.is_world_process_zero():
+        (partial / "training_args.bin").unlink(missing_ok=True)
+        if folder.exists():
+            shutil.rmtree(folder)
+        os.rename(partial, folder)
+
+
+def main(args: list[str] | None = None) -> None:
+    # 1. Settings; the global batch is the same on any number of devices
+    architecture, data, arguments = parse_config(ModelArguments, DataArguments, PretrainingArguments, args=args)
+    arguments.gradient_accumulation_steps = accumulation_steps(data, arguments.world_size)
+    set_seed(arguments.seed)
+    output = Path(arguments.output_dir)
+
+    # 2. Data
+    tokenizer, train, held_out = read_data(data, arguments)
+
+    # 3. Model, and the checkpoint to resume from
+    settings = result_settings(architecture, data, arguments)
+    checkpoints = complete_checkpoints(output)
+    resume = checkpoints[-1] if checkpoints else None
+    if resume is not None:
+        progress = read_progress(resume)
+        check_settings(resume, progress.settings, settings)
+        train[1].cursor = progress.cursor
+    source = find_source(data)
+    model = build_model(architecture, data, tokenizer, resume or source)
+
+    # 4. Training
+    trainer = MLMTrainer(
+        model,
+        arguments,
+        train,
+        held_out,
+        settings,
+        optimizer_from=source if data.continue_optimizer else None,
+        processing_class=tokenizer,
+    )
+    check_launch(trainer.accelerator)
+    if trainer.is_world_process_zero():
+        print(
+            f"{model.num_parameters():,} parameters; {arguments.world_size} x {arguments.device.type}, engine "
+            f"{trainer.accelerator.distributed_type.value}; {arguments.gradient_accumulation_steps} micro-batches of "
+            f"{data.micro_batch_tokens:,} tokens a step and process; attention: {trainer.attention}; peak "
+            f"{trainer.peak / 1e12:.2f} TFLOP/s a device ({trainer.peak_source}); "
+            + (f"resuming from {resume}" if resume else f"starting from {source or 'random weights'}"),
+            flush=True,
+        )
+    if resume is not None and resume.name == f"checkpoint-{arguments.max_steps}":
+        # Only what follows training is left to do.
+        trainer.state = TrainerState.load_from_json(str(resume / "trainer_state.json"))
+    else:
+        try:
+            trainer.train(resume_from_checkpoint=str(resume) if resume else None)
+        except (CheckpointError, FloatingPointError) as error:
+            sys.exit(str(error))
+    if trainer.stopped:
+        print(f"Stopped by SIGTERM after step {trainer.state.global_step}. {trainer._advice()}", flush=True)
+        sys.exit(143)
+
+    # 5. Held-out loss, model, numbers and curves
+    if held_out is not None:
+        trainer.evaluate()
+    save(trainer, output / "model")
+    if trainer.is_world_process_zero():
+        (output / "log.json").write_text(json.dumps(trainer.state.log_history, indent=1) + "\n")
+        plot(trainer.state.log_history, output / "curves.png")
+        print(f"{output / 'model'}, {output / 'curves.png'}, {output / 'log.json'}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

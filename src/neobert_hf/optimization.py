@@ -1,0 +1,88 @@
+"""Optimizers and learning-rate schedules of pretraining."""
+
+import math
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+from transformers import get_constant_schedule_with_warmup, get_linear_schedule_with_warmup
+
+
+OPTIMIZERS = ("adamw", "adam", "soap", "muon")
+SCHEDULES = ("cosine_to_floor", "linear", "constant")
+
+
+def build_optimizer(
+    name: str,
+    model: nn.Module,
+    learning_rate: float,
+    betas: tuple[float, float],
+    epsilon: float,
+    weight_decay: float,
+    decay_norms_and_biases: bool,
+) -> torch.optim.Optimizer:
+    """An optimizer over all trainable parameters.
+
+    Args:
+        name: `adamw` (paper), `adam` (ablations M0 to M3: without weight decay), `soap` (paper, section 3.3: no gain
+            over Adam) or `muon` (hidden matrices; AdamW for embeddings, decoder, norms and biases). The last two are
+            `pytorch_optimizer`'s; Muon's updates are scaled to the size of AdamW's: one learning rate for both.
+        learning_rate: at its peak.
+        decay_norms_and_biases: True as the released code, which decays every parameter. The paper does not say.
+
+    References:
+        AdamW: Loshchilov & Hutter, arXiv 1711.05101. SOAP: Vyas et al., arXiv 2409.11321. Muon: Liu et al., 2502.16982.
+    """
+    if name == "adam" and weight_decay:
+        raise ValueError(f"Adam runs without weight decay here, but `weight_decay` is {weight_decay}: set it to 0.")
+    parameters = [(key, weight) for key, weight in model.named_parameters() if weight.requires_grad]
+    groups = []
+    for decayed in (True, False):
+        members = [item for item in parameters if (decay_norms_and_biases or item[1].ndim > 1) == decayed]
+        for hidden in (True, False):
+            weights = [weight for key, weight in members if _is_hidden_matrix(key, weight) == hidden]
+            if weights:
+                groups.append({"params": weights, "weight_decay": weight_decay * decayed, "use_muon": hidden})
+    if name == "muon":
+        from pytorch_optimizer import Muon
+
+        for group in groups:
+            if not group["use_muon"]:
+                group |= {"lr": learning_rate, "betas": betas, "eps": epsilon}
+        return Muon(groups, lr=learning_rate, weight_decay=weight_decay, use_adjusted_lr=True)
+    for group in groups:
+        del group["use_muon"]
+    if name == "soap":
+        from pytorch_optimizer import SOAP
+
+        # Its own first beta: 0.95 in the SOAP paper and in the released soap.yaml. A vocabulary-sized side would need a
+        # matrix of 30,522 x 30,522; beyond `max_precondition_dim` that side stays as it is.
+        return SOAP(groups, lr=learning_rate, betas=(0.95, betas[1]), eps=epsilon, precondition_frequency=10)
+    optimizer = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}[name]
+    return optimizer(groups, lr=learning_rate, betas=betas, eps=epsilon)
+
+
+def _is_hidden_matrix(name: str, weight: torch.Tensor) -> bool:
+    return weight.ndim > 1 and "transformer_encoder." in name
+
+
+def build_schedule(name: str, optimizer: torch.optim.Optimizer, warmup_steps: int, max_steps: int) -> LRScheduler:
+    """Learning rate over the steps: a linear warm-up, then the named course.
+
+    `cosine_to_floor` (paper, section 3.3) falls to 10% of the peak at 90% of `max_steps` and stays there.
+    (Transformers' `cosine_with_min_lr` rises again past its end; its `warmup_stable_decay` warms up from the floor.)
+    `linear` falls to 0 at `max_steps`, `constant` does not fall: stage 2 of the paper.
+    """
+    if name == "linear":
+        return get_linear_schedule_with_warmup(optimizer, warmup_steps, max_steps)
+    if name == "constant":
+        return get_constant_schedule_with_warmup(optimizer, warmup_steps)
+    decay_steps = max(1, round(0.9 * max_steps) - warmup_steps)
+
+    def factor(step: int) -> float:
+        if step < warmup_steps:
+            return step / warmup_steps
+        progress = min(1.0, (step - warmup_steps) / decay_steps)
+        return 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * progress))
+
+    return LambdaLR(optimizer, factor)

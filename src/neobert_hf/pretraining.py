@@ -1,0 +1,413 @@
+"""The Trainer of masked language modelling: what Transformers' own lacks for the paper's recipe.
+
+Micro-batches from a cursor, losses and throughput over all processes, held-out loss by document length, checkpoints
+that are whole or not used, and SIGTERM. Forward, backward, accumulation, engines and logging stay with Transformers.
+"""
+
+import copy
+import math
+import shutil
+import signal
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import torch
+from safetensors import SafetensorError
+from torch.nn import functional as F
+from torch.utils.data import DataLoader
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+from neobert_hf.checkpoints import CheckpointError, Progress, complete_checkpoints, delete_old, mark_complete
+from neobert_hf.configuration_neobert import NeoBERTConfig
+from neobert_hf.mlm_batches import Documents, HeldOutBatchSampler, MLMBatchSampler
+from neobert_hf.mlm_collator import MLMCollator
+from neobert_hf.modeling_neobert import NeoBERTForMaskedLM, has_varlen_kernel
+from neobert_hf.optimization import build_optimizer, build_schedule
+
+
+# Dense bf16 FLOP/s of the data sheets; the first name that the device's contains.
+DATASHEET_PEAKS = {"H100 PCIe": 756e12, "H100": 989e12, "H200": 989e12, "B200": 2250e12, "A100": 312e12, "L40S": 362e12}
+
+# Held-out losses are reported for documents of up to so many tokens, and of more than the last.
+LENGTH_EDGES = (128, 256, 512, 1024, 2048)
+
+# Settings of Transformers that would undo what this recipe promises, and the only values it runs with.
+FIXED = {
+    # The sampler's cursor resumes; the Trainer would read and throw away everything before it.
+    "ignore_data_skip": True,
+    # The row number, of which the mask is a function, is not an argument of the model.
+    "remove_unused_columns": False,
+    # It would hide NaN from the logged loss.
+    "logging_nan_inf_filter": False,
+    # The loss is a mean over the labels of the whole global batch.
+    "average_tokens_across_devices": True,
+    # It would gather the tokens of every micro-batch at once; counted here once a log.
+    "include_num_input_tokens_seen": "no",
+    "auto_find_batch_size": False,
+    "load_best_model_at_end": False,
+    "save_only_model": False,
+}
+
+
+@dataclass
+class PretrainingArguments(TrainingArguments):
+    """Transformers' arguments with the paper's defaults (sections 3.3 and A), and the recipe's own."""
+
+    optimizer: Literal["adamw", "adam", "soap", "muon"] = field(
+        default="adamw", metadata={"help": "see optimization.py"}
+    )
+    schedule: Literal["cosine_to_floor", "linear", "constant"] = field(
+        default="cosine_to_floor", metadata={"help": "of the learning rate, after the warm-up; see optimization.py"}
+    )
+    decay_norms_and_biases: bool = field(
+        default=True, metadata={"help": "weight decay on every parameter, as in the released code"}
+    )
+    peak_tflops: float | None = field(
+        default=None, metadata={"help": "of one device, for MFU; the data sheet's or measured at the start if unset"}
+    )
+    learning_rate: float = field(default=6e-4, metadata={"help": "at its peak"})
+    max_steps: int = field(default=1_000_000, metadata={"help": "optimizer steps"})
+    warmup_steps: float = field(default=2_000, metadata={"help": "optimizer steps, or a share of all if below 1"})
+    weight_decay: float = field(default=0.1, metadata={"help": "decoupled"})
+    adam_beta2: float = field(default=0.95, metadata={"help": "decay rate of the second moment"})
+    bf16: bool = field(default=True, metadata={"help": "autocast; weights and optimizer stay float32"})
+    report_to: str | None = field(default="tensorboard", metadata={"help": "tensorboard, wandb, trackio, ... or none"})
+    logging_steps: float = field(default=100, metadata={"help": "optimizer steps, or a share of all if below 1"})
+    save_steps: float = field(default=1_000, metadata={"help": "optimizer steps, or a share of all if below 1"})
+    save_total_limit: int | None = field(default=3, metadata={"help": "complete checkpoints that are kept"})
+    ddp_find_unused_parameters: bool | None = field(default=False, metadata={"help": "there are none"})
+    ignore_data_skip: bool = field(default=True, metadata={"help": "fixed"})
+    remove_unused_columns: bool = field(default=False, metadata={"help": "fixed"})
+    logging_nan_inf_filter: bool = field(default=False, metadata={"help": "fixed"})
+
+    def __post_init__(self):
+        super().__post_init__()
+        for name, value in FIXED.items():
+            if getattr(self, name) != value:
+                raise ValueError(f"`{name}` is {getattr(self, name)!r}; this recipe needs {value!r}.")
+        if self.max_steps < 1:
+            raise ValueError(f"`max_steps` is {self.max_steps}; it must be 1 or more: data have no end here.")
+        if self.warmup_steps < 0 or self.get_warmup_steps(self.max_steps) > self.max_steps:
+            raise ValueError(
+                f"`warmup_steps` is {self.warmup_steps}, `max_steps` {self.max_steps}: no step would follow."
+            )
+
+
+def training_flops(config: NeoBERTConfig, tokens: int, squared_lengths: int, labels: int) -> float:
+    """Multiplications and additions of forward and backward pass.
+
+    Three times the forward pass: 2 for each weight of the blocks and token, 4 * hidden_size for each layer and pair of
+    tokens that attend to each other, and the decoder on the labelled tokens only.
+    """
+    width = 8 * -(-int(2 * config.intermediate_size / 3) // 8) * 3
+    if config.hidden_act != "swiglu":
+        width = 2 * config.intermediate_size
+    weights = config.num_hidden_layers * config.hidden_size * (4 * config.hidden_size + width)
+    attention = 4 * config.hidden_size * config.num_hidden_layers * squared_lengths
+    return 3.0 * (2 * weights * tokens + attention + 2 * config.hidden_size * config.vocab_size * labels)
+
+
+def peak_flops(device: torch.device, bf16: bool) -> tuple[float, str]:
+    """FLOP/s that one device could do, and the source of the number: the data sheet, or matrix products for a second."""
+    if device.type == "cuda" and bf16:
+        name = torch.cuda.get_device_name(device)
+        for part, peak in DATASHEET_PEAKS.items():
+            if part in name:
+                return peak, f"data sheet of {name}, dense bf16"
+    dtype = torch.bfloat16 if bf16 else torch.float32
+    size = 8192 if device.type == "cuda" else 1024
+    factors = torch.randn(2, size, size, device=device, dtype=dtype)
+    fastest, start = math.inf, time.perf_counter()
+    while (begin := time.perf_counter()) - start < 1:
+        for _ in range(5):
+            product = factors[0] @ factors[1]
+        # `.item()` waits for the device.
+        product[0, 0].item()
+        fastest = min(fastest, (time.perf_counter() - begin) / 5)
+    peak = 2 * size**3 / fastest
+    return peak, f"measured, {size:,}-square {str(dtype).removeprefix('torch.')} products"
+
+
+def attention_backend(model: NeoBERTForMaskedLM, device: torch.device, bf16: bool) -> str:
+    """The attention that training runs, as the model chooses it."""
+    name = model.config._attn_implementation
+    if name != "sdpa":
+        return name
+    dtype = torch.bfloat16 if bf16 else model.dtype
+    if has_varlen_kernel(device, dtype, model.config.head_dim, model.config.dropout):
+        return "sdpa, FlashAttention of torch over all documents"
+    return "sdpa, one call a document"
+
+
+class StopOnSigterm(TrainerCallback):
+    """SIGTERM saves and stops after the current step, on all processes after the same one."""
+
+    def __init__(self, trainer: "MLMTrainer"):
+        self.trainer = trainer
+        self.received = False
+        self.previous = None
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        self.previous = signal.signal(signal.SIGTERM, self._receive)
+
+    def _receive(self, signum, frame):
+        self.received = True
+
+    def on_step_end(self, args, state, control, **kwargs):
+        received = self.received
+        if args.world_size > 1:
+            flag = torch.tensor(float(received), device=args.device)
+            received = self.trainer.accelerator.reduce(flag, "sum").item() > 0
+        if received and state.global_step < state.max_steps:
+            self.trainer.stopped = True
+            control.should_save = control.should_training_stop = True
+
+    def on_train_end(self, args, state, control, **kwargs):
+        signal.signal(signal.SIGTERM, self.previous)
+
+
+class MLMTrainer(Trainer):
+    """Trains `NeoBERTForMaskedLM` on the micro-batches of an `MLMBatchSampler`.
+
+    Args:
+        train: with its sampler and collator.
+        held_out: with its sampler and collator, if there is a held-out corpus.
+        settings: every setting that the result depends on, stored in checkpoints and compared on resume.
+        optimizer_from: a checkpoint whose optimizer state training starts with (stage 2 of the paper). Not used on
+            resume.
+
+    Attributes:
+        stopped: whether SIGTERM ended training before `max_steps`.
+
+    Raises:
+        CheckpointError: when a checkpoint cannot be written. Those before it stay usable.
+        FloatingPointError: when the loss is not finite, before such weights are saved.
+    """
+
+    def __init__(
+        self,
+        model: NeoBERTForMaskedLM,
+        args: PretrainingArguments,
+        train: tuple[Documents, MLMBatchSampler, MLMCollator],
+        held_out: tuple[Documents, HeldOutBatchSampler, MLMCollator] | None,
+        settings: dict,
+        optimizer_from: Path | None = None,
+        **kwargs,
+    ):
+        documents, self.sampler, collator = train
+        self.held_out = held_out
+        self.run_settings = settings
+        self.optimizer_from = optimizer_from
+        self.stopped = False
+        eval_dataset = held_out[0] if held_out else None
+        super().__init__(
+            model, args, data_collator=collator, train_dataset=documents, eval_dataset=eval_dataset, **kwargs
+        )
+        if optimizer_from is not None and self.is_deepspeed_enabled:
+            raise ValueError(
+                "`continue_optimizer` cannot be combined with DeepSpeed, whose optimizer state has its own layout. "
+                "Use DDP or FSDP2 for this stage, or set it to false."
+            )
+        self.architecture = model.config
+        self.micro_batches_per_step = args.gradient_accumulation_steps * args.world_size
+        if args.peak_tflops is None:
+            self.peak, self.peak_source = peak_flops(args.device, args.bf16)
+        else:
+            self.peak, self.peak_source = args.peak_tflops * 1e12, "given"
+        self.attention = attention_backend(model, args.device, args.bf16)
+        self.add_callback(StopOnSigterm(self))
+        # Real tokens, tokens with padding, labels, correct predictions, squared lengths: since the last log, here.
+        self._counts = torch.zeros(5, dtype=torch.int64, device=args.device)
+        self._window = [0] * 5
+        self._window_start = time.perf_counter()
+
+    # Data
+
+    def get_train_dataloader(self) -> DataLoader:
+        # Not prepared by accelerate: the sampler gives each process its share already.
+        return self._loader(self.train_dataset, self.sampler, self.data_collator)
+
+    def _loader(self, documents, sampler, collator) -> DataLoader:
+        return DataLoader(
+            documents,
+            batch_sampler=sampler,
+            collate_fn=collator,
+            num_workers=self.args.dataloader_num_workers,
+            prefetch_factor=self.args.dataloader_prefetch_factor,
+            pin_memory=self.args.dataloader_pin_memory and self.args.device.type == "cuda",
+        )
+
+    # Optimization
+
+    def create_optimizer(self, model=None) -> torch.optim.Optimizer:
+        if self.optimizer is None:
+            args = self.args
+            self.optimizer = build_optimizer(
+                args.optimizer,
+                self.model if model is None else model,
+                args.learning_rate,
+                (args.adam_beta1, args.adam_beta2),
+                args.adam_epsilon,
+                args.weight_decay,
+                args.decay_norms_and_biases,
+            )
+        return self.optimizer
+
+    def create_scheduler(self, num_training_steps: int, optimizer=None):
+        if self.lr_scheduler is None:
+            warmup = self.args.get_warmup_steps(num_training_steps)
+            optimizer = self.optimizer if optimizer is None else optimizer
+            self.lr_scheduler = build_schedule(self.args.schedule, optimizer, warmup, num_training_steps)
+            self._created_lr_scheduler = True
+        return self.lr_scheduler
+
+    def _prepare_for_training(self, max_steps, train_dataloader, resume_from_checkpoint):
+        prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
+        if resume_from_checkpoint is None and self.optimizer_from is not None:
+            # The moments of the earlier stage, the learning rate and its schedule of this one.
+            groups = [{key: value for key, value in g.items() if key != "params"} for g in self.optimizer.param_groups]
+            schedule = copy.deepcopy(self.lr_scheduler.state_dict())
+            self._load_optimizer_and_scheduler(str(self.optimizer_from))
+            for group, own in zip(self.optimizer.param_groups, groups):
+                group.update(own)
+            self.lr_scheduler.load_state_dict(schedule)
+        self._window_start = time.perf_counter()
+        return prepared
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
+        with torch.no_grad():
+            ids, labels = inputs["input_ids"], inputs["labels"]
+            if "cu_seq_lens_q" in inputs:
+                lengths = inputs["cu_seq_lens_q"].diff().long()
+            elif "attention_mask" in inputs:
+                lengths = inputs["attention_mask"].sum(1)
+            else:
+                lengths = torch.full((ids.shape[0],), ids.shape[1], device=ids.device)
+            correct = (outputs.logits.argmax(-1) == labels[labels != -100]).sum()
+            padded = torch.tensor(ids.numel(), device=ids.device)
+            self._counts += torch.stack((lengths.sum(), padded, (labels != -100).sum(), correct, (lengths**2).sum()))
+        return (loss, outputs) if return_outputs else loss
+
+    # Logging
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        self.sampler.advance(self.state.global_step * self.micro_batches_per_step)
+        self.state.epoch = self.sampler.epoch()
+        if "loss" in logs:
+            if not math.isfinite(logs["loss"]):
+                raise FloatingPointError(
+                    f"The loss is {logs['loss']} at step {self.state.global_step}. {self._advice()}"
+                )
+            logs |= self._throughput(logs["loss"])
+        super().log(logs)
+        if "loss" in logs:
+            self.state.log_history[-1]["attention"] = self.attention
+
+    def _throughput(self, loss: float) -> dict[str, float]:
+        self._collect_counts()
+        real, padded, labels, correct, squared = self._window
+        seconds = time.perf_counter() - self._window_start
+        self._window, self._window_start = [0] * 5, time.perf_counter()
+        flops = training_flops(self.architecture, real, squared, labels)
+        return {
+            "perplexity": math.exp(min(loss, 100)),
+            "accuracy": correct / max(labels, 1),
+            "tokens_per_second": real / seconds,
+            "padded_tokens_per_second": padded / seconds,
+            "padding_share": 1 - real / max(padded, 1),
+            "tokens_seen": self.state.num_input_tokens_seen,
+            "mfu": flops / seconds / (self.peak * self.args.world_size),
+        }
+
+    def _collect_counts(self) -> None:
+        """Add up over the processes. The total of real tokens is part of the state that checkpoints hold."""
+        counts = self.accelerator.reduce(self._counts, "sum").tolist()
+        self._counts.zero_()
+        self._window = [total + count for total, count in zip(self._window, counts)]
+        self.state.num_input_tokens_seen += counts[0]
+
+    @contextmanager
+    def _clock_stopped(self):
+        """Evaluating and saving do not count as training time."""
+        start = time.perf_counter()
+        yield
+        self._window_start += time.perf_counter() - start
+
+    # Evaluation
+
+    @torch.no_grad()
+    def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix: str = "eval") -> dict[str, float]:
+        """Loss in nats a label, perplexity and accuracy on the held-out documents; losses by document length."""
+        documents, sampler, collator = self.held_out
+        model = self._wrap_model(self.model, training=False)
+        if not self.accelerator._models and model is self.model:
+            model = self.accelerator.prepare_model(model, evaluation_mode=True)
+        model.eval()
+        totals = torch.zeros(len(LENGTH_EDGES) + 1, 3, dtype=torch.float64)
+        edges = torch.tensor(LENGTH_EDGES)
+        with self._clock_stopped():
+            for number, inputs in enumerate(self._loader(documents, sampler, collator)):
+                lengths = inputs["cu_seq_lens_q"].diff()
+                inputs = self._prepare_inputs(inputs)
+                logits, labels = model(**inputs).logits.float(), inputs["labels"]
+                labelled = labels != -100
+                if not sampler.counts(number):
+                    continue
+                loss = F.cross_entropy(logits, labels[labelled], reduction="none")
+                correct = logits.argmax(-1) == labels[labelled]
+                bins = torch.bucketize(lengths, edges).repeat_interleave(lengths)[labelled[0].cpu()]
+                totals.index_add_(0, bins, torch.stack((torch.ones_like(loss), loss, correct), 1).double().cpu())
+            if self.args.world_size > 1:
+                totals = self.accelerator.reduce(totals.to(self.args.device), "sum").cpu()
+        labels, loss, correct = totals.sum(0).tolist()
+        metrics = {"loss": loss / labels, "perplexity": math.exp(min(loss / labels, 100)), "accuracy": correct / labels}
+        lower = 1
+        for upper, (labels, loss, _) in zip((*LENGTH_EDGES, "more"), totals.tolist()):
+            if labels:
+                metrics[f"loss_{lower}_to_{upper}"] = loss / labels
+            lower = upper + 1 if upper != "more" else upper
+        metrics = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
+        self.log(metrics)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    # Checkpoints
+
+    def _save_checkpoint(self, model, trial) -> None:
+        step = self.state.global_step
+        if not torch.isfinite(self._tr_loss):
+            raise FloatingPointError(f"The loss is not finite before step {step}. {self._advice()}")
+        folder = Path(self.args.output_dir) / f"checkpoint-{step}"
+        limit, self.args.save_total_limit = self.args.save_total_limit, None
+        with self._clock_stopped():
+            try:
+                if self.is_world_process_zero() and folder.exists():
+                    # An earlier run was interrupted while it saved this step.
+                    shutil.rmtree(folder)
+                self.accelerator.wait_for_everyone()
+                self._collect_counts()
+                super()._save_checkpoint(model, trial)
+                self.accelerator.wait_for_everyone()
+                if self.is_world_process_zero():
+                    self.sampler.advance(step * self.micro_batches_per_step)
+                    mark_complete(folder, Progress(self.run_settings, self.sampler.cursor))
+                    # After the new one is whole, unlike the Trainer's own rotation.
+                    delete_old(folder.parent, limit)
+            except (OSError, RuntimeError, SafetensorError) as error:
+                free = shutil.disk_usage(self.args.output_dir).free
+                raise CheckpointError(
+                    f"The checkpoint of step {step} could not be written ({error}); {free:,} bytes are free. "
+                    f"{self._advice()}"
+                ) from error
+            finally:
+                self.args.save_total_limit = limit
+
+    def _advice(self) -> str:
+        complete = complete_checkpoints(Path(self.args.output_dir))
+        if not complete:
+            return "There is no earlier checkpoint."
+        return f"{complete[-1]} is complete: the same command goes on from there."

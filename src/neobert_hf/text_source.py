@@ -1,0 +1,143 @@
+"""Raw text for the scripts: Hub datasets and local files, streamed and checked before work starts."""
+
+import glob
+from pathlib import Path
+from typing import Any
+
+from datasets import IterableDataset, load_dataset
+from datasets.exceptions import DatasetNotFoundError
+
+
+BUILDERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".txt": "text"}
+COMPRESSIONS = {".gz", ".bz2", ".xz", ".zst"}
+LARGEST_TEXT_FILE = 64 * 2**20
+
+
+def stream_text(source: str, column: str, split: str = "train", subset: str | None = None) -> IterableDataset:
+    """Stream documents, in a fixed order, without loading the corpus or writing a copy of it.
+
+    Args:
+        source: a local file, a glob pattern, a folder (searched through), or the id of a Hub dataset. Local files are
+            Parquet, JSON lines or plain text, each also compressed (`.gz`, `.bz2`, `.xz`, `.zst`). A plain text file
+            is one document, in the column `text`.
+        column: the column that holds the text.
+        split: of a Hub dataset; local files form the one split `"train"`.
+        subset: the configuration of a Hub dataset that has several.
+
+    Returns:
+        A dataset of `{column: str or None}`, with `state_dict()` and `load_state_dict()` to resume.
+
+    Raises:
+        FileNotFoundError: if nothing local matches and no such Hub dataset exists.
+        ValueError: if the files, the split or the column cannot be used.
+
+    Example:
+
+    ```python
+    >>> for document in stream_text("corpus/*.jsonl.gz", column="content"):
+    ...     print(document["content"])
+    ```
+    """
+    files = local_files(source)
+    if files and subset is not None:
+        raise ValueError(f"{source!r} is local and has no subset {subset!r}: leave `subset` out.")
+    try:
+        if files:
+            options = {"sample_by": "document"} if builder_of(files) == "text" else {}
+            splits = load_dataset(builder_of(files), data_files=list(map(str, files)), streaming=True, **options)
+        else:
+            splits = load_dataset(source, subset, streaming=True)
+    except DatasetNotFoundError as error:
+        raise FileNotFoundError(
+            f"{source!r} is neither a local file, pattern or folder nor a dataset on the Hub."
+        ) from error
+    except StopIteration as error:
+        # What `datasets` does when it looks for the columns of JSON files without a line.
+        raise ValueError(f"{source!r} is empty: it holds no document.") from error
+    if split not in splits:
+        raise ValueError(f"{source!r} has no split {split!r}; it has {', '.join(map(repr, splits))}.")
+    _check_column(splits[split], source, column)
+    return splits[split].select_columns([column])
+
+
+def describe_files(source: str) -> dict[str, int]:
+    """Number and total bytes of the local files of a source, to notice a change; nothing for a Hub dataset."""
+    files = local_files(source)
+    return {"files": len(files), "bytes": sum(file.stat().st_size for file in files)} if files else {}
+
+
+def local_files(source: str) -> list[Path]:
+    """The files that a path, pattern or folder names, sorted by path; none if it may be the id of a Hub dataset.
+
+    Raises:
+        FileNotFoundError: if it is a path or pattern that matches nothing.
+        ValueError: if it matches files of no or several formats, or a plain text file of more than 64 MiB.
+    """
+    path = Path(source).expanduser()
+    if path.is_dir():
+        files = [file for file in path.rglob("*") if file.is_file() and not _hidden(file.relative_to(path))]
+    else:
+        files = [path] if path.is_file() else [Path(file) for file in glob.glob(str(path), recursive=True)]
+        files = [file for file in files if file.is_file()]
+    if not files:
+        # A Hub id is `name` or `owner/name` and no path that exists here.
+        if path.exists() or path.is_absolute() or source.count("/") > 1 or set("*?[~\\") & set(source) or _suffix(path):
+            raise FileNotFoundError(
+                f"{source!r} matches no file; give a file, a pattern, a folder or a Hub dataset id."
+            )
+        return []
+    builder_of(files)
+    return sorted(files)
+
+
+def builder_of(files: list[Path]) -> str:
+    """The name of the `datasets` builder that reads all these files.
+
+    Raises:
+        ValueError: as `local_files`.
+    """
+    unknown = [file for file in files if _suffix(file) is None]
+    if unknown:
+        raise ValueError(
+            f"{unknown[0]} is of no known format; known are {', '.join(BUILDERS)}, also with "
+            f"{', '.join(sorted(COMPRESSIONS))}. Name the files to read by a pattern such as 'corpus/*.jsonl.gz'."
+        )
+    builders = sorted({BUILDERS[_suffix(file)] for file in files})
+    if len(builders) > 1:
+        raise ValueError(
+            f"The source mixes files for {' and '.join(builders)}: name those of one format by a pattern such as "
+            "'corpus/*.parquet'."
+        )
+    if builders == ["text"]:
+        # One document is held in memory whole, and a corpus in one file would be cut at `max_length` without a word.
+        large = [file for file in files if file.stat().st_size > LARGEST_TEXT_FILE]
+        if large:
+            raise ValueError(
+                f"{large[0]} has {large[0].stat().st_size:,} bytes, more than {LARGEST_TEXT_FILE:,}: a .txt file is "
+                'one document here. For a corpus in one file, write JSON lines, {"text": "..."} for each document.'
+            )
+    return builders[0]
+
+
+def _suffix(file: Path) -> str | None:
+    suffixes = [suffix.lower() for suffix in file.suffixes]
+    if suffixes and suffixes[-1] in COMPRESSIONS:
+        suffixes.pop()
+    return suffixes[-1] if suffixes and suffixes[-1] in BUILDERS else None
+
+
+def _hidden(path: Path) -> bool:
+    return any(part.startswith(".") for part in path.parts)
+
+
+def _check_column(dataset: IterableDataset, source: str, column: str) -> None:
+    # Not every builder knows its columns before it has read something.
+    first: dict[str, Any] = next(iter(dataset), {})
+    if not first:
+        raise ValueError(f"{source!r} is empty: it holds no document.")
+    if column not in first:
+        raise ValueError(f"{source!r} has no column {column!r}; it has {', '.join(map(repr, first))}.")
+    feature = (dataset.features or {}).get(column)
+    kind = getattr(feature, "dtype", None) or type(first[column]).__name__
+    if kind not in ("string", "large_string", "string_view", "str"):
+        raise ValueError(f"The column {column!r} of {source!r} holds {kind}, not strings: name a column of text.")
