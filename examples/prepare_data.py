@@ -1,11 +1,9 @@
 """Raw text to tokenised shards for pretraining, on every core, in constant memory, resumable.
 
-    python examples/prepare_data.py --config configs/data/refinedweb.yaml --output_dir data/refinedweb/train \\
-        --skip_documents 10000
-    python examples/prepare_data.py --config configs/data/refinedweb.yaml --output_dir data/refinedweb/validation \\
-        --max_documents 10000
+    python examples/prepare_data.py --config configs/data/refinedweb.yaml
+    python examples/prepare_data.py --config configs/data/refinedweb_validation.yaml
 
-Two commands make two folders: here the first 10,000 documents are held out. The text is a Hub dataset or local files
+Two commands make two folders: the second holds the first 10,000 documents, which the first leaves out. The text is a Hub dataset or local files
 (see `neobert_hf.text_source`), the folder's layout is in `neobert_hf.text_shards`. After an interruption the same
 command continues. The shards depend on the settings only, not on `num_proc` or on interruptions.
 """
@@ -361,6 +359,8 @@ def main() -> None:
         finished = read_manifest(output)
         check_same_plan(manifest, finished, output)
         print(f"{output} is finished already; nothing to do.")
+        # Left over if the run was killed between its last two steps.
+        shutil.rmtree(progress, ignore_errors=True)
         return report(finished, output)
     begun = (progress / MANIFEST).exists()
     if begun:

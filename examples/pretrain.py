@@ -8,8 +8,8 @@ Run the same command again after an interruption: it resumes from the newest com
 `output_dir` gets checkpoints, `model/` (with tokenizer, for `from_pretrained`), `curves.png` and `log.json`.
 """
 
+import hashlib
 import json
-import logging
 import os
 import shutil
 import sys
@@ -29,8 +29,6 @@ from neobert_hf.mlm_collator import Layout, MLMCollator
 from neobert_hf.pretraining import MLMTrainer, PretrainingArguments
 from neobert_hf.text_shards import Manifest, load_shards, load_tokenizer, read_manifest, tokenizer_fingerprint
 
-
-logger = logging.getLogger(__name__)
 
 # Of TrainingArguments, those that change the trained weights; the others may differ when a run is resumed.
 RESULT_SETTINGS = (
@@ -172,7 +170,8 @@ def result_settings(architecture, data: DataArguments, arguments: PretrainingArg
     settings = asdict(architecture) | asdict(data) | {name: getattr(arguments, name) for name in RESULT_SETTINGS}
     # The corpus counts, not where it lies.
     del settings["train_data"], settings["validation_data"]
-    settings |= {"tokenizer": manifest.tokenizer_fingerprint, "shards": manifest.shards}
+    shards = hashlib.sha256(json.dumps(manifest.shards).encode()).hexdigest()
+    settings |= {"tokenizer": manifest.tokenizer_fingerprint, "corpus": shards}
     return json.loads(json.dumps(settings))
 
 
@@ -200,6 +199,9 @@ def save(trainer: MLMTrainer, folder: Path) -> None:
     partial = folder.with_name(folder.name + ".partial")
     # Whoever loads the model gets logits of every position.
     trainer.architecture.sparse_prediction = False
+    if trainer.is_fsdp_enabled:
+        # With sharded checkpoints it would write nothing, without a word.
+        trainer.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
     trainer.save_model(str(partial))
     if trainer.is_world_process_zero():
         (partial / "training_args.bin").unlink(missing_ok=True)
@@ -227,7 +229,9 @@ def main(args: list[str] | None = None) -> None:
         check_settings(resume, progress.settings, settings)
         train[1].cursor = progress.cursor
     source = find_source(data)
-    model = build_model(architecture, data, tokenizer, resume or source)
+    finished = resume is not None and resume.name == f"checkpoint-{arguments.max_steps}"
+    # On resume the Trainer loads the weights, in the form of its engine.
+    model = build_model(architecture, data, tokenizer, resume if finished else None if resume else source)
 
     # 4. Training
     trainer = MLMTrainer(
@@ -249,7 +253,7 @@ def main(args: list[str] | None = None) -> None:
             + (f"resuming from {resume}" if resume else f"starting from {source or 'random weights'}"),
             flush=True,
         )
-    if resume is not None and resume.name == f"checkpoint-{arguments.max_steps}":
+    if finished:
         # Only what follows training is left to do.
         trainer.state = TrainerState.load_from_json(str(resume / "trainer_state.json"))
     else:

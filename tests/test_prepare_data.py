@@ -49,7 +49,7 @@ def tokenizers(tmp_path_factory) -> dict[str, str]:
 @pytest.fixture
 def corpus(tmp_path) -> Path:
     """300 documents, of which 2 are too short and 5 longer than 128 tokens by far."""
-    documents = [*PARAGRAPHS[:294], "", "a", *([" ".join(PARAGRAPHS[:80])] * 4)]
+    documents = [*PARAGRAPHS[:293], "[MASK] and [SEP] are text here.", "", "a", *([" ".join(PARAGRAPHS[:80])] * 4)]
     random.Random(0).shuffle(documents)
     write_jsonl(tmp_path / "corpus.jsonl", documents)
     return tmp_path / "corpus.jsonl"
@@ -88,6 +88,7 @@ def test_truncated_documents_and_the_manifest(corpus, tokenizers, prepare, tmp_p
     plain = tokenizer(read_jsonl(corpus), truncation=True, max_length=128, split_special_tokens=True)["input_ids"]
     expected = [ids for ids in plain if len(ids) >= 4]
     assert load_shards(output)["input_ids"][:] == expected and max(map(len, expected)) == 128
+    assert not any({tokenizer.mask_token_id, tokenizer.sep_token_id}.intersection(ids[1:-1]) for ids in expected)
 
     manifest = read_manifest(output)
     assert [shard["file"] for shard in manifest.shards] == [f"shard-{index:05}.arrow" for index in range(5)]
@@ -196,6 +197,37 @@ def test_every_format_gives_the_same_documents(tokenizers, prepare, tmp_path):
         found = load_shards(output)["input_ids"][:]
         assert len(found) == 20 and found == (expected or found), source
         expected = found
+
+
+@pytest.mark.parametrize("suffix", ["txt", "jsonl.gz", "parquet"])
+def test_every_format_continues_where_it_stopped(tokenizers, prepare, tmp_path, monkeypatch, suffix):
+    source = tmp_path / "source"
+    source.mkdir()
+    for number in range(6):
+        documents = PARAGRAPHS[20 * number : 20 * number + 20]
+        if suffix == "parquet":
+            pq.write_table(pa.table({"text": documents}), source / f"{number}.parquet", row_group_size=7)
+        elif suffix == "jsonl.gz":
+            write_jsonl(tmp_path / "one.jsonl", documents)
+            (source / f"{number}.jsonl.gz").write_bytes(gzip.compress((tmp_path / "one.jsonl").read_bytes()))
+        else:
+            for place, document in enumerate(documents):
+                (source / f"{number}-{place:02}.txt").write_text(document, encoding="utf-8")
+    flags = ("--documents_per_shard", "9", "--skip_documents", "5", "--max_documents", "100")
+    expected = content(prepare(source, tokenizers["bpe"], tmp_path / "whole", *flags))
+    prepare_shard = prepare_data.prepare_shard
+    for stop in ("shard-00002.arrow", "shard-00007.arrow", "shard-00011.arrow"):
+
+        def failing(texts, serialised, manifest, path, stop=stop):
+            if path.name == stop:
+                raise MemoryError
+            return prepare_shard(texts, serialised, manifest, path)
+
+        monkeypatch.setattr(prepare_data, "prepare_shard", failing)
+        with pytest.raises(MemoryError):
+            prepare(source, tokenizers["bpe"], tmp_path / "out", *flags)
+    monkeypatch.setattr(prepare_data, "prepare_shard", prepare_shard)
+    assert content(prepare(source, tokenizers["bpe"], tmp_path / "out", *flags)) == expected
 
 
 def run_script(*flags: str, **options) -> subprocess.Popen:

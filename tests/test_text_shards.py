@@ -55,12 +55,12 @@ def test_round_trip(folder):
 
 
 def test_batches_and_dtypes(tmp_path):
-    rows = [[number, 65_535] for number in range(2_500)]
+    rows = [[number, 65_535] for number in range(10_500)]
     entry = write_shard(tmp_path / "a.arrow", iter(rows), "uint16")
-    assert (entry["documents"], entry["tokens"]) == (2_500, 5_000)
+    assert (entry["documents"], entry["tokens"]) == (10_500, 21_000)
     with pa.memory_map(str(tmp_path / "a.arrow")) as file:
         batches = list(pa.ipc.open_stream(file))
-    assert [len(batch) for batch in batches] == [1_000, 1_000, 500]
+    assert [len(batch) for batch in batches] == [10_000, 500]
     assert [row for batch in batches for row in batch["input_ids"].to_pylist()] == rows
     write_shard(tmp_path / "b.arrow", [[1, 100_000]], "int32")
     with pa.memory_map(str(tmp_path / "b.arrow")) as file:

@@ -2,8 +2,10 @@
 
 import logging
 import os
+from argparse import Namespace
 
 import psutil
+from accelerate import Accelerator
 from accelerate.commands import launch
 from accelerate.utils import get_int_from_env
 
@@ -12,7 +14,7 @@ from accelerate.utils import get_int_from_env
 WORLD_SIZES = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 
 
-def asked_of_accelerate():
+def asked_of_accelerate() -> Namespace | None:
     """The settings of the `accelerate launch` that started this process, or None without one."""
     for process in psutil.Process().parents():
         try:
@@ -34,9 +36,15 @@ def asked_of_accelerate():
     return None
 
 
-def check_launch(accelerator):
-    """`accelerate launch` starts one process where several CPU processes are asked for, drops FSDP on a CPU, and leaves
-    each of several processes alone if it finds no GPU: all without a word, hours before the results show it."""
+def check_launch(accelerator: Accelerator) -> None:
+    """Compare with what the environment and the launcher's command line ask for; about 10 ms.
+
+    `accelerate launch` starts one process where several CPU processes are asked for, drops FSDP on a CPU, and leaves
+    each of several processes alone if it finds no GPU: all without a word, hours before the results show it.
+
+    Raises:
+        RuntimeError: if the number of processes or the engine is another one.
+    """
     asked = asked_of_accelerate()
     processes = max(get_int_from_env([name], 1) for name in WORLD_SIZES)
     engines = {name for name in ("FSDP", "DEEPSPEED") if os.environ.get(f"ACCELERATE_USE_{name}", "").lower() == "true"}

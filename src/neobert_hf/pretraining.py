@@ -16,6 +16,7 @@ from typing import Literal
 
 import torch
 from safetensors import SafetensorError
+from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback, TrainingArguments
@@ -111,7 +112,7 @@ def training_flops(config: NeoBERTConfig, tokens: int, squared_lengths: int, lab
 
 
 def peak_flops(device: torch.device, bf16: bool) -> tuple[float, str]:
-    """FLOP/s that one device could do, and the source of the number: the data sheet, or matrix products for a second."""
+    """FLOP/s that one device could do, and the source of the number: its data sheet, or a second of products."""
     if device.type == "cuda" and bf16:
         name = torch.cuda.get_device_name(device)
         for part, peak in DATASHEET_PEAKS.items():
@@ -206,6 +207,8 @@ class MLMTrainer(Trainer):
         super().__init__(
             model, args, data_collator=collator, train_dataset=documents, eval_dataset=eval_dataset, **kwargs
         )
+        if args.n_gpu > 1:
+            raise ValueError(f"One process sees {args.n_gpu} GPUs: use `accelerate launch`, one process for each.")
         if optimizer_from is not None and self.is_deepspeed_enabled:
             raise ValueError(
                 "`continue_optimizer` cannot be combined with DeepSpeed, whose optimizer state has its own layout. "
@@ -219,6 +222,10 @@ class MLMTrainer(Trainer):
             self.peak, self.peak_source = args.peak_tflops * 1e12, "given"
         self.attention = attention_backend(model, args.device, args.bf16)
         self.add_callback(StopOnSigterm(self))
+        if self.is_fsdp_enabled and getattr(self.accelerator.state.fsdp_plugin, "fsdp_version", 1) == 2:
+            # Accelerate would hold the residual stream, the loss and the gradients in bf16. With weights gathered in
+            # float32 and autocast (below) the run equals one process to 6e-8, as under DDP.
+            self.accelerator.state.fsdp_plugin.mixed_precision_policy = MixedPrecisionPolicy()
         # Real tokens, tokens with padding, labels, correct predictions, squared lengths: since the last log, here.
         self._counts = torch.zeros(5, dtype=torch.int64, device=args.device)
         self._window = [0] * 5
@@ -235,6 +242,9 @@ class MLMTrainer(Trainer):
             documents,
             batch_sampler=sampler,
             collate_fn=collator,
+            # Iterating draws a seed. From the global generator, which the Trainer restores just before, dropout would
+            # differ after a resume.
+            generator=torch.Generator(),
             num_workers=self.args.dataloader_num_workers,
             prefetch_factor=self.args.dataloader_prefetch_factor,
             pin_memory=self.args.dataloader_pin_memory and self.args.device.type == "cuda",
@@ -276,6 +286,9 @@ class MLMTrainer(Trainer):
             self.lr_scheduler.load_state_dict(schedule)
         self._window_start = time.perf_counter()
         return prepared
+
+    def autocast_smart_context_manager(self, cache_enabled: bool | None = True):
+        return self.accelerator.autocast()
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
@@ -353,7 +366,8 @@ class MLMTrainer(Trainer):
             for number, inputs in enumerate(self._loader(documents, sampler, collator)):
                 lengths = inputs["cu_seq_lens_q"].diff()
                 inputs = self._prepare_inputs(inputs)
-                logits, labels = model(**inputs).logits.float(), inputs["labels"]
+                with self.compute_loss_context_manager():
+                    logits, labels = model(**inputs).logits.float(), inputs["labels"]
                 labelled = labels != -100
                 if not sampler.counts(number):
                     continue
