@@ -19,7 +19,7 @@ from conftest import ROOT
 from plain_neobert import plain_hidden_states
 from safetensors.torch import load_file
 from torch.nn import functional as F
-from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline
+from transformers import AutoModelForMaskedLM, pipeline
 
 from neobert_hf import NeoBERTForMaskedLM
 from neobert_hf.checkpoints import COMPLETE, CheckpointError, complete_checkpoints
@@ -47,6 +47,7 @@ SMALL = {
     "shuffle_shards": 2,
     "max_steps": 12,
     "warmup_steps": 2,
+    "seed": 0,
     "learning_rate": 5e-3,
     "bf16": False,
     "use_cpu": True,
@@ -391,7 +392,7 @@ def test_old_checkpoints_go_once_the_new_one_is_whole(flags, tmp_path):
 
 
 def test_a_loss_that_is_not_finite_stops_before_it_is_saved(flags, tmp_path):
-    with pytest.raises(SystemExit, match="(?s)The loss is (nan|inf|not finite).*checkpoint-[12] is complete"):
+    with pytest.raises(SystemExit, match="(?s)The loss is (nan|inf|not finite).*checkpoint-[1-9] is complete"):
         pretrain.main(flags(learning_rate=1e30, warmup_steps=10, schedule="linear", logging_steps=1, save_steps=1))
 
 
@@ -427,16 +428,18 @@ def test_second_stage_continues_weights_and_optimizer_once(flags, prepared, tmp_
 
 
 def test_second_stage_from_something_else_is_refused(flags, prepared, tmp_path):
-    run(flags(output_dir=tmp_path / "first", max_steps=1))
+    run(flags(output_dir=tmp_path / "first", max_steps=1, warmup_steps=0))
     with pytest.raises(ValueError, match="another architecture. hidden_size: 32 there, 64 now"):
         pretrain.main(flags(init_from=tmp_path / "first", hidden_size=64))
     with pytest.raises(CheckpointError, match="is no complete checkpoint"):
         pretrain.main(flags(init_from=tmp_path / "first" / "model", continue_optimizer=True))
     with pytest.raises(ValueError, match="needs `init_from`"):
         pretrain.main(flags(continue_optimizer=True))
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "first" / "model")
-    tokenizer.backend_tokenizer.normalizer = None
-    tokenizer.save_pretrained(tmp_path / "first" / "model")
+    file = tmp_path / "first" / "model" / "tokenizer.json"
+    tokenizer = json.loads(file.read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    vocabulary["the"], vocabulary["is"] = vocabulary["is"], vocabulary["the"]
+    file.write_text(json.dumps(tokenizer))
     shutil.rmtree(tmp_path / "first" / "checkpoint-1")
     with pytest.raises(ValueError, match="another tokenizer"):
         pretrain.main(flags(init_from=tmp_path / "first" / "model"))
@@ -504,13 +507,9 @@ def test_every_configuration_runs_two_steps_at_reduced_size(config, flags, prepa
         reduced |= {"min_lengths": "0 32 60"}
     if stored["init_from"] is not None:
         # A first stage of the same architecture.
-        first = {
-            "output_dir": tmp_path / "first",
-            "init_from": None,
-            "continue_optimizer": False,
-            "eval_on_start": False,
-        }
-        pretrain.main(["--config", str(config), *to_flags(reduced | first)])
+        alone = tmp_path / "first.yaml"
+        alone.write_text(f"extends: {config}\ninit_from: null\ncontinue_optimizer: false\neval_on_start: false\n")
+        pretrain.main(["--config", str(alone), *to_flags(reduced | {"output_dir": tmp_path / "first"})])
         shutil.rmtree(tmp_path / "first" / "model")
         reduced |= {"init_from": tmp_path / "first"}
     pretrain.main(["--config", str(config), *to_flags(reduced)])

@@ -1,0 +1,31 @@
+"""examples/pretrain.py with FSDP2 on CPU processes, for test_distributed.py only.
+
+Accelerate knows FSDP on accelerators only: with the type MULTI_CPU it trains as DDP, without a word. Nothing else in it
+depends on the type, so here it is told another one.
+"""
+
+import sys
+from pathlib import Path
+
+from accelerate import PartialState
+from accelerate.utils import DistributedType
+from torch.distributed.tensor import DTensor
+
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
+import pretrain  # noqa: E402
+
+
+PartialState(cpu=True)
+PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+
+
+class ShardedTrainer(pretrain.MLMTrainer):
+    def evaluate(self, *args, **kwargs):
+        sharded = sum(isinstance(weight, DTensor) for weight in self.model.parameters())
+        print(f"{sharded} of {len(list(self.model.parameters()))} parameters are sharded", flush=True)
+        return super().evaluate(*args, **kwargs)
+
+
+pretrain.MLMTrainer = ShardedTrainer
+pretrain.main()
