@@ -23,7 +23,6 @@ from neobert_hf.arguments import parse_config
 
 
 ROOT = Path(__file__).parent.parent
-RESULTS = ROOT / "benchmarks" / "results"
 # Waiting threads must not spin; see examples/demo.py.
 ENVIRONMENT = os.environ | {"OMP_WAIT_POLICY": "passive", "TOKENIZERS_PARALLELISM": "false"}
 
@@ -49,6 +48,7 @@ PAIRS = [(name, 0) for name in range(5)] + [(5, 5), (6, 5)]
 class BenchmarkArguments:
     text: str = field(metadata={"help": "folder with train.parquet and validation.parquet"})
     output_dir: str = field(default="runs/pretraining_benchmark", metadata={"help": "data, runs and logs"})
+    results: str = field(default="benchmarks/results", metadata={"help": "where the report goes"})
     seeds: int = field(default=3, metadata={"help": "runs of each ablation"})
     limit: str = field(default="", metadata={"help": "further flags of every run, for a trial"})
 
@@ -153,8 +153,8 @@ def report(stages: dict[str, list[dict]], losses: dict[str, list[float]]) -> str
     sections = (
         "# A small NeoBERT on a CPU",
         f"{date.today()}; {os.cpu_count()} cores ({platform.machine()}), float32; Python {platform.python_version()}, "
-        f"{versions}. Not measured on GPU.\n\nCommand: `python benchmarks/pretraining.py --text ../shared/data/text`. Text: 88 million "
-        "characters of English documentation, speeches and books; a WordPiece vocabulary of 8,192.",
+        f"{versions}. Not measured on GPU.\n\nCommand: `python benchmarks/pretraining.py --text ../shared/data/text`. "
+        "Text: 88 million characters of English documentation, speeches, books; 8,192 WordPiece entries.",
         "## Two stages (`configs/pretrain/small.yaml`, `small_long.yaml`)",
         f"{seen[0]:,} tokens of up to 256 a document at a median of {throughput[0]:,.0f} tokens/s, then {seen[1]:,} of up "
         f"to 1,024 from the 20/40/40 mixture of all documents, those of 256 and those of 512 tokens or more, at "
@@ -170,8 +170,8 @@ def report(stages: dict[str, list[dict]], losses: dict[str, list[float]]) -> str
         ),
         "![losses](pretraining.png)",
         "## Ablation pairs",
-        "3 million parameters, 600 steps of 2,048 tokens; the runs of a seed share data order, masks and held-out text. "
-        "Positive differences: worse than the pair (the first line; for the last line, the line before).",
+        "3 million parameters, 600 steps of 2,048 tokens; the runs of a seed share data order, masks and test text. "
+        "Positive differences are worse than the pair: the first line, and for the last line the one before it.",
         "\n".join(ablation_table(losses)),
     )
     return "\n\n".join(sections) + "\n"
@@ -194,9 +194,10 @@ def main() -> None:
         ),
     }
     losses = run_ablations(output, settings.seeds, settings.limit)
-    plot(stages, RESULTS / "pretraining.png")
-    (RESULTS / "pretraining.json").write_text(json.dumps({"stages": stages, "ablations": losses}, indent=1) + "\n")
-    (RESULTS / "pretraining.md").write_text(report(stages, losses))
+    results = Path(settings.results)
+    plot(stages, results / "pretraining.png")
+    (results / "pretraining.json").write_text(json.dumps({"stages": stages, "ablations": losses}) + "\n")
+    (results / "pretraining.md").write_text(report(stages, losses))
 
 
 if __name__ == "__main__":

@@ -3,9 +3,9 @@
     python examples/prepare_data.py --config configs/data/refinedweb.yaml
     python examples/prepare_data.py --config configs/data/refinedweb_validation.yaml
 
-Two commands make two folders: the second holds the first 10,000 documents, which the first leaves out. The text is a Hub dataset or local files
-(see `neobert_hf.text_source`), the folder's layout is in `neobert_hf.text_shards`. After an interruption the same
-command continues. The shards depend on the settings only, not on `num_proc` or on interruptions.
+Two commands make two folders: the second holds the first 10,000 documents, which the first leaves out. The text is a
+Hub dataset or local files (see `neobert_hf.text_source`), the folder's layout is in `neobert_hf.text_shards`. After an
+interruption the same command continues. The shards depend on the settings only, not on `num_proc` or interruptions.
 """
 
 import json

@@ -262,7 +262,7 @@ def main(args: list[str] | None = None) -> None:
         except (CheckpointError, FloatingPointError) as error:
             sys.exit(str(error))
     if trainer.stopped:
-        print(f"Stopped by SIGTERM after step {trainer.state.global_step}. {trainer._advice()}", flush=True)
+        print(f"Stopped by SIGTERM after step {trainer.state.global_step}. {trainer.advice()}", flush=True)
         sys.exit(143)
 
     # 5. Held-out loss, model, numbers and curves

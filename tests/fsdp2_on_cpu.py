@@ -16,11 +16,11 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
 import pretrain  # noqa: E402
 
 
-PartialState(cpu=True)
-PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
-
-
 class ShardedTrainer(pretrain.MLMTrainer):
+    def __init__(self, *args, **kwargs):
+        PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+        super().__init__(*args, **kwargs)
+
     def evaluate(self, *args, **kwargs):
         sharded = sum(isinstance(weight, DTensor) for weight in self.model.parameters())
         print(f"{sharded} of {len(list(self.model.parameters()))} parameters are sharded", flush=True)

@@ -53,10 +53,42 @@ def test_missing_required_setting(tmp_path, capsys):
     assert "--rate" in capsys.readouterr().err
 
 
+def test_extending_another_file(tmp_path):
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base" / "first.yaml").write_text("rate: 1e-3\nsteps: 5\n")
+    (tmp_path / "base" / "second.yaml").write_text("extends: first.yaml\nsteps: 6\n")
+    text = "extends: base/second.yaml\nlimit: 7\n"
+    assert parse(tmp_path, text) == parse(tmp_path, "rate: 1e-3\nsteps: 6\nlimit: 7\n")
+
+
+@pytest.mark.parametrize(
+    ("base", "text", "message"),
+    [
+        ("stepz: 5\n", "extends: base.yaml\nrate: 1\n", "base.yaml has no meaning for the key 'stepz'"),
+        ("rate: 1\n", "extends: base.yaml\nstepz: 1\n", "settings.yaml has no meaning for the key 'stepz'"),
+        ("extends: settings.yaml\n", "extends: base.yaml\n", "extends it in turn"),
+    ],
+)
+def test_errors_in_extended_files_name_the_file(tmp_path, base, text, message):
+    (tmp_path / "base.yaml").write_text(base)
+    with pytest.raises(ValueError, match=message):
+        parse(tmp_path, text)
+
+
 def test_every_shipped_config_is_read():
+    """Those of `pretrain/` and `accelerate/` in test_pretraining.py and test_accelerate_configs.py."""
     sys.path.insert(0, str(ROOT / "examples"))
     from demo import DemoArguments
+    from prepare_data import PrepareArguments
 
-    (settings,) = parse_config(DemoArguments, args=["--config", str(ROOT / "configs" / "demo.yaml")])
-    assert settings.output_dir == "runs/demo"
-    assert {path.name for path in (ROOT / "configs").rglob("*.yaml")} == {"demo.yaml"}
+    readers = {"demo.yaml": DemoArguments, "data/refinedweb.yaml": PrepareArguments}
+    readers |= {"data/refinedweb_validation.yaml": PrepareArguments}
+    settings = {
+        name: parse_config(reader, args=["--config", f"{ROOT}/configs/{name}"])[0] for name, reader in readers.items()
+    }
+    assert (ROOT / settings["demo.yaml"].pretraining).is_file()
+    # What one leaves out the other holds.
+    assert settings["data/refinedweb.yaml"].skip_documents == settings["data/refinedweb_validation.yaml"].max_documents
+    assert settings["data/refinedweb_validation.yaml"].skip_documents == 0
+    names = {str(path.relative_to(ROOT / "configs")) for path in (ROOT / "configs").rglob("*.yaml")}
+    assert {name for name in names if not name.startswith(("pretrain/", "accelerate/"))} == set(readers)

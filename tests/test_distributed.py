@@ -47,15 +47,9 @@ def launch(flags: list[str], *options: str, script: Path = PRETRAIN, cpu: str = 
 
 
 def ddp(processes: int) -> list[str]:
-    port = str(29600 + os.getpid() % 1000)
-    return [
-        "--config_file",
-        str(CONFIGS / "cpu_ddp.yaml"),
-        "--num_processes",
-        str(processes),
-        "--main_process_port",
-        port,
-    ]
+    # Port 0: a free one.
+    ports = ["--main_process_port", "0"]
+    return ["--config_file", str(CONFIGS / "cpu_ddp.yaml"), "--num_processes", str(processes), *ports]
 
 
 def finish(process: subprocess.Popen) -> str:

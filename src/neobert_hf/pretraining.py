@@ -313,7 +313,7 @@ class MLMTrainer(Trainer):
         if "loss" in logs:
             if not math.isfinite(logs["loss"]):
                 raise FloatingPointError(
-                    f"The loss is {logs['loss']} at step {self.state.global_step}. {self._advice()}"
+                    f"The loss is {logs['loss']} at step {self.state.global_step}. {self.advice()}"
                 )
             logs |= self._throughput(logs["loss"])
         super().log(logs)
@@ -394,7 +394,7 @@ class MLMTrainer(Trainer):
     def _save_checkpoint(self, model, trial) -> None:
         step = self.state.global_step
         if not torch.isfinite(self._tr_loss):
-            raise FloatingPointError(f"The loss is not finite before step {step}. {self._advice()}")
+            raise FloatingPointError(f"The loss is not finite before step {step}. {self.advice()}")
         folder = Path(self.args.output_dir) / f"checkpoint-{step}"
         limit, self.args.save_total_limit = self.args.save_total_limit, None
         with self._clock_stopped():
@@ -415,12 +415,13 @@ class MLMTrainer(Trainer):
                 free = shutil.disk_usage(self.args.output_dir).free
                 raise CheckpointError(
                     f"The checkpoint of step {step} could not be written ({error}); {free:,} bytes are free. "
-                    f"{self._advice()}"
+                    f"{self.advice()}"
                 ) from error
             finally:
                 self.args.save_total_limit = limit
 
-    def _advice(self) -> str:
+    def advice(self) -> str:
+        """From where the run can go on, for the message that ends it."""
         complete = complete_checkpoints(Path(self.args.output_dir))
         if not complete:
             return "There is no earlier checkpoint."
