@@ -156,8 +156,8 @@ def report(stages: dict[str, list[dict]], losses: dict[str, list[float]]) -> str
         f"{versions}. Not measured on GPU.\n\nCommand: `python benchmarks/pretraining.py --text ../shared/data/text`. "
         "Text: 88 million characters of English documentation, speeches, books; 8,192 WordPiece entries.",
         "## Two stages (`configs/pretrain/small.yaml`, `small_long.yaml`)",
-        f"{seen[0]:,} tokens of up to 256 a document at a median of {throughput[0]:,.0f} tokens/s, then {seen[1]:,} of up "
-        f"to 1,024 from the 20/40/40 mixture of all documents, those of 256 and those of 512 tokens or more, at "
+        f"{seen[0]:,} tokens of up to 256 a document at a median of {throughput[0]:,.0f} tokens/s, then {seen[1]:,} of "
+        "up to 1,024 from the 20/40/40 mixture of all documents, those of 256 and those of 512 tokens or more, at "
         f"{throughput[1]:,.0f} tokens/s. Masked loss in nats on 217 held-out documents, with the same masks each time:",
         "\n".join(
             length_table(

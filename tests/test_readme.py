@@ -1,8 +1,11 @@
 """The README's commands and code run, on a small model in place of the published one."""
 
+import json
 import re
 import subprocess
+import sys
 from pathlib import Path
+from pydoc_data.topics import topics
 
 import pytest
 from conftest import ROOT, small_model
@@ -29,6 +32,31 @@ def test_python_blocks_run_in_order(tmp_path):
         exec(compile(block.replace("chandar-lab/NeoBERT", str(tmp_path)), "README.md", "exec"), names)
     assert names["states"].shape[-1] == 64 and (names["states"][1, 4:] == 0).all()
     assert names["loss"].isfinite()
+
+
+def test_pretraining_commands_run(tmp_path):
+    """On 60 documents, two steps."""
+    for name in ("examples", "configs"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    (tmp_path / "corpus").mkdir()
+    documents = [json.dumps({"text": text}) for text in topics.values()][:60]
+    (tmp_path / "corpus" / "all.jsonl").write_text("\n".join(documents))
+    (block,) = (block for block in code_blocks(README, "bash") if "examples/prepare_data.py" in block)
+    commands = block.replace("1000", "10").replace("python ", f"{sys.executable} ").strip().splitlines()
+    assert [command.split()[1] for command in commands] == [
+        "examples/train_tokenizer.py", "examples/prepare_data.py", "examples/prepare_data.py", "examples/pretrain.py"
+    ]  # fmt: skip
+    commands[-1] += " --max_steps 2 --warmup_steps 0 --num_hidden_layers 1 --use_cpu true --report_to none"
+    for command in commands:
+        subprocess.run(command, shell=True, cwd=tmp_path, check=True)
+    assert (tmp_path / "runs" / "small" / "model" / "model.safetensors").is_file()
+
+
+def test_files_named_in_commands_exist():
+    names = re.findall(r"(?:configs|examples)/\S+\.(?:yaml|py|sbatch)", README)
+    assert len(names) > 10
+    for name in names:
+        assert (ROOT / name).is_file(), name
 
 
 def test_make_targets_exist():
