@@ -1,6 +1,7 @@
 """Which documents make up a micro-batch: all of them, once an epoch, the same on any number of processes."""
 
 import json
+import tracemalloc
 from itertools import islice
 
 import numpy as np
@@ -153,6 +154,23 @@ def test_held_out_documents_count_once(world_size):
         counted += [key.row for number, keys in enumerate(held_out) if held_out.counts(number) for key in keys]
     assert sorted(counted) == list(range(1000))
     assert len(rounds) == 1
+
+
+def test_memory_does_not_grow_with_the_corpus():
+    """It is that of a group of shards; numpy reports its allocations to tracemalloc."""
+    peaks = []
+    for shards in (24, 96):
+        lengths = np.full(shards * 5_000, 6, dtype=np.int32)
+        offsets, ids = np.concatenate([[0], lengths.cumsum()]), np.ones(lengths.sum(), dtype=np.uint16)
+        column = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(ids))
+        table = Dataset(pa.table({"input_ids": column}))
+        tracemalloc.start()
+        plan = MLMBatchSampler(table, [5_000] * shards, 16, 4096, shuffle_shards=2)
+        while plan.cursor["subsets"][0]["epoch"] < 1:
+            plan.advance(plan.cursor["micro_batches"] + 1)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 1.1 * peaks[0]
 
 
 def test_prepared_folders_are_read(prepared):

@@ -491,6 +491,60 @@ def test_library_optimizers_train_and_resume(flags, tmp_path, optimizer):
     assert_same_weights(tmp_path / "run", tmp_path / "whole")
 
 
+def test_tensorboard_gets_every_number(flags, tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run(flags(report_to="tensorboard", max_steps=3))
+    (file,) = (tmp_path / "run").rglob("events.out.tfevents.*")
+    events = EventAccumulator(str(file)).Reload()
+    numbers = "loss perplexity accuracy grad_norm learning_rate tokens_per_second padding_share tokens_seen mfu".split()
+    for name in numbers:
+        assert [event.step for event in events.Scalars(f"train/{name}")] == [1, 2, 3], name
+
+
+def test_bf16_autocast_keeps_float32_weights(flags, tmp_path):
+    exact, rounded = (
+        [
+            entry["loss"]
+            for entry in run(flags(bf16=bf16, dropout=0.0, output_dir=tmp_path / str(bf16)))
+            if "loss" in entry
+        ]
+        for bf16 in (False, True)
+    )
+    # Rounded products, not rounded weights: close to float32, and not the same.
+    assert rounded != exact and rounded == pytest.approx(exact, abs=0.05)
+    checkpoint = tmp_path / "True" / "checkpoint-12"
+    assert {tensor.dtype for tensor in load_file(checkpoint / "model.safetensors").values()} == {torch.float32}
+    moments = torch.load(checkpoint / "optimizer.pt")["state"][0]
+    assert moments["exp_avg"].dtype == moments["exp_avg_sq"].dtype == torch.float32
+
+
+def test_gradient_checkpointing_changes_nothing(flags, tmp_path):
+    run(flags(output_dir=tmp_path / "kept"))
+    run(flags(gradient_checkpointing=True))
+    assert_same_weights(tmp_path / "run", tmp_path / "kept")
+
+
+def test_byte_level_bpe_trains_as_well(flags, prepared, tmp_path, monkeypatch):
+    """Ablation M3."""
+    import prepare_data
+    import train_tokenizer
+
+    texts = [json.loads(line)["text"] for line in (prepared / "train.jsonl").read_text().splitlines()]
+    train_tokenizer.train_bpe(iter([texts]), 600, 128).save_pretrained(tmp_path / "bpe")
+    source = f"--source {prepared}/train.jsonl --tokenizer {tmp_path}/bpe --output_dir {tmp_path}/data"
+    monkeypatch.setattr(sys, "argv", ["prepare_data.py", *source.split()])
+    prepare_data.main()
+    log = run(flags(train_data=tmp_path / "data"))
+    losses = [entry["loss"] for entry in log if "loss" in entry]
+    assert losses[-1] < losses[0] - 0.2
+    # The corpora of two tokenizers do not mix.
+    with pytest.raises(ValueError, match="another tokenizer"):
+        pretrain.main(
+            flags(train_data=tmp_path / "data", validation_data=prepared / "validation", output_dir=tmp_path / "x")
+        )
+
+
 CONFIGS = sorted((ROOT / "configs" / "pretrain").rglob("*.yaml"))
 
 
