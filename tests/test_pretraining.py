@@ -156,16 +156,19 @@ def test_the_same_command_again_changes_nothing(flags, tmp_path):
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
-def test_held_out_loss_is_the_mean_over_labels_and_by_length(flags, prepared, tmp_path):
-    log = run(
-        flags(validation_data=prepared / "validation", max_steps=2, max_length=200, min_lengths=0, probabilities=1)
-    )
+# At 128, most documents are as long as the edge of the first bin.
+@pytest.mark.parametrize("max_length", [128, 200])
+def test_held_out_loss_is_the_mean_over_labels_and_by_length(flags, prepared, tmp_path, max_length):
+    changes = {
+        "validation_data": prepared / "validation",
+        "max_length": max_length,
+        "min_lengths": 0,
+        "probabilities": 1,
+    }
+    log = run(flags(**changes, max_steps=2))
     model = AutoModelForMaskedLM.from_pretrained(tmp_path / "run" / "model")
     settings = pretrain.parse_config(
-        pretrain.ModelArguments,
-        pretrain.DataArguments,
-        PretrainingArguments,
-        args=flags(validation_data=prepared / "validation", max_length=200, min_lengths=0, probabilities=1),
+        pretrain.ModelArguments, pretrain.DataArguments, PretrainingArguments, args=flags(**changes)
     )
     documents, sampler, collator = pretrain.read_data(*settings[1:])[2]
     losses, lengths = [], []
@@ -179,10 +182,11 @@ def test_held_out_loss_is_the_mean_over_labels_and_by_length(flags, prepared, tm
                 lengths += [len(document["input_ids"])] * int(labelled.sum())
     losses, lengths = torch.cat(losses), torch.tensor(lengths)
     evaluation = next(entry for entry in log if "eval_loss" in entry)
-    assert len(set(lengths.tolist())) > 1 and lengths.max() > 128
+    assert len(set(lengths.tolist())) > 1 and lengths.max() == max_length
     assert evaluation["eval_loss"] == pytest.approx(losses.mean().item(), abs=1e-5)
     bins = {"1_to_128": lengths <= 128, "129_to_256": (lengths > 128) & (lengths <= 256)}
     for name, inside in bins.items():
+        assert (f"eval_loss_{name}" in evaluation) == bool(inside.any())
         if inside.any():
             assert evaluation[f"eval_loss_{name}"] == pytest.approx(losses[inside].mean().item(), abs=1e-5)
     assert evaluation["eval_perplexity"] == pytest.approx(math.exp(evaluation["eval_loss"]))
@@ -404,6 +408,7 @@ def test_second_stage_continues_weights_and_optimizer_once(flags, prepared, tmp_
         "max_length": 128,
         "schedule": "constant",
         "learning_rate": 5e-4,
+        "weight_decay": 0.05,
         "warmup_steps": 0,
         "max_steps": 4,
         "save_steps": 1,
@@ -412,9 +417,10 @@ def test_second_stage_continues_weights_and_optimizer_once(flags, prepared, tmp_
     log = run(flags(**stage))
     first = torch.load(tmp_path / "first" / "checkpoint-12" / "optimizer.pt")
     second = torch.load(tmp_path / "run" / "checkpoint-1" / "optimizer.pt")
-    # Adam's own count of its steps goes on, the learning rate is this stage's.
+    # Adam's own count of its steps goes on, the settings are this stage's.
     assert {int(state["step"]) for state in first["state"].values()} == {12}
     assert {int(state["step"]) for state in second["state"].values()} == {13}
+    assert [group["weight_decay"] for group in second["param_groups"]] == [0.05] * len(first["param_groups"])
     assert [entry["learning_rate"] for entry in log if "loss" in entry] == [5e-4] * 4
     assert log[0]["loss"] < json.loads((tmp_path / "first" / "log.json").read_text())[0]["loss"] - 0.3
     assert AutoModelForMaskedLM.from_pretrained(tmp_path / "run" / "model").config.max_length == 128
