@@ -60,9 +60,17 @@ def test_shuffling_mixes_shards_and_changes_with_seed_and_epoch():
     def rows(epoch, **changes):
         return [key.row for keys in first_epochs(sampler(**changes), 2) for key in keys if key.epoch == epoch]
 
+    def first_shards(epoch):
+        """Shards of the first group of an epoch."""
+        plan = sampler()
+        return frozenset(np.searchsorted(plan.shard_ends, plan._group(0, epoch, 0)[0], side="right"))
+
+    assert len({first_shards(epoch) for epoch in range(6)}) > 1
     assert rows(0) == rows(0)
     assert rows(0) != rows(1)
     assert rows(0) != rows(0, seed=1)
+    # Within a shard as well as among shards.
+    assert rows(0, shards=[1000]) != rows(1, shards=[1000])
     shard_of = np.repeat(range(5), SHARDS)
     # Two large shards lie in one group: neighbours come from both.
     assert any(len(set(shard_of[rows(0)[start : start + 20]])) > 1 for start in (0, 300, 600))
@@ -93,6 +101,10 @@ def test_resuming_from_the_cursor_is_exact():
 def test_mixture_draws_subsets_with_their_probabilities():
     probabilities = (0.2, 0.4, 0.4)
     batches = list(islice(sampler(min_lengths=(0, 100, 150), probabilities=probabilities), 5000))
+    subsets = [keys[0].subset for keys in batches]
+    # Each draw is independent of the one before.
+    repeats = sum(first == second for first, second in zip(subsets, subsets[1:])) / 4999
+    assert abs(repeats - 0.36) < 4 * (0.36 * 0.64 / 4999) ** 0.5
     for subset, (minimum, probability) in enumerate(zip((0, 100, 150), probabilities)):
         of_subset = [keys for keys in batches if keys[0].subset == subset]
         # Four standard deviations of a binomial share.

@@ -323,6 +323,9 @@ def test_a_checkpoint_that_lost_a_file_is_refused(flags, tmp_path, name):
     (checkpoint / name).unlink()
     with pytest.raises(CheckpointError, match=f"{name} is missing"):
         pretrain.main(flags())
+    (checkpoint / name).write_bytes(b"half")
+    with pytest.raises(CheckpointError, match=f"{name} is 4 bytes; it was written with [0-9,]+ bytes"):
+        pretrain.main(flags())
 
 
 def test_resuming_does_not_read_skipped_data(flags, tmp_path, monkeypatch):
@@ -395,9 +398,17 @@ def test_old_checkpoints_go_once_the_new_one_is_whole(flags, tmp_path):
     assert [folder.name for folder in complete_checkpoints(tmp_path / "two")] == ["checkpoint-10", "checkpoint-12"]
 
 
-def test_a_loss_that_is_not_finite_stops_before_it_is_saved(flags, tmp_path):
-    with pytest.raises(SystemExit, match="(?s)The loss is (nan|inf|not finite).*checkpoint-[1-9] is complete"):
-        pretrain.main(flags(learning_rate=1e30, warmup_steps=10, schedule="linear", logging_steps=1, save_steps=1))
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"logging_steps": 1, "save_steps": 100}, "The loss is (nan|inf) at step .* no earlier checkpoint"),
+        ({"logging_steps": 100, "save_steps": 1}, "The loss is not finite before step .*checkpoint-[1-9] is complete"),
+    ],
+    ids=["when it is logged", "when it is saved"],
+)
+def test_a_loss_that_is_not_finite_stops_before_it_is_saved(flags, changes, message):
+    with pytest.raises(SystemExit, match=message):
+        pretrain.main(flags(learning_rate=1e30, warmup_steps=10, schedule="linear", **changes))
 
 
 def test_second_stage_continues_weights_and_optimizer_once(flags, prepared, tmp_path):
