@@ -228,10 +228,10 @@ def main(args: list[str] | None = None) -> None:
         progress = read_progress(resume)
         check_settings(resume, progress.settings, settings)
         train[1].cursor = progress.cursor
-    source = find_source(data)
+    source = find_source(data) if resume is None else None
     finished = resume is not None and resume.name == f"checkpoint-{arguments.max_steps}"
     # On resume the Trainer loads the weights, in the form of its engine.
-    model = build_model(architecture, data, tokenizer, resume if finished else None if resume else source)
+    model = build_model(architecture, data, tokenizer, resume if finished else source)
 
     # 4. Training
     trainer = MLMTrainer(

@@ -440,6 +440,7 @@ def test_second_stage_continues_weights_and_optimizer_once(flags, prepared, tmp_
     for step in (3, 4):
         shutil.rmtree(tmp_path / "again" / f"checkpoint-{step}")
     shutil.rmtree(tmp_path / "again" / "model")
+    (tmp_path / "first").rename(tmp_path / "gone")
     run(flags(**stage, output_dir=tmp_path / "again"))
     assert_same_weights(tmp_path / "run", tmp_path / "again")
 
