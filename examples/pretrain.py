@@ -18,15 +18,22 @@ from pathlib import Path
 
 import torch
 from matplotlib.figure import Figure
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, TrainerState, set_seed
+from transformers import AutoTokenizer, TrainerState, set_seed
 
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM
 from neobert_hf.arguments import parse_config
-from neobert_hf.checkpoints import CheckpointError, check_settings, complete_checkpoints, read_progress
+from neobert_hf.checkpoints import (
+    CheckpointError,
+    check_engine,
+    check_settings,
+    complete_checkpoints,
+    read_progress,
+    step_of,
+)
 from neobert_hf.launch import check_launch
 from neobert_hf.mlm_batches import Documents, HeldOutBatchSampler, MLMBatchSampler
 from neobert_hf.mlm_collator import Layout, MLMCollator
-from neobert_hf.pretraining import MLMTrainer, PretrainingArguments
+from neobert_hf.pretraining import Feed, MLMTrainer, PretrainingArguments
 from neobert_hf.text_shards import Manifest, load_shards, load_tokenizer, read_manifest, tokenizer_fingerprint
 
 
@@ -78,7 +85,8 @@ class DataArguments:
 
 def accumulation_steps(data: DataArguments, world_size: int) -> int:
     """Micro-batches of each process in an optimizer step, so that the global batch is the same on any number."""
-    steps, rest = divmod(data.global_batch_tokens, data.micro_batch_tokens * world_size)
+    micro_batches = data.micro_batch_tokens * world_size
+    steps, rest = divmod(data.global_batch_tokens, micro_batches) if micro_batches > 0 else (0, 0)
     if rest or not steps:
         raise ValueError(
             f"`global_batch_tokens` ({data.global_batch_tokens:,}) must be a multiple of `micro_batch_tokens` "
@@ -87,11 +95,12 @@ def accumulation_steps(data: DataArguments, world_size: int) -> int:
     return steps
 
 
-def build_model(architecture: ModelArguments, data: DataArguments, tokenizer: PreTrainedTokenizerBase, source):
-    """A new model, or the one of an earlier stage, which must have this architecture and vocabulary."""
+def build_model(architecture: ModelArguments, data: DataArguments, manifest: Manifest, source: str | Path | None):
+    """A new model, or the one of an earlier stage, which must have this architecture and tokenizer."""
+    tokenizer = load_tokenizer(data.train_data)
     config = {
         **asdict(architecture),
-        "vocab_size": len(tokenizer),
+        "vocab_size": manifest.vocab_size,
         "pad_token_id": tokenizer.pad_token_id,
         "max_length": data.max_length,
         # The decoder runs on the masked fifth of the tokens only.
@@ -100,43 +109,48 @@ def build_model(architecture: ModelArguments, data: DataArguments, tokenizer: Pr
     if source is None:
         return NeoBERTForMaskedLM(NeoBERTConfig(**config))
     stored = NeoBERTConfig.from_pretrained(source)
-    free = {"max_length", "dropout", "sparse_prediction"}
-    if not stored.rope:
-        free.discard("max_length")
-    wrong = [
-        f"{name}: {getattr(stored, name)!r} there, {config[name]!r} now"
-        for name in config
-        if name not in free and getattr(stored, name) != config[name]
-    ]
+    free = {"dropout", "sparse_prediction"} | ({"max_length"} if stored.rope else set())
+    wrong = [name for name in config if name not in free and getattr(stored, name) != config[name]]
     if wrong:
-        raise ValueError(f"The model in {source} has another architecture. {'; '.join(wrong)}.")
-    if tokenizer_fingerprint(AutoTokenizer.from_pretrained(source)) != tokenizer_fingerprint(tokenizer):
+        found = "; ".join(f"{name}: {getattr(stored, name)!r} there, {config[name]!r} now" for name in wrong)
+        raise ValueError(f"The model in {source} has another architecture. {found}.")
+    if tokenizer_fingerprint(AutoTokenizer.from_pretrained(source)) != manifest.tokenizer_fingerprint:
         raise ValueError(
-            f"The model in {source} has another tokenizer than {data.train_data}: prepare the data with its."
+            f"The model in {source} has another tokenizer than {data.train_data}: prepare the data with it."
         )
     changes = {name: config[name] for name in free}
     return NeoBERTForMaskedLM.from_pretrained(source, dtype=torch.float32, **changes)
 
 
 def find_source(data: DataArguments) -> str | Path | None:
-    """Where the initial weights are: of a run, its newest complete checkpoint, since it holds the optimizer."""
+    """Where the initial weights are: of a finished run its last checkpoint, since that holds the optimizer."""
     if data.init_from is None:
         if data.continue_optimizer:
             raise ValueError("`continue_optimizer` needs `init_from`, the checkpoint to continue from.")
         return None
     folder = Path(data.init_from)
-    checkpoints = complete_checkpoints(folder)
-    source = checkpoints[-1] if checkpoints else data.init_from
+    if checkpoints := complete_checkpoints(folder):
+        source, steps = checkpoints[-1], read_progress(checkpoints[-1]).settings["max_steps"]
+        if step_of(source) < steps:
+            raise ValueError(
+                f"The run {folder} has come to step {step_of(source)} of {steps} only. Finish it, or name {source} to "
+                "start from there."
+            )
+        return source
     if data.continue_optimizer:
-        read_progress(Path(source))
-    return source
+        read_progress(folder)
+    if (folder / "model" / "config.json").is_file():
+        return folder / "model"
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        raise FileNotFoundError(f"`init_from`: {folder} holds neither a checkpoint nor a model (config.json).")
+    return folder if folder.is_dir() else data.init_from
 
 
-def read_data(data: DataArguments, arguments: PretrainingArguments) -> tuple:
-    """Tokenizer, training data and held-out data (None without), each with sampler and collator."""
+def read_data(data: DataArguments, arguments: PretrainingArguments) -> tuple[Manifest, Feed, Feed | None]:
+    """The manifest of the training data, what to train on, and what to evaluate on, if anything."""
     manifest, tokenizer = read_manifest(data.train_data), load_tokenizer(data.train_data)
-    layout = {"tokenizer": tokenizer, "mlm_probability": data.mlm_probability, "seed": arguments.seed}
-    layout |= {"mask_replace_prob": data.mask_replace_prob, "random_replace_prob": data.random_replace_prob}
+    masks = {"tokenizer": tokenizer, "mlm_probability": data.mlm_probability}
+    masks |= {"mask_replace_prob": data.mask_replace_prob, "random_replace_prob": data.random_replace_prob}
     shards, place = load_shards(data.train_data), {"rank": arguments.process_index, "world_size": arguments.world_size}
     sampler = MLMBatchSampler(
         shards,
@@ -150,23 +164,24 @@ def read_data(data: DataArguments, arguments: PretrainingArguments) -> tuple:
         shuffle_shards=data.shuffle_shards,
         **place,
     )
-    collator = MLMCollator(**layout, layout=data.layout, max_length=data.max_length)
-    train, held_out = (Documents(shards, data.max_length), sampler, collator), None
+    collator = MLMCollator(**masks, layout=data.layout, max_length=data.max_length, seed=arguments.seed)
+    train, held_out = Feed(Documents(shards, data.max_length), sampler, collator), None
     if data.validation_data is not None:
         if read_manifest(data.validation_data).tokenizer_fingerprint != manifest.tokenizer_fingerprint:
             raise ValueError(f"{data.validation_data} was prepared with another tokenizer than {data.train_data}.")
         shards = load_shards(data.validation_data)
         sampler = HeldOutBatchSampler(shards, data.max_length, data.micro_batch_tokens, **place)
-        # Packed whatever the training layout is, so that runs can be compared.
-        held_out = (Documents(shards, data.max_length), sampler, MLMCollator(**layout))
+        # Packed and with the same masks whatever layout and seed of training are, so that runs can be compared.
+        held_out = Feed(Documents(shards, data.max_length), sampler, MLMCollator(**masks, seed=0))
     elif arguments.eval_strategy != "no":
         raise ValueError("`eval_strategy` asks for a held-out loss: set `validation_data`, or `eval_strategy` to no.")
-    return tokenizer, train, held_out
+    return manifest, train, held_out
 
 
-def result_settings(architecture, data: DataArguments, arguments: PretrainingArguments) -> dict:
+def result_settings(
+    architecture: ModelArguments, data: DataArguments, arguments: PretrainingArguments, manifest: Manifest
+) -> dict:
     """All settings that the trained weights depend on, as JSON gives them back."""
-    manifest: Manifest = read_manifest(data.train_data)
     settings = asdict(architecture) | asdict(data) | {name: getattr(arguments, name) for name in RESULT_SETTINGS}
     # The corpus counts, not where it lies.
     del settings["train_data"], settings["validation_data"]
@@ -197,12 +212,13 @@ def plot(log: list[dict], file: Path) -> None:
 def save(trainer: MLMTrainer, folder: Path) -> None:
     """Write beside and rename: `folder` never holds half a model."""
     partial = folder.with_name(folder.name + ".partial")
-    # Whoever loads the model gets logits of every position.
-    trainer.architecture.sparse_prediction = False
     if trainer.is_fsdp_enabled:
         # With sharded checkpoints it would write nothing, without a word.
         trainer.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
+    # Whoever loads the model gets logits of every position.
+    trainer.architecture.sparse_prediction = False
     trainer.save_model(str(partial))
+    trainer.architecture.sparse_prediction = True
     if trainer.is_world_process_zero():
         (partial / "training_args.bin").unlink(missing_ok=True)
         if folder.exists():
@@ -218,20 +234,22 @@ def main(args: list[str] | None = None) -> None:
     output = Path(arguments.output_dir)
 
     # 2. Data
-    tokenizer, train, held_out = read_data(data, arguments)
+    manifest, train, held_out = read_data(data, arguments)
 
     # 3. Model, and the checkpoint to resume from
-    settings = result_settings(architecture, data, arguments)
+    settings = result_settings(architecture, data, arguments, manifest)
     checkpoints = complete_checkpoints(output)
     resume = checkpoints[-1] if checkpoints else None
     if resume is not None:
         progress = read_progress(resume)
         check_settings(resume, progress.settings, settings)
-        train[1].cursor = progress.cursor
+        train.sampler.cursor = progress.cursor
     source = find_source(data) if resume is None else None
-    finished = resume is not None and resume.name == f"checkpoint-{arguments.max_steps}"
+    finished = resume is not None and step_of(resume) == arguments.max_steps
     # On resume the Trainer loads the weights, in the form of its engine.
-    model = build_model(architecture, data, tokenizer, resume if finished else source)
+    model = build_model(architecture, data, manifest, resume if finished else source)
+    # Dropout is each process's own.
+    set_seed(arguments.seed + arguments.process_index)
 
     # 4. Training
     trainer = MLMTrainer(
@@ -241,9 +259,13 @@ def main(args: list[str] | None = None) -> None:
         held_out,
         settings,
         optimizer_from=source if data.continue_optimizer else None,
-        processing_class=tokenizer,
+        processing_class=train.collator.tokenizer,
     )
     check_launch(trainer.accelerator)
+    if finished and trainer.engine != "plain":
+        sys.exit(f"Training is finished. Run the command once more on one process, to write {output / 'model'}.")
+    if resume is not None and not finished:
+        check_engine(resume, progress, trainer.engine)
     if trainer.is_world_process_zero():
         print(
             f"{model.num_parameters():,} parameters; {arguments.world_size} x {arguments.device.type}, engine "
@@ -265,10 +287,11 @@ def main(args: list[str] | None = None) -> None:
         print(f"Stopped by SIGTERM after step {trainer.state.global_step}. {trainer.advice()}", flush=True)
         sys.exit(143)
 
-    # 5. Held-out loss, model, numbers and curves
-    if held_out is not None:
-        trainer.evaluate()
+    # 5. Model, held-out loss, numbers and curves
     save(trainer, output / "model")
+    last = [entry for entry in trainer.state.log_history if "eval_loss" in entry][-1:]
+    if held_out is not None and not (last and last[0]["step"] == trainer.state.global_step):
+        trainer.evaluate()
     if trainer.is_world_process_zero():
         (output / "log.json").write_text(json.dumps(trainer.state.log_history, indent=1) + "\n")
         plot(trainer.state.log_history, output / "curves.png")

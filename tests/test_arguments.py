@@ -53,6 +53,16 @@ def test_missing_required_setting(tmp_path, capsys):
     assert "--rate" in capsys.readouterr().err
 
 
+def test_whole_numbers_in_lists_of_floats(tmp_path):
+    @dataclass
+    class Weights:
+        weights: list[float]
+
+    (tmp_path / "weights.yaml").write_text("weights: [1, 0.5]\n")
+    (settings,) = parse_config(Weights, args=["--config", str(tmp_path / "weights.yaml")])
+    assert settings.weights == [1.0, 0.5] and type(settings.weights[0]) is float
+
+
 def test_extending_another_file(tmp_path):
     (tmp_path / "base").mkdir()
     (tmp_path / "base" / "first.yaml").write_text("rate: 1e-3\nsteps: 5\n")

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -119,7 +120,7 @@ def last_step(folder: Path) -> int:
 
 
 def test_sigterm_to_the_launcher_stops_all_processes_at_one_step(flags, tmp_path):
-    changes = {"max_steps": 2000, "save_steps": 100_000}
+    changes = {"max_steps": 2000, "save_steps": 100_000, "dataloader_num_workers": 1}
     process = launch(flags(**changes), *ddp(2))
     output = ""
     for line in process.stdout:
@@ -139,10 +140,34 @@ def test_fsdp2_equals_one_process_and_resumes(flags, tmp_path):
     sharded, parameters = map(int, re.search(r"(\d+) of (\d+) parameters are sharded", output).groups())
     assert sharded == parameters and "engine FSDP" in output
     assert_close(tmp_path / "run", tmp_path / "one", weights=2e-5)
-    for folder in complete_checkpoints(tmp_path / "run")[-1:]:
-        (folder / "complete.json").unlink()
+    last = complete_checkpoints(tmp_path / "run")[-1]
+    (last / "complete.json").rename(last / "hidden")
     assert "resuming from" in finish(launch(flags(), *options, script=FSDP2))
     assert_close(tmp_path / "run", tmp_path / "one", weights=2e-5)
+    # Another engine is refused while there is something to train, and takes the finished weights over.
+    last = complete_checkpoints(tmp_path / "run")[-1]
+    (last / "complete.json").rename(last / "hidden")
+    process = launch(flags(), "--num_processes", "1")
+    assert "was written by the engine FSDP, and this run has plain" in process.communicate(timeout=100)[0]
+    (last / "hidden").rename(last / "complete.json")
+    shutil.rmtree(tmp_path / "run" / "model")
+    assert "Run the command once more on one process" in launch(flags(), *options, script=FSDP2).communicate()[0]
+    finish(launch(flags(), "--num_processes", "1"))
+    assert_close(tmp_path / "run", tmp_path / "one", weights=2e-5)
+
+
+def test_another_number_of_processes_resumes_and_continues(flags, tmp_path):
+    """From 1 process to 2 in the middle; then a second stage on 2, with the optimizer of the first."""
+    finish(launch(flags(output_dir=tmp_path / "one"), "--num_processes", "1"))
+    shutil.copytree(tmp_path / "one", tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "checkpoint-6")
+    shutil.rmtree(tmp_path / "run" / "model")
+    assert "resuming from" in finish(launch(flags(), *ddp(2)))
+    assert_close(tmp_path / "run", tmp_path / "one", weights=2e-5)
+    stage = {"init_from": tmp_path / "one", "continue_optimizer": True, "schedule": "constant", "warmup_steps": 0}
+    for processes, options in ((1, ["--num_processes", "1"]), (2, ddp(2))):
+        finish(launch(flags(**stage, output_dir=tmp_path / f"second_{processes}"), *options))
+    assert_close(tmp_path / "second_2", tmp_path / "second_1", weights=2e-5)
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,8 @@ def _check_values(path: str, values: dict[str, Any], hints: dict[str, Any]) -> d
         if key not in hints:
             raise ValueError(f"{path} has no meaning for the key {key!r}{_nearest(str(key), list(hints))}.")
         types = get_args(hints[key]) or (hints[key],)
+        if hints[key] == list[float] and isinstance(value, list):
+            values[key] = [float(item) if type(item) is int else item for item in value]
         # YAML 1.1 reads 1e-3 as a string and 1 as an int; both are meant as floats here.
         if float in types and isinstance(value, (int, str)) and type(value) not in types:
             try:

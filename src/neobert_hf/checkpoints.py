@@ -7,7 +7,7 @@ starts Adam anew without a word. Here a folder counts once it holds a list of it
 import json
 import os
 import shutil
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 
@@ -23,10 +23,12 @@ class Progress:
     """What a checkpoint stores beside the Trainer's files.
 
     Args:
+        engine: `plain` (one process or DDP), `FSDP` or `DeepSpeed`: the form that weights and optimizer have.
         settings: every setting that the result depends on, by name.
         cursor: the position of `MLMBatchSampler`.
     """
 
+    engine: str
     settings: dict
     cursor: dict
 
@@ -39,7 +41,7 @@ def mark_complete(folder: Path, progress: Progress) -> None:
             with open(file, "rb") as handle:
                 os.fsync(handle.fileno())
             files[str(file.relative_to(folder))] = file.stat().st_size
-    content = {"files": files, "settings": progress.settings, "cursor": progress.cursor}
+    content = {"files": files, **asdict(progress)}
     partial = folder / (COMPLETE + ".partial")
     with open(partial, "w", encoding="utf-8") as handle:
         json.dump(content, handle, indent=1)
@@ -50,8 +52,17 @@ def mark_complete(folder: Path, progress: Progress) -> None:
 
 def complete_checkpoints(output_dir: Path) -> list[Path]:
     """Folders `checkpoint-<step>` that were written to the end, oldest first."""
-    folders = [folder for folder in output_dir.glob("checkpoint-*") if (folder / COMPLETE).is_file()]
-    return sorted(folders, key=lambda folder: int(folder.name.removeprefix("checkpoint-")))
+    return [folder for _, folder in sorted(_numbered(output_dir)) if (folder / COMPLETE).is_file()]
+
+
+def step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.removeprefix("checkpoint-"))
+
+
+def _numbered(output_dir: Path) -> list[tuple[int, Path]]:
+    """Not `checkpoint-6-backup`, which somebody may keep there."""
+    folders = output_dir.glob("checkpoint-*")
+    return [(step_of(folder), folder) for folder in folders if folder.name.removeprefix("checkpoint-").isdigit()]
 
 
 def read_progress(folder: Path) -> Progress:
@@ -72,7 +83,18 @@ def read_progress(folder: Path) -> Progress:
                 f"{file} is {found}; it was written with {size:,} bytes. Delete {folder} to resume from the checkpoint "
                 "before it, or restore the file."
             )
-    return Progress(content["settings"], content["cursor"])
+    return Progress(content["engine"], content["settings"], content["cursor"])
+
+
+def check_engine(folder: Path, progress: Progress, engine: str) -> None:
+    """Raises:
+    CheckpointError: if another engine wrote the checkpoint. Transformers would start the optimizer anew.
+    """
+    if progress.engine != engine:
+        raise CheckpointError(
+            f"{folder} was written by the engine {progress.engine}, and this run has {engine}: its weights and "
+            "optimizer have another form. Launch with the engine of the checkpoint; one process and DDP are the same."
+        )
 
 
 def check_settings(folder: Path, stored: dict, current: dict) -> None:
@@ -93,8 +115,12 @@ def delete_old(output_dir: Path, keep: int | None) -> None:
     complete = complete_checkpoints(output_dir)
     if keep is None or len(complete) <= keep:
         return
-    oldest_kept = int(complete[-keep].name.removeprefix("checkpoint-"))
-    for folder in output_dir.glob("checkpoint-*"):
-        step = folder.name.removeprefix("checkpoint-")
-        if step.isdigit() and int(step) < oldest_kept:
-            shutil.rmtree(folder)
+    for step, folder in _numbered(output_dir):
+        if step < step_of(complete[-keep]):
+            delete_checkpoint(folder)
+
+
+def delete_checkpoint(folder: Path) -> None:
+    """Its mark first: what is half deleted is not complete."""
+    (folder / COMPLETE).unlink(missing_ok=True)
+    shutil.rmtree(folder)

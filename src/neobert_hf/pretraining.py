@@ -10,18 +10,28 @@ import shutil
 import signal
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from safetensors import SafetensorError
 from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from neobert_hf.checkpoints import CheckpointError, Progress, complete_checkpoints, delete_old, mark_complete
+from neobert_hf.checkpoints import (
+    CheckpointError,
+    Progress,
+    check_engine,
+    complete_checkpoints,
+    delete_checkpoint,
+    delete_old,
+    mark_complete,
+    read_progress,
+)
 from neobert_hf.configuration_neobert import NeoBERTConfig
 from neobert_hf.mlm_batches import Documents, HeldOutBatchSampler, MLMBatchSampler
 from neobert_hf.mlm_collator import MLMCollator
@@ -32,7 +42,7 @@ from neobert_hf.optimization import build_optimizer, build_schedule
 # Dense bf16 FLOP/s of the data sheets; the first name that the device's contains.
 DATASHEET_PEAKS = {"H100 PCIe": 756e12, "H100": 989e12, "H200": 989e12, "B200": 2250e12, "A100": 312e12, "L40S": 362e12}
 
-# Held-out losses are reported for documents of up to so many tokens, and of more than the last.
+# Held-out losses are reported for documents of up to so many tokens (after cutting), and of more than the last.
 LENGTH_EDGES = (128, 256, 512, 1024, 2048)
 
 # Settings of Transformers that would undo what this recipe promises, and the only values it runs with.
@@ -47,9 +57,25 @@ FIXED = {
     "average_tokens_across_devices": True,
     # It would gather the tokens of every micro-batch at once; counted here once a log.
     "include_num_input_tokens_seen": "no",
-    "auto_find_batch_size": False,
-    "load_best_model_at_end": False,
-    "save_only_model": False,
+}
+
+# Settings of Transformers in whose place the recipe has its own, or that it has no use for.
+UNUSED = {
+    "optim": "optimizer",
+    "lr_scheduler_type": "schedule",
+    "gradient_accumulation_steps": "global_batch_tokens",
+    "per_device_train_batch_size": "micro_batch_tokens",
+    "per_device_eval_batch_size": "micro_batch_tokens",
+    "num_train_epochs": "max_steps",
+    "data_seed": "seed",
+    "optim_args": None,
+    "lr_scheduler_kwargs": None,
+    "label_smoothing_factor": None,
+    "neftune_noise_alpha": None,
+    "auto_find_batch_size": None,
+    "load_best_model_at_end": None,
+    "save_only_model": None,
+    "dataloader_drop_last": None,
 }
 
 
@@ -75,7 +101,9 @@ class PretrainingArguments(TrainingArguments):
     weight_decay: float = field(default=0.1, metadata={"help": "decoupled"})
     adam_beta2: float = field(default=0.95, metadata={"help": "decay rate of the second moment"})
     bf16: bool = field(default=True, metadata={"help": "autocast; weights and optimizer stay float32"})
-    report_to: str | None = field(default="tensorboard", metadata={"help": "tensorboard, wandb, trackio, ... or none"})
+    report_to: None | str | list[str] = field(
+        default="tensorboard", metadata={"help": "tensorboard, wandb, trackio, ... or none"}
+    )
     logging_steps: float = field(default=100, metadata={"help": "optimizer steps, or a share of all if below 1"})
     save_steps: float = field(default=1_000, metadata={"help": "optimizer steps, or a share of all if below 1"})
     save_total_limit: int | None = field(default=3, metadata={"help": "complete checkpoints that are kept"})
@@ -89,6 +117,14 @@ class PretrainingArguments(TrainingArguments):
         for name, value in FIXED.items():
             if getattr(self, name) != value:
                 raise ValueError(f"`{name}` is {getattr(self, name)!r}; this recipe needs {value!r}.")
+        defaults = {field.name: field.default for field in fields(TrainingArguments)}
+        for name, instead in UNUSED.items():
+            if getattr(self, name) != defaults[name]:
+                advice = f"set `{instead}` instead" if instead else "leave it out"
+                raise ValueError(f"`{name}` is {getattr(self, name)!r}; this recipe does not use it: {advice}.")
+        for name in ("save_strategy", "eval_strategy"):
+            if getattr(self, name) not in ("steps", "no"):
+                raise ValueError(f"`{name}` is {getattr(self, name).value!r}; it must be 'steps' or 'no'.")
         if self.max_steps < 1:
             raise ValueError(f"`max_steps` is {self.max_steps}; it must be 1 or more: data have no end here.")
         if self.warmup_steps < 0 or self.get_warmup_steps(self.max_steps) > self.max_steps:
@@ -132,15 +168,27 @@ def peak_flops(device: torch.device, bf16: bool) -> tuple[float, str]:
     return peak, f"measured, {size:,}-square {str(dtype).removeprefix('torch.')} products"
 
 
-def attention_backend(model: NeoBERTForMaskedLM, device: torch.device, bf16: bool) -> str:
-    """The attention that training runs, as the model chooses it."""
+def attention_backend(model: NeoBERTForMaskedLM, device: torch.device, dtype: torch.dtype, whole_rows: bool) -> str:
+    """The attention that training runs, as the model chooses it; `whole_rows`: neither padding nor packing."""
     name = model.config._attn_implementation
-    if name != "sdpa":
+    if name != "sdpa" or whole_rows:
         return name
-    dtype = torch.bfloat16 if bf16 else model.dtype
     if has_varlen_kernel(device, dtype, model.config.head_dim, model.config.dropout):
         return "sdpa, FlashAttention of torch over all documents"
     return "sdpa, one call a document"
+
+
+def ignore_sigterm(worker: int) -> None:
+    """Launchers signal whole process groups, and a loader worker that dies ends training before it can save."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+class Feed(NamedTuple):
+    """Documents, which of them make up each micro-batch, and how."""
+
+    documents: Documents
+    sampler: MLMBatchSampler | HeldOutBatchSampler
+    collator: MLMCollator
 
 
 class StopOnSigterm(TrainerCallback):
@@ -149,10 +197,9 @@ class StopOnSigterm(TrainerCallback):
     def __init__(self, trainer: "MLMTrainer"):
         self.trainer = trainer
         self.received = False
-        self.previous = None
 
     def on_train_begin(self, args, state, control, **kwargs):
-        self.previous = signal.signal(signal.SIGTERM, self._receive)
+        signal.signal(signal.SIGTERM, self._receive)
 
     def _receive(self, signum, frame):
         self.received = True
@@ -166,16 +213,13 @@ class StopOnSigterm(TrainerCallback):
             self.trainer.stopped = True
             control.should_save = control.should_training_stop = True
 
-    def on_train_end(self, args, state, control, **kwargs):
-        signal.signal(signal.SIGTERM, self.previous)
-
 
 class MLMTrainer(Trainer):
     """Trains `NeoBERTForMaskedLM` on the micro-batches of an `MLMBatchSampler`.
 
     Args:
-        train: with its sampler and collator.
-        held_out: with its sampler and collator, if there is a held-out corpus.
+        train: what to train on.
+        held_out: what to evaluate on, if anything.
         settings: every setting that the result depends on, stored in checkpoints and compared on resume.
         optimizer_from: a checkpoint whose optimizer state training starts with (stage 2 of the paper). Not used on
             resume.
@@ -192,35 +236,43 @@ class MLMTrainer(Trainer):
         self,
         model: NeoBERTForMaskedLM,
         args: PretrainingArguments,
-        train: tuple[Documents, MLMBatchSampler, MLMCollator],
-        held_out: tuple[Documents, HeldOutBatchSampler, MLMCollator] | None,
+        train: Feed,
+        held_out: Feed | None,
         settings: dict,
         optimizer_from: Path | None = None,
         **kwargs,
     ):
-        documents, self.sampler, collator = train
-        self.held_out = held_out
+        self.sampler, self.held_out = train.sampler, held_out
         self.run_settings = settings
         self.optimizer_from = optimizer_from
         self.stopped = False
-        eval_dataset = held_out[0] if held_out else None
         super().__init__(
-            model, args, data_collator=collator, train_dataset=documents, eval_dataset=eval_dataset, **kwargs
+            model,
+            args,
+            data_collator=train.collator,
+            train_dataset=train.documents,
+            eval_dataset=held_out.documents if held_out else None,
+            **kwargs,
         )
         if args.n_gpu > 1:
             raise ValueError(f"One process sees {args.n_gpu} GPUs: use `accelerate launch`, one process for each.")
-        if optimizer_from is not None and self.is_deepspeed_enabled:
-            raise ValueError(
-                "`continue_optimizer` cannot be combined with DeepSpeed, whose optimizer state has its own layout. "
-                "Use DDP or FSDP2 for this stage, or set it to false."
-            )
+        # Each engine writes weights and optimizer in its own form.
+        self.engine = "DeepSpeed" if self.is_deepspeed_enabled else "FSDP" if self.is_fsdp_enabled else "plain"
+        if optimizer_from is not None:
+            if self.engine == "DeepSpeed":
+                raise ValueError(
+                    "`continue_optimizer` cannot be combined with DeepSpeed, whose optimizer state has its own layout. "
+                    "Use DDP or FSDP2 for this stage, or set it to false."
+                )
+            check_engine(optimizer_from, read_progress(optimizer_from), self.engine)
         self.architecture = model.config
         self.micro_batches_per_step = args.gradient_accumulation_steps * args.world_size
         if args.peak_tflops is None:
             self.peak, self.peak_source = peak_flops(args.device, args.bf16)
         else:
             self.peak, self.peak_source = args.peak_tflops * 1e12, "given"
-        self.attention = attention_backend(model, args.device, args.bf16)
+        dtype = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else model.dtype
+        self.attention = attention_backend(model, args.device, dtype, train.collator.layout == "naive")
         self.add_callback(StopOnSigterm(self))
         if self.is_fsdp_enabled and getattr(self.accelerator.state.fsdp_plugin, "fsdp_version", 1) == 2:
             # Accelerate would hold the residual stream, the loss and the gradients in bf16. With weights gathered in
@@ -246,11 +298,20 @@ class MLMTrainer(Trainer):
             # differ after a resume.
             generator=torch.Generator(),
             num_workers=self.args.dataloader_num_workers,
+            worker_init_fn=ignore_sigterm,
             prefetch_factor=self.args.dataloader_prefetch_factor,
             pin_memory=self.args.dataloader_pin_memory and self.args.device.type == "cuda",
         )
 
     # Optimization
+
+    def train(self, *args, **kwargs):
+        previous = signal.getsignal(signal.SIGTERM)
+        try:
+            return super().train(*args, **kwargs)
+        finally:
+            # Also after an error, when other processes may wait for this one until a signal ends them.
+            signal.signal(signal.SIGTERM, previous)
 
     def create_optimizer(self, model=None) -> torch.optim.Optimizer:
         if self.optimizer is None:
@@ -294,15 +355,16 @@ class MLMTrainer(Trainer):
         loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
         with torch.no_grad():
             ids, labels = inputs["input_ids"], inputs["labels"]
+            labelled = labels != -100
             if "cu_seq_lens_q" in inputs:
                 lengths = inputs["cu_seq_lens_q"].diff().long()
             elif "attention_mask" in inputs:
                 lengths = inputs["attention_mask"].sum(1)
             else:
                 lengths = torch.full((ids.shape[0],), ids.shape[1], device=ids.device)
-            correct = (outputs.logits.argmax(-1) == labels[labels != -100]).sum()
-            padded = torch.tensor(ids.numel(), device=ids.device)
-            self._counts += torch.stack((lengths.sum(), padded, (labels != -100).sum(), correct, (lengths**2).sum()))
+            correct = (outputs.logits.argmax(-1) == labels[labelled]).sum()
+            padded = torch.full((), ids.numel(), device=ids.device)
+            self._counts += torch.stack((lengths.sum(), padded, labelled.sum(), correct, (lengths**2).sum()))
         return (loss, outputs) if return_outputs else loss
 
     # Logging
@@ -318,7 +380,8 @@ class MLMTrainer(Trainer):
             logs |= self._throughput(logs["loss"])
         super().log(logs)
         if "loss" in logs:
-            self.state.log_history[-1]["attention"] = self.attention
+            # Words are not for TensorBoard.
+            self.state.log_history[-1] |= {"attention": self.attention, "peak": f"{self.peak:.3g}, {self.peak_source}"}
 
     def _throughput(self, loss: float) -> dict[str, float]:
         self._collect_counts()
@@ -354,8 +417,8 @@ class MLMTrainer(Trainer):
 
     @torch.no_grad()
     def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix: str = "eval") -> dict[str, float]:
-        """Loss in nats a label, perplexity and accuracy on the held-out documents; losses by document length."""
-        documents, sampler, collator = self.held_out
+        """Loss in nats a label, perplexity and accuracy on the held-out documents; losses by length after cutting."""
+        sampler = self.held_out.sampler
         model = self._wrap_model(self.model, training=False)
         if not self.accelerator._models and model is self.model:
             model = self.accelerator.prepare_model(model, evaluation_mode=True)
@@ -363,7 +426,7 @@ class MLMTrainer(Trainer):
         totals = torch.zeros(len(LENGTH_EDGES) + 1, 3, dtype=torch.float64)
         edges = torch.tensor(LENGTH_EDGES)
         with self._clock_stopped():
-            for number, inputs in enumerate(self._loader(documents, sampler, collator)):
+            for number, inputs in enumerate(self._loader(*self.held_out)):
                 lengths = inputs["cu_seq_lens_q"].diff()
                 inputs = self._prepare_inputs(inputs)
                 with self.compute_loss_context_manager():
@@ -378,6 +441,8 @@ class MLMTrainer(Trainer):
             if self.args.world_size > 1:
                 totals = self.accelerator.reduce(totals.to(self.args.device), "sum").cpu()
         labels, loss, correct = totals.sum(0).tolist()
+        if not labels:
+            raise ValueError("No token of the held-out documents was masked: hold out more than a few words.")
         metrics = {"loss": loss / labels, "perplexity": math.exp(min(loss / labels, 100)), "accuracy": correct / labels}
         lower = 1
         for upper, (labels, loss, _) in zip((*LENGTH_EDGES, "more"), totals.tolist()):
@@ -393,22 +458,22 @@ class MLMTrainer(Trainer):
 
     def _save_checkpoint(self, model, trial) -> None:
         step = self.state.global_step
-        if not torch.isfinite(self._tr_loss):
-            raise FloatingPointError(f"The loss is not finite before step {step}. {self.advice()}")
+        if not self._all_finite(model):
+            raise FloatingPointError(f"Loss or weights are not finite after step {step}. {self.advice()}")
         folder = Path(self.args.output_dir) / f"checkpoint-{step}"
         limit, self.args.save_total_limit = self.args.save_total_limit, None
         with self._clock_stopped():
             try:
                 if self.is_world_process_zero() and folder.exists():
                     # An earlier run was interrupted while it saved this step.
-                    shutil.rmtree(folder)
+                    delete_checkpoint(folder)
                 self.accelerator.wait_for_everyone()
                 self._collect_counts()
                 super()._save_checkpoint(model, trial)
                 self.accelerator.wait_for_everyone()
                 if self.is_world_process_zero():
                     self.sampler.advance(step * self.micro_batches_per_step)
-                    mark_complete(folder, Progress(self.run_settings, self.sampler.cursor))
+                    mark_complete(folder, Progress(self.engine, self.run_settings, self.sampler.cursor))
                     # After the new one is whole, unlike the Trainer's own rotation.
                     delete_old(folder.parent, limit)
             except (OSError, RuntimeError, SafetensorError) as error:
@@ -419,6 +484,12 @@ class MLMTrainer(Trainer):
                 ) from error
             finally:
                 self.args.save_total_limit = limit
+
+    def _all_finite(self, model) -> bool:
+        """Loss and weights, of this process's part on engines that share them out, on all processes."""
+        weights = [weight.to_local() if isinstance(weight, DTensor) else weight for weight in model.parameters()]
+        finite = torch.stack([tensor.detach().isfinite().all() for tensor in (self._tr_loss, *weights)]).all()
+        return self.accelerator.reduce((~finite).float(), "sum").item() == 0
 
     def advice(self) -> str:
         """From where the run can go on, for the message that ends it."""
