@@ -1,13 +1,11 @@
 """The Trainer of masked language modelling: what Transformers' own lacks for the paper's recipe.
 
-Micro-batches from a cursor, losses and throughput over all processes, held-out loss by document length, checkpoints
-that are whole or not used, and SIGTERM. Forward, backward, accumulation, engines and logging stay with Transformers.
+Micro-batches from a cursor, losses and throughput over all processes, held-out loss by document length. Forward,
+backward, accumulation, engines and logging stay with Transformers.
 """
 
 import copy
 import math
-import shutil
-import signal
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
@@ -15,28 +13,18 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 import torch
-from safetensors import SafetensorError
 from torch.distributed.fsdp import MixedPrecisionPolicy
-from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers import TrainingArguments
 
-from neobert_hf.checkpoints import (
-    CheckpointError,
-    Progress,
-    check_engine,
-    complete_checkpoints,
-    delete_checkpoint,
-    delete_old,
-    mark_complete,
-    read_progress,
-)
+from neobert_hf.checkpoints import check_engine, read_progress
 from neobert_hf.configuration_neobert import NeoBERTConfig
 from neobert_hf.mlm_batches import Documents, HeldOutBatchSampler, MLMBatchSampler
 from neobert_hf.mlm_collator import MLMCollator
 from neobert_hf.modeling_neobert import NeoBERTForMaskedLM, has_varlen_kernel
 from neobert_hf.optimization import build_optimizer, build_schedule
+from neobert_hf.resumable import ResumableTrainer, ignore_sigterm
 
 
 # Dense bf16 FLOP/s of the data sheets; the first name that the device's contains.
@@ -178,11 +166,6 @@ def attention_backend(model: NeoBERTForMaskedLM, device: torch.device, dtype: to
     return "sdpa, one call a document"
 
 
-def ignore_sigterm(worker: int) -> None:
-    """Launchers signal whole process groups, and a loader worker that dies ends training before it can save."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-
-
 class Feed(NamedTuple):
     """Documents, which of them make up each micro-batch, and how."""
 
@@ -191,45 +174,15 @@ class Feed(NamedTuple):
     collator: MLMCollator
 
 
-class StopOnSigterm(TrainerCallback):
-    """SIGTERM saves and stops after the current step, on all processes after the same one."""
-
-    def __init__(self, trainer: "MLMTrainer"):
-        self.trainer = trainer
-        self.received = False
-
-    def on_train_begin(self, args, state, control, **kwargs):
-        signal.signal(signal.SIGTERM, self._receive)
-
-    def _receive(self, signum, frame):
-        self.received = True
-
-    def on_step_end(self, args, state, control, **kwargs):
-        received = self.received
-        if args.world_size > 1:
-            flag = torch.tensor(float(received), device=args.device)
-            received = self.trainer.accelerator.reduce(flag, "sum").item() > 0
-        if received and state.global_step < state.max_steps:
-            self.trainer.stopped = True
-            control.should_save = control.should_training_stop = True
-
-
-class MLMTrainer(Trainer):
+class MLMTrainer(ResumableTrainer):
     """Trains `NeoBERTForMaskedLM` on the micro-batches of an `MLMBatchSampler`.
 
     Args:
         train: what to train on.
         held_out: what to evaluate on, if anything.
-        settings: every setting that the result depends on, stored in checkpoints and compared on resume.
+        settings: see `ResumableTrainer`, as for what else is raised.
         optimizer_from: a checkpoint whose optimizer state training starts with (stage 2 of the paper). Not used on
             resume.
-
-    Attributes:
-        stopped: whether SIGTERM ended training before `max_steps`.
-
-    Raises:
-        CheckpointError: when a checkpoint cannot be written. Those before it stay usable.
-        FloatingPointError: when the loss is not finite, before such weights are saved.
     """
 
     def __init__(
@@ -243,21 +196,16 @@ class MLMTrainer(Trainer):
         **kwargs,
     ):
         self.sampler, self.held_out = train.sampler, held_out
-        self.run_settings = settings
         self.optimizer_from = optimizer_from
-        self.stopped = False
         super().__init__(
             model,
             args,
             data_collator=train.collator,
             train_dataset=train.documents,
             eval_dataset=held_out.documents if held_out else None,
+            settings=settings,
             **kwargs,
         )
-        if args.n_gpu > 1:
-            raise ValueError(f"One process sees {args.n_gpu} GPUs: use `accelerate launch`, one process for each.")
-        # Each engine writes weights and optimizer in its own form.
-        self.engine = "DeepSpeed" if self.is_deepspeed_enabled else "FSDP" if self.is_fsdp_enabled else "plain"
         if optimizer_from is not None:
             if self.engine == "DeepSpeed":
                 raise ValueError(
@@ -273,7 +221,6 @@ class MLMTrainer(Trainer):
             self.peak, self.peak_source = args.peak_tflops * 1e12, "given"
         dtype = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else model.dtype
         self.attention = attention_backend(model, args.device, dtype, train.collator.layout == "naive")
-        self.add_callback(StopOnSigterm(self))
         if self.is_fsdp_enabled and getattr(self.accelerator.state.fsdp_plugin, "fsdp_version", 1) == 2:
             # Accelerate would hold the residual stream, the loss and the gradients in bf16. With weights gathered in
             # float32 and autocast (below) the run equals one process to 6e-8, as under DDP.
@@ -304,14 +251,6 @@ class MLMTrainer(Trainer):
         )
 
     # Optimization
-
-    def train(self, *args, **kwargs):
-        previous = signal.getsignal(signal.SIGTERM)
-        try:
-            return super().train(*args, **kwargs)
-        finally:
-            # Also after an error, when other processes may wait for this one until a signal ends them.
-            signal.signal(signal.SIGTERM, previous)
 
     def create_optimizer(self, model=None) -> torch.optim.Optimizer:
         if self.optimizer is None:
@@ -373,12 +312,8 @@ class MLMTrainer(Trainer):
         self.sampler.advance(self.state.global_step * self.micro_batches_per_step)
         self.state.epoch = self.sampler.epoch()
         if "loss" in logs:
-            if not math.isfinite(logs["loss"]):
-                raise FloatingPointError(
-                    f"The loss is {logs['loss']} at step {self.state.global_step}. {self.advice()}"
-                )
             logs |= self._throughput(logs["loss"])
-        super().log(logs)
+        super().log(logs, start_time)
         if "loss" in logs:
             # Words are not for TensorBoard.
             self.state.log_history[-1] |= {"attention": self.attention, "peak": f"{self.peak:.3g}, {self.peak_source}"}
@@ -456,44 +391,11 @@ class MLMTrainer(Trainer):
 
     # Checkpoints
 
+    def cursor(self) -> dict:
+        self.sampler.advance(self.state.global_step * self.micro_batches_per_step)
+        return self.sampler.cursor
+
     def _save_checkpoint(self, model, trial) -> None:
-        step = self.state.global_step
-        if not self._all_finite(model):
-            raise FloatingPointError(f"Loss or weights are not finite after step {step}. {self.advice()}")
-        folder = Path(self.args.output_dir) / f"checkpoint-{step}"
-        limit, self.args.save_total_limit = self.args.save_total_limit, None
         with self._clock_stopped():
-            try:
-                if self.is_world_process_zero() and folder.exists():
-                    # An earlier run was interrupted while it saved this step.
-                    delete_checkpoint(folder)
-                self.accelerator.wait_for_everyone()
-                self._collect_counts()
-                super()._save_checkpoint(model, trial)
-                self.accelerator.wait_for_everyone()
-                if self.is_world_process_zero():
-                    self.sampler.advance(step * self.micro_batches_per_step)
-                    mark_complete(folder, Progress(self.engine, self.run_settings, self.sampler.cursor))
-                    # After the new one is whole, unlike the Trainer's own rotation.
-                    delete_old(folder.parent, limit)
-            except (OSError, RuntimeError, SafetensorError) as error:
-                free = shutil.disk_usage(self.args.output_dir).free
-                raise CheckpointError(
-                    f"The checkpoint of step {step} could not be written ({error}); {free:,} bytes are free. "
-                    f"{self.advice()}"
-                ) from error
-            finally:
-                self.args.save_total_limit = limit
-
-    def _all_finite(self, model) -> bool:
-        """Loss and weights, of this process's part on engines that share them out, on all processes."""
-        weights = [weight.to_local() if isinstance(weight, DTensor) else weight for weight in model.parameters()]
-        finite = torch.stack([tensor.detach().isfinite().all() for tensor in (self._tr_loss, *weights)]).all()
-        return self.accelerator.reduce((~finite).float(), "sum").item() == 0
-
-    def advice(self) -> str:
-        """From where the run can go on, for the message that ends it."""
-        complete = complete_checkpoints(Path(self.args.output_dir))
-        if not complete:
-            return "There is no earlier checkpoint."
-        return f"{complete[-1]} is complete: the same command goes on from there."
+            self._collect_counts()
+            super()._save_checkpoint(model, trial)

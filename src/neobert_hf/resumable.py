@@ -1,0 +1,127 @@
+"""What every training recipe here adds to a Trainer: whole checkpoints, SIGTERM, and no weights that are not finite."""
+
+import math
+import shutil
+import signal
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from torch.distributed.tensor import DTensor
+from transformers import Trainer, TrainerCallback
+
+from neobert_hf.checkpoints import (
+    CheckpointError,
+    Progress,
+    complete_checkpoints,
+    delete_checkpoint,
+    delete_old,
+    mark_complete,
+)
+
+
+class StopOnSigterm(TrainerCallback):
+    """SIGTERM saves and stops after the current step, on all processes after the same one."""
+
+    def __init__(self, trainer: "ResumableTrainer"):
+        self.trainer = trainer
+        self.received = False
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        signal.signal(signal.SIGTERM, self._receive)
+
+    def _receive(self, signum, frame):
+        self.received = True
+
+    def on_step_end(self, args, state, control, **kwargs):
+        received = self.received
+        if args.world_size > 1:
+            flag = torch.tensor(float(received), device=args.device)
+            received = self.trainer.accelerator.reduce(flag, "sum").item() > 0
+        if received and state.global_step < state.max_steps:
+            self.trainer.stopped = True
+            control.should_save = control.should_training_stop = True
+
+
+def ignore_sigterm(worker: int) -> None:
+    """Of loader workers: launchers signal whole process groups, and a worker that dies ends training at once."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+class ResumableTrainer(Trainer):
+    """A Trainer whose checkpoints are whole or not used; see `checkpoints.py`.
+
+    Attributes:
+        run_settings: every setting that the result depends on, stored in checkpoints and compared on resume.
+        stopped: whether SIGTERM ended training before `max_steps`.
+        engine: whose form weights and optimizer have in a checkpoint: `plain` (one process, DDP), `FSDP`, `DeepSpeed`.
+
+    Raises:
+        CheckpointError: when a checkpoint cannot be written. Those before it stay usable.
+        FloatingPointError: when loss or weights are not finite, before such weights are saved.
+    """
+
+    def __init__(self, *args, settings: dict, **kwargs):
+        self.run_settings = settings
+        self.stopped = False
+        super().__init__(*args, **kwargs)
+        if self.args.n_gpu > 1:
+            raise ValueError(f"One process sees {self.args.n_gpu} GPUs: use `accelerate launch`, one process for each.")
+        self.engine = "DeepSpeed" if self.is_deepspeed_enabled else "FSDP" if self.is_fsdp_enabled else "plain"
+        self.add_callback(StopOnSigterm(self))
+
+    def cursor(self) -> dict:
+        """Where the data stand; of a recipe that lets the Trainer skip, nothing."""
+        return {}
+
+    def train(self, *args, **kwargs):
+        previous = signal.getsignal(signal.SIGTERM)
+        try:
+            return super().train(*args, **kwargs)
+        finally:
+            # Also after an error, when other processes may wait for this one until a signal ends them.
+            signal.signal(signal.SIGTERM, previous)
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        if not math.isfinite(logs.get("loss", 0.0)):
+            raise FloatingPointError(f"The loss is {logs['loss']} at step {self.state.global_step}. {self.advice()}")
+        super().log(logs, start_time)
+
+    def _save_checkpoint(self, model, trial) -> None:
+        step = self.state.global_step
+        if not self._all_finite(model):
+            raise FloatingPointError(f"Loss or weights are not finite after step {step}. {self.advice()}")
+        folder = Path(self.args.output_dir) / f"checkpoint-{step}"
+        limit, self.args.save_total_limit = self.args.save_total_limit, None
+        try:
+            if self.is_world_process_zero() and folder.exists():
+                # An earlier run was interrupted while it saved this step.
+                delete_checkpoint(folder)
+            self.accelerator.wait_for_everyone()
+            super()._save_checkpoint(model, trial)
+            self.accelerator.wait_for_everyone()
+            if self.is_world_process_zero():
+                mark_complete(folder, Progress(self.engine, self.run_settings, self.cursor()))
+                # After the new one is whole, unlike the Trainer's own rotation.
+                delete_old(folder.parent, limit)
+        except (OSError, RuntimeError, SafetensorError) as error:
+            free = shutil.disk_usage(self.args.output_dir).free
+            raise CheckpointError(
+                f"The checkpoint of step {step} could not be written ({error}); {free:,} bytes are free. "
+                f"{self.advice()}"
+            ) from error
+        finally:
+            self.args.save_total_limit = limit
+
+    def _all_finite(self, model) -> bool:
+        """Loss and weights, of this process's part on engines that share them out, on all processes."""
+        weights = [weight.to_local() if isinstance(weight, DTensor) else weight for weight in model.parameters()]
+        finite = torch.stack([tensor.detach().isfinite().all() for tensor in (self._tr_loss, *weights)]).all()
+        return self.accelerator.reduce((~finite).float(), "sum").item() == 0
+
+    def advice(self) -> str:
+        """From where the run can go on, for the message that ends it."""
+        complete = complete_checkpoints(Path(self.args.output_dir))
+        if not complete:
+            return "There is no earlier checkpoint."
+        return f"{complete[-1]} is complete: the same command goes on from there."
