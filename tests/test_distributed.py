@@ -157,6 +157,14 @@ def test_fsdp2_equals_one_process_and_resumes(flags, tmp_path):
     torch.testing.assert_close(written, expected, rtol=0, atol=2e-5)
 
 
+def test_fsdp2_in_bf16_is_the_autocast_of_one_process(flags, tmp_path):
+    """Accelerate's own mixed precision for FSDP2 would round loss, residual stream and gradients to bf16."""
+    finish(launch(flags(bf16=True, output_dir=tmp_path / "one"), "--num_processes", "1"))
+    options = ["--config_file", str(CONFIGS / "fsdp2.yaml"), "--num_processes", "2"]
+    finish(launch(flags(bf16=True), *options, script=FSDP2))
+    assert_close(tmp_path / "run", tmp_path / "one", weights=1e-4, loss=1e-4)
+
+
 def test_another_number_of_processes_resumes_and_continues(flags, tmp_path):
     """From 1 process to 2 in the middle; then a second stage on 2, with the optimizer of the first."""
     finish(launch(flags(output_dir=tmp_path / "one"), "--num_processes", "1"))
