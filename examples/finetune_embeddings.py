@@ -34,8 +34,8 @@ from neobert_hf.launch import check_launch
 
 # Of the training arguments, those that change the trained weights; the others may differ when a run is resumed.
 RESULT_SETTINGS = (
-    "optim learning_rate lr_scheduler_type lr_scheduler_kwargs warmup_steps max_steps weight_decay adam_beta1 adam_beta2 "
-    "adam_epsilon max_grad_norm bf16 fp16 seed per_device_train_batch_size batch_sampler"
+    "optim learning_rate lr_scheduler_type lr_scheduler_kwargs warmup_steps max_steps weight_decay adam_beta1 "
+    "adam_beta2 adam_epsilon max_grad_norm bf16 fp16 seed per_device_train_batch_size batch_sampler"
 ).split()
 
 
@@ -187,7 +187,10 @@ def main(args: list[str] | None = None) -> None:
         sys.exit(143)
 
     # 5. Evaluation, model with its card, and numbers
-    if evaluator is not None:
+    evaluated = any(
+        "eval_runtime" in entry and entry["step"] == arguments.max_steps for entry in trainer.state.log_history
+    )
+    if evaluator is not None and not evaluated:
         trainer.evaluate()
     save(trainer, output / "model")
     if trainer.is_world_process_zero():

@@ -30,15 +30,18 @@ class Lookup:
     """Where the texts are that a column names by id.
 
     Args:
-        split: of the same source as the part's, in the configuration `subset`.
         id: the column of ids.
         text: the column of texts.
+        source: as of a part, whose own it is if None.
+        subset: configuration of the source.
+        split: of the source.
     """
 
-    split: str
     id: str
     text: str
+    source: str | None = None
     subset: str | None = None
+    split: str = "train"
 
 
 @strict
@@ -179,13 +182,18 @@ def load_scored_pairs(description: PairDataset) -> tuple[list[str], list[str], l
     """
     (part,) = description.parts
     table = _load_table(description.name, part.source, part.subset, part.split)
-    scores = table["score"] if "score" in table.column_names else []
+    scores = list(table["score"]) if "score" in table.column_names else []
     if not scores or any(not isinstance(score, (int, float)) for score in scores):
         raise ValueError(
             f"Dataset {description.name}: {part.source!r} needs a column `score` with a number in every row."
         )
+    if len(set(scores)) == 1:
+        raise ValueError(
+            f"Dataset {description.name}: every score of {part.source!r} is {scores[0]}, so that nothing can correlate "
+            "with it. Correct the file, or leave `sts` out."
+        )
     pairs = _load_part(description.name, part, None)
-    return list(pairs["query"]), list(pairs["positive"]), list(scores)
+    return list(pairs["query"]), list(pairs["positive"]), scores
 
 
 def most_negatives(dataset: Dataset) -> int:
@@ -223,7 +231,7 @@ def _load_part(name: str, part: Part, max_negatives: int | None) -> Dataset:
         if isinstance(feature := table.features[column], ClassLabel):
             converters[column] = partial(_label_names, names=feature.names)
     for column, lookup in part.lookups.items():
-        texts = _load_table(name, part.source, lookup.subset, lookup.split)
+        texts = _load_table(name, lookup.source or part.source, lookup.subset, lookup.split)
         resolve = resolve_ids({column: (texts, lookup.id, lookup.text)}, keep_columns=())
         converters[column] = partial(_texts_of_ids, column=column, resolve=resolve)
     for column, number in part.above.items():
@@ -262,8 +270,14 @@ def _label_names(labels: list[int | None], names: list[str]) -> list[str | None]
     return [None if label is None or label < 0 else names[label] for label in labels]
 
 
-def _texts_of_ids(ids: list, column: str, resolve: Callable[[dict], dict]) -> list[str]:
-    (texts,) = resolve({column: ids}).values()
+def _texts_of_ids(ids: list, column: str, resolve: Callable[[dict], dict]) -> list[str | None]:
+    try:
+        (texts,) = resolve({column: ids}).values()
+    except KeyError:
+        if len(ids) == 1:
+            return [None]
+        # One of them has no text: find out which.
+        return [text for one in ids for text in _texts_of_ids([one], column, resolve)]
     return texts
 
 

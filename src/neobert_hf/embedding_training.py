@@ -53,7 +53,7 @@ class EmbeddingArguments(SentenceTransformerTrainingArguments):
     bf16: bool = field(default=True, metadata={"help": "autocast; weights and optimizer stay float32"})
     batch_sampler: str = field(
         default="no_duplicates",
-        metadata={"help": "of each dataset: no_duplicates, no_duplicates_hashed (faster, reads all first), batch_sampler"},
+        metadata={"help": "of each dataset; no_duplicates_hashed is faster and reads all rows first"},
     )
     report_to: str | None = field(default="tensorboard", metadata={"help": "tensorboard, wandb, trackio, ... or none"})
     logging_steps: float = field(default=20, metadata={"help": "optimizer steps, or a share of all if below 1"})
@@ -112,7 +112,7 @@ def build_loss(
         raise ValueError(f"`temperature` is {temperature}; it must be above 0.")
     size = model.get_embedding_dimension()
     if any(not 0 < dimension <= size for dimension in dimensions):
-        raise ValueError(f"`matryoshka_dims` is {dimensions}; the model has {size} dimensions. Choose from 1 to {size}.")
+        raise ValueError(f"`matryoshka_dims` is {dimensions}; the model allows 1 to {size}.")
     if mini_batch_size is None:
         loss = MultipleNegativesRankingLoss(model, scale=1 / temperature)
     else:
@@ -172,8 +172,8 @@ class EmbeddingTrainer(SentenceTransformerTrainer):
         first = next(iter(sampler), [])
         if len(first) < self.batch_sizes[name]:
             raise ValueError(
-                f"Dataset {name} has {len(dataset):,} rows and not {self.batch_sizes[name]} among them without a text in "
-                "common, which a batch needs. Give it a smaller `batch_size`, or add data."
+                f"Dataset {name} has {len(dataset):,} rows and not {self.batch_sizes[name]} of them without a text in "
+                "common, as a batch needs. Give it a smaller `batch_size`, or add data."
             )
         return sampler
 
