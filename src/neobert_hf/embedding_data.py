@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow.compute as pc
 import yaml
 from datasets import ClassLabel, Dataset, Features, List, Value, concatenate_datasets, load_dataset
-from datasets.exceptions import DatasetNotFoundError
+from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
 from huggingface_hub.dataclasses import strict
 from huggingface_hub.errors import StrictDataclassError
 from sentence_transformers.util import resolve_ids
@@ -204,15 +204,21 @@ def most_negatives(dataset: Dataset) -> int:
 
 def _load_table(name: str, source: str, subset: str | None, split: str) -> Dataset:
     files = local_files(source)
+    if files and builder_of(files) == "text":
+        raise ValueError(f"Dataset {name}: {source!r} is plain text; give Parquet or JSON lines.")
     try:
         if files:
-            if (builder := builder_of(files)) == "text":
-                raise ValueError(f"Dataset {name}: {source!r} is plain text; give Parquet or JSON lines.")
-            return load_dataset(builder, data_files=list(map(str, files)), split=split)
+            return load_dataset(builder_of(files), data_files=list(map(str, files)), split=split)
         return load_dataset(source, subset, split=split)
     except DatasetNotFoundError as error:
         raise FileNotFoundError(
             f"Dataset {name}: {source!r} is neither a local file, pattern or folder nor a dataset on the Hub."
+        ) from error
+    except (ValueError, StopIteration, DatasetGenerationError) as error:
+        # `datasets` raises StopIteration without a message for JSON files without a line.
+        reason = error.__cause__ or str(error) or "no row"
+        raise ValueError(
+            f"Dataset {name}: the split {split!r} of {source!r} is empty or cannot be read ({reason})."
         ) from error
 
 

@@ -158,6 +158,11 @@ class EmbeddingTrainer(SentenceTransformerTrainer):
         super().__init__(model, args, train_dataset, data_collator=collator, **kwargs)
         if args.n_gpu > 1:
             raise ValueError(f"One process sees {args.n_gpu} GPUs: use `accelerate launch`, one process for each.")
+        if self.is_fsdp_enabled or self.is_deepspeed_enabled:
+            # Sentence Transformers saves the module as it is, which is a shard there.
+            raise ValueError(
+                "FSDP and DeepSpeed would save incomplete models here: use DDP (configs/accelerate/ddp.yaml)."
+            )
         self.add_callback(StopOnSigterm(self))
 
     # Data
@@ -191,6 +196,11 @@ class EmbeddingTrainer(SentenceTransformerTrainer):
         super().log(logs, start_time)
 
     # Checkpoints
+
+    def _save(self, output_dir: str | None = None, state_dict=None) -> None:
+        # Transformers calls this on every process and checks inside its own; Sentence Transformers' does not check.
+        if self.args.should_save:
+            super()._save(output_dir, state_dict)
 
     def _save_checkpoint(self, model, trial) -> None:
         step = self.state.global_step
