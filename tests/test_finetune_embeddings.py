@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -227,6 +228,28 @@ def test_killed_and_resumed_ends_with_the_same_bits(flags, tmp_path):
     assert_same_weights(tmp_path / "run", tmp_path / "whole")
     logs = [losses_of(json.loads((tmp_path / name / "log.json").read_text())) for name in ("run", "whole")]
     assert logs[0] == logs[1] and len(logs[0]) == 60
+
+
+def test_sigterm_saves_stops_and_the_same_command_goes_on(flags, tmp_path):
+    changes = {"max_steps": 60, "save_steps": 20}
+    run(flags(**changes, output_dir=tmp_path / "whole"))
+
+    def stop():
+        for _ in range(6000):
+            if complete_checkpoints(tmp_path / "run"):
+                return os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.01)
+
+    thread = threading.Thread(target=stop)
+    thread.start()
+    with pytest.raises(SystemExit) as stopped:
+        run(flags(**changes))
+    thread.join()
+    assert stopped.value.code == 143
+    last = complete_checkpoints(tmp_path / "run")[-1]
+    assert last.name not in ("checkpoint-20", "checkpoint-40", "checkpoint-60")
+    run(flags(**changes))
+    assert_same_weights(tmp_path / "run", tmp_path / "whole")
 
 
 def test_two_processes_train_as_one_with_twice_the_micro_batches(flags, encoder, tmp_path):
