@@ -16,6 +16,7 @@ from pathlib import Path
 import pyarrow.compute as pc
 import yaml
 from datasets import Dataset, DatasetDict, List, Value, load_dataset
+from datasets.exceptions import DatasetGenerationError
 from mteb.abstasks import AbsTask, AbsTaskClassification, AbsTaskPairClassification, AbsTaskRetrieval, AbsTaskSTS
 from mteb.abstasks.clustering_legacy import AbsTaskClusteringLegacy
 from mteb.abstasks.task_metadata import TaskMetadata
@@ -130,24 +131,28 @@ def _read(task: str, file: str | Path, required: tuple[str, ...], columns: dict[
         raise ValueError(f"{task}: {file} is not one of {', '.join(READERS)}.")
     if not file.stat().st_size:
         raise ValueError(f"{task}: {file} is empty.")
-    dataset = load_dataset(READERS[file.suffix], data_files=str(file), split="train")
+    try:
+        splits = load_dataset(READERS[file.suffix], data_files=str(file))
+    except DatasetGenerationError as error:
+        raise ValueError(f"{task}: {file} cannot be read: {error.__cause__}") from error
+    if "train" not in splits or not len(splits["train"]):
+        raise ValueError(f"{task}: {file} has no rows.")
+    dataset = splits["train"]
     names = {columns.get(column, column): column for column in required}
     if missing := names.keys() - set(dataset.column_names):
         raise ValueError(
             f"{task}: {file} has no column {missing.pop()!r}; it has {', '.join(dataset.column_names)}. "
             f"`columns` gives yours for each of {', '.join(required)}."
         )
-    if not len(dataset):
-        raise ValueError(f"{task}: {file} has no rows.")
     dataset = dataset.select_columns(list(names))
     dataset = dataset.rename_columns({old: new for old, new in names.items() if old != new})
     for column, feature in dataset.features.items():
         values = dataset.data.column(column)
         nested = column in ("positive", "negative")
-        if values.null_count or (nested and pc.list_flatten(values).null_count):
-            raise ValueError(f"{task}: column {column!r} of {file} has missing values (None). Drop those rows.")
         if column not in ("score", "label") and feature not in (LISTS if nested else TEXTS):
             raise ValueError(f"{task}: column {column!r} of {file} holds {feature}, not {'lists of ' * nested}texts.")
+        if values.null_count or (nested and pc.list_flatten(values).null_count):
+            raise ValueError(f"{task}: column {column!r} of {file} has missing values (None). Drop those rows.")
         if column == "positive" and pc.min(pc.list_value_length(values)).as_py() == 0:
             raise ValueError(f"{task}: a row of {file} has no `positive`: nothing could be ranked first. Drop it.")
     return dataset
