@@ -248,8 +248,8 @@ def test_damaged_result_is_named(local, models, tmp_path):
 
 
 def test_a_task_that_fails_does_not_stop_the_others(local, models, tmp_path):
-    """Constant scores have no correlation: NaN is an error, not a result."""
-    rows = {"sentence1": texts(5), "sentence2": texts(5, seed=1), "score": [1.0] * 5}
+    """Equal similarities have no correlation with anything: NaN is an error, not a result."""
+    rows = {"sentence1": ["a cat"] * 5, "sentence2": ["the dog"] * 5, "score": [0.0, 1.0, 2.0, 3.0, 4.0]}
     write_rows(tmp_path / "constant.jsonl", **rows)
     tasks = {"Constant": {"type": "STS", "data": "constant.jsonl"}}
     tasks["Pairs"] = {"type": "PairClassification", "data": str(local / "pairs.jsonl")}
@@ -492,12 +492,14 @@ def test_local_tasks_that_cannot_be_read(local, tmp_path):
     refused("holds Value.*, not texts", *entry(type="Clustering", data="numbers.jsonl"))
     write_rows(tmp_path / "labels.jsonl", sentence1=["a"], sentence2=["b"], label=[2])
     refused("must be 1 and 0; found .2", *entry(type="PairClassification", data="labels.jsonl"))
+    write_rows(tmp_path / "scores.jsonl", sentence1=["a", "b"], sentence2=["c", "d"], score=[0.0, 0.0])
+    refused("every score in .* is 0.0", *entry(type="STS", data="scores.jsonl"))
     (tmp_path / "empty.jsonl").write_text("")
     refused("empty.jsonl is empty", *entry(type="STS", data="empty.jsonl"))
     Dataset.from_dict({"query": [], "document": []}).to_parquet(tmp_path / "no_rows.parquet")
-    refused("has no rows", *entry(type="Retrieval", data="no_rows.parquet"))
+    refused("has no rows that can be read", *entry(type="Retrieval", data="no_rows.parquet"))
     (tmp_path / "broken.jsonl").write_text('{"text": "a", "label": 1}\n{"text": "b", "lab')
-    refused("broken.jsonl cannot be read", *entry(type="Clustering", data="broken.jsonl"))
+    refused("broken.jsonl has no rows that can be read: .*JSON", *entry(type="Clustering", data="broken.jsonl"))
     refused("is not one of", *entry(type="STS", data="tasks.yaml"))
 
 

@@ -56,7 +56,8 @@ def local_task(
         columns: the names that columns have in the files, where they differ.
 
     Raises:
-        ValueError: if the type is unknown, or a file is missing, empty, or lacks a column or a value.
+        ValueError: if the type is unknown, a file is missing, empty, or lacks a column or a value, labels of pairs are
+            not 1 and 0, or scores are all the same.
     """
     if task_type not in TYPES:
         raise ValueError(f"Task {name}: unknown type {task_type!r}; known are {', '.join(TYPES)}.")
@@ -73,6 +74,8 @@ def local_task(
     parts = {part: _read(f"Task {name}", file, expected[part], columns) for part, file in files.items()}
     if task_type == "PairClassification" and not set(labels := parts["data"].unique("label")) <= {0, 1}:
         raise ValueError(f"Task {name}: the labels of pairs must be 1 and 0; found {labels[:5]}.")
+    if task_type == "STS" and len(scores := parts["data"].unique("score")) < 2:
+        raise ValueError(f"Task {name}: every score in {data} is {scores[0]}; nothing correlates with a constant.")
 
     def load_data(self, **kwargs) -> None:
         self.dataset = _mteb_format(task_type, parts)
@@ -132,12 +135,9 @@ def _read(task: str, file: str | Path, required: tuple[str, ...], columns: dict[
     if not file.stat().st_size:
         raise ValueError(f"{task}: {file} is empty.")
     try:
-        splits = load_dataset(READERS[file.suffix], data_files=str(file))
-    except DatasetGenerationError as error:
-        raise ValueError(f"{task}: {file} cannot be read: {error.__cause__}") from error
-    if "train" not in splits or not len(splits["train"]):
-        raise ValueError(f"{task}: {file} has no rows.")
-    dataset = splits["train"]
+        dataset = load_dataset(READERS[file.suffix], data_files=str(file), split="train")
+    except (DatasetGenerationError, ValueError) as error:
+        raise ValueError(f"{task}: {file} has no rows that can be read: {error.__cause__ or error}") from error
     names = {columns.get(column, column): column for column in required}
     if missing := names.keys() - set(dataset.column_names):
         raise ValueError(
