@@ -4,9 +4,9 @@
     python examples/run_mteb.py --config configs/mteb/eng_v1.yaml --model chandar-lab/NeoBERT --types STS Clustering
     python examples/run_mteb.py --config configs/mteb/local.yaml --model runs/embeddings/model
 
-Any Sentence Transformers model, or a pretrained encoder, which gets mean pooling (zero-shot). Run the same command
-again after an interruption: finished tasks are not repeated. `output_dir` gets a folder for each model with a file for
-each task, and a report on all of them: `report.md`, `report.json`, `report.png`.
+Any dense Sentence Transformers model, or a pretrained encoder, which gets mean pooling (zero-shot). Run the same
+command again after an interruption: finished tasks are not repeated. `output_dir` gets a folder for each model with a
+file for each task, and a report on all of them: `report.md`, `report.json`, `report.png`.
 
 References: section 5.2.1, appendix D, Tables 4, 8 and 9, Figure 5.
 """

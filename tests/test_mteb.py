@@ -158,6 +158,20 @@ def test_sts_equals_a_plain_computation(local, models, tmp_path):
     assert entry["local"]["Similarity"]["score"] == pytest.approx(100 * expected, abs=1e-3)
 
 
+def test_scores_are_those_of_mteb_itself(local, models, tmp_path):
+    """Its own wrapper, where there are no instructions to differ in."""
+    tasks = yaml.safe_load((local / "tasks.yaml").read_text())
+    for entry in tasks.values():
+        entry.pop("instruction", None)
+        entry |= {part: str(local / entry[part]) for part in ("data", "corpus", "train") if part in entry}
+    (tmp_path / "tasks.yaml").write_text(yaml.safe_dump(tasks))
+    ours = run_local(tmp_path, models[0], tmp_path / "out", "--name", "m")["m"]["local"]
+    model = SentenceTransformer(models[0], device="cpu")
+    results = mteb.evaluate(model, read_local_tasks(tmp_path / "tasks.yaml")[0], cache=None).task_results
+    theirs = {result.task_name: 100 * result.scores["test"][0]["main_score"] for result in results}
+    assert {name: entry["score"] for name, entry in ours.items()} == pytest.approx(theirs, abs=1e-3)
+
+
 # Resuming
 
 
@@ -277,6 +291,12 @@ def test_pooling_is_float32_in_a_16_bit_model(models):
     expected = (states.float() * mask).sum(1) / mask.sum(1)
     torch.testing.assert_close(embeddings, expected, rtol=1e-5, atol=1e-6)
     assert (embeddings != embeddings.bfloat16()).float().mean() > 0.5
+
+
+def test_16_bits_on_a_gpu_only_unless_given():
+    chosen = [run_mteb.choose_dtype("auto", torch.device(device)) for device in ("cuda", "cpu")]
+    assert chosen == [torch.bfloat16, torch.float32]
+    assert run_mteb.choose_dtype("float16", torch.device("cpu")) == torch.float16
 
 
 def test_float16_sums_do_not_overflow(tmp_path):
@@ -620,6 +640,10 @@ def test_parts_of_cqadupstack_resume(models, tmp_path, monkeypatch):
     parts[0].unlink()
     again, prompts = evaluate_real_tasks(["CQADupstackRetrieval"], models[0], tmp_path, monkeypatch)
     assert again == report and list(prompts) == [parts[0].stem]
+    # Once all is done, the parts are needed no more.
+    shutil.rmtree(tmp_path / "m" / "parts")
+    again, prompts = evaluate_real_tasks(["CQADupstackRetrieval"], models[0], tmp_path, monkeypatch)
+    assert again == report and prompts == {}
 
 
 @pytest.mark.slow
@@ -640,6 +664,23 @@ def test_function_and_yaml_make_the_same_task(local):
     by_call.load_data()
     split = by_call.dataset["default"]["test"]
     assert split["top_ranked"] is None and set(split["relevant_docs"]) == set(split["queries"]["id"])
+    assert set(split["corpus"]["text"]) == set(texts(24, seed=1) + texts(24, seed=2))
+
+
+def test_reranking_candidates_are_positives_and_negatives(tmp_path):
+    """Rows of the same query are one query; a text is one document."""
+    rows = {"query": ["a", "b", "a"], "positive": [["x"], ["y"], ["z"]], "negative": [["y", "z"], ["x"], ["w"]]}
+    write_rows(tmp_path / "rows.jsonl", **rows)
+    task = local_task("Mine", "Reranking", tmp_path / "rows.jsonl")
+    task.load_data()
+    split = task.dataset["default"]["test"]
+    text = dict(zip(split["corpus"]["id"], split["corpus"]["text"]))
+    query = dict(zip(split["queries"]["text"], split["queries"]["id"]))
+    assert sorted(text.values()) == ["w", "x", "y", "z"] and len(query) == 2
+    candidates = {name: [text[number] for number in split["top_ranked"][query[name]]] for name in query}
+    assert {name: sorted(found) for name, found in candidates.items()} == {"a": ["w", "x", "y", "z"], "b": ["x", "y"]}
+    relevant = {name: sorted(text[number] for number in split["relevant_docs"][query[name]]) for name in query}
+    assert relevant == {"a": ["x", "z"], "b": ["y"]}
 
 
 def test_results_need_no_script(local, models, tmp_path):

@@ -6,6 +6,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import yaml
+from matplotlib import colormaps
 from matplotlib.figure import Figure
 
 from neobert_hf.mteb_results import read_result, write_whole
@@ -126,9 +127,11 @@ def plot(models: dict, published: dict[str, list[float]], file: Path) -> None:
     figure = Figure(figsize=(12, 5), layout="constrained")
     axes, width = figure.subplots(), 0.85 / len(bars)
     for index, (name, row) in enumerate(bars.items()):
-        color = f"{0.85 - 0.5 * index / len(bars):.2f}" if name in published else f"C{index - len(published) % 10}"
+        # Published models pale, one's own dark.
+        color = (*colormaps["tab10"](index % 10)[:3], 0.4) if name in published else colormaps["Dark2"](index % 8)
+        label = f"{name} (paper)" if name in published else name
         places = [group + (index + 0.5) * width - 0.425 for group in range(len(groups))]
-        drawn = axes.bar(places, [score for score, _ in row], width, label=name, color=color)
+        drawn = axes.bar(places, [score for score, _ in row], width, label=label, color=color)
         for bar, (_, complete) in zip(drawn, row):
             bar.set_hatch(None if complete else "//")
     axes.set_xticks(range(len(groups)), labels)
