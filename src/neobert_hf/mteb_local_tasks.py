@@ -72,10 +72,7 @@ def local_task(
     if unknown := columns.keys() - set(required):
         raise ValueError(f"Task {name}: `columns` names {unknown.pop()!r}; type {task_type} has {', '.join(required)}.")
     parts = {part: _read(f"Task {name}", file, expected[part], columns) for part, file in files.items()}
-    if task_type == "PairClassification" and not set(labels := parts["data"].unique("label")) <= {0, 1}:
-        raise ValueError(f"Task {name}: the labels of pairs must be 1 and 0; found {labels[:5]}.")
-    if task_type == "STS" and len(scores := parts["data"].unique("score")) < 2:
-        raise ValueError(f"Task {name}: every score in {data} is {scores[0]}; nothing correlates with a constant.")
+    _check_values(name, task_type, parts["data"])
 
     def load_data(self, **kwargs) -> None:
         self.dataset = _mteb_format(task_type, parts)
@@ -156,6 +153,13 @@ def _read(task: str, file: str | Path, required: tuple[str, ...], columns: dict[
         if column == "positive" and pc.min(pc.list_value_length(values)).as_py() == 0:
             raise ValueError(f"{task}: a row of {file} has no `positive`: nothing could be ranked first. Drop it.")
     return dataset
+
+
+def _check_values(name: str, task_type: str, data: Dataset) -> None:
+    if task_type == "PairClassification" and not set(labels := data.unique("label")) <= {0, 1}:
+        raise ValueError(f"Task {name}: the labels of pairs must be 1 and 0; found {labels[:5]}.")
+    if task_type == "STS" and len(scores := data.unique("score")) < 2:
+        raise ValueError(f"Task {name}: every score is {scores[0]}; nothing correlates with a constant.")
 
 
 def _digest(files: dict[str, str | Path], columns: dict[str, str]) -> str:
