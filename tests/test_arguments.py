@@ -86,7 +86,7 @@ def test_errors_in_extended_files_name_the_file(tmp_path, base, text, message):
 
 
 def test_every_shipped_config_is_read():
-    """Those of `pretrain/` and `accelerate/` in test_pretraining.py and test_accelerate_configs.py."""
+    """Those of the recipes in the tests of the recipes."""
     sys.path.insert(0, str(ROOT / "examples"))
     from demo import DemoArguments
     from prepare_data import PrepareArguments
@@ -100,5 +100,6 @@ def test_every_shipped_config_is_read():
     # What one leaves out the other holds.
     assert settings["data/refinedweb.yaml"].skip_documents == settings["data/refinedweb_validation.yaml"].max_documents
     assert settings["data/refinedweb_validation.yaml"].skip_documents == 0
+    recipes = {"pretrain", "accelerate", "embeddings", "mteb"}
     names = {str(path.relative_to(ROOT / "configs")) for path in (ROOT / "configs").rglob("*.yaml")}
-    assert {name for name in names if not name.startswith(("pretrain/", "accelerate/"))} == set(readers)
+    assert {name for name in names if name.split("/")[0] not in recipes} == set(readers)

@@ -1,13 +1,9 @@
 """The Sentence Transformers trainer with the paper's mixture of datasets and checkpoints that are whole or not used."""
 
-import math
-import shutil
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 from datasets import DatasetDict
-from safetensors import SafetensorError
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.sentence_transformer.losses import (
     CachedMultipleNegativesRankingLoss,
@@ -17,9 +13,8 @@ from sentence_transformers.sentence_transformer.losses import (
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from torch.utils.data import BatchSampler, ConcatDataset
 
-from neobert_hf.checkpoints import CheckpointError, Progress, complete_checkpoints, delete_old, mark_complete
 from neobert_hf.embedding_batches import ContrastiveCollator, TemperatureBatchSampler
-from neobert_hf.pretraining import StopOnSigterm
+from neobert_hf.resumable import ResumableTrainer
 
 
 # Settings of Transformers that would undo what this recipe promises, and the only values it runs with.
@@ -121,7 +116,7 @@ def build_loss(
     return MatryoshkaLoss(model, loss, sorted({size, *dimensions}, reverse=True)) if dimensions else loss
 
 
-class EmbeddingTrainer(SentenceTransformerTrainer):
+class EmbeddingTrainer(ResumableTrainer, SentenceTransformerTrainer):
     """Contrastive training on several datasets.
 
     Args:
@@ -129,15 +124,10 @@ class EmbeddingTrainer(SentenceTransformerTrainer):
         train_dataset: rows of `query`, `positive` and `negatives`, by name.
         batch_sizes: rows of a batch, by name.
         alpha: see `sampling_probabilities`.
-        settings: every setting that the result depends on, stored in checkpoints and compared on resume.
-
-    Attributes:
-        stopped: whether SIGTERM ended training before `max_steps`.
+        settings: see `ResumableTrainer`, as for what else is raised.
 
     Raises:
         ValueError: if a dataset has not enough different rows for a batch.
-        CheckpointError: when a checkpoint cannot be written. Those before it stay usable.
-        FloatingPointError: when the loss is not finite, before such weights are saved.
     """
 
     def __init__(
@@ -152,18 +142,13 @@ class EmbeddingTrainer(SentenceTransformerTrainer):
     ):
         self.batch_sizes = batch_sizes
         self.alpha = alpha
-        self.run_settings = settings
-        self.stopped = False
         collator = ContrastiveCollator(preprocess_fn=model.preprocess, prompts=args.prompts)
-        super().__init__(model, args, train_dataset, data_collator=collator, **kwargs)
-        if args.n_gpu > 1:
-            raise ValueError(f"One process sees {args.n_gpu} GPUs: use `accelerate launch`, one process for each.")
-        if self.is_fsdp_enabled or self.is_deepspeed_enabled:
+        super().__init__(model, args, train_dataset, data_collator=collator, settings=settings, **kwargs)
+        if self.engine != "plain":
             # Sentence Transformers saves the module as it is, which is a shard there.
             raise ValueError(
                 "FSDP and DeepSpeed would save incomplete models here: use DDP (configs/accelerate/ddp.yaml)."
             )
-        self.add_callback(StopOnSigterm(self))
 
     # Data
 
@@ -188,49 +173,9 @@ class EmbeddingTrainer(SentenceTransformerTrainer):
         batches = self.args.world_size * self.args.gradient_accumulation_steps
         return TemperatureBatchSampler(dataset, batch_samplers, self.args.max_steps, batches, self.alpha, seed)
 
-    # Logging
-
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        if not math.isfinite(logs.get("loss", 0.0)):
-            raise FloatingPointError(f"The loss is {logs['loss']} at step {self.state.global_step}. {self.advice()}")
-        super().log(logs, start_time)
-
     # Checkpoints
 
     def _save(self, output_dir: str | None = None, state_dict=None) -> None:
         # Transformers calls this on every process and checks inside its own; Sentence Transformers' does not check.
         if self.args.should_save:
             super()._save(output_dir, state_dict)
-
-    def _save_checkpoint(self, model, trial) -> None:
-        step = self.state.global_step
-        if not torch.isfinite(self._tr_loss):
-            raise FloatingPointError(f"The loss is not finite before step {step}. {self.advice()}")
-        folder = Path(self.args.output_dir) / f"checkpoint-{step}"
-        limit, self.args.save_total_limit = self.args.save_total_limit, None
-        try:
-            if self.is_world_process_zero() and folder.exists():
-                # An earlier run was interrupted while it saved this step.
-                shutil.rmtree(folder)
-            self.accelerator.wait_for_everyone()
-            super()._save_checkpoint(model, trial)
-            self.accelerator.wait_for_everyone()
-            if self.is_world_process_zero():
-                mark_complete(folder, Progress(self.run_settings, {"step": step}))
-                # After the new one is whole, unlike the Trainer's own rotation.
-                delete_old(folder.parent, limit)
-        except (OSError, RuntimeError, SafetensorError) as error:
-            free = shutil.disk_usage(self.args.output_dir).free
-            raise CheckpointError(
-                f"The checkpoint of step {step} could not be written ({error}); {free:,} bytes are free. "
-                f"{self.advice()}"
-            ) from error
-        finally:
-            self.args.save_total_limit = limit
-
-    def advice(self) -> str:
-        """From where the run can go on, for the message that ends it."""
-        complete = complete_checkpoints(Path(self.args.output_dir))
-        if not complete:
-            return "There is no earlier checkpoint."
-        return f"{complete[-1]} is complete: the same command goes on from there."
