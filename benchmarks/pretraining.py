@@ -125,7 +125,7 @@ def ablation_table(losses: dict[str, list[float]]) -> list[str]:
 def length_table(columns: dict[str, dict]) -> list[str]:
     keys = list(dict.fromkeys(key for entry in columns.values() for key in entry if key.startswith("eval_loss_")))
     keys.sort(key=lambda key: int(key.split("_")[2]))
-    lines = [f"| document length (tokens) | {' | '.join(columns)} |", f"| --- |{' --- |' * len(columns)}"]
+    lines = [f"| length after cutting (tokens) | {' | '.join(columns)} |", f"| --- |{' --- |' * len(columns)}"]
     for key in [*keys, "eval_loss"]:
         name = key.removeprefix("eval_loss_").replace("_", " ") if key != "eval_loss" else "all"
         values = [f"{entry[key]:.3f}" if key in entry else "" for entry in columns.values()]
