@@ -181,7 +181,8 @@ def main() -> None:
         output_dir=pretrained,
     )
     numbers["log"] = json.loads((pretrained / "log.json").read_text())
-    loss = numbers["held_out_loss"] = numbers["log"][-1]["eval_loss"]
+    losses = [entry["eval_loss"] for entry in numbers["log"] if "eval_loss" in entry]
+    loss = numbers["held_out_loss"] = losses[-1]
     print(f"   held-out masked loss {loss:.3f} nats, unigram entropy {unigram:.3f}: {unigram - loss:.3f} below")
 
     print("5. Fill-mask")
