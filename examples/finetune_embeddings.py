@@ -184,6 +184,7 @@ def main(args: list[str] | None = None) -> None:
             sys.exit(str(error))
     if trainer.stopped:
         print(f"Stopped by SIGTERM after step {trainer.state.global_step}. {trainer.advice()}", flush=True)
+        trainer.accelerator.end_training()
         sys.exit(143)
 
     # 5. Evaluation, model with its card, and numbers
@@ -196,6 +197,8 @@ def main(args: list[str] | None = None) -> None:
     if trainer.is_world_process_zero():
         write_log(trainer, output / "log.json")
         print(f"{output / 'model'}, {output / 'log.json'}", flush=True)
+    # A process that exits while others still talk to it may abort.
+    trainer.accelerator.end_training()
 
 
 if __name__ == "__main__":

@@ -285,6 +285,7 @@ def main(args: list[str] | None = None) -> None:
             sys.exit(str(error))
     if trainer.stopped:
         print(f"Stopped by SIGTERM after step {trainer.state.global_step}. {trainer.advice()}", flush=True)
+        trainer.accelerator.end_training()
         sys.exit(143)
 
     # 5. Model, held-out loss, numbers and curves
@@ -296,6 +297,8 @@ def main(args: list[str] | None = None) -> None:
         (output / "log.json").write_text(json.dumps(trainer.state.log_history, indent=1) + "\n")
         plot(trainer.state.log_history, output / "curves.png")
         print(f"{output / 'model'}, {output / 'curves.png'}, {output / 'log.json'}", flush=True)
+    # A process that exits while others still talk to it may abort.
+    trainer.accelerator.end_training()
 
 
 if __name__ == "__main__":

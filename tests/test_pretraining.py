@@ -550,12 +550,14 @@ def test_validation_data_of_another_tokenizer_is_refused(flags, prepared, tmp_pa
 
 @pytest.mark.parametrize("optimizer", ["soap", "muon"])
 def test_library_optimizers_train_and_resume(flags, tmp_path, optimizer):
-    changes = {"optimizer": optimizer, "max_steps": 6}
+    changes = {"optimizer": optimizer, "min_lengths": 0, "probabilities": 1}
     log = run(flags(**changes, output_dir=tmp_path / "whole"))
     losses = [entry["loss"] for entry in log if "loss" in entry]
-    assert losses[-1] < losses[0]
+    # SOAP's first step only starts its preconditioner.
+    assert min(losses[-3:]) < losses[0] - 0.03
     shutil.copytree(tmp_path / "whole", tmp_path / "run")
-    shutil.rmtree(tmp_path / "run" / "checkpoint-6")
+    for step in (9, 12):
+        shutil.rmtree(tmp_path / "run" / f"checkpoint-{step}")
     shutil.rmtree(tmp_path / "run" / "model")
     run(flags(**changes))
     assert_same_weights(tmp_path / "run", tmp_path / "whole")
