@@ -29,7 +29,7 @@ from neobert_hf.checkpoints import CheckpointError, check_settings, complete_che
 from neobert_hf.embedding_batches import sampling_probabilities
 from neobert_hf.embedding_data import PairDataset, load_pairs, load_scored_pairs, most_negatives, read_descriptions
 from neobert_hf.embedding_training import EmbeddingArguments, EmbeddingTrainer, build_encoder, build_loss
-from neobert_hf.launch import check_launch
+from neobert_hf.launch import check_launch, leave
 
 
 # Of the training arguments, those that change the trained weights; the others may differ when a run is resumed.
@@ -184,8 +184,7 @@ def main(args: list[str] | None = None) -> None:
             sys.exit(str(error))
     if trainer.stopped:
         print(f"Stopped by SIGTERM after step {trainer.state.global_step}. {trainer.advice()}", flush=True)
-        trainer.accelerator.end_training()
-        sys.exit(143)
+        leave(trainer.accelerator, 143)
 
     # 5. Evaluation, model with its card, and numbers
     evaluated = any(
@@ -197,8 +196,7 @@ def main(args: list[str] | None = None) -> None:
     if trainer.is_world_process_zero():
         write_log(trainer, output / "log.json")
         print(f"{output / 'model'}, {output / 'log.json'}", flush=True)
-    # A process that exits while others still talk to it may abort.
-    trainer.accelerator.end_training()
+    leave(trainer.accelerator)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from neobert_hf.checkpoints import (
     read_progress,
     step_of,
 )
-from neobert_hf.launch import check_launch
+from neobert_hf.launch import check_launch, leave
 from neobert_hf.mlm_batches import Documents, HeldOutBatchSampler, MLMBatchSampler
 from neobert_hf.mlm_collator import Layout, MLMCollator
 from neobert_hf.pretraining import Feed, MLMTrainer, PretrainingArguments
@@ -285,8 +285,7 @@ def main(args: list[str] | None = None) -> None:
             sys.exit(str(error))
     if trainer.stopped:
         print(f"Stopped by SIGTERM after step {trainer.state.global_step}. {trainer.advice()}", flush=True)
-        trainer.accelerator.end_training()
-        sys.exit(143)
+        leave(trainer.accelerator, 143)
 
     # 5. Model, held-out loss, numbers and curves
     save(trainer, output / "model")
@@ -297,8 +296,7 @@ def main(args: list[str] | None = None) -> None:
         (output / "log.json").write_text(json.dumps(trainer.state.log_history, indent=1) + "\n")
         plot(trainer.state.log_history, output / "curves.png")
         print(f"{output / 'model'}, {output / 'curves.png'}, {output / 'log.json'}", flush=True)
-    # A process that exits while others still talk to it may abort.
-    trainer.accelerator.end_training()
+    leave(trainer.accelerator)
 
 
 if __name__ == "__main__":

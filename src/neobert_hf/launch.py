@@ -1,7 +1,8 @@
-"""Stops a run whose processes or engine are not those that were asked for."""
+"""The beginning and the end of a run of several processes: are they those that were asked for, and a clean exit."""
 
 import logging
 import os
+import sys
 from argparse import Namespace
 
 import psutil
@@ -59,3 +60,17 @@ def check_launch(accelerator: Accelerator) -> None:
             f"as one of {accelerator.num_processes} with {running}. Several CPU processes need ACCELERATE_USE_CPU=true "
             "and a file of distributed_type MULTI_GPU (configs/accelerate/cpu_ddp.yaml); FSDP and DeepSpeed need a GPU."
         )
+
+
+def leave(accelerator: Accelerator, code: int = 0) -> None:
+    """End the processes of a run whose work is done; returns only where there is nothing to end and `code` is 0."""
+    accelerator.wait_for_everyone()
+    accelerator.end_training()
+    if accelerator.num_processes > 1 and accelerator.device.type == "cpu":
+        # Gloo's threads abort one exit in ten ("terminate called without an active exception", torch 2.13), and the
+        # launcher would report a finished run as failed.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    if code:
+        sys.exit(code)
