@@ -8,9 +8,6 @@ Run the same command again after an interruption: it resumes from the newest com
 """
 
 import json
-import os
-import shutil
-import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -21,15 +18,16 @@ from sentence_transformers.sentence_transformer.evaluation import (
     EmbeddingSimilarityEvaluator,
     InformationRetrievalEvaluator,
 )
-from transformers import TrainerState, set_seed
+from transformers import set_seed
 
 import neobert_hf  # noqa: F401  (registers the architecture)
 from neobert_hf.arguments import parse_config
-from neobert_hf.checkpoints import CheckpointError, check_settings, complete_checkpoints, read_progress
+from neobert_hf.checkpoints import newest_checkpoint, step_of
 from neobert_hf.embedding_batches import sampling_probabilities
 from neobert_hf.embedding_data import PairDataset, load_pairs, load_scored_pairs, most_negatives, read_descriptions
 from neobert_hf.embedding_training import EmbeddingArguments, EmbeddingTrainer, build_encoder, build_loss
 from neobert_hf.launch import check_launch, leave
+from neobert_hf.whole_files import write_json
 
 
 # Of the training arguments, those that change the trained weights; the others may differ when a run is resumed.
@@ -121,23 +119,6 @@ def describe(trainer: EmbeddingTrainer, model: SentenceTransformer, rows: dict[s
     return "\n".join(lines)
 
 
-def save(trainer: EmbeddingTrainer, folder: Path) -> None:
-    """Write beside and rename: `folder` never holds half a model."""
-    partial = folder.with_name(folder.name + ".partial")
-    trainer.save_model(str(partial))
-    if trainer.is_world_process_zero():
-        (partial / "training_args.bin").unlink(missing_ok=True)
-        if folder.exists():
-            shutil.rmtree(folder)
-        os.rename(partial, folder)
-
-
-def write_log(trainer: EmbeddingTrainer, file: Path) -> None:
-    partial = file.with_name(file.name + ".partial")
-    partial.write_text(json.dumps(trainer.state.log_history, indent=1) + "\n")
-    os.replace(partial, file)
-
-
 def main(args: list[str] | None = None) -> None:
     # 1. Settings
     settings, arguments = parse_config(FinetuningArguments, EmbeddingArguments, args=args)
@@ -157,12 +138,9 @@ def main(args: list[str] | None = None) -> None:
 
     # 3. Model, and the checkpoint to resume from
     values = result_settings(settings, arguments, descriptions, rows)
-    checkpoints = complete_checkpoints(output)
-    resume = checkpoints[-1] if checkpoints else None
-    if resume is not None:
-        check_settings(resume, read_progress(resume).settings, values)
-    finished = resume is not None and resume.name == f"checkpoint-{arguments.max_steps}"
-    source = str(resume) if finished else settings.model
+    resume, _ = newest_checkpoint(output, values)
+    # On resume the Trainer loads the weights, unless there is nothing left to train.
+    source = str(resume) if resume and step_of(resume) == arguments.max_steps else settings.model
     model = build_encoder(source, settings.max_length, settings.trust_remote_code)
     loss = build_loss(model, settings.temperature, settings.mini_batch_size, settings.matryoshka_dims)
 
@@ -174,17 +152,7 @@ def main(args: list[str] | None = None) -> None:
     if trainer.is_world_process_zero():
         print(describe(trainer, model, rows, settings.alpha), flush=True)
         print(f"resuming from {resume}" if resume else f"starting from {settings.model}", flush=True)
-    if finished:
-        # Only what follows training is left to do.
-        trainer.state = TrainerState.load_from_json(str(resume / "trainer_state.json"))
-    else:
-        try:
-            trainer.train(resume_from_checkpoint=str(resume) if resume else None)
-        except (CheckpointError, FloatingPointError) as error:
-            sys.exit(str(error))
-    if trainer.stopped:
-        print(f"Stopped by SIGTERM after step {trainer.state.global_step}. {trainer.advice()}", flush=True)
-        leave(trainer.accelerator, 143)
+    trainer.train_to_the_end(resume)
 
     # 5. Evaluation, model with its card, and numbers
     evaluated = any(
@@ -192,9 +160,9 @@ def main(args: list[str] | None = None) -> None:
     )
     if evaluator is not None and not evaluated:
         trainer.evaluate()
-    save(trainer, output / "model")
+    trainer.save_whole(output / "model")
     if trainer.is_world_process_zero():
-        write_log(trainer, output / "log.json")
+        write_json(output / "log.json", trainer.state.log_history)
         print(f"{output / 'model'}, {output / 'log.json'}", flush=True)
     leave(trainer.accelerator)
 

@@ -29,6 +29,7 @@ from tqdm import tqdm
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from neobert_hf.arguments import parse_config
+from neobert_hf.checkpoints import differences
 from neobert_hf.text_shards import (
     MANIFEST,
     TOKENIZER,
@@ -36,10 +37,10 @@ from neobert_hf.text_shards import (
     check_shard,
     read_manifest,
     tokenizer_fingerprint,
-    write_json,
     write_shard,
 )
 from neobert_hf.text_source import describe_files, stream_text
+from neobert_hf.whole_files import write_json
 
 
 PROGRESS = "progress"
@@ -122,9 +123,9 @@ def check_same_plan(planned: Manifest, found: Manifest, folder: Path) -> None:
     old, new = ({**asdict(manifest), **manifest.source} for manifest in (found, planned))
     results = {"source_documents", "documents", "tokens", "dropped_short", "length_histogram", "shards"}
     # `source` is looked at key by key: the dictionary as a whole has been replaced by its entry "source".
-    differing = [key for key in old | new if key not in results and old.get(key) != new.get(key)]
-    if differing:
-        changes = "; ".join(f"{key} was {old.get(key)!r} and is now {new.get(key)!r}" for key in differing)
+    old, new = ({key: plan[key] for key in plan if key not in results} for plan in (old, new))
+    if differing := differences(old, new):
+        changes = "; ".join(f"{key} was {before!r} and is now {now!r}" for key, before, now in differing)
         raise ValueError(
             f"{folder} was begun with other settings ({changes}): repeat those, choose another output_dir, or delete "
             "the folder."

@@ -10,31 +10,22 @@ Run the same command again after an interruption: it resumes from the newest com
 
 import hashlib
 import json
-import os
-import shutil
-import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
 from matplotlib.figure import Figure
-from transformers import AutoTokenizer, TrainerState, set_seed
+from transformers import AutoTokenizer, PreTrainedTokenizerFast, set_seed
 
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM
 from neobert_hf.arguments import parse_config
-from neobert_hf.checkpoints import (
-    CheckpointError,
-    check_engine,
-    check_settings,
-    complete_checkpoints,
-    read_progress,
-    step_of,
-)
+from neobert_hf.checkpoints import complete_checkpoints, differences, newest_checkpoint, read_progress, step_of
 from neobert_hf.launch import check_launch, leave
 from neobert_hf.mlm_batches import Documents, HeldOutBatchSampler, MLMBatchSampler
 from neobert_hf.mlm_collator import Layout, MLMCollator
 from neobert_hf.pretraining import Feed, MLMTrainer, PretrainingArguments
 from neobert_hf.text_shards import Manifest, load_shards, load_tokenizer, read_manifest, tokenizer_fingerprint
+from neobert_hf.whole_files import write_json, written_whole
 
 
 # Of TrainingArguments, those that change the trained weights; the others may differ when a run is resumed.
@@ -95,9 +86,14 @@ def accumulation_steps(data: DataArguments, world_size: int) -> int:
     return steps
 
 
-def build_model(architecture: ModelArguments, data: DataArguments, manifest: Manifest, source: str | Path | None):
+def build_model(
+    architecture: ModelArguments,
+    data: DataArguments,
+    manifest: Manifest,
+    tokenizer: PreTrainedTokenizerFast,
+    source: str | Path | None,
+) -> NeoBERTForMaskedLM:
     """A new model, or the one of an earlier stage, which must have this architecture and tokenizer."""
-    tokenizer = load_tokenizer(data.train_data)
     config = {
         **asdict(architecture),
         "vocab_size": manifest.vocab_size,
@@ -110,9 +106,9 @@ def build_model(architecture: ModelArguments, data: DataArguments, manifest: Man
         return NeoBERTForMaskedLM(NeoBERTConfig(**config))
     stored = NeoBERTConfig.from_pretrained(source)
     free = {"dropout", "sparse_prediction"} | ({"max_length"} if stored.rope else set())
-    wrong = [name for name in config if name not in free and getattr(stored, name) != config[name]]
-    if wrong:
-        found = "; ".join(f"{name}: {getattr(stored, name)!r} there, {config[name]!r} now" for name in wrong)
+    wanted = {name: value for name, value in config.items() if name not in free}
+    if wrong := differences({name: getattr(stored, name) for name in wanted}, wanted):
+        found = "; ".join(f"{name}: {there!r} there, {now!r} now" for name, there, now in wrong)
         raise ValueError(f"The model in {source} has another architecture. {found}.")
     if tokenizer_fingerprint(AutoTokenizer.from_pretrained(source)) != manifest.tokenizer_fingerprint:
         raise ValueError(
@@ -148,10 +144,11 @@ def find_source(data: DataArguments) -> str | Path | None:
 
 def read_data(data: DataArguments, arguments: PretrainingArguments) -> tuple[Manifest, Feed, Feed | None]:
     """The manifest of the training data, what to train on, and what to evaluate on, if anything."""
-    manifest, tokenizer = read_manifest(data.train_data), load_tokenizer(data.train_data)
+    manifest = read_manifest(data.train_data)
+    shards, tokenizer = load_shards(data.train_data, manifest), load_tokenizer(data.train_data, manifest)
     masks = {"tokenizer": tokenizer, "mlm_probability": data.mlm_probability}
     masks |= {"mask_replace_prob": data.mask_replace_prob, "random_replace_prob": data.random_replace_prob}
-    shards, place = load_shards(data.train_data), {"rank": arguments.process_index, "world_size": arguments.world_size}
+    place = {"rank": arguments.process_index, "world_size": arguments.world_size}
     sampler = MLMBatchSampler(
         shards,
         [shard["documents"] for shard in manifest.shards],
@@ -167,9 +164,10 @@ def read_data(data: DataArguments, arguments: PretrainingArguments) -> tuple[Man
     collator = MLMCollator(**masks, layout=data.layout, max_length=data.max_length, seed=arguments.seed)
     train, held_out = Feed(Documents(shards, data.max_length), sampler, collator), None
     if data.validation_data is not None:
-        if read_manifest(data.validation_data).tokenizer_fingerprint != manifest.tokenizer_fingerprint:
+        validation = read_manifest(data.validation_data)
+        if validation.tokenizer_fingerprint != manifest.tokenizer_fingerprint:
             raise ValueError(f"{data.validation_data} was prepared with another tokenizer than {data.train_data}.")
-        shards = load_shards(data.validation_data)
+        shards = load_shards(data.validation_data, validation)
         sampler = HeldOutBatchSampler(shards, data.max_length, data.micro_batch_tokens, **place)
         # Packed and with the same masks whatever layout and seed of training are, so that runs can be compared.
         held_out = Feed(Documents(shards, data.max_length), sampler, MLMCollator(**masks, seed=0))
@@ -206,24 +204,8 @@ def plot(log: list[dict], file: Path) -> None:
                 axes.plot(*zip(*points), "o-" if key.startswith("eval") else "-", label=key, markersize=3)
         axes.set(xlabel="step", title=title)
         axes.legend()
-    figure.savefig(file, dpi=150)
-
-
-def save(trainer: MLMTrainer, folder: Path) -> None:
-    """Write beside and rename: `folder` never holds half a model."""
-    partial = folder.with_name(folder.name + ".partial")
-    if trainer.is_fsdp_enabled:
-        # With sharded checkpoints it would write nothing, without a word.
-        trainer.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
-    # Whoever loads the model gets logits of every position.
-    trainer.architecture.sparse_prediction = False
-    trainer.save_model(str(partial))
-    trainer.architecture.sparse_prediction = True
-    if trainer.is_world_process_zero():
-        (partial / "training_args.bin").unlink(missing_ok=True)
-        if folder.exists():
-            shutil.rmtree(folder)
-        os.rename(partial, folder)
+    with written_whole(file) as partial:
+        figure.savefig(partial, dpi=150, format="png")
 
 
 def main(args: list[str] | None = None) -> None:
@@ -238,16 +220,13 @@ def main(args: list[str] | None = None) -> None:
 
     # 3. Model, and the checkpoint to resume from
     settings = result_settings(architecture, data, arguments, manifest)
-    checkpoints = complete_checkpoints(output)
-    resume = checkpoints[-1] if checkpoints else None
+    resume, progress = newest_checkpoint(output, settings)
     if resume is not None:
-        progress = read_progress(resume)
-        check_settings(resume, progress.settings, settings)
         train.sampler.cursor = progress.cursor
     source = find_source(data) if resume is None else None
     finished = resume is not None and step_of(resume) == arguments.max_steps
-    # On resume the Trainer loads the weights, in the form of its engine.
-    model = build_model(architecture, data, manifest, resume if finished else source)
+    # On resume the Trainer loads the weights, in the form of its engine, unless there is nothing left to train.
+    model = build_model(architecture, data, manifest, train.collator.tokenizer, resume if finished else source)
     # Dropout is each process's own.
     set_seed(arguments.seed + arguments.process_index)
 
@@ -262,10 +241,6 @@ def main(args: list[str] | None = None) -> None:
         processing_class=train.collator.tokenizer,
     )
     check_launch(trainer.accelerator)
-    if finished and trainer.engine != "plain":
-        sys.exit(f"Training is finished. Run the command once more on one process, to write {output / 'model'}.")
-    if resume is not None and not finished:
-        check_engine(resume, progress, trainer.engine)
     if trainer.is_world_process_zero():
         print(
             f"{model.num_parameters():,} parameters; {arguments.world_size} x {arguments.device.type}, engine "
@@ -275,25 +250,18 @@ def main(args: list[str] | None = None) -> None:
             + (f"resuming from {resume}" if resume else f"starting from {source or 'random weights'}"),
             flush=True,
         )
-    if finished:
-        # Only what follows training is left to do.
-        trainer.state = TrainerState.load_from_json(str(resume / "trainer_state.json"))
-    else:
-        try:
-            trainer.train(resume_from_checkpoint=str(resume) if resume else None)
-        except (CheckpointError, FloatingPointError) as error:
-            sys.exit(str(error))
-    if trainer.stopped:
-        print(f"Stopped by SIGTERM after step {trainer.state.global_step}. {trainer.advice()}", flush=True)
-        leave(trainer.accelerator, 143)
+    trainer.train_to_the_end(resume)
 
     # 5. Model, held-out loss, numbers and curves
-    save(trainer, output / "model")
+    # Whoever loads the model gets logits of every position.
+    trainer.architecture.sparse_prediction = False
+    trainer.save_whole(output / "model")
+    trainer.architecture.sparse_prediction = True
     last = [entry for entry in trainer.state.log_history if "eval_loss" in entry][-1:]
     if held_out is not None and not (last and last[0]["step"] == trainer.state.global_step):
         trainer.evaluate()
     if trainer.is_world_process_zero():
-        (output / "log.json").write_text(json.dumps(trainer.state.log_history, indent=1) + "\n")
+        write_json(output / "log.json", trainer.state.log_history)
         plot(trainer.state.log_history, output / "curves.png")
         print(f"{output / 'model'}, {output / 'curves.png'}, {output / 'log.json'}", flush=True)
     leave(trainer.accelerator)

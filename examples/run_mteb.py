@@ -11,7 +11,6 @@ file for each task, and a report on all of them: `report.md`, `report.json`, `re
 References: section 5.2.1, appendix D, Tables 4, 8 and 9, Figure 5.
 """
 
-import difflib
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +22,7 @@ import yaml
 from mteb.abstasks import AbsTask
 
 import neobert_hf  # noqa: F401  # registers the architecture
-from neobert_hf.arguments import parse_config
+from neobert_hf.arguments import nearest, parse_config
 from neobert_hf.mteb_encoder import InstructionEncoder, fingerprint, load_model
 from neobert_hf.mteb_local_tasks import read_local_tasks
 from neobert_hf.mteb_report import COLUMNS, read_published, write_report
@@ -71,9 +70,7 @@ def select_tasks(tasks: list[AbsTask], names: list[str], types: list[str]) -> li
     ):
         for name in wanted:
             if name not in there:
-                nearest = difflib.get_close_matches(name, there, n=1)
-                hint = f"did you mean {nearest[0]!r}?" if nearest else f"known are {', '.join(there)}."
-                raise ValueError(f"Unknown {group} {name!r}; {hint}")
+                raise ValueError(f"Unknown {group} {name!r}{nearest(name, there)}")
     chosen = [
         task
         for name, task in known.items()
@@ -95,9 +92,7 @@ def read_instructions(file: str, tasks: list[AbsTask]) -> dict[str, str]:
         raise ValueError(f"{file} must hold one `Task: instruction` a line.")
     names = {task.metadata.name for task in tasks}
     if surplus := sorted(content.keys() - names):
-        nearest = difflib.get_close_matches(surplus[0], names, n=1)
-        hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
-        raise ValueError(f"{file}: {surplus[0]!r} is no task of {BENCHMARK}{hint}")
+        raise ValueError(f"{file}: {surplus[0]!r} is no task of {BENCHMARK}{nearest(surplus[0], list(names))}")
     if missing := sorted(names - content.keys()):
         raise ValueError(f"{file} has no instruction for {', '.join(missing)}. Write an empty one ('') for none.")
     return content

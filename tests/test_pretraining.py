@@ -200,7 +200,7 @@ def test_losses_equal_a_plain_training_loop(flags, prepared, tmp_path):
     )
     manifest, (documents, sampler, collator), _ = pretrain.read_data(data, arguments)
     pretrain.set_seed(arguments.seed)
-    model = pretrain.build_model(architecture, data, manifest, None)
+    model = pretrain.build_model(architecture, data, manifest, collator.tokenizer, None)
     parameters = {name: weight.detach().clone().requires_grad_() for name, weight in model.named_parameters()}
     moments = {name: (torch.zeros_like(w), torch.zeros_like(w)) for name, w in parameters.items()}
     batches, losses = iter(sampler), []

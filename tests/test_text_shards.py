@@ -69,7 +69,8 @@ def test_batches_and_dtypes(tmp_path):
 
 def test_a_shard_is_written_whole_or_not_at_all(tmp_path):
     def broken():
-        yield from [[1, 2]] * 1_500
+        # Beyond the first record batch, which has been written by then.
+        yield from [[1, 2]] * 10_500
         raise KeyError("source")
 
     with pytest.raises(KeyError):

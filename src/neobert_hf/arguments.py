@@ -46,8 +46,8 @@ def parse_config(*dataclass_types: type, args: list[str] | None = None) -> tuple
     # Without `look_for_args_file=False` Transformers would quietly add the flags in a file called like the script.
     *parsed, _, unknown = parser.parse_args_into_dataclasses(args, True, look_for_args_file=False)
     if unknown:
-        nearest = _nearest(unknown[0].split("=")[0], [f"--{name}" for name in hints])
-        raise ValueError(f"Unknown argument {unknown[0]!r} on the command line{nearest}; -h lists all.")
+        advice = nearest(unknown[0].split("=")[0], [f"--{name}" for name in hints])
+        raise ValueError(f"Unknown argument {unknown[0]!r} on the command line{advice}; -h lists all.")
     return tuple(parsed)
 
 
@@ -67,7 +67,7 @@ def _read_yaml(path: str, hints: dict[str, Any], children: tuple[str, ...] = ())
 def _check_values(path: str, values: dict[str, Any], hints: dict[str, Any]) -> dict[str, Any]:
     for key, value in values.items():
         if key not in hints:
-            raise ValueError(f"{path} has no meaning for the key {key!r}{_nearest(str(key), list(hints))}.")
+            raise ValueError(f"{path} has no meaning for the key {key!r}{nearest(str(key), list(hints))}.")
         types = get_args(hints[key]) or (hints[key],)
         if hints[key] == list[float] and isinstance(value, list):
             values[key] = [float(item) if type(item) is int else item for item in value]
@@ -84,6 +84,7 @@ def _check_values(path: str, values: dict[str, Any], hints: dict[str, Any]) -> d
     return values
 
 
-def _nearest(name: str, known: list[str]) -> str:
-    nearest = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {nearest[0]!r}?" if nearest else f"; known are {', '.join(sorted(known))}"
+def nearest(name: str, known: list[str]) -> str:
+    """The end of an error message about an unknown name: the known one that is most like it, or all."""
+    matches = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {matches[0]!r}?" if matches else f"; known are {', '.join(sorted(known))}"

@@ -9,6 +9,9 @@ import os
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
+
+from neobert_hf.whole_files import written_whole
 
 
 COMPLETE = "complete.json"
@@ -25,7 +28,7 @@ class Progress:
     Args:
         engine: `plain` (one process or DDP), `FSDP` or `DeepSpeed`: the form that weights and optimizer have.
         settings: every setting that the result depends on, by name.
-        cursor: the position of `MLMBatchSampler`.
+        cursor: where the data stand, if the recipe does not let the Trainer skip them.
     """
 
     engine: str
@@ -38,16 +41,16 @@ def mark_complete(folder: Path, progress: Progress) -> None:
     files = {}
     for file in sorted(folder.rglob("*")):
         if file.is_file():
-            with open(file, "rb") as handle:
-                os.fsync(handle.fileno())
+            _flush(file)
             files[str(file.relative_to(folder))] = file.stat().st_size
-    content = {"files": files, **asdict(progress)}
-    partial = folder / (COMPLETE + ".partial")
-    with open(partial, "w", encoding="utf-8") as handle:
-        json.dump(content, handle, indent=1)
-        handle.flush()
+    with written_whole(folder / COMPLETE) as partial:
+        partial.write_text(json.dumps({"files": files, **asdict(progress)}, indent=1), encoding="utf-8")
+        _flush(partial)
+
+
+def _flush(file: Path) -> None:
+    with open(file, "rb") as handle:
         os.fsync(handle.fileno())
-    os.replace(partial, folder / COMPLETE)
 
 
 def complete_checkpoints(output_dir: Path) -> list[Path]:
@@ -97,17 +100,40 @@ def check_engine(folder: Path, progress: Progress, engine: str) -> None:
         )
 
 
+def differences(stored: dict, current: dict) -> list[tuple[str, Any, Any]]:
+    """Name, stored and current value of each setting in which the two differ."""
+    names = sorted(stored.keys() | current.keys())
+    return [(name, stored.get(name), current.get(name)) for name in names if stored.get(name) != current.get(name)]
+
+
+def list_differences(differing: list[tuple[str, Any, Any]]) -> str:
+    """A line each, for an error message."""
+    return "\n".join(f"  {name}: {there!r} there, {now!r} now" for name, there, now in differing)
+
+
 def check_settings(folder: Path, stored: dict, current: dict) -> None:
     """Raises:
     CheckpointError: naming each setting in which the checkpoint's run and this one differ.
     """
-    names = sorted(name for name in stored.keys() | current.keys() if stored.get(name) != current.get(name))
-    if names:
-        differences = "\n".join(f"  {name}: {stored.get(name)!r} there, {current.get(name)!r} now" for name in names)
+    if differing := differences(stored, current):
         raise CheckpointError(
-            f"{folder} was written by a run with other settings:\n{differences}\nResume with the same settings, or "
-            "start anew with another `output_dir`. To train on from its weights, set `init_from` to it."
+            f"{folder} was written by a run with other settings:\n{list_differences(differing)}\nResume with the same "
+            "settings, or start anew with another `output_dir`. To train on from its weights, set `init_from` to it."
         )
+
+
+def newest_checkpoint(output_dir: Path, settings: dict) -> tuple[Path, Progress] | tuple[None, None]:
+    """The checkpoint to resume from and what it stores, if there is one.
+
+    Raises:
+        CheckpointError: if it is damaged or of a run with other settings.
+    """
+    checkpoints = complete_checkpoints(output_dir)
+    if not checkpoints:
+        return None, None
+    progress = read_progress(checkpoints[-1])
+    check_settings(checkpoints[-1], progress.settings, settings)
+    return checkpoints[-1], progress
 
 
 def delete_old(output_dir: Path, keep: int | None) -> None:

@@ -17,7 +17,7 @@ from huggingface_hub.dataclasses import strict
 from huggingface_hub.errors import StrictDataclassError
 from sentence_transformers.util import resolve_ids
 
-from neobert_hf.arguments import _nearest
+from neobert_hf.arguments import nearest
 from neobert_hf.text_source import builder_of, local_files
 
 
@@ -125,7 +125,7 @@ def read_descriptions(path: str, only: list[str] | None = None) -> tuple[list[Pa
         raise ValueError(f"{path}: `evaluation` has `retrieval` and `sts`, not {min(unknown)!r}.")
     for name in only or []:
         if name not in content["train"]:
-            raise ValueError(f"{path} has no training dataset {name!r}{_nearest(name, list(content['train']))}.")
+            raise ValueError(f"{path} has no training dataset {name!r}{nearest(name, list(content['train']))}.")
     chosen = {name: content["train"][name] for name in only or content["train"]}
     train = [_describe(path, name, entry) for name, entry in chosen.items()]
     return train, {kind: _describe(path, kind, entry) for kind, entry in evaluation.items()}
@@ -146,7 +146,7 @@ def _describe(path: str, name: str, entry: dict[str, Any]) -> PairDataset:
     for part in own.get("parts") or [entry]:
         for key in part:
             if key not in known:
-                raise ValueError(f"{where} has no meaning for the key {key!r}{_nearest(str(key), known)}.")
+                raise ValueError(f"{where} has no meaning for the key {key!r}{nearest(str(key), known)}.")
         try:
             # YAML gives an int where a float was meant.
             above = {column: float(number) for column, number in part.get("above", {}).items()}

@@ -14,7 +14,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling, Transfor
 from torch.utils.data import BatchSampler, ConcatDataset
 
 from neobert_hf.embedding_batches import ContrastiveCollator, TemperatureBatchSampler
-from neobert_hf.resumable import ResumableTrainer
+from neobert_hf.resumable import ResumableTrainer, check_fixed
 
 
 # Settings of Transformers that would undo what this recipe promises, and the only values it runs with.
@@ -59,11 +59,7 @@ class EmbeddingArguments(SentenceTransformerTrainingArguments):
 
     def __post_init__(self):
         super().__post_init__()
-        for name, value in FIXED.items():
-            if getattr(self, name) != value:
-                raise ValueError(f"`{name}` is {getattr(self, name)!r}; this recipe needs {value!r}.")
-        if self.max_steps < 1:
-            raise ValueError(f"`max_steps` is {self.max_steps}; it must be 1 or more: data have no end here.")
+        check_fixed(self, FIXED)
 
 
 def build_encoder(model: str, max_length: int, trust_remote_code: bool = False) -> SentenceTransformer:

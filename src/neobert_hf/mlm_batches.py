@@ -147,8 +147,7 @@ class MLMBatchSampler(Sampler[list[DocumentKey]]):
             )
         start, epoch = progress["document"], progress["epoch"]
         if self.packed:
-            before = ends[start - 1] if start else 0
-            stop = int(np.searchsorted(ends, before + self.micro_batch_tokens, side="right"))
+            stop = end_of_pack(ends, start, self.micro_batch_tokens)
         else:
             stop = start + self.micro_batch_tokens // self.max_length
         progress["document"] = stop
@@ -219,11 +218,17 @@ def document_lengths(column: pyarrow.ChunkedArray, first: int, size: int) -> np.
     return lengths
 
 
+def end_of_pack(ends: np.ndarray, start: int, tokens: int) -> int:
+    """How far so many tokens reach from document `start` on; `ends` is the running total of the documents' tokens."""
+    before = ends[start - 1] if start else 0
+    return int(np.searchsorted(ends, before + tokens, side="right"))
+
+
 class HeldOutBatchSampler(Sampler[list[DocumentKey]]):
     """Every document once, in order and packed: the same micro-batches and masks at each evaluation.
 
     Every process gets the same number of micro-batches, because engines that shard the weights meet in each forward
-    pass. Where the last round has too few, `repeats` of them come a second time, to be counted once.
+    pass. Where the last round has too few, the last one comes again, to be counted once.
 
     Args:
         shards, max_length, micro_batch_tokens, rank, world_size: as for `MLMBatchSampler`.
@@ -235,7 +240,7 @@ class HeldOutBatchSampler(Sampler[list[DocumentKey]]):
         starts, row = [], 0
         while row < len(ends):
             starts.append(row)
-            row = int(np.searchsorted(ends, (ends[row - 1] if row else 0) + micro_batch_tokens, side="right"))
+            row = end_of_pack(ends, row, micro_batch_tokens)
         self.batches = [
             [DocumentKey(row, 0, 0) for row in range(start, stop)]
             for start, stop in zip(starts, [*starts[1:], len(ends)])

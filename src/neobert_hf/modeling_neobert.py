@@ -143,13 +143,17 @@ def varlen_attention_forward(
     return torch.cat([output.transpose(1, 2) for output in outputs], dim=1), None
 
 
+def swiglu_width(config: NeoBERTConfig) -> int:
+    """Two thirds keep the parameters of the two-matrix MLP, a multiple of 8 keeps the GPU's tiles full."""
+    return 8 * -(-int(2 * config.intermediate_size / 3) // 8)
+
+
 class NeoBERTSwiGLU(nn.Module):
     """SwiGLU (Shazeer, 2020) with gate and input in one matrix; SiLU acts on its first half."""
 
     def __init__(self, config: NeoBERTConfig):
         super().__init__()
-        # Two thirds keep the parameters of the two-matrix MLP, a multiple of 8 keeps the GPU's tiles full.
-        width = 8 * -(-int(2 * config.intermediate_size / 3) // 8)
+        width = swiglu_width(config)
         self.w12 = nn.Linear(config.hidden_size, 2 * width, bias=False)
         self.w3 = nn.Linear(width, config.hidden_size, bias=False)
 

@@ -1,7 +1,5 @@
 """The report of MTEB results: Table 4 and Figure 5 of the paper, with one's own models."""
 
-import json
-import os
 from collections import defaultdict
 from pathlib import Path
 
@@ -9,7 +7,8 @@ import yaml
 from matplotlib import colormaps
 from matplotlib.figure import Figure
 
-from neobert_hf.mteb_results import read_result, write_whole
+from neobert_hf.mteb_results import read_result
+from neobert_hf.whole_files import write_json, write_text, written_whole
 
 
 # Task type: column of Table 4, and how many of the 56 tasks of MTEB(eng, v1) are of it.
@@ -137,16 +136,15 @@ def plot(models: dict, published: dict[str, list[float]], file: Path) -> None:
     axes.set_xticks(range(len(groups)), labels)
     axes.set(ylabel="score (%)", title="Means by task type; hatched: not all tasks of the type")
     axes.legend(fontsize="small", ncols=2, loc="upper left", bbox_to_anchor=(1, 1))
-    partial = file.with_name(file.name + ".partial")
-    figure.savefig(partial, dpi=150, format="png")
-    os.replace(partial, file)
+    with written_whole(file) as partial:
+        figure.savefig(partial, dpi=150, format="png")
 
 
 def write_report(folder: Path, mteb_tasks: set[str], published: dict[str, list[float]]) -> str:
     """Write `report.md`, `report.json` and `report.png` into the folder; returns the Markdown."""
     models = collect(folder, mteb_tasks)
     text = markdown(models, published)
-    write_whole(folder / "report.md", text)
-    write_whole(folder / "report.json", json.dumps({"models": models, "published": published}, indent=1) + "\n")
+    write_text(folder / "report.md", text)
+    write_json(folder / "report.json", {"models": models, "published": published})
     plot(models, published, folder / "report.png")
     return text

@@ -6,7 +6,6 @@ prompt or data it came from. Here a file holds what the result depends on and is
 
 import json
 import math
-import os
 import traceback
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -18,7 +17,9 @@ from mteb.abstasks.aggregated_task import AbsTaskAggregate
 from mteb.results import TaskResult
 from tqdm.auto import tqdm
 
+from neobert_hf.checkpoints import differences, list_differences
 from neobert_hf.mteb_encoder import InstructionEncoder
+from neobert_hf.whole_files import write_text
 
 
 @dataclass
@@ -150,16 +151,14 @@ class Results:
         }
         file = self._file(part, task)
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(file, json.dumps(content, indent=1, default=_plain) + "\n")
+        write_text(file, json.dumps(content, indent=1, default=_plain) + "\n")
 
 
 def _compare(file: Path, stored: dict, current: dict) -> None:
-    names = sorted(key for key in stored.keys() | current.keys() if stored.get(key) != current.get(key))
-    if names:
-        differences = "\n".join(f"  {key}: {stored.get(key)!r} there, {current.get(key)!r} now" for key in names)
+    if differing := differences(stored, current):
         raise ResultError(
-            f"{file} is the result of other settings:\n{differences}\nGive this model another `name`, take another "
-            "`output_dir`, or delete the file to evaluate again."
+            f"{file} is the result of other settings:\n{list_differences(differing)}\nGive this model "
+            "another `name`, take another `output_dir`, or delete the file to evaluate again."
         )
 
 
@@ -176,10 +175,3 @@ def read_result(file: Path) -> dict:
     except (ValueError, AttributeError):
         pass
     raise ResultError(f"{file} is no result of this script. Delete it or take another `output_dir`.")
-
-
-def write_whole(file: Path, text: str) -> None:
-    """Write beside and rename: `file` never holds half the text."""
-    partial = file.with_name(file.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, file)

@@ -22,9 +22,9 @@ from neobert_hf.checkpoints import check_engine, read_progress
 from neobert_hf.configuration_neobert import NeoBERTConfig
 from neobert_hf.mlm_batches import Documents, HeldOutBatchSampler, MLMBatchSampler
 from neobert_hf.mlm_collator import MLMCollator
-from neobert_hf.modeling_neobert import NeoBERTForMaskedLM, has_varlen_kernel
+from neobert_hf.modeling_neobert import NeoBERTForMaskedLM, has_varlen_kernel, swiglu_width
 from neobert_hf.optimization import build_optimizer, build_schedule
-from neobert_hf.resumable import ResumableTrainer, ignore_sigterm
+from neobert_hf.resumable import ResumableTrainer, check_fixed, ignore_sigterm
 
 
 # Dense bf16 FLOP/s of the data sheets; the first name that the device's contains.
@@ -102,9 +102,7 @@ class PretrainingArguments(TrainingArguments):
 
     def __post_init__(self):
         super().__post_init__()
-        for name, value in FIXED.items():
-            if getattr(self, name) != value:
-                raise ValueError(f"`{name}` is {getattr(self, name)!r}; this recipe needs {value!r}.")
+        check_fixed(self, FIXED)
         defaults = {field.name: field.default for field in fields(TrainingArguments)}
         for name, instead in UNUSED.items():
             if getattr(self, name) != defaults[name]:
@@ -113,8 +111,6 @@ class PretrainingArguments(TrainingArguments):
         for name in ("save_strategy", "eval_strategy"):
             if getattr(self, name) not in ("steps", "no"):
                 raise ValueError(f"`{name}` is {getattr(self, name).value!r}; it must be 'steps' or 'no'.")
-        if self.max_steps < 1:
-            raise ValueError(f"`max_steps` is {self.max_steps}; it must be 1 or more: data have no end here.")
         if self.warmup_steps < 0 or self.get_warmup_steps(self.max_steps) > self.max_steps:
             raise ValueError(
                 f"`warmup_steps` is {self.warmup_steps}, `max_steps` {self.max_steps}: no step would follow."
@@ -127,10 +123,8 @@ def training_flops(config: NeoBERTConfig, tokens: int, squared_lengths: int, lab
     Three times the forward pass: 2 for each weight of the blocks and token, 4 * hidden_size for each layer and pair of
     tokens that attend to each other, and the decoder on the labelled tokens only.
     """
-    width = 8 * -(-int(2 * config.intermediate_size / 3) // 8) * 3
-    if config.hidden_act != "swiglu":
-        width = 2 * config.intermediate_size
-    weights = config.num_hidden_layers * config.hidden_size * (4 * config.hidden_size + width)
+    mlp = 3 * swiglu_width(config) if config.hidden_act == "swiglu" else 2 * config.intermediate_size
+    weights = config.num_hidden_layers * config.hidden_size * (4 * config.hidden_size + mlp)
     attention = 4 * config.hidden_size * config.num_hidden_layers * squared_lengths
     return 3.0 * (2 * weights * tokens + attention + 2 * config.hidden_size * config.vocab_size * labels)
 

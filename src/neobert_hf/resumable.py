@@ -3,21 +3,43 @@
 import math
 import shutil
 import signal
+import sys
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
 from torch.distributed.tensor import DTensor
-from transformers import Trainer, TrainerCallback
+from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
 
 from neobert_hf.checkpoints import (
     CheckpointError,
     Progress,
+    check_engine,
     complete_checkpoints,
     delete_checkpoint,
     delete_old,
     mark_complete,
+    read_progress,
+    step_of,
 )
+from neobert_hf.launch import leave
+from neobert_hf.whole_files import replace_folder
+
+
+def check_fixed(arguments: TrainingArguments, fixed: dict) -> None:
+    """Refuse settings of Transformers that would undo what a recipe promises, and a training without an end.
+
+    Args:
+        fixed: the only value that the recipe runs with, by name.
+
+    Raises:
+        ValueError: naming the setting.
+    """
+    for name, value in fixed.items():
+        if getattr(arguments, name) != value:
+            raise ValueError(f"`{name}` is {getattr(arguments, name)!r}; this recipe needs {value!r}.")
+    if arguments.max_steps < 1:
+        raise ValueError(f"`max_steps` is {arguments.max_steps}; it must be 1 or more: data have no end here.")
 
 
 class StopOnSigterm(TrainerCallback):
@@ -81,6 +103,43 @@ class ResumableTrainer(Trainer):
         finally:
             # Also after an error, when other processes may wait for this one until a signal ends them.
             signal.signal(signal.SIGTERM, previous)
+
+    def train_to_the_end(self, resume: Path | None) -> None:
+        """Train to `max_steps`, from a checkpoint or the start. Errors and SIGTERM end the process with a message.
+
+        Of a checkpoint of the last step only the log is taken: what is left to do follows training.
+
+        Raises:
+            CheckpointError: if another engine wrote the checkpoint.
+        """
+        if resume is not None and step_of(resume) == self.args.max_steps:
+            if self.engine != "plain":
+                sys.exit(
+                    "Training is finished. Run the command once more on one process, to write "
+                    f"{Path(self.args.output_dir) / 'model'}."
+                )
+            self.state = TrainerState.load_from_json(str(resume / "trainer_state.json"))
+            return
+        if resume is not None:
+            check_engine(resume, read_progress(resume), self.engine)
+        try:
+            self.train(resume_from_checkpoint=str(resume) if resume else None)
+        except (CheckpointError, FloatingPointError) as error:
+            sys.exit(str(error))
+        if self.stopped:
+            print(f"Stopped by SIGTERM after step {self.state.global_step}. {self.advice()}", flush=True)
+            leave(self.accelerator, 143)
+
+    def save_whole(self, folder: Path) -> None:
+        """Write the model beside and rename: `folder` never holds half of it."""
+        if self.is_fsdp_enabled:
+            # With sharded checkpoints it would write nothing, without a word.
+            self.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
+        partial = folder.with_name(folder.name + ".partial")
+        self.save_model(str(partial))
+        if self.is_world_process_zero():
+            (partial / "training_args.bin").unlink(missing_ok=True)
+            replace_folder(partial, folder)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if not math.isfinite(logs.get("loss", 0.0)):

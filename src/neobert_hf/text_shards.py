@@ -12,9 +12,7 @@ folders.
 
 import hashlib
 import json
-import os
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
 from itertools import islice
 from pathlib import Path
@@ -24,6 +22,8 @@ import numpy as np
 import pyarrow as pa
 from datasets import Dataset, concatenate_datasets
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from neobert_hf.whole_files import write_json, written_whole
 
 
 MANIFEST = "manifest.json"
@@ -99,24 +99,6 @@ class Manifest:
         if length < 1 or length & (length - 1):
             raise ValueError(f"The histogram knows powers of two only, not {length}; count the rows instead.")
         return sum(n for edge, n in self.length_histogram.items() if edge >= length)
-
-
-@contextmanager
-def written_whole(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path` that takes its place when the block ends without an exception."""
-    # A name of its own: a worker that outlives its killed parent for a moment may be writing the same file.
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    try:
-        yield partial
-        os.replace(partial, path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
-
-
-def write_json(path: Path, value: Any) -> None:
-    with written_whole(path) as partial:
-        partial.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerFast) -> str:
@@ -202,8 +184,12 @@ def read_manifest(folder: str | Path) -> Manifest:
     return manifest
 
 
-def load_shards(folder: str | Path) -> Dataset:
+def load_shards(folder: str | Path, manifest: Manifest | None = None) -> Dataset:
     """The documents of a prepared folder, mapped into memory: constant memory, any number of readers.
+
+    Args:
+        folder: the folder.
+        manifest: what `read_manifest` gave for it, if that has been called: it looks at every shard.
 
     Returns:
         A dataset with the column `input_ids`, one list of ids a document, shards in manifest order.
@@ -219,7 +205,7 @@ def load_shards(folder: str | Path) -> Dataset:
     >>> tokenizer.decode(documents[0]["input_ids"])
     ```
     """
-    folder, manifest = Path(folder), read_manifest(folder)
+    folder, manifest = Path(folder), manifest or read_manifest(folder)
     shards = []
     for shard in manifest.shards:
         dataset = Dataset.from_file(str(folder / shard["file"]))
@@ -232,13 +218,16 @@ def load_shards(folder: str | Path) -> Dataset:
     return concatenate_datasets(shards)
 
 
-def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerFast:
+def load_tokenizer(folder: str | Path, manifest: Manifest | None = None) -> PreTrainedTokenizerFast:
     """The tokenizer that made the ids of a prepared folder.
+
+    Args:
+        folder, manifest: as for `load_shards`.
 
     Raises:
         FileNotFoundError, ValueError: as `read_manifest`, and if `tokenizer/` holds another tokenizer.
     """
-    folder, manifest = Path(folder), read_manifest(folder)
+    folder, manifest = Path(folder), manifest or read_manifest(folder)
     if not (folder / TOKENIZER).is_dir():
         raise FileNotFoundError(f"{folder / TOKENIZER} is missing: restore it, or prepare {folder} again.")
     tokenizer = AutoTokenizer.from_pretrained(folder / TOKENIZER)

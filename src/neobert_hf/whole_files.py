@@ -1,0 +1,38 @@
+"""Files and folders that are written whole or not at all: under a temporary name, then renamed."""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+
+@contextmanager
+def written_whole(path: Path) -> Iterator[Path]:
+    """A temporary path beside `path` that takes its place when the block ends without an exception."""
+    # A name of the process's own: a worker that outlives its killed parent for a moment may be writing the same file.
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    try:
+        yield partial
+        os.replace(partial, path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def write_text(path: Path, text: str) -> None:
+    with written_whole(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_text(path, json.dumps(value, indent=2) + "\n")
+
+
+def replace_folder(partial: Path, folder: Path) -> None:
+    """Let a folder that is complete take the place of another, or of none."""
+    if folder.exists():
+        shutil.rmtree(folder)
+    os.rename(partial, folder)
