@@ -1,6 +1,8 @@
 # Each target does all its own set-up: a virtual environment in .venv with the pinned dependencies.
 PYTHON ?= python3
 BIN := .venv/bin
+# Each test uses one core.
+TEST_PROCESSES ?= auto
 export TOKENIZERS_PARALLELISM := false
 
 .PHONY: demo test slow lint bench clean
@@ -9,10 +11,10 @@ demo: .venv/.installed  ## Tokenizer, pretraining, fill-mask and search on the d
 	$(BIN)/python examples/demo.py --config configs/demo.yaml
 
 test: .venv/.installed  ## The tests, without those marked slow, gpu or hub
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal
 
 slow: .venv/.installed  ## The tests marked slow
-	$(BIN)/python -m pytest -m "slow and not gpu and not hub"
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal -m "slow and not gpu and not hub"
 
 lint: .venv/.installed
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

@@ -1,6 +1,9 @@
 import json
 import os
+import re
+import string
 import sys
+from collections import Counter
 from pathlib import Path
 from pydoc_data.topics import topics
 
@@ -8,6 +11,8 @@ from pydoc_data.topics import topics
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+# Such small models lose time with more threads, and very much of it beside another busy process. Also of subprocesses.
+os.environ |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
 
 import pytest  # noqa: E402
 import torch  # noqa: E402
@@ -97,17 +102,27 @@ def mlm_checkpoint(tmp_path) -> Path:
     return tmp_path / "mlm"
 
 
+def _tokenizer(text: str, size: int, max_length: int) -> transformers.BertTokenizer:
+    """Letters and the commonest words. Training one breaks ties differently in each process: other tests each time."""
+    letters = sorted(set(text) - set(string.whitespace))
+    words = sorted(Counter(re.findall("[a-z]{2,}", text)).items(), key=lambda item: (-item[1], item[0]))
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    entries = [*special, *letters, *(f"##{letter}" for letter in letters), *(word for word, _ in words)]
+    names = ["input_ids", "attention_mask"]
+    vocab = {entry: number for number, entry in enumerate(entries[:size])}
+    return transformers.BertTokenizer(vocab=vocab, model_max_length=max_length, model_input_names=names)
+
+
 @pytest.fixture(scope="session")
 def prepared(tmp_path_factory) -> Path:
     """Folders `train` (5 shards) and `validation` of tokenised paragraphs, and the JSONL files they were made from."""
     sys.path.insert(0, str(ROOT / "examples"))
     import prepare_data
-    import train_tokenizer
 
     folder = tmp_path_factory.mktemp("prepared")
     topic = [" ".join(text.split()) for _, text in sorted(topics.items())]
     documents = [words[start : start + 600] for words in topic for start in range(0, len(words), 600)]
-    train_tokenizer.train_wordpiece(iter([documents]), 600, 128).save_pretrained(folder / "tokenizer")
+    _tokenizer("\n".join(documents).lower(), 600, 128).save_pretrained(folder / "tokenizer")
     for name, part in (("train", documents[:500]), ("validation", documents[500:560])):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in part))
         flags = f"--source {folder / name}.jsonl --tokenizer {folder / 'tokenizer'} --output_dir {folder / name}"
@@ -115,3 +130,15 @@ def prepared(tmp_path_factory) -> Path:
             patch.setattr(sys, "argv", ["prepare_data.py", *flags.split(), "--documents_per_shard", "100"])
             prepare_data.main()
     return folder
+
+
+@pytest.fixture
+def flags(prepared, tmp_path):
+    """The command line of a pretraining run in tmp_path / "run", with changes."""
+    from pretraining_runs import SMALL, to_flags
+
+    def build(**changes) -> list[str]:
+        settings = {"output_dir": tmp_path / "run", "train_data": prepared / "train"} | SMALL | changes
+        return to_flags(settings)
+
+    return build
