@@ -19,6 +19,7 @@ import os
 import sys
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -104,8 +105,14 @@ class QueryArguments:
 Documents = Callable[[], Iterator[tuple[str | None, str | None]]]
 
 
-def content_hash(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
+def with_hashes(documents: Documents) -> Iterator[tuple[str, str, str] | None]:
+    """Id, hash and text of each document; None for one without text. Without an id, the hash is the id."""
+    for document, text in documents():
+        if text and text.strip():
+            value = hashlib.sha256(text.encode()).hexdigest()[:32]
+            yield document or value, value, text
+        else:
+            yield None
 
 
 def read_hashes(documents: Documents) -> tuple[dict[str, str], str]:
@@ -115,19 +122,37 @@ def read_hashes(documents: Documents) -> tuple[dict[str, str], str]:
         ValueError: if an id stands for two texts, or there is no text at all.
     """
     hashes, total, empty = {}, 0, 0
-    for document, text in tqdm(documents(), desc="reading", unit=" documents"):
+    for found in tqdm(with_hashes(documents), desc="reading", unit=" documents"):
         total += 1
-        if not text or not text.strip():
+        if found is None:
             empty += 1
             continue
-        value = content_hash(text)
-        if hashes.setdefault(document or value, value) != value:
-            raise ValueError(
-                f"The id {document!r} stands for two different texts: name an `id_column` without repeats."
-            )
+        document, value, _ = found
+        if hashes.setdefault(document, value) != value:
+            raise ValueError(f"The id {document!r} stands for two texts: name an `id_column` without repeats.")
     if not hashes:
         raise ValueError(f"The source has no text: all of its {total:,} documents are empty.")
     return hashes, f"{total - empty - len(hashes):,} repeated and {empty:,} empty ones left out"
+
+
+def passage_batches(
+    documents: Documents, changed: set[str], source: str, split: Callable[[str], list[str]], size: int
+) -> Iterator[list[Passage]]:
+    """The passages of the changed documents, so many at a time or a few more: documents stay whole."""
+    left, batch = set(changed), []
+    with tqdm(total=len(changed), desc="embedding", unit=" documents") as bar:
+        for found in with_hashes(documents):
+            if found is None or found[0] not in left:
+                continue
+            document, value, text = found
+            left.remove(document)
+            batch += [Passage(source, document, number, value, part) for number, part in enumerate(split(text))]
+            if len(batch) >= size:
+                yield batch
+                batch = []
+            bar.update()
+        if batch:
+            yield batch
 
 
 def describe_model(model: SentenceTransformer, name: str, settings: dict) -> dict:
@@ -152,21 +177,27 @@ def describe_model(model: SentenceTransformer, name: str, settings: dict) -> dic
 
 
 def load(name: str, settings: dict, device: str | None) -> tuple[SentenceTransformer, dict]:
-    """The model and its description.
+    """The model and its description."""
+    model = load_model(name, getattr(torch, settings["dtype"]), device, None, settings["truncate_dim"])
+    return model, describe_model(model, name, settings)
+
+
+def splitter(model: SentenceTransformer, identity: dict) -> Callable[[str], list[str]]:
+    """What cuts documents into passages that, with the prompt, the model reads whole.
 
     Raises:
-        ValueError: if passages would be longer than the model reads, or it has fewer dimensions.
+        ValueError: if there is no room for that, or the model has fewer dimensions than asked for.
     """
-    model = load_model(name, getattr(torch, settings["dtype"]), device, None, settings["truncate_dim"])
-    current = describe_model(model, name, settings)
-    limit, size = current["max_length"], current["passage_tokens"]
+    limit, size = identity["max_length"], identity["passage_tokens"]
     if size is None or (limit is not None and size > limit):
-        raise ValueError(f"`passage_tokens` is {size}; the model reads {limit or 'any number, so set it'}.")
-    if settings["truncate_dim"] not in (None, current["dimension"]):
-        raise ValueError(
-            f"`truncate_dim` is {settings['truncate_dim']}; the model has {current['dimension']} dimensions."
-        )
-    return model, current
+        raise ValueError(f"`passage_tokens` is {size}; the model reads {limit or 'any number: set one'}.")
+    if identity["truncate_dim"] not in (None, identity["dimension"]):
+        raise ValueError(f"`truncate_dim` is {identity['truncate_dim']}; the model has {identity['dimension']} only.")
+    prompt = model.tokenizer(identity["document_prompt"], add_special_tokens=False)["input_ids"]
+    room = size - len(prompt) - model.tokenizer.num_special_tokens_to_add()
+    split = partial(split_passages, tokenizer=model.tokenizer, size=room, overlap=identity["overlap"])
+    split("")  # Raises what it would raise on the first document.
+    return split
 
 
 def embed(model: SentenceTransformer, texts: list[str], prompt: str, batch_size: int = 32) -> np.ndarray:
@@ -175,6 +206,7 @@ def embed(model: SentenceTransformer, texts: list[str], prompt: str, batch_size:
     Raises:
         FloatingPointError: if one is not finite.
     """
+    # An empty prompt, unlike None, also keeps the model's own away.
     vectors = model.encode(
         texts, prompt=prompt, batch_size=batch_size, normalize_embeddings=True, show_progress_bar=False
     )
@@ -184,99 +216,62 @@ def embed(model: SentenceTransformer, texts: list[str], prompt: str, batch_size:
     return vectors
 
 
-def write_changed(
-    index: VectorIndex, model: SentenceTransformer, documents: Documents, changed: set[str], stored: set[str],
-    source: str, settings: IndexArguments,
-) -> int:  # fmt: skip
-    """Embed the changed documents, replace those that are stored, and return the number of passages."""
-    identity, tokenizer, waiting, written = index.identity, model.tokenizer, [], 0
-    taken = tokenizer.num_special_tokens_to_add() + len(
-        tokenizer(identity["document_prompt"], add_special_tokens=False)["input_ids"]
-    )
-    split = partial(
-        split_passages, tokenizer=tokenizer, size=identity["passage_tokens"] - taken, overlap=identity["overlap"]
-    )
-
-    def write() -> None:
-        vectors = embed(model, [one.text for one in waiting], identity["document_prompt"], settings.batch_size)
-        for passage, vector in zip(waiting, vectors):
-            passage.vector = vector
-        index.delete(source, sorted({one.document for one in waiting} & stored))
-        index.add(waiting)
-
-    with tqdm(total=len(changed), desc="embedding", unit=" documents") as bar:
-        for document, text in documents():
-            value = content_hash(text or "")
-            document = document or value
-            if document not in changed:
-                continue
-            changed.remove(document)
-            waiting += [Passage(source, document, i, value, part, None) for i, part in enumerate(split(text))]
-            if len(waiting) >= settings.write_every or not changed:
-                write()
-                written += len(waiting)
-                waiting = []
-            bar.update()
-    return written
-
-
-def index(args: list[str]) -> None:
-    # 1. Settings, database and source, each checked before a model is loaded
-    database, settings = parse_config(Database, IndexArguments, args=args)
-    target = open_index(database.index, database.weaviate_url, database.weaviate_grpc_port)
+def index_documents(target: VectorIndex, database: Database, settings: IndexArguments) -> None:
+    # 1. The source; that it can be read is found out before a model is loaded
     documents = partial(
         stream_documents, settings.source, settings.column, settings.id_column, settings.split, settings.subset
     )
     documents()
-    source = settings.name or (os.path.abspath(settings.source) if local_files(settings.source) else settings.source)
+    local = local_files(settings.source)
+    source = settings.name or (os.path.abspath(os.path.expanduser(settings.source)) if local else settings.source)
 
-    # 2. Model: the one that the index was made with, if there is an index
+    # 2. The model: that of the index, if there is one
     model, identity = load(settings.model, asdict(settings), database.device)
     if target.identity is not None:
         check_identity(database.index, target.identity, identity)
+    split = splitter(model, identity)
 
-    # 3. What is new, changed and gone; all of the source is read and checked before anything is written
+    # 3. What is new, changed or gone; all of the source is read once before anything is written
     hashes, left_out = read_hashes(documents)
     if target.identity is None:
         target.create(identity)
     stored = target.hashes(source)
     changed = {document for document, value in hashes.items() if stored.get(document) != value}
-    gone = sorted(stored.keys() - hashes.keys())
+    gone = stored.keys() - hashes.keys()
+    target.delete(source, sorted(gone))
 
-    # 4. The database
-    target.delete(source, gone)
-    embedded = len(changed)
-    passages = write_changed(target, model, documents, changed, stored.keys(), source, settings)
+    # 4. Passages and their vectors. What is written stays when the run ends early, and is not embedded again
+    passages = 0
+    for batch in passage_batches(documents, changed, source, split, settings.write_every):
+        vectors = embed(model, [passage.text for passage in batch], identity["document_prompt"], settings.batch_size)
+        target.delete(source, sorted({passage.document for passage in batch} & stored.keys()))
+        target.add(batch, vectors)
+        passages += len(batch)
     target.optimize()
-    target.close()
     print(
-        f"{source} in {database.index}: {embedded:,} documents embedded ({passages:,} passages), "
-        f"{len(hashes) - embedded:,} unchanged, {len(gone):,} removed; {left_out}"
+        f"{source} in {database.index}: {len(changed):,} documents embedded ({passages:,} passages), "
+        f"{len(hashes) - len(changed):,} unchanged, {len(gone):,} removed; {left_out}"
     )
 
 
-def query(args: list[str]) -> None:
-    # 1. Settings and database
-    database, settings = parse_config(Database, QueryArguments, args=args)
-    target = open_index(database.index, database.weaviate_url, database.weaviate_grpc_port)
+def answer_queries(target: VectorIndex, database: Database, settings: QueryArguments) -> None:
+    # 1. The model of the index, and no other
     if target.identity is None:
         raise VectorIndexError(f"There is no index {database.index}: make it with `semantic_search.py index`.")
-
-    # 2. The model of the index, and nothing else
     name = settings.model or target.identity["model"]
     if os.path.isabs(name) and not os.path.isdir(name):
         raise VectorIndexError(f"The model {name} of the index {database.index} is gone: say where it is by `model`.")
     model, identity = load(name, target.identity, database.device)
     check_identity(database.index, target.identity, identity)
 
-    # 3. Search
+    # 2. Search
     vectors = embed(model, settings.text, identity["query_prompt"])
     for text, vector in zip(settings.text, vectors):
         hits = target.search(vector, settings.top_k)
-        print(
-            json.dumps({"query": text, "hits": [asdict(hit) for hit in hits]}) if settings.json else table(text, hits)
-        )
-    target.close()
+        if settings.json:
+            print(json.dumps({"query": text, "hits": [asdict(hit) for hit in hits]}))
+        else:
+            print(table(text, hits))
 
 
 def table(text: str, hits: list[Hit]) -> str:
@@ -289,12 +284,13 @@ def table(text: str, hits: list[Hit]) -> str:
 
 def main(args: list[str] | None = None) -> None:
     args = sys.argv[1:] if args is None else args
-    commands = {"index": index, "query": query}
-    parser = ArgumentParser(
-        Path(__file__).name, description=__doc__, formatter_class=RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    commands = {"index": (IndexArguments, index_documents), "query": (QueryArguments, answer_queries)}
+    parser = ArgumentParser(Path(__file__).name, description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=commands)
-    commands[parser.parse_args(args[:1]).command](args[1:])
+    arguments, run = commands[parser.parse_args(args[:1]).command]
+    database, settings = parse_config(Database, arguments, args=args[1:])
+    with closing(open_index(database.index, database.weaviate_url, database.weaviate_grpc_port)) as target:
+        run(target, database, settings)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,10 @@ def split_passages(text: str, tokenizer: PreTrainedTokenizerFast, size: int, ove
         ValueError: if the overlap leaves no room.
     """
     if not 0 <= overlap < size:
-        raise ValueError(f"The overlap of passages is {overlap} tokens; of {size}, it must be 0 to {size - 1}.")
+        raise ValueError(
+            f"The overlap of passages is {overlap} tokens; it must be 0 or more and below their size, {size} tokens "
+            "without special tokens and prompt."
+        )
     encoding = tokenizer(text, add_special_tokens=False, return_attention_mask=False, verbose=False).encodings[0]
     words, offsets = encoding.word_ids, encoding.offsets
     passages, start = [], 0

@@ -1,14 +1,14 @@
 """Passages with their vectors in a database: LanceDB in a folder, or a Weaviate server.
 
-An index remembers how its vectors were made (`identity`), since those of two models cannot be compared. Of each document
-it stores the hash of its text, so that only what changed is embedded again. A document counts as stored once its passage
-0 is there. One process may write at a time.
+An index remembers how its vectors were made (`identity`), since those of two models cannot be compared. Of each
+document it stores the hash of its text, so that only what changed is embedded again. A document counts as stored once
+its passage 0 is there. One process may write at a time.
 """
 
 import importlib
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -33,7 +33,6 @@ class Passage:
         number: of the passage in the document, from 0.
         hash: of the whole document's text.
         text: of the passage.
-        vector: of unit length, float32.
     """
 
     source: str
@@ -41,7 +40,6 @@ class Passage:
     number: int
     hash: str
     text: str
-    vector: np.ndarray
 
 
 @dataclass
@@ -65,8 +63,8 @@ class VectorIndex(Protocol):
     def hashes(self, source: str) -> dict[str, str]:
         """Hash of each document of a source, by id."""
 
-    def add(self, passages: list[Passage]) -> None:
-        """Store documents, each with all its passages."""
+    def add(self, passages: list[Passage], vectors: np.ndarray) -> None:
+        """Store documents, each with all its passages, and their vectors of unit length."""
 
     def delete(self, source: str, documents: list[str]) -> None: ...
 
@@ -163,9 +161,9 @@ class LanceIndex:
         batches = first.select(["document", "hash"]).to_batches()
         return {row["document"]: row["hash"] for batch in batches for row in batch.to_pylist()}
 
-    def add(self, passages: list[Passage]) -> None:
+    def add(self, passages: list[Passage], vectors: np.ndarray) -> None:
         # One transaction: whole or not at all.
-        self.table.add([asdict(passage) for passage in passages])
+        self.table.add([asdict(passage) | {"vector": vector} for passage, vector in zip(passages, vectors)])
 
     def delete(self, source: str, documents: list[str]) -> None:
         for part in _parts(documents, 1000):
@@ -275,22 +273,21 @@ class WeaviateIndex:
         rows = (row.properties for row in rows)
         return {row["document"]: row["hash"] for row in rows if row["source"] == source and row["number"] == 0}
 
-    def add(self, passages: list[Passage]) -> None:
+    def add(self, passages: list[Passage], vectors: np.ndarray) -> None:
+        pairs = list(zip(passages, vectors))
         # Not a transaction: what makes a document count comes last.
-        for group in ([p for p in passages if p.number > 0], [p for p in passages if p.number == 0]):
+        for group in ([pair for pair in pairs if pair[0].number > 0], [pair for pair in pairs if pair[0].number == 0]):
             for part in _parts(group, 100):
-                failed = self.collection.data.insert_many([self._object(passage) for passage in part]).errors
+                failed = self.collection.data.insert_many([self._object(*pair) for pair in part]).errors
                 if failed:
                     error = next(iter(failed.values()))
                     raise VectorIndexError(f"Weaviate refused {len(failed)} of {len(part)} passages: {error.message}")
 
-    def _object(self, passage: Passage) -> Any:
-        properties = asdict(passage)
-        vector = properties.pop("vector").tolist()
+    def _object(self, passage: Passage, vector: np.ndarray) -> Any:
         # The same passage gets the same id: writing it once more is no second object.
         key = json.dumps([passage.source, passage.document, passage.number])
         uuid = importlib.import_module("weaviate.util").generate_uuid5(key)
-        return self.classes.data.DataObject(properties=properties, uuid=uuid, vector=vector)
+        return self.classes.data.DataObject(properties=asdict(passage), uuid=uuid, vector=vector.tolist())
 
     def delete(self, source: str, documents: list[str]) -> None:
         filters = self.classes.query.Filter
