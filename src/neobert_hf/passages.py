@@ -1,18 +1,21 @@
 """Long documents as passages that a model reads whole."""
 
+from bisect import bisect_right
+
 from transformers import PreTrainedTokenizerFast
 
 
 def split_passages(text: str, tokenizer: PreTrainedTokenizerFast, size: int, overlap: int) -> list[str]:
-    """Cut a text into passages of so many tokens, each beginning with the end of the one before.
+    """Cut a text into passages of at most so many tokens, each beginning with the end of the one before.
 
-    Cuts are between words (what the tokenizer takes for one), except within a word longer than a passage.
+    Cuts are between words, or what the tokenizer takes for one. Only a word longer than a passage is cut itself.
 
     Args:
-        text: is returned unchanged if it fits.
+        text: is returned as it is if it fits.
         tokenizer: that of the model.
         size: tokens of a passage, without special tokens.
-        overlap: tokens that two neighbours share, or a little more, to the beginning of a word.
+        overlap: tokens that neighbours share: so many, and those before them to the beginning of a word. Fewer where
+            the same passage would come again.
 
     Raises:
         ValueError: if the overlap leaves no room.
@@ -24,17 +27,15 @@ def split_passages(text: str, tokenizer: PreTrainedTokenizerFast, size: int, ove
         )
     encoding = tokenizer(text, add_special_tokens=False, return_attention_mask=False, verbose=False).encodings[0]
     words, offsets = encoding.word_ids, encoding.offsets
+    beginnings = [place for place, word in enumerate(words) if place == 0 or word != words[place - 1]]
+
+    def between(after: int, last: int) -> list[int]:
+        return beginnings[bisect_right(beginnings, after) : bisect_right(beginnings, last)]
+
     passages, start = [], 0
     while len(words) - start > size:
-        end = _word_start(words, start + size, after=start)
+        end = max(between(start, start + size), default=start + size)
         passages.append(text[offsets[start][0] : offsets[end - 1][1]])
-        start = _word_start(words, end - overlap, after=start)
+        inside = between(start, end)
+        start = max((place for place in inside if place <= end - overlap), default=min(inside, default=end))
     return [*passages, text[offsets[start][0] :]] if passages else [text]
-
-
-def _word_start(words: list[int | None], position: int, after: int) -> int:
-    """The beginning of the word at a position; the position itself if that is not after the other one."""
-    start = position
-    while start > after and words[start] == words[start - 1]:
-        start -= 1
-    return start if start > after else max(position, after + 1)
