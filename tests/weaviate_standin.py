@@ -57,6 +57,9 @@ class WeaviateStandIn(weaviate_pb2_grpc.WeaviateServicer):
 
             def do_POST(self):
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                # What a server fills in.
+                defaults = {"indexFilterable": True, "indexSearchable": True}
+                body["properties"] = [defaults | one for one in body["properties"]]
                 standin.schema[body["class"]] = body
                 standin.objects[body["class"]] = {}
                 self.answer(body)

@@ -229,9 +229,7 @@ class WeaviateIndex:
                 auth_credentials=self.classes.init.Auth.api_key(key) if key else None,
             )
         except self.weaviate.exceptions.WeaviateBaseError as error:
-            raise VectorIndexError(
-                f"No Weaviate server answers at {url} with gRPC port {grpc_port}: {error}"
-            ) from error
+            raise VectorIndexError(f"No Weaviate answers at {url} with gRPC port {grpc_port}: {error}") from error
 
     def _read_identity(self) -> dict:
         # The client has no other place for it that is made together with the collection.
