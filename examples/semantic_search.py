@@ -146,7 +146,8 @@ def passage_batches(
                 continue
             document, value, text = found
             left.remove(document)
-            batch += [Passage(source, document, number, value, part) for number, part in enumerate(split(text))]
+            parts = split(text)
+            batch += [Passage(source, document, i, len(parts), value, part) for i, part in enumerate(parts)]
             if len(batch) >= size:
                 yield batch
                 batch = []

@@ -25,6 +25,10 @@ from weaviate.proto.v1 import (
 
 
 OPERATORS = base_pb2.Filters
+HNSW = (
+    "cleanupIntervalSeconds dynamicEfMin dynamicEfMax dynamicEfFactor ef efConstruction flatSearchCutoff "
+    "maxConnections skip vectorCacheMaxObjects"
+).split()
 
 
 class WeaviateStandIn(weaviate_pb2_grpc.WeaviateServicer):
@@ -60,6 +64,8 @@ class WeaviateStandIn(weaviate_pb2_grpc.WeaviateServicer):
                 # What a server fills in.
                 defaults = {"indexFilterable": True, "indexSearchable": True}
                 body["properties"] = [defaults | one for one in body["properties"]]
+                for vector in body["vectorConfig"].values():
+                    vector["vectorIndexConfig"] = dict.fromkeys(HNSW, 1) | vector["vectorIndexConfig"]
                 standin.schema[body["class"]] = body
                 standin.objects[body["class"]] = {}
                 self.answer(body)
@@ -143,7 +149,7 @@ class WeaviateStandIn(weaviate_pb2_grpc.WeaviateServicer):
 
 
 def as_value(name: str, value) -> properties_pb2.Value:
-    if name == "number":
+    if name in ("number", "count"):
         return properties_pb2.Value(int_value=int(value))
     return properties_pb2.Value(text_value=value)
 
@@ -153,9 +159,7 @@ def matches(filters, properties: dict) -> bool:
         return all(matches(part, properties) for part in filters.filters)
     value = properties[filters.target.property]
     if filters.operator == OPERATORS.OPERATOR_EQUAL:
-        return value == (filters.value_text if isinstance(value, str) else filters.value_int)
-    if filters.operator == OPERATORS.OPERATOR_GREATER_THAN:
-        return value > filters.value_int
+        return value == filters.value_text
     if filters.operator == OPERATORS.OPERATOR_CONTAINS_ANY:
         return value in filters.value_text_array.values
     raise NotImplementedError(f"the stand-in lacks the operator {filters.operator}")

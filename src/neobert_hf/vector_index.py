@@ -1,8 +1,7 @@
 """Passages with their vectors in a database: LanceDB in a folder, or a Weaviate server.
 
 An index remembers how its vectors were made (`identity`), since those of two models cannot be compared. Of each
-document it stores the hash of its text, so that only what changed is embedded again. A document counts as stored once
-its passage 0 is there. One process may write at a time.
+document it stores the hash of its text, so that only what changed is embedded again. One process may write at a time.
 """
 
 import importlib
@@ -31,6 +30,7 @@ class Passage:
         source: the collection of documents that it belongs to. Ids are unique within it.
         document: id of the document.
         number: of the passage in the document, from 0.
+        count: passages of the document.
         hash: of the whole document's text.
         text: of the passage.
     """
@@ -38,6 +38,7 @@ class Passage:
     source: str
     document: str
     number: int
+    count: int
     hash: str
     text: str
 
@@ -61,10 +62,10 @@ class VectorIndex(Protocol):
     def create(self, identity: dict) -> None: ...
 
     def hashes(self, source: str) -> dict[str, str]:
-        """Hash of each document of a source, by id."""
+        """Hash of each document of a source, by id; empty if a write or deletion of it was interrupted."""
 
     def add(self, passages: list[Passage], vectors: np.ndarray) -> None:
-        """Store documents, each with all its passages, and their vectors of unit length."""
+        """Store documents that are not there, each with all its passages, and their vectors of unit length."""
 
     def delete(self, source: str, documents: list[str]) -> None: ...
 
@@ -152,7 +153,8 @@ class LanceIndex:
 
         strings = [pa.field(name, pa.string()) for name in ("source", "document", "hash", "text")]
         vector = pa.field("vector", pa.list_(pa.float32(), identity["dimension"]))
-        schema = pa.schema([*strings, pa.field("number", pa.int32()), vector], {self.KEY: json.dumps(identity)})
+        numbers = [pa.field(name, pa.int32()) for name in ("number", "count")]
+        schema = pa.schema([*strings, *numbers, vector], {self.KEY: json.dumps(identity)})
         self.table = self.lancedb.connect(self.folder).create_table(self.TABLE, schema=schema)
         self.identity = identity
 
@@ -162,7 +164,7 @@ class LanceIndex:
         return {row["document"]: row["hash"] for batch in batches for row in batch.to_pylist()}
 
     def add(self, passages: list[Passage], vectors: np.ndarray) -> None:
-        # One transaction: whole or not at all.
+        # One transaction, so that documents are never there in part.
         self.table.add([asdict(passage) | {"vector": vector} for passage, vector in zip(passages, vectors)])
 
     def delete(self, source: str, documents: list[str]) -> None:
@@ -258,6 +260,7 @@ class WeaviateIndex:
                 exact("source"),
                 exact("document"),
                 config.Property(name="number", data_type=config.DataType.INT),
+                config.Property(name="count", data_type=config.DataType.INT),
                 config.Property(name="hash", data_type=config.DataType.TEXT, **stored),
                 config.Property(name="text", data_type=config.DataType.TEXT, **stored),
             ],
@@ -266,20 +269,24 @@ class WeaviateIndex:
         self.identity = identity
 
     def hashes(self, source: str) -> dict[str, str]:
-        # A filter would end at the server's limit of results.
-        rows = self.collection.iterator(return_properties=["source", "document", "number", "hash"], cache_size=1000)
-        rows = (row.properties for row in rows)
-        return {row["document"]: row["hash"] for row in rows if row["source"] == source and row["number"] == 0}
+        # All objects, since a filter would end at the server's limit of results.
+        names = ["source", "document", "count", "hash"]
+        found: dict[str, list] = {}
+        for row in self.collection.iterator(return_properties=names, cache_size=1000):
+            if row.properties["source"] == source:
+                text, total = row.properties["hash"], row.properties["count"]
+                one = found.setdefault(row.properties["document"], [text, total, 0])
+                # Neither old passages beside new ones nor too few are the document.
+                one[0] = text if one[0] == text else ""
+                one[2] += 1
+        return {document: text if seen == total else "" for document, (text, total, seen) in found.items()}
 
     def add(self, passages: list[Passage], vectors: np.ndarray) -> None:
-        pairs = list(zip(passages, vectors))
-        # Not a transaction: what makes a document count comes last.
-        for group in ([pair for pair in pairs if pair[0].number > 0], [pair for pair in pairs if pair[0].number == 0]):
-            for part in _parts(group, 100):
-                failed = self.collection.data.insert_many([self._object(*pair) for pair in part]).errors
-                if failed:
-                    error = next(iter(failed.values()))
-                    raise VectorIndexError(f"Weaviate refused {len(failed)} of {len(part)} passages: {error.message}")
+        for part in _parts(list(zip(passages, vectors)), 100):
+            failed = self.collection.data.insert_many([self._object(*pair) for pair in part]).errors
+            if failed:
+                error = next(iter(failed.values()))
+                raise VectorIndexError(f"Weaviate refused {len(failed)} of {len(part)} passages: {error.message}")
 
     def _object(self, passage: Passage, vector: np.ndarray) -> Any:
         # The same passage gets the same id: writing it once more is no second object.
@@ -289,18 +296,12 @@ class WeaviateIndex:
 
     def delete(self, source: str, documents: list[str]) -> None:
         filters = self.classes.query.Filter
-        number = filters.by_property("number")
         for part in _parts(documents, 100):
-            whole = filters.by_property("source").equal(source) & filters.by_property("document").contains_any(part)
-            # What makes a document count goes first.
-            for where in (whole & number.equal(0), whole & number.greater_than(0)):
-                self._delete(where)
-
-    def _delete(self, where: Any) -> None:
-        # The server deletes a limited number in one go.
-        while (result := self.collection.data.delete_many(where)).matches:
-            if result.failed:
-                raise VectorIndexError(f"Weaviate could not delete {result.failed} of {result.matches} passages.")
+            where = filters.by_property("source").equal(source) & filters.by_property("document").contains_any(part)
+            # The server deletes a limited number in one go.
+            while (result := self.collection.data.delete_many(where)).matches:
+                if result.failed:
+                    raise VectorIndexError(f"Weaviate could not delete {result.failed} of {result.matches} passages.")
 
     def search(self, vector: np.ndarray, limit: int) -> list[Hit]:
         result = self.collection.query.near_vector(
