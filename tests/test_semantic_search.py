@@ -416,3 +416,38 @@ def test_a_client_that_is_not_installed_is_named_with_its_extra(monkeypatch, tmp
         monkeypatch.setitem(sys.modules, module, None)
         with pytest.raises(ImportError, match=rf"{module} is not installed: pip install 'neobert_hf\[{extra}\]'"):
             open_index(str(tmp_path / "index"), *flags)
+
+
+def test_the_command_line_with_weaviate(index, corpus, texts, tmp_path, model, monkeypatch, capsys):
+    """Against a stand-in that speaks the server's protocols; no real server has run."""
+    pytest.importorskip("weaviate")
+    from weaviate_standin import WeaviateStandIn
+
+    monkeypatch.setattr("weaviate.connect.v4.PYPI_PACKAGE_URL", "http://127.0.0.1:9/")
+    with WeaviateStandIn() as server:
+        place = {"index": "Docs", "weaviate_url": server.url, "weaviate_grpc_port": server.grpc_port}
+        rows = {f"d{i}": text for i, text in enumerate(texts)} | {"long": " ".join(texts[:20])}
+        first = index(write_rows(corpus, rows), "--id_column=id", **place)
+        assert first[0] == 61 and first[1] == len(server.objects["Docs"]) > 65
+        rows["long"] = "short now"
+        del rows["d5"]
+        assert index(write_rows(corpus, rows), "--id_column=id", **place) == [1, 1, 59, 1, 0, 0]
+        # What an interruption leaves of a document is removed with it.
+        rows["long"] = " ".join(texts[:20])
+        index(write_rows(corpus, rows), "--id_column=id", **place)
+        key = next(key for key, (one, _) in server.objects["Docs"].items() if one["document"] == "long")
+        del server.objects["Docs"][key], rows["long"]
+        assert index(write_rows(corpus, rows), "--id_column=id", **place) == [0, 0, 59, 1, 0, 0]
+        assert len(server.objects["Docs"]) == 59
+        index(corpus, "--id_column=id")
+        found = []
+        for flags in (place, {"index": tmp_path / "index"}):
+            names = [f"--{key}={value}" for key, value in flags.items()]
+            semantic_search.main(
+                ["query", *names, "--device=cpu", "--json", "--top_k=8", "--text", "a list of numbers"]
+            )
+            found.append(json.loads(capsys.readouterr().out)["hits"])
+        for one, two in zip(*found, strict=True):
+            assert abs(one.pop("score") - two.pop("score")) < 1e-5 and one == two
+        with pytest.raises(VectorIndexError, match="overlap: 32 there, 3 now"):
+            index(corpus, "--id_column=id", overlap=3, **place)
