@@ -33,7 +33,7 @@ from tqdm import tqdm
 
 import neobert_hf  # noqa: F401  (registers the architecture)
 from neobert_hf.arguments import parse_config
-from neobert_hf.embedding_model import fingerprint, load_model
+from neobert_hf.embedding_model import check_finite, fingerprint, load_model
 from neobert_hf.passages import split_passages
 from neobert_hf.text_source import local_files, stream_documents
 from neobert_hf.vector_index import Hit, Passage, VectorIndex, VectorIndexError, check_identity, open_index
@@ -211,9 +211,7 @@ def embed(model: SentenceTransformer, texts: list[str], prompt: str, batch_size:
     vectors = model.encode(
         texts, prompt=prompt, batch_size=batch_size, normalize_embeddings=True, show_progress_bar=False
     )
-    wrong = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
-    if len(wrong):
-        raise FloatingPointError(f"The vector of {texts[wrong[0]][:80]!r} is not finite. Set `dtype` to float32.")
+    check_finite(vectors, texts)
     return vectors
 
 

@@ -298,6 +298,16 @@ def test_another_model_or_other_settings_are_refused_by_name(index, query, corpu
     assert len(stored(tmp_path / "index")) == 60
 
 
+def test_vectors_that_are_not_finite_are_an_error(index, query, corpus, model, tmp_path):
+    broken = SentenceTransformer(str(model))
+    with torch.no_grad():
+        broken.get_parameter("0.model.transformer_encoder.0.wo.weight")[0, 0] = float("nan")
+    broken.save(str(tmp_path / "broken"))
+    with pytest.raises(FloatingPointError, match="60 of 60 embeddings are not finite, the first that of 'The"):
+        index(corpus, model=tmp_path / "broken")
+    assert stored(tmp_path / "index") == {}
+
+
 def test_the_model_may_move_but_not_vanish(index, query, corpus, model, tmp_path):
     SentenceTransformer(str(model)).save(str(tmp_path / "here"))
     index(corpus, model=tmp_path / "here")
@@ -378,9 +388,10 @@ def test_bad_documents_are_refused_before_an_index_is_made(index, tmp_path, text
         Dataset.from_dict(rows).to_parquet(tmp_path / "rows.parquet")
         with pytest.raises(ValueError, match=message):
             index(tmp_path / "rows.parquet", *flags)
+    (tmp_path / "a.md").write_text("é", encoding="utf-8")
     (tmp_path / "latin.md").write_bytes("é".encode("latin-1"))
-    with pytest.raises(Exception, match="utf-8|UTF-8"):
-        index(tmp_path / "latin.md")
+    with pytest.raises(ValueError, match="latin.md is not UTF-8: .* Convert it, or leave it out"):
+        index(tmp_path / "*.md")
     assert not (tmp_path / "index").exists()
 
 

@@ -3,6 +3,7 @@
 import hashlib
 import json
 
+import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
 
@@ -31,6 +32,18 @@ def load_model(
 
 def _to_float32(module, args, features: dict) -> dict:
     return features | {"token_embeddings": features["token_embeddings"].float()}
+
+
+def check_finite(embeddings: np.ndarray, texts: list[str]) -> None:
+    """Raises:
+    FloatingPointError: if an embedding is not finite, naming its text.
+    """
+    wrong = np.flatnonzero(~np.isfinite(embeddings).all(axis=1))
+    if len(wrong):
+        raise FloatingPointError(
+            f"{len(wrong):,} of {len(texts):,} embeddings are not finite, the first that of "
+            f"{texts[wrong[0]][:80]!r}. Set `dtype` to float32."
+        )
 
 
 def fingerprint(model: SentenceTransformer) -> str:

@@ -13,6 +13,8 @@ from mteb.models.model_meta import ModelMeta, ScoringFunction
 from mteb.types import PromptType
 from sentence_transformers import SentenceTransformer
 
+from neobert_hf.embedding_model import check_finite
+
 
 class InstructionEncoder(AbsEncoder):
     """Encodes with one instruction a task.
@@ -52,10 +54,5 @@ class InstructionEncoder(AbsEncoder):
         }[prompt_type]
         texts = [text for batch in inputs for text in batch["text"]]
         embeddings = encode(texts, prompt=self.prompt(task_metadata.name, prompt_type), **kwargs)
-        wrong = np.flatnonzero(~np.isfinite(embeddings).all(axis=1))
-        if len(wrong):
-            raise FloatingPointError(
-                f"{task_metadata.name}: {len(wrong):,} of {len(texts):,} embeddings are not finite, the first that of "
-                f"{texts[wrong[0]][:80]!r}. Set `dtype` to float32."
-            )
+        check_finite(embeddings, texts)
         return embeddings

@@ -91,9 +91,10 @@ def _read_files(files: list[Path]) -> Iterator[tuple[str, str]]:
     for file in files:
         with fsspec.open(file, "rt", encoding="utf-8", compression="infer") as handle:
             try:
-                yield str(file.absolute()), handle.read()
+                text = handle.read()
             except UnicodeDecodeError as error:
                 raise ValueError(f"{file} is not UTF-8: {error}. Convert it, or leave it out by a pattern.") from error
+        yield str(file.absolute()), text
 
 
 def _read_rows(
