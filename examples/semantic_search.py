@@ -81,8 +81,8 @@ class IndexArguments:
     write_every: int = field(default=1024, metadata={"help": "passages; what an interruption loses"})
 
     def __post_init__(self):
-        for name in ("batch_size", "write_every"):
-            if getattr(self, name) < 1:
+        for name in ("batch_size", "write_every", "passage_tokens", "truncate_dim"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"`{name}` is {getattr(self, name)}; it must be 1 or more.")
 
 

@@ -308,6 +308,15 @@ def test_vectors_that_are_not_finite_are_an_error(index, query, corpus, model, t
     assert stored(tmp_path / "index") == {}
 
 
+def test_a_model_with_several_ways_of_pooling_is_the_same_next_time(index, corpus, model, tmp_path):
+    transformer, _ = SentenceTransformer(str(model))
+    both = SentenceTransformer(modules=[transformer, Pooling(32, pooling_mode=["cls", "mean"])])
+    both.save(str(tmp_path / "both"))
+    assert index(corpus, model=tmp_path / "both")[0] == 60
+    assert index(corpus, model=tmp_path / "both")[0] == 0
+    assert LanceIndex(tmp_path / "index").identity["dimension"] == 64
+
+
 def test_the_model_may_move_but_not_vanish(index, query, corpus, model, tmp_path):
     SentenceTransformer(str(model)).save(str(tmp_path / "here"))
     index(corpus, model=tmp_path / "here")
@@ -367,6 +376,8 @@ def test_a_half_made_index_is_no_index(index, query, corpus, tmp_path):
         ),
         ({"overlap": -1}, ValueError, "overlap of passages is -1"),
         ({"truncate_dim": 33}, ValueError, "`truncate_dim` is 33; the model has 32 only"),
+        ({"passage_tokens": 0}, ValueError, "`passage_tokens` is 0; it must be 1 or more"),
+        ({"truncate_dim": 0}, ValueError, "`truncate_dim` is 0; it must be 1 or more"),
         ({"write_every": 0}, ValueError, "`write_every` is 0; it must be 1 or more"),
         ({"batch_size": 0}, ValueError, "`batch_size` is 0; it must be 1 or more"),
         ({"colunm": "text"}, ValueError, "did you mean '--column'"),

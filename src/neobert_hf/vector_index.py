@@ -101,6 +101,8 @@ def check_identity(index: str, stored: dict, current: dict) -> None:
     VectorIndexError: naming each difference between how an index was made and how it is to be used. The model's name
         may differ: its fingerprint counts.
     """
+    # As it would be stored: a model with several ways of pooling has a tuple of them.
+    current = json.loads(json.dumps(current))
     differing = [one for one in differences(stored, current) if one[0] != "model"]
     if differing:
         raise VectorIndexError(
