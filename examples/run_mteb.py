@@ -23,7 +23,8 @@ from mteb.abstasks import AbsTask
 
 import neobert_hf  # noqa: F401  # registers the architecture
 from neobert_hf.arguments import nearest, parse_config
-from neobert_hf.mteb_encoder import InstructionEncoder, fingerprint, load_model
+from neobert_hf.embedding_model import fingerprint, load_model
+from neobert_hf.mteb_encoder import InstructionEncoder
 from neobert_hf.mteb_local_tasks import read_local_tasks
 from neobert_hf.mteb_report import COLUMNS, read_published, write_report
 from neobert_hf.mteb_results import ResultError, Results, Settings, subtasks

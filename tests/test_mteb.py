@@ -19,7 +19,8 @@ from mteb.abstasks.clustering_legacy import AbsTaskClusteringLegacy
 from sentence_transformers import SentenceTransformer
 from test_transformers import WORDS, tiny_tokenizer
 
-from neobert_hf.mteb_encoder import InstructionEncoder, fingerprint, load_model
+from neobert_hf.embedding_model import fingerprint, load_model
+from neobert_hf.mteb_encoder import InstructionEncoder
 from neobert_hf.mteb_local_tasks import TYPES, local_task, read_local_tasks
 from neobert_hf.mteb_report import COLUMNS, TASKS, read_published, write_report
 from neobert_hf.mteb_results import ResultError, Results, Settings, subtasks

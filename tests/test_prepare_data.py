@@ -395,7 +395,7 @@ def test_no_corpus(tokenizers, prepare, tmp_path, documents, message):
         (["--skip_documents", "300"], ValueError, "holds 0 documents after the first 300"),
         (["--source", "/nowhere/a.parquet"], FileNotFoundError, "'/nowhere/a.parquet' matches no file"),
         (["--source", "nowhere/*.txt"], FileNotFoundError, "matches no file; give a file"),
-        (["--source", str(ROOT / "README.md")], ValueError, "README.md is of no known format; known are .parquet"),
+        (["--source", str(ROOT / "Makefile")], ValueError, "Makefile is of no known format; known are .parquet"),
         (["--output_dir", str(ROOT)], ValueError, "holds something else; choose an output_dir"),
     ],
 )
@@ -435,7 +435,7 @@ def test_sources_that_cannot_be_one_corpus(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="mixes files for json and text"):
         stream_text(str(tmp_path), "text")
     monkeypatch.setattr(text_source, "LARGEST_TEXT_FILE", 3)
-    with pytest.raises(ValueError, match="b.txt has 4 bytes, more than 3: a .txt file is one document"):
+    with pytest.raises(ValueError, match="b.txt has 4 bytes, more than 3: a text file is one document"):
         stream_text(str(tmp_path / "*.txt"), "text")
     (tmp_path / ".hidden.parquet").write_bytes(b"")
     (tmp_path / "b.txt").unlink()

@@ -1,31 +1,36 @@
 """Raw text for the scripts: Hub datasets and local files, streamed and checked before work starts."""
 
 import glob
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import fsspec
 from datasets import IterableDataset, load_dataset
 from datasets.exceptions import DatasetNotFoundError
 
 
-BUILDERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".txt": "text"}
+BUILDERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".txt": "text", ".md": "text"}
 COMPRESSIONS = {".gz", ".bz2", ".xz", ".zst"}
 LARGEST_TEXT_FILE = 64 * 2**20
 
 
-def stream_text(source: str, column: str, split: str = "train", subset: str | None = None) -> IterableDataset:
+def stream_text(
+    source: str, column: str, split: str = "train", subset: str | None = None, others: Sequence[str] = ()
+) -> IterableDataset:
     """Stream documents, in a fixed order, without loading the corpus or writing a copy of it.
 
     Args:
         source: a local file, a glob pattern, a folder (searched through), or the id of a Hub dataset. Local files are
-            Parquet, JSON lines or plain text, each also compressed (`.gz`, `.bz2`, `.xz`, `.zst`). A plain text file
-            is one document, in the column `text`.
+            Parquet, JSON lines or plain text (`.txt`, `.md`), each also compressed (`.gz`, `.bz2`, `.xz`, `.zst`). A
+            plain text file is one document, in the column `text`.
         column: the column that holds the text.
         split: of a Hub dataset; local files form the one split `"train"`.
         subset: the configuration of a Hub dataset that has several.
+        others: columns to keep beside it, of any type.
 
     Returns:
-        A dataset of `{column: str or None}`, with `state_dict()` and `load_state_dict()` to resume.
+        A dataset of `{column: str or None}` and the others, with `state_dict()` and `load_state_dict()` to resume.
 
     Raises:
         FileNotFoundError: if nothing local matches and no such Hub dataset exists.
@@ -56,8 +61,49 @@ def stream_text(source: str, column: str, split: str = "train", subset: str | No
         raise ValueError(f"{source!r} is empty: it holds no document.") from error
     if split not in splits:
         raise ValueError(f"{source!r} has no split {split!r}; it has {', '.join(map(repr, splits))}.")
-    _check_column(splits[split], source, column)
-    return splits[split].select_columns([column])
+    _check_columns(splits[split], source, column, others)
+    return splits[split].select_columns(list(dict.fromkeys([column, *others])))
+
+
+def stream_documents(
+    source: str, column: str, id_column: str | None = None, split: str = "train", subset: str | None = None
+) -> Iterator[tuple[str | None, str | None]]:
+    """Stream documents with their ids. What `stream_text` checks is checked before the first one is asked for.
+
+    Args:
+        source: as `column`, `split` and `subset`, see `stream_text`.
+        id_column: a column that tells the rows apart. Plain text files have their absolute path for it.
+
+    Returns:
+        Pairs of id and text. The id is None where there is no `id_column`.
+
+    Raises:
+        ValueError: also if an id is missing, and if a text file is not UTF-8.
+    """
+    rows = stream_text(source, column, split, subset, [] if id_column is None else [id_column])
+    files = local_files(source)
+    if files and builder_of(files) == "text":
+        return _read_files(files)
+    return _read_rows(rows, source, column, id_column)
+
+
+def _read_files(files: list[Path]) -> Iterator[tuple[str, str]]:
+    for file in files:
+        with fsspec.open(file, "rt", encoding="utf-8", compression="infer") as handle:
+            try:
+                text = handle.read()
+            except UnicodeDecodeError as error:
+                raise ValueError(f"{file} is not UTF-8: {error}. Convert it, or leave it out by a pattern.") from error
+        yield str(file.absolute()), text
+
+
+def _read_rows(
+    rows: IterableDataset, source: str, column: str, id_column: str | None
+) -> Iterator[tuple[str | None, str | None]]:
+    for number, row in enumerate(rows):
+        if id_column is not None and row[id_column] is None:
+            raise ValueError(f"Row {number:,} of {source!r} has nothing in the column {id_column!r}: give it an id.")
+        yield None if id_column is None else str(row[id_column]), row[column]
 
 
 def describe_files(source: str) -> dict[str, int]:
@@ -113,7 +159,7 @@ def builder_of(files: list[Path]) -> str:
         large = [file for file in files if file.stat().st_size > LARGEST_TEXT_FILE]
         if large:
             raise ValueError(
-                f"{large[0]} has {large[0].stat().st_size:,} bytes, more than {LARGEST_TEXT_FILE:,}: a .txt file is "
+                f"{large[0]} has {large[0].stat().st_size:,} bytes, more than {LARGEST_TEXT_FILE:,}: a text file is "
                 'one document here. For a corpus in one file, write JSON lines, {"text": "..."} for each document.'
             )
     return builders[0]
@@ -130,13 +176,14 @@ def _hidden(path: Path) -> bool:
     return any(part.startswith(".") for part in path.parts)
 
 
-def _check_column(dataset: IterableDataset, source: str, column: str) -> None:
+def _check_columns(dataset: IterableDataset, source: str, column: str, others: Sequence[str]) -> None:
     # Not every builder knows its columns before it has read something.
     first: dict[str, Any] = next(iter(dataset), {})
     if not first:
         raise ValueError(f"{source!r} is empty: it holds no document.")
-    if column not in first:
-        raise ValueError(f"{source!r} has no column {column!r}; it has {', '.join(map(repr, first))}.")
+    for name in (column, *others):
+        if name not in first:
+            raise ValueError(f"{source!r} has no column {name!r}; it has {', '.join(map(repr, first))}.")
     feature = (dataset.features or {}).get(column)
     kind = getattr(feature, "dtype", None) or type(first[column]).__name__
     if kind not in ("string", "large_string", "string_view", "str"):

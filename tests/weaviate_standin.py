@@ -1,0 +1,165 @@
+"""A stand-in for a Weaviate server, on loopback: what the Python client sends, over its real REST and gRPC protocols.
+
+It keeps objects in memory, searches exactly, and does to filters what Weaviate's documentation says. It shows that this
+package uses the client rightly; it is no proof for a real server.
+"""
+
+import json
+import struct
+import threading
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import grpc
+import numpy as np
+from grpc_health.v1 import health_pb2
+from weaviate.proto.v1 import (
+    base_pb2,
+    batch_delete_pb2,
+    batch_pb2,
+    properties_pb2,
+    search_get_pb2,
+    weaviate_pb2_grpc,
+)
+
+
+OPERATORS = base_pb2.Filters
+HNSW = (
+    "cleanupIntervalSeconds dynamicEfMin dynamicEfMax dynamicEfFactor ef efConstruction flatSearchCutoff "
+    "maxConnections skip vectorCacheMaxObjects"
+).split()
+
+
+class WeaviateStandIn(weaviate_pb2_grpc.WeaviateServicer):
+    """Start with `with`; `url` and `grpc_port` say where it listens.
+
+    Args:
+        delete_limit: objects that one request deletes at most.
+
+    Attributes:
+        schema: collections as they were created.
+        objects: by collection and id, properties and vector.
+        writes: ("insert" or "delete", passage numbers), in order.
+        refuse: texts of objects that are refused.
+    """
+
+    def __init__(self, delete_limit: int = 3):
+        self.delete_limit = delete_limit
+        self.schema, self.objects, self.writes, self.refuse = {}, {}, [], set()
+
+    def __enter__(self):
+        standin = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self):
+                path = self.path.removeprefix("/v1/")
+                if path == "meta":
+                    return self.answer({"version": "1.30.5", "hostname": standin.url, "modules": {}})
+                found = standin.schema.get(path.removeprefix("schema/"))
+                self.answer(found or {}, 200 if found else 404)
+
+            def do_POST(self):
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                # What a server fills in.
+                defaults = {"indexFilterable": True, "indexSearchable": True}
+                body["properties"] = [defaults | one for one in body["properties"]]
+                for vector in body["vectorConfig"].values():
+                    vector["vectorIndexConfig"] = dict.fromkeys(HNSW, 1) | vector["vectorIndexConfig"]
+                standin.schema[body["class"]] = body
+                standin.objects[body["class"]] = {}
+                self.answer(body)
+
+            def answer(self, body: dict, status: int = 200):
+                content = json.dumps(body).encode()
+                self.send_response(status)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content)
+
+            def log_message(self, *args):
+                pass
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.http.server_port}"
+        threading.Thread(target=self.http.serve_forever, daemon=True).start()
+        self.grpc = grpc.server(ThreadPoolExecutor(2))
+        weaviate_pb2_grpc.add_WeaviateServicer_to_server(self, self.grpc)
+        check = grpc.unary_unary_rpc_method_handler(
+            lambda request, context: health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING),
+            health_pb2.HealthCheckRequest.FromString,
+            health_pb2.HealthCheckResponse.SerializeToString,
+        )
+        health = grpc.method_handlers_generic_handler("grpc.health.v1.Health", {"Check": check})
+        self.grpc.add_generic_rpc_handlers((health,))
+        self.grpc_port = self.grpc.add_insecure_port("127.0.0.1:0")
+        self.grpc.start()
+        return self
+
+    def __exit__(self, *exception):
+        self.grpc.stop(None).wait()
+        self.http.shutdown()
+        self.http.server_close()
+
+    def BatchObjects(self, request, context):
+        errors = []
+        for index, one in enumerate(request.objects):
+            properties = dict(one.properties.non_ref_properties)
+            if properties["text"] in self.refuse:
+                errors.append(batch_pb2.BatchObjectsReply.BatchError(index=index, error="no room"))
+                continue
+            vector = np.array(struct.unpack(f"<{len(one.vector_bytes) // 4}f", one.vector_bytes))
+            self.objects[one.collection][uuid.UUID(one.uuid)] = (properties, vector)
+        self.writes.append(("insert", [int(one.properties.non_ref_properties["number"]) for one in request.objects]))
+        return batch_pb2.BatchObjectsReply(errors=errors)
+
+    def BatchDelete(self, request, context):
+        stored = self.objects[request.collection]
+        matching = [key for key, (properties, _) in stored.items() if matches(request.filters, properties)]
+        matching = matching[: self.delete_limit]
+        if matching:
+            self.writes.append(("delete", [int(stored.pop(key)[0]["number"]) for key in matching]))
+        return batch_delete_pb2.BatchDeleteReply(matches=len(matching), successful=len(matching))
+
+    def Search(self, request, context):
+        stored = self.objects[request.collection]
+        # The cursor of the client's iterator goes through the ids in order.
+        found = [(None, key) for key in sorted(stored) if not request.after or key > uuid.UUID(request.after)]
+        near = request.near_vector.vectors[0].vector_bytes if request.near_vector.vectors else None
+        near = near or request.near_vector.vector_bytes
+        if near:
+            query = np.array(struct.unpack(f"<{len(near) // 4}f", near))
+            found = sorted((1 - float(query @ vector), key) for key, (_, vector) in stored.items())
+        names = request.properties.non_ref_properties
+        results = [
+            search_get_pb2.SearchResult(
+                properties=search_get_pb2.PropertiesResult(
+                    non_ref_props=properties_pb2.Properties(
+                        fields={name: as_value(name, stored[key][0][name]) for name in names}
+                    )
+                ),
+                metadata=search_get_pb2.MetadataResult(
+                    id=str(key), id_as_bytes=key.bytes, distance=distance, distance_present=distance is not None
+                ),
+            )
+            for distance, key in found[: request.limit]
+        ]
+        return search_get_pb2.SearchReply(results=results)
+
+
+def as_value(name: str, value) -> properties_pb2.Value:
+    if name in ("number", "count"):
+        return properties_pb2.Value(int_value=int(value))
+    return properties_pb2.Value(text_value=value)
+
+
+def matches(filters, properties: dict) -> bool:
+    if filters.operator == OPERATORS.OPERATOR_AND:
+        return all(matches(part, properties) for part in filters.filters)
+    value = properties[filters.target.property]
+    if filters.operator == OPERATORS.OPERATOR_EQUAL:
+        return value == filters.value_text
+    if filters.operator == OPERATORS.OPERATOR_CONTAINS_ANY:
+        return value in filters.value_text_array.values
+    raise NotImplementedError(f"the stand-in lacks the operator {filters.operator}")
