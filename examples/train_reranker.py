@@ -83,15 +83,17 @@ def describe_head(model: str, trust_remote_code: bool) -> str:
     return f"{model}, with {'its own' if trained else 'a new'} classification head"
 
 
-def reranking_evaluator(data: RecipeData, others: int = 20) -> CrossEncoderRerankingEvaluator | None:
-    """The right documents of each query among others, the same in every run."""
+def reranking_evaluator(
+    data: RecipeData, queries: int = 200, others: int = 20
+) -> CrossEncoderRerankingEvaluator | None:
+    """The right documents of the first queries among others, the same in every run."""
     if data.retrieval is None:
         return None
     prompt, texts, chooser = data.evaluation["retrieval"].prompt, data.retrieval.unique("positive"), random.Random(0)
     samples = []
-    for query, right in positives_of_queries(data.retrieval).items():
-        wrong = [text for text in chooser.sample(texts, min(others + len(right), len(texts))) if text not in right]
-        samples.append({"query": prompt + query, "positive": sorted(right), "negative": wrong[:others]})
+    for query, right in list(positives_of_queries(data.retrieval).items())[:200]:
+        wrong = [text for text in chooser.sample(texts, min(20 + len(right), len(texts))) if text not in right]
+        samples.append({"query": prompt + query, "positive": sorted(right), "negative": wrong[:20]})
     return CrossEncoderRerankingEvaluator(samples, name="reranking", write_csv=False)
 
 
