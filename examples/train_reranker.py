@@ -62,7 +62,7 @@ def mine(pairs: Dataset, prompt: str, settings: RerankerArguments, folder: Path)
             query_prompt=prompt or None,
             # What comes closer to the score of the right document may well be right, too (arXiv 2407.15831).
             relative_margin=0.05,
-            # The formats with one row a query misalign queries that stand in several places (6.2).
+            # The formats with one row a query drop those with fewer.
             output_format="labeled-pair",
         )
         found = positives_of_queries(labelled.filter(lambda row: row["label"] == 0))

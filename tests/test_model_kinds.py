@@ -117,6 +117,16 @@ def test_a_script_leaves_a_complete_model_that_has_learned(trained, kind):
     losses = losses_of(log)
     assert len(losses) == 12 and all(map(math.isfinite, losses)) and losses[-1] < losses[0]
     assert [entry["step"] for entry in log if "eval_runtime" in entry] == [6, 12]
+    if kind == "sparse":
+        assert all(log[11][f"{side}_regularizer_loss"] > 0 for side in ("query", "document"))
+    if kind == "reranker":
+        # A new head scores near 0, and the right document weighs as much as the 4 wrong ones.
+        assert losses[0] == pytest.approx(8 / 5 * math.log(2), abs=0.02)
+    arguments = torch.load(trained[kind] / "checkpoint-12" / "training_args.bin", weights_only=False)
+    prompts = {"triplets": "Find the answer. ", "pairs": "Find the text. ", "nested": ""}
+    if kind != "reranker":
+        prompts = {name: {"query": prompt} if prompt else {} for name, prompt in prompts.items()}
+    assert arguments.prompts == prompts
     folder = trained[kind] / "model"
     modules = json.loads((folder / "modules.json").read_text())
     assert all(module["type"].startswith("sentence_transformers.") for module in modules)
@@ -135,8 +145,10 @@ def test_the_saved_model_scores_as_the_trained_one_did(trained, data, kind):  # 
     rows = read_data(settings, EmbeddingArguments("unused", bf16=False, use_cpu=True))
     if kind == "reranker":
         evaluator = train_reranker.reranking_evaluator(rows)
+        assert all(sample["query"].startswith("Find the answer. ") for sample in evaluator.samples)
     else:
         evaluator = retrieval_evaluator(rows, *([EVALUATORS[kind]] if kind in EVALUATORS else []))
+        assert evaluator.query_prompt == "Find the answer. "
     logged = [entry for entry in json.loads((trained[kind] / "log.json").read_text()) if "eval_runtime" in entry][-1]
     metrics = evaluator(load(kind, trained))
     assert any("ndcg@10" in name for name in metrics)
@@ -310,6 +322,7 @@ def test_token_vectors_can_be_quantised(trained):
 
 def test_splade_is_the_maximum_of_log_saturated_mlm_logits(encoder):  # noqa: F811
     model = train_sparse_encoder.build_sparse_encoder(str(encoder), 48).to("cpu").eval()
+    assert "cu_seq_lens_q" in model.preprocess(TEXTS)
     mlm = NeoBERTForMaskedLM.from_pretrained(encoder).eval()
     for text, found in zip(TEXTS, outputs_of(model, TEXTS)):
         with torch.no_grad():

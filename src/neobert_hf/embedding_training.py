@@ -244,16 +244,24 @@ class MixtureTrainer(ResumableTrainer):
 
 
 class EmbeddingTrainer(MixtureTrainer, SentenceTransformerTrainer):
+    """Of dense embeddings. See `MixtureTrainer`."""
+
     data_collator_class = ContrastiveCollator
 
 
 class SparseTrainer(MixtureTrainer, SparseEncoderTrainer):
+    """Of sparse embeddings (SPLADE). See `MixtureTrainer`."""
+
     data_collator_class = ContrastiveCollator
 
 
 class MultiVectorTrainer(MixtureTrainer, MultiVectorEncoderTrainer):
+    """Of late interaction (ColBERT). See `MixtureTrainer`."""
+
     data_collator_class = MultiVectorCollator
 
 
 class RerankerTrainer(MixtureTrainer, CrossEncoderTrainer):
+    """Of rerankers; `data_collator` sets how many wrong documents a query gets. See `MixtureTrainer`."""
+
     data_collator_class = RerankingCollator
