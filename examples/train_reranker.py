@@ -83,10 +83,8 @@ def describe_head(model: str, trust_remote_code: bool) -> str:
     return f"{model}, with {'its own' if trained else 'a new'} classification head"
 
 
-def reranking_evaluator(
-    data: RecipeData, queries: int = 200, others: int = 20
-) -> CrossEncoderRerankingEvaluator | None:
-    """The right documents of the first queries among others, the same in every run."""
+def reranking_evaluator(data: RecipeData) -> CrossEncoderRerankingEvaluator | None:
+    """The right documents of the first 200 queries, each among 20 others, the same in every run."""
     if data.retrieval is None:
         return None
     prompt, texts, chooser = data.evaluation["retrieval"].prompt, data.retrieval.unique("positive"), random.Random(0)
