@@ -1,10 +1,13 @@
 """Batches of contrastive training: each from one dataset, in an order that depends on the seed alone."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 
 import torch
 from sentence_transformers.base.sampler import MultiDatasetDefaultBatchSampler
+from sentence_transformers.cross_encoder.data_collator import CrossEncoderDataCollator
+from sentence_transformers.multi_vector_encoder.data_collator import MultiVectorEncoderDataCollator
 from sentence_transformers.sentence_transformer.data_collator import SentenceTransformerDataCollator
 from torch.utils.data import BatchSampler, ConcatDataset
 
@@ -78,6 +81,12 @@ def _endless(sampler: BatchSampler) -> Iterator[list[int]]:
         epoch += 1
 
 
+def true_negatives(features: list[dict]) -> list[list[str]]:
+    """The hard negatives of each row that are not the positive of any row in the batch."""
+    positives = {row["positive"] for row in features}
+    return [[text for text in row["negatives"] if text not in positives] for row in features]
+
+
 class ContrastiveCollator(SentenceTransformerDataCollator):
     """Tokenises rows of `query`, `positive` and `negatives`, a list of any length.
 
@@ -86,10 +95,49 @@ class ContrastiveCollator(SentenceTransformerDataCollator):
     """
 
     def __call__(self, features: list[dict]) -> dict:
-        positives = {row["positive"] for row in features}
-        texts = dict.fromkeys(text for row in features for text in row["negatives"] if text not in positives)
+        texts = dict.fromkeys(text for negatives in true_negatives(features) for text in negatives)
         batch = super().__call__([{key: row[key] for key in row if key != "negatives"} for row in features])
         if texts:
             names = {key: features[0][key] for key in features[0] if key == "dataset_name"}
             batch |= super().__call__([{"hard_negative": text} | names for text in texts])
         return batch
+
+
+class MultiVectorCollator(MultiVectorEncoderDataCollator):
+    """As `ContrastiveCollator`, with the columns `negative_0`, `negative_1`, ... that the multi-vector losses need.
+
+    They are as many as every row of the batch can fill. Where rows lack hard negatives, all are contrasted with the
+    documents of the batch alone.
+    """
+
+    def __call__(self, features: list[dict]) -> dict:
+        negatives = true_negatives(features)
+        count = min(map(len, negatives))
+        rows = []
+        for row, texts in zip(features, negatives):
+            columns = {f"negative_{number}": text for number, text in enumerate(texts[:count])}
+            rows.append({key: row[key] for key in row if key != "negatives"} | columns)
+        return super().__call__(rows)
+
+
+@dataclass
+class RerankingCollator(CrossEncoderDataCollator):
+    """Pairs of `query` and `document` with the `label` 1 or 0, from rows of `query`, `positive` and `negatives`.
+
+    Args:
+        negatives: documents with the label 0 of each query: its own hard negatives first, then positives of the rows
+            that follow in the batch, whose order is random.
+    """
+
+    negatives: int = 4
+
+    def __call__(self, features: list[dict]) -> dict:
+        pairs = []
+        for number, row in enumerate(features):
+            names = {key: row[key] for key in ("query", "dataset_name") if key in row}
+            others = features[number + 1 :] + features[:number]
+            texts = dict.fromkeys(row["negatives"] + [other["positive"] for other in others])
+            texts.pop(row["positive"], None)
+            pairs.append(names | {"document": row["positive"], "label": 1.0})
+            pairs += [names | {"document": text, "label": 0.0} for text in list(texts)[: self.negatives]]
+        return super().__call__(pairs)

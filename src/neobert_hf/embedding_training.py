@@ -1,10 +1,19 @@
-"""The Sentence Transformers trainer with the paper's mixture of datasets and checkpoints that are whole or not used."""
+"""Sentence Transformers' trainers with the paper's mixture of datasets and checkpoints that are whole or not used."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from datasets import DatasetDict
-from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+from sentence_transformers import (
+    CrossEncoderTrainer,
+    MultiVectorEncoderTrainer,
+    SentenceTransformer,
+    SentenceTransformerTrainer,
+    SentenceTransformerTrainingArguments,
+    SparseEncoderTrainer,
+)
+from sentence_transformers.base.model import BaseModel
 from sentence_transformers.sentence_transformer.losses import (
     CachedMultipleNegativesRankingLoss,
     MatryoshkaLoss,
@@ -13,8 +22,16 @@ from sentence_transformers.sentence_transformer.losses import (
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from torch.utils.data import BatchSampler, ConcatDataset
 
-from neobert_hf.embedding_batches import ContrastiveCollator, TemperatureBatchSampler
+from neobert_hf.embedding_batches import (
+    ContrastiveCollator,
+    MultiVectorCollator,
+    RerankingCollator,
+    TemperatureBatchSampler,
+    sampling_probabilities,
+)
+from neobert_hf.launch import check_launch, leave
 from neobert_hf.resumable import ResumableTrainer, check_fixed
+from neobert_hf.whole_files import write_json
 
 
 # Settings of Transformers that would undo what this recipe promises, and the only values it runs with.
@@ -62,23 +79,33 @@ class EmbeddingArguments(SentenceTransformerTrainingArguments):
         check_fixed(self, FIXED)
 
 
-def build_encoder(model: str, max_length: int, trust_remote_code: bool = False) -> SentenceTransformer:
-    """Any Transformers encoder with mean pooling and cosine similarity.
+def load_transformer(
+    model: str, max_length: int, trust_remote_code: bool = False, task: str = "feature-extraction"
+) -> Transformer:
+    """The first module of every kind of model, in float32.
 
     Args:
         model: path or Hub id. Of a Sentence Transformers model, the encoder and its tokenizer are used.
         max_length: tokens; longer texts are cut. Never more than the model has positions for.
         trust_remote_code: run code from the model's repository.
+        task: which head it has: `feature-extraction` (none), `fill-mask` or `sequence-classification`.
     """
     # Some checkpoints (DeBERTa-v3) are 16-bit, in which AdamW's steps get lost.
     options = {"trust_remote_code": trust_remote_code}
     transformer = Transformer(
         model,
+        transformer_task=task,
         model_kwargs={"dtype": torch.float32} | options,
         processor_kwargs=options,
         config_kwargs=options,
     )
     transformer.max_seq_length = min(max_length, transformer.max_seq_length or max_length)
+    return transformer
+
+
+def build_encoder(model: str, max_length: int, trust_remote_code: bool = False) -> SentenceTransformer:
+    """Any Transformers encoder with mean pooling and cosine similarity; arguments as of `load_transformer`."""
+    transformer = load_transformer(model, max_length, trust_remote_code)
     pooling = Pooling(transformer.get_embedding_dimension(), pooling_mode="mean")
     return SentenceTransformer(modules=[transformer, pooling], similarity_fn_name="cosine")
 
@@ -112,11 +139,11 @@ def build_loss(
     return MatryoshkaLoss(model, loss, sorted({size, *dimensions}, reverse=True)) if dimensions else loss
 
 
-class EmbeddingTrainer(ResumableTrainer, SentenceTransformerTrainer):
-    """Contrastive training on several datasets.
+class MixtureTrainer(ResumableTrainer):
+    """Training on several datasets: the part that all kinds of models share.
 
     Args:
-        model: with the loss from `build_loss`.
+        model: with a loss for it.
         train_dataset: rows of `query`, `positive` and `negatives`, by name.
         batch_sizes: rows of a batch, by name.
         alpha: see `sampling_probabilities`.
@@ -126,9 +153,12 @@ class EmbeddingTrainer(ResumableTrainer, SentenceTransformerTrainer):
         ValueError: if a dataset has not enough different rows for a batch.
     """
 
+    # Every kind has a class of its own with the same fields.
+    training_args_class = SentenceTransformerTrainingArguments
+
     def __init__(
         self,
-        model: SentenceTransformer,
+        model: BaseModel,
         args: EmbeddingArguments,
         train_dataset: DatasetDict,
         batch_sizes: dict[str, int],
@@ -138,13 +168,49 @@ class EmbeddingTrainer(ResumableTrainer, SentenceTransformerTrainer):
     ):
         self.batch_sizes = batch_sizes
         self.alpha = alpha
-        collator = ContrastiveCollator(preprocess_fn=model.preprocess, prompts=args.prompts)
-        super().__init__(model, args, train_dataset, data_collator=collator, settings=settings, **kwargs)
+        super().__init__(model, args, train_dataset, settings=settings, **kwargs)
         if self.engine != "plain":
             # Sentence Transformers saves the module as it is, which is a shard there.
             raise ValueError(
                 "FSDP and DeepSpeed would save incomplete models here: use DDP (configs/accelerate/ddp.yaml)."
             )
+
+    def run(self, resume: Path | None, start: str) -> None:
+        """Train to the end, evaluate, write `model/` and `log.json`, and leave the process group.
+
+        Args:
+            resume: the checkpoint to go on from, if there is one.
+            start: what is trained otherwise, for the message.
+        """
+        check_launch(self.accelerator)
+        if self.is_world_process_zero():
+            print(self.describe(), flush=True)
+            print(f"resuming from {resume}" if resume else f"starting from {start}", flush=True)
+        self.train_to_the_end(resume)
+        evaluated = any(
+            "eval_runtime" in entry and entry["step"] == self.args.max_steps for entry in self.state.log_history
+        )
+        if self.evaluator is not None and not evaluated:
+            self.evaluate()
+        output = Path(self.args.output_dir)
+        self.save_whole(output / "model")
+        if self.is_world_process_zero():
+            write_json(output / "log.json", self.state.log_history)
+            print(f"{output / 'model'}, {output / 'log.json'}", flush=True)
+        leave(self.accelerator)
+
+    def describe(self) -> str:
+        """The datasets with their sizes, probabilities and batches, and the machine."""
+        lines = [f"{'dataset':<20}{'rows':>12}{'drawn':>8}{'rows of a batch':>17}"]
+        rows = {name: len(dataset) for name, dataset in self.train_dataset.items()}
+        for name, probability in zip(rows, sampling_probabilities(list(rows.values()), self.alpha).tolist()):
+            lines.append(f"{name:<20}{rows[name]:>12,}{probability:>8.1%}{self.batch_sizes[name]:>17}")
+        arguments = self.args
+        lines.append(
+            f"{sum(parameter.numel() for parameter in self.model.parameters()):,} parameters; {arguments.world_size} x "
+            f"{arguments.device.type}; {arguments.gradient_accumulation_steps} batches a step and process"
+        )
+        return "\n".join(lines)
 
     # Data
 
@@ -175,3 +241,27 @@ class EmbeddingTrainer(ResumableTrainer, SentenceTransformerTrainer):
         # Transformers calls this on every process and checks inside its own; Sentence Transformers' does not check.
         if self.args.should_save:
             super()._save(output_dir, state_dict)
+
+
+class EmbeddingTrainer(MixtureTrainer, SentenceTransformerTrainer):
+    """Of dense embeddings. See `MixtureTrainer`."""
+
+    data_collator_class = ContrastiveCollator
+
+
+class SparseTrainer(MixtureTrainer, SparseEncoderTrainer):
+    """Of sparse embeddings (SPLADE). See `MixtureTrainer`."""
+
+    data_collator_class = ContrastiveCollator
+
+
+class MultiVectorTrainer(MixtureTrainer, MultiVectorEncoderTrainer):
+    """Of late interaction (ColBERT). See `MixtureTrainer`."""
+
+    data_collator_class = MultiVectorCollator
+
+
+class RerankerTrainer(MixtureTrainer, CrossEncoderTrainer):
+    """Of rerankers; `data_collator` sets how many wrong documents a query gets. See `MixtureTrainer`."""
+
+    data_collator_class = RerankingCollator
