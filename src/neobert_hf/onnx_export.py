@@ -20,6 +20,7 @@ import numpy as np
 import onnx_ir
 import onnxruntime
 import torch
+from onnx_ir.passes.common import ClearMetadataAndDocStringPass
 from onnxruntime.quantization import quantize_dynamic
 from torch import nn
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
@@ -263,6 +264,8 @@ def trace(model: NeoBERTPreTrainedModel, outputs: tuple[str, ...], batch: dict[s
         dynamo=True,
         verbose=False,
     )
+    # Where in the exporting machine's source files each node comes from: half of a small file.
+    ClearMetadataAndDocStringPass()(program.model)
     return program.model
 
 
