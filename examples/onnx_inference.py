@@ -3,8 +3,8 @@
     neobert-hf export runs/embeddings/model exported
     python examples/onnx_inference.py exported "a query" "a document"
 
-prints the cosine similarities of the texts for an embedding model. For a masked language model, write the mask token into
-the texts: the likeliest words in its place are printed.
+prints the cosine similarities of the texts for an embedding model. For a masked language model, write the mask token
+into the texts: the likeliest tokens in its place are printed.
 """
 
 import argparse
@@ -96,7 +96,7 @@ def main() -> None:
         for text, similarities in zip(arguments.texts, embeddings @ embeddings.T):
             print(*(f"{similarity:6.3f}" for similarity in similarities), text)
     else:
-        parser.error(f"{arguments.folder} holds a {architecture}; this example runs encoders and masked language models.")
+        parser.error(f"{arguments.folder} holds a {architecture}; allowed are NeoBERTModel and NeoBERTForMaskedLM.")
 
 
 if __name__ == "__main__":

@@ -63,7 +63,8 @@ def folders(tmp_path_factory) -> Path:
     build_encoder(str(folder / "encoder"), max_length=32).save(str(folder / "embed"))
     save_checkpoint(folder / "fill", NeoBERTForMaskedLM)
     save_checkpoint(
-        folder / "classify", model=small_model(NeoBERTForSequenceClassification, classifier_init_range=0.3, num_labels=3)
+        folder / "classify",
+        model=small_model(NeoBERTForSequenceClassification, classifier_init_range=0.3, num_labels=3),
     )
     save_checkpoint(folder / "answer", model=small_model(NeoBERTForQuestionAnswering, classifier_init_range=0.3))
     with pytest.MonkeyPatch.context() as patch:
@@ -127,7 +128,15 @@ def test_classification_is_the_same(folders, results):
 @torch.no_grad()
 def test_answers_are_the_same(folders, results):
     tokenizer = AutoTokenizer.from_pretrained(folders / "answer")
-    ids = tokenizer(*QUESTION, return_tensors="pt", return_token_type_ids=False)
-    outputs = NeoBERTForQuestionAnswering.from_pretrained(folders / "answer")(**ids)
-    print(results["answer-onnx", "fp32"]["output"], outputs.start_logits.softmax(-1))
-    assert False
+    inputs = tokenizer(*QUESTION, return_tensors="pt", return_token_type_ids=False)
+    outputs = NeoBERTForQuestionAnswering.from_pretrained(folders / "answer")(**inputs)
+    ids = inputs["input_ids"][0].tolist()
+    # transformers.js' softmax runs over the context and [CLS], which is then no answer.
+    context = range(ids.index(tokenizer.sep_token_id) + 1, len(ids) - 1)
+    start, end = (logits[0, [0, *context]].softmax(-1)[1:] for logits in (outputs.start_logits, outputs.end_logits))
+    spans = [(float(start[i] * end[j]), i, j) for i in range(len(context)) for j in range(i, len(context))]
+    answers = results["answer-onnx", "fp32"]["output"]
+    assert len(answers) == 3
+    for got, (score, first, last) in zip(answers, sorted(spans, reverse=True)):
+        assert got["score"] == pytest.approx(score, abs=1e-5)
+        assert got["answer"] == tokenizer.decode(ids[context[first] : context[last] + 1])

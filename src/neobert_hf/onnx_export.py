@@ -2,8 +2,8 @@
 
     neobert-hf export runs/embeddings/model exported
 
-writes `onnx/model.onnx` (float32), `onnx/model_fp16.onnx`, `onnx/model_quantized.onnx` (int8 weights and activations) and
-beside `onnx/` the config, the tokenizer and, of an embedding model, the files that say how tokens are pooled.
+writes `onnx/model.onnx` (float32), `onnx/model_fp16.onnx`, `onnx/model_quantized.onnx` (int8) and, beside `onnx/`, the
+config, the tokenizer and, of an embedding model, the files that say how tokens are pooled.
 
 Optimum does not install with Transformers 5.23, so this goes through `torch.onnx` itself. Sentence Transformers'
 `backend="onnx"` needs Optimum too: run the files with onnxruntime (`examples/onnx_inference.py`) or transformers.js.
@@ -306,7 +306,9 @@ def check_batches(tokenizer: PreTrainedTokenizerBase, config: NeoBERTConfig) -> 
 def run_pytorch(model, outputs: tuple[str, ...], batches: list[dict[str, torch.Tensor]]) -> list[list[np.ndarray]]:
     expected = [[output.numpy() for output in Exported(model, outputs)(**batch)] for batch in batches]
     if not all(np.isfinite(output).all() for results in expected for output in results):
-        raise ExportError("The PyTorch model's own outputs are not finite. Its weights are damaged; nothing is exported.")
+        raise ExportError(
+            "The PyTorch model's own outputs are not finite. Its weights are damaged; nothing is exported."
+        )
     return expected
 
 
@@ -370,7 +372,5 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> None:
-    export(
-        arguments.path, arguments.output_dir, arguments.task, tuple(arguments.precisions), arguments.revision
-    )
+    export(arguments.path, arguments.output_dir, arguments.task, tuple(arguments.precisions), arguments.revision)
     print(f"{arguments.output_dir} is complete: every file computes what PyTorch does.")
