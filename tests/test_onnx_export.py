@@ -193,7 +193,7 @@ def test_weights_beyond_one_file_and_the_command_line(tmp_path, monkeypatch, cap
     onnx_export.add_arguments(parser)
     flags = [str(tmp_path / "model"), str(tmp_path / "exported"), "--precisions", "int8", "float32"]
     onnx_export.run(parser.parse_args(flags))
-    assert "model.onnx: differs from PyTorch by" in capsys.readouterr().out
+    assert "model.onnx: largest difference from PyTorch" in capsys.readouterr().out
     with pytest.raises(ValueError, match="exported exists already. Delete it"):
         onnx_export.run(parser.parse_args(flags))
 

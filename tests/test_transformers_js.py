@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import small_model
 from onnx_checkpoints import save_checkpoint
 from sentence_transformers import SentenceTransformer
 from transformers import AutoTokenizer, pipeline
@@ -62,11 +61,8 @@ def folders(tmp_path_factory) -> Path:
     save_checkpoint(folder / "encoder")
     build_encoder(str(folder / "encoder"), max_length=32).save(str(folder / "embed"))
     save_checkpoint(folder / "fill", NeoBERTForMaskedLM)
-    save_checkpoint(
-        folder / "classify",
-        model=small_model(NeoBERTForSequenceClassification, classifier_init_range=0.3, num_labels=3),
-    )
-    save_checkpoint(folder / "answer", model=small_model(NeoBERTForQuestionAnswering, classifier_init_range=0.3))
+    save_checkpoint(folder / "classify", NeoBERTForSequenceClassification, classifier_init_range=0.3, num_labels=3)
+    save_checkpoint(folder / "answer", NeoBERTForQuestionAnswering, classifier_init_range=0.3)
     with pytest.MonkeyPatch.context() as patch:
         export(str(folder / "embed"), folder / "embed-onnx")
         export(str(folder / "fill"), folder / "fill-onnx")
