@@ -310,3 +310,5 @@ def test_what_the_tolerances_measure():
     assert difference(np.array([0.5, -0.1]), np.array([0.5, 0.0])) == pytest.approx(0.1)
     assert difference(np.array([100.0, -0.1]), np.array([100.0, 0.0])) == pytest.approx(0.001)
     assert not difference(np.array([1.0]), np.array([np.nan])) <= 1.0
+    with np.errstate(invalid="ignore"):
+        assert np.isnan(cosine(np.ones((2, 3, 4)), np.stack([np.ones((3, 4)), np.zeros((3, 4))]), mask | True))
