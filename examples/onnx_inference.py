@@ -3,7 +3,7 @@
     neobert-hf export runs/embeddings/model exported
     python examples/onnx_inference.py exported "a query" "a document"
 
-prints the cosine similarities of the texts for an embedding model; the instruction of a query is part of its text. For a
+prints the cosine similarities of the texts for an embedding model; a query's instruction is part of its text. For a
 masked language model, write the mask token into the texts: the likeliest tokens in its place are printed.
 """
 
