@@ -225,7 +225,7 @@ ZERO_DAMAGES = {
     "truncated part": (lambda source: truncate(source / "7" / PART), f"{PART} is damaged: PytorchStreamReader"),
     "empty part": (lambda source: (source / "7" / PART).write_bytes(b""), f"{PART} is damaged: EOFError"),
     "unknown tag": (lambda source: (source / "latest").write_text("9"), "has no checkpoint '9'; it has 7"),
-    "no pickle": (lambda source: (source / "7" / PART).write_text("text"), "refused .*: it is no pickle of tensors"),
+    "no pickle": (lambda source: (source / "7" / PART).write_text("text"), f"{PART} is damaged"),
     "pipeline": (
         lambda source: torch.save({}, source / "7/layer_00-model_states.pt"),
         "layer_00-model_states.pt is no",
