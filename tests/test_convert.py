@@ -10,6 +10,7 @@ import pytest
 import torch
 from conftest import ragged_batch, small_config, small_model
 from safetensors.torch import load_file, save_file
+from small_tokenizer import small_tokenizer
 from zero_folders import write_zero_folder
 
 from neobert_hf import (
@@ -152,13 +153,14 @@ def test_recorded_checkpoints_there_and_back(variant, part, shared, tmp_path):
     assert "auto_map" not in json.loads((tmp_path / "here" / "config.json").read_text())
 
 
-def test_tokenizer_and_shards(prepared, tmp_path):
-    model = small_model(NeoBERTForMaskedLM, vocab_size=600)
+def test_tokenizer_and_shards(tmp_path):
+    model = small_model(NeoBERTForMaskedLM, vocab_size=200)
+    small_tokenizer(200).save_pretrained(tmp_path / "tokenizer")
     model.save_pretrained(tmp_path / "shards", max_shard_size="100KB")
     assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 2
-    convert(str(tmp_path / "shards"), tmp_path / "here", tokenizer=str(prepared / "tokenizer"))
+    convert(str(tmp_path / "shards"), tmp_path / "here", tokenizer=str(tmp_path / "tokenizer"))
     assert same_bytes(load_file(tmp_path / "here" / "model.safetensors"), dict(model.state_dict()))
-    assert (tmp_path / "here" / "tokenizer.json").read_bytes() == (prepared / "tokenizer/tokenizer.json").read_bytes()
+    assert (tmp_path / "here" / "tokenizer.json").read_bytes() == (tmp_path / "tokenizer/tokenizer.json").read_bytes()
     convert(str(tmp_path / "here"), tmp_path / "back", to="original")
     assert (tmp_path / "back" / "tokenizer.json").is_file()
 
@@ -304,7 +306,9 @@ def test_damaged_tensors_are_errors_that_name_them(damage, weights, config, tmp_
     assert not list(tmp_path.glob("out*"))
 
 
-def test_other_bad_input(weights, config, mlm_checkpoint, prepared, tmp_path):
+def test_other_bad_input(weights, config, mlm_checkpoint, tmp_path):
+    small_tokenizer(101).save_pretrained(tmp_path / "tokenizer")
+
     def refuses(message, source=mlm_checkpoint, output=tmp_path / "out", **options):
         with pytest.raises(ValueError, match=message):
             convert(str(source), output, **options)
@@ -315,7 +319,7 @@ def test_other_bad_input(weights, config, mlm_checkpoint, prepared, tmp_path):
     refuses("nowhere does not exist", source=tmp_path / "nowhere")
     # Found in the last step, when weights and config are written already.
     refuses(
-        "tokenizer: the tokenizer has ids up to 599; the embeddings have 100", tokenizer=str(prepared / "tokenizer")
+        "tokenizer: the tokenizer has ids up to 100; the embeddings have 100", tokenizer=str(tmp_path / "tokenizer")
     )
     torch.save(weights, tmp_path / "state_dict.pt")
     refuses("has no config.json. Name one with --config", source=tmp_path / "state_dict.pt")
