@@ -25,17 +25,7 @@ from neobert_hf.modeling_neobert import TASK_HEADS, rotary_table
 INDEX = "model.safetensors.index.json"
 
 # The original's names of the classes that it has.
-ORIGINAL_CLASSES = {
-    "NeoBERT": NeoBERTModel,
-    "NeoBERTLMHead": NeoBERTForMaskedLM,
-    "NeoBERTForSequenceClassification": NeoBERTForSequenceClassification,
-}
-CLASSES = {
-    cls.__name__: cls
-    for cls in (*ORIGINAL_CLASSES.values(), NeoBERTForMultipleChoice, NeoBERTForQuestionAnswering)
-    + (NeoBERTForTokenClassification,)
-}
-# Modules on top of the backbone: the class that they tell. Multiple choice has those of sequence classification.
+ORIGINAL_  # Modules on top of the backbone: the class that they tell. Multiple choice has those of sequence classification.
 CLASS_OF_HEADS = {
     frozenset(): NeoBERTModel,
     frozenset({"decoder"}): NeoBERTForMaskedLM,
@@ -43,6 +33,7 @@ CLASS_OF_HEADS = {
     frozenset({"classifier"}): NeoBERTForTokenClassification,
     frozenset({"qa_outputs"}): NeoBERTForQuestionAnswering,
 }
+CLASSES = {cls.__name__: cls for cls in (*CLASS_OF_HEADS.values(), NeoBERTForMultipleChoice)}
 
 
 def local_folder(path: str, revision: str | None = None) -> Path:
