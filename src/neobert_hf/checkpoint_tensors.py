@@ -25,7 +25,12 @@ from neobert_hf.modeling_neobert import TASK_HEADS, rotary_table
 INDEX = "model.safetensors.index.json"
 
 # The original's names of the classes that it has.
-ORIGINAL_  # Modules on top of the backbone: the class that they tell. Multiple choice has those of sequence classification.
+ORIGINAL_CLASSES = {
+    "NeoBERT": NeoBERTModel,
+    "NeoBERTLMHead": NeoBERTForMaskedLM,
+    "NeoBERTForSequenceClassification": NeoBERTForSequenceClassification,
+}
+# Modules on top of the backbone: the class that they tell. Multiple choice has those of sequence classification.
 CLASS_OF_HEADS = {
     frozenset(): NeoBERTModel,
     frozenset({"decoder"}): NeoBERTForMaskedLM,
