@@ -36,3 +36,16 @@ def replace_folder(partial: Path, folder: Path) -> None:
     if folder.exists():
         shutil.rmtree(folder)
     os.rename(partial, folder)
+
+
+@contextmanager
+def folder_written_whole(folder: Path) -> Iterator[Path]:
+    """An empty folder beside `folder` that takes its place when the block ends without an exception."""
+    partial = folder.with_name(folder.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+        replace_folder(partial, folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)

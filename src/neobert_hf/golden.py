@@ -1,0 +1,134 @@
+"""Golden outputs: what a checkpoint computes for fixed ids, stored beside it, so that anybody sees a wrong load.
+
+`golden.json`:
+
+    {"class": "NeoBERTForMaskedLM",
+     "input_ids": [1, 17, ...],
+     "outputs": {"last_hidden_state": {"shape": [1, 64, 768], "first": [...], "last": [...], "mean": 0.1, "rms": 1.2},
+                 "logits": ...},
+     "tolerance": 0.0001,
+     "text": "...", "text_ids": [101, ...]}
+
+`first` and `last` are the first eight values of the first and the last row of an output, `mean` and `rms` are over all
+of it. Everything is computed in float32 on a CPU with `sdpa`. `text` and its ids are there if a tokenizer was given.
+"""
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+GOLDEN = "golden.json"
+TEXT = "NeoBERT is the most efficient model of its kind! Naïve cafés, 1,024 tokens & e=mc²."
+LENGTH = 64
+# Relative to the largest recorded value of an output. Float32 rounds otherwise on other machines; damage is far larger.
+TOLERANCE = 1e-4
+
+
+def record_golden(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> dict[str, Any]:
+    """Outputs of a model for ids spread over its vocabulary.
+
+    Args:
+        model: any NeoBERT class; it stays as it is.
+        tokenizer: record the ids of a text as well.
+
+    Returns:
+        The content of `golden.json`.
+    """
+    vocab_size, pad = model.config.vocab_size, model.config.pad_token_id
+    length = min(LENGTH, model.config.max_length)
+    ids = [index * vocab_size // length for index in range(length)]
+    golden = {
+        "class": type(model).__name__,
+        "input_ids": [token if token != pad else (token + 1) % vocab_size for token in ids],
+        "tolerance": TOLERANCE,
+    }
+    golden["outputs"] = {name: _describe(output) for name, output in _outputs(model, golden["input_ids"]).items()}
+    if tokenizer is not None:
+        golden |= {"text": TEXT, "text_ids": tokenizer(TEXT)["input_ids"]}
+    return golden
+
+
+def check_golden(
+    model: PreTrainedModel, golden: dict[str, Any], tokenizer: PreTrainedTokenizerBase | None = None
+) -> float:
+    """Compare what a loaded model computes with what was recorded.
+
+    Args:
+        model: of the recorded class, or the encoder alone, whose hidden states are then compared.
+        golden: from `record_golden` or `read_golden`.
+        tokenizer: compare the ids of the recorded text as well.
+
+    Returns:
+        The largest difference, as a share of the output's largest recorded value.
+
+    Raises:
+        ValueError: naming the output and the value that differ.
+    """
+    if tokenizer is not None and "text" in golden:
+        ids, recorded_ids = tokenizer(golden["text"])["input_ids"], golden["text_ids"]
+        if ids != recorded_ids:
+            raise ValueError(f"the tokenizer gives other ids for the recorded text: {ids} instead of {recorded_ids}")
+    recorded_class, largest = golden["class"], 0.0
+    for name, output in _outputs(model, golden["input_ids"]).items():
+        if name not in golden["outputs"]:
+            raise ValueError(f"no `{name}` was recorded: it was a {recorded_class}, this is a {type(model).__name__}")
+        expected, found = golden["outputs"][name], _describe(output)
+        if found["shape"] != expected["shape"]:
+            raise ValueError(f"{name} has the shape {found['shape']}; {expected['shape']} was recorded")
+        for part in ("first", "last", "mean", "rms"):
+            ours, recorded = torch.tensor(found[part]), torch.tensor(expected[part])
+            scale = torch.tensor([*expected["first"], *expected["last"], expected["rms"]]).abs().max()
+            difference = ((ours - recorded).abs().max() / scale).item()
+            # Written so that NaN is an error.
+            if not difference <= golden["tolerance"]:
+                raise ValueError(
+                    f"{name}: {part} is {found[part]}; {expected[part]} was recorded. They differ by {difference:.1e} "
+                    f"of the largest value, {golden['tolerance']:.0e} is allowed: weights or config are not those that "
+                    "were recorded"
+                )
+            largest = max(largest, difference)
+    return largest
+
+
+def read_golden(file: Path) -> dict[str, Any]:
+    """Raises:
+    ValueError: if the file is not in the format above.
+    """
+    try:
+        golden = json.loads(file.read_text(encoding="utf-8"))
+        sound = isinstance(golden["input_ids"], list) and 0 < golden["tolerance"] <= 0.01 and golden["outputs"]
+        sound = sound and all({"shape", "first", "last", "mean", "rms"} <= set(x) for x in golden["outputs"].values())
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{file} is not in the format of golden outputs: {type(error).__name__}: {error}") from error
+    if not sound:
+        raise ValueError(f"{file} is not in the format of golden outputs, or its tolerance is above 0.01")
+    return golden
+
+
+@torch.no_grad()
+def _outputs(model: PreTrainedModel, ids: list[int]) -> dict[str, torch.Tensor]:
+    model = copy.deepcopy(model).float().cpu().eval()
+    model.set_attn_implementation("sdpa")
+    input_ids = torch.tensor([ids])
+    outputs = {"last_hidden_state": model.base_model(input_ids).last_hidden_state}
+    if model.base_model is not model:
+        # By name: the class may also come from remote code.
+        choices = type(model).__name__ == "NeoBERTForMultipleChoice"
+        outputs |= dict(model(input_ids[None] if choices else input_ids))
+    return outputs
+
+
+def _describe(output: torch.Tensor) -> dict[str, Any]:
+    rows = output.flatten(0, -2)
+    return {
+        "shape": list(output.shape),
+        "first": rows[0, :8].tolist(),
+        "last": rows[-1, :8].tolist(),
+        "mean": rows.double().mean().item(),
+        "rms": rows.double().square().mean().sqrt().item(),
+    }
