@@ -105,14 +105,14 @@ class ResumableTrainer(Trainer):
             signal.signal(signal.SIGTERM, previous)
 
     def train_to_the_end(self, resume: Path | None) -> None:
-        """Train to `max_steps`, from a checkpoint or the start. Errors and SIGTERM end the process with a message.
+        """Train to the end, from a checkpoint or the start. Errors and SIGTERM end the process with a message.
 
-        Of a checkpoint of the last step only the log is taken: what is left to do follows training.
+        Of a finished checkpoint only the log is taken: what is left to do follows training.
 
         Raises:
             CheckpointError: if another engine wrote the checkpoint.
         """
-        if resume is not None and step_of(resume) == self.args.max_steps:
+        if resume is not None and self.is_finished(resume):
             if self.engine != "plain":
                 sys.exit(
                     "Training is finished. Run the command once more on one process, to write "
@@ -129,6 +129,10 @@ class ResumableTrainer(Trainer):
         if self.stopped:
             print(f"Stopped by SIGTERM after step {self.state.global_step}. {self.advice()}", flush=True)
             leave(self.accelerator, 143)
+
+    def is_finished(self, checkpoint: Path) -> bool:
+        """Whether training ended with it."""
+        return step_of(checkpoint) == self.args.max_steps
 
     def save_whole(self, folder: Path) -> None:
         """Write the model beside and rename: `folder` never holds half of it."""
@@ -162,7 +166,7 @@ class ResumableTrainer(Trainer):
             if self.is_world_process_zero():
                 mark_complete(folder, Progress(self.engine, self.run_settings, self.cursor()))
                 # After the new one is whole, unlike the Trainer's own rotation.
-                delete_old(folder.parent, limit)
+                delete_old(folder.parent, limit, self.state.best_global_step)
         except (OSError, RuntimeError, SafetensorError) as error:
             free = shutil.disk_usage(self.args.output_dir).free
             raise CheckpointError(
