@@ -235,7 +235,8 @@ def predictions_of(folder: Path, data_dir: Path, task: str, split: str) -> tuple
     part = load_task(TASKS[task], str(data_dir))[split]
     texts = [part[column][:] for column in part.column_names if column != "label"]
     with torch.no_grad():
-        logits = model(**tokenizer(*texts, padding=True, return_tensors="pt")).logits
+        inputs = tokenizer(*texts, padding=True, truncation=True, max_length=32, return_tensors="pt")
+        logits = model(**inputs).logits
     return (logits.argmax(-1) if TASKS[task].labels else logits[:, 0].double()).tolist(), part["label"][:]
 
 
