@@ -373,8 +373,6 @@ def test_early_stopping(stopped_early):
 
 
 def test_patience_survives_sigterm(flags, stopped_early, tmp_path):
-    changes = STILL | {"early_stopping_patience": 3}
-
     def stop():
         for _ in range(6000):
             if list(tmp_path.rglob("checkpoint-6/complete.json")):
@@ -384,10 +382,13 @@ def test_patience_survives_sigterm(flags, stopped_early, tmp_path):
     thread = threading.Thread(target=stop)
     thread.start()
     with pytest.raises(SystemExit) as ended:
-        run_glue.main(flags(tmp_path, **changes))
+        run_glue.main(flags(tmp_path, **STILL))
     thread.join()
     assert ended.value.code == 143
-    run_glue.main(flags(tmp_path, **changes))
+    # The best, of step 2, and the newest.
+    kept = [complete_checkpoints(folder) for folder in (tmp_path / "small" / "sst2").iterdir()]
+    assert [folder.name for folder in kept[0]] in (["checkpoint-2", f"checkpoint-{step}"] for step in (6, 7))
+    run_glue.main(flags(tmp_path, **STILL))
     assert results_of(tmp_path) == stopped_early
 
 

@@ -50,10 +50,9 @@ class GlueMetric(evaluate.Metric):
             citation="",
             inputs_description="one prediction and one reference for each row",
             features=Features({"predictions": value, "references": value}),
-            format="numpy",
         )
 
-    def _compute(self, predictions: np.ndarray, references: np.ndarray) -> dict[str, float]:
+    def _compute(self, predictions: list, references: list) -> dict[str, float]:
         values = {}
         for name in self.names:
             if name in CLASSIFICATION:

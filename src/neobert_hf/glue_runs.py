@@ -154,7 +154,7 @@ class Results:
         Raises:
             ResultError: if a file is something else.
         """
-        results = [read_result(file) for file in sorted((self.folder / task).glob("*.json"))]
+        results = [read_result(file) for file in sorted((self.folder / task).glob("bs*_seed*.json"))]
         return sorted(results, key=lambda result: -result["score"])
 
     def check(self, run: Run, settings: dict) -> bool:
