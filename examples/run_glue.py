@@ -102,6 +102,8 @@ def plan(settings: GlueSettings, arguments: GlueArguments, tasks: list[GlueTask]
         "weight_decay": arguments.weight_decay,
     }
     given = {name: value for name, value in given.items() if value is not None}
+    if not settings.seeds:
+        raise ValueError("`seeds` is empty: give one or more.")
     if settings.grid:
         lists = (settings.batch_sizes, settings.learning_rates, settings.weight_decays)
         if given or not all(lists):
@@ -131,7 +133,48 @@ def run_settings(settings: GlueSettings, arguments: GlueArguments, task: GlueTas
     return json.loads(json.dumps(values | {"task": described, "rows": rows, "start": start}, default=str))
 
 
-def fine_tune(run: Run, task: GlueTask, data: DatasetDict, settings: GlueSettings, arguments: GlueArguments, results):
+def starting_point(task: GlueTask, settings: GlueSettings, results: Results) -> tuple[str, list[Path], str]:
+    """What a run starts from.
+
+    Returns:
+        Path or Hub id of configuration and tokenizer; the checkpoints with the backbone, none for its own weights; and
+        the name of it all.
+
+    Raises:
+        CheckpointError: if there are not enough checkpoints, or no model of the task to start from.
+    """
+    model, start, backbone = settings.model, settings.model, []
+    if settings.average_checkpoints:
+        backbone = last_checkpoints(settings.model, settings.average_checkpoints)
+        model, start = str(backbone[-1]), " + ".join(map(str, backbone))
+    if settings.transfer and task.transfer_from is not None:
+        start, source = results.best_model(task.transfer_from)
+        backbone = [source]
+    return model, backbone, start
+
+
+def result_of(run: Run, trainer: GlueTrainer, seconds: float) -> dict:
+    """What a result file holds."""
+    evaluations = trainer.evaluations()
+    best = next(entry for entry in evaluations if entry["step"] == trainer.state.best_global_step)
+    return {
+        "run": run.name,
+        "task": run.task,
+        "score": best["score"],
+        "metrics": {key: value for key, value in best.items() if key not in ("step", "epoch", "loss", "score")},
+        "hyperparameters": asdict(run.hyperparameters),
+        "seed": run.seed,
+        "best_step": best["step"],
+        "last_step": trainer.state.global_step,
+        "seconds": round(seconds, 1),
+        "settings": trainer.run_settings,
+        "evaluations": evaluations,
+    }
+
+
+def fine_tune(
+    run: Run, task: GlueTask, data: DatasetDict, settings: GlueSettings, arguments: GlueArguments, results: Results
+) -> None:
     """One run: training, the best model, the result. Nothing if it has its result.
 
     Raises:
@@ -140,13 +183,7 @@ def fine_tune(run: Run, task: GlueTask, data: DatasetDict, settings: GlueSetting
     """
     began, folder = time.monotonic(), results.run_folder(run)
     # 1. What it starts from, and whether it is done
-    model, start, backbone = settings.model, settings.model, []
-    if settings.average_checkpoints:
-        backbone = last_checkpoints(settings.model, settings.average_checkpoints)
-        model, start = str(backbone[-1]), " + ".join(map(str, backbone))
-    if settings.transfer and task.transfer_from is not None:
-        start, source = results.best_model(task.transfer_from)
-        backbone = [source]
+    model, backbone, start = starting_point(task, settings, results)
     rows = {split: len(part) for split, part in data.items()}
     point = run.hyperparameters
     arguments = arguments.of_run(
@@ -181,25 +218,11 @@ def fine_tune(run: Run, task: GlueTask, data: DatasetDict, settings: GlueSetting
 
     # 4. Best model, then the result, then room for others
     trainer.save_best(folder / "model")
-    evaluations = trainer.evaluations()
-    best = next(entry for entry in evaluations if entry["step"] == trainer.state.best_global_step)
-    result = {
-        "run": run.name,
-        "task": task.name,
-        "score": best["score"],
-        "metrics": {key: value for key, value in best.items() if key not in ("step", "epoch", "loss", "score")},
-        "hyperparameters": asdict(point),
-        "seed": run.seed,
-        "best_step": best["step"],
-        "last_step": trainer.state.global_step,
-        "seconds": round(time.monotonic() - began, 1),
-        "settings": values,
-        "evaluations": evaluations,
-    }
+    result = result_of(run, trainer, time.monotonic() - began)
     write_json(results.file(run), result)
     results.tidy(run)
     trainer.accelerator.free_memory()
-    print(f"{run.name}: {100 * best['score']:.2f} at step {best['step']:,}", flush=True)
+    print(f"{run.name}: {100 * result['score']:.2f} at step {result['best_step']:,}", flush=True)
 
 
 def main(args: list[str] | None = None) -> None:
@@ -221,6 +244,7 @@ def main(args: list[str] | None = None) -> None:
             results.best_model(task.transfer_from)
 
     # 3. Fine-tuning, run by run
+    output.mkdir(parents=True, exist_ok=True)
     print(f"{name}: {len(runs)} runs on {len(tasks)} tasks; share {share + 1} of {shares}", flush=True)
     for run in runs[share::shares]:
         (task,) = (task for task in tasks if task.name == run.task)

@@ -176,10 +176,10 @@ def last_checkpoints(run: str, number: int) -> list[Path]:
     """The newest complete checkpoints of a pretraining run.
 
     Raises:
-        CheckpointError: if there are fewer.
+        CheckpointError: if there are not so many.
     """
     checkpoints = complete_checkpoints(Path(run))
-    if len(checkpoints) < number:
+    if not 1 <= number <= len(checkpoints):
         raise CheckpointError(
             f"{run} holds {len(checkpoints)} complete checkpoints, and `average_checkpoints` is {number}. Give the "
             "folder of a pretraining run as `model`; `save_total_limit` says how many it keeps."
