@@ -136,13 +136,13 @@ def newest_checkpoint(output_dir: Path, settings: dict) -> tuple[Path, Progress]
     return checkpoints[-1], progress
 
 
-def delete_old(output_dir: Path, keep: int | None) -> None:
-    """Delete all but the newest `keep` complete checkpoints, and the incomplete ones that are older."""
+def delete_old(output_dir: Path, keep: int | None, best: int | None = None) -> None:
+    """Delete all but the newest `keep` complete checkpoints and that of the step `best`; incomplete ones if older."""
     complete = complete_checkpoints(output_dir)
     if keep is None or len(complete) <= keep:
         return
     for step, folder in _numbered(output_dir):
-        if step < step_of(complete[-keep]):
+        if step < step_of(complete[-keep]) and step != best:
             delete_checkpoint(folder)
 
 

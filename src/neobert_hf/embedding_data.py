@@ -11,14 +11,13 @@ from typing import Any
 
 import pyarrow.compute as pc
 import yaml
-from datasets import ClassLabel, Dataset, Features, List, Value, concatenate_datasets, load_dataset
-from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
+from datasets import ClassLabel, Dataset, Features, List, Value, concatenate_datasets
 from huggingface_hub.dataclasses import strict
 from huggingface_hub.errors import StrictDataclassError
 from sentence_transformers.util import resolve_ids
 
 from neobert_hf.arguments import nearest
-from neobert_hf.text_source import builder_of, local_files
+from neobert_hf.text_source import load_table
 
 
 FEATURES = Features({"query": Value("string"), "positive": Value("string"), "negatives": List(Value("string"))})
@@ -181,7 +180,7 @@ def load_scored_pairs(description: PairDataset) -> tuple[list[str], list[str], l
         ValueError: as `load_pairs`, and without a column `score` of numbers.
     """
     (part,) = description.parts
-    table = _load_table(description.name, part.source, part.subset, part.split)
+    table = load_table(description.name, part.source, part.subset, part.split)
     scores = list(table["score"]) if "score" in table.column_names else []
     if not scores or any(not isinstance(score, (int, float)) for score in scores):
         raise ValueError(
@@ -202,29 +201,9 @@ def most_negatives(dataset: Dataset) -> int:
     return pc.max(lengths).as_py() or 0
 
 
-def _load_table(name: str, source: str, subset: str | None, split: str) -> Dataset:
-    files = local_files(source)
-    if files and builder_of(files) == "text":
-        raise ValueError(f"Dataset {name}: {source!r} is plain text; give Parquet or JSON lines.")
-    try:
-        if files:
-            return load_dataset(builder_of(files), data_files=list(map(str, files)), split=split)
-        return load_dataset(source, subset, split=split)
-    except DatasetNotFoundError as error:
-        raise FileNotFoundError(
-            f"Dataset {name}: {source!r} is neither a local file, pattern or folder nor a dataset on the Hub."
-        ) from error
-    except (ValueError, StopIteration, DatasetGenerationError) as error:
-        # `datasets` raises StopIteration without a message for JSON files without a line.
-        reason = error.__cause__ or str(error) or "no row"
-        raise ValueError(
-            f"Dataset {name}: the split {split!r} of {source!r} is empty or cannot be read ({reason})."
-        ) from error
-
-
 def _load_part(name: str, part: Part, max_negatives: int | None) -> Dataset:
     where = f"Dataset {name} ({part.source})"
-    table = _load_table(name, part.source, part.subset, part.split)
+    table = load_table(name, part.source, part.subset, part.split)
     if not len(table):
         raise ValueError(f"{where} is empty: it holds no row.")
     roles = {role: [path] if isinstance(path := getattr(part, role), str) else path or [] for role in FEATURES}
@@ -237,7 +216,7 @@ def _load_part(name: str, part: Part, max_negatives: int | None) -> Dataset:
         if isinstance(feature := table.features[column], ClassLabel):
             converters[column] = partial(_label_names, names=feature.names)
     for column, lookup in part.lookups.items():
-        texts = _load_table(name, lookup.source or part.source, lookup.subset, lookup.split)
+        texts = load_table(name, lookup.source or part.source, lookup.subset, lookup.split)
         resolve = resolve_ids({column: (texts, lookup.id, lookup.text)}, keep_columns=())
         converters[column] = partial(_texts_of_ids, column=column, resolve=resolve)
     for column, number in part.above.items():

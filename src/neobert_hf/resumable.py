@@ -89,6 +89,9 @@ class ResumableTrainer(Trainer):
         super().__init__(*args, **kwargs)
         if self.args.n_gpu > 1:
             raise ValueError(f"One process sees {self.args.n_gpu} GPUs: use `accelerate launch`, one process for each.")
+        # The Trainer's own rotation comes before the new checkpoint is whole, and with a limit of 1 it ends training by
+        # deleting the newest for the best.
+        self.keep, self.args.save_total_limit = self.args.save_total_limit, None
         self.engine = "DeepSpeed" if self.is_deepspeed_enabled else "FSDP" if self.is_fsdp_enabled else "plain"
         self.add_callback(StopOnSigterm(self))
 
@@ -105,14 +108,14 @@ class ResumableTrainer(Trainer):
             signal.signal(signal.SIGTERM, previous)
 
     def train_to_the_end(self, resume: Path | None) -> None:
-        """Train to `max_steps`, from a checkpoint or the start. Errors and SIGTERM end the process with a message.
+        """Train to the end, from a checkpoint or the start. Errors and SIGTERM end the process with a message.
 
-        Of a checkpoint of the last step only the log is taken: what is left to do follows training.
+        Of a finished checkpoint only the log is taken: what is left to do follows training.
 
         Raises:
             CheckpointError: if another engine wrote the checkpoint.
         """
-        if resume is not None and step_of(resume) == self.args.max_steps:
+        if resume is not None and self.is_finished(resume):
             if self.engine != "plain":
                 sys.exit(
                     "Training is finished. Run the command once more on one process, to write "
@@ -129,6 +132,10 @@ class ResumableTrainer(Trainer):
         if self.stopped:
             print(f"Stopped by SIGTERM after step {self.state.global_step}. {self.advice()}", flush=True)
             leave(self.accelerator, 143)
+
+    def is_finished(self, checkpoint: Path) -> bool:
+        """Whether training ended with it."""
+        return step_of(checkpoint) == self.args.max_steps
 
     def save_whole(self, folder: Path) -> None:
         """Write the model beside and rename: `folder` never holds half of it."""
@@ -151,7 +158,6 @@ class ResumableTrainer(Trainer):
         if not self._all_finite(model):
             raise FloatingPointError(f"Loss or weights are not finite after step {step}. {self.advice()}")
         folder = Path(self.args.output_dir) / f"checkpoint-{step}"
-        limit, self.args.save_total_limit = self.args.save_total_limit, None
         try:
             if self.is_world_process_zero() and folder.exists():
                 # An earlier run was interrupted while it saved this step.
@@ -161,16 +167,13 @@ class ResumableTrainer(Trainer):
             self.accelerator.wait_for_everyone()
             if self.is_world_process_zero():
                 mark_complete(folder, Progress(self.engine, self.run_settings, self.cursor()))
-                # After the new one is whole, unlike the Trainer's own rotation.
-                delete_old(folder.parent, limit)
+                delete_old(folder.parent, self.keep, self.state.best_global_step)
         except (OSError, RuntimeError, SafetensorError) as error:
             free = shutil.disk_usage(self.args.output_dir).free
             raise CheckpointError(
                 f"The checkpoint of step {step} could not be written ({error}); {free:,} bytes are free. "
                 f"{self.advice()}"
             ) from error
-        finally:
-            self.args.save_total_limit = limit
 
     def _all_finite(self, model) -> bool:
         """Loss and weights, of this process's part on engines that share them out, on all processes."""

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
-from datasets import IterableDataset, load_dataset
-from datasets.exceptions import DatasetNotFoundError
+from datasets import Dataset, IterableDataset, load_dataset
+from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
 
 
 BUILDERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".txt": "text", ".md": "text"}
@@ -104,6 +104,38 @@ def _read_rows(
         if id_column is not None and row[id_column] is None:
             raise ValueError(f"Row {number:,} of {source!r} has nothing in the column {id_column!r}: give it an id.")
         yield None if id_column is None else str(row[id_column]), row[column]
+
+
+def load_table(name: str, source: str, subset: str | None, split: str) -> Dataset:
+    """Load a split of labelled or paired texts.
+
+    Args:
+        name: of the dataset, for error messages.
+        source: a Hub dataset, or local Parquet or JSON lines files (path, pattern or folder), whose split is `train`.
+        subset: configuration of a Hub dataset that has several.
+        split: also a slice such as `train[:1000]`.
+
+    Raises:
+        FileNotFoundError: if the source is neither on the Hub nor here.
+        ValueError: if the split is not there, empty or not readable.
+    """
+    files = local_files(source)
+    if files and builder_of(files) == "text":
+        raise ValueError(f"Dataset {name}: {source!r} is plain text; give Parquet or JSON lines.")
+    try:
+        if files:
+            return load_dataset(builder_of(files), data_files=list(map(str, files)), split=split)
+        return load_dataset(source, subset, split=split)
+    except DatasetNotFoundError as error:
+        raise FileNotFoundError(
+            f"Dataset {name}: {source!r} is neither a local file, pattern or folder nor a dataset on the Hub."
+        ) from error
+    except (ValueError, StopIteration, DatasetGenerationError) as error:
+        # `datasets` raises StopIteration without a message for JSON files without a line.
+        reason = error.__cause__ or str(error) or "no row"
+        raise ValueError(
+            f"Dataset {name}: the split {split!r} of {source!r} is empty or cannot be read ({reason})."
+        ) from error
 
 
 def describe_files(source: str) -> dict[str, int]:
