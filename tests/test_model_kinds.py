@@ -29,7 +29,6 @@ from test_finetune_embeddings import (  # noqa: F401  (fixtures)
     data,
     encoder,
     losses_of,
-    one_thread,
     tokenizer,
 )
 from torch.nn import functional as F

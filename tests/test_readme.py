@@ -1,7 +1,9 @@
 """The README's commands and code run, on a small model in place of the published one."""
 
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,9 +12,10 @@ from pydoc_data.topics import topics
 import pytest
 from conftest import ROOT, small_model
 from huggingface_hub import ModelCard, ModelCardData
+from small_tokenizer import small_tokenizer
 from test_transformers import tiny_tokenizer
 
-from neobert_hf import NeoBERTForMaskedLM
+from neobert_hf import NeoBERTForMaskedLM, NeoBERTModel
 
 
 README = (ROOT / "README.md").read_text()
@@ -50,6 +53,42 @@ def test_pretraining_commands_run(tmp_path):
     for command in commands:
         subprocess.run(command, shell=True, cwd=tmp_path, check=True)
     assert (tmp_path / "runs" / "small" / "model" / "model.safetensors").is_file()
+
+
+def run_block(containing: str, folder: Path) -> str:
+    """Run the commands of a block in a folder, and return what they print."""
+    for name in ("examples", "configs", "docs"):
+        (folder / name).symlink_to(ROOT / name)
+    (block,) = (block for block in code_blocks(README, "bash") if containing in block)
+    # `python` and `neobert-hf` of this environment.
+    path = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    output = ""
+    for command in block.strip().splitlines():
+        done = subprocess.run(command, shell=True, cwd=folder, env=os.environ | path, capture_output=True, text=True)
+        assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+        output += done.stdout
+    return output
+
+
+def save_small(cls, folder: Path) -> None:
+    tokenizer = small_tokenizer(model_max_length=64)
+    small_model(cls, pad_token_id=tokenizer.pad_token_id).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def test_search_commands_run(tmp_path):
+    save_small(NeoBERTModel, tmp_path / "runs" / "embeddings" / "model")
+    output = run_block("semantic_search.py", tmp_path)
+    assert "1 documents embedded" in output and "scaling.md" in output
+
+
+def test_checkpoint_commands_run(tmp_path):
+    save_small(NeoBERTForMaskedLM, tmp_path / "original" / "checkpoint")
+    shutil.move(tmp_path / "original" / "checkpoint" / "config.json", tmp_path / "original")
+    save_small(NeoBERTModel, tmp_path / "runs" / "embeddings" / "model")
+    output = run_block("neobert-hf convert", tmp_path)
+    assert "FAIL" not in output
+    assert (tmp_path / "exported" / "onnx" / "model_quantized.onnx").is_file()
 
 
 def test_files_named_in_commands_exist():
