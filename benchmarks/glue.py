@@ -9,7 +9,9 @@ TF-IDF with logistic regression. Interrupted, the same command goes on.
 import json
 import os
 import platform
+import shlex
 import statistics
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -139,7 +141,7 @@ def report(settings: BenchmarkArguments, rows: dict[str, int], runs: dict[str, d
         f"{date.today()}; {os.cpu_count()} cores ({platform.machine()}), float32, two runs at a time of one core each; "
         f"Python {platform.python_version()}, {versions}. Not measured on GPU, and not on GLUE itself, which is on the "
         "Hub as the published model is: this machine does not reach it.",
-        f"Command: `python benchmarks/glue.py --text {settings.text} --data {settings.data}`, which runs "
+        f"Command: `python benchmarks/glue.py {shlex.join(sys.argv[1:])}`, which runs "
         f"`examples/run_glue.py --task_config configs/glue/{TASKS.name} --task {TASK}` for the two models.",
         f"One-line descriptions of software to the section of the Debian archive that it is in (41 classes): "
         f"{rows['train']:,} rows to train on, {rows['validation']:,} to evaluate on, {settings.epochs} epochs in "
