@@ -146,53 +146,51 @@ def tensor_problems(
     return [f"{kind}: {', '.join(names)}" for kind, names in kinds.items() if names]
 
 
-def rope_problems(config: NeoBERTConfig, tensors: dict[str, torch.Tensor]) -> list[str]:
-    """What is wrong with the rotary table of the config, computed, and with tables stored among the tensors.
+def rope_problems(config: NeoBERTConfig) -> list[str]:
+    """What is wrong with the rotary table that the model computes from its config.
 
     References:
         https://arxiv.org/abs/2104.09864 (RoPE), section 3.2.2.
     """
-    if not config.rope:
-        return []
-    problems, length = [], config.max_length
-    cos, sin = (x.double().flatten(1)[0] for x in rotary_table(config, torch.arange(length)[None], length))
-    norm = cos.square() + sin.square()
-    if not norm.isfinite().all() or (norm - norm[0]).abs().max() > 1e-5 * norm[0]:
-        problems.append("cosines and sines are not of one rotation")
+    length = config.max_length
+    cos, sin = (table.double().flatten(2)[0] for table in rotary_table(config, torch.arange(length)[None], length))
     if config.rope_parameters["rope_type"] == "default":
-        exact = default_rotation(config, length)
-        wrong = (torch.complex(cos, sin) - exact.flatten()).abs().max().item()
-        if not wrong <= rounding(length):
-            problems.append(f"the table is off by {wrong:.1e}; rounding allows {rounding(length):.1e}")
-        for name in filter(is_rotary_table, tensors):
-            problems += stored_table_problems(name, tensors[name], config)
-    return problems
-
-
-def default_rotation(config: NeoBERTConfig, length: int) -> torch.Tensor:
-    """Complex (length, dim_head / 2) in float64: exp(i position theta^(-2j / dim_head))."""
-    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim
-    angles = torch.arange(length)[:, None] * config.rope_parameters["rope_theta"] ** -exponents
-    return torch.polar(torch.ones_like(angles), angles)
-
-
-def rounding(length: int) -> float:
-    """How far float32 may be off: an angle of p radians and its frequency are each rounded by p 2^-24."""
-    return max(length * 2**-22, 1e-5)
+        return _differences("the rotary table", torch.complex(cos, sin), config)
+    norm = cos.square() + sin.square()
+    # Scaled types turn by other angles, but they all turn.
+    if not ((norm - norm[0, 0]).abs().max() <= 1e-5 * norm[0, 0]):
+        return ["the rotary table: cosines and sines are not of one rotation"]
+    return []
 
 
 def is_rotary_table(name: str) -> bool:
-    """Whether a tensor is the table that some versions of the original code store."""
+    """Whether a tensor is the table of the original code, which some versions may store."""
     return name.split(".")[-1] == "freqs_cis"
 
 
-def stored_table_problems(name: str, table: torch.Tensor, config: NeoBERTConfig) -> list[str]:
-    if not table.is_complex() and table.shape[-1:] == (2,):
-        table = torch.view_as_complex(table.float().contiguous())
-    exact = default_rotation(config, len(table))
-    if table.shape != exact.shape or not table.is_complex():
-        return [f"{name} has the shape {tuple(table.shape)}, it must be {tuple(exact.shape)}, complex"]
-    wrong = (table - exact).abs().max().item()
-    if not wrong <= rounding(len(table)):
-        return [f"{name} is off by {wrong:.1e} from the config's table; rounding allows {rounding(len(table)):.1e}"]
-    return []
+def stored_table_problems(tensors: dict[str, torch.Tensor], config: NeoBERTConfig) -> list[str]:
+    """What is wrong with rotary tables among the tensors: (positions, dim_head / 2), complex or real pairs."""
+    problems = []
+    for name, table in tensors.items():
+        if not is_rotary_table(name):
+            continue
+        if not table.is_complex() and table.shape[-1:] == (2,):
+            table = torch.view_as_complex(table.float().contiguous())
+        if not config.rope or not table.is_complex() or table.shape[1:] != (config.head_dim // 2,):
+            problems.append(f"{name} {tuple(table.shape)} is no rotary table of this config")
+        else:
+            problems += _differences(name, table, config)
+    return problems
+
+
+def _differences(name: str, table: torch.Tensor, config: NeoBERTConfig) -> list[str]:
+    """From exp(i position theta^(-2j / dim_head)) in float64."""
+    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim
+    angles = torch.arange(len(table))[:, None] * config.rope_parameters["rope_theta"] ** -exponents
+    difference = (table - torch.polar(torch.ones_like(angles), angles)).abs().max().item()
+    # Float32 rounds an angle of p radians and its frequency by up to p 2^-24 each.
+    allowed = max(len(table) * 2**-22, 1e-5)
+    # Written so that NaN is an error.
+    if difference <= allowed:
+        return []
+    return [f"{name} is off by {difference:.1e} from that of the config; rounding allows {allowed:.1e}"]

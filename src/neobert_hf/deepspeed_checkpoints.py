@@ -56,12 +56,11 @@ def load_pickle(file: Path) -> dict[str, Any]:
         with torch.serialization.safe_globals(STAND_INS):
             content = torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        raise ValueError(
-            f"{file} is refused and nothing in it was run: it holds more than tensors and plain values, or is damaged "
-            f"({str(error).splitlines()[-1].strip() or error})."
-        ) from error
-    except (RuntimeError, EOFError) as error:
-        raise ValueError(f"{file} is damaged ({str(error).splitlines()[0]}).") from error
+        name = re.search(r"GLOBAL (\S+)", str(error))
+        reason = f"it names {name[1]}, which is no part of a tensor" if name else "it is no pickle of tensors"
+        raise ValueError(f"{file} is refused and nothing in it was run: {reason}.") from error
+    except Exception as error:  # Of what is no pickle at all, the unpickler may raise anything.
+        raise ValueError(f"{file} is damaged: {(str(error) or type(error).__name__).splitlines()[0]}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{file} holds a {type(content).__name__}; it must hold a dictionary of tensors.")
     return content

@@ -22,6 +22,7 @@ from neobert_hf.checkpoint_tensors import (
     read_config,
     read_safetensors,
     rope_problems,
+    stored_table_problems,
     tensor_problems,
 )
 from neobert_hf.golden import GOLDEN, check_golden, read_golden
@@ -111,25 +112,25 @@ def check_config(checkpoint: Checkpoint) -> str:
 
 
 def check_tensors(checkpoint: Checkpoint) -> str:
-    tensors, cls = checkpoint.tensors, checkpoint.cls
-    problems = tensor_problems(tensors, cls, checkpoint.config)
-    dtypes = {tensor.dtype for tensor in tensors.values()}
-    stored = checkpoint.config.dtype
-    if not problems and stored is not None and {stored} != dtypes:
-        problems.append(f"dtype {dtypes.pop()}; config.json says {stored}, to which loading would round them")
-    if any(map(is_rotary_table, tensors)):
-        problems.append("a stored rotary table is not loaded; `neobert-hf convert` leaves it out")
+    tensors, cls, config = checkpoint.tensors, checkpoint.cls, checkpoint.config
+    weights = {name: tensor for name, tensor in tensors.items() if not is_rotary_table(name)}
+    problems = tensor_problems(weights, cls, config) + stored_table_problems(tensors, config)
+    if len(weights) < len(tensors):
+        problems.append("a stored rotary table, which loading refuses; `neobert-hf convert` leaves it out")
+    dtypes = {tensor.dtype for tensor in weights.values()}
+    if not problems and config.dtype is not None and {config.dtype} != dtypes:
+        problems.append(f"dtype {dtypes.pop()}; config.json says {config.dtype}, to which loading would round")
     if problems:
         raise ValueError("; ".join(problems))
-    values, dtype = sum(tensor.numel() for tensor in tensors.values()), str(dtypes.pop()).removeprefix("torch.")
-    return f"{len(tensors)} of a {cls.__name__}, {values:,} {dtype} values, finite"
+    values, dtype = sum(tensor.numel() for tensor in weights.values()), str(dtypes.pop()).removeprefix("torch.")
+    return f"{len(weights)} of a {cls.__name__}, {values:,} {dtype} values, finite"
 
 
 def check_rope(checkpoint: Checkpoint) -> str:
     config = checkpoint.config
     if not config.rope:
         raise Skip("learned positions")
-    if problems := rope_problems(config, checkpoint.tensors):
+    if problems := rope_problems(config):
         raise ValueError("; ".join(problems))
     rope = config.rope_parameters
     return f"{rope['rope_type']}, theta {rope['rope_theta']:,g}, {config.max_length:,} positions"
@@ -183,31 +184,35 @@ def check_code(checkpoint: Checkpoint) -> str:
 
 
 def check_sentence_transformers(checkpoint: Checkpoint) -> str:
-    folder = checkpoint.folder
+    folder, config = checkpoint.folder, checkpoint.config
     if not (folder / "modules.json").is_file():
         raise Skip("no modules.json")
-    modules = json.loads((folder / "modules.json").read_text(encoding="utf-8"))
-    dimension = checkpoint.config.hidden_size
+    modules, width = json.loads((folder / "modules.json").read_text(encoding="utf-8")), config.hidden_size
     for module in modules:
         if not module["type"].startswith("sentence_transformers."):
             raise ValueError(f"modules.json names {module['type']}; only sentence_transformers.* loads without trust")
-        # Transformer is the folder itself; some modules (Normalize) have nothing to store.
-        file = folder / module["path"] / "config.json"
-        if not module["path"] or not file.is_file():
-            if module["type"].endswith((".Pooling", ".Dense")):
-                raise ValueError(f"{file} does not exist")
-            continue
-        values = json.loads(file.read_text(encoding="utf-8"))
-        dimension = _dimension_after(module["path"], values, dimension)
-    return f"{' > '.join(module['type'].split('.')[-1] for module in modules)}, {dimension} dimensions"
+        kind, path = module["type"].split(".")[-1], folder / module["path"]
+        if kind in ("Pooling", "Dense", "SpladePooling"):
+            settings = json.loads((path / "config.json").read_text(encoding="utf-8"))
+            given = config.vocab_size if kind == "SpladePooling" else width
+            width = _width_after(module["path"], kind, settings, given)
+        if path != folder and (path / "model.safetensors").is_file():
+            infinite = [name for name, tensor in read_safetensors(path).items() if not tensor.isfinite().all()]
+            if infinite:
+                raise ValueError(f"{module['path']} holds values that are not finite: {', '.join(infinite)}")
+    return f"{' > '.join(module['type'].split('.')[-1] for module in modules)}, {width:,} dimensions"
 
 
-def _dimension_after(path: str, values: dict, dimension: int) -> int:
-    """The width of what leaves a module; all of them say which width they take."""
-    taken = values.get("embedding_dimension", values.get("word_embedding_dimension", values.get("in_features")))
-    if taken is not None and taken != dimension:
-        raise ValueError(f"{path} takes {taken} dimensions and is given {dimension}")
-    return values.get("out_features", dimension)
+def _width_after(path: str, kind: str, settings: dict, given: int) -> int:
+    """How wide the output of a module is, which must take what it is given."""
+    # The second key is that of Sentence Transformers before 6; SpladePooling may leave its own open.
+    taken = settings.get("in_features", settings.get("embedding_dimension", settings.get("word_embedding_dimension")))
+    if taken != given and not (kind == "SpladePooling" and taken is None):
+        raise ValueError(f"{path} takes {taken} dimensions and is given {given}")
+    if kind == "Dense":
+        return settings["out_features"]
+    modes = settings.get("pooling_mode")
+    return given * len(modes) if isinstance(modes, list) else given
 
 
 def check_outputs(checkpoint: Checkpoint) -> str:

@@ -21,7 +21,7 @@ from neobert_hf.checkpoint_tensors import (
     local_folder,
     read_config,
     read_safetensors,
-    rope_problems,
+    stored_table_problems,
     tensor_problems,
 )
 from neobert_hf.deepspeed_checkpoints import is_deepspeed, load_pickle, read_deepspeed
@@ -86,7 +86,7 @@ def convert(
     # 2. Check
     cls = class_of_tensors(tensors)
     weights = {name: tensor for name, tensor in tensors.items() if not is_rotary_table(name)}
-    if problems := tensor_problems(weights, cls, settings) + rope_problems(settings, tensors):
+    if problems := tensor_problems(weights, cls, settings) + stored_table_problems(tensors, settings):
         raise ValueError(f"{source} is no sound {cls.__name__} with this config:\n  " + "\n  ".join(problems))
     if to != "neobert_hf":
         check_expressible(cls, settings)
