@@ -55,6 +55,7 @@ TRANSFORMERS_KEYS = {
     "tokenizer_class",
     "torch_dtype",
     "torchscript",
+    "transformers.js_config",
     "use_cache",
 }
 
