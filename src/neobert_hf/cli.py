@@ -10,6 +10,7 @@ from importlib import import_module
 COMMANDS = {
     "convert": ("original_checkpoints", "checkpoints of the original project into this package's layout, and back"),
     "doctor": ("doctor", "say whether a folder or a Hub repository is healthy"),
+    "export": ("onnx_export", "ONNX files for onnxruntime and transformers.js, each checked"),
     "publish": ("publish", "build a complete Hub repository, check it and push it"),
 }
 

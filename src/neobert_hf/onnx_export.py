@@ -73,7 +73,7 @@ TEXTS = [
 ]
 
 
-class ExportError(RuntimeError):
+class ExportError(ValueError):
     """An exported file does not compute what the PyTorch model does."""
 
 
@@ -363,7 +363,7 @@ def write_config(model: NeoBERTPreTrainedModel, files: list[ExportedFile], folde
         del config.auto_map  # It names code files, and the folder holds none.
     if external := {file.name: True for file in files if file.external_data}:
         setattr(config, "transformers.js_config", {"use_external_data_format": external})
-    config.save_pretrained(folder)
+    config.to_json_file(folder / "config.json")
 
 
 def add_arguments(parser: ArgumentParser) -> None:
