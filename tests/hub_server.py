@@ -93,6 +93,8 @@ class Handler(BaseHTTPRequestHandler):
     def answer(self) -> None:
         url = urlsplit(self.path)
         self.query, parts = parse_qs(url.query), [unquote(part) for part in url.path.strip("/").split("/")]
+        if url.path == "/requests":
+            return self.send(str(len(self.hub.requests)).encode())
         self.hub.requests.append(f"{self.command} {url.path}")
         length = int(self.headers.get("Content-Length", 0))
         if parts[0] == "lfs":
