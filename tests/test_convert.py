@@ -223,6 +223,10 @@ ZERO_DAMAGES = {
         lambda source: (source / "7" / PART.replace("1", "0", 1)).unlink(),
         "lacks the optimizer states of process 0",
     ),
+    "no parts": (
+        lambda source: [file.unlink() for file in source.glob("7/*_optim_states.pt")],
+        "lacks the optimizer states .*, which hold the float32 weights",
+    ),
     "missing model": (lambda source: (source / "7" / MODEL).unlink(), "holds no model states"),
     "truncated part": (lambda source: truncate(source / "7" / PART), f"{PART} is damaged: PytorchStreamReader"),
     "empty part": (lambda source: (source / "7" / PART).write_bytes(b""), f"{PART} is damaged: EOFError"),

@@ -30,11 +30,6 @@ ORIGINAL_CLASSES = {
     "NeoBERTLMHead": NeoBERTForMaskedLM,
     "NeoBERTForSequenceClassification": NeoBERTForSequenceClassification,
 }
-CLASSES = {
-    cls.__name__: cls
-    for cls in (*ORIGINAL_CLASSES.values(), NeoBERTForMultipleChoice, NeoBERTForQuestionAnswering)
-    + (NeoBERTForTokenClassification,)
-}
 # Modules on top of the backbone: the class that they tell. Multiple choice has those of sequence classification.
 CLASS_OF_HEADS = {
     frozenset(): NeoBERTModel,
@@ -43,6 +38,7 @@ CLASS_OF_HEADS = {
     frozenset({"classifier"}): NeoBERTForTokenClassification,
     frozenset({"qa_outputs"}): NeoBERTForQuestionAnswering,
 }
+CLASSES = {cls.__name__: cls for cls in (*CLASS_OF_HEADS.values(), NeoBERTForMultipleChoice)}
 
 
 def local_folder(path: str, revision: str | None = None) -> Path:

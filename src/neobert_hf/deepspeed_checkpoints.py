@@ -90,6 +90,10 @@ def read_deepspeed(folder: Path, tag: str | None = None) -> dict[str, torch.Tens
     if not isinstance(state.get("module"), dict):
         raise ValueError(f"{models[0]} has no weights (`module`); it holds {', '.join(map(str, state))}.")
     if not optimizers:
+        if state.get("param_shapes"):
+            raise ValueError(
+                f"{folder} lacks the optimizer states (*_optim_states.pt), which hold the float32 weights."
+            )
         return dict(state["module"])
     for key in ("frozen_param_shapes", "shared_params"):
         if state.get(key):
