@@ -14,8 +14,9 @@ LETTERS = [prefix + letter for prefix in ("", "##") for letter in string.ascii_l
 
 
 def letter_tokenizer() -> BertTokenizer:
-    """A token for each letter: real ragged text for 100 embeddings."""
+    """A token for each letter: real ragged text for 100 embeddings, each of which has a token."""
     tokens = [*SPECIAL, *LETTERS, *".,!?;-()", *string.digits]
+    tokens += [f"[unused{number}]" for number in range(100 - len(tokens))]
     return BertTokenizer(vocab={token: number for number, token in enumerate(tokens)}, model_max_length=64)
 
 

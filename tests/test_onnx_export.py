@@ -167,6 +167,7 @@ def test_heads_and_variants(tmp_path, task):
             assert np.abs(wanted - got).max() <= 1e-5
 
 
+@pytest.mark.slow
 def test_the_encoder_of_a_published_checkpoint(shared, tmp_path):
     """The original's names in `architectures`, its outputs, and `auto_map` for code that the folder does not hold."""
     from safetensors.torch import load_file
