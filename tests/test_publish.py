@@ -423,3 +423,36 @@ def test_dry_run_prints_what_would_be_sent(work, tmp_path, capsys):
         assert re.search(rf"^ *{(output / name).stat().st_size:,}  {re.escape(name)}$", printed, re.MULTILINE), name
     card = ModelCard.load(output / "README.md")
     assert card.data.pipeline_tag == "text-classification" and "| Labels | LABEL_0, LABEL_1, LABEL_2 |" in card.text
+
+
+def test_onnx_files_are_part_of_the_folder(work, tmp_path, capfd):
+    """And of what is checked: `config.json` is written anew after them."""
+    card = build(work, "embedder", tmp_path / "folder", onnx=("float32",))
+    assert files_of(tmp_path / "folder") == FILES | SENTENCE_FILES | {"onnx/model.onnx"}
+    assert "| `onnx/model.onnx` | float32 | largest difference" in card.text and "onnx" in card.data.tags
+    assert json.loads((tmp_path / "folder" / "config.json").read_text())["auto_map"] == AUTO_MAP
+
+
+def test_mteb_results_are_in_the_model_index(work, tmp_path):
+    result = {"task": "STS12", "type": "STS", "metric": "cosine_spearman", "score": 0.71, "settings": {}}
+    (tmp_path / "STS12.json").write_text(json.dumps(result | {"result": {"dataset_revision": "abc"}}))
+    facts = gather_facts(work / "mlm", str(work / "card.yaml"), tmp_path)
+    assert [(one.dataset_name, one.metric_value) for one in facts.eval_results] == [
+        ("RefinedWeb", 9.5), ("MTEB STS12", 0.71)
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match="holds no results"):
+        gather_facts(work / "mlm", None, work)
+
+
+def test_example_builds_the_same_folder(work, tmp_path, capsys, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    import push_to_hub
+
+    card = str(work / "card.yaml")
+    flags = ["--checkpoint", str(work / "mlm"), "--repo_id", "me/mlm", "--card", card]
+    for _ in range(2):
+        push_to_hub.main([*flags, "--folder", str(tmp_path / "example")])
+    build(work, "mlm", tmp_path / "folder", card=card)
+    assert files_of(tmp_path / "example") == FILES
+    for name in FILES:
+        assert (tmp_path / "example" / name).read_bytes() == (tmp_path / "folder" / name).read_bytes(), name

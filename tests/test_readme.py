@@ -9,7 +9,6 @@ from pydoc_data.topics import topics
 
 import pytest
 from conftest import ROOT, small_model
-from huggingface_hub import ModelCard, ModelCardData
 from test_transformers import tiny_tokenizer
 
 from neobert_hf import NeoBERTForMaskedLM
@@ -74,16 +73,3 @@ def test_links_lead_somewhere(path):
 def test_files_named_in_the_layout_exist():
     for name in re.findall(r"`([\w/]+\.(?:py|md|txt))`", README.split("## Layout")[1]):
         assert any(ROOT.glob(f"**/{Path(name).name}")), name
-
-
-def test_card_template_is_a_valid_card():
-    card = ModelCard.from_template(
-        ModelCardData(license="mit"),
-        template_path=str(ROOT / "hub_card" / "README.md"),
-        model_name="someone/NeoBERT",
-        num_hidden_layers=28,
-        hidden_size=768,
-        num_parameters="245M",
-        max_length="4,096",
-    )
-    assert "{{" not in card.content and card.data.license == "mit"

@@ -66,14 +66,15 @@ class CardFacts:
     citation: str | None = None
 
 
-def gather_facts(source: Path, file: str | None = None) -> CardFacts:
+def gather_facts(source: Path, file: str | None = None, mteb_results: Path | None = None) -> CardFacts:
     """What is known of a checkpoint.
 
     Args:
         source: a folder: what its card says of licence, languages, base model, data and results, and the settings of
             the training run that wrote it.
-        file: YAML with fields of `CardFacts`, which override the others. `eval_results` are lists of the fields of
+        file: YAML with fields of `CardFacts`, which override the others. `eval_results` is a list, each with fields of
             `huggingface_hub.EvalResult`.
+        mteb_results: folder with the model's results from `examples/run_mteb.py`, added to the other results.
 
     Raises:
         ValueError: if the file or the card is not in this form.
@@ -81,6 +82,8 @@ def gather_facts(source: Path, file: str | None = None) -> CardFacts:
     facts = facts_of_run(source) | facts_of_card(source)
     if file is not None:
         facts |= read_facts(file)
+    if mteb_results is not None:
+        facts["eval_results"] = [*facts.get("eval_results", []), *read_mteb_results(mteb_results)]
     try:
         return CardFacts(**facts)
     except StrictDataclassError as error:
@@ -102,6 +105,27 @@ def read_facts(file: str) -> dict[str, Any]:
     except TypeError as error:
         raise ValueError(f"{file}: `eval_results` must be fields of `huggingface_hub.EvalResult`: {error}") from error
     return values | {"eval_results": results}
+
+
+def read_mteb_results(folder: Path) -> list[EvalResult]:
+    """A result for each task."""
+    # Needs mteb, which the rest of publishing does not.
+    from neobert_hf.mteb_results import read_result
+
+    results = [read_result(file) for file in sorted(folder.glob("*.json"))]
+    if not results:
+        raise ValueError(f"{folder} holds no results of examples/run_mteb.py: name the folder of one model in it.")
+    return [
+        EvalResult(
+            task_type=result["type"].lower(),
+            dataset_type=result["task"],
+            dataset_name=f"MTEB {result['task']}",
+            dataset_revision=result["result"]["dataset_revision"],
+            metric_type=result["metric"],
+            metric_value=result["score"],
+        )
+        for result in results
+    ]
 
 
 def facts_of_card(source: Path) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from huggingface_hub import CommitInfo, HfApi
 from huggingface_hub.utils import validate_repo_id
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from neobert_hf.checkpoint_tensors import local_folder, tensor_problems
 from neobert_hf.doctor import FAIL, Checkpoint, diagnose
@@ -143,14 +143,17 @@ def sentence_class(source: Path) -> str | None:
     return values.get("model_type", "SentenceTransformer")
 
 
-def export_onnx(folder: Path, tokenizer, precisions: tuple[str, ...]) -> list:
+def export_onnx(folder: Path, tokenizer: PreTrainedTokenizerBase, precisions: tuple[str, ...]) -> list:
     """Write and check `onnx/` of a built folder; returns its `ExportedFile`s."""
     # Needs onnx and onnxruntime, which the rest of publishing does not.
-    from neobert_hf.onnx_export import find_pooling_files, load_model, write_onnx
+    from neobert_hf.onnx_export import external_data_config, find_pooling_files, load_model, write_onnx
 
     find_pooling_files(str(folder), None)
     model, task = load_model(str(folder), None)
-    return write_onnx(model, task, tokenizer, folder / "onnx", precisions)
+    files = write_onnx(model, task, tokenizer, folder / "onnx", precisions)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    write_json(folder / "config.json", config | external_data_config(files))
+    return files
 
 
 def check_folder(folder: Path) -> None:
@@ -221,6 +224,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("checkpoint", help="folder or Hub id")
     parser.add_argument("repo_id", help="OWNER/NAME on the Hub")
     parser.add_argument("--card", help="YAML file with what the model card shall say: fields of CardFacts")
+    parser.add_argument("--mteb_results", type=Path, help="results of this model by examples/run_mteb.py, for the card")
     parser.add_argument("--tokenizer", help="folder or Hub id; the checkpoint's own if unset")
     parser.add_argument("--onnx", nargs="*", choices=PRECISIONS, help="add ONNX files, in all precisions or these")
     parser.add_argument("--public", action="store_true", help="a new repository is private otherwise")
@@ -236,7 +240,7 @@ def run(arguments: Namespace) -> None:
     if not arguments.dry_run:
         HfApi().whoami()
     source = local_folder(arguments.checkpoint)
-    facts = gather_facts(source, arguments.card)
+    facts = gather_facts(source, arguments.card, arguments.mteb_results)
     onnx = () if arguments.onnx is None else tuple(arguments.onnx) or PRECISIONS
 
     # 2. Folder
