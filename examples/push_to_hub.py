@@ -1,9 +1,9 @@
 """Publish a checkpoint on the Hub, step by step: what `neobert-hf publish` does, in Python.
 
-    python examples/push_to_hub.py --checkpoint runs/embeddings/model --repo_id me/my-embeddings --folder hub/my-embeddings
+    python examples/push_to_hub.py --checkpoint runs/embeddings/model --repo_id me/embeddings --folder hub/embeddings
 
-Log in first (`hf auth login`), or set `HF_TOKEN`. Look through the folder, which is kept, and run the same command with
-`--push true`. An interrupted push is repeated by the same command.
+Look through the folder, then log in (`hf auth login`, or set `HF_TOKEN`) and add `--push true` to the same command, which
+also repeats an interrupted push. Delete the folder to build it anew.
 """
 
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ class PublishArguments:
 
     checkpoint: str = field(metadata={"help": "folder with config, safetensors and tokenizer"})
     repo_id: str = field(metadata={"help": "OWNER/NAME on the Hub"})
-    folder: str = field(metadata={"help": "where the repository is built; written anew each time"})
+    folder: str = field(metadata={"help": "where the repository is built, unless it is there"})
     card: str | None = field(default=None, metadata={"help": "YAML file with fields of CardFacts, for the model card"})
     push: bool = field(default=False, metadata={"help": "send the folder; otherwise it is built and checked only"})
     private: bool = field(default=True, metadata={"help": "of a new repository"})
@@ -30,21 +30,22 @@ class PublishArguments:
 def main(args: list[str] | None = None) -> None:
     # 1. Settings
     (settings,) = parse_config(PublishArguments, args=args)
-    source = Path(settings.checkpoint)
+    source, folder = Path(settings.checkpoint), Path(settings.folder)
     check_request(settings.repo_id)
 
-    # 2. What the model card can tell
-    facts = gather_facts(source, settings.card)
+    # 2. Folder, with a card that tells what is known
+    if not folder.exists():
+        facts = gather_facts(source, settings.card)
+        with folder_written_whole(folder) as partial:
+            build_folder(source, partial, settings.repo_id, facts)
 
-    # 3. Folder, kept only if it is healthy
-    with folder_written_whole(Path(settings.folder)) as folder:
-        build_folder(source, folder, settings.repo_id, facts)
-        check_folder(folder)
-    print(list_folder(Path(settings.folder)), flush=True)
+    # 3. Checks; an error ends the script
+    check_folder(folder)
+    print(list_folder(folder), flush=True)
 
     # 4. Hub
     if settings.push:
-        print(push_folder(Path(settings.folder), settings.repo_id, settings.private).commit_url)
+        print(push_folder(folder, settings.repo_id, settings.private).commit_url)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,8 @@ import yaml
 
 TOKEN = "hf_right"
 OWNER = "me"
+REFUSED = "me/refused"  # The storage takes none of its files.
+DROPPED = "me/dropped"  # The connection breaks off when it is created.
 LFS_SUFFIXES = (".safetensors", ".onnx")
 
 
@@ -100,6 +102,8 @@ class Handler(BaseHTTPRequestHandler):
         if parts[0] == "lfs":
             return self.store_object(parts[1], length)
         body = self.rfile.read(length)
+        if parts[0] == "refuse":
+            return self.send({"error": "The storage is full"}, 403)
         token = (self.headers.get("Authorization") or "").removeprefix("Bearer ")
         if token and token != TOKEN:
             return self.send({"error": "Invalid credentials in Authorization header"}, 401)
@@ -154,6 +158,9 @@ class Handler(BaseHTTPRequestHandler):
         repo_id = f"{request['organization'] or OWNER}/{request['name']}"
         if not token:
             return self.send({"error": "Log in first"}, 401)
+        if repo_id == DROPPED:
+            self.close_connection = True
+            return
         if not repo_id.startswith(f"{OWNER}/"):
             return self.send({"error": f"You don't have the rights to create {repo_id}"}, 403)
         if repo_id in self.hub.repositories:
@@ -182,7 +189,8 @@ class Handler(BaseHTTPRequestHandler):
         """LFS batch: where to put which of the objects; those that are there need no action."""
         objects = []
         for one in json.loads(body)["objects"]:
-            upload = {"upload": {"href": f"{self.hub.url}/lfs/{one['oid']}"}}
+            kind = "refuse" if repo_id == REFUSED else "lfs"
+            upload = {"upload": {"href": f"{self.hub.url}/{kind}/{one['oid']}"}}
             objects.append(one if one["oid"] in self.hub.objects else one | {"actions": upload})
         self.send({"transfer": "basic", "objects": objects})
 

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 import venv
 from pathlib import Path
 
@@ -99,7 +100,7 @@ def run_client(python: str, hub: HubServer, work: Path, name: str, **changes) ->
 def published(work):
     """The server after a killed push and all steps of `hub_clients.publisher`, with what they gave."""
     with HubServer() as hub:
-        hub.hold = threading_event()
+        hub.hold = threading.Event()
         command = [sys.executable, "-m", "neobert_hf.cli", "publish", str(work / "mlm"), "me/mlm"]
         command += ["--card", str(work / "card.yaml")]
         process = subprocess.Popen(command, env=environment(hub, work, "killed"))
@@ -112,12 +113,6 @@ def published(work):
         after_kill = (dict(hub.repositories["me/mlm"].main), dict(hub.objects))
         results = run_client(sys.executable, hub, work, "publisher")
         yield hub, results, after_kill
-
-
-def threading_event():
-    import threading
-
-    return threading.Event()
 
 
 def between(hub: HubServer, results: dict, name: str) -> list[str]:
@@ -171,6 +166,15 @@ def test_wrong_token_stops_before_work(published):
     hub, results, _ = published
     assert "neobert-hf publish:" in results["wrong token"][0] and "nvalid" in results["wrong token"][0]
     assert between(hub, results, "wrong token") == ["GET /api/whoami-v2"] and "me/other" not in hub.repositories
+
+
+def test_refused_upload_and_broken_connection_are_errors(published):
+    hub, results, _ = published
+    assert re.search(
+        "model.safetensors.*The storage is full.*Run the same command again", results["refused"][0], re.DOTALL
+    )
+    assert set(hub.repositories["me/refused"].main) == {".gitattributes"}
+    assert "disconnected" in results["dropped"][0] and "Run the same command again" in results["dropped"][0]
 
 
 def test_embedding_model_on_the_hub(published):

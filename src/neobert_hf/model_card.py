@@ -132,7 +132,12 @@ def facts_of_card(source: Path) -> dict[str, Any]:
     """What the card of a folder says in its metadata; nothing if it has none."""
     if not (source / "README.md").is_file():
         return {}
-    data = ModelCard.load(source / "README.md").data
+    try:
+        data = ModelCard.load(source / "README.md").data
+    except (yaml.YAMLError, ValueError) as error:
+        raise ValueError(
+            f"The metadata of {source / 'README.md'} cannot be read: {error} Mend or delete it."
+        ) from error
     found = {key: value for key in KEPT if (value := data.get(key))}
     for key in ("language", "base_model", "datasets"):
         if isinstance(found.get(key), str):

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from huggingface_hub import CommitInfo, HfApi
+from huggingface_hub.errors import HTTPError
 from huggingface_hub.utils import validate_repo_id
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
@@ -192,10 +193,10 @@ def push_folder(
         OSError: if the Hub cannot be reached, refuses, or breaks off. The same call then sends what is missing.
     """
     api = HfApi(library_name="neobert_hf")
-    api.create_repo(repo_id, private=private, exist_ok=True)
-    if revision is not None:
-        api.create_branch(repo_id, branch=revision, exist_ok=True)
-    try:
+    with hub_errors():
+        api.create_repo(repo_id, private=private, exist_ok=True)
+        if revision is not None:
+            api.create_branch(repo_id, branch=revision, exist_ok=True)
         return api.upload_folder(
             repo_id=repo_id,
             folder_path=folder,
@@ -204,9 +205,18 @@ def push_folder(
             commit_message="Publish with neobert_hf",
             delete_patterns=STALE,
         )
-    except RuntimeError as error:
-        # huggingface_hub's for a file that did not arrive.
-        raise OSError(f"{error} {error.__cause__} Run the same command again: what has arrived is kept.") from error
+
+
+@contextmanager
+def hub_errors() -> Iterator[None]:
+    """A broken connection and files that did not arrive as OSError; what the Hub refuses is one already."""
+    try:
+        yield
+    except OSError:
+        raise
+    except (HTTPError, RuntimeError) as error:
+        reason = f"{error} {error.__cause__ or ''}".rstrip(". ")
+        raise OSError(f"{reason}. Run the same command again: what has arrived is kept.") from error
 
 
 @contextmanager
@@ -238,7 +248,8 @@ def run(arguments: Namespace) -> None:
     # 1. Request
     check_request(arguments.repo_id, arguments.revision, arguments.pr, arguments.output_dir)
     if not arguments.dry_run:
-        HfApi().whoami()
+        with hub_errors():
+            HfApi().whoami()
     source = local_folder(arguments.checkpoint)
     facts = gather_facts(source, arguments.card, arguments.mteb_results)
     onnx = () if arguments.onnx is None else tuple(arguments.onnx) or PRECISIONS
