@@ -2,8 +2,8 @@
 
     python examples/push_to_hub.py --checkpoint runs/embeddings/model --repo_id me/embeddings --folder hub/embeddings
 
-Look through the folder, then log in (`hf auth login`, or set `HF_TOKEN`) and add `--push true` to the same command, which
-also repeats an interrupted push. Delete the folder to build it anew.
+Look through the folder, then log in (`hf auth login`, or set `HF_TOKEN`) and add `--push true` to the same command,
+which also repeats an interrupted push. Delete the folder to build it anew.
 """
 
 from dataclasses import dataclass, field

@@ -191,7 +191,8 @@ class Handler(BaseHTTPRequestHandler):
         for one in json.loads(body)["objects"]:
             kind = "refuse" if repo_id == REFUSED else "lfs"
             upload = {"upload": {"href": f"{self.hub.url}/{kind}/{one['oid']}"}}
-            objects.append(one if one["oid"] in self.hub.objects else one | {"actions": upload})
+            stored = one["oid"] in self.hub.objects and repo_id != REFUSED
+            objects.append(one if stored else one | {"actions": upload})
         self.send({"transfer": "basic", "objects": objects})
 
     def store_object(self, oid: str, length: int) -> None:
