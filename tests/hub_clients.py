@@ -32,6 +32,7 @@ def publisher(folder: Path) -> dict:
         "branch": [*mlm, "--revision", "v2"],
         "pull request": [*embedder[:2], "me/mlm", "--pr"],
         "embedder": [*embedder, "--public"],
+        "other model": [*mlm[:2], "me/embedder", "--revision", "mlm"],
         "refused": [*mlm[:2], "me/refused"],
         "dropped": [*mlm[:2], "me/dropped"],
         "doctor": ["doctor", "me/mlm"],

@@ -186,6 +186,14 @@ def test_embedding_model_on_the_hub(published):
     assert types and all(name.startswith("sentence_transformers.") for name in types)
 
 
+def test_files_of_an_earlier_model_go(published):
+    """A masked LM in the place of an embedding model: with `modules.json` left it would load as one."""
+    hub, results, _ = published
+    repository = hub.repositories["me/embedder"]
+    assert results["other model"][0] is None
+    assert set(repository.commits[repository.refs["mlm"]]) == FILES | {".gitattributes"}
+
+
 def test_doctor_of_the_hub_repository(published):
     assert published[1]["doctor"][0] == 0
 
@@ -346,6 +354,18 @@ def test_auto_map_is_what_the_package_registers(tmp_path):
     stale = small_config(auto_map={"AutoModel": "model.NeoBERT", "AutoModelForCausalLM": "model.NeoBERT"})
     stale.save_pretrained(tmp_path)
     assert AutoConfig.from_pretrained(tmp_path).auto_map == AUTO_MAP
+    assert files_of(tmp_path) == {"config.json", "configuration_neobert.py"}
+
+
+def test_weights_keep_their_dtype(work, tmp_path):
+    """Also where the config says another, to which loading would round them."""
+    shutil.copytree(work / "mlm", tmp_path / "mlm")
+    config = json.loads((tmp_path / "mlm" / "config.json").read_text()) | {"dtype": "bfloat16"}
+    (tmp_path / "mlm" / "config.json").write_text(json.dumps(config))
+    build(tmp_path, "mlm", tmp_path / "folder")
+    before, after = (load_file(folder / "model.safetensors") for folder in (work / "mlm", tmp_path / "folder"))
+    assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
+    assert json.loads((tmp_path / "folder" / "config.json").read_text())["dtype"] == "float32"
 
 
 def test_publishing_a_published_folder_changes_nothing(work, tmp_path):
@@ -369,8 +389,14 @@ def with_nan(folder: Path) -> None:
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
+def edit(file: Path, old: str, new: str) -> None:
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new))
+
+
 def with_foreign_module(folder: Path) -> None:
-    (folder / "modules.json").write_text((folder / "modules.json").read_text().replace("sentence_transformers.", "my."))
+    edit(folder / "modules.json", "sentence_transformers.", "my.")
 
 
 def with_another_tokenizer(folder: Path) -> None:
@@ -388,6 +414,15 @@ DAMAGES = {
     "no tokenizer": (without_tokenizer, "has no tokenizer.*--tokenizer"),
     "tokenizer": (with_another_tokenizer, "Nothing is sent: the check of tokenizer failed"),
     "config": (lambda folder: (folder / "config.json").write_text('{"model_type": "bert"}'), "of type 'bert'"),
+    "class": (
+        lambda folder: edit(folder / "config.json", '"NeoBERTModel"', '"BertModel"'),
+        "`architectures` is .'BertModel'",
+    ),
+    "modules of no known class": (
+        lambda folder: edit(folder / "config_sentence_transformers.json", '"SentenceTransformer"', '"Other"'),
+        "`model_type` 'Other'",
+    ),
+    "card": (lambda folder: (folder / "README.md").write_text("---\nlicense: {\n---\n"), "README.md cannot be read"),
     "weights": (lambda folder: (folder / "model.safetensors").write_bytes(b"12"), "is damaged"),
 }
 

@@ -22,9 +22,9 @@ from huggingface_hub.utils import validate_repo_id
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from neobert_hf.checkpoint_tensors import local_folder, tensor_problems
-from neobert_hf.doctor import FAIL, Checkpoint, diagnose
+from neobert_hf.doctor import FAIL, Checkpoint, check_config, diagnose
 from neobert_hf.golden import GOLDEN, record_golden
-from neobert_hf.model_card import CardFacts, build_card, gather_facts
+from neobert_hf.model_card import KINDS, CardFacts, build_card, gather_facts
 from neobert_hf.whole_files import folder_written_whole, write_json
 
 
@@ -81,12 +81,12 @@ def build_folder(
     """
     # 1. Read
     checkpoint = Checkpoint(source)
+    check_config(checkpoint)
     if problems := tensor_problems(checkpoint.tensors, checkpoint.cls, checkpoint.config):
         raise ValueError(
-            f"{source} is no sound {checkpoint.cls.__name__} with this config:\n  " + "\n  ".join(problems) + "\n"
-            "Checkpoints of the original project go through `neobert-hf convert` first."
+            f"{source} is no sound {checkpoint.cls.__name__} with this config:\n  " + "\n  ".join(problems)
         )
-    modules = read_modules(source)
+    modules, sentence = read_modules(source), sentence_class(source)
     words = AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=False) if tokenizer else checkpoint.tokenizer
     if words is None:
         raise ValueError(f"{source} has no tokenizer. Name one with `--tokenizer`: a folder or a Hub id.")
@@ -105,7 +105,7 @@ def build_folder(
     exported = export_onnx(folder, words, onnx) if onnx else ()
 
     # 4. Model card
-    build_card(repo_id, model, facts, golden, sentence_class(source), exported).save(folder / "README.md")
+    build_card(repo_id, model, facts, golden, sentence, exported).save(folder / "README.md")
 
 
 def read_modules(source: Path) -> list[dict]:
@@ -136,12 +136,19 @@ def copy_modules(source: Path, folder: Path, modules: list[dict]) -> None:
 
 
 def sentence_class(source: Path) -> str | None:
-    """The class of Sentence Transformers that a folder is for."""
+    """The class of Sentence Transformers that a folder is for, if it is for one.
+
+    Raises:
+        ValueError: if it is one that the model card has no words for.
+    """
     if not (source / "modules.json").is_file():
         return None
     file = source / "config_sentence_transformers.json"
     values = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    return values.get("model_type", "SentenceTransformer")
+    name = values.get("model_type", "SentenceTransformer")
+    if name not in KINDS:
+        raise ValueError(f"{file} says `model_type` {name!r}; it must be one of {', '.join(KINDS)}.")
+    return name
 
 
 def export_onnx(folder: Path, tokenizer: PreTrainedTokenizerBase, precisions: tuple[str, ...]) -> list:
