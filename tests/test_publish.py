@@ -496,3 +496,16 @@ def test_example_builds_the_same_folder(work, tmp_path, capsys, monkeypatch):
     assert files_of(tmp_path / "example") == FILES
     for name in FILES:
         assert (tmp_path / "example" / name).read_bytes() == (tmp_path / "folder" / name).read_bytes(), name
+
+
+def test_original_checkpoint_becomes_a_repository(shared, tmp_path):
+    """Its class names and its `auto_map`, which names code that is not there, give way to this package's."""
+    small_tokenizer(500).save_pretrained(tmp_path / "tokenizer")
+    source, folder = shared / "reference" / "published", tmp_path / "folder"
+    folder.mkdir()
+    build_folder(source, folder, "me/original", gather_facts(source), str(tmp_path / "tokenizer"))
+    check_folder(folder)
+    config = json.loads((folder / "config.json").read_text())
+    assert config["auto_map"] == AUTO_MAP and config["architectures"] == ["NeoBERTForMaskedLM"]
+    before, after = (load_file(path / "model.safetensors") for path in (source, folder))
+    assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
