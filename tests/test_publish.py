@@ -15,7 +15,7 @@ import torch
 from conftest import ROOT, small_config, small_model
 from hub_clients import TEXTS, outputs
 from hub_server import TOKEN, HubServer
-from huggingface_hub import ModelCard
+from huggingface_hub import EvalResult, ModelCard
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
@@ -299,23 +299,30 @@ def test_golden_values_of_the_card_hold(work, tmp_path):
     assert (found - torch.tensor(values)).abs().max() < 1e-4  # four decimals
 
 
+def result_of(name: str, value: float) -> EvalResult:
+    return EvalResult(task_type="sts", dataset_type=name, dataset_name=name, metric_type="spearman", metric_value=value)
+
+
 def test_settings_of_the_run_and_of_an_earlier_card(work, tmp_path):
     """The embedder's own card, and the checkpoints beside it; paths of this machine are nobody's business."""
     run = tmp_path / "run"
     shutil.copytree(work / "embedder", run / "model")
     (run / "checkpoint-9").mkdir()
     settings = {"learning_rate": 0.001, "model": "/home/me/encoder", "hidden_size": 64, "bf16": False}
-    settings["datasets"] = {"wordnet": {"rows": 8}}
+    settings["datasets"] = {"wordnet": {"rows": 60000}}
     complete = {"files": {}, "engine": "plain", "settings": settings, "cursor": {}}
     (run / "checkpoint-9" / "complete.json").write_text(json.dumps(complete))
     earlier = ModelCard.load(run / "model" / "README.md")
     earlier.data.license = "apache-2.0"
+    earlier.data.eval_results, earlier.data.model_name = [result_of("sts", 0.7)], "earlier"
     earlier.save(run / "model" / "README.md")
     facts = gather_facts(run / "model")
     assert facts.hyperparameters == {"learning_rate": 0.001, "bf16": False}
-    assert facts.license == "apache-2.0" and "wordnet" in facts.training_data
+    assert facts.license == "apache-2.0" and facts.training_data == "Mixture of wordnet (60,000 rows)."
+    assert [one.metric_value for one in facts.eval_results] == [0.7]
     (tmp_path / "card.yaml").write_text("license: mit")
-    assert gather_facts(run / "model", str(tmp_path / "card.yaml")).license == "mit"
+    ours = gather_facts(run / "model", str(tmp_path / "card.yaml"))
+    assert ours.license == "mit" and ours.eval_results == facts.eval_results
     card = build(run, "model", tmp_path / "folder")
     assert card.data.library_name == "sentence-transformers" and card.data.pipeline_tag == "sentence-similarity"
     assert 'SentenceTransformer("me/model")' in card.text and "/home/me" not in card.content
@@ -482,6 +489,8 @@ def test_mteb_results_are_in_the_model_index(work, tmp_path):
     ]  # fmt: skip
     with pytest.raises(ValueError, match="holds no results"):
         gather_facts(work / "mlm", None, work)
+    with pytest.raises(ValueError, match="config.json is no result"):
+        gather_facts(work / "mlm", None, work / "mlm")
 
 
 def test_example_builds_the_same_folder(work, tmp_path, capsys, monkeypatch):

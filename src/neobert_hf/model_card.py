@@ -11,7 +11,7 @@ from huggingface_hub.errors import StrictDataclassError
 
 from neobert_hf import NeoBERTConfig, NeoBERTPreTrainedModel
 from neobert_hf.arguments import nearest
-from neobert_hf.checkpoints import COMPLETE, complete_checkpoints, read_progress
+from neobert_hf.checkpoints import COMPLETE, CheckpointError, complete_checkpoints, read_progress
 from neobert_hf.configuration_neobert import MODEL_CLASSES
 from neobert_hf.modeling_neobert import swiglu_width
 
@@ -79,13 +79,15 @@ def gather_facts(source: Path, file: str | None = None, mteb_results: Path | Non
     Raises:
         ValueError: if the file or the card is not in this form.
     """
-    facts = facts_of_run(source) | facts_of_card(source)
-    if file is not None:
-        facts |= read_facts(file)
-    if mteb_results is not None:
-        facts["eval_results"] = [*facts.get("eval_results", []), *read_mteb_results(mteb_results)]
     try:
+        facts = facts_of_run(source) | facts_of_card(source)
+        if file is not None:
+            facts |= read_facts(file)
+        if mteb_results is not None:
+            facts["eval_results"] = [*facts.get("eval_results", []), *read_mteb_results(mteb_results)]
         return CardFacts(**facts)
+    except CheckpointError as error:
+        raise ValueError(str(error)) from error
     except StrictDataclassError as error:
         raise ValueError(f"{file or source / 'README.md'}: {error}") from error
 
@@ -100,19 +102,26 @@ def read_facts(file: str) -> dict[str, Any]:
         raise ValueError(f"{file} holds a {type(values).__name__}; it must hold one `key: value` a line.")
     if unknown := [key for key in values if key not in known]:
         raise ValueError(f"{file} has no meaning for the key {unknown[0]!r}{nearest(str(unknown[0]), known)}.")
-    try:
-        results = [EvalResult(**result) for result in values.get("eval_results", [])]
-    except TypeError as error:
-        raise ValueError(f"{file}: `eval_results` must be fields of `huggingface_hub.EvalResult`: {error}") from error
-    return values | {"eval_results": results}
+    if "eval_results" in values:
+        try:
+            values["eval_results"] = [EvalResult(**result) for result in values["eval_results"]]
+        except TypeError as error:
+            message = (
+                f"{file}: `eval_results` must be a list, each with fields of `huggingface_hub.EvalResult`: {error}"
+            )
+            raise ValueError(message) from error
+    return values
 
 
 def read_mteb_results(folder: Path) -> list[EvalResult]:
     """A result for each task."""
     # Needs mteb, which the rest of publishing does not.
-    from neobert_hf.mteb_results import read_result
+    from neobert_hf.mteb_results import ResultError, read_result
 
-    results = [read_result(file) for file in sorted(folder.glob("*.json"))]
+    try:
+        results = [read_result(file) for file in sorted(folder.glob("*.json"))]
+    except ResultError as error:
+        raise ValueError(str(error)) from error
     if not results:
         raise ValueError(f"{folder} holds no results of examples/run_mteb.py: name the folder of one model in it.")
     return [
@@ -155,8 +164,8 @@ def facts_of_run(source: Path) -> dict[str, Any]:
     settings = read_progress(checkpoints[-1]).settings
     facts = {"hyperparameters": {name: value for name, value in settings.items() if _is_told(name, value)}}
     if isinstance(datasets := settings.get("datasets"), dict):
-        rows = (f"{name} ({one['rows']} rows a batch)" if "rows" in one else name for name, one in datasets.items())
-        facts["training_data"] = f"Mixture of {', '.join(rows)}."
+        names = (f"{name} ({one['rows']:,} rows)" if "rows" in one else name for name, one in datasets.items())
+        facts["training_data"] = f"Mixture of {', '.join(names)}."
     return facts
 
 
