@@ -131,7 +131,7 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         for name, text in ({"Content-Type": "application/json"} | (headers or {})).items():
             self.send_header(name, str(text))
-        if "error" in value if isinstance(value, dict) else False:
+        if isinstance(value, dict) and "error" in value:
             self.send_header("X-Error-Message", value["error"])
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()

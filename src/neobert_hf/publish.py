@@ -28,6 +28,7 @@ from neobert_hf.model_card import KINDS, CardFacts, build_card, gather_facts
 from neobert_hf.whole_files import folder_written_whole, write_json
 
 
+# Those of `onnx_export`, which needs more packages than the rest.
 PRECISIONS = ("float32", "float16", "int8")
 SENTENCE_FILES = ("modules.json", "config_sentence_transformers.json", "sentence_bert_config.json")
 
