@@ -9,8 +9,9 @@ from importlib import import_module
 # the exit status (None is success) and raises ValueError or OSError with a message for the user.
 COMMANDS = {
     "convert": ("original_checkpoints", "checkpoints of the original project into this package's layout, and back"),
-    "export": ("onnx_export", "ONNX files, each checked against PyTorch, as transformers.js reads them"),
     "doctor": ("doctor", "say whether a folder or a Hub repository is healthy"),
+    "export": ("onnx_export", "ONNX files for onnxruntime and transformers.js, each checked against PyTorch"),
+    "publish": ("publish", "build a complete Hub repository, check it and push it"),
 }
 
 

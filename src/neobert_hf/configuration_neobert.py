@@ -12,6 +12,19 @@ from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
 
+# The class behind each Auto class.
+MODEL_CLASSES = {
+    "AutoModel": "NeoBERTModel",
+    "AutoModelForMaskedLM": "NeoBERTForMaskedLM",
+    "AutoModelForSequenceClassification": "NeoBERTForSequenceClassification",
+    "AutoModelForTokenClassification": "NeoBERTForTokenClassification",
+    "AutoModelForQuestionAnswering": "NeoBERTForQuestionAnswering",
+    "AutoModelForMultipleChoice": "NeoBERTForMultipleChoice",
+}
+AUTO_MAP = {"AutoConfig": "configuration_neobert.NeoBERTConfig"} | {
+    auto_class: f"modeling_neobert.{name}" for auto_class, name in MODEL_CLASSES.items()
+}
+
 # Written by the original training script into the published config.json; none of them describes the model.
 ORIGINAL_JUNK_KEYS = {"kwargs", "trust_remote_code", "pretrained_model_name_or_path"}
 
@@ -193,6 +206,11 @@ class NeoBERTConfig(PreTrainedConfig):
             config["torch_dtype"] = config["dtype"]
         return config
 
+    def save_pretrained(self, save_directory, *args, **kwargs):
+        # Transformers adds the class that is saved, and keeps what another config named: the original's `model.*`.
+        self.auto_map = dict(AUTO_MAP)
+        super().save_pretrained(save_directory, *args, **kwargs)
+
     @classmethod
     def _known_keys(cls) -> set[str]:
         return {field.name for field in fields(cls)} | set(cls.attribute_map)
@@ -266,5 +284,8 @@ class NeoBERTConfig(PreTrainedConfig):
                 )
         super().validate_rope()
 
+
+# The code is saved with the model, for those who load it without the package.
+NeoBERTConfig.register_for_auto_class()
 
 __all__ = ["NeoBERTConfig"]

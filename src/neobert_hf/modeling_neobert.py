@@ -30,7 +30,7 @@ from transformers.utils.generic import can_return_tuple, is_flash_attention_requ
 from transformers.utils.import_utils import is_tracing
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
-from .configuration_neobert import NeoBERTConfig
+from .configuration_neobert import MODEL_CLASSES, NeoBERTConfig
 from .packing_neobert import (
     Batch,
     build_mask,
@@ -688,12 +688,8 @@ class NeoBERTForQuestionAnswering(NeoBERTPreTrainedModel):
         )
 
 
-__all__ = [
-    "NeoBERTForMaskedLM",
-    "NeoBERTForMultipleChoice",
-    "NeoBERTForQuestionAnswering",
-    "NeoBERTForSequenceClassification",
-    "NeoBERTForTokenClassification",
-    "NeoBERTModel",
-    "NeoBERTPreTrainedModel",
-]
+# The code is saved with the model, for those who load it without the package.
+for auto_class, name in MODEL_CLASSES.items():
+    globals()[name].register_for_auto_class(auto_class)
+
+__all__ = ["NeoBERTPreTrainedModel", *MODEL_CLASSES.values()]

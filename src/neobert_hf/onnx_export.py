@@ -73,7 +73,7 @@ TEXTS = [
 ]
 
 
-class ExportError(RuntimeError):
+class ExportError(ValueError):
     """An exported file does not compute what the PyTorch model does."""
 
 
@@ -361,9 +361,15 @@ def write_config(model: NeoBERTPreTrainedModel, files: list[ExportedFile], folde
     config.architectures, config.dtype = [type(model).__name__], "float32"
     if hasattr(config, "auto_map"):
         del config.auto_map  # It names code files, and the folder holds none.
-    if external := {file.name: True for file in files if file.external_data}:
-        setattr(config, "transformers.js_config", {"use_external_data_format": external})
-    config.save_pretrained(folder)
+    for key, value in external_data_config(files).items():
+        setattr(config, key, value)
+    config.to_json_file(folder / "config.json")
+
+
+def external_data_config(files: list[ExportedFile]) -> dict:
+    """What transformers.js needs to read in `config.json`, if the weights of a file lie beside it."""
+    external = {file.name: True for file in files if file.external_data}
+    return {"transformers.js_config": {"use_external_data_format": external}} if external else {}
 
 
 def add_arguments(parser: ArgumentParser) -> None:

@@ -165,7 +165,7 @@ def write_config(
     config.architectures = [cls.__name__]
     # It may name the original's code, which is not in the folder.
     config.__dict__.pop("auto_map", None)
-    config.save_pretrained(folder)
+    config.to_json_file(folder / "config.json")
     dtype = str(config.dtype).removeprefix("torch.")
     if original:
         values = {key: value for key, value in config.to_diff_dict().items() if key not in ONLY_HERE}

@@ -1,0 +1,111 @@
+"""What test_publish.py runs in fresh processes against the small Hub: `python hub_clients.py NAME FOLDER`.
+
+`HF_ENDPOINT` must be set before huggingface_hub is imported. Results go to FOLDER/NAME.pt.
+"""
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+import torch
+
+
+TEXTS = ["one text", "another, much longer text"]
+
+
+def outputs(model, tokenizer) -> torch.Tensor:
+    with torch.no_grad():
+        return model.eval()(**tokenizer(TEXTS, padding=True, return_tensors="pt"))[0]
+
+
+def publisher(folder: Path) -> dict:
+    """Publish again after a kill, again without a change, with a wrong token, as dry run, to a branch, as a PR."""
+    from neobert_hf.cli import main
+
+    mlm = ["publish", str(folder / "mlm"), "me/mlm", "--card", str(folder / "card.yaml")]
+    embedder = ["publish", str(folder / "embedder"), "me/embedder"]
+    steps = {
+        "dry run": [*mlm, "--dry_run"],
+        "repeated": mlm,
+        "unchanged": mlm,
+        "branch": [*mlm, "--revision", "v2"],
+        "pull request": [*embedder[:2], "me/mlm", "--pr"],
+        "embedder": [*embedder, "--public"],
+        "other model": [*mlm[:2], "me/embedder", "--revision", "mlm"],
+        "refused": [*mlm[:2], "me/refused"],
+        "dropped": [*mlm[:2], "me/dropped"],
+        "doctor": ["doctor", "me/mlm"],
+    }
+    results = {"before": requests()}
+    for name, arguments in steps.items():
+        results[name] = (main(arguments), requests())
+    os.environ["HF_TOKEN"] = "hf_wrong"
+    results["wrong token"] = (main([*mlm[:2], "me/other"]), requests())
+    return results
+
+
+def requests() -> int:
+    """How many requests the server has seen; it counts this one not."""
+    import httpx
+
+    return int(httpx.get(f"{os.environ['HF_ENDPOINT']}/requests").text)
+
+
+def reader(folder: Path) -> dict:
+    """Load what was published: with the package installed."""
+    import neobert_hf  # noqa: F401
+
+    return load_all() | {"trusted": load_all(trust_remote_code=True)}
+
+
+def stranger(folder: Path) -> dict:
+    """Load what was published, save and load it again: in an environment without the package."""
+    from sentence_transformers import SentenceTransformer
+    from transformers import AutoModelForMaskedLM, AutoModelForTokenClassification, AutoTokenizer, pipeline
+
+    results = {"spec": importlib.util.find_spec("neobert_hf")}
+    try:
+        AutoModelForMaskedLM.from_pretrained("me/mlm", trust_remote_code=False)
+    except ValueError as error:
+        results["untrusted"] = str(error)
+    results |= load_all(trust_remote_code=True)
+    AutoModelForMaskedLM.from_pretrained("me/mlm", trust_remote_code=True).save_pretrained(folder / "again")
+    tokenizer = AutoTokenizer.from_pretrained("me/mlm", trust_remote_code=True)
+    tokenizer.save_pretrained(folder / "again")
+    # Another class of the same folder: what one save leaves must do for all.
+    AutoModelForTokenClassification.from_pretrained(folder / "again", trust_remote_code=True)
+    model = AutoModelForMaskedLM.from_pretrained(folder / "again", trust_remote_code=True)
+    model.save_pretrained(folder / "again_and_again")
+    results["again"] = outputs(
+        AutoModelForMaskedLM.from_pretrained(folder / "again_and_again", trust_remote_code=True), tokenizer
+    )
+    fill = pipeline("fill-mask", "me/mlm", trust_remote_code=True)
+    results["fill"] = fill("one [MASK]")[0]["token"]
+    SentenceTransformer("me/embedder", trust_remote_code=True).save_pretrained(str(folder / "embedder_again"))
+    again = SentenceTransformer(str(folder / "embedder_again"), trust_remote_code=True)
+    results["embeddings again"] = again.encode(TEXTS, convert_to_tensor=True)
+    return results
+
+
+def load_all(**trust) -> dict:
+    from huggingface_hub import ModelCard, snapshot_download
+    from sentence_transformers import SentenceTransformer
+    from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained("me/mlm", **trust)
+    model = AutoModelForMaskedLM.from_pretrained("me/mlm", **trust)
+    return {
+        "module": type(model).__module__,
+        "logits": outputs(model, tokenizer),
+        "states": outputs(AutoModel.from_pretrained("me/mlm", **trust), tokenizer),
+        "branch": outputs(AutoModelForMaskedLM.from_pretrained("me/mlm", revision="v2", **trust), tokenizer),
+        "embeddings": SentenceTransformer("me/embedder", **trust).encode(TEXTS, convert_to_tensor=True),
+        "snapshot": snapshot_download("me/mlm"),
+        "license": ModelCard.load("me/mlm").data.license,
+    }
+
+
+if __name__ == "__main__":
+    name, folder = sys.argv[1], Path(sys.argv[2])
+    torch.save({"publisher": publisher, "reader": reader, "stranger": stranger}[name](folder), folder / f"{name}.pt")
