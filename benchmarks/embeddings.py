@@ -10,7 +10,6 @@ same command goes on.
 import json
 import os
 import platform
-import shutil
 import statistics
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -24,12 +23,12 @@ import torch.nn.functional as F
 import yaml
 from datasets import load_dataset
 from matplotlib.figure import Figure
-from pretraining import ROOT, prepare, run, train
+from pretraining import ROOT, prepare, run, save_random, train
 from sentence_transformers import SentenceTransformer
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
-from transformers import AutoModel, AutoTokenizer, BertConfig, BertForMaskedLM, set_seed
+from transformers import BertConfig, BertForMaskedLM, set_seed
 from transformers.modeling_outputs import MaskedLMOutput
 
 from neobert_hf import NeoBERTConfig
@@ -131,18 +130,6 @@ def pretrain_bert(neobert: Path, data: Path, output: Path, limit: str) -> Path:
     model.__class__ = BertForMaskedLM
     trainer.save_whole(folder)
     write_json(output / "log.json", trainer.state.log_history)
-    return folder
-
-
-def save_random(neobert: Path, folder: Path) -> Path:
-    """The architecture and tokenizer of `neobert` with random weights."""
-    if not folder.exists():
-        partial = folder.with_name(folder.name + ".partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        set_seed(0)
-        AutoModel.from_config(NeoBERTConfig.from_pretrained(neobert)).save_pretrained(partial)
-        AutoTokenizer.from_pretrained(neobert).save_pretrained(partial)
-        partial.rename(folder)
     return folder
 
 
@@ -252,7 +239,8 @@ def main() -> None:
     neobert_log = train(pretraining, "small.yaml", "stage_1", f"{shards} {settings.pretraining_limit}", 2)
     neobert = pretraining / "stage_1" / "model"
     bert = pretrain_bert(neobert, pretraining / "data" / "train", output / "bert", settings.pretraining_limit)
-    random = save_random(neobert, output / "random")
+    random = output / "random"
+    save_random(neobert, random)
 
     # 2. Fine-tuning
     plain = {"random weights": random, "pretrained": neobert, "BERT of the same size, pretrained": bert}

@@ -21,13 +21,11 @@ from pathlib import Path
 
 from datasets import Dataset
 from matplotlib.figure import Figure
-from pretraining import prepare, run, train
+from pretraining import ROOT, prepare, run, save_random, train
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
-from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer, set_seed
 
-import neobert_hf  # noqa: F401  (registers the architecture)
 from neobert_hf.arguments import parse_config
 from neobert_hf.glue_metric import GlueMetric
 from neobert_hf.glue_report import group_runs
@@ -35,7 +33,6 @@ from neobert_hf.glue_runs import Hyperparameters, Results
 from neobert_hf.glue_tasks import load_task, read_tasks
 
 
-ROOT = Path(__file__).parent.parent
 TASKS = ROOT / "configs" / "glue" / "debian_sections.yaml"
 TASK = "debian_sections"
 MODELS = ("pretrained", "random")
@@ -63,13 +60,6 @@ def write_subset(settings: BenchmarkArguments, folder: Path) -> None:
     whole = Dataset.from_parquet(f"{settings.data}/train.parquet").shuffle(seed=0)
     whole.select(range(min(settings.rows, len(whole)))).to_parquet(folder / "train.parquet")
     Dataset.from_parquet(f"{settings.data}/validation.parquet").to_parquet(folder / "validation.parquet")
-
-
-def save_random(pretrained: Path, folder: Path) -> None:
-    """The same architecture and tokenizer, untrained."""
-    set_seed(0)
-    AutoModelForMaskedLM.from_config(AutoConfig.from_pretrained(pretrained)).save_pretrained(folder)
-    AutoTokenizer.from_pretrained(pretrained).save_pretrained(folder)
 
 
 def fine_tune(settings: BenchmarkArguments, name: str, model: Path, rows: int) -> dict[Hyperparameters, list[dict]]:

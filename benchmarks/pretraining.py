@@ -18,7 +18,9 @@ from importlib.metadata import version
 from pathlib import Path
 
 from matplotlib.figure import Figure
+from transformers import AutoTokenizer, set_seed
 
+from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM
 from neobert_hf.arguments import parse_config
 
 
@@ -90,6 +92,13 @@ def train(output: Path, config: str, name: str, flags: str, threads: int) -> lis
         folder.mkdir(parents=True, exist_ok=True)
         run("pretrain.py", flags, folder / "output.txt", threads)
     return json.loads((folder / "log.json").read_text())
+
+
+def save_random(pretrained: Path, folder: Path) -> None:
+    """The architecture and tokenizer of a model with random weights, for the benchmarks of fine-tuning."""
+    set_seed(0)
+    NeoBERTForMaskedLM(NeoBERTConfig.from_pretrained(pretrained)).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(pretrained).save_pretrained(folder)
 
 
 def run_ablations(output: Path, seeds: int, limit: str) -> dict[str, list[float]]:

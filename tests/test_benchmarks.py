@@ -38,6 +38,34 @@ def test_pretraining_benchmark(tmp_path):
 
 
 @pytest.mark.slow
+def test_embeddings_benchmark(tmp_path):
+    """Every run of it, of two steps, on made data."""
+    data = tmp_path / "data"
+    for folder in ("text", "pairs", "classification_debian_sections"):
+        (data / folder).mkdir(parents=True)
+    texts = [text for topic in topics.values() for text in topic.split("\n\n") if len(text.split()) > 30][:400]
+    rows = [{"query": " ".join(t.split()[:4]), "positive": t, "negative": u} for t, u in zip(texts, texts[1:])]
+    for name, part in (("train", topics.values()), ("validation", list(topics.values())[:10])):
+        Dataset.from_list([{"text": text} for text in part]).to_parquet(data / "text" / f"{name}.parquet")
+        sections = [{"sentence": text[:60], "label": number % 3} for number, text in enumerate(texts[:60])]
+        Dataset.from_list(sections).to_parquet(data / "classification_debian_sections" / f"{name}.parquet")
+    for name in ("wordnet", "wordnet_usage", "foldoc"):
+        Dataset.from_list(rows).to_parquet(data / "pairs" / f"{name}.parquet")
+    test = [{"query": row["query"], "document": row["positive"]} for row in rows[:50]]
+    Dataset.from_list(test).to_parquet(data / "retrieval_foldoc_test.parquet")
+    pretraining = "--max_steps 2 --logging_steps 1 --hidden_size 64 --num_attention_heads 2"
+    limit = "--max_steps 2 --logging_steps 1 --per_device_train_batch_size 4 --use_cpu true"
+    flags = {"data": data, "output_dir": tmp_path / "runs", "pretraining_dir": tmp_path / "first", "results": tmp_path}
+    flags |= {"pretraining_limit": pretraining, "limit": limit}
+    command = [sys.executable, "benchmarks/embeddings.py", *(f"--{name}={value}" for name, value in flags.items())]
+    subprocess.run(command, cwd=ROOT, check=True)
+    scores = json.loads((tmp_path / "embeddings.json").read_text())["scores"]
+    assert len(scores) == 7 and scores["BM25"]["ndcg_at_10"] > 0.5
+    assert "BERT of the same size" in (tmp_path / "embeddings.md").read_text()
+    assert (tmp_path / "embeddings.png").stat().st_size > 10_000
+
+
+@pytest.mark.slow
 def test_forward_benchmark(tmp_path):
     flags = ["--layers", "1", "--repeats", "1", "--output", str(tmp_path)]
     subprocess.run([sys.executable, "benchmarks/forward.py", *flags], cwd=ROOT, check=True)
