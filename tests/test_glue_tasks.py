@@ -58,15 +58,16 @@ def test_wnli_is_a_task_and_not_in_the_average():
     assert "wnli" not in read_published(str(CONFIGS / "table3.yaml")).columns and len(TASKS) == 9
 
 
+@pytest.mark.parametrize("name", ["paper", "neobert_1024"])
 @pytest.mark.parametrize(
     "rows, batch_size, every, steps", [(100, 32, 1, 40), (2490, 8, 31, 3120), (392_702, 16, 500, 245_440)]
 )
-def test_the_papers_protocol(rows, batch_size, every, steps, tmp_path):
+def test_the_papers_protocol(name, rows, batch_size, every, steps, tmp_path):
     """min(500, len(dataloader) // 10), 10 epochs, 6% of warm-up, 15 evaluations."""
     (settings, arguments) = run_glue.parse_config(
         run_glue.GlueSettings,
         GlueArguments,
-        args=["--config", str(ROOT / "configs/glue/paper.yaml"), "--model", "m", "--task", "all", "--bf16", "0"],
+        args=["--config", str(CONFIGS / f"{name}.yaml"), "--model", "m", "--task", "all", "--bf16", "0"],
     )
     run = arguments.of_run(
         tmp_path, rows, per_device_train_batch_size=batch_size, learning_rate=1e-5, weight_decay=0.0, seed=3
