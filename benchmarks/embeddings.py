@@ -195,11 +195,11 @@ def report(scores: dict[str, dict], settings: dict, notes: str) -> str:
         "them right. Fine-tuned models get the instruction they were trained with before the term, the others nothing. "
         f"Classification: logistic regression on the embeddings of {settings['train']:,} one-line descriptions of "
         f"software, tested on {settings['test']:,}, {settings['labels']} sections. One run each.",
-        f"Fine-tuning: `configs/embeddings/small.yaml` with `{FINETUNING}`. BERT has NeoBERT's data, masks and steps in "
-        f"pretraining, and the learning rate {BERT_LEARNING_RATE:g}, since it did not learn at NeoBERT's.",
-        f"Order found, by nDCG@10: {', '.join(sorted(scores, key=lambda name: -scores[name]['ndcg_at_10']))}. Order "
-        "expected: pretrained and fine-tuned before both fine-tuned from random weights and pretrained only, and random "
-        "weights last. Where they differ, [NOTES.md](../NOTES.md) has what is known of the reason.",
+        f"Fine-tuning: `configs/embeddings/small.yaml` with `{FINETUNING}`. BERT has NeoBERT's data, masks and steps "
+        f"in pretraining, and the learning rate {BERT_LEARNING_RATE:g}, since it did not learn at NeoBERT's.",
+        f"Order found, by nDCG@10: {'; '.join(sorted(scores, key=lambda name: -scores[name]['ndcg_at_10']))}. "
+        "Expected: pretrained and fine-tuned before both fine-tuned from random weights and pretrained only, and "
+        "random weights last. Where they differ, [NOTES.md](../NOTES.md) has what is known of the reason.",
         notes,
         "`sts_lee.parquet` holds the score 0.0 in all of its 1,225 rows: a correlation with it is not defined, so no "
         "Spearman coefficient is given.",
