@@ -40,7 +40,7 @@ from neobert_hf.mlm_batches import Documents, MLMBatchSampler
 from neobert_hf.mlm_collator import MLMCollator
 from neobert_hf.pretraining import Feed, MLMTrainer, PretrainingArguments
 from neobert_hf.text_shards import load_shards, load_tokenizer, read_manifest
-from neobert_hf.whole_files import write_json, write_text, written_whole
+from neobert_hf.whole_files import write_json, write_png, write_text
 
 
 # With NeoBERT's 2e-3 the loss stood still at 6.87 from step 100 to 170.
@@ -222,8 +222,7 @@ def plot(scores: dict[str, dict], file: Path) -> None:
         values = {name: one[key] for name, one in scores.items() if key in one}
         axes.barh(list(values)[::-1], list(values.values())[::-1])
         axes.set_xlabel({"ndcg_at_10": "nDCG@10, FOLDOC retrieval", "accuracy": "accuracy, Debian sections"}[key])
-    with written_whole(file) as partial:
-        figure.savefig(partial, dpi=150, format="png")
+    write_png(file, figure)
 
 
 def read_tests(data: Path, rows: int | None) -> dict:

@@ -6,7 +6,6 @@ The small model of benchmarks/pretraining.py (pretrained here if it is not there
 TF-IDF with logistic regression. Interrupted, the same command goes on.
 """
 
-import json
 import os
 import platform
 import shlex
@@ -31,6 +30,7 @@ from neobert_hf.glue_metric import GlueMetric
 from neobert_hf.glue_report import group_runs
 from neobert_hf.glue_runs import Hyperparameters, Results
 from neobert_hf.glue_tasks import load_task, read_tasks
+from neobert_hf.whole_files import write_json, write_png, write_text
 
 
 TASKS = ROOT / "configs" / "glue" / "debian_sections.yaml"
@@ -121,7 +121,7 @@ def plot(runs: dict[str, dict], baseline: dict[str, float], file: Path) -> None:
     axes.axhline(100 * baseline["accuracy"], color="gray", ls="--", label="TF-IDF, logistic regression")
     axes.set(xlabel="step", ylabel="accuracy (%)", title="Validation accuracy, one line a seed")
     axes.legend()
-    figure.savefig(file, dpi=150)
+    write_png(file, figure)
 
 
 def report(settings: BenchmarkArguments, rows: dict[str, int], runs: dict[str, dict], baseline: dict) -> str:
@@ -170,8 +170,8 @@ def main() -> None:
     # 3. Report
     plot(runs, baseline, results / "glue.png")
     plain = {name: [result for group in groups.values() for result in group] for name, groups in runs.items()}
-    (results / "glue.json").write_text(json.dumps({"runs": plain, "tf_idf": baseline, "rows": rows}) + "\n")
-    (results / "glue.md").write_text(report(settings, rows, runs, baseline))
+    write_json(results / "glue.json", {"runs": plain, "tf_idf": baseline, "rows": rows})
+    write_text(results / "glue.md", report(settings, rows, runs, baseline))
 
 
 if __name__ == "__main__":

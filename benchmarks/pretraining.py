@@ -22,6 +22,7 @@ from transformers import AutoTokenizer, set_seed
 
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM
 from neobert_hf.arguments import parse_config
+from neobert_hf.whole_files import write_json, write_png, write_text
 
 
 ROOT = Path(__file__).parent.parent
@@ -150,7 +151,7 @@ def plot(stages: dict[str, list[dict]], file: Path) -> None:
             axes.plot(*zip(*points), "o-" if key == "eval_loss" else "-", label=label, markersize=4)
         axes.set(xlabel="step", ylabel="masked loss (nats)", title=name)
         axes.legend()
-    figure.savefig(file, dpi=150)
+    write_png(file, figure)
 
 
 def report(stages: dict[str, list[dict]], losses: dict[str, list[float]]) -> str:
@@ -205,8 +206,8 @@ def main() -> None:
     losses = run_ablations(output, settings.seeds, settings.limit)
     results = Path(settings.results)
     plot(stages, results / "pretraining.png")
-    (results / "pretraining.json").write_text(json.dumps({"stages": stages, "ablations": losses}) + "\n")
-    (results / "pretraining.md").write_text(report(stages, losses))
+    write_json(results / "pretraining.json", {"stages": stages, "ablations": losses})
+    write_text(results / "pretraining.md", report(stages, losses))
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from neobert_hf.mlm_batches import Documents, HeldOutBatchSampler, MLMBatchSampl
 from neobert_hf.mlm_collator import Layout, MLMCollator
 from neobert_hf.pretraining import Feed, MLMTrainer, PretrainingArguments
 from neobert_hf.text_shards import Manifest, load_shards, load_tokenizer, read_manifest, tokenizer_fingerprint
-from neobert_hf.whole_files import write_json, written_whole
+from neobert_hf.whole_files import write_json, write_png
 
 
 # Of TrainingArguments, those that change the trained weights; the others may differ when a run is resumed.
@@ -204,8 +204,7 @@ def plot(log: list[dict], file: Path) -> None:
                 axes.plot(*zip(*points), "o-" if key.startswith("eval") else "-", label=key, markersize=3)
         axes.set(xlabel="step", title=title)
         axes.legend()
-    with written_whole(file) as partial:
-        figure.savefig(partial, dpi=150, format="png")
+    write_png(file, figure)
 
 
 def main(args: list[str] | None = None) -> None:

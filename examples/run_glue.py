@@ -26,7 +26,6 @@ from neobert_hf.checkpoints import CheckpointError, newest_checkpoint
 from neobert_hf.glue_report import read_published, write_report
 from neobert_hf.glue_runs import (
     Hyperparameters,
-    ResultError,
     Results,
     Run,
     grid,
@@ -37,6 +36,7 @@ from neobert_hf.glue_runs import (
 )
 from neobert_hf.glue_tasks import GlueTask, load_task, read_tasks
 from neobert_hf.glue_training import GlueArguments, GlueTrainer, build_classifier, last_checkpoints, tokenize
+from neobert_hf.result_files import ResultError
 from neobert_hf.whole_files import write_json
 
 

@@ -27,7 +27,8 @@ from neobert_hf.embedding_model import fingerprint, load_model
 from neobert_hf.mteb_encoder import InstructionEncoder
 from neobert_hf.mteb_local_tasks import read_local_tasks
 from neobert_hf.mteb_report import COLUMNS, read_published, write_report
-from neobert_hf.mteb_results import ResultError, Results, Settings, subtasks
+from neobert_hf.mteb_results import Results, Settings, subtasks
+from neobert_hf.result_files import ResultError
 
 
 BENCHMARK = "MTEB(eng, v1)"

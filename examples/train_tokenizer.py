@@ -7,7 +7,6 @@ unused entries at the same ids. `bpe` is byte-level and cased, with 32,000 entri
 knows every byte, so no text gives [UNK].
 """
 
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
@@ -21,6 +20,7 @@ from transformers import BertTokenizer, PreTrainedTokenizerFast
 
 from neobert_hf.arguments import parse_config
 from neobert_hf.text_source import stream_text
+from neobert_hf.whole_files import folder_written_whole
 
 
 BATCH = 1_000
@@ -123,10 +123,8 @@ def main() -> None:
     batches = read_batches(stream, settings.column, settings.max_documents)
     train = {"wordpiece": train_wordpiece, "bpe": train_bpe}[settings.kind]
     tokenizer = train(batches, settings.vocab_size, settings.max_length)
-    partial = output.with_name(output.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    tokenizer.save_pretrained(partial)
-    partial.rename(output)
+    with folder_written_whole(output) as partial:
+        tokenizer.save_pretrained(partial)
     few = (
         ""
         if len(tokenizer) == settings.vocab_size

@@ -17,11 +17,11 @@ import torch
 import yaml
 from conftest import ROOT
 from datasets import ClassLabel, Dataset, Features, Value
+from other_encoders import ENCODERS, save_other_encoder
 from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 from torch.nn import functional as F
-from transformers import AutoTokenizer, BertConfig, DebertaV2Config, ModernBertConfig, RobertaConfig
-from transformers.models.auto.modeling_auto import MODEL_MAPPING
+from transformers import AutoTokenizer
 
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM
 from neobert_hf.checkpoints import COMPLETE, CheckpointError, complete_checkpoints
@@ -373,22 +373,9 @@ def test_matryoshka_trains_the_prefixes_as_well(flags, data, encoder, tmp_path):
     assert small.encode("text").shape == (8,)
 
 
-ENCODERS = {"bert": BertConfig, "roberta": RobertaConfig, "deberta_v3": DebertaV2Config, "modernbert": ModernBertConfig}
-
-
 @pytest.mark.parametrize("name", ENCODERS)
 def test_it_works_for_other_encoders(flags, tokenizer, tmp_path, name):
-    config = ENCODERS[name](
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=48,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    # As DeBERTa-v3 is stored, in 16 bits.
-    MODEL_MAPPING[ENCODERS[name]](config).half().save_pretrained(tmp_path / name)
-    tokenizer.save_pretrained(tmp_path / name)
+    save_other_encoder(name, tmp_path / name, tokenizer)
     log = run(flags(model=tmp_path / name, max_steps=6, save_steps=6))
     assert all(map(math.isfinite, losses_of(log)))
     stored = load_file(tmp_path / "run" / "model" / "model.safetensors")

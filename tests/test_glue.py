@@ -17,6 +17,7 @@ import torch
 import yaml
 from conftest import ROOT
 from datasets import ClassLabel, Dataset, Features, Value
+from other_encoders import ENCODERS, save_other_encoder
 from safetensors.torch import load_file, save_file
 from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import accuracy_score
@@ -24,18 +25,14 @@ from transformers import (
     AutoConfig,
     AutoModelForSequenceClassification,
     AutoTokenizer,
-    BertConfig,
-    DebertaV2Config,
-    ModernBertConfig,
-    RobertaConfig,
 )
-from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM
 from neobert_hf.checkpoints import CheckpointError, Progress, complete_checkpoints, mark_complete
-from neobert_hf.glue_runs import ResultError, Results
+from neobert_hf.glue_runs import Results
 from neobert_hf.glue_tasks import load_task, read_tasks
 from neobert_hf.glue_training import build_classifier
+from neobert_hf.result_files import ResultError
 
 
 sys.path.insert(0, str(ROOT / "examples"))
@@ -605,22 +602,9 @@ def test_checkpoints_of_another_width_are_refused_before_training(flags, tokeniz
     assert not list((tmp_path / "run").rglob("checkpoint-*"))
 
 
-ENCODERS = {"bert": BertConfig, "roberta": RobertaConfig, "deberta_v3": DebertaV2Config, "modernbert": ModernBertConfig}
-
-
 @pytest.mark.parametrize("name", ENCODERS)
 def test_it_works_for_other_encoders(flags, tokenizer, tmp_path, name):
-    config = ENCODERS[name](
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=48,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    # As DeBERTa-v3 is stored, in 16 bits.
-    MODEL_MAPPING[ENCODERS[name]](config).half().save_pretrained(tmp_path / name)
-    tokenizer.save_pretrained(tmp_path / name)
+    save_other_encoder(name, tmp_path / name, tokenizer)
     changes = {"model": tmp_path / name, "classifier_dropout": 0.25, "max_steps": 2}
     run_glue.main(flags(tmp_path, **changes))
     trained = model_folder(tmp_path, "sst2")

@@ -23,7 +23,8 @@ from neobert_hf.embedding_model import fingerprint, load_model
 from neobert_hf.mteb_encoder import InstructionEncoder
 from neobert_hf.mteb_local_tasks import TYPES, local_task, read_local_tasks
 from neobert_hf.mteb_report import COLUMNS, TASKS, read_published, write_report
-from neobert_hf.mteb_results import ResultError, Results, Settings, subtasks
+from neobert_hf.mteb_results import Results, Settings, subtasks
+from neobert_hf.result_files import ResultError
 
 
 sys.path.insert(0, str(ROOT / "examples"))

@@ -9,7 +9,7 @@ import yaml
 from matplotlib.figure import Figure
 
 from neobert_hf.glue_runs import Hyperparameters, Results
-from neobert_hf.whole_files import write_json, write_text, written_whole
+from neobert_hf.whole_files import write_json, write_png, write_text
 
 
 @dataclass
@@ -136,8 +136,7 @@ def plot(results: Results, tasks: list[str], file: Path) -> None:
             axes.plot(*zip(*sorted(points)), marker="o", ms=3, label=f"batch {batch_size}, decay {decay:g}", **style)
         axes.set(title=task, xlabel="learning rate", ylabel="score (%)", xscale="log")
         axes.legend(fontsize="xx-small")
-    with written_whole(file) as partial:
-        figure.savefig(partial, dpi=150, format="png")
+    write_png(file, figure)
 
 
 def write_report(folder: Path, model: str, published: Published | None) -> str:

@@ -5,7 +5,6 @@ number alone: no claims that outlive a killed process, no clocks to compare, and
 command is repeated. Another split would finish a little sooner; runs are dealt out in turn, the slowest first.
 """
 
-import json
 import os
 import re
 import shutil
@@ -19,14 +18,9 @@ from pathlib import Path
 import torch
 import yaml
 
-from neobert_hf.checkpoints import (
-    CheckpointError,
-    complete_checkpoints,
-    delete_checkpoint,
-    differences,
-    list_differences,
-)
+from neobert_hf.checkpoints import CheckpointError, complete_checkpoints, delete_checkpoint
 from neobert_hf.glue_tasks import GlueTask
+from neobert_hf.result_files import check_same_settings, read_result
 
 
 @dataclass(frozen=True)
@@ -54,8 +48,8 @@ class Run:
         return f"{self.task}/{self.hyperparameters}_seed{self.seed}"
 
 
-class ResultError(RuntimeError):
-    """A result of other settings is in the way, or a file is no result."""
+# Of a result file.
+KEYS = {"run", "task", "score", "metrics", "hyperparameters", "settings"}
 
 
 def grid(batch_sizes: list[int], learning_rates: list[float], weight_decays: list[float]) -> list[Hyperparameters]:
@@ -154,7 +148,7 @@ class Results:
         Raises:
             ResultError: if a file is something else.
         """
-        results = [read_result(file) for file in sorted((self.folder / task).glob("bs*_seed*.json"))]
+        results = [read_result(file, KEYS) for file in sorted((self.folder / task).glob("bs*_seed*.json"))]
         return sorted(results, key=lambda result: -result["score"])
 
     def check(self, run: Run, settings: dict) -> bool:
@@ -165,11 +159,7 @@ class Results:
         """
         if not self.file(run).is_file():
             return False
-        if differing := differences(read_result(self.file(run))["settings"], settings):
-            raise ResultError(
-                f"{self.file(run)} is the result of other settings:\n{list_differences(differing)}\n"
-                "Give this model another `name`, take another `output_dir`, or delete the file to run it again."
-            )
+        check_same_settings(self.file(run), read_result(self.file(run), KEYS)["settings"], settings)
         return True
 
     def tidy(self, run: Run) -> None:
@@ -203,18 +193,3 @@ class Results:
                 report(f"waiting for {len(missing)} runs of other processes or shards, such as {missing[0]}")
             time.sleep(seconds)
             waited += seconds
-
-
-def read_result(file: Path) -> dict:
-    """Read a result file.
-
-    Raises:
-        ResultError: if it is something else.
-    """
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-        if {"run", "task", "score", "metrics", "hyperparameters", "settings"} <= content.keys():
-            return content
-    except (ValueError, AttributeError):
-        pass
-    raise ResultError(f"{file} is no result of this script. Delete it or take another `output_dir`.")

@@ -26,7 +26,7 @@ from neobert_hf.checkpoints import CheckpointError, complete_checkpoints
 from neobert_hf.glue_metric import GlueMetric
 from neobert_hf.glue_tasks import GlueTask
 from neobert_hf.resumable import ResumableTrainer, check_fixed
-from neobert_hf.whole_files import replace_folder
+from neobert_hf.whole_files import folder_written_whole
 
 
 # Settings of Transformers that would undo what this recipe promises, and the only values it runs with.
@@ -275,11 +275,9 @@ class GlueTrainer(ResumableTrainer):
     def save_best(self, folder: Path) -> None:
         """Make a model of the best checkpoint, for `from_pretrained`."""
         best = Path(self.args.output_dir) / f"checkpoint-{self.state.best_global_step}"
-        partial_folder = folder.with_name(folder.name + ".partial")
-        shutil.rmtree(partial_folder, ignore_errors=True)
         of_training = shutil.ignore_patterns("*.pt", "*.pth", "*.bin", "trainer_state.json", "complete.json")
-        shutil.copytree(best, partial_folder, ignore=of_training)
-        replace_folder(partial_folder, folder)
+        with folder_written_whole(folder) as whole:
+            shutil.copytree(best, whole, ignore=of_training, dirs_exist_ok=True)
 
     def evaluations(self) -> list[dict]:
         """Step, loss and metrics of each evaluation."""

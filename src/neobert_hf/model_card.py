@@ -116,10 +116,11 @@ def read_facts(file: str) -> dict[str, Any]:
 def read_mteb_results(folder: Path) -> list[EvalResult]:
     """A result for each task."""
     # Needs mteb, which the rest of publishing does not.
-    from neobert_hf.mteb_results import ResultError, read_result
+    from neobert_hf.mteb_results import KEYS
+    from neobert_hf.result_files import ResultError, read_result
 
     try:
-        results = [read_result(file) for file in sorted(folder.glob("*.json"))]
+        results = [read_result(file, KEYS) for file in sorted(folder.glob("*.json"))]
     except ResultError as error:
         raise ValueError(str(error)) from error
     if not results:

@@ -7,8 +7,9 @@ import yaml
 from matplotlib import colormaps
 from matplotlib.figure import Figure
 
-from neobert_hf.mteb_results import read_result
-from neobert_hf.whole_files import write_json, write_text, written_whole
+from neobert_hf.mteb_results import KEYS
+from neobert_hf.result_files import read_result
+from neobert_hf.whole_files import write_json, write_png, write_text
 
 
 # Task type: column of Table 4, and how many of the 56 tasks of MTEB(eng, v1) are of it.
@@ -50,7 +51,7 @@ def collect(folder: Path, mteb_tasks: set[str]) -> dict:
     """
     models = {}
     for model in sorted(path for path in folder.iterdir() if path.is_dir()):
-        results = [read_result(file) for file in sorted(model.glob("*.json"))]
+        results = [read_result(file, KEYS) for file in sorted(model.glob("*.json"))]
         groups, tasks, local = defaultdict(list), {}, {}
         for result in results:
             score = 100 * result["score"]
@@ -136,8 +137,7 @@ def plot(models: dict, published: dict[str, list[float]], file: Path) -> None:
     axes.set_xticks(range(len(groups)), labels)
     axes.set(ylabel="score (%)", title="Means by task type; hatched: not all tasks of the type")
     axes.legend(fontsize="small", ncols=2, loc="upper left", bbox_to_anchor=(1, 1))
-    with written_whole(file) as partial:
-        figure.savefig(partial, dpi=150, format="png")
+    write_png(file, figure)
 
 
 def write_report(folder: Path, mteb_tasks: set[str], published: dict[str, list[float]]) -> str:

@@ -17,8 +17,8 @@ from mteb.abstasks.aggregated_task import AbsTaskAggregate
 from mteb.results import TaskResult
 from tqdm.auto import tqdm
 
-from neobert_hf.checkpoints import differences, list_differences
 from neobert_hf.mteb_encoder import InstructionEncoder
+from neobert_hf.result_files import check_same_settings, read_result
 from neobert_hf.whole_files import write_text
 
 
@@ -39,8 +39,8 @@ class Settings:
     truncate_dim: int | None
 
 
-class ResultError(RuntimeError):
-    """A stored result was made with other settings, or is damaged."""
+# Of a result file.
+KEYS = {"task", "type", "metric", "score", "settings", "result"}
 
 
 def _plain(value) -> float | str:
@@ -75,8 +75,8 @@ class Results:
                 other data.
         """
         for file in self.folder.rglob("*.json"):
-            stored = read_result(file)["settings"]
-            _compare(file, {key: stored.get(key) for key in asdict(self.settings)}, asdict(self.settings))
+            stored = read_result(file, KEYS)["settings"]
+            check_same_settings(file, {key: stored.get(key) for key in asdict(self.settings)}, asdict(self.settings))
         for task in tasks:
             for part in (task, *subtasks(task)):
                 self._load(part, task)
@@ -132,8 +132,8 @@ class Results:
         file = self._file(part, task)
         if not file.is_file():
             return None
-        content = read_result(file)
-        _compare(file, content["settings"], self._settings(part))
+        content = read_result(file, KEYS)
+        check_same_settings(file, content["settings"], self._settings(part))
         return TaskResult.from_dict(content["result"])
 
     def _save(self, part: AbsTask, task: AbsTask, result: TaskResult) -> None:
@@ -152,26 +152,3 @@ class Results:
         file = self._file(part, task)
         file.parent.mkdir(parents=True, exist_ok=True)
         write_text(file, json.dumps(content, indent=1, default=_plain) + "\n")
-
-
-def _compare(file: Path, stored: dict, current: dict) -> None:
-    if differing := differences(stored, current):
-        raise ResultError(
-            f"{file} is the result of other settings:\n{list_differences(differing)}\nGive this model "
-            "another `name`, take another `output_dir`, or delete the file to evaluate again."
-        )
-
-
-def read_result(file: Path) -> dict:
-    """Read what `Results` wrote: task, type, metric, score, settings, and MTEB's own result.
-
-    Raises:
-        ResultError: if the file is something else.
-    """
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-        if {"task", "type", "metric", "score", "settings", "result"} <= content.keys():
-            return content
-    except (ValueError, AttributeError):
-        pass
-    raise ResultError(f"{file} is no result of this script. Delete it or take another `output_dir`.")

@@ -35,7 +35,7 @@ from neobert_hf.modeling_neobert import (
     NeoBERTModel,
     NeoBERTPreTrainedModel,
 )
-from neobert_hf.whole_files import replace_folder
+from neobert_hf.whole_files import folder_written_whole
 
 
 # The names that `pipeline(...)` knows in Transformers and transformers.js, with the model and its outputs.
@@ -143,9 +143,7 @@ def export(
     tokenizer = AutoTokenizer.from_pretrained(path, revision=revision)
 
     # 3. ONNX files
-    partial = output.with_name(output.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    try:
+    with folder_written_whole(output) as partial:
         files = write_onnx(model, task, tokenizer, partial / "onnx", precisions)
 
         # 4. What goes with them
@@ -154,10 +152,6 @@ def export(
         for name, source in pooling_files.items():
             (partial / name).parent.mkdir(exist_ok=True)
             shutil.copyfile(source, partial / name)
-        replace_folder(partial, output)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
     return files
 
 

@@ -31,6 +31,12 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2) + "\n")
 
 
+def write_png(path: Path, figure: Any) -> None:
+    """Write a figure of matplotlib."""
+    with written_whole(path) as partial:
+        figure.savefig(partial, dpi=150, format="png")
+
+
 def replace_folder(partial: Path, folder: Path) -> None:
     """Let a folder that is complete take the place of another, or of none."""
     if folder.exists():

@@ -1,0 +1,36 @@
+"""Result files of evaluations: of each run a JSON file with the settings that the result depends on."""
+
+import json
+from pathlib import Path
+
+from neobert_hf.checkpoints import differences, list_differences
+
+
+class ResultError(RuntimeError):
+    """A stored result was made with other settings, or is damaged."""
+
+
+def read_result(file: Path, keys: set[str]) -> dict:
+    """Read a result that holds these keys.
+
+    Raises:
+        ResultError: if the file is something else.
+    """
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        if keys <= content.keys():
+            return content
+    except (ValueError, AttributeError):
+        pass
+    raise ResultError(f"{file} is no result of this script. Delete it or take another `output_dir`.")
+
+
+def check_same_settings(file: Path, stored: dict, current: dict) -> None:
+    """Raises:
+    ResultError: naming each setting in which a stored result and a run differ.
+    """
+    if differing := differences(stored, current):
+        raise ResultError(
+            f"{file} is the result of other settings:\n{list_differences(differing)}\nGive this model another `name`, "
+            "take another `output_dir`, or delete the file to compute it again."
+        )
