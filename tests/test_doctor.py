@@ -328,4 +328,5 @@ def test_the_recorded_original_layout(shared):
 
 def test_paths_that_are_none(tmp_path):
     assert main(["doctor", str(tmp_path / "nothing")]) == f"neobert-hf doctor: {tmp_path / 'nothing'} does not exist."
+    assert main(["doctor", "/nowhere"]) == "neobert-hf doctor: /nowhere does not exist."
     assert "neobert-hf doctor: " in main(["doctor", "owner/nothing"])

@@ -487,6 +487,7 @@ BAD_FLAGS = [
     ({"grid": True, "batch_sizes": "8", "learning_rates": "1e-5"}, "'batch_size' is set"),
     (GRID | {"weight_decays": None}, "one of them is empty"),
     ({"shard": "9/8"}, "k from 1 to n, such as 3/8"),
+    ({"gradient_accumulation_steps": 2}, "`gradient_accumulation_steps` is 2; this recipe needs 1"),
     ({"ignore_data_skip": True}, "`ignore_data_skip` is True; this recipe needs False"),
     ({"load_best_model_at_end": True, "eval_strategy": "steps"}, "`load_best_model_at_end` is True"),
     ({"lerning_rate": 1}, "Unknown argument '--lerning_rate'"),

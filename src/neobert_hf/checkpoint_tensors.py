@@ -49,7 +49,7 @@ def local_folder(path: str, revision: str | None = None) -> Path:
     """
     if Path(path).exists():
         return Path(path)
-    if path.count("/") > 1 or path.startswith((".", "~")):
+    if path.count("/") > 1 or path.startswith((".", "~", "/")):
         raise ValueError(f"{path} does not exist.")
     patterns = ["*.json", "*.safetensors", "*.txt", "*.py", "*.md"]
     return Path(snapshot_download(path, revision=revision, allow_patterns=patterns))

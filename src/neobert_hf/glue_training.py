@@ -37,6 +37,8 @@ FIXED = {
     "logging_nan_inf_filter": False,
     "auto_find_batch_size": False,
     "save_only_model": False,
+    # Batch sizes are the paper's, in one pass: steps, evaluations and warm-up count batches.
+    "gradient_accumulation_steps": 1,
     # It would leave the best weights in a run that SIGTERM stops.
     "load_best_model_at_end": False,
     "metric_for_best_model": "score",
