@@ -63,7 +63,8 @@ def build_optimizer(
 
 
 def _is_hidden_matrix(name: str, weight: torch.Tensor) -> bool:
-    return weight.ndim > 1 and "transformer_encoder." in name
+    """Whether it is in one of the numbered blocks that every encoder of Transformers has."""
+    return weight.ndim > 1 and any(part.isdecimal() for part in name.split("."))
 
 
 def build_schedule(name: str, optimizer: torch.optim.Optimizer, warmup_steps: int, max_steps: int) -> LRScheduler:
