@@ -120,7 +120,7 @@ def all_rows(rows: list[dict]) -> list[str]:
         cells = [row["model"], row["mode"], f"{row['length']:,}", row["layout"]]
         cells.append(row["attention"] + (", compiled" if row["compiled"] else ""))
         if row["rows"] is None:
-            cells += [OUT_OF_MEMORY] + ["-"] * 7
+            cells += [OUT_OF_MEMORY] + ["-"] * 6
         else:
             cells += [str(row["rows"]), f"{row['real_share']:.0%}"]
             cells.append(f"{row['tokens_per_s']:,.0f} ({row['slowest']:,.0f}, {row['fastest']:,.0f})")
