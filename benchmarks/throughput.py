@@ -13,7 +13,7 @@ where a flash attention is installed; else padded, with its mask.
 
 On a GPU the defaults are the paper's: 512 to 8,192 tokens, batches doubled from 1 row to 512 or until memory ends, the
 fastest of which counts, and the memory that training takes at 4,096 tokens with and without gradient checkpointing. On
-a CPU: 128 and 512 tokens, training at 128, one batch of at most 1,024 tokens (8 rows if ragged), float32. BERT and
+a CPU: 128 and 512 tokens, training at 128, one batch of at most 1,024 tokens (but 8 rows if ragged), float32. BERT and
 RoBERTa have positions for 512 tokens, and longer lengths are left out, as in the paper.
 
 Models take turns, once in each round; reported are medians over the rounds. Model FLOP utilisation (MFU) is the FLOPs
@@ -286,13 +286,13 @@ def take_turn(settings: ThroughputArguments, config: PretrainedConfig, cells: li
     bench = Bench(config, cells[0])
     for cell in cells:
         entry, counts = record.of(cell), row_counts(settings, cell)
-        if "rows" not in entry:
+        if "rows" not in entry and CUDA:
+            entry["trials"] = double_until_out_of_memory(partial(bench.measure, cell, seconds=0.0), counts)
+            bench.free_after_out_of_memory()
+            fastest = max(entry["trials"], key=lambda trial: trial["tokens"] / trial["seconds"], default=None)
+            entry["rows"] = fastest and fastest["rows"]
+        elif "rows" not in entry:
             entry["rows"] = counts[-1]
-            if CUDA:
-                entry["trials"] = double_until_out_of_memory(partial(bench.measure, cell, seconds=0.0), counts)
-                bench.free_after_out_of_memory()
-                fastest = max(entry["trials"], key=lambda trial: trial["tokens"] / trial["seconds"], default=None)
-                entry["rows"] = fastest and fastest["rows"]
         entry["rounds"].append(entry["rows"] and bench.measure(cell, entry["rows"], settings.seconds))
         record.save()
 

@@ -248,17 +248,19 @@ def command(folder, **changes) -> list[str]:
     return [sys.executable, "-c", SCRIPT, *" ".join(f"--{name} {value}" for name, value in flags.items()).split()]
 
 
+def finished_rounds(file) -> int:
+    return sum(len(cell["rounds"]) for cell in json.loads(file.read_text())["cells"].values())
+
+
 def test_benchmark_resumes_and_reports(tmp_path):
     """Killed with SIGKILL in the middle, the same command measures what is missing only; a model that is not there and
     lengths beyond a model's positions are lines of the report."""
     file = tmp_path / "runs" / "cpu.json"
     process = subprocess.Popen(command(tmp_path), cwd=ROOT, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 300
-    while not (
-        file.exists() and sum(len(cell["rounds"]) for cell in json.loads(file.read_text())["cells"].values()) > 2
-    ):
+    while not (file.exists() and finished_rounds(file) > 2):
         assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.02)
+        time.sleep(0.05)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     before = json.loads(file.read_text())["cells"]
