@@ -15,7 +15,6 @@ Writes benchmarks/results/forward_<device>.md and .json; the device is CUDA wher
 
 import argparse
 import datetime
-import json
 import platform
 import statistics
 import time
@@ -29,6 +28,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM, NeoBERTModel
+from neobert_hf.whole_files import write_json, write_text
 
 
 # `sdpa` strips padding; under another name the same kernel computes it.
@@ -210,8 +210,8 @@ def main() -> None:
         text += f"\n## {title}\n\n{table(rows)}\n"
     print(text)
     arguments.output.mkdir(parents=True, exist_ok=True)
-    (arguments.output / f"forward_{DEVICE}.md").write_text(text)
-    (arguments.output / f"forward_{DEVICE}.json").write_text(json.dumps({"setting": setting, **results}, indent=1))
+    write_text(arguments.output / f"forward_{DEVICE}.md", text)
+    write_json(arguments.output / f"forward_{DEVICE}.json", {"setting": setting, **results})
 
 
 if __name__ == "__main__":

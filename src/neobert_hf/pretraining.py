@@ -136,7 +136,12 @@ def peak_flops(device: torch.device, bf16: bool) -> tuple[float, str]:
         for part, peak in DATASHEET_PEAKS.items():
             if part in name:
                 return peak, f"data sheet of {name}, dense bf16"
-    dtype = torch.bfloat16 if bf16 else torch.float32
+    peak, shape = product_flops(device, torch.bfloat16 if bf16 else torch.float32)
+    return peak, f"measured, {shape} products"
+
+
+def product_flops(device: torch.device, dtype: torch.dtype) -> tuple[float, str]:
+    """FLOP/s of matrix products, the fastest five within a second, and their shape in words."""
     size = 8192 if device.type == "cuda" else 1024
     factors = torch.randn(2, size, size, device=device, dtype=dtype)
     fastest, start = math.inf, time.perf_counter()
@@ -146,8 +151,7 @@ def peak_flops(device: torch.device, bf16: bool) -> tuple[float, str]:
         # `.item()` waits for the device.
         product[0, 0].item()
         fastest = min(fastest, (time.perf_counter() - begin) / 5)
-    peak = 2 * size**3 / fastest
-    return peak, f"measured, {size:,}-square {str(dtype).removeprefix('torch.')} products"
+    return 2 * size**3 / fastest, f"{size:,}-square {str(dtype).removeprefix('torch.')}"
 
 
 def attention_backend(model: NeoBERTForMaskedLM, device: torch.device, dtype: torch.dtype, whole_rows: bool) -> str:

@@ -1,0 +1,213 @@
+"""The report of benchmarks/throughput.py: CSV, Markdown with tables like the paper's Table 10, a plot like Figure 3."""
+
+import csv
+import io
+import shlex
+import statistics
+import sys
+from pathlib import Path
+
+from encoders import count_parameters
+from matplotlib.figure import Figure
+from transformers import PretrainedConfig
+
+from neobert_hf.whole_files import write_png, write_text
+
+
+MODES = {
+    "forward": "Forward pass",
+    "training": "Training step",
+    "checkpointing": "Training step with gradient checkpointing",
+}
+LAYOUTS = ("full", "ragged")
+OUT_OF_MEMORY = "out of memory"
+
+
+def summarise(entries: list[dict], ceiling: float) -> list[dict]:
+    """One row for each model, mode, length and layout: the fastest of what was tried, medians over the rounds.
+
+    Args:
+        entries: of the record, with at least one round each.
+        ceiling: FLOP/s of plain matrix products.
+    """
+    rows = {}
+    for entry in entries:
+        row = {name: entry[name] for name in ("model", "mode", "length", "layout", "attention", "compiled", "rows")}
+        if entry["rows"] is not None:
+            rounds = entry["rounds"]
+            speeds = [measured["tokens"] / measured["seconds"] for measured in rounds]
+            flops = statistics.median(measured["flops"] / measured["seconds"] for measured in rounds)
+            row["real_share"] = rounds[0]["tokens"] / (entry["rows"] * entry["length"])
+            row |= {"tokens_per_s": statistics.median(speeds), "slowest": min(speeds), "fastest": max(speeds)}
+            row |= {"gflops_per_s": flops / 1e9, "mfu": flops / ceiling}
+            peaks = [measured["peak_bytes"] for measured in rounds]
+            row["peak_gib"] = None if None in peaks else max(peaks) / 2**30
+        place = tuple(row[name] for name in ("model", "mode", "length", "layout"))
+        rows.setdefault(place, []).append(row)
+    return [_best(tried) for tried in rows.values()]
+
+
+def _best(tried: list[dict]) -> dict:
+    best = max(tried, key=lambda row: row.get("tokens_per_s", 0))
+    speeds = {(row["attention"], row["compiled"]): row.get("tokens_per_s") for row in tried}
+    compiled, eager = (speeds.get((best["attention"], way)) for way in (True, False))
+    return best | {"compile_gain": compiled / eager if compiled and eager else None}
+
+
+def matrix(rows: list[dict], mode: str, layout: str, parameters: dict[str, float]) -> list[str]:
+    """Thousands of real tokens a second and MFU, a line each model and a column each length."""
+    lengths = sorted({row["length"] for row in rows if row["mode"] == mode})
+    cells = {(row["model"], row["length"]): row for row in rows if (row["mode"], row["layout"]) == (mode, layout)}
+    lines = [f"| | parameters | {' | '.join(f'{n:,}' for n in lengths)} |", "| --- |" + " --- |" * (len(lengths) + 1)]
+    for model, count in parameters.items():
+        texts = []
+        for length in lengths:
+            row = cells.get((model, length))
+            speed = row and row.get("tokens_per_s")
+            shown = f"{speed / 1e3:.3g} ({row['mfu']:.0%})" if speed else OUT_OF_MEMORY if row else "-"
+            texts.append(shown)
+        if set(texts) != {"-"}:
+            lines.append(f"| {model} | {count / 1e6:.0f}M | {' | '.join(texts)} |")
+    return lines
+
+
+def ragged_over_full(rows: list[dict]) -> list[str]:
+    """Real tokens a second of ragged batches over those of full ones."""
+    speeds = {
+        (row["model"], row["mode"], row["length"], row["layout"]): row.get("tokens_per_s")
+        for row in rows
+        if row["mode"] != "checkpointing"
+    }
+    columns = sorted({(mode, length) for _, mode, length, _ in speeds})
+    lines = [f"| | {' | '.join(f'{mode}, {n:,}' for mode, n in columns)} |", "| --- |" + " --- |" * len(columns)]
+    for model in dict.fromkeys(model for model, *_ in speeds):
+        both = [[speeds.get((model, *column, layout)) for layout in LAYOUTS] for column in columns]
+        ratios = [f"{ragged / full:.2f}" if full and ragged else "-" for full, ragged in both]
+        lines.append(f"| {model} | {' | '.join(ratios)} |")
+    return lines
+
+
+def training_memory(entries: list[dict]) -> list[str]:
+    """Largest batch of the search, and bytes a token by which the last doubling grew, at the one length."""
+    with_checkpointing = [entry for entry in entries if entry["mode"] == "checkpointing" and entry["trials"]]
+    if not with_checkpointing:
+        return ["Not measured."]
+    length = with_checkpointing[0]["length"]
+    lines = [
+        f"| at {length:,} tokens | gradient checkpointing | largest batch | kB a token |",
+        "| --- |" + " --- |" * 3,
+    ]
+    place = (length, "full", False)
+    for entry in entries:
+        trials, mode = entry["trials"], entry["mode"]
+        if (entry["length"], entry["layout"], entry["compiled"]) != place or mode == "forward" or not trials:
+            continue
+        growth = "-"
+        if len(trials) > 1:
+            before, last = trials[-2:]
+            grown = (last["peak_bytes"] - before["peak_bytes"]) / (last["tokens"] - before["tokens"])
+            growth = f"{grown / 1e3:,.0f}"
+        name = f"{entry['model']} ({entry['attention']})"
+        lines.append(f"| {name} | {'yes' if mode == 'checkpointing' else 'no'} | {trials[-1]['rows']} | {growth} |")
+    return lines
+
+
+def all_rows(rows: list[dict]) -> list[str]:
+    head = "| model | mode | length | layout | attention | batch | real tokens | tokens/s (slowest, fastest round) | "
+    head += "GFLOP/s | MFU | peak GiB | compiled / eager |"
+    lines = [head, "| --- |" + " --- |" * 11]
+    for row in rows:
+        cells = [row["model"], row["mode"], f"{row['length']:,}", row["layout"]]
+        cells.append(row["attention"] + (", compiled" if row["compiled"] else ""))
+        if row["rows"] is None:
+            cells += [OUT_OF_MEMORY] + ["-"] * 6
+        else:
+            cells += [str(row["rows"]), f"{row['real_share']:.0%}"]
+            cells.append(f"{row['tokens_per_s']:,.0f} ({row['slowest']:,.0f}, {row['fastest']:,.0f})")
+            cells += [f"{row['gflops_per_s']:,.0f}", f"{row['mfu']:.2f}"]
+            cells.append("not measured" if row["peak_gib"] is None else f"{row['peak_gib']:.1f}")
+            cells.append("-" if row["compile_gain"] is None else f"{row['compile_gain']:.2f}")
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def to_csv(rows: list[dict]) -> str:
+    text = io.StringIO()
+    columns = dict.fromkeys(name for row in rows for name in row)
+    writer = csv.DictWriter(text, list(columns), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def plot(rows: list[dict], file: Path) -> None:
+    """Figure 3, once for each mode and layout."""
+    figure = Figure(figsize=(11, 8), layout="constrained")
+    grid = figure.subplots(2, 2, squeeze=False)
+    models = list(dict.fromkeys(row["model"] for row in rows))
+    for mode, line in zip(("forward", "training"), grid):
+        for layout, axes in zip(LAYOUTS, line):
+            for number, model in enumerate(models):
+                points = sorted(
+                    (row["length"], row["tokens_per_s"] / 1e3)
+                    for row in rows
+                    if (row["model"], row["mode"], row["layout"]) == (model, mode, layout) and row["rows"] is not None
+                )
+                if points:
+                    axes.plot(*zip(*points), "o-", color=f"C{number}", label=model)
+            lengths = sorted({row["length"] for row in rows if row["mode"] == mode})
+            axes.set_xscale("log", base=2)
+            axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
+            axes.set(xlabel="sequence length", ylabel="thousand real tokens a second")
+            axes.set_title(f"{MODES[mode]}, {layout} batches")
+            axes.set_ylim(bottom=0)
+    grid[0][0].legend(fontsize="small")
+    write_png(file, figure)
+
+
+def markdown(record: dict, rows: list[dict], entries: list[dict], parameters: dict, failures: dict, plot: str) -> str:
+    settings, ceilings = dict(record["settings"]), [ceiling / 1e9 for ceiling in record["ceilings"]]
+    versions = f"torch {settings.pop('torch')}, transformers {settings.pop('transformers')}"
+    machine, dtype = settings.pop("machine"), settings.pop("dtype")
+    limits = ", ".join(f"`{name}` {value}" for name, value in settings.items())
+    sections = [
+        "# Throughput of encoders",
+        f"{machine}, {dtype}, {versions}, {record['date']}, `python {shlex.join(sys.argv)}` ({limits}). What is "
+        "measured and how is written at the top of `benchmarks/throughput.py`.",
+        f"Ceiling: {statistics.median(ceilings):,.0f} GFLOP/s in {record['ceiling_shape']} matrix products, the median "
+        f"of {len(ceilings)} measurements between the others ({min(ceilings):,.0f} to {max(ceilings):,.0f}).",
+    ]
+    for mode, title in MODES.items():
+        for layout in LAYOUTS:
+            if any((row["mode"], row["layout"]) == (mode, layout) for row in rows):
+                sections.append(f"## {title}, {layout} batches\n\nThousand real tokens a second, in brackets MFU.")
+                sections.append("\n".join(matrix(rows, mode, layout, parameters)))
+    sections += ["## Ragged over full, real tokens a second", "\n".join(ragged_over_full(rows))]
+    sections += [f"![throughput]({plot})", "## Memory of training", "\n".join(training_memory(entries))]
+    sections += ["## All", "\n".join(all_rows(rows))]
+    if failures:
+        sections += ["## Not measured", "\n".join(f"* {name}: {why}" for name, why in failures.items())]
+    return "\n\n".join(sections) + "\n"
+
+
+def write_report(
+    record: dict, entries: list[dict], configs: dict[str, PretrainedConfig], failures: dict[str, str], path: Path
+) -> None:
+    """Write `path`.md, .csv and .png.
+
+    Args:
+        record: the whole content of the file of measurements.
+        entries: those of its cells that are reported, with at least one round each.
+        configs: of the models, by name.
+        failures: why a model or a way to run it is missing, by name.
+        path: without an extension.
+    """
+    rows = summarise(entries, statistics.median(record["ceilings"]))
+    parameters = {name: count_parameters(config) for name, config in configs.items()}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Beside the extension: the name may hold points.
+    files = {extension: path.with_name(f"{path.name}.{extension}") for extension in ("md", "csv", "png")}
+    write_text(files["csv"], to_csv(rows))
+    plot(rows, files["png"])
+    write_text(files["md"], markdown(record, rows, entries, parameters, failures, files["png"].name))
+    print(files["md"].read_text(encoding="utf-8"))
