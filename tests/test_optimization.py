@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from conftest import ragged_batch, small_model
+from transformers import BertConfig, BertForMaskedLM
 
 from neobert_hf import NeoBERTForMaskedLM
 from neobert_hf.optimization import OPTIMIZERS, build_optimizer, build_schedule
@@ -86,9 +87,16 @@ def test_every_optimizer_learns_and_resumes_exactly(name):
     assert steps(again, second, 7) == losses[5:]
 
 
-def test_muon_takes_the_hidden_matrices_only():
-    model = small_model(NeoBERTForMaskedLM)
+BERT = BertConfig(vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32)
+
+
+@pytest.mark.parametrize(
+    "model, blocks",
+    [(small_model(NeoBERTForMaskedLM), "transformer_encoder."), (BertForMaskedLM(BERT), "encoder.layer.")],
+    ids=["NeoBERT", "BERT"],
+)
+def test_muon_takes_the_hidden_matrices_only(model, blocks):
     optimizer = build("muon", model)
     muon = {id(weight) for group in optimizer.param_groups if group["use_muon"] for weight in group["params"]}
     for name, weight in model.named_parameters():
-        assert (id(weight) in muon) == (weight.ndim == 2 and "transformer_encoder" in name), name
+        assert (id(weight) in muon) == (weight.ndim == 2 and blocks in name), name
