@@ -73,7 +73,7 @@ class PseudoPerplexityArguments:
 
 @dataclass
 class Job:
-    """One model at one RoPE setting and one length, or None for whole documents; its losses are in `file`."""
+    """One model at one RoPE setting and one length, or None for whole documents."""
 
     model: str
     path: str
@@ -82,11 +82,13 @@ class Job:
     texts: list[MaskableText]
     mask_id: int
     file: Path
+    settings: dict = field(default_factory=dict)
+    losses: list[float] = field(default_factory=list)
 
-    def tokens(self, positions: int) -> int:
-        """Tokens that go through the model to score so many positions."""
-        lengths = np.repeat([len(text.ids) for text in self.texts], [len(text.positions) for text in self.texts])
-        return int(lengths[:positions].sum())
+    def tokens(self) -> tuple[int, int]:
+        """Tokens that have gone through the model, and that will have in the end."""
+        lengths = [len(text.ids) for text in self.texts for _ in text.positions]
+        return sum(lengths[: len(self.losses)]), sum(lengths)
 
 
 def check_settings(settings: PseudoPerplexityArguments) -> dict[str, str]:
@@ -201,8 +203,8 @@ def by_model(jobs: list[Job]) -> Iterator[list[Job]]:
         yield [job for job in jobs if (job.model, job.rope) == key]
 
 
-def check_jobs(settings: PseudoPerplexityArguments, jobs: list[Job]) -> list[list[float]]:
-    """The losses that are there already. Every model reads its longest sequence once.
+def check_jobs(settings: PseudoPerplexityArguments, jobs: list[Job]) -> None:
+    """Read the losses that are there already, and let every model read its longest sequence once.
 
     Raises:
         ResultError: if they were made with other settings.
@@ -210,12 +212,12 @@ def check_jobs(settings: PseudoPerplexityArguments, jobs: list[Job]) -> list[lis
     """
     names = ("dtype", "max_length", "min_tokens", "max_documents", "sample", "stride", "seed")
     common = {name: getattr(settings, name) for name in names}
-    losses = []
     for group in by_model(jobs):
-        model = load_model(settings, group[0].path, group[0].rope)
+        model, longest = load_model(settings, group[0].path, group[0].rope), group[-1].texts[-1]
         own = common | {"model": fingerprint(model, group[0].mask_id)}
-        losses += [read_losses(job.file, own | {"documents": texts_fingerprint(job.texts)}) for job in group]
-        longest = group[-1].texts[-1]
+        for job in group:
+            job.settings = own | {"documents": texts_fingerprint(job.texts)}
+            job.losses = read_losses(job.file, job.settings)
         try:
             masked_losses(model, [(longest, longest.positions[0])], group[0].mask_id)
         except (IndexError, RuntimeError, ValueError) as error:
@@ -223,15 +225,14 @@ def check_jobs(settings: PseudoPerplexityArguments, jobs: list[Job]) -> list[lis
                 f"{group[0].model} cannot read a sequence of {len(longest.ids):,} tokens: {error}. Give a smaller "
                 "`max_length`, or smaller `lengths`."
             ) from error
-    return losses
 
 
-def score(model: PreTrainedModel, job: Job, losses: list[float], batch_tokens: int, progress: tqdm) -> None:
-    """Score what is missing of a job, and add it to the losses and their file."""
-    for batch in masked_batches(job.texts, batch_tokens, len(losses)):
-        new = masked_losses(model, batch, job.mask_id)
-        append_losses(job.file, len(losses), new)
-        losses += new
+def score(model: PreTrainedModel, job: Job, batch_tokens: int, progress: tqdm) -> None:
+    """Score what is missing of a job."""
+    for batch in masked_batches(job.texts, batch_tokens, len(job.losses)):
+        losses = masked_losses(model, batch, job.mask_id)
+        append_losses(job.file, job.settings, len(job.losses), losses)
+        job.losses += losses
         progress.update(len(batch) * len(batch[0][0].ids))
 
 
@@ -239,27 +240,21 @@ def main(args: list[str] | None = None) -> None:
     # 1. Settings, documents and models; nothing is scored before all of them are found right
     (settings,) = parse_config(PseudoPerplexityArguments, args=args)
     jobs = plan(settings, check_settings(settings))
-    losses = dict(zip((job.file for job in jobs), check_jobs(settings, jobs)))
+    check_jobs(settings, jobs)
 
     # 2. Losses, from where they stand
-    progress = tqdm(
-        desc="scoring",
-        total=sum(job.tokens(sum(len(text.positions) for text in job.texts)) for job in jobs),
-        initial=sum(job.tokens(len(losses[job.file])) for job in jobs),
-        unit="token",
-        unit_scale=True,
-    )
-    with progress:
+    done, total = map(sum, zip(*(job.tokens() for job in jobs)))
+    with tqdm(desc="scoring", initial=done, total=total, unit="token", unit_scale=True) as progress:
         for group in by_model(jobs):
             model = load_model(settings, group[0].path, group[0].rope)
             for job in group:
-                score(model, job, losses[job.file], settings.batch_tokens, progress)
+                score(model, job, settings.batch_tokens, progress)
 
     # 3. Scores, table and plot
     scores = [
         {"model": job.model, "rope": job.rope, "cut": job.cut} | row
         for job in jobs
-        for row in score_texts(job.texts, losses[job.file])
+        for row in score_texts(job.texts, job.losses)
     ]
     output, points = Path(settings.output_dir), curves(scores)
     with written_whole(output / "scores.parquet") as partial:

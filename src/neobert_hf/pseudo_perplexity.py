@@ -133,8 +133,6 @@ def read_losses(file: Path, settings: dict) -> list[float]:
         ResultError: if the settings were others, or the file is damaged.
     """
     if not file.exists():
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_text(file, json.dumps({"settings": settings}) + "\n")
         return []
     content = file.read_bytes()
     end = content.rfind(b"\n") + 1
@@ -147,13 +145,17 @@ def read_losses(file: Path, settings: dict) -> list[float]:
         continuous = False
     if not continuous:
         raise ResultError(f"{file} is damaged: delete it to compute it again.")
-    check_same_settings(file, stored, settings)
-    os.truncate(file, end)
+    if losses:
+        check_same_settings(file, stored, settings)
+        os.truncate(file, end)
     return losses
 
 
-def append_losses(file: Path, first: int, losses: list[float]) -> None:
-    """Store a batch, in one write."""
+def append_losses(file: Path, settings: dict, first: int, losses: list[float]) -> None:
+    """Store a batch, in one write; before the first of all the settings."""
+    if first == 0:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_text(file, json.dumps({"settings": settings}) + "\n")
     with open(file, "ab", buffering=0) as handle:
         handle.write(json.dumps({"first": first, "losses": losses}).encode() + b"\n")
         os.fsync(handle.fileno())
