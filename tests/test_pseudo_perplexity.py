@@ -202,9 +202,11 @@ def test_interval_of_one_value_is_not_known():
 
 def test_killed_twice_and_resumed(material, tmp_path, monkeypatch):
     """`kill -9`: in the end the file is the same to the byte, and what was there was not scored again."""
-    flags = ["--lengths", "10", "40", "--batch_tokens", "40"]
+    (tmp_path / "long.jsonl").write_text("".join(json.dumps({"text": f"{letter} " * 200}) + "\n" for letter in "ab"))
+    flags = ["--source", str(tmp_path / "long.jsonl"), "--text_column", "text"]
+    flags += ["--lengths", "10", "202", "--batch_tokens", "40"]
     run(material, tmp_path / "whole", *flags)
-    file = Path("neobert", "native", "40.jsonl")
+    file = Path("neobert", "native", "202.jsonl")
     stored = 0
     for _ in range(2):
         process = subprocess.Popen(
@@ -220,20 +222,20 @@ def test_killed_twice_and_resumed(material, tmp_path, monkeypatch):
         process.wait()
         assert process.returncode == -9
         stored = (tmp_path / file).read_bytes().count(b"\n") - 1
-    assert 6 <= stored < 76
+    assert 6 <= stored < 400
     with open(tmp_path / file, "a") as handle:
         handle.write('{"first": ')  # what a machine without power leaves
     scored = []
     append = pseudo_perplexity.append_losses
     monkeypatch.setattr(pseudo_perplexity, "append_losses", lambda *args: (scored.append(args[2:]), append(*args)))
     run(material, tmp_path, *flags)
-    assert [first for first, _ in scored] == list(range(stored, 76))
-    for name in ("10.jsonl", "40.jsonl"):
+    assert [first for first, _ in scored] == list(range(stored, 400))
+    for name in ("10.jsonl", "202.jsonl"):
         assert (tmp_path / file.with_name(name)).read_bytes() == (
             tmp_path / "whole" / file.with_name(name)
         ).read_bytes()
     run(material, tmp_path, *flags)
-    assert len(scored) == 76 - stored
+    assert len(scored) == 400 - stored
 
 
 @pytest.mark.parametrize(
@@ -383,3 +385,29 @@ def test_curves_are_geometric_means_by_length():
     assert (
         table({"m": points}) == "| tokens | 64 | 128 |\n| --- | --- | --- |\n| m | 7.4 | 7.4 |\n| documents | 2 | 1 |\n"
     )
+
+
+@pytest.mark.slow
+def test_benchmark(material, tmp_path):
+    (tmp_path / "text").mkdir()
+    texts = Dataset.from_parquet(str(material / "documents.parquet"))["body"][:]
+    Dataset.from_dict({"title": texts, "text": texts}).to_parquet(tmp_path / "long_articles.parquet")
+    Dataset.from_dict({"text": texts, "source": texts}).to_parquet(tmp_path / "text" / "validation.parquet")
+    save(small_model(NeoBERTForMaskedLM, max_length=32), tmp_path / "stage_2")
+    flags = {"data": tmp_path, "short": material / "neobert", "long": tmp_path / "stage_2", "documents": 3}
+    flags |= {"output_dir": tmp_path / "runs", "results": tmp_path / "results"}
+    command = [
+        sys.executable,
+        "benchmarks/pseudo_perplexity.py",
+        *(f"--{name}={value}" for name, value in flags.items()),
+    ]
+    subprocess.run([*command, "--lengths", "10", "40"], cwd=ROOT, check=True)
+    results = json.loads((tmp_path / "results" / "pseudo_perplexity.json").read_text())
+    assert list(results["curves"]) == [
+        "short", "short, yarn:2", "short, yarn:4", "short, yarn:8", "short, linear:8", "short, dynamic:8",
+        "long", "long, yarn:2",
+    ]  # fmt: skip
+    assert len(results["scores"]) == 8 * 2 * 3
+    text = (tmp_path / "results" / "pseudo_perplexity.md").read_text()
+    assert "| long, yarn:2 | " in text and "| documents | 3 | 3 |" in text and " ± " in text
+    assert (tmp_path / "results" / "pseudo_perplexity.png").stat().st_size > 10_000

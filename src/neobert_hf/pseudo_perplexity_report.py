@@ -25,6 +25,10 @@ def _exponentials(interval: tuple[float, float, float]) -> dict[str, float]:
     return dict(zip(("pseudo_perplexity", "low", "high"), np.exp(interval).tolist()))
 
 
+def curve_name(row: dict) -> str:
+    return row["model"] if row["rope"] == "native" else f"{row['model']}, {row['rope']}"
+
+
 def curves(scores: list[dict]) -> dict[str, dict[int, dict]]:
     """Of each model and RoPE setting, a point for each length.
 
@@ -37,9 +41,8 @@ def curves(scores: list[dict]) -> dict[str, dict[int, dict]]:
     """
     losses: dict[str, dict[int, list[float]]] = {}
     for row in scores:
-        name = row["model"] if row["rope"] == "native" else f"{row['model']}, {row['rope']}"
         length = row["cut"] or 2 ** math.ceil(math.log2(row["tokens"]))
-        losses.setdefault(name, {}).setdefault(length, []).append(row["mean_loss"])
+        losses.setdefault(curve_name(row), {}).setdefault(length, []).append(row["mean_loss"])
     return {
         name: {
             length: {"documents": len(values)} | _exponentials(mean_interval(np.array(values)))
