@@ -254,10 +254,22 @@ def test_other_settings_are_refused(material, exact, change, message):
     assert (exact / "neobert" / "native" / "whole.jsonl").read_bytes() == before
 
 
-def test_other_weights_under_the_same_name_are_refused(material, exact):
-    pair = ["--models", f"neobert={material / 'bert'}"]
+def test_other_weights_under_the_same_name_are_refused(material, exact, tmp_path):
+    model = NeoBERTForMaskedLM.from_pretrained(material / "neobert")
+    model.decoder.bias.data[7] += 1e-3
     with pytest.raises(ResultError, match="model: .* there, .* now"):
-        run(material, exact, *pair)
+        run(material, exact, "--models", f"neobert={save(model, tmp_path)}")
+
+
+@pytest.mark.parametrize("cut", [400, 1000, -1])
+def test_resumes_after_whatever_was_written(material, tmp_path, cut):
+    """Within a batch, or without the last line feed: in the end the same file to the byte."""
+    file = tmp_path / "neobert" / "native" / "whole.jsonl"
+    before = run(material, tmp_path, "--batch_tokens", "100")
+    whole = file.read_bytes()
+    file.write_bytes(whole[:cut])
+    assert run(material, tmp_path, "--batch_tokens", "100") == before
+    assert file.read_bytes() == whole
 
 
 @pytest.mark.parametrize("damage", ["no JSON\n", '{"settings": {}}\n{"first": 3, "losses": [1.0]}\n', ""])
