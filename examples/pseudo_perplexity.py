@@ -260,8 +260,9 @@ def main(args: list[str] | None = None) -> None:
     with written_whole(output / "scores.parquet") as partial:
         Dataset.from_list(scores).to_parquet(partial)
     plot(points, output / "pseudo_perplexity.png")
-    write_text(output / "pseudo_perplexity.md", table(points))
-    print(table(points) + f"{output}: scores.parquet, pseudo_perplexity.md, pseudo_perplexity.png")
+    text = "Pseudo-perplexity, geometric mean over documents:\n\n" + table(points)
+    write_text(output / "pseudo_perplexity.md", text)
+    print(text + f"\n{output}: scores.parquet, pseudo_perplexity.md, pseudo_perplexity.png")
 
 
 if __name__ == "__main__":

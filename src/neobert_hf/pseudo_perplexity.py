@@ -2,7 +2,8 @@
 
 Section 5.3: for each position i, mask it and take the cross-entropy l_i of its token; exp of their mean is the
 sequence's pseudo-perplexity (Salazar et al., 2020, arXiv 1910.14659). n forward passes over n tokens each: a random
-subset of the positions estimates it, with a confidence interval.
+subset of the positions estimates it, with a confidence interval (that of every k-th position is what it would be for
+as many random ones).
 """
 
 import hashlib

@@ -59,8 +59,14 @@ def table(points: dict[str, dict[int, dict]]) -> str:
     for name, curve in points.items():
         cells = [f"{curve[length]['pseudo_perplexity']:,.1f}" if length in curve else "-" for length in lengths]
         lines.append(f"| {name} | {' | '.join(cells)} |")
-    for counts in {tuple(c.get(length, {}).get("documents", 0) for length in lengths) for c in points.values()}:
-        lines.append(f"| documents | {' | '.join(f'{count:,}' for count in counts)} |")
+    counts: dict[tuple[int, ...], list[str]] = {}
+    for name, curve in points.items():
+        counts.setdefault(tuple(curve[length]["documents"] if length in curve else 0 for length in lengths), []).append(
+            name
+        )
+    for documents, names in counts.items():
+        label = "documents" if len(counts) == 1 else f"documents of {'; '.join(names)}"
+        lines.append(f"| {label} | {' | '.join(f'{count:,}' for count in documents)} |")
     return "\n".join(lines) + "\n"
 
 
