@@ -95,8 +95,8 @@ def report(settings: BenchmarkArguments, scores: list[dict]) -> str:
         "documents:",
         table(curves(scores)).rstrip(),
         "![pseudo-perplexity](pseudo_perplexity.png)",
-        "The shaded intervals are wide since documents differ. On the same positions, the mean loss (95% interval over "
-        "documents; below 0 is better):",
+        "Documents differ much, so the intervals of single points (in the JSON file) are wide. On the same positions, "
+        "the mean loss with a 95% interval over documents (below 0 is better):",
         "\n".join(difference_table(scores, settings.lengths)),
     )
     return "\n\n".join(sections) + "\n"

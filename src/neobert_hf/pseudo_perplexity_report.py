@@ -71,17 +71,15 @@ def table(points: dict[str, dict[int, dict]]) -> str:
 
 
 def plot(points: dict[str, dict[int, dict]], file: Path) -> None:
-    """As Figure 2, a line for each curve, its interval shaded."""
+    """As Figure 2, a line for each curve."""
     figure = Figure(figsize=(9, 5), layout="constrained")
     axes = figure.subplots()
     for name, curve in points.items():
-        values = {key: [point[key] for point in curve.values()] for key in ("pseudo_perplexity", "low", "high")}
-        (line,) = axes.plot(list(curve), values["pseudo_perplexity"], "o-", markersize=4, label=name)
-        axes.fill_between(list(curve), values["low"], values["high"], color=line.get_color(), alpha=0.1, linewidth=0)
+        axes.plot(list(curve), [point["pseudo_perplexity"] for point in curve.values()], "o-", markersize=4, label=name)
     lengths = sorted({length for curve in points.values() for length in curve})
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
-    axes.set(xlabel="length (tokens)", ylabel="pseudo-perplexity", title="Geometric mean over documents, 95% interval")
+    axes.set(xlabel="length (tokens)", ylabel="pseudo-perplexity", title="Geometric mean over documents")
     axes.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1, 1))
     write_png(file, figure)
