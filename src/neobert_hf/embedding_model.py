@@ -7,6 +7,8 @@ import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
 
+from neobert_hf.fingerprints import add_weights, identifying_config
+
 
 def load_model(
     path: str, dtype: torch.dtype, device: str | None, max_length: int | None, truncate_dim: int | None
@@ -47,18 +49,10 @@ def check_finite(embeddings: np.ndarray, texts: list[str]) -> None:
 
 
 def fingerprint(model: SentenceTransformer) -> str:
-    """A hash of all that the embeddings depend on: weights, architecture, tokenizer, pooling and prompts.
-
-    Names cannot tell models apart: local ones have none, and a folder may be trained on.
-    """
+    """A hash of all that the embeddings depend on: weights, architecture, tokenizer, pooling and prompts."""
     digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
-    config = model[0].auto_model.config.to_dict()
-    # Where it lay and by what it was saved.
-    for key in ("_name_or_path", "transformers_version"):
-        config.pop(key, None)
+    add_weights(digest, model)
+    config = identifying_config(model[0].auto_model.config)
     modules = [{"class": type(module).__name__} | module.get_config_dict() for module in model]
     settings = [config, modules, model.prompts, model.default_prompt_name, model.similarity_fn_name]
     digest.update(json.dumps(settings, sort_keys=True, default=str).encode())

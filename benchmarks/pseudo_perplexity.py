@@ -1,0 +1,117 @@
+"""How far beyond its training length a small NeoBERT reads. Rewrites benchmarks/results/pseudo_perplexity.md.
+
+    python benchmarks/pseudo_perplexity.py --data ../shared/data
+
+The models are those of both stages of benchmarks/pretraining.py, 256 and 1,024 tokens. Every measurement is
+`examples/pseudo_perplexity.py`; interrupted, the same command goes on.
+"""
+
+import os
+import platform
+import shlex
+import sys
+from dataclasses import dataclass, field
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+from datasets import Dataset, concatenate_datasets
+from pretraining import run
+
+from neobert_hf.arguments import parse_config
+from neobert_hf.pseudo_perplexity import mean_interval
+from neobert_hf.pseudo_perplexity_report import curve_name, curves, plot, table
+from neobert_hf.whole_files import write_json, write_text
+
+
+# Factors of the length that each stage was trained with, up to 8 times 256.
+ROPE = {"short": "native yarn:2 yarn:4 yarn:8 linear:8 dynamic:8", "long": "native yarn:2"}
+
+
+@dataclass
+class BenchmarkArguments:
+    data: str = field(metadata={"help": "folder with long_articles.parquet and text/validation.parquet"})
+    short: str = field(
+        default="runs/pretraining_benchmark/stage_1/model", metadata={"help": "model of the first stage"}
+    )
+    long: str = field(default="runs/pretraining_benchmark/stage_2/model", metadata={"help": "model of the second"})
+    lengths: list[int] = field(default_factory=lambda: [64, 128, 256, 512, 1024, 2048], metadata={"help": "in tokens"})
+    documents: int = field(default=48, metadata={"help": "of at least the longest length, drawn with seed 0"})
+    sample: int = field(default=4, metadata={"help": "positions of each document at each length"})
+    output_dir: str = field(default="runs/pseudo_perplexity_benchmark", metadata={"help": "losses and logs"})
+    results: str = field(default="benchmarks/results", metadata={"help": "where the report goes"})
+
+
+def write_documents(data: Path, file: Path) -> None:
+    """Both sources in one order, so that a few documents are of both."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    sources = [Dataset.from_parquet(str(data / name)) for name in ("long_articles.parquet", "text/validation.parquet")]
+    texts = concatenate_datasets([source.select_columns("text") for source in sources])
+    texts.shuffle(seed=0).to_parquet(file)
+
+
+def measure(settings: BenchmarkArguments, name: str, model: str) -> list[dict]:
+    output = Path(settings.output_dir)
+    flags = (
+        f"--models {name}={model} --source {output}/documents.parquet --rope {ROPE[name]} --sample {settings.sample} "
+        f"--lengths {' '.join(map(str, settings.lengths))} --min_tokens {max(settings.lengths)} "
+        f"--max_documents {settings.documents} --output_dir {output / name} --device cpu"
+    )
+    run("pseudo_perplexity.py", flags, output / f"{name}.txt")
+    return Dataset.from_parquet(str(output / name / "scores.parquet")).to_list()
+
+
+def difference_table(scores: list[dict], lengths: list[int]) -> list[str]:
+    """Mean loss against the short model's own RoPE, on the same positions of the same documents."""
+    losses: dict[str, dict[int, dict[int, float]]] = {}
+    for row in scores:
+        losses.setdefault(curve_name(row), {}).setdefault(row["cut"], {})[row["document"]] = row["mean_loss"]
+    base, *others = losses
+    lines = [f"| nats against {base} | {' | '.join(f'{length:,}' for length in lengths)} |"]
+    lines.append("| --- |" + " --- |" * len(lengths))
+    for name in others:
+        cells = []
+        for length in lengths:
+            pairs = [loss - losses[base][length][document] for document, loss in losses[name][length].items()]
+            mean, low, _ = mean_interval(np.array(pairs))
+            cells.append(f"{mean:+.2f} ± {mean - low:.2f}")
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return lines
+
+
+def report(settings: BenchmarkArguments, scores: list[dict]) -> str:
+    versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "datasets"))
+    sections = (
+        "# Pseudo-perplexity of a small NeoBERT against length",
+        f"{date.today()}; {os.cpu_count()} cores ({platform.machine()}), float32; Python {platform.python_version()}, "
+        f"{versions}. Not measured on GPU.",
+        f"Command: `python benchmarks/pseudo_perplexity.py {shlex.join(sys.argv[1:])}`, which runs "
+        f"`examples/pseudo_perplexity.py` with `--rope {ROPE['short']}` for the model of the first stage of "
+        f"[pretraining.md](pretraining.md) (256 tokens) and `--rope {ROPE['long']}` for that of the second (1,024).",
+        f"The first tokens of {len({row['document'] for row in scores})} documents of {max(settings.lengths):,} tokens "
+        "or more (encyclopedia articles, and held-out documents of the sources of training), the same at every length; "
+        f"of each {settings.sample} random positions, the same for all curves of a length. Geometric mean over "
+        "documents:",
+        table(curves(scores)).rstrip(),
+        "![pseudo-perplexity](pseudo_perplexity.png)",
+        "Documents differ much, so the intervals of single points (in the JSON file) are wide. On the same positions, "
+        "the mean loss with a 95% interval over documents (below 0 is better):",
+        "\n".join(difference_table(scores, settings.lengths)),
+    )
+    return "\n\n".join(sections) + "\n"
+
+
+def main() -> None:
+    (settings,) = parse_config(BenchmarkArguments)
+    write_documents(Path(settings.data), Path(settings.output_dir) / "documents.parquet")
+    scores = [row for name in ROPE for row in measure(settings, name, getattr(settings, name))]
+    results = Path(settings.results)
+    results.mkdir(parents=True, exist_ok=True)
+    plot(curves(scores), results / "pseudo_perplexity.png")
+    write_json(results / "pseudo_perplexity.json", {"curves": curves(scores), "scores": scores})
+    write_text(results / "pseudo_perplexity.md", report(settings, scores))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""RoPE scaling by name, `yarn:4`, without editing a checkpoint."""
+
+from transformers import PreTrainedConfig
+
+
+TYPES = ("linear", "dynamic", "yarn")
+
+
+def scale_rope(config: PreTrainedConfig, setting: str) -> None:
+    """Set the scaling in a config, relative to the length that the model was pretrained with.
+
+    That length is `max_position_embeddings` (`max_length` of NeoBERT). Where local layers have a RoPE of their own
+    (ModernBERT), they keep it: they never look farther than in pretraining.
+
+    Args:
+        config: of a model; changed in place.
+        setting: `native`, which changes nothing, or type and factor: `linear:2` (positions divided, Chen et al., 2023,
+            arXiv 2306.15595), `dynamic:8` (NTK-aware, by the sequence's length), `yarn:4` (Peng et al., 2023, arXiv
+            2309.00071).
+
+    Raises:
+        ValueError: if there is no such setting, the model has no RoPE, or its RoPE is scaled already.
+    """
+    if setting == "native":
+        return
+    kind, _, number = setting.partition(":")
+    try:
+        factor = float(number)
+    except ValueError:
+        factor = 0.0
+    if kind not in TYPES or not 1 < factor < float("inf"):
+        raise ValueError(
+            f"Unknown RoPE setting {setting!r}; allowed are native and {', '.join(f'{name}:FACTOR' for name in TYPES)} "
+            "with a factor above 1, such as yarn:4."
+        )
+    parameters = getattr(config, "rope_parameters", None)
+    if not parameters or not getattr(config, "rope", True):
+        raise ValueError(f"RoPE setting {setting!r}: this {config.model_type} has no RoPE to scale. Take native.")
+    nested = "full_attention" in parameters
+    stored = parameters["full_attention"] if nested else parameters
+    if stored["rope_type"] != "default":
+        raise ValueError(
+            f"RoPE setting {setting!r}: the RoPE of this checkpoint is scaled already, {stored}. Take native, or the "
+            "checkpoint without scaling."
+        )
+    scaled = stored | {"rope_type": kind, "factor": factor}
+    config.rope_parameters = parameters | {"full_attention": scaled} if nested else scaled
+    config.standardize_rope_params()
