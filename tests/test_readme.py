@@ -54,12 +54,15 @@ def test_pretraining_commands_run(tmp_path):
     assert (tmp_path / "runs" / "small" / "model" / "model.safetensors").is_file()
 
 
-def run_block(containing: str, folder: Path) -> str:
-    """Run the commands of a block in a folder, and return what they print."""
+def run_block(containing: str, folder: Path, changes: dict[str, str] | None = None) -> str:
+    """Run the commands of a block in a folder, with other words where the size must be smaller; what they print."""
     for name in ("examples", "configs", "docs"):
         if not (folder / name).exists():
             (folder / name).symlink_to(ROOT / name)
     (block,) = (block for block in code_blocks(README, "bash") if containing in block)
+    for words, instead in (changes or {}).items():
+        assert words in block
+        block = block.replace(words, instead)
     # `python` and `neobert-hf` of this environment.
     path = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     output = ""
@@ -74,6 +77,15 @@ def save_small(cls, folder: Path) -> None:
     tokenizer = small_tokenizer(model_max_length=64)
     small_model(cls, pad_token_id=tokenizer.pad_token_id).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+def test_pseudo_perplexity_command_runs(tmp_path):
+    save_small(NeoBERTForMaskedLM, tmp_path / "model")
+    (tmp_path / "articles").mkdir()
+    (tmp_path / "articles" / "all.jsonl").write_text(json.dumps({"text": " ".join(topics.values())}))
+    changes = {"chandar-lab/NeoBERT": "model", "1024 4096 8192": "16 32", "--sample 64": "--sample 4"}
+    assert "| neobert, yarn:2 |" in run_block("pseudo_perplexity.py", tmp_path, changes)
+    assert (tmp_path / "runs" / "long" / "pseudo_perplexity.png").is_file()
 
 
 def test_search_commands_run(tmp_path):
