@@ -32,7 +32,7 @@ class OnnxModel:
         self.config = read_json(folder / "config.json")
         settings = read_json(folder / "tokenizer_config.json")
         pooling = folder / "1_Pooling" / "config.json"
-        self.pooling = read_json(pooling).get("pooling_mode", "mean") if pooling.exists() else "mean"
+        self.pooling = read_json(pooling).get("pooling_mode") if pooling.exists() else "mean"
 
         # 2. Tokenizer
         self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -55,7 +55,10 @@ class OnnxModel:
     def embed(self, texts: list[str], batch_size: int = 32) -> np.ndarray:
         """One vector of length 1 for each text: the mean of its tokens, or the first of them if the model says so."""
         if self.pooling not in ("mean", "cls"):
-            raise ValueError(f"The model pools by {self.pooling!r}; this example knows 'mean' and 'cls'.")
+            raise ValueError(
+                f"1_Pooling/config.json has the `pooling_mode` {self.pooling!r}; this example knows 'mean' and 'cls'. "
+                "If it has none, load and save the model with a new Sentence Transformers, and export it again."
+            )
         embeddings = []
         for start in range(0, len(texts), batch_size):
             _, mask, states = self.run(texts[start : start + batch_size])

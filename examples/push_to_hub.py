@@ -31,7 +31,7 @@ def main(args: list[str] | None = None) -> None:
     # 1. Settings
     (settings,) = parse_config(PublishArguments, args=args)
     source, folder = Path(settings.checkpoint), Path(settings.folder)
-    check_request(settings.repo_id)
+    check_request(settings.repo_id, output_dir=folder)
 
     # 2. Folder, with a card that tells what is known
     if not folder.exists():

@@ -30,10 +30,14 @@ def publisher(folder: Path) -> dict:
         "repeated": mlm,
         "unchanged": mlm,
         "branch": [*mlm, "--revision", "v2"],
-        "pull request": [*embedder[:2], "me/mlm", "--pr"],
+        "pull request": [*embedder[:2], "me/mlm", "--pr", "--output_dir", str(folder / "proposed")],
+        "pull request again": [
+            *[*embedder[:2], "me/mlm", "--revision", "refs/pr/2"],
+            *["--output_dir", str(folder / "proposed")],
+        ],
         "embedder": [*embedder, "--public"],
         "other model": [*mlm[:2], "me/embedder", "--revision", "mlm"],
-        "refused": [*mlm[:2], "me/refused"],
+        "refused": [*mlm[:2], "me/refused", "--output_dir", str(folder / "kept")],
         "dropped": [*mlm[:2], "me/dropped"],
         "doctor": ["doctor", "me/mlm"],
     }

@@ -285,6 +285,17 @@ def test_a_part_of_another_size_is_an_error_in_stage_3(weights, config, tmp_path
         convert(str(tmp_path / "zero"), tmp_path / "out", config=config)
 
 
+def test_a_tied_state_dict(tmp_path):
+    """Its two names share their memory."""
+    model = small_model(NeoBERTForMaskedLM, tie_word_embeddings=True)
+    model.config.save_pretrained(tmp_path)
+    torch.save(model.state_dict(), tmp_path / "state_dict.pt")
+    convert(str(tmp_path), tmp_path / "here")
+    assert same_bytes(load_file(tmp_path / "here" / "model.safetensors"), model.state_dict())
+    here = NeoBERTForMaskedLM.from_pretrained(tmp_path / "here")
+    assert here.decoder.weight is here.model.encoder.weight
+
+
 QKV = "model.transformer_encoder.1.qkv.weight"
 TENSOR_DAMAGES = {
     "missing": (lambda t: t.pop(QKV), f"missing: {QKV}"),
@@ -321,6 +332,7 @@ def test_other_bad_input(weights, config, mlm_checkpoint, tmp_path):
     refuses("config exists. Name a new folder", output=tmp_path / "config")
     refuses("`to` is 'gguf'; it must be one of neobert_hf, original, state_dict", to="gguf")
     refuses("nowhere does not exist", source=tmp_path / "nowhere")
+    refuses("is a file; `--tag` names a checkpoint", source=mlm_checkpoint / "model.safetensors", tag="x")
     # Found in the last step, when weights and config are written already.
     refuses(
         "tokenizer: the tokenizer has ids up to 100; the embeddings have 100", tokenizer=str(tmp_path / "tokenizer")

@@ -93,6 +93,18 @@ def test_a_healthy_embedding_model(embedder):
     assert text == "Transformer > Pooling > Dense, 32 dimensions"
 
 
+def test_a_healthy_embedding_model_of_older_files(embedder, tmp_path):
+    """A key for each mode of pooling; and no bias, but a projection around the layer."""
+    shutil.copytree(embedder, tmp_path / "folder")
+    modes = {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": False}
+    write_json(tmp_path / "folder" / "1_Pooling" / "config.json", {"word_embedding_dimension": 64} | modes)
+    edit_json("2_Dense/config.json", bias=False, use_residual=True)(tmp_path / "folder")
+    change = lambda t: t.update({"residual.weight": t["linear.weight"] + t.pop("linear.bias")[:, None]})  # noqa: E731
+    edit_tensors(change)(tmp_path / "folder" / "2_Dense")
+    assert statuses(tmp_path / "folder") == statuses(embedder)
+    assert SentenceTransformer(str(tmp_path / "folder"), device="cpu").encode("a").shape == (32,)
+
+
 def swap_layers(tensors):
     for name in [name for name in tensors if ".transformer_encoder.0." in name]:
         other = name.replace("encoder.0.", "encoder.1.")
@@ -126,12 +138,29 @@ def remove(name):
     return lambda folder: (folder / name).unlink()
 
 
+def only_index(text):
+    def damage(folder):
+        (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
+        (folder / "model.safetensors.index.json").write_text(text)
+
+    return damage
+
+
+def with_healthy_shards(folder):
+    """Loading takes `model.safetensors`, which is damaged, and not the shards."""
+    shutil.copy(folder / "model.safetensors", folder / "model-00001-of-00001.safetensors")
+    names = dict.fromkeys(load_file(folder / "model.safetensors"), "model-00001-of-00001.safetensors")
+    write_json(folder / "model.safetensors.index.json", {"weight_map": names})
+    edit_tensors(lambda t: t[WO].fill_(torch.nan))(folder)
+
+
 WO = "model.transformer_encoder.1.wo.weight"
 # What is done to the folder: the check that fails, what it says. All others pass or could not be made.
 DAMAGES = {
     "no config": (remove("config.json"), "config", "config.json does not exist"),
     "config cut": (lambda folder: os.truncate(folder / "config.json", 40), "config", "config.json is no JSON"),
     "other model": (edit_json("config.json", model_type="bert"), "config", "a model of type 'bert'"),
+    "type of a value": (edit_json("config.json", hidden_size="64"), "config", "field 'hidden_size'"),
     "unknown key": (edit_json("config.json", dropuot=0.1), "config", "did you mean `dropout`"),
     "other class": (
         edit_json("config.json", architectures=["BertModel"]),
@@ -139,6 +168,9 @@ DAMAGES = {
         "`architectures` is ['BertModel']",
     ),
     "no weights": (remove("model.safetensors"), "tensors", "model.safetensors does not exist"),
+    "index cut": (only_index("{"), "tensors", "model.safetensors.index.json is no JSON"),
+    "empty index": (only_index("{}"), "tensors", "model.safetensors.index.json has no `weight_map`"),
+    "shards beside it": (with_healthy_shards, "tensors", f"not finite: {WO}"),
     "truncated": (
         lambda folder: os.truncate(folder / "model.safetensors", 100_000),
         "tensors",
@@ -187,17 +219,32 @@ DAMAGES = {
     "stale auto_map": (
         edit_json("config.json", auto_map={"AutoModel": "model.NeoBERT"}),
         "code",
-        "`auto_map` names model.NeoBERT, which is not of this package",
+        "`auto_map` of config.json names model.NeoBERT, which is not of this package",
     ),
     "unknown class": (
         edit_json("config.json", auto_map={"AutoModel": "modeling_neobert.NeoBERT"}),
         "code",
-        "`auto_map` names modeling_neobert.NeoBERT",
+        "`auto_map` of config.json names modeling_neobert.NeoBERT",
     ),
     "other repository": (
         edit_json("config.json", auto_map={"AutoModel": "x/y--modeling_neobert.NeoBERTModel"}),
         "code",
-        "`auto_map` names x/y--modeling_neobert.NeoBERTModel",
+        "`auto_map` of config.json names x/y--modeling_neobert.NeoBERTModel",
+    ),
+    "tokenizer of another repository": (
+        edit_json("tokenizer_config.json", auto_map={"AutoTokenizer": ["x/y--own.Own", None]}),
+        "code",
+        "`auto_map` of tokenizer_config.json names x/y--own.Own",
+    ),
+    "tokenizer's older auto_map": (
+        edit_json("tokenizer_config.json", auto_map=[None, "x/y--own.Own"]),
+        "code",
+        "`auto_map` of tokenizer_config.json names x/y--own.Own",
+    ),
+    "pipeline of another repository": (
+        edit_json("config.json", custom_pipelines={"own": {"impl": "x/y--own.Own", "pt": ["AutoModel"]}}),
+        "code",
+        "`custom_pipelines` of config.json names x/y--own.Own",
     ),
     # Only the outputs can tell these.
     "part of a tensor": (edit_tensors(lambda t: t[WO][:8].zero_()), "outputs", "last_hidden_state: first is"),
@@ -236,6 +283,10 @@ def test_damage_is_found_and_named(damage, healthy, tmp_path, capsys):
     assert message in failed[0]
 
 
+def edit_dense(change):
+    return lambda folder: edit_tensors(change)(folder / "2_Dense")
+
+
 EMBEDDER_DAMAGES = {
     "foreign module": (
         lambda folder: (folder / "modules.json").write_text('[{"type": "custom.Transformer", "path": ""}]'),
@@ -247,8 +298,14 @@ EMBEDDER_DAMAGES = {
     ),
     "dense": (edit_json("1_Pooling/config.json", pooling_mode="mean"), "2_Dense takes 128 dimensions and is given 64"),
     "missing": (remove("1_Pooling/config.json"), "1_Pooling/config.json"),
+    "no weights": (remove("2_Dense/model.safetensors"), "2_Dense/model.safetensors does not exist"),
+    "shape": (edit_dense(lambda t: t.update({"linear.weight": torch.ones(5, 128)})), "'linear.weight': (5, 128)"),
+    "no bias": (
+        edit_dense(lambda t: t.pop("linear.bias")),
+        "asks for {'linear.weight': (32, 128), 'linear.bias': (32,)",
+    ),
     "nan": (
-        lambda folder: edit_tensors(lambda t: t["linear.bias"].fill_(torch.nan))(folder / "2_Dense"),
+        edit_dense(lambda t: t["linear.bias"].fill_(torch.nan)),
         "2_Dense holds values that are not finite: linear.bias",
     ),
 }
@@ -327,6 +384,9 @@ def test_the_recorded_original_layout(shared):
 
 
 def test_paths_that_are_none(tmp_path):
+    (tmp_path / "file").touch()
+    message = f"neobert-hf doctor: {tmp_path / 'file'} is a file; name the folder."
+    assert main(["doctor", str(tmp_path / "file")]) == message
     assert main(["doctor", str(tmp_path / "nothing")]) == f"neobert-hf doctor: {tmp_path / 'nothing'} does not exist."
     assert main(["doctor", "/nowhere"]) == "neobert-hf doctor: /nowhere does not exist."
     assert "neobert-hf doctor: " in main(["doctor", "owner/nothing"])

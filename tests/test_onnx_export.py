@@ -1,4 +1,7 @@
 import json
+import os
+import runpy
+import shutil
 import subprocess
 import sys
 from argparse import ArgumentParser
@@ -10,7 +13,8 @@ from conftest import ROOT, ragged_batch, small_model
 from onnx_checkpoints import save_checkpoint
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense, Normalize
-from transformers import AutoTokenizer, pipeline
+from small_tokenizer import small_tokenizer
+from transformers import pipeline
 
 from neobert_hf import (
     NeoBERTConfig,
@@ -175,8 +179,8 @@ def test_the_encoder_of_a_published_checkpoint(shared, tmp_path):
     published = shared / "reference" / "published"
     for name in ("config.json", "model.safetensors"):
         (tmp_path / name).write_bytes((published / name).read_bytes())
-    AutoTokenizer.from_pretrained(save_checkpoint(tmp_path / "other")).save_pretrained(tmp_path)
-    assert onnx_export.load_model(str(tmp_path), None)[1] == "fill-mask"
+    small_tokenizer(500).save_pretrained(tmp_path)
+    assert onnx_export.load_model(tmp_path)[1] == "fill-mask"
     export(str(tmp_path), tmp_path / "exported", "feature-extraction", ("float32",))
     recorded = load_file(published / "expected.safetensors")
     ids, mask = recorded["input_ids"].long(), recorded["attention_mask"].long()
@@ -232,6 +236,15 @@ def test_example_embeds_as_sentence_transformers_does(embedding_model):
     assert np.abs(got - encoder.encode(texts)).max() <= 1e-5
 
 
+def test_example_says_what_it_cannot_pool(embedding_model, tmp_path):
+    """Older versions of Sentence Transformers wrote a key for each mode."""
+    shutil.copytree(embedding_model / "exported", tmp_path / "folder")
+    (tmp_path / "folder" / "1_Pooling" / "config.json").write_text('{"pooling_mode_cls_token": true}')
+    onnx_model = runpy.run_path(str(ROOT / "examples" / "onnx_inference.py"))["OnnxModel"]
+    with pytest.raises(ValueError, match="`pooling_mode` None; this example knows 'mean' and 'cls'.*save the model"):
+        onnx_model(tmp_path / "folder").embed(["one"])
+
+
 def test_example_fills_masks_as_the_pipeline_does(masked_lm):
     text = "cats and [MASK]ogs"
     expected = pipeline("fill-mask", str(masked_lm / "model"))(text)
@@ -278,11 +291,46 @@ def test_embeddings_with_layers_after_the_pooling_are_refused(tmp_path):
     refused(tmp_path / "dense", ValueError, "has a module .*Dense, which would be missing")
 
 
-def test_damaged_weights_are_refused(tmp_path):
+def test_outputs_that_are_not_finite_are_refused(tmp_path):
     model = small_model()
-    model.transformer_encoder[1].wo.weight.data[0, 0] = float("nan")
+    model.transformer_encoder[1].wo.weight.data.fill_(3e38)
     save_checkpoint(tmp_path / "model", model=model)
     refused(tmp_path, ExportError, "own outputs are not finite")
+
+
+def set_nan(folder):
+    model = small_model()
+    model.transformer_encoder[1].wo.weight.data[0, 0] = float("nan")
+    model.save_pretrained(folder)
+
+
+def edit_config(folder, **changes):
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+DAMAGES = {
+    "nan": (set_nan, "not finite: transformer_encoder.1.wo.weight"),
+    "truncated": (lambda folder: os.truncate(folder / "model.safetensors", 5_000), "model.safetensors is damaged"),
+    "other model": (lambda folder: edit_config(folder, model_type="bert"), "a model of type 'bert'"),
+    "type of a value": (lambda folder: edit_config(folder, hidden_size="64"), "config.json: .*'hidden_size'"),
+    "more words": (
+        lambda folder: small_tokenizer(250).save_pretrained(folder),
+        "ids up to 249; the embeddings have 100",
+    ),
+    "no tokenizer": (lambda folder: [file.unlink() for file in folder.glob("tok*")], "model has no tokenizer. Save"),
+    "no folder": (lambda folder: folder.rename(folder.with_name("elsewhere")), "model does not exist"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_checkpoints_are_refused_before_tracing(damage, tmp_path):
+    save_checkpoint(tmp_path / "model")
+    change, message = DAMAGES[damage]
+    change(tmp_path / "model")
+    with pytest.raises(ValueError, match=message):
+        export(str(tmp_path / "model"), tmp_path / "exported")
+    assert not list(tmp_path.glob("exported*"))
 
 
 def test_a_file_that_misses_its_tolerance_is_not_written(tmp_path):

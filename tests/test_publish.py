@@ -15,7 +15,8 @@ import torch
 from conftest import ROOT, small_config, small_model
 from hub_clients import TEXTS, outputs
 from hub_server import TOKEN, HubServer
-from huggingface_hub import EvalResult, ModelCard
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
@@ -29,7 +30,7 @@ from neobert_hf.configuration_neobert import AUTO_MAP
 from neobert_hf.doctor import REMOTE_CODE
 from neobert_hf.golden import GOLDEN
 from neobert_hf.model_card import gather_facts
-from neobert_hf.publish import build_folder, check_folder
+from neobert_hf.publish import STALE, build_folder, check_folder
 
 
 CARD = """
@@ -41,6 +42,7 @@ hyperparameters: {learning_rate: 0.0006}
 eval_results:
 - {task_type: fill-mask, dataset_type: refinedweb, dataset_name: RefinedWeb, metric_type: perplexity, metric_value: 9.5}
 limits: "- Letters only."
+citation: "@misc{mine}"
 """
 FILES = {
     "README.md",
@@ -67,6 +69,8 @@ def work(tmp_path_factory) -> Path:
     small_tokenizer(200).save_pretrained(folder / "mlm")
     modules = [Transformer(str(folder / "mlm")), Pooling(64, pooling_mode="mean")]
     SentenceTransformer(modules=modules).save_pretrained(str(folder / "embedder"))
+    # No pickle is published.
+    (folder / "embedder" / "1_Pooling" / "pytorch_model.bin").touch()
     (folder / "card.yaml").write_text(CARD)
     return folder
 
@@ -160,6 +164,9 @@ def test_branch_and_pull_request_leave_main_alone(published):
     proposed = repository.commits[repository.refs["refs/pr/2"]]
     assert set(proposed) == FILES | SENTENCE_FILES | {".gitattributes"} and "modules.json" not in repository.main
     # Of a file that lies there already nothing is sent.
+    assert results["pull request again"][0] is None
+    requests = between(hub, results, "pull request again")
+    assert requests and not [one for one in requests if one.startswith("PUT") or "/branch/" in one]
     assert not [one for one in between(hub, results, "branch") if one.startswith("PUT")]
 
 
@@ -176,6 +183,28 @@ def test_refused_upload_and_broken_connection_are_errors(published):
     )
     assert set(hub.repositories["me/refused"].main) == {".gitattributes"}
     assert "disconnected" in results["dropped"][0] and "Run the same command again" in results["dropped"][0]
+
+
+def test_folder_of_a_refused_push_stays_and_is_taken_as_it_is(published, work, capsys):
+    (work / "kept" / "notes.md").touch()
+    command = ["publish", str(work / "mlm"), "me/refused", "--dry_run", "--output_dir", str(work / "kept")]
+    assert main(command) is None
+    printed = capsys.readouterr().out
+    assert f"kept exists: it is taken as it is, not built from {work / 'mlm'}" in printed and "notes.md" in printed
+    # It is checked again: the doctor's part, and the card, which may have been edited.
+    edit(work / "kept" / "README.md", "library_name:", "license: other\nlibrary_name:")
+    assert "needs `license_name`" in main(command)
+    with_nan(work / "kept", "model.layer_norm.weight")
+    assert "the check of tensors failed" in main(command)
+    assert "its card is not of me/other" in main([*command[:2], "me/other", *command[3:]])
+
+
+def test_files_of_the_owner_stay():
+    """Patterns of the Hub client match across folders."""
+    sharded = ["model-00001-of-00002.safetensors", "pytorch_model-00001-of-00002.bin"]
+    ours = ["model.safetensors", *sharded, "pytorch_model.bin", "onnx/model_fp16.onnx", "2_Dense/model.safetensors"]
+    theirs = ["models/other.safetensors", "model-ab/c-of-other.safetensors", "pytorch_models/a.bin", "model-card.bin"]
+    assert list(filter_repo_objects([*ours, *theirs, "my/model.py", "1_notes/a.md"], allow_patterns=STALE)) == ours
 
 
 def test_embedding_model_on_the_hub(published):
@@ -275,6 +304,7 @@ def test_card_tells_what_is_known(work, tmp_path):
         "| `learning_rate` | 0.0006 |",
         "| RefinedWeb | perplexity | 9.5 |",
         "- Letters only.",
+        "@misc{mine}",
         'AutoModelForMaskedLM.from_pretrained("me/mlm")',
         "lebreton2025neobert",
     ):
@@ -289,14 +319,16 @@ def test_card_leaves_out_what_is_not_known(work, tmp_path):
 
 
 def test_golden_values_of_the_card_hold(work, tmp_path):
-    """Whoever copies the lines out of the card sees what it says."""
-    card = build(work, "mlm", tmp_path / "folder")
-    ids = json.loads(re.search(r"ids = (\[.*\])", card.text)[1])
-    values = [float(value) for value in re.search(r":4\]\)  # (.*)", card.text)[1].split(",")]
-    model = neobert_hf.NeoBERTModel.from_pretrained(tmp_path / "folder").eval()
-    with torch.no_grad():
-        found = model(torch.tensor([ids])).last_hidden_state[0, 0, :4]
-    assert (found - torch.tensor(values)).abs().max() < 1e-4  # four decimals
+    """Whoever copies the lines out of the card sees what it says. Here its `me/mlm` is a local folder."""
+    (tmp_path / "me").mkdir()
+    card = build(work, "mlm", tmp_path / "me" / "mlm")
+    (code,) = (block for block in re.findall(r"```python\n(.*?)```", card.text, re.DOTALL) if "ids = " in block)
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    assert done.returncode == 0, done.stderr
+    values = torch.tensor([float(value) for value in re.search(r":4\]\)  # (.*)", card.text)[1].split(",")])
+    found = torch.tensor(json.loads(re.search(r"tensor\((\[.*?\])", done.stdout)[1]))
+    assert (found - values).abs().max() < 1e-4  # four decimals
 
 
 def result_of(name: str, value: float) -> EvalResult:
@@ -336,6 +368,12 @@ def test_settings_of_the_run_and_of_an_earlier_card(work, tmp_path):
         ("license: [mit]", "license"),
         ("eval_results: [{task: fill-mask}]", "eval_results"),
         ("license: {", "no YAML"),
+        ("license: other", "needs `license_name` and `license_link`"),
+        ("base_model: [runs/small/model]", "runs/small/model"),
+        (
+            "eval_results: [{task_type: sts, dataset_type: sts, dataset_name: STS, metric_type: r, metric_value: }]",
+            "of STS",
+        ),
     ],
 )
 def test_wrong_card_files_are_refused(text, message, work, tmp_path):
@@ -379,7 +417,9 @@ def test_weights_keep_their_dtype(work, tmp_path):
 def test_publishing_a_published_folder_changes_nothing(work, tmp_path):
     card = str(work / "card.yaml")
     build(work, "embedder", tmp_path / "embedder", card=card)
-    build(tmp_path, "embedder", tmp_path / "again", card=card)
+    # What its card says, or no more than a part of it, need not be said again.
+    (tmp_path / "part.yaml").write_text("license: mit")
+    build(tmp_path, "embedder", tmp_path / "again", card=str(tmp_path / "part.yaml"))
     assert files_of(tmp_path / "embedder") == files_of(tmp_path / "again") == FILES | SENTENCE_FILES
     for name in FILES | SENTENCE_FILES:
         assert (tmp_path / "embedder" / name).read_bytes() == (tmp_path / "again" / name).read_bytes(), name
@@ -391,9 +431,9 @@ def edited(work: Path, folder: Path, change) -> Path:
     return folder
 
 
-def with_nan(folder: Path) -> None:
+def with_nan(folder: Path, name: str = "layer_norm.weight") -> None:
     tensors = load_file(folder / "model.safetensors")
-    tensors["layer_norm.weight"][0] = torch.nan
+    tensors[name][0] = torch.nan
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
@@ -432,6 +472,12 @@ DAMAGES = {
     ),
     "card": (lambda folder: (folder / "README.md").write_text("---\nlicense: {\n---\n"), "README.md cannot be read"),
     "weights": (lambda folder: (folder / "model.safetensors").write_bytes(b"12"), "is damaged"),
+    "code": (
+        lambda folder: edit(
+            folder / "tokenizer_config.json", "{", '{"auto_map": {"AutoTokenizer": ["x/y--own.Own", null]},'
+        ),
+        "Nothing is sent: the check of code failed",
+    ),
 }
 
 
@@ -451,12 +497,23 @@ def test_unhealthy_checkpoints_are_not_published(damage, work, tmp_path):
         (["model"], "must be OWNER/NAME"),
         (["me/my model"], "Repo id must use"),
         (["me/model", "--pr", "--revision", "v2"], "leave out"),
-        (["me/model", "--output_dir", "."], "exists"),
+        (["me/model", "--output_dir", "."], ". exists, and its card is not of me/model"),
         (["me/model", "--card", "absent.yaml"], "absent.yaml"),
     ],
 )
 def test_wrong_requests_are_refused(arguments, message, work):
     assert message in main(["publish", str(work / "mlm"), *arguments, "--dry_run"])
+
+
+def test_missing_packages_are_named_before_work(work, tmp_path):
+    """In a process whose interpreter does not find them."""
+    script = "import sys; from neobert_hf.cli import main; sys.modules['onnxruntime'] = None\n"
+    for command in (["export", str(work / "mlm"), "exported"], ["publish", "nowhere", "me/x", "--dry_run", "--onnx"]):
+        script += f"print(main({command!r}))\n"
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True)
+    expected = "neobert-hf {}: onnxruntime is not installed: pip install 'neobert_hf[export]'\n"
+    assert done.stdout == expected.format("export") + expected.format("publish"), done.stderr
+    assert not files_of(tmp_path)
 
 
 def test_dry_run_prints_what_would_be_sent(work, tmp_path, capsys):
@@ -482,7 +539,14 @@ def test_onnx_files_are_part_of_the_folder(work, tmp_path, capfd):
 
 def test_mteb_results_are_in_the_model_index(work, tmp_path):
     result = {"task": "STS12", "type": "STS", "metric": "cosine_spearman", "score": 0.71, "settings": {}}
+    shutil.copytree(work / "mlm", tmp_path / "mlm")
+    earlier = [result_of("STS12", 0.5), result_of("STS13", 0.6)]
+    earlier[0].metric_type = "cosine_spearman"
+    data = ModelCardData(eval_results=earlier, model_name="mlm")
+    (tmp_path / "mlm" / "README.md").write_text(f"---\n{data}\n---\n")
     (tmp_path / "STS12.json").write_text(json.dumps(result | {"result": {"dataset_revision": "abc"}}))
+    found = gather_facts(tmp_path / "mlm", None, tmp_path).eval_results
+    assert [(one.dataset_name, one.metric_value) for one in found] == [("STS13", 0.6), ("MTEB STS12", 0.71)]
     facts = gather_facts(work / "mlm", str(work / "card.yaml"), tmp_path)
     assert [(one.dataset_name, one.metric_value) for one in facts.eval_results] == [
         ("RefinedWeb", 9.5), ("MTEB STS12", 0.71)

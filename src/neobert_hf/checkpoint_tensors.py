@@ -3,9 +3,11 @@
 import json
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
@@ -42,6 +44,18 @@ CLASSES = {cls.__name__: cls for cls in (*CLASS_OF_HEADS.values(), NeoBERTForMul
 
 
 def local_folder(path: str, revision: str | None = None) -> Path:
+    """As `local_path`, and no file.
+
+    Raises:
+        ValueError, OSError: if it is anything else.
+    """
+    folder = local_path(path, revision)
+    if folder.is_file():
+        raise ValueError(f"{path} is a file; name the folder.")
+    return folder
+
+
+def local_path(path: str, revision: str | None = None) -> Path:
     """A local folder or file as it is; of a Hub repository, its files without ONNX and pickles, downloaded.
 
     Raises:
@@ -64,14 +78,21 @@ def read_config(path: Path) -> NeoBERTConfig:
     file = path / "config.json" if path.is_dir() else path
     if not file.is_file():
         raise ValueError(f"{file} does not exist.")
-    try:
-        values = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{file} is no JSON: {error}.") from error
+    values = _read_json(file)
     if not isinstance(values, dict) or values.get("model_type") != "neobert":
         found = values.get("model_type") if isinstance(values, dict) else None
         raise ValueError(f"{file} is the config of a model of type {found!r}; it must be 'neobert'.")
-    return NeoBERTConfig.from_dict(values)
+    try:
+        return NeoBERTConfig.from_dict(values)
+    except StrictDataclassError as error:
+        raise ValueError(f"{file}: {error}") from error
+
+
+def _read_json(file: Path) -> Any:
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file} is no JSON: {error}.") from error
 
 
 def read_safetensors(path: Path) -> dict[str, torch.Tensor]:
@@ -80,12 +101,13 @@ def read_safetensors(path: Path) -> dict[str, torch.Tensor]:
     Raises:
         ValueError: naming the file that is absent or damaged.
     """
-    files = [path]
-    if path.is_dir():
-        files = [path / "model.safetensors"]
-        if (path / INDEX).is_file():
-            shards = json.loads((path / INDEX).read_text(encoding="utf-8"))["weight_map"].values()
-            files = [path / name for name in sorted(set(shards))]
+    files = [path / "model.safetensors" if path.is_dir() else path]
+    # Loading takes the one file, where there are both.
+    if (path / INDEX).is_file() and not files[0].is_file():
+        index = _read_json(path / INDEX)
+        if not isinstance(index, dict) or not isinstance(index.get("weight_map"), dict):
+            raise ValueError(f"{path / INDEX} has no `weight_map`: it must name the file of every tensor.")
+        files = [path / name for name in sorted(set(index["weight_map"].values()))]
     tensors = {}
     for file in files:
         if not file.is_file():

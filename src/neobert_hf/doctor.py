@@ -76,6 +76,21 @@ class Checkpoint:
         return (CLASSES | ORIGINAL_CLASSES)[self.config.architectures[0]]
 
 
+def open_checkpoint(folder: Path) -> Checkpoint:
+    """A checkpoint whose config and tensors are sound.
+
+    Raises:
+        ValueError: naming what is not.
+    """
+    checkpoint = Checkpoint(folder)
+    check_config(checkpoint)
+    if problems := tensor_problems(checkpoint.tensors, checkpoint.cls, checkpoint.config):
+        raise ValueError(
+            f"{folder} is no sound {checkpoint.cls.__name__} with this config:\n  " + "\n  ".join(problems)
+        )
+    return checkpoint
+
+
 def diagnose(folder: Path) -> list[Finding]:
     """Check a folder from `save_pretrained`, `neobert-hf convert`, `neobert-hf publish` or Sentence Transformers.
 
@@ -163,24 +178,40 @@ def check_tokenizer(checkpoint: Checkpoint) -> str:
 
 def check_code(checkpoint: Checkpoint) -> str:
     folder, installed = checkpoint.folder, Path(neobert_hf.__file__).parent
-    entries = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("auto_map", {}).values()
-    references = [name for entry in entries for name in (entry if isinstance(entry, list) else [entry]) if name]
+    references = code_references(folder)
     files = sorted(path.name for path in folder.glob("*.py"))
     if not files and not references:
         raise Skip("none: loading needs the installed package")
     if foreign := [name for name in files if name not in REMOTE_CODE]:
         raise ValueError(f"{', '.join(foreign)}: not of this package")
-    for reference in references:
+    for file, key, reference in references:
         # Of the installed module: the file in the folder is compared, never run.
         module, _, cls = reference.rpartition(".")
         if f"{module}.py" not in REMOTE_CODE or not hasattr(import_module(f"neobert_hf.{module}"), cls):
-            raise ValueError(f"`auto_map` names {reference}, which is not of this package")
+            raise ValueError(f"`{key}` of {file} names {reference}, which is not of this package")
     for name in REMOTE_CODE:
         if name not in files:
             raise ValueError(f"{name} is missing; loading with `trust_remote_code` needs {', '.join(REMOTE_CODE)}")
         if (folder / name).read_bytes() != (installed / name).read_bytes():
             raise ValueError(f"{name} differs from that of the installed neobert_hf")
     return f"{len(files)} files, as in the installed neobert_hf"
+
+
+def code_references(folder: Path) -> list[tuple[str, str, str]]:
+    """What loading with trust would run: file, key and the class that it names there."""
+    references = []
+    for file in ("config.json", "tokenizer_config.json"):
+        if not (folder / file).is_file():
+            continue
+        values = json.loads((folder / file).read_text(encoding="utf-8"))
+        # Of a tokenizer, `auto_map` has been a list of its slow and its fast class.
+        auto_map = values.get("auto_map") or {}
+        entries = auto_map.values() if isinstance(auto_map, dict) else [auto_map]
+        names = [name for entry in entries for name in (entry if isinstance(entry, list) else [entry]) if name]
+        references += [(file, "auto_map", name) for name in names]
+        pipelines = (values.get("custom_pipelines") or {}).values()
+        references += [(file, "custom_pipelines", pipeline["impl"]) for pipeline in pipelines]
+    return references
 
 
 def check_sentence_transformers(checkpoint: Checkpoint) -> str:
@@ -196,10 +227,13 @@ def check_sentence_transformers(checkpoint: Checkpoint) -> str:
             settings = json.loads((path / "config.json").read_text(encoding="utf-8"))
             given = config.vocab_size if kind == "SpladePooling" else width
             width = _width_after(module["path"], kind, settings, given)
-        if path != folder and (path / "model.safetensors").is_file():
-            infinite = [name for name, tensor in read_safetensors(path).items() if not tensor.isfinite().all()]
-            if infinite:
+        if kind == "Dense" or path != folder and (path / "model.safetensors").is_file():
+            tensors = read_safetensors(path)
+            if infinite := [name for name, tensor in tensors.items() if not tensor.isfinite().all()]:
                 raise ValueError(f"{module['path']} holds values that are not finite: {', '.join(infinite)}")
+            shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+            if kind == "Dense" and shapes != (expected := _dense_shapes(settings)):
+                raise ValueError(f"{module['path']} holds {shapes}; its config asks for {expected}")
     return f"{' > '.join(module['type'].split('.')[-1] for module in modules)}, {width:,} dimensions"
 
 
@@ -211,8 +245,20 @@ def _width_after(path: str, kind: str, settings: dict, given: int) -> int:
         raise ValueError(f"{path} takes {taken} dimensions and is given {given}")
     if kind == "Dense":
         return settings["out_features"]
-    modes = settings.get("pooling_mode")
-    return given * len(modes) if isinstance(modes, list) else given
+    # Older versions of Sentence Transformers wrote a key for each mode.
+    older = [name for name, used in settings.items() if name.startswith("pooling_mode_") and used]
+    modes = settings.get("pooling_mode", older)
+    return given * max(len(modes), 1) if isinstance(modes, list) else given
+
+
+def _dense_shapes(settings: dict) -> dict[str, tuple[int, ...]]:
+    taken, given = settings["in_features"], settings["out_features"]
+    shapes = {"linear.weight": (given, taken)}
+    if settings.get("bias", True):
+        shapes["linear.bias"] = (given,)
+    if settings.get("use_residual") and taken != given:
+        shapes["residual.weight"] = (given, taken)
+    return shapes
 
 
 def check_outputs(checkpoint: Checkpoint) -> str:

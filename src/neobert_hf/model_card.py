@@ -8,6 +8,7 @@ import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from huggingface_hub.dataclasses import strict
 from huggingface_hub.errors import StrictDataclassError
+from huggingface_hub.utils import validate_repo_id
 
 from neobert_hf import NeoBERTConfig, NeoBERTPreTrainedModel
 from neobert_hf.arguments import nearest
@@ -33,6 +34,8 @@ KINDS = {
 }
 # Metadata that an earlier card of the same model may hold.
 KEPT = ("license", "license_name", "license_link", "language", "base_model", "datasets", "eval_results")
+# What the Hub has no keys for stands under one of this package's, so that publishing again finds it.
+TOLD, OURS = ("training_data", "hyperparameters", "limits", "citation"), "neobert_hf"
 
 
 @strict
@@ -65,16 +68,30 @@ class CardFacts:
     limits: str | None = None
     citation: str | None = None
 
+    def validate_license(self):
+        if self.license == "other" and not (self.license_name and self.license_link):
+            raise ValueError("`license: other` needs `license_name` and `license_link`.")
+
+    def validate_repositories(self):
+        for name in (*self.base_model, *self.datasets):
+            validate_repo_id(name)
+
+    def validate_eval_results(self):
+        required = ("task_type", "dataset_type", "dataset_name", "metric_type", "metric_value")
+        for result in self.eval_results:
+            if empty := [name for name in required if getattr(result, name) is None]:
+                raise ValueError(f"`eval_results` has no value for `{empty[0]}` of {result.dataset_name}.")
+
 
 def gather_facts(source: Path, file: str | None = None, mteb_results: Path | None = None) -> CardFacts:
     """What is known of a checkpoint.
 
     Args:
-        source: a folder: what its card says of licence, languages, base model, data and results, and the settings of
-            the training run that wrote it.
+        source: a folder: what the metadata of its card say, and the settings of the training run that wrote it.
         file: YAML with fields of `CardFacts`, which override the others. `eval_results` is a list, each with fields of
             `huggingface_hub.EvalResult`.
-        mteb_results: folder with the model's results from `examples/run_mteb.py`, added to the other results.
+        mteb_results: folder with the model's results from `examples/run_mteb.py`, added to the other results, in the
+            place of earlier ones of the same tasks.
 
     Raises:
         ValueError: if the file or the card is not in this form.
@@ -84,12 +101,31 @@ def gather_facts(source: Path, file: str | None = None, mteb_results: Path | Non
         if file is not None:
             facts |= read_facts(file)
         if mteb_results is not None:
-            facts["eval_results"] = [*facts.get("eval_results", []), *read_mteb_results(mteb_results)]
+            results = read_mteb_results(mteb_results)
+            measured = {_what_is_measured(result) for result in results}
+            others = [one for one in facts.get("eval_results", []) if _what_is_measured(one) not in measured]
+            facts["eval_results"] = [*others, *results]
         return CardFacts(**facts)
     except CheckpointError as error:
         raise ValueError(str(error)) from error
     except StrictDataclassError as error:
         raise ValueError(f"{file or source / 'README.md'}: {error}") from error
+
+
+def check_card(folder: Path) -> None:
+    """Refuse metadata that the Hub would refuse, as far as that can be told without it.
+
+    Raises:
+        ValueError: naming the key.
+    """
+    try:
+        CardFacts(**facts_of_card(folder))
+    except StrictDataclassError as error:
+        raise ValueError(f"{folder / 'README.md'}: {error}") from error
+
+
+def _what_is_measured(result: EvalResult) -> tuple:
+    return result.dataset_type, result.dataset_config, result.dataset_split, result.metric_type
 
 
 def read_facts(file: str) -> dict[str, Any]:
@@ -152,7 +188,8 @@ def facts_of_card(source: Path) -> dict[str, Any]:
     for key in ("language", "base_model", "datasets"):
         if isinstance(found.get(key), str):
             found[key] = [found[key]]
-    return found
+    ours = data.get(OURS)
+    return found | {key: ours[key] for key in TOLD if isinstance(ours, dict) and key in ours}
 
 
 def facts_of_run(source: Path) -> dict[str, Any]:
@@ -201,6 +238,7 @@ def build_card(
     class_name, config = type(model).__name__, model.config
     task, kind = KINDS[sentence_class or class_name]
     metadata = {key: getattr(facts, key) or None for key in KEPT}
+    metadata[OURS] = {key: value for key in TOLD if (value := getattr(facts, key))} or None
     if metadata["eval_results"]:
         metadata["model_name"] = repo_id.split("/")[-1]
     library = "sentence-transformers" if sentence_class else "transformers"
@@ -217,10 +255,7 @@ def build_card(
         sentence_class=sentence_class,
         onnx=onnx,
         results=facts.eval_results,
-        hyperparameters=facts.hyperparameters,
-        training_data=facts.training_data,
-        limits=facts.limits,
-        citation=facts.citation,
+        **{key: getattr(facts, key) for key in TOLD},
         golden_ids=golden["input_ids"],
         golden_values=", ".join(f"{value:.4f}" for value in values),
         **describe(model, config),

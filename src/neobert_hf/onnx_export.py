@@ -23,10 +23,11 @@ import torch
 from onnx_ir.passes.common import ClearMetadataAndDocStringPass
 from onnxruntime.quantization import quantize_dynamic
 from torch import nn
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
-from transformers.utils import cached_file
+from transformers import PreTrainedTokenizerBase
 
+from neobert_hf.checkpoint_tensors import local_folder
 from neobert_hf.configuration_neobert import NeoBERTConfig
+from neobert_hf.doctor import check_tokenizer, open_checkpoint
 from neobert_hf.modeling_neobert import (
     NeoBERTForMaskedLM,
     NeoBERTForQuestionAnswering,
@@ -136,11 +137,12 @@ def export(
         raise ValueError(f"{output} exists already. Delete it, or name another folder.")
     if unknown := set(precisions) - set(FILES):
         raise ValueError(f"No precision {', '.join(sorted(unknown))}; known are {', '.join(FILES)}.")
-    pooling_files = find_pooling_files(path, revision)
+    source = local_folder(path, revision)
+    pooling_files = find_pooling_files(source)
+    tokenizer = sound_tokenizer(source)
 
-    # 2. Model and tokenizer
-    model, task = load_model(path, task, revision)
-    tokenizer = AutoTokenizer.from_pretrained(path, revision=revision)
+    # 2. Model
+    model, task = load_model(source, task)
 
     # 3. ONNX files
     with folder_written_whole(output) as partial:
@@ -149,58 +151,69 @@ def export(
         # 4. What goes with them
         write_config(model, files, partial)
         tokenizer.save_pretrained(partial)
-        for name, source in pooling_files.items():
+        for name in pooling_files:
             (partial / name).parent.mkdir(exist_ok=True)
-            shutil.copyfile(source, partial / name)
+            shutil.copyfile(source / name, partial / name)
     return files
 
 
-def find_pooling_files(path: str, revision: str | None) -> dict[str, str]:
-    """The files by which users of an embedding model pool its tokens, by name; none of other models.
+def find_pooling_files(folder: Path) -> list[str]:
+    """The files by which users of an embedding model pool its tokens; none of other models.
 
     Raises:
         ValueError: if there are modules after the pooling whose weights the exported files would lack.
     """
-    options = {"revision": revision, "_raise_exceptions_for_missing_entries": False}
-    if (modules := cached_file(path, "modules.json", **options)) is None:
-        return {}
+    if not (folder / "modules.json").is_file():
+        return []
     names = ["modules.json", "config_sentence_transformers.json"]
-    for module in json.loads(Path(modules).read_text(encoding="utf-8")):
+    for module in json.loads((folder / "modules.json").read_text(encoding="utf-8")):
         kind = module["type"].rsplit(".", 1)[-1]
         if kind not in POOLING_MODULES:
             raise ValueError(
-                f"{path} has a module {module['type']}, which would be missing from its embeddings: "
+                f"{folder} has a module {module['type']}, which would be missing from its embeddings: "
                 f"the export knows {', '.join(sorted(POOLING_MODULES))}. Use Sentence Transformers for this model."
             )
         if kind == "Pooling":
             names.append(f"{module['path']}/config.json")
-    files = {name: cached_file(path, name, **options) for name in names}
-    return {name: file for name, file in files.items() if file is not None}
+    return [name for name in names if (folder / name).is_file()]
 
 
-def load_model(path: str, task: str | None, revision: str | None = None) -> tuple[NeoBERTPreTrainedModel, str]:
+def sound_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer of a checkpoint, with which its config and tensors agree.
+
+    Raises:
+        ValueError: if they do not, or there is none.
+    """
+    checkpoint = open_checkpoint(folder)
+    if checkpoint.tokenizer is None:
+        raise ValueError(f"{folder} has no tokenizer. Save the one that it was trained with into it.")
+    check_tokenizer(checkpoint)
+    return checkpoint.tokenizer
+
+
+def load_model(folder: Path, task: str | None = None) -> tuple[NeoBERTPreTrainedModel, str]:
     """The float32 model that a checkpoint is for, and its task.
 
     Raises:
         ValueError: if the task is not known or the checkpoint lacks its head.
     """
-    config = NeoBERTConfig.from_pretrained(path, revision=revision)
+    config = NeoBERTConfig.from_pretrained(folder)
     named = [ARCHITECTURES[name] for name in config.architectures or [] if name in ARCHITECTURES]
     task = task or (named[0] if named else None)
     if task not in TASKS:
         raise ValueError(
-            f"{path} is for {config.architectures}, the task is {task!r}; pass one of {', '.join(TASKS)} as `--task`."
+            f"{folder} is for {config.architectures}, the task is {task!r}; pass one of {', '.join(TASKS)} as `--task`."
         )
     if config.rope_parameters["rope_type"] in ("dynamic", "longrope"):
         raise ValueError(
-            f"{path} has RoPE of type {config.rope_parameters['rope_type']!r}, which depends on the longest text of a "
-            "batch and cannot stand in a graph: use 'yarn' or 'linear'."
+            f"{folder} has RoPE of type {config.rope_parameters['rope_type']!r}, which depends on the longest text of "
+            "a batch and cannot stand in a graph: use 'yarn' or 'linear'."
         )
     options = {"dtype": torch.float32, "attn_implementation": "sdpa", "output_loading_info": True}
-    model, info = TASKS[task][0].from_pretrained(path, revision=revision, **options)
+    model, info = TASKS[task][0].from_pretrained(folder, **options)
     if info["missing_keys"]:
         raise ValueError(
-            f"{path} is for {config.architectures} and has no weights for the task {task!r}: it lacks "
+            f"{folder} is for {config.architectures} and has no weights for the task {task!r}: it lacks "
             f"{', '.join(sorted(info['missing_keys']))}. Train that head first, or leave `--task` out."
         )
     return model.eval(), task

@@ -18,7 +18,7 @@ from neobert_hf.checkpoint_tensors import (
     ORIGINAL_CLASSES,
     class_of_tensors,
     is_rotary_table,
-    local_folder,
+    local_path,
     read_config,
     read_safetensors,
     stored_table_problems,
@@ -78,7 +78,9 @@ def convert(
         raise ValueError(f"{output} exists. Name a new folder, or delete it.")
 
     # 1. Read
-    path = local_folder(source)
+    path = local_path(source)
+    if tag is not None and path.is_file():
+        raise ValueError(f"{source} is a file; `--tag` names a checkpoint of a DeepSpeed folder.")
     folder = path if path.is_dir() else path.parent
     settings = _find_config(folder, config)
     tensors = read_tensors(path, tag)
@@ -94,7 +96,10 @@ def convert(
     # 3. Write
     with folder_written_whole(output) as partial:
         dtype = write_config(settings, cls, weights, partial, original=to != "neobert_hf")
-        weights = {name: tensor.contiguous() for name, tensor in sorted(weights.items())}
+        # Copies: tied weights share their memory, which safetensors refuses.
+        weights = {
+            name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in sorted(weights.items())
+        }
         if to == "state_dict":
             torch.save(weights, partial / STATE_DICT)
         else:
@@ -115,7 +120,7 @@ def _find_config(folder: Path, config: str | None) -> NeoBERTConfig:
             f"{folder} has no config.json. Name one with --config: a file, a folder or a Hub id; that of the published "
             "model is in chandar-lab/NeoBERT."
         )
-    return read_config(local_folder(config) if config is not None else folder)
+    return read_config(local_path(config) if config is not None else folder)
 
 
 def read_tensors(path: Path, tag: str | None = None) -> dict[str, torch.Tensor]:

@@ -5,7 +5,8 @@
 A repository holds config and weights, the code for those who load it without the package, the tokenizer, the files of
 Sentence Transformers, `onnx/` if asked for, `golden.json` and the model card. It is built in a folder, which
 `neobert-hf doctor` must find healthy; only then it is sent, in one commit. The same command can be repeated: of an
-interrupted push what has arrived is not sent again, and of an unchanged folder nothing is.
+interrupted push what has arrived is not sent again, and of an unchanged folder nothing is. With `--output_dir` the
+folder is kept, and the next time it is checked and sent as it is.
 """
 
 import json
@@ -14,6 +15,7 @@ import tempfile
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 
 from huggingface_hub import CommitInfo, HfApi
@@ -21,10 +23,10 @@ from huggingface_hub.errors import HTTPError
 from huggingface_hub.utils import validate_repo_id
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from neobert_hf.checkpoint_tensors import local_folder, tensor_problems
-from neobert_hf.doctor import FAIL, Checkpoint, check_config, diagnose
+from neobert_hf.checkpoint_tensors import local_folder
+from neobert_hf.doctor import FAIL, diagnose, open_checkpoint
 from neobert_hf.golden import GOLDEN, record_golden
-from neobert_hf.model_card import KINDS, CardFacts, build_card, gather_facts
+from neobert_hf.model_card import KINDS, CardFacts, build_card, check_card, gather_facts
 from neobert_hf.whole_files import folder_written_whole, write_json
 
 
@@ -32,10 +34,14 @@ from neobert_hf.whole_files import folder_written_whole, write_json
 PRECISIONS = ("float32", "float16", "int8")
 SENTENCE_FILES = ("modules.json", "config_sentence_transformers.json", "sentence_bert_config.json")
 
-# Deleted on the Hub unless this push has them: of another model they would make the repository wrong.
+# Deleted on the Hub unless this push has them: of another model they would make the repository wrong. Here `*` and `?`
+# match `/` as well: other files of the owner's must not be met.
+SHARD = "-of-".join(["[0-9]" * 5] * 2)
 STALE = [
-    *("model*.safetensors", "model.safetensors.index.json", "pytorch_model*.bin", "pytorch_model.bin.index.json"),
-    *("onnx/*", *SENTENCE_FILES, "[0-9]_*/*"),
+    *("model.safetensors", f"model-{SHARD}.safetensors", "model.safetensors.index.json"),
+    *("pytorch_model.bin", f"pytorch_model-{SHARD}.bin", "pytorch_model.bin.index.json"),
+    *("onnx/model*", *SENTENCE_FILES),
+    *("[0-9]_*/config.json", "[0-9]_*/model.safetensors", "[0-9]_*/pytorch_model.bin"),
     *("tokenizer.json", "tokenizer_config.json", "vocab.txt", "special_tokens_map.json", "added_tokens.json"),
     # The original's code.
     *("model.py", "rotary.py"),
@@ -56,7 +62,9 @@ def check_request(
     if create_pr and revision is not None:
         raise ValueError("The Hub opens pull requests against `main` only: leave out `--revision` or `--pr`.")
     if output_dir is not None and output_dir.exists():
-        raise ValueError(f"{output_dir} exists. Name a new folder, or delete it.")
+        card = output_dir / "README.md"
+        if not card.is_file() or f'"{repo_id}"' not in card.read_text(encoding="utf-8"):
+            raise ValueError(f"{output_dir} exists, and its card is not of {repo_id}. Name a new folder, or delete it.")
 
 
 def build_folder(
@@ -81,12 +89,7 @@ def build_folder(
         ValueError: if the source is no sound checkpoint, or lacks a tokenizer.
     """
     # 1. Read
-    checkpoint = Checkpoint(source)
-    check_config(checkpoint)
-    if problems := tensor_problems(checkpoint.tensors, checkpoint.cls, checkpoint.config):
-        raise ValueError(
-            f"{source} is no sound {checkpoint.cls.__name__} with this config:\n  " + "\n  ".join(problems)
-        )
+    checkpoint = open_checkpoint(source)
     modules, sentence = read_modules(source), sentence_class(source)
     words = AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=False) if tokenizer else checkpoint.tokenizer
     if words is None:
@@ -133,7 +136,8 @@ def copy_modules(source: Path, folder: Path, modules: list[dict]) -> None:
     for module in modules:
         # The first is the model itself; some others store nothing.
         if module["path"] and (source / module["path"]).is_dir():
-            shutil.copytree(source / module["path"], folder / module["path"])
+            pickles = shutil.ignore_patterns("*.bin", "*.pt", "*.pkl")
+            shutil.copytree(source / module["path"], folder / module["path"], ignore=pickles)
 
 
 def sentence_class(source: Path) -> str | None:
@@ -157,8 +161,8 @@ def export_onnx(folder: Path, tokenizer: PreTrainedTokenizerBase, precisions: tu
     # Needs onnx and onnxruntime, which the rest of publishing does not.
     from neobert_hf.onnx_export import external_data_config, find_pooling_files, load_model, write_onnx
 
-    find_pooling_files(str(folder), None)
-    model, task = load_model(str(folder), None)
+    find_pooling_files(folder)
+    model, task = load_model(folder)
     files = write_onnx(model, task, tokenizer, folder / "onnx", precisions)
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     write_json(folder / "config.json", config | external_data_config(files))
@@ -166,7 +170,7 @@ def export_onnx(folder: Path, tokenizer: PreTrainedTokenizerBase, precisions: tu
 
 
 def check_folder(folder: Path) -> None:
-    """Print what the doctor finds.
+    """Print what the doctor finds, and check the card's metadata.
 
     Raises:
         ValueError: if a check fails. Nothing may be sent then.
@@ -176,6 +180,7 @@ def check_folder(folder: Path) -> None:
         print(f"{finding.status:<5} {finding.check:<22} {finding.text}", flush=True)
     if failed := [finding.check for finding in findings if finding.status == FAIL]:
         raise ValueError(f"Nothing is sent: the check of {', '.join(failed)} failed.")
+    check_card(folder)
 
 
 def list_folder(folder: Path) -> str:
@@ -194,7 +199,7 @@ def push_folder(
         folder: from `build_folder`, and found healthy.
         repo_id: OWNER/NAME.
         private: of a new repository; an existing one stays as it is.
-        revision: branch, created if there is none.
+        revision: branch, created if there is none, or `refs/pr/N` of a pull request.
         create_pr: open a pull request instead of changing `main`.
 
     Raises:
@@ -203,7 +208,8 @@ def push_folder(
     api = HfApi(library_name="neobert_hf")
     with hub_errors():
         api.create_repo(repo_id, private=private, exist_ok=True)
-        if revision is not None:
+        # `refs/pr/1` is of a pull request that exists.
+        if revision is not None and not revision.startswith("refs/"):
             api.create_branch(repo_id, branch=revision, exist_ok=True)
         return api.upload_folder(
             repo_id=repo_id,
@@ -227,17 +233,6 @@ def hub_errors() -> Iterator[None]:
         raise OSError(f"{reason}. Run the same command again: what has arrived is kept.") from error
 
 
-@contextmanager
-def building_place(output_dir: Path | None) -> Iterator[Path]:
-    """A folder that is kept, if it is named and complete, or a temporary one."""
-    if output_dir is not None:
-        with folder_written_whole(output_dir) as folder:
-            yield folder
-    else:
-        with tempfile.TemporaryDirectory() as folder:
-            yield Path(folder)
-
-
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("checkpoint", help="folder or Hub id")
     parser.add_argument("repo_id", help="OWNER/NAME on the Hub")
@@ -246,26 +241,36 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--tokenizer", help="folder or Hub id; the checkpoint's own if unset")
     parser.add_argument("--onnx", nargs="*", choices=PRECISIONS, help="add ONNX files, in all precisions or these")
     parser.add_argument("--public", action="store_true", help="a new repository is private otherwise")
-    parser.add_argument("--revision", help="branch to push to; `main` if unset")
+    parser.add_argument("--revision", help="branch or refs/pr/N to push to; `main` if unset")
     parser.add_argument("--pr", action="store_true", help="open a pull request")
-    parser.add_argument("--output_dir", type=Path, help="keep the built folder here; must not exist yet")
+    parser.add_argument(
+        "--output_dir", type=Path, help="keep the built folder here; if it is there, it is sent as it is"
+    )
     parser.add_argument("--dry_run", action="store_true", help="build and check; print what would be sent")
 
 
 def run(arguments: Namespace) -> None:
     # 1. Request
     check_request(arguments.repo_id, arguments.revision, arguments.pr, arguments.output_dir)
+    onnx = () if arguments.onnx is None else tuple(arguments.onnx) or PRECISIONS
+    if onnx:
+        import_module("neobert_hf.onnx_export")  # Its packages may be missing.
     if not arguments.dry_run:
         with hub_errors():
             HfApi().whoami()
     source = local_folder(arguments.checkpoint)
     facts = gather_facts(source, arguments.card, arguments.mteb_results)
-    onnx = () if arguments.onnx is None else tuple(arguments.onnx) or PRECISIONS
 
     # 2. Folder
-    with building_place(arguments.output_dir) as folder:
-        build_folder(source, folder, arguments.repo_id, facts, arguments.tokenizer, onnx)
-        check_folder(folder)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = arguments.output_dir or Path(temporary) / "repository"
+        if folder.exists():
+            print(f"{folder} exists: it is taken as it is, not built from {source}. Delete it to build it anew.")
+            check_folder(folder)
+        else:
+            with folder_written_whole(folder) as partial:
+                build_folder(source, partial, arguments.repo_id, facts, arguments.tokenizer, onnx)
+                check_folder(partial)
         print(list_folder(folder), flush=True)
 
         # 3. Hub
