@@ -18,6 +18,7 @@ import pytest
 import torch
 from conftest import ROOT
 from datasets import Dataset
+from other_encoders import save_other_encoder
 from safetensors.torch import load_file, save_file
 from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer, SparseEncoder
 from sentence_transformers.multi_vector_encoder.evaluation import MultiVectorInformationRetrievalEvaluator
@@ -347,6 +348,13 @@ def test_a_backbone_without_its_mlm_head_is_no_sparse_encoder(train, encoder, to
     for model in (tmp_path / "backbone", trained["dense"] / "model"):
         with pytest.raises(ValueError, match="not hold a NeoBERTForMaskedLM.*missing: decoder.bias, decoder.weight"):
             train("sparse", model=model)
+    # Transformers gives others a random one.
+    save_other_encoder("bert", tmp_path / "bert", tokenizer)
+    with pytest.raises(ValueError, match="has no trained MLM head: `architectures` .* is .'BertModel'., and no name"):
+        train("sparse", model=tmp_path / "bert")
+    config = json.loads((tmp_path / "bert" / "config.json").read_text())
+    (tmp_path / "bert" / "config.json").write_text(json.dumps(config | {"architectures": ["BertForMaskedLM"]}))
+    train_sparse_encoder.build_sparse_encoder(str(tmp_path / "bert"), 48)
     assert not list((tmp_path / "run").glob("checkpoint-*"))
 
 
