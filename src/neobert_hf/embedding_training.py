@@ -75,6 +75,9 @@ class EmbeddingArguments(SentenceTransformerTrainingArguments):
     logging_nan_inf_filter: bool = field(default=False, metadata={"help": "fixed"})
 
     def __post_init__(self):
+        # Others let a text into a batch twice, where it is a false negative, and not all are drawn by the seed.
+        if self.batch_sampler not in (allowed := ("no_duplicates", "no_duplicates_hashed")):
+            raise ValueError(f"`batch_sampler` is {self.batch_sampler}; this recipe needs {' or '.join(allowed)}.")
         super().__post_init__()
         check_fixed(self, FIXED)
 
