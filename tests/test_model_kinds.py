@@ -38,8 +38,9 @@ from transformers import BertConfig, BertModel
 from neobert_hf import NeoBERTForMaskedLM, NeoBERTForSequenceClassification, NeoBERTModel
 from neobert_hf.checkpoints import CheckpointError, complete_checkpoints
 from neobert_hf.embedding_batches import MultiVectorCollator, RerankingCollator
+from neobert_hf.embedding_model import load_model
 from neobert_hf.embedding_recipe import RecipeArguments, read_data, retrieval_evaluator
-from neobert_hf.embedding_training import EmbeddingArguments
+from neobert_hf.embedding_training import EmbeddingArguments, build_encoder
 from neobert_hf.flattened_inputs import flatten_inputs
 
 
@@ -314,6 +315,18 @@ def test_token_vectors_can_be_quantised(trained):
     for text in vectors:
         assert quantize_embeddings(text, "int8", calibration_embeddings=ranges).shape == text.shape
         assert quantize_embeddings(text, "ubinary").shape == (len(text), 16)
+
+
+def test_a_roberta_reads_no_more_tokens_than_it_has_positions_for(tokenizer, tmp_path):  # noqa: F811
+    save_other_encoder("roberta", tmp_path / "roberta", tokenizer)
+    path = str(tmp_path / "roberta")
+    for model in (
+        build_encoder(path, 1024),
+        load_model(path, torch.float32, "cpu", None, None),
+        train_multi_vector_encoder.build_multi_vector_encoder(path, 1024),
+    ):
+        assert model.max_seq_length == 23
+        assert outputs_of(model, ["and " * 60]).isfinite().all()
 
 
 # SPLADE

@@ -8,6 +8,8 @@ import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Transformer
 
+from neobert_hf.positions import tokens_read
+
 
 def load_model(
     path: str,
@@ -42,9 +44,8 @@ def load_model(
             f"{path} begins with {type(model[0]).__name__}; this needs a Sentence Transformers model that begins with "
             "a Transformers encoder."
         )
-    limits = [limit for limit in (max_length, model.max_seq_length) if limit is not None]
-    model.max_seq_length = min(limits, default=None)
     encoder, *others = model
+    model.max_seq_length = tokens_read(encoder.model, max_length, model.max_seq_length)
     encoder.register_forward_hook(_to_float32)
     for module in others:
         module.float()

@@ -30,6 +30,7 @@ from neobert_hf.embedding_batches import (
     sampling_probabilities,
 )
 from neobert_hf.launch import check_launch, leave
+from neobert_hf.positions import tokens_read
 from neobert_hf.resumable import ResumableTrainer, check_fixed
 from neobert_hf.whole_files import write_json
 
@@ -102,7 +103,7 @@ def load_transformer(
         processor_kwargs=options,
         config_kwargs=options,
     )
-    transformer.max_seq_length = min(max_length, transformer.max_seq_length or max_length)
+    transformer.max_seq_length = tokens_read(transformer.model, max_length, transformer.max_seq_length)
     return transformer
 
 
