@@ -4,10 +4,17 @@ from transformers import PreTrainedModel
 
 
 def tokens_read(model: PreTrainedModel, *limits: int | None) -> int | None:
-    """The smallest of the limits, those that are not None, and of the positions that are left for tokens.
+    """The smallest of the limits and the model's positions, where these begin after the padding id.
 
-    In RoBERTa and its kin (XLM-R, MPNet, Longformer) positions begin after the padding id: a table of 514 is for 512
-    tokens. Their published tokenizers store that limit, others may not.
+    So they do in RoBERTa and its kin (XLM-R, MPNet, Longformer): a table of 514 is for 512 tokens. Their published
+    tokenizers store that limit, others may not.
+
+    Args:
+        model: whose table of positions counts.
+        limits: of the settings, the tokenizer, the config; None for no limit.
+
+    Returns:
+        Tokens, None without any limit.
     """
     tables = [module for name, module in model.named_modules() if name.endswith("position_embeddings")]
     shifted = [table for table in tables if getattr(table, "padding_idx", None) is not None]
