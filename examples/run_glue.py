@@ -36,6 +36,7 @@ from neobert_hf.glue_runs import (
 )
 from neobert_hf.glue_tasks import GlueTask, load_task, read_tasks
 from neobert_hf.glue_training import GlueArguments, GlueTrainer, build_classifier, last_checkpoints, tokenize
+from neobert_hf.positions import tokens_read
 from neobert_hf.result_files import ResultError
 from neobert_hf.whole_files import write_json
 
@@ -203,8 +204,9 @@ def fine_tune(
     resume, _ = newest_checkpoint(folder, values)
     classifier = build_classifier(model, task, settings.classifier_dropout, backbone, settings.trust_remote_code)
     tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=settings.trust_remote_code)
-    positions = getattr(classifier.config, "max_position_embeddings", settings.max_length)
-    encoded = tokenize(data, tokenizer, min(settings.max_length, tokenizer.model_max_length, positions))
+    positions = getattr(classifier.config, "max_position_embeddings", None)
+    length = tokens_read(classifier, settings.max_length, tokenizer.model_max_length, positions)
+    encoded = tokenize(data, tokenizer, length)
 
     # 3. Training
     trainer = GlueTrainer(classifier, arguments, task, encoded, tokenizer, settings.early_stopping_patience, values)

@@ -4,9 +4,9 @@
     python examples/run_mteb.py --config configs/mteb/eng_v1.yaml --model chandar-lab/NeoBERT --types STS Clustering
     python examples/run_mteb.py --config configs/mteb/local.yaml --model runs/embeddings/model
 
-Any dense Sentence Transformers model, or a pretrained encoder, which gets mean pooling (zero-shot). Run the same
-command again after an interruption: finished tasks are not repeated. `output_dir` gets a folder for each model with a
-file for each task, and a report on all of them: `report.md`, `report.json`, `report.png`.
+Any dense Sentence Transformers model with a Transformers encoder, or a pretrained encoder, which gets mean pooling
+(zero-shot). Run the same command again after an interruption: finished tasks are not repeated. `output_dir` gets a
+folder for each model with a file for each task, and a report on all: `report.md`, `report.json`, `report.png`.
 
 References: section 5.2.1, appendix D, Tables 4, 8 and 9, Figure 5.
 """
@@ -57,6 +57,7 @@ class MTEBArguments:
     max_length: int | None = field(default=None, metadata={"help": "tokens of a text; the model's own if unset"})
     truncate_dim: int | None = field(default=None, metadata={"help": "dimensions to keep (Matryoshka)"})
     batch_size: int = field(default=32, metadata={"help": "texts encoded at once"})
+    trust_remote_code: bool = field(default=False, metadata={"help": "run code from the model's repository"})
 
 
 def select_tasks(tasks: list[AbsTask], names: list[str], types: list[str]) -> list[AbsTask]:
@@ -149,7 +150,9 @@ def main(args: list[str] | None = None) -> None:
     # 2. Model; its name is for the report only, its fingerprint tells it from others
     device = torch.device(settings.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     dtype = choose_dtype(settings.dtype, device)
-    model = load_model(settings.model, dtype, str(device), settings.max_length, settings.truncate_dim)
+    model = load_model(
+        settings.model, dtype, str(device), settings.max_length, settings.truncate_dim, settings.trust_remote_code
+    )
     name = (settings.name or settings.model).strip("./").replace("/", "__")
     encoder = InstructionEncoder(model, name, prompts)
     conditions = Settings(

@@ -49,6 +49,7 @@ class Database:
     )
     weaviate_grpc_port: int = field(default=50051, metadata={"help": "where the same host answers gRPC"})
     device: str | None = field(default=None, metadata={"help": "cuda, cpu, ...; the fastest there is if unset"})
+    trust_remote_code: bool = field(default=False, metadata={"help": "run code from the model's repository"})
 
 
 @dataclass
@@ -177,9 +178,10 @@ def describe_model(model: SentenceTransformer, name: str, settings: dict) -> dic
     }
 
 
-def load(name: str, settings: dict, device: str | None) -> tuple[SentenceTransformer, dict]:
+def load(name: str, settings: dict, database: Database) -> tuple[SentenceTransformer, dict]:
     """The model and its description."""
-    model = load_model(name, getattr(torch, settings["dtype"]), device, None, settings["truncate_dim"])
+    dtype = getattr(torch, settings["dtype"])
+    model = load_model(name, dtype, database.device, None, settings["truncate_dim"], database.trust_remote_code)
     return model, describe_model(model, name, settings)
 
 
@@ -225,7 +227,7 @@ def index_documents(target: VectorIndex, database: Database, settings: IndexArgu
     source = settings.name or (os.path.abspath(os.path.expanduser(settings.source)) if local else settings.source)
 
     # 2. The model: that of the index, if there is one
-    model, identity = load(settings.model, asdict(settings), database.device)
+    model, identity = load(settings.model, asdict(settings), database)
     if target.identity is not None:
         check_identity(database.index, target.identity, identity)
     split = splitter(model, identity)
@@ -260,10 +262,11 @@ def answer_queries(target: VectorIndex, database: Database, settings: QueryArgum
     name = settings.model or target.identity["model"]
     if os.path.isabs(name) and not os.path.isdir(name):
         raise VectorIndexError(f"The model {name} of the index {database.index} is gone: say where it is by `model`.")
-    model, identity = load(name, target.identity, database.device)
+    model, identity = load(name, target.identity, database)
     check_identity(database.index, target.identity, identity)
 
     # 2. Search
+    warn_of_cut_queries(model, settings.text, identity)
     vectors = embed(model, settings.text, identity["query_prompt"])
     for text, vector in zip(settings.text, vectors):
         hits = target.search(vector, settings.top_k)
@@ -271,6 +274,18 @@ def answer_queries(target: VectorIndex, database: Database, settings: QueryArgum
             print(json.dumps({"query": text, "hits": [asdict(hit) for hit in hits]}))
         else:
             print(table(text, hits))
+
+
+def warn_of_cut_queries(model: SentenceTransformer, texts: list[str], identity: dict) -> None:
+    """Name queries that are longer than the model reads. Documents are cut into passages, queries are not."""
+    for text in texts:
+        length = len(model.tokenizer(identity["query_prompt"] + text, verbose=False)["input_ids"])
+        if identity["max_length"] is not None and length > identity["max_length"]:
+            print(
+                f"warning: the query {text[:60]!r} has {length:,} tokens with its prompt and the model reads "
+                f"{identity['max_length']:,}: its end is not searched for.",
+                file=sys.stderr,
+            )
 
 
 def table(text: str, hits: list[Hit]) -> str:

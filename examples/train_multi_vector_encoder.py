@@ -27,6 +27,7 @@ from neobert_hf.embedding_recipe import (
     rows_of_batches,
 )
 from neobert_hf.embedding_training import EmbeddingArguments, MultiVectorTrainer
+from neobert_hf.positions import tokens_read
 
 
 def build_multi_vector_encoder(model: str, max_length: int, trust_remote_code: bool = False) -> MultiVectorEncoder:
@@ -35,7 +36,7 @@ def build_multi_vector_encoder(model: str, max_length: int, trust_remote_code: b
     The linear layer is new unless the model is a late-interaction model. Arguments as of `load_transformer`.
     """
     encoder = MultiVectorEncoder(model, trust_remote_code=trust_remote_code, model_kwargs={"dtype": torch.float32})
-    encoder.max_seq_length = min(max_length, encoder.max_seq_length or max_length)
+    encoder.max_seq_length = tokens_read(encoder[0].model, max_length, encoder.max_seq_length)
     return encoder
 
 

@@ -51,6 +51,13 @@ def build_sparse_encoder(model: str, max_length: int, trust_remote_code: bool = 
     if isinstance(transformer.model, NeoBERTForMaskedLM):
         # No decoder's row for padding, in time and memory.
         flatten_inputs(encoder)
+    # Loading refuses a NeoBERT without the head. Others get a new one from Transformers, at most with a warning.
+    elif not any(name.endswith("ForMaskedLM") for name in transformer.model.config.architectures or []):
+        raise ValueError(
+            f"{model} has no trained MLM head: `architectures` in its config.json is "
+            f"{transformer.model.config.architectures}, and no name in it ends with ForMaskedLM. Give a pretrained "
+            "model with its head."
+        )
     return encoder
 
 

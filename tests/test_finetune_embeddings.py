@@ -421,6 +421,12 @@ def test_bad_rows_are_refused_before_training(flags, data, tmp_path, rows, keys,
     assert not list((tmp_path / "run").glob("checkpoint-*"))
 
 
+def in_parts(entry: dict, parts) -> None:
+    """Move the table of an entry into `parts`, so many times, or put this there."""
+    table = {key: entry.pop(key) for key in ("source", "query", "positive")}
+    entry["parts"] = [table] * parts if isinstance(parts, int) else parts
+
+
 BAD_DESCRIPTIONS = [
     (lambda c: c["train"]["pairs"].update(query="titel"), "has no column 'titel'; it has 'title', 'body'"),
     (lambda c: c["train"]["pairs"].update(source="nowhere/pairs.jsonl"), "matches no file"),
@@ -433,6 +439,23 @@ BAD_DESCRIPTIONS = [
     (lambda c: c.update(tests={}), "unknown key 'tests'"),
     (lambda c: c["evaluation"].update(clustering={}), "not 'clustering'"),
     (lambda c: c["evaluation"]["sts"].update(c["evaluation"]["retrieval"]), "needs a column `score`"),
+    (lambda c: c["evaluation"]["sts"].update(above={"score": 0.2}), "sts: scores are read from all rows of one table"),
+    (lambda c: c["evaluation"]["sts"].update(skip_incomplete=True), "sts: scores are read from all rows of one table"),
+    (lambda c: in_parts(c["evaluation"]["sts"], 2), "sts: scores are read from all rows of one table"),
+    (lambda c: c.update(train=[c["train"]]), "`train` holds .*; it must hold one `key: value` a line"),
+    (lambda c: c["train"].update(pairs=None), "dataset pairs holds None; it must hold one `key: value` a line"),
+    (lambda c: c["train"]["pairs"].update(above=None), "pairs: `above` holds None; it must hold"),
+    (lambda c: c["train"]["pairs"].update(above={"title": "many"}), "pairs: .*'above'"),
+    (
+        lambda c: c["train"]["pairs"].update(above={"title": 4}),
+        "`above` needs a column of numbers; 'title' holds .*str",
+    ),
+    (lambda c: c["train"]["nested"].update(above={"set": 4}), "`above` needs a column of numbers; 'set' holds"),
+    (lambda c: c["train"]["pairs"].update(lookups=["a"]), "pairs: `lookups` holds .'a'.; it must hold"),
+    (lambda c: in_parts(c["train"]["pairs"], {"a": 1}), "pairs: `parts` holds {'a': 1}; it must hold a list"),
+    (lambda c: in_parts(c["train"]["pairs"], ["a"]), "pairs, an item of `parts` holds 'a'; it must hold"),
+    (lambda c: c["train"]["pairs"].update(batch_size=0), "pairs: `batch_size` is 0; it must be a whole number, 2 or m"),
+    (lambda c: c["train"]["pairs"].update(batch_size="8"), "pairs: `batch_size` is '8'; it must be"),
 ]
 
 
@@ -450,6 +473,9 @@ BAD_FLAGS = [
     ({"matryoshka_dims": "8 64"}, "the model allows 1 to 32"),
     ({"prompts": "Find"}, "instructions stand in"),
     ({"dataloader_drop_last": False}, "`dataloader_drop_last` is False; this recipe needs True"),
+    ({"batch_sampler": "batch_sampler"}, "`batch_sampler` is batch_sampler; .*needs no_duplicates or no_duplicates_h"),
+    ({"per_device_train_batch_size": 2}, "triplets: 4 texts .* 2 rows with up to 1 .*`per_device_.*` of 3 or more"),
+    ({"per_device_train_batch_size": 1, "only": "pairs"}, "pairs: 2 texts .* up to 0 .*`per_device_.*` of 2 or more"),
     ({"temprature": 1}, "Unknown argument '--temprature'.*did you mean '--temperature'"),
 ]
 
@@ -461,10 +487,15 @@ def test_bad_settings_are_refused_before_training(flags, tmp_path, change, messa
     assert not list((tmp_path / "run").glob("checkpoint-*"))
 
 
-def test_constant_scores_and_empty_files_are_refused(flags, data, tmp_path):
-    source = write(tmp_path, [{"a": "x", "b": "y", "score": 0.0}] * 3)
+@pytest.mark.parametrize(
+    "scores, message",
+    [([0.0, 0.0], "every score .* is 0.0"), ([1.0, math.nan], "needs a column `score` with a number in every row")],
+)
+def test_scores_that_nothing_correlates_with_are_refused(flags, data, tmp_path, scores, message):
+    Dataset.from_dict({"a": ["x", "y"], "b": ["y", "z"], "score": scores}).to_parquet(tmp_path / "bad.parquet")
+    source = str(tmp_path / "bad.parquet")
     file = edited(data, tmp_path, lambda content: content["evaluation"]["sts"].update(source=source))
-    with pytest.raises(ValueError, match="every score .* is 0.0"):
+    with pytest.raises(ValueError, match=message):
         run(flags(datasets=file))
 
 

@@ -18,6 +18,7 @@ import pytest
 import torch
 from conftest import ROOT
 from datasets import Dataset
+from other_encoders import save_other_encoder
 from safetensors.torch import load_file, save_file
 from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer, SparseEncoder
 from sentence_transformers.multi_vector_encoder.evaluation import MultiVectorInformationRetrievalEvaluator
@@ -37,8 +38,9 @@ from transformers import BertConfig, BertModel
 from neobert_hf import NeoBERTForMaskedLM, NeoBERTForSequenceClassification, NeoBERTModel
 from neobert_hf.checkpoints import CheckpointError, complete_checkpoints
 from neobert_hf.embedding_batches import MultiVectorCollator, RerankingCollator
+from neobert_hf.embedding_model import load_model
 from neobert_hf.embedding_recipe import RecipeArguments, read_data, retrieval_evaluator
-from neobert_hf.embedding_training import EmbeddingArguments
+from neobert_hf.embedding_training import EmbeddingArguments, build_encoder
 from neobert_hf.flattened_inputs import flatten_inputs
 
 
@@ -315,6 +317,18 @@ def test_token_vectors_can_be_quantised(trained):
         assert quantize_embeddings(text, "ubinary").shape == (len(text), 16)
 
 
+def test_a_roberta_reads_no_more_tokens_than_it_has_positions_for(tokenizer, tmp_path):  # noqa: F811
+    save_other_encoder("roberta", tmp_path / "roberta", tokenizer)
+    path = str(tmp_path / "roberta")
+    for model in (
+        build_encoder(path, 1024),
+        load_model(path, torch.float32, "cpu", None, None),
+        train_multi_vector_encoder.build_multi_vector_encoder(path, 1024),
+    ):
+        assert model.max_seq_length == 23
+        assert outputs_of(model, ["and " * 60]).isfinite().all()
+
+
 # SPLADE
 
 
@@ -347,6 +361,13 @@ def test_a_backbone_without_its_mlm_head_is_no_sparse_encoder(train, encoder, to
     for model in (tmp_path / "backbone", trained["dense"] / "model"):
         with pytest.raises(ValueError, match="not hold a NeoBERTForMaskedLM.*missing: decoder.bias, decoder.weight"):
             train("sparse", model=model)
+    # Transformers gives others a random one.
+    save_other_encoder("bert", tmp_path / "bert", tokenizer)
+    with pytest.raises(ValueError, match="has no trained MLM head: `architectures` .* is .'BertModel'., and no name"):
+        train("sparse", model=tmp_path / "bert")
+    config = json.loads((tmp_path / "bert" / "config.json").read_text())
+    (tmp_path / "bert" / "config.json").write_text(json.dumps(config | {"architectures": ["BertForMaskedLM"]}))
+    train_sparse_encoder.build_sparse_encoder(str(tmp_path / "bert"), 48)
     assert not list((tmp_path / "run").glob("checkpoint-*"))
 
 

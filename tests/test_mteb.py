@@ -1,6 +1,7 @@
 """MTEB evaluation: the whole path on local data, and all 56 real task objects with injected data."""
 
 import json
+import math
 import random
 import shutil
 import subprocess
@@ -16,7 +17,9 @@ from conftest import ROOT, small_model
 from datasets import Dataset, DatasetDict
 from mteb.abstasks import AbsTaskClassification, AbsTaskPairClassification, AbsTaskRetrieval, AbsTaskSTS
 from mteb.abstasks.clustering_legacy import AbsTaskClusteringLegacy
+from other_encoders import save_with_its_own_code
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from test_transformers import WORDS, tiny_tokenizer
 
 from neobert_hf.embedding_model import fingerprint, load_model
@@ -344,6 +347,19 @@ def test_fingerprint_knows_weights_architecture_and_tokenizer(models, tmp_path):
     assert len({first, *prints}) == 6
 
 
+def test_models_that_are_refused_and_one_that_needs_its_own_code(local, tmp_path):
+    SentenceTransformer(modules=[StaticEmbedding(tiny_tokenizer(), embedding_dim=8)]).save(str(tmp_path / "static"))
+    with pytest.raises(ValueError, match="static begins with StaticEmbedding; this needs .* a Transformers encoder"):
+        run_local(local, str(tmp_path / "static"), tmp_path / "out", "--tasks", "Similarity")
+    save_with_its_own_code(tmp_path / "own", tiny_tokenizer())
+    flags = [local, str(tmp_path / "own"), tmp_path / "out", "--tasks", "Similarity"]
+    with pytest.raises(ValueError, match="trust_remote_code"):
+        run_local(*flags)
+    assert not (tmp_path / "out").exists()
+    (report,) = run_local(*flags, "--trust_remote_code", "true").values()
+    assert set(report["local"]) == {"Similarity"}
+
+
 def test_model_with_its_own_prompts(local, models, tmp_path, monkeypatch):
     """Used when there are no instructions, kept away when there are."""
     prompts = {"query": "a cat ", "document": "the dog "}
@@ -516,6 +532,19 @@ def test_local_tasks_that_cannot_be_read(local, tmp_path):
     refused("must be 1 and 0; found .2", *entry(type="PairClassification", data="labels.jsonl"))
     write_rows(tmp_path / "scores.jsonl", sentence1=["a", "b"], sentence2=["c", "d"], score=[0.0, 0.0])
     refused("every score is 0.0", *entry(type="STS", data="scores.jsonl"))
+    for score, found in ((["3", "4"], "'3'"), ([1.0, math.nan], "nan")):
+        write_rows(tmp_path / "s.parquet", sentence1=["a", "b"], sentence2=["c", "d"], score=score)
+        refused(f"scores must be numbers; found {found}", *entry(type="STS", data="s.parquet"))
+    write_rows(tmp_path / "p.parquet", query=["a", "b"], positive=[["a"], ["b"]], negative=[["b"], []])
+    refused("no `negative`", *entry(type="Reranking", data="p.parquet"))
+    write_rows(tmp_path / "one.jsonl", text=["a", "b"], label=[1, 1], sentence1=["a", "b"], sentence2=["c", "d"])
+    for task_type in ("Clustering", "PairClassification"):
+        refused("every label is 1; any", *entry(type=task_type, data="one.jsonl"))
+    refused("every label is 1; any", *entry(type="Classification", data="one.jsonl", train="one.jsonl"))
+    for label in (["a", "b"], [0, 2]):
+        write_rows(tmp_path / "train.jsonl", text=["a", "b"], label=label)
+        message = f"label 1 of `data` is none of `train`: {label[0]!r}, {label[1]!r}"
+        refused(message, *entry(type="Classification", data="one.jsonl", train="train.jsonl"))
     (tmp_path / "empty.jsonl").write_text("")
     refused("empty.jsonl is empty", *entry(type="STS", data="empty.jsonl"))
     Dataset.from_dict({"query": [], "document": []}).to_parquet(tmp_path / "no_rows.parquet")

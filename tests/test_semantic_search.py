@@ -14,6 +14,7 @@ import pytest
 import torch
 from conftest import ROOT
 from datasets import Dataset
+from other_encoders import save_with_its_own_code
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 from transformers import AutoTokenizer
@@ -328,6 +329,27 @@ def test_the_model_may_move_but_not_vanish(index, query, corpus, model, tmp_path
         query("text")
     assert query("text", model=tmp_path / "there") == expected
     assert index(corpus, model=tmp_path / "there") == [0, 0, 60, 0, 0, 0]
+
+
+def test_a_model_with_its_own_code_needs_leave_to_run_it(index, query, corpus, encoder, tmp_path):
+    save_with_its_own_code(tmp_path / "own", encoder.tokenizer)
+    with pytest.raises(ValueError, match="trust_remote_code"):
+        index(corpus, model=tmp_path / "own")
+    assert index(corpus, model=tmp_path / "own", trust_remote_code=True)[0] == 60
+    with pytest.raises(ValueError, match="trust_remote_code"):
+        query("text")
+    assert len(query("text", trust_remote_code=True, top_k=3)[0]) == 3
+
+
+def test_a_query_that_is_cut_is_said_to_be(index, corpus, tmp_path, capsys):
+    index(corpus, query_prompt="and the ")
+    # One token a word, two of the prompt, and the two at the ends.
+    for words in (60, 61):
+        text = " ".join(["of"] * words)
+        semantic_search.main(["query", f"--index={tmp_path / 'index'}", "--device=cpu", "--text", "short", text])
+        warned = capsys.readouterr().err
+        assert ("warning" in warned) is (words == 61)
+    assert "query 'of of" in warned and "has 65 tokens with its prompt and the model reads 64" in warned
 
 
 def test_killed_and_repeated_embeds_only_what_is_missing(index, corpus, texts, model, tmp_path):

@@ -4,6 +4,7 @@ Whatever a source looks like, it becomes rows of `query`, `positive` and `negati
 `configs/embeddings/datasets.yaml` for the format and the paper's datasets.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from functools import partial
@@ -85,8 +86,8 @@ class PairDataset:
         name: its key in the file.
         instruction: put before every query of it.
         parts: one after the other.
-        batch_size: at most so many rows in a batch. Needed where positives are labels: no two rows of a batch may have
-            the same, so there are not more than labels.
+        batch_size: at most so many rows in a batch, 2 or more. Needed where positives are labels: no two rows of a
+            batch may have the same, so there are not more than labels.
     """
 
     name: str
@@ -114,25 +115,32 @@ def read_descriptions(path: str, only: list[str] | None = None) -> tuple[list[Pa
         ValueError: naming the dataset and the key that is unknown, missing or of the wrong type.
     """
     with open(path, encoding="utf-8") as file:
-        content = yaml.safe_load(file) or {}
+        content = _mapping(path, yaml.safe_load(file) or {})
     unknown = content.keys() - {"train", "evaluation"}
     if unknown or not content.get("train"):
         found = f"has the unknown key {min(unknown)!r}" if unknown else "names no training dataset"
         raise ValueError(f"{path} {found}; it holds `train` and, optionally, `evaluation`, each with datasets by name.")
-    evaluation = content.get("evaluation") or {}
+    datasets = _mapping(f"{path}, `train`", content["train"])
+    evaluation = _mapping(f"{path}, `evaluation`", content.get("evaluation") or {})
     if unknown := evaluation.keys() - {"retrieval", "sts"}:
         raise ValueError(f"{path}: `evaluation` has `retrieval` and `sts`, not {min(unknown)!r}.")
     for name in only or []:
-        if name not in content["train"]:
-            raise ValueError(f"{path} has no training dataset {name!r}{nearest(name, list(content['train']))}.")
-    chosen = {name: content["train"][name] for name in only or content["train"]}
+        if name not in datasets:
+            raise ValueError(f"{path} has no training dataset {name!r}{nearest(name, list(datasets))}.")
+    chosen = {name: datasets[name] for name in only or datasets}
     train = [_describe(path, name, entry) for name, entry in chosen.items()]
     return train, {kind: _describe(path, kind, entry) for kind, entry in evaluation.items()}
 
 
-def _describe(path: str, name: str, entry: dict[str, Any]) -> PairDataset:
+def _mapping(where: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{where} holds {value!r:.60}; it must hold one `key: value` a line.")
+    return value
+
+
+def _describe(path: str, name: str, entry: Any) -> PairDataset:
     where = f"{path}, dataset {name}"
-    entry = dict(entry)
+    entry = dict(_mapping(where, entry))
     own = {key: entry.pop(key) for key in ("instruction", "batch_size", "parts") if key in entry}
     if not isinstance(own.get("instruction"), str):
         raise ValueError(f'{where}: `instruction` is missing; write `instruction: ""` to train without one.')
@@ -140,17 +148,23 @@ def _describe(path: str, name: str, entry: dict[str, Any]) -> PairDataset:
         raise ValueError(f"{where} has an instruction and no data: add `source`, `query` and `positive`.")
     if entry and own.get("parts"):
         raise ValueError(f"{where}: {min(entry)!r} stands beside `parts`; put it into each of them.")
+    if (rows := own.get("batch_size")) is not None and (type(rows) is not int or rows < 2):
+        raise ValueError(f"{where}: `batch_size` is {rows!r}; it must be a whole number, 2 or more.")
+    if not isinstance(own.get("parts") or [], list):
+        raise ValueError(f"{where}: `parts` holds {own['parts']!r:.60}; it must hold a list, each item after a `-`.")
     known = [part.name for part in fields(Part)]
     parts = []
     for part in own.get("parts") or [entry]:
-        for key in part:
+        for key in _mapping(f"{where}, an item of `parts`", part):
             if key not in known:
                 raise ValueError(f"{where} has no meaning for the key {key!r}{nearest(str(key), known)}.")
         try:
             # YAML gives an int where a float was meant.
-            above = {column: float(number) for column, number in part.get("above", {}).items()}
-            parts.append(Part(**part | {"above": above}))
-        except (StrictDataclassError, TypeError) as error:
+            above = _mapping("`above`", part.get("above", {}))
+            above = {column: float(number) if type(number) is int else number for column, number in above.items()}
+            lookups = _mapping("`lookups`", part.get("lookups", {}))
+            parts.append(Part(**part | {"above": above, "lookups": lookups}))
+        except (StrictDataclassError, TypeError, ValueError) as error:
             raise ValueError(f"{where}: {error}") from error
     return PairDataset(name, own["instruction"].strip(), parts, own.get("batch_size"))
 
@@ -177,12 +191,17 @@ def load_scored_pairs(description: PairDataset) -> tuple[list[str], list[str], l
         First sentences, second sentences, similarity scores.
 
     Raises:
-        ValueError: as `load_pairs`, and without a column `score` of numbers.
+        ValueError: as `load_pairs`, without a column `score` of numbers, and where rows would be left out.
     """
-    (part,) = description.parts
+    part, *others = description.parts
+    if others or part.above or part.skip_incomplete:
+        raise ValueError(
+            f"Dataset {description.name}: scores are read from all rows of one table: leave `parts`, `above` and "
+            "`skip_incomplete` out."
+        )
     table = load_table(description.name, part.source, part.subset, part.split)
     scores = list(table["score"]) if "score" in table.column_names else []
-    if not scores or any(not isinstance(score, (int, float)) for score in scores):
+    if not scores or any(not isinstance(score, (int, float)) or not math.isfinite(score) for score in scores):
         raise ValueError(
             f"Dataset {description.name}: {part.source!r} needs a column `score` with a number in every row."
         )
@@ -211,6 +230,9 @@ def _load_part(name: str, part: Part, max_negatives: int | None) -> Dataset:
     missing = sorted((columns | part.above.keys() | part.lookups.keys()) - set(table.column_names))
     if missing:
         raise ValueError(f"{where} has no column {missing[0]!r}; it has {', '.join(map(repr, table.column_names))}.")
+    for column in part.above:
+        if not str(getattr(table.features[column], "dtype", None)).startswith(("int", "uint", "float")):
+            raise ValueError(f"{where}: `above` needs a column of numbers; {column!r} holds {table.features[column]}.")
     converters: dict[str, Callable[[list], list]] = {}
     for column in columns:
         if isinstance(feature := table.features[column], ClassLabel):

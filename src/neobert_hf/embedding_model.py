@@ -6,12 +6,20 @@ import json
 import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Transformer
+
+from neobert_hf.positions import tokens_read
 
 from neobert_hf.fingerprints import add_weights, identifying_config
 
 
 def load_model(
-    path: str, dtype: torch.dtype, device: str | None, max_length: int | None, truncate_dim: int | None
+    path: str,
+    dtype: torch.dtype,
+    device: str | None,
+    max_length: int | None,
+    truncate_dim: int | None,
+    trust_remote_code: bool = False,
 ) -> SentenceTransformer:
     """Load for inference, the encoder in `dtype` and all that follows (pooling, normalisation) in float32.
 
@@ -21,11 +29,25 @@ def load_model(
         path: folder or Hub name. A Transformers checkpoint gets mean pooling.
         max_length: tokens; a model with fewer positions keeps its own limit.
         truncate_dim: dimensions to keep (Matryoshka); all if None.
+        trust_remote_code: run code from the model's repository.
+
+    Raises:
+        ValueError: if the model has no Transformers encoder, as one of static embeddings.
     """
-    model = SentenceTransformer(path, device=device, truncate_dim=truncate_dim, model_kwargs={"dtype": dtype})
-    limits = [limit for limit in (max_length, model.max_seq_length) if limit is not None]
-    model.max_seq_length = min(limits, default=None)
+    model = SentenceTransformer(
+        path,
+        device=device,
+        truncate_dim=truncate_dim,
+        trust_remote_code=trust_remote_code,
+        model_kwargs={"dtype": dtype},
+    )
+    if not isinstance(model[0], Transformer):
+        raise ValueError(
+            f"{path} begins with {type(model[0]).__name__}; this needs a Sentence Transformers model that begins with "
+            "a Transformers encoder."
+        )
     encoder, *others = model
+    model.max_seq_length = tokens_read(encoder.model, max_length, model.max_seq_length)
     encoder.register_forward_hook(_to_float32)
     for module in others:
         module.float()

@@ -70,11 +70,21 @@ def read_data(settings: RecipeArguments, arguments: EmbeddingArguments) -> Recip
 
 
 def rows_of_batches(descriptions: list[PairDataset], train: DatasetDict, batch_size: int) -> dict[str, int]:
-    """Rows of a batch by dataset: the more hard negatives, the fewer, so that all batches are of so many texts."""
+    """Rows of a batch by dataset: the more hard negatives, the fewer, so that all batches are of so many texts.
+
+    Raises:
+        ValueError: if they are fewer than 2, so that no row has others to be contrasted with.
+    """
     rows = {}
     for description in descriptions:
         texts = 2 + most_negatives(train[description.name])
-        rows[description.name] = max(1, min(2 * batch_size // texts, description.batch_size or batch_size))
+        rows[description.name] = min(2 * batch_size // texts, description.batch_size or batch_size)
+        if rows[description.name] < 2:
+            raise ValueError(
+                f"Dataset {description.name}: {2 * batch_size} texts are fewer than 2 rows with up to {texts - 2} hard "
+                "negatives each, and every row is contrasted with the others of its batch. Set a smaller "
+                f"`max_negatives`, or a `per_device_train_batch_size` of {texts} or more."
+            )
     return rows
 
 

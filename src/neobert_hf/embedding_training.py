@@ -30,6 +30,7 @@ from neobert_hf.embedding_batches import (
     sampling_probabilities,
 )
 from neobert_hf.launch import check_launch, leave
+from neobert_hf.positions import tokens_read
 from neobert_hf.resumable import ResumableTrainer, check_fixed
 from neobert_hf.whole_files import write_json
 
@@ -75,6 +76,9 @@ class EmbeddingArguments(SentenceTransformerTrainingArguments):
     logging_nan_inf_filter: bool = field(default=False, metadata={"help": "fixed"})
 
     def __post_init__(self):
+        # Others let a text into a batch twice, where it is a false negative, and not all are drawn by the seed.
+        if self.batch_sampler not in (allowed := ("no_duplicates", "no_duplicates_hashed")):
+            raise ValueError(f"`batch_sampler` is {self.batch_sampler}; this recipe needs {' or '.join(allowed)}.")
         super().__post_init__()
         check_fixed(self, FIXED)
 
@@ -99,7 +103,7 @@ def load_transformer(
         processor_kwargs=options,
         config_kwargs=options,
     )
-    transformer.max_seq_length = min(max_length, transformer.max_seq_length or max_length)
+    transformer.max_seq_length = tokens_read(transformer.model, max_length, transformer.max_seq_length)
     return transformer
 
 

@@ -21,6 +21,7 @@ from transformers import (
     TrainerState,
     TrainingArguments,
 )
+from transformers.core_model_loading import revert_weight_conversion
 
 from neobert_hf.checkpoints import CheckpointError, complete_checkpoints
 from neobert_hf.glue_metric import GlueMetric
@@ -152,7 +153,9 @@ def load_backbone(classifier: PreTrainedModel, checkpoints: list[Path]) -> None:
         ValueError: if a tensor is missing, too many or of another shape, in any of them.
     """
     prefix = f"{classifier.base_model_prefix}."
-    expected = {key: value for key, value in classifier.state_dict().items() if key.startswith(prefix)}
+    # Under the names of the files: Transformers stores NomicBERT's and GTE's projections otherwise than it holds them.
+    stored = revert_weight_conversion(classifier, classifier.state_dict())
+    expected = {key: value for key, value in stored.items() if key.startswith(prefix)}
     means = {}
     for checkpoint in checkpoints:
         file = checkpoint / "model.safetensors"
@@ -171,7 +174,11 @@ def load_backbone(classifier: PreTrainedModel, checkpoints: list[Path]) -> None:
                     )
                 share = tensors.get_tensor(key).float() / len(checkpoints)
                 means[key] = means[key] + share if key in means else share
-    classifier.load_state_dict(means, strict=False)
+    # It draws a head, which is not used; the classifier keeps its own.
+    with torch.random.fork_rng():
+        loaded = type(classifier).from_pretrained(None, config=classifier.config, state_dict=means, dtype=torch.float32)
+    backbone = {key: weight for key, weight in loaded.state_dict().items() if key.startswith(prefix)}
+    classifier.load_state_dict(backbone, strict=False)
 
 
 def last_checkpoints(run: str, number: int) -> list[Path]:

@@ -11,6 +11,7 @@
 """
 
 import hashlib
+import math
 from pathlib import Path
 
 import pyarrow.compute as pc
@@ -56,8 +57,9 @@ def local_task(
         columns: the names that columns have in the files, where they differ.
 
     Raises:
-        ValueError: if the type is unknown, a file is missing, empty, or lacks a column or a value, labels of pairs are
-            not 1 and 0, or scores are all the same.
+        ValueError: if the type is unknown, a file is missing, empty, or lacks a column or a value, or nothing could be
+            scored: scores that are no numbers or all the same, labels of pairs that are not 1 and 0, one label only,
+            labels that `train` does not have.
     """
     if task_type not in TYPES:
         raise ValueError(f"Task {name}: unknown type {task_type!r}; known are {', '.join(TYPES)}.")
@@ -72,7 +74,10 @@ def local_task(
     if unknown := columns.keys() - set(required):
         raise ValueError(f"Task {name}: `columns` names {unknown.pop()!r}; type {task_type} has {', '.join(required)}.")
     parts = {part: _read(f"Task {name}", file, expected[part], columns) for part, file in files.items()}
-    _check_values(name, task_type, parts["data"])
+    if task_type == "STS":
+        _check_scores(name, parts["data"])
+    if "label" in required:
+        _check_labels(name, task_type, parts)
 
     def load_data(self, **kwargs) -> None:
         self.dataset = _mteb_format(task_type, parts)
@@ -150,16 +155,30 @@ def _read(task: str, file: str | Path, required: tuple[str, ...], columns: dict[
             raise ValueError(f"{task}: column {column!r} of {file} holds {feature}, not {'lists of ' * nested}texts.")
         if values.null_count or (nested and pc.list_flatten(values).null_count):
             raise ValueError(f"{task}: column {column!r} of {file} has missing values (None). Drop those rows.")
-        if column == "positive" and pc.min(pc.list_value_length(values)).as_py() == 0:
-            raise ValueError(f"{task}: a row of {file} has no `positive`: nothing could be ranked first. Drop it.")
+        if nested and pc.min(pc.list_value_length(values)).as_py() == 0:
+            raise ValueError(f"{task}: a row of {file} has no `{column}`: any order would do. Drop it.")
     return dataset
 
 
-def _check_values(name: str, task_type: str, data: Dataset) -> None:
-    if task_type == "PairClassification" and not set(labels := data.unique("label")) <= {0, 1}:
-        raise ValueError(f"Task {name}: the labels of pairs must be 1 and 0; found {labels[:5]}.")
-    if task_type == "STS" and len(scores := data.unique("score")) < 2:
+def _check_scores(name: str, data: Dataset) -> None:
+    scores = data.unique("score")
+    if wrong := [score for score in scores if not isinstance(score, (int, float)) or not math.isfinite(score)]:
+        raise ValueError(f"Task {name}: the scores must be numbers; found {wrong[0]!r}.")
+    if len(scores) < 2:
         raise ValueError(f"Task {name}: every score is {scores[0]}; nothing correlates with a constant.")
+
+
+def _check_labels(name: str, task_type: str, parts: dict[str, Dataset]) -> None:
+    labels = {part: table.unique("label") for part, table in parts.items()}
+    if task_type == "PairClassification" and not set(labels["data"]) <= {0, 1}:
+        raise ValueError(f"Task {name}: the labels of pairs must be 1 and 0; found {labels['data'][:5]}.")
+    learned = labels.get("train", labels["data"])
+    if len(learned) < 2:
+        raise ValueError(f"Task {name}: every label is {learned[0]!r}; any model gets that right. Give two or more.")
+    if unknown := [label for label in labels["data"] if label not in learned]:
+        raise ValueError(
+            f"Task {name}: the label {unknown[0]!r} of `data` is none of `train`: {', '.join(map(repr, learned[:5]))}."
+        )
 
 
 def _digest(files: dict[str, str | Path], columns: dict[str, str]) -> str:
