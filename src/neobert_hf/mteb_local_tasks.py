@@ -10,7 +10,6 @@
 | PairClassification | sentence1, sentence2, label (1 for a pair, 0 for none) |
 """
 
-import hashlib
 from pathlib import Path
 
 import pyarrow.compute as pc
@@ -20,6 +19,8 @@ from datasets.exceptions import DatasetGenerationError
 from mteb.abstasks import AbsTask, AbsTaskClassification, AbsTaskPairClassification, AbsTaskRetrieval, AbsTaskSTS
 from mteb.abstasks.clustering_legacy import AbsTaskClusteringLegacy
 from mteb.abstasks.task_metadata import TaskMetadata
+
+from neobert_hf.fingerprints import files_fingerprint
 
 
 TEXTS = (Value("string"), Value("large_string"))
@@ -83,7 +84,7 @@ def local_task(
         description=f"Local dataset {data}",
         type=task_type,
         # Results of other contents are not taken for those of this one.
-        dataset={"path": str(data), "revision": _digest(files, columns)},
+        dataset={"path": str(data), "revision": files_fingerprint(files, repr(sorted(columns.items())))},
         category="t2c" if task_type in ("Classification", "Clustering") else "t2t",
         eval_langs=["eng-Latn"],
         main_score=main_score,
@@ -160,16 +161,6 @@ def _check_values(name: str, task_type: str, data: Dataset) -> None:
         raise ValueError(f"Task {name}: the labels of pairs must be 1 and 0; found {labels[:5]}.")
     if task_type == "STS" and len(scores := data.unique("score")) < 2:
         raise ValueError(f"Task {name}: every score is {scores[0]}; nothing correlates with a constant.")
-
-
-def _digest(files: dict[str, str | Path], columns: dict[str, str]) -> str:
-    digest = hashlib.sha256(repr(sorted(columns.items())).encode())
-    for part, file in sorted(files.items()):
-        digest.update(part.encode())
-        with open(file, "rb") as handle:
-            for block in iter(lambda: handle.read(2**20), b""):
-                digest.update(block)
-    return digest.hexdigest()[:16]
 
 
 def _mteb_format(task_type: str, parts: dict[str, Dataset]) -> DatasetDict | dict:

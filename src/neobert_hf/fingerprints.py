@@ -1,0 +1,44 @@
+"""What tells checkpoints and data from others that lay under the same name."""
+
+import hashlib
+from pathlib import Path
+
+from datasets import Dataset
+from transformers.utils import cached_file
+
+
+# Of a checkpoint's folder: what the weights, the architecture and the ids of texts depend on.
+CHECKPOINT_FILES = ("*.safetensors", "pytorch_model*.bin", "config.json", "tokenizer.json")
+
+
+def files_fingerprint(files: dict[str, str | Path], also: str = "") -> str:
+    """A hash of files by name, and of a text beside them."""
+    digest = hashlib.sha256(also.encode())
+    for name, file in sorted(files.items()):
+        digest.update(name.encode())
+        with open(file, "rb") as handle:
+            for block in iter(lambda: handle.read(2**20), b""):
+                digest.update(block)
+    return digest.hexdigest()[:16]
+
+
+def checkpoint_fingerprint(model: str) -> str:
+    """A hash of a folder's weights, configuration and tokenizer; of a Hub id, its commit.
+
+    Raises:
+        OSError: if it is neither.
+    """
+    folder = Path(model)
+    if folder.is_dir():
+        return files_fingerprint({file.name: file for pattern in CHECKPOINT_FILES for file in folder.glob(pattern)})
+    # The cache keeps each commit in a folder of its own.
+    return Path(cached_file(model, "config.json")).parent.name
+
+
+def data_fingerprint(data: Dataset) -> str:
+    """A hash of all rows in their order, in constant memory, whatever files they came from."""
+    digest = hashlib.sha256(str(data.features.arrow_schema.remove_metadata()).encode())
+    for table in data.with_format("arrow").iter(10_000):
+        for batch in table.combine_chunks().to_batches():
+            digest.update(batch.serialize())
+    return digest.hexdigest()[:16]
