@@ -219,16 +219,8 @@ def fine_tune(
         ValueError: if the model does not fit.
     """
     # 1. What it starts from
-    began, folder, point = time.monotonic(), results.run_folder(run), run.hyperparameters
+    began, folder = time.monotonic(), results.run_folder(run)
     model, backbone, start = starting_point(task, settings, results, shared["weights"])
-    arguments = arguments.of_run(
-        folder,
-        len(data[task.train]),
-        per_device_train_batch_size=point.batch_size,
-        learning_rate=point.learning_rate,
-        weight_decay=point.weight_decay,
-        seed=run.seed,
-    )
     values = shared | {name: getattr(arguments, name) for name in sorted(OF_ONE_RUN - {"start"})} | {"start": start}
 
     # 2. Model and data
@@ -300,7 +292,15 @@ def main(args: list[str] | None = None) -> None:
             continue
         if settings.transfer and task.transfer_from is not None:
             results.wait_for([other for other in runs if other.task == task.transfer_from])
-        fine_tune(run, task, data[run.task], settings, arguments, shared[run.task], results)
+        chosen = arguments.of_run(
+            results.run_folder(run),
+            len(data[run.task][task.train]),
+            per_device_train_batch_size=run.hyperparameters.batch_size,
+            learning_rate=run.hyperparameters.learning_rate,
+            weight_decay=run.hyperparameters.weight_decay,
+            seed=run.seed,
+        )
+        fine_tune(run, task, data[run.task], settings, chosen, shared[run.task], results)
 
     # 4. Report on all models in the folder, with what other shards have finished so far
     print(write_report(output, name, published), flush=True)
