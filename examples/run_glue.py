@@ -23,8 +23,10 @@ from transformers import AutoTokenizer, set_seed
 import neobert_hf  # noqa: F401  (registers the architecture)
 from neobert_hf.arguments import nearest, parse_config
 from neobert_hf.checkpoints import CheckpointError, newest_checkpoint
+from neobert_hf.fingerprints import checkpoint_fingerprint, data_fingerprint
 from neobert_hf.glue_report import read_published, write_report
 from neobert_hf.glue_runs import (
+    OF_ONE_RUN,
     Hyperparameters,
     Results,
     Run,
@@ -37,14 +39,15 @@ from neobert_hf.glue_runs import (
 from neobert_hf.glue_tasks import GlueTask, load_task, read_tasks
 from neobert_hf.glue_training import GlueArguments, GlueTrainer, build_classifier, last_checkpoints, tokenize
 from neobert_hf.positions import tokens_read
-from neobert_hf.result_files import ResultError
+from neobert_hf.result_files import ResultError, folder_of_results
+from neobert_hf.resumable import Diverged
 from neobert_hf.whole_files import write_json
 
 
 # Of the training arguments, those that change the trained weights; the others may differ when a run is resumed.
 RESULT_SETTINGS = (
-    "optim learning_rate lr_scheduler_type lr_scheduler_kwargs warmup_steps max_steps eval_steps weight_decay "
-    "adam_beta1 adam_beta2 adam_epsilon max_grad_norm bf16 fp16 seed per_device_train_batch_size"
+    "optim lr_scheduler_type lr_scheduler_kwargs warmup_steps adam_beta1 adam_beta2 adam_epsilon max_grad_norm bf16 "
+    "fp16"
 ).split()
 
 
@@ -124,17 +127,42 @@ def plan(settings: GlueSettings, arguments: GlueArguments, tasks: list[GlueTask]
     return runs
 
 
-def run_settings(settings: GlueSettings, arguments: GlueArguments, task: GlueTask, rows: dict, start: str) -> dict:
-    """All settings that a run's weights depend on, as JSON gives them back."""
+def task_settings(
+    settings: GlueSettings, arguments: GlueArguments, task: GlueTask, data: DatasetDict, weights: str
+) -> dict:
+    """All settings that the weights of all runs of a task depend on, as JSON gives them back."""
     names = "model max_length classifier_dropout early_stopping_patience average_checkpoints".split()
     values = {name: getattr(settings, name) for name in names}
     values |= {name: getattr(arguments, name) for name in RESULT_SETTINGS}
     # What the file says counts, not where the data lie.
     described = {key: value for key, value in asdict(task).items() if key not in ("source", "subset", "tsv")}
-    return json.loads(json.dumps(values | {"task": described, "rows": rows, "start": start}, default=str))
+    values |= {
+        "weights": weights,
+        "transfer": settings.transfer and task.transfer_from is not None,
+        "task": described,
+        "rows": {split: len(part) for split, part in data.items()},
+        "data": {split: data_fingerprint(part) for split, part in data.items()},
+        # As given: a run's own follow from its batch size.
+        "schedule": {name: getattr(arguments, name) for name in ("num_train_epochs", "max_steps", "eval_steps")},
+    }
+    return json.loads(json.dumps(values, default=str))
 
 
-def starting_point(task: GlueTask, settings: GlueSettings, results: Results) -> tuple[str, list[Path], str]:
+def fingerprint_weights(settings: GlueSettings) -> str:
+    """What tells the weights of `model` from others that lay there.
+
+    Raises:
+        CheckpointError: if there are not enough checkpoints to average.
+    """
+    checkpoints = [settings.model]
+    if settings.average_checkpoints:
+        checkpoints = last_checkpoints(settings.model, settings.average_checkpoints)
+    return " + ".join(checkpoint_fingerprint(str(checkpoint)) for checkpoint in checkpoints)
+
+
+def starting_point(
+    task: GlueTask, settings: GlueSettings, results: Results, weights: str
+) -> tuple[str, list[Path], str]:
     """What a run starts from.
 
     Returns:
@@ -149,19 +177,22 @@ def starting_point(task: GlueTask, settings: GlueSettings, results: Results) -> 
         backbone = last_checkpoints(settings.model, settings.average_checkpoints)
         model, start = str(backbone[-1]), " + ".join(map(str, backbone))
     if settings.transfer and task.transfer_from is not None:
-        start, source = results.best_model(task.transfer_from)
+        start, source = results.best_model(task.transfer_from, weights)
         backbone = [source]
     return model, backbone, start
 
 
-def result_of(run: Run, trainer: GlueTrainer, seconds: float) -> dict:
-    """What a result file holds."""
+def result_of(run: Run, trainer: GlueTrainer, seconds: float, error: str | None = None) -> dict:
+    """What a result file holds: the best evaluation, or the error of a run that diverged."""
     evaluations = trainer.evaluations()
-    best = next(entry for entry in evaluations if entry["step"] == trainer.state.best_global_step)
+    best = {"score": None, "step": None}
+    if error is None:
+        best = next(entry for entry in evaluations if entry["step"] == trainer.state.best_global_step)
     return {
         "run": run.name,
         "task": run.task,
         "score": best["score"],
+        "error": error,
         "metrics": {key: value for key, value in best.items() if key not in ("step", "epoch", "loss", "score")},
         "hyperparameters": asdict(run.hyperparameters),
         "seed": run.seed,
@@ -174,30 +205,24 @@ def result_of(run: Run, trainer: GlueTrainer, seconds: float) -> dict:
 
 
 def fine_tune(
-    run: Run, task: GlueTask, data: DatasetDict, settings: GlueSettings, arguments: GlueArguments, results: Results
+    run: Run,
+    task: GlueTask,
+    data: DatasetDict,
+    settings: GlueSettings,
+    arguments: GlueArguments,
+    shared: dict,
+    results: Results,
 ) -> None:
-    """One run: training, the best model, the result. Nothing if it has its result.
+    """One run that has no result yet: training, the best model, the result.
 
     Raises:
-        CheckpointError, ResultError: if checkpoints or the result are of other settings.
+        CheckpointError: if checkpoints are of other settings.
         ValueError: if the model does not fit.
     """
+    # 1. What it starts from
     began, folder = time.monotonic(), results.run_folder(run)
-    # 1. What it starts from, and whether it is done
-    model, backbone, start = starting_point(task, settings, results)
-    rows = {split: len(part) for split, part in data.items()}
-    point = run.hyperparameters
-    arguments = arguments.of_run(
-        folder,
-        rows[task.train],
-        per_device_train_batch_size=point.batch_size,
-        learning_rate=point.learning_rate,
-        weight_decay=point.weight_decay,
-        seed=run.seed,
-    )
-    values = run_settings(settings, arguments, task, rows, start)
-    if results.check(run, values):
-        return results.tidy(run)
+    model, backbone, start = starting_point(task, settings, results, shared["weights"])
+    values = shared | {name: getattr(arguments, name) for name in sorted(OF_ONE_RUN - {"start"})} | {"start": start}
 
     # 2. Model and data
     set_seed(run.seed)
@@ -212,19 +237,28 @@ def fine_tune(
     trainer = GlueTrainer(classifier, arguments, task, encoded, tokenizer, settings.early_stopping_patience, values)
     print(
         f"{run.name}: {arguments.max_steps:,} steps on {arguments.device}, evaluated every {arguments.eval_steps} steps"
-        f" on {sum(rows[part] for part in task.validation):,} rows; "
+        f" on {sum(len(data[part]) for part in task.validation):,} rows; "
         + (f"resuming from {resume}" if resume else f"starting from {start}"),
         flush=True,
     )
-    trainer.train_to_the_end(resume)
+    error = None
+    try:
+        trainer.train_to_the_end(resume)
+    except Diverged as diverged:
+        # Some points of a grid do, and the others do not depend on them.
+        if not settings.grid:
+            raise
+        error = str(diverged.__cause__)
 
     # 4. Best model, then the result, then room for others
-    trainer.save_best(folder / "model")
-    result = result_of(run, trainer, time.monotonic() - began)
+    if error is None:
+        trainer.save_best(folder / "model")
+    result = result_of(run, trainer, time.monotonic() - began, error)
     write_json(results.file(run), result)
     results.tidy(run)
     trainer.accelerator.free_memory()
-    print(f"{run.name}: {100 * result['score']:.2f} at step {result['best_step']:,}", flush=True)
+    scored = f"{100 * result['score']:.2f} at step {result['best_step']:,}" if error is None else f"diverged. {error}"
+    print(f"{run.name}: {scored}", flush=True)
 
 
 def main(args: list[str] | None = None) -> None:
@@ -232,27 +266,43 @@ def main(args: list[str] | None = None) -> None:
     process, processes = leave_process_group()
     settings, arguments = parse_config(GlueSettings, GlueArguments, args=args)
     share, shares = own_share(settings.shard, process, processes)
-    tasks = choose_tasks(settings)
-    runs = plan(settings, arguments, tasks)
+    tasks = {task.name: task for task in choose_tasks(settings)}
+    runs = plan(settings, arguments, list(tasks.values()))
     published = read_published(settings.published) if settings.published else None
-    name = (settings.name or settings.model).strip("./").replace("/", "__")
-    output = Path(arguments.output_dir)
+    output, name = Path(arguments.output_dir), folder_of_results(settings.name, settings.model)
     results = Results(output / name)
 
-    # 2. Data of all tasks, checked before anything is trained
-    data = {task.name: load_task(task, settings.data_dir) for task in tasks}
-    for task in tasks:
-        if settings.transfer and task.transfer_from is not None and task.transfer_from not in data:
-            results.best_model(task.transfer_from)
+    # 2. Weights, data and earlier results of all tasks, checked before anything is trained
+    weights = fingerprint_weights(settings)
+    data = {task.name: load_task(task, settings.data_dir) for task in tasks.values()}
+    shared = {task.name: task_settings(settings, arguments, task, data[task.name], weights) for task in tasks.values()}
+    for task in tasks.values():
+        results.check_task(task.name, shared[task.name])
+        unfinished = [run for run in runs if run.task == task.name and not results.find(run)]
+        if settings.transfer and task.transfer_from not in (None, *tasks) and unfinished:
+            results.best_model(task.transfer_from, weights)
 
     # 3. Fine-tuning, run by run
     output.mkdir(parents=True, exist_ok=True)
     print(f"{name}: {len(runs)} runs on {len(tasks)} tasks; share {share + 1} of {shares}", flush=True)
     for run in runs[share::shares]:
-        (task,) = (task for task in tasks if task.name == run.task)
+        task = tasks[run.task]
+        if (finished := results.find(run)) is not None:
+            if finished["score"] is None and not settings.grid:
+                raise ResultError(f"{results.file(run)}: this run diverged in a grid. Delete the file to repeat it.")
+            results.tidy(run)
+            continue
         if settings.transfer and task.transfer_from is not None:
             results.wait_for([other for other in runs if other.task == task.transfer_from])
-        fine_tune(run, task, data[run.task], settings, arguments, results)
+        chosen = arguments.of_run(
+            results.run_folder(run),
+            len(data[run.task][task.train]),
+            per_device_train_batch_size=run.hyperparameters.batch_size,
+            learning_rate=run.hyperparameters.learning_rate,
+            weight_decay=run.hyperparameters.weight_decay,
+            seed=run.seed,
+        )
+        fine_tune(run, task, data[run.task], settings, chosen, shared[run.task], results)
 
     # 4. Report on all models in the folder, with what other shards have finished so far
     print(write_report(output, name, published), flush=True)

@@ -28,7 +28,7 @@ from neobert_hf.mteb_encoder import InstructionEncoder
 from neobert_hf.mteb_local_tasks import read_local_tasks
 from neobert_hf.mteb_report import COLUMNS, read_published, write_report
 from neobert_hf.mteb_results import Results, Settings, subtasks
-from neobert_hf.result_files import ResultError
+from neobert_hf.result_files import ResultError, folder_of_results
 
 
 BENCHMARK = "MTEB(eng, v1)"
@@ -144,6 +144,7 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
 def main(args: list[str] | None = None) -> None:
     # 1. Settings and tasks; nothing is loaded before all of them are found right
     (settings,) = parse_config(MTEBArguments, args=args)
+    name = folder_of_results(settings.name, settings.model)
     tasks, prompts = collect_tasks(settings)
     published = read_published(settings.published) if settings.published else {}
 
@@ -153,7 +154,6 @@ def main(args: list[str] | None = None) -> None:
     model = load_model(
         settings.model, dtype, str(device), settings.max_length, settings.truncate_dim, settings.trust_remote_code
     )
-    name = (settings.name or settings.model).strip("./").replace("/", "__")
     encoder = InstructionEncoder(model, name, prompts)
     conditions = Settings(
         fingerprint(model), str(dtype).removeprefix("torch."), model.max_seq_length, settings.truncate_dim

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ import yaml
 from conftest import ROOT
 from datasets import ClassLabel, Dataset, Features, Value
 from other_encoders import ENCODERS, save_other_encoder
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from torch.nn import functional as F
 from transformers import AutoTokenizer
@@ -287,7 +288,9 @@ def test_half_written_checkpoints_are_never_picked_up(flags, tmp_path):
     assert_same_weights(tmp_path / "run", tmp_path / "expected")
 
 
-def test_other_settings_data_or_a_lost_file_are_refused_by_name(flags, data, tmp_path):
+def test_other_settings_data_or_a_lost_file_are_refused_by_name(flags, data, encoder, tmp_path):
+    shutil.copytree(encoder, tmp_path / "encoder")
+    flags = partial(flags, model=tmp_path / "encoder")
     checkpoint = interrupted(lambda: flags(save_total_limit=4), tmp_path)
     with pytest.raises(CheckpointError, match="(?s)learning_rate: 0.005 there, 0.001 now.*temperature: 0.07"):
         run(flags(learning_rate=1e-3, temperature=0.05))
@@ -296,6 +299,20 @@ def test_other_settings_data_or_a_lost_file_are_refused_by_name(flags, data, tmp
     (tmp_path / "changed.yaml").write_text(yaml.safe_dump(changed))
     with pytest.raises(CheckpointError, match="(?s)datasets: .*Find the text.*Another"):
         run(flags(datasets=tmp_path / "changed.yaml"))
+    # Other rows, and as many, in the same file; other weights in the same folder.
+    text = (data / "pairs.jsonl").read_text()
+    (data / "pairs.jsonl").write_text("".join(reversed(text.splitlines(keepends=True))))
+    try:
+        with pytest.raises(CheckpointError, match="other settings:\n  datasets: .*\nResume"):
+            run(flags())
+    finally:
+        (data / "pairs.jsonl").write_text(text)
+    weights = load_file(encoder / "model.safetensors")
+    weights["model.layer_norm.weight"] *= 2
+    save_file(weights, tmp_path / "encoder" / "model.safetensors", {"format": "pt"})
+    with pytest.raises(CheckpointError, match="other settings:\n  weights: .*\nResume"):
+        run(flags())
+    shutil.copytree(encoder, tmp_path / "encoder", dirs_exist_ok=True)
     (checkpoint / "optimizer.pt").unlink()
     with pytest.raises(CheckpointError, match="optimizer.pt is missing"):
         run(flags())

@@ -25,10 +25,12 @@ from transformers import (
     AutoConfig,
     AutoModelForSequenceClassification,
     AutoTokenizer,
+    BertForMaskedLM,
 )
 
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM
 from neobert_hf.checkpoints import CheckpointError, Progress, complete_checkpoints, mark_complete
+from neobert_hf.glue_report import collect
 from neobert_hf.glue_runs import Results
 from neobert_hf.glue_tasks import load_task, read_tasks
 from neobert_hf.glue_training import build_classifier
@@ -302,6 +304,73 @@ def test_finished_runs_are_not_repeated_and_other_settings_are_refused(finished,
     assert before == {file: file.stat().st_mtime_ns for file in (tmp_path / "copy").rglob("*seed*.json")}
     with pytest.raises(ResultError, match="(?s)other settings.*max_length: 32 there, 16 now"):
         run_glue.main(flags(tmp_path / "copy", max_length=16))
+    # Also of a further seed: the report would take their mean.
+    with pytest.raises(ResultError, match="(?s)sst2/bs8.*seed0.json.*schedule: .*'max_steps': -1,.*'max_steps': 2,"):
+        run_glue.main(flags(tmp_path / "copy", seeds=7, max_steps=2))
+    # And if two shards were started with different settings at the same time.
+    file = next((tmp_path / "copy" / "small" / "sst2").glob("*seed1.json"))
+    result = json.loads(file.read_text())
+    file.write_text(json.dumps(result | {"settings": result["settings"] | {"max_length": 16}}))
+    with pytest.raises(ResultError, match="(?s)seed1.json is the result of other settings.*max_length: 16 there"):
+        collect(tmp_path / "copy")
+
+
+def test_other_weights_or_data_in_the_same_place_are_refused(flags, data_dir, tokenizer, tmp_path):
+    changes = {"model": save_encoder(tmp_path / "encoder", tokenizer), "max_steps": 2}
+    changes["data_dir"] = edit(data_dir, tmp_path, lambda rows: rows)
+    run_glue.main(flags(tmp_path / "run", **changes))
+    file = changes["data_dir"] / "sst2" / "validation.jsonl"
+    text = file.read_text()
+    file.write_text(text.replace('"label": 1', '"label": 0', 1))
+    with pytest.raises(ResultError, match="(?s)other settings:\n  data: .*there, .*now\nGive"):
+        run_glue.main(flags(tmp_path / "run", **changes))
+    file.write_text(text)
+    save_encoder(changes["model"], tokenizer, seed=1)
+    with pytest.raises(ResultError, match="(?s)other settings:\n  weights: .*there, .*now\nGive"):
+        run_glue.main(flags(tmp_path / "run", **changes))
+
+
+def test_a_better_source_leaves_finished_runs_as_they_are(finished, flags, encoder, tokenizer, tmp_path):
+    shutil.copytree(finished, tmp_path / "copy")
+    best = best_of(finished, "mnli")
+    name = best["run"].replace(f"seed{best['seed']}", "seed2")
+    (tmp_path / "copy" / "small" / f"{name}.json").write_text(json.dumps(best | {"run": name, "score": 1.0}))
+    # It has no model, and is not asked for one.
+    run_glue.main(flags(tmp_path / "copy", task="rte stsb", seeds="0 1"))
+    with pytest.raises(CheckpointError, match="small/mnli holds 3 results and no model of the best"):
+        run_glue.main(flags(tmp_path / "copy", task="rte", seeds="2"))
+    with pytest.raises(ResultError, match="transfer: True there, False now"):
+        run_glue.main(flags(tmp_path / "copy", task="rte", transfer=False))
+    # Nor is a model taken that comes from other weights.
+    shutil.copytree(model_folder(finished, "mnli"), tmp_path / "copy" / "small" / name / "model")
+    shutil.rmtree(tmp_path / "copy" / "small" / "rte")
+    changed = save_encoder(tmp_path / "encoder", tokenizer, seed=1)
+    with pytest.raises(ResultError, match="seed2.json is the result of other settings:\n  weights: "):
+        run_glue.main(flags(tmp_path / "copy", task="rte", model=changed))
+
+
+def test_a_point_of_a_grid_that_diverges_is_recorded_and_left_out(flags, tmp_path):
+    grid = GRID | {"num_train_epochs": 1, "batch_sizes": "8", "learning_rates": "1e30 0.003"}
+    run_glue.main(flags(tmp_path / "grid", **grid))
+    results = results_of(tmp_path / "grid")
+    (name,) = (name for name in results if "1e+30" in name)
+    assert (
+        results[name]["score"] is None and results[name]["error"] == "The loss is nan at step 10." and len(results) == 2
+    )
+    report = json.loads((tmp_path / "grid" / "report.json").read_text())
+    assert report["diverged"] == [f"small/{name}"]
+    assert report["models"]["small"]["sst2"]["hyperparameters"] == "bs8_lr0.003_wd0.01"
+    assert f"Diverged, and in no mean: small/{name}." in (tmp_path / "grid" / "report.md").read_text()
+    assert not list(tmp_path.rglob("checkpoint-*"))
+    run_glue.main(flags(tmp_path / "grid", **grid))
+    assert results_of(tmp_path / "grid") == results
+    # By itself it is an error, at once or if the grid has it.
+    alone = {"num_train_epochs": 1, "learning_rate": 1e30}
+    with pytest.raises(ResultError, match="1e\\+30.*this run diverged in a grid"):
+        run_glue.main(flags(tmp_path / "grid", **alone))
+    with pytest.raises(SystemExit, match="The loss is nan at step 10. There is no earlier checkpoint"):
+        run_glue.main(flags(tmp_path / "alone", **alone))
+    assert not results_of(tmp_path / "alone")
 
 
 # Nothing is learned, so that the first evaluation stays the best.
@@ -489,6 +558,9 @@ BAD_FLAGS = [
     ({"shard": "9/8"}, "k from 1 to n, such as 3/8"),
     ({"gradient_accumulation_steps": 2}, "`gradient_accumulation_steps` is 2; this recipe needs 1"),
     ({"ignore_data_skip": True}, "`ignore_data_skip` is True; this recipe needs False"),
+    ({"eval_steps": 0.5}, "`eval_steps` is 0.5; it must be a whole number of steps"),
+    ({"greater_is_better": False}, "`greater_is_better` is False; this recipe needs True"),
+    ({"name": "./"}, "give the model a `name`"),
     ({"load_best_model_at_end": True, "eval_strategy": "steps"}, "`load_best_model_at_end` is True"),
     ({"lerning_rate": 1}, "Unknown argument '--lerning_rate'"),
 ]
@@ -569,6 +641,27 @@ def test_averaged_checkpoints(flags, tokenizer, tmp_path):
     assert best_of(tmp_path, "sst2")["settings"]["start"] == f"{run}/checkpoint-1 + {run}/checkpoint-2"
     with pytest.raises(CheckpointError, match="holds 3 complete checkpoints, and `average_checkpoints` is 4"):
         run_glue.main(flags(tmp_path / "more", model=run, average_checkpoints=4))
+
+
+def test_masked_language_models_without_a_pooler_are_averaged(tokenizer, tmp_path):
+    config = ENCODERS["bert"](
+        vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=48
+    )
+    folders = [tmp_path / "0", tmp_path / "1"]
+    for folder in folders:
+        BertForMaskedLM(config).save_pretrained(folder)
+    model = build_classifier(str(folders[0]), TASKS["sst2"], 0.1, folders)
+    parts = [load_file(folder / "model.safetensors") for folder in folders]
+    backbone = {key: value for key, value in model.bert.state_dict().items() if not key.startswith("pooler.")}
+    assert len(backbone) == len(model.bert.state_dict()) - 2
+    for key, weight in backbone.items():
+        torch.testing.assert_close(weight, (parts[0][f"bert.{key}"] + parts[1][f"bert.{key}"]) / 2)
+    assert model.bert.pooler.dense.weight.std().item() == pytest.approx(0.02, rel=0.2)
+    # All have one or none has.
+    model.save_pretrained(tmp_path / "2")
+    for order, message in (([0, 2], "has beyond the model's own bert.pooler"), ([2, 0], "lacks bert.pooler")):
+        with pytest.raises(ValueError, match=message):
+            build_classifier(str(folders[0]), TASKS["sst2"], 0.1, [tmp_path / str(number) for number in order])
 
 
 def test_half_precision_checkpoints_are_averaged_in_float32(tokenizer, tmp_path):

@@ -1,6 +1,7 @@
 """GLUE without training: tasks, files, metrics, protocol, shares, and the paper's tables as data."""
 
 import json
+import os
 import random
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 from pydoc_data.topics import topics
 
 import pytest
+import torch
 from conftest import ROOT
 from datasets import Dataset
 from scipy.stats import pearsonr, spearmanr
@@ -16,9 +18,10 @@ from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
 from neobert_hf.glue_metric import GlueMetric
 from neobert_hf.glue_report import read_published
-from neobert_hf.glue_runs import Results, Run, grid, order_tasks, own_share, read_hyperparameters
+from neobert_hf.glue_runs import Results, Run, grid, leave_process_group, order_tasks, own_share, read_hyperparameters
 from neobert_hf.glue_tasks import load_task, read_tasks
 from neobert_hf.glue_training import GlueArguments
+from neobert_hf.result_files import folder_of_results
 
 
 sys.path.insert(0, str(ROOT / "examples"))
@@ -88,6 +91,28 @@ def test_shares_of_processes_and_shards():
             own_share(wrong, 0, 1)
 
 
+def test_gpus_are_counted_without_starting_cuda(monkeypatch):
+    """Which would keep it from seeing that CUDA_VISIBLE_DEVICES has changed. No GPU here: this is what it asks for."""
+    asked = []
+    monkeypatch.setattr(
+        torch.cuda, "is_available", lambda: asked.append(os.environ.get("PYTORCH_NVML_BASED_CUDA_CHECK"))
+    )
+    for name, value in {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    assert leave_process_group() == (1, 2) and asked == ["1"]
+    assert not {"RANK", "LOCAL_RANK", "WORLD_SIZE"} & os.environ.keys()
+
+
+def test_the_folder_of_a_model_has_a_name(tmp_path, monkeypatch):
+    (tmp_path / "mine").mkdir()
+    monkeypatch.chdir(tmp_path / "mine")
+    assert folder_of_results(None, ".") == "mine" and folder_of_results(None, "..") == tmp_path.name
+    assert folder_of_results(None, "./runs/a/model/") == folder_of_results("runs/a/model", ".") == "runs__a__model"
+    for name, model in (("", "m"), ("./", "m"), (None, "/")):
+        with pytest.raises(ValueError, match="give the model a `name`"):
+            folder_of_results(name, model)
+
+
 def test_a_dependent_task_waits_for_the_runs_of_others(tmp_path):
     results, messages = Results(tmp_path), []
     runs = [Run("mnli", point, 0) for point in grid([8, 16], [1e-5], [0.0])]
@@ -97,7 +122,8 @@ def test_a_dependent_task_waits_for_the_runs_of_others(tmp_path):
     thread.start()
     thread.join(0.2)
     assert thread.is_alive() and messages == [
-        f"waiting for 1 runs of other processes or shards, such as {runs[1].name}"
+        f"waiting for 1 runs of other processes or shards: {runs[1].name}. If nothing runs them, start their shard, or "
+        "the same command without `--shard`."
     ]
     results.file(runs[1]).write_text("{}")
     thread.join(5)
@@ -140,7 +166,9 @@ def write_tsv(folder: Path, task: str, lines_more: str = "") -> None:
     lines += ["\t".join(columns).format(f'"One {n}', f'two" {n}', label=label) for n, label in enumerate(labels)]
     for split in (TASKS[task].train, *TASKS[task].validation):
         file = folder / described.folder / described.files[split]
-        file.write_text("\n".join(lines) + "\n" + lines_more, encoding="utf-8")
+        # MRPC's files begin with a byte order mark.
+        encoding = "utf-8-sig" if task == "mrpc" else "utf-8"
+        file.write_text("\n".join(lines) + "\n" + lines_more, encoding=encoding)
 
 
 @pytest.mark.parametrize("name", TASKS)

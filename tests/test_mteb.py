@@ -468,6 +468,10 @@ def test_report_marks_means_of_some_tasks(tmp_path):
 # Bad input: an error before a model is loaded
 
 
+def test_an_empty_name_is_refused():
+    refused("give the model a `name`", "--name", "./")
+
+
 def refused(match: str, *flags: str) -> None:
     with pytest.raises(ValueError, match=match):
         run_mteb.main(["--model", "no/such/model", "--output_dir", "no/such/folder", *flags])

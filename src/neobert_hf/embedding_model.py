@@ -8,9 +8,8 @@ import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Transformer
 
-from neobert_hf.positions import tokens_read
-
 from neobert_hf.fingerprints import add_weights, identifying_config
+from neobert_hf.positions import tokens_read
 
 
 def load_model(

@@ -10,6 +10,7 @@ from sentence_transformers.sentence_transformer.evaluation import InformationRet
 from neobert_hf.checkpoints import newest_checkpoint, step_of
 from neobert_hf.embedding_data import PairDataset, load_pairs, most_negatives, read_descriptions
 from neobert_hf.embedding_training import EmbeddingArguments
+from neobert_hf.fingerprints import checkpoint_fingerprint, data_fingerprint
 
 
 # Of the training arguments, those that change the trained weights; the others may differ when a run is resumed.
@@ -121,7 +122,12 @@ def result_settings(settings: RecipeArguments, arguments: EmbeddingArguments, da
     """All settings that the trained weights depend on, as JSON gives them back."""
     values = asdict(settings) | {name: getattr(arguments, name) for name in RESULT_SETTINGS}
     # What the file says counts, not its path.
-    values["datasets"] = {one.name: asdict(one) | {"rows": len(data.train[one.name])} for one in data.descriptions}
+    values["datasets"] = {
+        one.name: asdict(one)
+        | {"rows": len(data.train[one.name]), "fingerprint": data_fingerprint(data.train[one.name])}
+        for one in data.descriptions
+    }
+    values["weights"] = checkpoint_fingerprint(settings.model)
     values["batches_per_step"] = arguments.world_size * arguments.gradient_accumulation_steps
     return json.loads(json.dumps(values, default=str))
 

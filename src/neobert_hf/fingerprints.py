@@ -1,8 +1,51 @@
-"""What tells models apart. Names cannot: local ones have none, and a folder may be trained on."""
+"""What tells models, checkpoints and data from others under the same name: a folder may be trained on."""
+
+import hashlib
+from pathlib import Path
 
 import torch
+from datasets import Dataset
 from torch import nn
 from transformers import PreTrainedConfig
+from transformers.utils import cached_file
+
+
+# Of a checkpoint's folder: what the weights, the architecture and the ids of texts depend on.
+CHECKPOINT_FILES = ("*.safetensors", "pytorch_model*.bin", "config.json", "tokenizer.json")
+
+
+def files_fingerprint(files: dict[str, str | Path], also: str = "") -> str:
+    """A hash of files by name, and of a text beside them."""
+    digest = hashlib.sha256(also.encode())
+    for name, file in sorted(files.items()):
+        digest.update(name.encode())
+        with open(file, "rb") as handle:
+            for block in iter(lambda: handle.read(2**20), b""):
+                digest.update(block)
+    return digest.hexdigest()[:16]
+
+
+def checkpoint_fingerprint(model: str) -> str:
+    """A hash of a folder's weights, configuration and tokenizer; of a Hub id, its commit.
+
+    Raises:
+        OSError: if it is neither.
+    """
+    folder = Path(model)
+    if folder.is_dir():
+        return files_fingerprint({file.name: file for pattern in CHECKPOINT_FILES for file in folder.glob(pattern)})
+    # The cache keeps each commit in a folder of its own.
+    return Path(cached_file(model, "config.json")).parent.name
+
+
+def data_fingerprint(data: Dataset) -> str:
+    """A hash of all rows in their order, in constant memory, whatever files they came from."""
+    digest = hashlib.sha256(str(data.features.arrow_schema.remove_metadata()).encode())
+    for table in data.with_format("arrow").iter(10_000):
+        # The bytes of a slice depend on what it was cut from; those of rows that are taken out do not.
+        for batch in table.take(list(range(len(table)))).combine_chunks().to_batches():
+            digest.update(batch.serialize())
+    return digest.hexdigest()[:16]
 
 
 def add_weights(digest, model: nn.Module) -> None:

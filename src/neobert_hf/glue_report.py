@@ -80,6 +80,17 @@ def collect(folder: Path) -> dict:
     return models
 
 
+def collect_diverged(folder: Path) -> list[str]:
+    """The runs of all models that ended without a score, as `model/task/run`."""
+    models = sorted(path for path in folder.iterdir() if path.is_dir())
+    return [
+        f"{model.name}/{run}"
+        for model in models
+        for task in sorted(path.name for path in model.iterdir() if path.is_dir())
+        for run in Results(model).diverged(task)
+    ]
+
+
 def _cell(entry: dict | None) -> str:
     if entry is None:
         return "-"
@@ -97,7 +108,7 @@ def _table(head: list[str], rows: list[list[str]]) -> list[str]:
     return [f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows)] + [""]
 
 
-def markdown(models: dict, published: Published | None) -> str:
+def markdown(models: dict, diverged: list[str], published: Published | None) -> str:
     """Tables: the tasks of the paper next to its rows, then every task with its metrics and hyperparameters."""
     lines = ["# GLUE", ""]
     if published is not None:
@@ -119,6 +130,8 @@ def markdown(models: dict, published: Published | None) -> str:
             runs = f"{entry['seeds']} of {entry['runs']}"
             details.append([model, task, _cell(entry), metrics, entry["hyperparameters"], runs])
     lines += _table(["Model", "Task", "Score", "Metrics", "Hyperparameters", "Runs"], details)
+    if diverged:
+        lines += [f"Diverged, and in no mean: {', '.join(diverged)}.", ""]
     return "\n".join(lines)
 
 
@@ -150,10 +163,13 @@ def write_report(folder: Path, model: str, published: Published | None) -> str:
     Returns:
         The Markdown.
     """
-    models = collect(folder)
-    text = markdown(models, published)
+    models, diverged = collect(folder), collect_diverged(folder)
+    text = markdown(models, diverged, published)
     write_text(folder / "report.md", text)
-    write_json(folder / "report.json", {"models": models, "published": published.rows if published else {}})
+    write_json(
+        folder / "report.json",
+        {"models": models, "diverged": diverged, "published": published.rows if published else {}},
+    )
     if model in models:
         plot(Results(folder / model), list(models[model]), folder / model / "learning_rates.png")
     return text

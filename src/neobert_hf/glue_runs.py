@@ -10,13 +10,14 @@ import re
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from graphlib import CycleError, TopologicalSorter
 from itertools import product
 from pathlib import Path
 
 import torch
 import yaml
+from accelerate.utils import is_cuda_available
 
 from neobert_hf.checkpoints import CheckpointError, complete_checkpoints, delete_checkpoint
 from neobert_hf.glue_tasks import GlueTask
@@ -50,6 +51,10 @@ class Run:
 
 # Of a result file.
 KEYS = {"run", "task", "score", "metrics", "hyperparameters", "settings"}
+
+# Settings in which the runs of a task differ by design: they stand in the file's name, follow from it, or, as `start`,
+# name the best run of the moment. In all others they must be the same.
+OF_ONE_RUN = set("per_device_train_batch_size learning_rate weight_decay seed max_steps eval_steps start".split())
 
 
 def grid(batch_sizes: list[int], learning_rates: list[float], weight_decays: list[float]) -> list[Hyperparameters]:
@@ -117,7 +122,8 @@ def leave_process_group() -> tuple[int, int]:
     """
     process, local = (int(os.environ.pop(name, 0)) for name in ("RANK", "LOCAL_RANK"))
     processes = int(os.environ.pop("WORLD_SIZE", 1))
-    if processes > 1 and torch.cuda.is_available() and os.environ.get("ACCELERATE_USE_CPU", "").lower() != "true":
+    # Asked for through NVML: CUDA, once it runs, does not see that the variable has changed.
+    if processes > 1 and is_cuda_available() and os.environ.get("ACCELERATE_USE_CPU", "").lower() != "true":
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         devices = visible.split(",") if visible else [str(number) for number in range(torch.cuda.device_count())]
         if local >= len(devices):
@@ -143,24 +149,48 @@ class Results:
         return self.folder / run.name
 
     def of_task(self, task: str) -> list[dict]:
-        """All finished runs of a task, the best first.
+        """All runs of a task that have a score, the best first.
 
         Raises:
-            ResultError: if a file is something else.
+            ResultError: as `check_task`.
         """
-        results = [read_result(file, KEYS) for file in sorted((self.folder / task).glob("bs*_seed*.json"))]
-        return sorted(results, key=lambda result: -result["score"])
+        return sorted(
+            (result for result in self.check_task(task) if result["score"] is not None),
+            key=lambda result: -result["score"],
+        )
 
-    def check(self, run: Run, settings: dict) -> bool:
-        """Whether the run is finished.
+    def diverged(self, task: str) -> list[str]:
+        """The names of the runs that ended without a score."""
+        return [result["run"] for result in self.check_task(task) if result["score"] is None]
+
+    def check_task(self, task: str, settings: dict | None = None) -> list[dict]:
+        """Read all results of a task.
+
+        Args:
+            task: its name.
+            settings: that all must have, besides those of one run; if None, those of the first.
 
         Raises:
-            ResultError: if it was with other settings.
+            ResultError: if a file is something else, or of other settings.
+        """
+        results = {file: read_result(file, KEYS) for file in sorted((self.folder / task).glob("bs*_seed*.json"))}
+        for file, result in results.items():
+            stored = {name: value for name, value in result["settings"].items() if name not in OF_ONE_RUN}
+            settings = stored if settings is None else settings
+            check_same_settings(file, stored, settings)
+        return list(results.values())
+
+    def find(self, run: Run) -> dict | None:
+        """The result of a run, if it is finished.
+
+        Raises:
+            ResultError: if it is that of other hyperparameters, which names show with six digits.
         """
         if not self.file(run).is_file():
-            return False
-        check_same_settings(self.file(run), read_result(self.file(run), KEYS)["settings"], settings)
-        return True
+            return None
+        result = read_result(self.file(run), KEYS)
+        check_same_settings(self.file(run), result["hyperparameters"], asdict(run.hyperparameters))
+        return result
 
     def tidy(self, run: Run) -> None:
         """Delete the checkpoints of a finished run, and every model of the task that a better one has replaced."""
@@ -170,26 +200,38 @@ class Results:
         for result in self.of_task(run.task)[1:]:
             shutil.rmtree(self.folder / result["run"] / "model", ignore_errors=True)
 
-    def best_model(self, task: str) -> tuple[str, Path]:
+    def best_model(self, task: str, weights: str) -> tuple[str, Path]:
         """The name of the best run of a task, and the folder of its model.
+
+        Args:
+            task: its name.
+            weights: the fingerprint of those that it was trained from.
 
         Raises:
             CheckpointError: if there is none.
+            ResultError: if it was trained from other weights.
         """
         results = self.of_task(task)
         if not results or not (model := self.folder / results[0]["run"] / "model").is_dir():
-            found = f"{len(results)} results and no model of the best" if results else "no result"
+            found = f"{len(results)} results and no model of the best" if results else "no result with a score"
             raise CheckpointError(
                 f"{self.folder / task} holds {found}, and another task starts from its best model: run `--task {task}` "
                 "first, or set `transfer` to false."
             )
-        return results[0]["run"], model
+        name = results[0]["run"]
+        found = results[0]["settings"].get("weights")
+        check_same_settings(self.folder / f"{name}.json", {"weights": found}, {"weights": weights})
+        return name, model
 
     def wait_for(self, runs: list[Run], seconds: float = 10, report: Callable[[str], None] = print) -> None:
         """Return when all of these runs, also those of other processes and machines, have a result."""
         waited = 0.0
         while missing := [run.name for run in runs if not self.file(run).is_file()]:
             if waited % 600 == 0:
-                report(f"waiting for {len(missing)} runs of other processes or shards, such as {missing[0]}")
+                report(
+                    f"waiting for {len(missing)} runs of other processes or shards: {', '.join(missing[:5])}"
+                    f"{', ...' if len(missing) > 5 else ''}. If nothing runs them, start their shard, or the same "
+                    "command without `--shard`."
+                )
             time.sleep(seconds)
             waited += seconds

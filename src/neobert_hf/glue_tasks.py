@@ -165,7 +165,8 @@ def _load_files(name: str, folder: Path, split: str, tsv: Path | None) -> tuple[
 
 def _read_tsv(task: GlueTask, file: Path) -> Dataset:
     """One of GLUE's own files: quotes mean nothing in them, and QQP has lines that break off."""
-    with open(file, encoding="utf-8", newline="\n") as handle:
+    # MRPC's begin with a byte order mark.
+    with open(file, encoding="utf-8-sig", newline="\n") as handle:
         rows = [line.rstrip("\r\n").split("\t") for line in handle]
     header = task.tsv.header or rows.pop(0)
     complete = [row for row in rows if len(row) == len(header)]

@@ -43,6 +43,7 @@ FIXED = {
     # It would leave the best weights in a run that SIGTERM stops.
     "load_best_model_at_end": False,
     "metric_for_best_model": "score",
+    "greater_is_better": True,
     # The evaluations without improvement are counted by a callback.
     "restore_callback_states_from_checkpoint": True,
 }
@@ -91,6 +92,8 @@ class GlueArguments(TrainingArguments):
         Raises:
             ValueError: on settings that this recipe does not run with.
         """
+        if self.eval_steps is not None and (self.eval_steps < 1 or self.eval_steps != int(self.eval_steps)):
+            raise ValueError(f"`eval_steps` is {self.eval_steps}; it must be a whole number of steps, 1 or more.")
         batches = -(-rows // hyperparameters["per_device_train_batch_size"])
         every = int(self.eval_steps or max(1, min(500, batches // 10)))
         arguments = replace(
@@ -156,6 +159,7 @@ def load_backbone(classifier: PreTrainedModel, checkpoints: list[Path]) -> None:
     # Under the names of the files: Transformers stores NomicBERT's and GTE's projections otherwise than it holds them.
     stored = revert_weight_conversion(classifier, classifier.state_dict())
     expected = {key: value for key, value in stored.items() if key.startswith(prefix)}
+    poolers = {key for key in expected if key.startswith(f"{prefix}pooler.")}
     means = {}
     for checkpoint in checkpoints:
         file = checkpoint / "model.safetensors"
@@ -163,6 +167,9 @@ def load_backbone(classifier: PreTrainedModel, checkpoints: list[Path]) -> None:
             raise ValueError(f"{checkpoint} holds no model.safetensors: save the whole model in one file.")
         with safe_open(file, "pt") as tensors:
             found = {key for key in tensors.keys() if key.startswith(prefix)}
+            if not means:
+                # Masked language models have no pooler: it is new then, as the head is.
+                expected = {key: value for key, value in expected.items() if key in found or key not in poolers}
             if differing := sorted(found ^ expected.keys()):
                 kind = "lacks" if differing[0] in expected else "has beyond the model's own"
                 raise ValueError(f"{file} is of another backbone: it {kind} {', '.join(differing[:5])}.")

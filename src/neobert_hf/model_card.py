@@ -209,7 +209,7 @@ def facts_of_run(source: Path) -> dict[str, Any]:
 
 def _is_told(name: str, value: Any) -> bool:
     """Plain settings of the training. Not the architecture, nor paths and fingerprints, which say nothing elsewhere."""
-    if name in {one.name for one in fields(NeoBERTConfig)} or name in ("corpus", "tokenizer"):
+    if name in {one.name for one in fields(NeoBERTConfig)} or name in ("corpus", "tokenizer", "weights"):
         return False
     return isinstance(value, (bool, int, float)) or (isinstance(value, str) and "/" not in value)
 

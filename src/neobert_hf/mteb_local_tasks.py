@@ -10,7 +10,6 @@
 | PairClassification | sentence1, sentence2, label (1 for a pair, 0 for none) |
 """
 
-import hashlib
 import math
 from pathlib import Path
 
@@ -21,6 +20,8 @@ from datasets.exceptions import DatasetGenerationError
 from mteb.abstasks import AbsTask, AbsTaskClassification, AbsTaskPairClassification, AbsTaskRetrieval, AbsTaskSTS
 from mteb.abstasks.clustering_legacy import AbsTaskClusteringLegacy
 from mteb.abstasks.task_metadata import TaskMetadata
+
+from neobert_hf.fingerprints import files_fingerprint
 
 
 TEXTS = (Value("string"), Value("large_string"))
@@ -88,7 +89,7 @@ def local_task(
         description=f"Local dataset {data}",
         type=task_type,
         # Results of other contents are not taken for those of this one.
-        dataset={"path": str(data), "revision": _digest(files, columns)},
+        dataset={"path": str(data), "revision": files_fingerprint(files, repr(sorted(columns.items())))},
         category="t2c" if task_type in ("Classification", "Clustering") else "t2t",
         eval_langs=["eng-Latn"],
         main_score=main_score,
@@ -179,16 +180,6 @@ def _check_labels(name: str, task_type: str, parts: dict[str, Dataset]) -> None:
         raise ValueError(
             f"Task {name}: the label {unknown[0]!r} of `data` is none of `train`: {', '.join(map(repr, learned[:5]))}."
         )
-
-
-def _digest(files: dict[str, str | Path], columns: dict[str, str]) -> str:
-    digest = hashlib.sha256(repr(sorted(columns.items())).encode())
-    for part, file in sorted(files.items()):
-        digest.update(part.encode())
-        with open(file, "rb") as handle:
-            for block in iter(lambda: handle.read(2**20), b""):
-                digest.update(block)
-    return digest.hexdigest()[:16]
 
 
 def _mteb_format(task_type: str, parts: dict[str, Dataset]) -> DatasetDict | dict:

@@ -10,6 +10,18 @@ class ResultError(RuntimeError):
     """A stored result was made with other settings, or is damaged."""
 
 
+def folder_of_results(name: str | None, model: str) -> str:
+    """The folder of a model's results: its name, or one made from its path or Hub id.
+
+    Raises:
+        ValueError: if there is nothing in it to call a folder by.
+    """
+    found = (name if name is not None else model.strip("./") or Path(model).resolve().name).strip("./")
+    if not found:
+        raise ValueError(f"`name` is {name!r} and `model` {model!r}: give the model a `name` of letters or digits.")
+    return found.replace("/", "__")
+
+
 def read_result(file: Path, keys: set[str]) -> dict:
     """Read a result that holds these keys.
 

@@ -42,6 +42,10 @@ def check_fixed(arguments: TrainingArguments, fixed: dict) -> None:
         raise ValueError(f"`max_steps` is {arguments.max_steps}; it must be 1 or more: data have no end here.")
 
 
+class Diverged(SystemExit):
+    """Loss, weights or scores are not finite. Ends the process with its message, unless a recipe goes on."""
+
+
 class StopOnSigterm(TrainerCallback):
     """SIGTERM saves and stops after the current step, on all processes after the same one."""
 
@@ -127,8 +131,10 @@ class ResumableTrainer(Trainer):
             check_engine(resume, read_progress(resume), self.engine)
         try:
             self.train(resume_from_checkpoint=str(resume) if resume else None)
-        except (CheckpointError, FloatingPointError) as error:
+        except CheckpointError as error:
             sys.exit(str(error))
+        except FloatingPointError as error:
+            raise Diverged(f"{error} {self.advice()}") from error
         if self.stopped:
             print(f"Stopped by SIGTERM after step {self.state.global_step}. {self.advice()}", flush=True)
             leave(self.accelerator, 143)
@@ -150,13 +156,13 @@ class ResumableTrainer(Trainer):
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if not math.isfinite(logs.get("loss", 0.0)):
-            raise FloatingPointError(f"The loss is {logs['loss']} at step {self.state.global_step}. {self.advice()}")
+            raise FloatingPointError(f"The loss is {logs['loss']} at step {self.state.global_step}.")
         super().log(logs, start_time)
 
     def _save_checkpoint(self, model, trial) -> None:
         step = self.state.global_step
         if not self._all_finite(model):
-            raise FloatingPointError(f"Loss or weights are not finite after step {step}. {self.advice()}")
+            raise FloatingPointError(f"Loss or weights are not finite after step {step}.")
         folder = Path(self.args.output_dir) / f"checkpoint-{step}"
         try:
             if self.is_world_process_zero() and folder.exists():
