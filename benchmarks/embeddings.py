@@ -44,10 +44,7 @@ from neobert_hf.whole_files import write_json, write_png, write_text
 
 
 # Of the recipe, what BERT's pretraining shares beside data, masks and batches.
-BERT_SETTINGS = (
-    "optimizer learning_rate embedding_learning_rate warmup_steps max_steps logging_steps save_steps "
-    "dataloader_num_workers"
-).split()
+BERT_SETTINGS = "optimizer learning_rate warmup_steps max_steps logging_steps save_steps dataloader_num_workers".split()
 
 # Shorter than the shipped configuration; and two runs at a time, of one thread each.
 FINETUNING = "--max_steps 600 --max_length 64 --eval_strategy no --save_steps 200"
@@ -120,7 +117,7 @@ def pretrain_bert(neobert: Path, data: Path, output: Path, limit: str) -> Path:
     )
     collator = MLMCollator(tokenizer, layout="padded", seed=arguments.seed)
     feed = Feed(Documents(shards, recipe["max_length"]), sampler, collator)
-    settings = {name: getattr(arguments, name) for name in BERT_SETTINGS[:5]}
+    settings = {name: getattr(arguments, name) for name in ("optimizer", "learning_rate", "max_steps")}
     resume, progress = newest_checkpoint(output, settings)
     if progress is not None:
         sampler.cursor = progress.cursor

@@ -33,7 +33,7 @@ ENVIRONMENT = os.environ | {"OMP_WAIT_POLICY": "passive", "TOKENIZERS_PARALLELIS
 ABLATION = (
     "--hidden_size 128 --num_hidden_layers 4 --num_attention_heads 2 --intermediate_size 512 --decoder_init_range 0.1 "
     "--micro_batch_tokens 2048 --global_batch_tokens 2048 --max_steps 600 --eval_strategy no --save_steps 600 "
-    "--optimizer adamw --learning_rate 2e-3 --embedding_learning_rate 2e-3"
+    "--optimizer adamw --learning_rate 2e-3"
 )
 SHORT = "--train_data {data}/train_short --validation_data {data}/validation_short"
 ABLATIONS = {

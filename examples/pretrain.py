@@ -30,8 +30,8 @@ from neobert_hf.whole_files import write_json, write_png
 
 # Of TrainingArguments, those that change the trained weights; the others may differ when a run is resumed.
 RESULT_SETTINGS = (
-    "optimizer schedule learning_rate embedding_learning_rate warmup_steps max_steps weight_decay "
-    "decay_norms_and_biases adam_beta1 adam_beta2 adam_epsilon max_grad_norm bf16 fp16 seed"
+    "optimizer schedule learning_rate warmup_steps max_steps weight_decay decay_norms_and_biases adam_beta1 adam_beta2 "
+    "adam_epsilon max_grad_norm bf16 fp16 seed"
 ).split()
 
 

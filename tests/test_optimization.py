@@ -100,14 +100,3 @@ def test_muon_takes_the_hidden_matrices_only(model, blocks):
     muon = {id(weight) for group in optimizer.param_groups if group["use_muon"] for weight in group["params"]}
     for name, weight in model.named_parameters():
         assert (id(weight) in muon) == (weight.ndim == 2 and blocks in name), name
-
-
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_embeddings_may_learn_faster(name):
-    model = small_model(NeoBERTForMaskedLM)
-    weight_decay = 0.0 if name == "adam" else 0.1
-    optimizer = build_optimizer(name, model, 2e-3, (0.9, 0.95), 1e-8, weight_decay, True, embedding_learning_rate=2e-2)
-    rates = {id(weight): group["lr"] for group in optimizer.param_groups for weight in group["params"]}
-    assert len(rates) == len(list(model.parameters()))
-    for key, weight in model.named_parameters():
-        assert rates[id(weight)] == (2e-2 if key == "model.encoder.weight" else 2e-3), key

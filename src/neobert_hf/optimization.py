@@ -20,7 +20,6 @@ def build_optimizer(
     epsilon: float,
     weight_decay: float,
     decay_norms_and_biases: bool,
-    embedding_learning_rate: float | None = None,
 ) -> torch.optim.Optimizer:
     """An optimizer over all trainable parameters.
 
@@ -30,31 +29,26 @@ def build_optimizer(
             `pytorch_optimizer`'s; Muon's updates are scaled to the size of AdamW's: one learning rate for both.
         learning_rate: at its peak.
         decay_norms_and_biases: True as the released code, which decays every parameter. The paper does not say.
-        embedding_learning_rate: at its peak, of the embeddings; as `learning_rate` if None (paper).
 
     References:
         AdamW: Loshchilov & Hutter, arXiv 1711.05101. SOAP: Vyas et al., arXiv 2409.11321. Muon: Liu et al., 2502.16982.
     """
     if name == "adam" and weight_decay:
         raise ValueError(f"Adam runs without weight decay here, but `weight_decay` is {weight_decay}: set it to 0.")
-    embeddings = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
-    by_settings: dict[tuple, list[nn.Parameter]] = {}
-    for key, weight in model.named_parameters():
-        decayed = decay_norms_and_biases or weight.ndim > 1
-        rate = embedding_learning_rate if id(weight) in embeddings and embedding_learning_rate else learning_rate
-        if weight.requires_grad:
-            by_settings.setdefault((not decayed, not _is_hidden_matrix(key, weight), rate), []).append(weight)
-    # A stage that continues another's optimizer needs the groups in the same order: hidden matrices first.
-    groups = [
-        {"params": weights, "weight_decay": 0.0 if bare else weight_decay, "use_muon": not other, "lr": rate}
-        for (bare, other, rate), weights in sorted(by_settings.items(), key=lambda item: item[0])
-    ]
+    parameters = [(key, weight) for key, weight in model.named_parameters() if weight.requires_grad]
+    groups = []
+    for decayed in (True, False):
+        members = [item for item in parameters if (decay_norms_and_biases or item[1].ndim > 1) == decayed]
+        for hidden in (True, False):
+            weights = [weight for key, weight in members if _is_hidden_matrix(key, weight) == hidden]
+            if weights:
+                groups.append({"params": weights, "weight_decay": weight_decay * decayed, "use_muon": hidden})
     if name == "muon":
         from pytorch_optimizer import Muon
 
         for group in groups:
             if not group["use_muon"]:
-                group |= {"betas": betas, "eps": epsilon}
+                group |= {"lr": learning_rate, "betas": betas, "eps": epsilon}
         return Muon(groups, lr=learning_rate, weight_decay=weight_decay, use_adjusted_lr=True)
     for group in groups:
         del group["use_muon"]

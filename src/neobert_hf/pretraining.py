@@ -84,9 +84,6 @@ class PretrainingArguments(TrainingArguments):
         default=None, metadata={"help": "of one device, for MFU; the data sheet's or measured at the start if unset"}
     )
     learning_rate: float = field(default=6e-4, metadata={"help": "at its peak"})
-    embedding_learning_rate: float | None = field(
-        default=None, metadata={"help": "of the embeddings, at its peak; as `learning_rate` if unset"}
-    )
     max_steps: int = field(default=1_000_000, metadata={"help": "optimizer steps"})
     warmup_steps: float = field(default=2_000, metadata={"help": "optimizer steps, or a share of all if below 1"})
     weight_decay: float = field(default=0.1, metadata={"help": "decoupled"})
@@ -264,7 +261,6 @@ class MLMTrainer(ResumableTrainer):
                 args.adam_epsilon,
                 args.weight_decay,
                 args.decay_norms_and_biases,
-                args.embedding_learning_rate,
             )
         return self.optimizer
 
