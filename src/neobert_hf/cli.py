@@ -27,27 +27,20 @@ def main(args: list[str] | None = None) -> int | str | None:
     args = sys.argv[1:] if args is None else args
     parser = ArgumentParser("neobert-hf", description="Checkpoints of NeoBERT.", allow_abbrev=False)
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for name, (module_name, purpose) in COMMANDS.items():
-        command = commands.add_parser(name, help=purpose, description=purpose, allow_abbrev=False)
-        if args[:1] == [name]:
-            try:
-                module = import_module(f"neobert_hf.{module_name}")
-            except ModuleNotFoundError as error:
-                return missing_package(name, error)
-            module.add_arguments(command)
-            command.set_defaults(run=module.run)
-    arguments = parser.parse_args(args)
     try:
+        for name, (module_name, purpose) in COMMANDS.items():
+            command = commands.add_parser(name, help=purpose, description=purpose, allow_abbrev=False)
+            if args[:1] == [name]:
+                module = import_module(f"neobert_hf.{module_name}")
+                module.add_arguments(command)
+                command.set_defaults(run=module.run)
+        arguments = parser.parse_args(args)
         return arguments.run(arguments)
     except ModuleNotFoundError as error:
-        return missing_package(args[0], error)
+        extra = "export" if error.name.startswith("onnx") else "eval"
+        return f"neobert-hf {args[0]}: {error.name} is not installed: pip install 'neobert_hf[{extra}]'"
     except (ValueError, OSError) as error:
         return f"neobert-hf {args[0]}: {error}"
-
-
-def missing_package(command: str, error: ModuleNotFoundError) -> str:
-    extra = "export" if error.name.startswith("onnx") else "eval"
-    return f"neobert-hf {command}: {error.name} is not installed: pip install 'neobert_hf[{extra}]'"
 
 
 if __name__ == "__main__":
