@@ -40,7 +40,7 @@ from neobert_hf.pseudo_perplexity import (
 )
 from neobert_hf.pseudo_perplexity_report import curves, plot, score_texts, table
 from neobert_hf.result_files import ResultError
-from neobert_hf.rope_scaling import scale_rope
+from neobert_hf.rope_scaling import parse_rope, scale_rope
 from neobert_hf.text_source import stream_text
 from neobert_hf.whole_files import write_text, written_whole
 
@@ -120,6 +120,8 @@ def check_settings(settings: PseudoPerplexityArguments) -> dict[str, str]:
     ):
         if repeated := {value for value in values if values.count(value) > 1}:
             raise ValueError(f"`{name}` holds {repeated.pop()} more than once.")
+    for setting in settings.rope:
+        parse_rope(setting)
     return {name: path for name, _, path in pairs}
 
 

@@ -330,6 +330,7 @@ def test_local_layers_keep_their_rope(tmp_path):
         (["--rope", "yarm:4"], "Unknown RoPE setting 'yarm:4'; allowed are native and linear:FACTOR"),
         (["--rope", "yarn"], "Unknown RoPE setting 'yarn'"),
         (["--rope", "yarn:1"], "factor above 1"),
+        (["--models", "m=no/such/model", "--rope", "yarn"], "Unknown RoPE setting 'yarn'"),
         (["--rope", "native", "native"], "`rope` holds native more than once"),
         (["--text_column", "text"], "no column 'text'; it has 'body'"),
         (["--lengths", "2"], "`lengths` is 2, it must be at least 3"),

@@ -6,6 +6,27 @@ from transformers import PreTrainedConfig
 TYPES = ("linear", "dynamic", "yarn")
 
 
+def parse_rope(setting: str) -> tuple[str, float] | None:
+    """Type and factor of a setting, None of `native`.
+
+    Raises:
+        ValueError: if there is no such setting.
+    """
+    if setting == "native":
+        return None
+    kind, _, number = setting.partition(":")
+    try:
+        factor = float(number)
+    except ValueError:
+        factor = 0.0
+    if kind not in TYPES or not 1 < factor < float("inf"):
+        raise ValueError(
+            f"Unknown RoPE setting {setting!r}; allowed are native and {', '.join(f'{name}:FACTOR' for name in TYPES)} "
+            "with a factor above 1, such as yarn:4."
+        )
+    return kind, factor
+
+
 def scale_rope(config: PreTrainedConfig, setting: str) -> None:
     """Set the scaling in a config, relative to the length that the model was pretrained with.
 
@@ -21,18 +42,10 @@ def scale_rope(config: PreTrainedConfig, setting: str) -> None:
     Raises:
         ValueError: if there is no such setting, the model has no RoPE, or its RoPE is scaled already.
     """
-    if setting == "native":
+    parsed = parse_rope(setting)
+    if parsed is None:
         return
-    kind, _, number = setting.partition(":")
-    try:
-        factor = float(number)
-    except ValueError:
-        factor = 0.0
-    if kind not in TYPES or not 1 < factor < float("inf"):
-        raise ValueError(
-            f"Unknown RoPE setting {setting!r}; allowed are native and {', '.join(f'{name}:FACTOR' for name in TYPES)} "
-            "with a factor above 1, such as yarn:4."
-        )
+    kind, factor = parsed
     parameters = getattr(config, "rope_parameters", None)
     if not parameters or not getattr(config, "rope", True):
         raise ValueError(f"RoPE setting {setting!r}: this {config.model_type} has no RoPE to scale. Take native.")
