@@ -33,7 +33,7 @@ ENVIRONMENT = os.environ | {"OMP_WAIT_POLICY": "passive", "TOKENIZERS_PARALLELIS
 ABLATION = (
     "--hidden_size 128 --num_hidden_layers 4 --num_attention_heads 2 --intermediate_size 512 --decoder_init_range 0.1 "
     "--micro_batch_tokens 2048 --global_batch_tokens 2048 --max_steps 600 --eval_strategy no --save_steps 600 "
-    "--optimizer adamw --learning_rate 2e-3"
+    "--embedding_init_range 1.0 --optimizer adamw --learning_rate 2e-3"
 )
 SHORT = "--train_data {data}/train_short --validation_data {data}/validation_short"
 ABLATIONS = {
@@ -54,6 +54,9 @@ class BenchmarkArguments:
     output_dir: str = field(default="runs/pretraining_benchmark", metadata={"help": "data, runs and logs"})
     results: str = field(default="benchmarks/results", metadata={"help": "where the report goes"})
     seeds: int = field(default=3, metadata={"help": "runs of each ablation"})
+    bf16: bool = field(
+        default=False, metadata={"help": "both stages in bfloat16 autocast, for a CPU with AVX512-BF16"}
+    )
     limit: str = field(default="", metadata={"help": "further flags of every run, for a trial"})
 
 
@@ -155,7 +158,7 @@ def plot(stages: dict[str, list[dict]], file: Path) -> None:
     write_png(file, figure)
 
 
-def report(stages: dict[str, list[dict]], losses: dict[str, list[float]]) -> str:
+def report(stages: dict[str, list[dict]], losses: dict[str, list[float]], bf16: bool) -> str:
     first, second = stages.values()
     evaluations = [[entry for entry in log if "eval_loss" in entry] for log in (first, second)]
     throughput = [statistics.median(e["tokens_per_second"] for e in log if "loss" in e) for log in (first, second)]
@@ -163,8 +166,10 @@ def report(stages: dict[str, list[dict]], losses: dict[str, list[float]]) -> str
     versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "accelerate", "datasets"))
     sections = (
         "# A small NeoBERT on a CPU",
-        f"{date.today()}; {os.cpu_count()} cores ({platform.machine()}), float32; Python {platform.python_version()}, "
-        f"{versions}. Not measured on GPU.\n\nCommand: `python benchmarks/pretraining.py --text ../shared/data/text`. "
+        f"{date.today()}; {os.cpu_count()} cores ({platform.machine()}), float32"
+        f"{', both stages in bfloat16 autocast' if bf16 else ''}; Python {platform.python_version()}, {versions}. Not "
+        "measured on GPU.\n\nCommand: `python benchmarks/pretraining.py --text ../shared/data/text"
+        f"{' --bf16 true' if bf16 else ''}`. "
         "Text: 88 million characters of English documentation, speeches, books; 8,192 WordPiece entries.",
         "## Two stages (`configs/pretrain/small.yaml`, `small_long.yaml`)",
         f"{seen[0]:,} tokens of up to 256 a document at a median of {throughput[0]:,.0f} tokens/s, then {seen[1]:,} of "
@@ -193,7 +198,8 @@ def main() -> None:
     output = Path(settings.output_dir)
     data = output / "data"
     prepare(Path(settings.text), data)
-    common = f"--validation_data {data}/validation {settings.limit}"
+    precision = "--bf16 true --use_cpu true" if settings.bf16 else ""
+    common = f"--validation_data {data}/validation {precision} {settings.limit}"
     stages = {
         "stage 1: 256 tokens": train(output, "small.yaml", "stage_1", f"--train_data {data}/train {common}", 2),
         "stage 2: 1,024 tokens": train(
@@ -208,7 +214,7 @@ def main() -> None:
     results = Path(settings.results)
     plot(stages, results / "pretraining.png")
     write_json(results / "pretraining.json", {"stages": stages, "ablations": losses})
-    write_text(results / "pretraining.md", report(stages, losses))
+    write_text(results / "pretraining.md", report(stages, losses, settings.bf16))
 
 
 if __name__ == "__main__":
