@@ -54,9 +54,7 @@ class BenchmarkArguments:
     output_dir: str = field(default="runs/pretraining_benchmark", metadata={"help": "data, runs and logs"})
     results: str = field(default="benchmarks/results", metadata={"help": "where the report goes"})
     seeds: int = field(default=3, metadata={"help": "runs of each ablation"})
-    bf16: bool = field(
-        default=False, metadata={"help": "both stages in bfloat16 autocast, for a CPU with AVX512-BF16"}
-    )
+    bf16: bool = field(default=False, metadata={"help": "both stages in bfloat16 autocast, for a CPU with AVX512-BF16"})
     limit: str = field(default="", metadata={"help": "further flags of every run, for a trial"})
 
 
