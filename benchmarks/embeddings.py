@@ -23,7 +23,7 @@ import torch.nn.functional as F
 import yaml
 from datasets import load_dataset
 from matplotlib.figure import Figure
-from pretraining import ROOT, prepare, run, save_random, train
+from pretraining import BFLOAT16, ROOT, prepare, run, save_random, train
 from sentence_transformers import SentenceTransformer
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
@@ -43,8 +43,9 @@ from neobert_hf.text_shards import load_shards, load_tokenizer, read_manifest
 from neobert_hf.whole_files import write_json, write_png, write_text
 
 
-# Of the recipe, what BERT's pretraining shares beside data, masks and batches.
-BERT_SETTINGS = "optimizer learning_rate warmup_steps max_steps logging_steps save_steps dataloader_num_workers".split()
+# Of the recipe, what BERT's pretraining shares beside data, masks and batches; the first may not change on resuming.
+BERT_TRAINING = "optimizer learning_rate warmup_steps max_steps bf16".split()
+BERT_SETTINGS = [*BERT_TRAINING, "use_cpu", "logging_steps", "save_steps", "dataloader_num_workers"]
 
 # Shorter than the shipped configuration; and two runs at a time, of one thread each.
 FINETUNING = "--max_steps 600 --max_length 64 --eval_strategy no --save_steps 200"
@@ -58,6 +59,9 @@ class BenchmarkArguments:
         default="runs/pretraining_benchmark", metadata={"help": "`output_dir` of benchmarks/pretraining.py"}
     )
     results: str = field(default="benchmarks/results", metadata={"help": "where the report goes"})
+    bf16: bool = field(
+        default=False, metadata={"help": "both pretrainings in bfloat16 autocast, for a CPU with AVX512-BF16"}
+    )
     pretraining_limit: str = field(default="", metadata={"help": "further flags of the pretraining, for a trial"})
     limit: str = field(default="", metadata={"help": "further flags of every fine-tuning, for a trial"})
     test_rows: int | None = field(default=None, metadata={"help": "rows of every test set, for a trial"})
@@ -86,12 +90,13 @@ def pretrain_bert(neobert: Path, data: Path, output: Path, limit: str) -> Path:
     folder = output / "model"
     if folder.exists():
         return folder
-    recipe = yaml.safe_load((ROOT / "configs/pretrain/small.yaml").read_text())
-    limits = dict(zip(limit.split()[::2], limit.split()[1::2]))
+    recipe = {"use_cpu": False} | yaml.safe_load((ROOT / "configs/pretrain/small.yaml").read_text())
+    flags = zip(limit.split()[::2], limit.split()[1::2])
+    recipe |= {flag.removeprefix("--"): yaml.safe_load(value) for flag, value in flags}
     (arguments,) = parse_config(
         PretrainingArguments,
-        args=["--output_dir", str(output), "--report_to", "none", "--bf16", "false"]
-        + [f"--{name}={limits.get(f'--{name}', recipe[name])}" for name in BERT_SETTINGS],
+        args=["--output_dir", str(output), "--report_to", "none"]
+        + [f"--{name}={recipe[name]}" for name in BERT_SETTINGS],
     )
     manifest, tokenizer = read_manifest(data), load_tokenizer(data)
     shards = load_shards(data, manifest)
@@ -115,9 +120,10 @@ def pretrain_bert(neobert: Path, data: Path, output: Path, limit: str) -> Path:
             attn_implementation="eager",
         )
     )
-    collator = MLMCollator(tokenizer, layout="padded", seed=arguments.seed)
+    masking = {name: recipe[name] for name in ("mask_replace_prob", "random_replace_prob")}
+    collator = MLMCollator(tokenizer, layout="padded", seed=arguments.seed, **masking)
     feed = Feed(Documents(shards, recipe["max_length"]), sampler, collator)
-    settings = {name: getattr(arguments, name) for name in ("optimizer", "learning_rate", "max_steps")}
+    settings = {name: getattr(arguments, name) for name in BERT_TRAINING}
     resume, progress = newest_checkpoint(output, settings)
     if progress is not None:
         sampler.cursor = progress.cursor
@@ -178,7 +184,7 @@ def evaluate(model: Path, encoder: SentenceTransformer, query_prompt: str, tests
     return scores
 
 
-def report(scores: dict[str, dict], settings: dict, notes: str) -> str:
+def report(scores: dict[str, dict], settings: dict, notes: str, bf16: bool) -> str:
     versions = ", ".join(
         f"{name} {version(name)}"
         for name in ("torch", "transformers", "sentence-transformers", "bm25s", "scikit-learn")
@@ -189,8 +195,10 @@ def report(scores: dict[str, dict], settings: dict, notes: str) -> str:
         lines.append(f"| {name} | {one['ndcg_at_10']:.3f} | {accuracy} |")
     sections = (
         "# Embeddings of a small NeoBERT on a CPU",
-        f"{date.today()}; {os.cpu_count()} cores ({platform.machine()}), float32; Python {platform.python_version()}, "
-        f"{versions}. Not measured on GPU.\n\nCommand: `python benchmarks/embeddings.py --data ../shared/data`.",
+        f"{date.today()}; {os.cpu_count()} cores ({platform.machine()}), float32"
+        f"{', both pretrainings in bfloat16 autocast' if bf16 else ''}; Python {platform.python_version()}, {versions}."
+        " Not measured on GPU.\n\nCommand: `python benchmarks/embeddings.py --data ../shared/data"
+        f"{' --bf16 true' if bf16 else ''}`.",
         "\n".join(lines),
         "![scores](embeddings.png)",
         f"Retrieval: {settings['queries']:,} terms, each against {settings['documents']:,} dictionary entries, one of "
@@ -198,7 +206,7 @@ def report(scores: dict[str, dict], settings: dict, notes: str) -> str:
         f"Classification: logistic regression on the embeddings of {settings['train']:,} one-line descriptions of "
         f"software, tested on {settings['test']:,}, {settings['labels']} sections. One run each.",
         f"Fine-tuning: `configs/embeddings/small.yaml` with `{FINETUNING}`. BERT has NeoBERT's data, masks, optimizer, "
-        "learning rate and steps in pretraining.",
+        "learning rate, steps and precision in pretraining.",
         f"Order found, by nDCG@10: {'; '.join(sorted(scores, key=lambda name: -scores[name]['ndcg_at_10']))}. "
         "Expected: pretrained and fine-tuned before both fine-tuned from random weights and pretrained only, and "
         "random weights last. Where they differ, [NOTES.md](../NOTES.md) has what is known of the reason.",
@@ -240,11 +248,12 @@ def main() -> None:
     tests = read_tests(data, settings.test_rows)
 
     # 1. Pretraining
+    pretraining_limit = f"{BFLOAT16 if settings.bf16 else ''} {settings.pretraining_limit}"
     prepare(data / "text", pretraining / "data")
     shards = f"--train_data {pretraining}/data/train --validation_data {pretraining}/data/validation"
-    neobert_log = train(pretraining, "small.yaml", "stage_1", f"{shards} {settings.pretraining_limit}", 2)
+    neobert_log = train(pretraining, "small.yaml", "stage_1", f"{shards} {pretraining_limit}", 2)
     neobert = pretraining / "stage_1" / "model"
-    bert = pretrain_bert(neobert, pretraining / "data" / "train", output / "bert", settings.pretraining_limit)
+    bert = pretrain_bert(neobert, pretraining / "data" / "train", output / "bert", pretraining_limit)
     random = output / "random" / "model"
     save_random(neobert, random)
 
@@ -284,7 +293,7 @@ def main() -> None:
     results.mkdir(parents=True, exist_ok=True)
     plot(scores, results / "embeddings.png")
     write_json(results / "embeddings.json", {"scores": scores, "sizes": sizes, "logs": logs})
-    write_text(results / "embeddings.md", report(scores, sizes, training_notes(logs)))
+    write_text(results / "embeddings.md", report(scores, sizes, training_notes(logs), settings.bf16))
 
 
 if __name__ == "__main__":

@@ -29,11 +29,13 @@ ROOT = Path(__file__).parent.parent
 # Waiting threads must not spin; see examples/demo.py.
 ENVIRONMENT = os.environ | {"OMP_WAIT_POLICY": "passive", "TOKENIZERS_PARALLELISM": "false"}
 
+BFLOAT16 = "--bf16 true --use_cpu true"
+
 # A model of 3 million parameters, 1.2 million tokens. Waits for no validation but the last.
 ABLATION = (
     "--hidden_size 128 --num_hidden_layers 4 --num_attention_heads 2 --intermediate_size 512 --decoder_init_range 0.1 "
     "--micro_batch_tokens 2048 --global_batch_tokens 2048 --max_steps 600 --eval_strategy no --save_steps 600 "
-    "--embedding_init_range 1.0 --optimizer adamw --learning_rate 2e-3"
+    "--mask_replace_prob 1.0 --random_replace_prob 0.0 --optimizer adamw --learning_rate 2e-3"
 )
 SHORT = "--train_data {data}/train_short --validation_data {data}/validation_short"
 ABLATIONS = {
@@ -196,7 +198,7 @@ def main() -> None:
     output = Path(settings.output_dir)
     data = output / "data"
     prepare(Path(settings.text), data)
-    precision = "--bf16 true --use_cpu true" if settings.bf16 else ""
+    precision = BFLOAT16 if settings.bf16 else ""
     common = f"--validation_data {data}/validation {precision} {settings.limit}"
     stages = {
         "stage 1: 256 tokens": train(output, "small.yaml", "stage_1", f"--train_data {data}/train {common}", 2),

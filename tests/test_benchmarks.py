@@ -56,7 +56,7 @@ def test_embeddings_benchmark(tmp_path):
     pretraining = "--max_steps 2 --logging_steps 1 --hidden_size 64 --num_attention_heads 2"
     limit = "--max_steps 2 --logging_steps 1 --per_device_train_batch_size 4 --use_cpu true"
     flags = {"data": data, "output_dir": tmp_path / "runs", "pretraining_dir": tmp_path / "first", "results": tmp_path}
-    flags |= {"pretraining_limit": pretraining, "limit": limit}
+    flags |= {"pretraining_limit": pretraining, "bf16": "true", "limit": limit}
     command = [sys.executable, "benchmarks/embeddings.py", *(f"--{name}={value}" for name, value in flags.items())]
     subprocess.run(command, cwd=ROOT, check=True)
     scores = json.loads((tmp_path / "embeddings.json").read_text())["scores"]

@@ -139,6 +139,16 @@ def test_gradients_of_padded_and_unpadded_paths_are_equal(changes):
         assert ((gradients["sdpa"][name] - expected).abs().max() / scale) <= 1e-5, name
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_the_mlp_in_place_gives_the_numbers_of_training(dtype, mode):
+    model = small_model().to(dtype)
+    ids, mask = ragged_batch(side="right")
+    expected = model(ids, attention_mask=mask).last_hidden_state
+    with mode():
+        assert torch.equal(model(ids, attention_mask=mask).last_hidden_state, expected)
+
+
 SIZES = {
     # The recorded checkpoints' size, and the published one. Rounding to bfloat16 alone (measured on a CPU, where it is
     # the same arithmetic without the kernel) leaves 0.99996 and 0.99986.

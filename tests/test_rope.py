@@ -41,13 +41,22 @@ def test_types_are_those_of_transformers(rope_type, span):
     assert torch.allclose(cos, default, atol=1e-6) == expect_default
 
 
-def test_rotation_by_complex_multiplication():
-    x = torch.randn(2, 9, 4, 2, 16, dtype=torch.float64)
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float64, 1e-5), (torch.float32, 1e-5), (torch.bfloat16, 0.04)])
+def test_rotation_by_complex_multiplication(dtype, tolerance):
+    """float32 has a path of its own on a CPU; the gradient is turned back."""
+    x, upstream = (states[..., :2, :] for states in torch.randn(2, 2, 9, 4, 3, 16).to(dtype))
     positions = torch.arange(9)
-    cos, sin = rotary_table(small_config(), positions[None], 9)
+    table = rotary_table(small_config(), positions[None], 9)
     turns = torch.polar(torch.ones(9, 8).double(), positions[:, None] / 10000 ** (torch.arange(0, 16, 2).double() / 16))
-    pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2))) * turns[None, :, None, None]
-    assert (rotate(x, cos, sin) - torch.view_as_real(pairs).flatten(-2)).abs().max() < 1e-5
+
+    def turned(states, turns):
+        pairs = torch.view_as_complex(states.double().unflatten(-1, (-1, 2))) * turns[None, :, None, None]
+        return torch.view_as_real(pairs).flatten(-2)
+
+    rotated = rotate(x.requires_grad_(), *table)
+    rotated.backward(upstream)
+    assert rotated.dtype == dtype and (rotated - turned(x, turns)).abs().max() < tolerance
+    assert (x.grad - turned(upstream, turns.conj())).abs().max() < tolerance
 
 
 def test_yarn_factor_scales_the_scores():

