@@ -18,6 +18,7 @@ from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 
+import numpy as np
 from datasets import Dataset
 from matplotlib.figure import Figure
 from pretraining import ROOT, prepare, run, save_random, train
@@ -30,6 +31,7 @@ from neobert_hf.glue_metric import GlueMetric
 from neobert_hf.glue_report import group_runs
 from neobert_hf.glue_runs import Hyperparameters, Results
 from neobert_hf.glue_tasks import load_task, read_tasks
+from neobert_hf.pseudo_perplexity import mean_interval
 from neobert_hf.whole_files import write_json, write_png, write_text
 
 
@@ -109,6 +111,24 @@ def table(runs: dict[str, dict], baseline: dict[str, float]) -> list[str]:
     ]
 
 
+def gain(runs: dict[str, dict]) -> str:
+    """Pretrained minus random of the same seeds, each at its best learning rate."""
+    best = {name: {run["seed"]: run for run in next(iter(groups.values()))} for name, groups in runs.items()}
+    parts = []
+    for label, value in (
+        ("score (the mean of both metrics)", lambda run: run["score"]),
+        ("accuracy", lambda run: run["metrics"]["accuracy"]),
+        ("macro F1", lambda run: run["metrics"]["macro_f1"]),
+    ):
+        differences = [100 * (value(run) - value(best["random"][seed])) for seed, run in best["pretrained"].items()]
+        mean, lower, upper = mean_interval(np.array(differences))
+        parts.append(f"{label} {mean:+.2f} points ({lower:+.2f} to {upper:+.2f})")
+    return (
+        "Pretrained minus random weights on the same seeds (order of the rows, new head), in brackets a 95% interval "
+        f"of the mean by Student's t: {'; '.join(parts)}."
+    )
+
+
 def plot(runs: dict[str, dict], baseline: dict[str, float], file: Path) -> None:
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()
@@ -140,6 +160,7 @@ def report(settings: BenchmarkArguments, rows: dict[str, int], runs: dict[str, d
         "[pretraining.md](pretraining.md), and the same from random weights; nothing of the baseline is tuned. Mean ± "
         f"standard deviation over {settings.seeds} seeds, in percent:",
         "\n".join(table(runs, baseline)),
+        gain(runs),
         "![accuracy](glue.png)",
     )
     return "\n\n".join(sections) + "\n"
