@@ -154,7 +154,10 @@ def swiglu_width(config: NeoBERTConfig) -> int:
 
 
 class NeoBERTSwiGLU(nn.Module):
-    """SwiGLU (Shazeer, 2020) with gate and input in one matrix; SiLU acts on its first half."""
+    """SwiGLU (Shazeer, 2020) with gate and input in one matrix; SiLU acts on its first half.
+
+    Without gradients it is computed in the output of `w12`: a forward hook that keeps that output has to copy it.
+    """
 
     def __init__(self, config: NeoBERTConfig):
         super().__init__()
