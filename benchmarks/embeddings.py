@@ -11,8 +11,9 @@ import json
 import os
 import platform
 import statistics
+import sys
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
@@ -20,10 +21,10 @@ from pathlib import Path
 import bm25s
 import numpy as np
 import torch.nn.functional as F
-import yaml
-from datasets import load_dataset
+from datasets import Dataset, load_dataset
 from matplotlib.figure import Figure
 from pretraining import BFLOAT16, ROOT, prepare, run, save_random, train
+from scipy.stats import spearmanr
 from sentence_transformers import SentenceTransformer
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
@@ -36,21 +37,23 @@ from neobert_hf.arguments import parse_config
 from neobert_hf.checkpoints import newest_checkpoint
 from neobert_hf.embedding_data import read_descriptions
 from neobert_hf.embedding_training import build_encoder
-from neobert_hf.mlm_batches import Documents, MLMBatchSampler
-from neobert_hf.mlm_collator import MLMCollator
-from neobert_hf.pretraining import Feed, MLMTrainer, PretrainingArguments
-from neobert_hf.text_shards import load_shards, load_tokenizer, read_manifest
+from neobert_hf.pretraining import MLMTrainer, PretrainingArguments
 from neobert_hf.whole_files import write_json, write_png, write_text
 
 
-# Of the recipe, what BERT's pretraining shares beside data, masks and batches; the first may not change on resuming.
-BERT_TRAINING = "optimizer learning_rate warmup_steps max_steps bf16".split()
-BERT_SETTINGS = [*BERT_TRAINING, "use_cpu", "logging_steps", "save_steps", "dataloader_num_workers"]
+sys.path.append(str(ROOT / "examples"))
+from pretrain import DataArguments, ModelArguments, accumulation_steps, read_data, result_settings  # noqa: E402
+
 
 # Shorter than the shipped configuration; and two runs at a time, of one thread each.
 FINETUNING = "--max_steps 600 --max_length 64 --eval_strategy no --save_steps 200"
 
 TUNED = "pretrained, fine-tuned"
+COLUMNS = {
+    "ndcg_at_10": "nDCG@10, FOLDOC retrieval",
+    "accuracy": "accuracy, Debian sections",
+    "spearman": "Spearman, Lee's news",
+}
 EXPECTED = [(TUNED, "fine-tuned from random weights"), (TUNED, "pretrained"), ("pretrained", "random weights")]
 
 
@@ -80,38 +83,32 @@ class BertOfLabels(BertForMaskedLM):
         return MaskedLMOutput(loss=loss / (num_items_in_batch or labelled.sum()), logits=logits)
 
 
-def pretrain_bert(neobert: Path, data: Path, output: Path, limit: str) -> Path:
-    """Train a BERT as configs/pretrain/small.yaml trains NeoBERT, unless that is done.
+def pretrain_bert(neobert: Path, output: Path, flags: str) -> Path:
+    """Train a BERT as configs/pretrain/small.yaml trains NeoBERT, by the same code, unless that is done.
 
     Args:
         neobert: the trained NeoBERT, whose width, depth and vocabulary the BERT gets.
-        data: the shards that it was trained on.
+        flags: those of NeoBERT's training.
 
     Returns:
         The folder of the model.
     """
     folder = output / "model"
-    if folder.exists():
+    if (output / "log.json").exists():
         return folder
-    recipe = {"use_cpu": False} | yaml.safe_load((ROOT / "configs/pretrain/small.yaml").read_text())
-    flags = zip(limit.split()[::2], limit.split()[1::2])
-    recipe |= {flag.removeprefix("--"): yaml.safe_load(value) for flag, value in flags}
-    (arguments,) = parse_config(
-        PretrainingArguments,
-        args=["--output_dir", str(output), "--report_to", "none"]
-        + [f"--{name}={recipe[name]}" for name in BERT_SETTINGS],
-    )
-    manifest, tokenizer = read_manifest(data), load_tokenizer(data)
-    shards = load_shards(data, manifest)
-    sampler = MLMBatchSampler(
-        shards,
-        [shard["documents"] for shard in manifest.shards],
-        max_length=recipe["max_length"],
-        micro_batch_tokens=recipe["micro_batch_tokens"],
-        seed=arguments.seed,
-    )
-    shape = NeoBERTConfig.from_pretrained(neobert)
-    set_seed(0)
+    flags = f"--config {ROOT}/configs/pretrain/small.yaml --output_dir {output} --report_to none {flags}"
+    flags = f"{flags} --eval_strategy no".split()
+    architecture, data, arguments = parse_config(ModelArguments, DataArguments, PretrainingArguments, args=flags)
+    arguments.gradient_accumulation_steps = accumulation_steps(data, arguments.world_size)
+    manifest, feed, _ = read_data(data, arguments)
+    # The documents of each of NeoBERT's packs, which BERT cannot take, in a row of their own.
+    feed = feed._replace(collator=replace(feed.collator, layout="padded"))
+    settings = result_settings(architecture, data, arguments, manifest)
+    resume, progress = newest_checkpoint(output, settings)
+    if progress is not None:
+        feed.sampler.cursor = progress.cursor
+    shape, tokenizer = NeoBERTConfig.from_pretrained(neobert), feed.collator.tokenizer
+    set_seed(arguments.seed)
     model = BertOfLabels(
         BertConfig(
             vocab_size=shape.vocab_size,
@@ -123,13 +120,6 @@ def pretrain_bert(neobert: Path, data: Path, output: Path, limit: str) -> Path:
             attn_implementation="eager",
         )
     )
-    masking = {name: recipe[name] for name in ("mask_replace_prob", "random_replace_prob")}
-    collator = MLMCollator(tokenizer, layout="padded", seed=arguments.seed, **masking)
-    feed = Feed(Documents(shards, recipe["max_length"]), sampler, collator)
-    settings = {name: getattr(arguments, name) for name in BERT_TRAINING}
-    resume, progress = newest_checkpoint(output, settings)
-    if progress is not None:
-        sampler.cursor = progress.cursor
     trainer = MLMTrainer(model, arguments, feed, None, settings, processing_class=tokenizer)
     trainer.train_to_the_end(resume)
     # As a plain BERT.
@@ -167,8 +157,16 @@ def bm25_ranks(queries: list[str], documents: list[str]) -> np.ndarray:
     return np.where(np.take_along_axis(scores, ranks[:, None], 1)[:, 0] > 0, ranks, len(documents))
 
 
-def evaluate(model: Path, encoder: SentenceTransformer, query_prompt: str, tests: dict) -> dict[str, float]:
-    """nDCG@10 of the retrieval test, and the accuracy of a logistic regression on the embeddings; kept by the model."""
+def spearman(encoder: SentenceTransformer, pairs: Dataset) -> float | None:
+    """Of the cosine similarity with the score; None where all scores are equal, since it is not defined there."""
+    if len(set(pairs["score"])) == 1:
+        return None
+    first, second = (encoder.encode(pairs[column], convert_to_tensor=True) for column in ("sentence1", "sentence2"))
+    return float(spearmanr(F.cosine_similarity(first, second).cpu(), pairs["score"]).statistic)
+
+
+def evaluate(model: Path, encoder: SentenceTransformer, query_prompt: str, tests: dict) -> dict[str, float | None]:
+    """nDCG@10 of retrieval, accuracy of a logistic regression, Spearman coefficient; kept in a file by the model."""
     file = model.parent / "scores.json"
     if file.exists():
         return json.loads(file.read_text())
@@ -182,9 +180,20 @@ def evaluate(model: Path, encoder: SentenceTransformer, query_prompt: str, tests
     classifier = make_pipeline(StandardScaler(), LogisticRegression(max_iter=300))
     classifier.fit(train_texts, tests["train"]["label"])
     accuracy = classifier.score(test_texts, tests["validation"]["label"])
-    scores = {"ndcg_at_10": ndcg_at_10(ranks), "accuracy": float(accuracy)}
+    scores = {
+        "ndcg_at_10": ndcg_at_10(ranks),
+        "accuracy": float(accuracy),
+        "spearman": spearman(encoder, tests["sts"]),
+    }
     write_json(file, scores)
     return scores
+
+
+def judge(scores: dict[str, dict], better: str, worse: str) -> str:
+    """Whether the first has more nDCG@10 than the second, in words."""
+    first, second = scores[better]["ndcg_at_10"], scores[worse]["ndcg_at_10"]
+    verdict = "holds" if first > second else "does not hold"
+    return f'"{better}" before "{worse}" {verdict} ({first:.3f}, {second:.3f})'
 
 
 def report(scores: dict[str, dict], settings: dict, notes: str, bf16: bool) -> str:
@@ -193,15 +202,12 @@ def report(scores: dict[str, dict], settings: dict, notes: str, bf16: bool) -> s
         for name in ("torch", "transformers", "sentence-transformers", "bm25s", "scikit-learn")
     )
 
-    def judge(pair: tuple[str, str]) -> str:
-        better, worse = (scores[name]["ndcg_at_10"] for name in pair)
-        verdict = "holds" if better > worse else "does not hold"
-        return f'"{pair[0]}" before "{pair[1]}" {verdict} ({better:.3f}, {worse:.3f})'
-
-    lines = ["| | nDCG@10, FOLDOC retrieval | accuracy, Debian sections |", "| --- | --- | --- |"]
+    lines = [f"| | {' | '.join(COLUMNS.values())} |", "| --- | --- | --- | --- |"]
     for name, one in scores.items():
-        accuracy = f"{one['accuracy']:.3f}" if "accuracy" in one else "-"
-        lines.append(f"| {name} | {one['ndcg_at_10']:.3f} | {accuracy} |")
+        cells = ("-" if one.get(key) is None else f"{one[key]:.3f}" for key in COLUMNS)
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    expected = "; ".join(judge(scores, *pair) for pair in EXPECTED)
+    undefined = all(one.get("spearman") is None for one in scores.values())
     sections = (
         "# Embeddings of a small NeoBERT on a CPU",
         f"{date.today()}; {os.cpu_count()} cores ({platform.machine()}), float32"
@@ -216,11 +222,10 @@ def report(scores: dict[str, dict], settings: dict, notes: str, bf16: bool) -> s
         f"software, tested on {settings['test']:,}, {settings['labels']} sections. One run each.",
         f"Fine-tuning: `configs/embeddings/small.yaml` with `{FINETUNING}`. BERT has NeoBERT's data, masks, optimizer, "
         "learning rate, steps and precision in pretraining.",
-        f"Expected of nDCG@10: {'; '.join(map(judge, EXPECTED))}. [NOTES.md](../NOTES.md) has what is known of the "
-        "reasons.",
+        f"Similarity: Spearman's coefficient of the cosine with the score of {settings['pairs']:,} pairs."
+        + " All of them have the same score here, and with a constant no correlation is defined." * undefined,
+        f"Expected of nDCG@10: {expected}. [NOTES.md](../NOTES.md) has what is known of the reasons.",
         notes,
-        "`sts_lee.parquet` holds the score 0.0 in all of its 1,225 rows: a correlation with it is not defined, so no "
-        "Spearman coefficient is given.",
     )
     return "\n\n".join(sections) + "\n"
 
@@ -236,15 +241,16 @@ def training_notes(logs: dict[str, list[dict]]) -> str:
 
 def plot(scores: dict[str, dict], file: Path) -> None:
     figure = Figure(figsize=(13, 3.5), layout="constrained")
-    for axes, key in zip(figure.subplots(1, 2), ("ndcg_at_10", "accuracy")):
-        values = {name: one[key] for name, one in scores.items() if key in one}
+    measured = [key for key in COLUMNS if any(one.get(key) is not None for one in scores.values())]
+    for axes, key in zip(figure.subplots(1, len(measured)), measured):
+        values = {name: one[key] for name, one in scores.items() if one.get(key) is not None}
         axes.barh(list(values)[::-1], list(values.values())[::-1])
-        axes.set_xlabel({"ndcg_at_10": "nDCG@10, FOLDOC retrieval", "accuracy": "accuracy, Debian sections"}[key])
+        axes.set_xlabel(COLUMNS[key])
     write_png(file, figure)
 
 
 def read_tests(data: Path, rows: int | None) -> dict:
-    files = {"retrieval": "retrieval_foldoc_test.parquet"}
+    files = {"retrieval": "retrieval_foldoc_test.parquet", "sts": "sts_lee.parquet"}
     files |= {part: f"classification_debian_sections/{part}.parquet" for part in ("train", "validation")}
     tests = {name: load_dataset("parquet", data_files=str(data / file), split="train") for name, file in files.items()}
     return {name: test.shuffle(seed=0).select(range(min(rows or len(test), len(test)))) for name, test in tests.items()}
@@ -258,10 +264,10 @@ def main() -> None:
     # 1. Pretraining
     pretraining_limit = f"{BFLOAT16 if settings.bf16 else ''} {settings.pretraining_limit}"
     prepare(data / "text", pretraining / "data")
-    shards = f"--train_data {pretraining}/data/train --validation_data {pretraining}/data/validation"
-    neobert_log = train(pretraining, "small.yaml", "stage_1", f"{shards} {pretraining_limit}", 2)
+    flags = f"--train_data {pretraining}/data/train --validation_data {pretraining}/data/validation {pretraining_limit}"
+    neobert_log = train(pretraining, "small.yaml", "stage_1", flags, 2)
     neobert = pretraining / "stage_1" / "model"
-    bert = pretrain_bert(neobert, pretraining / "data" / "train", output / "bert", pretraining_limit)
+    bert = pretrain_bert(neobert, output / "bert", flags)
     random = output / "random" / "model"
     save_random(neobert, random)
 
@@ -296,6 +302,7 @@ def main() -> None:
         "train": len(tests["train"]),
         "test": len(tests["validation"]),
         "labels": len(set(tests["train"]["label"])),
+        "pairs": len(tests["sts"]),
     }
     results = Path(settings.results)
     results.mkdir(parents=True, exist_ok=True)

@@ -2,6 +2,9 @@
 
     python benchmarks/forward.py            # make bench; 8 minutes on 2 CPU cores
 
+glibc gives large blocks back to the kernel, which then has to fill each anew: with MALLOC_MMAP_MAX_=0 and
+MALLOC_TRIM_THRESHOLD_=-1 in the environment, as `make bench` has it, it keeps them.
+
 Three questions, each answered by a ratio of medians measured interleaved in one run, because machines are noisy:
 
 1. full batches: time of the bare matrix products (every linear layer and both attention products, same shapes, same
@@ -15,6 +18,7 @@ Writes benchmarks/results/forward_<device>.md and .json; the device is CUDA wher
 
 import argparse
 import datetime
+import os
 import platform
 import statistics
 import time
@@ -179,7 +183,9 @@ def machine() -> str:
     if CUDA:
         return torch.cuda.get_device_name()
     model = [line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")]
-    return f"{model[0] if model else platform.processor()}, {torch.get_num_threads()} threads"
+    allocator = [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith("MALLOC_")]
+    processor = model[0] if model else platform.processor()
+    return ", ".join([processor, f"{torch.get_num_threads()} threads", *allocator])
 
 
 def main() -> None:

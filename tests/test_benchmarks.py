@@ -53,6 +53,8 @@ def test_embeddings_benchmark(tmp_path):
         Dataset.from_list(rows).to_parquet(data / "pairs" / f"{name}.parquet")
     test = [{"query": row["query"], "document": row["positive"]} for row in rows[:50]]
     Dataset.from_list(test).to_parquet(data / "retrieval_foldoc_test.parquet")
+    pairs = [{"sentence1": t, "sentence2": u, "score": n % 5 / 5} for n, (t, u) in enumerate(zip(texts, texts[1:]))]
+    Dataset.from_list(pairs[:20]).to_parquet(data / "sts_lee.parquet")
     pretraining = "--max_steps 2 --logging_steps 1 --hidden_size 64 --num_attention_heads 2"
     limit = "--max_steps 2 --logging_steps 1 --per_device_train_batch_size 4 --use_cpu true"
     flags = {"data": data, "output_dir": tmp_path / "runs", "pretraining_dir": tmp_path / "first", "results": tmp_path}
@@ -61,6 +63,7 @@ def test_embeddings_benchmark(tmp_path):
     subprocess.run(command, cwd=ROOT, check=True)
     scores = json.loads((tmp_path / "embeddings.json").read_text())["scores"]
     assert len(scores) == 7 and scores["BM25"]["ndcg_at_10"] > 0.5
+    assert all(-1 < one["spearman"] < 1 for name, one in scores.items() if name != "BM25")
     assert "BERT of the same size" in (tmp_path / "embeddings.md").read_text()
     assert (tmp_path / "embeddings.png").stat().st_size > 10_000
 

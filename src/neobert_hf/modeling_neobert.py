@@ -73,7 +73,7 @@ def rotary_table(config: NeoBERTConfig, position_ids: torch.Tensor, span: int) -
     return angles.cos() * attention_factor, angles.sin() * attention_factor
 
 
-def rotate(query_key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+def rotate(query_key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, in_place: bool = False) -> torch.Tensor:
     """Rotate adjacent pairs (x0, x1) of queries and keys, (batch, length, heads, 2, dim_head), in float32.
 
     Both at once: one pass over twice the data. On 2 CPU cores 4.6 ms for 4 x 512 tokens against 7.6 ms one by one.
@@ -82,7 +82,8 @@ def rotate(query_key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> tor
     if pairs.device.type == "cpu" and pairs.dtype == torch.float32 and not torch.compiler.is_compiling():
         # One kernel in place of seven: 1.08 times the model's speed on 8 x 128 tokens. Neither exporters nor half
         # precision take complex tensors, compilers fuse the seven, and so do not need it.
-        return torch.view_as_real(torch.view_as_complex(pairs) * torch.complex(cos, sin)).flatten(-2)
+        pairs, turns = torch.view_as_complex(pairs), torch.complex(cos, sin)
+        return torch.view_as_real(pairs.mul_(turns) if in_place else pairs * turns).flatten(-2)
     x0, x1 = pairs.unbind(-1)
     rotated = torch.stack((x0 * cos - x1 * sin, x0 * sin + x1 * cos), dim=-1)
     return rotated.flatten(-2).to(query_key.dtype)
@@ -148,16 +149,32 @@ def varlen_attention_forward(
     return torch.cat([output.transpose(1, 2) for output in outputs], dim=1), None
 
 
+def may_overwrite(*modules: nn.Module) -> bool:
+    """Whether nobody else has a use for the output of these modules: neither autograd, nor a compiler, nor a hook."""
+    if torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return False
+    everywhere = nn.modules.module
+    if everywhere._global_forward_hooks or everywhere._global_forward_pre_hooks:
+        return False
+    parts = (part for module in modules for part in module.modules())
+    return not any(part._forward_hooks or part._forward_pre_hooks for part in parts)
+
+
+def add(hidden_states: torch.Tensor, update: torch.Tensor, *modules: nn.Module) -> torch.Tensor:
+    """The sum, written over the update that these modules made where they let it: 1.01 times the model's speed."""
+    # Under autocast the update has less precision than the sum.
+    if update.dtype == hidden_states.dtype and may_overwrite(*modules):
+        return update.add_(hidden_states)
+    return hidden_states + update
+
+
 def swiglu_width(config: NeoBERTConfig) -> int:
     """Two thirds keep the parameters of the two-matrix MLP, a multiple of 8 keeps the GPU's tiles full."""
     return 8 * -(-int(2 * config.intermediate_size / 3) // 8)
 
 
 class NeoBERTSwiGLU(nn.Module):
-    """SwiGLU (Shazeer, 2020) with gate and input in one matrix; SiLU acts on its first half.
-
-    Without gradients it is computed in the output of `w12`: a forward hook that keeps that output has to copy it.
-    """
+    """SwiGLU (Shazeer, 2020) with gate and input in one matrix; SiLU acts on its first half."""
 
     def __init__(self, config: NeoBERTConfig):
         super().__init__()
@@ -167,10 +184,21 @@ class NeoBERTSwiGLU(nn.Module):
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         gate, up = self.w12(hidden_states).chunk(2, dim=-1)
-        if torch.is_grad_enabled():
-            return self.w3(F.silu(gate) * up)
-        # In place: 1.07 times the model's speed on 8 x 128 tokens and 2 CPU cores.
-        return self.w3(F.silu(gate, inplace=True).mul_(up))
+        if may_overwrite(self.w12):
+            # 1.07 times the model's speed on 8 x 128 tokens and 2 CPU cores.
+            return self.w3(F.silu(gate, inplace=True).mul_(up))
+        return self.w3(F.silu(gate) * up)
+
+
+class NeoBERTRMSNorm(nn.RMSNorm):
+    """RMSNorm (Zhang and Sennrich, 2019), in float32 on a CPU without gradients by two passes in place of five."""
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        plain = hidden_states.device.type == "cpu" and hidden_states.dtype == torch.float32
+        if torch.is_grad_enabled() or not plain or torch.compiler.is_compiling():
+            return super().forward(hidden_states)
+        mean_square = torch.linalg.vector_norm(hidden_states, dim=-1, keepdim=True).square_() / hidden_states.shape[-1]
+        return (hidden_states * mean_square.add_(self.eps).rsqrt_()).mul_(self.weight)
 
 
 class NeoBERTEncoderBlock(GradientCheckpointingLayer):
@@ -207,7 +235,7 @@ class NeoBERTEncoderBlock(GradientCheckpointingLayer):
         qkv = self.qkv(self.attention_norm(hidden_states)).unflatten(-1, (-1, 3, self.config.head_dim))
         query_key, value = qkv[..., :2, :], qkv[..., 2, :]
         if rotary is not None:
-            query_key = rotate(query_key, *rotary)
+            query_key = rotate(query_key, *rotary, in_place=may_overwrite(self.qkv))
         query, key = query_key.unbind(-2)
         weights = None
         if value.shape[1]:  # Of a batch of nothing but padding no token is left.
@@ -222,12 +250,13 @@ class NeoBERTEncoderBlock(GradientCheckpointingLayer):
                 dropout=self.config.dropout if self.training else 0.0,
                 **packed,
             )
-        hidden_states = hidden_states + self.dropout(self.wo(value.flatten(2)))
-        return hidden_states + self.dropout(self.ffn(self.ffn_norm(hidden_states))), weights
+        hidden_states = add(hidden_states, self.dropout(self.wo(value.flatten(2))), self.wo, self.dropout)
+        update = self.dropout(self.ffn(self.ffn_norm(hidden_states)))
+        return add(hidden_states, update, self.ffn, self.dropout), weights
 
 
 def build_norm(config: NeoBERTConfig) -> nn.Module:
-    norm = nn.RMSNorm if config.rms_norm else nn.LayerNorm
+    norm = NeoBERTRMSNorm if config.rms_norm else nn.LayerNorm
     return norm(config.hidden_size, eps=config.norm_eps)
 
 
