@@ -149,21 +149,22 @@ def varlen_attention_forward(
     return torch.cat([output.transpose(1, 2) for output in outputs], dim=1), None
 
 
-def may_overwrite(*modules: nn.Module) -> bool:
-    """Whether nobody else has a use for the output of these modules: neither autograd, nor a compiler, nor a hook."""
-    if torch.is_grad_enabled() or torch.compiler.is_compiling():
-        return False
+def may_overwrite(module: nn.Module, hidden_states: torch.Tensor) -> bool:
+    """Whether nobody else has a use for what the parts of this module put out: no autograd, compiler or hook.
+
+    On a CPU only, where it has been measured and looking for hooks (10 microseconds a block) is no loss.
+    """
     everywhere = nn.modules.module
+    if torch.is_grad_enabled() or hidden_states.device.type != "cpu" or torch.compiler.is_compiling():
+        return False
     if everywhere._global_forward_hooks or everywhere._global_forward_pre_hooks:
         return False
-    parts = (part for module in modules for part in module.modules())
-    return not any(part._forward_hooks or part._forward_pre_hooks for part in parts)
+    return not any(part._forward_hooks or part._forward_pre_hooks for part in module.modules() if part is not module)
 
 
-def add(hidden_states: torch.Tensor, update: torch.Tensor, *modules: nn.Module) -> torch.Tensor:
-    """The sum, written over the update that these modules made where they let it: 1.01 times the model's speed."""
+def add(hidden_states: torch.Tensor, update: torch.Tensor, in_place: bool) -> torch.Tensor:
     # Under autocast the update has less precision than the sum.
-    if update.dtype == hidden_states.dtype and may_overwrite(*modules):
+    if in_place and update.dtype == hidden_states.dtype:
         return update.add_(hidden_states)
     return hidden_states + update
 
@@ -184,7 +185,7 @@ class NeoBERTSwiGLU(nn.Module):
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         gate, up = self.w12(hidden_states).chunk(2, dim=-1)
-        if may_overwrite(self.w12):
+        if may_overwrite(self, hidden_states):
             # 1.07 times the model's speed on 8 x 128 tokens and 2 CPU cores.
             return self.w3(F.silu(gate, inplace=True).mul_(up))
         return self.w3(F.silu(gate) * up)
@@ -234,8 +235,9 @@ class NeoBERTEncoderBlock(GradientCheckpointingLayer):
         # The fused projection is laid out per head: (heads, 3, dim_head).
         qkv = self.qkv(self.attention_norm(hidden_states)).unflatten(-1, (-1, 3, self.config.head_dim))
         query_key, value = qkv[..., :2, :], qkv[..., 2, :]
+        in_place = may_overwrite(self, hidden_states)
         if rotary is not None:
-            query_key = rotate(query_key, *rotary, in_place=may_overwrite(self.qkv))
+            query_key = rotate(query_key, *rotary, in_place)
         query, key = query_key.unbind(-2)
         weights = None
         if value.shape[1]:  # Of a batch of nothing but padding no token is left.
@@ -250,9 +252,8 @@ class NeoBERTEncoderBlock(GradientCheckpointingLayer):
                 dropout=self.config.dropout if self.training else 0.0,
                 **packed,
             )
-        hidden_states = add(hidden_states, self.dropout(self.wo(value.flatten(2))), self.wo, self.dropout)
-        update = self.dropout(self.ffn(self.ffn_norm(hidden_states)))
-        return add(hidden_states, update, self.ffn, self.dropout), weights
+        hidden_states = add(hidden_states, self.dropout(self.wo(value.flatten(2))), in_place)
+        return add(hidden_states, self.dropout(self.ffn(self.ffn_norm(hidden_states))), in_place), weights
 
 
 def build_norm(config: NeoBERTConfig) -> nn.Module:
