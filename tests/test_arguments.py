@@ -85,6 +85,19 @@ def test_errors_in_extended_files_name_the_file(tmp_path, base, text, message):
         parse(tmp_path, text)
 
 
+def test_a_file_that_is_not_there_names_the_nearest(tmp_path):
+    for name, text in (("settings", "extends: bse.yaml\n"), ("base", "steps: 1\n")):
+        (tmp_path / f"{name}.yaml").write_text(text)
+    for wanted, missing, nearest in (
+        ("seting.yaml", "seting.yaml", "settings.yaml"),
+        ("settings.yaml", "bse.yaml", "base.yaml"),
+    ):
+        with pytest.raises(FileNotFoundError, match=f"no file .*{missing}; did you mean .*{nearest}"):
+            parse_config(Settings, args=["--config", str(tmp_path / wanted)])
+    with pytest.raises(FileNotFoundError, match="no file .*a.yaml; .*none holds no settings"):
+        parse_config(Settings, args=["--config", str(tmp_path / "none" / "a.yaml")])
+
+
 def test_every_shipped_config_is_read():
     """Those of the recipes in the tests of the recipes."""
     sys.path.insert(0, str(ROOT / "examples"))

@@ -3,6 +3,7 @@
 import difflib
 import os
 from argparse import ArgumentParser
+from pathlib import Path
 from typing import Any, TypedDict, get_args, get_type_hints
 
 import yaml
@@ -24,6 +25,7 @@ def parse_config(*dataclass_types: type, args: list[str] | None = None) -> tuple
         One instance for each type, in order.
 
     Raises:
+        FileNotFoundError: naming the file that is most like the one that is not there.
         ValueError: on an unknown flag, and on an unknown key or a value of the wrong type in the YAML file.
         SystemExit: from argparse, on a flag's value that cannot be read and after `-h`.
 
@@ -52,6 +54,10 @@ def parse_config(*dataclass_types: type, args: list[str] | None = None) -> tuple
 
 
 def _read_yaml(path: str, hints: dict[str, Any], children: tuple[str, ...] = ()) -> dict[str, Any]:
+    if not os.path.isfile(path):
+        there = [str(file) for file in Path(path).parent.glob("*.yaml")]
+        advice = nearest(path, there) if there else f"; {Path(path).parent} holds no settings"
+        raise FileNotFoundError(f"There is no file {path}{advice}")
     with open(path, encoding="utf-8") as file:
         values = yaml.safe_load(file) or {}
     if not isinstance(values, dict):
