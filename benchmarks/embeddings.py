@@ -24,8 +24,8 @@ import torch.nn.functional as F
 from datasets import Dataset, load_dataset
 from matplotlib.figure import Figure
 from pretraining import BFLOAT16, ROOT, prepare, run, save_random, train
-from scipy.stats import spearmanr
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -34,7 +34,7 @@ from transformers.modeling_outputs import MaskedLMOutput
 
 from neobert_hf import NeoBERTConfig
 from neobert_hf.arguments import parse_config
-from neobert_hf.checkpoints import newest_checkpoint
+from neobert_hf.checkpoints import newest_checkpoint, step_of
 from neobert_hf.embedding_data import read_descriptions
 from neobert_hf.embedding_training import build_encoder
 from neobert_hf.pretraining import MLMTrainer, PretrainingArguments
@@ -76,6 +76,8 @@ class BenchmarkArguments:
 class BertOfLabels(BertForMaskedLM):
     """BERT whose decoder runs on the labelled tokens only, as NeoBERT's does in pretraining."""
 
+    accepts_loss_kwargs = True
+
     def forward(self, input_ids, attention_mask, labels, num_items_in_batch=None):
         labelled = labels != -100
         logits = self.cls(self.bert(input_ids, attention_mask).last_hidden_state[labelled])
@@ -93,9 +95,6 @@ def pretrain_bert(neobert: Path, output: Path, flags: str) -> Path:
     Returns:
         The folder of the model.
     """
-    folder = output / "model"
-    if (output / "log.json").exists():
-        return folder
     flags = f"--config {ROOT}/configs/pretrain/small.yaml --output_dir {output} --report_to none {flags}"
     flags = f"{flags} --eval_strategy no".split()
     architecture, data, arguments = parse_config(ModelArguments, DataArguments, PretrainingArguments, args=flags)
@@ -103,30 +102,37 @@ def pretrain_bert(neobert: Path, output: Path, flags: str) -> Path:
     manifest, feed, _ = read_data(data, arguments)
     # The documents of each of NeoBERT's packs, which BERT cannot take, in a row of their own.
     feed = feed._replace(collator=replace(feed.collator, layout="padded"))
-    settings = result_settings(architecture, data, arguments, manifest)
+    shape, tokenizer = NeoBERTConfig.from_pretrained(neobert), feed.collator.tokenizer
+    config = BertConfig(
+        vocab_size=shape.vocab_size,
+        hidden_size=shape.hidden_size,
+        num_hidden_layers=shape.num_hidden_layers,
+        num_attention_heads=shape.num_attention_heads,
+        intermediate_size=shape.intermediate_size,
+        hidden_dropout_prob=architecture.dropout,
+        attention_probs_dropout_prob=architecture.dropout,
+        pad_token_id=tokenizer.pad_token_id,
+        attn_implementation="eager",
+    )
+    settings = result_settings(architecture, data, arguments, manifest) | {"bert": json.loads(config.to_json_string())}
     resume, progress = newest_checkpoint(output, settings)
+    if (output / "log.json").exists():
+        return output / "model"
     if progress is not None:
         feed.sampler.cursor = progress.cursor
-    shape, tokenizer = NeoBERTConfig.from_pretrained(neobert), feed.collator.tokenizer
     set_seed(arguments.seed)
-    model = BertOfLabels(
-        BertConfig(
-            vocab_size=shape.vocab_size,
-            hidden_size=shape.hidden_size,
-            num_hidden_layers=shape.num_hidden_layers,
-            num_attention_heads=shape.num_attention_heads,
-            intermediate_size=shape.intermediate_size,
-            pad_token_id=tokenizer.pad_token_id,
-            attn_implementation="eager",
-        )
-    )
+    if resume is not None and step_of(resume) == arguments.max_steps:
+        # Nothing is left to train, so the trainer does not load the weights.
+        model = BertOfLabels.from_pretrained(resume, attn_implementation="eager")
+    else:
+        model = BertOfLabels(config)
     trainer = MLMTrainer(model, arguments, feed, None, settings, processing_class=tokenizer)
     trainer.train_to_the_end(resume)
     # As a plain BERT.
     model.__class__ = BertForMaskedLM
-    trainer.save_whole(folder)
+    trainer.save_whole(output / "model")
     write_json(output / "log.json", trainer.state.log_history)
-    return folder
+    return output / "model"
 
 
 def finetune(model: Path, output: Path, data: Path, limit: str) -> Path:
@@ -157,12 +163,16 @@ def bm25_ranks(queries: list[str], documents: list[str]) -> np.ndarray:
     return np.where(np.take_along_axis(scores, ranks[:, None], 1)[:, 0] > 0, ranks, len(documents))
 
 
+def is_constant(pairs: Dataset) -> bool:
+    return len(set(pairs["score"])) == 1
+
+
 def spearman(encoder: SentenceTransformer, pairs: Dataset) -> float | None:
     """Of the cosine similarity with the score; None where all scores are equal, since it is not defined there."""
-    if len(set(pairs["score"])) == 1:
+    if is_constant(pairs):
         return None
-    first, second = (encoder.encode(pairs[column], convert_to_tensor=True) for column in ("sentence1", "sentence2"))
-    return float(spearmanr(F.cosine_similarity(first, second).cpu(), pairs["score"]).statistic)
+    evaluator = EmbeddingSimilarityEvaluator(pairs["sentence1"][:], pairs["sentence2"][:], pairs["score"][:])
+    return float(evaluator(encoder)["spearman_cosine"])
 
 
 def evaluate(model: Path, encoder: SentenceTransformer, query_prompt: str, tests: dict) -> dict[str, float | None]:
@@ -175,7 +185,10 @@ def evaluate(model: Path, encoder: SentenceTransformer, query_prompt: str, tests
         for column, prompt in (("query", query_prompt), ("document", ""))
     )
     scores = queries @ documents.T
-    ranks = (scores > scores.diagonal()[:, None]).sum(1).cpu().numpy()
+    if not scores.isfinite().all():
+        raise ValueError(f"{model} gives embeddings that are not finite.")
+    # Where others have the same score the right one comes last: embeddings that are all alike find nothing.
+    ranks = (scores >= scores.diagonal()[:, None]).sum(1).cpu().numpy() - 1
     train_texts, test_texts = (encoder.encode(tests[part]["sentence"]) for part in ("train", "validation"))
     classifier = make_pipeline(StandardScaler(), LogisticRegression(max_iter=300))
     classifier.fit(train_texts, tests["train"]["label"])
@@ -201,13 +214,11 @@ def report(scores: dict[str, dict], settings: dict, notes: str, bf16: bool) -> s
         f"{name} {version(name)}"
         for name in ("torch", "transformers", "sentence-transformers", "bm25s", "scikit-learn")
     )
-
     lines = [f"| | {' | '.join(COLUMNS.values())} |", "| --- | --- | --- | --- |"]
     for name, one in scores.items():
         cells = ("-" if one.get(key) is None else f"{one[key]:.3f}" for key in COLUMNS)
         lines.append(f"| {name} | {' | '.join(cells)} |")
     expected = "; ".join(judge(scores, *pair) for pair in EXPECTED)
-    undefined = all(one.get("spearman") is None for one in scores.values())
     sections = (
         "# Embeddings of a small NeoBERT on a CPU",
         f"{date.today()}; {os.cpu_count()} cores ({platform.machine()}), float32"
@@ -220,10 +231,12 @@ def report(scores: dict[str, dict], settings: dict, notes: str, bf16: bool) -> s
         "them right. Fine-tuned models get the instruction they were trained with before the term, the others nothing. "
         f"Classification: logistic regression on the embeddings of {settings['train']:,} one-line descriptions of "
         f"software, tested on {settings['test']:,}, {settings['labels']} sections. One run each.",
-        f"Fine-tuning: `configs/embeddings/small.yaml` with `{FINETUNING}`. BERT has NeoBERT's data, masks, optimizer, "
-        "learning rate, steps and precision in pretraining.",
+        f"Fine-tuning: `configs/embeddings/small.yaml` with `{FINETUNING}`. BERT was pretrained by NeoBERT's recipe "
+        "and code: data, seed, masks, dropout (none), optimizer, steps and precision; its weights start as BERT's do, "
+        "and its decoder is tied to its embeddings.",
         f"Similarity: Spearman's coefficient of the cosine with the score of {settings['pairs']:,} pairs."
-        + " All of them have the same score here, and with a constant no correlation is defined." * undefined,
+        + " All of them have the same score here, and with a constant no correlation is defined."
+        * settings["constant"],
         f"Expected of nDCG@10: {expected}. [NOTES.md](../NOTES.md) has what is known of the reasons.",
         notes,
     )
@@ -231,10 +244,10 @@ def report(scores: dict[str, dict], settings: dict, notes: str, bf16: bool) -> s
 
 
 def training_notes(logs: dict[str, list[dict]]) -> str:
-    """The loss at the end of each training, of which every 20 steps are logged."""
+    """The loss at the end of each training."""
     parts = []
     for name, log in logs.items():
-        losses = [entry["loss"] for entry in log if "loss" in entry][-5:]
+        losses = [entry["loss"] for entry in log if "loss" in entry and entry["step"] > log[-1]["step"] - 100]
         parts.append(f"{name} {statistics.mean(losses):.3f}" if losses else f"{name} none")
     return "Training loss over the last 100 steps: " + "; ".join(parts) + "."
 
@@ -303,6 +316,7 @@ def main() -> None:
         "test": len(tests["validation"]),
         "labels": len(set(tests["train"]["label"])),
         "pairs": len(tests["sts"]),
+        "constant": is_constant(tests["sts"]),
     }
     results = Path(settings.results)
     results.mkdir(parents=True, exist_ok=True)

@@ -6,8 +6,10 @@ import sys
 from pydoc_data.topics import topics
 
 import pytest
+import torch
 from conftest import ROOT
 from datasets import Dataset
+from safetensors.torch import load_file
 
 
 def test_scaling_document_holds_the_tables_of_its_command():
@@ -66,6 +68,20 @@ def test_embeddings_benchmark(tmp_path):
     assert all(-1 < one["spearman"] < 1 for name, one in scores.items() if name != "BM25")
     assert "BERT of the same size" in (tmp_path / "embeddings.md").read_text()
     assert (tmp_path / "embeddings.png").stat().st_size > 10_000
+
+    # Interrupted between the last checkpoint of BERT and its model; and a test set of constant scores.
+    bert = tmp_path / "runs" / "bert"
+    weights = load_file(bert / "model" / "model.safetensors")
+    (bert / "log.json").unlink()
+    for file in (bert / "model" / "model.safetensors", *tmp_path.rglob("scores.json")):
+        file.unlink()
+    Dataset.from_list([pair | {"score": 0.0} for pair in pairs[:20]]).to_parquet(data / "sts_lee.parquet")
+    subprocess.run(command, cwd=ROOT, check=True)
+    again = load_file(bert / "model" / "model.safetensors")
+    assert weights.keys() == again.keys() and all(torch.equal(weights[name], again[name]) for name in weights)
+    scores = json.loads((tmp_path / "embeddings.json").read_text())["scores"]
+    assert all(one["spearman"] is None for name, one in scores.items() if name != "BM25")
+    assert "with a constant no correlation is defined" in (tmp_path / "embeddings.md").read_text()
 
 
 @pytest.mark.slow

@@ -194,7 +194,9 @@ def test_jit_trace(backend):
     model.config.return_dict = False
     traced = torch.jit.trace(model, (IDS, MASK), check_trace=False)
     other = torch.where(MASK.bool(), (IDS + 5) % 100, IDS)
-    assert (traced(other, MASK)[0] - model(other, MASK)[0]).abs().max() <= 1e-5
+    for mode in (torch.no_grad, torch.enable_grad):
+        with mode():
+            assert (traced(other, MASK)[0] - model(other, MASK)[0]).abs().max() <= 1e-5
 
 
 def test_autocast():

@@ -54,12 +54,14 @@ def parse_config(*dataclass_types: type, args: list[str] | None = None) -> tuple
 
 
 def _read_yaml(path: str, hints: dict[str, Any], children: tuple[str, ...] = ()) -> dict[str, Any]:
-    if not os.path.isfile(path):
-        there = [str(file) for file in Path(path).parent.glob("*.yaml")]
-        advice = nearest(path, there) if there else f"; {Path(path).parent} holds no settings"
-        raise FileNotFoundError(f"There is no file {path}{advice}")
-    with open(path, encoding="utf-8") as file:
-        values = yaml.safe_load(file) or {}
+    try:
+        with open(path, encoding="utf-8") as file:
+            values = yaml.safe_load(file) or {}
+    except FileNotFoundError:
+        folder, name = os.path.split(path)
+        there = [file.name for file in Path(folder).glob("*.yaml")]
+        advice = nearest(name, there) if there else f"; there are no settings in {folder or 'this folder'}"
+        raise FileNotFoundError(f"There is no file {path}{advice}") from None
     if not isinstance(values, dict):
         raise ValueError(f"{path} holds a {type(values).__name__}; it must hold one `key: value` a line.")
     if (parent := values.pop("extends", None)) is not None:

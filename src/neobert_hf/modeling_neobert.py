@@ -149,17 +149,27 @@ def varlen_attention_forward(
     return torch.cat([output.transpose(1, 2) for output in outputs], dim=1), None
 
 
-def may_overwrite(module: nn.Module, hidden_states: torch.Tensor) -> bool:
-    """Whether nobody else has a use for what the parts of this module put out: no autograd, compiler or hook.
+def is_cpu_inference(hidden_states: torch.Tensor) -> bool:
+    """On a CPU and as it is written: not for autograd, a compiler or an exporter."""
+    recorded = torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.jit.is_tracing()
+    return hidden_states.device.type == "cpu" and not recorded
 
-    On a CPU only, where it has been measured and looking for hooks (10 microseconds a block) is no loss.
+
+def may_overwrite(hidden_states: torch.Tensor, *modules: nn.Module) -> bool:
+    """Whether nobody else can have a use for what these modules put out, so that it may be computed in.
+
+    To be asked before they run, since a hook may remove itself. Modules that somebody put in place of ours, or gave
+    another `forward`, may put out what is theirs. 10 microseconds a block.
     """
-    everywhere = nn.modules.module
-    if torch.is_grad_enabled() or hidden_states.device.type != "cpu" or torch.compiler.is_compiling():
+    hooks = nn.modules.module
+    if not is_cpu_inference(hidden_states) or hooks._global_forward_hooks or hooks._global_forward_pre_hooks:
         return False
-    if everywhere._global_forward_hooks or everywhere._global_forward_pre_hooks:
-        return False
-    return not any(part._forward_hooks or part._forward_pre_hooks for part in module.modules() if part is not module)
+    ours = (nn.Linear, nn.Dropout, nn.GELU, nn.Sequential, NeoBERTSwiGLU)
+    return not any(
+        type(part) not in ours or part._forward_hooks or part._forward_pre_hooks or "forward" in vars(part)
+        for module in modules
+        for part in module.modules()
+    )
 
 
 def add(hidden_states: torch.Tensor, update: torch.Tensor, in_place: bool) -> torch.Tensor:
@@ -184,20 +194,21 @@ class NeoBERTSwiGLU(nn.Module):
         self.w3 = nn.Linear(width, config.hidden_size, bias=False)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        in_place = may_overwrite(hidden_states, self.w12)
         gate, up = self.w12(hidden_states).chunk(2, dim=-1)
-        if may_overwrite(self, hidden_states):
+        if in_place:
             # 1.07 times the model's speed on 8 x 128 tokens and 2 CPU cores.
             return self.w3(F.silu(gate, inplace=True).mul_(up))
         return self.w3(F.silu(gate) * up)
 
 
 class NeoBERTRMSNorm(nn.RMSNorm):
-    """RMSNorm (Zhang and Sennrich, 2019), in float32 on a CPU without gradients by two passes in place of five."""
+    """RMSNorm (Zhang and Sennrich, 2019) over the last dimension, in few passes where it is computed as written."""
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        plain = hidden_states.device.type == "cpu" and hidden_states.dtype == torch.float32
-        if torch.is_grad_enabled() or not plain or torch.compiler.is_compiling():
+        if hidden_states.dtype != torch.float32 or not is_cpu_inference(hidden_states):
             return super().forward(hidden_states)
+        # 1.02 times the model's speed on 8 x 128 tokens and 2 CPU cores.
         mean_square = torch.linalg.vector_norm(hidden_states, dim=-1, keepdim=True).square_() / hidden_states.shape[-1]
         return (hidden_states * mean_square.add_(self.eps).rsqrt_()).mul_(self.weight)
 
@@ -232,10 +243,10 @@ class NeoBERTEncoderBlock(GradientCheckpointingLayer):
         attn_implementation: str = "eager",
         **packed,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        in_place = may_overwrite(hidden_states, self.qkv, self.wo, self.ffn, self.dropout)
         # The fused projection is laid out per head: (heads, 3, dim_head).
         qkv = self.qkv(self.attention_norm(hidden_states)).unflatten(-1, (-1, 3, self.config.head_dim))
         query_key, value = qkv[..., :2, :], qkv[..., 2, :]
-        in_place = may_overwrite(self, hidden_states)
         if rotary is not None:
             query_key = rotate(query_key, *rotary, in_place)
         query, key = query_key.unbind(-2)
