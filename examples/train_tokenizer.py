@@ -5,6 +5,9 @@
 `wordpiece` is made like bert-base-uncased (NeoBERT's tokenizer): lower case, 30,522 entries, the special tokens and
 unused entries at the same ids. `bpe` is byte-level and cased, with 32,000 entries, for the paper's ablation M3; it
 knows every byte, so no text gives [UNK].
+
+The same text gives the same `wordpiece` entries each time, but not all at the same ids, since `tokenizers` breaks ties
+by chance: models and data of one project need one and the same folder.
 """
 
 from collections.abc import Iterator
