@@ -87,7 +87,7 @@ class ThroughputArguments:
     def __post_init__(self):
         for name in self.models:
             if name not in ENCODERS:
-                raise ValueError(f"`models` holds {name!r}{nearest(name, list(ENCODERS))}.")
+                raise ValueError(f"`models` holds {name!r}{nearest(name, list(ENCODERS))}")
         for name in ("lengths", "training_lengths"):
             if min(getattr(self, name), default=1) < 1:
                 raise ValueError(f"`{name}` is {getattr(self, name)}; lengths must be at least 1.")

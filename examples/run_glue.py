@@ -89,7 +89,7 @@ def choose_tasks(settings: GlueSettings) -> list[GlueTask]:
     tasks = read_tasks(settings.task_config)
     for name in settings.task:
         if name not in tasks and name != "all":
-            raise ValueError(f"{settings.task_config} has no task {name!r}{nearest(name, ['all', *tasks])}.")
+            raise ValueError(f"{settings.task_config} has no task {name!r}{nearest(name, ['all', *tasks])}")
     chosen = list(tasks) if "all" in settings.task else settings.task
     return [tasks[name] for name in order_tasks(tasks, chosen)]
 

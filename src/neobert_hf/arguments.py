@@ -49,7 +49,7 @@ def parse_config(*dataclass_types: type, args: list[str] | None = None) -> tuple
     *parsed, _, unknown = parser.parse_args_into_dataclasses(args, True, look_for_args_file=False)
     if unknown:
         advice = nearest(unknown[0].split("=")[0], [f"--{name}" for name in hints])
-        raise ValueError(f"Unknown argument {unknown[0]!r} on the command line{advice}; -h lists all.")
+        raise ValueError(f"Unknown argument {unknown[0]!r} on the command line{advice} -h lists all.")
     return tuple(parsed)
 
 
@@ -60,7 +60,7 @@ def _read_yaml(path: str, hints: dict[str, Any], children: tuple[str, ...] = ())
     except FileNotFoundError:
         folder, name = os.path.split(path)
         there = [file.name for file in Path(folder).glob("*.yaml")]
-        advice = nearest(name, there) if there else f"; there are no settings in {folder or 'this folder'}"
+        advice = nearest(name, there) if there else f"; there are no settings in {folder or 'this folder'}."
         raise FileNotFoundError(f"There is no file {path}{advice}") from None
     if not isinstance(values, dict):
         raise ValueError(f"{path} holds a {type(values).__name__}; it must hold one `key: value` a line.")
@@ -75,7 +75,7 @@ def _read_yaml(path: str, hints: dict[str, Any], children: tuple[str, ...] = ())
 def _check_values(path: str, values: dict[str, Any], hints: dict[str, Any]) -> dict[str, Any]:
     for key, value in values.items():
         if key not in hints:
-            raise ValueError(f"{path} has no meaning for the key {key!r}{nearest(str(key), list(hints))}.")
+            raise ValueError(f"{path} has no meaning for the key {key!r}{nearest(str(key), list(hints))}")
         types = get_args(hints[key]) or (hints[key],)
         if hints[key] == list[float] and isinstance(value, list):
             values[key] = [float(item) if type(item) is int else item for item in value]
@@ -95,4 +95,4 @@ def _check_values(path: str, values: dict[str, Any], hints: dict[str, Any]) -> d
 def nearest(name: str, known: list[str]) -> str:
     """The end of an error message about an unknown name: the known one that is most like it, or all."""
     matches = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {matches[0]!r}?" if matches else f"; known are {', '.join(sorted(known))}"
+    return f"; did you mean {matches[0]!r}?" if matches else f"; known are {', '.join(sorted(known))}."

@@ -126,7 +126,7 @@ def read_descriptions(path: str, only: list[str] | None = None) -> tuple[list[Pa
         raise ValueError(f"{path}: `evaluation` has `retrieval` and `sts`, not {min(unknown)!r}.")
     for name in only or []:
         if name not in datasets:
-            raise ValueError(f"{path} has no training dataset {name!r}{nearest(name, list(datasets))}.")
+            raise ValueError(f"{path} has no training dataset {name!r}{nearest(name, list(datasets))}")
     chosen = {name: datasets[name] for name in only or datasets}
     train = [_describe(path, name, entry) for name, entry in chosen.items()]
     return train, {kind: _describe(path, kind, entry) for kind, entry in evaluation.items()}
@@ -157,7 +157,7 @@ def _describe(path: str, name: str, entry: Any) -> PairDataset:
     for part in own.get("parts") or [entry]:
         for key in _mapping(f"{where}, an item of `parts`", part):
             if key not in known:
-                raise ValueError(f"{where} has no meaning for the key {key!r}{nearest(str(key), known)}.")
+                raise ValueError(f"{where} has no meaning for the key {key!r}{nearest(str(key), known)}")
         try:
             # YAML gives an int where a float was meant.
             above = _mapping("`above`", part.get("above", {}))

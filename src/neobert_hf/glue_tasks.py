@@ -74,7 +74,7 @@ class GlueTask:
         for metric in self.metrics:
             if metric not in known:
                 kind = "classification" if self.labels is not None else "regression (it has no `labels`)"
-                raise ValueError(f"{metric!r} is no metric of a {kind}{nearest(metric, list(known))}.")
+                raise ValueError(f"{metric!r} is no metric of a {kind}{nearest(metric, list(known))}")
         if self.labels is not None and len(set(self.labels)) != max(2, len(self.labels)):
             raise ValueError(f"`labels` is {self.labels}: it must hold two names or more, each once.")
         if "f1" in self.metrics and len(self.labels) != 2:
@@ -102,7 +102,7 @@ def read_tasks(path: str) -> dict[str, GlueTask]:
     for name, entry in content.items():
         for key in entry:
             if key not in known:
-                raise ValueError(f"{path}, task {name} has no meaning for the key {key!r}{nearest(str(key), known)}.")
+                raise ValueError(f"{path}, task {name} has no meaning for the key {key!r}{nearest(str(key), known)}")
         try:
             tasks[name] = GlueTask(name=name, **entry)
         except (StrictDataclassError, TypeError, ValueError) as error:
@@ -111,7 +111,7 @@ def read_tasks(path: str) -> dict[str, GlueTask]:
         if task.transfer_from is not None and task.transfer_from not in tasks:
             raise ValueError(
                 f"{path}, task {task.name}: it starts from {task.transfer_from!r}, which is no task of this file"
-                f"{nearest(task.transfer_from, list(tasks))}."
+                f"{nearest(task.transfer_from, list(tasks))}"
             )
     return tasks
 

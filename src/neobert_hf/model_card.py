@@ -137,7 +137,7 @@ def read_facts(file: str) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise ValueError(f"{file} holds a {type(values).__name__}; it must hold one `key: value` a line.")
     if unknown := [key for key in values if key not in known]:
-        raise ValueError(f"{file} has no meaning for the key {unknown[0]!r}{nearest(str(unknown[0]), known)}.")
+        raise ValueError(f"{file} has no meaning for the key {unknown[0]!r}{nearest(str(unknown[0]), known)}")
     if "eval_results" in values:
         try:
             values["eval_results"] = [EvalResult(**result) for result in values["eval_results"]]
