@@ -372,7 +372,7 @@ def test_rotary_tables_of_every_length(parameters):
 def test_a_rounded_rotary_table_is_found(monkeypatch):
     """What a buffer becomes that is cast with its model."""
     right = neobert_hf.modeling_neobert.rotary_table
-    rounded = lambda *args: [table.bfloat16() for table in right(*args)]  # noqa: E731
+    rounded = lambda *args: right(*args).bfloat16()  # noqa: E731
     monkeypatch.setattr("neobert_hf.checkpoint_tensors.rotary_table", rounded)
     assert "the rotary table is off by" in rope_problems(small_model(max_length=4096).config)[0]
 

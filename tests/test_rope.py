@@ -33,12 +33,14 @@ def test_types_are_those_of_transformers(rope_type, span):
         rope_parameters={"rope_theta": 10000.0, **ROPE_TYPES[rope_type]},
     )
     inv_freq, factor = ROPE_INIT_FUNCTIONS[rope_type](llama, torch.device("cpu"), seq_len=span)
-    cos, sin = rotary_table(config, torch.arange(span)[None], span)
+    table = rotary_table(config, torch.arange(span)[None], span)
     angles = torch.arange(span).float()[:, None] * inv_freq
-    assert torch.equal(cos.squeeze(), angles.cos() * factor) and torch.equal(sin.squeeze(), angles.sin() * factor)
-    default, _ = rotary_table(small_config(), torch.arange(span)[None], span)
+    expected = torch.stack((angles.cos(), angles.sin()), dim=-1) * factor
+    query, key = table[0, :, 0].unbind(1)
+    assert torch.equal(query, expected) and torch.equal(key, expected)
+    default = rotary_table(small_config(), torch.arange(span)[None], span)
     expect_default = rope_type == "dynamic" and span <= 64
-    assert torch.allclose(cos, default, atol=1e-6) == expect_default
+    assert torch.allclose(table, default, atol=1e-6) == expect_default
 
 
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float64, 1e-5), (torch.float32, 1e-5), (torch.bfloat16, 0.04)])
@@ -53,7 +55,7 @@ def test_rotation_by_complex_multiplication(dtype, tolerance):
         pairs = torch.view_as_complex(states.double().unflatten(-1, (-1, 2))) * turns[None, :, None, None]
         return torch.view_as_real(pairs).flatten(-2)
 
-    rotated = rotate(x.requires_grad_(), *table)
+    rotated = rotate(x.requires_grad_(), table)
     rotated.backward(upstream)
     assert rotated.dtype == dtype and (rotated - turned(x, turns)).abs().max() < tolerance
     assert (x.grad - turned(upstream, turns.conj())).abs().max() < tolerance
@@ -64,8 +66,8 @@ def test_yarn_factor_scales_the_scores():
     factor = 0.1 * math.log(4.0) + 1
     plain, scaled = (small_config(rope_parameters=p) for p in (None, ROPE_TYPES["yarn"]))
     x = torch.randn(1, 1, 1, 2, 16)
-    query, key = rotate(x, *rotary_table(plain, torch.tensor([[0]]), 1)).unbind(-2)
-    query_yarn, key_yarn = rotate(x, *rotary_table(scaled, torch.tensor([[0]]), 1)).unbind(-2)
+    query, key = rotate(x, rotary_table(plain, torch.tensor([[0]]), 1)).unbind(-2)
+    query_yarn, key_yarn = rotate(x, rotary_table(scaled, torch.tensor([[0]]), 1)).unbind(-2)
     assert torch.allclose((query_yarn * key_yarn).sum(), (query * key).sum() * factor**2, rtol=1e-5)
 
 
