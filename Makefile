@@ -20,7 +20,8 @@ lint: .venv/.installed
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 
 bench: .venv/.installed  ## Speed against bare matrix products; rewrites benchmarks/results/forward_*.md
-	MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=-1 $(BIN)/python benchmarks/forward.py
+	MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=-1 GLIBC_TUNABLES=glibc.malloc.hugetlb=1 \
+		$(BIN)/python benchmarks/forward.py
 
 .venv/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

@@ -14,8 +14,8 @@ where a flash attention is installed; else padded, with its mask.
 On a GPU the defaults are the paper's: 512 to 8,192 tokens, batches doubled from 1 row to 512 or until memory ends, the
 fastest of which counts, and the memory that training takes at 4,096 tokens with and without gradient checkpointing. On
 a CPU: 128 and 512 tokens, training at 128, one batch of at most 1,024 tokens (but 8 rows if ragged), float32, best with
-MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=-1 in the environment, for all models (benchmarks/forward.py says why). BERT
-and RoBERTa have positions for 512 tokens, and longer lengths are left out, as in the paper.
+the environment of `make bench`, for all models (benchmarks/forward.py says why). BERT and RoBERTa have positions for
+512 tokens, and longer lengths are left out, as in the paper.
 
 Models take turns, once in each round; reported are medians over the rounds. Model FLOP utilisation (MFU) is the FLOPs
 that the task needs (`encoders.forward_flops`; three times as many for training) over those of plain matrix products
