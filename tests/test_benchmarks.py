@@ -92,3 +92,8 @@ def test_forward_benchmark(tmp_path):
     assert {"Full batches", "Ragged batches", "Training step"} < set(results)
     text = next(tmp_path.glob("forward_*.md")).read_text()
     assert "--layers 1" in text and text.count("## ") == 3
+    for row in results["Full batches"]:
+        low, middle, high = map(float, row["share_by_process"].split(", "))
+        assert low <= middle <= high and middle == round(row["share_of_bound"], 3)
+    even = subprocess.run([sys.executable, "benchmarks/forward.py", "--processes", "2"], cwd=ROOT, capture_output=True)
+    assert even.returncode and b"it must be odd" in even.stderr
