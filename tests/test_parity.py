@@ -245,6 +245,20 @@ def test_what_somebody_elses_module_puts_out_is_not_overwritten(part, how):
         block.get_submodule(part).forward = lambda _: stored
     first, second = (model(ids).last_hidden_state for _ in range(2))
     assert torch.equal(stored, before) and torch.equal(first, second)
+    with torch.enable_grad():
+        assert max_difference(model(ids).last_hidden_state, first) <= 5e-6
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("when", ["forward", "forward_pre"])
+def test_hooks_on_every_module_are_called(when):
+    model, called = small_model(), []
+    ids, _ = packed_batch((20,))
+    register = getattr(torch.nn.modules.module, f"register_module_{when}_hook")
+    handle = register(lambda module, *_: called.append(module))
+    model(ids)
+    handle.remove()
+    assert set(called) == set(model.modules()) - {model.transformer_encoder}
 
 
 @torch.no_grad()
