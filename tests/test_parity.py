@@ -261,6 +261,24 @@ def test_hooks_on_every_module_are_called(when):
     assert set(called) == set(model.modules()) - {model.transformer_encoder}
 
 
+class Wrapped(torch.nn.Module):
+    def __init__(self, block: torch.nn.Module):
+        super().__init__()
+        self.block = block
+
+    def forward(self, *args, **kwargs):
+        return self.block(*args, **kwargs)
+
+
+@torch.no_grad()
+def test_a_block_inside_another_module():
+    model = small_model()
+    ids, _ = packed_batch((20,))
+    expected = model(ids).last_hidden_state
+    model.transformer_encoder[1] = Wrapped(model.transformer_encoder[1])
+    assert max_difference(model(ids).last_hidden_state, expected) <= 5e-6
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("part", ["qkv", "wo", "ffn.w12", "ffn.w3"])
 def test_an_added_bias_counts(part):
