@@ -472,6 +472,7 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
         elif batch.attention_mask is not None or batch.document_ids is not None:
             attention_mask = build_mask(self.config, implementation, hidden_states, batch)
         # All at once: between the products of two layers the same questions take ten times as long, out of cold caches.
+        # A hook that another hook adds in here is called from the next forward pass on.
         in_place = [may_compute_in_place(block, hidden_states) for block in self.transformer_encoder]
         for block, fast in zip(self.transformer_encoder, in_place):
             hidden_states, _ = block(
