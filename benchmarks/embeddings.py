@@ -33,12 +33,12 @@ from transformers import BertConfig, BertForMaskedLM, set_seed
 from transformers.modeling_outputs import MaskedLMOutput
 
 from neobert_hf import NeoBERTConfig
-from neobert_hf.arguments import parse_config
-from neobert_hf.checkpoints import newest_checkpoint, step_of
-from neobert_hf.embedding_data import read_descriptions
-from neobert_hf.embedding_training import build_encoder
-from neobert_hf.pretraining import MLMTrainer, PretrainingArguments
-from neobert_hf.whole_files import write_json, write_png, write_text
+from neobert_hf.common.atomic_writes import write_json, write_png, write_text
+from neobert_hf.common.settings import parse_config
+from neobert_hf.embeddings.datasets import read_descriptions
+from neobert_hf.embeddings.trainers import build_encoder
+from neobert_hf.pretraining.trainer import MLMTrainer, PretrainingArguments
+from neobert_hf.training.run_checkpoints import newest_checkpoint, step_of
 
 
 sys.path.append(str(ROOT / "examples"))

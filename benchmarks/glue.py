@@ -26,13 +26,13 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 
-from neobert_hf.arguments import parse_config
-from neobert_hf.glue_metric import GlueMetric
-from neobert_hf.glue_report import group_runs
-from neobert_hf.glue_runs import Hyperparameters, Results
-from neobert_hf.glue_tasks import load_task, read_tasks
-from neobert_hf.pseudo_perplexity import mean_interval
-from neobert_hf.whole_files import write_json, write_png, write_text
+from neobert_hf.common.atomic_writes import write_json, write_png, write_text
+from neobert_hf.common.settings import parse_config
+from neobert_hf.evaluation.glue.metric import GlueMetric
+from neobert_hf.evaluation.glue.report import group_runs
+from neobert_hf.evaluation.glue.runs import Hyperparameters, Results
+from neobert_hf.evaluation.glue.tasks import load_task, read_tasks
+from neobert_hf.evaluation.pseudo_perplexity.scoring import mean_interval
 
 
 TASKS = ROOT / "configs" / "glue" / "debian_sections.yaml"

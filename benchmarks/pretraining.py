@@ -21,8 +21,8 @@ from matplotlib.figure import Figure
 from transformers import AutoTokenizer, set_seed
 
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM
-from neobert_hf.arguments import parse_config
-from neobert_hf.whole_files import write_json, write_png, write_text
+from neobert_hf.common.atomic_writes import write_json, write_png, write_text
+from neobert_hf.common.settings import parse_config
 
 
 ROOT = Path(__file__).parent.parent

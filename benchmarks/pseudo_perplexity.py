@@ -19,10 +19,10 @@ import numpy as np
 from datasets import Dataset, concatenate_datasets
 from pretraining import run
 
-from neobert_hf.arguments import parse_config
-from neobert_hf.pseudo_perplexity import mean_interval
-from neobert_hf.pseudo_perplexity_report import curve_name, curves, plot, table
-from neobert_hf.whole_files import write_json, write_text
+from neobert_hf.common.atomic_writes import write_json, write_text
+from neobert_hf.common.settings import parse_config
+from neobert_hf.evaluation.pseudo_perplexity.report import curve_name, curves, plot, table
+from neobert_hf.evaluation.pseudo_perplexity.scoring import mean_interval
 
 
 # Factors of the length that each stage was trained with, up to 8 times 256.

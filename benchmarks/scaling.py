@@ -10,7 +10,7 @@ activations on a CPU, where their number and dtypes are the same.
 import torch
 
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM
-from neobert_hf.pretraining import DATASHEET_PEAKS, training_flops
+from neobert_hf.pretraining.trainer import DATASHEET_PEAKS, training_flops
 
 
 H100, STEP_TOKENS = DATASHEET_PEAKS["H100"], 2**21

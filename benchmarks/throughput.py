@@ -45,10 +45,10 @@ from transformers import PretrainedConfig
 from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
 from transformers.utils.generic import is_flash_attention_requested
 
-from neobert_hf.arguments import nearest, parse_config
-from neobert_hf.pretraining import product_flops
-from neobert_hf.result_files import check_same_settings, read_result
-from neobert_hf.whole_files import write_json
+from neobert_hf.common.atomic_writes import write_json
+from neobert_hf.common.results import check_same_settings, read_result
+from neobert_hf.common.settings import nearest, parse_config
+from neobert_hf.pretraining.trainer import product_flops
 
 
 LABELLED, RAGGED_ROWS, CHECKPOINTING_LENGTH = 0.2, 8, 4096

@@ -11,7 +11,7 @@ from encoders import count_parameters
 from matplotlib.figure import Figure
 from transformers import PretrainedConfig
 
-from neobert_hf.whole_files import write_png, write_text
+from neobert_hf.common.atomic_writes import write_png, write_text
 
 
 MODES = {

@@ -33,8 +33,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 from sentence_transformers import SentenceTransformer
 from transformers import pipeline
 
-from neobert_hf.arguments import parse_config
-from neobert_hf.text_shards import load_shards, load_tokenizer
+from neobert_hf.common.settings import parse_config
+from neobert_hf.pretraining.shards import load_shards, load_tokenizer
 
 
 EXAMPLES = Path(__file__).parent

@@ -14,9 +14,9 @@ from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimil
 from transformers import set_seed
 
 import neobert_hf  # noqa: F401  (registers the architecture)
-from neobert_hf.arguments import parse_config
-from neobert_hf.embedding_data import PairDataset, load_scored_pairs
-from neobert_hf.embedding_recipe import (
+from neobert_hf.common.settings import parse_config
+from neobert_hf.embeddings.datasets import PairDataset, load_scored_pairs
+from neobert_hf.embeddings.recipe import (
     RecipeArguments,
     find_resume,
     read_data,
@@ -24,7 +24,7 @@ from neobert_hf.embedding_recipe import (
     retrieval_evaluator,
     rows_of_batches,
 )
-from neobert_hf.embedding_training import EmbeddingArguments, EmbeddingTrainer, build_encoder, build_loss
+from neobert_hf.embeddings.trainers import EmbeddingArguments, EmbeddingTrainer, build_encoder, build_loss
 
 
 @dataclass

@@ -4,8 +4,9 @@
     python examples/prepare_data.py --config configs/data/refinedweb_validation.yaml
 
 Two commands make two folders: the second holds the first 10,000 documents, which the first leaves out. The text is a
-Hub dataset or local files (see `neobert_hf.text_source`), the folder's layout is in `neobert_hf.text_shards`. After an
-interruption the same command continues. The shards depend on the settings only, not on `num_proc` or interruptions.
+Hub dataset or local files (see `neobert_hf.common.text_sources`), the folder's layout is in
+`neobert_hf.pretraining.shards`. After an interruption the same command continues. The shards depend on the settings
+only, not on `num_proc` or interruptions.
 """
 
 import json
@@ -28,19 +29,11 @@ from tokenizers import Tokenizer
 from tqdm import tqdm
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from neobert_hf.arguments import parse_config
-from neobert_hf.checkpoints import differences
-from neobert_hf.text_shards import (
-    MANIFEST,
-    TOKENIZER,
-    Manifest,
-    check_shard,
-    read_manifest,
-    tokenizer_fingerprint,
-    write_shard,
-)
-from neobert_hf.text_source import describe_files, stream_text
-from neobert_hf.whole_files import write_json
+from neobert_hf.common.atomic_writes import write_json
+from neobert_hf.common.fingerprints import tokenizer_fingerprint
+from neobert_hf.common.settings import differences, parse_config
+from neobert_hf.common.text_sources import describe_files, stream_text
+from neobert_hf.pretraining.shards import MANIFEST, TOKENIZER, Manifest, check_shard, read_manifest, write_shard
 
 
 PROGRESS = "progress"
@@ -261,7 +254,7 @@ def start_workers(num_proc: int) -> ProcessPoolExecutor:
     context = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
     if "forkserver" in methods:
         # Imported once, not by each worker.
-        context.set_forkserver_preload(["neobert_hf.text_shards"])
+        context.set_forkserver_preload(["neobert_hf.pretraining.shards"])
     return ProcessPoolExecutor(num_proc, mp_context=context, initializer=start_worker)
 
 

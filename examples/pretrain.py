@@ -18,14 +18,15 @@ from matplotlib.figure import Figure
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, set_seed
 
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM
-from neobert_hf.arguments import parse_config
-from neobert_hf.checkpoints import complete_checkpoints, differences, newest_checkpoint, read_progress, step_of
-from neobert_hf.launch import check_launch, leave
-from neobert_hf.mlm_batches import Documents, HeldOutBatchSampler, MLMBatchSampler
-from neobert_hf.mlm_collator import Layout, MLMCollator
-from neobert_hf.pretraining import Feed, MLMTrainer, PretrainingArguments
-from neobert_hf.text_shards import Manifest, load_shards, load_tokenizer, read_manifest, tokenizer_fingerprint
-from neobert_hf.whole_files import write_json, write_png
+from neobert_hf.common.atomic_writes import write_json, write_png
+from neobert_hf.common.fingerprints import tokenizer_fingerprint
+from neobert_hf.common.settings import differences, parse_config
+from neobert_hf.pretraining.batches import Documents, HeldOutBatchSampler, MLMBatchSampler
+from neobert_hf.pretraining.collator import Layout, MLMCollator
+from neobert_hf.pretraining.shards import Manifest, load_shards, load_tokenizer, read_manifest
+from neobert_hf.pretraining.trainer import Feed, MLMTrainer, PretrainingArguments
+from neobert_hf.training.launching import check_launch, leave
+from neobert_hf.training.run_checkpoints import complete_checkpoints, newest_checkpoint, read_progress, step_of
 
 
 # Of TrainingArguments, those that change the trained weights; the others may differ when a run is resumed.

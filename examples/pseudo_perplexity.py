@@ -27,8 +27,13 @@ from tqdm import tqdm
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 import neobert_hf  # noqa: F401  (registers the architecture)
-from neobert_hf.arguments import parse_config
-from neobert_hf.pseudo_perplexity import (
+from neobert_hf.common.atomic_writes import write_text, written_whole
+from neobert_hf.common.results import ResultError
+from neobert_hf.common.settings import parse_config
+from neobert_hf.common.text_sources import stream_text
+from neobert_hf.evaluation.pseudo_perplexity.report import curves, plot, score_texts, table
+from neobert_hf.evaluation.pseudo_perplexity.rope_scaling import parse_rope, scale_rope
+from neobert_hf.evaluation.pseudo_perplexity.scoring import (
     MaskableText,
     append_losses,
     choose_positions,
@@ -38,11 +43,6 @@ from neobert_hf.pseudo_perplexity import (
     read_losses,
     texts_fingerprint,
 )
-from neobert_hf.pseudo_perplexity_report import curves, plot, score_texts, table
-from neobert_hf.result_files import ResultError
-from neobert_hf.rope_scaling import parse_rope, scale_rope
-from neobert_hf.text_source import stream_text
-from neobert_hf.whole_files import write_text, written_whole
 
 
 @dataclass

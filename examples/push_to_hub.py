@@ -9,10 +9,10 @@ which also repeats an interrupted push. Delete the folder to build it anew.
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from neobert_hf.arguments import parse_config
-from neobert_hf.model_card import gather_facts
-from neobert_hf.publish import build_folder, check_folder, check_request, list_folder, push_folder
-from neobert_hf.whole_files import folder_written_whole
+from neobert_hf.checkpoints.card import gather_facts
+from neobert_hf.checkpoints.publish import build_folder, check_folder, check_request, list_folder, push_folder
+from neobert_hf.common.atomic_writes import folder_written_whole
+from neobert_hf.common.settings import parse_config
 
 
 @dataclass

@@ -21,11 +21,13 @@ from datasets import DatasetDict
 from transformers import AutoTokenizer, set_seed
 
 import neobert_hf  # noqa: F401  (registers the architecture)
-from neobert_hf.arguments import nearest, parse_config
-from neobert_hf.checkpoints import CheckpointError, newest_checkpoint
-from neobert_hf.fingerprints import checkpoint_fingerprint, data_fingerprint
-from neobert_hf.glue_report import read_published, write_report
-from neobert_hf.glue_runs import (
+from neobert_hf.common.atomic_writes import write_json
+from neobert_hf.common.fingerprints import checkpoint_fingerprint, data_fingerprint
+from neobert_hf.common.results import ResultError, folder_of_results
+from neobert_hf.common.settings import nearest, parse_config
+from neobert_hf.common.token_limits import tokens_read
+from neobert_hf.evaluation.glue.report import read_published, write_report
+from neobert_hf.evaluation.glue.runs import (
     OF_ONE_RUN,
     Hyperparameters,
     Results,
@@ -36,12 +38,10 @@ from neobert_hf.glue_runs import (
     own_share,
     read_hyperparameters,
 )
-from neobert_hf.glue_tasks import GlueTask, load_task, read_tasks
-from neobert_hf.glue_training import GlueArguments, GlueTrainer, build_classifier, last_checkpoints, tokenize
-from neobert_hf.positions import tokens_read
-from neobert_hf.result_files import ResultError, folder_of_results
-from neobert_hf.resumable import Diverged
-from neobert_hf.whole_files import write_json
+from neobert_hf.evaluation.glue.tasks import GlueTask, load_task, read_tasks
+from neobert_hf.evaluation.glue.trainer import GlueArguments, GlueTrainer, build_classifier, last_checkpoints, tokenize
+from neobert_hf.training.run_checkpoints import CheckpointError, newest_checkpoint
+from neobert_hf.training.trainer import Diverged
 
 
 # Of the training arguments, those that change the trained weights; the others may differ when a run is resumed.

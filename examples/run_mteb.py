@@ -22,13 +22,13 @@ import yaml
 from mteb.abstasks import AbsTask
 
 import neobert_hf  # noqa: F401  # registers the architecture
-from neobert_hf.arguments import nearest, parse_config
-from neobert_hf.embedding_model import fingerprint, load_model
-from neobert_hf.mteb_encoder import InstructionEncoder
-from neobert_hf.mteb_local_tasks import read_local_tasks
-from neobert_hf.mteb_report import COLUMNS, read_published, write_report
-from neobert_hf.mteb_results import Results, Settings, subtasks
-from neobert_hf.result_files import ResultError, folder_of_results
+from neobert_hf.common.results import ResultError, folder_of_results
+from neobert_hf.common.settings import nearest, parse_config
+from neobert_hf.embeddings.inference import fingerprint, load_model
+from neobert_hf.evaluation.mteb.encoder import InstructionEncoder
+from neobert_hf.evaluation.mteb.local_tasks import read_local_tasks
+from neobert_hf.evaluation.mteb.report import COLUMNS, read_published, write_report
+from neobert_hf.evaluation.mteb.results import Results, Settings, subtasks
 
 
 BENCHMARK = "MTEB(eng, v1)"

@@ -32,11 +32,11 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 from tqdm import tqdm
 
 import neobert_hf  # noqa: F401  (registers the architecture)
-from neobert_hf.arguments import parse_config
-from neobert_hf.embedding_model import check_finite, fingerprint, load_model
-from neobert_hf.passages import split_passages
-from neobert_hf.text_source import local_files, stream_documents
-from neobert_hf.vector_index import Hit, Passage, VectorIndex, VectorIndexError, check_identity, open_index
+from neobert_hf.common.settings import parse_config
+from neobert_hf.common.text_sources import local_files, stream_documents
+from neobert_hf.embeddings.inference import check_finite, fingerprint, load_model
+from neobert_hf.search.index import Hit, Passage, VectorIndex, VectorIndexError, check_identity, open_index
+from neobert_hf.search.passages import split_passages
 
 
 @dataclass

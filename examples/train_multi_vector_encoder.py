@@ -17,8 +17,9 @@ from sentence_transformers.multi_vector_encoder.losses import MultiVectorMultipl
 from transformers import set_seed
 
 import neobert_hf  # noqa: F401  (registers the architecture)
-from neobert_hf.arguments import parse_config
-from neobert_hf.embedding_recipe import (
+from neobert_hf.common.settings import parse_config
+from neobert_hf.common.token_limits import tokens_read
+from neobert_hf.embeddings.recipe import (
     RecipeArguments,
     find_resume,
     read_data,
@@ -26,8 +27,7 @@ from neobert_hf.embedding_recipe import (
     retrieval_evaluator,
     rows_of_batches,
 )
-from neobert_hf.embedding_training import EmbeddingArguments, MultiVectorTrainer
-from neobert_hf.positions import tokens_read
+from neobert_hf.embeddings.trainers import EmbeddingArguments, MultiVectorTrainer
 
 
 def build_multi_vector_encoder(model: str, max_length: int, trust_remote_code: bool = False) -> MultiVectorEncoder:

@@ -24,10 +24,11 @@ from torch import tensor
 from transformers import AutoConfig, set_seed
 
 import neobert_hf  # noqa: F401  (registers the architecture)
-from neobert_hf.arguments import parse_config
-from neobert_hf.embedding_batches import RerankingCollator
-from neobert_hf.embedding_data import most_negatives
-from neobert_hf.embedding_recipe import (
+from neobert_hf.common.atomic_writes import written_whole
+from neobert_hf.common.settings import parse_config
+from neobert_hf.embeddings.batches import RerankingCollator
+from neobert_hf.embeddings.datasets import most_negatives
+from neobert_hf.embeddings.recipe import (
     RecipeArguments,
     RecipeData,
     find_resume,
@@ -35,8 +36,7 @@ from neobert_hf.embedding_recipe import (
     read_data,
     result_settings,
 )
-from neobert_hf.embedding_training import EmbeddingArguments, RerankerTrainer, load_transformer
-from neobert_hf.whole_files import written_whole
+from neobert_hf.embeddings.trainers import EmbeddingArguments, RerankerTrainer, load_transformer
 
 
 @dataclass

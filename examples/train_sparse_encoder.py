@@ -19,8 +19,9 @@ from sentence_transformers.sparse_encoder.modules import SpladePooling
 from transformers import set_seed
 
 from neobert_hf import NeoBERTForMaskedLM
-from neobert_hf.arguments import parse_config
-from neobert_hf.embedding_recipe import (
+from neobert_hf.common.settings import parse_config
+from neobert_hf.embeddings.flattening import flatten_inputs
+from neobert_hf.embeddings.recipe import (
     RecipeArguments,
     find_resume,
     read_data,
@@ -28,8 +29,7 @@ from neobert_hf.embedding_recipe import (
     retrieval_evaluator,
     rows_of_batches,
 )
-from neobert_hf.embedding_training import EmbeddingArguments, SparseTrainer, load_transformer
-from neobert_hf.flattened_inputs import flatten_inputs
+from neobert_hf.embeddings.trainers import EmbeddingArguments, SparseTrainer, load_transformer
 
 
 @dataclass

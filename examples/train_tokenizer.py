@@ -21,9 +21,9 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from tqdm import tqdm
 from transformers import BertTokenizer, PreTrainedTokenizerFast
 
-from neobert_hf.arguments import parse_config
-from neobert_hf.text_source import stream_text
-from neobert_hf.whole_files import folder_written_whole
+from neobert_hf.common.atomic_writes import folder_written_whole
+from neobert_hf.common.settings import parse_config
+from neobert_hf.common.text_sources import stream_text
 
 
 BATCH = 1_000

@@ -18,14 +18,10 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 import transformers  # noqa: E402
 
-from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM, NeoBERTModel  # noqa: E402
+from neobert_hf import NeoBERTForMaskedLM  # noqa: E402
+from tests.helpers.examples import load_example  # noqa: E402
+from tests.helpers.models import SHARED, small_model  # noqa: E402
 
-
-ROOT = Path(__file__).parent.parent
-SHARED = ROOT.parent / "shared"
-
-# Varlen and masked backends that run on a CPU. Flash kernels need a GPU; test_flash.py has a stand-in for them.
-CPU_BACKENDS = ("sdpa", "eager", "flex_attention")
 
 transformers.utils.logging.disable_progress_bar()
 
@@ -40,60 +36,6 @@ def shared() -> Path:
     if not (SHARED / "reference").is_dir():
         pytest.skip("the material in ../shared is not on this machine")
     return SHARED
-
-
-def small_config(**changes) -> NeoBERTConfig:
-    sizes = dict(
-        vocab_size=100,
-        hidden_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=96,
-        max_length=64,
-        # Wide enough that attention is far from uniform and a wrong mask or rotation shows.
-        embedding_init_range=1.0,
-        decoder_init_range=0.2,
-    )
-    return NeoBERTConfig(**(sizes | changes))
-
-
-def small_model(cls=NeoBERTModel, attn_implementation: str = "sdpa", **changes):
-    """The same weights for the same class and sizes, whatever the backend."""
-    torch.manual_seed(1)
-    return cls._from_config(small_config(**changes), attn_implementation=attn_implementation).eval()
-
-
-def ragged_batch(lengths=(13, 7, 1, 10), side: str = "right", vocab_size: int = 100):
-    """Ids (batch, longest) and their mask; padding holds random ids, so that reading it shows."""
-    generator = torch.Generator().manual_seed(2)
-    longest = max(lengths)
-    ids = torch.randint(1, vocab_size, (len(lengths), longest), generator=generator)
-    mask = torch.zeros_like(ids)
-    for row, length in enumerate(lengths):
-        if side == "right":
-            mask[row, :length] = 1
-        elif side == "left":
-            mask[row, longest - length :] = 1
-        else:
-            mask[row, torch.randperm(longest, generator=generator)[:length]] = 1
-    return ids, mask
-
-
-def packed_batch(lengths=(13, 7, 1, 10), vocab_size: int = 100):
-    """One row of documents, with the keyword arguments that DataCollatorWithFlattening gives."""
-    generator = torch.Generator().manual_seed(2)
-    ids = torch.randint(1, vocab_size, (1, sum(lengths)), generator=generator)
-    offsets = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
-    return ids, {
-        "cu_seq_lens_q": offsets,
-        "cu_seq_lens_k": offsets,
-        "max_length_q": max(lengths),
-        "max_length_k": max(lengths),
-    }
-
-
-def positions_of(lengths) -> torch.Tensor:
-    return torch.cat([torch.arange(length) for length in lengths]).unsqueeze(0)
 
 
 @pytest.fixture
@@ -116,9 +58,7 @@ def _tokenizer(text: str, size: int, max_length: int) -> transformers.BertTokeni
 @pytest.fixture(scope="session")
 def prepared(tmp_path_factory) -> Path:
     """Folders `train` (5 shards) and `validation` of tokenised paragraphs, and the JSONL files they were made from."""
-    sys.path.insert(0, str(ROOT / "examples"))
-    import prepare_data
-
+    prepare_data = load_example("prepare_data")
     folder = tmp_path_factory.mktemp("prepared")
     topic = [" ".join(text.split()) for _, text in sorted(topics.items())]
     documents = [words[start : start + 600] for words in topic for start in range(0, len(words), 600)]
@@ -135,7 +75,7 @@ def prepared(tmp_path_factory) -> Path:
 @pytest.fixture
 def flags(prepared, tmp_path):
     """The command line of a pretraining run in tmp_path / "run", with changes."""
-    from pretraining_runs import SMALL, to_flags
+    from tests.helpers.pretraining_runs import SMALL, to_flags
 
     def build(**changes) -> list[str]:
         settings = {"output_dir": tmp_path / "run", "train_data": prepared / "train"} | SMALL | changes

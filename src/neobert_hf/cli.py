@@ -8,10 +8,13 @@ from importlib import import_module
 # Name: module of this package, what it does. The module has `add_arguments(parser)` and `run(arguments)`, which returns
 # the exit status (None is success) and raises ValueError or OSError with a message for the user.
 COMMANDS = {
-    "convert": ("original_checkpoints", "checkpoints of the original project into this package's layout, and back"),
-    "doctor": ("doctor", "say whether a folder or a Hub repository is healthy"),
-    "export": ("onnx_export", "ONNX files for onnxruntime and transformers.js, each checked against PyTorch"),
-    "publish": ("publish", "build a complete Hub repository, check it and push it"),
+    "convert": ("checkpoints.convert", "checkpoints of the original project into this package's layout, and back"),
+    "doctor": ("checkpoints.doctor", "say whether a folder or a Hub repository is healthy"),
+    "export": (
+        "checkpoints.onnx_export",
+        "ONNX files for onnxruntime and transformers.js, checked against PyTorch",
+    ),
+    "publish": ("checkpoints.publish", "build a complete Hub repository, check it and push it"),
 }
 
 

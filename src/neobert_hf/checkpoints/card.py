@@ -1,0 +1,288 @@
+"""The model card: the template `hub_card.md`, filled with what is known. What is not known is left out."""
+
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from huggingface_hub.dataclasses import strict
+from huggingface_hub.errors import StrictDataclassError
+from huggingface_hub.utils import validate_repo_id
+
+from neobert_hf import NeoBERTConfig, NeoBERTPreTrainedModel
+from neobert_hf.common.settings import nearest
+from neobert_hf.configuration_neobert import MODEL_CLASSES
+from neobert_hf.modeling_neobert import swiglu_width
+from neobert_hf.training.run_checkpoints import COMPLETE, CheckpointError, complete_checkpoints, read_progress
+
+
+TEMPLATE = Path(__file__).with_name("hub_card.md")
+
+# Class: the Hub's name of its task, and how its card begins.
+KINDS = {
+    "NeoBERTModel": ("feature-extraction", "A"),
+    "NeoBERTForMaskedLM": ("fill-mask", "A masked language model on a"),
+    "NeoBERTForSequenceClassification": ("text-classification", "A text classifier on a"),
+    "NeoBERTForTokenClassification": ("token-classification", "A token classifier on a"),
+    "NeoBERTForQuestionAnswering": ("question-answering", "A question-answering model on a"),
+    "NeoBERTForMultipleChoice": ("multiple-choice", "A multiple-choice model on a"),
+    "SentenceTransformer": ("sentence-similarity", "An embedding model on a"),
+    "SparseEncoder": ("feature-extraction", "A sparse embedding model on a"),
+    "MultiVectorEncoder": ("feature-extraction", "A multi-vector embedding model on a"),
+    "CrossEncoder": ("text-ranking", "A reranker on a"),
+}
+# Metadata that an earlier card of the same model may hold.
+KEPT = ("license", "license_name", "license_link", "language", "base_model", "datasets", "eval_results")
+# What the Hub has no keys for stands under one of this package's, so that publishing again finds it.
+TOLD, OURS = ("training_data", "hyperparameters", "limits", "citation"), "neobert_hf"
+
+
+@strict
+@dataclass
+class CardFacts:
+    """What a checkpoint itself does not tell.
+
+    Args:
+        license: the Hub's identifier, as `mit`; `other` needs the two that follow.
+        license_name, license_link: name and address of a licence that the Hub does not know.
+        language: ISO 639-1 codes.
+        base_model: Hub ids of the models that it was trained from.
+        datasets: Hub ids of the training data.
+        training_data: Markdown about them.
+        hyperparameters: by name.
+        eval_results: for the metadata (`model-index`) and the table.
+        limits: Markdown, after the limits that every NeoBERT has.
+        citation: BibTeX, before that of NeoBERT.
+    """
+
+    license: str | None = None
+    license_name: str | None = None
+    license_link: str | None = None
+    language: list[str] = field(default_factory=list)
+    base_model: list[str] = field(default_factory=list)
+    datasets: list[str] = field(default_factory=list)
+    training_data: str | None = None
+    hyperparameters: dict[str, Any] = field(default_factory=dict)
+    eval_results: list[EvalResult] = field(default_factory=list)
+    limits: str | None = None
+    citation: str | None = None
+
+    def validate_license(self):
+        if self.license == "other" and not (self.license_name and self.license_link):
+            raise ValueError("`license: other` needs `license_name` and `license_link`.")
+
+    def validate_repositories(self):
+        for name in (*self.base_model, *self.datasets):
+            validate_repo_id(name)
+
+    def validate_eval_results(self):
+        required = ("task_type", "dataset_type", "dataset_name", "metric_type", "metric_value")
+        for result in self.eval_results:
+            if empty := [name for name in required if getattr(result, name) is None]:
+                raise ValueError(f"`eval_results` has no value for `{empty[0]}` of {result.dataset_name}.")
+
+
+def gather_facts(source: Path, file: str | None = None, mteb_results: Path | None = None) -> CardFacts:
+    """What is known of a checkpoint.
+
+    Args:
+        source: a folder: what the metadata of its card say, and the settings of the training run that wrote it.
+        file: YAML with fields of `CardFacts`, which override the others. `eval_results` is a list, each with fields of
+            `huggingface_hub.EvalResult`.
+        mteb_results: folder with the model's results from `examples/run_mteb.py`, added to the other results, in the
+            place of earlier ones of the same tasks.
+
+    Raises:
+        ValueError: if the file or the card is not in this form.
+    """
+    try:
+        facts = facts_of_run(source) | facts_of_card(source)
+        if file is not None:
+            facts |= read_facts(file)
+        if mteb_results is not None:
+            results = read_mteb_results(mteb_results)
+            measured = {_what_is_measured(result) for result in results}
+            others = [one for one in facts.get("eval_results", []) if _what_is_measured(one) not in measured]
+            facts["eval_results"] = [*others, *results]
+        return CardFacts(**facts)
+    except CheckpointError as error:
+        raise ValueError(str(error)) from error
+    except StrictDataclassError as error:
+        raise ValueError(f"{file or source / 'README.md'}: {error}") from error
+
+
+def check_card(folder: Path) -> None:
+    """Refuse metadata that the Hub would refuse, as far as that can be told without it.
+
+    Raises:
+        ValueError: naming the key.
+    """
+    try:
+        CardFacts(**facts_of_card(folder))
+    except StrictDataclassError as error:
+        raise ValueError(f"{folder / 'README.md'}: {error}") from error
+
+
+def _what_is_measured(result: EvalResult) -> tuple:
+    return result.dataset_type, result.dataset_config, result.dataset_split, result.metric_type
+
+
+def read_facts(file: str) -> dict[str, Any]:
+    known = [one.name for one in fields(CardFacts)]
+    try:
+        values = yaml.safe_load(Path(file).read_text(encoding="utf-8")) or {}
+    except yaml.YAMLError as error:
+        raise ValueError(f"{file} is no YAML: {error}") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"{file} holds a {type(values).__name__}; it must hold one `key: value` a line.")
+    if unknown := [key for key in values if key not in known]:
+        raise ValueError(f"{file} has no meaning for the key {unknown[0]!r}{nearest(str(unknown[0]), known)}")
+    if "eval_results" in values:
+        try:
+            values["eval_results"] = [EvalResult(**result) for result in values["eval_results"]]
+        except TypeError as error:
+            message = (
+                f"{file}: `eval_results` must be a list, each with fields of `huggingface_hub.EvalResult`: {error}"
+            )
+            raise ValueError(message) from error
+    return values
+
+
+def read_mteb_results(folder: Path) -> list[EvalResult]:
+    """A result for each task."""
+    # Needs mteb, which the rest of publishing does not.
+    from neobert_hf.common.results import ResultError, read_result
+    from neobert_hf.evaluation.mteb.results import KEYS
+
+    try:
+        results = [read_result(file, KEYS) for file in sorted(folder.glob("*.json"))]
+    except ResultError as error:
+        raise ValueError(str(error)) from error
+    if not results:
+        raise ValueError(f"{folder} holds no results of examples/run_mteb.py: name the folder of one model in it.")
+    return [
+        EvalResult(
+            task_type=result["type"].lower(),
+            dataset_type=result["task"],
+            dataset_name=f"MTEB {result['task']}",
+            dataset_revision=result["result"]["dataset_revision"],
+            metric_type=result["metric"],
+            metric_value=result["score"],
+        )
+        for result in results
+    ]
+
+
+def facts_of_card(source: Path) -> dict[str, Any]:
+    """What the card of a folder says in its metadata; nothing if it has none."""
+    if not (source / "README.md").is_file():
+        return {}
+    try:
+        data = ModelCard.load(source / "README.md").data
+    except (yaml.YAMLError, ValueError) as error:
+        raise ValueError(
+            f"The metadata of {source / 'README.md'} cannot be read: {error} Mend or delete it."
+        ) from error
+    found = {key: value for key in KEPT if (value := data.get(key))}
+    for key in ("language", "base_model", "datasets"):
+        if isinstance(found.get(key), str):
+            found[key] = [found[key]]
+    ours = data.get(OURS)
+    return found | {key: ours[key] for key in TOLD if isinstance(ours, dict) and key in ours}
+
+
+def facts_of_run(source: Path) -> dict[str, Any]:
+    """Settings of the run of this package that wrote a checkpoint, or the `model` beside its checkpoints."""
+    checkpoints = [source] if (source / COMPLETE).is_file() else []
+    if source.name == "model":
+        checkpoints = complete_checkpoints(source.parent)
+    if not checkpoints:
+        return {}
+    settings = read_progress(checkpoints[-1]).settings
+    facts = {"hyperparameters": {name: value for name, value in settings.items() if _is_told(name, value)}}
+    if isinstance(datasets := settings.get("datasets"), dict):
+        names = (f"{name} ({one['rows']:,} rows)" if "rows" in one else name for name, one in datasets.items())
+        facts["training_data"] = f"Mixture of {', '.join(names)}."
+    return facts
+
+
+def _is_told(name: str, value: Any) -> bool:
+    """Plain settings of the training. Not the architecture, nor paths and fingerprints, which say nothing elsewhere."""
+    if name in {one.name for one in fields(NeoBERTConfig)} or name in ("corpus", "tokenizer", "weights"):
+        return False
+    return isinstance(value, (bool, int, float)) or (isinstance(value, str) and "/" not in value)
+
+
+def build_card(
+    repo_id: str,
+    model: NeoBERTPreTrainedModel,
+    facts: CardFacts,
+    golden: dict[str, Any],
+    sentence_class: str | None = None,
+    onnx: tuple = (),
+) -> ModelCard:
+    """Fill the template.
+
+    Args:
+        repo_id: where the card will stand.
+        model: what it is about.
+        facts: what the model does not tell.
+        golden: from `record_golden`.
+        sentence_class: the class of Sentence Transformers that loads it, if it is one of its models.
+        onnx: the `ExportedFile`s.
+
+    Returns:
+        The card, with metadata that the Hub can read.
+    """
+    class_name, config = type(model).__name__, model.config
+    task, kind = KINDS[sentence_class or class_name]
+    metadata = {key: getattr(facts, key) or None for key in KEPT}
+    metadata[OURS] = {key: value for key in TOLD if (value := getattr(facts, key))} or None
+    if metadata["eval_results"]:
+        metadata["model_name"] = repo_id.split("/")[-1]
+    library = "sentence-transformers" if sentence_class else "transformers"
+    tags = ["neobert"] + ["sentence-transformers"] * bool(sentence_class) + ["onnx", "transformers.js"] * bool(onnx)
+    data = ModelCardData(library_name=library, pipeline_tag=task, tags=tags, **metadata)
+    values = golden["outputs"]["last_hidden_state"]["first"][:4]
+    return ModelCard.from_template(
+        data,
+        template_path=str(TEMPLATE),
+        repo_id=repo_id,
+        kind=kind,
+        class_name=class_name,
+        auto_class=next(auto_class for auto_class, name in MODEL_CLASSES.items() if name == class_name),
+        sentence_class=sentence_class,
+        onnx=onnx,
+        results=facts.eval_results,
+        **{key: getattr(facts, key) for key in TOLD},
+        golden_ids=golden["input_ids"],
+        golden_values=", ".join(f"{value:.4f}" for value in values),
+        **describe(model, config),
+    )
+
+
+def describe(model: NeoBERTPreTrainedModel, config: NeoBERTConfig) -> dict[str, Any]:
+    """The model in the template's words."""
+    positions = "learned"
+    if config.rope:
+        rope = config.rope_parameters
+        positions = f"RoPE, base {rope['rope_theta']:,g}"
+        if rope["rope_type"] != "default":
+            positions += f", {rope['rope_type']}, factor {rope.get('factor', 1):g}"
+    width = swiglu_width(config) if config.hidden_act == "swiglu" else config.intermediate_size
+    labels = config.id2label if type(model).__name__.endswith(("SequenceClassification", "TokenClassification")) else {}
+    return {
+        "parameters": f"{sum(parameter.numel() for parameter in model.parameters()):,}",
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "layers": config.num_hidden_layers,
+        "width": config.hidden_size,
+        "heads": config.num_attention_heads,
+        "activation": f"{'SwiGLU' if config.hidden_act == 'swiglu' else 'GELU'} of width {width:,}",
+        "norm": "RMSNorm" if config.rms_norm else "LayerNorm",
+        "rope": config.rope,
+        "positions": positions,
+        "max_length": f"{config.max_length:,}",
+        "vocabulary": f"{config.vocab_size:,}",
+        "labels": ", ".join(labels.values()),
+    }

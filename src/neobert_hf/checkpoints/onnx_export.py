@@ -1,0 +1,392 @@
+"""`neobert-hf export`: ONNX files in the folder layout that transformers.js reads, each checked before it is kept.
+
+    neobert-hf export runs/embeddings/model exported
+
+writes `onnx/model.onnx` (float32), `onnx/model_fp16.onnx`, `onnx/model_quantized.onnx` (int8) and, beside `onnx/`, the
+config, the tokenizer and, of an embedding model, the files that say how tokens are pooled.
+
+Optimum does not install with Transformers 5.23, so this goes through `torch.onnx` itself. Sentence Transformers'
+`backend="onnx"` needs Optimum too: run the files with onnxruntime (`examples/onnx_inference.py`) or transformers.js.
+"""
+
+import copy
+import json
+import shutil
+from argparse import ArgumentParser, Namespace
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx_ir
+import onnxruntime
+import torch
+from onnx_ir.passes.common import ClearMetadataAndDocStringPass
+from onnxruntime.quantization import quantize_dynamic
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+
+from neobert_hf.checkpoints.doctor import check_tokenizer, open_checkpoint
+from neobert_hf.checkpoints.tensors import local_folder
+from neobert_hf.common.atomic_writes import folder_written_whole
+from neobert_hf.configuration_neobert import NeoBERTConfig
+from neobert_hf.modeling_neobert import (
+    NeoBERTForMaskedLM,
+    NeoBERTForQuestionAnswering,
+    NeoBERTForSequenceClassification,
+    NeoBERTForTokenClassification,
+    NeoBERTModel,
+    NeoBERTPreTrainedModel,
+)
+
+
+# The names that `pipeline(...)` knows in Transformers and transformers.js, with the model and its outputs.
+TASKS = {
+    "feature-extraction": (NeoBERTModel, ("last_hidden_state",)),
+    "fill-mask": (NeoBERTForMaskedLM, ("logits",)),
+    "text-classification": (NeoBERTForSequenceClassification, ("logits",)),
+    "token-classification": (NeoBERTForTokenClassification, ("logits",)),
+    "question-answering": (NeoBERTForQuestionAnswering, ("start_logits", "end_logits")),
+}
+# The original project's names are those of the published checkpoints.
+ARCHITECTURES = {model.__name__: task for task, (model, _) in TASKS.items()} | {
+    "NeoBERT": "feature-extraction",
+    "NeoBERTLMHead": "fill-mask",
+}
+
+# File names are transformers.js' for its dtypes fp32, fp16 and q8.
+FILES = {"float32": "model.onnx", "float16": "model_fp16.onnx", "int8": "model_quantized.onnx"}
+LARGEST_DIFFERENCE = 1e-5
+SMALLEST_COSINE = {"float16": 0.9999, "int8": 0.99}
+
+OPSET = 18
+# One protobuf holds less than 2 GiB; the graph needs some of it.
+MOST_BYTES_IN_ONE_FILE = 2**31 - 2**26
+
+# What Sentence Transformers does after the encoder and every user of the files can do with `1_Pooling/config.json`.
+POOLING_MODULES = {"Transformer", "Pooling", "Normalize"}
+
+# Real text: special tokens and punctuation have the largest activations of a trained model.
+TEXTS = [
+    "NeoBERT is the most efficient model of its kind!",
+    "Short.",
+    "The capital of France is Paris, and 1,300 kilometres to the south-east (by road) lies Rome; who has walked it?",
+    "An encoder reads a whole sentence at once. " * 12,
+]
+
+
+class ExportError(ValueError):
+    """An exported file does not compute what the PyTorch model does."""
+
+
+@dataclass
+class ExportedFile:
+    """One ONNX file that passed its check.
+
+    Args:
+        name: inside `onnx/`.
+        precision: `float32`, `float16` or `int8`.
+        deviation: what was measured against PyTorch in float32, in words.
+        external_data: whether the weights lie in `<name>_data` beside it.
+    """
+
+    name: str
+    precision: str
+    deviation: str
+    external_data: bool
+
+
+class Exported(nn.Module):
+    """A model as the files show it: ids and mask in, float32 out, whatever the weights are."""
+
+    def __init__(self, model: NeoBERTPreTrainedModel, outputs: tuple[str, ...]):
+        super().__init__()
+        self.model = model
+        self.outputs = outputs
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        outputs = self.model(input_ids=input_ids, attention_mask=attention_mask)
+        return tuple(outputs[name].float() for name in self.outputs)
+
+
+def export(
+    path: str,
+    output_dir: str | Path,
+    task: str | None = None,
+    precisions: tuple[str, ...] = tuple(FILES),
+    revision: str | None = None,
+) -> list[ExportedFile]:
+    """Write a folder for onnxruntime and transformers.js, whole or not at all.
+
+    Args:
+        path: checkpoint, a local folder or a Hub id. Of a Sentence Transformers model the encoder is exported.
+        output_dir: must not exist yet.
+        task: one of `TASKS`; by default the one that the checkpoint's `architectures` names.
+        precisions: of `float32`, `float16` and `int8`.
+        revision: branch, tag or commit on the Hub.
+
+    Returns:
+        The files, in the order of `precisions`.
+
+    Raises:
+        ValueError: if the checkpoint cannot be exported as asked, before work starts.
+        ExportError: if a file computes something else than PyTorch.
+    """
+    # 1. Checks
+    output = Path(output_dir)
+    if output.exists():
+        raise ValueError(f"{output} exists already. Delete it, or name another folder.")
+    if unknown := set(precisions) - set(FILES):
+        raise ValueError(f"No precision {', '.join(sorted(unknown))}; known are {', '.join(FILES)}.")
+    source = local_folder(path, revision)
+    pooling_files = find_pooling_files(source)
+    tokenizer = sound_tokenizer(source)
+
+    # 2. Model
+    model, task = load_model(source, task)
+
+    # 3. ONNX files
+    with folder_written_whole(output) as partial:
+        files = write_onnx(model, task, tokenizer, partial / "onnx", precisions)
+
+        # 4. What goes with them
+        write_config(model, files, partial)
+        tokenizer.save_pretrained(partial)
+        for name in pooling_files:
+            (partial / name).parent.mkdir(exist_ok=True)
+            shutil.copyfile(source / name, partial / name)
+    return files
+
+
+def find_pooling_files(folder: Path) -> list[str]:
+    """The files by which users of an embedding model pool its tokens; none of other models.
+
+    Raises:
+        ValueError: if there are modules after the pooling whose weights the exported files would lack.
+    """
+    if not (folder / "modules.json").is_file():
+        return []
+    names = ["modules.json", "config_sentence_transformers.json"]
+    for module in json.loads((folder / "modules.json").read_text(encoding="utf-8")):
+        kind = module["type"].rsplit(".", 1)[-1]
+        if kind not in POOLING_MODULES:
+            raise ValueError(
+                f"{folder} has a module {module['type']}, which would be missing from its embeddings: "
+                f"the export knows {', '.join(sorted(POOLING_MODULES))}. Use Sentence Transformers for this model."
+            )
+        if kind == "Pooling":
+            names.append(f"{module['path']}/config.json")
+    return [name for name in names if (folder / name).is_file()]
+
+
+def sound_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer of a checkpoint, with which its config and tensors agree.
+
+    Raises:
+        ValueError: if they do not, or there is none.
+    """
+    checkpoint = open_checkpoint(folder)
+    if checkpoint.tokenizer is None:
+        raise ValueError(f"{folder} has no tokenizer. Save the one that it was trained with into it.")
+    check_tokenizer(checkpoint)
+    return checkpoint.tokenizer
+
+
+def load_model(folder: Path, task: str | None = None) -> tuple[NeoBERTPreTrainedModel, str]:
+    """The float32 model that a checkpoint is for, and its task.
+
+    Raises:
+        ValueError: if the task is not known or the checkpoint lacks its head.
+    """
+    config = NeoBERTConfig.from_pretrained(folder)
+    named = [ARCHITECTURES[name] for name in config.architectures or [] if name in ARCHITECTURES]
+    task = task or (named[0] if named else None)
+    if task not in TASKS:
+        raise ValueError(
+            f"{folder} is for {config.architectures}, the task is {task!r}; pass one of {', '.join(TASKS)} as `--task`."
+        )
+    if config.rope_parameters["rope_type"] in ("dynamic", "longrope"):
+        raise ValueError(
+            f"{folder} has RoPE of type {config.rope_parameters['rope_type']!r}, which depends on the longest text of "
+            "a batch and cannot stand in a graph: use 'yarn' or 'linear'."
+        )
+    options = {"dtype": torch.float32, "attn_implementation": "sdpa", "output_loading_info": True}
+    model, info = TASKS[task][0].from_pretrained(folder, **options)
+    if info["missing_keys"]:
+        raise ValueError(
+            f"{folder} is for {config.architectures} and has no weights for the task {task!r}: it lacks "
+            f"{', '.join(sorted(info['missing_keys']))}. Train that head first, or leave `--task` out."
+        )
+    return model.eval(), task
+
+
+def write_onnx(
+    model: NeoBERTPreTrainedModel,
+    task: str,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    precisions: tuple[str, ...] = tuple(FILES),
+) -> list[ExportedFile]:
+    """Write and check the ONNX files alone. The model is in float16 afterwards if that is asked for.
+
+    Raises:
+        ExportError: if a file computes something else than PyTorch; it stays in the folder.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    outputs = TASKS[task][1]
+    batches = check_batches(tokenizer, model.config)
+    expected = run_pytorch(model, outputs, batches)
+    files, graph = {}, None
+    # Float16 last, since it changes the weights in place: a copy would be another gigabyte.
+    for precision in sorted(precisions, key=["float32", "int8", "float16"].index):
+        file = folder / FILES[precision]
+        if precision == "float16":
+            save_graph(trace(model.half(), outputs, batches[0]), file)
+        else:
+            graph = graph or trace(model, outputs, batches[0])
+            save_graph(graph, file) if precision == "float32" else save_quantized(graph, file)
+        deviation = check(file, precision, batches, outputs, expected)
+        files[precision] = ExportedFile(file.name, precision, deviation, data_file(file).exists())
+        print(f"{file.name}: {deviation}", flush=True)
+    return [files[precision] for precision in precisions]
+
+
+def trace(model: NeoBERTPreTrainedModel, outputs: tuple[str, ...], batch: dict[str, torch.Tensor]) -> onnx_ir.Model:
+    """The ONNX graph, for any number of rows and columns.
+
+    A float16 model is traced as one, and not converted afterwards: where the model itself computes in float32 (rotary
+    table, norms, whose squares leave float16's range) the graph does, too.
+    """
+    auto = torch.export.Dim.AUTO
+    program = torch.onnx.export(
+        Exported(model, outputs).eval(),
+        kwargs=batch,
+        input_names=list(batch),
+        output_names=list(outputs),
+        # The mask has the shape of the ids; naming its axes too would be a warning.
+        dynamic_shapes={
+            "input_ids": {0: "batch_size", 1: "sequence_length"},
+            "attention_mask": {0: auto, 1: auto},
+        },
+        opset_version=OPSET,
+        dynamo=True,
+        verbose=False,
+    )
+    # Where in the exporting machine's source files each node comes from: half of a small file.
+    ClearMetadataAndDocStringPass()(program.model)
+    return program.model
+
+
+def save_graph(graph: onnx_ir.Model, file: Path) -> None:
+    size = sum(value.const_value.nbytes for value in graph.graph.initializers.values())
+    # By default torch.onnx writes `model.onnx.data`, which transformers.js does not look for.
+    onnx_ir.save(graph, file, external_data=data_file(file).name if size > MOST_BYTES_IN_ONE_FILE else None)
+
+
+def data_file(file: Path) -> Path:
+    return file.with_name(file.name + "_data")
+
+
+def save_quantized(graph: onnx_ir.Model, file: Path) -> None:
+    """Weights in int8, one scale a column; activations in uint8, with a scale that is found anew for each batch."""
+    for value in graph.graph.initializers.values():
+        # The quantizer transposes the weights of biased layers, and then refuses shapes that say otherwise.
+        value.shape = value.type = None
+    source = file.with_name("float32.onnx")
+    save_graph(graph, source)
+    quantize_dynamic(source, file, per_channel=True, op_types_to_quantize=["MatMul", "Gather"])
+    for used in (source, data_file(source)):
+        used.unlink(missing_ok=True)
+
+
+def check_batches(tokenizer: PreTrainedTokenizerBase, config: NeoBERTConfig) -> list[dict[str, torch.Tensor]]:
+    """Ragged, one row, and padded on the left with a row that is nothing but padding."""
+    options = {"truncation": True, "max_length": config.max_length, "return_tensors": "pt"}
+    options["return_token_type_ids"] = False
+    ragged = tokenizer(TEXTS, padding=True, **options)
+    single = tokenizer(TEXTS[:1], **options)
+    left = tokenizer(TEXTS, padding=True, padding_side="left", **options)
+    left["attention_mask"][1] = 0
+    return [{name: batch[name] for name in ("input_ids", "attention_mask")} for batch in (ragged, single, left)]
+
+
+@torch.no_grad()
+def run_pytorch(model, outputs: tuple[str, ...], batches: list[dict[str, torch.Tensor]]) -> list[list[np.ndarray]]:
+    expected = [[output.numpy() for output in Exported(model, outputs)(**batch)] for batch in batches]
+    if not all(np.isfinite(output).all() for results in expected for output in results):
+        raise ExportError(
+            "The PyTorch model's own outputs are not finite: its weights are damaged. Nothing is written."
+        )
+    return expected
+
+
+def check(file: Path, precision: str, batches, outputs: tuple[str, ...], expected: list[list[np.ndarray]]) -> str:
+    """Run a file in onnxruntime on every batch and say how far it is from PyTorch in float32.
+
+    Raises:
+        ExportError: if that is too far, or not finite.
+    """
+    session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+    got = [session.run(list(outputs), {name: tensor.numpy() for name, tensor in batch.items()}) for batch in batches]
+    pairs = list(zip(expected, got))
+    finite = all(np.isfinite(output).all() for results in got for output in results)
+    if precision == "float32":
+        value = max(difference(*both) for pair in pairs for both in zip(*pair))
+        passed = value <= LARGEST_DIFFERENCE
+        limit = f"at most {LARGEST_DIFFERENCE:.0e} is allowed (of the largest value, if over 1)"
+        deviation = f"largest difference from PyTorch {value:.1e}"
+    else:
+        masks = [batch["attention_mask"].bool().numpy() for batch in batches]
+        # Unlike Python's `min`, NumPy's lets no NaN pass: the cosine of nothing but zeros is one.
+        value = np.min([cosine(*both, mask) for pair, mask in zip(pairs, masks) for both in zip(*pair)])
+        passed = value >= SMALLEST_COSINE[precision]
+        limit = f"at least {SMALLEST_COSINE[precision]} is needed"
+        deviation = f"cosine with PyTorch {value:.6f}"
+    if not (passed and finite):
+        raise ExportError(
+            f"{file.name} ({precision}): {deviation if finite else 'its outputs are not finite'}; {limit}. "
+            f"Nothing is written. The other precisions may do: leave out {precision} with `--precisions`."
+        )
+    return deviation
+
+
+def difference(expected: np.ndarray, got: np.ndarray) -> float:
+    """The largest, padding included, against the largest value: float32 has no 1e-5 at hidden states of 130."""
+    return float(np.abs(expected - got).max() / max(1.0, np.abs(expected).max()))
+
+
+def cosine(expected: np.ndarray, got: np.ndarray, mask: np.ndarray) -> float:
+    """The smallest of any row, over its real tokens; where a row has a few scores only, that of the whole batch."""
+    if expected.shape[:2] != mask.shape:
+        rows = [(expected, got)]
+    else:
+        rows = [(one[real], other[real]) for one, other, real in zip(expected, got, mask) if real.any()]
+    return float(np.min([(a * b).sum() / (np.linalg.norm(a) * np.linalg.norm(b)) for a, b in rows]))
+
+
+def write_config(model: NeoBERTPreTrainedModel, files: list[ExportedFile], folder: Path) -> None:
+    config = copy.deepcopy(model.config)
+    config.architectures, config.dtype = [type(model).__name__], "float32"
+    if hasattr(config, "auto_map"):
+        del config.auto_map  # It names code files, and the folder holds none.
+    for key, value in external_data_config(files).items():
+        setattr(config, key, value)
+    config.to_json_file(folder / "config.json")
+
+
+def external_data_config(files: list[ExportedFile]) -> dict:
+    """What transformers.js needs to read in `config.json`, if the weights of a file lie beside it."""
+    external = {file.name: True for file in files if file.external_data}
+    return {"transformers.js_config": {"use_external_data_format": external}} if external else {}
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("path", help="checkpoint: a local folder or a Hub id")
+    parser.add_argument("output_dir", help="folder to write; must not exist yet")
+    parser.add_argument("--task", choices=TASKS, help="by default what the checkpoint's config names")
+    parser.add_argument("--precisions", nargs="+", choices=FILES, default=list(FILES), help="by default all")
+    parser.add_argument("--revision", help="branch, tag or commit on the Hub")
+
+
+def run(arguments: Namespace) -> None:
+    export(arguments.path, arguments.output_dir, arguments.task, tuple(arguments.precisions), arguments.revision)
+    print(f"{arguments.output_dir} is complete: every file computes what PyTorch does.")

@@ -1,0 +1,1 @@
+"""What every room uses: settings, text, files, fingerprints, results, reports."""

@@ -1,0 +1,76 @@
+"""What tells models, checkpoints and data from others under the same name: a folder may be trained on."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import torch
+from datasets import Dataset
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedTokenizerFast
+from transformers.utils import cached_file
+
+
+# Of a checkpoint's folder: what the weights, the architecture and the ids of texts depend on.
+CHECKPOINT_FILES = ("*.safetensors", "pytorch_model*.bin", "config.json", "tokenizer.json")
+SPECIAL_TOKENS = ("cls_token", "sep_token", "pad_token", "mask_token", "unk_token")
+
+
+def files_fingerprint(files: dict[str, str | Path], also: str = "") -> str:
+    """A hash of files by name, and of a text beside them."""
+    digest = hashlib.sha256(also.encode())
+    for name, file in sorted(files.items()):
+        digest.update(name.encode())
+        with open(file, "rb") as handle:
+            for block in iter(lambda: handle.read(2**20), b""):
+                digest.update(block)
+    return digest.hexdigest()[:16]
+
+
+def checkpoint_fingerprint(model: str) -> str:
+    """A hash of a folder's weights, configuration and tokenizer; of a Hub id, its commit.
+
+    Raises:
+        OSError: if it is neither.
+    """
+    folder = Path(model)
+    if folder.is_dir():
+        return files_fingerprint({file.name: file for pattern in CHECKPOINT_FILES for file in folder.glob(pattern)})
+    # The cache keeps each commit in a folder of its own.
+    return Path(cached_file(model, "config.json")).parent.name
+
+
+def data_fingerprint(data: Dataset) -> str:
+    """A hash of all rows in their order, in constant memory, whatever files they came from."""
+    digest = hashlib.sha256(str(data.features.arrow_schema.remove_metadata()).encode())
+    for table in data.with_format("arrow").iter(10_000):
+        # The bytes of a slice depend on what it was cut from; those of rows that are taken out do not.
+        for batch in table.take(list(range(len(table)))).combine_chunks().to_batches():
+            digest.update(batch.serialize())
+    return digest.hexdigest()[:16]
+
+
+def add_weights(digest, model: nn.Module) -> None:
+    """Add every tensor of a model, with its name and type, to a hash of `hashlib`."""
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+
+
+def identifying_config(config: PreTrainedConfig) -> dict:
+    """A config without where it lay and by what it was saved."""
+    incidental = ("_name_or_path", "transformers_version")
+    return {key: value for key, value in config.to_dict().items() if key not in incidental}
+
+
+def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerFast) -> str:
+    """A hash that two tokenizers share exactly if they turn every text into the same ids.
+
+    It covers vocabulary, normaliser, pre-tokenizer, post-processor and the ids of the special tokens, and leaves out
+    truncation, padding and `model_max_length`, which calling a tokenizer changes. The tokenizer stays as it is.
+    """
+    content = json.loads(tokenizer.backend_tokenizer.to_str())
+    content["truncation"] = content["padding"] = None
+    content["special_ids"] = {name: getattr(tokenizer, f"{name}_id") for name in SPECIAL_TOKENS}
+    # Saving sorts a vocabulary that a freshly trained tokenizer lists in another order; merges stay a list.
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,81 @@
+"""A Sentence Transformers model for inference, and what tells it from others."""
+
+import hashlib
+import json
+
+import numpy as np
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Transformer
+
+from neobert_hf.common.fingerprints import add_weights, identifying_config
+from neobert_hf.common.token_limits import tokens_read
+
+
+def load_model(
+    path: str,
+    dtype: torch.dtype,
+    device: str | None,
+    max_length: int | None,
+    truncate_dim: int | None,
+    trust_remote_code: bool = False,
+) -> SentenceTransformer:
+    """Load for inference, the encoder in `dtype` and all that follows (pooling, normalisation) in float32.
+
+    NeoBERT's hidden states reach 130: their sums overflow in float16 and lose the small dimensions in bfloat16.
+
+    Args:
+        path: folder or Hub name. A Transformers checkpoint gets mean pooling.
+        max_length: tokens; a model with fewer positions keeps its own limit.
+        truncate_dim: dimensions to keep (Matryoshka); all if None.
+        trust_remote_code: run code from the model's repository.
+
+    Raises:
+        ValueError: if the model has no Transformers encoder, as one of static embeddings.
+    """
+    model = SentenceTransformer(
+        path,
+        device=device,
+        truncate_dim=truncate_dim,
+        trust_remote_code=trust_remote_code,
+        model_kwargs={"dtype": dtype},
+    )
+    if not isinstance(model[0], Transformer):
+        raise ValueError(
+            f"{path} begins with {type(model[0]).__name__}; this needs a Sentence Transformers model that begins with "
+            "a Transformers encoder."
+        )
+    encoder, *others = model
+    model.max_seq_length = tokens_read(encoder.model, max_length, model.max_seq_length)
+    encoder.register_forward_hook(_to_float32)
+    for module in others:
+        module.float()
+    return model.eval()
+
+
+def _to_float32(module, args, features: dict) -> dict:
+    return features | {"token_embeddings": features["token_embeddings"].float()}
+
+
+def check_finite(embeddings: np.ndarray, texts: list[str]) -> None:
+    """Raises:
+    FloatingPointError: if an embedding is not finite, naming its text.
+    """
+    wrong = np.flatnonzero(~np.isfinite(embeddings).all(axis=1))
+    if len(wrong):
+        raise FloatingPointError(
+            f"{len(wrong):,} of {len(texts):,} embeddings are not finite, the first that of "
+            f"{texts[wrong[0]][:80]!r}. Set `dtype` to float32."
+        )
+
+
+def fingerprint(model: SentenceTransformer) -> str:
+    """A hash of all that the embeddings depend on: weights, architecture, tokenizer, pooling and prompts."""
+    digest = hashlib.sha256()
+    add_weights(digest, model)
+    config = identifying_config(model[0].auto_model.config)
+    modules = [{"class": type(module).__name__} | module.get_config_dict() for module in model]
+    settings = [config, modules, model.prompts, model.default_prompt_name, model.similarity_fn_name]
+    digest.update(json.dumps(settings, sort_keys=True, default=str).encode())
+    digest.update(model.tokenizer.backend_tokenizer.to_str().encode())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,1 @@
+"""How good a model is: GLUE, MTEB, pseudo-perplexity against length."""

@@ -1,0 +1,227 @@
+"""GLUE tasks and one's own, described in YAML (configs/glue/tasks.yaml), as checked datasets.
+
+Whatever a source looks like, it becomes splits with the columns `text`, `text_pair` where there are two, and `label`.
+"""
+
+import math
+import re
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+from datasets import ClassLabel, Dataset, DatasetDict, Value
+from huggingface_hub.dataclasses import strict
+from huggingface_hub.errors import StrictDataclassError
+
+from neobert_hf.common.settings import nearest
+from neobert_hf.common.text_sources import load_table
+from neobert_hf.evaluation.glue.metric import CLASSIFICATION, CORRELATIONS
+
+
+# QQP has a few broken lines in half a million.
+MOST_BROKEN_LINES = 1e-4
+
+
+@strict
+@dataclass
+class TsvFiles:
+    """How GLUE's own files name what the Hub names otherwise.
+
+    Args:
+        folder: in `data_dir`.
+        texts: columns.
+        label: column.
+        header: the names of all columns, of files that have no first line with them.
+        files: by split.
+    """
+
+    folder: str
+    texts: list[str]
+    label: str
+    header: list[str] | None = None
+    files: dict[str, str] = field(default_factory=lambda: {"train": "train.tsv", "validation": "dev.tsv"})
+
+
+@strict
+@dataclass
+class GlueTask:
+    """A task as configs/glue/tasks.yaml describes it, which explains the keys.
+
+    Raises:
+        ValueError: if the metrics do not fit the labels, or there are not one or two texts.
+    """
+
+    name: str
+    source: str
+    texts: list[str]
+    metrics: list[str]
+    labels: list[str] | None = None
+    label_range: list[Any] | None = None
+    subset: str | None = None
+    label: str = "label"
+    train: str = "train"
+    validation: list[str] = field(default_factory=lambda: ["validation"])
+    transfer_from: str | None = None
+    tsv: Any = None
+
+    def __post_init__(self):
+        if isinstance(self.tsv, dict):
+            self.tsv = TsvFiles(**self.tsv)
+        if len(self.texts) not in (1, 2) or not self.validation or not self.metrics:
+            raise ValueError("a task has one text column or two, a validation split or more, a metric or more.")
+        known = CLASSIFICATION if self.labels is not None else CORRELATIONS
+        for metric in self.metrics:
+            if metric not in known:
+                kind = "classification" if self.labels is not None else "regression (it has no `labels`)"
+                raise ValueError(f"{metric!r} is no metric of a {kind}{nearest(metric, list(known))}")
+        if self.labels is not None and len(set(self.labels)) != max(2, len(self.labels)):
+            raise ValueError(f"`labels` is {self.labels}: it must hold two names or more, each once.")
+        if "f1" in self.metrics and len(self.labels) != 2:
+            raise ValueError(f"'f1' is of two labels, and there are {len(self.labels)}: take 'macro_f1'.")
+        if self.label_range is not None and (self.labels is not None or len(self.label_range) != 2):
+            raise ValueError("`label_range` is for a regression: its smallest and its largest label.")
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """Our name of each column by its name in the source."""
+        return dict(zip([*self.texts, self.label], ["text", "text_pair"][: len(self.texts)] + ["label"]))
+
+
+def read_tasks(path: str) -> dict[str, GlueTask]:
+    """Read a file such as `configs/glue/tasks.yaml`.
+
+    Raises:
+        ValueError: naming the task and the key that is unknown, missing or wrong.
+    """
+    content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    if not isinstance(content, dict) or not all(isinstance(entry, dict) for entry in content.values()):
+        raise ValueError(f"{path} must hold tasks by name, each with `source`, `texts` and `metrics`.")
+    known = [one.name for one in fields(GlueTask) if one.name != "name"]
+    tasks = {}
+    for name, entry in content.items():
+        for key in entry:
+            if key not in known:
+                raise ValueError(f"{path}, task {name} has no meaning for the key {key!r}{nearest(str(key), known)}")
+        try:
+            tasks[name] = GlueTask(name=name, **entry)
+        except (StrictDataclassError, TypeError, ValueError) as error:
+            raise ValueError(f"{path}, task {name}: {error}") from error
+    for task in tasks.values():
+        if task.transfer_from is not None and task.transfer_from not in tasks:
+            raise ValueError(
+                f"{path}, task {task.name}: it starts from {task.transfer_from!r}, which is no task of this file"
+                f"{nearest(task.transfer_from, list(tasks))}"
+            )
+    return tasks
+
+
+def load_task(task: GlueTask, data_dir: str | None = None) -> DatasetDict:
+    """Load and check all splits of a task that are trained and evaluated on.
+
+    Args:
+        task: what to load.
+        data_dir: a folder that holds the tasks instead of their `source`: GLUE's own TSV files (`MNLI/train.tsv`), or
+            Parquet or JSON lines with the source's columns (`mnli/train.parquet`, `mnli/train-00000-of-00001.parquet`).
+
+    Raises:
+        FileNotFoundError: if a source is neither on the Hub nor here.
+        ValueError: if a split or a column is missing, a text is none, or a label is not in the map.
+    """
+    splits = DatasetDict()
+    for split in (task.train, *task.validation):
+        columns = task.columns
+        tsv = _tsv_file(task, data_dir, split)
+        if tsv is not None and tsv.is_file():
+            table, where = _read_tsv(task, tsv), str(tsv)
+            columns = dict(zip([*task.tsv.texts, task.tsv.label], columns.values()))
+        elif data_dir is not None or Path(task.source).is_dir():
+            folder = Path(task.source) if data_dir is None else Path(data_dir) / task.name
+            table, where = _load_files(task.name, folder, split, tsv)
+        else:
+            table, where = load_table(task.name, task.source, task.subset, split), f"{task.source}, split {split}"
+        splits[split] = _check(task, table, columns, f"Task {task.name} ({where})")
+    return splits
+
+
+def _tsv_file(task: GlueTask, data_dir: str | None, split: str) -> Path | None:
+    if data_dir is None or task.tsv is None:
+        return None
+    return Path(data_dir) / task.tsv.folder / task.tsv.files.get(split, f"{split}.tsv")
+
+
+def _load_files(name: str, folder: Path, split: str, tsv: Path | None) -> tuple[Dataset, str]:
+    named = re.compile(rf"{re.escape(split)}(-\d+-of-\d+)?\.(parquet|jsonl|json)")
+    files = sorted(file for file in folder.glob("*") if named.fullmatch(file.name))
+    if not files:
+        there = ", ".join(sorted(file.name for file in folder.glob("*"))) if folder.is_dir() else "no such folder"
+        raise ValueError(
+            f"Task {name} has no split {split!r}: expected {folder / split}.parquet or .jsonl"
+            f"{f', or {tsv}' if tsv else ''}; found in {folder}: {there or 'nothing'}."
+        )
+    pattern = str(files[0]) if len(files) == 1 else str(folder / f"{split}-*-of-*{files[0].suffix}")
+    return load_table(name, pattern, None, "train"), pattern
+
+
+def _read_tsv(task: GlueTask, file: Path) -> Dataset:
+    """One of GLUE's own files: quotes mean nothing in them, and QQP has lines that break off."""
+    # MRPC's begin with a byte order mark.
+    with open(file, encoding="utf-8-sig", newline="\n") as handle:
+        rows = [line.rstrip("\r\n").split("\t") for line in handle]
+    header = task.tsv.header or rows.pop(0)
+    complete = [row for row in rows if len(row) == len(header)]
+    if broken := len(rows) - len(complete):
+        found = f"{file}: {broken:,} of {len(rows):,} lines do not have {len(header)} columns"
+        if broken > MOST_BROKEN_LINES * len(rows):
+            raise ValueError(f"Task {task.name}: {found}, {', '.join(header)}.")
+        print(f"{found} and are left out", flush=True)
+    return Dataset.from_dict({name: [row[index] for row in complete] for index, name in enumerate(header)})
+
+
+def _check(task: GlueTask, table: Dataset, columns: dict[str, str], where: str) -> Dataset:
+    """The columns under our names, with numbers for labels."""
+    for column in columns:
+        if column not in table.column_names:
+            raise ValueError(f"{where} has no column {column!r}; it has {', '.join(map(repr, table.column_names))}.")
+    if not len(table):
+        raise ValueError(f"{where} is empty: it holds no row.")
+    *texts, label = columns
+    for column in texts:
+        if table.features[column] not in (Value("string"), Value("large_string")):
+            raise ValueError(f"{where}: the column {column!r} holds {table.features[column]}, not text.")
+        if missing := table.data.column(column).null_count:
+            raise ValueError(f"{where}: {missing:,} rows have no {column!r} (None). Correct them.")
+    feature = table.features[label]
+    if isinstance(feature, ClassLabel) and feature.names != task.labels:
+        raise ValueError(f"{where}: the labels are {feature.names} in this order; the task expects {task.labels}.")
+    values = {value: _number(task, value) for value in table.unique(label)}
+    labels = table.with_format(None)[label][:]
+    for value, number in values.items():
+        if number is None:
+            raise ValueError(
+                f"{where}: row {labels.index(value):,} has the label {value!r}; the task expects {_allowed(task)}."
+            )
+    table = table.select_columns(texts).rename_columns({column: columns[column] for column in texts})
+    return table.add_column("label", [values[value] for value in labels])
+
+
+def _number(task: GlueTask, value: Any) -> int | float | None:
+    """What the label is to the model; None if it is none of the task's."""
+    if task.labels is not None:
+        if value in task.labels:
+            return task.labels.index(value)
+        if isinstance(value, str) and value.isdecimal():
+            value = int(value)
+        return int(value) if isinstance(value, int) and 0 <= value < len(task.labels) else None
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return None
+    low, high = task.label_range or (-math.inf, math.inf)
+    return number if math.isfinite(number) and low <= number <= high else None
+
+
+def _allowed(task: GlueTask) -> str:
+    if task.labels is not None:
+        return ", ".join(f"{number} {name}" for number, name in enumerate(task.labels))
+    return "numbers" if task.label_range is None else "numbers from {} to {}".format(*task.label_range)

@@ -1,0 +1,58 @@
+"""A Sentence Transformers model as MTEB sees it.
+
+MTEB's own wrapper looks prompts up by rules that drop some (the key `CQADupstackRetrieval` reaches none of its 12
+parts, a local task's key is refused) and spread others (a task's key prompts documents, too). Here each task has one
+instruction, which stands before queries only where there are queries.
+"""
+
+from typing import Any
+
+import numpy as np
+from mteb.models.abs_encoder import AbsEncoder
+from mteb.models.model_meta import ModelMeta, ScoringFunction
+from mteb.types import PromptType
+from sentence_transformers import SentenceTransformer
+
+from neobert_hf.embeddings.inference import check_finite
+
+
+class InstructionEncoder(AbsEncoder):
+    """Encodes with one instruction a task.
+
+    Args:
+        model: any, fine-tuned or not.
+        name: under which results are reported.
+        prompts: what stands before the texts of each task, by its name. If None, the prompts that the model was saved
+            with are used.
+
+    Raises:
+        KeyError: on encoding for a task without a prompt.
+        FloatingPointError: when an embedding is not finite.
+    """
+
+    def __init__(self, model: SentenceTransformer, name: str, prompts: dict[str, str] | None):
+        self.model = model
+        self.prompts = prompts
+        self.mteb_model_meta = ModelMeta.create_empty(
+            {"name": name, "similarity_fn_name": ScoringFunction.from_str(model.similarity_fn_name)}
+        )
+
+    def prompt(self, task: str, prompt_type: PromptType | None) -> str | None:
+        """What stands before the texts; None leaves it to the model."""
+        if self.prompts is None:
+            return None
+        # An empty prompt, unlike None, also keeps the model's own away.
+        return "" if prompt_type == PromptType.document else self.prompts[task]
+
+    def encode(self, inputs, *, task_metadata, prompt_type: PromptType | None = None, **kwargs: Any) -> np.ndarray:
+        """MTEB calls this with batches of texts; `hf_split` and `hf_subset` make no difference."""
+        del kwargs["hf_split"], kwargs["hf_subset"]
+        encode = {
+            PromptType.query: self.model.encode_query,
+            PromptType.document: self.model.encode_document,
+            None: self.model.encode,
+        }[prompt_type]
+        texts = [text for batch in inputs for text in batch["text"]]
+        embeddings = encode(texts, prompt=self.prompt(task_metadata.name, prompt_type), **kwargs)
+        check_finite(embeddings, texts)
+        return embeddings

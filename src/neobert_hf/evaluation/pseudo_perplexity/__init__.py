@@ -1,0 +1,1 @@
+"""Pseudo-perplexity against length (paper, section 5.3)."""

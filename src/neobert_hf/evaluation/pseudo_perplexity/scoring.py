@@ -1,0 +1,182 @@
+"""Pseudo-perplexity of a masked language model: each token of a sequence predicted from all the others.
+
+Section 5.3: for each position i, mask it and take the cross-entropy l_i of its token; exp of their mean is the
+sequence's pseudo-perplexity (Salazar et al., 2020, arXiv 1910.14659). n forward passes over n tokens each: a random
+subset of the positions estimates it, with a confidence interval (that of every k-th position is what it would be for
+as many random ones).
+"""
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import accumulate, groupby, islice
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from scipy import stats
+from transformers import PreTrainedModel
+
+from neobert_hf.common.atomic_writes import write_text
+from neobert_hf.common.fingerprints import add_weights, identifying_config
+from neobert_hf.common.results import ResultError, check_same_settings
+
+
+@dataclass
+class MaskableText:
+    """A document as a model reads it, and the positions to score.
+
+    Args:
+        document: its row in the source.
+        ids: int64 (tokens,), with special tokens.
+        positions: ascending; never those of special tokens.
+        maskable: how many positions there are to choose from.
+    """
+
+    document: int
+    ids: np.ndarray
+    positions: np.ndarray
+    maskable: int
+
+
+def choose_positions(
+    document: int, ids: np.ndarray, special_ids: list[int], sample: int | None = None, stride: int = 1, seed: int = 0
+) -> MaskableText:
+    """Choose all positions, every `stride`-th, or `sample` random ones that depend on seed and document only."""
+    maskable = np.flatnonzero(~np.isin(ids, special_ids))
+    positions = maskable[::stride]
+    if sample is not None and sample < len(maskable):
+        positions = np.sort(np.random.default_rng([seed, document]).choice(maskable, sample, replace=False))
+    return MaskableText(document, ids, positions, len(maskable))
+
+
+def masked_batches(
+    texts: Sequence[MaskableText], batch_tokens: int, done: int = 0
+) -> Iterator[list[tuple[MaskableText, int]]]:
+    """Text and position of each row, after the first `done` rows: as many as the budget holds, and at least one.
+
+    All rows of a batch have one length. So nothing is padded, and dynamic NTK, which looks at the longest row, gives
+    every text its own scaling.
+    """
+    rows = islice(((text, position) for text in texts for position in text.positions), done, None)
+    for length, group in groupby(rows, key=lambda row: len(row[0].ids)):
+        while batch := list(islice(group, max(1, batch_tokens // length))):
+            yield batch
+
+
+@torch.inference_mode()
+def masked_losses(model: PreTrainedModel, batch: list[tuple[MaskableText, int]], mask_id: int) -> list[float]:
+    """Cross-entropy, in nats, of the token of each row that is masked.
+
+    Raises:
+        FloatingPointError: if one is not finite.
+    """
+    ids = torch.from_numpy(np.stack([text.ids for text, _ in batch])).to(model.device)
+    positions = torch.tensor([int(position) for _, position in batch], device=model.device)
+    rows = torch.arange(len(batch), device=model.device)
+    targets = ids[rows, positions]
+    ids[rows, positions] = mask_id
+    with _states_at(model, rows, positions):
+        logits = model(input_ids=ids).logits
+    # A model without a backbone of its own has decoded every position.
+    logits = logits[:, 0] if logits.shape[1] == 1 else logits[rows, positions]
+    losses = F.cross_entropy(logits.float(), targets, reduction="none").tolist()
+    if not all(map(math.isfinite, losses)):
+        raise FloatingPointError(f"Losses of document {batch[0][0].document} are not finite. Set `dtype` to float32.")
+    return losses
+
+
+@contextmanager
+def _states_at(model: PreTrainedModel, rows: torch.Tensor, positions: torch.Tensor) -> Iterator[None]:
+    """Let the backbone hand on one position of each row: heads decode the positions that they are given."""
+
+    def keep(module, args, output):
+        states = getattr(output, "last_hidden_state", None)
+        if states is not None:
+            output.last_hidden_state = states[rows, positions].unsqueeze(1)
+        return output
+
+    handle = model.base_model.register_forward_hook(keep)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def fingerprint(model: PreTrainedModel, mask_id: int) -> str:
+    """A hash of weights and config, RoPE included."""
+    digest = hashlib.sha256(f"{mask_id}".encode())
+    add_weights(digest, model)
+    digest.update(json.dumps(identifying_config(model.config), sort_keys=True, default=str).encode())
+    return digest.hexdigest()[:16]
+
+
+def texts_fingerprint(texts: Sequence[MaskableText]) -> str:
+    digest = hashlib.sha256()
+    for text in texts:
+        for values in (np.array([text.document, len(text.ids), len(text.positions)]), text.ids, text.positions):
+            digest.update(values.astype(np.int64))
+    return digest.hexdigest()[:16]
+
+
+def read_losses(file: Path, settings: dict) -> list[float]:
+    """The losses that an earlier run has stored, in the order of `masked_batches`.
+
+    The first line of the file holds the settings, every other a batch. Half a line at the end, which only a killed
+    process leaves, is cut off.
+
+    Raises:
+        ResultError: if the settings were others, or the file is damaged.
+    """
+    if not file.exists():
+        return []
+    content = file.read_bytes()
+    end = content.rfind(b"\n") + 1
+    try:
+        header, *ranges = [json.loads(line) for line in content[:end].splitlines()]
+        stored, losses = header["settings"], [loss for entry in ranges for loss in entry["losses"]]
+        ends = accumulate((len(entry["losses"]) for entry in ranges), initial=0)
+        continuous = all(entry["first"] == place for entry, place in zip(ranges, ends))
+    except (ValueError, KeyError, TypeError):
+        continuous = False
+    if not continuous:
+        raise ResultError(f"{file} is damaged: delete it to compute it again.")
+    if losses:
+        check_same_settings(file, stored, settings)
+        os.truncate(file, end)
+    return losses
+
+
+def append_losses(file: Path, settings: dict, first: int, losses: list[float]) -> None:
+    """Store a batch, in one write; before the first of all the settings."""
+    if first == 0:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_text(file, json.dumps({"settings": settings}) + "\n")
+    with open(file, "ab", buffering=0) as handle:
+        handle.write(json.dumps({"first": first, "losses": losses}).encode() + b"\n")
+        os.fsync(handle.fileno())
+
+
+def mean_interval(values: np.ndarray, population: int | None = None) -> tuple[float, float, float]:
+    """Mean of a random sample, and its 95% confidence interval by Student's t.
+
+    Args:
+        values: the sample.
+        population: how many there are to draw from, if they are few: the interval is narrower by sqrt(1 - share).
+
+    Returns:
+        Mean, lower and upper end; the ends are NaN for one of several, and the mean if the sample is everything.
+    """
+    mean, count = float(np.mean(values)), len(values)
+    if count == population:
+        return mean, mean, mean
+    if count < 2:
+        return mean, math.nan, math.nan
+    error = np.std(values, ddof=1) / math.sqrt(count) * math.sqrt(1 - count / population if population else 1)
+    margin = float(stats.t.ppf(0.975, count - 1) * error)
+    return mean, mean - margin, mean + margin

@@ -1,0 +1,226 @@
+"""Tokenised corpora on disk: `manifest.json`, `tokenizer/` and Arrow files that training maps into memory.
+
+    folder/
+        manifest.json       what was prepared, from what and how; written last, so that a folder with one is complete
+        tokenizer/          as saved by `save_pretrained`
+        shard-00000.arrow   Arrow IPC streams with one column `input_ids`: special tokens included, no padding
+        shard-00001.arrow
+
+Ids are uint16 when the vocabulary has at most 65,536 entries, else int32. `examples/prepare_data.py` writes such
+folders.
+"""
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, fields
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from datasets import Dataset, concatenate_datasets
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from neobert_hf.common.atomic_writes import write_json, written_whole
+from neobert_hf.common.fingerprints import tokenizer_fingerprint
+
+
+MANIFEST = "manifest.json"
+TOKENIZER = "tokenizer"
+# Each takes a reader 2 kB of memory: for RefinedWeb's 968 million documents 2.2 GB at 1,000, 0.3 GB at 10,000.
+RECORD_BATCH = 10_000
+
+
+@dataclass
+class Manifest:
+    """What a prepared folder holds.
+
+    Args:
+        source: the settings that chose the documents, and the number and bytes of the files where they are local.
+        column: the column of the source that held the text.
+        tokenizer_fingerprint: see `tokenizer_fingerprint`.
+        vocab_size: one more than the largest id of the tokenizer.
+        max_length: most tokens of a document, [CLS] and [SEP] included.
+        long_documents: `"truncate"` (the rest is left out) or `"split"` (each window is a document of its own).
+        dtype: of the ids, `"uint16"` or `"int32"`.
+        documents_per_shard: documents of the source (not of the shard) that went into each shard.
+        source_documents: documents read.
+        documents: documents (rows) written.
+        tokens: ids written, special tokens included.
+        dropped_short: documents left out because they have fewer than 2 ordinary tokens.
+        length_histogram: documents by length in tokens. The key is the lower edge of a bin, a power of two; its bin
+            reaches to twice that, exclusively.
+        shards: `{"file", "documents", "tokens", "bytes"}` in the order of the documents.
+    """
+
+    source: dict[str, Any]
+    column: str
+    tokenizer_fingerprint: str
+    vocab_size: int
+    max_length: int
+    long_documents: str
+    dtype: str
+    documents_per_shard: int
+    source_documents: int = 0
+    documents: int = 0
+    tokens: int = 0
+    dropped_short: int = 0
+    length_histogram: dict[int, int] = field(default_factory=dict)
+    shards: list[dict[str, Any]] = field(default_factory=list)
+
+    def save(self, file: str | Path) -> None:
+        write_json(Path(file), asdict(self))
+
+    @classmethod
+    def read(cls, file: str | Path) -> "Manifest":
+        """
+        Raises:
+            ValueError: if the file is not a manifest of this version of the package.
+        """
+        try:
+            values = json.loads(Path(file).read_text(encoding="utf-8"))
+            values["length_histogram"] = {int(edge): n for edge, n in values["length_histogram"].items()}
+            return cls(**values)
+        except (json.JSONDecodeError, AttributeError, KeyError, TypeError) as error:
+            names = ", ".join(field.name for field in fields(cls))
+            raise ValueError(
+                f"{file} is not a manifest ({error!r}); it must be a JSON object with {names}. "
+                "Delete its folder and run examples/prepare_data.py again."
+            ) from error
+
+    def at_least(self, length: int) -> int:
+        """Documents of `length` tokens or more.
+
+        Raises:
+            ValueError: if `length` is not a power of two, which the histogram cannot tell.
+        """
+        if length < 1 or length & (length - 1):
+            raise ValueError(f"The histogram knows powers of two only, not {length}; count the rows instead.")
+        return sum(n for edge, n in self.length_histogram.items() if edge >= length)
+
+
+def write_shard(path: str | Path, documents: Iterable[list[int]], dtype: str) -> dict[str, Any] | None:
+    """Write documents as one Arrow IPC stream, whole or not at all.
+
+    Args:
+        path: the file; its folder must exist.
+        documents: ids of each document, consumed 10,000 documents at a time.
+        dtype: `"uint16"` or `"int32"`.
+
+    Returns:
+        The shard's entry in the manifest; None (and no file) if there are no documents.
+
+    Raises:
+        OverflowError: if an id does not fit the dtype.
+    """
+    path, entry = Path(path), None
+    # An array takes a tenth of the memory of a list of numbers.
+    documents = (np.array(document, dtype) for document in documents)
+    schema = pa.schema({"input_ids": pa.list_(pa.from_numpy_dtype(dtype))})
+    batch = list(islice(documents, RECORD_BATCH))
+    if batch:
+        entry = {"file": path.name, "documents": 0, "tokens": 0}
+        with written_whole(path) as partial:
+            with pa.OSFile(str(partial), "wb") as file, pa.ipc.new_stream(file, schema) as writer:
+                while batch:
+                    offsets = np.cumsum([0, *map(len, batch)], dtype=np.int32)
+                    ids = pa.array(np.concatenate(batch))
+                    writer.write_batch(pa.record_batch([pa.ListArray.from_arrays(offsets, ids)], schema=schema))
+                    entry["documents"] += len(batch)
+                    entry["tokens"] += len(ids)
+                    batch = list(islice(documents, RECORD_BATCH))
+        entry["bytes"] = path.stat().st_size
+    return entry
+
+
+def check_shard(folder: Path, shard: dict[str, Any]) -> None:
+    """
+    Raises:
+        FileNotFoundError: if the shard's file is not there.
+        ValueError: if it has not the number of bytes that were written.
+    """
+    file, again = folder / shard["file"], f"delete {folder} and run examples/prepare_data.py again."
+    if not file.is_file():
+        raise FileNotFoundError(f"{file}, a shard that was written there, is missing: restore it, or {again}")
+    if file.stat().st_size != shard["bytes"]:
+        raise ValueError(
+            f"{file} has {file.stat().st_size} bytes, not the {shard['bytes']} written: restore it, or {again}"
+        )
+
+
+def read_manifest(folder: str | Path) -> Manifest:
+    """The manifest of a prepared folder, after a look at every shard's size.
+
+    Raises:
+        FileNotFoundError: if the folder is not prepared, or a shard is missing.
+        ValueError: if preparation is unfinished, or a shard has another size than was written.
+    """
+    folder = Path(folder)
+    if not (folder / MANIFEST).is_file():
+        if any(folder.glob("progress/*")):
+            raise ValueError(f"{folder} is not finished: run the same examples/prepare_data.py command again.")
+        raise FileNotFoundError(
+            f"{folder} holds no {MANIFEST}, so it is no tokenised corpus: run examples/prepare_data.py with "
+            f"--output_dir {folder}, or name the folder of an earlier run."
+        )
+    manifest = Manifest.read(folder / MANIFEST)
+    for shard in manifest.shards:
+        check_shard(folder, shard)
+    return manifest
+
+
+def load_shards(folder: str | Path, manifest: Manifest | None = None) -> Dataset:
+    """The documents of a prepared folder, mapped into memory: constant memory, any number of readers.
+
+    Args:
+        folder: the folder.
+        manifest: what `read_manifest` gave for it, if that has been called: it looks at every shard.
+
+    Returns:
+        A dataset with the column `input_ids`, one list of ids a document, shards in manifest order.
+
+    Raises:
+        FileNotFoundError, ValueError: as `read_manifest`, and if a shard's rows or columns are not those written.
+
+    Example:
+
+    ```python
+    >>> documents = load_shards("data/refinedweb")
+    >>> tokenizer = load_tokenizer("data/refinedweb")
+    >>> tokenizer.decode(documents[0]["input_ids"])
+    ```
+    """
+    folder, manifest = Path(folder), manifest or read_manifest(folder)
+    shards = []
+    for shard in manifest.shards:
+        dataset = Dataset.from_file(str(folder / shard["file"]))
+        if dataset.num_rows != shard["documents"] or dataset.column_names != ["input_ids"]:
+            raise ValueError(
+                f"{folder / shard['file']} has {dataset.num_rows} rows of {dataset.column_names}, not "
+                f"{shard['documents']} of ['input_ids']: delete {folder} and run examples/prepare_data.py again."
+            )
+        shards.append(dataset)
+    return concatenate_datasets(shards)
+
+
+def load_tokenizer(folder: str | Path, manifest: Manifest | None = None) -> PreTrainedTokenizerFast:
+    """The tokenizer that made the ids of a prepared folder.
+
+    Args:
+        folder, manifest: as for `load_shards`.
+
+    Raises:
+        FileNotFoundError, ValueError: as `read_manifest`, and if `tokenizer/` holds another tokenizer.
+    """
+    folder, manifest = Path(folder), manifest or read_manifest(folder)
+    if not (folder / TOKENIZER).is_dir():
+        raise FileNotFoundError(f"{folder / TOKENIZER} is missing: restore it, or prepare {folder} again.")
+    tokenizer = AutoTokenizer.from_pretrained(folder / TOKENIZER)
+    found = tokenizer_fingerprint(tokenizer)
+    if found != manifest.tokenizer_fingerprint:
+        raise ValueError(
+            f"{folder / TOKENIZER} has the fingerprint {found[:12]}, but the ids of {folder} were made by "
+            f"{manifest.tokenizer_fingerprint[:12]}: restore that tokenizer, or prepare the text again."
+        )
+    return tokenizer

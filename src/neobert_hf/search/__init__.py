@@ -1,0 +1,1 @@
+"""Semantic search over one's own documents, in LanceDB or Weaviate."""

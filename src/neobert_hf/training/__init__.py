@@ -1,0 +1,1 @@
+"""What every training recipe shares: the resumable trainer, checkpoints of a run, launching."""

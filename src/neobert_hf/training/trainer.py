@@ -1,0 +1,195 @@
+"""What every training recipe here adds to a Trainer: whole checkpoints, SIGTERM, and no weights that are not finite."""
+
+import math
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from torch.distributed.tensor import DTensor
+from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
+
+from neobert_hf.common.atomic_writes import replace_folder
+from neobert_hf.training.launching import leave
+from neobert_hf.training.run_checkpoints import (
+    CheckpointError,
+    Progress,
+    check_engine,
+    complete_checkpoints,
+    delete_checkpoint,
+    delete_old,
+    mark_complete,
+    read_progress,
+    step_of,
+)
+
+
+def check_fixed(arguments: TrainingArguments, fixed: dict) -> None:
+    """Refuse settings of Transformers that would undo what a recipe promises, and a training without an end.
+
+    Args:
+        fixed: the only value that the recipe runs with, by name.
+
+    Raises:
+        ValueError: naming the setting.
+    """
+    for name, value in fixed.items():
+        if getattr(arguments, name) != value:
+            raise ValueError(f"`{name}` is {getattr(arguments, name)!r}; this recipe needs {value!r}.")
+    if arguments.max_steps < 1:
+        raise ValueError(f"`max_steps` is {arguments.max_steps}; it must be 1 or more: data have no end here.")
+
+
+class Diverged(SystemExit):
+    """Loss, weights or scores are not finite. Ends the process with its message, unless a recipe goes on."""
+
+
+class StopOnSigterm(TrainerCallback):
+    """SIGTERM saves and stops after the current step, on all processes after the same one."""
+
+    def __init__(self, trainer: "ResumableTrainer"):
+        self.trainer = trainer
+        self.received = False
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        signal.signal(signal.SIGTERM, self._receive)
+
+    def _receive(self, signum, frame):
+        self.received = True
+
+    def on_step_end(self, args, state, control, **kwargs):
+        received = self.received
+        if args.world_size > 1:
+            flag = torch.tensor(float(received), device=args.device)
+            received = self.trainer.accelerator.reduce(flag, "sum").item() > 0
+        if received and state.global_step < state.max_steps:
+            self.trainer.stopped = True
+            control.should_save = control.should_training_stop = True
+
+
+def ignore_sigterm(worker: int) -> None:
+    """Of loader workers: launchers signal whole process groups, and a worker that dies ends training at once."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+class ResumableTrainer(Trainer):
+    """A Trainer whose checkpoints are whole or not used; see `checkpoints.py`.
+
+    Attributes:
+        run_settings: every setting that the result depends on, stored in checkpoints and compared on resume.
+        stopped: whether SIGTERM ended training before `max_steps`.
+        engine: whose form weights and optimizer have in a checkpoint: `plain` (one process, DDP), `FSDP`, `DeepSpeed`.
+
+    Raises:
+        CheckpointError: when a checkpoint cannot be written. Those before it stay usable.
+        FloatingPointError: when loss or weights are not finite, before such weights are saved.
+    """
+
+    def __init__(self, *args, settings: dict, **kwargs):
+        self.run_settings = settings
+        self.stopped = False
+        super().__init__(*args, **kwargs)
+        if self.args.n_gpu > 1:
+            raise ValueError(f"One process sees {self.args.n_gpu} GPUs: use `accelerate launch`, one process for each.")
+        # The Trainer's own rotation comes before the new checkpoint is whole, and with a limit of 1 it ends training by
+        # deleting the newest for the best.
+        self.keep, self.args.save_total_limit = self.args.save_total_limit, None
+        self.engine = "DeepSpeed" if self.is_deepspeed_enabled else "FSDP" if self.is_fsdp_enabled else "plain"
+        self.add_callback(StopOnSigterm(self))
+
+    def cursor(self) -> dict:
+        """Where the data stand; of a recipe that lets the Trainer skip, nothing."""
+        return {}
+
+    def train(self, *args, **kwargs):
+        previous = signal.getsignal(signal.SIGTERM)
+        try:
+            return super().train(*args, **kwargs)
+        finally:
+            # Also after an error, when other processes may wait for this one until a signal ends them.
+            signal.signal(signal.SIGTERM, previous)
+
+    def train_to_the_end(self, resume: Path | None) -> None:
+        """Train to the end, from a checkpoint or the start. Errors and SIGTERM end the process with a message.
+
+        Of a finished checkpoint only the log is taken: what is left to do follows training.
+
+        Raises:
+            CheckpointError: if another engine wrote the checkpoint.
+        """
+        if resume is not None and self.is_finished(resume):
+            if self.engine != "plain":
+                sys.exit(
+                    "Training is finished. Run the command once more on one process, to write "
+                    f"{Path(self.args.output_dir) / 'model'}."
+                )
+            self.state = TrainerState.load_from_json(str(resume / "trainer_state.json"))
+            return
+        if resume is not None:
+            check_engine(resume, read_progress(resume), self.engine)
+        try:
+            self.train(resume_from_checkpoint=str(resume) if resume else None)
+        except CheckpointError as error:
+            sys.exit(str(error))
+        except FloatingPointError as error:
+            raise Diverged(f"{error} {self.advice()}") from error
+        if self.stopped:
+            print(f"Stopped by SIGTERM after step {self.state.global_step}. {self.advice()}", flush=True)
+            leave(self.accelerator, 143)
+
+    def is_finished(self, checkpoint: Path) -> bool:
+        """Whether training ended with it."""
+        return step_of(checkpoint) == self.args.max_steps
+
+    def save_whole(self, folder: Path) -> None:
+        """Write the model beside and rename: `folder` never holds half of it."""
+        if self.is_fsdp_enabled:
+            # With sharded checkpoints it would write nothing, without a word.
+            self.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
+        partial = folder.with_name(folder.name + ".partial")
+        self.save_model(str(partial))
+        if self.is_world_process_zero():
+            (partial / "training_args.bin").unlink(missing_ok=True)
+            replace_folder(partial, folder)
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        if not math.isfinite(logs.get("loss", 0.0)):
+            raise FloatingPointError(f"The loss is {logs['loss']} at step {self.state.global_step}.")
+        super().log(logs, start_time)
+
+    def _save_checkpoint(self, model, trial) -> None:
+        step = self.state.global_step
+        if not self._all_finite(model):
+            raise FloatingPointError(f"Loss or weights are not finite after step {step}.")
+        folder = Path(self.args.output_dir) / f"checkpoint-{step}"
+        try:
+            if self.is_world_process_zero() and folder.exists():
+                # An earlier run was interrupted while it saved this step.
+                delete_checkpoint(folder)
+            self.accelerator.wait_for_everyone()
+            super()._save_checkpoint(model, trial)
+            self.accelerator.wait_for_everyone()
+            if self.is_world_process_zero():
+                mark_complete(folder, Progress(self.engine, self.run_settings, self.cursor()))
+                delete_old(folder.parent, self.keep, self.state.best_global_step)
+        except (OSError, RuntimeError, SafetensorError) as error:
+            free = shutil.disk_usage(self.args.output_dir).free
+            raise CheckpointError(
+                f"The checkpoint of step {step} could not be written ({error}); {free:,} bytes are free. "
+                f"{self.advice()}"
+            ) from error
+
+    def _all_finite(self, model) -> bool:
+        """Loss and weights, of this process's part on engines that share them out, on all processes."""
+        weights = [weight.to_local() if isinstance(weight, DTensor) else weight for weight in model.parameters()]
+        finite = torch.stack([tensor.detach().isfinite().all() for tensor in (self._tr_loss, *weights)]).all()
+        return self.accelerator.reduce((~finite).float(), "sum").item() == 0
+
+    def advice(self) -> str:
+        """From where the run can go on, for the message that ends it."""
+        complete = complete_checkpoints(Path(self.args.output_dir))
+        if not complete:
+            return "There is no earlier checkpoint."
+        return f"{complete[-1]} is complete: the same command goes on from there."

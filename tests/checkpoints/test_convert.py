@@ -1,0 +1,389 @@
+"""`neobert-hf convert`: the original's checkpoints into this package's layout and back, and what it refuses."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from neobert_hf import (
+    NeoBERTForMaskedLM,
+    NeoBERTForSequenceClassification,
+    NeoBERTForTokenClassification,
+    NeoBERTModel,
+)
+from neobert_hf.checkpoints.convert import convert, read_tensors
+from neobert_hf.checkpoints.deepspeed import read_deepspeed
+from neobert_hf.cli import main
+from tests.helpers.models import ragged_batch, small_config, small_model
+from tests.helpers.small_tokenizer import small_tokenizer
+from tests.helpers.zero_folders import write_zero_folder
+
+
+# (stage, processes, parameter groups, dtype of the forward pass); 64 x 100 values are no multiple of 3 processes.
+ZERO_FOLDERS = [
+    (0, 1, 1, torch.float32),
+    (0, 2, 1, torch.bfloat16),
+    (1, 3, 2, torch.float32),
+    (1, 1, 1, torch.bfloat16),
+    (2, 2, 1, torch.float16),
+    (2, 3, 2, torch.bfloat16),
+    (3, 1, 1, torch.float32),
+    (3, 3, 2, torch.bfloat16),
+]
+
+# What the published model has, recorded in full: keys of config.json and tensors of a block.
+PUBLISHED_KEYS = (
+    "architectures auto_map classifier_init_range decoder_init_range dim_head embedding_init_range hidden_size "
+    "intermediate_size max_length model_type norm_eps num_attention_heads num_hidden_layers pad_token_id torch_dtype "
+    "transformers_version vocab_size"
+).split()
+PUBLISHED_TENSORS = {
+    "decoder.weight": (100, 64),
+    "decoder.bias": (100,),
+    "model.encoder.weight": (100, 64),
+    "model.layer_norm.weight": (64,),
+} | {
+    f"model.transformer_encoder.{layer}.{name}": shape
+    for layer in range(2)
+    for name, shape in {
+        "attention_norm.weight": (64,),
+        "ffn_norm.weight": (64,),
+        "qkv.weight": (192, 64),
+        "wo.weight": (64, 64),
+        "ffn.w12.weight": (128, 64),
+        "ffn.w3.weight": (64, 64),
+    }.items()
+}
+
+
+@pytest.fixture
+def weights():
+    """Of a masked LM; without biases of zero, so that an exchange of two tensors shows."""
+    model = small_model(NeoBERTForMaskedLM)
+    return {name: torch.randn_like(tensor) for name, tensor in model.state_dict().items()}
+
+
+@pytest.fixture
+def config(tmp_path) -> str:
+    small_config().save_pretrained(tmp_path / "config")
+    return str(tmp_path / "config")
+
+
+def same_bytes(left, right) -> bool:
+    """The same names, dtypes and bits."""
+    return left.keys() == right.keys() and all(
+        left[name].dtype == right[name].dtype
+        and left[name].shape == right[name].shape
+        and left[name].contiguous().view(torch.uint8).equal(right[name].contiguous().view(torch.uint8))
+        for name in left
+    )
+
+
+@pytest.mark.parametrize("stage, world, groups, dtype", ZERO_FOLDERS)
+def test_deepspeed_folders_give_the_float32_weights(stage, world, groups, dtype, weights, tmp_path):
+    write_zero_folder(tmp_path / "zero", weights, stage, world, dtype, groups)
+    assert "deepspeed" not in sys.modules
+    assert same_bytes(read_deepspeed(tmp_path / "zero"), weights)
+    assert same_bytes(read_deepspeed(tmp_path / "zero" / "7"), weights)
+    write_zero_folder(tmp_path / "zero", {name: -x for name, x in weights.items()}, stage, world, dtype, groups, "8")
+    assert same_bytes(read_deepspeed(tmp_path / "zero", tag="7"), weights)
+    assert torch.equal(read_deepspeed(tmp_path / "zero")["decoder.bias"], -weights["decoder.bias"])
+
+
+def test_a_deepspeed_folder_becomes_a_model(weights, config, tmp_path):
+    write_zero_folder(tmp_path / "zero", weights, 2, 2, torch.bfloat16)
+    convert(str(tmp_path / "zero"), tmp_path / "here", config=config)
+    model = NeoBERTForMaskedLM.from_pretrained(tmp_path / "here")
+    expected = small_model(NeoBERTForMaskedLM)
+    expected.load_state_dict(weights)
+    ids, mask = ragged_batch()
+    with torch.no_grad():
+        assert torch.equal(model.eval()(ids, mask).logits, expected(ids, mask).logits)
+    assert model.config.architectures == ["NeoBERTForMaskedLM"]
+
+
+@pytest.mark.parametrize("prefix", ["", "module.", "module._orig_mod."])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_state_dict_there_and_back(prefix, dtype, weights, config, tmp_path):
+    """`prefix`: the original saves the model as DDP and `torch.compile` have wrapped it."""
+    weights = {name: tensor.to(dtype) for name, tensor in weights.items()}
+    (tmp_path / "step").mkdir()
+    torch.save({prefix + name: tensor for name, tensor in weights.items()}, tmp_path / "step" / "state_dict.pt")
+    convert(str(tmp_path / "step"), tmp_path / "here", config=config)
+    assert same_bytes(load_file(tmp_path / "here" / "model.safetensors"), weights)
+    convert(str(tmp_path / "here"), tmp_path / "back", to="state_dict")
+    assert same_bytes(torch.load(tmp_path / "back" / "state_dict.pt", weights_only=True), weights)
+    assert json.loads((tmp_path / "back" / "config.json").read_text())["torch_dtype"] == str(dtype)[6:]
+
+
+@pytest.mark.parametrize("cls", [NeoBERTModel, NeoBERTForMaskedLM, NeoBERTForSequenceClassification])
+def test_what_is_saved_here_has_the_original_layout(cls, tmp_path):
+    small_model(cls).save_pretrained(tmp_path / "here")
+    convert(str(tmp_path / "here"), tmp_path / "original", to="original")
+    assert same_bytes(*(load_file(tmp_path / name / "model.safetensors") for name in ("here", "original")))
+    values = json.loads((tmp_path / "original" / "config.json").read_text())
+    assert set(PUBLISHED_KEYS) <= set(values)
+    assert not {"rope_parameters", "classifier_pooling", "sparse_prediction", "dtype"} & set(values)
+    assert values["auto_map"]["AutoModelForMaskedLM"] == "model.NeoBERTLMHead"
+    name = {NeoBERTModel: "NeoBERT", NeoBERTForMaskedLM: "NeoBERTLMHead"}.get(cls, "NeoBERTForSequenceClassification")
+    assert values["architectures"] == [name]
+    if cls is NeoBERTForMaskedLM:
+        tensors = load_file(tmp_path / "original" / "model.safetensors")
+        assert {name: tuple(tensor.shape) for name, tensor in tensors.items()} == PUBLISHED_TENSORS
+
+
+@pytest.mark.parametrize("variant", ["published", "layernorm_abs"])
+@pytest.mark.parametrize("part", ["", "sequence_classification"])
+def test_recorded_checkpoints_there_and_back(variant, part, shared, tmp_path):
+    source = shared / "reference" / variant / part
+    convert(str(source), tmp_path / "here")
+    convert(str(tmp_path / "here"), tmp_path / "back", to="original")
+    original = load_file(source / "model.safetensors")
+    assert same_bytes(load_file(tmp_path / "here" / "model.safetensors"), original)
+    assert same_bytes(load_file(tmp_path / "back" / "model.safetensors"), original)
+    before, after = (json.loads((path / "config.json").read_text()) for path in (source, tmp_path / "back"))
+    # Notes of the training script, which describe nothing.
+    for key in set(before) - {"kwargs", "trust_remote_code", "pretrained_model_name_or_path", "transformers_version"}:
+        assert after[key] == before[key], key
+    assert "auto_map" not in json.loads((tmp_path / "here" / "config.json").read_text())
+
+
+def test_tokenizer_and_shards(tmp_path):
+    model = small_model(NeoBERTForMaskedLM, vocab_size=200)
+    small_tokenizer(200).save_pretrained(tmp_path / "tokenizer")
+    model.save_pretrained(tmp_path / "shards", max_shard_size="100KB")
+    assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 2
+    convert(str(tmp_path / "shards"), tmp_path / "here", tokenizer=str(tmp_path / "tokenizer"))
+    assert same_bytes(load_file(tmp_path / "here" / "model.safetensors"), dict(model.state_dict()))
+    assert (tmp_path / "here" / "tokenizer.json").read_bytes() == (tmp_path / "tokenizer/tokenizer.json").read_bytes()
+    convert(str(tmp_path / "here"), tmp_path / "back", to="original")
+    assert (tmp_path / "back" / "tokenizer.json").is_file()
+
+
+def test_a_stored_rotary_table_is_compared_and_left_out(weights, config, tmp_path):
+    angles = torch.outer(torch.arange(128).double(), 10000 ** (-torch.arange(0, 16, 2).double() / 16))
+    table = torch.polar(torch.ones_like(angles), angles).to(torch.complex64)
+    for form in (table, torch.view_as_real(table)):
+        save_file(weights | {"model.freqs_cis": form.contiguous()}, tmp_path / "with.safetensors")
+        convert(str(tmp_path / "with.safetensors"), tmp_path / str(form.ndim), config=config)
+        assert same_bytes(load_file(tmp_path / str(form.ndim) / "model.safetensors"), weights)
+    save_file(weights | {"model.freqs_cis": table.roll(1, 0)}, tmp_path / "with.safetensors")
+    with pytest.raises(ValueError, match="model.freqs_cis is off by"):
+        convert(str(tmp_path / "with.safetensors"), tmp_path / "out", config=config)
+
+
+class Malicious:
+    def __init__(self, marker):
+        self.marker = marker
+
+    def __reduce__(self):
+        return os.system, (f"touch {self.marker}",)
+
+
+@pytest.mark.parametrize("place", ["state_dict", "weight", "model_states", "optim_states"])
+def test_a_pickle_with_code_is_refused_unexecuted(place, weights, config, tmp_path):
+    code = Malicious(tmp_path / "executed")
+    source = tmp_path / "source"
+    if place in ("state_dict", "weight"):
+        source.mkdir()
+        torch.save(code if place == "state_dict" else weights | {"decoder.bias": code}, source / "state_dict.pt")
+    else:
+        write_zero_folder(source, weights, 2, 2)
+        file = next((source / "7").glob(f"*rank_0*_{place}.pt"))
+        torch.save({"optimizer_state_dict": code, "module": code}, file)
+    with pytest.raises(ValueError, match="is refused and nothing in it was run: it names posix.system"):
+        convert(str(source), tmp_path / "out", config=config)
+    assert not (tmp_path / "executed").exists() and not list(tmp_path.glob("out*"))
+
+
+def edit(change, name):
+    """Damage one file of a ZeRO 2 folder."""
+
+    def damage(source):
+        state = torch.load(source / "7" / name, weights_only=False)
+        change(state)
+        torch.save(state, source / "7" / name)
+
+    return damage
+
+
+def truncate(file):
+    os.truncate(file, file.stat().st_size // 2)
+
+
+MODEL, PART = "mp_rank_00_model_states.pt", "zero_pp_rank_1_mp_rank_00_optim_states.pt"
+ZERO_DAMAGES = {
+    "missing part": (lambda source: (source / "7" / PART).unlink(), "is of 2 processes, and there are files of 1"),
+    "missing first part": (
+        lambda source: (source / "7" / PART.replace("1", "0", 1)).unlink(),
+        "lacks the optimizer states of process 0",
+    ),
+    "no parts": (
+        lambda source: [file.unlink() for file in source.glob("7/*_optim_states.pt")],
+        "lacks the optimizer states .*, which hold the float32 weights",
+    ),
+    "missing model": (lambda source: (source / "7" / MODEL).unlink(), "holds no model states"),
+    "truncated part": (lambda source: truncate(source / "7" / PART), f"{PART} is damaged: PytorchStreamReader"),
+    "empty part": (lambda source: (source / "7" / PART).write_bytes(b""), f"{PART} is damaged: EOFError"),
+    "unknown tag": (lambda source: (source / "latest").write_text("9"), "has no checkpoint '9'; it has 7"),
+    "no pickle": (lambda source: (source / "7" / PART).write_text("text"), f"{PART} is damaged"),
+    "pipeline": (
+        lambda source: torch.save({}, source / "7/layer_00-model_states.pt"),
+        "layer_00-model_states.pt is no",
+    ),
+    "tensor parallel": (
+        lambda source: torch.save({}, source / "7/mp_rank_01_model_states.pt"),
+        "mp_rank_01_model_states.pt is no file of plain or ZeRO",
+    ),
+    "other step": (edit(lambda state: state["module"]["decoder.bias"].add_(1e-5), MODEL), "values of decoder.bias"),
+    "other order": (
+        edit(lambda state: state["param_shapes"][0].move_to_end("decoder.weight", last=False), MODEL),
+        "float32 values of decoder.weight are not those of `module`",
+    ),
+    "short part": (
+        edit(lambda state: state["param_shapes"][0].popitem(), MODEL),
+        "group 0 has 70,564 values; its parameters have 70,464",
+    ),
+    "groups": (edit(lambda state: state["param_shapes"].append({}), MODEL), "has 2 parameter groups, the parts 1"),
+    "frozen": (
+        edit(lambda state: state.update(frozen_param_shapes={"encoder.weight": (1,)}), MODEL),
+        r"frozen_param_shapes` \(encoder.weight\)",
+    ),
+    "old": (edit(lambda state: state.update(param_shapes=None), MODEL), "has no `param_shapes`"),
+    "no weights": (edit(lambda state: state.pop("module"), MODEL), r"has no weights \(`module`\)"),
+}
+
+
+@pytest.mark.parametrize("damage", ZERO_DAMAGES)
+def test_damaged_deepspeed_folders_are_errors(damage, config, tmp_path, weights, monkeypatch):
+    import zero_folders
+
+    # Without DeepSpeed's classes, so that this test can read and write the files itself.
+    monkeypatch.setattr(zero_folders, "LossScaler", lambda: None)
+    monkeypatch.setattr(zero_folders, "ZeroStageEnum", int)
+    monkeypatch.setattr(zero_folders, "fragment_address", dict)
+    write_zero_folder(tmp_path / "zero", weights, 2, 2)
+    change, message = ZERO_DAMAGES[damage]
+    change(tmp_path / "zero")
+    with pytest.raises(ValueError, match=message):
+        convert(str(tmp_path / "zero"), tmp_path / "out", config=config)
+    assert not list(tmp_path.glob("out*"))
+
+
+def test_a_part_of_another_size_is_an_error_in_stage_3(weights, config, tmp_path):
+    write_zero_folder(tmp_path / "zero", weights, 3, 2)
+    (tmp_path / "zero/7/zero_pp_rank_1_mp_rank_00_optim_states.pt").unlink()
+    write_zero_folder(tmp_path / "other", weights | {"decoder.bias": torch.ones(7)}, 3, 2)
+    name = "7/zero_pp_rank_1_mp_rank_00_optim_states.pt"
+    os.replace(tmp_path / "other" / name, tmp_path / "zero" / name)
+    with pytest.raises(ValueError, match="a process has 35,236 values; its part of the parameters is 35,282"):
+        convert(str(tmp_path / "zero"), tmp_path / "out", config=config)
+
+
+def test_a_tied_state_dict(tmp_path):
+    """Its two names share their memory."""
+    model = small_model(NeoBERTForMaskedLM, tie_word_embeddings=True)
+    model.config.save_pretrained(tmp_path)
+    torch.save(model.state_dict(), tmp_path / "state_dict.pt")
+    convert(str(tmp_path), tmp_path / "here")
+    assert same_bytes(load_file(tmp_path / "here" / "model.safetensors"), model.state_dict())
+    here = NeoBERTForMaskedLM.from_pretrained(tmp_path / "here")
+    assert here.decoder.weight is here.model.encoder.weight
+
+
+QKV = "model.transformer_encoder.1.qkv.weight"
+TENSOR_DAMAGES = {
+    "missing": (lambda t: t.pop(QKV), f"missing: {QKV}"),
+    "unknown": (lambda t: t.update({"model.extra.weight": torch.ones(2)}), "unknown: model.extra.weight"),
+    "shape": (lambda t: t.update({QKV: t[QKV][:, :32].clone()}), rf"another shape: {QKV} \(192, 32\) instead of"),
+    "dtype": (lambda t: t.update({QKV: t[QKV].half()}), f"another dtype than torch.float32: {QKV} torch.float16"),
+    "nan": (lambda t: t[QKV][3, 4].fill_(torch.nan), f"not finite: {QKV}"),
+    "infinite": (lambda t: t["decoder.bias"][3].fill_(-torch.inf), "not finite: decoder.bias"),
+    "zero": (lambda t: t[QKV].zero_(), f"all zero: {QKV}"),
+    "no decoder": (lambda t: [t.pop(f"decoder.{name}") for name in ("weight", "bias")], "missing: decoder.bias, dec"),
+    "half a head": (lambda t: t.update({"dense.weight": torch.ones(2)}), r"heads decoder \+ dense belong to no class"),
+    "no tensor": (lambda t: t.update({"epoch": 3}), "holds more than tensors: epoch"),
+}
+
+
+@pytest.mark.parametrize("damage", TENSOR_DAMAGES)
+def test_damaged_tensors_are_errors_that_name_them(damage, weights, config, tmp_path):
+    change, message = TENSOR_DAMAGES[damage]
+    change(weights)
+    torch.save(weights, tmp_path / "state_dict.pt")
+    with pytest.raises(ValueError, match=message):
+        convert(str(tmp_path / "state_dict.pt"), tmp_path / "out", config=config)
+    assert not list(tmp_path.glob("out*"))
+
+
+def test_other_bad_input(weights, config, mlm_checkpoint, tmp_path):
+    small_tokenizer(101).save_pretrained(tmp_path / "tokenizer")
+
+    def refuses(message, source=mlm_checkpoint, output=tmp_path / "out", **options):
+        with pytest.raises(ValueError, match=message):
+            convert(str(source), output, **options)
+        assert not list(tmp_path.glob("out*"))
+
+    refuses("config exists. Name a new folder", output=tmp_path / "config")
+    refuses("`to` is 'gguf'; it must be one of neobert_hf, original, state_dict", to="gguf")
+    refuses("nowhere does not exist", source=tmp_path / "nowhere")
+    refuses("is a file; `--tag` names a checkpoint", source=mlm_checkpoint / "model.safetensors", tag="x")
+    # Found in the last step, when weights and config are written already.
+    refuses(
+        "tokenizer: the tokenizer has ids up to 100; the embeddings have 100", tokenizer=str(tmp_path / "tokenizer")
+    )
+    torch.save(weights, tmp_path / "state_dict.pt")
+    refuses("has no config.json. Name one with --config", source=tmp_path / "state_dict.pt")
+    (tmp_path / "bert.json").write_text('{"model_type": "bert", "hidden_size": 64}')
+    refuses("bert.json is the config of a model of type 'bert'", config=str(tmp_path / "bert.json"))
+    (tmp_path / "bad.json").write_text('{"model_type": "neobert", "hiden_size": 64}')
+    refuses("no `hiden_size`", config=str(tmp_path / "bad.json"))
+    (tmp_path / "bad.json").write_text('{"model_type": "neo')
+    refuses("bad.json is no JSON", config=str(tmp_path / "bad.json"))
+    truncate(mlm_checkpoint / "model.safetensors")
+    refuses("model.safetensors is damaged")
+
+
+UNKNOWN_TO_THE_ORIGINAL = {
+    "yarn": (NeoBERTForMaskedLM, {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "`rope_parameters`"),
+    "theta": (
+        NeoBERTForMaskedLM,
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}},
+        "`rope_parameters`",
+    ),
+    "tied": (NeoBERTForMaskedLM, {"tie_word_embeddings": True}, "`tie_word_embeddings` True; it always has False"),
+    "mean": (NeoBERTForSequenceClassification, {"classifier_pooling": "mean"}, "`classifier_pooling` 'mean'"),
+    "class": (NeoBERTForTokenClassification, {}, "The original code has no NeoBERTForTokenClassification"),
+}
+
+
+@pytest.mark.parametrize("case", UNKNOWN_TO_THE_ORIGINAL)
+@pytest.mark.parametrize("to", ["original", "state_dict"])
+def test_what_the_original_cannot_express_is_refused(case, to, tmp_path):
+    cls, changes, message = UNKNOWN_TO_THE_ORIGINAL[case]
+    small_model(cls, **changes).save_pretrained(tmp_path / "here")
+    with pytest.raises(ValueError, match=message):
+        convert(str(tmp_path / "here"), tmp_path / "out", to=to)
+    assert not list(tmp_path.glob("out*"))
+    convert(str(tmp_path / "here"), tmp_path / "copy")
+    assert read_tensors(tmp_path / "copy").keys() == read_tensors(tmp_path / "here").keys()
+
+
+def test_command_line(mlm_checkpoint, tmp_path, capsys):
+    arguments = ["convert", str(mlm_checkpoint), str(tmp_path / "out"), "--to", "original"]
+    assert main(arguments) is None
+    assert re.search(r"out: NeoBERTForMaskedLM, 16 tensors, 70,564 float32 values\n$", capsys.readouterr().out)
+    assert re.fullmatch("neobert-hf convert: .*out exists. Name a new folder, or delete it.", main(arguments))
+    for wrong in ([], ["convrt"], ["convert", "a"], [*arguments, "--tgt", "x"]):
+        with pytest.raises(SystemExit) as exit:
+            main(wrong)
+        assert exit.value.code == 2
+    script = "import sys; from neobert_hf.cli import COMMANDS, main\ntry: main(['-h'])\nexcept SystemExit: pass\n"
+    script += "assert not {'neobert_hf.' + module for module, _ in COMMANDS.values()} & set(sys.modules)"
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert result.returncode == 0 and "convert" in result.stdout and "doctor" in result.stdout, result.stderr

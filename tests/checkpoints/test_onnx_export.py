@@ -1,0 +1,363 @@
+import json
+import os
+import runpy
+import shutil
+import subprocess
+import sys
+from argparse import ArgumentParser
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Dense, Normalize
+from transformers import pipeline
+
+from neobert_hf import (
+    NeoBERTConfig,
+    NeoBERTForMaskedLM,
+    NeoBERTForMultipleChoice,
+    NeoBERTForQuestionAnswering,
+    NeoBERTForSequenceClassification,
+    NeoBERTForTokenClassification,
+    NeoBERTModel,
+)
+from neobert_hf.embeddings.trainers import build_encoder
+from tests.helpers.models import ROOT, ragged_batch, small_model
+from tests.helpers.onnx_checkpoints import save_checkpoint
+from tests.helpers.small_tokenizer import small_tokenizer
+
+
+onnx = pytest.importorskip("onnx", reason="pip install 'neobert_hf[export]'")
+pytest.importorskip("onnxruntime", reason="pip install 'neobert_hf[export]'")
+
+import onnxruntime  # noqa: E402
+
+from neobert_hf.checkpoints import onnx_export  # noqa: E402
+from neobert_hf.checkpoints.onnx_export import ExportError, cosine, difference, export  # noqa: E402
+
+
+TEXTS = ["a query about cats", "a document", "x"]
+
+
+@pytest.fixture(scope="module")
+def masked_lm(tmp_path_factory):
+    """A masked language model, and its export in all precisions."""
+    folder = tmp_path_factory.mktemp("masked_lm")
+    save_checkpoint(folder / "model", NeoBERTForMaskedLM)
+    # What an interrupted export left.
+    (folder / "exported.partial" / "onnx").mkdir(parents=True)
+    (folder / "exported.partial" / "onnx" / "old.onnx").touch()
+    export(str(folder / "model"), folder / "exported")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def embedding_model(tmp_path_factory):
+    """A Sentence Transformers model, and its export in float32."""
+    folder = tmp_path_factory.mktemp("embeddings")
+    save_checkpoint(folder / "encoder")
+    encoder = build_encoder(str(folder / "encoder"), max_length=32)
+    SentenceTransformer(modules=[*encoder, Normalize()]).save(str(folder / "model"))
+    export(str(folder / "model"), folder / "exported", precisions=("float32",))
+    return folder
+
+
+def run_file(file, ids, mask) -> list[np.ndarray]:
+    return run_session(onnxruntime.InferenceSession(file), ids, mask)
+
+
+def run_session(session, ids, mask) -> list[np.ndarray]:
+    return session.run(None, {"input_ids": ids.numpy(), "attention_mask": mask.numpy()})
+
+
+@torch.no_grad()
+def run_model(model, ids, mask, outputs=("logits",)) -> list[np.ndarray]:
+    results = model.float().eval()(ids, attention_mask=mask)
+    return [results[name].numpy() for name in outputs]
+
+
+def test_the_layout_is_that_of_transformers_js(masked_lm):
+    exported = masked_lm / "exported"
+    files = sorted(str(file.relative_to(exported)) for file in exported.rglob("*") if file.is_file())
+    names = ("model.onnx", "model_fp16.onnx", "model_quantized.onnx")
+    assert files == ["config.json", *(f"onnx/{name}" for name in names), "tokenizer.json", "tokenizer_config.json"]
+    assert not (masked_lm / "exported.partial").exists()
+    for name in names:
+        model = onnx.load(exported / "onnx" / name)
+        assert [(opset.domain, opset.version) for opset in model.opset_import] == [("", 18)]
+        signature = {
+            value.name: (value.type.tensor_type.elem_type, [d.dim_param or d.dim_value for d in dims])
+            for value in [*model.graph.input, *model.graph.output]
+            for dims in [value.type.tensor_type.shape.dim]
+        }
+        axes = ["batch_size", "sequence_length"]
+        ids, floats = onnx.TensorProto.INT64, onnx.TensorProto.FLOAT
+        assert signature == {"input_ids": (ids, axes), "attention_mask": (ids, axes), "logits": (floats, [*axes, 100])}
+
+
+def test_weights_have_the_precision_of_their_file(masked_lm):
+    """All matrices and embeddings, 65,000 numbers; what is left in float32 are scales."""
+    largest = {}
+    for name in ("model.onnx", "model_fp16.onnx", "model_quantized.onnx"):
+        for weight in onnx.load(masked_lm / "exported" / "onnx" / name).graph.initializer:
+            kind, size = onnx.TensorProto.DataType.Name(weight.data_type), int(np.prod(weight.dims))
+            largest[name, kind] = max(size, largest.get((name, kind), 0))
+    assert largest["model.onnx", "FLOAT"] == largest["model_fp16.onnx", "FLOAT16"] == 64 * 192
+    assert largest["model_quantized.onnx", "INT8"] == 64 * 192
+    assert largest.get(("model_fp16.onnx", "FLOAT"), 0) <= 192
+    assert largest["model_quantized.onnx", "FLOAT"] <= 192
+
+
+# Beyond the training length (64), one token, one row, a row that is nothing but padding.
+BATCHES = [(13, 7, 1, 10), (1,), (64,), (150, 9), (5, 0, 20), (3, 3, 3), tuple(range(1, 40))]
+
+
+@pytest.mark.parametrize("side", ["right", "left", "anywhere"])
+def test_any_batch_gives_what_pytorch_gives(masked_lm, side):
+    model = NeoBERTForMaskedLM.from_pretrained(masked_lm / "model")
+    folder = masked_lm / "exported" / "onnx"
+    sessions = {precision: onnxruntime.InferenceSession(folder / name) for precision, name in onnx_export.FILES.items()}
+    for lengths in BATCHES:
+        ids, mask = ragged_batch(lengths, side=side)
+        (expected,) = run_model(model, ids, mask)
+        got = {precision: run_session(session, ids, mask)[0] for precision, session in sessions.items()}
+        assert all(np.isfinite(output).all() for output in got.values())
+        assert np.abs(got["float32"] - expected).max() <= 1e-5
+        assert cosine(expected, got["float16"], mask.bool().numpy()) >= 0.9999
+        assert cosine(expected, got["int8"], mask.bool().numpy()) >= 0.99
+
+
+def test_float16_keeps_norms_and_positions_in_float32(tmp_path):
+    """Hidden states of 1,300, as in the published weights, whose squares float16 lacks; and positions over 2,048."""
+    model = small_model()
+    model.encoder.weight.data *= 1_300
+    ids, mask = ragged_batch((3_000, 2_000))
+    expected = run_model(model, ids, mask, ["last_hidden_state"])[0]
+    save_checkpoint(tmp_path / "model", model=model)
+    export(str(tmp_path / "model"), tmp_path / "exported", precisions=("float16",))
+    (got,) = run_file(tmp_path / "exported" / "onnx" / "model_fp16.onnx", ids, mask)
+    assert cosine(expected, got, mask.bool().numpy()) >= 0.9999
+
+
+HEADS = {
+    "text-classification": (NeoBERTForSequenceClassification, ["logits"], {"classifier_pooling": "mean"}, "int8"),
+    "token-classification": (NeoBERTForTokenClassification, ["logits"], {"num_labels": 5}, "float32"),
+    "question-answering": (
+        NeoBERTForQuestionAnswering,
+        ["start_logits", "end_logits"],
+        {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}},
+        "float32",
+    ),
+    # The ablation before M1 of Table 2.
+    "fill-mask": (NeoBERTForMaskedLM, ["logits"], {"rope": False, "rms_norm": False, "hidden_act": "gelu"}, "float32"),
+}
+
+
+@pytest.mark.parametrize("task", HEADS)
+def test_heads_and_variants(tmp_path, task):
+    cls, outputs, changes, precision = HEADS[task]
+    model = small_model(cls, classifier_init_range=0.3, num_hidden_layers=1, **changes)
+    ids, mask = ragged_batch((13, 0, 1, 10))
+    expected = run_model(model, ids, mask, outputs)
+    save_checkpoint(tmp_path / "model", model=model)
+    (file,) = export(str(tmp_path / "model"), tmp_path / "exported", precisions=(precision,))
+    session = onnxruntime.InferenceSession(tmp_path / "exported" / "onnx" / file.name)
+    assert [output.name for output in session.get_outputs()] == outputs
+    for wanted, got in zip(expected, run_file(tmp_path / "exported" / "onnx" / file.name, ids, mask)):
+        if precision == "int8":
+            assert cosine(wanted, got, mask.bool().numpy()) >= 0.99
+        else:
+            assert np.abs(wanted - got).max() <= 1e-5
+
+
+@pytest.mark.slow
+def test_the_encoder_of_a_published_checkpoint(shared, tmp_path):
+    """The original's names in `architectures`, its outputs, and `auto_map` for code that the folder does not hold."""
+    from safetensors.torch import load_file
+
+    published = shared / "reference" / "published"
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).write_bytes((published / name).read_bytes())
+    small_tokenizer(500).save_pretrained(tmp_path)
+    assert onnx_export.load_model(tmp_path)[1] == "fill-mask"
+    export(str(tmp_path), tmp_path / "exported", "feature-extraction", ("float32",))
+    recorded = load_file(published / "expected.safetensors")
+    ids, mask = recorded["input_ids"].long(), recorded["attention_mask"].long()
+    (got,) = run_file(tmp_path / "exported" / "onnx" / "model.onnx", ids, mask)
+    real = mask.bool().numpy()
+    assert np.abs(got - recorded["last_hidden_state"].numpy())[real].max() <= 1e-5
+    config = json.loads((tmp_path / "exported" / "config.json").read_text())
+    assert config["architectures"] == ["NeoBERTModel"] and "auto_map" not in config
+
+
+def test_weights_beyond_one_file_and_the_command_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(onnx_export, "MOST_BYTES_IN_ONE_FILE", 1_000)
+    save_checkpoint(tmp_path / "model", num_hidden_layers=1)
+    parser = ArgumentParser()
+    onnx_export.add_arguments(parser)
+    flags = [str(tmp_path / "model"), str(tmp_path / "exported"), "--precisions", "int8", "float32"]
+    onnx_export.run(parser.parse_args(flags))
+    assert "model.onnx: largest difference from PyTorch" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="exported exists already. Delete it"):
+        onnx_export.run(parser.parse_args(flags))
+
+    folder = tmp_path / "exported" / "onnx"
+    assert sorted(file.name for file in folder.iterdir()) == ["model.onnx", "model.onnx_data", "model_quantized.onnx"]
+    assert (folder / "model.onnx_data").stat().st_size > 30_000 * 4
+    # So transformers.js knows that it must load it; and the config stays one of this package.
+    config = NeoBERTConfig.from_pretrained(tmp_path / "exported")
+    assert getattr(config, "transformers.js_config") == {"use_external_data_format": {"model.onnx": True}}
+    ids, mask = ragged_batch()
+    expected = run_model(NeoBERTModel.from_pretrained(tmp_path / "model"), ids, mask, ["last_hidden_state"])[0]
+    assert np.abs(run_file(folder / "model.onnx", ids, mask)[0] - expected).max() <= 1e-5
+
+
+WITHOUT_TORCH = "import runpy, sys; sys.modules |= dict.fromkeys(['torch', 'transformers', 'neobert_hf'])"
+
+
+def example(folder, calls: str):
+    """What the example returns in a process that cannot import torch."""
+    script = f"""{WITHOUT_TORCH}
+from pathlib import Path
+model = runpy.run_path({str(ROOT / "examples" / "onnx_inference.py")!r})["OnnxModel"](Path({str(folder)!r}))
+import json
+print(json.dumps({calls}))"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_example_embeds_as_sentence_transformers_does(embedding_model):
+    encoder = SentenceTransformer(str(embedding_model / "model"), device="cpu")
+    # The last is cut at 32 tokens, like the encoder's.
+    texts = [*TEXTS, "a long document about many cats and as many dogs"]
+    got = np.array(example(embedding_model / "exported", f"model.embed({texts!r}, batch_size=3).tolist()"))
+    assert np.abs(got - encoder.encode(texts)).max() <= 1e-5
+
+
+def test_example_says_what_it_cannot_pool(embedding_model, tmp_path):
+    """Older versions of Sentence Transformers wrote a key for each mode."""
+    shutil.copytree(embedding_model / "exported", tmp_path / "folder")
+    (tmp_path / "folder" / "1_Pooling" / "config.json").write_text('{"pooling_mode_cls_token": true}')
+    onnx_model = runpy.run_path(str(ROOT / "examples" / "onnx_inference.py"))["OnnxModel"]
+    with pytest.raises(ValueError, match="`pooling_mode` None; this example knows 'mean' and 'cls'.*save the model"):
+        onnx_model(tmp_path / "folder").embed(["one"])
+
+
+def test_example_fills_masks_as_the_pipeline_does(masked_lm):
+    text = "cats and [MASK]ogs"
+    expected = pipeline("fill-mask", str(masked_lm / "model"))(text)
+    got = example(masked_lm / "exported", f"model.fill_mask({text!r})")
+    assert [token for token, _ in got] == [one["token_str"] for one in expected]
+    assert np.allclose([one["score"] for one in expected], [probability for _, probability in got], atol=1e-5)
+
+
+def test_example_on_the_command_line(masked_lm, embedding_model):
+    for folder, texts, expected in (
+        (masked_lm, ["a [MASK]"], "0."),
+        (embedding_model, ["one", "two"], " 1.000"),
+    ):
+        command = [sys.executable, ROOT / "examples" / "onnx_inference.py", folder / "exported", *texts]
+        assert expected in subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def refused(folder, error, message, **options):
+    """The export fails and nothing is written."""
+    with pytest.raises(error, match=message):
+        export(str(folder / "model"), folder / "exported", **options)
+    assert [file.name for file in folder.iterdir()] == ["model"]
+
+
+REFUSED = [
+    (NeoBERTForMaskedLM, {"task": "text-classification"}, {}, "no weights for the task 'text-classification'.*dense"),
+    (NeoBERTModel, {"task": "fill-mask"}, {}, "does not hold a NeoBERTForMaskedLM"),
+    (NeoBERTForMultipleChoice, {}, {}, "NeoBERTForMultipleChoice.*pass one of feature-extraction, fill-mask"),
+    (NeoBERTModel, {"task": "translation"}, {}, "'translation'; pass one of"),
+    (NeoBERTModel, {"precisions": ("int4",)}, {}, "No precision int4; known are float32, float16, int8"),
+    (NeoBERTModel, {}, {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "use 'yarn' or 'linear'"),
+]
+
+
+@pytest.mark.parametrize("cls, options, changes, message", REFUSED)
+def test_what_cannot_be_exported_is_refused(tmp_path, cls, options, changes, message):
+    save_checkpoint(tmp_path / "model", cls, **changes)
+    refused(tmp_path, ValueError, message, **options)
+
+
+def test_embeddings_with_layers_after_the_pooling_are_refused(tmp_path):
+    encoder = build_encoder(str(save_checkpoint(tmp_path / "encoder")), max_length=32)
+    SentenceTransformer(modules=[*encoder, Dense(64, 8)]).save(str(tmp_path / "dense" / "model"))
+    refused(tmp_path / "dense", ValueError, "has a module .*Dense, which would be missing")
+
+
+def test_outputs_that_are_not_finite_are_refused(tmp_path):
+    model = small_model()
+    model.transformer_encoder[1].wo.weight.data.fill_(3e38)
+    save_checkpoint(tmp_path / "model", model=model)
+    refused(tmp_path, ExportError, "own outputs are not finite")
+
+
+def set_nan(folder):
+    model = small_model()
+    model.transformer_encoder[1].wo.weight.data[0, 0] = float("nan")
+    model.save_pretrained(folder)
+
+
+def edit_config(folder, **changes):
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+DAMAGES = {
+    "nan": (set_nan, "not finite: transformer_encoder.1.wo.weight"),
+    "truncated": (lambda folder: os.truncate(folder / "model.safetensors", 5_000), "model.safetensors is damaged"),
+    "other model": (lambda folder: edit_config(folder, model_type="bert"), "a model of type 'bert'"),
+    "type of a value": (lambda folder: edit_config(folder, hidden_size="64"), "config.json: .*'hidden_size'"),
+    "more words": (
+        lambda folder: small_tokenizer(250).save_pretrained(folder),
+        "ids up to 249; the embeddings have 100",
+    ),
+    "no tokenizer": (lambda folder: [file.unlink() for file in folder.glob("tok*")], "model has no tokenizer. Save"),
+    "no folder": (lambda folder: folder.rename(folder.with_name("elsewhere")), "model does not exist"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_checkpoints_are_refused_before_tracing(damage, tmp_path):
+    save_checkpoint(tmp_path / "model")
+    change, message = DAMAGES[damage]
+    change(tmp_path / "model")
+    with pytest.raises(ValueError, match=message):
+        export(str(tmp_path / "model"), tmp_path / "exported")
+    assert not list(tmp_path.glob("exported*"))
+
+
+def test_a_file_that_misses_its_tolerance_is_not_written(tmp_path):
+    """One channel a thousand times the others: a scale for all of them leaves int8 nothing for the rest."""
+    model = small_model(num_hidden_layers=1)
+    block = model.transformer_encoder[0]
+    for norm, matrix in ((block.attention_norm, block.qkv), (block.ffn_norm, block.ffn.w12)):
+        norm.weight.data[0] = 1_000.0
+        matrix.weight.data[:, 0] = 0.0
+    save_checkpoint(tmp_path / "model", model=model)
+    refused(tmp_path, ExportError, r"model_quantized.onnx \(int8\): cosine with PyTorch 0.*at least 0.99 is needed")
+
+
+def test_what_the_tolerances_measure():
+    ones, mask = np.ones((2, 3, 4)), np.array([[True, True, False], [False] * 3])
+    half = ones.copy()
+    half[0, 0, 0] = 0.0
+    # Only the first row's two real tokens count: eight numbers, one of which is off.
+    assert cosine(ones, half, mask) == pytest.approx(7 / np.sqrt(8 * 7))
+    half[:, 2] = 9.0
+    half[1] = 9.0
+    assert cosine(ones, half, mask) == pytest.approx(7 / np.sqrt(8 * 7))
+    # A few scores for each row: one vector.
+    assert cosine(np.array([[3.0, 0.0], [0.0, 4.0]]), np.array([[3.0, 0.0], [0.0, 0.0]]), mask) == pytest.approx(0.6)
+    # Absolute up to 1, relative to the largest value above.
+    assert difference(np.array([0.5, -0.1]), np.array([0.5, 0.0])) == pytest.approx(0.1)
+    assert difference(np.array([100.0, -0.1]), np.array([100.0, 0.0])) == pytest.approx(0.001)
+    assert not difference(np.array([1.0]), np.array([np.nan])) <= 1.0
+    with np.errstate(invalid="ignore"):
+        assert np.isnan(cosine(np.ones((2, 3, 4)), np.stack([np.ones((3, 4)), np.zeros((3, 4))]), mask | True))

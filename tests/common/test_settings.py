@@ -1,0 +1,117 @@
+"""Settings from YAML and the command line: typed, and nothing unknown passes."""
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from neobert_hf.common.settings import parse_config
+from tests.helpers.examples import load_example
+from tests.helpers.models import ROOT
+
+
+@dataclass
+class Settings:
+    rate: float
+    name: str = "a"
+    steps: int = 3
+    warm: bool = True
+    limit: int | None = None
+    sizes: list[int] = field(default_factory=lambda: [1])
+
+
+def parse(tmp_path, text: str, *flags: str) -> Settings:
+    (tmp_path / "settings.yaml").write_text(text)
+    return parse_config(Settings, args=["--config", str(tmp_path / "settings.yaml"), *flags])[0]
+
+
+def test_file_then_flags(tmp_path):
+    text = "rate: 1e-3\nwarm: false\nlimit: 7\nsizes: [2, 3]\n"
+    assert parse(tmp_path, text) == Settings(0.001, "a", 3, False, 7, [2, 3])
+    assert parse(tmp_path, text, "--steps", "9", "--rate", "2") == Settings(2.0, "a", 9, False, 7, [2, 3])
+    assert parse(tmp_path, "rate: 1\nlimit: null\n") == Settings(1.0)
+    assert parse_config(Settings, args=["--rate", "0.5"])[0] == Settings(0.5)
+
+
+@pytest.mark.parametrize(
+    "text, flags, message",
+    [
+        ("rate: 1\nstep: 5\n", [], "settings.yaml has no meaning for the key 'step'; did you mean 'steps'"),
+        ("rate: 1\nsteps: many\n", [], "settings.yaml.*'steps'.*int"),
+        ("rate: fast\n", [], "settings.yaml.*'rate'"),
+        ("- 1\n", [], "holds a list"),
+        ("rate: 1\n", ["--stepz", "5"], "Unknown argument '--stepz'.*'--steps'"),
+    ],
+)
+def test_errors_name_the_key(tmp_path, text, flags, message):
+    with pytest.raises(ValueError, match="(?s)" + message):
+        parse(tmp_path, text, *flags)
+
+
+def test_missing_required_setting(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        parse(tmp_path, "steps: 5\n")
+    assert "--rate" in capsys.readouterr().err
+
+
+def test_whole_numbers_in_lists_of_floats(tmp_path):
+    @dataclass
+    class Weights:
+        weights: list[float]
+
+    (tmp_path / "weights.yaml").write_text("weights: [1, 0.5]\n")
+    (settings,) = parse_config(Weights, args=["--config", str(tmp_path / "weights.yaml")])
+    assert settings.weights == [1.0, 0.5] and type(settings.weights[0]) is float
+
+
+def test_extending_another_file(tmp_path):
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base" / "first.yaml").write_text("rate: 1e-3\nsteps: 5\n")
+    (tmp_path / "base" / "second.yaml").write_text("extends: first.yaml\nsteps: 6\n")
+    text = "extends: base/second.yaml\nlimit: 7\n"
+    assert parse(tmp_path, text) == parse(tmp_path, "rate: 1e-3\nsteps: 6\nlimit: 7\n")
+
+
+@pytest.mark.parametrize(
+    ("base", "text", "message"),
+    [
+        ("stepz: 5\n", "extends: base.yaml\nrate: 1\n", "base.yaml has no meaning for the key 'stepz'"),
+        ("rate: 1\n", "extends: base.yaml\nstepz: 1\n", "settings.yaml has no meaning for the key 'stepz'"),
+        ("extends: settings.yaml\n", "extends: base.yaml\n", "extends it in turn"),
+    ],
+)
+def test_errors_in_extended_files_name_the_file(tmp_path, base, text, message):
+    (tmp_path / "base.yaml").write_text(base)
+    with pytest.raises(ValueError, match=message):
+        parse(tmp_path, text)
+
+
+def test_a_file_that_is_not_there_names_the_nearest(tmp_path):
+    for name, text in (("settings", "extends: bse.yaml\n"), ("base", "steps: 1\n")):
+        (tmp_path / f"{name}.yaml").write_text(text)
+    for wanted, missing, nearest in (
+        ("seting.yaml", "seting.yaml", "settings.yaml"),
+        ("settings.yaml", "bse.yaml", "base.yaml"),
+    ):
+        with pytest.raises(FileNotFoundError, match=f"no file .*{missing}; did you mean '{nearest}'"):
+            parse_config(Settings, args=["--config", str(tmp_path / wanted)])
+    with pytest.raises(FileNotFoundError, match="no file .*a.yaml; there are no settings in .*none"):
+        parse_config(Settings, args=["--config", str(tmp_path / "none" / "a.yaml")])
+
+
+def test_every_shipped_config_is_read():
+    """Those of the recipes in the tests of the recipes."""
+    DemoArguments = load_example("demo").DemoArguments
+    PrepareArguments = load_example("prepare_data").PrepareArguments
+
+    readers = {"demo.yaml": DemoArguments, "data/refinedweb.yaml": PrepareArguments}
+    readers |= {"data/refinedweb_validation.yaml": PrepareArguments}
+    settings = {
+        name: parse_config(reader, args=["--config", f"{ROOT}/configs/{name}"])[0] for name, reader in readers.items()
+    }
+    assert (ROOT / settings["demo.yaml"].pretraining).is_file()
+    # What one leaves out the other holds.
+    assert settings["data/refinedweb.yaml"].skip_documents == settings["data/refinedweb_validation.yaml"].max_documents
+    assert settings["data/refinedweb_validation.yaml"].skip_documents == 0
+    recipes = {"pretrain", "accelerate", "embeddings", "mteb", "glue"}
+    names = {str(path.relative_to(ROOT / "configs")) for path in (ROOT / "configs").rglob("*.yaml")}
+    assert {name for name in names if name.split("/")[0] not in recipes} == set(readers)

@@ -1,0 +1,124 @@
+"""Which rows make a batch of contrastive training, and what the collator makes of them."""
+
+from itertools import islice
+
+import pytest
+import torch
+from accelerate.data_loader import BatchSamplerShard, SkipBatchSampler
+from datasets import Dataset
+from sentence_transformers.base.sampler import NoDuplicatesBatchSampler
+from torch.utils.data import ConcatDataset
+
+from neobert_hf.embeddings.batches import ContrastiveCollator, TemperatureBatchSampler, sampling_probabilities
+
+
+SIZES = (900, 100, 25)
+BATCHES = (8, 4, 5)
+
+
+def sampler(steps: int = 400, batches_per_step: int = 1, seed: int = 0):
+    parts = [Dataset.from_dict({"text": [f"{number} {row}" for row in range(n)]}) for number, n in enumerate(SIZES)]
+    children = [
+        NoDuplicatesBatchSampler(part, size, True, generator=torch.Generator(), seed=seed)
+        for part, size in zip(parts, BATCHES)
+    ]
+    return TemperatureBatchSampler(ConcatDataset(parts), children, steps, batches_per_step, seed=seed)
+
+
+def part_of(batch: list[int]) -> int:
+    (part,) = {0 if row < 900 else 1 if row < 1000 else 2 for row in batch}
+    return part
+
+
+def test_probabilities_are_the_papers():
+    # n^0.5: 30, 10, 5.
+    assert sampling_probabilities(SIZES, 0.5).tolist() == pytest.approx([30 / 45, 10 / 45, 5 / 45])
+    assert sampling_probabilities(SIZES, 1.0).tolist() == pytest.approx([900 / 1025, 100 / 1025, 25 / 1025])
+    assert sampling_probabilities(SIZES, 0.0).tolist() == pytest.approx([1 / 3] * 3)
+
+
+def test_each_batch_is_from_one_dataset_drawn_with_these_probabilities():
+    batches = list(sampler(steps=4000))
+    assert len(batches) == len(sampler(steps=4000)) == 4000
+    counts = [0, 0, 0]
+    for batch in batches:
+        part = part_of(batch)
+        counts[part] += 1
+        assert len(set(batch)) == BATCHES[part]
+    # Four standard deviations of a share of 4,000 draws are at most 0.032.
+    assert [count / 4000 for count in counts] == pytest.approx([30 / 45, 10 / 45, 5 / 45], abs=0.032)
+
+
+def test_draws_survive_children_that_reseed():
+    """The trap of a shared generator: a child restarts it, and the draws repeat."""
+    drawn = sampler(steps=300)
+    assert [part_of(batch) for batch in drawn] == drawn.draws()
+    # The smallest dataset restarts every 5 batches.
+    halves = drawn.draws()[:150], drawn.draws()[150:]
+    assert halves[0] != halves[1] and sampler(seed=1).draws() != sampler(seed=0).draws()
+
+
+def test_a_dataset_is_read_through_before_it_starts_again_in_another_order():
+    small = [batch for batch in sampler(steps=600) if part_of(batch) == 2]
+    passes = [[row for batch in small[start : start + 5] for row in batch] for start in range(0, 20, 5)]
+    for rows in passes:
+        assert sorted(rows) == list(range(1000, 1025))
+    assert len({tuple(rows) for rows in passes}) == 4
+
+
+@pytest.mark.parametrize("step", [1, 57, 399])
+def test_skipping_leads_back_to_the_same_batch(step):
+    whole = list(sampler())
+    assert list(SkipBatchSampler(sampler(), step)) == whole[step:]
+    # An iteration that was broken off leaves no trace.
+    used = sampler()
+    list(islice(used, 33))
+    assert list(used) == whole
+
+
+@pytest.mark.parametrize("processes", [2, 4])
+def test_processes_draw_the_same_dataset_and_share_the_batches_of_one(processes):
+    alone = list(sampler(steps=100, batches_per_step=4))
+    shards = [
+        list(BatchSamplerShard(sampler(steps=100, batches_per_step=4), processes, rank, even_batches=False))
+        for rank in range(processes)
+    ]
+    assert {len(shard) for shard in shards} == {400 // processes}
+    assert [batch for step in zip(*shards) for batch in step] == alone
+    for step in range(100):
+        assert len({part_of(batch) for batch in alone[4 * step : 4 * step + 4]}) == 1
+
+
+def tokenise(texts, prompt=None, task=None):
+    return {"input_ids": [(prompt or "") + text for text in texts]}
+
+
+@pytest.fixture
+def collator():
+    return ContrastiveCollator(preprocess_fn=tokenise, prompts={"a": {"query": "Find: "}, "b": {}})
+
+
+def test_only_queries_get_the_instruction_of_their_dataset(collator):
+    row = {"query": "q", "positive": "p", "negatives": ["n"], "dataset_name": "a"}
+    batch = collator([row])
+    assert batch["query_input_ids"] == ["Find: q"]
+    assert batch["positive_input_ids"] == ["p"] and batch["hard_negative_input_ids"] == ["n"]
+    assert collator([row | {"dataset_name": "b"}])["query_input_ids"] == ["q"]
+
+
+def test_rows_may_have_any_number_of_negatives(collator):
+    negatives = (["n1", "n2"], [], ["n3"])
+    rows = [
+        {"query": f"q{i}", "positive": f"p{i}", "negatives": n, "dataset_name": "a"} for i, n in enumerate(negatives)
+    ]
+    assert collator(rows)["hard_negative_input_ids"] == ["n1", "n2", "n3"]
+    assert "hard_negative_input_ids" not in collator(rows[1:2])
+
+
+def test_a_negative_that_is_a_positive_of_the_batch_is_left_out(collator):
+    rows = [
+        {"query": "q0", "positive": "p0", "negatives": ["p1", "n"], "dataset_name": "a"},
+        {"query": "q1", "positive": "p1", "negatives": ["n"], "dataset_name": "a"},
+    ]
+    assert collator(rows)["hard_negative_input_ids"] == ["n"]
+    assert collator(rows[:1])["hard_negative_input_ids"] == ["p1", "n"]

@@ -1,0 +1,106 @@
+"""The FlashAttention route of Transformers, up to the kernel.
+
+No flash kernel runs on a CPU, so a stand-in with the signature of `flash_attn_varlen_func` takes its place in
+Transformers' own dispatch; everything before and after it is the real thing.
+"""
+
+import pytest
+import torch
+import transformers.modeling_flash_attention_utils as flash_utils
+from torch.nn import functional as F
+
+from neobert_hf import NeoBERTForMaskedLM
+from tests.helpers.models import packed_batch, positions_of, ragged_batch, small_model
+
+
+CALLS = []
+
+
+def attend(q, k, v, softmax_scale):
+    q, k, v = (x.transpose(-3, -2) for x in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v, scale=softmax_scale).transpose(-3, -2)
+
+
+def flash_attn_func(q, k, v, dropout_p=0.0, softmax_scale=None, causal=False):
+    assert not causal
+    CALLS.append("dense")
+    return attend(q, k, v, softmax_scale)
+
+
+def flash_attn_varlen_func(
+    q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p=0.0, softmax_scale=None, causal=False
+):
+    assert not causal and cu_seqlens_q.dtype == torch.int32
+    lengths = cu_seqlens_q.diff()
+    assert max_seqlen_q == max_seqlen_k >= lengths.max() and cu_seqlens_q[-1] == len(q)
+    CALLS.append("varlen")
+    documents = zip(*(x.split(lengths.tolist()) for x in (q, k, v)))
+    return torch.cat([attend(*states, softmax_scale) for states in documents])
+
+
+@pytest.fixture(autouse=True)
+def stand_in_kernel(monkeypatch):
+    functions = (flash_attn_func, flash_attn_varlen_func, None, flash_utils._pad_input, flash_utils._unpad_input)
+    monkeypatch.setattr(flash_utils, "_lazy_imports", lambda *args, **kwargs: functions)
+    monkeypatch.setattr(flash_utils, "_loaded_implementation", None)
+    CALLS.clear()
+
+
+def flash_model(cls, implementation, **changes):
+    model = small_model(cls, **changes)
+    # Past the check for an installed flash-attn, which asks for the package and not for the kernel.
+    model.config._attn_implementation = implementation
+    return model
+
+
+NAMES = ["flash_attention_2", "flash_attention_3", "flash_attention_4", "kernels-community/flash-attn2"]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("implementation", NAMES)
+def test_every_layout_reaches_the_right_kernel(implementation):
+    from transformers.integrations.flash_attention import flash_attention_forward
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    if "/" in implementation:  # What loading a kernel from the Hub registers.
+        ALL_ATTENTION_FUNCTIONS.register(implementation, flash_attention_forward)
+    expected, model = small_model(NeoBERTForMaskedLM), flash_model(NeoBERTForMaskedLM, implementation)
+    ids, mask = ragged_batch(side="left")
+    packed_ids, packed = packed_batch()
+    for inputs, kernel in (
+        ({"input_ids": ids}, "dense"),
+        ({"input_ids": ids, "attention_mask": mask}, "varlen"),
+        ({"input_ids": packed_ids, **packed}, "varlen"),
+        ({"input_ids": packed_ids, "position_ids": positions_of((13, 7, 1, 10))}, "varlen"),
+    ):
+        CALLS.clear()
+        assert (model(**inputs).logits - expected(**inputs).logits).abs().max() <= 1e-5
+        assert CALLS == [kernel] * 2
+
+
+@torch.no_grad()
+def test_attentions_fall_back_to_eager():
+    model = flash_model(NeoBERTForMaskedLM, "flash_attention_2")
+    ids, mask = ragged_batch()
+    outputs = model(ids, attention_mask=mask, output_attentions=True)
+    assert not CALLS and outputs.attentions[0].shape == (4, 4, 13, 13)
+
+
+def test_compiled_packing_by_positions_is_refused():
+    """A flash mask cannot hold documents: without cu_seq_lens they would attend to each other."""
+    model = flash_model(NeoBERTForMaskedLM, "flash_attention_2")
+    packed_ids, packed = packed_batch()
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    with pytest.raises(Exception, match="by `cu_seq_lens_q` only"):
+        compiled(packed_ids, position_ids=positions_of((13, 7, 1, 10)))
+
+
+def test_compiled_dynamic_rope_is_refused():
+    """`max_length_q` may exceed the longest document, so it cannot stand for it."""
+    model = flash_model(
+        NeoBERTForMaskedLM, "flash_attention_2", rope_parameters={"rope_type": "dynamic", "factor": 2.0}
+    )
+    packed_ids, packed = packed_batch()
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    with pytest.raises(Exception, match="depends on the longest document"):
+        compiled(packed_ids, **packed)

@@ -1,0 +1,139 @@
+"""Bad input: an error that names the argument and what is allowed, before a number comes out."""
+
+import pytest
+import torch
+import transformers
+
+from neobert_hf import (
+    NeoBERTForMaskedLM,
+    NeoBERTForMultipleChoice,
+    NeoBERTForQuestionAnswering,
+    NeoBERTForSequenceClassification,
+    NeoBERTForTokenClassification,
+)
+from tests.helpers.models import CPU_BACKENDS, packed_batch, ragged_batch, small_model
+
+
+IDS, MASK = ragged_batch()
+PACKED_IDS, PACKED = packed_batch()
+TOTAL = PACKED_IDS.shape[1]
+
+
+def offsets(*values) -> dict:
+    return {"input_ids": PACKED_IDS, "cu_seq_lens_q": torch.tensor(values)}
+
+
+BAD = {
+    "neither": ({}, "exactly one of `input_ids` and `inputs_embeds`; got neither"),
+    "both": ({"input_ids": IDS, "inputs_embeds": torch.zeros(4, 13, 64)}, "got both"),
+    "id_too_large": ({"input_ids": torch.tensor([[5, 100]])}, "`input_ids` runs from 5 to 100, allowed is 0 to 99"),
+    "id_negative": ({"input_ids": torch.tensor([[5, -1]])}, "`input_ids` runs from -1 to 5"),
+    "ids_1d": ({"input_ids": torch.tensor([5, 1])}, r"`input_ids` has shape \(2,\), it must be \(batch, length\)"),
+    "ids_float": ({"input_ids": torch.ones(1, 3)}, "`input_ids` has dtype torch.float32"),
+    "ids_empty": ({"input_ids": torch.ones(2, 0, dtype=torch.long)}, "at least one row and one column"),
+    "embeds_width": ({"inputs_embeds": torch.zeros(2, 3, 32)}, "`inputs_embeds` has shape .*hidden_size=64"),
+    "embeds_int": ({"inputs_embeds": torch.zeros(2, 3, 64, dtype=torch.long)}, "`inputs_embeds` has dtype"),
+    "mask_shape": ({"input_ids": IDS, "attention_mask": MASK[:, :5]}, r"`attention_mask` has shape \(4, 5\)"),
+    "mask_4d": ({"input_ids": IDS, "attention_mask": torch.ones(4, 1, 13, 13)}, r"shape \(4, 1, 13, 13\)"),
+    "mask_float": ({"input_ids": IDS, "attention_mask": MASK.float()}, "`attention_mask` has dtype torch.float32"),
+    "mask_additive": ({"input_ids": IDS, "attention_mask": (MASK - 1) * 10000}, "`attention_mask` runs from -10000"),
+    "mask_documents": ({"input_ids": IDS, "attention_mask": MASK * 2}, "`attention_mask` runs from 0 to 2"),
+    "pad_mask": ({"input_ids": IDS, "pad_mask": MASK}, "does not know `pad_mask`"),
+    "typo": ({"input_ids": IDS, "atention_mask": MASK}, "does not know `atention_mask`"),
+    "causal": ({"input_ids": IDS, "is_causal": True}, "does not know `is_causal`"),
+    "positions_shape": ({"input_ids": IDS, "position_ids": torch.zeros(2, 13).long()}, "`position_ids` has shape"),
+    "positions_negative": ({"input_ids": IDS[:1], "position_ids": torch.arange(-1, 12)[None]}, "`position_ids` runs"),
+    "positions_fall": (
+        {"input_ids": IDS[:1, :4], "position_ids": torch.tensor([[0, 3, 1, 2]])},
+        "`position_ids` goes from 3 to 1 in row 0, column 2",
+    ),
+    "positions_hidden_restart": (
+        {
+            "input_ids": IDS[:1, :6],
+            "position_ids": torch.tensor([[0, 1, 0, 1, 2, 3]]),
+            "attention_mask": torch.tensor([[1, 1, 0, 0, 1, 1]]),
+        },
+        "`position_ids` restarts at masked tokens before row 0, column 4",
+    ),
+    "cu_start": (offsets(1, TOTAL), "`cu_seq_lens_q` is .*must rise from 0"),
+    "cu_end": (offsets(0, 5, TOTAL - 1), f"number of tokens .{TOTAL}."),
+    "cu_falls": (offsets(0, 9, 5, TOTAL), "must rise from 0"),
+    "cu_empty_document": (offsets(0, 5, 5, TOTAL), "at least one token a document"),
+    "cu_float": (offsets(0.0, float(TOTAL)), "`cu_seq_lens_q` has dtype"),
+    "cu_differ": (
+        offsets(0, 5, TOTAL) | {"cu_seq_lens_k": torch.tensor([0, 6, TOTAL])},
+        "`cu_seq_lens_q` and `cu_seq_lens_k` differ",
+    ),
+    "cu_k_alone": ({"input_ids": PACKED_IDS, "cu_seq_lens_k": torch.tensor([0, TOTAL])}, "without `cu_seq_lens_q`"),
+    "max_length": (offsets(0, 5, TOTAL) | {"max_length_q": 5}, f"`max_length_q` is 5, but .* {TOTAL - 5} tokens"),
+    "cu_rows": ({"input_ids": IDS, "cu_seq_lens_q": torch.tensor([0, 13])}, "the batch has 4 rows"),
+    "cu_and_mask": (
+        offsets(0, TOTAL) | {"attention_mask": torch.tensor([[1] * (TOTAL - 1) + [0]])},
+        "`cu_seq_lens_q` excludes an `attention_mask` with padding",
+    ),
+    "cu_and_positions": (
+        offsets(0, 5, TOTAL) | {"position_ids": torch.cat([torch.arange(7), torch.arange(TOTAL - 7)])[None]},
+        "`position_ids` does not increase within every document",
+    ),
+}
+
+
+@pytest.mark.parametrize("backend", CPU_BACKENDS)
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input(case, backend):
+    kwargs, message = BAD[case]
+    with pytest.raises((ValueError, TypeError), match=message):
+        small_model(attn_implementation=backend)(**kwargs)
+
+
+def test_bad_labels():
+    model = small_model(NeoBERTForMaskedLM)
+    with pytest.raises(ValueError, match=r"`labels` has shape \(4, 12\), it must be \(4, 13\)"):
+        model(IDS, attention_mask=MASK, labels=IDS[:, 1:])
+    with pytest.raises(ValueError, match=r"`labels` has shape \(13, 4\), it must be \(4, 13\)"):
+        small_model(NeoBERTForTokenClassification)(IDS, labels=IDS.T % 2)
+    with pytest.raises(ValueError, match=r"`labels` has shape \(1,\), it must be \(4,\)"):
+        small_model(NeoBERTForSequenceClassification, num_labels=1)(IDS, labels=torch.tensor([0.5]))
+    with pytest.raises(ValueError, match="`start_positions` holds -1"):
+        answers = {"start_positions": torch.tensor([-1, 0, 0, 0]), "end_positions": torch.zeros(4).long()}
+        small_model(NeoBERTForQuestionAnswering)(IDS, **answers)
+    with pytest.raises((IndexError, ValueError), match="100"):
+        model(IDS, attention_mask=MASK, labels=torch.full_like(IDS, 100))
+
+
+def test_packed_rows_that_a_head_cannot_tell_apart():
+    positions = {"input_ids": PACKED_IDS, "position_ids": torch.arange(TOTAL)[None] % 10}
+    with pytest.raises(ValueError, match="pass `cu_seq_lens_q`"):
+        small_model(NeoBERTForSequenceClassification)(**positions)
+    answers = {"start_positions": torch.tensor([1]), "end_positions": torch.tensor([2])}
+    with pytest.raises(ValueError, match="softmax would run over all documents of the row"):
+        small_model(NeoBERTForQuestionAnswering)(PACKED_IDS, **PACKED, **answers)
+    with pytest.raises(ValueError, match="restarts inside a row"):
+        small_model(NeoBERTForQuestionAnswering)(**positions, **answers)
+    with pytest.raises(ValueError, match="both of `start_positions` and `end_positions`"):
+        small_model(NeoBERTForQuestionAnswering)(IDS, start_positions=torch.tensor([1] * 4))
+    with pytest.raises(ValueError, match="choices, length"):
+        small_model(NeoBERTForMultipleChoice)(IDS)
+    with pytest.raises(ValueError, match="choices cannot be packed"):
+        small_model(NeoBERTForMultipleChoice)(PACKED_IDS[None], **PACKED)
+
+
+def test_padding_without_a_mask_warns(caplog):
+    transformers.utils.logging.enable_propagation()
+    transformers.utils.logging.warning_once.cache_clear()
+    small_model()(torch.tensor([[5, 6, 0]]))
+    assert any("attention_mask" in record.message for record in caplog.records)
+
+
+@torch.no_grad()
+def test_good_input_of_every_kind():
+    model = small_model()
+    expected = model(IDS, attention_mask=MASK).last_hidden_state
+    for mask in (MASK.bool(), MASK.int(), MASK.to(torch.uint8)):
+        assert torch.equal(model(IDS, attention_mask=mask).last_hidden_state, expected)
+    types = torch.ones_like(IDS)
+    assert torch.equal(model(IDS, attention_mask=MASK, token_type_ids=types).last_hidden_state, expected)
+    embeds = model.get_input_embeddings()(IDS)
+    assert torch.equal(model(inputs_embeds=embeds, attention_mask=MASK).last_hidden_state, expected)
+    positions = torch.arange(13)[None]
+    assert torch.equal(model(IDS, attention_mask=MASK, position_ids=positions).last_hidden_state, expected)

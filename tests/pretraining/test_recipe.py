@@ -1,0 +1,305 @@
+"""examples/pretrain.py: what each promise of the recipe is worth, on the real script and a small corpus."""
+
+import json
+import math
+import shutil
+import sys
+from itertools import islice
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch.nn import functional as F
+from transformers import AutoModelForMaskedLM, pipeline
+
+from neobert_hf import NeoBERTForMaskedLM
+from neobert_hf.pretraining.trainer import PretrainingArguments, training_flops
+from neobert_hf.training.run_checkpoints import complete_checkpoints
+from tests.helpers.plain_neobert import plain_hidden_states
+from tests.helpers.pretraining_runs import assert_same_weights, pretrain, run, weights
+
+
+def test_a_run_leaves_a_model_curves_and_numbers(flags, prepared, tmp_path):
+    log = run(flags(validation_data=prepared / "validation", eval_strategy="steps", eval_steps=6))
+    folder = tmp_path / "run"
+    model = AutoModelForMaskedLM.from_pretrained(folder / "model")
+    assert isinstance(model, NeoBERTForMaskedLM) and not model.config.sparse_prediction
+    assert pipeline("fill-mask", str(folder / "model"))("a [MASK].")
+    assert (folder / "curves.png").stat().st_size > 10_000
+    assert not list(folder.glob("*.partial"))
+    steps = [entry for entry in log if "loss" in entry]
+    assert [entry["step"] for entry in steps] == list(range(1, 13))
+    for entry in steps:
+        assert entry["perplexity"] == pytest.approx(math.exp(entry["loss"]))
+        assert 0 <= entry["accuracy"] <= 1 and entry["grad_norm"] > 0
+        assert entry["tokens_per_second"] > 0 and entry["mfu"] > 0
+        assert entry["padding_share"] == 0
+        assert entry["padded_tokens_per_second"] == entry["tokens_per_second"]
+        assert entry["attention"] == "sdpa, one call a document"
+    # Four micro-batches of at most 256 tokens a step.
+    seen = [entry["tokens_seen"] for entry in steps]
+    assert all(600 < after - before <= 1024 for before, after in zip([0, *seen], seen))
+    evaluations = [entry for entry in log if "eval_loss" in entry]
+    assert [entry["step"] for entry in evaluations] == [6, 12]
+    assert all(entry["peak"] == "1e+11, given" for entry in steps)
+    assert evaluations[1]["eval_loss"] < evaluations[0]["eval_loss"] < math.log(600) + 1
+
+
+def test_the_same_command_again_changes_nothing(flags, tmp_path):
+    run(flags())
+    before = weights(tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "model")
+    run(flags())
+    after = weights(tmp_path / "run")
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+# At 128, most documents are as long as the edge of the first bin.
+@pytest.mark.parametrize("max_length", [128, 200])
+def test_held_out_loss_is_the_mean_over_labels_and_by_length(flags, prepared, tmp_path, max_length):
+    changes = {
+        "validation_data": prepared / "validation",
+        "max_length": max_length,
+        "min_lengths": 0,
+        "probabilities": 1,
+    }
+    log = run(flags(**changes, max_steps=2))
+    model = AutoModelForMaskedLM.from_pretrained(tmp_path / "run" / "model")
+    settings = pretrain.parse_config(
+        pretrain.ModelArguments, pretrain.DataArguments, PretrainingArguments, args=flags(**changes)
+    )
+    documents, sampler, collator = pretrain.read_data(*settings[1:])[2]
+    losses, lengths = [], []
+    with torch.no_grad():
+        for keys in sampler:
+            for document in documents.__getitems__(keys):
+                batch = collator([document])
+                labelled = batch["labels"][0] != -100
+                logits = model(input_ids=batch["input_ids"]).logits[0]
+                losses.append(F.cross_entropy(logits[labelled], batch["labels"][0][labelled], reduction="none"))
+                lengths += [len(document["input_ids"])] * int(labelled.sum())
+    losses, lengths = torch.cat(losses), torch.tensor(lengths)
+    evaluation = next(entry for entry in log if "eval_loss" in entry)
+    assert len(set(lengths.tolist())) > 1 and lengths.max() == max_length
+    assert evaluation["eval_loss"] == pytest.approx(losses.mean().item(), abs=1e-5)
+    bins = {"1_to_128": lengths <= 128, "129_to_256": (lengths > 128) & (lengths <= 256)}
+    for name, inside in bins.items():
+        assert (f"eval_loss_{name}" in evaluation) == bool(inside.any())
+        if inside.any():
+            assert evaluation[f"eval_loss_{name}"] == pytest.approx(losses[inside].mean().item(), abs=1e-5)
+    assert evaluation["eval_perplexity"] == pytest.approx(math.exp(evaluation["eval_loss"]))
+
+
+def test_losses_equal_a_plain_training_loop(flags, prepared, tmp_path):
+    """20 steps of AdamW written out, with a plain model, on the same micro-batches."""
+    changes = {"dropout": 0.0, "max_steps": 20, "save_steps": 20, "weight_decay": 0.1}
+    log = run(flags(**changes))
+    architecture, data, arguments = pretrain.parse_config(
+        pretrain.ModelArguments, pretrain.DataArguments, PretrainingArguments, args=flags(**changes)
+    )
+    manifest, (documents, sampler, collator), _ = pretrain.read_data(data, arguments)
+    pretrain.set_seed(arguments.seed)
+    model = pretrain.build_model(architecture, data, manifest, collator.tokenizer, None)
+    parameters = {name: weight.detach().clone().requires_grad_() for name, weight in model.named_parameters()}
+    moments = {name: (torch.zeros_like(w), torch.zeros_like(w)) for name, w in parameters.items()}
+    batches, losses = iter(sampler), []
+    for step in range(1, 21):
+        step_documents = [documents.__getitems__(keys) for keys in islice(batches, 4)]
+        total, labels = 0.0, 0
+        for micro_batch in step_documents:
+            for document in micro_batch:
+                batch = collator([document])
+                labelled = batch["labels"] != -100
+                backbone = {name.removeprefix("model."): weight for name, weight in parameters.items()}
+                states = plain_hidden_states(backbone, model.config, batch["input_ids"][0])[labelled[0]]
+                logits = states @ parameters["decoder.weight"].T + parameters["decoder.bias"]
+                total = total + F.cross_entropy(logits, batch["labels"][labelled], reduction="sum")
+                labels += int(labelled.sum())
+        loss = total / labels
+        losses.append(loss.item())
+        gradients = dict(zip(parameters, torch.autograd.grad(loss, parameters.values())))
+        norm = sum((gradient**2).sum() for gradient in gradients.values()) ** 0.5
+        cosine = 0.1 + 0.45 * (1 + math.cos(math.pi * min(1, (step - 1 - 2) / 16)))
+        rate = 5e-3 * ((step - 1) / 2 if step - 1 < 2 else cosine)
+        with torch.no_grad():
+            for name, weight in parameters.items():
+                gradient = gradients[name] * min(1.0, 1.0 / (norm + 1e-6))
+                first, second = moments[name]
+                first.mul_(0.9).add_(gradient, alpha=0.1)
+                second.mul_(0.95).add_(gradient**2, alpha=0.05)
+                denominator = (second / (1 - 0.95**step)).sqrt() + 1e-8
+                weight -= rate * (first / (1 - 0.9**step) / denominator + 0.1 * weight)
+    assert [entry["loss"] for entry in log if "loss" in entry] == pytest.approx(losses, abs=1e-5)
+    assert losses[-1] < losses[0] - 0.5
+
+
+def test_padded_batches_report_their_padding(flags, tmp_path):
+    log = run(
+        flags(layout="padded", max_length=256, micro_batch_tokens=1024, max_steps=4, min_lengths=0, probabilities=1)
+    )
+    padding = [entry["padding_share"] for entry in log if "loss" in entry]
+    assert all(0 <= share < 0.9 for share in padding) and max(padding) > 0
+    for entry in log:
+        if "loss" in entry:
+            ratio = entry["tokens_per_second"] / entry["padded_tokens_per_second"]
+            assert ratio == pytest.approx(1 - entry["padding_share"])
+
+
+def test_flops_against_the_profiler(flags):
+    from torch.utils.flop_counter import FlopCounterMode
+
+    model = NeoBERTForMaskedLM(
+        pretrain.NeoBERTConfig(
+            hidden_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            intermediate_size=96,
+            vocab_size=300,
+            sparse_prediction=True,
+        )
+    )
+    ids = torch.randint(5, 300, (3, 40))
+    labels = torch.where(torch.rand(3, 40) < 0.2, ids, -100)
+    model.set_attn_implementation("eager")
+    with FlopCounterMode(display=False) as counter:
+        model(ids, labels=labels).loss.backward()
+    expected = training_flops(model.config, 120, 3 * 40**2, int((labels != -100).sum()))
+    assert counter.get_total_flops() == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"logging_steps": 1, "save_steps": 100}, "The loss is (nan|inf) at step .* no earlier checkpoint"),
+        ({"logging_steps": 100, "save_steps": 1}, "weights are not finite after step .*checkpoint-[1-9] is complete"),
+    ],
+    ids=["when it is logged", "when it is saved"],
+)
+def test_a_loss_that_is_not_finite_stops_before_it_is_saved(flags, tmp_path, changes, message):
+    with pytest.raises(SystemExit, match=message):
+        pretrain.main(flags(learning_rate=1e30, warmup_steps=10, schedule="linear", **changes))
+    for folder in complete_checkpoints(tmp_path / "run"):
+        assert all(tensor.isfinite().all() for tensor in load_file(folder / "model.safetensors").values())
+
+
+def test_held_out_masks_are_the_same_for_every_seed(flags, prepared):
+    labels = []
+    for seed in (0, 1):
+        settings = pretrain.parse_config(
+            pretrain.ModelArguments,
+            pretrain.DataArguments,
+            PretrainingArguments,
+            args=flags(validation_data=prepared / "validation", seed=seed),
+        )
+        documents, sampler, collator = pretrain.read_data(*settings[1:])[2]
+        labels.append(collator(documents.__getitems__(next(iter(sampler))))["labels"])
+    assert torch.equal(*labels)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"train_data": "nowhere"}, "nowhere holds no manifest.json"),
+        ({"probabilities": "0.5 0.4"}, "sum 0.9"),
+        ({"min_lengths": "0 5000"}, "No document has 5,000 tokens"),
+        ({"micro_batch_tokens": 300}, "must be a multiple of"),
+        ({"max_length": 1024}, "less than one document"),
+        ({"ignore_data_skip": False}, "`ignore_data_skip` is False; this recipe needs True"),
+        ({"logging_nan_inf_filter": True}, "`logging_nan_inf_filter` is True"),
+        ({"gradient_accumulation_steps": 7}, "`gradient_accumulation_steps` is 7; .*set `global_batch_tokens` instead"),
+        ({"lr_scheduler_type": "cosine"}, "`lr_scheduler_type` .*set `schedule` instead"),
+        ({"label_smoothing_factor": 0.1}, "`label_smoothing_factor` is 0.1; .*leave it out"),
+        ({"save_strategy": "epoch"}, "`save_strategy` is 'epoch'; it must be 'steps' or 'no'"),
+        ({"max_length": 4}, "`max_length` is 4; it must be 8 or more"),
+        ({"shuffle_shards": 0}, "`shuffle_shards` is 0"),
+        ({"micro_batch_tokens": 0}, "must be a multiple of"),
+        ({"max_steps": -1}, "`max_steps` is -1"),
+        ({"warmup_steps": 100}, "no step would follow"),
+        ({"optimizer": "adam"}, "`weight_decay` is 0.1: set it to 0"),
+        ({"eval_strategy": "steps"}, "set `validation_data`"),
+        ({"num_attention_heads": 5}, "num_attention_heads"),
+        ({"mlm_probability": 0}, "nothing would be predicted"),
+    ],
+)
+def test_bad_input_is_refused_before_the_first_step(flags, tmp_path, change, message):
+    with pytest.raises((ValueError, FileNotFoundError), match="(?s)" + message):
+        pretrain.main(flags(**change))
+    assert not list((tmp_path / "run").glob("checkpoint-*"))
+
+
+def test_validation_data_of_another_tokenizer_is_refused(flags, prepared, tmp_path):
+    shutil.copytree(prepared / "validation", tmp_path / "other")
+    manifest = json.loads((tmp_path / "other" / "manifest.json").read_text())
+    manifest["tokenizer_fingerprint"] = "0" * 64
+    (tmp_path / "other" / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(ValueError, match="another tokenizer"):
+        pretrain.main(flags(validation_data=tmp_path / "other"))
+
+
+@pytest.mark.parametrize("optimizer", ["soap", "muon"])
+def test_library_optimizers_train_and_resume(flags, tmp_path, optimizer):
+    changes = {"optimizer": optimizer, "min_lengths": 0, "probabilities": 1}
+    log = run(flags(**changes, output_dir=tmp_path / "whole"))
+    losses = [entry["loss"] for entry in log if "loss" in entry]
+    # SOAP's first step only starts its preconditioner.
+    assert min(losses[-3:]) < losses[0] - 0.03
+    shutil.copytree(tmp_path / "whole", tmp_path / "run")
+    for step in (9, 12):
+        shutil.rmtree(tmp_path / "run" / f"checkpoint-{step}")
+    shutil.rmtree(tmp_path / "run" / "model")
+    run(flags(**changes))
+    assert_same_weights(tmp_path / "run", tmp_path / "whole")
+
+
+def test_tensorboard_gets_every_number(flags, tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run(flags(report_to="tensorboard", max_steps=3))
+    (file,) = (tmp_path / "run").rglob("events.out.tfevents.*")
+    events = EventAccumulator(str(file)).Reload()
+    numbers = "loss perplexity accuracy grad_norm learning_rate tokens_per_second padding_share tokens_seen mfu".split()
+    for name in numbers:
+        assert [event.step for event in events.Scalars(f"train/{name}")] == [1, 2, 3], name
+
+
+def test_bf16_autocast_keeps_float32_weights(flags, tmp_path):
+    exact, rounded = (
+        [
+            entry["loss"]
+            for entry in run(flags(bf16=bf16, dropout=0.0, output_dir=tmp_path / str(bf16)))
+            if "loss" in entry
+        ]
+        for bf16 in (False, True)
+    )
+    # Rounded products, not rounded weights: close to float32, and not the same.
+    assert rounded != exact and rounded == pytest.approx(exact, abs=0.05)
+    checkpoint = tmp_path / "True" / "checkpoint-12"
+    assert {tensor.dtype for tensor in load_file(checkpoint / "model.safetensors").values()} == {torch.float32}
+    moments = torch.load(checkpoint / "optimizer.pt")["state"][0]
+    assert moments["exp_avg"].dtype == moments["exp_avg_sq"].dtype == torch.float32
+
+
+def test_gradient_checkpointing_changes_nothing(flags, tmp_path):
+    run(flags(output_dir=tmp_path / "kept"))
+    run(flags(gradient_checkpointing=True))
+    assert_same_weights(tmp_path / "run", tmp_path / "kept")
+
+
+def test_byte_level_bpe_trains_as_well(flags, prepared, tmp_path, monkeypatch):
+    """Ablation M3."""
+    import prepare_data
+    import train_tokenizer
+
+    texts = [json.loads(line)["text"] for line in (prepared / "train.jsonl").read_text().splitlines()]
+    train_tokenizer.train_bpe(iter([texts]), 600, 128).save_pretrained(tmp_path / "bpe")
+    source = f"--source {prepared}/train.jsonl --tokenizer {tmp_path}/bpe --output_dir {tmp_path}/data"
+    monkeypatch.setattr(sys, "argv", ["prepare_data.py", *source.split()])
+    prepare_data.main()
+    log = run(flags(train_data=tmp_path / "data"))
+    losses = [entry["loss"] for entry in log if "loss" in entry]
+    assert losses[-1] < losses[0] - 0.2
+    # The corpora of two tokenizers do not mix.
+    with pytest.raises(ValueError, match="another tokenizer"):
+        pretrain.main(
+            flags(train_data=tmp_path / "data", validation_data=prepared / "validation", output_dir=tmp_path / "x")
+        )

@@ -1,0 +1,228 @@
+"""examples/pretrain.py interrupted, resumed, continued by a second stage."""
+
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForMaskedLM
+
+from neobert_hf.training.run_checkpoints import COMPLETE, CheckpointError, complete_checkpoints
+from tests.helpers.pretraining_runs import assert_same_weights, finish, pretrain, run, start
+
+
+@pytest.mark.parametrize("layout", ["packed", "padded"])
+def test_killed_twice_ends_with_the_same_bits(flags, tmp_path, layout):
+    changes = {"max_steps": 60, "save_steps": 5, "layout": layout, "dataloader_num_workers": 2}
+    finish(start(flags(**changes, output_dir=tmp_path / "whole")))
+    generator = random.Random(layout)
+    for _ in range(2):
+        process = start(flags(**changes))
+        seen = len(complete_checkpoints(tmp_path / "run"))
+        while process.poll() is None and not ((tmp_path / "run").is_dir() and new_checkpoint(tmp_path / "run", seen)):
+            time.sleep(0.02)
+        # At any moment: in the middle of a step, of saving, of reading.
+        time.sleep(generator.random())
+        assert process.poll() is None, process.communicate()[0][-3000:]
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    output = finish(start(flags(**changes)))
+    assert re.search(r"resuming from \S+checkpoint-[1-9]", output)
+    assert_same_weights(tmp_path / "run", tmp_path / "whole")
+    final = [json.loads((tmp_path / name / "log.json").read_text())[-2] for name in ("run", "whole")]
+    assert final[0]["tokens_seen"] == final[1]["tokens_seen"] and final[0]["loss"] == final[1]["loss"]
+
+
+def new_checkpoint(folder: Path, seen: int) -> bool:
+    newest = complete_checkpoints(folder)[-1:]
+    steps = [int(path.name.split("-")[1]) for path in newest]
+    return bool(steps) and steps[0] >= 5 + 5 * seen
+
+
+def interrupted(flags, tmp_path, step: int = 6) -> Path:
+    """A run that stopped after this step, in the middle of its way."""
+    finished_run = tmp_path / "run"
+    run(flags())
+    for folder in complete_checkpoints(finished_run):
+        if int(folder.name.split("-")[1]) > step:
+            shutil.rmtree(folder)
+    shutil.move(finished_run / "model", tmp_path / "expected" / "model")
+    return finished_run / f"checkpoint-{step}"
+
+
+def test_half_written_checkpoints_are_never_picked_up(flags, tmp_path):
+    checkpoint = interrupted(flags, tmp_path)
+    half = checkpoint.with_name("checkpoint-9")
+    shutil.copytree(checkpoint, half)
+    (half / COMPLETE).unlink()
+    (half / "model.safetensors").write_bytes(b"half")
+    pretrain.main(flags())
+    assert_same_weights(tmp_path / "run", tmp_path / "expected")
+
+
+@pytest.mark.parametrize("name", ["optimizer.pt", "model.safetensors", "rng_state.pth"])
+def test_a_checkpoint_that_lost_a_file_is_refused(flags, tmp_path, name):
+    checkpoint = interrupted(flags, tmp_path)
+    (checkpoint / name).unlink()
+    with pytest.raises(CheckpointError, match=f"{name} is missing"):
+        pretrain.main(flags())
+    (checkpoint / name).write_bytes(b"half")
+    with pytest.raises(CheckpointError, match=f"{name} is 4 bytes; it was written with [0-9,]+ bytes"):
+        pretrain.main(flags())
+
+
+def test_resuming_does_not_read_skipped_data(flags, tmp_path, monkeypatch):
+    interrupted(flags, tmp_path)
+    read = []
+    original = pretrain.Documents.__getitems__
+    monkeypatch.setattr(pretrain.Documents, "__getitems__", lambda self, keys: read.append(1) or original(self, keys))
+    pretrain.main(flags())
+    assert len(read) == (12 - 6) * 4
+    assert_same_weights(tmp_path / "run", tmp_path / "expected")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"learning_rate": 1e-3}, "learning_rate: 0.005 there, 0.001 now"),
+        ({"max_length": 32}, "max_length: 64 there, 32 now"),
+        ({"hidden_size": 64}, "hidden_size: 32 there, 64 now"),
+        ({"seed": 1}, "seed: 0 there, 1 now"),
+        ({"train_data": "validation"}, "corpus: "),
+    ],
+)
+def test_resuming_with_other_settings_names_them(flags, prepared, tmp_path, change, message):
+    interrupted(flags, tmp_path)
+    if "train_data" in change:
+        change = {"train_data": prepared / change["train_data"]}
+    else:
+        # What may change.
+        change |= {"logging_steps": 2, "save_steps": 4, "dataloader_num_workers": 1}
+    with pytest.raises(CheckpointError, match=message) as error:
+        pretrain.main(flags(**change))
+    assert str(error.value).count(" there, ") == 1
+
+
+def test_sigterm_saves_stops_and_the_same_command_finishes(flags, tmp_path):
+    # A launcher signals the whole process group: loader workers must survive it.
+    changes = {"max_steps": 40, "save_steps": 1000, "dataloader_num_workers": 2}
+    finish(start(flags(**changes, output_dir=tmp_path / "whole")))
+    process = start(flags(**changes))
+    for line in process.stdout:
+        if "'loss'" in line:
+            break
+    os.killpg(process.pid, signal.SIGTERM)
+    output = process.communicate(timeout=60)[0]
+    assert process.returncode == 143, output[-3000:]
+    step = int(re.search(r"Stopped by SIGTERM after step (\d+)", output)[1])
+    assert 0 < step < 40
+    assert f"checkpoint-{step} is complete: the same command goes on from there." in output
+    assert not (tmp_path / "run" / "model").exists()
+    finish(start(flags(**changes)))
+    assert_same_weights(tmp_path / "run", tmp_path / "whole")
+
+
+def test_a_full_disk_ends_with_a_message_and_a_usable_checkpoint(flags, tmp_path):
+    checkpoint = interrupted(flags, tmp_path)
+    # The kernel refuses to write files beyond 64 blocks of 1,024 bytes; the weights alone take more.
+    process = start(flags(), prefix="ulimit -f 64; trap '' XFSZ;")
+    output = process.communicate(timeout=120)[0]
+    assert process.returncode == 1
+    assert re.search(r"The checkpoint of step 9 could not be written \(.*\); [\d,]+ bytes are free", output)
+    assert f"{checkpoint} is complete: the same command goes on from there." in output
+    assert complete_checkpoints(tmp_path / "run")[-1] == checkpoint
+    run(flags())
+    assert_same_weights(tmp_path / "run", tmp_path / "expected")
+
+
+def test_old_checkpoints_go_once_the_new_one_is_whole(flags, tmp_path):
+    run(flags(save_total_limit=1, save_steps=5))
+    assert [folder.name for folder in complete_checkpoints(tmp_path / "run")] == ["checkpoint-12"]
+    run(flags(save_total_limit=2, save_steps=5, output_dir=tmp_path / "two"))
+    assert [folder.name for folder in complete_checkpoints(tmp_path / "two")] == ["checkpoint-10", "checkpoint-12"]
+
+
+def test_second_stage_continues_weights_and_optimizer_once(flags, prepared, tmp_path):
+    run(flags(output_dir=tmp_path / "first"))
+    stage = {
+        "init_from": tmp_path / "first",
+        "continue_optimizer": True,
+        "max_length": 128,
+        "schedule": "constant",
+        "learning_rate": 5e-4,
+        "weight_decay": 0.05,
+        "warmup_steps": 0,
+        "max_steps": 4,
+        "save_steps": 1,
+        "save_total_limit": 10,
+    }
+    log = run(flags(**stage))
+    first = torch.load(tmp_path / "first" / "checkpoint-12" / "optimizer.pt")
+    second = torch.load(tmp_path / "run" / "checkpoint-1" / "optimizer.pt")
+    # Adam's own count of its steps goes on, the settings are this stage's.
+    assert {int(state["step"]) for state in first["state"].values()} == {12}
+    assert {int(state["step"]) for state in second["state"].values()} == {13}
+    assert [group["weight_decay"] for group in second["param_groups"]] == [0.05] * len(first["param_groups"])
+    assert [entry["learning_rate"] for entry in log if "loss" in entry] == [5e-4] * 4
+    assert log[0]["loss"] < json.loads((tmp_path / "first" / "log.json").read_text())[0]["loss"] - 0.3
+    assert AutoModelForMaskedLM.from_pretrained(tmp_path / "run" / "model").config.max_length == 128
+    # A checkpoint can be named, too.
+    run(flags(**stage | {"init_from": tmp_path / "first" / "checkpoint-12"}, output_dir=tmp_path / "named"))
+    assert_same_weights(tmp_path / "run", tmp_path / "named")
+    # Interrupted, it resumes its own optimizer and not the first stage's again.
+    shutil.copytree(tmp_path / "run", tmp_path / "again")
+    for step in (3, 4):
+        shutil.rmtree(tmp_path / "again" / f"checkpoint-{step}")
+    shutil.rmtree(tmp_path / "again" / "model")
+    (tmp_path / "first").rename(tmp_path / "gone")
+    run(flags(**stage, output_dir=tmp_path / "again"))
+    assert_same_weights(tmp_path / "run", tmp_path / "again")
+
+
+def test_second_stage_from_something_else_is_refused(flags, prepared, tmp_path):
+    run(flags(output_dir=tmp_path / "first", max_steps=2, save_steps=1))
+    with pytest.raises(ValueError, match="another architecture. hidden_size: 32 there, 64 now"):
+        pretrain.main(flags(init_from=tmp_path / "first", hidden_size=64))
+    with pytest.raises(CheckpointError, match="is no complete checkpoint"):
+        pretrain.main(flags(init_from=tmp_path / "first" / "model", continue_optimizer=True))
+    with pytest.raises(ValueError, match="needs `init_from`"):
+        pretrain.main(flags(continue_optimizer=True))
+    file = tmp_path / "first" / "model" / "tokenizer.json"
+    tokenizer = json.loads(file.read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    vocabulary["the"], vocabulary["is"] = vocabulary["is"], vocabulary["the"]
+    file.write_text(json.dumps(tokenizer))
+    shutil.rmtree(tmp_path / "first" / "checkpoint-2")
+    with pytest.raises(ValueError, match="has come to step 1 of 2 only"):
+        pretrain.main(flags(init_from=tmp_path / "first"))
+    shutil.rmtree(tmp_path / "first" / "checkpoint-1")
+    with pytest.raises(ValueError, match="first/model has another tokenizer"):
+        pretrain.main(flags(init_from=tmp_path / "first"))
+    with pytest.raises(FileNotFoundError, match="holds neither a checkpoint nor a model"):
+        pretrain.main(flags(init_from=prepared))
+
+
+def test_a_checkpoint_of_another_engine_is_refused(flags, tmp_path):
+    """Transformers would find no `optimizer.pt` in it and start the optimizer anew."""
+    checkpoint = interrupted(flags, tmp_path)
+    content = json.loads((checkpoint / COMPLETE).read_text())
+    (checkpoint / COMPLETE).write_text(json.dumps(content | {"engine": "DeepSpeed"}))
+    message = "checkpoint-6 was written by the engine DeepSpeed, and this run has plain"
+    with pytest.raises(CheckpointError, match=message):
+        pretrain.main(flags())
+    with pytest.raises(CheckpointError, match=message):
+        pretrain.main(flags(init_from=checkpoint, continue_optimizer=True, output_dir=tmp_path / "second"))
+
+
+def test_a_copy_of_a_checkpoint_is_left_alone(flags, tmp_path):
+    checkpoint = interrupted(flags, tmp_path)
+    shutil.copytree(checkpoint, checkpoint.with_name("checkpoint-6-backup"))
+    run(flags(save_total_limit=1))
+    assert_same_weights(tmp_path / "run", tmp_path / "expected")
+    assert checkpoint.with_name("checkpoint-6-backup").is_dir() and not checkpoint.exists()

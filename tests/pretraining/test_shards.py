@@ -1,0 +1,150 @@
+"""Tokenised corpora on disk: what is written is what is read, and damage is noticed."""
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer, BertTokenizer
+
+from neobert_hf.common.fingerprints import tokenizer_fingerprint
+from neobert_hf.pretraining.shards import Manifest, load_shards, load_tokenizer, read_manifest, write_shard
+
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "##b"]
+
+
+def small_tokenizer(words=WORDS, **options) -> BertTokenizer:
+    return BertTokenizer(vocab={word: number for number, word in enumerate(words)}, **options)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Three documents in two shards."""
+    tokenizer = small_tokenizer()
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    shards = [
+        write_shard(tmp_path / "shard-00000.arrow", [[2, 5, 6, 3], [2, 6, 6, 6, 3]], "uint16"),
+        write_shard(tmp_path / "shard-00002.arrow", [[2, 5, 5, 3]], "uint16"),
+    ]
+    manifest = Manifest({"source": "x"}, "text", tokenizer_fingerprint(tokenizer), 8, 8, "truncate", "uint16", 2)
+    manifest.shards, manifest.documents, manifest.length_histogram = shards, 3, {4: 3}
+    manifest.save(tmp_path / "manifest.json")
+    return tmp_path
+
+
+def test_round_trip(folder):
+    documents = load_shards(folder)
+    assert documents["input_ids"][:] == [[2, 5, 6, 3], [2, 6, 6, 6, 3], [2, 5, 5, 3]]
+    assert documents.features.arrow_schema.field("input_ids").type == pa.list_(pa.uint16())
+    assert len(documents.cache_files) == 2, "mapped from the files, not copied"
+    assert read_manifest(folder).shards[1] == {
+        "file": "shard-00002.arrow",
+        "documents": 1,
+        "tokens": 4,
+        "bytes": (folder / "shard-00002.arrow").stat().st_size,
+    }
+    assert load_tokenizer(folder)("a bb")["input_ids"] == [2, 5, 6, 7, 3]
+
+
+def test_batches_and_dtypes(tmp_path):
+    rows = [[number, 65_535] for number in range(10_500)]
+    entry = write_shard(tmp_path / "a.arrow", iter(rows), "uint16")
+    assert (entry["documents"], entry["tokens"]) == (10_500, 21_000)
+    with pa.memory_map(str(tmp_path / "a.arrow")) as file:
+        batches = list(pa.ipc.open_stream(file))
+    assert [len(batch) for batch in batches] == [10_000, 500]
+    assert [row for batch in batches for row in batch["input_ids"].to_pylist()] == rows
+    write_shard(tmp_path / "b.arrow", [[1, 100_000]], "int32")
+    with pa.memory_map(str(tmp_path / "b.arrow")) as file:
+        assert pa.ipc.open_stream(file).schema.field("input_ids").type == pa.list_(pa.int32())
+
+
+def test_a_shard_is_written_whole_or_not_at_all(tmp_path):
+    def broken():
+        # Beyond the first record batch, which has been written by then.
+        yield from [[1, 2]] * 10_500
+        raise KeyError("source")
+
+    with pytest.raises(KeyError):
+        write_shard(tmp_path / "a.arrow", broken(), "uint16")
+    with pytest.raises(OverflowError):
+        write_shard(tmp_path / "a.arrow", [[65_536]], "uint16")
+    assert write_shard(tmp_path / "a.arrow", [], "uint16") is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_damage_is_an_error(folder, tmp_path):
+    shard = folder / "shard-00002.arrow"
+    content = shard.read_bytes()
+    shard.write_bytes(content[:-8])
+    with pytest.raises(ValueError, match="shard-00002.arrow has .* bytes, not the .* written"):
+        load_shards(folder)
+    shard.unlink()
+    with pytest.raises(FileNotFoundError, match="shard-00002.arrow.*missing.*prepare_data.py"):
+        load_shards(folder)
+    shard.write_bytes(content)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["shards"][1]["documents"] = 2
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(ValueError, match="shard-00002.arrow has 1 rows of .*not 2"):
+        load_shards(folder)
+
+
+def test_folders_that_are_not_prepared(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no tokenised corpus: run examples/prepare_data.py"):
+        read_manifest(tmp_path)
+    (tmp_path / "progress").mkdir()
+    (tmp_path / "progress" / "manifest.json").write_text("{}")
+    with pytest.raises(ValueError, match="is not finished: run the same"):
+        load_shards(tmp_path)
+    for content in ("{", "[]", "{}", '{"length_histogram": {}, "other": 1}'):
+        (tmp_path / "manifest.json").write_text(content)
+        with pytest.raises(ValueError, match="manifest.json is not a manifest.*source, column"):
+            read_manifest(tmp_path)
+
+
+def test_another_tokenizer_is_an_error(folder):
+    small_tokenizer([*WORDS, "c"]).save_pretrained(folder / "tokenizer")
+    with pytest.raises(ValueError, match="has the fingerprint .* were made by"):
+        load_tokenizer(folder)
+
+
+def test_histogram_answers_powers_of_two():
+    manifest = Manifest({}, "text", "", 8, 4096, "truncate", "uint16", 2, length_histogram={512: 4, 1024: 3, 2048: 2})
+    assert (manifest.at_least(1024), manifest.at_least(2048), manifest.at_least(4096)) == (5, 2, 0)
+    with pytest.raises(ValueError, match="not 1000"):
+        manifest.at_least(1000)
+
+
+def test_fingerprint_is_the_same_wherever_the_tokenizer_comes_from(tmp_path):
+    tokenizer = small_tokenizer()
+    expected = tokenizer_fingerprint(tokenizer)
+    before = tokenizer.backend_tokenizer.to_str()
+    tokenizer.save_pretrained(tmp_path / "a")
+    loaded = AutoTokenizer.from_pretrained(tmp_path / "a", model_max_length=7, model_input_names=["input_ids"])
+    assert tokenizer_fingerprint(loaded) == expected
+    loaded(["a", "a b b b b b b b b b b b"], truncation=True, padding=True)
+    state = loaded.backend_tokenizer.to_str()
+    assert Tokenizer.from_str(state).truncation and Tokenizer.from_str(state).padding
+    assert tokenizer_fingerprint(loaded) == expected
+    assert loaded.backend_tokenizer.to_str() == state and tokenizer.backend_tokenizer.to_str() == before
+    loaded.save_pretrained(tmp_path / "b")
+    assert tokenizer_fingerprint(AutoTokenizer.from_pretrained(tmp_path / "b")) == expected
+
+
+def test_fingerprint_notices_changes():
+    swapped = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "b", "a", "##b"]
+    other_mask = small_tokenizer()
+    other_mask.mask_token = "a"
+    changed = [
+        small_tokenizer(),
+        small_tokenizer([*WORDS, "c"]),
+        small_tokenizer(swapped),
+        small_tokenizer(do_lower_case=False),
+        small_tokenizer(strip_accents=False),
+        other_mask,
+    ]
+    assert len({tokenizer_fingerprint(tokenizer) for tokenizer in changed}) == len(changed)
+    assert np.unique([len(tokenizer_fingerprint(tokenizer)) for tokenizer in changed]).tolist() == [64]

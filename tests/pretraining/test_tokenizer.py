@@ -1,0 +1,86 @@
+"""Tokenizers from the user's text."""
+
+import sys
+from pydoc_data.topics import topics
+
+import pytest
+from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerFast
+
+from tests.helpers.examples import load_example
+from tests.helpers.models import ROOT
+
+
+train_tokenizer = load_example("train_tokenizer")
+
+
+@pytest.fixture
+def train(tmp_path, monkeypatch):
+    """Runs the script on the Python reference, a text file a topic."""
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    for name, text in topics.items():
+        (corpus / f"{name}.txt").write_text(text, encoding="utf-8")
+
+    def run(*flags: str):
+        flags = ["--source", str(corpus), "--output_dir", str(tmp_path / "out"), *flags]
+        monkeypatch.setattr(sys, "argv", ["train_tokenizer.py", *flags])
+        train_tokenizer.main()
+        return AutoTokenizer.from_pretrained(tmp_path / "out")
+
+    return run
+
+
+def test_wordpiece_is_like_bert_base_uncased(train, capsys):
+    tokenizer = train("--vocab_size", "1500", "--max_length", "77")
+    assert isinstance(tokenizer, BertTokenizer) and len(tokenizer) == 1500
+    assert "1,500 entries\n" in capsys.readouterr().out
+    assert tokenizer.model_max_length == 77 and tokenizer.model_input_names == ["input_ids", "attention_mask"]
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    assert tokenizer.convert_tokens_to_ids(special) == [0, 100, 101, 102, 103]
+    assert tokenizer.convert_tokens_to_ids(["[unused0]", "[unused98]"]) == [1, 99]
+    assert set(tokenizer.all_special_tokens) == set(special) == set(tokenizer.get_added_vocab())
+    encoded = tokenizer("Returns the   VALUÉ.", "[unused0]")
+    assert set(encoded) == {"input_ids", "attention_mask"}
+    ids = encoded["input_ids"]
+    assert ids[0] == 101 and ids[-1] == 102 and ids.count(102) == 2 and 1 not in ids
+    assert tokenizer.tokenize("RETURN Válue") == tokenizer.tokenize("return value") == ["return", "value"]
+    assert any(token.startswith("##") for token in tokenizer.get_vocab())
+
+
+def test_bpe_knows_every_byte(train):
+    tokenizer = train("--vocab_size", "1200", "--kind", "bpe")
+    assert isinstance(tokenizer, PreTrainedTokenizerFast) and len(tokenizer) == 1200
+    assert tokenizer.convert_tokens_to_ids(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]) == [0, 1, 2, 3, 4]
+    text = "Return  \x00\x85 the VALUE of \U0001f600 漢字 e\u0301\ufffd\n\n\tend"
+    ids = tokenizer(text)["input_ids"]
+    assert (ids[0], ids[-1]) == (2, 3) and tokenizer.unk_token_id not in ids
+    assert tokenizer.decode(ids[1:-1]) == text
+    assert set(tokenizer("a", "b")) == {"input_ids", "attention_mask"}
+    assert tokenizer("a", "b")["input_ids"].count(3) == 2
+    every_byte = bytes(range(256)).decode("latin-1") + "".join(map(chr, (0x7FF, 0xFFFF, 0x10FFFF)))
+    assert tokenizer.unk_token_id not in tokenizer(every_byte)["input_ids"]
+
+
+def test_small_text_is_told(train, capsys):
+    tokenizer = train("--max_documents", "1", "--kind", "bpe")
+    assert f"{len(tokenizer):,} entries (32,000 were allowed; the text gave no more)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "flags, error, message",
+    [
+        (["--vocab_size", "104"], ValueError, "vocab_size is 104; it must be 105 or more"),
+        (["--vocab_size", "260", "--kind", "bpe"], ValueError, "vocab_size is 260; it must be 261"),
+        (["--vocab_size", "110"], ValueError, "raise vocab_size to"),
+        (["--max_length", "7"], ValueError, "max_length is 7"),
+        (["--max_documents", "0"], ValueError, "max_documents is 0"),
+        (["--column", "content"], ValueError, "no column 'content'; it has 'text'"),
+        (["--split", "test"], ValueError, "no split 'test'; it has 'train'"),
+        (["--output_dir", str(ROOT)], ValueError, "exists already"),
+        (["--source", "/nowhere/*.txt"], FileNotFoundError, "matches no file"),
+    ],
+)
+def test_errors_leave_nothing_behind(train, tmp_path, flags, error, message):
+    with pytest.raises(error, match=message):
+        train(*flags)
+    assert [path.name for path in tmp_path.iterdir()] == ["corpus"]

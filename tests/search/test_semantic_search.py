@@ -1,0 +1,501 @@
+"""examples/semantic_search.py on small data: what it finds, what it embeds again, and what it refuses."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Pooling
+from transformers import AutoTokenizer
+
+from neobert_hf import NeoBERTConfig, NeoBERTModel
+from neobert_hf.embeddings.trainers import build_encoder
+from neobert_hf.search.index import LanceIndex, VectorIndexError, open_index
+from neobert_hf.search.passages import split_passages
+from tests.helpers.examples import load_example
+from tests.helpers.models import ROOT
+from tests.helpers.other_encoders import save_with_its_own_code
+
+
+semantic_search = load_example("semantic_search")
+
+
+pytest.importorskip("lancedb")
+
+
+@pytest.fixture(scope="module")
+def model(prepared, tmp_path_factory) -> Path:
+    """A random encoder of 64 tokens with mean pooling; attention and embeddings are far from uniform."""
+    folder = tmp_path_factory.mktemp("model")
+    tokenizer = AutoTokenizer.from_pretrained(prepared / "tokenizer")
+    torch.manual_seed(0)
+    config = NeoBERTConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=48,
+        max_length=64,
+        embedding_init_range=1.0,
+        decoder_init_range=0.2,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    NeoBERTModel(config).save_pretrained(folder / "encoder")
+    tokenizer.save_pretrained(folder / "encoder")
+    build_encoder(str(folder / "encoder"), 64).save(str(folder / "model"))
+    return folder / "model"
+
+
+@pytest.fixture(scope="module")
+def encoder(model) -> SentenceTransformer:
+    return SentenceTransformer(str(model))
+
+
+@pytest.fixture(scope="module")
+def texts(prepared) -> list[str]:
+    """Of one passage each, all different."""
+    lines = (prepared / "train.jsonl").read_text().splitlines()
+    return list(dict.fromkeys(" ".join(json.loads(line)["text"].split()[:8]) for line in lines))[:60]
+
+
+@pytest.fixture
+def corpus(texts, tmp_path) -> Path:
+    """JSON lines with ids that are not their places."""
+    return write_rows(tmp_path / "corpus.jsonl", {f"d{7 * i}": text for i, text in enumerate(texts)})
+
+
+def write_rows(path: Path, rows: dict[str, str | None]) -> Path:
+    path.write_text("".join(json.dumps({"id": key, "text": text}) + "\n" for key, text in rows.items()))
+    return path
+
+
+@pytest.fixture
+def index(model, tmp_path, capsys):
+    """Run `index`; return how many documents were embedded, passages, unchanged, removed, repeated, and empty ones."""
+
+    def run(source, *flags: str, **changes) -> list[int]:
+        settings = {"index": tmp_path / "index", "model": model, "source": source, "device": "cpu"} | changes
+        semantic_search.main(["index", *(f"--{key}={value}" for key, value in settings.items()), *flags])
+        line = capsys.readouterr().out.strip().splitlines()[-1]
+        return [int(number) for number in re.findall(r"\b\d+\b", line.partition(": ")[2])]
+
+    return run
+
+
+@pytest.fixture
+def query(tmp_path, capsys):
+    """Run `query --json` and return the hits of each query."""
+
+    def run(*texts: str, **changes) -> list[list[dict]]:
+        settings = {"index": tmp_path / "index", "device": "cpu", "json": True} | changes
+        semantic_search.main(["query", *(f"--{key}={value}" for key, value in settings.items()), "--text", *texts])
+        lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        assert [line["query"] for line in lines] == list(texts)
+        return [line["hits"] for line in lines]
+
+    return run
+
+
+def stored(folder: Path) -> dict[tuple[str, int], dict]:
+    rows = LanceIndex(folder).table.to_arrow().to_pylist()
+    found = {(row["document"], row["number"]): row for row in rows}
+    assert len(found) == len(rows)
+    return found
+
+
+def unit(vectors: np.ndarray) -> np.ndarray:
+    vectors = vectors.astype(np.float64)
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+
+@pytest.mark.parametrize("dimensions", [32, 20])
+def test_hits_are_those_of_brute_force(index, query, corpus, texts, encoder, dimensions):
+    flags = ["--id_column=id", "--query_prompt=question: ", "--document_prompt=text: "]
+    assert index(corpus, *flags, truncate_dim=dimensions) == [60, 60, 0, 0, 0, 0]
+    queries = ["how is text encoded?", "a list of numbers"]
+    vectors = unit(encoder.encode([f"text: {text}" for text in texts])[:, :dimensions])
+    cosines = unit(encoder.encode([f"question: {text}" for text in queries])[:, :dimensions]) @ vectors.T
+    for row, hits in zip(cosines, query(*queries, top_k=12)):
+        best = np.argsort(-row)[:12]
+        assert [hit["document"] for hit in hits] == [f"d{7 * i}" for i in best]
+        assert [hit["text"] for hit in hits] == [texts[i] for i in best]
+        # float32 against float64.
+        assert np.abs([hit["score"] for hit in hits] - row[best]).max() < 1e-5
+        assert all(hit["number"] == 0 and hit["source"] == str(corpus) for hit in hits)
+
+
+def test_the_prompts_of_the_model_are_the_default(index, query, corpus, model, tmp_path):
+    encoder = SentenceTransformer(str(model), prompts={"query": "question: ", "document": "text: "})
+    encoder.save(str(tmp_path / "prompted"))
+    index(corpus, model=tmp_path / "prompted")
+    identity = LanceIndex(tmp_path / "index").identity
+    assert (identity["query_prompt"], identity["document_prompt"]) == ("question: ", "text: ")
+    (hits,) = query("a list of numbers", top_k=1)
+    vectors = unit(encoder.encode(["question: a list of numbers", f"text: {hits[0]['text']}"], prompt=""))
+    assert abs(hits[0]["score"] - vectors[0] @ vectors[1]) < 1e-5
+
+
+def test_only_what_changed_is_embedded_again(index, query, corpus, texts, tmp_path):
+    rows = {f"d{i}": text for i, text in enumerate(texts[:10])}
+    index(write_rows(corpus, rows), "--id_column=id")
+    before = stored(tmp_path / "index")
+    assert index(corpus, "--id_column=id") == [0, 0, 10, 0, 0, 0]
+    rows["d3"], rows["new"] = "something else", texts[20]
+    del rows["d5"]
+    assert index(write_rows(corpus, rows), "--id_column=id") == [2, 2, 8, 1, 0, 0]
+    after = stored(tmp_path / "index")
+    assert {document for document, _ in after} == rows.keys()
+    assert {document: row["text"] for (document, _), row in after.items()} == rows
+    for document in rows.keys() - {"d3", "new"}:
+        assert after[document, 0] == before[document, 0]
+    assert query("something else", top_k=1)[0][0]["document"] == "d3"
+
+
+def test_a_document_that_got_shorter_leaves_no_passage_behind(index, corpus, texts, tmp_path):
+    long = " ".join(texts)
+    index(write_rows(corpus, {"a": long, "b": long}), "--id_column=id")
+    index(write_rows(corpus, {"a": texts[0], "b": long}), "--id_column=id")
+    numbers = {}
+    for document, number in stored(tmp_path / "index"):
+        numbers.setdefault(document, []).append(number)
+    assert numbers["a"] == [0] and sorted(numbers["b"]) == list(range(len(numbers["b"]))) and len(numbers["b"]) > 5
+
+
+def test_sources_do_not_touch_each_other(index, tmp_path, texts):
+    first = write_rows(tmp_path / "it's.jsonl", {"a": texts[0], "b": texts[1]})
+    second = write_rows(tmp_path / "second.jsonl", {"a": texts[2], "c": texts[1]})
+    assert index(first, "--id_column=id") == [2, 2, 0, 0, 0, 0]
+    assert index(second, "--id_column=id") == [2, 2, 0, 0, 0, 0]
+    write_rows(first, {"a": texts[0]})
+    assert index(first, "--id_column=id") == [0, 0, 1, 1, 0, 0]
+    rows = LanceIndex(tmp_path / "index").table.to_arrow().to_pylist()
+    assert {(row["source"], row["document"], row["text"]) for row in rows} == {
+        (str(first), "a", texts[0]), (str(second), "a", texts[2]), (str(second), "c", texts[1])
+    }  # fmt: skip
+    # A moved source keeps its place under a name of its own.
+    assert index(first, "--id_column=id", name="mine") == [1, 1, 0, 0, 0, 0]
+    assert index(second, "--id_column=id", name="mine") == [2, 2, 0, 0, 0, 0]
+
+
+def test_rows_without_ids_are_told_apart_by_their_text(index, corpus, texts, tmp_path):
+    rows = [texts[0], texts[1], None, texts[0], " \n", texts[2]]
+    Dataset.from_dict({"body": rows}).to_parquet(tmp_path / "rows.parquet")
+    assert index(tmp_path / "rows.parquet", column="body") == [3, 3, 0, 0, 1, 2]
+    # One more at the front moves all others.
+    Dataset.from_dict({"body": [texts[4], *rows[1:]]}).to_parquet(tmp_path / "rows.parquet")
+    assert index(tmp_path / "rows.parquet", column="body") == [1, 1, 3, 0, 0, 2]
+
+
+def test_an_id_may_repeat_with_the_same_text_and_with_none(index, tmp_path, texts):
+    rows = {"id": [7, 7, 8, 8], "text": [None, texts[0], texts[1], texts[1]]}
+    Dataset.from_dict(rows).to_parquet(tmp_path / "rows.parquet")
+    assert index(tmp_path / "rows.parquet", "--id_column=id") == [2, 2, 0, 0, 1, 1]
+    assert stored(tmp_path / "index").keys() == {("7", 0), ("8", 0)}
+
+
+def test_files_are_documents(index, query, texts, tmp_path):
+    docs = tmp_path / "docs"
+    (docs / "deep").mkdir(parents=True)
+    (docs / "one.md").write_text(f"# One\n\n{texts[0]}\n")
+    (docs / "deep" / "two.txt").write_text(texts[1])
+    (docs / "empty.md").write_text("")
+    assert index(docs) == [2, 2, 0, 0, 0, 1]
+    assert query(texts[1], top_k=1)[0][0] == {
+        "score": pytest.approx(1, abs=1e-5),
+        "source": str(docs),
+        "document": str(docs / "deep" / "two.txt"),
+        "number": 0,
+        "text": texts[1],
+    }
+    (docs / "deep" / "two.txt").unlink()
+    assert index(docs) == [0, 0, 1, 1, 0, 1]
+    assert index(docs / "*.md") == [1, 1, 0, 0, 0, 1]
+
+
+def test_long_documents_are_passages_that_the_model_reads_whole(index, query, texts, tmp_path, encoder):
+    long = ". ".join(texts)
+    (tmp_path / "long.txt").write_text(long)
+    flags = ["--document_prompt=text: ", "--passage_tokens=40", "--overlap=10"]
+    (_, count, *_) = index(tmp_path / "long.txt", *flags)
+    rows = [row for _, row in sorted(stored(tmp_path / "index").items())]
+    assert count == len(rows) > 10
+    tokens = [len(encoder.tokenizer(f"text: {row['text']}")["input_ids"]) for row in rows]
+    assert max(tokens) <= 40 and min(tokens[:-1]) > 30
+    expected = unit(encoder.encode([f"text: {row['text']}" for row in rows]))
+    assert np.abs(np.array([row["vector"] for row in rows]) - expected).max() < 1e-5
+    hit = query(f"text: {rows[7]['text']}", top_k=1)[0][0]
+    assert (hit["number"], hit["text"]) == (7, rows[7]["text"]) and hit["score"] > 1 - 1e-5
+
+
+def tokens_of(encoder, text: str) -> int:
+    return len(encoder.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+@pytest.mark.parametrize("overlap", [0, 5, 19])
+def test_passages_cover_the_text_and_overlap_at_words(encoder, texts, overlap):
+    text = " ".join(f"{i} {part}" for i, part in enumerate(texts[:30])) + " "
+    # No word of more than 7 tokens, and none of `*****`, which makes it unclear where a passage begins.
+    text = re.sub(r"\*+", "", re.sub(r"\w{8,}", "long", text))
+    passages = split_passages(text, encoder.tokenizer, 20, overlap)
+    assert len(passages) > 15
+    start, end, overlaps = 0, 0, []
+    for passage in passages:
+        assert tokens_of(encoder, passage) <= 20
+        start = text.index(passage, start + bool(end))
+        assert not text[end:start].strip(), passage
+        # At a word: letters do not meet on both sides of a cut.
+        assert not re.search(r"[^\W_]{2}", text[max(0, start - 1) : start + 1])
+        if end:
+            overlaps.append(tokens_of(encoder, text[start:end]))
+        end = start + len(passage)
+    assert end == len(text)
+    # Up to the beginning of a word.
+    assert max(overlaps) <= overlap + 7
+    assert overlap == 19 or min(overlaps) >= overlap
+
+
+def test_short_texts_stay_and_longer_words_are_cut(encoder, texts):
+    assert split_passages(" short text\n", encoder.tokenizer, 20, 5) == [" short text\n"]
+    word = "".join(f"{i:02d}" for i in range(45))
+    passages = split_passages(f"{texts[0]} {word} {texts[1]}", encoder.tokenizer, 20, 5)
+    inside = [passage for passage in passages if passage in word]
+    assert len(inside) > 1 and "".join(inside) == word[: len("".join(inside))]
+    assert all(tokens_of(encoder, passage) <= 20 for passage in passages if passage not in inside)
+    for overlap in (20, -1):
+        with pytest.raises(
+            ValueError, match=f"overlap of passages is {overlap} tokens; it must be 0 or more and below"
+        ):
+            split_passages("text", encoder.tokenizer, 20, overlap)
+
+
+def test_another_model_or_other_settings_are_refused_by_name(index, query, corpus, model, texts, tmp_path):
+    index(corpus)
+    other = SentenceTransformer(str(model))
+    with torch.no_grad():
+        next(other.parameters())[-1, -1] += 1e-3
+    other.save(str(tmp_path / "other"))
+    with pytest.raises(
+        VectorIndexError, match=f"(?s)made by {model} in another way than .*other.*fingerprint: '"
+    ) as one:
+        index(corpus, model=tmp_path / "other")
+    assert str(one.value).count(" there, ") == 1
+    with pytest.raises(VectorIndexError, match="fingerprint: '"):
+        query("text", model=tmp_path / "other")
+    transformer, _ = SentenceTransformer(str(model))
+    SentenceTransformer(modules=[transformer, Pooling(32, pooling_mode="cls")]).save(str(tmp_path / "cls"))
+    for run in (lambda **flags: index(corpus, **flags), lambda **flags: query("text", **flags)):
+        with pytest.raises(VectorIndexError, match=r"pooling: \['mean'\] there, \['cls'\] now"):
+            run(model=tmp_path / "cls")
+    for name, value in (("passage_tokens", 32), ("overlap", 3), ("truncate_dim", 8), ("query_prompt", "question: ")):
+        with pytest.raises(VectorIndexError, match=f"(?s){name}: .* there, {value!r} now"):
+            index(corpus, **{name: value})
+    with pytest.raises(VectorIndexError, match="dtype: 'float32' there, 'bfloat16' now"):
+        index(corpus, dtype="bfloat16")
+    assert len(stored(tmp_path / "index")) == 60
+
+
+def test_vectors_that_are_not_finite_are_an_error(index, query, corpus, model, tmp_path):
+    broken = SentenceTransformer(str(model))
+    with torch.no_grad():
+        broken.get_parameter("0.model.transformer_encoder.0.wo.weight")[0, 0] = float("nan")
+    broken.save(str(tmp_path / "broken"))
+    with pytest.raises(FloatingPointError, match="60 of 60 embeddings are not finite, the first that of 'The"):
+        index(corpus, model=tmp_path / "broken")
+    assert stored(tmp_path / "index") == {}
+
+
+def test_a_model_with_several_ways_of_pooling_is_the_same_next_time(index, corpus, model, tmp_path):
+    transformer, _ = SentenceTransformer(str(model))
+    both = SentenceTransformer(modules=[transformer, Pooling(32, pooling_mode=["cls", "mean"])])
+    both.save(str(tmp_path / "both"))
+    assert index(corpus, model=tmp_path / "both")[0] == 60
+    assert index(corpus, model=tmp_path / "both")[0] == 0
+    assert LanceIndex(tmp_path / "index").identity["dimension"] == 64
+
+
+def test_the_model_may_move_but_not_vanish(index, query, corpus, model, tmp_path):
+    SentenceTransformer(str(model)).save(str(tmp_path / "here"))
+    index(corpus, model=tmp_path / "here")
+    expected = query("text")
+    (tmp_path / "here").rename(tmp_path / "there")
+    with pytest.raises(VectorIndexError, match="here of the index .* is gone: say where it is by `model`"):
+        query("text")
+    assert query("text", model=tmp_path / "there") == expected
+    assert index(corpus, model=tmp_path / "there") == [0, 0, 60, 0, 0, 0]
+
+
+def test_a_model_with_its_own_code_needs_leave_to_run_it(index, query, corpus, encoder, tmp_path):
+    save_with_its_own_code(tmp_path / "own", encoder.tokenizer)
+    with pytest.raises(ValueError, match="trust_remote_code"):
+        index(corpus, model=tmp_path / "own")
+    assert index(corpus, model=tmp_path / "own", trust_remote_code=True)[0] == 60
+    with pytest.raises(ValueError, match="trust_remote_code"):
+        query("text")
+    assert len(query("text", trust_remote_code=True, top_k=3)[0]) == 3
+
+
+def test_a_query_that_is_cut_is_said_to_be(index, corpus, tmp_path, capsys):
+    index(corpus, query_prompt="and the ")
+    # One token a word, two of the prompt, and the two at the ends.
+    for words in (60, 61):
+        text = " ".join(["of"] * words)
+        semantic_search.main(["query", f"--index={tmp_path / 'index'}", "--device=cpu", "--text", "short", text])
+        warned = capsys.readouterr().err
+        assert ("warning" in warned) is (words == 61)
+    assert "query 'of of" in warned and "has 65 tokens with its prompt and the model reads 64" in warned
+
+
+def test_killed_and_repeated_embeds_only_what_is_missing(index, corpus, texts, model, tmp_path):
+    rows = {f"{i}-{j}": f"{one} {two}" for i, one in enumerate(texts[:20]) for j, two in enumerate(texts[:20])}
+    write_rows(corpus, rows)
+    index(corpus, "--id_column=id", index=tmp_path / "whole")
+    script = str(ROOT / "examples" / "semantic_search.py")
+    flags = ["--index", tmp_path / "index", "--model", model, "--source", corpus, "--id_column=id", "--write_every=2"]
+    process = subprocess.Popen(
+        [sys.executable, script, "index", *map(str, flags)], stderr=subprocess.PIPE, start_new_session=True
+    )
+    while process.poll() is None and len(list((tmp_path / "index").glob("*/data/*"))) < 5:
+        time.sleep(0.005)
+    os.killpg(process.pid, signal.SIGKILL)
+    error = process.communicate()[1].decode()
+    assert process.returncode == -signal.SIGKILL, error[-3000:]
+    done = len({document for document, _ in stored(tmp_path / "index")})
+    assert 0 < done < 400
+    embedded, _, unchanged, *_ = index(corpus, "--id_column=id")
+    assert (embedded, unchanged) == (400 - done, done)
+    expected = stored(tmp_path / "whole")
+    for key, row in stored(tmp_path / "index").items():
+        reference = expected.pop(key)
+        # Batches of other sizes round in another way.
+        assert np.abs(np.array(row.pop("vector")) - reference.pop("vector")).max() < 1e-5
+        assert row == reference
+    assert not expected
+
+
+def test_a_half_made_index_is_no_index(index, query, corpus, tmp_path):
+    (tmp_path / "index" / "passages.lance").mkdir(parents=True)
+    with pytest.raises(VectorIndexError, match="There is no index"):
+        query("text")
+    assert index(corpus)[0] == 60 and query("text", top_k=2)[0][1]["score"] <= 1
+
+
+@pytest.mark.parametrize(
+    "changes, error, message",
+    [
+        ({"source": "/nowhere/*.md"}, FileNotFoundError, "matches no file"),
+        ({"column": "body"}, ValueError, "has no column 'body'; it has 'id', 'text'"),
+        ({"id_column": "key"}, ValueError, "has no column 'key'; it has 'id', 'text'"),
+        ({"passage_tokens": 65}, ValueError, "`passage_tokens` is 65; the model reads 64"),
+        (
+            {"passage_tokens": 20, "overlap": 18},
+            ValueError,
+            "is 18 tokens; it must be 0 or more and below .* 18 tokens",
+        ),
+        ({"overlap": -1}, ValueError, "overlap of passages is -1"),
+        ({"truncate_dim": 33}, ValueError, "`truncate_dim` is 33; the model has 32 only"),
+        ({"passage_tokens": 0}, ValueError, "`passage_tokens` is 0; it must be 1 or more"),
+        ({"truncate_dim": 0}, ValueError, "`truncate_dim` is 0; it must be 1 or more"),
+        ({"write_every": 0}, ValueError, "`write_every` is 0; it must be 1 or more"),
+        ({"batch_size": 0}, ValueError, "`batch_size` is 0; it must be 1 or more"),
+        ({"colunm": "text"}, ValueError, "did you mean '--column'"),
+    ],
+)
+def test_bad_settings_are_refused_before_an_index_is_made(index, corpus, tmp_path, changes, error, message):
+    with pytest.raises(error, match=message):
+        index(**({"source": corpus} | changes))
+    assert not (tmp_path / "index").exists()
+
+
+def test_bad_documents_are_refused_before_an_index_is_made(index, tmp_path, texts):
+    for rows, flags, message in [
+        ({"id": ["a", "b"], "text": ["", None]}, [], "all of its 2 documents are empty"),
+        ({"id": ["a", "a"], "text": texts[:2]}, ["--id_column=id"], "id 'a' stands for two texts: name an `id_column`"),
+        ({"id": ["a", None], "text": texts[:2]}, ["--id_column=id"], "Row 1 of .* has nothing in the column 'id'"),
+        ({"id": ["a", "b"], "text": [1, 2]}, [], "holds int64, not strings"),
+    ]:
+        Dataset.from_dict(rows).to_parquet(tmp_path / "rows.parquet")
+        with pytest.raises(ValueError, match=message):
+            index(tmp_path / "rows.parquet", *flags)
+    (tmp_path / "a.md").write_text("é", encoding="utf-8")
+    (tmp_path / "latin.md").write_bytes("é".encode("latin-1"))
+    with pytest.raises(ValueError, match="latin.md is not UTF-8: .* Convert it, or leave it out"):
+        index(tmp_path / "*.md")
+    assert not (tmp_path / "index").exists()
+
+
+def test_bad_queries_and_indexes_are_refused(index, query, corpus, tmp_path):
+    with pytest.raises(VectorIndexError, match="There is no index .*: make it with"):
+        query("text")
+    assert not (tmp_path / "index").exists()
+    with pytest.raises(VectorIndexError, match="corpus.jsonl is a file; an index is a folder"):
+        query("text", index=corpus)
+    with pytest.raises(ValueError, match="`text` holds an empty query"):
+        query("text", " ")
+    with pytest.raises(ValueError, match="`top_k` is 0"):
+        query("text", top_k=0)
+    import lancedb
+
+    lancedb.connect(tmp_path / "other").create_table("passages", [{"a": 1}])
+    with pytest.raises(VectorIndexError, match="holds a table of another program"):
+        index(corpus, index=tmp_path / "other")
+
+
+def test_the_table_for_people(index, corpus, texts, tmp_path, capsys):
+    index(corpus, "--id_column=id")
+    semantic_search.main(["query", f"--index={tmp_path / 'index'}", "--device=cpu", "--top_k=2", "--text", texts[3]])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 6 and lines[2] == " 1.0000  d21 [0]" and lines[3].strip() == texts[3][:110].strip()
+    with pytest.raises(SystemExit):
+        semantic_search.main(["search"])
+    assert "choose from" in capsys.readouterr().err
+
+
+def test_a_client_that_is_not_installed_is_named_with_its_extra(monkeypatch, tmp_path):
+    for module, extra, flags in (("lancedb", "search", ()), ("weaviate", "weaviate", ("http://localhost:1",))):
+        monkeypatch.setitem(sys.modules, module, None)
+        with pytest.raises(ImportError, match=rf"{module} is not installed: pip install 'neobert_hf\[{extra}\]'"):
+            open_index(str(tmp_path / "index"), *flags)
+
+
+def test_the_command_line_with_weaviate(index, corpus, texts, tmp_path, model, monkeypatch, capsys):
+    """Against a stand-in that speaks the server's protocols; no real server has run."""
+    pytest.importorskip("weaviate")
+    from tests.helpers.weaviate_standin import WeaviateStandIn
+
+    monkeypatch.setattr("weaviate.connect.v4.PYPI_PACKAGE_URL", "http://127.0.0.1:9/")
+    with WeaviateStandIn() as server:
+        place = {"index": "Docs", "weaviate_url": server.url, "weaviate_grpc_port": server.grpc_port}
+        rows = {f"d{i}": text for i, text in enumerate(texts)} | {"long": " ".join(texts[:20])}
+        first = index(write_rows(corpus, rows), "--id_column=id", **place)
+        assert first[0] == 61 and first[1] == len(server.objects["Docs"]) > 65
+        rows["long"] = "short now"
+        del rows["d5"]
+        assert index(write_rows(corpus, rows), "--id_column=id", **place) == [1, 1, 59, 1, 0, 0]
+        # What an interruption leaves of a document is removed with it.
+        rows["long"] = " ".join(texts[:20])
+        index(write_rows(corpus, rows), "--id_column=id", **place)
+        key = next(key for key, (one, _) in server.objects["Docs"].items() if one["document"] == "long")
+        del server.objects["Docs"][key], rows["long"]
+        assert index(write_rows(corpus, rows), "--id_column=id", **place) == [0, 0, 59, 1, 0, 0]
+        assert len(server.objects["Docs"]) == 59
+        index(corpus, "--id_column=id")
+        found = []
+        for flags in (place, {"index": tmp_path / "index"}):
+            names = [f"--{key}={value}" for key, value in flags.items()]
+            semantic_search.main(
+                ["query", *names, "--device=cpu", "--json", "--top_k=8", "--text", "a list of numbers"]
+            )
+            found.append(json.loads(capsys.readouterr().out)["hits"])
+        for one, two in zip(*found, strict=True):
+            assert abs(one.pop("score") - two.pop("score")) < 1e-5 and one == two
+        with pytest.raises(VectorIndexError, match="overlap: 32 there, 3 now"):
+            index(corpus, "--id_column=id", overlap=3, **place)

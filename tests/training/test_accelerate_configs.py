@@ -1,0 +1,145 @@
+"""Every file of configs/accelerate says what Accelerate understands, and starts what its comment promises.
+
+Accelerate refuses unknown keys at the top of a file only: below, under fsdp_config and deepspeed_config, it drops them.
+"""
+
+import dataclasses
+import inspect
+from types import SimpleNamespace
+
+import pytest
+import yaml
+from accelerate.commands.config.config_args import load_config_from_file
+from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+from accelerate.utils import DeepSpeedPlugin, FullyShardedDataParallelPlugin
+from accelerate.utils import launch as launch_environments
+
+from neobert_hf import modeling_neobert
+from tests.helpers.models import ROOT
+
+
+CONFIGS = ROOT / "configs" / "accelerate"
+# File: engine and number of processes.
+EXPECTED = {
+    "cpu.yaml": ("simple", 1),
+    "cpu_ddp.yaml": ("ddp", 2),
+    "gpu.yaml": ("simple", 1),
+    "ddp.yaml": ("ddp", 8),
+    "multi_node.yaml": ("ddp", 64),
+    "fsdp2.yaml": ("fsdp", 8),
+    "deepspeed_zero1.yaml": ("deepspeed", 8),
+    "deepspeed_zero2.yaml": ("deepspeed", 8),
+    "deepspeed_zero3.yaml": ("deepspeed", 8),
+}
+# What Accelerate's launcher calls differently from its plugin, which reads it from the environment.
+FSDP_NAMES = {"version": "fsdp_version", "transformer_layer_cls_to_wrap": "transformer_cls_names_to_wrap"}
+
+
+def load(path):
+    """The launcher's settings from a file; an error for whatever it would ignore."""
+    config = load_config_from_file(str(path))
+    settings = launch_command_parser().parse_args(["--config_file", str(path), "script.py"])
+    nested = {"fsdp_config": FullyShardedDataParallelPlugin, "deepspeed_config": DeepSpeedPlugin}
+    for section, plugin in nested.items():
+        fields = {field.name for field in dataclasses.fields(plugin)}
+        for key in getattr(config, section):
+            name = FSDP_NAMES.get(key.removeprefix("fsdp_"), key.removeprefix("fsdp_"))
+            if name not in fields or not hasattr(settings, key):
+                raise ValueError(f"{path.name}: neither launcher nor plugin read {section}.{key}")
+    for key in yaml.safe_load(path.read_text()):
+        # A flag of the command line that is off by default hides the file's value.
+        if getattr(settings, key, None) is False and not isinstance(getattr(config, key), dict):
+            raise ValueError(f"{path.name}: Accelerate never reads {key}")
+    return _validate_launch_command(settings)[0]
+
+
+def engine(settings) -> str:
+    """What launch_command() chooses."""
+    for name in ("deepspeed", "fsdp"):
+        if getattr(settings, f"use_{name}"):
+            return name
+    return "ddp" if settings.multi_gpu else "simple"
+
+
+@pytest.fixture(autouse=True)
+def no_side_effects(monkeypatch):
+    """The environment of the machine that runs the tests must not show in the result."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr(launch_environments, "is_port_in_use", lambda port: False)
+
+
+def test_every_file_is_expected():
+    assert {path.name for path in CONFIGS.glob("*.yaml")} == set(EXPECTED)
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_engine_and_processes(name):
+    settings = load(CONFIGS / name)
+    assert (engine(settings), settings.num_processes) == EXPECTED[name]
+    assert settings.num_machines == (8 if name == "multi_node.yaml" else 1)
+    # The recipe says which precision it wants; these engines want it from the launcher as well.
+    assert settings.mixed_precision == ("bf16" if engine(settings) in ("fsdp", "deepspeed") else "no")
+
+
+def test_fsdp_reaches_the_plugin(monkeypatch):
+    environment = launch_environments.prepare_multi_gpu_env(load(CONFIGS / "fsdp2.yaml"))
+    for key, value in environment.items():
+        monkeypatch.setenv(key, value)
+    plugin = FullyShardedDataParallelPlugin()
+    assert plugin.fsdp_version == 2 and plugin.reshard_after_forward is True and plugin.cpu_ram_efficient_loading
+    assert plugin.state_dict_type.name == "FULL_STATE_DICT"
+    (block,) = plugin.transformer_cls_names_to_wrap
+    assert inspect.isclass(getattr(modeling_neobert, block))
+    assert modeling_neobert.NeoBERTPreTrainedModel._no_split_modules == [block]
+
+
+@pytest.mark.parametrize("stage", (1, 2, 3))
+def test_deepspeed_reaches_the_launched_process(stage):
+    settings = load(CONFIGS / f"deepspeed_zero{stage}.yaml")
+    settings.deepspeed_fields_from_accelerate_config = ""
+    environment = launch_environments.prepare_deepspeed_cmd_env(settings)[1]
+    assert environment["ACCELERATE_DEEPSPEED_ZERO_STAGE"] == str(stage)
+    assert environment["ACCELERATE_MIXED_PRECISION"] == "bf16"
+    # Left out, these become "auto", which the Trainer fills in from its own arguments.
+    assert not {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "ACCELERATE_GRADIENT_CLIPPING"} & set(environment)
+    if stage == 3:
+        assert environment["ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL"] == "true"
+        assert environment["ACCELERATE_DEEPSPEED_ZERO3_INIT"] == "false"
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("ddp.yaml", "num_processes:", "num_proceses:"),
+        ("ddp.yaml", "MULTI_GPU", "MULTI_GPUS"),
+        ("ddp.yaml", "num_processes: 8", "num_processes: 8\nsame_network: true"),
+        ("fsdp2.yaml", "fsdp_state_dict_type", "fsdp_state_dict_typ"),
+        ("fsdp2.yaml", "fsdp_transformer_layer_cls_to_wrap", "transformer_layer_to_wrap"),
+        ("fsdp2.yaml", "fsdp_config", "fsdp_conf"),
+        ("deepspeed_zero2.yaml", "zero_stage", "zero_stag"),
+    ],
+)
+def test_misspelt_files_are_refused(tmp_path, name, old, new):
+    text = (CONFIGS / name).read_text()
+    assert old in text
+    (tmp_path / name).write_text(text.replace(old, new))
+    with pytest.raises((ValueError, TypeError)):
+        load(tmp_path / name)
+
+
+def test_sbatch_asks_for_what_the_file_says():
+    text = (ROOT / "examples" / "slurm" / "pretrain.sbatch").read_text()
+    slurm = SimpleNamespace(
+        **{
+            key.replace("-", "_"): value
+            for key, _, value in (
+                line.removeprefix("#SBATCH --").partition("=")
+                for line in text.splitlines()
+                if line.startswith("#SBATCH")
+            )
+        }
+    )
+    settings = load(CONFIGS / "multi_node.yaml")
+    assert int(slurm.nodes) == settings.num_machines
+    assert int(slurm.nodes) * int(slurm.gpus_per_node) == settings.num_processes
+    assert (slurm.ntasks_per_node, slurm.signal, hasattr(slurm, "requeue")) == ("1", "TERM@120", True)
