@@ -25,7 +25,7 @@ from neobert_hf.pretraining.batches import Documents, HeldOutBatchSampler, MLMBa
 from neobert_hf.pretraining.collator import Layout, MLMCollator
 from neobert_hf.pretraining.shards import Manifest, load_shards, load_tokenizer, read_manifest
 from neobert_hf.pretraining.trainer import Feed, MLMTrainer, PretrainingArguments
-from neobert_hf.training.launching import check_launch, leave
+from neobert_hf.training.launching import check_launch, end_processes
 from neobert_hf.training.run_checkpoints import complete_checkpoints, newest_checkpoint, read_progress, step_of
 
 
@@ -264,7 +264,7 @@ def main(args: list[str] | None = None) -> None:
         write_json(output / "log.json", trainer.state.log_history)
         plot(trainer.state.log_history, output / "curves.png")
         print(f"{output / 'model'}, {output / 'curves.png'}, {output / 'log.json'}", flush=True)
-    leave(trainer.accelerator)
+    end_processes(trainer.accelerator)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from tqdm import tqdm
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 import neobert_hf  # noqa: F401  (registers the architecture)
-from neobert_hf.common.atomic_writes import write_text, written_whole
+from neobert_hf.common.atomic_writes import atomic_write, write_text
 from neobert_hf.common.results import ResultError
 from neobert_hf.common.settings import parse_config
 from neobert_hf.common.text_sources import stream_text
@@ -259,7 +259,7 @@ def main(args: list[str] | None = None) -> None:
         for row in score_texts(job.texts, job.losses)
     ]
     output, points = Path(settings.output_dir), curves(scores)
-    with written_whole(output / "scores.parquet") as partial:
+    with atomic_write(output / "scores.parquet") as partial:
         Dataset.from_list(scores).to_parquet(partial)
     plot(points, output / "pseudo_perplexity.png")
     text = "Pseudo-perplexity, geometric mean over documents:\n\n" + table(points)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from neobert_hf.checkpoints.card import gather_facts
 from neobert_hf.checkpoints.publish import build_folder, check_folder, check_request, list_folder, push_folder
-from neobert_hf.common.atomic_writes import folder_written_whole
+from neobert_hf.common.atomic_writes import atomic_folder
 from neobert_hf.common.settings import parse_config
 
 
@@ -36,7 +36,7 @@ def main(args: list[str] | None = None) -> None:
     # 2. Folder, with a card that tells what is known
     if not folder.exists():
         facts = gather_facts(source, settings.card)
-        with folder_written_whole(folder) as partial:
+        with atomic_folder(folder) as partial:
             build_folder(source, partial, settings.repo_id, facts)
 
     # 3. Checks; an error ends the script

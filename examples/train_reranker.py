@@ -24,7 +24,7 @@ from torch import tensor
 from transformers import AutoConfig, set_seed
 
 import neobert_hf  # noqa: F401  (registers the architecture)
-from neobert_hf.common.atomic_writes import written_whole
+from neobert_hf.common.atomic_writes import atomic_write
 from neobert_hf.common.settings import parse_config
 from neobert_hf.embeddings.batches import RerankingCollator
 from neobert_hf.embeddings.datasets import most_negatives
@@ -67,7 +67,7 @@ def mine(pairs: Dataset, prompt: str, settings: RerankerArguments, folder: Path)
         )
         found = positives_of_queries(labelled.filter(lambda row: row["label"] == 0))
         mined = pairs.map(lambda row: {"negatives": sorted(found.get(row["query"], ()))})
-        with written_whole(file) as partial:
+        with atomic_write(file) as partial:
             mined.to_parquet(partial)
     return Dataset.from_parquet(str(file))
 

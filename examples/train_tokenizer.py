@@ -21,7 +21,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from tqdm import tqdm
 from transformers import BertTokenizer, PreTrainedTokenizerFast
 
-from neobert_hf.common.atomic_writes import folder_written_whole
+from neobert_hf.common.atomic_writes import atomic_folder
 from neobert_hf.common.settings import parse_config
 from neobert_hf.common.text_sources import stream_text
 
@@ -126,7 +126,7 @@ def main() -> None:
     batches = read_batches(stream, settings.column, settings.max_documents)
     train = {"wordpiece": train_wordpiece, "bpe": train_bpe}[settings.kind]
     tokenizer = train(batches, settings.vocab_size, settings.max_length)
-    with folder_written_whole(output) as partial:
+    with atomic_folder(output) as partial:
         tokenizer.save_pretrained(partial)
     few = (
         ""

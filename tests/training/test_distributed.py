@@ -185,11 +185,10 @@ def test_another_number_of_processes_resumes_and_continues(flags, tmp_path):
 @pytest.mark.parametrize(
     ("options", "cpu"),
     [
-        (["--cpu", "--num_processes", "2"], "true"),
         (["--config_file", "cpu_ddp.yaml"], "false"),
         (["--config_file", "fsdp2.yaml", "--num_processes", "2", "--mixed_precision", "no"], "true"),
     ],
-    ids=["one process instead of two", "two alone", "DDP instead of FSDP"],
+    ids=["two alone", "DDP instead of FSDP"],
 )
 def test_a_launch_that_did_not_happen_is_an_error(flags, tmp_path, options, cpu):
     options = [str(CONFIGS / word) if word.endswith(".yaml") else word for word in options]

@@ -26,7 +26,7 @@ from neobert_hf.checkpoints.tensors import (
     stored_table_problems,
     tensor_problems,
 )
-from neobert_hf.common.atomic_writes import folder_written_whole, write_json
+from neobert_hf.common.atomic_writes import atomic_folder, write_json
 
 
 LAYOUTS = ("neobert_hf", "original", "state_dict")
@@ -94,7 +94,7 @@ def convert(
         check_expressible(cls, settings)
 
     # 3. Write
-    with folder_written_whole(output) as partial:
+    with atomic_folder(output) as partial:
         dtype = write_config(settings, cls, weights, partial, original=to != "neobert_hf")
         # Copies: tied weights share their memory, which safetensors refuses.
         weights = {

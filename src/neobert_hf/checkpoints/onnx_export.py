@@ -27,7 +27,7 @@ from transformers import PreTrainedTokenizerBase
 
 from neobert_hf.checkpoints.doctor import check_tokenizer, open_checkpoint
 from neobert_hf.checkpoints.tensors import local_folder
-from neobert_hf.common.atomic_writes import folder_written_whole
+from neobert_hf.common.atomic_writes import atomic_folder
 from neobert_hf.configuration_neobert import NeoBERTConfig
 from neobert_hf.modeling_neobert import (
     NeoBERTForMaskedLM,
@@ -145,7 +145,7 @@ def export(
     model, task = load_model(source, task)
 
     # 3. ONNX files
-    with folder_written_whole(output) as partial:
+    with atomic_folder(output) as partial:
         files = write_onnx(model, task, tokenizer, partial / "onnx", precisions)
 
         # 4. What goes with them

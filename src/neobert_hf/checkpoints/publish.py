@@ -27,7 +27,7 @@ from neobert_hf.checkpoints.card import KINDS, CardFacts, build_card, check_card
 from neobert_hf.checkpoints.doctor import FAIL, diagnose, open_checkpoint
 from neobert_hf.checkpoints.golden_outputs import GOLDEN, record_golden
 from neobert_hf.checkpoints.tensors import local_folder
-from neobert_hf.common.atomic_writes import folder_written_whole, write_json
+from neobert_hf.common.atomic_writes import atomic_folder, write_json
 
 
 # Those of `onnx_export`, which needs more packages than the rest.
@@ -268,7 +268,7 @@ def run(arguments: Namespace) -> None:
             print(f"{folder} exists: it is taken as it is, not built from {source}. Delete it to build it anew.")
             check_folder(folder)
         else:
-            with folder_written_whole(folder) as partial:
+            with atomic_folder(folder) as partial:
                 build_folder(source, partial, arguments.repo_id, facts, arguments.tokenizer, onnx)
                 check_folder(partial)
         print(list_folder(folder), flush=True)

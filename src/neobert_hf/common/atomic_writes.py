@@ -10,7 +10,7 @@ from typing import Any
 
 
 @contextmanager
-def written_whole(path: Path) -> Iterator[Path]:
+def atomic_write(path: Path) -> Iterator[Path]:
     """A temporary path beside `path` that takes its place when the block ends without an exception."""
     # A name of the process's own: a worker that outlives its killed parent for a moment may be writing the same file.
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
@@ -23,7 +23,7 @@ def written_whole(path: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    with written_whole(path) as partial:
+    with atomic_write(path) as partial:
         partial.write_text(text, encoding="utf-8")
 
 
@@ -33,7 +33,7 @@ def write_json(path: Path, value: Any) -> None:
 
 def write_png(path: Path, figure: Any) -> None:
     """Write a figure of matplotlib."""
-    with written_whole(path) as partial:
+    with atomic_write(path) as partial:
         figure.savefig(partial, dpi=150, format="png")
 
 
@@ -45,7 +45,7 @@ def replace_folder(partial: Path, folder: Path) -> None:
 
 
 @contextmanager
-def folder_written_whole(folder: Path) -> Iterator[Path]:
+def atomic_folder(folder: Path) -> Iterator[Path]:
     """An empty folder beside `folder` that takes its place when the block ends without an exception."""
     partial = folder.with_name(folder.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)

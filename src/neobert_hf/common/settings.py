@@ -1,8 +1,10 @@
-"""Settings of the scripts: typed dataclasses, filled from a YAML file and the command line."""
+"""Settings of the recipes and of `neobert-hf`: typed dataclasses, filled from a YAML file and the command line."""
 
 import difflib
 import os
+import sys
 from argparse import ArgumentParser
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, TypedDict, get_args, get_type_hints
 
@@ -12,7 +14,9 @@ from huggingface_hub.errors import StrictDataclassFieldValidationError
 from transformers import HfArgumentParser
 
 
-def parse_config(*dataclass_types: type, args: list[str] | None = None) -> tuple[Any, ...]:
+def parse_config(
+    *dataclass_types: type, args: list[str] | None = None, positional: tuple[str, ...] = ()
+) -> tuple[Any, ...]:
     """Fill dataclasses: their defaults, then `--config FILE.yaml` (flat keys), then the other command-line flags.
 
     A file may begin with `extends: OTHER.yaml`, relative to itself: its keys override those of the other.
@@ -20,6 +24,7 @@ def parse_config(*dataclass_types: type, args: list[str] | None = None) -> tuple
     Args:
         dataclass_types: as for `transformers.HfArgumentParser`; `TrainingArguments` is one. `-h` prints their fields.
         args: the command line without the program's name; `sys.argv[1:]` if None.
+        positional: settings that may be given first and without their flag, in this order.
 
     Returns:
         One instance for each type, in order.
@@ -35,13 +40,14 @@ def parse_config(*dataclass_types: type, args: list[str] | None = None) -> tuple
     >>> (settings,) = parse_config(DemoArguments, args=["--config", "configs/demo.yaml", "--max_steps", "5"])
     ```
     """
+    args = _name_positional(list(sys.argv[1:] if args is None else args), positional)
     config = ArgumentParser(add_help=False, allow_abbrev=False)
     config.add_argument("--config", metavar="FILE.yaml", help="settings by name; flags override them")
     parser = HfArgumentParser(dataclass_types, parents=[config], allow_abbrev=False)
     hints = {name: hint for cls in dataclass_types for name, hint in get_type_hints(cls).items()}
     hints = {action.dest: hints[action.dest] for action in parser._actions if action.dest in hints}
     path = config.parse_known_args(args)[0].config
-    values = _read_yaml(path, hints) if path is not None else {}
+    values = _read_settings(path, hints) if path is not None else {}
     parser.set_defaults(**values)
     for action in parser._actions:
         action.required = action.required and action.dest not in values
@@ -53,23 +59,47 @@ def parse_config(*dataclass_types: type, args: list[str] | None = None) -> tuple
     return tuple(parsed)
 
 
-def _read_yaml(path: str, hints: dict[str, Any], children: tuple[str, ...] = ()) -> dict[str, Any]:
+def _name_positional(args: list[str], positional: tuple[str, ...]) -> list[str]:
+    """`a b --flag` as `--first a --second b --flag`."""
+    words = list(takewhile(lambda word: not word.startswith("-"), args))
+    if len(words) > len(positional):
+        first = f"at most {', '.join(positional)} come first" if positional else "every value needs a flag before it"
+        raise ValueError(f"{words[len(positional)]!r} on the command line is a value without a flag: {first}.")
+    flags = [part for name, word in zip(positional, words) for part in (f"--{name}", word)]
+    return flags + args[len(words) :]
+
+
+def read_yaml(path: str | Path) -> dict[str, Any]:
+    """The mapping that a YAML file holds; an empty one of an empty file.
+
+    Raises:
+        FileNotFoundError: naming the file that is most like the one that is not there.
+        ValueError: if it is no YAML or holds something else than a mapping.
+    """
     try:
         with open(path, encoding="utf-8") as file:
-            values = yaml.safe_load(file) or {}
+            content = yaml.safe_load(file) or {}
     except FileNotFoundError:
         folder, name = os.path.split(path)
-        there = [file.name for file in Path(folder).glob("*.yaml")]
-        advice = nearest(name, there) if there else f"; there are no settings in {folder or 'this folder'}."
+        siblings = [file.name for file in Path(folder).glob("*.yaml")]
+        advice = nearest(name, siblings) if siblings else f"; there are no settings in {folder or 'this folder'}."
         raise FileNotFoundError(f"There is no file {path}{advice}") from None
-    if not isinstance(values, dict):
-        raise ValueError(f"{path} holds a {type(values).__name__}; it must hold one `key: value` a line.")
-    if (parent := values.pop("extends", None)) is not None:
-        parent = os.path.join(os.path.dirname(path), parent)
-        if os.path.realpath(parent) in (*children, os.path.realpath(path)):
-            raise ValueError(f"{path} extends {parent}, which extends it in turn.")
-        return _read_yaml(parent, hints, (*children, os.path.realpath(path))) | _check_values(path, values, hints)
-    return _check_values(path, values, hints)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is no YAML: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds a {type(content).__name__}; it must hold one `key: value` a line.")
+    return content
+
+
+def _read_settings(path: str, hints: dict[str, Any], children: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The checked settings of a file, on top of those of the file that it extends."""
+    values = read_yaml(path)
+    if (parent := values.pop("extends", None)) is None:
+        return _check_values(path, values, hints)
+    parent, children = os.path.join(os.path.dirname(path), parent), (*children, os.path.realpath(path))
+    if os.path.realpath(parent) in children:
+        raise ValueError(f"{path} extends {parent}, which extends it in turn.")
+    return _read_settings(parent, hints, children) | _check_values(path, values, hints)
 
 
 def _check_values(path: str, values: dict[str, Any], hints: dict[str, Any]) -> dict[str, Any]:
@@ -106,4 +136,4 @@ def differences(stored: dict, current: dict) -> list[tuple[str, Any, Any]]:
 
 def list_differences(differing: list[tuple[str, Any, Any]]) -> str:
     """A line each, for an error message."""
-    return "\n".join(f"  {name}: {there!r} there, {now!r} now" for name, there, now in differing)
+    return "\n".join(f"  {name}: {old!r} there, {new!r} now" for name, old, new in differing)

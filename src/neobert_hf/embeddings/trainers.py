@@ -31,8 +31,9 @@ from neobert_hf.embeddings.batches import (
     TemperatureBatchSampler,
     sampling_probabilities,
 )
-from neobert_hf.training.launching import check_launch, leave
-from neobert_hf.training.trainer import ResumableTrainer, check_fixed
+from neobert_hf.training.arguments import check_fixed
+from neobert_hf.training.launching import check_launch, end_processes
+from neobert_hf.training.trainer import ResumableTrainer
 
 
 # Settings of Transformers that would undo what this recipe promises, and the only values it runs with.
@@ -201,7 +202,7 @@ class MixtureTrainer(ResumableTrainer):
         if self.is_world_process_zero():
             write_json(output / "log.json", self.state.log_history)
             print(f"{output / 'model'}, {output / 'log.json'}", flush=True)
-        leave(self.accelerator)
+        end_processes(self.accelerator)
 
     def describe(self) -> str:
         """The datasets with their sizes, probabilities and batches, and the machine."""

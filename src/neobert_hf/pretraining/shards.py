@@ -22,7 +22,7 @@ import pyarrow as pa
 from datasets import Dataset, concatenate_datasets
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from neobert_hf.common.atomic_writes import write_json, written_whole
+from neobert_hf.common.atomic_writes import atomic_write, write_json
 from neobert_hf.common.fingerprints import tokenizer_fingerprint
 
 
@@ -121,7 +121,7 @@ def write_shard(path: str | Path, documents: Iterable[list[int]], dtype: str) ->
     batch = list(islice(documents, RECORD_BATCH))
     if batch:
         entry = {"file": path.name, "documents": 0, "tokens": 0}
-        with written_whole(path) as partial:
+        with atomic_write(path) as partial:
             with pa.OSFile(str(partial), "wb") as file, pa.ipc.new_stream(file, schema) as writer:
                 while batch:
                     offsets = np.cumsum([0, *map(len, batch)], dtype=np.int32)

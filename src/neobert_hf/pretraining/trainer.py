@@ -23,8 +23,9 @@ from neobert_hf.modeling_neobert import NeoBERTForMaskedLM, has_varlen_kernel, s
 from neobert_hf.pretraining.batches import Documents, HeldOutBatchSampler, MLMBatchSampler
 from neobert_hf.pretraining.collator import MLMCollator
 from neobert_hf.pretraining.optimizers import build_optimizer, build_schedule
+from neobert_hf.training.arguments import check_fixed
 from neobert_hf.training.run_checkpoints import check_engine, read_progress
-from neobert_hf.training.trainer import ResumableTrainer, check_fixed, ignore_sigterm
+from neobert_hf.training.trainer import ResumableTrainer, ignore_sigterm
 
 
 # Dense bf16 FLOP/s of the data sheets; the first name that the device's contains.

@@ -10,7 +10,7 @@ import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from neobert_hf.common.atomic_writes import written_whole
+from neobert_hf.common.atomic_writes import atomic_write
 from neobert_hf.common.settings import differences, list_differences
 
 
@@ -43,7 +43,7 @@ def mark_complete(folder: Path, progress: Progress) -> None:
         if file.is_file():
             _flush(file)
             files[str(file.relative_to(folder))] = file.stat().st_size
-    with written_whole(folder / COMPLETE) as partial:
+    with atomic_write(folder / COMPLETE) as partial:
         partial.write_text(json.dumps({"files": files, **asdict(progress)}, indent=1), encoding="utf-8")
         _flush(partial)
 

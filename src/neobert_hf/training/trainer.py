@@ -9,10 +9,10 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 from torch.distributed.tensor import DTensor
-from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainerState
 
 from neobert_hf.common.atomic_writes import replace_folder
-from neobert_hf.training.launching import leave
+from neobert_hf.training.launching import end_processes
 from neobert_hf.training.run_checkpoints import (
     CheckpointError,
     Progress,
@@ -24,22 +24,6 @@ from neobert_hf.training.run_checkpoints import (
     read_progress,
     step_of,
 )
-
-
-def check_fixed(arguments: TrainingArguments, fixed: dict) -> None:
-    """Refuse settings of Transformers that would undo what a recipe promises, and a training without an end.
-
-    Args:
-        fixed: the only value that the recipe runs with, by name.
-
-    Raises:
-        ValueError: naming the setting.
-    """
-    for name, value in fixed.items():
-        if getattr(arguments, name) != value:
-            raise ValueError(f"`{name}` is {getattr(arguments, name)!r}; this recipe needs {value!r}.")
-    if arguments.max_steps < 1:
-        raise ValueError(f"`max_steps` is {arguments.max_steps}; it must be 1 or more: data have no end here.")
 
 
 class Diverged(SystemExit):
@@ -75,7 +59,7 @@ def ignore_sigterm(worker: int) -> None:
 
 
 class ResumableTrainer(Trainer):
-    """A Trainer whose checkpoints are whole or not used; see `checkpoints.py`.
+    """A Trainer whose checkpoints are whole or not used; see `run_checkpoints.py`.
 
     Attributes:
         run_settings: every setting that the result depends on, stored in checkpoints and compared on resume.
@@ -137,7 +121,7 @@ class ResumableTrainer(Trainer):
             raise Diverged(f"{error} {self.advice()}") from error
         if self.stopped:
             print(f"Stopped by SIGTERM after step {self.state.global_step}. {self.advice()}", flush=True)
-            leave(self.accelerator, 143)
+            end_processes(self.accelerator, 143)
 
     def is_finished(self, checkpoint: Path) -> bool:
         """Whether training ended with it."""

@@ -23,11 +23,12 @@ from transformers import (
 )
 from transformers.core_model_loading import revert_weight_conversion
 
-from neobert_hf.common.atomic_writes import folder_written_whole
+from neobert_hf.common.atomic_writes import atomic_folder
 from neobert_hf.evaluation.glue.metric import GlueMetric
 from neobert_hf.evaluation.glue.tasks import GlueTask
+from neobert_hf.training.arguments import check_fixed
 from neobert_hf.training.run_checkpoints import CheckpointError, complete_checkpoints
-from neobert_hf.training.trainer import ResumableTrainer, check_fixed
+from neobert_hf.training.trainer import ResumableTrainer
 
 
 # Settings of Transformers that would undo what this recipe promises, and the only values it runs with.
@@ -292,7 +293,7 @@ class GlueTrainer(ResumableTrainer):
         """Make a model of the best checkpoint, for `from_pretrained`."""
         best = Path(self.args.output_dir) / f"checkpoint-{self.state.best_global_step}"
         of_training = shutil.ignore_patterns("*.pt", "*.pth", "*.bin", "trainer_state.json", "complete.json")
-        with folder_written_whole(folder) as whole:
+        with atomic_folder(folder) as whole:
             shutil.copytree(best, whole, ignore=of_training, dirs_exist_ok=True)
 
     def evaluations(self) -> list[dict]:

@@ -1,0 +1,94 @@
+"""Tables, plots and intervals of the reports that recipes and benchmarks write."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from neobert_hf.common.atomic_writes import write_png
+
+
+def markdown_table(head: Sequence[Any], rows: Sequence[Sequence[Any]]) -> list[str]:
+    """The lines of a Markdown table; cells are written with `str`."""
+    return [f"| {' | '.join(map(str, cells))} |" for cells in (head, ["---"] * len(head), *rows)]
+
+
+def mean_interval(values: Sequence[float], population: int | None = None) -> tuple[float, float, float]:
+    """Mean of a random sample, and its 95% confidence interval by Student's t.
+
+    Args:
+        values: the sample.
+        population: how many there are to draw from, if they are few: the interval is narrower by sqrt(1 - share).
+
+    Returns:
+        Mean, lower and upper end; the ends are NaN for one of several, and the mean if the sample is everything.
+    """
+    from scipy import stats
+
+    mean, count = float(np.mean(values)), len(values)
+    if count == population:
+        return mean, mean, mean
+    if count < 2:
+        return mean, math.nan, math.nan
+    error = np.std(values, ddof=1) / math.sqrt(count) * math.sqrt(1 - count / population if population else 1)
+    margin = float(stats.t.ppf(0.975, count - 1) * error)
+    return mean, mean - margin, mean + margin
+
+
+@dataclass
+class Line:
+    """One line of a plot.
+
+    Args:
+        points: (x, y), in the order in which they are joined.
+        label: in the legend; None leaves it out.
+        style: what `matplotlib.axes.Axes.plot` takes: `marker`, `color`, `linestyle`, ...
+    """
+
+    points: Sequence[tuple[float, float]]
+    label: str | None = None
+    style: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Panel:
+    """One panel of a figure.
+
+    Args:
+        lines: those without points are left out.
+        labels: what `matplotlib.axes.Axes.set` takes: `title`, `xlabel`, `ylabel`, `xscale`, `ylim`, ...
+        lengths: of sequences, to mark on an x axis of powers of two; None for an ordinary axis.
+    """
+
+    lines: list[Line]
+    labels: dict[str, Any]
+    lengths: Sequence[int] | None = None
+
+    def draw(self, axes: Axes) -> None:
+        axes.set(**self.labels)
+        for line in self.lines:
+            if line.points:
+                axes.plot(*zip(*line.points), label=line.label, **({"markersize": 3} | line.style))
+        if self.lengths is not None:
+            axes.set_xscale("log", base=2)
+            axes.set_xticks(self.lengths, [f"{length:,}" for length in self.lengths])
+        if any(line.points and line.label for line in self.lines):
+            axes.legend(fontsize="small")
+
+
+def plot_lines(file: Path, panels: Sequence[Panel], columns: int = 2) -> None:
+    """Write a PNG with the panels in rows of so many; the first panel comes first."""
+    columns = min(columns, len(panels))
+    rows = -(-len(panels) // columns)
+    figure = Figure(figsize=(5 * columns + 1, 3.7 * rows), layout="constrained")
+    grid = figure.subplots(rows, columns, squeeze=False).flat
+    for axes, panel in zip(grid, panels):
+        panel.draw(axes)
+    for axes in list(grid)[len(panels) :]:
+        axes.set_axis_off()
+    write_png(file, figure)

@@ -1,0 +1,74 @@
+"""Settings of Transformers' `TrainingArguments`: those that a recipe fixes, and those that its weights depend on."""
+
+import json
+from dataclasses import MISSING, fields
+from typing import Any
+
+from transformers import TrainingArguments
+from transformers.trainer_pt_utils import AcceleratorConfig
+
+
+# What every recipe here fixes, beside settings of its own: each would make a resume inexact or hide a failure.
+FIXED = {
+    # It would hide NaN from the logged loss.
+    "logging_nan_inf_filter": False,
+    "auto_find_batch_size": False,
+    "load_best_model_at_end": False,
+    "save_only_model": False,
+}
+
+# Settings that do not change the trained weights: where files go, what is printed and when, how fast it runs, and on
+# which devices (a run may move to others; the engine is compared by itself). Everything else is compared on resume: a
+# list of what does matter would forget the next setting that Transformers adds.
+INCIDENTAL_PREFIXES = ("logging_", "log_", "save_", "hub_", "push_", "eval_", "trackio_", "dataloader_", "ddp_", "do_")
+INCIDENTAL = set(
+    "output_dir report_to run_name project disable_tqdm include_num_input_tokens_seen skip_memory_metrics debug "
+    "per_device_eval_batch_size prediction_loss_only include_for_metrics batch_eval_metrics bf16_full_eval "
+    "fp16_full_eval use_cpu local_rank fsdp fsdp_config deepspeed parallelism_config resume_from_checkpoint "
+    "torch_compile torch_compile_backend torch_compile_mode tf32 torch_empty_cache_steps enable_jit_checkpoint "
+    "gradient_checkpointing gradient_checkpointing_kwargs activation_checkpointing activation_checkpointing_kwargs "
+    "full_determinism use_cache label_names remove_unused_columns ignore_data_skip "
+    "restore_callback_states_from_checkpoint average_tokens_across_devices metric_for_best_model greater_is_better "
+    "peak_tflops".split()
+)
+# Stored even where they have their default, for whoever reads a checkpoint; others are stored where they differ.
+ALWAYS_STORED = set(
+    "optim lr_scheduler_type lr_scheduler_kwargs optimizer schedule learning_rate warmup_steps max_steps weight_decay "
+    "decay_norms_and_biases adam_beta1 adam_beta2 adam_epsilon max_grad_norm bf16 fp16 seed "
+    "per_device_train_batch_size batch_sampler".split()
+)
+
+
+def check_fixed(arguments: TrainingArguments, fixed: dict) -> None:
+    """Refuse settings of Transformers that would undo what a recipe promises, and a training without an end.
+
+    Args:
+        fixed: the only value that the recipe runs with, by name, beside `FIXED`.
+
+    Raises:
+        ValueError: naming the setting.
+    """
+    for name, value in (FIXED | fixed).items():
+        if getattr(arguments, name) != value:
+            raise ValueError(f"`{name}` is {getattr(arguments, name)!r}; this recipe needs {value!r}.")
+    if arguments.max_steps < 1:
+        raise ValueError(f"`max_steps` is {arguments.max_steps}; it must be 1 or more: data have no end here.")
+
+
+def result_settings(arguments: TrainingArguments, leave_out: set[str] = frozenset()) -> dict[str, Any]:
+    """The settings that trained weights depend on, by name, as JSON gives them back.
+
+    Args:
+        leave_out: names that the recipe stores in another form or has no use for.
+    """
+    settings = {}
+    for field in fields(arguments):
+        name, value = field.name, getattr(arguments, field.name)
+        if name in INCIDENTAL or name in leave_out or name.startswith(INCIDENTAL_PREFIXES):
+            continue
+        default = field.default if field.default_factory is MISSING else field.default_factory()
+        if isinstance(value, AcceleratorConfig):
+            value, default = value.to_dict(), AcceleratorConfig().to_dict()
+        if name in ALWAYS_STORED or value != default:
+            settings[name] = value
+    return json.loads(json.dumps(settings, default=str))

@@ -1,0 +1,57 @@
+"""Who may import whom. The rule keeps each room readable by itself, and the model free of everything else."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.models import ROOT
+
+
+PACKAGE = ROOT / "src" / "neobert_hf"
+MODEL = {"configuration_neobert", "modeling_neobert", "packing_neobert", "cpu_neobert"}
+ROOMS = {
+    "common": set(),
+    "training": {"common"},
+    "pretraining": {"common", "training"},
+    "embeddings": {"common", "training"},
+    "evaluation/glue": {"common", "training"},
+    "evaluation/mteb": {"common", "embeddings"},
+    "evaluation/pseudo_perplexity": {"common"},
+    "search": {"common", "embeddings"},
+    "checkpoints": {"common"},
+}
+
+
+def imported_modules(file: Path) -> set[str]:
+    """Modules of this package that a file imports, as paths below it; `import neobert_hf` itself is the model."""
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom):
+            names = [node.module or ""] if node.level == 0 else [f"neobert_hf.{node.module}"]
+        own = [name.removeprefix("neobert_hf.") for name in names if name.startswith("neobert_hf.")]
+        found |= {name.replace(".", "/") for name in own}
+    return found
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_imports_only_what_it_may(room):
+    allowed = {room} | ROOMS[room]
+    for file in (PACKAGE / room).rglob("*.py"):
+        for module in imported_modules(file) - MODEL:
+            assert any(module == name or module.startswith(f"{name}/") for name in allowed), f"{file} imports {module}"
+
+
+def test_the_model_imports_its_siblings_only():
+    for name in MODEL:
+        file = PACKAGE / f"{name}.py"
+        if file.exists():
+            assert imported_modules(file) <= MODEL, file
+
+
+def test_nobody_imports_the_examples():
+    for file in (*PACKAGE.rglob("*.py"), *(ROOT / "benchmarks").glob("*.py")):
+        tree = ast.walk(ast.parse(file.read_text()))
+        modules = [node.module for node in tree if isinstance(node, ast.ImportFrom)]
+        assert not any((module or "").startswith("examples") for module in modules), file
