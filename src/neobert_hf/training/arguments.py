@@ -69,6 +69,9 @@ def result_settings(arguments: TrainingArguments, leave_out: set[str] = frozense
         default = field.default if field.default_factory is MISSING else field.default_factory()
         if isinstance(value, AcceleratorConfig):
             value, default = value.to_dict(), AcceleratorConfig().to_dict()
+            # Transformers takes it out of the value when it sets up the device.
+            value.pop("use_configured_state", None)
+            default.pop("use_configured_state")
         if name in ALWAYS_STORED or value != default:
             settings[name] = value
     return json.loads(json.dumps(settings, default=str))
