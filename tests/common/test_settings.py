@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from neobert_hf.common.settings import parse_config
+from neobert_hf.common.settings import parse_config, read_yaml
 from tests.helpers.examples import load_example
 from tests.helpers.models import ROOT
 
@@ -115,3 +115,29 @@ def test_every_shipped_config_is_read():
     recipes = {"pretrain", "accelerate", "embeddings", "mteb", "glue"}
     names = {str(path.relative_to(ROOT / "configs")) for path in (ROOT / "configs").rglob("*.yaml")}
     assert {name for name in names if name.split("/")[0] not in recipes} == set(readers)
+
+
+def test_positional_settings_come_first(tmp_path):
+    @dataclass
+    class Settings:
+        source: str = ""
+        output: str = ""
+        dry_run: bool = False
+
+    order = ("source", "output")
+    (settings,) = parse_config(Settings, args=["a", "b", "--dry_run"], positional=order)
+    assert settings == Settings("a", "b", True)
+    assert parse_config(Settings, args=["a", "--output", "c"], positional=order) == (Settings("a", "c"),)
+    with pytest.raises(ValueError, match="'c' on the command line is a value without a flag: at most source, output"):
+        parse_config(Settings, args=["a", "b", "c"], positional=order)
+    with pytest.raises(ValueError, match="'a' on the command line is a value without a flag"):
+        parse_config(Settings, args=["a"])
+
+
+@pytest.mark.parametrize(
+    "content, message", [("- a\n- b", "holds a list"), ("a: [", "is no YAML"), ("3", "holds a int")]
+)
+def test_what_is_no_mapping_is_named(tmp_path, content, message):
+    (tmp_path / "file.yaml").write_text(content)
+    with pytest.raises(ValueError, match=f"file.yaml {message}"):
+        read_yaml(tmp_path / "file.yaml")

@@ -10,6 +10,7 @@ import torch
 from safetensors import SafetensorError
 from torch.distributed.tensor import DTensor
 from transformers import Trainer, TrainerCallback, TrainerState
+from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from neobert_hf.common.atomic_writes import replace_folder
 from neobert_hf.training.launching import end_processes
@@ -53,6 +54,15 @@ class StopOnSigterm(TrainerCallback):
             control.should_save = control.should_training_stop = True
 
 
+class PrintLogs(TrainerCallback):
+    """Logs as one readable line each, where a progress bar would fill a file with thousands."""
+
+    def on_log(self, args, state, control, logs: dict[str, float], **kwargs):
+        if state.is_world_process_zero:
+            values = [f"{name} {value:.4g}" for name, value in logs.items() if isinstance(value, float)]
+            print(f"   step {state.global_step:,} of {state.max_steps:,}: {', '.join(values)}", flush=True)
+
+
 def ignore_sigterm(worker: int) -> None:
     """Of loader workers: launchers signal whole process groups, and a worker that dies ends training at once."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -82,6 +92,10 @@ class ResumableTrainer(Trainer):
         self.keep, self.args.save_total_limit = self.args.save_total_limit, None
         self.engine = "DeepSpeed" if self.is_deepspeed_enabled else "FSDP" if self.is_fsdp_enabled else "plain"
         self.add_callback(StopOnSigterm(self))
+        if not sys.stderr.isatty():
+            self.remove_callback(ProgressCallback)
+            self.remove_callback(PrinterCallback)
+            self.add_callback(PrintLogs())
 
     def cursor(self) -> dict:
         """Where the data stand; of a recipe that lets the Trainer skip, nothing."""
