@@ -134,6 +134,23 @@ def test_positional_settings_come_first(tmp_path):
         parse_config(Settings, args=["a"])
 
 
+def test_a_setting_may_be_called_config(tmp_path, capsys):
+    @dataclass
+    class Settings:
+        source: str
+        config: str | None = None
+
+    (tmp_path / "settings.yaml").write_text("config: a.json")
+    options = {"positional": ("source",), "file_flag": "--settings", "prog": "neobert-hf convert"}
+    assert parse_config(Settings, args=["a", "--config", "b.json"], **options) == (Settings("a", "b.json"),)
+    file = str(tmp_path / "settings.yaml")
+    assert parse_config(Settings, args=["a", "--settings", file], **options) == (Settings("a", "a.json"),)
+    with pytest.raises(SystemExit):
+        parse_config(Settings, args=["-h"], **options)
+    printed = capsys.readouterr().out
+    assert printed.startswith("usage: neobert-hf convert") and "source may be left out" in printed
+
+
 @pytest.mark.parametrize(
     "content, message", [("- a\n- b", "holds a list"), ("a: [", "is no YAML"), ("3", "holds a int")]
 )

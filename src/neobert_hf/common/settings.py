@@ -15,7 +15,11 @@ from transformers import HfArgumentParser
 
 
 def parse_config(
-    *dataclass_types: type, args: list[str] | None = None, positional: tuple[str, ...] = ()
+    *dataclass_types: type,
+    args: list[str] | None = None,
+    positional: tuple[str, ...] = (),
+    file_flag: str = "--config",
+    prog: str | None = None,
 ) -> tuple[Any, ...]:
     """Fill dataclasses: their defaults, then `--config FILE.yaml` (flat keys), then the other command-line flags.
 
@@ -25,6 +29,8 @@ def parse_config(
         dataclass_types: as for `transformers.HfArgumentParser`; `TrainingArguments` is one. `-h` prints their fields.
         args: the command line without the program's name; `sys.argv[1:]` if None.
         positional: settings that may be given first and without their flag, in this order.
+        file_flag: the flag of the YAML file; another one where `--config` is a setting of the dataclasses.
+        prog: the program's name in the help; that of the script if None.
 
     Returns:
         One instance for each type, in order.
@@ -42,11 +48,15 @@ def parse_config(
     """
     args = _name_positional(list(sys.argv[1:] if args is None else args), positional)
     config = ArgumentParser(add_help=False, allow_abbrev=False)
-    config.add_argument("--config", metavar="FILE.yaml", help="settings by name; flags override them")
-    parser = HfArgumentParser(dataclass_types, parents=[config], allow_abbrev=False)
+    config.add_argument(
+        file_flag, dest="settings_file", metavar="FILE.yaml", help="settings by name; flags override them"
+    )
+    first = f"The flags of {', '.join(positional)} may be left out, in this order, at the beginning."
+    options = {"prog": prog, "epilog": first if positional else None}
+    parser = HfArgumentParser(dataclass_types, parents=[config], allow_abbrev=False, **options)
     hints = {name: hint for cls in dataclass_types for name, hint in get_type_hints(cls).items()}
     hints = {action.dest: hints[action.dest] for action in parser._actions if action.dest in hints}
-    path = config.parse_known_args(args)[0].config
+    path = config.parse_known_args(args)[0].settings_file
     values = _read_settings(path, hints) if path is not None else {}
     parser.set_defaults(**values)
     for action in parser._actions:
@@ -126,6 +136,22 @@ def nearest(name: str, known: list[str]) -> str:
     """The end of an error message about an unknown name: the known one that is most like it, or all."""
     matches = difflib.get_close_matches(name, known, n=1)
     return f"; did you mean {matches[0]!r}?" if matches else f"; known are {', '.join(sorted(known))}."
+
+
+def check_least(settings: Any, least: dict[str, int]) -> None:
+    """Check settings that have a smallest value; None is no value.
+
+    Args:
+        settings: an object with these attributes.
+        least: the smallest value of each, by name.
+
+    Raises:
+        ValueError: naming the setting.
+    """
+    for name, minimum in least.items():
+        value = getattr(settings, name)
+        if value is not None and value < minimum:
+            raise ValueError(f"`{name}` is {value}; it must be {minimum} or more.")
 
 
 def differences(stored: dict, current: dict) -> list[tuple[str, Any, Any]]:
