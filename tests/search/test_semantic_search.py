@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from pydoc_data.topics import topics
 
 import numpy as np
 import pytest
@@ -15,56 +16,44 @@ import torch
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
-from transformers import AutoTokenizer
 
-from neobert_hf import NeoBERTConfig, NeoBERTModel
-from neobert_hf.embeddings.trainers import build_encoder
-from neobert_hf.search.index import LanceIndex, VectorIndexError, open_index
+from neobert_hf.search.index import VectorIndexError, open_index
+from neobert_hf.search.lancedb_index import LanceDBIndex
 from neobert_hf.search.passages import split_passages
 from tests.helpers.examples import load_example
-from tests.helpers.models import ROOT
+from tests.helpers.models import ROOT, small_model
 from tests.helpers.other_encoders import save_with_its_own_code
-
-
-semantic_search = load_example("semantic_search")
+from tests.helpers.word_tokenizer import word_tokenizer
 
 
 pytest.importorskip("lancedb")
+semantic_search = load_example("semantic_search")
 
 
-@pytest.fixture(scope="module")
-def model(prepared, tmp_path_factory) -> Path:
+@pytest.fixture(scope="session")
+def texts() -> list[str]:
+    """Of one passage each, all different."""
+    pages = [" ".join(text.split()) for _, text in sorted(topics.items())]
+    starts = [" ".join(page[at : at + 600].split()[:8]) for page in pages for at in range(0, len(page), 600)]
+    return list(dict.fromkeys(starts))[:60]
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory) -> Path:
     """A random encoder of 64 tokens with mean pooling; attention and embeddings are far from uniform."""
     folder = tmp_path_factory.mktemp("model")
-    tokenizer = AutoTokenizer.from_pretrained(prepared / "tokenizer")
-    torch.manual_seed(0)
-    config = NeoBERTConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=48,
-        max_length=64,
-        embedding_init_range=1.0,
-        decoder_init_range=0.2,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    NeoBERTModel(config).save_pretrained(folder / "encoder")
+    tokenizer = word_tokenizer(" ".join(topics.values()).lower(), 600, max_length=64)
+    sizes = {"vocab_size": len(tokenizer), "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 48}
+    small_model(**sizes, pad_token_id=tokenizer.pad_token_id).save_pretrained(folder / "encoder")
     tokenizer.save_pretrained(folder / "encoder")
-    build_encoder(str(folder / "encoder"), 64).save(str(folder / "model"))
+    # Sentence Transformers adds mean pooling to an encoder.
+    SentenceTransformer(str(folder / "encoder"), device="cpu").save(str(folder / "model"))
     return folder / "model"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def encoder(model) -> SentenceTransformer:
-    return SentenceTransformer(str(model))
-
-
-@pytest.fixture(scope="module")
-def texts(prepared) -> list[str]:
-    """Of one passage each, all different."""
-    lines = (prepared / "train.jsonl").read_text().splitlines()
-    return list(dict.fromkeys(" ".join(json.loads(line)["text"].split()[:8]) for line in lines))[:60]
+    return SentenceTransformer(str(model), device="cpu")
 
 
 @pytest.fixture
@@ -106,7 +95,7 @@ def query(tmp_path, capsys):
 
 
 def stored(folder: Path) -> dict[tuple[str, int], dict]:
-    rows = LanceIndex(folder).table.to_arrow().to_pylist()
+    rows = LanceDBIndex(folder).table.to_arrow().to_pylist()
     found = {(row["document"], row["number"]): row for row in rows}
     assert len(found) == len(rows)
     return found
@@ -137,7 +126,7 @@ def test_the_prompts_of_the_model_are_the_default(index, query, corpus, model, t
     encoder = SentenceTransformer(str(model), prompts={"query": "question: ", "document": "text: "})
     encoder.save(str(tmp_path / "prompted"))
     index(corpus, model=tmp_path / "prompted")
-    identity = LanceIndex(tmp_path / "index").identity
+    identity = LanceDBIndex(tmp_path / "index").identity
     assert (identity["query_prompt"], identity["document_prompt"]) == ("question: ", "text: ")
     (hits,) = query("a list of numbers", top_k=1)
     vectors = unit(encoder.encode(["question: a list of numbers", f"text: {hits[0]['text']}"], prompt=""))
@@ -177,7 +166,7 @@ def test_sources_do_not_touch_each_other(index, tmp_path, texts):
     assert index(second, "--id_column=id") == [2, 2, 0, 0, 0, 0]
     write_rows(first, {"a": texts[0]})
     assert index(first, "--id_column=id") == [0, 0, 1, 1, 0, 0]
-    rows = LanceIndex(tmp_path / "index").table.to_arrow().to_pylist()
+    rows = LanceDBIndex(tmp_path / "index").table.to_arrow().to_pylist()
     assert {(row["source"], row["document"], row["text"]) for row in rows} == {
         (str(first), "a", texts[0]), (str(second), "a", texts[2]), (str(second), "c", texts[1])
     }  # fmt: skip
@@ -319,7 +308,7 @@ def test_a_model_with_several_ways_of_pooling_is_the_same_next_time(index, corpu
     both.save(str(tmp_path / "both"))
     assert index(corpus, model=tmp_path / "both")[0] == 60
     assert index(corpus, model=tmp_path / "both")[0] == 0
-    assert LanceIndex(tmp_path / "index").identity["dimension"] == 64
+    assert LanceDBIndex(tmp_path / "index").identity["dimension"] == 64
 
 
 def test_the_model_may_move_but_not_vanish(index, query, corpus, model, tmp_path):
@@ -327,7 +316,7 @@ def test_the_model_may_move_but_not_vanish(index, query, corpus, model, tmp_path
     index(corpus, model=tmp_path / "here")
     expected = query("text")
     (tmp_path / "here").rename(tmp_path / "there")
-    with pytest.raises(VectorIndexError, match="here of the index .* is gone: say where it is by `model`"):
+    with pytest.raises(VectorIndexError, match="here of the index .* is gone: give it by `--model`"):
         query("text")
     assert query("text", model=tmp_path / "there") == expected
     assert index(corpus, model=tmp_path / "there") == [0, 0, 60, 0, 0, 0]
@@ -355,23 +344,23 @@ def test_a_query_that_is_cut_is_said_to_be(index, corpus, tmp_path, capsys):
 
 
 def test_killed_and_repeated_embeds_only_what_is_missing(index, corpus, texts, model, tmp_path):
-    rows = {f"{i}-{j}": f"{one} {two}" for i, one in enumerate(texts[:20]) for j, two in enumerate(texts[:20])}
+    numbered = list(enumerate(texts[:10]))
+    rows = {f"{i}-{j}": f"{first} {second}" for i, first in numbered for j, second in numbered}
     write_rows(corpus, rows)
     index(corpus, "--id_column=id", index=tmp_path / "whole")
     script = str(ROOT / "examples" / "semantic_search.py")
     flags = ["--index", tmp_path / "index", "--model", model, "--source", corpus, "--id_column=id", "--write_every=2"]
-    process = subprocess.Popen(
-        [sys.executable, script, "index", *map(str, flags)], stderr=subprocess.PIPE, start_new_session=True
-    )
+    command = [sys.executable, script, "index", *map(str, flags)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, start_new_session=True)
     while process.poll() is None and len(list((tmp_path / "index").glob("*/data/*"))) < 5:
         time.sleep(0.005)
     os.killpg(process.pid, signal.SIGKILL)
     error = process.communicate()[1].decode()
     assert process.returncode == -signal.SIGKILL, error[-3000:]
     done = len({document for document, _ in stored(tmp_path / "index")})
-    assert 0 < done < 400
+    assert 0 < done < 100
     embedded, _, unchanged, *_ = index(corpus, "--id_column=id")
-    assert (embedded, unchanged) == (400 - done, done)
+    assert (embedded, unchanged) == (100 - done, done)
     expected = stored(tmp_path / "whole")
     for key, row in stored(tmp_path / "index").items():
         reference = expected.pop(key)
@@ -462,6 +451,7 @@ def test_the_table_for_people(index, corpus, texts, tmp_path, capsys):
 def test_a_client_that_is_not_installed_is_named_with_its_extra(monkeypatch, tmp_path):
     for module, extra, flags in (("lancedb", "search", ()), ("weaviate", "weaviate", ("http://localhost:1",))):
         monkeypatch.setitem(sys.modules, module, None)
+        monkeypatch.delitem(sys.modules, f"neobert_hf.search.{module}_index", raising=False)
         with pytest.raises(ImportError, match=rf"{module} is not installed: pip install 'neobert_hf\[{extra}\]'"):
             open_index(str(tmp_path / "index"), *flags)
 

@@ -5,7 +5,8 @@ import socket
 import numpy as np
 import pytest
 
-from neobert_hf.search.index import LanceIndex, Passage, VectorIndexError, open_index
+from neobert_hf.search.index import Passage, VectorIndexError, open_index
+from neobert_hf.search.lancedb_index import LanceDBIndex
 
 
 pytest.importorskip("weaviate")
@@ -54,7 +55,7 @@ def fill(index) -> None:
 
 
 def test_it_does_what_lancedb_does(opened, tmp_path):
-    both = [opened(), LanceIndex(tmp_path / "index")]
+    both = [opened(), LanceDBIndex(tmp_path / "index")]
     for index in both:
         assert index.identity is None
         index.create(IDENTITY)
@@ -62,13 +63,15 @@ def test_it_does_what_lancedb_does(opened, tmp_path):
         index.delete("it's", ["a b", "nothing"])
         index.add(passages("it's", "a b", 3, "2"), vectors(3, seed=1))
         index.optimize()
-    both = [opened(), LanceIndex(tmp_path / "index")]
+    both = [opened(), LanceDBIndex(tmp_path / "index")]
     query = vectors(1, seed=2)[0]
     found = []
     for index in both:
         assert index.identity == IDENTITY
-        assert index.hashes("it's") == {"a b": "a b-2", "b": "b-1"} and index.hashes("other") == {"a b": "a b-1"}
-        assert index.hashes("nowhere") == {}
+        assert index.document_hashes("it's") == {"a b": "a b-2", "b": "b-1"} and index.document_hashes("other") == {
+            "a b": "a b-1"
+        }
+        assert index.document_hashes("nowhere") == {}
         found.append(index.search(query, 10))
     assert len(found[0]) == 6
     for one, two in zip(*found):
@@ -82,18 +85,18 @@ def test_a_document_in_part_has_no_hash_and_can_be_deleted_or_written_again(open
     index.create(IDENTITY)
     whole = {"a b": "a b-1", "b": "b-1"}
     fill(index)
-    assert index.hashes("it's") == whole
+    assert index.document_hashes("it's") == whole
     # A write or a deletion stopped after any of its passages: the order is the server's.
     for key, (properties, vector) in list(server.objects["Docs"].items()):
         if (properties["source"], properties["document"]) == ("it's", "a b"):
             del server.objects["Docs"][key]
-            assert index.hashes("it's") == whole | {"a b": ""}
+            assert index.document_hashes("it's") == whole | {"a b": ""}
             server.objects["Docs"][key] = (properties, vector)
     # What is left of an old version beside a new one.
     index.add(passages("it's", "a b", 3, "2"), vectors(3))
-    assert index.hashes("it's") == whole | {"a b": ""}
+    assert index.document_hashes("it's") == whole | {"a b": ""}
     index.delete("it's", ["a b"])
-    assert index.hashes("it's") == {"b": "b-1"} and index.hashes("other") == {"a b": "a b-1"}
+    assert index.document_hashes("it's") == {"b": "b-1"} and index.document_hashes("other") == {"a b": "a b-1"}
     # Three at a time are what this server deletes.
     assert [len(numbers) for kind, numbers in server.writes if kind == "delete"] == [3, 2]
 
@@ -112,10 +115,10 @@ def test_refused_passages_are_an_error_and_their_document_is_written_again(opene
     server.refuse.add("a b 1 3")
     with pytest.raises(VectorIndexError, match="Weaviate refused 1 of 8 passages: no room"):
         fill(index)
-    assert index.hashes("it's") == {"a b": "", "b": "b-1"}
+    assert index.document_hashes("it's") == {"a b": "", "b": "b-1"}
     server.refuse.clear()
     fill(index)
-    assert index.hashes("it's") == {"a b": "a b-1", "b": "b-1"} and len(server.objects["Docs"]) == 8
+    assert index.document_hashes("it's") == {"a b": "a b-1", "b": "b-1"} and len(server.objects["Docs"]) == 8
 
 
 def test_many_documents_go_in_parts(opened, server):
@@ -124,7 +127,7 @@ def test_many_documents_go_in_parts(opened, server):
     rows = [one for i in range(1100) for one in passages("s", f"d{i}", 1)]
     index.add(rows, vectors(1100))
     assert [len(numbers) for _, numbers in server.writes] == [100] * 11
-    assert index.hashes("s") == {f"d{i}": f"d{i}-1" for i in range(1100)}
+    assert index.document_hashes("s") == {f"d{i}": f"d{i}-1" for i in range(1100)}
 
 
 def test_the_collection_compares_ids_whole_and_by_cosine(opened, server):

@@ -6,16 +6,16 @@ from transformers import PreTrainedTokenizerFast
 
 
 def split_passages(text: str, tokenizer: PreTrainedTokenizerFast, size: int, overlap: int) -> list[str]:
-    """Cut a text into passages of at most so many tokens, each beginning with the end of the one before.
+    """Cut a text into passages of at most `size` tokens, each of which begins with the end of the one before.
 
-    Cuts are between words, or what the tokenizer takes for one. Only a word longer than a passage is cut itself.
+    Cuts are between words, or what the tokenizer takes for words. Only a word longer than a passage is cut itself.
 
     Args:
         text: is returned as it is if it fits.
-        tokenizer: that of the model.
+        tokenizer: of the model.
         size: tokens of a passage, without special tokens.
-        overlap: tokens that neighbours share: so many, and those before them to the beginning of a word. Fewer where
-            the same passage would come again.
+        overlap: tokens that neighbours share. They share a few more where the overlap would begin inside a word, and
+            fewer where the same passage would come again.
 
     Raises:
         ValueError: if the overlap leaves no room.
@@ -27,15 +27,17 @@ def split_passages(text: str, tokenizer: PreTrainedTokenizerFast, size: int, ove
         )
     encoding = tokenizer(text, add_special_tokens=False, return_attention_mask=False, verbose=False).encodings[0]
     words, offsets = encoding.word_ids, encoding.offsets
-    beginnings = [place for place, word in enumerate(words) if place == 0 or word != words[place - 1]]
+    word_starts = [token for token, word in enumerate(words) if token == 0 or word != words[token - 1]]
 
-    def between(after: int, last: int) -> list[int]:
-        return beginnings[bisect_right(beginnings, after) : bisect_right(beginnings, last)]
+    def word_starts_between(after: int, last: int) -> list[int]:
+        return word_starts[bisect_right(word_starts, after) : bisect_right(word_starts, last)]
 
     passages, start = [], 0
     while len(words) - start > size:
-        end = max(between(start, start + size), default=start + size)
+        end = max(word_starts_between(start, start + size), default=start + size)
         passages.append(text[offsets[start][0] : offsets[end - 1][1]])
-        inside = between(start, end)
-        start = max((place for place in inside if place <= end - overlap), default=min(inside, default=end))
+        candidates = word_starts_between(start, end)
+        far_enough_back = [token for token in candidates if token <= end - overlap]
+        # The next passage must begin later than this one, even if that makes the overlap shorter.
+        start = max(far_enough_back, default=min(candidates, default=end))
     return [*passages, text[offsets[start][0] :]] if passages else [text]

@@ -1,0 +1,124 @@
+"""The embedding model of an index: it cuts documents, embeds passages and queries, and tells how it does so."""
+
+import os
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from sentence_transformers.sentence_transformer.modules import Pooling
+
+from neobert_hf.embeddings.inference import check_finite, fingerprint, load_model
+from neobert_hf.search.passages import split_passages
+
+
+def check_positive(settings: Any, *names: str) -> None:
+    """Raise a ValueError that names a setting which is set and below 1."""
+    for name in names:
+        value = getattr(settings, name)
+        if value is not None and value < 1:
+            raise ValueError(f"`{name}` is {value}; it must be 1 or more.")
+
+
+@dataclass
+class EmbeddingSettings:
+    """How vectors are made. All of this is stored with the index, and queries follow it."""
+
+    model: str = field(metadata={"help": "an embedding model, or an encoder, which gets mean pooling: path or Hub id"})
+    passage_tokens: int | None = field(
+        default=None, metadata={"help": "longer documents are cut into passages; what the model reads if unset"}
+    )
+    overlap: int = field(default=32, metadata={"help": "tokens that neighbouring passages share"})
+    query_prompt: str | None = field(
+        default=None, metadata={"help": "put before queries as it is, so end it with a space; the model's own if unset"}
+    )
+    document_prompt: str | None = field(default=None, metadata={"help": "put before passages; as `query_prompt`"})
+    truncate_dim: int | None = field(default=None, metadata={"help": "dimensions to keep (Matryoshka)"})
+    dtype: Literal["bfloat16", "float16", "float32"] = field(
+        default="float32", metadata={"help": "of the encoder, for queries as well"}
+    )
+
+    def __post_init__(self):
+        check_positive(self, "passage_tokens", "truncate_dim")
+
+    @classmethod
+    def of_index(cls, identity: dict) -> "EmbeddingSettings":
+        """The settings that an index was made with, from its identity."""
+        return cls(**{setting.name: identity[setting.name] for setting in fields(cls)})
+
+
+class PassageEncoder:
+    """A loaded model with the settings of an index, on `device` or the fastest one there is.
+
+    Attributes:
+        identity: all that the vectors depend on, and the model's name for whoever has to find the model.
+    """
+
+    def __init__(self, settings: EmbeddingSettings, device: str | None = None, trust_remote_code: bool = False):
+        dtype, dimensions = getattr(torch, settings.dtype), settings.truncate_dim
+        self.model = load_model(settings.model, dtype, device, None, dimensions, trust_remote_code)
+        self.identity = self._describe(settings)
+
+    def _describe(self, settings: EmbeddingSettings) -> dict:
+        name, limit, saved_prompts = settings.model, self.model.max_seq_length, self.model.prompts
+        query_prompt, document_prompt = settings.query_prompt, settings.document_prompt
+        return {
+            # Found again from any working directory.
+            "model": os.path.abspath(name) if os.path.isdir(name) else name,
+            "fingerprint": fingerprint(self.model),
+            "pooling": [module.pooling_mode for module in self.model if isinstance(module, Pooling)],
+            "dimension": self.model.get_embedding_dimension(),
+            "truncate_dim": settings.truncate_dim,
+            "dtype": settings.dtype,
+            "max_length": limit,
+            "passage_tokens": settings.passage_tokens or limit,
+            "overlap": settings.overlap,
+            "query_prompt": saved_prompts.get("query", "") if query_prompt is None else query_prompt,
+            "document_prompt": saved_prompts.get("document", "") if document_prompt is None else document_prompt,
+        }
+
+    @cached_property
+    def text_tokens(self) -> int:
+        """How many tokens of a text fit into a passage, beside the prompt and the special tokens."""
+        identity, tokenizer = self.identity, self.model.tokenizer
+        limit, size = identity["max_length"], identity["passage_tokens"]
+        if size is None or (limit is not None and size > limit):
+            raise ValueError(f"`passage_tokens` is {size}; the model reads {limit or 'any number: set one'}.")
+        if (kept := identity["truncate_dim"]) not in (None, identity["dimension"]):
+            raise ValueError(f"`truncate_dim` is {kept}; the model has {identity['dimension']} only.")
+        prompt = tokenizer(identity["document_prompt"], add_special_tokens=False)["input_ids"]
+        return size - len(prompt) - tokenizer.num_special_tokens_to_add()
+
+    def split(self, text: str) -> list[str]:
+        """Cut a document into passages that the model reads whole together with the prompt.
+
+        Raises:
+            ValueError: if there is no room for that, whatever the text, or the model has too few dimensions.
+        """
+        return split_passages(text, self.model.tokenizer, self.text_tokens, self.identity["overlap"])
+
+    def embed(self, kind: Literal["query", "document"], texts: list[str], batch_size: int = 32) -> np.ndarray:
+        """Embed texts with the prompt of their kind.
+
+        Returns:
+            Vectors of length 1: (texts, dimension) in float32. One that is not finite is a FloatingPointError.
+        """
+        # An empty prompt, unlike None, also keeps the model's own away.
+        prompt = self.identity[f"{kind}_prompt"]
+        options = {"batch_size": batch_size, "normalize_embeddings": True, "show_progress_bar": False}
+        vectors = self.model.encode(texts, prompt=prompt, **options)
+        check_finite(vectors, texts)
+        return vectors
+
+    def warnings(self, queries: list[str]) -> list[str]:
+        """Name the queries that the model reads without their end: documents are cut into passages, queries are not."""
+        lines, limit = [], self.identity["max_length"]
+        for query in queries:
+            length = len(self.model.tokenizer(self.identity["query_prompt"] + query, verbose=False)["input_ids"])
+            if limit is not None and length > limit:
+                lines.append(
+                    f"warning: the query {query[:60]!r} has {length:,} tokens with its prompt and the model reads "
+                    f"{limit:,}: its end is not searched for."
+                )
+        return lines

@@ -1,0 +1,115 @@
+"""Keeping an index like its source: what is new or changed is embedded, what is gone is removed."""
+
+import hashlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from tqdm import tqdm
+
+from neobert_hf.common.text_sources import local_files, stream_documents
+from neobert_hf.search.encoder import PassageEncoder, check_positive
+from neobert_hf.search.index import Passage, VectorIndex
+
+
+@dataclass
+class SourceSettings:
+    """What is indexed, and in what portions."""
+
+    source: str = field(metadata={"help": "text or Markdown files, Parquet, JSON lines, or a Hub dataset"})
+    name: str | None = field(
+        default=None,
+        metadata={"help": "of the source in the index: what was indexed under it and is gone is removed. Its path"},
+    )
+    column: str = field(default="text", metadata={"help": "that holds the text, unless the source is text files"})
+    id_column: str | None = field(default=None, metadata={"help": "that tells rows apart; a hash of the text if unset"})
+    split: str = field(default="train", metadata={"help": "of a Hub dataset"})
+    subset: str | None = field(default=None, metadata={"help": "configuration of a Hub dataset that has several"})
+    batch_size: int = field(default=32, metadata={"help": "passages embedded at once"})
+    write_every: int = field(default=1024, metadata={"help": "passages; what an interruption loses"})
+
+    def __post_init__(self):
+        check_positive(self, "batch_size", "write_every")
+
+    @property
+    def name_in_index(self) -> str:
+        default = os.path.abspath(os.path.expanduser(self.source)) if local_files(self.source) else self.source
+        return self.name or default
+
+    def stream(self) -> Iterator[tuple[str | None, str | None]]:
+        """Id and text of each document; that the source can be read is checked at once."""
+        return stream_documents(self.source, self.column, self.id_column, self.split, self.subset)
+
+
+def update_index(index: VectorIndex, encoder: PassageEncoder, settings: SourceSettings) -> str:
+    """Make an index hold what its source holds now, and create it if it does not exist.
+
+    The source is read twice: for the hashes of all documents, before anything is written, and for the texts of those
+    that changed. What is written stays when the run ends early, and is not embedded again.
+
+    Returns:
+        One line that says how many documents were embedded, removed and left as they are.
+
+    Raises:
+        ValueError: if the source or the passage size cannot be used. Nothing is written then.
+    """
+    encoder.split("")  # Raises what it would raise on the first document.
+    hashes, left_out = _read_hashes(settings)
+    if index.identity is None:
+        index.create(encoder.identity)
+    source = settings.name_in_index
+    stored = index.document_hashes(source)
+    changed = {document for document, text_hash in hashes.items() if stored.get(document) != text_hash}
+    gone = stored.keys() - hashes.keys()
+    index.delete(source, sorted(gone))
+
+    written = 0
+    for passages in _passage_batches(settings, encoder, changed):
+        vectors = encoder.embed("document", [passage.text for passage in passages], settings.batch_size)
+        index.delete(source, sorted({passage.document for passage in passages} & stored.keys()))
+        index.add(passages, vectors)
+        written += len(passages)
+    index.optimize()
+    return (
+        f"{len(changed):,} documents embedded ({written:,} passages), {len(hashes) - len(changed):,} unchanged, "
+        f"{len(gone):,} removed; {left_out}"
+    )
+
+
+def _read_documents(settings: SourceSettings) -> Iterator[tuple[str, str, str | None]]:
+    """Id, hash and text of each document; the text is None if there is nothing in it. Without an id, the hash is it."""
+    for document, text in settings.stream():
+        text_hash = hashlib.sha256((text or "").encode()).hexdigest()[:32]
+        yield document or text_hash, text_hash, text if text and text.strip() else None
+
+
+def _read_hashes(settings: SourceSettings) -> tuple[dict[str, str], str]:
+    """The hash of each document by its id, and a line on what was left out. Texts are not kept."""
+    hashes, total, empty = {}, 0, 0
+    for document, text_hash, text in tqdm(_read_documents(settings), desc="reading", unit=" documents"):
+        total += 1
+        if text is None:
+            empty += 1
+        elif hashes.setdefault(document, text_hash) != text_hash:
+            raise ValueError(f"The id {document!r} stands for two texts: name an `id_column` without repeats.")
+    if not hashes:
+        raise ValueError(f"The source has no text: all of its {total:,} documents are empty.")
+    return hashes, f"{total - empty - len(hashes):,} repeated and {empty:,} empty ones left out"
+
+
+def _passage_batches(settings: SourceSettings, encoder: PassageEncoder, changed: set[str]) -> Iterator[list[Passage]]:
+    """The passages of the changed documents, `write_every` at a time or a few more, since documents stay whole."""
+    source, remaining, batch = settings.name_in_index, set(changed), []
+    with tqdm(total=len(changed), desc="embedding", unit=" documents") as progress:
+        for document, text_hash, text in _read_documents(settings):
+            if text is None or document not in remaining:
+                continue
+            remaining.remove(document)
+            parts = encoder.split(text)
+            batch += [Passage(source, document, i, len(parts), text_hash, part) for i, part in enumerate(parts)]
+            if len(batch) >= settings.write_every:
+                yield batch
+                batch = []
+            progress.update()
+        if batch:
+            yield batch

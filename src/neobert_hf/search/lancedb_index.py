@@ -1,0 +1,81 @@
+"""Passages and their vectors in LanceDB: one table in a folder, without a server."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import lancedb
+import numpy as np
+import pyarrow as pa
+
+from neobert_hf.search.index import Hit, Passage, VectorIndex, VectorIndexError, portions
+
+
+TABLE = "passages"
+IDENTITY_KEY = b"neobert_hf"  # Of the table's metadata.
+
+
+class LanceDBIndex(VectorIndex):
+    """A folder with one table. A search compares the query with every passage, so it is exact."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.table = self._open_table()
+        self.identity = self._read_identity() if self.table is not None else None
+
+    def _open_table(self) -> lancedb.table.Table | None:
+        # Connecting would make the folder.
+        if not self.folder.exists():
+            return None
+        if not self.folder.is_dir():
+            raise VectorIndexError(f"{self.folder} is a file; an index is a folder.")
+        try:
+            return lancedb.connect(self.folder).open_table(TABLE)
+        except ValueError as error:
+            # Raised for an empty folder, and for what an interrupted creation leaves behind.
+            if "was not found" in str(error):
+                return None
+            raise
+
+    def _read_identity(self) -> dict:
+        metadata = self.table.schema.metadata or {}
+        if IDENTITY_KEY not in metadata:
+            raise VectorIndexError(f"{self.folder} holds a table of another program: choose another folder.")
+        return json.loads(metadata[IDENTITY_KEY])
+
+    def create(self, identity: dict) -> None:
+        strings = [pa.field(name, pa.string()) for name in ("source", "document", "hash", "text")]
+        numbers = [pa.field(name, pa.int32()) for name in ("number", "count")]
+        vector = pa.field("vector", pa.list_(pa.float32(), identity["dimension"]))
+        schema = pa.schema([*strings, *numbers, vector], {IDENTITY_KEY: json.dumps(identity)})
+        self.table = lancedb.connect(self.folder).create_table(TABLE, schema=schema)
+        self.identity = identity
+
+    def document_hashes(self, source: str) -> dict[str, str]:
+        # A document is written in one transaction, so its first passage stands for all of them.
+        first = self.table.search().where(f"source = {_quote(source)} AND number = 0")
+        batches = first.select(["document", "hash"]).to_batches()
+        return {row["document"]: row["hash"] for batch in batches for row in batch.to_pylist()}
+
+    def add(self, passages: list[Passage], vectors: np.ndarray) -> None:
+        # One transaction, so that no document is ever stored in part.
+        self.table.add([asdict(passage) | {"vector": vector} for passage, vector in zip(passages, vectors)])
+
+    def delete(self, source: str, documents: list[str]) -> None:
+        for some in portions(documents, 1000):
+            names = ", ".join(map(_quote, some))
+            self.table.delete(f"source = {_quote(source)} AND document IN ({names})")
+
+    def search(self, vector: np.ndarray, limit: int) -> list[Hit]:
+        columns = ["source", "document", "number", "text", "_distance"]
+        rows = self.table.search(vector).distance_type("cosine").select(columns).limit(limit).to_list()
+        return [Hit(score=1 - row.pop("_distance"), **row) for row in rows]
+
+    def optimize(self) -> None:
+        # Each write leaves small files and a version. Versions younger than a week stay, for processes that read them.
+        self.table.optimize()
+
+
+def _quote(text: str) -> str:
+    """Write a string of SQL."""
+    return "'" + text.replace("'", "''") + "'"
