@@ -5,7 +5,7 @@ BIN := .venv/bin
 TEST_PROCESSES ?= auto
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: demo test slow lint bench clean
+.PHONY: demo test slow lint docs bench clean
 
 demo: .venv/.installed  ## Tokenizer, pretraining, fill-mask and search on the documentation inside Python
 	$(BIN)/python examples/demo.py --config configs/demo.yaml
@@ -18,6 +18,9 @@ slow: .venv/.installed  ## The tests marked slow
 
 lint: .venv/.installed
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
+
+docs: .venv/.installed  ## The guides and the API reference as a site, in site/; a warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 bench: .venv/.installed  ## Speed against bare matrix products; rewrites benchmarks/results/forward_*.md
 	MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=-1 GLIBC_TUNABLES=glibc.malloc.hugetlb=1 \

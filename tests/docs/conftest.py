@@ -1,0 +1,61 @@
+"""One folder with small models and a small corpus, of which every page gets a copy."""
+
+import json
+import shutil
+import sysconfig
+from pathlib import Path
+
+import pytest
+from sentence_transformers import SentenceTransformer
+
+from neobert_hf import NeoBERTForMaskedLM
+from tests.helpers.models import ROOT, small_model
+from tests.helpers.pages import PageRunner, blocks_of
+from tests.helpers.small_tokenizer import small_tokenizer
+
+
+# As many rows as each file of the guides' data may keep.
+MOST_ROWS = {"docstrings": 120, "docstrings_held_out": 24, "reference": 4, "train": 64, "validation": 24}
+# Part of the standard library, to be read in no time.
+PACKAGES = ("asyncio", "email", "logging", "unittest", "xml")
+
+
+@pytest.fixture(scope="session")
+def guide_data(tmp_path_factory) -> Path:
+    """What the guides share: `corpus/` and `data/` from the page on their data, cut short, and models in `runs/`."""
+    folder = tmp_path_factory.mktemp("guides")
+    for package in PACKAGES:
+        shutil.copytree(Path(sysconfig.get_path("stdlib")) / package, folder / "library" / package)
+    (block,) = (block for block in blocks_of(ROOT / "docs/guides/sample_data.md") if block.language == "python")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(sysconfig, "get_path", lambda name: str(folder / "library"))
+        exec(compile(block.text, "sample_data.md", "exec"), {})
+    for file in folder.glob("*/**/*.jsonl"):
+        lines = file.read_text().splitlines(keepends=True)
+        rows = lines[:: max(1, len(lines) // MOST_ROWS[file.stem])][: MOST_ROWS[file.stem]]
+        assert all(json.loads(row)["text"] for row in rows)
+        file.write_text("".join(rows))
+    tokenizer = small_tokenizer(model_max_length=64)
+    model = small_model(NeoBERTForMaskedLM, pad_token_id=tokenizer.pad_token_id)
+    for name in ("small", "domain"):
+        model.save_pretrained(folder / "runs" / name / "model")
+        tokenizer.save_pretrained(folder / "runs" / name / "model")
+    SentenceTransformer(str(folder / "runs/small/model")).save(str(folder / "runs/embeddings/model"))
+    return folder
+
+
+@pytest.fixture
+def workplace(guide_data, tmp_path, monkeypatch) -> Path:
+    """A folder like a clone in which the data of the guides are; the current one."""
+    for name in ("corpus", "data", "runs"):
+        shutil.copytree(guide_data / name, tmp_path / name)
+    for name in ("examples", "configs", "docs", "benchmarks"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def runner(workplace) -> PageRunner:
+    return PageRunner(model=workplace / "runs/small/model")

@@ -1,0 +1,122 @@
+"""Every block of the guides and pages runs, in order, on small models and data; what is too large is read only."""
+
+import re
+import shutil
+
+import pytest
+
+from tests.helpers.models import ROOT
+from tests.helpers.pages import blocks_of, links_of, pages
+
+
+# A model of one layer, for two steps.
+PRETRAINING = (
+    "--max_steps 2 --warmup_steps 0 --num_hidden_layers 1 --hidden_size 48 --max_length 32 --micro_batch_tokens 64 "
+    "--global_batch_tokens 64 --eval_steps 2 --report_to none"
+)
+REDUCED = {
+    "prepare_data": "--num_proc 1",
+    "pretrain": PRETRAINING,
+    "finetune_embeddings": "--max_steps 2 --eval_steps 2 --per_device_train_batch_size 8 --report_to none",
+    "run_glue": "--max_length 32 --num_train_epochs 1 --max_steps 2 --eval_steps 1 --report_to none",
+    "pseudo_perplexity": "--lengths 16 32 --min_tokens 32 --max_documents 2 --sample 2",
+}
+# The recipes for other kinds of models have tests of their own, with runs.
+READ_ONLY = ("python examples/train_sparse", "python examples/train_multi", "python examples/train_rerank")
+
+
+@pytest.fixture
+def guide_runner(runner):
+    runner.reduced = REDUCED
+    runner.read_only = READ_ONLY
+    return runner
+
+
+def run(guide_runner, name: str) -> None:
+    guide_runner.run(ROOT / "docs" / name)
+
+
+def test_embed(guide_runner, workplace):
+    shutil.rmtree(workplace / "runs/embeddings")
+    run(guide_runner, "guides/embed.md")
+    assert (workplace / "runs/embeddings/model/modules.json").is_file()
+
+
+def test_classify(guide_runner, capsys):
+    run(guide_runner, "guides/classify.md")
+    assert "{'label': '" in capsys.readouterr().out
+
+
+def test_pretrain_and_adapt(guide_runner, workplace):
+    """Adapting starts from the run before it, on its data: those of the guide would take two more runs."""
+    for name in ("runs/small", "runs/domain"):
+        shutil.rmtree(workplace / name)
+    run(guide_runner, "guides/pretrain.md")
+    assert (workplace / "runs/small/curves.png").is_file()
+    (workplace / "data/domain").symlink_to(workplace / "data/mine")
+    guide_runner.read_only += ("python examples/prepare_data.py",)
+    run(guide_runner, "guides/adapt.md")
+    assert (workplace / "runs/domain/model/model.safetensors").is_file()
+
+
+def test_long_texts(guide_runner, workplace):
+    guide_runner.read_only += ("python examples/pretrain.py",)
+    run(guide_runner, "guides/long_texts.md")
+    assert "yarn:4" in (workplace / "runs/long/pseudo_perplexity.md").read_text()
+
+
+def test_search(guide_runner, capsys):
+    run(guide_runner, "guides/search.md")
+    found = capsys.readouterr().out
+    assert ".md" in found and "read bytes" in found
+
+
+def test_evaluate(guide_runner, workplace):
+    run(guide_runner, "guides/evaluate.md")
+    report = (workplace / "runs/mteb_local/report.md").read_text()
+    assert "pretrained" in report and "fine-tuned" in report
+
+
+def test_serve_and_publish(guide_runner, workplace, capsys):
+    run(guide_runner, "guides/serve.md")
+    assert (workplace / "exported/onnx/model_quantized.onnx").is_file()
+    guide_runner.read_only += ("neobert-hf publish runs/embeddings/model me/my-embeddings --card my/card.yaml",)
+    run(guide_runner, "guides/publish.md")
+    assert (workplace / "runs/hub/README.md").is_file()
+
+
+def test_checkpoints(guide_runner, workplace, capsys):
+    shutil.copytree(workplace / "runs/small/model", workplace / "original/checkpoint")
+    shutil.move(workplace / "original/checkpoint/config.json", workplace / "original")
+    guide_runner.read_only += ("neobert-hf export",)
+    run(guide_runner, "checkpoints.md")
+    printed = capsys.readouterr().out
+    assert "FAIL" not in printed and "Not sent." in printed
+    assert (workplace / "runs/state_dict").is_dir()
+
+
+def test_attention(guide_runner):
+    run(guide_runner, "attention.md")
+    assert guide_runner.names["loss"].isfinite()
+
+
+def test_no_page_with_blocks_is_forgotten():
+    tested = set(re.findall(r'"((?:guides/)?\w+\.md)"', (ROOT / "tests/docs/test_guides.py").read_text()))
+    with_blocks = {page.name for page in pages() for block in blocks_of(page) if block.language in ("bash", "python")}
+    assert with_blocks == {name.split("/")[-1] for name in tested} | {"README.md", "CONTRIBUTING.md", "sample_data.md"}
+
+
+def test_files_named_in_pages_exist():
+    found = 0
+    for page in pages():
+        names = re.findall(r"(?<![\w/.])(?:configs|examples|tests|benchmarks)/[\w/]+\.\w+", page.read_text())
+        found += len(names)
+        for name in names:
+            assert (ROOT / name).is_file(), f"{page}: {name}"
+    assert found > 50
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    for link in links_of(page):
+        assert (page.parent / link).exists(), link

@@ -1,0 +1,157 @@
+"""The pages of the documentation, and their blocks run at reduced size in this process.
+
+A block of YAML that begins with `# my/...` is written to that file. Commands that need the Hub, several GPUs or hours
+are only read: the script is there, and its own reader of settings takes every flag.
+"""
+
+import re
+import shlex
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from unittest.mock import patch
+
+from transformers import HfArgumentParser
+
+from neobert_hf import cli
+from tests.helpers.examples import load_example
+from tests.helpers.models import ROOT
+
+
+PUBLISHED = "chandar-lab/NeoBERT"
+
+# What shows that a command is beyond a test: it is read only.
+TOO_LARGE = (PUBLISHED, "accelerate launch", "configs/mteb/eng_v1.yaml", "configs/data/", "data/yours")
+# Commands that change the machine, or that only a shell knows.
+NOT_OURS = ("hf auth login", "export ")
+# Scripts with Transformers' TrainingArguments.
+TRAINING = (
+    *("pretrain", "finetune_embeddings", "run_glue"),
+    *("train_sparse_encoder", "train_multi_vector_encoder", "train_reranker"),
+)
+
+
+class SettingsRead(Exception):
+    """Raised in place of the work of a recipe, when its settings have been read."""
+
+
+@dataclass
+class Block:
+    """One fenced block of a page: its language and its text."""
+
+    language: str
+    text: str
+
+    def commands(self) -> list[list[str]]:
+        """The words of each command of a shell block; lines that end in a backslash go on."""
+        lines = self.text.replace("\\\n", " ").splitlines()
+        return [words for line in lines if (words := shlex.split(line, comments=True))]
+
+
+def pages() -> list[Path]:
+    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def blocks_of(page: Path) -> list[Block]:
+    return [Block(*found) for found in re.findall(r"^```(\w+)\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)]
+
+
+def links_of(page: Path) -> list[str]:
+    """Targets of links to other files of the repository."""
+    prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    return [link.split("#")[0] for link in re.findall(r"\]\(((?!http|#)[^)\s]+)\)", prose)]
+
+
+@dataclass
+class PageRunner:
+    """Runs the blocks of pages in the current folder.
+
+    Args:
+        model: what stands for the published checkpoint in blocks of Python.
+        reduced: flags that a script gets on top, by its name.
+        read_only: beginnings of commands that are not run, besides those that are too large.
+    """
+
+    model: Path
+    reduced: dict[str, str] = field(default_factory=dict)
+    read_only: tuple[str, ...] = ()
+    names: dict = field(default_factory=dict)
+    done: list[str] = field(default_factory=list)
+
+    def run(self, page: Path) -> None:
+        for block in blocks_of(page):
+            if block.language == "python":
+                code = block.text.replace(PUBLISHED, str(self.model))
+                exec(compile(code, page.name, "exec"), self.names)
+            elif block.language == "yaml" and block.text.startswith("# my/"):
+                file = Path(block.text.splitlines()[0].removeprefix("# "))
+                file.parent.mkdir(exist_ok=True)
+                file.write_text(block.text)
+            elif block.language == "bash":
+                for command in block.commands():
+                    self._run_command(command)
+
+    def _run_command(self, words: list[str]) -> None:
+        line = " ".join(words)
+        if line in self.done or line.startswith(NOT_OURS):
+            return
+        self.done.append(line)
+        read_only = line.startswith(self.read_only) or any(mark in line for mark in TOO_LARGE)
+        if words[:2] == ["pip", "install"]:
+            _check_extras(words[-1])
+        elif words[0] == "make":
+            assert re.search(rf"^{words[1]}:.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE), line
+        elif words[0] == "neobert-hf":
+            self._run_cli(words[1:], read_only)
+        else:
+            self._run_script(words, read_only)
+
+    def _run_cli(self, args: list[str], read_only: bool) -> None:
+        assert args[0] in cli.COMMANDS, args
+        if not read_only:
+            assert cli.main(args) in (0, None), args
+
+    def _run_script(self, words: list[str], read_only: bool) -> None:
+        (script,) = (word for word in words if word.endswith(".py"))
+        launcher, args = words[: words.index(script)], words[words.index(script) + 1 :]
+        assert launcher == ["python"] or launcher[:2] == ["accelerate", "launch"], words
+        for option in launcher[2:]:
+            assert not option.endswith(".yaml") or (ROOT / option).is_file(), option
+        assert (ROOT / script).is_file(), script
+        if Path(script).parent.name != "examples":
+            return
+        name = Path(script).stem
+        if read_only:
+            read_settings(name, args)
+            return
+        args += self.reduced.get(name, "").split()
+        with patch.object(sys, "argv", [script, *args]):
+            load_example(name).main()
+
+
+def read_settings(name: str, args: list[str]) -> None:
+    """Let a recipe read its command line, and nothing more."""
+    parse = HfArgumentParser.parse_args_into_dataclasses
+
+    def read(parser, *arguments, **options):
+        *_, unknown = parse(parser, *arguments, **options)
+        assert not unknown, f"{name} knows no {unknown}"
+        raise SettingsRead
+
+    # bfloat16 is an error on a CPU that was not asked for.
+    cpu = ["--use_cpu", "true"] if name in TRAINING else []
+    with (
+        patch.object(sys, "argv", [name, *args, *cpu]),
+        patch.object(HfArgumentParser, "parse_args_into_dataclasses", read),
+    ):
+        try:
+            load_example(name).main()
+        except SettingsRead:
+            return
+    raise AssertionError(f"{name} did not read its settings")
+
+
+def _check_extras(requirement: str) -> None:
+    known = re.findall(r"^(\w+) = \[", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    for extra in re.findall(r"\[(.*)\]", requirement)[0].split(","):
+        assert extra in known, requirement
