@@ -1,51 +1,37 @@
-"""Publish a checkpoint on the Hub, step by step: what `neobert-hf publish` does, in Python.
+"""Publish a checkpoint on the Hub, step by step: what `neobert-hf publish` does, as Python to copy.
 
-    python examples/push_to_hub.py --checkpoint runs/embeddings/model --repo_id me/embeddings --folder hub/embeddings
+    python examples/push_to_hub.py runs/embeddings/model me/embeddings --output_dir hub/embeddings --dry_run
 
-Look through the folder, then log in (`hf auth login`, or set `HF_TOKEN`) and add `--push true` to the same command,
-which also repeats an interrupted push. Delete the folder to build it anew.
+Look through the folder, then log in (`hf auth login`, or set `HF_TOKEN`) and leave `--dry_run` out, which also repeats
+an interrupted push. Delete the folder to build it anew.
 """
 
-from dataclasses import dataclass, field
-from pathlib import Path
-
-from neobert_hf.checkpoints.card import gather_facts
-from neobert_hf.checkpoints.publish import build_folder, check_folder, check_request, list_folder, push_folder
-from neobert_hf.common.atomic_writes import atomic_folder
+from neobert_hf.checkpoints.publish import (
+    POSITIONAL,
+    PublishSettings,
+    check_request,
+    checked_folder,
+    describe_dry_run,
+    list_files,
+    push_folder,
+)
 from neobert_hf.common.settings import parse_config
 
 
-@dataclass
-class PublishArguments:
-    """What is published, and where."""
-
-    checkpoint: str = field(metadata={"help": "folder with config, safetensors and tokenizer"})
-    repo_id: str = field(metadata={"help": "OWNER/NAME on the Hub"})
-    folder: str = field(metadata={"help": "where the repository is built, unless it is there"})
-    card: str | None = field(default=None, metadata={"help": "YAML file with fields of CardFacts, for the model card"})
-    push: bool = field(default=False, metadata={"help": "send the folder; otherwise it is built and checked only"})
-    private: bool = field(default=True, metadata={"help": "of a new repository"})
-
-
 def main(args: list[str] | None = None) -> None:
-    # 1. Settings
-    (settings,) = parse_config(PublishArguments, args=args)
-    source, folder = Path(settings.checkpoint), Path(settings.folder)
-    check_request(settings.repo_id, output_dir=folder)
+    # 1. Settings, and whether the Hub would take them
+    (settings,) = parse_config(PublishSettings, args=args, positional=POSITIONAL)
+    check_request(settings)
 
-    # 2. Folder, with a card that tells what is known
-    if not folder.exists():
-        facts = gather_facts(source, settings.card)
-        with atomic_folder(folder) as partial:
-            build_folder(source, partial, settings.repo_id, facts)
+    # 2. A folder with weights, code, tokenizer and a card that tells what is known. Its checks raise if one fails.
+    with checked_folder(settings) as folder:
+        print(list_files(folder), flush=True)
 
-    # 3. Checks; an error ends the script
-    check_folder(folder)
-    print(list_folder(folder), flush=True)
-
-    # 4. Hub
-    if settings.push:
-        print(push_folder(folder, settings.repo_id, settings.private).commit_url)
+        # 3. The Hub
+        if settings.dry_run:
+            print(describe_dry_run())
+        else:
+            print(push_folder(folder, settings))
 
 
 if __name__ == "__main__":

@@ -1,20 +1,17 @@
-"""The command `neobert-hf`: one subcommand a module, which is imported when it is asked for."""
+"""The command `neobert-hf`: each subcommand is the `main` of a module, which is imported when it is asked for."""
 
 import sys
 from argparse import ArgumentParser
 from importlib import import_module
 
 
-# Name: module of this package, what it does. The module has `add_arguments(parser)` and `run(arguments)`, which returns
-# the exit status (None is success) and raises ValueError or OSError with a message for the user.
+# Module of `checkpoints`: what its `main(args)` does, which returns the exit status (None is success) and raises
+# ValueError or OSError with a message for the user.
 COMMANDS = {
-    "convert": ("checkpoints.convert", "checkpoints of the original project into this package's layout, and back"),
-    "doctor": ("checkpoints.doctor", "say whether a folder or a Hub repository is healthy"),
-    "export": (
-        "checkpoints.onnx_export",
-        "ONNX files for onnxruntime and transformers.js, checked against PyTorch",
-    ),
-    "publish": ("checkpoints.publish", "build a complete Hub repository, check it and push it"),
+    "convert": "checkpoints of the original project into this package's layout, and back",
+    "doctor": "say whether a folder or a Hub repository is healthy",
+    "export": "ONNX files for onnxruntime and transformers.js, checked against PyTorch",
+    "publish": "build a complete Hub repository, check it and push it",
 }
 
 
@@ -29,21 +26,18 @@ def main(args: list[str] | None = None) -> int | str | None:
     """
     args = sys.argv[1:] if args is None else args
     parser = ArgumentParser("neobert-hf", description="Checkpoints of NeoBERT.", allow_abbrev=False)
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(metavar="COMMAND", dest="command", required=True)
+    for name, purpose in COMMANDS.items():
+        commands.add_parser(name, help=purpose, add_help=False)
+    command = parser.parse_args(args[:1]).command
     try:
-        for name, (module_name, purpose) in COMMANDS.items():
-            command = commands.add_parser(name, help=purpose, description=purpose, allow_abbrev=False)
-            if args[:1] == [name]:
-                module = import_module(f"neobert_hf.{module_name}")
-                module.add_arguments(command)
-                command.set_defaults(run=module.run)
-        arguments = parser.parse_args(args)
-        return arguments.run(arguments)
+        return import_module(f"neobert_hf.checkpoints.{command}").main(args[1:])
     except ModuleNotFoundError as error:
-        extra = "export" if error.name.startswith("onnx") else "eval"
-        return f"neobert-hf {args[0]}: {error.name} is not installed: pip install 'neobert_hf[{extra}]'"
+        if not (error.name or "").startswith("onnx"):
+            raise
+        return f"neobert-hf {command}: {error.name} is not installed: pip install 'neobert_hf[export]'"
     except (ValueError, OSError) as error:
-        return f"neobert-hf {args[0]}: {error}"
+        return f"neobert-hf {command}: {error}"
 
 
 if __name__ == "__main__":

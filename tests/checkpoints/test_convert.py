@@ -1,9 +1,9 @@
 """`neobert-hf convert`: the original's checkpoints into this package's layout and back, and what it refuses."""
 
+import importlib
 import json
 import os
 import re
-import subprocess
 import sys
 
 import pytest
@@ -16,9 +16,11 @@ from neobert_hf import (
     NeoBERTForTokenClassification,
     NeoBERTModel,
 )
-from neobert_hf.checkpoints.convert import convert, read_tensors
+from neobert_hf.checkpoints.convert import ConvertSettings, read_tensors
+from neobert_hf.checkpoints.convert import convert as convert_checkpoint
 from neobert_hf.checkpoints.deepspeed import read_deepspeed
-from neobert_hf.cli import main
+from neobert_hf.cli import COMMANDS, main
+from tests.helpers import zero_folders
 from tests.helpers.models import ragged_batch, small_config, small_model
 from tests.helpers.small_tokenizer import small_tokenizer
 from tests.helpers.zero_folders import write_zero_folder
@@ -74,6 +76,10 @@ def config(tmp_path) -> str:
     return str(tmp_path / "config")
 
 
+def convert(source, output, **options) -> str:
+    return convert_checkpoint(ConvertSettings(str(source), str(output), **options))
+
+
 def same_bytes(left, right) -> bool:
     """The same names, dtypes and bits."""
     return left.keys() == right.keys() and all(
@@ -97,7 +103,7 @@ def test_deepspeed_folders_give_the_float32_weights(stage, world, groups, dtype,
 
 def test_a_deepspeed_folder_becomes_a_model(weights, config, tmp_path):
     write_zero_folder(tmp_path / "zero", weights, 2, 2, torch.bfloat16)
-    convert(str(tmp_path / "zero"), tmp_path / "here", config=config)
+    convert(tmp_path / "zero", tmp_path / "here", config=config)
     model = NeoBERTForMaskedLM.from_pretrained(tmp_path / "here")
     expected = small_model(NeoBERTForMaskedLM)
     expected.load_state_dict(weights)
@@ -114,9 +120,9 @@ def test_state_dict_there_and_back(prefix, dtype, weights, config, tmp_path):
     weights = {name: tensor.to(dtype) for name, tensor in weights.items()}
     (tmp_path / "step").mkdir()
     torch.save({prefix + name: tensor for name, tensor in weights.items()}, tmp_path / "step" / "state_dict.pt")
-    convert(str(tmp_path / "step"), tmp_path / "here", config=config)
+    convert(tmp_path / "step", tmp_path / "here", config=config)
     assert same_bytes(load_file(tmp_path / "here" / "model.safetensors"), weights)
-    convert(str(tmp_path / "here"), tmp_path / "back", to="state_dict")
+    convert(tmp_path / "here", tmp_path / "back", to="state_dict")
     assert same_bytes(torch.load(tmp_path / "back" / "state_dict.pt", weights_only=True), weights)
     assert json.loads((tmp_path / "back" / "config.json").read_text())["torch_dtype"] == str(dtype)[6:]
 
@@ -124,7 +130,7 @@ def test_state_dict_there_and_back(prefix, dtype, weights, config, tmp_path):
 @pytest.mark.parametrize("cls", [NeoBERTModel, NeoBERTForMaskedLM, NeoBERTForSequenceClassification])
 def test_what_is_saved_here_has_the_original_layout(cls, tmp_path):
     small_model(cls).save_pretrained(tmp_path / "here")
-    convert(str(tmp_path / "here"), tmp_path / "original", to="original")
+    convert(tmp_path / "here", tmp_path / "original", to="original")
     assert same_bytes(*(load_file(tmp_path / name / "model.safetensors") for name in ("here", "original")))
     values = json.loads((tmp_path / "original" / "config.json").read_text())
     assert set(PUBLISHED_KEYS) <= set(values)
@@ -141,8 +147,8 @@ def test_what_is_saved_here_has_the_original_layout(cls, tmp_path):
 @pytest.mark.parametrize("part", ["", "sequence_classification"])
 def test_recorded_checkpoints_there_and_back(variant, part, shared, tmp_path):
     source = shared / "reference" / variant / part
-    convert(str(source), tmp_path / "here")
-    convert(str(tmp_path / "here"), tmp_path / "back", to="original")
+    convert(source, tmp_path / "here")
+    convert(tmp_path / "here", tmp_path / "back", to="original")
     original = load_file(source / "model.safetensors")
     assert same_bytes(load_file(tmp_path / "here" / "model.safetensors"), original)
     assert same_bytes(load_file(tmp_path / "back" / "model.safetensors"), original)
@@ -158,10 +164,10 @@ def test_tokenizer_and_shards(tmp_path):
     small_tokenizer(200).save_pretrained(tmp_path / "tokenizer")
     model.save_pretrained(tmp_path / "shards", max_shard_size="100KB")
     assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 2
-    convert(str(tmp_path / "shards"), tmp_path / "here", tokenizer=str(tmp_path / "tokenizer"))
+    convert(tmp_path / "shards", tmp_path / "here", tokenizer=str(tmp_path / "tokenizer"))
     assert same_bytes(load_file(tmp_path / "here" / "model.safetensors"), dict(model.state_dict()))
     assert (tmp_path / "here" / "tokenizer.json").read_bytes() == (tmp_path / "tokenizer/tokenizer.json").read_bytes()
-    convert(str(tmp_path / "here"), tmp_path / "back", to="original")
+    convert(tmp_path / "here", tmp_path / "back", to="original")
     assert (tmp_path / "back" / "tokenizer.json").is_file()
 
 
@@ -170,11 +176,11 @@ def test_a_stored_rotary_table_is_compared_and_left_out(weights, config, tmp_pat
     table = torch.polar(torch.ones_like(angles), angles).to(torch.complex64)
     for form in (table, torch.view_as_real(table)):
         save_file(weights | {"model.freqs_cis": form.contiguous()}, tmp_path / "with.safetensors")
-        convert(str(tmp_path / "with.safetensors"), tmp_path / str(form.ndim), config=config)
+        convert(tmp_path / "with.safetensors", tmp_path / str(form.ndim), config=config)
         assert same_bytes(load_file(tmp_path / str(form.ndim) / "model.safetensors"), weights)
     save_file(weights | {"model.freqs_cis": table.roll(1, 0)}, tmp_path / "with.safetensors")
     with pytest.raises(ValueError, match="model.freqs_cis is off by"):
-        convert(str(tmp_path / "with.safetensors"), tmp_path / "out", config=config)
+        convert(tmp_path / "with.safetensors", tmp_path / "out", config=config)
 
 
 class Malicious:
@@ -185,19 +191,19 @@ class Malicious:
         return os.system, (f"touch {self.marker}",)
 
 
-@pytest.mark.parametrize("place", ["state_dict", "weight", "model_states", "optim_states"])
-def test_a_pickle_with_code_is_refused_unexecuted(place, weights, config, tmp_path):
+@pytest.mark.parametrize("part", ["state_dict", "weight", "model_states", "optim_states"])
+def test_a_pickle_with_code_is_refused_unexecuted(part, weights, config, tmp_path):
     code = Malicious(tmp_path / "executed")
     source = tmp_path / "source"
-    if place in ("state_dict", "weight"):
+    if part in ("state_dict", "weight"):
         source.mkdir()
-        torch.save(code if place == "state_dict" else weights | {"decoder.bias": code}, source / "state_dict.pt")
+        torch.save(code if part == "state_dict" else weights | {"decoder.bias": code}, source / "state_dict.pt")
     else:
         write_zero_folder(source, weights, 2, 2)
-        file = next((source / "7").glob(f"*rank_0*_{place}.pt"))
+        file = next((source / "7").glob(f"*rank_0*_{part}.pt"))
         torch.save({"optimizer_state_dict": code, "module": code}, file)
     with pytest.raises(ValueError, match="is refused and nothing in it was run: it names posix.system"):
-        convert(str(source), tmp_path / "out", config=config)
+        convert(source, tmp_path / "out", config=config)
     assert not (tmp_path / "executed").exists() and not list(tmp_path.glob("out*"))
 
 
@@ -261,8 +267,6 @@ ZERO_DAMAGES = {
 
 @pytest.mark.parametrize("damage", ZERO_DAMAGES)
 def test_damaged_deepspeed_folders_are_errors(damage, config, tmp_path, weights, monkeypatch):
-    import zero_folders
-
     # Without DeepSpeed's classes, so that this test can read and write the files itself.
     monkeypatch.setattr(zero_folders, "LossScaler", lambda: None)
     monkeypatch.setattr(zero_folders, "ZeroStageEnum", int)
@@ -271,7 +275,7 @@ def test_damaged_deepspeed_folders_are_errors(damage, config, tmp_path, weights,
     change, message = ZERO_DAMAGES[damage]
     change(tmp_path / "zero")
     with pytest.raises(ValueError, match=message):
-        convert(str(tmp_path / "zero"), tmp_path / "out", config=config)
+        convert(tmp_path / "zero", tmp_path / "out", config=config)
     assert not list(tmp_path.glob("out*"))
 
 
@@ -282,7 +286,7 @@ def test_a_part_of_another_size_is_an_error_in_stage_3(weights, config, tmp_path
     name = "7/zero_pp_rank_1_mp_rank_00_optim_states.pt"
     os.replace(tmp_path / "other" / name, tmp_path / "zero" / name)
     with pytest.raises(ValueError, match="a process has 35,236 values; its part of the parameters is 35,282"):
-        convert(str(tmp_path / "zero"), tmp_path / "out", config=config)
+        convert(tmp_path / "zero", tmp_path / "out", config=config)
 
 
 def test_a_tied_state_dict(tmp_path):
@@ -290,7 +294,7 @@ def test_a_tied_state_dict(tmp_path):
     model = small_model(NeoBERTForMaskedLM, tie_word_embeddings=True)
     model.config.save_pretrained(tmp_path)
     torch.save(model.state_dict(), tmp_path / "state_dict.pt")
-    convert(str(tmp_path), tmp_path / "here")
+    convert(tmp_path, tmp_path / "here")
     assert same_bytes(load_file(tmp_path / "here" / "model.safetensors"), model.state_dict())
     here = NeoBERTForMaskedLM.from_pretrained(tmp_path / "here")
     assert here.decoder.weight is here.model.encoder.weight
@@ -317,7 +321,7 @@ def test_damaged_tensors_are_errors_that_name_them(damage, weights, config, tmp_
     change(weights)
     torch.save(weights, tmp_path / "state_dict.pt")
     with pytest.raises(ValueError, match=message):
-        convert(str(tmp_path / "state_dict.pt"), tmp_path / "out", config=config)
+        convert(tmp_path / "state_dict.pt", tmp_path / "out", config=config)
     assert not list(tmp_path.glob("out*"))
 
 
@@ -326,7 +330,7 @@ def test_other_bad_input(weights, config, mlm_checkpoint, tmp_path):
 
     def refuses(message, source=mlm_checkpoint, output=tmp_path / "out", **options):
         with pytest.raises(ValueError, match=message):
-            convert(str(source), output, **options)
+            convert(source, output, **options)
         assert not list(tmp_path.glob("out*"))
 
     refuses("config exists. Name a new folder", output=tmp_path / "config")
@@ -368,9 +372,9 @@ def test_what_the_original_cannot_express_is_refused(case, to, tmp_path):
     cls, changes, message = UNKNOWN_TO_THE_ORIGINAL[case]
     small_model(cls, **changes).save_pretrained(tmp_path / "here")
     with pytest.raises(ValueError, match=message):
-        convert(str(tmp_path / "here"), tmp_path / "out", to=to)
+        convert(tmp_path / "here", tmp_path / "out", to=to)
     assert not list(tmp_path.glob("out*"))
-    convert(str(tmp_path / "here"), tmp_path / "copy")
+    convert(tmp_path / "here", tmp_path / "copy")
     assert read_tensors(tmp_path / "copy").keys() == read_tensors(tmp_path / "here").keys()
 
 
@@ -379,11 +383,29 @@ def test_command_line(mlm_checkpoint, tmp_path, capsys):
     assert main(arguments) is None
     assert re.search(r"out: NeoBERTForMaskedLM, 16 tensors, 70,564 float32 values\n$", capsys.readouterr().out)
     assert re.fullmatch("neobert-hf convert: .*out exists. Name a new folder, or delete it.", main(arguments))
-    for wrong in ([], ["convrt"], ["convert", "a"], [*arguments, "--tgt", "x"]):
+    assert re.fullmatch("neobert-hf convert: .*'--tgt'.*; did you mean '--tag'.*", main([*arguments, "--tgt", "x"]))
+    for wrong in ([], ["convrt"], ["convert", "a"], [*arguments, "--to", "gguf"]):
         with pytest.raises(SystemExit) as exit:
             main(wrong)
         assert exit.value.code == 2
-    script = "import sys; from neobert_hf.cli import COMMANDS, main\ntry: main(['-h'])\nexcept SystemExit: pass\n"
-    script += "assert not {'neobert_hf.' + module for module, _ in COMMANDS.values()} & set(sys.modules)"
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert result.returncode == 0 and "convert" in result.stdout and "doctor" in result.stdout, result.stderr
+
+
+def test_the_original_config_and_a_file_of_settings(mlm_checkpoint, tmp_path, capsys):
+    """`--config` is the model's config.json here, so the file of settings has another flag."""
+    (mlm_checkpoint / "config.json").rename(tmp_path / "config.json")
+    (tmp_path / "settings.yaml").write_text(f"to: state_dict\nconfig: {tmp_path / 'config.json'}\n")
+    command = ["convert", str(mlm_checkpoint)]
+    assert main([*command, str(tmp_path / "here"), "--config", str(tmp_path / "config.json")]) is None
+    assert main([*command, str(tmp_path / "there"), "--settings", str(tmp_path / "settings.yaml")]) is None
+    assert (tmp_path / "here" / "model.safetensors").is_file() and (tmp_path / "there" / "state_dict.pt").is_file()
+
+
+def test_subcommands_are_imported_when_they_are_asked_for(monkeypatch, capsys):
+    modules = {f"neobert_hf.checkpoints.{name}" for name in COMMANDS}
+    for name in {"neobert_hf.cli", *modules}:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    with pytest.raises(SystemExit) as exit:
+        importlib.import_module("neobert_hf.cli").main(["-h"])
+    assert exit.value.code == 0 and not modules & set(sys.modules)
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in COMMANDS)

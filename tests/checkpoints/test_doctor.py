@@ -7,18 +7,17 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from sentence_transformers import SentenceTransformer
+from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer, SparseEncoder
 from sentence_transformers.sentence_transformer.modules import Dense, Pooling, Transformer
 from transformers import AutoTokenizer
 
 import neobert_hf
-from neobert_hf import NeoBERTForMaskedLM, NeoBERTModel
-from neobert_hf.checkpoints.doctor import CHECKS, REMOTE_CODE, diagnose
-from neobert_hf.checkpoints.golden_outputs import GOLDEN, check_golden, read_golden, record_golden
-from neobert_hf.checkpoints.tensors import rope_problems
+from neobert_hf import NeoBERTForMaskedLM, NeoBERTForSequenceClassification, NeoBERTModel
+from neobert_hf.checkpoints.doctor import CHECKS, SERVED_FILES, diagnose
+from neobert_hf.checkpoints.golden_outputs import GOLDEN_FILE, compare_outputs, read_outputs, record_outputs
 from neobert_hf.cli import main
 from neobert_hf.common.atomic_writes import write_json
-from tests.helpers.models import ROOT, small_model
+from tests.helpers.models import small_model
 from tests.helpers.small_tokenizer import small_tokenizer
 
 
@@ -32,9 +31,9 @@ def healthy(tmp_path_factory):
     model, tokenizer = small_model(NeoBERTForMaskedLM, vocab_size=200), small_tokenizer(200)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    write_json(folder / GOLDEN, record_golden(model, tokenizer))
-    for name in REMOTE_CODE:
-        shutil.copy(ROOT / "src" / "neobert_hf" / name, folder)
+    write_json(folder / GOLDEN_FILE, record_outputs(model, tokenizer))
+    for file in SERVED_FILES.values():
+        shutil.copy(file, folder)
     edit_json(
         "config.json",
         auto_map={
@@ -263,12 +262,12 @@ DAMAGES = {
     ),
     "other words": (other_words, "outputs", "the tokenizer gives other ids for the recorded text"),
     "golden cut": (
-        lambda folder: os.truncate(folder / GOLDEN, 99),
+        lambda folder: os.truncate(folder / GOLDEN_FILE, 99),
         "outputs",
         "is not in the format of golden outputs",
     ),
-    "lenient": (edit_json(GOLDEN, tolerance=100.0), "outputs", "or its tolerance is above 0.01"),
-    "nothing recorded": (edit_json(GOLDEN, outputs={}), "outputs", "is not in the format of golden outputs"),
+    "lenient": (edit_json(GOLDEN_FILE, tolerance=100.0), "outputs", "or its tolerance is above 0.01"),
+    "nothing recorded": (edit_json(GOLDEN_FILE, outputs={}), "outputs", "is not in the format of golden outputs"),
 }
 
 
@@ -290,24 +289,26 @@ def edit_dense(change):
 EMBEDDER_DAMAGES = {
     "foreign module": (
         lambda folder: (folder / "modules.json").write_text('[{"type": "custom.Transformer", "path": ""}]'),
-        "modules.json names custom.Transformer",
+        "modules.json names the module custom.Transformer",
     ),
+    "no list": (lambda folder: (folder / "modules.json").write_text("{}x"), "modules.json is no JSON"),
+    "no module": (lambda folder: (folder / "modules.json").write_text("[1]"), "modules.json must be a list of modules"),
+    "other class": (edit_json("config_sentence_transformers.json", model_type="Other"), "`model_type` 'Other'"),
     "pooling": (
         edit_json("1_Pooling/config.json", embedding_dimension=768),
-        "1_Pooling takes 768 dimensions and is given 64",
+        "Pooling should give 1536 dimensions and gives [128]",
     ),
-    "dense": (edit_json("1_Pooling/config.json", pooling_mode="mean"), "2_Dense takes 128 dimensions and is given 64"),
-    "missing": (remove("1_Pooling/config.json"), "1_Pooling/config.json"),
-    "no weights": (remove("2_Dense/model.safetensors"), "2_Dense/model.safetensors does not exist"),
-    "shape": (edit_dense(lambda t: t.update({"linear.weight": torch.ones(5, 128)})), "'linear.weight': (5, 128)"),
-    "no bias": (
-        edit_dense(lambda t: t.pop("linear.bias")),
-        "asks for {'linear.weight': (32, 128), 'linear.bias': (32,)",
+    "dense": (edit_json("1_Pooling/config.json", pooling_mode="mean"), "mat1 and mat2 shapes cannot be multiplied"),
+    "missing": (remove("1_Pooling/config.json"), "embedding_dimension"),
+    "no weights": (remove("2_Dense/model.safetensors"), "Could not find 'model.safetensors'"),
+    "pickle": (
+        lambda folder: (folder / "2_Dense/model.safetensors").rename(folder / "2_Dense/pytorch_model.bin"),
+        "2_Dense/pytorch_model.bin is a pickle, which is not read",
     ),
-    "nan": (
-        edit_dense(lambda t: t["linear.bias"].fill_(torch.nan)),
-        "2_Dense holds values that are not finite: linear.bias",
-    ),
+    "shape": (edit_dense(lambda t: t.update({"linear.weight": torch.ones(5, 128)})), "size mismatch for linear.weight"),
+    "no bias": (edit_dense(lambda t: t.pop("linear.bias")), 'Missing key(s) in state_dict: "linear.bias"'),
+    "nan": (edit_dense(lambda t: t["linear.bias"].fill_(torch.nan)), "values that are not finite: 2.linear.bias"),
+    "infinite": (edit_dense(lambda t: t["linear.weight"][0].fill_(torch.inf)), "not finite: 2.linear.weight"),
 }
 
 
@@ -320,9 +321,29 @@ def test_damaged_sentence_transformers_files(damage, embedder, tmp_path):
     assert [finding.check for finding in failed] == ["sentence_transformers"] and message in failed[0].text
 
 
+def test_every_kind_of_sentence_transformers_model(tmp_path):
+    small_model(NeoBERTForMaskedLM, vocab_size=200, num_hidden_layers=1).save_pretrained(tmp_path / "encoder")
+    small_model(NeoBERTForSequenceClassification, vocab_size=200, num_labels=1).save_pretrained(tmp_path / "scorer")
+    for name, kind, expected in (
+        ("encoder", SparseEncoder, "Transformer > SpladePooling, 200 dimensions"),
+        ("encoder", MultiVectorEncoder, "Transformer > Dense > MultiVectorMask > Normalize, 128 dimensions"),
+        ("scorer", CrossEncoder, "Transformer, 1 dimensions"),
+    ):
+        small_tokenizer(200).save_pretrained(tmp_path / name)
+        folder = tmp_path / kind.__name__
+        kind(str(tmp_path / name), device="cpu").save_pretrained(str(folder))
+        (finding,) = [finding for finding in diagnose(folder) if finding.check == "sentence_transformers"]
+        assert (finding.status, finding.text) == ("ok", expected)
+
+
+def test_without_sentence_transformers_its_check_is_left_out(embedder, monkeypatch):
+    monkeypatch.setattr("neobert_hf.checkpoints.doctor.find_spec", lambda name: None)
+    assert statuses(embedder)["sentence_transformers"] == "skip"
+
+
 def test_no_code_of_the_folder_is_run(healthy, tmp_path):
     shutil.copytree(healthy, tmp_path / "folder")
-    for name in (*REMOTE_CODE, "tokenization_own.py"):
+    for name in (*SERVED_FILES, "tokenization_own.py"):
         append(name, f"\nopen({str(tmp_path / 'executed')!r}, 'w')\n")(tmp_path / "folder")
     auto_map = {"AutoConfig": "configuration_neobert.NeoBERTConfig", "AutoTokenizer": ["tokenization_own.Own", None]}
     edit_json("config.json", auto_map=auto_map)(tmp_path / "folder")
@@ -337,50 +358,34 @@ def test_no_code_of_the_folder_is_run(healthy, tmp_path):
 def test_golden_outputs_of_every_class(cls, dtype, tmp_path):
     model = small_model(cls).to(dtype)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    write_json(tmp_path / GOLDEN, record_golden(model))
+    write_json(tmp_path / GOLDEN_FILE, record_outputs(model))
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
     model.save_pretrained(tmp_path)
     assert statuses(tmp_path)["outputs"] == "ok"
-    golden = read_golden(tmp_path / GOLDEN)
-    assert check_golden(cls.from_pretrained(tmp_path, attn_implementation="eager"), golden) == 0.0
-    assert check_golden(NeoBERTModel.from_pretrained(tmp_path), golden) == 0.0
+    golden = read_outputs(tmp_path / GOLDEN_FILE)
+    assert compare_outputs(cls.from_pretrained(tmp_path, attn_implementation="eager"), golden) == 0.0
+    assert compare_outputs(NeoBERTModel.from_pretrained(tmp_path), golden) == 0.0
     # Every tensor counts, even by 1%; the encoder's are the same in all classes.
     for name in before if cls is NeoBERTModel else [name for name in before if not name.startswith("model.")]:
         model.load_state_dict(before | {name: before[name] * 1.01 + 0.01})
         with pytest.raises(ValueError, match="was recorded. They differ by"):
-            check_golden(model, golden)
+            compare_outputs(model, golden)
 
 
 def test_golden_outputs_of_another_class():
-    golden = record_golden(small_model())
+    golden = record_outputs(small_model())
     with pytest.raises(
         ValueError, match="no `logits` was recorded: it was a NeoBERTModel, this is a NeoBERTForMaskedLM"
     ):
-        check_golden(small_model(NeoBERTForMaskedLM), golden)
+        compare_outputs(small_model(NeoBERTForMaskedLM), golden)
     with pytest.raises(ValueError, match=r"has the shape \[1, 64, 32\]; \[1, 64, 64\] was recorded"):
-        check_golden(small_model(hidden_size=32), golden)
-
-
-@pytest.mark.parametrize(
-    "parameters", [None, {"rope_type": "yarn", "factor": 4.0}, {"rope_type": "linear", "factor": 2.0}]
-)
-def test_rotary_tables_of_every_length(parameters):
-    for length in (1, 64, 4096, 32_768):
-        assert not rope_problems(small_model(max_length=length, rope_parameters=parameters).config)
-
-
-def test_a_rounded_rotary_table_is_found(monkeypatch):
-    """What a buffer becomes that is cast with its model."""
-    right = neobert_hf.modeling_neobert.rotary_table
-    rounded = lambda *args: right(*args).bfloat16()  # noqa: E731
-    monkeypatch.setattr("neobert_hf.checkpoints.tensors.rotary_table", rounded)
-    assert "the rotary table is off by" in rope_problems(small_model(max_length=4096).config)[0]
+        compare_outputs(small_model(hidden_size=32), golden)
 
 
 def test_the_recorded_original_layout(shared):
     """Healthy but for its code, which is not in the folder."""
     found = statuses(shared / "reference" / "published")
-    assert found["config"] == found["tensors"] == found["rope"] == "ok" and found["code"] == "FAIL"
+    assert found["config"] == found["tensors"] == "ok" and found["code"] == "FAIL"
 
 
 def test_paths_that_are_none(tmp_path):

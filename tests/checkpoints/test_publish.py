@@ -22,11 +22,12 @@ from transformers import AutoConfig, AutoTokenizer
 import neobert_hf
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM, NeoBERTForSequenceClassification
 from neobert_hf.checkpoints.card import gather_facts
-from neobert_hf.checkpoints.doctor import REMOTE_CODE
-from neobert_hf.checkpoints.golden_outputs import GOLDEN
-from neobert_hf.checkpoints.publish import STALE, build_folder, check_folder
+from neobert_hf.checkpoints.doctor import SERVED_FILES
+from neobert_hf.checkpoints.golden_outputs import GOLDEN_FILE
+from neobert_hf.checkpoints.publish import STALE, PublishSettings, build_folder, check_folder
 from neobert_hf.cli import main
 from neobert_hf.configuration_neobert import AUTO_MAP
+from tests.helpers.examples import load_example
 from tests.helpers.hub_clients import TEXTS, outputs
 from tests.helpers.hub_server import TOKEN, HubServer
 from tests.helpers.models import ROOT, small_config, small_model
@@ -47,11 +48,11 @@ citation: "@misc{mine}"
 FILES = {
     "README.md",
     "config.json",
-    GOLDEN,
+    GOLDEN_FILE,
     "model.safetensors",
     "tokenizer.json",
     "tokenizer_config.json",
-    *REMOTE_CODE,
+    *SERVED_FILES,
 }
 SENTENCE_FILES = {
     "modules.json",
@@ -95,14 +96,14 @@ def environment(hub: HubServer, work: Path, name: str) -> dict[str, str]:
 
 
 def run_client(python: str, hub: HubServer, work: Path, name: str, **changes) -> dict:
-    command = [python, str(ROOT / "tests" / "hub_clients.py"), name, str(work)]
+    command = [python, str(ROOT / "tests" / "helpers" / "hub_clients.py"), name, str(work)]
     subprocess.run(command, check=True, env=environment(hub, work, name) | changes, timeout=300)
     return torch.load(work / f"{name}.pt", weights_only=False)
 
 
 @pytest.fixture(scope="module")
 def published(work):
-    """The server after a killed push and all steps of `hub_clients.publisher`, with what they gave."""
+    """The server after a killed push and all steps of `hub_clients.publisher`; what they gave, and what it loaded."""
     with HubServer() as hub:
         hub.hold = threading.Event()
         command = [sys.executable, "-m", "neobert_hf.cli", "publish", str(work / "mlm"), "me/mlm"]
@@ -117,7 +118,7 @@ def published(work):
         hub.hold.set()
         after_kill = (dict(hub.repositories["me/mlm"].main), dict(hub.objects))
         results = run_client(sys.executable, hub, work, "publisher")
-        yield hub, results, after_kill
+        yield hub, results.pop("steps"), after_kill, results
 
 
 def between(hub: HubServer, results: dict, name: str) -> list[str]:
@@ -128,7 +129,7 @@ def between(hub: HubServer, results: dict, name: str) -> list[str]:
 
 
 def test_killed_push_changes_nothing_and_is_repeated(published, work):
-    hub, results, (files, objects) = published
+    hub, results, (files, objects), _ = published
     assert set(files) == {".gitattributes"} and not objects
     assert results["repeated"][0] is None
     repository = hub.repositories["me/mlm"]
@@ -138,17 +139,18 @@ def test_killed_push_changes_nothing_and_is_repeated(published, work):
     for name, tensor in load_file(work / "mlm" / "model.safetensors").items():
         assert torch.equal(load_file(weights)[name], tensor), name
     assert json.loads(repository.main["config.json"])["auto_map"] == AUTO_MAP
-    for name in REMOTE_CODE:
-        assert repository.main[name] == (ROOT / "src" / "neobert_hf" / name).read_bytes()
+    assert {"modeling_neobert.py", "configuration_neobert.py", "packing_neobert.py"} <= SERVED_FILES.keys()
+    for name, file in SERVED_FILES.items():
+        assert repository.main[name] == file.read_bytes()
 
 
 def test_dry_run_sends_nothing(published):
-    hub, results, _ = published
+    hub, results, *_ = published
     assert results["dry run"][0] is None and between(hub, results, "dry run") == []
 
 
 def test_unchanged_folder_is_not_sent_again(published):
-    hub, results, _ = published
+    hub, results, *_ = published
     assert results["unchanged"][0] is None
     requests = between(hub, results, "unchanged")
     assert requests and not [one for one in requests if "/commit/" in one or one.startswith("PUT")]
@@ -156,7 +158,7 @@ def test_unchanged_folder_is_not_sent_again(published):
 
 
 def test_branch_and_pull_request_leave_main_alone(published):
-    hub, results, _ = published
+    hub, results, *_ = published
     assert results["branch"][0] is None and results["pull request"][0] is None
     repository = hub.repositories["me/mlm"]
     assert set(repository.refs) == {"main", "v2", "refs/pr/2"}
@@ -171,13 +173,13 @@ def test_branch_and_pull_request_leave_main_alone(published):
 
 
 def test_wrong_token_stops_before_work(published):
-    hub, results, _ = published
+    hub, results, *_ = published
     assert "neobert-hf publish:" in results["wrong token"][0] and "nvalid" in results["wrong token"][0]
     assert between(hub, results, "wrong token") == ["GET /api/whoami-v2"] and "me/other" not in hub.repositories
 
 
 def test_refused_upload_and_broken_connection_are_errors(published):
-    hub, results, _ = published
+    hub, results, *_ = published
     assert re.search(
         "model.safetensors.*The storage is full.*Run the same command again", results["refused"][0], re.DOTALL
     )
@@ -208,7 +210,7 @@ def test_files_of_the_owner_stay():
 
 
 def test_embedding_model_on_the_hub(published):
-    hub, results, _ = published
+    hub, results, *_ = published
     repository = hub.repositories["me/embedder"]
     assert results["embedder"][0] is None and not repository.private
     assert set(repository.main) == FILES | SENTENCE_FILES | {".gitattributes"}
@@ -218,7 +220,7 @@ def test_embedding_model_on_the_hub(published):
 
 def test_files_of_an_earlier_model_go(published):
     """A masked LM in the place of an embedding model: with `modules.json` left it would load as one."""
-    hub, results, _ = published
+    hub, results, *_ = published
     repository = hub.repositories["me/embedder"]
     assert results["other model"][0] is None
     assert set(repository.commits[repository.refs["mlm"]]) == FILES | {".gitattributes"}
@@ -242,7 +244,7 @@ def check_loaded(results: dict, work: Path) -> None:
 
 
 def test_loading_with_the_package(published, work):
-    results = run_client(sys.executable, published[0], work, "reader")
+    results = published[3]
     check_loaded(results, work)
     # With trust in the remote code as well, the installed package is what runs.
     check_loaded(results["trusted"], work)
@@ -264,7 +266,7 @@ def test_loading_without_the_package(published, work):
     assert torch.equal(results["embeddings again"], results["embeddings"])
     for name in ("again", "again_and_again", "embedder_again"):
         assert json.loads((work / name / "config.json").read_text())["auto_map"] == AUTO_MAP
-        assert set(REMOTE_CODE) <= files_of(work / name)
+        assert set(SERVED_FILES) <= files_of(work / name)
     # What was saved there is read here.
     for folder in (work / "again", work / "again_and_again"):
         model = NeoBERTForMaskedLM.from_pretrained(folder)
@@ -276,8 +278,7 @@ def test_loading_without_the_package(published, work):
 
 def build(work: Path, source: str, folder: Path, **options) -> ModelCard:
     folder.mkdir()
-    facts = gather_facts(work / source, options.pop("card", None))
-    build_folder(work / source, folder, f"me/{source}", facts, **options)
+    build_folder(PublishSettings(str(work / source), f"me/{source}", **options), folder)
     check_folder(folder)
     return ModelCard.load(folder / "README.md")
 
@@ -318,16 +319,16 @@ def test_card_leaves_out_what_is_not_known(work, tmp_path):
     assert not re.search(r"## (Training|Evaluation)|None|More Information", card.text)
 
 
-def test_golden_values_of_the_card_hold(work, tmp_path):
+def test_golden_values_of_the_card_hold(work, tmp_path, capsys, monkeypatch):
     """Whoever copies the lines out of the card sees what it says. Here its `me/mlm` is a local folder."""
     (tmp_path / "me").mkdir()
     card = build(work, "mlm", tmp_path / "me" / "mlm")
     (code,) = (block for block in re.findall(r"```python\n(.*?)```", card.text, re.DOTALL) if "ids = " in block)
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, stdin=subprocess.DEVNULL)
-    assert done.returncode == 0, done.stderr
+    monkeypatch.chdir(tmp_path)
+    capsys.readouterr()
+    exec(code, {})
     values = torch.tensor([float(value) for value in re.search(r":4\]\)  # (.*)", card.text)[1].split(",")])
-    found = torch.tensor(json.loads(re.search(r"tensor\((\[.*?\])", done.stdout)[1]))
+    found = torch.tensor(json.loads(re.search(r"tensor\((\[.*?\])", capsys.readouterr().out)[1]))
     assert (found - values).abs().max() < 1e-4  # four decimals
 
 
@@ -386,7 +387,7 @@ def test_wrong_card_files_are_refused(text, message, work, tmp_path):
 def test_every_class_saves_the_whole_auto_map_and_its_code(name, tmp_path):
     small_model(getattr(neobert_hf, name)).save_pretrained(tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["auto_map"] == AUTO_MAP
-    assert files_of(tmp_path) == {"config.json", "model.safetensors", *REMOTE_CODE}
+    assert files_of(tmp_path) == {"config.json", "model.safetensors", *SERVED_FILES}
 
 
 def test_auto_map_is_what_the_package_registers(tmp_path):
@@ -458,7 +459,7 @@ def without_tokenizer(folder: Path) -> None:
 
 DAMAGES = {
     "NaN": (with_nan, "not finite: layer_norm.weight"),
-    "module": (with_foreign_module, "has the module my.*trust_remote_code"),
+    "module": (with_foreign_module, "names the module my.*trust_remote_code"),
     "no tokenizer": (without_tokenizer, "has no tokenizer.*--tokenizer"),
     "tokenizer": (with_another_tokenizer, "Nothing is sent: the check of tokenizer failed"),
     "config": (lambda folder: (folder / "config.json").write_text('{"model_type": "bert"}'), "of type 'bert'"),
@@ -499,20 +500,22 @@ def test_unhealthy_checkpoints_are_not_published(damage, work, tmp_path):
         (["me/model", "--pr", "--revision", "v2"], "leave out"),
         (["me/model", "--output_dir", "."], ". exists, and its card is not of me/model"),
         (["me/model", "--card", "absent.yaml"], "absent.yaml"),
+        (["me/model", "--dry"], "Unknown argument '--dry'"),
+        (["me/model", "--precisions", "int8"], "add `--onnx`"),
+        (["me/model", "--onnx", "--precisions", "int4"], "No precision int4"),
     ],
 )
 def test_wrong_requests_are_refused(arguments, message, work):
     assert message in main(["publish", str(work / "mlm"), *arguments, "--dry_run"])
 
 
-def test_missing_packages_are_named_before_work(work, tmp_path):
-    """In a process whose interpreter does not find them."""
-    script = "import sys; from neobert_hf.cli import main; sys.modules['onnxruntime'] = None\n"
-    for command in (["export", str(work / "mlm"), "exported"], ["publish", "nowhere", "me/x", "--dry_run", "--onnx"]):
-        script += f"print(main({command!r}))\n"
-    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True)
-    expected = "neobert-hf {}: onnxruntime is not installed: pip install 'neobert_hf[export]'\n"
-    assert done.stdout == expected.format("export") + expected.format("publish"), done.stderr
+def test_missing_packages_are_named_before_work(work, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    monkeypatch.delitem(sys.modules, "neobert_hf.checkpoints.export", raising=False)
+    monkeypatch.chdir(tmp_path)
+    expected = "neobert-hf {}: onnxruntime is not installed: pip install 'neobert_hf[export]'"
+    assert main(["export", str(work / "mlm"), "exported"]) == expected.format("export")
+    assert main(["publish", "nowhere", "me/x", "--dry_run", "--onnx"]) == expected.format("publish")
     assert not files_of(tmp_path)
 
 
@@ -531,7 +534,7 @@ def test_dry_run_prints_what_would_be_sent(work, tmp_path, capsys):
 
 def test_onnx_files_are_part_of_the_folder(work, tmp_path, capfd):
     """And of what is checked: `config.json` is written anew after them."""
-    card = build(work, "embedder", tmp_path / "folder", onnx=("float32",))
+    card = build(work, "embedder", tmp_path / "folder", onnx=True, precisions=["float32"])
     assert files_of(tmp_path / "folder") == FILES | SENTENCE_FILES | {"onnx/model.onnx"}
     assert "| `onnx/model.onnx` | float32 | largest difference" in card.text and "onnx" in card.data.tags
     assert json.loads((tmp_path / "folder" / "config.json").read_text())["auto_map"] == AUTO_MAP
@@ -545,27 +548,25 @@ def test_mteb_results_are_in_the_model_index(work, tmp_path):
     data = ModelCardData(eval_results=earlier, model_name="mlm")
     (tmp_path / "mlm" / "README.md").write_text(f"---\n{data}\n---\n")
     (tmp_path / "STS12.json").write_text(json.dumps(result | {"result": {"dataset_revision": "abc"}}))
-    found = gather_facts(tmp_path / "mlm", None, tmp_path).eval_results
+    found = gather_facts(tmp_path / "mlm", None, str(tmp_path)).eval_results
     assert [(one.dataset_name, one.metric_value) for one in found] == [("STS13", 0.6), ("MTEB STS12", 0.71)]
-    facts = gather_facts(work / "mlm", str(work / "card.yaml"), tmp_path)
+    facts = gather_facts(work / "mlm", str(work / "card.yaml"), str(tmp_path))
     assert [(one.dataset_name, one.metric_value) for one in facts.eval_results] == [
         ("RefinedWeb", 9.5), ("MTEB STS12", 0.71)
     ]  # fmt: skip
     with pytest.raises(ValueError, match="holds no results"):
-        gather_facts(work / "mlm", None, work)
+        gather_facts(work / "mlm", None, str(work))
     with pytest.raises(ValueError, match="config.json is no result"):
-        gather_facts(work / "mlm", None, work / "mlm")
+        gather_facts(work / "mlm", None, str(work / "mlm"))
 
 
-def test_example_builds_the_same_folder(work, tmp_path, capsys, monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "examples")
-    import push_to_hub
-
-    card = str(work / "card.yaml")
-    flags = ["--checkpoint", str(work / "mlm"), "--repo_id", "me/mlm", "--card", card]
+def test_example_builds_the_same_folder(work, tmp_path, capsys):
+    flags = [str(work / "mlm"), "me/mlm", "--card", str(work / "card.yaml"), "--dry_run", "true"]
     for _ in range(2):
-        push_to_hub.main([*flags, "--folder", str(tmp_path / "example")])
-    build(work, "mlm", tmp_path / "folder", card=card)
+        load_example("push_to_hub").main([*flags, "--output_dir", str(tmp_path / "example")])
+    printed = capsys.readouterr().out
+    assert "example exists: it is taken as it is" in printed and printed.count("Not sent.") == 2
+    build(work, "mlm", tmp_path / "folder", card=str(work / "card.yaml"))
     assert files_of(tmp_path / "example") == FILES
     for name in FILES:
         assert (tmp_path / "example" / name).read_bytes() == (tmp_path / "folder" / name).read_bytes(), name
@@ -574,10 +575,8 @@ def test_example_builds_the_same_folder(work, tmp_path, capsys, monkeypatch):
 def test_original_checkpoint_becomes_a_repository(shared, tmp_path):
     """Its class names and its `auto_map`, which names code that is not there, give way to this package's."""
     small_tokenizer(500).save_pretrained(tmp_path / "tokenizer")
+    build(shared / "reference", "published", tmp_path / "folder", tokenizer=str(tmp_path / "tokenizer"))
     source, folder = shared / "reference" / "published", tmp_path / "folder"
-    folder.mkdir()
-    build_folder(source, folder, "me/original", gather_facts(source), str(tmp_path / "tokenizer"))
-    check_folder(folder)
     config = json.loads((folder / "config.json").read_text())
     assert config["auto_map"] == AUTO_MAP and config["architectures"] == ["NeoBERTForMaskedLM"]
     before, after = (load_file(path / "model.safetensors") for path in (source, folder))

@@ -13,14 +13,13 @@ from sentence_transformers import SentenceTransformer
 from transformers import AutoTokenizer, pipeline
 
 from neobert_hf import NeoBERTForMaskedLM, NeoBERTForQuestionAnswering, NeoBERTForSequenceClassification
-from neobert_hf.embeddings.trainers import build_encoder
-from tests.helpers.onnx_checkpoints import save_checkpoint
+from neobert_hf.embeddings.models import build_encoder
+from tests.helpers.onnx_checkpoints import export, save_checkpoint
 
 
 pytest.importorskip("onnxruntime", reason="pip install 'neobert_hf[export]'")
 
-from neobert_hf.checkpoints import onnx_export  # noqa: E402
-from neobert_hf.checkpoints.onnx_export import export  # noqa: E402
+from neobert_hf.checkpoints import export as export_module  # noqa: E402
 
 
 # It installs 45 packages with npm.
@@ -61,15 +60,16 @@ def folders(tmp_path_factory) -> Path:
     save_checkpoint(folder / "encoder")
     build_encoder(str(folder / "encoder"), max_length=32).save(str(folder / "embed"))
     save_checkpoint(folder / "fill", NeoBERTForMaskedLM)
-    save_checkpoint(folder / "classify", NeoBERTForSequenceClassification, classifier_init_range=0.3, num_labels=3)
-    save_checkpoint(folder / "answer", NeoBERTForQuestionAnswering, classifier_init_range=0.3)
+    head = {"classifier_init_range": 0.3, "num_hidden_layers": 1}
+    save_checkpoint(folder / "classify", NeoBERTForSequenceClassification, num_labels=3, **head)
+    save_checkpoint(folder / "answer", NeoBERTForQuestionAnswering, **head)
     with pytest.MonkeyPatch.context() as patch:
-        export(str(folder / "embed"), folder / "embed-onnx")
-        export(str(folder / "fill"), folder / "fill-onnx")
-        export(str(folder / "answer"), folder / "answer-onnx", precisions=("float32",))
+        export(folder / "embed", folder / "embed-onnx")
+        export(folder / "fill", folder / "fill-onnx")
+        export(folder / "answer", folder / "answer-onnx", precisions=["float32"])
         # Weights in a file of their own, as above 2 GB.
-        patch.setattr(onnx_export, "MOST_BYTES_IN_ONE_FILE", 1_000)
-        export(str(folder / "classify"), folder / "classify-onnx", precisions=("float32",))
+        patch.setattr(export_module, "MOST_BYTES_IN_ONE_FILE", 1_000)
+        export(folder / "classify", folder / "classify-onnx", precisions=["float32"])
     return folder
 
 
@@ -107,18 +107,18 @@ def test_embeddings_are_the_same(folders, results, dtype):
 def test_mask_filling_is_the_same(folders, results, dtype):
     expected = pipeline("fill-mask", str(folders / "fill"))(MASKED)
     for wanted, got in zip(expected, results["fill-onnx", dtype]["output"]):
-        scores = np.abs(np.array([one["score"] for one in wanted]) - [one["score"] for one in got])
+        scores = np.abs(np.array([guess["score"] for guess in wanted]) - [guess["score"] for guess in got])
         assert scores.max() <= DTYPES[dtype]
         if dtype == "fp32":
-            assert [one["token"] for one in wanted] == [one["token"] for one in got]
-            assert [one["sequence"] for one in wanted] == [one["sequence"] for one in got]
+            assert [guess["token"] for guess in wanted] == [guess["token"] for guess in got]
+            assert [guess["sequence"] for guess in wanted] == [guess["sequence"] for guess in got]
 
 
 def test_classification_is_the_same(folders, results):
     expected = pipeline("text-classification", str(folders / "classify"), top_k=3)(TEXTS)
     for wanted, got in zip(expected, results["classify-onnx", "fp32"]["output"]):
-        assert [one["label"] for one in wanted] == [one["label"] for one in got]
-        assert np.allclose([one["score"] for one in wanted], [one["score"] for one in got], rtol=0, atol=1e-5)
+        assert [guess["label"] for guess in wanted] == [guess["label"] for guess in got]
+        assert np.allclose([guess["score"] for guess in wanted], [guess["score"] for guess in got], rtol=0, atol=1e-5)
 
 
 @torch.no_grad()

@@ -188,11 +188,11 @@ class Handler(BaseHTTPRequestHandler):
     def info(self, repo_id: str, repository: Repository, rest: list[str], body: bytes) -> None:
         """LFS batch: where to put which of the objects; those that are there need no action."""
         objects = []
-        for one in json.loads(body)["objects"]:
+        for entry in json.loads(body)["objects"]:
             kind = "refuse" if repo_id == REFUSED else "lfs"
-            upload = {"upload": {"href": f"{self.hub.url}/{kind}/{one['oid']}"}}
-            stored = one["oid"] in self.hub.objects and repo_id != REFUSED
-            objects.append(one if stored else one | {"actions": upload})
+            upload = {"upload": {"href": f"{self.hub.url}/{kind}/{entry['oid']}"}}
+            stored = entry["oid"] in self.hub.objects and repo_id != REFUSED
+            objects.append(entry if stored else entry | {"actions": upload})
         self.send({"transfer": "basic", "objects": objects})
 
     def store_object(self, oid: str, length: int) -> None:

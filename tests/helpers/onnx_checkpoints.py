@@ -1,4 +1,4 @@
-"""Small checkpoints with a tokenizer, for the tests of the ONNX export."""
+"""Small checkpoints with a tokenizer, and their export, for the tests of the ONNX files."""
 
 from pathlib import Path
 
@@ -12,3 +12,12 @@ def save_checkpoint(folder: Path, cls=NeoBERTModel, model=None, **changes) -> Pa
     model.save_pretrained(folder)
     small_tokenizer(model_max_length=64).save_pretrained(folder)
     return folder
+
+
+def export(source: Path, output: Path, **options) -> list:
+    """The `ExportedFile`s of a checkpoint."""
+    # It needs packages that a test which is left out without them may lack.
+    from neobert_hf.checkpoints.export import ExportSettings
+    from neobert_hf.checkpoints.export import export as export_checkpoint
+
+    return export_checkpoint(ExportSettings(str(source), str(output), **options))

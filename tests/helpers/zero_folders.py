@@ -30,7 +30,7 @@ class fragment_address:
 
 
 # The files name these by DeepSpeed's modules, which are not there when they are read.
-NAMES = {
+MODULES = {
     ZeroStageEnum: "deepspeed.runtime.zero.config",
     LossScaler: "deepspeed.runtime.fp16.loss_scaler",
     fragment_address: "deepspeed.utils.tensor_fragment",
@@ -39,7 +39,7 @@ NAMES = {
 
 def save(content, file):
     with pytest.MonkeyPatch.context() as patch:
-        for cls, name in NAMES.items():
+        for cls, name in MODULES.items():
             for end in [index for index, letter in enumerate(name + ".") if letter == "."]:
                 patch.setitem(sys.modules, name[:end], ModuleType(name[:end]))
             setattr(sys.modules[name], cls.__name__, cls)

@@ -10,17 +10,19 @@ from huggingface_hub.dataclasses import strict
 from huggingface_hub.errors import StrictDataclassError
 from huggingface_hub.utils import validate_repo_id
 
+import neobert_hf
 from neobert_hf import NeoBERTConfig, NeoBERTPreTrainedModel
-from neobert_hf.common.settings import nearest
+from neobert_hf.common.results import ResultError, read_result
+from neobert_hf.common.settings import nearest, read_yaml
 from neobert_hf.configuration_neobert import MODEL_CLASSES
 from neobert_hf.modeling_neobert import swiglu_width
 from neobert_hf.training.run_checkpoints import COMPLETE, CheckpointError, complete_checkpoints, read_progress
 
 
-TEMPLATE = Path(__file__).with_name("hub_card.md")
+TEMPLATE = Path(neobert_hf.__file__).with_name("hub_card.md")
 
 # Class: the Hub's name of its task, and how its card begins.
-KINDS = {
+DESCRIPTIONS = {
     "NeoBERTModel": ("feature-extraction", "A"),
     "NeoBERTForMaskedLM": ("fill-mask", "A masked language model on a"),
     "NeoBERTForSequenceClassification": ("text-classification", "A text classifier on a"),
@@ -33,9 +35,12 @@ KINDS = {
     "CrossEncoder": ("text-ranking", "A reranker on a"),
 }
 # Metadata that an earlier card of the same model may hold.
-KEPT = ("license", "license_name", "license_link", "language", "base_model", "datasets", "eval_results")
+HUB_KEYS = ("license", "license_name", "license_link", "language", "base_model", "datasets", "eval_results")
 # What the Hub has no keys for stands under one of this package's, so that publishing again finds it.
-TOLD, OURS = ("training_data", "hyperparameters", "limits", "citation"), "neobert_hf"
+PACKAGE_KEY = "neobert_hf"
+PACKAGE_KEYS = ("training_data", "hyperparameters", "limits", "citation")
+# Of the results of `evaluation.mteb`.
+RESULT_KEYS = {"task", "type", "metric", "score", "settings", "result"}
 
 
 @strict
@@ -83,7 +88,7 @@ class CardFacts:
                 raise ValueError(f"`eval_results` has no value for `{empty[0]}` of {result.dataset_name}.")
 
 
-def gather_facts(source: Path, file: str | None = None, mteb_results: Path | None = None) -> CardFacts:
+def gather_facts(source: Path, file: str | None = None, mteb_results: str | None = None) -> CardFacts:
     """What is known of a checkpoint.
 
     Args:
@@ -101,9 +106,9 @@ def gather_facts(source: Path, file: str | None = None, mteb_results: Path | Non
         if file is not None:
             facts |= read_facts(file)
         if mteb_results is not None:
-            results = read_mteb_results(mteb_results)
+            results = read_mteb_results(Path(mteb_results))
             measured = {_what_is_measured(result) for result in results}
-            others = [one for one in facts.get("eval_results", []) if _what_is_measured(one) not in measured]
+            others = [result for result in facts.get("eval_results", []) if _what_is_measured(result) not in measured]
             facts["eval_results"] = [*others, *results]
         return CardFacts(**facts)
     except CheckpointError as error:
@@ -129,34 +134,24 @@ def _what_is_measured(result: EvalResult) -> tuple:
 
 
 def read_facts(file: str) -> dict[str, Any]:
-    known = [one.name for one in fields(CardFacts)]
-    try:
-        values = yaml.safe_load(Path(file).read_text(encoding="utf-8")) or {}
-    except yaml.YAMLError as error:
-        raise ValueError(f"{file} is no YAML: {error}") from error
-    if not isinstance(values, dict):
-        raise ValueError(f"{file} holds a {type(values).__name__}; it must hold one `key: value` a line.")
-    if unknown := [key for key in values if key not in known]:
-        raise ValueError(f"{file} has no meaning for the key {unknown[0]!r}{nearest(str(unknown[0]), known)}")
+    """The fields of `CardFacts` that a YAML file holds."""
+    values = read_yaml(file)
+    known = [entry.name for entry in fields(CardFacts)]
+    if unknown := [str(key) for key in values if key not in known]:
+        raise ValueError(f"{file} has no meaning for the key {unknown[0]!r}{nearest(unknown[0], known)}")
     if "eval_results" in values:
         try:
             values["eval_results"] = [EvalResult(**result) for result in values["eval_results"]]
         except TypeError as error:
-            message = (
-                f"{file}: `eval_results` must be a list, each with fields of `huggingface_hub.EvalResult`: {error}"
-            )
-            raise ValueError(message) from error
+            form = "a list, each with fields of `huggingface_hub.EvalResult`"
+            raise ValueError(f"{file}: `eval_results` must be {form}: {error}") from error
     return values
 
 
 def read_mteb_results(folder: Path) -> list[EvalResult]:
     """A result for each task."""
-    # Needs mteb, which the rest of publishing does not.
-    from neobert_hf.common.results import ResultError, read_result
-    from neobert_hf.evaluation.mteb.results import KEYS
-
     try:
-        results = [read_result(file, KEYS) for file in sorted(folder.glob("*.json"))]
+        results = [read_result(file, RESULT_KEYS) for file in sorted(folder.glob("*.json"))]
     except ResultError as error:
         raise ValueError(str(error)) from error
     if not results:
@@ -184,12 +179,12 @@ def facts_of_card(source: Path) -> dict[str, Any]:
         raise ValueError(
             f"The metadata of {source / 'README.md'} cannot be read: {error} Mend or delete it."
         ) from error
-    found = {key: value for key in KEPT if (value := data.get(key))}
+    found = {key: value for key in HUB_KEYS if (value := data.get(key))}
     for key in ("language", "base_model", "datasets"):
         if isinstance(found.get(key), str):
             found[key] = [found[key]]
-    ours = data.get(OURS)
-    return found | {key: ours[key] for key in TOLD if isinstance(ours, dict) and key in ours}
+    ours = data.get(PACKAGE_KEY)
+    return found | {key: ours[key] for key in PACKAGE_KEYS if isinstance(ours, dict) and key in ours}
 
 
 def facts_of_run(source: Path) -> dict[str, Any]:
@@ -202,68 +197,82 @@ def facts_of_run(source: Path) -> dict[str, Any]:
     settings = read_progress(checkpoints[-1]).settings
     facts = {"hyperparameters": {name: value for name, value in settings.items() if _is_told(name, value)}}
     if isinstance(datasets := settings.get("datasets"), dict):
-        names = (f"{name} ({one['rows']:,} rows)" if "rows" in one else name for name, one in datasets.items())
+        names = [f"{name} ({data['rows']:,} rows)" if "rows" in data else name for name, data in datasets.items()]
         facts["training_data"] = f"Mixture of {', '.join(names)}."
     return facts
 
 
 def _is_told(name: str, value: Any) -> bool:
     """Plain settings of the training. Not the architecture, nor paths and fingerprints, which say nothing elsewhere."""
-    if name in {one.name for one in fields(NeoBERTConfig)} or name in ("corpus", "tokenizer", "weights"):
+    if name in {entry.name for entry in fields(NeoBERTConfig)} or name in ("corpus", "tokenizer", "weights"):
         return False
     return isinstance(value, (bool, int, float)) or (isinstance(value, str) and "/" not in value)
 
 
-def build_card(
-    repo_id: str,
-    model: NeoBERTPreTrainedModel,
-    facts: CardFacts,
-    golden: dict[str, Any],
-    sentence_class: str | None = None,
-    onnx: tuple = (),
-) -> ModelCard:
-    """Fill the template.
+@dataclass
+class Published:
+    """What the card tells of a built folder.
 
     Args:
         repo_id: where the card will stand.
-        model: what it is about.
-        facts: what the model does not tell.
-        golden: from `record_golden`.
+        model: with its weights.
         sentence_class: the class of Sentence Transformers that loads it, if it is one of its models.
+        golden: from `record_outputs`.
         onnx: the `ExportedFile`s.
+    """
+
+    repo_id: str
+    model: NeoBERTPreTrainedModel
+    sentence_class: str | None
+    golden: dict[str, Any]
+    onnx: list
+
+
+def build_card(published: Published, facts: CardFacts) -> ModelCard:
+    """Fill the template.
 
     Returns:
         The card, with metadata that the Hub can read.
     """
-    class_name, config = type(model).__name__, model.config
-    task, kind = KINDS[sentence_class or class_name]
-    metadata = {key: getattr(facts, key) or None for key in KEPT}
-    metadata[OURS] = {key: value for key in TOLD if (value := getattr(facts, key))} or None
-    if metadata["eval_results"]:
-        metadata["model_name"] = repo_id.split("/")[-1]
-    library = "sentence-transformers" if sentence_class else "transformers"
-    tags = ["neobert"] + ["sentence-transformers"] * bool(sentence_class) + ["onnx", "transformers.js"] * bool(onnx)
-    data = ModelCardData(library_name=library, pipeline_tag=task, tags=tags, **metadata)
-    values = golden["outputs"]["last_hidden_state"]["first"][:4]
+    class_name = type(published.model).__name__
+    _, kind = DESCRIPTIONS[published.sentence_class or class_name]
     return ModelCard.from_template(
-        data,
+        _build_metadata(published, facts),
         template_path=str(TEMPLATE),
-        repo_id=repo_id,
+        repo_id=published.repo_id,
         kind=kind,
         class_name=class_name,
         auto_class=next(auto_class for auto_class, name in MODEL_CLASSES.items() if name == class_name),
-        sentence_class=sentence_class,
-        onnx=onnx,
+        sentence_class=published.sentence_class,
+        onnx=published.onnx,
         results=facts.eval_results,
-        **{key: getattr(facts, key) for key in TOLD},
-        golden_ids=golden["input_ids"],
-        golden_values=", ".join(f"{value:.4f}" for value in values),
-        **describe(model, config),
+        **{key: getattr(facts, key) for key in PACKAGE_KEYS},
+        golden_ids=published.golden["input_ids"],
+        golden_values=", ".join(
+            f"{value:.4f}" for value in published.golden["outputs"]["last_hidden_state"]["first"][:4]
+        ),
+        **describe(published.model),
     )
 
 
-def describe(model: NeoBERTPreTrainedModel, config: NeoBERTConfig) -> dict[str, Any]:
+def _build_metadata(published: Published, facts: CardFacts) -> ModelCardData:
+    task, _ = DESCRIPTIONS[published.sentence_class or type(published.model).__name__]
+    library, tags = "transformers", ["neobert"]
+    if published.sentence_class:
+        library = "sentence-transformers"
+        tags.append(library)
+    if published.onnx:
+        tags += ["onnx", "transformers.js"]
+    metadata = {key: getattr(facts, key) or None for key in HUB_KEYS}
+    metadata[PACKAGE_KEY] = {key: value for key in PACKAGE_KEYS if (value := getattr(facts, key))} or None
+    if metadata["eval_results"]:
+        metadata["model_name"] = published.repo_id.split("/")[-1]
+    return ModelCardData(library_name=library, pipeline_tag=task, tags=tags, **metadata)
+
+
+def describe(model: NeoBERTPreTrainedModel) -> dict[str, Any]:
     """The model in the template's words."""
+    config = model.config
     positions = "learned"
     if config.rope:
         rope = config.rope_parameters

@@ -6,30 +6,36 @@ tensors are read, checked one by one and written.
 """
 
 import re
-from argparse import ArgumentParser, Namespace
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal, get_args
 
 import torch
 from safetensors.torch import save_file
-from transformers import AutoTokenizer
 
 from neobert_hf import NeoBERTConfig, NeoBERTPreTrainedModel
 from neobert_hf.checkpoints.deepspeed import is_deepspeed, load_pickle, read_deepspeed
-from neobert_hf.checkpoints.doctor import FAIL, diagnose, has_tokenizer
+from neobert_hf.checkpoints.doctor import FAIL, diagnose
+from neobert_hf.checkpoints.model_folder import (
+    ModelFolder,
+    load_tokenizer,
+    local_path,
+    read_config,
+    read_safetensors,
+)
 from neobert_hf.checkpoints.tensors import (
     ORIGINAL_CLASSES,
     class_of_tensors,
     is_rotary_table,
-    local_path,
-    read_config,
-    read_safetensors,
     stored_table_problems,
     tensor_problems,
 )
 from neobert_hf.common.atomic_writes import atomic_folder, write_json
+from neobert_hf.common.settings import parse_config
 
 
-LAYOUTS = ("neobert_hf", "original", "state_dict")
+# The second is the published one. The third is `state_dict.pt`.
+Layout = Literal["neobert_hf", "original", "state_dict"]
 STATE_DICT = "state_dict.pt"
 
 # Keys of a config that the original code does not know, with the only values that it can express.
@@ -48,23 +54,32 @@ ORIGINAL_AUTO_MAP = {
 }
 
 
-def convert(
-    source: str,
-    output: Path,
-    to: str = "neobert_hf",
-    config: str | None = None,
-    tokenizer: str | None = None,
-    tag: str | None = None,
-) -> str:
-    """Write a checkpoint in another layout, whole or not at all. Its tensors stay the same to the bit.
+@dataclass
+class ConvertSettings:
+    """What is converted, and to what."""
 
-    Args:
-        source: a DeepSpeed folder, a folder or file with `state_dict.pt` or safetensors, or a Hub id.
-        output: a new folder.
-        to: `neobert_hf`, `original` (the published layout) or `state_dict` (`state_dict.pt`).
-        config: `config.json`, a folder or Hub id that has one; the source's own if None.
-        tokenizer: folder or Hub id; the source's own, if it has one, if None.
-        tag: which checkpoint of a DeepSpeed folder; the one that its file `latest` names if None.
+    source: str = field(metadata={"help": "DeepSpeed folder, state_dict.pt, safetensors, a folder of these, or Hub id"})
+    output: str = field(metadata={"help": "new folder"})
+    to: Layout = field(default="neobert_hf", metadata={"help": "layout of the output"})
+    config: str | None = field(
+        default=None, metadata={"help": "config.json, or a folder or Hub id that has one; the source's own if unset"}
+    )
+    tokenizer: str | None = field(
+        default=None, metadata={"help": "folder or Hub id; the source's own, if it has one, if unset"}
+    )
+    tag: str | None = field(
+        default=None, metadata={"help": "checkpoint of a DeepSpeed folder; what its file `latest` says if unset"}
+    )
+
+
+def main(args: list[str] | None = None) -> None:
+    options = {"positional": ("source", "output"), "file_flag": "--settings", "prog": "neobert-hf convert"}
+    (settings,) = parse_config(ConvertSettings, args=args, **options)
+    print(convert(settings))
+
+
+def convert(settings: ConvertSettings) -> str:
+    """Write a checkpoint in another layout, whole or not at all. Its tensors stay the same to the bit.
 
     Returns:
         What was written, in a line.
@@ -72,55 +87,53 @@ def convert(
     Raises:
         ValueError: if the source is not a whole and sound NeoBERT checkpoint, or the layout cannot express it.
     """
-    if to not in LAYOUTS:
-        raise ValueError(f"`to` is {to!r}; it must be one of {', '.join(LAYOUTS)}.")
+    output = Path(settings.output)
+    if settings.to not in get_args(Layout):
+        raise ValueError(f"`to` is {settings.to!r}; it must be one of {', '.join(get_args(Layout))}.")
     if output.exists():
         raise ValueError(f"{output} exists. Name a new folder, or delete it.")
 
     # 1. Read
-    path = local_path(source)
-    if tag is not None and path.is_file():
-        raise ValueError(f"{source} is a file; `--tag` names a checkpoint of a DeepSpeed folder.")
-    folder = path if path.is_dir() else path.parent
-    settings = _find_config(folder, config)
-    tensors = read_tensors(path, tag)
+    path = local_path(settings.source)
+    if settings.tag is not None and path.is_file():
+        raise ValueError(f"{path} is a file; `--tag` names a checkpoint of a DeepSpeed folder.")
+    source = ModelFolder(path if path.is_dir() else path.parent)
+    config = _find_config(source, settings.config)
+    tensors = read_tensors(path, settings.tag)
 
     # 2. Check
     cls = class_of_tensors(tensors)
     weights = {name: tensor for name, tensor in tensors.items() if not is_rotary_table(name)}
-    if problems := tensor_problems(weights, cls, settings) + stored_table_problems(tensors, settings):
-        raise ValueError(f"{source} is no sound {cls.__name__} with this config:\n  " + "\n  ".join(problems))
-    if to != "neobert_hf":
-        check_expressible(cls, settings)
+    if problems := tensor_problems(weights, cls, config) + stored_table_problems(tensors, config):
+        raise ValueError(f"{path} is no sound {cls.__name__} with this config:\n  " + "\n  ".join(problems))
+    if settings.to != "neobert_hf":
+        check_expressible(cls, config)
 
     # 3. Write
     with atomic_folder(output) as partial:
-        dtype = write_config(settings, cls, weights, partial, original=to != "neobert_hf")
-        # Copies: tied weights share their memory, which safetensors refuses.
-        weights = {
-            name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in sorted(weights.items())
-        }
-        if to == "state_dict":
-            torch.save(weights, partial / STATE_DICT)
-        else:
-            save_file(weights, partial / "model.safetensors", metadata={"format": "pt"})
-        if tokenizer is not None or has_tokenizer(folder):
-            AutoTokenizer.from_pretrained(tokenizer or folder, trust_remote_code=False).save_pretrained(partial)
-        if to == "neobert_hf":
-            failures = [f"{one.check}: {one.text}" for one in diagnose(partial) if one.status == FAIL]
+        _write_config(config, cls, next(iter(weights.values())).dtype, partial)
+        if settings.to != "neobert_hf":
+            _rename_config(config, cls, partial)
+        _write_weights(weights, settings.to, partial)
+        if tokenizer := load_tokenizer(settings.tokenizer) if settings.tokenizer else source.tokenizer:
+            tokenizer.save_pretrained(partial)
+        if settings.to == "neobert_hf":
+            failures = [f"{finding.check}: {finding.text}" for finding in diagnose(partial) if finding.status == FAIL]
             if failures:
-                raise ValueError(f"{source} gives no healthy checkpoint:\n  " + "\n  ".join(failures))
+                raise ValueError(f"{path} gives no healthy checkpoint:\n  " + "\n  ".join(failures))
     values = sum(tensor.numel() for tensor in weights.values())
-    return f"{output}: {cls.__name__}, {len(weights)} tensors, {values:,} {dtype} values"
+    return f"{output}: {cls.__name__}, {len(weights)} tensors, {values:,} {_name(config.dtype)} values"
 
 
-def _find_config(folder: Path, config: str | None) -> NeoBERTConfig:
-    if config is None and not (folder / "config.json").is_file():
+def _find_config(source: ModelFolder, config: str | None) -> NeoBERTConfig:
+    if config is not None:
+        return read_config(local_path(config))
+    if not (source.path / "config.json").is_file():
         raise ValueError(
-            f"{folder} has no config.json. Name one with --config: a file, a folder or a Hub id; that of the published "
-            "model is in chandar-lab/NeoBERT."
+            f"{source.path} has no config.json. Name one with --config: a file, a folder or a Hub id; that of the "
+            "published model is in chandar-lab/NeoBERT."
         )
-    return read_config(local_path(config) if config is not None else folder)
+    return source.config
 
 
 def read_tensors(path: Path, tag: str | None = None) -> dict[str, torch.Tensor]:
@@ -128,7 +141,7 @@ def read_tensors(path: Path, tag: str | None = None) -> dict[str, torch.Tensor]:
 
     Args:
         path: a folder or a file.
-        tag: as for `convert`.
+        tag: which checkpoint of a DeepSpeed folder; the one that its file `latest` names if None.
 
     Raises:
         ValueError: if it is damaged, or holds anything but tensors.
@@ -151,43 +164,37 @@ def check_expressible(cls: type[NeoBERTPreTrainedModel], config: NeoBERTConfig) 
     ValueError: if the original code has no such class, or would compute something else from this config.
     """
     if cls not in ORIGINAL_CLASSES.values():
-        known = ", ".join(one.__name__ for one in ORIGINAL_CLASSES.values())
+        known = ", ".join(original.__name__ for original in ORIGINAL_CLASSES.values())
         raise ValueError(f"The original code has no {cls.__name__}; it has {known}.")
     for key, value in ONLY_HERE.items():
         if value is not None and (found := getattr(config, key)) != value:
             raise ValueError(f"The original code cannot express `{key}` {found!r}; it always has {value!r}.")
 
 
-def write_config(
-    config: NeoBERTConfig,
-    cls: type[NeoBERTPreTrainedModel],
-    tensors: dict[str, torch.Tensor],
-    folder: Path,
-    original: bool,
-) -> str:
-    """Write `config.json` for a class and its tensors; returns their dtype."""
-    config.dtype = next(iter(tensors.values())).dtype
+def _write_config(config: NeoBERTConfig, cls: type[NeoBERTPreTrainedModel], dtype: torch.dtype, folder: Path) -> None:
+    config.dtype = dtype
     config.architectures = [cls.__name__]
     # It may name the original's code, which is not in the folder.
     config.__dict__.pop("auto_map", None)
     config.to_json_file(folder / "config.json")
-    dtype = str(config.dtype).removeprefix("torch.")
-    if original:
-        values = {key: value for key, value in config.to_diff_dict().items() if key not in ONLY_HERE}
-        name = next(name for name, one in ORIGINAL_CLASSES.items() if one is cls)
-        values |= {"architectures": [name], "auto_map": ORIGINAL_AUTO_MAP, "torch_dtype": dtype}
-        write_json(folder / "config.json", values)
-    return dtype
 
 
-def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("source", help="DeepSpeed folder, state_dict.pt, safetensors, a folder of these, or a Hub id")
-    parser.add_argument("output", type=Path, help="new folder")
-    parser.add_argument("--to", choices=LAYOUTS, default=LAYOUTS[0], help="layout of the output (%(default)s)")
-    parser.add_argument("--config", help="config.json, or a folder or Hub id that has one; the source's own if unset")
-    parser.add_argument("--tokenizer", help="folder or Hub id; the source's own, if it has one, if unset")
-    parser.add_argument("--tag", help="checkpoint of a DeepSpeed folder; what its file `latest` says if unset")
+def _rename_config(config: NeoBERTConfig, cls: type[NeoBERTPreTrainedModel], folder: Path) -> None:
+    """Write `config.json` anew, with the keys and the names that the original code knows."""
+    values = {key: value for key, value in config.to_diff_dict().items() if key not in ONLY_HERE}
+    name = next(name for name, original in ORIGINAL_CLASSES.items() if original is cls)
+    values |= {"architectures": [name], "auto_map": ORIGINAL_AUTO_MAP, "torch_dtype": _name(config.dtype)}
+    write_json(folder / "config.json", values)
 
 
-def run(arguments: Namespace) -> None:
-    print(convert(**{name: value for name, value in vars(arguments).items() if name != "run"}))
+def _write_weights(weights: dict[str, torch.Tensor], layout: Layout, folder: Path) -> None:
+    # Copies: tied weights share their memory, which safetensors refuses.
+    copies = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in sorted(weights.items())}
+    if layout == "state_dict":
+        torch.save(copies, folder / STATE_DICT)
+    else:
+        save_file(copies, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -30,19 +30,19 @@ MODEL_STATES = re.compile(r"(?:zero_pp_rank_(\d+)_)?mp_rank_(\d+)_model_states\.
 OPTIMIZER_STATES = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")
 
 
-class StandIn:
-    """For objects of DeepSpeed that hold no weights: takes any arguments and does nothing with them."""
+class WithoutWeights:
+    """Read in the place of DeepSpeed's objects that hold no weights; it ignores what they are made from."""
 
     def __init__(self, *args):
         pass
 
 
-# What DeepSpeed's own files name beside tensors and plain values.
-STAND_INS = [
+# Classes that DeepSpeed's files name beside tensors and plain values, and what is made of each.
+READ_INSTEAD = [
     (int, "deepspeed.runtime.zero.config.ZeroStageEnum"),
-    (StandIn, "deepspeed.runtime.fp16.loss_scaler.LossScaler"),
-    (StandIn, "deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler"),
-    (StandIn, "deepspeed.utils.tensor_fragment.fragment_address"),
+    (WithoutWeights, "deepspeed.runtime.fp16.loss_scaler.LossScaler"),
+    (WithoutWeights, "deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler"),
+    (WithoutWeights, "deepspeed.utils.tensor_fragment.fragment_address"),
 ]
 
 
@@ -53,7 +53,7 @@ def load_pickle(file: Path) -> dict[str, Any]:
         ValueError: if it names functions or classes other than those of tensors, or is damaged.
     """
     try:
-        with torch.serialization.safe_globals(STAND_INS):
+        with torch.serialization.safe_globals(READ_INSTEAD):
             content = torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         name = re.search(r"GLOBAL (\S+)", str(error))

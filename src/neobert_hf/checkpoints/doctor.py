@@ -1,43 +1,44 @@
-"""Whether a checkpoint is healthy: one line a check. No code of the checkpoint is run, and no pickle is read."""
+"""`neobert-hf doctor`: whether a model's folder is healthy, one line a check.
 
-import json
-from argparse import ArgumentParser, Namespace
+No code of the folder is run, and no pickle is read.
+"""
+
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from torch import nn
+from transformers.dynamic_module_utils import get_relative_import_files
 
-import neobert_hf
-from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM, NeoBERTPreTrainedModel
-from neobert_hf.checkpoints.golden_outputs import GOLDEN, check_golden, read_golden
-from neobert_hf.checkpoints.tensors import (
-    CLASSES,
-    ORIGINAL_CLASSES,
-    class_of_tensors,
-    is_rotary_table,
-    local_folder,
-    read_config,
-    read_safetensors,
-    rope_problems,
-    stored_table_problems,
-    tensor_problems,
-)
+from neobert_hf import NeoBERTForMaskedLM, modeling_neobert
+from neobert_hf.checkpoints.golden_outputs import GOLDEN_FILE, TEXT, compare_outputs, read_outputs
+from neobert_hf.checkpoints.model_folder import ModelFolder, local_folder, read_json
+from neobert_hf.checkpoints.tensors import is_rotary_table, stored_table_problems, tensor_problems
+from neobert_hf.common.settings import parse_config
 
 
 OK, FAIL, SKIP = "ok", "FAIL", "skip"
 
-REMOTE_CODE = ("configuration_neobert.py", "modeling_neobert.py", "packing_neobert.py")
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt")
+# The installed files that `save_pretrained` puts beside the weights: that of the classes, and all that it imports.
+_MODEL_FILE = Path(modeling_neobert.__file__)
+SERVED_FILES = {Path(file).name: Path(file) for file in (_MODEL_FILE, *get_relative_import_files(_MODEL_FILE))}
 # Embeddings are often padded to a multiple of 64 or 128 rows; a tokenizer with still fewer entries is another one's.
 MOST_UNUSED_ROWS = 127
 
 
 class Skip(Exception):
     """There is nothing to check."""
+
+
+@dataclass
+class DoctorSettings:
+    """What is checked."""
+
+    path: str = field(metadata={"help": "folder or Hub id"})
+    revision: str | None = field(default=None, metadata={"help": "branch, tag or commit of a Hub repository"})
 
 
 @dataclass
@@ -48,86 +49,63 @@ class Finding:
     status: str
     text: str
 
-
-@dataclass
-class Checkpoint:
-    """A folder whose parts are read when a check first asks for them."""
-
-    folder: Path
-
-    @cached_property
-    def config(self) -> NeoBERTConfig:
-        return read_config(self.folder)
-
-    @cached_property
-    def tensors(self) -> dict[str, torch.Tensor]:
-        return read_safetensors(self.folder)
-
-    @cached_property
-    def tokenizer(self) -> PreTrainedTokenizerBase | None:
-        if has_tokenizer(self.folder):
-            return AutoTokenizer.from_pretrained(self.folder, trust_remote_code=False)
-        return None
-
-    @property
-    def cls(self) -> type[NeoBERTPreTrainedModel]:
-        if not self.config.architectures:
-            return class_of_tensors(self.tensors)
-        return (CLASSES | ORIGINAL_CLASSES)[self.config.architectures[0]]
+    def __str__(self) -> str:
+        return f"{self.status:<5} {self.check:<22} {self.text}"
 
 
-def open_checkpoint(folder: Path) -> Checkpoint:
-    """A checkpoint whose config and tensors are sound.
-
-    Raises:
-        ValueError: naming what is not.
-    """
-    checkpoint = Checkpoint(folder)
-    check_config(checkpoint)
-    if problems := tensor_problems(checkpoint.tensors, checkpoint.cls, checkpoint.config):
-        raise ValueError(
-            f"{folder} is no sound {checkpoint.cls.__name__} with this config:\n  " + "\n  ".join(problems)
-        )
-    return checkpoint
+def main(args: list[str] | None = None) -> int:
+    """Print all findings; the exit status is 1 if a check failed."""
+    (settings,) = parse_config(DoctorSettings, args=args, positional=("path",), prog="neobert-hf doctor")
+    findings = diagnose(local_folder(settings.path, settings.revision))
+    print(*findings, sep="\n")
+    failed = sum(finding.status == FAIL for finding in findings)
+    print(f"{failed} of {len(findings)} checks failed." if failed else "Healthy.", flush=True)
+    return int(failed > 0)
 
 
-def diagnose(folder: Path) -> list[Finding]:
+def diagnose(path: Path) -> list[Finding]:
     """Check a folder from `save_pretrained`, `neobert-hf convert`, `neobert-hf publish` or Sentence Transformers.
 
     Args:
-        folder: a local one; `local_folder` downloads a Hub repository.
+        path: a local folder; `local_folder` downloads a Hub repository.
 
     Returns:
         A finding for each of `CHECKS`, in order.
     """
-    checkpoint, findings, failed = Checkpoint(folder), [], set()
+    folder = ModelFolder(path)
+    findings = []
+    failed = set()
     for name, (check, needs) in CHECKS.items():
         if missing := failed & set(needs):
             findings.append(Finding(name, SKIP, f"needs {' and '.join(sorted(missing))}"))
             failed.add(name)
             continue
         try:
-            findings.append(Finding(name, OK, check(checkpoint)))
+            findings.append(Finding(name, OK, check(folder)))
         except Skip as reason:
             findings.append(Finding(name, SKIP, str(reason)))
         except Exception as error:  # Tokenizers raise plain `Exception`, and a doctor must not fall ill.
             text = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-            findings.append(Finding(name, FAIL, text))
+            findings.append(Finding(name, FAIL, " ".join(text.split())))
             failed.add(name)
     return findings
 
 
-def check_config(checkpoint: Checkpoint) -> str:
-    config = checkpoint.config
-    names = config.architectures or []
-    known = CLASSES | ORIGINAL_CLASSES
-    if len(names) > 1 or set(names) - set(known):
-        raise ValueError(f"`architectures` is {names}; it must be one of {', '.join(sorted(known))}")
-    return f"{config.num_hidden_layers} layers x {config.hidden_size}, {names[0] if names else 'no `architectures`'}"
+def check_config(folder: ModelFolder) -> str:
+    config = folder.config
+    if config.architectures:
+        _ = folder.model_class  # Raises if there is no such class.
+    positions = "learned positions"
+    if config.rope:
+        positions = f"RoPE {config.rope_parameters['rope_type']}, theta {config.rope_parameters['rope_theta']:,g}"
+    name = config.architectures[0] if config.architectures else "no `architectures`"
+    return (
+        f"{config.num_hidden_layers} layers x {config.hidden_size}, {name}, {config.max_length:,} tokens, {positions}"
+    )
 
 
-def check_tensors(checkpoint: Checkpoint) -> str:
-    tensors, cls, config = checkpoint.tensors, checkpoint.cls, checkpoint.config
+def check_tensors(folder: ModelFolder) -> str:
+    tensors, cls, config = folder.tensors, folder.model_class, folder.config
     weights = {name: tensor for name, tensor in tensors.items() if not is_rotary_table(name)}
     problems = tensor_problems(weights, cls, config) + stored_table_problems(tensors, config)
     if len(weights) < len(tensors):
@@ -141,22 +119,8 @@ def check_tensors(checkpoint: Checkpoint) -> str:
     return f"{len(weights)} of a {cls.__name__}, {values:,} {dtype} values, finite"
 
 
-def check_rope(checkpoint: Checkpoint) -> str:
-    config = checkpoint.config
-    if not config.rope:
-        raise Skip("learned positions")
-    if problems := rope_problems(config):
-        raise ValueError("; ".join(problems))
-    rope = config.rope_parameters
-    return f"{rope['rope_type']}, theta {rope['rope_theta']:,g}, {config.max_length:,} positions"
-
-
-def has_tokenizer(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in TOKENIZER_FILES)
-
-
-def check_tokenizer(checkpoint: Checkpoint) -> str:
-    tokenizer, config = checkpoint.tokenizer, checkpoint.config
+def check_tokenizer(folder: ModelFolder) -> str:
+    tokenizer, config = folder.tokenizer, folder.config
     if tokenizer is None:
         raise Skip("none in the folder")
     largest, rows = max(tokenizer.get_vocab().values()), config.vocab_size
@@ -166,7 +130,9 @@ def check_tokenizer(checkpoint: Checkpoint) -> str:
         raise ValueError(f"the tokenizer has ids up to {largest:,} only; the embeddings have {rows:,} rows")
     if tokenizer.pad_token_id != config.pad_token_id:
         raise ValueError(f"the tokenizer pads with {tokenizer.pad_token_id}, config.json says {config.pad_token_id}")
-    needed = ["pad_token", "cls_token", "sep_token"] + ["mask_token"] * issubclass(checkpoint.cls, NeoBERTForMaskedLM)
+    needed = ["pad_token", "cls_token", "sep_token"]
+    if issubclass(folder.model_class, NeoBERTForMaskedLM):
+        needed.append("mask_token")
     if absent := [name for name in needed if getattr(tokenizer, name) is None]:
         raise ValueError(f"the tokenizer has no {', '.join(absent)}")
     for name in ("cls_token_id", "sep_token_id", "mask_token_id", "bos_token_id", "eos_token_id"):
@@ -176,23 +142,22 @@ def check_tokenizer(checkpoint: Checkpoint) -> str:
     return f"{len(tokenizer):,} entries for {rows:,} rows, padding {config.pad_token_id}"
 
 
-def check_code(checkpoint: Checkpoint) -> str:
-    folder, installed = checkpoint.folder, Path(neobert_hf.__file__).parent
-    references = code_references(folder)
-    files = sorted(path.name for path in folder.glob("*.py"))
+def check_code(folder: ModelFolder) -> str:
+    references = code_references(folder.path)
+    files = sorted(file.name for file in folder.path.glob("*.py"))
     if not files and not references:
         raise Skip("none: loading needs the installed package")
-    if foreign := [name for name in files if name not in REMOTE_CODE]:
+    if foreign := [name for name in files if name not in SERVED_FILES]:
         raise ValueError(f"{', '.join(foreign)}: not of this package")
     for file, key, reference in references:
         # Of the installed module: the file in the folder is compared, never run.
         module, _, cls = reference.rpartition(".")
-        if f"{module}.py" not in REMOTE_CODE or not hasattr(import_module(f"neobert_hf.{module}"), cls):
+        if f"{module}.py" not in SERVED_FILES or not hasattr(import_module(f"neobert_hf.{module}"), cls):
             raise ValueError(f"`{key}` of {file} names {reference}, which is not of this package")
-    for name in REMOTE_CODE:
+    for name, installed in SERVED_FILES.items():
         if name not in files:
-            raise ValueError(f"{name} is missing; loading with `trust_remote_code` needs {', '.join(REMOTE_CODE)}")
-        if (folder / name).read_bytes() != (installed / name).read_bytes():
+            raise ValueError(f"{name} is missing; loading with `trust_remote_code` needs {', '.join(SERVED_FILES)}")
+        if (folder.path / name).read_bytes() != installed.read_bytes():
             raise ValueError(f"{name} differs from that of the installed neobert_hf")
     return f"{len(files)} files, as in the installed neobert_hf"
 
@@ -203,7 +168,7 @@ def code_references(folder: Path) -> list[tuple[str, str, str]]:
     for file in ("config.json", "tokenizer_config.json"):
         if not (folder / file).is_file():
             continue
-        values = json.loads((folder / file).read_text(encoding="utf-8"))
+        values = read_json(folder / file)
         # Of a tokenizer, `auto_map` has been a list of its slow and its fast class.
         auto_map = values.get("auto_map") or {}
         entries = auto_map.values() if isinstance(auto_map, dict) else [auto_map]
@@ -214,84 +179,61 @@ def code_references(folder: Path) -> list[tuple[str, str, str]]:
     return references
 
 
-def check_sentence_transformers(checkpoint: Checkpoint) -> str:
-    folder, config = checkpoint.folder, checkpoint.config
-    if not (folder / "modules.json").is_file():
+def check_sentence_transformers(folder: ModelFolder) -> str:
+    """Let Sentence Transformers load all modules and run them on a text."""
+    modules = folder.sentence_modules
+    if not modules:
         raise Skip("no modules.json")
-    modules, width = json.loads((folder / "modules.json").read_text(encoding="utf-8")), config.hidden_size
     for module in modules:
-        if not module["type"].startswith("sentence_transformers."):
-            raise ValueError(f"modules.json names {module['type']}; only sentence_transformers.* loads without trust")
-        kind, path = module["type"].split(".")[-1], folder / module["path"]
-        if kind in ("Pooling", "Dense", "SpladePooling"):
-            settings = json.loads((path / "config.json").read_text(encoding="utf-8"))
-            given = config.vocab_size if kind == "SpladePooling" else width
-            width = _width_after(module["path"], kind, settings, given)
-        if kind == "Dense" or path != folder and (path / "model.safetensors").is_file():
-            tensors = read_safetensors(path)
-            if infinite := [name for name, tensor in tensors.items() if not tensor.isfinite().all()]:
-                raise ValueError(f"{module['path']} holds values that are not finite: {', '.join(infinite)}")
-            shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-            if kind == "Dense" and shapes != (expected := _dense_shapes(settings)):
-                raise ValueError(f"{module['path']} holds {shapes}; its config asks for {expected}")
-    return f"{' > '.join(module['type'].split('.')[-1] for module in modules)}, {width:,} dimensions"
+        files = folder.path / module.path
+        if (files / "pytorch_model.bin").is_file() and not (files / "model.safetensors").is_file():
+            raise ValueError(f"{files / 'pytorch_model.bin'} is a pickle, which is not read: save it as safetensors")
+    if find_spec("sentence_transformers") is None:
+        raise Skip("sentence_transformers is not installed: pip install 'neobert_hf[embed]'")
+    import sentence_transformers
+
+    model_class = getattr(sentence_transformers, folder.sentence_class)
+    options = {"device": "cpu", "trust_remote_code": False, "local_files_only": True}
+    model = model_class(str(folder.path), model_kwargs={"dtype": torch.float32}, **options)
+    if infinite := [name for name, tensor in model.state_dict().items() if not tensor.isfinite().all()]:
+        raise ValueError(f"values that are not finite: {', '.join(infinite)}")
+    text = (TEXT, TEXT) if folder.sentence_class == "CrossEncoder" else TEXT
+    width = _run_modules(list(model), model.preprocess([text]))
+    return f"{' > '.join(module.name for module in modules)}, {width:,} dimensions"
 
 
-def _width_after(path: str, kind: str, settings: dict, given: int) -> int:
-    """How wide the output of a module is, which must take what it is given."""
-    # The second key is that of Sentence Transformers before 6; SpladePooling may leave its own open.
-    taken = settings.get("in_features", settings.get("embedding_dimension", settings.get("word_embedding_dimension")))
-    if taken != given and not (kind == "SpladePooling" and taken is None):
-        raise ValueError(f"{path} takes {taken} dimensions and is given {given}")
-    if kind == "Dense":
-        return settings["out_features"]
-    # Older versions of Sentence Transformers wrote a key for each mode.
-    older = [name for name, used in settings.items() if name.startswith("pooling_mode_") and used]
-    modes = settings.get("pooling_mode", older)
-    return given * max(len(modes), 1) if isinstance(modes, list) else given
+@torch.no_grad()
+def _run_modules(modules: list[nn.Module], features: dict) -> int:
+    """How wide the output is. Every module after the model itself must give as many dimensions as it says."""
+    width = 0
+    for index, module in enumerate(modules):
+        before = dict(features)
+        features = module(features)
+        written = [tensor for name, tensor in features.items() if tensor is not before.get(name)]
+        widths = [tensor.shape[-1] for tensor in written if torch.is_floating_point(tensor)]
+        promised = module.get_embedding_dimension() if index and hasattr(module, "get_embedding_dimension") else None
+        if promised is not None and promised not in widths:
+            raise ValueError(f"{type(module).__name__} should give {promised} dimensions and gives {widths}")
+        width = (widths or [width])[-1]
+    return width
 
 
-def _dense_shapes(settings: dict) -> dict[str, tuple[int, ...]]:
-    taken, given = settings["in_features"], settings["out_features"]
-    shapes = {"linear.weight": (given, taken)}
-    if settings.get("bias", True):
-        shapes["linear.bias"] = (given,)
-    if settings.get("use_residual") and taken != given:
-        shapes["residual.weight"] = (given, taken)
-    return shapes
-
-
-def check_outputs(checkpoint: Checkpoint) -> str:
-    file = checkpoint.folder / GOLDEN
+def check_outputs(folder: ModelFolder) -> str:
+    file = folder.path / GOLDEN_FILE
     if not file.is_file():
-        raise Skip(f"no {GOLDEN}: nothing to compare with")
-    golden = read_golden(file)
-    model = checkpoint.cls.from_pretrained(checkpoint.folder, dtype=torch.float32)
-    largest = check_golden(model, golden, checkpoint.tokenizer)
+        raise Skip(f"no {GOLDEN_FILE}: nothing to compare with")
+    golden = read_outputs(file)
+    model = folder.model_class.from_pretrained(folder.path, dtype=torch.float32)
+    largest = compare_outputs(model, golden, folder.tokenizer)
     return f"as recorded, at most {largest:.0e} of the largest value apart ({golden['tolerance']:.0e} allowed)"
 
 
 # Name: the check, and those without which it cannot run. A check returns its line, or raises Skip or ValueError.
-CHECKS: dict[str, tuple[Callable[[Checkpoint], str], tuple[str, ...]]] = {
+CHECKS: dict[str, tuple[Callable[[ModelFolder], str], tuple[str, ...]]] = {
     "config": (check_config, ()),
     "tensors": (check_tensors, ("config",)),
-    "rope": (check_rope, ("config",)),
     "tokenizer": (check_tokenizer, ("config",)),
     "code": (check_code, ("config",)),
-    "sentence_transformers": (check_sentence_transformers, ("config",)),
+    "sentence_transformers": (check_sentence_transformers, ("config", "tensors", "tokenizer")),
     "outputs": (check_outputs, ("config", "tensors", "tokenizer")),
 }
-
-
-def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("path", help="folder or Hub id")
-    parser.add_argument("--revision", help="branch, tag or commit of a Hub repository")
-
-
-def run(arguments: Namespace) -> int:
-    findings = diagnose(local_folder(arguments.path, arguments.revision))
-    for finding in findings:
-        print(f"{finding.status:<5} {finding.check:<22} {finding.text}")
-    failed = sum(finding.status == FAIL for finding in findings)
-    print(f"{failed} of {len(findings)} checks failed." if failed else "Healthy.", flush=True)
-    return int(failed > 0)

@@ -1,4 +1,4 @@
-"""Golden outputs: what a checkpoint computes for fixed ids, stored beside it, so that anybody sees a wrong load.
+"""Golden outputs: what a model computes for fixed ids, stored beside its weights, so that anybody sees a wrong load.
 
 `golden.json`:
 
@@ -22,14 +22,14 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
-GOLDEN = "golden.json"
+GOLDEN_FILE = "golden.json"
 TEXT = "NeoBERT is the most efficient model of its kind! Naïve cafés, 1,024 tokens & e=mc²."
 LENGTH = 64
 # Relative to the largest recorded value of an output. Float32 rounds otherwise on other machines; damage is far larger.
 TOLERANCE = 1e-4
 
 
-def record_golden(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> dict[str, Any]:
+def record_outputs(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> dict[str, Any]:
     """Outputs of a model for ids spread over its vocabulary.
 
     Args:
@@ -47,20 +47,20 @@ def record_golden(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | N
         "input_ids": [token if token != pad else (token + 1) % vocab_size for token in ids],
         "tolerance": TOLERANCE,
     }
-    golden["outputs"] = {name: _describe(output) for name, output in _outputs(model, golden["input_ids"]).items()}
+    golden["outputs"] = {name: _describe(output) for name, output in _compute(model, golden["input_ids"]).items()}
     if tokenizer is not None:
         golden |= {"text": TEXT, "text_ids": tokenizer(TEXT)["input_ids"]}
     return golden
 
 
-def check_golden(
+def compare_outputs(
     model: PreTrainedModel, golden: dict[str, Any], tokenizer: PreTrainedTokenizerBase | None = None
 ) -> float:
     """Compare what a loaded model computes with what was recorded.
 
     Args:
         model: of the recorded class, or the encoder alone, whose hidden states are then compared.
-        golden: from `record_golden` or `read_golden`.
+        golden: from `record_outputs` or `read_outputs`.
         tokenizer: compare the ids of the recorded text as well.
 
     Returns:
@@ -73,29 +73,34 @@ def check_golden(
         ids, recorded_ids = tokenizer(golden["text"])["input_ids"], golden["text_ids"]
         if ids != recorded_ids:
             raise ValueError(f"the tokenizer gives other ids for the recorded text: {ids} instead of {recorded_ids}")
-    recorded_class, largest = golden["class"], 0.0
-    for name, output in _outputs(model, golden["input_ids"]).items():
+    differences = [0.0]
+    for name, output in _compute(model, golden["input_ids"]).items():
         if name not in golden["outputs"]:
-            raise ValueError(f"no `{name}` was recorded: it was a {recorded_class}, this is a {type(model).__name__}")
-        expected, found = golden["outputs"][name], _describe(output)
-        if found["shape"] != expected["shape"]:
-            raise ValueError(f"{name} has the shape {found['shape']}; {expected['shape']} was recorded")
-        for part in ("first", "last", "mean", "rms"):
-            ours, recorded = torch.tensor(found[part]), torch.tensor(expected[part])
-            scale = torch.tensor([*expected["first"], *expected["last"], expected["rms"]]).abs().max()
-            difference = ((ours - recorded).abs().max() / scale).item()
-            # Written so that NaN is an error.
-            if not difference <= golden["tolerance"]:
-                raise ValueError(
-                    f"{name}: {part} is {found[part]}; {expected[part]} was recorded. They differ by {difference:.1e} "
-                    f"of the largest value, {golden['tolerance']:.0e} is allowed: weights or config are not those that "
-                    "were recorded"
-                )
-            largest = max(largest, difference)
+            raise ValueError(f"no `{name}` was recorded: it was a {golden['class']}, this is a {type(model).__name__}")
+        differences.append(_compare(name, _describe(output), golden["outputs"][name], golden["tolerance"]))
+    return max(differences)
+
+
+def _compare(name: str, found: dict[str, Any], recorded: dict[str, Any], tolerance: float) -> float:
+    """The largest difference between two descriptions of an output, as a share of the largest recorded value."""
+    if found["shape"] != recorded["shape"]:
+        raise ValueError(f"{name} has the shape {found['shape']}; {recorded['shape']} was recorded")
+    scale = torch.tensor([*recorded["first"], *recorded["last"], recorded["rms"]]).abs().max()
+    largest = 0.0
+    for part in ("first", "last", "mean", "rms"):
+        difference = ((torch.tensor(found[part]) - torch.tensor(recorded[part])).abs().max() / scale).item()
+        # Written so that NaN is an error.
+        if not difference <= tolerance:
+            raise ValueError(
+                f"{name}: {part} is {found[part]}; {recorded[part]} was recorded. They differ by {difference:.1e} "
+                f"of the largest value, {tolerance:.0e} is allowed: weights or config are not those that "
+                "were recorded"
+            )
+        largest = max(largest, difference)
     return largest
 
 
-def read_golden(file: Path) -> dict[str, Any]:
+def read_outputs(file: Path) -> dict[str, Any]:
     """Raises:
     ValueError: if the file is not in the format above.
     """
@@ -111,7 +116,7 @@ def read_golden(file: Path) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def _outputs(model: PreTrainedModel, ids: list[int]) -> dict[str, torch.Tensor]:
+def _compute(model: PreTrainedModel, ids: list[int]) -> dict[str, torch.Tensor]:
     model = copy.deepcopy(model).float().cpu().eval()
     model.set_attn_implementation("sdpa")
     input_ids = torch.tensor([ids])

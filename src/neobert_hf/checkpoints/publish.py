@@ -9,34 +9,29 @@ interrupted push what has arrived is not sent again, and of an unchanged folder 
 folder is kept, and the next time it is checked and sent as it is.
 """
 
-import json
 import shutil
 import tempfile
-from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import import_module
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from huggingface_hub import CommitInfo, HfApi
+from huggingface_hub import HfApi
 from huggingface_hub.errors import HTTPError
 from huggingface_hub.utils import validate_repo_id
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
-from neobert_hf.checkpoints.card import KINDS, CardFacts, build_card, check_card, gather_facts
-from neobert_hf.checkpoints.doctor import FAIL, diagnose, open_checkpoint
-from neobert_hf.checkpoints.golden_outputs import GOLDEN, record_golden
-from neobert_hf.checkpoints.tensors import local_folder
+from neobert_hf.checkpoints.card import Published, build_card, check_card, gather_facts
+from neobert_hf.checkpoints.doctor import FAIL, diagnose
+from neobert_hf.checkpoints.golden_outputs import GOLDEN_FILE, record_outputs
+from neobert_hf.checkpoints.model_folder import SENTENCE_FILES, ModelFolder, load_tokenizer, local_folder, read_json
 from neobert_hf.common.atomic_writes import atomic_folder, write_json
+from neobert_hf.common.settings import parse_config
 
-
-# Those of `onnx_export`, which needs more packages than the rest.
-PRECISIONS = ("float32", "float16", "int8")
-SENTENCE_FILES = ("modules.json", "config_sentence_transformers.json", "sentence_bert_config.json")
 
 # Deleted on the Hub unless this push has them: of another model they would make the repository wrong. Here `*` and `?`
 # match `/` as well: other files of the owner's must not be met.
-SHARD = "-of-".join(["[0-9]" * 5] * 2)
+SHARD = "[0-9][0-9][0-9][0-9][0-9]-of-[0-9][0-9][0-9][0-9][0-9]"
 STALE = [
     *("model.safetensors", f"model-{SHARD}.safetensors", "model.safetensors.index.json"),
     *("pytorch_model.bin", f"pytorch_model-{SHARD}.bin", "pytorch_model.bin.index.json"),
@@ -48,124 +43,147 @@ STALE = [
 ]
 
 
-def check_request(
-    repo_id: str, revision: str | None = None, create_pr: bool = False, output_dir: Path | None = None
-) -> None:
-    """Refuse what cannot be pushed, before work starts.
+@dataclass
+class PublishSettings:
+    """What is published, where, and what its card tells."""
+
+    checkpoint: str = field(metadata={"help": "folder or Hub id, with safetensors"})
+    repo_id: str = field(metadata={"help": "OWNER/NAME on the Hub"})
+    card: str | None = field(
+        default=None, metadata={"help": "YAML file with what the model card shall say: fields of CardFacts"}
+    )
+    mteb_results: str | None = field(
+        default=None, metadata={"help": "folder with this model's results of examples/run_mteb.py, for the card"}
+    )
+    tokenizer: str | None = field(default=None, metadata={"help": "folder or Hub id; the checkpoint's own if unset"})
+    onnx: bool = field(default=False, metadata={"help": "add ONNX files"})
+    precisions: list[str] | None = field(
+        default=None, metadata={"help": "of the ONNX files, as for `neobert-hf export`; all if unset"}
+    )
+    public: bool = field(default=False, metadata={"help": "a new repository is private otherwise"})
+    revision: str | None = field(default=None, metadata={"help": "branch or refs/pr/N to push to; `main` if unset"})
+    pr: bool = field(default=False, metadata={"help": "open a pull request instead of changing `main`"})
+    output_dir: str | None = field(
+        default=None, metadata={"help": "keep the built folder here; if it is there, it is sent as it is"}
+    )
+    dry_run: bool = field(default=False, metadata={"help": "build and check; print what would be sent"})
+
+
+POSITIONAL = ("checkpoint", "repo_id")
+
+
+def main(args: list[str] | None = None) -> None:
+    """The same steps as `examples/push_to_hub.py`."""
+    (settings,) = parse_config(PublishSettings, args=args, positional=POSITIONAL, prog="neobert-hf publish")
+    check_request(settings)
+    with checked_folder(settings) as folder:
+        print(list_files(folder), flush=True)
+        print(describe_dry_run() if settings.dry_run else push_folder(folder, settings))
+
+
+def check_request(settings: PublishSettings) -> None:
+    """Refuse what cannot be built or pushed, before work starts.
 
     Raises:
-        ValueError: naming the argument.
+        ValueError: naming the setting.
+        ModuleNotFoundError: if a package is missing that `onnx` needs.
+        OSError: if the Hub does not know the user; a dry run does not ask it.
     """
+    repo_id, output_dir = settings.repo_id, settings.output_dir
     validate_repo_id(repo_id)
     if "/" not in repo_id:
         raise ValueError(f"The repository is {repo_id!r}; it must be OWNER/NAME.")
-    if create_pr and revision is not None:
+    if settings.pr and settings.revision is not None:
         raise ValueError("The Hub opens pull requests against `main` only: leave out `--revision` or `--pr`.")
-    if output_dir is not None and output_dir.exists():
-        card = output_dir / "README.md"
+    if output_dir is not None and Path(output_dir).exists():
+        card = Path(output_dir) / "README.md"
         if not card.is_file() or f'"{repo_id}"' not in card.read_text(encoding="utf-8"):
             raise ValueError(f"{output_dir} exists, and its card is not of {repo_id}. Name a new folder, or delete it.")
+    if settings.precisions and not settings.onnx:
+        raise ValueError(f"`precisions` is {settings.precisions} without ONNX files: add `--onnx`, or leave it out.")
+    if settings.onnx:
+        from neobert_hf.checkpoints.export import known_precisions
+
+        known_precisions(settings.precisions)
+    if not settings.dry_run:
+        with hub_errors():
+            HfApi().whoami()
 
 
-def build_folder(
-    source: Path,
-    folder: Path,
-    repo_id: str,
-    facts: CardFacts,
-    tokenizer: str | None = None,
-    onnx: tuple[str, ...] = (),
-) -> None:
-    """Write everything that a repository holds into an empty folder.
-
-    Args:
-        source: a checkpoint with safetensors.
-        folder: where to write.
-        repo_id: which the card names.
-        facts: what the card tells beyond the checkpoint.
-        tokenizer: folder or Hub id; the source's own if None.
-        onnx: precisions of ONNX files, as for `onnx_export.export`.
+@contextmanager
+def checked_folder(settings: PublishSettings) -> Iterator[Path]:
+    """A folder with everything that is sent, found healthy: the one at `output_dir`, or a temporary one.
 
     Raises:
-        ValueError: if the source is no sound checkpoint, or lacks a tokenizer.
+        ValueError: if the checkpoint or the folder is not healthy.
+    """
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(settings.output_dir or f"{temporary}/repository")
+        if folder.exists():
+            note = f"it is taken as it is, not built from {settings.checkpoint}. Delete it to build it anew."
+            print(f"{folder} exists: {note}")
+            check_folder(folder)
+        else:
+            with atomic_folder(folder) as partial:
+                build_folder(settings, partial)
+                check_folder(partial)
+        yield folder
+
+
+def build_folder(settings: PublishSettings, folder: Path) -> None:
+    """Write everything that a repository holds into an empty folder.
+
+    Raises:
+        ValueError: if the checkpoint is not sound, or lacks a tokenizer.
     """
     # 1. Read
-    checkpoint = open_checkpoint(source)
-    modules, sentence = read_modules(source), sentence_class(source)
-    words = AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=False) if tokenizer else checkpoint.tokenizer
-    if words is None:
-        raise ValueError(f"{source} has no tokenizer. Name one with `--tokenizer`: a folder or a Hub id.")
+    source = ModelFolder(local_folder(settings.checkpoint))
+    facts = gather_facts(source.path, settings.card, settings.mteb_results)
+    source.check_weights()
+    sentence_class = source.sentence_class
+    tokenizer = load_tokenizer(settings.tokenizer) if settings.tokenizer else source.tokenizer
+    if tokenizer is None:
+        raise ValueError(f"{source.path} has no tokenizer. Name one with `--tokenizer`: a folder or a Hub id.")
     # The dtype of the tensors: that of the config might round them.
-    dtype = next(iter(checkpoint.tensors.values())).dtype
-    model = checkpoint.cls.from_pretrained(source, dtype=dtype).eval()
+    dtype = next(iter(source.tensors.values())).dtype
+    model = source.model_class.from_pretrained(source.path, dtype=dtype).eval()
 
     # 2. Weights, with config and code; tokenizer; modules
     model.save_pretrained(folder)
-    words.save_pretrained(folder)
-    copy_modules(source, folder, modules)
+    tokenizer.save_pretrained(folder)
+    copy_modules(source, folder)
 
     # 3. What it computes, in PyTorch and ONNX
-    golden = record_golden(model, words)
-    write_json(folder / GOLDEN, golden)
-    exported = export_onnx(folder, words, onnx) if onnx else ()
+    golden = record_outputs(model, tokenizer)
+    write_json(folder / GOLDEN_FILE, golden)
+    exported = add_onnx(folder, tokenizer, settings.precisions) if settings.onnx else []
 
     # 4. Model card
-    build_card(repo_id, model, facts, golden, sentence, exported).save(folder / "README.md")
+    card = build_card(Published(settings.repo_id, model, sentence_class, golden, exported), facts)
+    card.save(folder / "README.md")
 
 
-def read_modules(source: Path) -> list[dict]:
-    """The modules of a Sentence Transformers model, none of another.
-
-    Raises:
-        ValueError: if one is not of Sentence Transformers itself: others would need trust to be loaded.
-    """
-    if not (source / "modules.json").is_file():
-        return []
-    modules = json.loads((source / "modules.json").read_text(encoding="utf-8"))
-    if foreign := [one["type"] for one in modules if not one["type"].startswith("sentence_transformers.")]:
-        raise ValueError(
-            f"{source} has the module {foreign[0]}, which loads with `trust_remote_code` only; allowed are "
-            "sentence_transformers.*"
-        )
-    return modules
-
-
-def copy_modules(source: Path, folder: Path, modules: list[dict]) -> None:
+def copy_modules(source: ModelFolder, folder: Path) -> None:
+    """Copy the files of Sentence Transformers, if it is a model of theirs."""
     for name in SENTENCE_FILES:
-        if modules and (source / name).is_file():
-            shutil.copyfile(source / name, folder / name)
-    for module in modules:
+        if source.sentence_modules and (source.path / name).is_file():
+            shutil.copyfile(source.path / name, folder / name)
+    for module in source.sentence_modules:
         # The first is the model itself; some others store nothing.
-        if module["path"] and (source / module["path"]).is_dir():
+        if module.path and (source.path / module.path).is_dir():
             pickles = shutil.ignore_patterns("*.bin", "*.pt", "*.pkl")
-            shutil.copytree(source / module["path"], folder / module["path"], ignore=pickles)
+            shutil.copytree(source.path / module.path, folder / module.path, ignore=pickles)
 
 
-def sentence_class(source: Path) -> str | None:
-    """The class of Sentence Transformers that a folder is for, if it is for one.
-
-    Raises:
-        ValueError: if it is one that the model card has no words for.
-    """
-    if not (source / "modules.json").is_file():
-        return None
-    file = source / "config_sentence_transformers.json"
-    values = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    name = values.get("model_type", "SentenceTransformer")
-    if name not in KINDS:
-        raise ValueError(f"{file} says `model_type` {name!r}; it must be one of {', '.join(KINDS)}.")
-    return name
-
-
-def export_onnx(folder: Path, tokenizer: PreTrainedTokenizerBase, precisions: tuple[str, ...]) -> list:
+def add_onnx(folder: Path, tokenizer: PreTrainedTokenizerBase, precisions: list[str] | None) -> list:
     """Write and check `onnx/` of a built folder; returns its `ExportedFile`s."""
     # Needs onnx and onnxruntime, which the rest of publishing does not.
-    from neobert_hf.checkpoints.onnx_export import external_data_config, find_pooling_files, load_model, write_onnx
+    from neobert_hf.checkpoints import export
 
-    find_pooling_files(folder)
-    model, task = load_model(folder)
-    files = write_onnx(model, task, tokenizer, folder / "onnx", precisions)
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    write_json(folder / "config.json", config | external_data_config(files))
+    export.find_pooling_files(ModelFolder(folder))
+    model, task = export.load_for_task(folder)
+    files = export.write_onnx(model, task, tokenizer, folder / "onnx", export.known_precisions(precisions))
+    write_json(folder / "config.json", read_json(folder / "config.json") | export.external_data_config(files))
     return files
 
 
@@ -176,49 +194,53 @@ def check_folder(folder: Path) -> None:
         ValueError: if a check fails. Nothing may be sent then.
     """
     findings = diagnose(folder)
-    for finding in findings:
-        print(f"{finding.status:<5} {finding.check:<22} {finding.text}", flush=True)
+    print(*findings, sep="\n", flush=True)
     if failed := [finding.check for finding in findings if finding.status == FAIL]:
         raise ValueError(f"Nothing is sent: the check of {', '.join(failed)} failed.")
     check_card(folder)
 
 
-def list_folder(folder: Path) -> str:
+def list_files(folder: Path) -> str:
     """The files with their sizes."""
     files = sorted(file for file in folder.rglob("*") if file.is_file())
     lines = [f"{file.stat().st_size:>15,}  {file.relative_to(folder).as_posix()}" for file in files]
     return "\n".join([*lines, f"{sum(file.stat().st_size for file in files):>15,}  bytes in {len(files)} files"])
 
 
-def push_folder(
-    folder: Path, repo_id: str, private: bool = True, revision: str | None = None, create_pr: bool = False
-) -> CommitInfo:
+def describe_dry_run() -> str:
+    return f"Not sent. Deleted on the Hub, where not in this list: {', '.join(STALE)}"
+
+
+def push_folder(folder: Path, settings: PublishSettings) -> str:
     """Send a folder in one commit, to a repository that is created if there is none.
 
     Args:
-        folder: from `build_folder`, and found healthy.
-        repo_id: OWNER/NAME.
-        private: of a new repository; an existing one stays as it is.
-        revision: branch, created if there is none, or `refs/pr/N` of a pull request.
-        create_pr: open a pull request instead of changing `main`.
+        folder: from `checked_folder`.
+        settings: its repository, and the branch, which is created if there is none.
+
+    Returns:
+        The address of the commit or the pull request.
 
     Raises:
         OSError: if the Hub cannot be reached, refuses, or breaks off. The same call then sends what is missing.
     """
     api = HfApi(library_name="neobert_hf")
+    repo_id, revision = settings.repo_id, settings.revision
     with hub_errors():
-        api.create_repo(repo_id, private=private, exist_ok=True)
+        # An existing one stays as it is.
+        api.create_repo(repo_id, private=not settings.public, exist_ok=True)
         # `refs/pr/1` is of a pull request that exists.
         if revision is not None and not revision.startswith("refs/"):
             api.create_branch(repo_id, branch=revision, exist_ok=True)
-        return api.upload_folder(
+        commit = api.upload_folder(
             repo_id=repo_id,
             folder_path=folder,
             revision=revision,
-            create_pr=create_pr,
+            create_pr=settings.pr,
             commit_message="Publish with neobert_hf",
             delete_patterns=STALE,
         )
+    return commit.pr_url or commit.commit_url
 
 
 @contextmanager
@@ -231,51 +253,3 @@ def hub_errors() -> Iterator[None]:
     except (HTTPError, RuntimeError) as error:
         reason = f"{error} {error.__cause__ or ''}".rstrip(". ")
         raise OSError(f"{reason}. Run the same command again: what has arrived is kept.") from error
-
-
-def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("checkpoint", help="folder or Hub id")
-    parser.add_argument("repo_id", help="OWNER/NAME on the Hub")
-    parser.add_argument("--card", help="YAML file with what the model card shall say: fields of CardFacts")
-    parser.add_argument("--mteb_results", type=Path, help="results of this model by examples/run_mteb.py, for the card")
-    parser.add_argument("--tokenizer", help="folder or Hub id; the checkpoint's own if unset")
-    parser.add_argument("--onnx", nargs="*", choices=PRECISIONS, help="add ONNX files, in all precisions or these")
-    parser.add_argument("--public", action="store_true", help="a new repository is private otherwise")
-    parser.add_argument("--revision", help="branch or refs/pr/N to push to; `main` if unset")
-    parser.add_argument("--pr", action="store_true", help="open a pull request")
-    parser.add_argument(
-        "--output_dir", type=Path, help="keep the built folder here; if it is there, it is sent as it is"
-    )
-    parser.add_argument("--dry_run", action="store_true", help="build and check; print what would be sent")
-
-
-def run(arguments: Namespace) -> None:
-    # 1. Request
-    check_request(arguments.repo_id, arguments.revision, arguments.pr, arguments.output_dir)
-    onnx = () if arguments.onnx is None else tuple(arguments.onnx) or PRECISIONS
-    if onnx:
-        import_module("neobert_hf.checkpoints.onnx_export")  # Its packages may be missing.
-    if not arguments.dry_run:
-        with hub_errors():
-            HfApi().whoami()
-    source = local_folder(arguments.checkpoint)
-    facts = gather_facts(source, arguments.card, arguments.mteb_results)
-
-    # 2. Folder
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = arguments.output_dir or Path(temporary) / "repository"
-        if folder.exists():
-            print(f"{folder} exists: it is taken as it is, not built from {source}. Delete it to build it anew.")
-            check_folder(folder)
-        else:
-            with atomic_folder(folder) as partial:
-                build_folder(source, partial, arguments.repo_id, facts, arguments.tokenizer, onnx)
-                check_folder(partial)
-        print(list_folder(folder), flush=True)
-
-        # 3. Hub
-        if arguments.dry_run:
-            print(f"Not sent. Deleted on the Hub, where not in this list: {', '.join(STALE)}")
-            return
-        commit = push_folder(folder, arguments.repo_id, not arguments.public, arguments.revision, arguments.pr)
-    print(commit.pr_url or commit.commit_url)

@@ -10,10 +10,8 @@ Optimum does not install with Transformers 5.23, so this goes through `torch.onn
 """
 
 import copy
-import json
 import shutil
-from argparse import ArgumentParser, Namespace
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -25,9 +23,10 @@ from onnxruntime.quantization import quantize_dynamic
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from neobert_hf.checkpoints.doctor import check_tokenizer, open_checkpoint
-from neobert_hf.checkpoints.tensors import local_folder
+from neobert_hf.checkpoints.doctor import check_tokenizer
+from neobert_hf.checkpoints.model_folder import MODULES, SENTENCE_CONFIG, ModelFolder, local_folder
 from neobert_hf.common.atomic_writes import atomic_folder
+from neobert_hf.common.settings import parse_config
 from neobert_hf.configuration_neobert import NeoBERTConfig
 from neobert_hf.modeling_neobert import (
     NeoBERTForMaskedLM,
@@ -79,6 +78,21 @@ class ExportError(ValueError):
 
 
 @dataclass
+class ExportSettings:
+    """What is exported, and where to. Of a Sentence Transformers model it is the encoder."""
+
+    path: str = field(metadata={"help": "checkpoint: a local folder or a Hub id"})
+    output_dir: str = field(metadata={"help": "folder to write; must not exist yet"})
+    task: str | None = field(
+        default=None, metadata={"choices": list(TASKS), "help": "what the checkpoint's config names if unset"}
+    )
+    precisions: list[str] | None = field(
+        default=None, metadata={"choices": list(FILES), "help": "one or more; all if unset"}
+    )
+    revision: str | None = field(default=None, metadata={"help": "branch, tag or commit on the Hub"})
+
+
+@dataclass
 class ExportedFile:
     """One ONNX file that passed its check.
 
@@ -95,7 +109,22 @@ class ExportedFile:
     external_data: bool
 
 
-class Exported(nn.Module):
+@dataclass
+class Reference:
+    """What PyTorch computes in float32 for a few batches. Every file must compute it, too.
+
+    Args:
+        outputs: their names.
+        batches: `input_ids` and `attention_mask`, each (rows, tokens), int64.
+        expected: for each batch an array an output, float32.
+    """
+
+    outputs: tuple[str, ...]
+    batches: list[dict[str, torch.Tensor]]
+    expected: list[list[np.ndarray]]
+
+
+class ExportedModule(nn.Module):
     """A model as the files show it: ids and mask in, float32 out, whatever the weights are."""
 
     def __init__(self, model: NeoBERTPreTrainedModel, outputs: tuple[str, ...]):
@@ -108,21 +137,15 @@ class Exported(nn.Module):
         return tuple(outputs[name].float() for name in self.outputs)
 
 
-def export(
-    path: str,
-    output_dir: str | Path,
-    task: str | None = None,
-    precisions: tuple[str, ...] = tuple(FILES),
-    revision: str | None = None,
-) -> list[ExportedFile]:
-    """Write a folder for onnxruntime and transformers.js, whole or not at all.
+def main(args: list[str] | None = None) -> None:
+    positional = ("path", "output_dir")
+    (settings,) = parse_config(ExportSettings, args=args, positional=positional, prog="neobert-hf export")
+    export(settings)
+    print(f"{settings.output_dir} is complete: every file computes what PyTorch does.")
 
-    Args:
-        path: checkpoint, a local folder or a Hub id. Of a Sentence Transformers model the encoder is exported.
-        output_dir: must not exist yet.
-        task: one of `TASKS`; by default the one that the checkpoint's `architectures` names.
-        precisions: of `float32`, `float16` and `int8`.
-        revision: branch, tag or commit on the Hub.
+
+def export(settings: ExportSettings) -> list[ExportedFile]:
+    """Write a folder for onnxruntime and transformers.js, whole or not at all.
 
     Returns:
         The files, in the order of `precisions`.
@@ -132,66 +155,69 @@ def export(
         ExportError: if a file computes something else than PyTorch.
     """
     # 1. Checks
-    output = Path(output_dir)
+    output = Path(settings.output_dir)
     if output.exists():
         raise ValueError(f"{output} exists already. Delete it, or name another folder.")
-    if unknown := set(precisions) - set(FILES):
-        raise ValueError(f"No precision {', '.join(sorted(unknown))}; known are {', '.join(FILES)}.")
-    source = local_folder(path, revision)
+    precisions = known_precisions(settings.precisions)
+    source = ModelFolder(local_folder(settings.path, settings.revision))
     pooling_files = find_pooling_files(source)
-    tokenizer = sound_tokenizer(source)
+    tokenizer = _sound_tokenizer(source)
 
     # 2. Model
-    model, task = load_model(source, task)
+    model, task = load_for_task(source.path, settings.task)
 
     # 3. ONNX files
     with atomic_folder(output) as partial:
         files = write_onnx(model, task, tokenizer, partial / "onnx", precisions)
 
         # 4. What goes with them
-        write_config(model, files, partial)
+        _write_config(model, files, partial)
         tokenizer.save_pretrained(partial)
         for name in pooling_files:
             (partial / name).parent.mkdir(exist_ok=True)
-            shutil.copyfile(source / name, partial / name)
+            shutil.copyfile(source.path / name, partial / name)
     return files
 
 
-def find_pooling_files(folder: Path) -> list[str]:
+def known_precisions(precisions: list[str] | None) -> list[str]:
+    """The precisions that are asked for; all if None.
+
+    Raises:
+        ValueError: if one is not known.
+    """
+    if unknown := sorted(set(precisions or ()) - set(FILES)):
+        raise ValueError(f"No precision {', '.join(unknown)}; known are {', '.join(FILES)}.")
+    return list(FILES) if precisions is None else precisions
+
+
+def find_pooling_files(folder: ModelFolder) -> list[str]:
     """The files by which users of an embedding model pool its tokens; none of other models.
 
     Raises:
         ValueError: if there are modules after the pooling whose weights the exported files would lack.
     """
-    if not (folder / "modules.json").is_file():
-        return []
-    names = ["modules.json", "config_sentence_transformers.json"]
-    for module in json.loads((folder / "modules.json").read_text(encoding="utf-8")):
-        kind = module["type"].rsplit(".", 1)[-1]
-        if kind not in POOLING_MODULES:
+    names = [MODULES, SENTENCE_CONFIG]
+    for module in folder.sentence_modules:
+        if module.name not in POOLING_MODULES:
             raise ValueError(
-                f"{folder} has a module {module['type']}, which would be missing from its embeddings: "
+                f"{folder.path} has a module {module.type}, which would be missing from its embeddings: "
                 f"the export knows {', '.join(sorted(POOLING_MODULES))}. Use Sentence Transformers for this model."
             )
-        if kind == "Pooling":
-            names.append(f"{module['path']}/config.json")
-    return [name for name in names if (folder / name).is_file()]
+        if module.name == "Pooling":
+            names.append(f"{module.path}/config.json")
+    return [name for name in names if folder.sentence_modules and (folder.path / name).is_file()]
 
 
-def sound_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    """The tokenizer of a checkpoint, with which its config and tensors agree.
-
-    Raises:
-        ValueError: if they do not, or there is none.
-    """
-    checkpoint = open_checkpoint(folder)
-    if checkpoint.tokenizer is None:
-        raise ValueError(f"{folder} has no tokenizer. Save the one that it was trained with into it.")
-    check_tokenizer(checkpoint)
-    return checkpoint.tokenizer
+def _sound_tokenizer(folder: ModelFolder) -> PreTrainedTokenizerBase:
+    """The tokenizer of a folder, with which its config and tensors agree."""
+    folder.check_weights()
+    if folder.tokenizer is None:
+        raise ValueError(f"{folder.path} has no tokenizer. Save the one that it was trained with into it.")
+    check_tokenizer(folder)
+    return folder.tokenizer
 
 
-def load_model(folder: Path, task: str | None = None) -> tuple[NeoBERTPreTrainedModel, str]:
+def load_for_task(folder: Path, task: str | None = None) -> tuple[NeoBERTPreTrainedModel, str]:
     """The float32 model that a checkpoint is for, and its task.
 
     Raises:
@@ -224,7 +250,7 @@ def write_onnx(
     task: str,
     tokenizer: PreTrainedTokenizerBase,
     folder: Path,
-    precisions: tuple[str, ...] = tuple(FILES),
+    precisions: list[str],
 ) -> list[ExportedFile]:
     """Write and check the ONNX files alone. The model is in float16 afterwards if that is asked for.
 
@@ -232,36 +258,35 @@ def write_onnx(
         ExportError: if a file computes something else than PyTorch; it stays in the folder.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    outputs = TASKS[task][1]
-    batches = check_batches(tokenizer, model.config)
-    expected = run_pytorch(model, outputs, batches)
-    files, graph = {}, None
+    reference = compute_reference(model, TASKS[task][1], check_batches(tokenizer, model.config))
+    files = {}
+    graph = None
     # Float16 last, since it changes the weights in place: a copy would be another gigabyte.
     for precision in sorted(precisions, key=["float32", "int8", "float16"].index):
         file = folder / FILES[precision]
         if precision == "float16":
-            save_graph(trace(model.half(), outputs, batches[0]), file)
+            save_graph(trace(model.half(), reference), file)
         else:
-            graph = graph or trace(model, outputs, batches[0])
+            graph = graph or trace(model, reference)
             save_graph(graph, file) if precision == "float32" else save_quantized(graph, file)
-        deviation = check(file, precision, batches, outputs, expected)
+        deviation = check(file, precision, reference)
         files[precision] = ExportedFile(file.name, precision, deviation, data_file(file).exists())
         print(f"{file.name}: {deviation}", flush=True)
     return [files[precision] for precision in precisions]
 
 
-def trace(model: NeoBERTPreTrainedModel, outputs: tuple[str, ...], batch: dict[str, torch.Tensor]) -> onnx_ir.Model:
-    """The ONNX graph, for any number of rows and columns.
+def trace(model: NeoBERTPreTrainedModel, reference: Reference) -> onnx_ir.Model:
+    """The ONNX graph, for any number of rows and columns, traced with the first of the batches.
 
     A float16 model is traced as one, and not converted afterwards: where the model itself computes in float32 (rotary
     table, norms, whose squares leave float16's range) the graph does, too.
     """
     auto = torch.export.Dim.AUTO
     program = torch.onnx.export(
-        Exported(model, outputs).eval(),
-        kwargs=batch,
-        input_names=list(batch),
-        output_names=list(outputs),
+        ExportedModule(model, reference.outputs).eval(),
+        kwargs=reference.batches[0],
+        input_names=list(reference.batches[0]),
+        output_names=list(reference.outputs),
         # The mask has the shape of the ids; naming its axes too would be a warning.
         dynamic_shapes={
             "input_ids": {0: "batch_size", 1: "sequence_length"},
@@ -294,8 +319,8 @@ def save_quantized(graph: onnx_ir.Model, file: Path) -> None:
     source = file.with_name("float32.onnx")
     save_graph(graph, source)
     quantize_dynamic(source, file, per_channel=True, op_types_to_quantize=["MatMul", "Gather"])
-    for used in (source, data_file(source)):
-        used.unlink(missing_ok=True)
+    source.unlink()
+    data_file(source).unlink(missing_ok=True)
 
 
 def check_batches(tokenizer: PreTrainedTokenizerBase, config: NeoBERTConfig) -> list[dict[str, torch.Tensor]]:
@@ -310,37 +335,46 @@ def check_batches(tokenizer: PreTrainedTokenizerBase, config: NeoBERTConfig) -> 
 
 
 @torch.no_grad()
-def run_pytorch(model, outputs: tuple[str, ...], batches: list[dict[str, torch.Tensor]]) -> list[list[np.ndarray]]:
-    expected = [[output.numpy() for output in Exported(model, outputs)(**batch)] for batch in batches]
+def compute_reference(
+    model: NeoBERTPreTrainedModel, outputs: tuple[str, ...], batches: list[dict[str, torch.Tensor]]
+) -> Reference:
+    """Raises:
+    ExportError: if what the model computes is not finite.
+    """
+    module = ExportedModule(model, outputs)
+    expected = [[output.numpy() for output in module(**batch)] for batch in batches]
     if not all(np.isfinite(output).all() for results in expected for output in results):
         raise ExportError(
             "The PyTorch model's own outputs are not finite: its weights are damaged. Nothing is written."
         )
-    return expected
+    return Reference(outputs, batches, expected)
 
 
-def check(file: Path, precision: str, batches, outputs: tuple[str, ...], expected: list[list[np.ndarray]]) -> str:
+def check(file: Path, precision: str, reference: Reference) -> str:
     """Run a file in onnxruntime on every batch and say how far it is from PyTorch in float32.
 
     Raises:
         ExportError: if that is too far, or not finite.
     """
     session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
-    got = [session.run(list(outputs), {name: tensor.numpy() for name, tensor in batch.items()}) for batch in batches]
-    pairs = list(zip(expected, got))
-    finite = all(np.isfinite(output).all() for results in got for output in results)
+    # Output by output: what is expected, what the file gives, and the mask of the batch, (rows, tokens).
+    compared = []
+    for batch, expected in zip(reference.batches, reference.expected):
+        got = session.run(list(reference.outputs), {name: tensor.numpy() for name, tensor in batch.items()})
+        mask = batch["attention_mask"].bool().numpy()
+        compared += [(*arrays, mask) for arrays in zip(expected, got)]
     if precision == "float32":
-        value = max(difference(*both) for pair in pairs for both in zip(*pair))
+        value = max(difference(expected, got) for expected, got, _ in compared)
         passed = value <= LARGEST_DIFFERENCE
-        limit = f"at most {LARGEST_DIFFERENCE:.0e} is allowed (of the largest value, if over 1)"
         deviation = f"largest difference from PyTorch {value:.1e}"
+        limit = f"at most {LARGEST_DIFFERENCE:.0e} is allowed (of the largest value, if over 1)"
     else:
-        masks = [batch["attention_mask"].bool().numpy() for batch in batches]
         # Unlike Python's `min`, NumPy's lets no NaN pass: the cosine of nothing but zeros is one.
-        value = np.min([cosine(*both, mask) for pair, mask in zip(pairs, masks) for both in zip(*pair)])
+        value = np.min([cosine(*arrays) for arrays in compared])
         passed = value >= SMALLEST_COSINE[precision]
-        limit = f"at least {SMALLEST_COSINE[precision]} is needed"
         deviation = f"cosine with PyTorch {value:.6f}"
+        limit = f"at least {SMALLEST_COSINE[precision]} is needed"
+    finite = all(np.isfinite(got).all() for _, got, _ in compared)
     if not (passed and finite):
         raise ExportError(
             f"{file.name} ({precision}): {deviation if finite else 'its outputs are not finite'}; {limit}. "
@@ -359,11 +393,11 @@ def cosine(expected: np.ndarray, got: np.ndarray, mask: np.ndarray) -> float:
     if expected.shape[:2] != mask.shape:
         rows = [(expected, got)]
     else:
-        rows = [(one[real], other[real]) for one, other, real in zip(expected, got, mask) if real.any()]
+        rows = [(row[real], other[real]) for row, other, real in zip(expected, got, mask) if real.any()]
     return float(np.min([(a * b).sum() / (np.linalg.norm(a) * np.linalg.norm(b)) for a, b in rows]))
 
 
-def write_config(model: NeoBERTPreTrainedModel, files: list[ExportedFile], folder: Path) -> None:
+def _write_config(model: NeoBERTPreTrainedModel, files: list[ExportedFile], folder: Path) -> None:
     config = copy.deepcopy(model.config)
     config.architectures, config.dtype = [type(model).__name__], "float32"
     if hasattr(config, "auto_map"):
@@ -377,16 +411,3 @@ def external_data_config(files: list[ExportedFile]) -> dict:
     """What transformers.js needs to read in `config.json`, if the weights of a file lie beside it."""
     external = {file.name: True for file in files if file.external_data}
     return {"transformers.js_config": {"use_external_data_format": external}} if external else {}
-
-
-def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("path", help="checkpoint: a local folder or a Hub id")
-    parser.add_argument("output_dir", help="folder to write; must not exist yet")
-    parser.add_argument("--task", choices=TASKS, help="by default what the checkpoint's config names")
-    parser.add_argument("--precisions", nargs="+", choices=FILES, default=list(FILES), help="by default all")
-    parser.add_argument("--revision", help="branch, tag or commit on the Hub")
-
-
-def run(arguments: Namespace) -> None:
-    export(arguments.path, arguments.output_dir, arguments.task, tuple(arguments.precisions), arguments.revision)
-    print(f"{arguments.output_dir} is complete: every file computes what PyTorch does.")
