@@ -18,7 +18,6 @@ from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 
-import numpy as np
 from datasets import Dataset
 from matplotlib.figure import Figure
 from pretraining import ROOT, prepare, run, save_random, train
@@ -32,7 +31,6 @@ from neobert_hf.evaluation.glue.metric import GlueMetric
 from neobert_hf.evaluation.glue.report import group_runs
 from neobert_hf.evaluation.glue.runs import Hyperparameters, Results
 from neobert_hf.evaluation.glue.tasks import load_task, read_tasks
-from neobert_hf.evaluation.pseudo_perplexity.scoring import mean_interval
 
 
 TASKS = ROOT / "configs" / "glue" / "debian_sections.yaml"
@@ -121,7 +119,7 @@ def gain(runs: dict[str, dict]) -> str:
         ("macro F1", lambda run: run["metrics"]["macro_f1"]),
     ):
         differences = [100 * (value(run) - value(best["random"][seed])) for seed, run in best["pretrained"].items()]
-        mean, lower, upper = mean_interval(np.array(differences))
+        mean, lower, upper = mean_interval(differences)
         parts.append(f"{label} {mean:+.2f} points ({lower:+.2f} to {upper:+.2f})")
     return (
         "Pretrained minus random weights on the same seeds (order of the rows, new head), in brackets a 95% interval "

@@ -63,11 +63,13 @@ class Panel:
         lines: those without points are left out.
         labels: what `matplotlib.axes.Axes.set` takes: `title`, `xlabel`, `ylabel`, `xscale`, `ylim`, ...
         lengths: of sequences, to mark on an x axis of powers of two; None for an ordinary axis.
+        legend: what `matplotlib.axes.Axes.legend` takes: `loc`, `fontsize`, ...
     """
 
     lines: list[Line]
     labels: dict[str, Any]
     lengths: Sequence[int] | None = None
+    legend: dict[str, Any] = field(default_factory=dict)
 
     def draw(self, axes: Axes) -> None:
         axes.set(**self.labels)
@@ -78,14 +80,14 @@ class Panel:
             axes.set_xscale("log", base=2)
             axes.set_xticks(self.lengths, [f"{length:,}" for length in self.lengths])
         if any(line.points and line.label for line in self.lines):
-            axes.legend(fontsize="small")
+            axes.legend(**({"fontsize": "small"} | self.legend))
 
 
-def plot_lines(file: Path, panels: Sequence[Panel], columns: int = 2) -> None:
-    """Write a PNG with the panels in rows of so many; the first panel comes first."""
+def plot_lines(file: Path, panels: Sequence[Panel], columns: int = 2, size: tuple[float, float] = (5, 3.7)) -> None:
+    """Write a PNG with the panels, from the first on, in rows of so many, each of that width and height in inches."""
     columns = min(columns, len(panels))
     rows = -(-len(panels) // columns)
-    figure = Figure(figsize=(5 * columns + 1, 3.7 * rows), layout="constrained")
+    figure = Figure(figsize=(size[0] * columns + 1, size[1] * rows), layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False).flat
     for axes, panel in zip(grid, panels):
         panel.draw(axes)

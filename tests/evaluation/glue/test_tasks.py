@@ -16,24 +16,23 @@ from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
 from neobert_hf.common.results import folder_of_results
+from neobert_hf.common.settings import parse_config
 from neobert_hf.evaluation.glue.metric import GlueMetric
+from neobert_hf.evaluation.glue.recipe import GlueSettings
 from neobert_hf.evaluation.glue.report import read_published
+from neobert_hf.evaluation.glue.results import Results
 from neobert_hf.evaluation.glue.runs import (
-    Results,
+    Hyperparameters,
     Run,
     grid,
-    leave_process_group,
     order_tasks,
     own_share,
     read_hyperparameters,
+    separate_processes,
 )
 from neobert_hf.evaluation.glue.tasks import load_task, read_tasks
 from neobert_hf.evaluation.glue.trainer import GlueArguments
-from tests.helpers.examples import load_example
 from tests.helpers.models import ROOT
-
-
-run_glue = load_example("run_glue")
 
 
 CONFIGS = ROOT / "configs" / "glue"
@@ -75,17 +74,16 @@ def test_wnli_is_a_task_and_not_in_the_average():
 )
 def test_the_papers_protocol(name, rows, batch_size, every, steps, tmp_path):
     """min(500, len(dataloader) // 10), 10 epochs, 6% of warm-up, 15 evaluations."""
-    (settings, arguments) = run_glue.parse_config(
-        run_glue.GlueSettings,
+    settings, arguments = parse_config(
+        GlueSettings,
         GlueArguments,
         args=["--config", str(CONFIGS / f"{name}.yaml"), "--model", "m", "--task", "all", "--bf16", "0"],
     )
-    run = arguments.of_run(
-        tmp_path, rows, per_device_train_batch_size=batch_size, learning_rate=1e-5, weight_decay=0.0, seed=3
-    )
+    run = arguments.for_run(Run("mnli", Hyperparameters(batch_size, 1e-5, 0.0), seed=3), tmp_path, rows)
+    assert (run.per_device_train_batch_size, run.learning_rate, run.weight_decay, run.seed) == (batch_size, 1e-5, 0, 3)
     assert (run.eval_steps, run.save_steps, run.max_steps) == (every, every, steps)
     assert run.get_warmup_steps(run.max_steps) == -(-steps * 6 // 100) and run.lr_scheduler_type == "linear"
-    assert (settings.early_stopping_patience, settings.max_length, settings.classifier_dropout) == (15, 1024, 0.1)
+    assert (arguments.early_stopping_patience, settings.max_length, settings.classifier_dropout) == (15, 1024, 0.1)
     assert len(grid(settings.batch_sizes, settings.learning_rates, settings.weight_decays)) == 60
 
 
@@ -107,7 +105,7 @@ def test_gpus_are_counted_without_starting_cuda(monkeypatch):
     )
     for name, value in {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
-    assert leave_process_group() == (1, 2) and asked == ["1"]
+    assert separate_processes() == (1, 2) and asked == ["1"]
     assert not {"RANK", "LOCAL_RANK", "WORLD_SIZE"} & os.environ.keys()
 
 

@@ -5,11 +5,11 @@ from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
-from matplotlib.figure import Figure
-
-from neobert_hf.common.atomic_writes import write_json, write_png, write_text
-from neobert_hf.evaluation.glue.runs import Hyperparameters, Results
+from neobert_hf.common.atomic_writes import write_json, write_text
+from neobert_hf.common.report import Line, Panel, markdown_table, plot_lines
+from neobert_hf.common.settings import read_yaml
+from neobert_hf.evaluation.glue.results import Results
+from neobert_hf.evaluation.glue.runs import Hyperparameters
 
 
 @dataclass
@@ -31,7 +31,7 @@ def read_published(file: str) -> Published:
     Raises:
         ValueError: if a row has another length.
     """
-    table = Published(**yaml.safe_load(Path(file).read_text(encoding="utf-8")))
+    table = Published(**read_yaml(file))
     for model, row in table.rows.items():
         if len(row) != len(table.columns) + 1:
             raise ValueError(f"{file}: {model} has {len(row)} numbers; there are {len(table.columns)} tasks and Avg.")
@@ -43,113 +43,117 @@ def group_runs(results: list[dict]) -> dict[Hyperparameters, list[dict]]:
     groups = defaultdict(list)
     for result in results:
         groups[Hyperparameters(**result["hyperparameters"])].append(result)
-    return dict(sorted(groups.items(), key=lambda group: -_mean(group[1])))
+    return dict(sorted(groups.items(), key=lambda group: -mean_score(group[1])))
 
 
-def _mean(runs: list[dict], metric: str | None = None) -> float:
-    return 100 * statistics.mean(run["score"] if metric is None else run["metrics"][metric] for run in runs)
+def mean_score(runs: list[dict]) -> float:
+    """In percent."""
+    return 100 * statistics.mean(run["score"] for run in runs)
 
 
-def collect(folder: Path) -> dict:
+def subfolders(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.is_dir())
+
+
+def summarize(results: list[dict]) -> dict:
+    """The best hyperparameters of a task by their mean over seeds, and what they reach, in percent.
+
+    Returns:
+        `score`, the mean over seeds; `std`, its standard deviation, None of one seed; `seeds`; the mean of each of
+        `metrics`; `hyperparameters`; how many `runs` there were, and how many hyperparameters were `searched`.
+    """
+    groups = group_runs(results)
+    best, runs = next(iter(groups.items()))
+    metrics = {name: 100 * statistics.mean(run["metrics"][name] for run in runs) for name in runs[0]["metrics"]}
+    return {
+        "score": mean_score(runs),
+        "std": statistics.stdev(100 * run["score"] for run in runs) if len(runs) > 1 else None,
+        "seeds": len(runs),
+        "metrics": metrics,
+        "hyperparameters": str(best),
+        "runs": len(results),
+        "searched": len(groups),
+    }
+
+
+def collect(folder: Path) -> tuple[dict[str, dict], list[str]]:
     """Read the results of all models in a folder.
 
     Returns:
-        For each model and task: the best hyperparameters by their mean over seeds, that mean with its standard
-        deviation (None of one seed), the mean of each metric, and how many runs and sets there were. In percent.
+        What `summarize` says by model and task, and the runs without a score as `model/task/run`.
     """
-    models = {}
-    for model in sorted(path for path in folder.iterdir() if path.is_dir()):
-        tasks = {}
-        for task in sorted(path.name for path in model.iterdir() if path.is_dir()):
-            results = Results(model).of_task(task)
-            if not results:
-                continue
-            groups = group_runs(results)
-            best, runs = next(iter(groups.items()))
-            tasks[task] = {
-                "score": _mean(runs),
-                "std": statistics.stdev(100 * run["score"] for run in runs) if len(runs) > 1 else None,
-                "seeds": len(runs),
-                "metrics": {metric: _mean(runs, metric) for metric in runs[0]["metrics"]},
-                "hyperparameters": str(best),
-                "runs": len(results),
-                "searched": len(groups),
-            }
-        if tasks:
-            models[model.name] = tasks
-    return models
+    models = defaultdict(dict)
+    diverged = []
+    for model in subfolders(folder):
+        for task in subfolders(model):
+            results = Results(model).of_task(task.name)
+            if scored := [result for result in results if result["score"] is not None]:
+                models[model.name][task.name] = summarize(scored)
+            diverged += [f"{model.name}/{result['run']}" for result in results if result["score"] is None]
+    return dict(models), diverged
 
 
-def collect_diverged(folder: Path) -> list[str]:
-    """The runs of all models that ended without a score, as `model/task/run`."""
-    models = sorted(path for path in folder.iterdir() if path.is_dir())
-    return [
-        f"{model.name}/{run}"
-        for model in models
-        for task in sorted(path.name for path in model.iterdir() if path.is_dir())
-        for run in Results(model).diverged(task)
-    ]
-
-
-def _cell(entry: dict | None) -> str:
-    if entry is None:
+def score_cell(summary: dict | None) -> str:
+    if summary is None:
         return "-"
-    return f"{entry['score']:.1f}" + (f" ± {entry['std']:.1f}" if entry["std"] is not None else "")
+    return f"{summary['score']:.1f}" + ("" if summary["std"] is None else f" ± {summary['std']:.1f}")
 
 
-def _average(tasks: dict, columns: dict[str, str]) -> str:
-    scores = [tasks[task]["score"] for task in columns if task in tasks]
-    if not scores:
-        return "-"
-    return f"{statistics.mean(scores):.1f}" + (f" [{len(scores)}]" if len(scores) < len(columns) else "")
+def published_table(models: dict[str, dict], published: Published) -> list[str]:
+    """The paper's rows, and below them one's own models on the same tasks."""
+    columns = published.columns
+    rows = [[f"{model} (paper)", *(f"{score:.1f}" for score in row)] for model, row in published.rows.items()]
+    for model, tasks in models.items():
+        if scores := [tasks[task]["score"] for task in columns if task in tasks]:
+            number = "" if len(scores) == len(columns) else f" [{len(scores)}]"
+            cells = [score_cell(tasks.get(task)) for task in columns]
+            rows.append([f"**{model}**", *cells, f"{statistics.mean(scores):.1f}{number}"])
+    return markdown_table(["Model", *columns.values(), "Avg."], rows)
 
 
-def _table(head: list[str], rows: list[list[str]]) -> list[str]:
-    return [f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows)] + [""]
+def details_table(models: dict[str, dict]) -> list[str]:
+    """Every model on every task, with its metrics and hyperparameters."""
+    rows = []
+    for model, tasks in models.items():
+        for task, summary in tasks.items():
+            metrics = ", ".join(f"{name} {value:.2f}" for name, value in summary["metrics"].items())
+            runs = f"{summary['seeds']} of {summary['runs']}"
+            rows.append([model, task, score_cell(summary), metrics, summary["hyperparameters"], runs])
+    return markdown_table(["Model", "Task", "Score", "Metrics", "Hyperparameters", "Runs"], rows)
 
 
-def markdown(models: dict, diverged: list[str], published: Published | None) -> str:
-    """Tables: the tasks of the paper next to its rows, then every task with its metrics and hyperparameters."""
+def markdown(models: dict[str, dict], diverged: list[str], published: Published | None) -> str:
     lines = ["# GLUE", ""]
     if published is not None:
-        columns = published.columns
-        rows = [[f"{model} (paper)", *(f"{score:.1f}" for score in row)] for model, row in published.rows.items()]
-        for model, tasks in models.items():
-            if tasks.keys() & columns.keys():
-                rows.append([f"**{model}**", *(_cell(tasks.get(task)) for task in columns), _average(tasks, columns)])
-        lines += _table(["Model", *columns.values(), "Avg."], rows)
+        lines += published_table(models, published)
         lines += [
+            "",
             "Scores on the development set in percent; ± the standard deviation over seeds. Of two metrics, and of the "
             "two sets of MNLI, the mean. An average with [n] is over n tasks and cannot be compared with the others.",
             "",
         ]
-    details = []
-    for model, tasks in models.items():
-        for task, entry in tasks.items():
-            metrics = ", ".join(f"{name} {value:.2f}" for name, value in entry["metrics"].items())
-            runs = f"{entry['seeds']} of {entry['runs']}"
-            details.append([model, task, _cell(entry), metrics, entry["hyperparameters"], runs])
-    lines += _table(["Model", "Task", "Score", "Metrics", "Hyperparameters", "Runs"], details)
+    lines += [*details_table(models), ""]
     if diverged:
         lines += [f"Diverged, and in no mean: {', '.join(diverged)}.", ""]
     return "\n".join(lines)
 
 
-def plot(results: Results, tasks: list[str], file: Path) -> None:
-    """Score against learning rate, for each task and each batch size and weight decay; means over seeds."""
-    figure = Figure(figsize=(4.5 * min(3, len(tasks)), 3.5 * -(-len(tasks) // 3)), layout="constrained")
-    for axes, task in zip(figure.subplots(-(-len(tasks) // 3), min(3, len(tasks)), squeeze=False).flat, tasks):
-        lines = defaultdict(list)
-        for point, runs in group_runs(results.of_task(task)).items():
-            lines[point.batch_size, point.weight_decay].append((point.learning_rate, _mean(runs)))
-        batch_sizes = sorted({batch_size for batch_size, _ in lines})
-        decays = sorted({decay for _, decay in lines})
-        for (batch_size, decay), points in sorted(lines.items()):
-            style = {"color": f"C{batch_sizes.index(batch_size)}", "ls": ("-", "--", ":")[decays.index(decay) % 3]}
-            axes.plot(*zip(*sorted(points)), marker="o", ms=3, label=f"batch {batch_size}, decay {decay:g}", **style)
-        axes.set(title=task, xlabel="learning rate", ylabel="score (%)", xscale="log")
-        axes.legend(fontsize="xx-small")
-    write_png(file, figure)
+def learning_rate_panel(task: str, results: list[dict]) -> Panel:
+    """Score against learning rate, a line for each batch size and weight decay; means over seeds."""
+    points = defaultdict(list)
+    for hyperparameters, runs in group_runs(results).items():
+        line = (hyperparameters.batch_size, hyperparameters.weight_decay)
+        points[line].append((hyperparameters.learning_rate, mean_score(runs)))
+    batch_sizes = sorted({batch_size for batch_size, _ in points})
+    decays = sorted({decay for _, decay in points})
+    lines = []
+    for batch_size, decay in sorted(points):
+        # A color for each batch size, a dash for each weight decay.
+        dash = ("-", "--", ":")[decays.index(decay) % 3]
+        style = {"marker": "o", "color": f"C{batch_sizes.index(batch_size)}", "linestyle": dash}
+        lines.append(Line(sorted(points[batch_size, decay]), f"batch {batch_size}, decay {decay:g}", style))
+    labels = {"title": task, "xlabel": "learning rate", "ylabel": "score (%)", "xscale": "log"}
+    return Panel(lines, labels, legend={"fontsize": "xx-small"})
 
 
 def write_report(folder: Path, model: str, published: Published | None) -> str:
@@ -163,13 +167,13 @@ def write_report(folder: Path, model: str, published: Published | None) -> str:
     Returns:
         The Markdown.
     """
-    models, diverged = collect(folder), collect_diverged(folder)
+    models, diverged = collect(folder)
     text = markdown(models, diverged, published)
     write_text(folder / "report.md", text)
-    write_json(
-        folder / "report.json",
-        {"models": models, "diverged": diverged, "published": published.rows if published else {}},
-    )
+    rows = published.rows if published else {}
+    write_json(folder / "report.json", {"models": models, "diverged": diverged, "published": rows})
     if model in models:
-        plot(Results(folder / model), list(models[model]), folder / model / "learning_rates.png")
+        results = Results(folder / model)
+        panels = [learning_rate_panel(task, results.best_first(task)) for task in models[model]]
+        plot_lines(folder / model / "learning_rates.png", panels, columns=3)
     return text

@@ -9,12 +9,11 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-import yaml
 from datasets import ClassLabel, Dataset, DatasetDict, Value
 from huggingface_hub.dataclasses import strict
 from huggingface_hub.errors import StrictDataclassError
 
-from neobert_hf.common.settings import nearest
+from neobert_hf.common.settings import nearest, read_yaml
 from neobert_hf.common.text_sources import load_table
 from neobert_hf.evaluation.glue.metric import CLASSIFICATION, CORRELATIONS
 
@@ -94,10 +93,10 @@ def read_tasks(path: str) -> dict[str, GlueTask]:
     Raises:
         ValueError: naming the task and the key that is unknown, missing or wrong.
     """
-    content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    if not isinstance(content, dict) or not all(isinstance(entry, dict) for entry in content.values()):
+    content = read_yaml(path)
+    if not content or not all(isinstance(entry, dict) for entry in content.values()):
         raise ValueError(f"{path} must hold tasks by name, each with `source`, `texts` and `metrics`.")
-    known = [one.name for one in fields(GlueTask) if one.name != "name"]
+    known = [field.name for field in fields(GlueTask) if field.name != "name"]
     tasks = {}
     for name, entry in content.items():
         for key in entry:
@@ -128,20 +127,21 @@ def load_task(task: GlueTask, data_dir: str | None = None) -> DatasetDict:
         FileNotFoundError: if a source is neither on the Hub nor here.
         ValueError: if a split or a column is missing, a text is none, or a label is not in the map.
     """
-    splits = DatasetDict()
-    for split in (task.train, *task.validation):
-        columns = task.columns
-        tsv = _tsv_file(task, data_dir, split)
-        if tsv is not None and tsv.is_file():
-            table, where = _read_tsv(task, tsv), str(tsv)
-            columns = dict(zip([*task.tsv.texts, task.tsv.label], columns.values()))
-        elif data_dir is not None or Path(task.source).is_dir():
-            folder = Path(task.source) if data_dir is None else Path(data_dir) / task.name
-            table, where = _load_files(task.name, folder, split, tsv)
-        else:
-            table, where = load_table(task.name, task.source, task.subset, split), f"{task.source}, split {split}"
-        splits[split] = _check(task, table, columns, f"Task {task.name} ({where})")
-    return splits
+    return DatasetDict({split: _load_split(task, data_dir, split) for split in (task.train, *task.validation)})
+
+
+def _load_split(task: GlueTask, data_dir: str | None, split: str) -> Dataset:
+    tsv = _tsv_file(task, data_dir, split)
+    columns = task.columns
+    if tsv is not None and tsv.is_file():
+        table, place = _read_tsv(task, tsv), str(tsv)
+        columns = dict(zip([*task.tsv.texts, task.tsv.label], columns.values()))
+    elif data_dir is not None or Path(task.source).is_dir():
+        folder = Path(task.source) if data_dir is None else Path(data_dir) / task.name
+        table, place = _load_files(task.name, folder, split, tsv)
+    else:
+        table, place = load_table(task.name, task.source, task.subset, split), f"{task.source}, split {split}"
+    return _check(task, table, columns, f"Task {task.name} ({place})")
 
 
 def _tsv_file(task: GlueTask, data_dir: str | None, split: str) -> Path | None:
@@ -151,13 +151,14 @@ def _tsv_file(task: GlueTask, data_dir: str | None, split: str) -> Path | None:
 
 
 def _load_files(name: str, folder: Path, split: str, tsv: Path | None) -> tuple[Dataset, str]:
+    """A split in one Parquet or JSON lines file or in several, and the path or pattern of it."""
     named = re.compile(rf"{re.escape(split)}(-\d+-of-\d+)?\.(parquet|jsonl|json)")
     files = sorted(file for file in folder.glob("*") if named.fullmatch(file.name))
     if not files:
-        there = ", ".join(sorted(file.name for file in folder.glob("*"))) if folder.is_dir() else "no such folder"
+        found = ", ".join(sorted(file.name for file in folder.glob("*"))) or "nothing"
         raise ValueError(
             f"Task {name} has no split {split!r}: expected {folder / split}.parquet or .jsonl"
-            f"{f', or {tsv}' if tsv else ''}; found in {folder}: {there or 'nothing'}."
+            f"{f', or {tsv}' if tsv else ''}; found in {folder}: {found if folder.is_dir() else 'no such folder'}."
         )
     pattern = str(files[0]) if len(files) == 1 else str(folder / f"{split}-*-of-*{files[0].suffix}")
     return load_table(name, pattern, None, "train"), pattern
@@ -178,43 +179,49 @@ def _read_tsv(task: GlueTask, file: Path) -> Dataset:
     return Dataset.from_dict({name: [row[index] for row in complete] for index, name in enumerate(header)})
 
 
-def _check(task: GlueTask, table: Dataset, columns: dict[str, str], where: str) -> Dataset:
+def _check(task: GlueTask, table: Dataset, columns: dict[str, str], place: str) -> Dataset:
     """The columns under our names, with numbers for labels."""
     for column in columns:
         if column not in table.column_names:
-            raise ValueError(f"{where} has no column {column!r}; it has {', '.join(map(repr, table.column_names))}.")
+            raise ValueError(f"{place} has no column {column!r}; it has {', '.join(map(repr, table.column_names))}.")
     if not len(table):
-        raise ValueError(f"{where} is empty: it holds no row.")
+        raise ValueError(f"{place} is empty: it holds no row.")
     *texts, label = columns
     for column in texts:
         if table.features[column] not in (Value("string"), Value("large_string")):
-            raise ValueError(f"{where}: the column {column!r} holds {table.features[column]}, not text.")
+            raise ValueError(f"{place}: the column {column!r} holds {table.features[column]}, not text.")
         if missing := table.data.column(column).null_count:
-            raise ValueError(f"{where}: {missing:,} rows have no {column!r} (None). Correct them.")
-    feature = table.features[label]
+            raise ValueError(f"{place}: {missing:,} rows have no {column!r} (None). Correct them.")
+    labels = _number_labels(task, table, label, place)
+    table = table.select_columns(texts).rename_columns({column: columns[column] for column in texts})
+    return table.add_column("label", labels)
+
+
+def _number_labels(task: GlueTask, table: Dataset, column: str, place: str) -> list[int | float]:
+    """What the label of each row is to the model."""
+    feature = table.features[column]
     if isinstance(feature, ClassLabel) and feature.names != task.labels:
-        raise ValueError(f"{where}: the labels are {feature.names} in this order; the task expects {task.labels}.")
-    values = {value: _number(task, value) for value in table.unique(label)}
-    labels = table.with_format(None)[label][:]
-    for value, number in values.items():
+        raise ValueError(f"{place}: the labels are {feature.names} in this order; the task expects {task.labels}.")
+    labels = table.with_format(None)[column][:]
+    numbers = {label: _number(task, label) for label in table.unique(column)}
+    for label, number in numbers.items():
         if number is None:
             raise ValueError(
-                f"{where}: row {labels.index(value):,} has the label {value!r}; the task expects {_allowed(task)}."
+                f"{place}: row {labels.index(label):,} has the label {label!r}; the task expects {_allowed(task)}."
             )
-    table = table.select_columns(texts).rename_columns({column: columns[column] for column in texts})
-    return table.add_column("label", [values[value] for value in labels])
+    return [numbers[label] for label in labels]
 
 
-def _number(task: GlueTask, value: Any) -> int | float | None:
-    """What the label is to the model; None if it is none of the task's."""
+def _number(task: GlueTask, label: Any) -> int | float | None:
+    """What a label is to the model; None if it is none of the task's."""
     if task.labels is not None:
-        if value in task.labels:
-            return task.labels.index(value)
-        if isinstance(value, str) and value.isdecimal():
-            value = int(value)
-        return int(value) if isinstance(value, int) and 0 <= value < len(task.labels) else None
+        if label in task.labels:
+            return task.labels.index(label)
+        if isinstance(label, str) and label.isdecimal():
+            label = int(label)
+        return int(label) if isinstance(label, int) and 0 <= label < len(task.labels) else None
     try:
-        number = float(value)
+        number = float(label)
     except (TypeError, ValueError):
         return None
     low, high = task.label_range or (-math.inf, math.inf)

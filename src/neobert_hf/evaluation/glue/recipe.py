@@ -1,0 +1,272 @@
+"""The GLUE recipe: its settings, the plan of all runs, and one run from its start to its result file."""
+
+import json
+import time
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+from transformers import AutoTokenizer, set_seed
+
+from neobert_hf.common.atomic_writes import write_json
+from neobert_hf.common.fingerprints import data_fingerprint
+from neobert_hf.common.results import ResultError
+from neobert_hf.common.settings import nearest
+from neobert_hf.common.token_limits import tokens_read
+from neobert_hf.evaluation.glue.models import StartingPoint, build_classifier, newest_checkpoints
+from neobert_hf.evaluation.glue.results import RUN_ARGUMENTS, Results
+from neobert_hf.evaluation.glue.runs import Hyperparameters, Run, grid, order_tasks, read_hyperparameters
+from neobert_hf.evaluation.glue.tasks import GlueTask, load_task, read_tasks
+from neobert_hf.evaluation.glue.trainer import GlueArguments, GlueTrainer, TaskData
+from neobert_hf.training.arguments import result_settings
+from neobert_hf.training.run_checkpoints import newest_checkpoint
+from neobert_hf.training.trainer import Diverged
+
+
+@dataclass
+class GlueSettings:
+    """What is trained, on which tasks, with which hyperparameters."""
+
+    model: str = field(metadata={"help": "an encoder: path or Hub id; with `average_checkpoints` the folder of a run"})
+    task: list[str] = field(metadata={"help": "names from `task_config`, or `all`"})
+    task_config: str = field(metadata={"help": "YAML file of tasks"})
+    name: str | None = field(default=None, metadata={"help": "of the model in the report; made from `model` if unset"})
+    data_dir: str | None = field(
+        default=None, metadata={"help": "folder with the tasks as TSV, Parquet or JSON lines, instead of the Hub"}
+    )
+    max_length: int = field(default=1024, metadata={"help": "tokens; the longer text of a pair is cut first"})
+    classifier_dropout: float = field(default=0.1, metadata={"help": "before the classifier"})
+    transfer: bool = field(default=True, metadata={"help": "start tasks from others' best model, as the file says"})
+    average_checkpoints: int = field(
+        default=0, metadata={"help": "start from the mean of the last so many checkpoints of the run `model`"}
+    )
+    hyperparameters: str | None = field(default=None, metadata={"help": "YAML file with those of each task"})
+    seeds: list[int] = field(default_factory=lambda: [0], metadata={"help": "one run each"})
+    grid: bool = field(default=False, metadata={"help": "search the three lists instead of using `hyperparameters`"})
+    batch_sizes: list[int] = field(default_factory=list, metadata={"help": "of the grid"})
+    learning_rates: list[float] = field(default_factory=list, metadata={"help": "of the grid"})
+    weight_decays: list[float] = field(default_factory=list, metadata={"help": "of the grid"})
+    shard: str | None = field(default=None, metadata={"help": "k/n: the k-th of n machines or jobs"})
+    published: str | None = field(default=None, metadata={"help": "YAML file of rows for the report"})
+    trust_remote_code: bool = field(default=False, metadata={"help": "run code from the model's repository"})
+
+
+def choose_tasks(settings: GlueSettings) -> dict[str, GlueTask]:
+    """The tasks by name, in the order in which they run.
+
+    Raises:
+        ValueError: if a name is unknown.
+    """
+    tasks = read_tasks(settings.task_config)
+    for name in settings.task:
+        if name not in tasks and name != "all":
+            raise ValueError(f"{settings.task_config} has no task {name!r}{nearest(name, ['all', *tasks])}")
+    return {name: tasks[name] for name in order_tasks(tasks, tasks if "all" in settings.task else settings.task)}
+
+
+def plan_runs(settings: GlueSettings, arguments: GlueArguments, tasks: dict[str, GlueTask]) -> list[Run]:
+    """All runs of all processes and shards, in order.
+
+    Raises:
+        ValueError: if hyperparameters are missing.
+    """
+    if not settings.seeds:
+        raise ValueError("`seeds` is empty: give one or more.")
+    given = {
+        "batch_size": arguments.per_device_train_batch_size,
+        "learning_rate": arguments.learning_rate,
+        "weight_decay": arguments.weight_decay,
+    }
+    given = {name: value for name, value in given.items() if value is not None}
+    if settings.grid:
+        lists = (settings.batch_sizes, settings.learning_rates, settings.weight_decays)
+        if given or not all(lists):
+            found = f"{min(given)!r} is set" if given else "one of them is empty"
+            raise ValueError(f"`grid` searches `batch_sizes`, `learning_rates` and `weight_decays`, and {found}.")
+        return [Run(name, point, seed) for name in tasks for point in grid(*lists) for seed in settings.seeds]
+    best = read_hyperparameters(settings.hyperparameters) if settings.hyperparameters else {}
+    runs = []
+    for name in tasks:
+        values = (asdict(best[name]) if name in best else {}) | given
+        if len(values) < 3:
+            raise ValueError(
+                f"There are no hyperparameters for {name} in {settings.hyperparameters}: add them, or give "
+                "`per_device_train_batch_size`, `learning_rate` and `weight_decay`."
+            )
+        runs += [Run(name, Hyperparameters(**values), seed) for seed in settings.seeds]
+    return runs
+
+
+def find_start(settings: GlueSettings) -> StartingPoint:
+    """The model that the settings name, or the mean of its last checkpoints.
+
+    Raises:
+        CheckpointError: if there are not enough checkpoints to average.
+    """
+    model, backbone = settings.model, []
+    if settings.average_checkpoints:
+        backbone = newest_checkpoints(settings.model, settings.average_checkpoints)
+        model = str(backbone[-1])
+    name = " + ".join(map(str, backbone)) or model
+    return StartingPoint(model, name, backbone, settings.trust_remote_code)
+
+
+class GlueEvaluation:
+    """The runs of one model on all chosen tasks.
+
+    Args:
+        settings: of the recipe.
+        arguments: of the Trainer, before a run sets its own.
+        runs: of all processes and shards.
+        results: where the results of the model are.
+
+    Attributes:
+        start: what runs start from that do not start from another task's model.
+        weights: its fingerprint.
+        data: rows of each task.
+        shared_settings: of each task, all that the weights of its runs depend on and that they have in common.
+    """
+
+    def __init__(self, settings: GlueSettings, arguments: GlueArguments, runs: list[Run], results: Results):
+        self.settings = settings
+        self.arguments = arguments
+        self.runs = runs
+        self.results = results
+        self.start = find_start(settings)
+        self.weights = self.start.fingerprint()
+        self.data: dict[str, TaskData] = {}
+        self.shared_settings: dict[str, dict] = {}
+
+    def prepare(self, tasks: dict[str, GlueTask]) -> None:
+        """Load the data of all tasks, and check them and earlier results before anything is trained.
+
+        Raises:
+            CheckpointError: if there is no model of a task that another one starts from.
+            ResultError: if there are results of other settings.
+            ValueError: if data are missing or wrong; see `load_task`.
+        """
+        self.data = {name: TaskData(task, load_task(task, self.settings.data_dir)) for name, task in tasks.items()}
+        for name, task in tasks.items():
+            self.shared_settings[name] = self._settings_of(self.data[name])
+            self.results.of_task(name, self.shared_settings[name])
+            source = self._source_of(task)
+            unfinished = [run for run in self.runs if run.task == name and self.results.find(run) is None]
+            if source is not None and source not in tasks and unfinished:
+                self.results.best_model(source, self.weights)
+
+    def _settings_of(self, data: TaskData) -> dict:
+        """All settings that the weights of all runs of a task depend on, as JSON gives them back."""
+        settings, arguments = self.settings, self.arguments
+        # What the file says counts, not where the data lie.
+        incidental = ("source", "subset", "tsv")
+        values = result_settings(arguments, leave_out=RUN_ARGUMENTS | {"num_train_epochs"}) | {
+            "model": settings.model,
+            "weights": self.weights,
+            "average_checkpoints": settings.average_checkpoints,
+            "transfer": self._source_of(data.task) is not None,
+            "max_length": settings.max_length,
+            "classifier_dropout": settings.classifier_dropout,
+            "early_stopping_patience": arguments.early_stopping_patience,
+            "task": {name: value for name, value in asdict(data.task).items() if name not in incidental},
+            "rows": {split: len(part) for split, part in data.splits.items()},
+            "data": {split: data_fingerprint(part) for split, part in data.splits.items()},
+            # As the user gave them: those of a run follow from its batch size.
+            "schedule": {name: getattr(arguments, name) for name in ("num_train_epochs", "max_steps", "eval_steps")},
+        }
+        return json.loads(json.dumps(values, default=str))
+
+    def _source_of(self, task: GlueTask) -> str | None:
+        """The task whose best model a task starts from."""
+        return task.transfer_from if self.settings.transfer else None
+
+    def complete(self, run: Run) -> None:
+        """Do what is left of a run: all of it, or nothing but tidying up where it has a result.
+
+        Raises:
+            ResultError: if a grid had the run, and it diverged.
+        """
+        result = self.results.find(run)
+        if result is None:
+            self.fine_tune(run)
+        elif result["score"] is None and not self.settings.grid:
+            raise ResultError(f"{self.results.file(run)}: this run diverged in a grid. Delete the file to repeat it.")
+        self.results.delete_leftovers(run)
+
+    def fine_tune(self, run: Run) -> None:
+        """Do one run that has no result yet: training, the best model, the result.
+
+        Raises:
+            CheckpointError: if checkpoints are of other settings.
+            Diverged: if loss or scores are not finite; in a grid, this is the run's result.
+            ValueError: if the model does not fit.
+        """
+        began = time.monotonic()
+        source = self._source_of(self.data[run.task].task)
+        self.results.wait_for([other for other in self.runs if other.task == source])
+        trainer, resume = self._build_trainer(run)
+        error = None
+        try:
+            trainer.train_to_the_end(resume)
+        except Diverged as diverged:
+            # Some points of a grid do, and the others do not depend on them.
+            if not self.settings.grid:
+                raise
+            error = str(diverged.__cause__)
+        # The result comes last: it says that the run is finished.
+        if error is None:
+            trainer.save_best(self.results.run_folder(run) / "model")
+        result = describe_result(run, trainer, time.monotonic() - began, error)
+        write_json(self.results.file(run), result)
+        trainer.accelerator.free_memory()
+        score = f"diverged. {error}" if error else f"{100 * result['score']:.2f} at step {result['best_step']:,}"
+        print(f"{run.name}: {score}", flush=True)
+
+    def _build_trainer(self, run: Run) -> tuple[GlueTrainer, Path | None]:
+        """The trainer of a run, and the checkpoint to resume from, if there is one."""
+        data, folder = self.data[run.task], self.results.run_folder(run)
+        start = self._start_of(data.task)
+        arguments = self.arguments.for_run(run, folder, rows=len(data.splits[data.task.train]))
+        settings = self.shared_settings[run.task] | {name: getattr(arguments, name) for name in sorted(RUN_ARGUMENTS)}
+        settings["start"] = start.name
+        set_seed(run.seed)
+        resume, _ = newest_checkpoint(folder, settings)
+        classifier = build_classifier(start, data.task, self.settings.classifier_dropout)
+        tokenizer = AutoTokenizer.from_pretrained(start.model, trust_remote_code=start.trust_remote_code)
+        positions = getattr(classifier.config, "max_position_embeddings", None)
+        length = tokens_read(classifier, self.settings.max_length, tokenizer.model_max_length, positions)
+        trainer = GlueTrainer(classifier, arguments, data.tokenize(tokenizer, length), tokenizer, settings)
+        print(
+            f"{run.name}: {arguments.max_steps:,} steps on {arguments.device}, evaluated every {arguments.eval_steps} "
+            f"steps on {sum(data.validation_rows.values()):,} rows; "
+            f"{f'resuming from {resume}' if resume else f'starting from {start.name}'}",
+            flush=True,
+        )
+        return trainer, resume
+
+    def _start_of(self, task: GlueTask) -> StartingPoint:
+        source = self._source_of(task)
+        if source is None:
+            return self.start
+        name, model = self.results.best_model(source, self.weights)
+        return replace(self.start, name=name, backbone=[model])
+
+
+def describe_result(run: Run, trainer: GlueTrainer, seconds: float, error: str | None) -> dict:
+    """What a result file holds: the best evaluation, or the error of a run that diverged."""
+    evaluations = trainer.evaluations()
+    best = {"score": None, "step": None}
+    if error is None:
+        best = next(entry for entry in evaluations if entry["step"] == trainer.state.best_global_step)
+    return {
+        "run": run.name,
+        "task": run.task,
+        "score": best["score"],
+        "error": error,
+        "metrics": {key: value for key, value in best.items() if key not in ("step", "epoch", "loss", "score")},
+        "hyperparameters": asdict(run.hyperparameters),
+        "seed": run.seed,
+        "best_step": best["step"],
+        "last_step": trainer.state.global_step,
+        "seconds": round(seconds, 1),
+        "settings": trainer.run_settings,
+        "evaluations": evaluations,
+    }

@@ -1,0 +1,115 @@
+"""The results of one model on GLUE: a JSON file for each run, in a folder that several machines may share.
+
+A result file is written whole when its run is finished, which is then never repeated.
+"""
+
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+from neobert_hf.common.results import check_same_settings, read_result
+from neobert_hf.evaluation.glue.runs import Run
+from neobert_hf.training.run_checkpoints import CheckpointError, complete_checkpoints, delete_checkpoint
+
+
+# The keys that every result file has.
+KEYS = {"run", "task", "score", "metrics", "hyperparameters", "settings"}
+
+# Training arguments in which the runs of a task differ by design: a file's name has them, or they follow from it.
+RUN_ARGUMENTS = {"per_device_train_batch_size", "learning_rate", "weight_decay", "seed", "max_steps", "eval_steps"}
+
+
+class Results:
+    """The results of one model in its folder: `<task>/<run>.json`, and beside it a folder of the run."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+
+    def file(self, run: Run) -> Path:
+        return self.folder / f"{run.name}.json"
+
+    def run_folder(self, run: Run) -> Path:
+        return self.folder / run.name
+
+    def of_task(self, task: str, settings: dict | None = None) -> list[dict]:
+        """Read all results of a task.
+
+        Raises:
+            ResultError: if a file is something else, or if it has other settings than these or, without them, than the
+                first file. Those of a single run are not compared.
+        """
+        results = {file: read_result(file, KEYS) for file in sorted((self.folder / task).glob("bs*_seed*.json"))}
+        # `start` differs, too, where it names the best run of another task at the moment.
+        of_runs = RUN_ARGUMENTS | {"start"}
+        for file, result in results.items():
+            stored = {name: value for name, value in result["settings"].items() if name not in of_runs}
+            settings = stored if settings is None else settings
+            check_same_settings(file, stored, settings)
+        return list(results.values())
+
+    def best_first(self, task: str) -> list[dict]:
+        """All results of a task that have a score, as `of_task` reads them."""
+        scored = [result for result in self.of_task(task) if result["score"] is not None]
+        return sorted(scored, key=lambda result: -result["score"])
+
+    def find(self, run: Run) -> dict | None:
+        """The result of a run, if it is finished.
+
+        Raises:
+            ResultError: if it is that of other hyperparameters, which names show with six digits.
+        """
+        file = self.file(run)
+        if not file.is_file():
+            return None
+        result = read_result(file, KEYS)
+        check_same_settings(file, result["hyperparameters"], asdict(run.hyperparameters))
+        return result
+
+    def delete_leftovers(self, run: Run) -> None:
+        """Delete the checkpoints of a finished run, and every model of the task that a better one has replaced."""
+        for checkpoint in complete_checkpoints(self.run_folder(run)):
+            delete_checkpoint(checkpoint)
+        # Only what a finished run has beaten: no other process waits for it, and none deletes the best.
+        for result in self.best_first(run.task)[1:]:
+            shutil.rmtree(self.folder / result["run"] / "model", ignore_errors=True)
+
+    def best_model(self, task: str, weights: str) -> tuple[str, Path]:
+        """The name of the best run of a task, and the folder of its model.
+
+        Args:
+            task: its name.
+            weights: the fingerprint of those that it must have been trained from.
+
+        Raises:
+            CheckpointError: if there is none.
+            ResultError: if it was trained from other weights.
+        """
+        results = self.best_first(task)
+        if not results or not (model := self.folder / results[0]["run"] / "model").is_dir():
+            found = f"{len(results)} results and no model of the best" if results else "no result with a score"
+            raise CheckpointError(
+                f"{self.folder / task} holds {found}, and another task starts from its best model: run `--task {task}` "
+                "first, or set `transfer` to false."
+            )
+        name = results[0]["run"]
+        stored = results[0]["settings"].get("weights")
+        check_same_settings(self.folder / f"{name}.json", {"weights": stored}, {"weights": weights})
+        return name, model
+
+    def wait_for(self, runs: list[Run], seconds: float = 10, report: Callable[[str], None] = print) -> None:
+        """Return when all of these runs have a result, also those of other processes and machines.
+
+        It looks every so many seconds, and reports what is missing at once and then every ten minutes.
+        """
+        waited = 0.0
+        while missing := [run.name for run in runs if not self.file(run).is_file()]:
+            if waited % 600 == 0:
+                report(
+                    f"waiting for {len(missing)} runs of other processes or shards: {', '.join(missing[:5])}"
+                    f"{', ...' if len(missing) > 5 else ''}. If nothing runs them, start their shard, or the same "
+                    "command without `--shard`."
+                )
+            time.sleep(seconds)
+            waited += seconds

@@ -1,0 +1,200 @@
+"""What examples/run_glue.py refuses before it trains: other settings, weights and data, and mistakes in all of them."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+from datasets import ClassLabel, Dataset, Features, Value
+
+from neobert_hf.common.results import ResultError
+from neobert_hf.evaluation.glue.report import collect
+from neobert_hf.training.run_checkpoints import CheckpointError
+from tests.helpers.examples import load_example
+from tests.helpers.glue_runs import GRID, TRAINING_ROWS, best_of, model_folder, save_encoder
+
+
+run_glue = load_example("run_glue")
+
+
+def test_finished_runs_are_not_repeated_and_other_settings_are_refused(finished, flags, tmp_path):
+    shutil.copytree(finished, tmp_path / "copy")
+    before = {file: file.stat().st_mtime_ns for file in (tmp_path / "copy").rglob("*seed*.json")}
+    # Nor for a setting that changes no weights.
+    run_glue.main(flags(tmp_path / "copy", task="mnli rte stsb sst2", seeds="0 1", per_device_eval_batch_size=7))
+    assert before == {file: file.stat().st_mtime_ns for file in (tmp_path / "copy").rglob("*seed*.json")}
+    with pytest.raises(ResultError, match="(?s)other settings.*max_length: 32 there, 16 now"):
+        run_glue.main(flags(tmp_path / "copy", max_length=16))
+    # Also of a further seed: the report would take their mean.
+    with pytest.raises(ResultError, match="(?s)sst2/bs8.*seed0.json.*schedule: .*'max_steps': -1,.*'max_steps': 2,"):
+        run_glue.main(flags(tmp_path / "copy", seeds=7, max_steps=2))
+    # And if two shards were started with different settings at the same time.
+    file = next((tmp_path / "copy" / "small" / "sst2").glob("*seed1.json"))
+    result = json.loads(file.read_text())
+    file.write_text(json.dumps(result | {"settings": result["settings"] | {"max_length": 16}}))
+    with pytest.raises(ResultError, match="(?s)seed1.json is the result of other settings.*max_length: 16 there"):
+        collect(tmp_path / "copy")
+
+
+@pytest.mark.parametrize(
+    "name, value", [("data_seed", 3), ("label_smoothing_factor", 0.1), ("neftune_noise_alpha", 5.0)]
+)
+def test_a_setting_that_changes_weights_does_not_give_the_score_of_others(finished, flags, name, value):
+    with pytest.raises(ResultError, match=f"other settings:\n  {name}: None there, {value} now"):
+        run_glue.main(flags(finished, **{name: value}))
+
+
+def test_result_files_store_what_they_did_before(finished):
+    """Others would be refused as those of other settings."""
+    names = (
+        "adam_beta1 adam_beta2 adam_epsilon average_checkpoints bf16 classifier_dropout data early_stopping_patience "
+        "eval_steps fp16 learning_rate lr_scheduler_kwargs lr_scheduler_type max_grad_norm max_length max_steps model "
+        "optim per_device_train_batch_size rows schedule seed start task transfer warmup_steps weight_decay weights"
+    )
+    assert sorted(best_of(finished, "rte")["settings"]) == names.split()
+
+
+def test_other_weights_or_data_in_the_same_place_are_refused(flags, data_dir, tokenizer, tmp_path):
+    changes = {"model": save_encoder(tmp_path / "encoder", tokenizer), "max_steps": 2}
+    changes["data_dir"] = edit(data_dir, tmp_path, lambda rows: rows)
+    run_glue.main(flags(tmp_path / "run", **changes))
+    file = changes["data_dir"] / "sst2" / "validation.jsonl"
+    text = file.read_text()
+    file.write_text(text.replace('"label": 1', '"label": 0', 1))
+    with pytest.raises(ResultError, match="(?s)other settings:\n  data: .*there, .*now\nGive"):
+        run_glue.main(flags(tmp_path / "run", **changes))
+    file.write_text(text)
+    save_encoder(changes["model"], tokenizer, seed=1)
+    with pytest.raises(ResultError, match="(?s)other settings:\n  weights: .*there, .*now\nGive"):
+        run_glue.main(flags(tmp_path / "run", **changes))
+
+
+def test_a_better_source_leaves_finished_runs_as_they_are(finished, flags, encoder, tokenizer, tmp_path):
+    shutil.copytree(finished, tmp_path / "copy")
+    best = best_of(finished, "mnli")
+    name = best["run"].replace(f"seed{best['seed']}", "seed2")
+    (tmp_path / "copy" / "small" / f"{name}.json").write_text(json.dumps(best | {"run": name, "score": 1.0}))
+    # It has no model, and is not asked for one.
+    run_glue.main(flags(tmp_path / "copy", task="rte stsb", seeds="0 1"))
+    with pytest.raises(CheckpointError, match="small/mnli holds 3 results and no model of the best"):
+        run_glue.main(flags(tmp_path / "copy", task="rte", seeds="2"))
+    with pytest.raises(ResultError, match="transfer: True there, False now"):
+        run_glue.main(flags(tmp_path / "copy", task="rte", transfer=False))
+    # Nor is a model taken that comes from other weights.
+    shutil.copytree(model_folder(finished, "mnli"), tmp_path / "copy" / "small" / name / "model")
+    shutil.rmtree(tmp_path / "copy" / "small" / "rte")
+    changed = save_encoder(tmp_path / "encoder", tokenizer, seed=1)
+    with pytest.raises(ResultError, match="seed2.json is the result of other settings:\n  weights: "):
+        run_glue.main(flags(tmp_path / "copy", task="rte", model=changed))
+
+
+def edit(data_dir: Path, tmp_path: Path, change) -> Path:
+    """A copy of SST-2 with other rows in its training split."""
+    shutil.copytree(data_dir / "sst2", tmp_path / "data" / "sst2")
+    file = tmp_path / "data" / "sst2" / "train.jsonl"
+    changed = change([json.loads(line) for line in file.read_text().splitlines()])
+    file.write_text("".join(json.dumps(row) + "\n" for row in changed))
+    return tmp_path / "data"
+
+
+BAD_ROWS = [
+    (
+        lambda rows: [*rows, rows[0] | {"label": 2}],
+        f"row {TRAINING_ROWS} has the label 2; the task expects 0 negative, 1 positive",
+    ),
+    (lambda rows: [*rows, rows[0] | {"label": -1}], f"row {TRAINING_ROWS} has the label -1"),
+    (lambda rows: [*rows, rows[0] | {"label": None}], f"row {TRAINING_ROWS} has the label None"),
+    (lambda rows: [row | {"label": "good"} for row in rows], "row 0 has the label 'good'"),
+    (lambda rows: [*rows, rows[0] | {"sentence": None}], r"1 rows have no 'sentence' \(None\)"),
+    (lambda rows: [row | {"sentence": 3} for row in rows], "the column 'sentence' holds .*int64.*, not text"),
+    (
+        lambda rows: [{"text": row["sentence"], "label": 0} for row in rows],
+        "no column 'sentence'; it has 'text', 'label'",
+    ),
+    (lambda rows: [], "empty or cannot be read"),
+]
+
+
+@pytest.mark.parametrize("change, message", BAD_ROWS)
+def test_bad_rows_are_refused_before_training(flags, data_dir, tmp_path, change, message):
+    with pytest.raises(ValueError, match=message):
+        run_glue.main(flags(tmp_path / "run", data_dir=edit(data_dir, tmp_path, change)))
+    assert not (tmp_path / "run").exists()
+
+
+def test_missing_splits_and_other_label_maps_are_refused_before_training(flags, data_dir, tmp_path):
+    shutil.copytree(data_dir, tmp_path / "data")
+    (tmp_path / "data" / "mnli" / "validation_mismatched.parquet").unlink()
+    message = "mnli has no split 'validation_mismatched': expected .*dev_mismatched.tsv; found .*validation_matched.par"
+    with pytest.raises(ValueError, match=message):
+        # Of the second task, before the first is trained.
+        run_glue.main(flags(tmp_path / "run", task="sst2 mnli", data_dir=tmp_path / "data"))
+    features = Features(
+        {"sentence1": Value("string"), "sentence2": Value("string"), "label": ClassLabel(names=["no", "yes"])}
+    )
+    rows = [{"sentence1": "a", "sentence2": "b", "label": 0}]
+    Dataset.from_list(rows, features=features).to_parquet(tmp_path / "data" / "rte" / "validation.parquet")
+    with pytest.raises(ValueError, match=r"labels are \['no', 'yes'\].*expects \['entailment', 'not_entailment'\]"):
+        run_glue.main(flags(tmp_path / "run", task="rte", transfer=False, data_dir=tmp_path / "data"))
+    Dataset.from_list([{"sentence1": "a", "sentence2": "b", "label": 5.1}]).to_parquet(
+        tmp_path / "data" / "stsb" / "validation.parquet"
+    )
+    with pytest.raises(ValueError, match="row 0 has the label 5.1; the task expects numbers from 0 to 5"):
+        run_glue.main(flags(tmp_path / "run", task="stsb", transfer=False, data_dir=tmp_path / "data"))
+    assert not (tmp_path / "run").exists()
+
+
+BAD_FLAGS = [
+    ({"task": "mnl"}, "no task 'mnl'; did you mean 'mnli'"),
+    ({"task": "mnli sst2 sst"}, "no task 'sst'; did you mean 'sst2'"),
+    ({"learning_rate": None}, "no hyperparameters for sst2 in None: add them, or give"),
+    ({"grid": True, "batch_sizes": "8", "learning_rates": "1e-5"}, "'batch_size' is set"),
+    (GRID | {"weight_decays": None}, "one of them is empty"),
+    ({"shard": "9/8"}, "k from 1 to n, such as 3/8"),
+    ({"gradient_accumulation_steps": 2}, "`gradient_accumulation_steps` is 2; this recipe needs 1"),
+    ({"ignore_data_skip": True}, "`ignore_data_skip` is True; this recipe needs False"),
+    ({"eval_steps": 0.5}, "`eval_steps` is 0.5; it must be a whole number of steps"),
+    ({"greater_is_better": False}, "`greater_is_better` is False; this recipe needs True"),
+    ({"eval_delay": 20}, "`eval_delay` is 20.0; this recipe needs 0"),
+    ({"dataloader_drop_last": True}, "`dataloader_drop_last` is True; this recipe needs False"),
+    ({"name": "./"}, "give the model a `name`"),
+    ({"load_best_model_at_end": True, "eval_strategy": "steps"}, "`load_best_model_at_end` is True"),
+    ({"lerning_rate": 1}, "Unknown argument '--lerning_rate'"),
+]
+
+
+@pytest.mark.parametrize("change, message", BAD_FLAGS)
+def test_bad_settings_are_refused_before_training(flags, tmp_path, change, message):
+    with pytest.raises(ValueError, match=message):
+        run_glue.main(flags(tmp_path / "run", **change))
+    assert not list(tmp_path.rglob("checkpoint-*"))
+
+
+def test_a_file_without_seeds_is_refused(flags, tmp_path):
+    (tmp_path / "none.yaml").write_text("seeds: []\n")
+    with pytest.raises(ValueError, match="`seeds` is empty"):
+        run_glue.main(flags(tmp_path / "run", config=tmp_path / "none.yaml"))
+
+
+BAD_TASKS = [
+    ({"textz": ["a"]}, "no meaning for the key 'textz'; did you mean 'texts'"),
+    ({"metrics": ["acuracy"]}, "'acuracy' is no metric of a classification; did you mean 'accuracy'"),
+    ({"metrics": ["pearson"]}, "'pearson' is no metric of a classification"),
+    ({"labels": None}, "'accuracy' is no metric of a regression"),
+    ({"labels": ["a", "a"]}, "two names or more, each once"),
+    ({"labels": ["a", "b", "c"], "metrics": ["f1"]}, "take 'macro_f1'"),
+    ({"texts": ["a", "b", "c"]}, "one text column or two"),
+    ({"texts": "a"}, "texts"),
+    ({"transfer_from": "mnli"}, "starts from 'mnli', which is no task of this file"),
+    ({"transfer_from": "mine"}, "mine.* start from each other"),
+    ({"label_range": [0, 1]}, "`label_range` is for a regression"),
+]
+
+
+@pytest.mark.parametrize("change, message", BAD_TASKS)
+def test_bad_task_definitions_are_refused(flags, data_dir, tmp_path, change, message):
+    task = {"source": str(data_dir / "sst2"), "texts": ["sentence"], "labels": ["a", "b"], "metrics": ["accuracy"]}
+    (tmp_path / "tasks.yaml").write_text(yaml.safe_dump({"mine": task | change}))
+    with pytest.raises(ValueError, match=message):
+        run_glue.main(flags(tmp_path / "run", task="mine", task_config=tmp_path / "tasks.yaml", data_dir=None))

@@ -1,0 +1,113 @@
+"""examples/run_glue.py interrupted, killed, started again and split into shards: the results are the same."""
+
+import json
+import os
+import random
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from neobert_hf.evaluation.glue import recipe
+from neobert_hf.training.run_checkpoints import complete_checkpoints
+from tests.helpers.examples import load_example
+from tests.helpers.glue_runs import GRID, model_folder, results_of, start_process
+
+
+run_glue = load_example("run_glue")
+
+
+# Nothing is learned, so that the first evaluation stays the best.
+STILL = {"learning_rate": 1e-12, "eval_steps": None, "early_stopping_patience": 3, "num_train_epochs": 10}
+
+
+@pytest.fixture(scope="module")
+def stopped_early(flags, tmp_path_factory) -> dict:
+    folder = tmp_path_factory.mktemp("early")
+    run_glue.main(flags(folder, **STILL))
+    return results_of(folder)
+
+
+def test_early_stopping(stopped_early):
+    (result,) = stopped_early.values()
+    assert (result["best_step"], result["last_step"]) == (2, 8) and result["settings"]["max_steps"] == 200
+
+
+def test_patience_survives_sigterm(flags, stopped_early, tmp_path):
+    def stop():
+        for _ in range(6000):
+            if list(tmp_path.rglob("checkpoint-4/complete.json")):
+                return os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.001)
+
+    thread = threading.Thread(target=stop)
+    thread.start()
+    with pytest.raises(SystemExit) as ended:
+        run_glue.main(flags(tmp_path, **STILL))
+    thread.join()
+    assert ended.value.code == 143
+    # The best, of step 2, and the newest.
+    kept = [complete_checkpoints(folder) for folder in (tmp_path / "small" / "sst2").iterdir()]
+    assert [folder.name for folder in kept[0]] in (["checkpoint-2", f"checkpoint-{step}"] for step in range(4, 9))
+    run_glue.main(flags(tmp_path, **STILL))
+    assert results_of(tmp_path) == stopped_early
+
+
+def test_a_run_killed_before_its_result_does_not_train_on(flags, stopped_early, tmp_path, monkeypatch):
+    def fail(*arguments):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(recipe, "write_json", fail)
+        with pytest.raises(KeyboardInterrupt):
+            run_glue.main(flags(tmp_path, **STILL))
+    assert not results_of(tmp_path) and list(tmp_path.rglob("checkpoint-8/complete.json"))
+    run_glue.main(flags(tmp_path, **STILL))
+    assert results_of(tmp_path) == stopped_early
+
+
+@pytest.fixture(scope="module")
+def whole_grid(flags, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("grid")
+    run_glue.main(flags(folder, **GRID))
+    return folder
+
+
+def assert_same_best_model(first: Path, second: Path, task: str) -> None:
+    first, second = (load_file(model_folder(folder, task) / "model.safetensors") for folder in (first, second))
+    assert first.keys() == second.keys()
+    for name, tensor in first.items():
+        assert torch.equal(tensor, second[name]), name
+
+
+def test_a_killed_grid_goes_on_where_it_was(flags, whole_grid, tmp_path):
+    process = start_process(flags(tmp_path, **GRID))
+    while process.poll() is None and not (
+        results_of(tmp_path) and any(complete_checkpoints(folder) for folder in (tmp_path / "small" / "sst2").iterdir())
+    ):
+        time.sleep(0.01)
+    # At any moment: in the middle of a step, of saving or of finishing.
+    time.sleep(random.Random(0).random() / 4)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    before = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*seed*.json")}
+    assert 1 <= len(before) <= 3
+    run_glue.main(flags(tmp_path, **GRID))
+    assert all(file.stat().st_mtime_ns == written for file, written in before.items())
+    assert results_of(tmp_path) == results_of(whole_grid) and len(results_of(tmp_path)) == 4
+    assert_same_best_model(tmp_path, whole_grid, "sst2")
+
+
+def test_shards_are_the_grid(flags, whole_grid, tmp_path):
+    for shard, number in (("2/3", 1), ("1/3", 3), ("3/3", 4)):
+        run_glue.main(flags(tmp_path, **GRID, shard=shard))
+        assert len(results_of(tmp_path)) == number
+    assert results_of(tmp_path) == results_of(whole_grid)
+    assert_same_best_model(tmp_path, whole_grid, "sst2")
+    report = json.loads((tmp_path / "report.json").read_text())["models"]["small"]["sst2"]
+    assert (report["runs"], report["searched"], report["seeds"]) == (4, 4, 1)
+    assert report["score"] == 100 * max(result["score"] for result in results_of(tmp_path).values())

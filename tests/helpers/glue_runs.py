@@ -1,0 +1,145 @@
+"""Small runs of examples/run_glue.py: an encoder, data in GLUE's form, and what a run leaves in its folder."""
+
+import json
+import os
+import random
+import string
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+from datasets import ClassLabel, Dataset, Features, Value
+from transformers import PreTrainedTokenizerBase
+
+from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM
+from neobert_hf.evaluation.glue.results import Results
+from neobert_hf.evaluation.glue.tasks import read_tasks
+from tests.helpers.models import ROOT
+
+
+TASKS = read_tasks(str(ROOT / "configs" / "glue" / "tasks.yaml"))
+
+# With dropout, so that a resume has to restore its generator.
+SIZES = {
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 48,
+    "max_length": 64,
+    "dropout": 0.1,
+    "decoder_init_range": 0.2,
+    "embedding_init_range": 1.0,
+}
+SMALL = {
+    "task_config": ROOT / "configs" / "glue" / "tasks.yaml",
+    "published": ROOT / "configs" / "glue" / "table3.yaml",
+    "name": "small",
+    "max_length": 32,
+    "num_train_epochs": 2,
+    "per_device_train_batch_size": 8,
+    "learning_rate": 3e-3,
+    "weight_decay": 0.01,
+    "eval_steps": 10,
+    "use_cpu": True,
+}
+GRID = {
+    "grid": True,
+    "per_device_train_batch_size": None,
+    "learning_rate": None,
+    "weight_decay": None,
+    "batch_sizes": "8 16",
+    "learning_rates": "0.003 0.0001",
+    "weight_decays": "0.01",
+}
+
+# How a second sentence begins tells its relation to the first, in MNLI and, the same way, in RTE.
+RELATIONS = ("1", "2 2", "3 4")
+TRAINING_ROWS = 160
+
+
+def save_encoder(folder: Path, tokenizer: PreTrainedTokenizerBase, seed: int = 0, hidden_size: int = 32) -> Path:
+    torch.manual_seed(seed)
+    ids = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
+    NeoBERTForMaskedLM(NeoBERTConfig(hidden_size=hidden_size, **SIZES, **ids)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def make_rows() -> dict[str, dict[str, list[dict]]]:
+    """Rows of four tasks by split, in the Hub's column names."""
+    draw = random.Random(0)
+    words = ["".join(draw.choices(string.ascii_lowercase, k=5)) for _ in range(50)]
+
+    def text() -> str:
+        return " ".join(draw.choices(words, k=6))
+
+    def pairs(number, first, second, labels):
+        drawn = [draw.choice(labels) for _ in range(number)]
+        return [{first: text(), second: f"{RELATIONS[label]} {text()}", "label": label} for label in drawn]
+
+    def sentences(number):
+        return [{"sentence": f"{RELATIONS[i % 2]} {text()}", "label": i % 2} for i in range(number)]
+
+    def similar(number):
+        scores = [draw.choice([0.0, 1.5, 3.0, 5.0]) for _ in range(number)]
+        return [
+            {"sentence1": text(), "sentence2": " ".join(["7"] * int(score) + ["8"]), "label": score} for score in scores
+        ]
+
+    mnli = {"train": TRAINING_ROWS + 40, "validation_matched": 30, "validation_mismatched": 20}
+    rte = {"train": TRAINING_ROWS, "validation": 30}
+    return {
+        "mnli": {split: pairs(number, "premise", "hypothesis", [0, 1, 2]) for split, number in mnli.items()},
+        # Of the labels 0 and 2 of MNLI, the latter as 1.
+        "rte": {
+            split: [row | {"label": row["label"] // 2} for row in pairs(number, "sentence1", "sentence2", [0, 2])]
+            for split, number in rte.items()
+        },
+        "sst2": {"train": sentences(TRAINING_ROWS), "validation": sentences(30)},
+        "stsb": {"train": similar(TRAINING_ROWS), "validation": similar(30)},
+    }
+
+
+def write_rows(rows: dict[str, dict[str, list[dict]]], folder: Path) -> None:
+    """As on the Hub: Parquet with named labels, the training split in two files; and SST-2 as JSON lines."""
+    for task, splits in rows.items():
+        (folder / task).mkdir()
+        for split, part in splits.items():
+            if task == "sst2":
+                (folder / task / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
+                continue
+            label = ClassLabel(names=TASKS[task].labels) if TASKS[task].labels else Value("float32")
+            features = Features({name: Value("string") for name in TASKS[task].texts} | {"label": label})
+            table = Dataset.from_list(part, features=features)
+            if split == "train":
+                table.select(range(100)).to_parquet(folder / task / "train-00000-of-00002.parquet")
+                table.select(range(100, len(part))).to_parquet(folder / task / "train-00001-of-00002.parquet")
+            else:
+                table.to_parquet(folder / task / f"{split}.parquet")
+
+
+def results_of(folder: Path) -> dict[str, dict]:
+    """By run, without the seconds."""
+    files = sorted((folder / "small").glob("*/*.json"))
+    results = {str(file.relative_to(folder / "small"))[:-5]: json.loads(file.read_text()) for file in files}
+    return {name: {key: value for key, value in result.items() if key != "seconds"} for name, result in results.items()}
+
+
+def best_of(folder: Path, task: str) -> dict:
+    return Results(folder / "small").best_first(task)[0]
+
+
+def model_folder(folder: Path, task: str) -> Path:
+    return folder / "small" / best_of(folder, task)["run"] / "model"
+
+
+def start_process(flags: list[str], *launcher: str) -> subprocess.Popen:
+    """The script in a process group of its own; what it prints is in `stdout`."""
+    return subprocess.Popen(
+        [*(launcher or [sys.executable]), str(ROOT / "examples" / "run_glue.py"), *flags],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        env=os.environ | {"ACCELERATE_USE_CPU": "true"},
+    )
