@@ -9,7 +9,7 @@ from tests.helpers.models import ROOT
 
 
 PACKAGE = ROOT / "src" / "neobert_hf"
-MODEL = {"configuration_neobert", "modeling_neobert", "packing_neobert", "cpu_neobert"}
+MODEL = {"configuration_neobert", "cpu_neobert", "input_checks_neobert", "modeling_neobert", "packing_neobert"}
 ROOMS = {
     "common": set(),
     "training": {"common"},

@@ -10,6 +10,9 @@ Two habits of this file exist because their absence made the original silently w
 * weights are initialised through `transformers.initialization` only, which leaves loaded tensors alone.
 """
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -31,17 +34,24 @@ from transformers.utils.import_utils import is_tracing
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .configuration_neobert import MODEL_CLASSES, NeoBERTConfig
-from .packing_neobert import (
-    Batch,
-    build_mask,
+from .cpu_neobert import blocks_to_compute_in_place, forward_in_place, rotate_as_complex
+from .input_checks_neobert import (
     check_answers,
     check_inputs,
     check_keywords,
     check_labels,
     check_one_document_a_row,
     check_span,
+)
+from .packing_neobert import (
+    AttentionBackend,
+    Batch,
+    BatchInputs,
+    build_mask,
+    has_varlen_kernel,
     lay_out_batch,
     pool,
+    sdpa_attention_forward,
 )
 
 
@@ -73,23 +83,16 @@ def rotary_table(config: NeoBERTConfig, position_ids: torch.Tensor, span: int) -
     return torch.stack((angles.cos(), angles.sin()), dim=-1) * attention_factor
 
 
-def rotate(query_key: torch.Tensor, table: torch.Tensor, in_place: bool = False) -> torch.Tensor:
+def rotate(query_key: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     """Rotate adjacent pairs (x0, x1) of queries and keys, (batch, length, heads, 2, dim_head), in float32.
 
-    `in_place` is for float32 on a CPU. Both at once: one pass over twice the data, on 2 CPU cores 4.6 ms for 4 x 512
-    tokens against 7.6 ms one by one.
+    Both at once: one pass over twice the data, on 2 CPU cores 4.6 ms for 4 x 512 tokens against 7.6 ms one by one.
     """
-    pairs = query_key.unflatten(-1, (-1, 2))
-    if pairs.device.type == "cpu" and pairs.dtype != torch.float64 and not torch.compiler.is_compiling():
-        # One kernel in place of seven: 1.08 times the model's speed in float32 and 1.18 in bfloat16 (8 x 128 tokens).
-        # Compilers fuse the seven, and not every exporter knows complex numbers. A table for query and key, which lie
-        # side by side, lets the kernel run through both: 1.8 ms a layer of 4 x 512 tokens in place of 2.4.
-        pairs, turns = torch.view_as_complex(pairs.float()), torch.view_as_complex(table)
-        if in_place:  # float32, of which `pairs` is a view
-            pairs.mul_(turns)
-            return query_key
-        return torch.view_as_real(pairs * turns).flatten(-2).to(query_key.dtype)
-    (x0, x1), (cos, sin) = pairs.unbind(-1), table.unbind(-1)
+    if query_key.device.type == "cpu" and query_key.dtype != torch.float64 and not torch.compiler.is_compiling():
+        # Not for compilers, which fuse these steps into one; and not every exporter knows complex numbers.
+        return rotate_as_complex(query_key, table)
+    x0, x1 = query_key.unflatten(-1, (-1, 2)).unbind(-1)
+    cos, sin = table.unbind(-1)
     rotated = torch.stack((x0 * cos - x1 * sin, x0 * sin + x1 * cos), dim=-1)
     return rotated.flatten(-2).to(query_key.dtype)
 
@@ -111,50 +114,6 @@ def eager_attention_forward(
     weights = scores.softmax(dim=-1, dtype=torch.float32).to(query.dtype)
     weights = F.dropout(weights, p=dropout, training=module.training)
     return (weights @ value).transpose(1, 2).contiguous(), weights
-
-
-def has_varlen_kernel(device: torch.device, dtype: torch.dtype, head_dim: int, dropout: float) -> bool:
-    """Whether torch's own FlashAttention takes such queries; it knows no dropout."""
-    return (
-        device.type == "cuda"
-        and dtype in (torch.float16, torch.bfloat16)
-        and head_dim % 8 == 0
-        and head_dim <= 256
-        and dropout == 0.0
-        and torch.cuda.get_device_capability(device) >= (8, 0)
-    )
-
-
-def sdpa_attention_forward(
-    module: nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    scaling: float,
-    dropout: float = 0.0,
-    cu_seq_lens_q: torch.Tensor | None = None,
-    max_length_q: int | None = None,
-    lengths: list[int] | None = None,
-    **kwargs,
-) -> tuple[torch.Tensor, None]:
-    """Torch's own attention: of rows, or of documents laid end to end, (1, heads, tokens, dim_head).
-
-    Given `lengths`, one document after the other; with `cu_seq_lens_q` alone FlashAttention, all at once.
-    """
-    if lengths is not None:
-        documents = zip(query.split(lengths, dim=2), key.split(lengths, dim=2), value.split(lengths, dim=2))
-        outputs = [F.scaled_dot_product_attention(*states, dropout_p=dropout, scale=scaling) for states in documents]
-        return torch.cat([output.transpose(1, 2) for output in outputs], dim=1), None
-    if cu_seq_lens_q is not None:
-        from torch.nn.attention.varlen import varlen_attn
-
-        # Its default scale is ours, 1 / sqrt(dim_head); torch 2.10 cannot be told another.
-        query, key, value = (states[0].transpose(0, 1) for states in (query, key, value))
-        output = varlen_attn(query, key, value, cu_seq_lens_q, cu_seq_lens_q, max_length_q, max_length_q)
-        return output.unsqueeze(0), None
-    output = F.scaled_dot_product_attention(query, key, value, attention_mask, dropout_p=dropout, scale=scaling)
-    return output.transpose(1, 2), None
 
 
 def swiglu_width(config: NeoBERTConfig) -> int:
@@ -207,30 +166,18 @@ class NeoBERTEncoderBlock(GradientCheckpointingLayer):
         in_place: bool = False,
         **packed,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        attention = (rotary, attention_mask, attn_implementation, packed)
+        attend = partial(
+            self._attend,
+            rotary=rotary,
+            attention_mask=attention_mask,
+            attn_implementation=attn_implementation,
+            packed=packed,
+        )
         if in_place:
-            return self._forward_in_place(hidden_states, *attention)
-        attended, weights = self._attend(self.qkv(self.attention_norm(hidden_states)), *attention)
+            return forward_in_place(self, hidden_states, attend)
+        attended, weights = attend(self.qkv(self.attention_norm(hidden_states)))
         hidden_states = hidden_states + self.dropout(self.wo(attended))
         return hidden_states + self.dropout(self.ffn(self.ffn_norm(hidden_states))), weights
-
-    def _forward_in_place(self, hidden_states: torch.Tensor, *attention) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """`forward` on a CPU, where `may_compute_in_place`: in fewer passes over less memory.
-
-        With 8 x 128 tokens on 2 cores each takes part of a layer's 55 ms: norms and RoPE (1.02 times the model's speed
-        each), SiLU in place (1.07), sums in place (1.01), queries, keys and values freed before the MLP takes memory
-        (1.01), no calls of modules, whose code and data the products have pushed out of the cache by then (1.01).
-        """
-        qkv = F.linear(rms_norm(hidden_states, self.attention_norm), self.qkv.weight)
-        attended, weights = self._attend(qkv, *attention, in_place=True)
-        del qkv
-        hidden_states = F.linear(attended, self.wo.weight).add_(hidden_states)
-        del attended
-        gate, up = F.linear(rms_norm(hidden_states, self.ffn_norm), self.ffn.w12.weight).chunk(2, dim=-1)
-        gate = F.silu(gate, inplace=True).mul_(up)
-        # `view` and not `flatten`, which might write into a copy.
-        hidden_states.view(-1, hidden_states.shape[-1]).addmm_(gate.flatten(0, 1), self.ffn.w3.weight.t())
-        return hidden_states, weights
 
     def _attend(
         self,
@@ -239,14 +186,14 @@ class NeoBERTEncoderBlock(GradientCheckpointingLayer):
         attention_mask: torch.Tensor | None,
         attn_implementation: str,
         packed: dict,
-        in_place: bool = False,
+        rotate: Callable = rotate,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The heads side by side, (batch, length, hidden_size), and the weights of backends that have them."""
         # The fused projection is laid out per head: (heads, 3, dim_head).
         qkv = qkv.unflatten(-1, (-1, 3, self.config.head_dim))
         query_key, value = qkv[..., :2, :], qkv[..., 2, :]
         if rotary is not None:
-            query_key = rotate(query_key, rotary, in_place)
+            query_key = rotate(query_key, rotary)
         query, key = query_key.unbind(-2)
         if not value.shape[1]:  # Of a batch of nothing but padding no token is left.
             return value.flatten(2), None
@@ -262,43 +209,6 @@ class NeoBERTEncoderBlock(GradientCheckpointingLayer):
             **packed,
         )
         return attended.flatten(2), weights
-
-
-def may_compute_in_place(block: nn.Module, hidden_states: torch.Tensor) -> bool:
-    """Whether the inside of a block is nobody's business but ours: float32 on a CPU, without gradients, as written.
-
-    Not for autocast, compilers and exporters. Hooks on the block itself see no difference.
-    """
-    if hidden_states.device.type != "cpu" or hidden_states.dtype != torch.float32 or torch.is_grad_enabled():
-        return False
-    if torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling() or torch.jit.is_tracing():
-        return False
-    hooks = nn.modules.module
-    return (
-        type(block) is NeoBERTEncoderBlock
-        and not (hooks._global_forward_hooks or hooks._global_forward_pre_hooks)
-        and not (block.dropout.training and block.dropout.p)
-        and all(is_as_built(part) for child in block.children() for part in child.modules())
-    )
-
-
-def is_as_built(module: nn.Module) -> bool:
-    """Whether what is inside a block is ours: no other class, hook, `forward`, bias or kind of tensor."""
-    return (
-        type(module) in (nn.Linear, nn.RMSNorm, nn.Dropout, NeoBERTSwiGLU)
-        and not (module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
-        and all(
-            tensor is None if name == "bias" else type(tensor) is nn.Parameter
-            for name, tensor in module._parameters.items()
-        )
-    )
-
-
-def rms_norm(hidden_states: torch.Tensor, norm: nn.RMSNorm) -> torch.Tensor:
-    """RMSNorm (Zhang and Sennrich, 2019) of float32, in fewer passes than torch's on a CPU."""
-    length = torch.linalg.vector_norm(hidden_states, dim=-1, keepdim=True)
-    mean_square = torch.addcmul(length.new_full((), norm.eps), length, length, value=1 / hidden_states.shape[-1])
-    return (hidden_states * mean_square.rsqrt_()).mul_(norm.weight)
 
 
 def build_norm(config: NeoBERTConfig) -> nn.Module:
@@ -435,45 +345,35 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
             ValueError: on inputs that do not fit, naming the argument and what is allowed.
         """
         check_keywords(kwargs)
-        inputs = (input_ids, inputs_embeds, attention_mask, position_ids, cu_seq_lens_q)
-        check_inputs(self.config, *inputs, cu_seq_lens_k, max_length_q)
+        inputs = BatchInputs(
+            input_ids, inputs_embeds, attention_mask, position_ids, cu_seq_lens_q, cu_seq_lens_k, max_length_q
+        )
+        check_inputs(self.config, inputs)
         if input_ids is not None:
             self.warn_if_padding_and_no_attention_mask(input_ids, attention_mask)
-        implementation, varlen, kernel = self._choose_attention(
-            input_ids if input_ids is not None else inputs_embeds, kwargs.get("output_attentions")
-        )
-        batch = lay_out_batch(self.config, *inputs, max_length_q, varlen, kernel)
+        backend = self._choose_attention(inputs.tokens, kwargs.get("output_attentions"))
+        batch = lay_out_batch(self.config, inputs, backend)
         check_span(self.config, batch.span)
         hidden_states = batch.tokens if input_ids is None else self.encoder(batch.tokens)
-        outputs = self._encode(hidden_states, batch, implementation, return_dict=True, **kwargs)
-        outputs.last_hidden_state = batch.restore(outputs.last_hidden_state)
-        if outputs.hidden_states is not None:
-            # Transformers can be asked for some of them only, and puts None in place of the rest.
-            states = outputs.hidden_states
-            outputs.hidden_states = tuple(state if state is None else batch.restore(state) for state in states)
-        return outputs
+        outputs = self._encode(hidden_states, batch, backend.name, return_dict=True, **kwargs)
+        return batch.restore_outputs(outputs)
 
     @capture_outputs
     def _encode(self, hidden_states: torch.Tensor, batch: Batch, implementation: str, **kwargs) -> BaseModelOutput:
-        rotary, attention_mask, packed = None, None, {}
+        """The blocks and the final norm, in the layout of `batch`."""
+        rotary, attention_mask = None, None
         if self.config.rope:
             rotary = rotary_table(self.config, batch.position_ids, batch.span)
         else:
             hidden_states = hidden_states + self.positional_embedding(batch.position_ids + 1)
-        if batch.cu_seq_lens is not None:
-            packed = {
-                "cu_seq_lens_q": batch.cu_seq_lens,
-                "cu_seq_lens_k": batch.cu_seq_lens,
-                "max_length_q": batch.max_length,
-                "max_length_k": batch.max_length,
-            }
-            if batch.lengths is not None:
-                packed["lengths"] = batch.lengths
-        elif batch.attention_mask is not None or batch.document_ids is not None:
+        if batch.attention_mask is not None or batch.document_ids is not None:
             attention_mask = build_mask(self.config, implementation, hidden_states, batch)
         # All at once: between the products of two layers the same questions take ten times as long, out of cold caches.
         # A hook that another hook adds in here is called from the next forward pass on.
-        in_place = [may_compute_in_place(block, hidden_states) for block in self.transformer_encoder]
+        in_place = blocks_to_compute_in_place(
+            self.transformer_encoder, hidden_states, NeoBERTEncoderBlock, NeoBERTSwiGLU
+        )
+        packed = batch.varlen_arguments()
         for block, fast in zip(self.transformer_encoder, in_place):
             hidden_states, _ = block(
                 hidden_states,
@@ -485,24 +385,24 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
             )
         return BaseModelOutput(last_hidden_state=self.layer_norm(hidden_states))
 
-    def _choose_attention(self, tokens: torch.Tensor, output_attentions: bool | None) -> tuple[str, bool, bool]:
-        """The backend of this call, whether it takes documents laid end to end, and whether all at once in a kernel."""
-        implementation = self.config._attn_implementation
+    def _choose_attention(self, tokens: torch.Tensor, output_attentions: bool | None) -> AttentionBackend:
+        """The configured backend, or `eager` where only that can give what is asked for."""
+        name = self.config._attn_implementation
         if output_attentions is None:
             output_attentions = self.config.output_attentions
-        if output_attentions and implementation != "eager":
+        if output_attentions and name != "eager":
             if not is_tracing(tokens):
-                logger.warning_once(f"`output_attentions=True`: `eager` attention runs instead of `{implementation}`.")
-            implementation = "eager"
-        if is_flash_attention_requested(requested_attention_implementation=implementation):
-            return implementation, True, True
-        if implementation != "sdpa":
-            return implementation, False, False
+                logger.warning_once(f"`output_attentions=True`: `eager` attention runs instead of `{name}`.")
+            name = "eager"
+        if is_flash_attention_requested(requested_attention_implementation=name):
+            return AttentionBackend(name, takes_documents=True, in_one_kernel=True)
+        if name != "sdpa":
+            return AttentionBackend(name, takes_documents=False, in_one_kernel=False)
         device = tokens.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else self.encoder.weight.dtype
         dropout = self.config.dropout if self.training else 0.0
         kernel = has_varlen_kernel(tokens.device, dtype, self.config.head_dim, dropout)
-        return implementation, kernel or not is_tracing(tokens), kernel
+        return AttentionBackend(name, takes_documents=True, in_one_kernel=kernel)
 
 
 class NeoBERTForMaskedLM(NeoBERTPreTrainedModel):
