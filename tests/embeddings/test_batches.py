@@ -9,7 +9,12 @@ from datasets import Dataset
 from sentence_transformers.base.sampler import NoDuplicatesBatchSampler
 from torch.utils.data import ConcatDataset
 
-from neobert_hf.embeddings.batches import ContrastiveCollator, TemperatureBatchSampler, sampling_probabilities
+from neobert_hf.embeddings.batches import (
+    ContrastiveCollator,
+    MixtureBatchSampler,
+    draw_datasets,
+    sampling_probabilities,
+)
 
 
 SIZES = (900, 100, 25)
@@ -22,7 +27,8 @@ def sampler(steps: int = 400, batches_per_step: int = 1, seed: int = 0):
         NoDuplicatesBatchSampler(part, size, True, generator=torch.Generator(), seed=seed)
         for part, size in zip(parts, BATCHES)
     ]
-    return TemperatureBatchSampler(ConcatDataset(parts), children, steps, batches_per_step, seed=seed)
+    draws = draw_datasets(SIZES, 0.5, steps, seed)
+    return MixtureBatchSampler(ConcatDataset(parts), children, draws, batches_per_step)
 
 
 def part_of(batch: list[int]) -> int:
@@ -52,10 +58,9 @@ def test_each_batch_is_from_one_dataset_drawn_with_these_probabilities():
 def test_draws_survive_children_that_reseed():
     """The trap of a shared generator: a child restarts it, and the draws repeat."""
     drawn = sampler(steps=300)
-    assert [part_of(batch) for batch in drawn] == drawn.draws()
+    assert [part_of(batch) for batch in drawn] == drawn.draws
     # The smallest dataset restarts every 5 batches.
-    halves = drawn.draws()[:150], drawn.draws()[150:]
-    assert halves[0] != halves[1] and sampler(seed=1).draws() != sampler(seed=0).draws()
+    assert drawn.draws[:150] != drawn.draws[150:] and sampler(seed=1).draws != sampler(seed=0).draws
 
 
 def test_a_dataset_is_read_through_before_it_starts_again_in_another_order():

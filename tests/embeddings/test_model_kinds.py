@@ -7,11 +7,8 @@ import json
 import math
 import os
 import shutil
-import signal
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -28,36 +25,26 @@ from transformers import BertConfig, BertModel
 from neobert_hf import NeoBERTForMaskedLM, NeoBERTForSequenceClassification, NeoBERTModel
 from neobert_hf.embeddings.batches import MultiVectorCollator, RerankingCollator
 from neobert_hf.embeddings.flattening import flatten_inputs
-from neobert_hf.embeddings.inference import load_model
-from neobert_hf.embeddings.recipe import RecipeArguments, read_data, retrieval_evaluator
-from neobert_hf.embeddings.trainers import EmbeddingArguments, build_encoder
-from neobert_hf.training.run_checkpoints import CheckpointError, complete_checkpoints
-from tests.embeddings.test_finetune_embeddings import (  # noqa: F401  (fixtures)
-    SMALL,
-    assert_same_weights,
-    data,
-    encoder,
-    losses_of,
-    tokenizer,
+from neobert_hf.embeddings.inference import load_embedding_model
+from neobert_hf.embeddings.mining import mine_negatives
+from neobert_hf.embeddings.models import (
+    build_encoder,
+    build_multi_vector_encoder,
+    build_sparse_encoder,
+    describe_reranker,
 )
-from tests.helpers.examples import load_example
-from tests.helpers.models import ROOT
+from neobert_hf.embeddings.recipe import (
+    RecipeArguments,
+    RerankerArguments,
+    read_data,
+    reranking_evaluator,
+    retrieval_evaluator,
+)
+from neobert_hf.embeddings.trainers import EmbeddingArguments
+from tests.helpers.embedding_runs import KINDS, load, losses_of, run
 from tests.helpers.other_encoders import save_other_encoder
 
 
-finetune_embeddings = load_example("finetune_embeddings")
-train_multi_vector_encoder = load_example("train_multi_vector_encoder")
-train_reranker = load_example("train_reranker")
-train_sparse_encoder = load_example("train_sparse_encoder")
-
-
-SCRIPTS = {
-    "dense": (finetune_embeddings, "small.yaml", SentenceTransformer),
-    "sparse": (train_sparse_encoder, "sparse.yaml", SparseEncoder),
-    "multi_vector": (train_multi_vector_encoder, "multi_vector.yaml", MultiVectorEncoder),
-    "reranker": (train_reranker, "reranker.yaml", CrossEncoder),
-}
-TRAINED_BY_KINDS = [kind for kind in SCRIPTS if kind != "dense"]
 TEXTS = ["short", "a list of the numbers from one to ten in the order of their names", "for loops and functions", "x"]
 QUERY = "how to sort a list"
 
@@ -76,40 +63,7 @@ def outputs_of(model, texts: list[str], **kwargs) -> torch.Tensor:
     return torch.tensor(model.encode(texts, **kwargs)).float()
 
 
-def flags(kind: str, data: Path, encoder: Path, output: Path, **changes) -> list[str]:  # noqa: F811
-    settings = SMALL | {"model": encoder, "datasets": data / "datasets.yaml", "output_dir": output, "eval_steps": 6}
-    words = ["--config", str(ROOT / "configs" / "embeddings" / SCRIPTS[kind][1])]
-    for name, value in (settings | changes).items():
-        words += [f"--{name}", *str(value).split()]
-    return words
-
-
-@pytest.fixture
-def train(data, encoder, tmp_path):  # noqa: F811
-    """Run the script of a kind in tmp_path / "run", with changes."""
-
-    def run(kind: str, **changes) -> Path:
-        output = Path(changes.pop("output_dir", tmp_path / "run"))
-        SCRIPTS[kind][0].main(flags(kind, data, encoder, output, **changes))
-        return output
-
-    return run
-
-
-@pytest.fixture(scope="module")
-def trained(data, encoder, tmp_path_factory) -> dict[str, Path]:  # noqa: F811
-    """The output folder of each kind's script."""
-    folder = tmp_path_factory.mktemp("kinds")
-    for kind, (script, *_) in SCRIPTS.items():
-        script.main(flags(kind, data, encoder, folder / kind))
-    return {kind: folder / kind for kind in SCRIPTS}
-
-
-def load(kind: str, trained: dict[str, Path], **kwargs):
-    return SCRIPTS[kind][2](str(trained[kind] / "model"), device="cpu", **kwargs)
-
-
-@pytest.mark.parametrize("kind", SCRIPTS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_script_leaves_a_complete_model_that_has_learned(trained, kind):
     log = json.loads((trained[kind] / "log.json").read_text())
     losses = losses_of(log)
@@ -140,18 +94,18 @@ def test_a_script_leaves_a_complete_model_that_has_learned(trained, kind):
 EVALUATORS = {"sparse": SparseInformationRetrievalEvaluator, "multi_vector": MultiVectorInformationRetrievalEvaluator}
 
 
-@pytest.mark.parametrize("kind", SCRIPTS)
-def test_the_saved_model_scores_as_the_trained_one_did(trained, data, kind):  # noqa: F811
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_saved_model_scores_as_the_trained_one_did(trained, data, kind):
     settings = RecipeArguments("unused", str(data / "datasets.yaml"))
     rows = read_data(settings, EmbeddingArguments("unused", bf16=False, use_cpu=True))
     if kind == "reranker":
-        evaluator = train_reranker.reranking_evaluator(rows)
+        evaluator = reranking_evaluator(rows)
         assert all(sample["query"].startswith("Find the answer. ") for sample in evaluator.samples)
     else:
         evaluator = retrieval_evaluator(rows, *([EVALUATORS[kind]] if kind in EVALUATORS else []))
         assert evaluator.query_prompt == "Find the answer. "
     logged = [entry for entry in json.loads((trained[kind] / "log.json").read_text()) if "eval_runtime" in entry][-1]
-    metrics = evaluator(load(kind, trained))
+    metrics = evaluator(load(kind, trained[kind]))
     assert any("ndcg@10" in name for name in metrics)
     for name, value in metrics.items():
         assert logged[f"eval_{name}"] == pytest.approx(value, abs=1e-6), name
@@ -181,16 +135,16 @@ torch.save({
 
 def test_all_kinds_load_in_a_fresh_process_with_the_same_outputs(trained, tmp_path):
     expected = {}
-    for kind in SCRIPTS:
-        model = load(kind, trained)
+    for kind in KINDS:
+        model = load(kind, trained[kind])
         expected[kind] = outputs_of(model, TEXTS)
         # Once more through save_pretrained, as a user would hand it on.
         model.save_pretrained(str(tmp_path / kind))
-    folders = [str(tmp_path / kind) for kind in SCRIPTS]
+    folders = [str(tmp_path / kind) for kind in KINDS]
     command = [sys.executable, "-c", FRESH_PROCESS, "|".join(TEXTS), QUERY, str(tmp_path / "outputs.pt"), *folders]
     subprocess.run(command, check=True, timeout=300, env=os.environ | {"OMP_NUM_THREADS": "1"})
     found = torch.load(tmp_path / "outputs.pt")
-    for kind in SCRIPTS:
+    for kind in KINDS:
         assert torch.equal(found[kind], expected[kind]), kind
 
 
@@ -202,9 +156,9 @@ DEVICES = [
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("kind", SCRIPTS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_flattened_inputs_give_the_same_outputs_and_compute_no_padding(trained, kind, device):
-    model = load(kind, trained).to(device)
+    model = load(kind, trained[kind]).to(device)
     pairs = [(QUERY, text) if kind == "reranker" else text for text in TEXTS]
     real = sum(len(ids) for ids in model.tokenizer(pairs)["input_ids"])
     seen = []
@@ -226,8 +180,8 @@ def test_flattened_inputs_give_the_same_outputs_and_compute_no_padding(trained, 
     assert torch.equal(outputs_of(model, TEXTS), padded)
 
 
-def test_flattened_inputs_are_refused_where_they_would_cost_more(trained, tokenizer, tmp_path):  # noqa: F811
-    model = load("dense", trained, model_kwargs={"attn_implementation": "eager"})
+def test_flattened_inputs_are_refused_where_they_would_cost_more(trained, tokenizer, tmp_path):
+    model = load("dense", trained["dense"], model_kwargs={"attn_implementation": "eager"})
     with pytest.raises(ValueError, match="Attention 'eager' would compute a mask.*'sdpa' or a flash attention"):
         flatten_inputs(model)
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 48}
@@ -238,9 +192,9 @@ def test_flattened_inputs_are_refused_where_they_would_cost_more(trained, tokeni
 
 
 @pytest.mark.parametrize("flat", [False, True])
-@pytest.mark.parametrize("kind", SCRIPTS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_prompt_is_text_before_the_query(trained, kind, flat):
-    model = load(kind, trained)
+    model = load(kind, trained[kind])
     if flat:
         flatten_inputs(model)
     prompt = "Find the answer. "
@@ -257,7 +211,7 @@ def test_a_prompt_is_text_before_the_query(trained, kind, flat):
 
 @pytest.mark.parametrize("flat", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("kind", SCRIPTS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_16_bit_models_stay_finite_and_close(trained, tmp_path, kind, dtype, flat):
     shutil.copytree(trained[kind] / "model", tmp_path / "model")
     weights = load_file(tmp_path / "model" / "model.safetensors")
@@ -266,7 +220,7 @@ def test_16_bit_models_stay_finite_and_close(trained, tmp_path, kind, dtype, fla
         name = next(name for name in weights if name.endswith("layer_norm.weight"))
         weights[name] = weights[name] * 3_000
         save_file(weights, tmp_path / "model" / "model.safetensors", metadata={"format": "pt"})
-    cls, folder = SCRIPTS[kind][2], str(tmp_path / "model")
+    cls, folder = KINDS[kind][2], str(tmp_path / "model")
     texts = [*TEXTS, " ".join(TEXTS * 4)]
     expected = outputs_of(cls(folder, device="cpu"), texts)
     model = cls(folder, device="cpu", model_kwargs={"dtype": dtype})
@@ -278,11 +232,11 @@ def test_16_bit_models_stay_finite_and_close(trained, tmp_path, kind, dtype, fla
     assert (found - expected).norm() < (0.01 if dtype == torch.float16 else 0.05) * expected.norm()
 
 
-def test_dense_embeddings_can_be_cut_and_quantised(trained, data):  # noqa: F811
-    model = load("dense", trained)
+def test_dense_embeddings_can_be_cut_and_quantised(trained, data):
+    model = load("dense", trained["dense"])
     rows = Dataset.from_parquet(str(data / "test.parquet"))
     queries, documents = model.encode(rows["question"][:]), model.encode(rows["answer"][:])
-    cut = load("dense", trained, truncate_dim=8).encode(rows["question"][:])
+    cut = load("dense", trained["dense"], truncate_dim=8).encode(rows["question"][:])
     assert np.array_equal(cut, queries[:, :8])
     ranges = np.vstack([queries, documents])
     int8 = [quantize_embeddings(part, "int8", calibration_embeddings=ranges) for part in (queries, documents)]
@@ -302,14 +256,14 @@ def test_dense_embeddings_can_be_cut_and_quantised(trained, data):  # noqa: F811
 
 
 def test_sparse_vectors_can_be_limited_to_their_largest_weights(trained):
-    model = load("sparse", trained)
+    model = load("sparse", trained["sparse"])
     full, few = (outputs_of(model, TEXTS, max_active_dims=limit) for limit in (None, 10))
     assert ((few > 0).sum(1) <= 10).all()
     assert torch.equal(few.topk(10).values, full.topk(10).values)
 
 
 def test_token_vectors_can_be_quantised(trained):
-    vectors = load("multi_vector", trained).encode_document(TEXTS, convert_to_numpy=True)
+    vectors = load("multi_vector", trained["multi_vector"]).encode_document(TEXTS, convert_to_numpy=True)
     assert vectors[0].shape[1] == 128 and np.allclose(np.linalg.norm(vectors[1], axis=1), 1, atol=1e-5)
     ranges = np.vstack(vectors)
     for text in vectors:
@@ -317,13 +271,13 @@ def test_token_vectors_can_be_quantised(trained):
         assert quantize_embeddings(text, "ubinary").shape == (len(text), 16)
 
 
-def test_a_roberta_reads_no_more_tokens_than_it_has_positions_for(tokenizer, tmp_path):  # noqa: F811
+def test_a_roberta_reads_no_more_tokens_than_it_has_positions_for(tokenizer, tmp_path):
     save_other_encoder("roberta", tmp_path / "roberta", tokenizer)
     path = str(tmp_path / "roberta")
     for model in (
         build_encoder(path, 1024),
-        load_model(path, torch.float32, "cpu", None, None),
-        train_multi_vector_encoder.build_multi_vector_encoder(path, 1024),
+        load_embedding_model(path, torch.float32, device="cpu"),
+        build_multi_vector_encoder(path, 1024),
     ):
         assert model.max_seq_length == 23
         assert outputs_of(model, ["and " * 60]).isfinite().all()
@@ -332,8 +286,8 @@ def test_a_roberta_reads_no_more_tokens_than_it_has_positions_for(tokenizer, tmp
 # SPLADE
 
 
-def test_splade_is_the_maximum_of_log_saturated_mlm_logits(encoder):  # noqa: F811
-    model = train_sparse_encoder.build_sparse_encoder(str(encoder), 48).to("cpu").eval()
+def test_splade_is_the_maximum_of_log_saturated_mlm_logits(encoder):
+    model = build_sparse_encoder(str(encoder), 48).to("cpu").eval()
     assert "cu_seq_lens_q" in model.preprocess(TEXTS)
     mlm = NeoBERTForMaskedLM.from_pretrained(encoder).eval()
     for text, found in zip(TEXTS, outputs_of(model, TEXTS)):
@@ -345,29 +299,29 @@ def test_splade_is_the_maximum_of_log_saturated_mlm_logits(encoder):  # noqa: F8
 
 
 @pytest.mark.parametrize("sparse_prediction", [True, False])
-def test_sparse_prediction_of_pretraining_changes_nothing(encoder, tmp_path, sparse_prediction):  # noqa: F811
+def test_sparse_prediction_of_pretraining_changes_nothing(encoder, tmp_path, sparse_prediction):
     shutil.copytree(encoder, tmp_path / "model")
     config = json.loads((encoder / "config.json").read_text())
     (tmp_path / "model" / "config.json").write_text(json.dumps(config | {"sparse_prediction": sparse_prediction}))
-    found = outputs_of(train_sparse_encoder.build_sparse_encoder(str(tmp_path / "model"), 48).to("cpu"), TEXTS)
-    expected = outputs_of(train_sparse_encoder.build_sparse_encoder(str(encoder), 48).to("cpu"), TEXTS)
+    found = outputs_of(build_sparse_encoder(str(tmp_path / "model"), 48).to("cpu"), TEXTS)
+    expected = outputs_of(build_sparse_encoder(str(encoder), 48).to("cpu"), TEXTS)
     assert torch.equal(found, expected)
     assert found.shape == (len(TEXTS), config["vocab_size"])
 
 
-def test_a_backbone_without_its_mlm_head_is_no_sparse_encoder(train, encoder, tokenizer, trained, tmp_path):  # noqa: F811
+def test_a_backbone_without_its_mlm_head_is_no_sparse_encoder(settings, encoder, tokenizer, trained, tmp_path):
     NeoBERTModel.from_pretrained(encoder).save_pretrained(tmp_path / "backbone")
     tokenizer.save_pretrained(tmp_path / "backbone")
     for model in (tmp_path / "backbone", trained["dense"] / "model"):
         with pytest.raises(ValueError, match="not hold a NeoBERTForMaskedLM.*missing: decoder.bias, decoder.weight"):
-            train("sparse", model=model)
+            run("sparse", settings(model=model))
     # Transformers gives others a random one.
     save_other_encoder("bert", tmp_path / "bert", tokenizer)
     with pytest.raises(ValueError, match="has no trained MLM head: `architectures` .* is .'BertModel'., and no name"):
-        train("sparse", model=tmp_path / "bert")
+        run("sparse", settings(model=tmp_path / "bert"))
     config = json.loads((tmp_path / "bert" / "config.json").read_text())
     (tmp_path / "bert" / "config.json").write_text(json.dumps(config | {"architectures": ["BertForMaskedLM"]}))
-    train_sparse_encoder.build_sparse_encoder(str(tmp_path / "bert"), 48)
+    build_sparse_encoder(str(tmp_path / "bert"), 48)
     assert not list((tmp_path / "run").glob("checkpoint-*"))
 
 
@@ -409,14 +363,14 @@ def test_a_reranker_gets_hard_negatives_first_and_then_other_rows_documents():
     }
 
 
-def test_mined_negatives_belong_to_their_queries_and_are_mined_once(trained, data, tmp_path):  # noqa: F811
+def test_mined_negatives_belong_to_their_queries_and_are_mined_once(trained, data, tmp_path):
     rows = Dataset.from_parquet(str(data / "test.parquet"))
     # Queries that stand in several places, between others.
     pairs = [{"query": row["question"], "positive": row["answer"], "negatives": []} for row in rows]
     pairs = [*pairs, *({**row, "positive": f"also {row['positive']}"} for row in pairs[:10])]
     shutil.copytree(trained["dense"] / "model", tmp_path / "miner")
-    settings = train_reranker.RerankerArguments("m", "d", negatives=3, miner=str(tmp_path / "miner"))
-    mined = train_reranker.mine(Dataset.from_list(pairs), "Find. ", settings, tmp_path / "mined")
+    settings = RerankerArguments("m", "d", negatives=3, miner=str(tmp_path / "miner"))
+    mined = mine_negatives(Dataset.from_list(pairs), "Find. ", settings, tmp_path / "mined")
     model = SentenceTransformer(settings.miner, device="cpu")
     assert mined["query"][:] == [row["query"] for row in pairs] and any(mined["negatives"][:])
     for row, original in zip(mined, pairs):
@@ -430,63 +384,20 @@ def test_mined_negatives_belong_to_their_queries_and_are_mined_once(trained, dat
         best = max(float(query @ model.encode(text, normalize_embeddings=True)) for text in right)
         assert max(scores.values()) < best - 0.05 * abs(best) + 1e-5
     shutil.rmtree(tmp_path / "miner")
-    again = train_reranker.mine(Dataset.from_list(pairs), "Find. ", settings, tmp_path / "mined")
+    again = mine_negatives(Dataset.from_list(pairs), "Find. ", settings, tmp_path / "mined")
     assert again[:] == mined[:] and len(list((tmp_path / "mined").iterdir())) == 1
 
 
-def test_a_reranker_trains_on_mined_negatives(train, trained, tmp_path):
-    train("reranker", miner=trained["dense"] / "model", only="pairs", max_steps=2, negatives=3)
+def test_a_reranker_trains_on_mined_negatives(settings, trained, tmp_path):
+    run("reranker", settings(miner=trained["dense"] / "model", only="pairs", max_steps=2, negatives=3))
     (file,) = (tmp_path / "run" / "mined").iterdir()
     assert sum(map(len, Dataset.from_parquet(str(file))["negatives"])) > 0
     assert not (tmp_path / "run" / "model").with_suffix(".partial").exists()
 
 
-def test_a_new_head_is_said_to_be_new(train, trained, capsys):
-    train("reranker", max_steps=1)
-    assert "with a new classification head" in capsys.readouterr().out
-    train("reranker", max_steps=1, model=trained["reranker"] / "model", output_dir=trained["reranker"].parent / "more")
-    assert "with its own classification head" in capsys.readouterr().out
-
-
-# Interruptions
-
-
-@pytest.mark.parametrize("kind", TRAINED_BY_KINDS)
-def test_a_resumed_run_ends_with_the_same_bits(train, trained, tmp_path, kind):
-    shutil.copytree(trained[kind], tmp_path / "run")
-    for folder in complete_checkpoints(tmp_path / "run"):
-        if int(folder.name.split("-")[1]) > 9:
-            shutil.rmtree(folder)
-    shutil.rmtree(tmp_path / "run" / "model")
-    train(kind)
-    assert_same_weights(tmp_path / "run", trained[kind])
-    # Once more: nothing is left to train, and the model is the same, with all of its modules.
-    shutil.rmtree(tmp_path / "run" / "model")
-    train(kind)
-    assert_same_weights(tmp_path / "run", trained[kind])
-    found, expected = (outputs_of(load(kind, {kind: path}), TEXTS) for path in (tmp_path / "run", trained[kind]))
-    assert torch.equal(found, expected)
-
-
-def test_a_killed_sparse_run_ends_with_the_same_bits(train, data, encoder, tmp_path):  # noqa: F811
-    changes = {"max_steps": 40, "save_steps": 5, "eval_strategy": "no"}
-    train("sparse", **changes, output_dir=tmp_path / "whole")
-    words = flags("sparse", data, encoder, tmp_path / "run", **changes)
-    process = subprocess.Popen(
-        [sys.executable, str(ROOT / "examples" / "train_sparse_encoder.py"), *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-        env=os.environ | {"OMP_WAIT_POLICY": "passive", "OMP_NUM_THREADS": "1"},
-    )
-    while process.poll() is None and not complete_checkpoints(tmp_path / "run"):
-        time.sleep(0.02)
-    assert process.poll() is None, process.communicate()[0][-3000:]
-    os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
-    assert complete_checkpoints(tmp_path / "run")[-1].name != "checkpoint-40"
-    train("sparse", **changes)
-    assert_same_weights(tmp_path / "run", tmp_path / "whole")
+def test_a_new_head_is_said_to_be_new(trained, encoder):
+    assert f"starting from {encoder}, with a new classification head\n" in trained.printed("reranker")
+    assert describe_reranker(str(trained["reranker"] / "model")).endswith("/model, with its own classification head")
 
 
 # Bad input
@@ -503,20 +414,14 @@ BAD_SETTINGS = [
 
 
 @pytest.mark.parametrize("kind, change, message", BAD_SETTINGS)
-def test_bad_settings_are_refused_before_training(train, tmp_path, kind, change, message):
+def test_bad_settings_are_refused_before_training(settings, tmp_path, kind, change, message):
     with pytest.raises(ValueError, match=message):
-        train(kind, **change)
+        run(kind, settings(**change))
     assert not list((tmp_path / "run").glob("checkpoint-*"))
 
 
-def test_a_classifier_of_several_classes_is_no_reranker(train, encoder, tokenizer, tmp_path):  # noqa: F811
+def test_a_classifier_of_several_classes_is_no_reranker(settings, encoder, tokenizer, tmp_path):
     NeoBERTForSequenceClassification.from_pretrained(encoder, num_labels=3).save_pretrained(tmp_path / "classifier")
     tokenizer.save_pretrained(tmp_path / "classifier")
     with pytest.raises(ValueError, match="expects a model with 1 output label, but got a model with 3"):
-        train("reranker", model=tmp_path / "classifier")
-
-
-def test_a_run_does_not_go_on_from_another_kinds_checkpoint(train, trained, tmp_path):
-    shutil.copytree(trained["sparse"], tmp_path / "run")
-    with pytest.raises(CheckpointError, match="(?s)other settings.*query_weight: 5e-05 there, None now"):
-        train("multi_vector")
+        run("reranker", settings(model=tmp_path / "classifier"))

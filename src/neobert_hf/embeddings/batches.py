@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, count
 
 import torch
+from datasets import DatasetDict
 from sentence_transformers.base.sampler import MultiDatasetDefaultBatchSampler
 from sentence_transformers.cross_encoder.data_collator import CrossEncoderDataCollator
 from sentence_transformers.multi_vector_encoder.data_collator import MultiVectorEncoderDataCollator
@@ -22,63 +23,82 @@ def sampling_probabilities(sizes: Sequence[int], alpha: float) -> torch.Tensor:
     return weights / weights.sum()
 
 
-class TemperatureBatchSampler(MultiDatasetDefaultBatchSampler):
-    """Batches of one dataset each, which is drawn anew for every optimizer step.
+@dataclass
+class Mixture:
+    """Datasets that are trained on together.
+
+    Args:
+        datasets: rows of `query`, `positive` and `negatives`, by name.
+        batch_sizes: rows of a batch, by name.
+        alpha: datasets are drawn by their size to the power of this, see `sampling_probabilities`.
+    """
+
+    datasets: DatasetDict
+    batch_sizes: dict[str, int]
+    alpha: float
+
+    @property
+    def sizes(self) -> list[int]:
+        """Rows of each dataset."""
+        return [len(dataset) for dataset in self.datasets.values()]
+
+    def describe(self) -> Iterator[str]:
+        """Lines of a table: sizes, probabilities and batches."""
+        yield f"{'dataset':<20}{'rows':>12}{'drawn':>8}{'rows of a batch':>17}"
+        probabilities = sampling_probabilities(self.sizes, self.alpha).tolist()
+        for name, rows, probability in zip(self.datasets, self.sizes, probabilities):
+            yield f"{name:<20}{rows:>12,}{probability:>8.1%}{self.batch_sizes[name]:>17}"
+
+
+def draw_datasets(sizes: Sequence[int], alpha: float, steps: int, seed: int) -> list[int]:
+    """The number of the dataset that each optimizer step takes its rows from, drawn with `sampling_probabilities`."""
+    # A generator of its own. Sentence Transformers gives one to all samplers, and those of the datasets reseed it.
+    generator = torch.Generator().manual_seed(seed)
+    probabilities = sampling_probabilities(sizes, alpha)
+    return torch.multinomial(probabilities, steps, replacement=True, generator=generator).tolist()
+
+
+class MixtureBatchSampler(MultiDatasetDefaultBatchSampler):
+    """Batches of one dataset each, which changes from one optimizer step to the next.
 
     One optimizer step takes `batches_per_step` batches in a row from its dataset: those of all processes and all
-    micro-batches. So processes never mix datasets, and the rows of a step do not depend on how many there are.
+    micro-batches. So processes never mix datasets, and the rows of a step do not depend on how many processes there
+    are. A dataset that is through starts again in another order.
 
-    Which dataset comes when is drawn from a generator of its own: Sentence Transformers gives all samplers one, which
-    the samplers of the datasets reseed. A dataset that is through starts again in another order. Nothing depends on
-    earlier calls, so skipping the batches that were trained on leads back to where a run stopped.
+    Nothing depends on earlier iterations, so skipping the batches that were trained on leads back to where a run
+    stopped.
 
     Args:
         dataset: all datasets, one after the other.
-        batch_samplers: of each, with `set_epoch`.
-        steps: optimizer steps of the whole training.
+        batch_samplers: one for each dataset, with `set_epoch`.
+        draws: the number of the dataset of every optimizer step, see `draw_datasets`.
         batches_per_step: processes times micro-batches.
-        alpha: see `sampling_probabilities`.
-        seed: of the draws.
     """
 
     def __init__(
-        self,
-        dataset: ConcatDataset,
-        batch_samplers: list[BatchSampler],
-        steps: int,
-        batches_per_step: int,
-        alpha: float = 0.5,
-        seed: int = 0,
+        self, dataset: ConcatDataset, batch_samplers: list[BatchSampler], draws: list[int], batches_per_step: int
     ):
-        super().__init__(dataset, batch_samplers, generator=torch.Generator(), seed=seed)
+        super().__init__(dataset, batch_samplers)
         # Datasets differ in it. With a number here, Accelerate drops all batches of other sizes.
         self.batch_size = None
-        self.steps = steps
+        self.draws = draws
         self.batches_per_step = batches_per_step
-        self.probabilities = sampling_probabilities([len(part) for part in dataset.datasets], alpha)
-
-    def draws(self) -> list[int]:
-        """The dataset of every step."""
-        self.generator.manual_seed(self.seed)
-        return torch.multinomial(self.probabilities, self.steps, replacement=True, generator=self.generator).tolist()
 
     def __iter__(self) -> Iterator[list[int]]:
-        offsets = [0, *accumulate(len(part) for part in self.dataset.datasets)]
+        first_rows = [0, *accumulate(len(part) for part in self.dataset.datasets)]
         streams = [_endless(sampler) for sampler in self.batch_samplers]
-        for number in self.draws():
+        for number in self.draws:
             for _ in range(self.batches_per_step):
-                yield [offsets[number] + index for index in next(streams[number])]
+                yield [first_rows[number] + row for row in next(streams[number])]
 
     def __len__(self) -> int:
-        return self.steps * self.batches_per_step
+        return len(self.draws) * self.batches_per_step
 
 
 def _endless(sampler: BatchSampler) -> Iterator[list[int]]:
-    epoch = 0
-    while True:
+    for epoch in count():
         sampler.set_epoch(epoch)
         yield from sampler
-        epoch += 1
 
 
 def true_negatives(features: list[dict]) -> list[list[str]]:
@@ -95,11 +115,12 @@ class ContrastiveCollator(SentenceTransformerDataCollator):
     """
 
     def __call__(self, features: list[dict]) -> dict:
-        texts = dict.fromkeys(text for negatives in true_negatives(features) for text in negatives)
+        negatives = dict.fromkeys(text for texts in true_negatives(features) for text in texts)
         batch = super().__call__([{key: row[key] for key in row if key != "negatives"} for row in features])
-        if texts:
-            names = {key: features[0][key] for key in features[0] if key == "dataset_name"}
-            batch |= super().__call__([{"hard_negative": text} | names for text in texts])
+        if negatives:
+            # The name of the dataset tells which prompts apply.
+            name = {key: features[0][key] for key in features[0] if key == "dataset_name"}
+            batch |= super().__call__([{"hard_negative": text} | name for text in negatives])
         return batch
 
 
@@ -112,11 +133,11 @@ class MultiVectorCollator(MultiVectorEncoderDataCollator):
 
     def __call__(self, features: list[dict]) -> dict:
         negatives = true_negatives(features)
-        count = min(map(len, negatives))
+        columns = min(map(len, negatives))
         rows = []
         for row, texts in zip(features, negatives):
-            columns = {f"negative_{number}": text for number, text in enumerate(texts[:count])}
-            rows.append({key: row[key] for key in row if key != "negatives"} | columns)
+            numbered = {f"negative_{number}": text for number, text in enumerate(texts[:columns])}
+            rows.append({key: row[key] for key in row if key != "negatives"} | numbered)
         return super().__call__(rows)
 
 
@@ -125,8 +146,8 @@ class RerankingCollator(CrossEncoderDataCollator):
     """Pairs of `query` and `document` with the `label` 1 or 0, from rows of `query`, `positive` and `negatives`.
 
     Args:
-        negatives: documents with the label 0 of each query: its own hard negatives first, then positives of the rows
-            that follow in the batch, whose order is random.
+        negatives: documents with the label 0 of each query. Its own hard negatives come first, then positives of the
+            rows that follow in the batch, whose order is random.
     """
 
     negatives: int = 4
@@ -134,10 +155,10 @@ class RerankingCollator(CrossEncoderDataCollator):
     def __call__(self, features: list[dict]) -> dict:
         pairs = []
         for number, row in enumerate(features):
-            names = {key: row[key] for key in ("query", "dataset_name") if key in row}
-            others = features[number + 1 :] + features[:number]
-            texts = dict.fromkeys(row["negatives"] + [other["positive"] for other in others])
-            texts.pop(row["positive"], None)
-            pairs.append(names | {"document": row["positive"], "label": 1.0})
-            pairs += [names | {"document": text, "label": 0.0} for text in list(texts)[: self.negatives]]
+            query = {key: row[key] for key in ("query", "dataset_name") if key in row}
+            following = features[number + 1 :] + features[:number]
+            wrong = dict.fromkeys(row["negatives"] + [other["positive"] for other in following])
+            wrong.pop(row["positive"], None)
+            pairs.append(query | {"document": row["positive"], "label": 1.0})
+            pairs += [query | {"document": text, "label": 0.0} for text in list(wrong)[: self.negatives]]
         return super().__call__(pairs)

@@ -1,8 +1,8 @@
-"""Texts laid end to end for Sentence Transformers, on every device.
+"""Texts laid end to end instead of padded, for Sentence Transformers models on NeoBERT.
 
 Sentence Transformers flattens a batch only where a flash attention is set. NeoBERT takes flattened batches with `sdpa`
-as well, on any device (README, "Attention backends"). It also strips the padding of padded ones, so that its layers
-never compute any; what is left to gain lies behind them: the decoder of a SPLADE model runs on real tokens only.
+as well, on any device (README, "Attention backends"). Of padded batches it strips the padding by itself, so its layers
+gain nothing here. What lies behind them does: the decoder of a SPLADE model runs on real tokens only.
 """
 
 from sentence_transformers.base.model import BaseModel
@@ -13,12 +13,13 @@ from neobert_hf.modeling_neobert import NeoBERTPreTrainedModel
 
 
 def flatten_inputs(encoder: BaseModel) -> None:
-    """Let a model of any kind (dense, sparse, late interaction, reranker) lay its texts end to end.
+    """Let a model lay its texts end to end.
 
-    Outputs stay the same, and so does what `save_pretrained` writes. `encoder[0].unpad_inputs = False` takes it back.
+    Its outputs stay the same, and so does what `save_pretrained` writes. `encoder[0].unpad_inputs = False` takes it
+    back.
 
     Args:
-        encoder: a Sentence Transformers model on NeoBERT.
+        encoder: a Sentence Transformers model of any kind (dense, sparse, late interaction, reranker) on NeoBERT.
 
     Raises:
         ValueError: if its first module is no NeoBERT, or its attention would compute a mask over all texts at once.

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,34 +13,23 @@ from neobert_hf.common.fingerprints import add_weights, identifying_config
 from neobert_hf.common.token_limits import tokens_read
 
 
-def load_model(
-    path: str,
-    dtype: torch.dtype,
-    device: str | None,
-    max_length: int | None,
-    truncate_dim: int | None,
-    trust_remote_code: bool = False,
+def load_embedding_model(
+    path: str, dtype: torch.dtype, max_length: int | None = None, **options: Any
 ) -> SentenceTransformer:
     """Load for inference, the encoder in `dtype` and all that follows (pooling, normalisation) in float32.
 
     NeoBERT's hidden states reach 130: their sums overflow in float16 and lose the small dimensions in bfloat16.
 
     Args:
-        path: folder or Hub name. A Transformers checkpoint gets mean pooling.
-        max_length: tokens; a model with fewer positions keeps its own limit.
-        truncate_dim: dimensions to keep (Matryoshka); all if None.
-        trust_remote_code: run code from the model's repository.
+        path: folder or Hub id. A Transformers checkpoint gets mean pooling.
+        dtype: of the encoder's weights.
+        max_length: tokens; longer texts are cut. A model with fewer positions keeps its own limit.
+        options: further arguments of `SentenceTransformer`: `device`, `truncate_dim`, `trust_remote_code`.
 
     Raises:
         ValueError: if the model has no Transformers encoder, as one of static embeddings.
     """
-    model = SentenceTransformer(
-        path,
-        device=device,
-        truncate_dim=truncate_dim,
-        trust_remote_code=trust_remote_code,
-        model_kwargs={"dtype": dtype},
-    )
+    model = SentenceTransformer(path, model_kwargs={"dtype": dtype}, **options)
     if not isinstance(model[0], Transformer):
         raise ValueError(
             f"{path} begins with {type(model[0]).__name__}; this needs a Sentence Transformers model that begins with "
@@ -58,8 +48,13 @@ def _to_float32(module, args, features: dict) -> dict:
 
 
 def check_finite(embeddings: np.ndarray, texts: list[str]) -> None:
-    """Raises:
-    FloatingPointError: if an embedding is not finite, naming its text.
+    """Refuse embeddings that are not finite.
+
+    Args:
+        embeddings: one row for each text.
+
+    Raises:
+        FloatingPointError: naming the first text whose embedding is not finite.
     """
     wrong = np.flatnonzero(~np.isfinite(embeddings).all(axis=1))
     if len(wrong):
@@ -69,7 +64,7 @@ def check_finite(embeddings: np.ndarray, texts: list[str]) -> None:
         )
 
 
-def fingerprint(model: SentenceTransformer) -> str:
+def model_fingerprint(model: SentenceTransformer) -> str:
     """A hash of all that the embeddings depend on: weights, architecture, tokenizer, pooling and prompts."""
     digest = hashlib.sha256()
     add_weights(digest, model)

@@ -1,0 +1,161 @@
+"""What a YAML file says about datasets of pairs: where they are, which columns count, which instruction they have.
+
+`configs/embeddings/datasets.yaml` explains the format and holds the paper's datasets.
+"""
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from huggingface_hub.dataclasses import strict
+from huggingface_hub.errors import StrictDataclassError
+
+from neobert_hf.common.instructions import as_prompt
+from neobert_hf.common.settings import nearest, read_yaml
+
+
+@strict
+@dataclass
+class Lookup:
+    """The table that holds the texts of a column of ids.
+
+    Args:
+        id: its column of ids.
+        text: its column of texts.
+        source: a Hub dataset or local files. None: the source of the part that needs the texts.
+        subset: configuration of a Hub dataset that has several.
+        split: of a Hub dataset.
+    """
+
+    id: str
+    text: str
+    source: str | None = None
+    subset: str | None = None
+    split: str = "train"
+
+
+@strict
+@dataclass
+class Part:
+    """One table of a dataset.
+
+    Columns are named by paths: `set.0` is the first item of the list in `set`, `neg.*.text` the text of every item in
+    `neg`. Texts of a list of paths are joined with a space (`query`, `positive`) or all taken (`negatives`).
+
+    Args:
+        source: a Hub dataset, or local Parquet or JSON lines files (path, pattern or folder).
+        query: path of the text that is searched with. The instruction goes before it.
+        positive: path of the text to be found.
+        negatives: path of hard negatives, if there are any. A row may lack its own.
+        subset: configuration of a Hub dataset that has several.
+        split: of a Hub dataset, also a slice of it such as `train[:100000]`.
+        above: numbers that a row must exceed, by column.
+        skip_incomplete: leave out rows without query or positive, which are an error otherwise.
+        lookups: where to find the texts of columns that hold ids, by column.
+    """
+
+    source: str
+    query: str | list[str]
+    positive: str | list[str]
+    negatives: str | list[str] | None = None
+    subset: str | None = None
+    split: str = "train"
+    above: dict[str, float] = field(default_factory=dict)
+    skip_incomplete: bool = False
+    lookups: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self):
+        self.lookups = {column: Lookup(**lookup) for column, lookup in self.lookups.items()}
+
+
+@dataclass
+class PairDataset:
+    """A dataset as the file describes it.
+
+    Args:
+        name: its key in the file.
+        instruction: put before each of its queries.
+        parts: tables with rows of the same kind, read one after the other.
+        batch_size: the largest number of rows in a batch, 2 or more. Needed where positives are labels: no two rows of
+            a batch may have the same positive, so a batch cannot have more rows than there are labels.
+    """
+
+    name: str
+    instruction: str
+    parts: list[Part]
+    batch_size: int | None = None
+
+    @property
+    def prompt(self) -> str:
+        """What is put before a query."""
+        return as_prompt(self.instruction)
+
+
+def read_descriptions(path: str, only: list[str] | None = None) -> tuple[list[PairDataset], dict[str, PairDataset]]:
+    """Read a file such as `configs/embeddings/datasets.yaml`.
+
+    Args:
+        path: a YAML file with the keys `train` and, optionally, `evaluation` (`retrieval` and `sts`).
+        only: names of training datasets to use. All if None.
+
+    Returns:
+        The training datasets, and those for evaluation by kind.
+
+    Raises:
+        ValueError: naming the dataset and the key that is unknown, missing or of the wrong type.
+    """
+    content = read_yaml(path)
+    unknown = content.keys() - {"train", "evaluation"}
+    if unknown or not content.get("train"):
+        found = f"has the unknown key {min(unknown)!r}" if unknown else "names no training dataset"
+        raise ValueError(f"{path} {found}; it holds `train` and, optionally, `evaluation`, each with datasets by name.")
+    datasets = _mapping(f"{path}, `train`", content["train"])
+    evaluation = _mapping(f"{path}, `evaluation`", content.get("evaluation") or {})
+    if unknown := evaluation.keys() - {"retrieval", "sts"}:
+        raise ValueError(f"{path}: `evaluation` has `retrieval` and `sts`, not {min(unknown)!r}.")
+    for name in only or []:
+        if name not in datasets:
+            raise ValueError(f"{path} has no training dataset {name!r}{nearest(name, list(datasets))}")
+    train = [_read_dataset(path, name, datasets[name]) for name in only or datasets]
+    return train, {kind: _read_dataset(path, kind, entry) for kind, entry in evaluation.items()}
+
+
+def _read_dataset(path: str, name: str, entry: Any) -> PairDataset:
+    """A dataset from its entry: the keys of the dataset itself, beside those of its one table or a list of tables."""
+    where = f"{path}, dataset {name}"
+    table = dict(_mapping(where, entry))
+    instruction = table.pop("instruction", None)
+    batch_size = table.pop("batch_size", None)
+    parts = table.pop("parts", None) or []
+    if not isinstance(instruction, str):
+        raise ValueError(f'{where}: `instruction` is missing; write `instruction: ""` to train without one.')
+    if batch_size is not None and (type(batch_size) is not int or batch_size < 2):
+        raise ValueError(f"{where}: `batch_size` is {batch_size!r}; it must be a whole number, 2 or more.")
+    if not isinstance(parts, list):
+        raise ValueError(f"{where}: `parts` holds {parts!r:.60}; it must hold a list, each item after a `-`.")
+    if not table and not parts:
+        raise ValueError(f"{where} has an instruction and no data: add `source`, `query` and `positive`.")
+    if table and parts:
+        raise ValueError(f"{where}: {min(table)!r} stands beside `parts`; put it into each of them.")
+    return PairDataset(name, instruction.strip(), [_read_part(where, part) for part in parts or [table]], batch_size)
+
+
+def _read_part(where: str, entry: Any) -> Part:
+    """A table from its keys, whose types are checked by the class."""
+    known = [key.name for key in fields(Part)]
+    for key in _mapping(f"{where}, an item of `parts`", entry):
+        if key not in known:
+            raise ValueError(f"{where} has no meaning for the key {key!r}{nearest(str(key), known)}")
+    above = _mapping(f"{where}: `above`", entry.get("above", {}))
+    lookups = _mapping(f"{where}: `lookups`", entry.get("lookups", {}))
+    # YAML gives an int where a float was meant.
+    above = {column: float(number) if type(number) is int else number for column, number in above.items()}
+    try:
+        return Part(**entry | {"above": above, "lookups": lookups})
+    except (StrictDataclassError, TypeError, ValueError) as error:
+        raise ValueError(f"{where}: {error}") from error
+
+
+def _mapping(where: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{where} holds {value!r:.60}; it must hold one `key: value` a line.")
+    return value

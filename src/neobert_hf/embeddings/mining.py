@@ -1,0 +1,52 @@
+"""Hard negatives for training datasets that have none, found by an embedding model."""
+
+from pathlib import Path
+
+from datasets import Dataset
+from datasets.fingerprint import Hasher
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.util import mine_hard_negatives
+
+from neobert_hf.common.atomic_writes import atomic_write
+from neobert_hf.embeddings.pairs import most_negatives, positives_of_queries
+from neobert_hf.embeddings.recipe import EmbeddingArguments, RerankerArguments, TrainingData
+
+
+def add_mined_negatives(data: TrainingData, settings: RerankerArguments, arguments: EmbeddingArguments) -> None:
+    """Give hard negatives to the training datasets that have none; they are kept in `output_dir/mined`."""
+    folder = Path(arguments.output_dir) / "mined"
+    with arguments.main_process_first(desc="mining hard negatives"):
+        for description in data.descriptions:
+            pairs = data.train[description.name]
+            if not most_negatives(pairs):
+                data.train[description.name] = mine_negatives(pairs, description.prompt, settings, folder)
+
+
+def mine_negatives(pairs: Dataset, prompt: str, settings: RerankerArguments, folder: Path) -> Dataset:
+    """The pairs with the documents most like their queries as hard negatives, from a file once that is written.
+
+    Args:
+        pairs: rows of `query`, `positive` and `negatives`.
+        prompt: put before the queries.
+        settings: `miner` and the number of `negatives` count.
+        folder: where the file is, under a name that tells what was mined and how.
+    """
+    name = Hasher.hash([pairs["query"][:], pairs["positive"][:], prompt, settings.miner, settings.negatives])
+    file = folder / f"{name}.parquet"
+    if not file.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        labelled = mine_hard_negatives(
+            pairs.select_columns(["query", "positive"]),
+            SentenceTransformer(settings.miner, trust_remote_code=settings.trust_remote_code),
+            num_negatives=settings.negatives,
+            query_prompt=prompt or None,
+            # What comes closer to the score of the right document may well be right, too (arXiv 2407.15831).
+            relative_margin=0.05,
+            # The formats with one row a query drop those with fewer.
+            output_format="labeled-pair",
+        )
+        found = positives_of_queries(labelled.filter(lambda row: row["label"] == 0))
+        mined = pairs.map(lambda row: {"negatives": sorted(found.get(row["query"], ()))})
+        with atomic_write(file) as partial:
+            mined.to_parquet(partial)
+    return Dataset.from_parquet(str(file))

@@ -1,0 +1,143 @@
+"""Sentence Transformers models of every kind on a pretrained encoder, and the loss of dense embeddings."""
+
+from collections.abc import Sequence
+
+import torch
+from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer, SparseEncoder
+from sentence_transformers.sentence_transformer.losses import (
+    CachedMultipleNegativesRankingLoss,
+    MatryoshkaLoss,
+    MultipleNegativesRankingLoss,
+)
+from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+from sentence_transformers.sparse_encoder.modules import SpladePooling
+from transformers import AutoConfig
+
+from neobert_hf import NeoBERTForMaskedLM
+from neobert_hf.common.token_limits import tokens_read
+from neobert_hf.embeddings.flattening import flatten_inputs
+
+
+def transformer_module(
+    path: str, max_length: int, trust_remote_code: bool = False, head: str = "feature-extraction"
+) -> Transformer:
+    """The first module of a Sentence Transformers model: an encoder with its tokenizer, in float32.
+
+    Args:
+        path: folder or Hub id. Of a Sentence Transformers model, the encoder and its tokenizer are used.
+        max_length: tokens; longer texts are cut. Never more than the model has positions for.
+        trust_remote_code: run code from the model's repository.
+        head: `feature-extraction` for none, `fill-mask` or `sequence-classification`.
+    """
+    options = {"trust_remote_code": trust_remote_code}
+    transformer = Transformer(
+        path,
+        transformer_task=head,
+        # Some checkpoints (DeBERTa-v3) are 16-bit, in which AdamW's steps get lost.
+        model_kwargs={"dtype": torch.float32} | options,
+        processor_kwargs=options,
+        config_kwargs=options,
+    )
+    transformer.max_seq_length = tokens_read(transformer.model, max_length, transformer.max_seq_length)
+    return transformer
+
+
+def build_encoder(path: str, max_length: int, trust_remote_code: bool = False) -> SentenceTransformer:
+    """A dense model: any encoder, mean pooling and cosine similarity. Arguments are those of `transformer_module`."""
+    transformer = transformer_module(path, max_length, trust_remote_code)
+    pooling = Pooling(transformer.get_embedding_dimension(), pooling_mode="mean")
+    return SentenceTransformer(modules=[transformer, pooling], similarity_fn_name="cosine")
+
+
+def build_sparse_encoder(path: str, max_length: int, trust_remote_code: bool = False) -> SparseEncoder:
+    """A SPLADE model: the MLM head's logits, log(1 + relu), and the maximum over the tokens.
+
+    Arguments are those of `transformer_module`.
+
+    Raises:
+        ValueError: if the model has no trained MLM head.
+
+    References:
+        SPLADE-max: https://arxiv.org/abs/2109.10086.
+    """
+    transformer = transformer_module(path, max_length, trust_remote_code, head="fill-mask")
+    encoder = SparseEncoder(modules=[transformer, SpladePooling("max")], similarity_fn_name="dot")
+    architectures = transformer.model.config.architectures or []
+    if isinstance(transformer.model, NeoBERTForMaskedLM):
+        # Loading has refused a NeoBERT without the head. The decoder, large as it is, need not run on padding.
+        flatten_inputs(encoder)
+    elif not any(name.endswith("ForMaskedLM") for name in architectures):
+        # Transformers gives other models a new head, at most with a warning.
+        raise ValueError(
+            f"{path} has no trained MLM head: `architectures` in its config.json is {architectures}, and no name in it "
+            "ends with ForMaskedLM. Give a pretrained model with its head."
+        )
+    return encoder
+
+
+def build_multi_vector_encoder(path: str, max_length: int, trust_remote_code: bool = False) -> MultiVectorEncoder:
+    """A late-interaction model: an encoder, a linear layer to 128 numbers, and unit length for every token.
+
+    The linear layer is new unless the model is a late-interaction model. Arguments are those of `transformer_module`.
+
+    References:
+        ColBERT: https://arxiv.org/abs/2004.12832.
+    """
+    encoder = MultiVectorEncoder(path, trust_remote_code=trust_remote_code, model_kwargs={"dtype": torch.float32})
+    encoder.max_seq_length = tokens_read(encoder[0].model, max_length, encoder.max_seq_length)
+    return encoder
+
+
+def build_reranker(path: str, max_length: int, trust_remote_code: bool = False) -> CrossEncoder:
+    """A reranker: query and document in one sequence, and one score from a classification head.
+
+    The head is new unless the model is a classifier. Arguments are those of `transformer_module`.
+
+    References:
+        Passage re-ranking with BERT: https://arxiv.org/abs/1901.04085.
+    """
+    transformer = transformer_module(path, max_length, trust_remote_code, head="sequence-classification")
+    return CrossEncoder(modules=[transformer])
+
+
+def describe_reranker(path: str, trust_remote_code: bool = False) -> str:
+    """The model that a reranker starts from, and whether its classification head is new."""
+    architectures = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code).architectures or []
+    trained = any(name.endswith("ForSequenceClassification") for name in architectures)
+    return f"{path}, with {'its own' if trained else 'a new'} classification head"
+
+
+def info_nce_loss(
+    encoder: SentenceTransformer,
+    temperature: float,
+    mini_batch_size: int | None = None,
+    matryoshka_dims: Sequence[int] = (),
+) -> torch.nn.Module:
+    """InfoNCE over the batch: each query against all documents and hard negatives of the batch.
+
+    Args:
+        encoder: the model that is trained.
+        temperature: the cosine similarities are divided by it.
+        mini_batch_size: compute so many texts at a time (GradCache), for batches that do not fit in memory. The
+            gradients are the same. Whole batches if None.
+        matryoshka_dims: train these prefixes of the embeddings as well, beside their full size.
+
+    Raises:
+        ValueError: if a setting is out of range.
+
+    References:
+        The paper, section 5.2.1; https://arxiv.org/abs/2101.06983 (GradCache), https://arxiv.org/abs/2205.13147
+        (Matryoshka).
+    """
+    if temperature <= 0:
+        raise ValueError(f"`temperature` is {temperature}; it must be above 0.")
+    size = encoder.get_embedding_dimension()
+    if any(not 0 < dimension <= size for dimension in matryoshka_dims):
+        raise ValueError(f"`matryoshka_dims` is {matryoshka_dims}; the model allows 1 to {size}.")
+    if mini_batch_size is None:
+        loss = MultipleNegativesRankingLoss(encoder, scale=1 / temperature)
+    else:
+        loss = CachedMultipleNegativesRankingLoss(encoder, scale=1 / temperature, mini_batch_size=mini_batch_size)
+    if not matryoshka_dims:
+        return loss
+    return MatryoshkaLoss(encoder, loss, sorted({size, *matryoshka_dims}, reverse=True))

@@ -1,0 +1,230 @@
+"""Rows of `query`, `positive` and `negatives` from tables of any shape: Hub datasets and local files."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pyarrow.compute as pc
+from datasets import ClassLabel, Dataset, Features, List, Value, concatenate_datasets
+from sentence_transformers.util import resolve_ids
+
+from neobert_hf.common.text_sources import load_table
+from neobert_hf.embeddings.descriptions import PairDataset, Part
+
+
+# What every table becomes. The list of negatives may be empty.
+FEATURES = Features({"query": Value("string"), "positive": Value("string"), "negatives": List(Value("string"))})
+
+
+def load_pairs(description: PairDataset, max_negatives: int | None = None) -> Dataset:
+    """Load a dataset as rows of `query`, `positive` and `negatives`.
+
+    Args:
+        description: what to load.
+        max_negatives: keep the first so many of a row. All if None.
+
+    Raises:
+        FileNotFoundError: if a source is neither on the Hub nor here.
+        ValueError: if a column is missing, holds something other than text, or nothing is left.
+    """
+    return concatenate_datasets([_load_part(description.name, part, max_negatives) for part in description.parts])
+
+
+def load_scored_pairs(description: PairDataset) -> tuple[list[str], list[str], list[float]]:
+    """Load an STS dataset: its `query`, `positive` and a column `score`.
+
+    Returns:
+        First sentences, second sentences, similarity scores.
+
+    Raises:
+        ValueError: as `load_pairs`, without a column `score` of numbers, and where rows would be left out.
+    """
+    part, *others = description.parts
+    if others or part.above or part.skip_incomplete:
+        raise ValueError(
+            f"Dataset {description.name}: scores are read from all rows of one table: leave `parts`, `above` and "
+            "`skip_incomplete` out."
+        )
+    table = load_table(description.name, part.source, part.subset, part.split)
+    scores = list(table["score"]) if "score" in table.column_names else []
+    if not scores or any(not isinstance(score, (int, float)) or not math.isfinite(score) for score in scores):
+        raise ValueError(
+            f"Dataset {description.name}: {part.source!r} needs a column `score` with a number in every row."
+        )
+    if len(set(scores)) == 1:
+        raise ValueError(
+            f"Dataset {description.name}: every score of {part.source!r} is {scores[0]}, so that nothing can correlate "
+            "with it. Correct the file, or leave `sts` out."
+        )
+    pairs = _load_part(description.name, part, None)
+    return list(pairs["query"]), list(pairs["positive"]), scores
+
+
+def most_negatives(pairs: Dataset) -> int:
+    """The largest number of hard negatives that a row has."""
+    lengths = pc.list_value_length(pairs.data.column("negatives"))
+    return pc.max(lengths).as_py() or 0
+
+
+def positives_of_queries(pairs: Dataset) -> dict[str, set[str]]:
+    """All positives of each query, which may stand in several rows."""
+    positives = {}
+    for query, positive in zip(pairs["query"], pairs["positive"]):
+        positives.setdefault(query, set()).add(positive)
+    return positives
+
+
+@dataclass
+class RowReader:
+    """Turns rows of a table into pairs, for `Dataset.map`.
+
+    Two steps: columns of labels and ids become columns of texts, all rows of a batch at once. Then, row by row, the
+    paths of each role are followed to its texts.
+
+    Args:
+        where: dataset and source, for error messages.
+        paths: of `query`, `positive` and `negatives`, by these names.
+        converters: what makes texts of a column of labels or ids, by column.
+        skip_incomplete: leave out rows without query or positive.
+        max_negatives: keep the first so many of a row. All if None.
+    """
+
+    where: str
+    paths: dict[str, list[str]]
+    converters: dict[str, Callable[[list], list[str | None]]]
+    skip_incomplete: bool
+    max_negatives: int | None
+
+    def __call__(self, batch: dict[str, list], indices: list[int]) -> dict[str, list]:
+        columns = dict(batch)
+        for name in columns.keys() & self.converters.keys():
+            columns[name] = self.converters[name](columns[name])
+        pairs = []
+        for index, *values in zip(indices, *columns.values()):
+            pair = self.read_row(dict(zip(columns, values)), f"row {index:,}")
+            if pair is not None:
+                pairs.append(pair)
+        return {role: [pair[role] for pair in pairs] for role in FEATURES}
+
+    def read_row(self, row: dict[str, Any], name: str) -> dict[str, Any] | None:
+        """The pair of a row; None if it is left out."""
+        texts = {role: [] for role in FEATURES}
+        for role, paths in self.paths.items():
+            for path in paths:
+                texts[role] += _texts_at(path, row, f"{self.where}, {name}")
+        for role in ("query", "positive"):
+            # Every path of these leads to a text, or the row is incomplete.
+            if len(texts[role]) < len(self.paths[role]):
+                if self.skip_incomplete:
+                    return None
+                raise ValueError(
+                    f"{self.where}: {name} has no {role} ({', '.join(self.paths[role])} is empty). Correct it, or set "
+                    "`skip_incomplete: true` to leave such rows out."
+                )
+        return {
+            "query": " ".join(texts["query"]),
+            "positive": " ".join(texts["positive"]),
+            "negatives": texts["negatives"][: self.max_negatives],
+        }
+
+
+def _texts_at(path: str, row: dict[str, Any], where: str) -> list[str]:
+    """The texts that a path such as `neg.*.text` leads to, without empty ones."""
+    column, *steps = path.split(".")
+    try:
+        found = _follow(row[column], steps)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{where}: the path {path!r} does not lead to a text ({error}).") from error
+    values = found if isinstance(found, list) else [found]
+    for value in values:
+        if value is not None and not isinstance(value, str):
+            raise ValueError(f"{where}: {path!r} holds {type(value).__name__} {value!r:.60}, not text.")
+    return [value for value in values if value is not None and value.strip()]
+
+
+def _follow(value: Any, steps: list[str]) -> Any:
+    for number, step in enumerate(steps):
+        if value is None:
+            return None
+        if step == "*":
+            return [_follow(item, steps[number + 1 :]) for item in value]
+        if step.isdigit():
+            # A row may lack a negative, and with it the first of its list.
+            value = value[int(step)] if int(step) < len(value) else None
+        else:
+            value = value[step]
+    return value
+
+
+def _load_part(name: str, part: Part, max_negatives: int | None) -> Dataset:
+    where = f"Dataset {name} ({part.source})"
+    table = load_table(name, part.source, part.subset, part.split)
+    paths = {role: _as_list(getattr(part, role)) for role in FEATURES}
+    columns = sorted({path.split(".")[0] for of_role in paths.values() for path in of_role})
+    _check_table(where, table, part, columns)
+    reader = RowReader(where, paths, _converters(name, part, table), part.skip_incomplete, max_negatives)
+    for column, threshold in part.above.items():
+        table = table.filter(_exceeds, input_columns=column, fn_kwargs={"threshold": threshold})
+    pairs = table.select_columns(columns).map(
+        reader, batched=True, with_indices=True, remove_columns=columns, features=FEATURES, desc=name
+    )
+    if not len(pairs):
+        raise ValueError(f"{where}: none of its {len(table):,} rows is left.")
+    if paths["negatives"] and not most_negatives(pairs):
+        raise ValueError(
+            f"{where}: `negatives` is {part.negatives!r}, and no row has one. Leave `negatives` out, or name the "
+            "column that has them."
+        )
+    return pairs
+
+
+def _as_list(paths: str | list[str] | None) -> list[str]:
+    if paths is None:
+        return []
+    return [paths] if isinstance(paths, str) else paths
+
+
+def _check_table(where: str, table: Dataset, part: Part, columns: list[str]) -> None:
+    if not len(table):
+        raise ValueError(f"{where} is empty: it holds no row.")
+    for column in (*columns, *part.above, *part.lookups):
+        if column not in table.column_names:
+            raise ValueError(f"{where} has no column {column!r}; it has {', '.join(map(repr, table.column_names))}.")
+    for column in part.above:
+        if not str(getattr(table.features[column], "dtype", None)).startswith(("int", "uint", "float")):
+            raise ValueError(f"{where}: `above` needs a column of numbers; {column!r} holds {table.features[column]}.")
+
+
+def _exceeds(value: float | None, threshold: float) -> bool:
+    return value is not None and value > threshold
+
+
+def _converters(name: str, part: Part, table: Dataset) -> dict[str, Callable[[list], list[str | None]]]:
+    """What makes texts of the columns that hold labels or ids."""
+    converters = {}
+    for column, feature in table.features.items():
+        if isinstance(feature, ClassLabel):
+            converters[column] = partial(_label_names, names=feature.names)
+    for column, lookup in part.lookups.items():
+        texts = load_table(name, lookup.source or part.source, lookup.subset, lookup.split)
+        resolve = resolve_ids({column: (texts, lookup.id, lookup.text)}, keep_columns=())
+        converters[column] = partial(_texts_of_ids, column=column, resolve=resolve)
+    return converters
+
+
+def _label_names(labels: list[int | None], names: list[str]) -> list[str | None]:
+    # -1 is a missing label of a ClassLabel.
+    return [None if label is None or label < 0 else names[label] for label in labels]
+
+
+def _texts_of_ids(ids: list, column: str, resolve: Callable[[dict], dict]) -> list[str | None]:
+    try:
+        (texts,) = resolve({column: ids}).values()
+    except KeyError:
+        if len(ids) == 1:
+            return [None]
+        # One of the ids has no text. Ask for each by itself.
+        return [text for single in ids for text in _texts_of_ids([single], column, resolve)]
+    return texts

@@ -1,0 +1,140 @@
+"""A small encoder, small datasets with their description, and a trained model of every kind."""
+
+import contextlib
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from datasets import Dataset
+from transformers import AutoTokenizer
+
+from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM
+from tests.helpers.embedding_runs import run
+
+
+@pytest.fixture(scope="session")
+def tokenizer(corpus):
+    return AutoTokenizer.from_pretrained(corpus / "tokenizer")
+
+
+@pytest.fixture(scope="session")
+def encoder(tokenizer, tmp_path_factory) -> Path:
+    """With dropout, so that a resume has to restore its generator."""
+    folder = tmp_path_factory.mktemp("encoder")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
+    config = NeoBERTConfig(
+        vocab_size=len(tokenizer),
+        max_length=64,
+        dropout=0.1,
+        decoder_init_range=0.2,
+        embedding_init_range=1.0,
+        pad_token_id=tokenizer.pad_token_id,
+        **sizes,
+    )
+    NeoBERTForMaskedLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def data(corpus, tmp_path_factory) -> Path:
+    """A Parquet file of triplets, some without a negative, JSON lines of pairs, nested rows, and their description."""
+    folder = tmp_path_factory.mktemp("pairs")
+    lines = (corpus / "train.jsonl").read_text().splitlines()
+    words = [text.split() for line in lines if len((text := json.loads(line)["text"]).split()) > 60]
+    rows = [
+        {"question": " ".join(w[:4]), "answer": " ".join(w[4:24]), "wrong": " ".join(words[i - 1][4:24])}
+        for i, w in enumerate(words)
+    ]
+    triplets = [row | {"wrong": None} if i % 3 == 0 else row for i, row in enumerate(rows[:200])]
+    Dataset.from_list(triplets).to_parquet(folder / "triplets.parquet")
+    pairs = [{"title": row["question"], "body": row["answer"]} for row in rows[200:280]]
+    (folder / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    nested = [
+        {"set": {"query": row["question"], "pos": [row["answer"], "x"], "neg": [row["wrong"]] * (i % 3)}}
+        for i, row in enumerate(rows[280:330])
+    ]
+    Dataset.from_list(nested).to_parquet(folder / "nested.parquet")
+    Dataset.from_list(rows[330:360]).to_parquet(folder / "test.parquet")
+    sts = [{"a": row["question"], "b": row["answer"][:40], "score": i / 20} for i, row in enumerate(rows[360:380])]
+    Dataset.from_list(sts).to_parquet(folder / "sts.parquet")
+    (folder / "datasets.yaml").write_text(yaml.safe_dump(describe(folder), sort_keys=False))
+    return folder
+
+
+def describe(folder: Path) -> dict:
+    """What datasets.yaml says."""
+    answer = {"query": "question", "positive": "answer", "instruction": "Find the answer."}
+    return {
+        "train": {
+            "triplets": answer | {"source": str(folder / "triplets.parquet"), "negatives": "wrong"},
+            "pairs": {
+                "source": str(folder / "pairs.jsonl"),
+                "query": "title",
+                "positive": "body",
+                "instruction": "Find the text.",
+            },
+            "nested": {
+                "source": str(folder / "nested.parquet"),
+                "query": "set.query",
+                "positive": "set.pos.0",
+                "negatives": "set.neg.*",
+                "instruction": "",
+            },
+        },
+        "evaluation": {
+            "retrieval": answer | {"source": str(folder / "test.parquet")},
+            "sts": {"source": str(folder / "sts.parquet"), "query": "a", "positive": "b", "instruction": "Similar?"},
+        },
+    }
+
+
+@pytest.fixture
+def edit(data, tmp_path):
+    """Write datasets.yaml with a change to its content elsewhere."""
+
+    def write(change) -> Path:
+        description = describe(data)
+        change(description)
+        (tmp_path / "edited.yaml").write_text(yaml.safe_dump(description, sort_keys=False))
+        return tmp_path / "edited.yaml"
+
+    return write
+
+
+@pytest.fixture
+def settings(data, encoder, tmp_path):
+    """The settings of a run in tmp_path / "run", with changes."""
+
+    def build(**changes) -> dict:
+        return {"output_dir": tmp_path / "run", "model": encoder, "datasets": data / "datasets.yaml"} | changes
+
+    return build
+
+
+class Trained:
+    """The output folder of a run of each kind, which is trained when it is asked for."""
+
+    def __init__(self, folder: Path, data: Path, encoder: Path):
+        self.folder = folder
+        self.settings = {"model": encoder, "datasets": data / "datasets.yaml"}
+
+    def __getitem__(self, kind: str) -> Path:
+        output = self.folder / kind
+        if not output.exists():
+            torch.manual_seed(0)
+            with open(self.folder / f"{kind}.txt", "w") as file, contextlib.redirect_stdout(file):
+                run(kind, self.settings | {"output_dir": output})
+        return output
+
+    def printed(self, kind: str) -> str:
+        """What the run of a kind printed."""
+        return (self[kind].parent / f"{kind}.txt").read_text()
+
+
+@pytest.fixture(scope="session")
+def trained(data, encoder, tmp_path_factory) -> Trained:
+    return Trained(tmp_path_factory.mktemp("kinds"), data, encoder)

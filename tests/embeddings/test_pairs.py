@@ -1,0 +1,205 @@
+"""Which rows the description of a dataset leads to, and what is refused before training."""
+
+import json
+import math
+
+import pytest
+from datasets import ClassLabel, Dataset, Features, Value
+
+from neobert_hf.embeddings.descriptions import read_descriptions
+from neobert_hf.embeddings.pairs import load_pairs, most_negatives
+from neobert_hf.embeddings.recipe import RecipeArguments, read_data, rows_of_batches
+from neobert_hf.embeddings.trainers import EmbeddingArguments
+from tests.helpers.embedding_runs import run
+from tests.helpers.models import ROOT
+
+
+def write(tmp_path, rows: list[dict]) -> str:
+    file = tmp_path / "bad.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(file)
+
+
+ROW = {"title": "a", "body": "b"}
+
+BAD_ROWS = [
+    ([ROW, ROW | {"body": None}], {}, "row 1 has no positive .body is empty.*skip_incomplete"),
+    ([ROW | {"title": " "}], {}, "row 0 has no query"),
+    ([ROW | {"body": 7}], {}, "'body' holds int 7, not text"),
+    ([ROW | {"neg": None}] * 2, {"negatives": "neg"}, "no row has one. Leave `negatives` out"),
+    ([ROW | {"neg": [3]}], {"negatives": "neg.*"}, "holds int 3, not text"),
+    ([ROW | {"neg": ["n"]}], {"negatives": "neg.text"}, "'neg.text' does not lead to a text"),
+    ([ROW | {"body": None}], {"skip_incomplete": True}, "none of its 1 rows is left"),
+    ([ROW] * 20, {}, "pairs has 20 rows and not 8 of them without a text in common"),
+    ([ROW], {}, "pairs has 1 rows and not 8"),
+]
+
+
+@pytest.mark.parametrize("rows, keys, message", BAD_ROWS)
+def test_bad_rows_are_refused_before_training(settings, edit, tmp_path, rows, keys, message):
+    source = write(tmp_path, rows)
+    file = edit(lambda content: content["train"]["pairs"].update(keys | {"source": source}))
+    with pytest.raises(ValueError, match="(?s)" + message):
+        run("dense", settings(datasets=file))
+    assert not list((tmp_path / "run").glob("checkpoint-*"))
+
+
+def in_parts(entry: dict, parts) -> None:
+    """Move the table of an entry into `parts`, so many times, or put this there."""
+    table = {key: entry.pop(key) for key in ("source", "query", "positive")}
+    entry["parts"] = [table] * parts if isinstance(parts, int) else parts
+
+
+BAD_DESCRIPTIONS = [
+    (lambda c: c["train"]["pairs"].update(query="titel"), "has no column 'titel'; it has 'title', 'body'"),
+    (lambda c: c["train"]["pairs"].update(source="nowhere/pairs.jsonl"), "matches no file"),
+    (lambda c: c["train"]["pairs"].pop("instruction"), "pairs: `instruction` is missing"),
+    (lambda c: c["train"].update(other={"instruction": "Find."}), "other has an instruction and no data"),
+    (lambda c: c["train"]["pairs"].update(postive="body"), "no meaning for the key 'postive'; did you mean 'positive'"),
+    (lambda c: c["train"]["pairs"].update(query=3), "query"),
+    (lambda c: c["train"]["pairs"].pop("positive"), "positive"),
+    (lambda c: c["train"].clear(), "names no training dataset"),
+    (lambda c: c.update(tests={}), "unknown key 'tests'"),
+    (lambda c: c["evaluation"].update(clustering={}), "not 'clustering'"),
+    (lambda c: c["evaluation"]["sts"].update(c["evaluation"]["retrieval"]), "needs a column `score`"),
+    (lambda c: c["evaluation"]["sts"].update(above={"score": 0.2}), "sts: scores are read from all rows of one table"),
+    (lambda c: c["evaluation"]["sts"].update(skip_incomplete=True), "sts: scores are read from all rows of one table"),
+    (lambda c: in_parts(c["evaluation"]["sts"], 2), "sts: scores are read from all rows of one table"),
+    (lambda c: c.update(train=[c["train"]]), "`train` holds .*; it must hold one `key: value` a line"),
+    (lambda c: c["train"].update(pairs=None), "dataset pairs holds None; it must hold one `key: value` a line"),
+    (lambda c: c["train"]["pairs"].update(above=None), "pairs: `above` holds None; it must hold"),
+    (lambda c: c["train"]["pairs"].update(above={"title": "many"}), "pairs: .*'above'"),
+    (
+        lambda c: c["train"]["pairs"].update(above={"title": 4}),
+        "`above` needs a column of numbers; 'title' holds .*str",
+    ),
+    (lambda c: c["train"]["nested"].update(above={"set": 4}), "`above` needs a column of numbers; 'set' holds"),
+    (lambda c: c["train"]["pairs"].update(lookups=["a"]), "pairs: `lookups` holds .'a'.; it must hold"),
+    (lambda c: in_parts(c["train"]["pairs"], {"a": 1}), "pairs: `parts` holds {'a': 1}; it must hold a list"),
+    (lambda c: in_parts(c["train"]["pairs"], ["a"]), "pairs, an item of `parts` holds 'a'; it must hold"),
+    (lambda c: c["train"]["pairs"].update(batch_size=0), "pairs: `batch_size` is 0; it must be a whole number, 2 or m"),
+    (lambda c: c["train"]["pairs"].update(batch_size="8"), "pairs: `batch_size` is '8'; it must be"),
+]
+
+
+@pytest.mark.parametrize("change, message", BAD_DESCRIPTIONS)
+def test_bad_descriptions_are_refused_before_training(settings, edit, tmp_path, change, message):
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        run("dense", settings(datasets=edit(change)))
+    assert not list((tmp_path / "run").glob("checkpoint-*"))
+
+
+@pytest.mark.parametrize(
+    "scores, message",
+    [([0.0, 0.0], "every score .* is 0.0"), ([1.0, math.nan], "needs a column `score` with a number in every row")],
+)
+def test_scores_that_nothing_correlates_with_are_refused(settings, edit, tmp_path, scores, message):
+    Dataset.from_dict({"a": ["x", "y"], "b": ["y", "z"], "score": scores}).to_parquet(tmp_path / "bad.parquet")
+    source = str(tmp_path / "bad.parquet")
+    file = edit(lambda content: content["evaluation"]["sts"].update(source=source))
+    with pytest.raises(ValueError, match=message):
+        run("dense", settings(datasets=file))
+
+
+@pytest.mark.parametrize("name", ["empty.parquet", "empty.jsonl", "broken.jsonl"])
+def test_files_without_rows_are_refused(settings, edit, tmp_path, name):
+    if name == "empty.parquet":
+        Dataset.from_dict({"title": ["a"], "body": ["b"]}).select([]).to_parquet(tmp_path / name)
+    else:
+        (tmp_path / name).write_text("" if name == "empty.jsonl" else '{"title": "a", "body": "b"}\n{"title":\n')
+    file = edit(lambda content: content["train"]["pairs"].update(source=str(tmp_path / name)))
+    with pytest.raises(ValueError, match=f"Dataset pairs: .*{name}' is empty or cannot be read"):
+        run("dense", settings(datasets=file))
+
+
+def test_rows_are_fewer_where_there_are_hard_negatives(data):
+    settings = RecipeArguments("unused", str(data / "datasets.yaml"))
+    read = read_data(settings, EmbeddingArguments("unused", bf16=False, use_cpu=True))
+    found = {name: most_negatives(rows) for name, rows in read.train.items()}
+    assert found == {"triplets": 1, "pairs": 0, "nested": 2}
+    assert rows_of_batches(read, 64) == {"triplets": 42, "pairs": 64, "nested": 32}
+    assert most_negatives(load_pairs(read.descriptions[2], max_negatives=1)) == 1
+
+
+# A row of every shape that a dataset of the paper has on the Hub.
+SHAPES = {
+    "AMAZONQA": {"query": "q", "pos": ["p", "other"]},
+    "CONCURRENTQA": {
+        "question": "q",
+        "pos_paras": [{"title": "t", "text": "p"}, {"title": "t", "text": "x"}],
+        "neg_paras": [{"title": "t", "text": "n1"}, {"title": "t", "text": "n2"}],
+    },
+    "PAQ": {"set": ["q", "p"]},
+    "QQP": {"set": {"query": "q", "pos": ["p"], "neg": ["n1", "n2"]}},
+    "SENTENCECOMP": {"set": ["p", "q"]},
+    "STACKOVERFLOW": {"query": "q", "positive": ["p", "x"], "negative": ["n1", "n2"]},
+    "STS12": {"sentence1": "q", "sentence2": "p", "score": 4.5},
+    "STSBENCHMARK": {"sentence1": "q", "sentence2": "p", "score": 4.5},
+    "GOOAQ": {"question": "q", "answer": "p"} | {f"negative_{i}": f"n{i}" for i in range(1, 6)},
+    "PUBMEDQA": {"anchor": "q", "positive": "p"} | {f"negative_{i}": f"n{i}" for i in range(1, 21)},
+    "ALLNLI": {"anchor": "q", "positive": "p", "negative": "n1"},
+    "TRIVIAQA": {"anchor": "q", "positive": "p", "negative": "n1"},
+    "WIKIHOW": {"text": "q", "summary": "p"},
+    "MEDMCQA": {"question": "q", "exp": "p", "subject_name": "s"},
+}
+NEGATIVES = {"CONCURRENTQA": 2, "QQP": 2, "STACKOVERFLOW": 2, "GOOAQ": 5, "PUBMEDQA": 20, "ALLNLI": 1, "TRIVIAQA": 1}
+PAPER = ROOT / "configs" / "embeddings" / "datasets.yaml"
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_the_papers_columns_give_queries_positives_and_negatives(tmp_path, name):
+    (description,), _ = read_descriptions(str(PAPER), [name])
+    (part,) = description.parts
+    Dataset.from_list([SHAPES[name]]).to_parquet(tmp_path / "rows.parquet")
+    part.source, part.subset = str(tmp_path / "rows.parquet"), None
+    part.split = part.split.replace("1000000", "1")
+    (row,) = load_pairs(description)
+    expected = [f"n{i}" for i in range(1, NEGATIVES.get(name, 0) + 1)]
+    assert row == {"query": "q", "positive": "p", "negatives": expected}
+
+
+def test_scores_labels_and_lookups(tmp_path):
+    sts, _ = read_descriptions(str(PAPER), ["STS12"])
+    rows = [{"sentence1": f"a{score}", "sentence2": f"b{score}", "score": score} for score in (3.9, 4.0, 4.1, 5.0)]
+    Dataset.from_list(rows).to_parquet(tmp_path / "sts.parquet")
+    sts[0].parts[0].source = str(tmp_path / "sts.parquet")
+    assert load_pairs(sts[0])["query"][:] == ["a4.1", "a5.0"]
+
+    yahoo, _ = read_descriptions(str(PAPER), ["YAHOO_CLUST"])
+    names = ClassLabel(names=["Society & Culture", "Health"])
+    features = Features({"topic": names, "question_title": Value("string"), "best_answer": Value("string")})
+    rows = [
+        {"topic": 1, "question_title": "t", "best_answer": "b"},
+        {"topic": 0, "question_title": "t", "best_answer": ""},
+    ]
+    Dataset.from_list(rows, features=features).to_parquet(tmp_path / "yahoo.parquet")
+    yahoo[0].parts[0].source = str(tmp_path / "yahoo.parquet")
+    # The second row lacks its answer.
+    assert load_pairs(yahoo[0])[:] == {"query": ["t b"], "positive": ["Health"], "negatives": [[]]}
+
+    fever, _ = read_descriptions(str(PAPER), ["FEVER"])
+    part = fever[0].parts[0]
+    for name, rows in {
+        "queries": [{"_id": "q1", "text": "claim 1"}, {"_id": "q2", "text": "claim 2"}],
+        "corpus": [{"_id": "d2", "text": "text 2", "title": "t"}, {"_id": "d1", "text": "text 1", "title": "t"}],
+        "qrels": [
+            {"query-id": "q2", "corpus-id": "d1", "score": 1},
+            {"query-id": "q1", "corpus-id": "gone", "score": 1},
+        ],
+    }.items():
+        Dataset.from_list(rows).to_parquet(tmp_path / f"{name}.parquet")
+    part.source, part.subset = str(tmp_path / "qrels.parquet"), None
+    for column, name in (("query-id", "queries"), ("corpus-id", "corpus")):
+        part.lookups[column].source, part.lookups[column].split = str(tmp_path / f"{name}.parquet"), "train"
+    assert load_pairs(fever[0])[:] == {"query": ["claim 2"], "positive": ["text 1"], "negatives": [[]]}
+
+
+def test_the_papers_datasets_and_instructions_are_table_7(shared):
+    paper = (shared / "paper" / "neobert_2502.19587.md").read_text()
+    table = paper[paper.index("Table 7:") : paper.index("Table 8:")].splitlines()[3:]
+    expected = [line.split("\t") for line in table if "\t" in line]
+    descriptions, evaluation = read_descriptions(str(PAPER))
+    assert len(descriptions) == 22 and set(evaluation) == {"retrieval", "sts"}
+    names = [name.replace(" <sub>CLUST</sub>", "_CLUST") for name, _ in expected]
+    assert [description.name for description in descriptions] == names
+    assert [description.instruction for description in descriptions] == [instruction for _, instruction in expected]

@@ -1,0 +1,194 @@
+"""Interrupted runs end with the same bits, checkpoints are whole or not used, and other settings are refused."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from neobert_hf.training.run_checkpoints import COMPLETE, CheckpointError, complete_checkpoints, step_of
+from tests.helpers.embedding_runs import KINDS, assert_same_weights, load, losses_of, run, to_flags
+from tests.helpers.forked_runs import Forker
+
+
+# Long enough to be killed or stopped on the way.
+LONG = {
+    "dense": {"max_steps": 60, "save_steps": 5},
+    "sparse": {"max_steps": 40, "save_steps": 5, "eval_strategy": "no"},
+}
+
+
+@pytest.fixture(scope="module")
+def forker():
+    forker = Forker([KINDS[kind][0] for kind in LONG])
+    yield forker
+    forker.close()
+
+
+@pytest.fixture(scope="module")
+def whole(data, encoder, tmp_path_factory) -> dict[str, Path]:
+    """The folders of long runs that nothing interrupts."""
+    folder = tmp_path_factory.mktemp("whole")
+    for kind, changes in LONG.items():
+        settings = {"output_dir": folder / kind, "model": encoder, "datasets": data / "datasets.yaml"}
+        torch.manual_seed(0)
+        run(kind, settings | changes)
+    return {kind: folder / kind for kind in LONG}
+
+
+@pytest.mark.parametrize("kind", LONG)
+def test_killed_and_resumed_ends_with_the_same_bits(forker, whole, settings, tmp_path, capsys, kind):
+    changes = settings(**LONG[kind])
+    process = forker.start(KINDS[kind][0], to_flags(kind, changes), tmp_path / "output.txt")
+    while process.is_running() and not complete_checkpoints(tmp_path / "run"):
+        time.sleep(0.01)
+    # At any moment: in the middle of a step or of saving.
+    time.sleep(random.Random(0).random() / 2)
+    process.kill()
+    last = complete_checkpoints(tmp_path / "run")[-1]
+    assert step_of(last) < changes["max_steps"]
+    log = run(kind, changes)
+    assert f"resuming from {last}\n" in capsys.readouterr().out
+    assert_same_weights(tmp_path / "run", whole[kind])
+    expected = losses_of(json.loads((whole[kind] / "log.json").read_text()))
+    assert losses_of(log) == expected and len(expected) == changes["max_steps"]
+
+
+def test_sigterm_saves_stops_and_the_same_command_goes_on(whole, settings, tmp_path):
+    changes = settings(**LONG["dense"], save_total_limit=20)
+
+    def stop():
+        for _ in range(6000):
+            if complete_checkpoints(tmp_path / "run"):
+                return os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.01)
+
+    thread = threading.Thread(target=stop)
+    thread.start()
+    with pytest.raises(SystemExit) as stopped:
+        # By itself it would save again at the end only.
+        run("dense", changes | {"save_steps": 20})
+    thread.join()
+    assert stopped.value.code == 143
+    last = complete_checkpoints(tmp_path / "run")[-1]
+    assert last.name not in ("checkpoint-20", "checkpoint-40", "checkpoint-60")
+    run("dense", changes | {"save_steps": 20})
+    assert_same_weights(tmp_path / "run", whole["dense"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_resumed_run_ends_with_the_same_bits(trained, settings, tmp_path, kind):
+    output = interrupted(trained[kind], tmp_path / "run", step=6)
+    # A checkpoint that was being written is not picked up.
+    half = output / "checkpoint-9"
+    shutil.copytree(output / "checkpoint-6", half)
+    (half / COMPLETE).unlink()
+    (half / "model.safetensors").write_bytes(b"half")
+    run(kind, settings())
+    assert_same_weights(output, trained[kind])
+    # Once more: nothing is left to train, and the model is the same, with all of its modules.
+    shutil.rmtree(output / "model")
+    run(kind, settings())
+    assert_same_weights(output, trained[kind])
+    texts = [("how to sort", "a list"), ("x", "for loops")] if kind == "reranker" else ["a list", "for loops and x"]
+    found, expected = (load(kind, folder) for folder in (output, trained[kind]))
+    method = "predict" if kind == "reranker" else "encode"
+    for ours, theirs in zip(*(getattr(model, method)(texts) for model in (found, expected))):
+        ours, theirs = (torch.as_tensor(values).to_dense() for values in (ours, theirs))
+        assert torch.equal(ours, theirs)
+
+
+def interrupted(trained: Path, output: Path, step: int) -> Path:
+    """A copy of a run as if it had stopped after this step."""
+    shutil.copytree(trained, output)
+    for folder in complete_checkpoints(output):
+        if step_of(folder) > step:
+            shutil.rmtree(folder)
+    shutil.rmtree(output / "model")
+    return output
+
+
+@pytest.fixture
+def restored(data, encoder):
+    """Files of the session's data and encoder that a test changes, restored after it."""
+    files = [data / "pairs.jsonl", encoder / "model.safetensors"]
+    contents = [file.read_bytes() for file in files]
+    yield files
+    for file, content in zip(files, contents):
+        file.write_bytes(content)
+
+
+def test_other_settings_data_or_a_lost_file_are_refused_by_name(trained, settings, edit, restored, tmp_path):
+    output = interrupted(trained["dense"], tmp_path / "run", step=6)
+    with pytest.raises(CheckpointError, match="(?s)learning_rate: 0.005 there, 0.001 now.*temperature: 0.07"):
+        run("dense", settings(learning_rate=1e-3, temperature=0.05))
+    with pytest.raises(CheckpointError, match="other settings:\n  data_seed: None there, 5 now\nResume"):
+        run("dense", settings(data_seed=5))
+    file = edit(lambda content: content["train"]["pairs"].update(instruction="Another."))
+    with pytest.raises(CheckpointError, match="(?s)datasets: .*Find the text.*Another"):
+        run("dense", settings(datasets=file))
+    # Other rows, and as many, in the same file; other weights in the same folder.
+    pairs, weights_file = restored
+    text = pairs.read_text()
+    pairs.write_text("".join(reversed(text.splitlines(keepends=True))))
+    with pytest.raises(CheckpointError, match="other settings:\n  datasets: .*\nResume"):
+        run("dense", settings())
+    pairs.write_text(text)
+    content = weights_file.read_bytes()
+    weights = load_file(weights_file)
+    weights["model.layer_norm.weight"] *= 2
+    save_file(weights, weights_file, {"format": "pt"})
+    with pytest.raises(CheckpointError, match="other settings:\n  weights: .*\nResume"):
+        run("dense", settings())
+    weights_file.write_bytes(content)
+    (output / "checkpoint-6" / "optimizer.pt").unlink()
+    with pytest.raises(CheckpointError, match="optimizer.pt is missing"):
+        run("dense", settings())
+
+
+def test_a_run_does_not_go_on_from_another_kinds_checkpoint(trained, settings, tmp_path):
+    shutil.copytree(trained["sparse"], tmp_path / "run")
+    with pytest.raises(CheckpointError, match="(?s)other settings.*query_weight: 5e-05 there, None now"):
+        run("multi_vector", settings())
+
+
+def test_two_processes_train_as_one_with_twice_the_micro_batches(forker, settings, encoder, tmp_path):
+    shutil.copytree(encoder, tmp_path / "encoder")
+    config = json.loads((tmp_path / "encoder" / "config.json").read_text())
+    # Processes draw dropout from generators of their own.
+    (tmp_path / "encoder" / "config.json").write_text(json.dumps(config | {"dropout": 0.0}))
+    changes = settings(model=tmp_path / "encoder", max_steps=6, save_steps=6)
+    run("dense", changes | {"gradient_accumulation_steps": 2, "output_dir": tmp_path / "one"})
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    # What `accelerate launch` with configs/accelerate/cpu_ddp.yaml sets, as tests/training shows.
+    environment = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    environment["ACCELERATE_USE_CPU"] = "true"
+    processes = [
+        forker.start(
+            "finetune_embeddings",
+            to_flags("dense", changes),
+            tmp_path / f"output_{rank}.txt",
+            RANK=str(rank),
+            LOCAL_RANK=str(rank),
+            **environment,
+        )
+        for rank in range(2)
+    ]
+    outputs = [process.finish() for process in processes]
+    assert "2 x cpu" in outputs[0]
+    start = load_file(encoder / "model.safetensors")
+    one, two = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("one", "run"))
+    for name, tensor in one.items():
+        moved = (tensor - start[f"model.{name}"]).norm()
+        # Rounding in another order, over 6 steps.
+        assert (tensor - two[name]).norm() < 1e-3 * moved, name

@@ -1,0 +1,67 @@
+"""Small runs of the four recipes that train embedding models and rerankers."""
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer, SparseEncoder
+
+from tests.helpers.examples import load_example
+from tests.helpers.models import ROOT
+
+
+SMALL = {
+    "max_length": 48,
+    "max_steps": 12,
+    "warmup_steps": 2,
+    "learning_rate": 5e-3,
+    "lr_scheduler_type": "linear",
+    "per_device_train_batch_size": 8,
+    "seed": 0,
+    "bf16": False,
+    "use_cpu": True,
+    "logging_steps": 1,
+    "eval_steps": 6,
+    "save_steps": 3,
+    "save_total_limit": 4,
+    "report_to": "none",
+}
+
+# Recipe, configuration, and the class that loads the model.
+KINDS = {
+    "dense": ("finetune_embeddings", "small.yaml", SentenceTransformer),
+    "sparse": ("train_sparse_encoder", "sparse.yaml", SparseEncoder),
+    "multi_vector": ("train_multi_vector_encoder", "multi_vector.yaml", MultiVectorEncoder),
+    "reranker": ("train_reranker", "reranker.yaml", CrossEncoder),
+}
+
+
+def to_flags(kind: str, settings: dict) -> list[str]:
+    """The command line of a small run, with these settings beside those of `SMALL` and of the kind's configuration."""
+    flags = ["--config", str(ROOT / "configs" / "embeddings" / KINDS[kind][1])]
+    for name, value in (SMALL | settings).items():
+        flags += [f"--{name}", *str(value).split()]
+    return flags
+
+
+def run(kind: str, settings: dict) -> list[dict]:
+    """Train in this process and return the log."""
+    load_example(KINDS[kind][0]).main(to_flags(kind, settings))
+    return json.loads((Path(settings["output_dir"]) / "log.json").read_text())
+
+
+def load(kind: str, folder: Path, **options):
+    """The model that a run left in this folder."""
+    return KINDS[kind][2](str(folder / "model"), device="cpu", **options)
+
+
+def losses_of(log: list[dict]) -> list[float]:
+    return [entry["loss"] for entry in log if "loss" in entry]
+
+
+def assert_same_weights(first: Path, second: Path) -> None:
+    first_weights, second_weights = (load_file(folder / "model" / "model.safetensors") for folder in (first, second))
+    assert first_weights.keys() == second_weights.keys()
+    for name, tensor in first_weights.items():
+        assert torch.equal(tensor, second_weights[name]), name
