@@ -48,7 +48,7 @@ from transformers.utils.generic import is_flash_attention_requested
 from neobert_hf.common.atomic_writes import write_json
 from neobert_hf.common.results import check_same_settings, read_result
 from neobert_hf.common.settings import nearest, parse_config
-from neobert_hf.pretraining.trainer import product_flops
+from neobert_hf.pretraining.flops import product_flops
 
 
 LABELLED, RAGGED_ROWS, CHECKPOINTING_LENGTH = 0.2, 8, 4096
@@ -298,8 +298,8 @@ def take_turn(settings: ThroughputArguments, config: PretrainedConfig, cells: li
         record.save()
 
 
-def main() -> None:
-    (settings,) = parse_config(ThroughputArguments)
+def main(args: list[str] | None = None) -> None:
+    (settings,) = parse_config(ThroughputArguments, args=args)
     torch.manual_seed(0)
 
     # 1. Models that this Transformers has, and what is measured already

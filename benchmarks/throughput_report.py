@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 from encoders import count_parameters
-from matplotlib.figure import Figure
 from transformers import PretrainedConfig
 
-from neobert_hf.common.atomic_writes import write_png, write_text
+from neobert_hf.common.atomic_writes import write_text
+from neobert_hf.common.report import Line, Panel, markdown_table, plot_lines
 
 
 MODES = {
@@ -42,8 +42,8 @@ def summarise(entries: list[dict], ceiling: float) -> list[dict]:
             row |= {"gflops_per_s": flops / 1e9, "mfu": flops / ceiling}
             peaks = [measured["peak_bytes"] for measured in rounds]
             row["peak_gib"] = None if None in peaks else max(peaks) / 2**30
-        place = tuple(row[name] for name in ("model", "mode", "length", "layout"))
-        rows.setdefault(place, []).append(row)
+        measurement = tuple(row[name] for name in ("model", "mode", "length", "layout"))
+        rows.setdefault(measurement, []).append(row)
     return [_best(tried) for tried in rows.values()]
 
 
@@ -58,7 +58,7 @@ def matrix(rows: list[dict], mode: str, layout: str, parameters: dict[str, float
     """Thousands of real tokens a second and MFU, a line each model and a column each length."""
     lengths = sorted({row["length"] for row in rows if row["mode"] == mode})
     cells = {(row["model"], row["length"]): row for row in rows if (row["mode"], row["layout"]) == (mode, layout)}
-    lines = [f"| | parameters | {' | '.join(f'{n:,}' for n in lengths)} |", "| --- |" + " --- |" * (len(lengths) + 1)]
+    table = []
     for model, count in parameters.items():
         texts = []
         for length in lengths:
@@ -67,8 +67,8 @@ def matrix(rows: list[dict], mode: str, layout: str, parameters: dict[str, float
             shown = f"{speed / 1e3:.3g} ({row['mfu']:.0%})" if speed else OUT_OF_MEMORY if row else "-"
             texts.append(shown)
         if set(texts) != {"-"}:
-            lines.append(f"| {model} | {count / 1e6:.0f}M | {' | '.join(texts)} |")
-    return lines
+            table.append([model, f"{count / 1e6:.0f}M", *texts])
+    return markdown_table(["", "parameters", *(f"{length:,}" for length in lengths)], table)
 
 
 def ragged_over_full(rows: list[dict]) -> list[str]:
@@ -79,12 +79,12 @@ def ragged_over_full(rows: list[dict]) -> list[str]:
         if row["mode"] != "checkpointing"
     }
     columns = sorted({(mode, length) for _, mode, length, _ in speeds})
-    lines = [f"| | {' | '.join(f'{mode}, {n:,}' for mode, n in columns)} |", "| --- |" + " --- |" * len(columns)]
+    table = []
     for model in dict.fromkeys(model for model, *_ in speeds):
         both = [[speeds.get((model, *column, layout)) for layout in LAYOUTS] for column in columns]
         ratios = [f"{ragged / full:.2f}" if full and ragged else "-" for full, ragged in both]
-        lines.append(f"| {model} | {' | '.join(ratios)} |")
-    return lines
+        table.append([model, *ratios])
+    return markdown_table(["", *(f"{mode}, {length:,}" for mode, length in columns)], table)
 
 
 def training_memory(entries: list[dict]) -> list[str]:
@@ -93,14 +93,12 @@ def training_memory(entries: list[dict]) -> list[str]:
     if not with_checkpointing:
         return ["Not measured."]
     length = with_checkpointing[0]["length"]
-    lines = [
-        f"| at {length:,} tokens | gradient checkpointing | largest batch | kB a token |",
-        "| --- |" + " --- |" * 3,
-    ]
-    place = (length, "full", False)
+    table = []
     for entry in entries:
         trials, mode = entry["trials"], entry["mode"]
-        if (entry["length"], entry["layout"], entry["compiled"]) != place or mode == "forward" or not trials:
+        if (entry["length"], entry["layout"], entry["compiled"]) != (length, "full", False):
+            continue
+        if mode == "forward" or not trials:
             continue
         growth = "-"
         if len(trials) > 1:
@@ -108,14 +106,15 @@ def training_memory(entries: list[dict]) -> list[str]:
             grown = (last["peak_bytes"] - before["peak_bytes"]) / (last["tokens"] - before["tokens"])
             growth = f"{grown / 1e3:,.0f}"
         name = f"{entry['model']} ({entry['attention']})"
-        lines.append(f"| {name} | {'yes' if mode == 'checkpointing' else 'no'} | {trials[-1]['rows']} | {growth} |")
-    return lines
+        table.append([name, "yes" if mode == "checkpointing" else "no", trials[-1]["rows"], growth])
+    return markdown_table([f"at {length:,} tokens", "gradient checkpointing", "largest batch", "kB a token"], table)
 
 
 def all_rows(rows: list[dict]) -> list[str]:
-    head = "| model | mode | length | layout | attention | batch | real tokens | tokens/s (slowest, fastest round) | "
-    head += "GFLOP/s | MFU | peak GiB | compiled / eager |"
-    lines = [head, "| --- |" + " --- |" * 11]
+    """A table of every number that was measured."""
+    head = "model, mode, length, layout, attention, batch, real tokens".split(", ")
+    head += ["tokens/s (slowest, fastest round)", "GFLOP/s", "MFU", "peak GiB", "compiled / eager"]
+    table = []
     for row in rows:
         cells = [row["model"], row["mode"], f"{row['length']:,}", row["layout"]]
         cells.append(row["attention"] + (", compiled" if row["compiled"] else ""))
@@ -127,8 +126,8 @@ def all_rows(rows: list[dict]) -> list[str]:
             cells += [f"{row['gflops_per_s']:,.0f}", f"{row['mfu']:.2f}"]
             cells.append("not measured" if row["peak_gib"] is None else f"{row['peak_gib']:.1f}")
             cells.append("-" if row["compile_gain"] is None else f"{row['compile_gain']:.2f}")
-        lines.append(f"| {' | '.join(cells)} |")
-    return lines
+        table.append(cells)
+    return markdown_table(head, table)
 
 
 def to_csv(rows: list[dict]) -> str:
@@ -141,28 +140,25 @@ def to_csv(rows: list[dict]) -> str:
 
 
 def plot(rows: list[dict], file: Path) -> None:
-    """Figure 3, once for each mode and layout."""
-    figure = Figure(figsize=(11, 8), layout="constrained")
-    grid = figure.subplots(2, 2, squeeze=False)
-    models = list(dict.fromkeys(row["model"] for row in rows))
-    for mode, line in zip(("forward", "training"), grid):
-        for layout, axes in zip(LAYOUTS, line):
-            for number, model in enumerate(models):
-                points = sorted(
-                    (row["length"], row["tokens_per_s"] / 1e3)
-                    for row in rows
-                    if (row["model"], row["mode"], row["layout"]) == (model, mode, layout) and row["rows"] is not None
-                )
-                if points:
-                    axes.plot(*zip(*points), "o-", color=f"C{number}", label=model)
+    """Draw the paper's Figure 3, once for each mode and layout."""
+    panels = []
+    for mode in ("forward", "training"):
+        for layout in LAYOUTS:
+            chosen = [row for row in rows if (row["mode"], row["layout"]) == (mode, layout)]
+            points = {model: [] for model in dict.fromkeys(row["model"] for row in rows)}
+            for row in chosen:
+                if row["rows"] is not None:
+                    points[row["model"]].append((row["length"], row["tokens_per_s"] / 1e3))
+            # A colour for each model in all panels, also where one of them lacks it.
+            lines = [
+                Line(sorted(measured), model, {"marker": "o", "color": f"C{number}"})
+                for number, (model, measured) in enumerate(points.items())
+            ]
+            labels = {"xlabel": "sequence length", "ylabel": "thousand real tokens a second"}
+            labels["title"] = f"{MODES[mode]}, {layout} batches"
             lengths = sorted({row["length"] for row in rows if row["mode"] == mode})
-            axes.set_xscale("log", base=2)
-            axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
-            axes.set(xlabel="sequence length", ylabel="thousand real tokens a second")
-            axes.set_title(f"{MODES[mode]}, {layout} batches")
-            axes.set_ylim(bottom=0)
-    grid[0][0].legend(fontsize="small")
-    write_png(file, figure)
+            panels.append(Panel(lines, labels, lengths))
+    plot_lines(file, panels)
 
 
 def markdown(record: dict, rows: list[dict], entries: list[dict], parameters: dict, failures: dict, plot: str) -> str:
