@@ -4,9 +4,11 @@ import json
 
 import pytest
 import torch
-from transformers import AutoConfig
+import transformers
+from transformers import AutoConfig, AutoModelForMaskedLM, GenerationConfig, PreTrainedConfig
 
 from neobert_hf import NeoBERTConfig, NeoBERTModel
+from tests.helpers.models import small_model
 
 
 # ../shared/reference/README.md: the published config.json, in full.
@@ -140,7 +142,14 @@ def test_callers_dictionary_is_left_alone():
     "changes, message",
     [
         ({"dropuot": 0.1}, "no `dropuot` .did you mean `dropout`"),
-        ({"flash_attention": True}, "no `flash_attention`"),
+        ({"num_hidden_layer": 3}, "no `num_hidden_layer` .did you mean `num_hidden_layers`"),
+        ({"max_lenght": 512}, "no `max_lenght` .did you mean `max_length`"),
+        ({"max_position_embedding": 512}, "no `max_position_embedding` .did you mean `max_position_embeddings`"),
+        ({"rms_nrom": False}, "no `rms_nrom` .did you mean `rms_norm`"),
+        ({"Hidden_Size": 64}, "no `Hidden_Size` .did you mean `hidden_size`"),
+        ({"rope_tetha": 5e5}, "no `rope_tetha` .did you mean `rope_theta`"),
+        ({"problem_typ": "regression"}, "no `problem_typ` .did you mean `problem_type`"),
+        ({"per_layer_config": {0: {"dropout": 0.1}}}, "all layers of NeoBERT are alike"),
         ({"num_attention_heads": 5}, "`hidden_size` .768. must be `num_attention_heads` .5."),
         ({"num_attention_heads": 0}, "`num_attention_heads` is 0"),
         ({"dim_head": 32}, "`dim_head` .32."),
@@ -172,7 +181,112 @@ def test_values_set_later_are_checked_when_the_model_is_built():
         NeoBERTModel(config)
 
 
-def test_keys_of_transformers_and_its_companions_pass(tmp_path):
-    extra = {"sentence_transformers": {"version": "6"}, "sep_token_id": 102, "use_cache": False, "prefix": None}
-    NeoBERTConfig(**extra).save_pretrained(tmp_path)
-    assert NeoBERTConfig.from_pretrained(tmp_path).sep_token_id == 102
+CONTRADICTIONS = [
+    ({"max_position_embeddings": 512, "max_length": 4096}, "`max_position_embeddings` is 512 and `max_length` is 4096"),
+    ({"head_dim": 32, "dim_head": 64}, "`head_dim` is 32 and `dim_head` is 64"),
+    (
+        {"rope_theta": 5e5, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
+        "`rope_theta` is 500000.0 and `rope_parameters.'rope_theta'.` is 10000.0",
+    ),
+    (
+        {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}, "rope_parameters": {"rope_type": "default"}},
+        "`rope_scaling.'rope_type'.` is 'yarn' and `rope_parameters.'rope_type'.` is 'default'",
+    ),
+    ({"rope_scaling": {"type": "linear"}, "rope_parameters": {"rope_type": "default"}}, "type 'linear' and rope_type"),
+]
+
+
+@pytest.mark.parametrize("names, message", CONTRADICTIONS)
+def test_names_that_contradict_are_refused(names, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        NeoBERTConfig(**names)
+    (tmp_path / "config.json").write_text(json.dumps(PUBLISHED | names))
+    with pytest.raises(ValueError, match=message):
+        AutoConfig.from_pretrained(tmp_path)
+
+
+def test_names_that_agree_are_one_setting(tmp_path):
+    yarn = {"rope_type": "yarn", "factor": 2.0}
+    names = {"max_position_embeddings": 512, "max_length": 512, "head_dim": 64, "dim_head": None}
+    rope = {"rope_theta": 5e5, "rope_scaling": yarn, "rope_parameters": {**yarn, "rope_theta": 5e5}}
+    (tmp_path / "config.json").write_text(json.dumps(names | rope))
+    for config in (NeoBERTConfig(**names, **rope), NeoBERTConfig.from_pretrained(tmp_path)):
+        assert (config.max_length, config.dim_head) == (512, 64)
+        assert config.rope_parameters == {**yarn, "rope_theta": 5e5, "original_max_position_embeddings": 512}
+    # An override is no contradiction, under whichever name the file and the caller know the setting.
+    (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": 512}))
+    for name in ("max_length", "max_position_embeddings"):
+        assert NeoBERTConfig.from_pretrained(tmp_path, **{name: 128}).max_length == 128
+
+
+def test_default_rope_may_carry_the_trained_length():
+    """Transformers' own tests leave it there when they go back from a scaled type; it changes nothing."""
+    parameters = {"rope_type": "default", "rope_theta": 10000.0, "original_max_position_embeddings": 16384}
+    model, expected = small_model(rope_parameters=parameters), small_model()
+    assert model.config.rope_parameters == parameters
+    ids = torch.tensor([[5, 6, 7]])
+    assert torch.equal(model(ids).last_hidden_state, expected(ids).last_hidden_state)
+
+
+@pytest.fixture
+def warnings_of(caplog):
+    """The warnings about a config, each of which is given once a process."""
+    transformers.utils.logging.enable_propagation()
+
+    def collect(build) -> list[str]:
+        transformers.utils.logging.warning_once.cache_clear()
+        caplog.clear()
+        build()
+        return [record.message for record in caplog.records if "The config holds" in record.message]
+
+    return collect
+
+
+NOTES = {"run": {"name": "a", "steps": 10}, "flash_attention": True, "hidden_dropout_prob": 0.1, "push_to_hub": False}
+
+
+def test_notes_are_kept_named_and_saved(mlm_checkpoint, tmp_path, warnings_of):
+    """A user's, a tool's, or a newer Transformers': none makes a checkpoint unloadable, none is lost."""
+    stored = json.loads((mlm_checkpoint / "config.json").read_text())
+    (mlm_checkpoint / "config.json").write_text(json.dumps(stored | NOTES))
+
+    def load():
+        for _ in range(2):
+            AutoModelForMaskedLM.from_pretrained(mlm_checkpoint).save_pretrained(tmp_path / "again")
+
+    warnings = warnings_of(load)
+    assert len(warnings) == 1 and all(f"`{name}`" in warnings[0] for name in NOTES)
+    for loaded in (AutoConfig.from_pretrained(tmp_path / "again"), NeoBERTConfig(**NOTES)):
+        assert {name: getattr(loaded, name) for name in NOTES} == NOTES
+
+
+def test_keys_of_transformers_and_its_companions_pass(tmp_path, warnings_of):
+    extra = {
+        "sentence_transformers": {"version": "6"},
+        "transformers.js_config": {"use_external_data_format": True},
+        "sep_token_id": 102,
+        "use_cache": False,
+        "attn_implementation": "eager",
+        "name_or_path": "x",
+        "num_labels": 3,
+        "_own": 1,
+    }
+    assert not warnings_of(lambda: NeoBERTConfig(**extra).save_pretrained(tmp_path))
+    loaded = []
+    assert not warnings_of(lambda: loaded.append(AutoConfig.from_pretrained(tmp_path, dtype=torch.bfloat16)))
+    assert (loaded[0].sep_token_id, loaded[0].num_labels, loaded[0].dtype) == (102, 3, torch.bfloat16)
+    assert loaded[0].sentence_transformers == {"version": "6"} and "auto_map" in loaded[0].to_dict()
+
+
+def test_no_name_of_transformers_is_taken_for_a_misspelt_one():
+    names = {name.lstrip("_") for name in dir(PreTrainedConfig)} | set(GenerationConfig().to_dict())
+    # Of Transformers 4, whose checkpoints are read by this class as well.
+    names |= set(
+        "add_cross_attention cls_token_id cross_attention_hidden_size finetuning_task is_decoder mask_token_id prefix "
+        "pruned_heads sep_token_id task_specific_params tf_legacy_loss tie_encoder_decoder tokenizer_class torchscript "
+        "unk_token_id use_bfloat16".split()
+    )
+    # Of BERT, which people convert from.
+    names |= set("attention_probs_dropout_prob hidden_dropout_prob layer_norm_eps position_embedding_type".split())
+    for name in names:
+        NeoBERTConfig._refuse_misspelt_keys([name])

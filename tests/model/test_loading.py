@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import textwrap
@@ -20,7 +19,7 @@ from neobert_hf import (
     NeoBERTModel,
 )
 from neobert_hf.modeling_neobert import rotary_table
-from tests.helpers.models import ROOT, ragged_batch, small_config, small_model
+from tests.helpers.models import ragged_batch, small_config, small_model
 
 
 def outputs_of(model) -> torch.Tensor:
@@ -264,16 +263,9 @@ def test_published_size():
 
 def test_remote_code_needs_nothing_but_transformers(mlm_checkpoint, tmp_path):
     """The same files served from a repository: in a process that cannot import the package."""
-    auto_map = {
-        "AutoConfig": "configuration_neobert.NeoBERTConfig",
-        "AutoModel": "modeling_neobert.NeoBERTModel",
-        "AutoModelForMaskedLM": "modeling_neobert.NeoBERTForMaskedLM",
-        "AutoModelForSequenceClassification": "modeling_neobert.NeoBERTForSequenceClassification",
-    }
-    config = json.loads((mlm_checkpoint / "config.json").read_text()) | {"auto_map": auto_map}
-    (mlm_checkpoint / "config.json").write_text(json.dumps(config))
-    for file in (ROOT / "src" / "neobert_hf").glob("*_neobert.py"):
-        shutil.copy(file, mlm_checkpoint)
+    # Saved with the model: the files that the model file imports, and nothing else of the package.
+    code = {"configuration", "cpu", "input_checks", "modeling", "packing"}
+    assert {file.name for file in mlm_checkpoint.glob("*.py")} == {f"{name}_neobert.py" for name in code}
     ids, mask = ragged_batch()
     torch.save((ids, mask), tmp_path / "batch.pt")
     script = f"""
