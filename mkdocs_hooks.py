@@ -1,0 +1,61 @@
+"""What `make docs` adds to the pages of docs/: files from elsewhere, and the API reference.
+
+Every page keeps the links that work on GitHub. In the site README.md is the front page, and the lab notes and results
+lie where they do in the repository, so links between them are rewritten here.
+"""
+
+import posixpath
+import re
+from pathlib import Path
+
+from mkdocs.structure.files import File
+
+
+ROOT = Path(__file__).parent
+PACKAGE = ROOT / "src" / "neobert_hf"
+# Path in the repository: path in the site.
+ADDED = {"README.md": "index.md", "CONTRIBUTING.md": "CONTRIBUTING.md", "CHANGELOG.md": "CHANGELOG.md"}
+ADDED |= {"LICENSE": "LICENSE", "benchmarks/NOTES.md": "benchmarks/NOTES.md"}
+ADDED |= {
+    str(file.relative_to(ROOT)): str(file.relative_to(ROOT))
+    for file in sorted((ROOT / "benchmarks" / "results").glob("*"))
+    if file.suffix in (".md", ".png")
+}
+LINK = re.compile(r"(?<=\]\()([^)\s#:]+)(?=[)#])")
+
+
+def on_files(files, config):
+    """Add the files of `ADDED`, and a page of the API for the model and for each room of the package."""
+    for source, target in ADDED.items():
+        content = (ROOT / source).read_bytes() if not source.endswith(".md") else (ROOT / source).read_text()
+        files.append(File.generated(config, target, content=content))
+    rooms = sorted(folder for folder in PACKAGE.iterdir() if (folder / "__init__.py").is_file())
+    for room in rooms:
+        files.append(File.generated(config, f"api/{room.name}.md", content=_api_page(room.name, room.rglob("*.py"))))
+    files.append(File.generated(config, "api/model.md", content=_api_page("model", PACKAGE.glob("*_neobert.py"))))
+    return files
+
+
+def _api_page(title: str, modules) -> str:
+    """Markdown that mkdocstrings fills with the docstrings of the modules, whatever they are called."""
+    lines = [f"# {title}"]
+    for file in sorted(modules):
+        if file.name != "__init__.py":
+            name = ".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts)
+            lines += ["", f"::: {name}"]
+    return "\n".join(lines) + "\n"
+
+
+def on_page_markdown(markdown, page, config, files):
+    """Turn links of the repository into links of the site; one that leads to no page stays, and is a warning."""
+    in_site = {target: source for source, target in ADDED.items()}
+    page_in_repository = in_site.get(page.file.src_uri, f"docs/{page.file.src_uri}")
+
+    def to_site(match: re.Match) -> str:
+        path = posixpath.normpath(posixpath.join(posixpath.dirname(page_in_repository), match[1]))
+        if path == "benchmarks/results":
+            path = "benchmarks/results/throughput_cpu.md"
+        target = ADDED.get(path, path.removeprefix("docs/"))
+        return posixpath.relpath(target, posixpath.dirname(page.file.src_uri) or ".")
+
+    return LINK.sub(to_site, markdown)
