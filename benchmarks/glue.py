@@ -19,17 +19,18 @@ from importlib.metadata import version
 from pathlib import Path
 
 from datasets import Dataset
-from matplotlib.figure import Figure
 from pretraining import ROOT, prepare, run, save_random, train
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 
-from neobert_hf.common.atomic_writes import write_json, write_png, write_text
+from neobert_hf.common.atomic_writes import write_json, write_text
+from neobert_hf.common.report import Line, Panel, markdown_table, mean_interval, plot_lines
 from neobert_hf.common.settings import parse_config
 from neobert_hf.evaluation.glue.metric import GlueMetric
 from neobert_hf.evaluation.glue.report import group_runs
-from neobert_hf.evaluation.glue.runs import Hyperparameters, Results
+from neobert_hf.evaluation.glue.results import Results
+from neobert_hf.evaluation.glue.runs import Hyperparameters
 from neobert_hf.evaluation.glue.tasks import load_task, read_tasks
 
 
@@ -72,7 +73,7 @@ def fine_tune(settings: BenchmarkArguments, name: str, model: Path, rows: int) -
         f"--weight_decays 0.01 --seeds {' '.join(map(str, range(settings.seeds)))} --use_cpu true {settings.limit}"
     )
     run("run_glue.py", flags, output / f"{name}.txt", threads=1)
-    return group_runs(Results(output / name).of_task(TASK))
+    return group_runs(Results(output / name).best_first(TASK))
 
 
 def tf_idf(data: Path) -> dict[str, float]:
@@ -88,25 +89,20 @@ def tf_idf(data: Path) -> dict[str, float]:
 
 
 def table(runs: dict[str, dict], baseline: dict[str, float]) -> list[str]:
-    lines = [
-        "| | learning rate | accuracy | macro F1 | best step of | seconds a run |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
+    rows = []
     for name, groups in runs.items():
-        for point, group in groups.items():
-            cells = [name, f"{point.learning_rate:g}"]
+        for hyperparameters, group in groups.items():
+            cells = [name, f"{hyperparameters.learning_rate:g}"]
             for metric in ("accuracy", "macro_f1"):
                 values = [100 * result["metrics"][metric] for result in group]
                 deviation = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
                 cells.append(f"{statistics.mean(values):.1f}{deviation}")
             steps = ", ".join(str(result["best_step"]) for result in group)
-            cells += [f"{steps} of {group[0]['settings']['max_steps']}"]
-            lines.append(f"| {' | '.join(cells)} | {statistics.mean(result['seconds'] for result in group):.0f} |")
-    accuracy, macro = 100 * baseline["accuracy"], 100 * baseline["macro_f1"]
-    return [
-        *lines,
-        f"| TF-IDF, logistic regression | - | {accuracy:.1f} | {macro:.1f} | - | {baseline['seconds']:.0f} |",
-    ]
+            cells.append(f"{steps} of {group[0]['settings']['max_steps']}")
+            rows.append([*cells, f"{statistics.mean(result['seconds'] for result in group):.0f}"])
+    scores = [f"{100 * baseline[metric]:.1f}" for metric in ("accuracy", "macro_f1")]
+    rows.append(["TF-IDF, logistic regression", "-", *scores, "-", f"{baseline['seconds']:.0f}"])
+    return markdown_table(["", "learning rate", "accuracy", "macro F1", "best step of", "seconds a run"], rows)
 
 
 def gain(runs: dict[str, dict]) -> str:
@@ -128,18 +124,19 @@ def gain(runs: dict[str, dict]) -> str:
 
 
 def plot(runs: dict[str, dict], baseline: dict[str, float], file: Path) -> None:
-    figure = Figure(figsize=(6, 4), layout="constrained")
-    axes = figure.subplots()
-    for color, (name, groups) in enumerate(runs.items()):
-        point, group = next(iter(groups.items()))
-        for number, result in enumerate(group):
+    lines = []
+    for number, (name, groups) in enumerate(runs.items()):
+        hyperparameters, group = next(iter(groups.items()))
+        label = f"{name}, learning rate {hyperparameters.learning_rate:g}"
+        for result in group:
             points = [(entry["step"], 100 * entry["accuracy"]) for entry in result["evaluations"]]
-            label = f"{name}, learning rate {point.learning_rate:g}" if number == 0 else None
-            axes.plot(*zip(*points), "o-", ms=3, color=f"C{color}", label=label)
-    axes.axhline(100 * baseline["accuracy"], color="gray", ls="--", label="TF-IDF, logistic regression")
-    axes.set(xlabel="step", ylabel="accuracy (%)", title="Validation accuracy, one line a seed")
-    axes.legend()
-    write_png(file, figure)
+            lines.append(Line(points, label, {"marker": "o", "color": f"C{number}"}))
+            label = None  # once for all seeds
+    steps = [step for line in lines for step, _ in line.points]
+    level = [(step, 100 * baseline["accuracy"]) for step in (min(steps), max(steps))]
+    lines.append(Line(level, "TF-IDF, logistic regression", {"color": "gray", "linestyle": "--"}))
+    labels = {"xlabel": "step", "ylabel": "accuracy (%)", "title": "Validation accuracy, one line a seed"}
+    plot_lines(file, [Panel(lines, labels)])
 
 
 def report(settings: BenchmarkArguments, rows: dict[str, int], runs: dict[str, dict], baseline: dict) -> str:

@@ -15,14 +15,13 @@ from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 
-import numpy as np
 from datasets import Dataset, concatenate_datasets
 from pretraining import run
 
 from neobert_hf.common.atomic_writes import write_json, write_text
+from neobert_hf.common.report import markdown_table, mean_interval
 from neobert_hf.common.settings import parse_config
 from neobert_hf.evaluation.pseudo_perplexity.report import curve_name, curves, plot, table
-from neobert_hf.evaluation.pseudo_perplexity.scoring import mean_interval
 
 
 # Factors of the length that each stage was trained with, up to 8 times 256.
@@ -68,16 +67,15 @@ def difference_table(scores: list[dict], lengths: list[int]) -> list[str]:
     for row in scores:
         losses.setdefault(curve_name(row), {}).setdefault(row["cut"], {})[row["document"]] = row["mean_loss"]
     base, *others = losses
-    lines = [f"| nats against {base} | {' | '.join(f'{length:,}' for length in lengths)} |"]
-    lines.append("| --- |" + " --- |" * len(lengths))
+    rows = []
     for name in others:
-        cells = []
+        cells = [name]
         for length in lengths:
             pairs = [loss - losses[base][length][document] for document, loss in losses[name][length].items()]
-            mean, low, _ = mean_interval(np.array(pairs))
+            mean, low, _ = mean_interval(pairs)
             cells.append(f"{mean:+.2f} ± {mean - low:.2f}")
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    return lines
+        rows.append(cells)
+    return markdown_table([f"nats against {base}", *(f"{length:,}" for length in lengths)], rows)
 
 
 def report(settings: BenchmarkArguments, scores: list[dict]) -> str:

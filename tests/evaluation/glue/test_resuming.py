@@ -12,13 +12,21 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from neobert_hf.evaluation.glue import recipe
+from neobert_hf.evaluation.glue import recipe, report
 from neobert_hf.training.run_checkpoints import complete_checkpoints
 from tests.helpers.examples import load_example
 from tests.helpers.glue_runs import GRID, model_folder, results_of, start_process
 
 
 run_glue = load_example("run_glue")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_plots():
+    """They take half a second, and test_recipe.py looks at them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(report, "plot_lines", lambda *arguments, **options: None)
+        yield
 
 
 # Nothing is learned, so that the first evaluation stays the best.
@@ -108,6 +116,6 @@ def test_shards_are_the_grid(flags, whole_grid, tmp_path):
         assert len(results_of(tmp_path)) == number
     assert results_of(tmp_path) == results_of(whole_grid)
     assert_same_best_model(tmp_path, whole_grid, "sst2")
-    report = json.loads((tmp_path / "report.json").read_text())["models"]["small"]["sst2"]
-    assert (report["runs"], report["searched"], report["seeds"]) == (4, 4, 1)
-    assert report["score"] == 100 * max(result["score"] for result in results_of(tmp_path).values())
+    summary = json.loads((tmp_path / "report.json").read_text())["models"]["small"]["sst2"]
+    assert (summary["runs"], summary["searched"], summary["seeds"]) == (4, 4, 1)
+    assert summary["score"] == 100 * max(result["score"] for result in results_of(tmp_path).values())

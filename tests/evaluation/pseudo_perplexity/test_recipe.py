@@ -2,6 +2,7 @@
 
 import json
 import math
+import multiprocessing
 import random
 import string
 import subprocess
@@ -15,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from datasets import Dataset
 from transformers import (
+    AutoConfig,
     AutoModelForMaskedLM,
     BertConfig,
     DebertaV2Config,
@@ -26,9 +28,14 @@ from transformers import (
 )
 
 from neobert_hf import NeoBERTForMaskedLM
+from neobert_hf.common.report import mean_interval
 from neobert_hf.common.results import ResultError
+from neobert_hf.common.settings import parse_config
+from neobert_hf.evaluation.pseudo_perplexity import recipe
+from neobert_hf.evaluation.pseudo_perplexity.recipe import PseudoPerplexityArguments, ScaledModel, load_tokenizer
 from neobert_hf.evaluation.pseudo_perplexity.report import curves, table
-from neobert_hf.evaluation.pseudo_perplexity.scoring import choose_positions, masked_losses, mean_interval
+from neobert_hf.evaluation.pseudo_perplexity.rope_scaling import scale_rope
+from neobert_hf.evaluation.pseudo_perplexity.scoring import choose_positions, masked_losses
 from tests.helpers.examples import load_example
 from tests.helpers.models import ROOT, small_model
 from tests.helpers.small_tokenizer import small_tokenizer
@@ -112,7 +119,7 @@ def plain_losses(model: PreTrainedModel, ids: list[int], mask_id: int = 4) -> li
 @pytest.mark.parametrize("name", ["neobert", "bert"])
 def test_equals_the_definition(material, exact, name):
     model = AutoModelForMaskedLM.from_pretrained(material / name).eval()
-    tokenizer = pseudo_perplexity.load_tokenizer(str(material / name))
+    tokenizer = load_tokenizer(str(material / name))
     rows = [row for row in Dataset.from_parquet(str(exact / "scores.parquet")) if row["model"] == name]
     texts = Dataset.from_parquet(str(material / "documents.parquet"))["body"]
     # The last document counts as well.
@@ -155,7 +162,7 @@ def test_lengths_cut_documents_and_leave_out_shorter_ones(material, tmp_path):
     found = [(row["document"], row["tokens"], row["cut"]) for row in rows]
     assert found == [(0, 10, 10), (1, 10, 10), (2, 10, 10), (3, 10, 10), (1, 40, 40)]
     model = AutoModelForMaskedLM.from_pretrained(material / "neobert").eval()
-    tokenizer = pseudo_perplexity.load_tokenizer(str(material / "neobert"))
+    tokenizer = load_tokenizer(str(material / "neobert"))
     ids = tokenizer(Dataset.from_parquet(str(material / "documents.parquet"))["body"][1])["input_ids"]
     assert rows[1]["mean_loss"] == pytest.approx(np.mean(plain_losses(model, ids[:9] + ids[-1:])), abs=1e-5)
     text = (tmp_path / "pseudo_perplexity.md").read_text()
@@ -200,42 +207,52 @@ def test_interval_of_one_value_is_not_known():
     assert mean_interval(np.array([2.0]), 1) == (2, 2, 2)
 
 
+def kill_after(process, happened) -> None:
+    """`kill -9`, once something has happened."""
+    deadline = time.monotonic() + 300
+    while not happened() and time.monotonic() < deadline:
+        time.sleep(0.001)
+    process.kill()
+
+
 def test_killed_twice_and_resumed(material, tmp_path, monkeypatch):
     """`kill -9`: in the end the file is the same to the byte, and what was there was not scored again."""
-    (tmp_path / "long.jsonl").write_text("".join(json.dumps({"text": f"{letter} " * 200}) + "\n" for letter in "ab"))
+    (tmp_path / "long.jsonl").write_text("".join(json.dumps({"text": f"{letter} " * 100}) + "\n" for letter in "ab"))
     flags = ["--source", str(tmp_path / "long.jsonl"), "--text_column", "text"]
-    flags += ["--lengths", "10", "202", "--batch_tokens", "40"]
+    flags += ["--lengths", "10", "102", "--batch_tokens", "40"]
     run(material, tmp_path / "whole", *flags)
-    file = Path("neobert", "native", "202.jsonl")
-    stored = 0
-    for _ in range(2):
-        process = subprocess.Popen(
-            [sys.executable, str(ROOT / "examples" / "pseudo_perplexity.py"), *command(material, tmp_path, *flags)],
-            stderr=subprocess.DEVNULL,
-        )
-        before = stored
-        while stored < before + 3 and process.poll() is None:
-            time.sleep(0.001)
-            if (tmp_path / file).exists():
-                stored = (tmp_path / file).read_bytes().count(b"\n") - 1
-        process.kill()
-        process.wait()
-        assert process.returncode == -9
-        stored = (tmp_path / file).read_bytes().count(b"\n") - 1
-    assert 6 <= stored < 400
+    file = Path("neobert", "native", "102.jsonl")
+
+    def stored_batches() -> int:
+        return (tmp_path / file).read_bytes().count(b"\n") - 1 if (tmp_path / file).exists() else 0
+
+    script = [sys.executable, str(ROOT / "examples" / "pseudo_perplexity.py")]
+    first = subprocess.Popen([*script, *command(material, tmp_path, *flags)], stderr=subprocess.DEVNULL)
+    kill_after(first, lambda: stored_batches() >= 3)
+    assert first.wait() == -9
+    # A fork has imported everything already.
+    before = stored_batches()
+    arguments = command(material, tmp_path, *flags)
+    second = multiprocessing.get_context("fork").Process(target=pseudo_perplexity.main, args=[arguments])
+    second.start()
+    kill_after(second, lambda: stored_batches() >= before + 3)
+    second.join()
+    assert second.exitcode == -9
+    stored = stored_batches()
+    assert 6 <= stored < 200
     with open(tmp_path / file, "a") as handle:
         handle.write('{"first": ')  # what a machine without power leaves
     scored = []
-    append = pseudo_perplexity.append_losses
-    monkeypatch.setattr(pseudo_perplexity, "append_losses", lambda *args: (scored.append(args[2:]), append(*args)))
+    append = recipe.append_losses
+    monkeypatch.setattr(recipe, "append_losses", lambda *args: (scored.append(args[2:]), append(*args)))
     run(material, tmp_path, *flags)
-    assert [first for first, _ in scored] == list(range(stored, 400))
-    for name in ("10.jsonl", "202.jsonl"):
+    assert [first for first, _ in scored] == list(range(stored, 200))
+    for name in ("10.jsonl", "102.jsonl"):
         assert (tmp_path / file.with_name(name)).read_bytes() == (
             tmp_path / "whole" / file.with_name(name)
         ).read_bytes()
     run(material, tmp_path, *flags)
-    assert len(scored) == 400 - stored
+    assert len(scored) == 200 - stored
 
 
 @pytest.mark.parametrize(
@@ -261,15 +278,15 @@ def test_other_weights_under_the_same_name_are_refused(material, exact, tmp_path
         run(material, exact, "--models", f"neobert={save(model, tmp_path)}")
 
 
-@pytest.mark.parametrize("cut", [400, 1000, -1])
-def test_resumes_after_whatever_was_written(material, tmp_path, cut):
+def test_resumes_after_whatever_was_written(material, tmp_path):
     """Within a batch, or without the last line feed: in the end the same file to the byte."""
     file = tmp_path / "neobert" / "native" / "whole.jsonl"
-    before = run(material, tmp_path, "--batch_tokens", "100")
+    before = run(material, tmp_path, "--batch_tokens", "200")
     whole = file.read_bytes()
-    file.write_bytes(whole[:cut])
-    assert run(material, tmp_path, "--batch_tokens", "100") == before
-    assert file.read_bytes() == whole
+    for cut in (400, 1000, -1):
+        file.write_bytes(whole[:cut])
+        assert run(material, tmp_path, "--batch_tokens", "200") == before
+        assert file.read_bytes() == whole
 
 
 @pytest.mark.parametrize("damage", ["no JSON\n", '{"settings": {}}\n{"first": 3, "losses": [1.0]}\n', ""])
@@ -284,7 +301,7 @@ def test_damaged_file_is_refused(material, tmp_path, damage):
 def test_rope_settings_equal_a_model_loaded_with_them(material, tmp_path):
     settings = ("native", "yarn:2", "yarn:4", "linear:2", "dynamic:8")
     rows = run(material, tmp_path, "--lengths", "40", "--max_documents", "2", "--rope", *settings)
-    ids = pseudo_perplexity.load_tokenizer(str(material / "neobert"))(
+    ids = load_tokenizer(str(material / "neobert"))(
         Dataset.from_parquet(str(material / "documents.parquet"))["body"][1]
     )["input_ids"]
     for row, setting in zip(rows, settings, strict=True):
@@ -306,19 +323,19 @@ def test_dynamic_scaling_of_other_models_fits_every_length(material, tmp_path):
     source = command(material, tmp_path / "out", "--rope", "dynamic:4")
     pseudo_perplexity.main([*source[2:], "--models", f"nomic={tmp_path / 'nomic'}"])
     rows = Dataset.from_parquet(str(tmp_path / "out" / "scores.parquet")).to_list()
-    tokenizer = pseudo_perplexity.load_tokenizer(str(material / "neobert"))
+    tokenizer = load_tokenizer(str(material / "neobert"))
     texts = Dataset.from_parquet(str(material / "documents.parquet"))["body"]
+    (settings,) = parse_config(PseudoPerplexityArguments, args=source)
     for row in rows:
-        (settings,) = pseudo_perplexity.parse_config(pseudo_perplexity.PseudoPerplexityArguments, args=source)
-        fresh = pseudo_perplexity.load_model(settings, str(tmp_path / "nomic"), "dynamic:4")
+        fresh = ScaledModel("nomic", str(tmp_path / "nomic"), "dynamic:4", jobs=[]).load(settings)
         losses = plain_losses(fresh, tokenizer(texts[row["document"]])["input_ids"])
         assert row["mean_loss"] == pytest.approx(np.mean(losses), abs=1e-5)
 
 
 def test_local_layers_keep_their_rope(tmp_path):
     save(other_model("modernbert"), tmp_path)
-    config = pseudo_perplexity.AutoConfig.from_pretrained(tmp_path)
-    pseudo_perplexity.scale_rope(config, "yarn:4")
+    config = AutoConfig.from_pretrained(tmp_path)
+    scale_rope(config, "yarn:4")
     assert config.rope_parameters["sliding_attention"]["rope_type"] == "default"
     assert config.rope_parameters["full_attention"]["rope_type"] == "yarn"
     assert config.rope_parameters["full_attention"]["original_max_position_embeddings"] == 64

@@ -216,7 +216,6 @@ class GlueEvaluation:
             trainer.save_best(self.results.run_folder(run) / "model")
         result = describe_result(run, trainer, time.monotonic() - began, error)
         write_json(self.results.file(run), result)
-        trainer.accelerator.free_memory()
         score = f"diverged. {error}" if error else f"{100 * result['score']:.2f} at step {result['best_step']:,}"
         print(f"{run.name}: {score}", flush=True)
 

@@ -1,21 +1,23 @@
 """Pseudo-perplexity against length: curves, table and plot."""
 
 import math
+from collections import defaultdict
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
-from matplotlib.figure import Figure
+from datasets import Dataset
 
-from neobert_hf.common.atomic_writes import write_png
-from neobert_hf.evaluation.pseudo_perplexity.scoring import MaskableText, mean_interval
+from neobert_hf.common.atomic_writes import atomic_write, write_text
+from neobert_hf.common.report import Line, Panel, markdown_table, mean_interval, plot_lines
+from neobert_hf.evaluation.pseudo_perplexity.scoring import MaskableText
 
 
 def score_texts(texts: list[MaskableText], losses: list[float]) -> list[dict]:
     """Of each text mean loss and pseudo-perplexity, with a 95% interval for what was not scored."""
     rows, rest = [], iter(losses)
     for text in texts:
-        interval = mean_interval(np.array(list(islice(rest, len(text.positions)))), text.maskable)
+        interval = mean_interval(list(islice(rest, len(text.positions))), text.maskable)
         sizes = {"tokens": len(text.ids), "positions": len(text.positions), "maskable": text.maskable}
         rows.append({"document": text.document} | sizes | {"mean_loss": interval[0]} | _exponentials(interval))
     return rows
@@ -45,41 +47,54 @@ def curves(scores: list[dict]) -> dict[str, dict[int, dict]]:
         losses.setdefault(curve_name(row), {}).setdefault(length, []).append(row["mean_loss"])
     return {
         name: {
-            length: {"documents": len(values)} | _exponentials(mean_interval(np.array(values)))
+            length: {"documents": len(values)} | _exponentials(mean_interval(values))
             for length, values in sorted(by_length.items())
         }
         for name, by_length in losses.items()
     }
 
 
+def lengths_of(points: dict[str, dict[int, dict]]) -> list[int]:
+    return sorted({length for curve in points.values() for length in curve})
+
+
 def table(points: dict[str, dict[int, dict]]) -> str:
-    """Markdown, a row for each curve and a column for each length."""
-    lengths = sorted({length for curve in points.values() for length in curve})
-    lines = [f"| tokens | {' | '.join(f'{length:,}' for length in lengths)} |", "| --- |" + " --- |" * len(lengths)]
+    """Markdown, a row for each curve and a column for each length, and below it the numbers of documents."""
+    lengths = lengths_of(points)
+    rows, names_of = [], defaultdict(list)
     for name, curve in points.items():
-        cells = [f"{curve[length]['pseudo_perplexity']:,.1f}" if length in curve else "-" for length in lengths]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    counts: dict[tuple[int, ...], list[str]] = {}
-    for name, curve in points.items():
-        counts.setdefault(tuple(curve[length]["documents"] if length in curve else 0 for length in lengths), []).append(
-            name
+        rows.append(
+            [name, *(f"{curve[length]['pseudo_perplexity']:,.1f}" if length in curve else "-" for length in lengths)]
         )
-    for documents, names in counts.items():
-        label = "documents" if len(counts) == 1 else f"documents of {'; '.join(names)}"
-        lines.append(f"| {label} | {' | '.join(f'{count:,}' for count in documents)} |")
-    return "\n".join(lines) + "\n"
+        names_of[tuple(curve[length]["documents"] if length in curve else 0 for length in lengths)].append(name)
+    for counts, names in names_of.items():
+        label = "documents" if len(names_of) == 1 else f"documents of {'; '.join(names)}"
+        rows.append([label, *(f"{count:,}" for count in counts)])
+    return "\n".join(markdown_table(["tokens", *(f"{length:,}" for length in lengths)], rows)) + "\n"
 
 
 def plot(points: dict[str, dict[int, dict]], file: Path) -> None:
     """As Figure 2, a line for each curve."""
-    figure = Figure(figsize=(9, 5), layout="constrained")
-    axes = figure.subplots()
-    for name, curve in points.items():
-        axes.plot(list(curve), [point["pseudo_perplexity"] for point in curve.values()], "o-", markersize=4, label=name)
-    lengths = sorted({length for curve in points.values() for length in curve})
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
-    axes.set(xlabel="length (tokens)", ylabel="pseudo-perplexity", title="Geometric mean over documents")
-    axes.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1, 1))
-    write_png(file, figure)
+    lines = [
+        Line(
+            [(length, point["pseudo_perplexity"]) for length, point in curve.items()],
+            name,
+            {"marker": "o", "markersize": 4},
+        )
+        for name, curve in points.items()
+    ]
+    labels = {"xlabel": "length (tokens)", "ylabel": "pseudo-perplexity", "yscale": "log"}
+    labels["title"] = "Geometric mean over documents"
+    legend = {"loc": "upper left", "bbox_to_anchor": (1, 1)}
+    plot_lines(file, [Panel(lines, labels, lengths_of(points), legend)], size=(8, 5))
+
+
+def write_report(output: Path, scores: list[dict]) -> str:
+    """Write `scores.parquet`, `pseudo_perplexity.md` and `pseudo_perplexity.png`; returns the Markdown."""
+    with atomic_write(output / "scores.parquet") as partial:
+        Dataset.from_list(scores).to_parquet(partial)
+    points = curves(scores)
+    plot(points, output / "pseudo_perplexity.png")
+    text = "Pseudo-perplexity, geometric mean over documents:\n\n" + table(points)
+    write_text(output / "pseudo_perplexity.md", text)
+    return text

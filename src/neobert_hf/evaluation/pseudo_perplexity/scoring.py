@@ -19,7 +19,6 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from scipy import stats
 from transformers import PreTrainedModel
 
 from neobert_hf.common.atomic_writes import write_text
@@ -108,7 +107,7 @@ def _states_at(model: PreTrainedModel, rows: torch.Tensor, positions: torch.Tens
         handle.remove()
 
 
-def fingerprint(model: PreTrainedModel, mask_id: int) -> str:
+def model_fingerprint(model: PreTrainedModel, mask_id: int) -> str:
     """A hash of weights and config, RoPE included."""
     digest = hashlib.sha256(f"{mask_id}".encode())
     add_weights(digest, model)
@@ -136,19 +135,19 @@ def read_losses(file: Path, settings: dict) -> list[float]:
     if not file.exists():
         return []
     content = file.read_bytes()
-    end = content.rfind(b"\n") + 1
+    size = content.rfind(b"\n") + 1
     try:
-        header, *ranges = [json.loads(line) for line in content[:end].splitlines()]
-        stored, losses = header["settings"], [loss for entry in ranges for loss in entry["losses"]]
-        ends = accumulate((len(entry["losses"]) for entry in ranges), initial=0)
-        continuous = all(entry["first"] == place for entry, place in zip(ranges, ends))
+        header, *batches = [json.loads(line) for line in content[:size].splitlines()]
+        stored, losses = header["settings"], [loss for batch in batches for loss in batch["losses"]]
+        starts = accumulate((len(batch["losses"]) for batch in batches), initial=0)
+        complete = all(batch["first"] == start for batch, start in zip(batches, starts))
     except (ValueError, KeyError, TypeError):
-        continuous = False
-    if not continuous:
+        complete = False
+    if not complete:
         raise ResultError(f"{file} is damaged: delete it to compute it again.")
     if losses:
         check_same_settings(file, stored, settings)
-        os.truncate(file, end)
+        os.truncate(file, size)
     return losses
 
 
@@ -160,23 +159,3 @@ def append_losses(file: Path, settings: dict, first: int, losses: list[float]) -
     with open(file, "ab", buffering=0) as handle:
         handle.write(json.dumps({"first": first, "losses": losses}).encode() + b"\n")
         os.fsync(handle.fileno())
-
-
-def mean_interval(values: np.ndarray, population: int | None = None) -> tuple[float, float, float]:
-    """Mean of a random sample, and its 95% confidence interval by Student's t.
-
-    Args:
-        values: the sample.
-        population: how many there are to draw from, if they are few: the interval is narrower by sqrt(1 - share).
-
-    Returns:
-        Mean, lower and upper end; the ends are NaN for one of several, and the mean if the sample is everything.
-    """
-    mean, count = float(np.mean(values)), len(values)
-    if count == population:
-        return mean, mean, mean
-    if count < 2:
-        return mean, math.nan, math.nan
-    error = np.std(values, ddof=1) / math.sqrt(count) * math.sqrt(1 - count / population if population else 1)
-    margin = float(stats.t.ppf(0.975, count - 1) * error)
-    return mean, mean - margin, mean + margin

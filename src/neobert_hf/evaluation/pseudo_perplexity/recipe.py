@@ -1,0 +1,247 @@
+"""The recipe of pseudo-perplexity: its settings, the documents at each length, and what each model has to score."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from tqdm import tqdm
+from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from neobert_hf.common.text_sources import stream_text
+from neobert_hf.evaluation.pseudo_perplexity.report import score_texts
+from neobert_hf.evaluation.pseudo_perplexity.rope_scaling import parse_rope, scale_rope
+from neobert_hf.evaluation.pseudo_perplexity.scoring import (
+    MaskableText,
+    append_losses,
+    choose_positions,
+    masked_batches,
+    masked_losses,
+    model_fingerprint,
+    read_losses,
+    texts_fingerprint,
+)
+
+
+@dataclass
+class PseudoPerplexityArguments:
+    models: list[str] = field(metadata={"help": "name=path or name=Hub id of each masked language model"})
+    source: str = field(metadata={"help": "text or Markdown files, Parquet, JSON lines, or a Hub dataset"})
+    output_dir: str = field(metadata={"help": "where losses, scores and the plot go"})
+    text_column: str = field(default="text", metadata={"help": "that holds the text"})
+    split: str = field(default="train", metadata={"help": "of a Hub dataset"})
+    subset: str | None = field(default=None, metadata={"help": "configuration of a Hub dataset that has several"})
+    rope: list[str] = field(
+        default_factory=lambda: ["native"],
+        metadata={"help": "native, linear:FACTOR, dynamic:FACTOR (NTK), yarn:FACTOR; every model is scored with each"},
+    )
+    lengths: list[int] = field(
+        default_factory=list, metadata={"help": "tokens to cut every document to that has as many; scored at each"}
+    )
+    max_length: int | None = field(default=None, metadata={"help": "tokens to cut longer documents to; whole if unset"})
+    min_tokens: int = field(default=0, metadata={"help": "shorter documents are left out"})
+    max_documents: int | None = field(default=None, metadata={"help": "the first so many that are left"})
+    sample: int | None = field(default=None, metadata={"help": "random positions of each document; all if unset"})
+    stride: int = field(default=1, metadata={"help": "score every so many-th position"})
+    seed: int = field(default=0, metadata={"help": "of `sample`"})
+    batch_tokens: int = field(default=16384, metadata={"help": "tokens at once, or one sequence; same results"})
+    dtype: Literal["float32", "bfloat16", "float16"] = field(default="float32", metadata={"help": "of the models"})
+    device: str | None = field(default=None, metadata={"help": "cuda, cpu, ...; the fastest there is if unset"})
+
+
+@dataclass
+class Job:
+    """One model with one RoPE setting on the documents of one length.
+
+    Args:
+        cut: the tokens that documents were cut to; None for whole documents, or those of `max_length`.
+        texts: the documents, short ones first.
+        mask_id: of the tokenizer.
+        file: where losses are stored, see `read_losses`.
+        settings: all that the losses depend on.
+        losses: those there are, in the order of `masked_batches`.
+    """
+
+    cut: int | None
+    texts: list[MaskableText]
+    mask_id: int
+    file: Path
+    settings: dict = field(default_factory=dict)
+    losses: list[float] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens go through the model: for each position those of the whole text."""
+        return sum(len(text.ids) * len(text.positions) for text in self.texts)
+
+    @property
+    def tokens_scored(self) -> int:
+        lengths = [len(text.ids) for text in self.texts for _ in text.positions]
+        return sum(lengths[: len(self.losses)])
+
+    def score(self, model: PreTrainedModel, batch_tokens: int) -> Iterator[int]:
+        """Score and store what is missing, batch by batch, and yield how many tokens each one had."""
+        for batch in masked_batches(self.texts, batch_tokens, len(self.losses)):
+            losses = masked_losses(model, batch, self.mask_id)
+            append_losses(self.file, self.settings, len(self.losses), losses)
+            self.losses += losses
+            yield len(batch) * len(batch[0][0].ids)
+
+
+@dataclass
+class ScaledModel:
+    """A model with one RoPE setting, and what it has to score.
+
+    Short texts come first. That order gives other models than NeoBERT their right frequencies with dynamic NTK, which
+    in Transformers grow with the longest sequence so far.
+    """
+
+    name: str
+    path: str
+    rope: str
+    jobs: list[Job]
+
+    def load(self, settings: PseudoPerplexityArguments) -> PreTrainedModel:
+        config = AutoConfig.from_pretrained(self.path)
+        scale_rope(config, self.rope)
+        model = AutoModelForMaskedLM.from_pretrained(self.path, config=config, dtype=getattr(torch, settings.dtype))
+        return model.to(settings.device or ("cuda" if torch.cuda.is_available() else "cpu")).eval()
+
+    def check(self, settings: PseudoPerplexityArguments) -> None:
+        """Read the losses that are there already, and let the model read its longest sequence once.
+
+        Raises:
+            ResultError: if the losses were made with other settings.
+            ValueError: if the model cannot read a sequence of that length.
+        """
+        names = ("dtype", "max_length", "min_tokens", "max_documents", "sample", "stride", "seed")
+        model, mask_id = self.load(settings), self.jobs[0].mask_id
+        shared = {name: getattr(settings, name) for name in names} | {"model": model_fingerprint(model, mask_id)}
+        for job in self.jobs:
+            job.settings = shared | {"documents": texts_fingerprint(job.texts)}
+            job.losses = read_losses(job.file, job.settings)
+        longest = self.jobs[-1].texts[-1]
+        try:
+            masked_losses(model, [(longest, longest.positions[0])], mask_id)
+        except (IndexError, RuntimeError, ValueError) as error:
+            raise ValueError(
+                f"{self.name} cannot read a sequence of {len(longest.ids):,} tokens: {error}. Give a smaller "
+                "`max_length`, or smaller `lengths`."
+            ) from error
+
+    def scores(self) -> list[dict]:
+        """The rows of `scores.parquet`, one for each length and document."""
+        return [
+            {"model": self.name, "rope": self.rope, "cut": job.cut} | row
+            for job in self.jobs
+            for row in score_texts(job.texts, job.losses)
+        ]
+
+
+def check_settings(settings: PseudoPerplexityArguments) -> dict[str, str]:
+    """Returns:
+        The path of each model, by name.
+
+    Raises:
+        ValueError: naming the setting that makes no sense.
+    """
+    if settings.lengths and settings.max_length is not None:
+        raise ValueError("`lengths` and `max_length` both cut documents: give one of them.")
+    if settings.sample is not None and settings.stride != 1:
+        raise ValueError("`sample` and `stride` both choose positions: give one of them.")
+    smallest = {"max_length": 3, "sample": 2, "max_documents": 1, "stride": 1, "batch_tokens": 1}
+    values = [("lengths", 3, length) for length in settings.lengths]
+    values += [(name, least, getattr(settings, name)) for name, least in smallest.items()]
+    for name, least, value in values:
+        if value is not None and value < least:
+            raise ValueError(f"`{name}` is {value}, it must be at least {least}.")
+    paths = {}
+    for entry in settings.models:
+        name, _, path = entry.partition("=")
+        if not name or not path or "/" in name:
+            raise ValueError(f"`models` holds {entry!r}; write name=path, the name without a slash.")
+        if name in paths:
+            raise ValueError(f"`models` holds {name} more than once.")
+        paths[name] = path
+    for name in ("rope", "lengths"):
+        values = getattr(settings, name)
+        if repeated := {value for value in values if values.count(value) > 1}:
+            raise ValueError(f"`{name}` holds {repeated.pop()} more than once.")
+    for setting in settings.rope:
+        parse_rope(setting)
+    return paths
+
+
+def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    if tokenizer.mask_token_id is None:
+        raise ValueError(f"The tokenizer of {path} has no mask token: pseudo-perplexity is for masked language models.")
+    return tokenizer
+
+
+def read_texts(
+    settings: PseudoPerplexityArguments, tokenizer: PreTrainedTokenizerBase
+) -> dict[int | None, list[MaskableText]]:
+    """The documents at each length, short ones first.
+
+    Raises:
+        ValueError: if a document holds nothing to mask, or there is none of a length.
+    """
+    texts: dict[int | None, list[MaskableText]] = {length: [] for length in settings.lengths or [None]}
+    documents, longest = 0, 0
+    stream = stream_text(settings.source, settings.text_column, settings.split, settings.subset)
+    for number, row in enumerate(tqdm(stream, "documents", unit="", leave=False)):
+        text = row[settings.text_column] or ""
+        tokens = len(tokenizer(text, verbose=False)["input_ids"])
+        if tokens < settings.min_tokens:
+            continue
+        for length in texts:
+            if length is not None and tokens < length:
+                continue
+            cut = length or settings.max_length
+            ids = np.array(tokenizer(text, truncation=cut is not None, max_length=cut, verbose=False)["input_ids"])
+            special_ids = tokenizer.all_special_ids
+            chosen = choose_positions(number, ids, special_ids, settings.sample, settings.stride, settings.seed)
+            if not chosen.maskable:
+                raise ValueError(
+                    f"Row {number:,} of {settings.source!r} holds nothing to mask, only {tokens} special tokens: "
+                    "remove it, or leave short documents out with `min_tokens`."
+                )
+            texts[length].append(chosen)
+        documents, longest = documents + 1, max(longest, tokens)
+        if documents == settings.max_documents:
+            break
+    for length, found in texts.items():
+        if not found:
+            wanted = f"at least {max(settings.min_tokens, length or 0):,} tokens"
+            raise ValueError(f"No document of {settings.source!r} has {wanted}; the longest read has {longest:,}.")
+        found.sort(key=lambda text: (len(text.ids), text.document))
+    return texts
+
+
+def plan_models(settings: PseudoPerplexityArguments) -> list[ScaledModel]:
+    """Every model with every RoPE setting, and all that it has to score, checked before anything is scored.
+
+    Raises:
+        ResultError: if there are losses that were made with other settings.
+        ValueError: if settings make no sense, or a model or a document cannot be used.
+    """
+    paths = check_settings(settings)
+    # First what takes no time: is there a RoPE to scale, and a mask token?
+    for path in paths.values():
+        for rope in settings.rope:
+            scale_rope(AutoConfig.from_pretrained(path), rope)
+    tokenizers = {name: load_tokenizer(path) for name, path in paths.items()}
+    models = []
+    for name, path in paths.items():
+        texts = sorted(read_texts(settings, tokenizers[name]).items())
+        mask_id = tokenizers[name].mask_token_id
+        for rope in settings.rope:
+            folder = Path(settings.output_dir) / name / rope.replace(":", "_")
+            jobs = [Job(length, found, mask_id, folder / f"{length or 'whole'}.jsonl") for length, found in texts]
+            models.append(ScaledModel(name, path, rope, jobs))
+    for model in models:
+        model.check(settings)
+    return models
