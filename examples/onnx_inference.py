@@ -70,10 +70,10 @@ class OnnxModel:
     def fill_mask(self, text: str, top: int = 5) -> list[tuple[str, float]]:
         """The likeliest tokens at the text's one mask token, with their probabilities."""
         ids, _, logits = self.run([text])
-        (places,) = np.nonzero(ids[0] == self.mask_id)
-        if len(places) != 1:
-            raise ValueError(f"{text!r} has {len(places)} mask tokens; it must have one.")
-        scores = np.exp(logits[0, places[0]] - logits[0, places[0]].max())
+        (masked,) = np.nonzero(ids[0] == self.mask_id)
+        if len(masked) != 1:
+            raise ValueError(f"{text!r} has {len(masked)} mask tokens; it must have one.")
+        scores = np.exp(logits[0, masked[0]] - logits[0, masked[0]].max())
         scores /= scores.sum()
         return [(self.tokenizer.id_to_token(int(best)), float(scores[best])) for best in np.argsort(-scores)[:top]]
 

@@ -4,10 +4,12 @@ import runpy
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from huggingface_hub import ModelCard
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense, Normalize
 from transformers import pipeline
@@ -29,10 +31,12 @@ from tests.helpers.small_tokenizer import small_tokenizer
 onnx = pytest.importorskip("onnx", reason="pip install 'neobert_hf[export]'")
 pytest.importorskip("onnxruntime", reason="pip install 'neobert_hf[export]'")
 
+import onnx_ir  # noqa: E402
 import onnxruntime  # noqa: E402
 
 from neobert_hf.checkpoints import export as export_module  # noqa: E402
 from neobert_hf.checkpoints.export import ExportError, cosine, difference  # noqa: E402
+from neobert_hf.checkpoints.publish import PublishSettings, build_folder, check_folder  # noqa: E402
 from neobert_hf.cli import main  # noqa: E402
 from tests.helpers.onnx_checkpoints import export, save_checkpoint  # noqa: E402
 
@@ -336,15 +340,38 @@ def test_damaged_checkpoints_are_refused_before_tracing(damage, tmp_path):
     assert not list(tmp_path.glob("exported*"))
 
 
-def test_a_file_that_misses_its_tolerance_is_not_written(tmp_path):
-    """One channel a thousand times the others: a scale for all of them leaves int8 nothing for the rest."""
-    model = small_model(num_hidden_layers=1)
-    block = model.transformer_encoder[0]
-    for norm, matrix in ((block.attention_norm, block.qkv), (block.ffn_norm, block.ffn.w12)):
-        norm.weight.data[0] = 1_000.0
-        matrix.weight.data[:, 0] = 0.0
+def use_traced(monkeypatch, file) -> None:
+    """A trace takes seconds: take one that is there already."""
+    graph = onnx_ir.external_data.load_to_model(onnx_ir.load(file))
+    monkeypatch.setattr(export_module, "trace", lambda model, reference: graph)
+
+
+def test_a_file_that_misses_its_tolerance_is_not_written(masked_lm, tmp_path, monkeypatch):
+    """The graph has other weights than the checkpoint, by not much."""
+    use_traced(monkeypatch, masked_lm / "exported" / "onnx" / "model.onnx")
+    model = small_model(NeoBERTForMaskedLM)
+    model.model.transformer_encoder[0].qkv.weight.data *= 1.5
     save_checkpoint(tmp_path / "model", model=model)
-    refused(tmp_path, ExportError, r"model_quantized.onnx \(int8\): cosine with PyTorch 0.*at least 0.99 is needed")
+    message = r"model_quantized.onnx \(int8\): cosine with PyTorch 0.9[0-8].*at least 0.99 is needed"
+    refused(tmp_path, ExportError, message, precisions=["int8"])
+    message = r"model.onnx \(float32\): largest difference from PyTorch .*at most 1e-05 is allowed"
+    refused(tmp_path, ExportError, message, precisions=["float32"])
+
+
+def test_published_folders_have_onnx_files(embedding_model, tmp_path, monkeypatch):
+    """And their `config.json`, written anew after the files, is as it was before them."""
+    use_traced(monkeypatch, embedding_model / "exported" / "onnx" / "model.onnx")
+    settings = PublishSettings(str(embedding_model / "model"), "me/model", onnx=True, precisions=["float32"])
+    folders = [tmp_path / "with", tmp_path / "without"]
+    for folder, changes in zip(folders, ({}, {"onnx": False})):
+        folder.mkdir()
+        build_folder(replace(settings, **changes), folder)
+        check_folder(folder)
+    files, others = ({str(file.relative_to(folder)) for file in folder.rglob("*.*")} for folder in folders)
+    assert files - others == {"onnx/model.onnx"} and others < files
+    card = ModelCard.load(folders[0] / "README.md")
+    assert "| `onnx/model.onnx` | float32 | largest difference" in card.text and "onnx" in card.data.tags
+    assert len({(folder / "config.json").read_text() for folder in folders}) == 1
 
 
 def test_what_the_tolerances_measure():

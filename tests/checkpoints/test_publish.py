@@ -532,14 +532,6 @@ def test_dry_run_prints_what_would_be_sent(work, tmp_path, capsys):
     assert card.data.pipeline_tag == "text-classification" and "| Labels | LABEL_0, LABEL_1, LABEL_2 |" in card.text
 
 
-def test_onnx_files_are_part_of_the_folder(work, tmp_path, capfd):
-    """And of what is checked: `config.json` is written anew after them."""
-    card = build(work, "embedder", tmp_path / "folder", onnx=True, precisions=["float32"])
-    assert files_of(tmp_path / "folder") == FILES | SENTENCE_FILES | {"onnx/model.onnx"}
-    assert "| `onnx/model.onnx` | float32 | largest difference" in card.text and "onnx" in card.data.tags
-    assert json.loads((tmp_path / "folder" / "config.json").read_text())["auto_map"] == AUTO_MAP
-
-
 def test_mteb_results_are_in_the_model_index(work, tmp_path):
     result = {"task": "STS12", "type": "STS", "metric": "cosine_spearman", "score": 0.71, "settings": {}}
     shutil.copytree(work / "mlm", tmp_path / "mlm")
