@@ -17,11 +17,11 @@ from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 
-from matplotlib.figure import Figure
 from transformers import AutoTokenizer, set_seed
 
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM
-from neobert_hf.common.atomic_writes import write_json, write_png, write_text
+from neobert_hf.common.atomic_writes import write_json, write_text
+from neobert_hf.common.report import Line, Panel, markdown_table, plot_lines
 from neobert_hf.common.settings import parse_config
 
 
@@ -124,38 +124,34 @@ def run_ablations(output: Path, seeds: int, limit: str) -> dict[str, list[float]
 
 
 def ablation_table(losses: dict[str, list[float]]) -> list[str]:
-    lines = ["| | held-out loss, one run a seed | mean | against its pair, seed by seed |", "| --- | --- | --- | --- |"]
-    names = list(losses)
+    rows, names = [], list(losses)
     for index, (own, other) in enumerate(PAIRS):
         values, base = losses[names[own]], losses[names[other]]
         differences = ", ".join(f"{value - reference:+.3f}" for value, reference in zip(values, base))
         runs = ", ".join(f"{value:.3f}" for value in values)
-        lines.append(
-            f"| {names[index]} | {runs} | {statistics.mean(values):.3f} | {'-' if own == other else differences} |"
-        )
-    return lines
+        against = "-" if own == other else differences
+        rows.append([names[index], runs, f"{statistics.mean(values):.3f}", against])
+    return markdown_table(["", "held-out loss, one run a seed", "mean", "against its pair, seed by seed"], rows)
 
 
 def length_table(columns: dict[str, dict]) -> list[str]:
     keys = list(dict.fromkeys(key for entry in columns.values() for key in entry if key.startswith("eval_loss_")))
     keys.sort(key=lambda key: int(key.split("_")[2]))
-    lines = [f"| length after cutting (tokens) | {' | '.join(columns)} |", f"| --- |{' --- |' * len(columns)}"]
+    rows = []
     for key in [*keys, "eval_loss"]:
         name = key.removeprefix("eval_loss_").replace("_", " ") if key != "eval_loss" else "all"
-        values = [f"{entry[key]:.3f}" if key in entry else "" for entry in columns.values()]
-        lines.append(f"| {name} | {' | '.join(values)} |")
-    return lines
+        rows.append([name, *(f"{entry[key]:.3f}" if key in entry else "" for entry in columns.values())])
+    return markdown_table(["length after cutting (tokens)", *columns], rows)
 
 
 def plot(stages: dict[str, list[dict]], file: Path) -> None:
-    figure = Figure(figsize=(9, 4), layout="constrained")
-    for axes, (name, log) in zip(figure.subplots(1, 2, sharey=True), stages.items()):
-        for key, label in (("loss", "training"), ("eval_loss", "held out")):
-            points = [(entry["step"], entry[key]) for entry in log if key in entry]
-            axes.plot(*zip(*points), "o-" if key == "eval_loss" else "-", label=label, markersize=4)
-        axes.set(xlabel="step", ylabel="masked loss (nats)", title=name)
-        axes.legend()
-    write_png(file, figure)
+    panels = []
+    for name, log in stages.items():
+        lines = []
+        for key, label, style in (("loss", "training", {}), ("eval_loss", "held out", {"marker": "o"})):
+            lines.append(Line([(entry["step"], entry[key]) for entry in log if key in entry], label, style))
+        panels.append(Panel(lines, {"xlabel": "step", "ylabel": "masked loss (nats)", "title": name}))
+    plot_lines(file, panels)
 
 
 def report(stages: dict[str, list[dict]], losses: dict[str, list[float]], bf16: bool) -> str:

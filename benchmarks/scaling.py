@@ -3,14 +3,15 @@ docs/scaling.md.
 
     python benchmarks/scaling.py
 
-Nothing here is a speed that was measured on a GPU: FLOPs are counted by `neobert_hf.pretraining.training_flops`, kept
+Nothing here is a speed that was measured on a GPU: FLOPs are counted by `neobert_hf.pretraining.flops`, kept
 activations on a CPU, where their number and dtypes are the same.
 """
 
 import torch
 
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM
-from neobert_hf.pretraining.trainer import DATASHEET_PEAKS, training_flops
+from neobert_hf.common.report import markdown_table
+from neobert_hf.pretraining.flops import DATASHEET_PEAKS, training_flops
 
 
 H100, STEP_TOKENS = DATASHEET_PEAKS["H100"], 2**21
@@ -52,50 +53,63 @@ def kept_bytes(layers: int, tokens: int = 512) -> int:
     return sum(kept.values()) - cast
 
 
-def tables() -> list[list[str]]:
-    config = NeoBERTConfig()
-    parameters = sum(weight.numel() for weight in NeoBERTForMaskedLM(config).parameters())
-    costs = [
-        "| | GFLOP a token | total FLOP | GPU hours at 30% | at 40% | at 50% MFU |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
+MFUS = (0.3, 0.4, 0.5)
+
+
+def cost_table() -> list[str]:
+    rows = []
     for name, (steps, length) in STAGES.items():
-        hours = " | ".join(f"{gpu_hours(steps, length, mfu):,.0f}" for mfu in (0.3, 0.4, 0.5))
-        total = steps * STEP_TOKENS * flops_per_token(length)
-        costs.append(f"| {name} | {flops_per_token(length) / 1e9:.2f} | {total:.2e} | {hours} |")
-    hours = [sum(gpu_hours(*stage, mfu) for stage in STAGES.values()) for mfu in (0.3, 0.4, 0.5)]
-    costs.append(f"| both | | | {' | '.join(f'{value:,.0f}' for value in hours)} |")
+        token = flops_per_token(length)
+        hours = [f"{gpu_hours(steps, length, mfu):,.0f}" for mfu in MFUS]
+        rows.append([name, f"{token / 1e9:.2f}", f"{steps * STEP_TOKENS * token:.2e}", *hours])
+    rows.append(["both", "", "", *(f"{both_stages(mfu):,.0f}" for mfu in MFUS)])
+    head = ["", "GFLOP a token", "total FLOP", "GPU hours at 30%", "at 40%", "at 50% MFU"]
+    return markdown_table(head, rows)
 
-    shares = ["| part of a token's FLOPs | 1,024 tokens | 4,096 tokens |", "| --- | --- | --- |"]
-    parts = {"linear layers": lambda length: training_flops(config, 1, 0, 0)}
-    parts["attention"] = lambda length: training_flops(config, 0, length, 0)
-    parts["decoder on the masked fifth"] = lambda length: (
-        flops_per_token(length) - sum(parts[name](length) for name in ("linear layers", "attention"))
+
+def both_stages(mfu: float) -> float:
+    return sum(gpu_hours(*stage, mfu) for stage in STAGES.values())
+
+
+def share_table() -> list[str]:
+    config = NeoBERTConfig()
+    rows = {"linear layers": [], "attention": [], "decoder on the masked fifth": []}
+    for length in (1024, 4096):
+        linear = training_flops(config, 1, 0, 0)
+        attention = training_flops(config, 0, length, 0)
+        whole = flops_per_token(length)
+        for cells, flops in zip(rows.values(), (linear, attention, whole - linear - attention)):
+            cells.append(f"{flops / whole:.0%}")
+    return markdown_table(
+        ["part of a token's FLOPs", "1,024 tokens", "4,096 tokens"], [[name, *cells] for name, cells in rows.items()]
     )
-    for name, cost in parts.items():
-        values = " | ".join(f"{cost(length) / flops_per_token(length):.0%}" for length in (1024, 4096))
-        shares.append(f"| {name} | {values} |")
 
+
+def memory_table(parameters: int) -> list[str]:
     few, many = kept_bytes(1), kept_bytes(3)
     layer = (many - few) / 2 / 512
-    token = layer * config.num_hidden_layers + (few - layer * 512) / 512
-    gradients = 4 * parameters
-    memory = ["| memory of one GPU | GB |", "| --- | --- |"]
-    memory.append(f"| weights, gradients and AdamW's two moments, float32 (DDP) | {16 * parameters / 1e9:.1f} |")
-    memory.append(
-        f"| activations of 32,768 tokens, {layer / 1e3:.1f} kB a layer and token | {32768 * token / 1e9:.1f} |"
-    )
+    token = layer * NeoBERTConfig().num_hidden_layers + (few - layer * 512) / 512
+    activations = f"activations of 32,768 tokens, {layer / 1e3:.1f} kB a layer and token"
+    weights = "weights, gradients and AdamW's two moments, float32 (DDP)"
+    rows = [[weights, f"{16 * parameters / 1e9:.1f}"], [activations, f"{32768 * token / 1e9:.1f}"]]
+    return markdown_table(["memory of one GPU", "GB"], rows)
 
-    scale = [
-        "| GPUs | accumulation | seconds of computing a step at 40% | of exchanging gradients | days for both stages |"
-    ]
-    scale.append("| --- | --- | --- | --- | --- |")
+
+def scale_table(parameters: int) -> list[str]:
+    rows = []
     for gpus, link in LINKS.items():
         seconds = STEP_TOKENS * flops_per_token(1024) / (0.4 * H100 * gpus)
-        exchange = 2 * gradients * (gpus - 1) / gpus / link
-        days = hours[1] / gpus / 24 * (1 + exchange / seconds)
-        scale.append(f"| {gpus} | {STEP_TOKENS // (32768 * gpus)} | {seconds:.3f} | {exchange:.3f} | {days:.1f} |")
-    return [costs, shares, memory, scale]
+        exchange = 2 * 4 * parameters * (gpus - 1) / gpus / link
+        days = both_stages(0.4) / gpus / 24 * (1 + exchange / seconds)
+        steps = STEP_TOKENS // (32768 * gpus)
+        rows.append([gpus, steps, f"{seconds:.3f}", f"{exchange:.3f}", f"{days:.1f}"])
+    seconds = "seconds of computing a step at 40%"
+    return markdown_table(["GPUs", "accumulation", seconds, "of exchanging gradients", "days for both stages"], rows)
+
+
+def tables() -> list[list[str]]:
+    parameters = sum(weight.numel() for weight in NeoBERTForMaskedLM(NeoBERTConfig()).parameters())
+    return [cost_table(), share_table(), memory_table(parameters), scale_table(parameters)]
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@ import json
 import os
 import re
 import string
-import sys
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from pydoc_data.topics import topics
 
@@ -56,29 +56,40 @@ def _tokenizer(text: str, size: int, max_length: int) -> transformers.BertTokeni
 
 
 @pytest.fixture(scope="session")
-def prepared(tmp_path_factory) -> Path:
-    """Folders `train` (5 shards) and `validation` of tokenised paragraphs, and the JSONL files they were made from."""
-    prepare_data = load_example("prepare_data")
-    folder = tmp_path_factory.mktemp("prepared")
-    topic = [" ".join(text.split()) for _, text in sorted(topics.items())]
-    documents = [words[start : start + 600] for words in topic for start in range(0, len(words), 600)]
+def corpus(tmp_path_factory) -> Path:
+    """A folder with `tokenizer`, and paragraphs as JSON lines: `train.jsonl` and `validation.jsonl`."""
+    folder = tmp_path_factory.mktemp("corpus")
+    texts = [" ".join(text.split()) for _, text in sorted(topics.items())]
+    documents = [text[start : start + 600] for text in texts for start in range(0, len(text), 600)]
     _tokenizer("\n".join(documents).lower(), 600, 128).save_pretrained(folder / "tokenizer")
     for name, part in (("train", documents[:500]), ("validation", documents[500:560])):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in part))
-        flags = f"--source {folder / name}.jsonl --tokenizer {folder / 'tokenizer'} --output_dir {folder / name}"
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sys, "argv", ["prepare_data.py", *flags.split(), "--documents_per_shard", "100"])
-            prepare_data.main()
     return folder
+
+
+@pytest.fixture(scope="session")
+def prepared(corpus) -> Path:
+    """The folder `corpus` with the shards of both files: `train` (5 of them) and `validation`."""
+    # Not at the top: a test that needs no run should not import all that runs need.
+    from neobert_hf.pretraining import preparing
+    from tests.helpers.pretraining_runs import to_flags
+
+    prepare_data = load_example("prepare_data")
+    for name in ("train", "validation"):
+        flags = {"source": f"{corpus / name}.jsonl", "tokenizer": corpus / "tokenizer", "output_dir": corpus / name}
+        with pytest.MonkeyPatch.context() as patch:
+            # Threads for workers: to start processes takes longer than the work.
+            patch.setattr(preparing, "start_workers", ThreadPoolExecutor)
+            prepare_data.main(to_flags(flags | {"documents_per_shard": 100}))
+    return corpus
 
 
 @pytest.fixture
 def flags(prepared, tmp_path):
     """The command line of a pretraining run in tmp_path / "run", with changes."""
-    from tests.helpers.pretraining_runs import SMALL, to_flags
+    from tests.helpers.pretraining_runs import small_flags
 
-    def build(**changes) -> list[str]:
-        settings = {"output_dir": tmp_path / "run", "train_data": prepared / "train"} | SMALL | changes
-        return to_flags(settings)
+    def build(output_dir=tmp_path / "run", **changes) -> list[str]:
+        return small_flags(prepared, output_dir, **changes)
 
     return build

@@ -25,5 +25,6 @@ class ShardedTrainer(pretrain.MLMTrainer):
         return super().evaluate(*args, **kwargs)
 
 
-pretrain.MLMTrainer = ShardedTrainer
-pretrain.main()
+def main(args: list[str]) -> None:
+    pretrain.MLMTrainer = ShardedTrainer
+    pretrain.main(args)

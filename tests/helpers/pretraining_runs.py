@@ -1,18 +1,29 @@
-"""Small runs of examples/pretrain.py, in this process or one of their own, for the tests of the recipe."""
+"""Small runs of examples/pretrain.py for the tests of the recipe: in this process, or in one or several of their own.
+
+A process that imports torch and transformers takes 8 s of CPU, a small run 1 to 2 s. So processes are forked here from
+a server that has imported everything once, with the environment that `accelerate launch` would give them.
+"""
 
 import json
+import multiprocessing
 import os
-import subprocess
-import sys
+import resource
+import signal
+import tempfile
+import time
 from pathlib import Path
 
 import torch
+import torch._dynamo  # noqa: F401  Optimizers import it at their first step: 2 s.
+from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+from accelerate.utils.launch import prepare_multi_gpu_env
 from safetensors.torch import load_file
 
 from tests.helpers.examples import load_example
 from tests.helpers.models import ROOT
 
 
+CONFIGS = ROOT / "configs" / "accelerate"
 pretrain = load_example("pretrain")
 
 
@@ -46,8 +57,13 @@ SMALL = {
 
 def to_flags(settings: dict) -> list[str]:
     return [
-        word for name, value in settings.items() if value is not None for word in (f"--{name}", *str(value).split())
+        part for name, value in settings.items() if value is not None for part in (f"--{name}", *str(value).split())
     ]
+
+
+def small_flags(prepared: Path, output_dir: Path, **changes) -> list[str]:
+    """The command line of a small run on the folder of the fixture `prepared`."""
+    return to_flags({"output_dir": output_dir, "train_data": prepared / "train"} | SMALL | changes)
 
 
 def run(flags: list[str]) -> list[dict]:
@@ -56,23 +72,104 @@ def run(flags: list[str]) -> list[dict]:
     return json.loads((Path(flags[1]) / "log.json").read_text())
 
 
-def start(flags: list[str], prefix: str = "", **environment) -> subprocess.Popen:
+def launched_environments(config: str, processes: int, *options: str) -> list[dict[str, str]]:
+    """What `accelerate launch --config_file configs/accelerate/<config>` puts into the environment of each process."""
+    flags = ["--config_file", str(CONFIGS / config), "--num_processes", str(processes), *options]
+    arguments = launch_command_parser().parse_args([*flags, "--main_process_port", "0", "script.py"])
+    settings = _validate_launch_command(arguments)[0]
+    environment = prepare_multi_gpu_env(settings)
+    environment |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(settings.main_process_port)}
+    environment |= {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes), "ACCELERATE_USE_CPU": "true"}
+    return [environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(processes)]
+
+
+class TrainingProcesses:
+    """Processes that train together; what they print goes to one file.
+
+    Args:
+        flags: of examples/pretrain.py.
+        environments: of each process.
+        sharded: with FSDP2, see fsdp2_on_cpu.py.
+        largest_file: bytes, beyond which the kernel refuses to write: a full disk.
+    """
+
+    def __init__(
+        self,
+        flags: list[str],
+        environments: list[dict[str, str]],
+        sharded: bool = False,
+        largest_file: int | None = None,
+    ):
+        self.log = Path(tempfile.mkstemp(suffix=".log")[1])
+        context = multiprocessing.get_context("forkserver")
+        # No test may start another server before: see the fixture `prepared`.
+        context.set_forkserver_preload([__name__])
+        self.processes = [
+            context.Process(target=_train, args=(flags, environment, self.log, sharded, largest_file))
+            for environment in environments
+        ]
+        for process in self.processes:
+            process.start()
+
+    @property
+    def output(self) -> str:
+        return self.log.read_text()
+
+    def check_running(self) -> None:
+        """Wait a moment, in a loop that waits for something that a running process does."""
+        time.sleep(0.02)
+        assert all(process.is_alive() for process in self.processes), self.output[-4000:]
+
+    def signal(self, number: int) -> None:
+        """To each process with its loader workers, as a launcher does."""
+        for process in self.processes:
+            os.killpg(process.pid, number)
+
+    def end(self, timeout: float = 300) -> list[int]:
+        """Wait for the end and return the exit codes."""
+        for process in self.processes:
+            process.join(timeout)
+            assert process.exitcode is not None, self.output[-4000:]
+        return [process.exitcode for process in self.processes]
+
+    def kill(self) -> None:
+        self.signal(signal.SIGKILL)
+        self.end()
+
+    def finish(self) -> str:
+        """Wait for an end without an error and return what was printed."""
+        assert set(self.end()) == {0}, self.output[-4000:]
+        return self.output
+
+
+def _train(flags: list[str], environment: dict[str, str], log: Path, sharded: bool, largest_file: int | None) -> None:
+    os.setsid()
+    with open(log, "a") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    os.environ |= environment
+    if largest_file is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
+    if sharded:
+        from tests.helpers.fsdp2_on_cpu import main
+    else:
+        main = pretrain.main
+    main(flags)
+
+
+def start(flags: list[str], largest_file: int | None = None) -> TrainingProcesses:
     """Train in a process of its own."""
-    command = f"{prefix} exec {sys.executable} {ROOT / 'examples' / 'pretrain.py'} {' '.join(flags)}"
-    return subprocess.Popen(
-        ["bash", "-c", command],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-        env=os.environ | environment,
-    )
+    return TrainingProcesses(flags, [{}], largest_file=largest_file)
 
 
-def finish(process: subprocess.Popen) -> str:
-    output = process.communicate(timeout=300)[0]
-    assert process.returncode == 0, output[-3000:]
-    return output
+def start_together(flags: list[str], processes: int = 2) -> TrainingProcesses:
+    """Train in several processes with DDP."""
+    return TrainingProcesses(flags, launched_environments("cpu_ddp.yaml", processes))
+
+
+def start_sharded(flags: list[str], *options: str) -> TrainingProcesses:
+    """Train in two processes with FSDP2."""
+    return TrainingProcesses(flags, launched_environments("fsdp2.yaml", 2, *options), sharded=True)
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:

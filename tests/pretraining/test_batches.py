@@ -13,7 +13,7 @@ from datasets import Dataset
 from torch.utils.data import DataLoader
 from transformers import AutoTokenizer
 
-from neobert_hf.pretraining.batches import DocumentKey, Documents, HeldOutBatchSampler, MLMBatchSampler
+from neobert_hf.pretraining.batches import BatchSettings, DocumentKey, Documents, HeldOutBatchSampler, MLMBatchSampler
 from neobert_hf.pretraining.shards import load_shards, load_tokenizer, read_manifest
 
 
@@ -28,8 +28,9 @@ def corpus(lengths=LENGTHS) -> Dataset:
 
 
 def sampler(lengths=LENGTHS, shards=SHARDS, **changes) -> MLMBatchSampler:
-    settings = {"max_length": 128, "micro_batch_tokens": 512, "shuffle_shards": 2} | changes
-    return MLMBatchSampler(corpus(lengths), list(shards), **settings)
+    processes = {name: changes.pop(name) for name in ("rank", "world_size") if name in changes}
+    settings = BatchSettings(**{"max_length": 128, "micro_batch_tokens": 512, "shuffle_shards": 2} | changes)
+    return MLMBatchSampler(corpus(lengths), list(shards), settings, **processes)
 
 
 def first_epochs(batches, epochs: int) -> list[list[DocumentKey]]:
@@ -64,7 +65,7 @@ def test_shuffling_mixes_shards_and_changes_with_seed_and_epoch():
     def first_shards(epoch):
         """Shards of the first group of an epoch."""
         plan = sampler()
-        return frozenset(np.searchsorted(plan.shard_ends, plan._group(0, epoch, 0)[0], side="right"))
+        return frozenset(np.searchsorted(plan.shard_ends, plan._shuffled_group(0, epoch, 0)[0], side="right"))
 
     assert len({first_shards(epoch) for epoch in range(6)}) > 1
     assert rows(0) == rows(0)
@@ -164,7 +165,7 @@ def test_held_out_documents_count_once(world_size):
     for rank in range(world_size):
         held_out = HeldOutBatchSampler(corpus(), 128, 512, rank, world_size)
         rounds.add(len(list(held_out)))
-        counted += [key.row for number, keys in enumerate(held_out) if held_out.counts(number) for key in keys]
+        counted += [key.row for number, keys in enumerate(held_out) if not held_out.is_repeat(number) for key in keys]
     assert sorted(counted) == list(range(1000))
     assert len(rounds) == 1
 
@@ -178,7 +179,7 @@ def test_memory_does_not_grow_with_the_corpus():
         column = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(ids))
         table = Dataset(pa.table({"input_ids": column}))
         tracemalloc.start()
-        plan = MLMBatchSampler(table, [5_000] * shards, 16, 4096, shuffle_shards=2)
+        plan = MLMBatchSampler(table, [5_000] * shards, BatchSettings(16, 4096, shuffle_shards=2))
         while plan.cursor["subsets"][0]["epoch"] < 1:
             plan.advance(plan.cursor["micro_batches"] + 1)
         peaks.append(tracemalloc.get_traced_memory()[1])
@@ -189,7 +190,7 @@ def test_memory_does_not_grow_with_the_corpus():
 def test_prepared_folders_are_read(prepared):
     manifest, tokenizer = read_manifest(prepared / "train"), load_tokenizer(prepared / "train")
     shards = load_shards(prepared / "train")
-    plan = MLMBatchSampler(shards, [shard["documents"] for shard in manifest.shards], 64, 256)
+    plan = MLMBatchSampler(shards, [shard["documents"] for shard in manifest.shards], BatchSettings(64, 256))
     ids = Documents(shards, 64)[next(iter(plan))[0]]["input_ids"]
     assert ids[0] == tokenizer.cls_token_id and ids[-1] == tokenizer.sep_token_id and ids.dtype == np.int64
     assert torch.from_numpy(ids).max() < manifest.vocab_size

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM
-from neobert_hf.pretraining.trainer import PretrainingArguments
+from neobert_hf.common.settings import parse_config
+from neobert_hf.pretraining.arguments import DataArguments, ModelArguments, PretrainingArguments
 from tests.helpers.models import ROOT
 from tests.helpers.pretraining_runs import SMALL, pretrain, to_flags
 
@@ -62,9 +63,9 @@ TABLE_2 = {
 
 
 def settings_of(config: Path) -> dict:
-    parsed = pretrain.parse_config(
-        pretrain.ModelArguments,
-        pretrain.DataArguments,
+    parsed = parse_config(
+        ModelArguments,
+        DataArguments,
         PretrainingArguments,
         args=["--config", str(config), "--use_cpu", "True", "--bf16", "False"],
     )
@@ -128,7 +129,7 @@ PARAMETERS = {
 def test_full_size_models_have_the_stated_number_of_parameters(name):
     (config,) = [path for path in CONFIGS if path.stem == name]
     stored = settings_of(config)
-    fields = {key: stored[key] for key in vars(pretrain.ModelArguments())} | {"max_length": stored["max_length"]}
+    fields = {key: stored[key] for key in vars(ModelArguments())} | {"max_length": stored["max_length"]}
     with torch.device("meta"):
         model = NeoBERTForMaskedLM(NeoBERTConfig(vocab_size=30_522, **fields))
     assert model.num_parameters() == PARAMETERS[name]

@@ -20,15 +20,16 @@ from datasets import IterableDataset
 from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
 
 from neobert_hf.common import text_sources
+from neobert_hf.common.settings import parse_config
 from neobert_hf.common.text_sources import stream_text
+from neobert_hf.pretraining import encoding, preparing
 from neobert_hf.pretraining.shards import Manifest, load_shards, load_tokenizer, read_manifest
+from neobert_hf.pretraining.tokenizer import train_bpe, train_wordpiece
 from tests.helpers.examples import load_example
 from tests.helpers.models import ROOT
 
 
 prepare_data = load_example("prepare_data")
-train_tokenizer = load_example("train_tokenizer")
-
 
 PARAGRAPHS = [paragraph for name in sorted(topics) for paragraph in topics[name].split("\n\n")]
 # Where they differ, tokenizers disagree about what separates words, or looks across it.
@@ -41,8 +42,8 @@ NASTY = (
 @pytest.fixture(scope="module")
 def tokenizers(tmp_path_factory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("tokenizers")
-    train_tokenizer.train_wordpiece(iter([PARAGRAPHS]), 1_500, 512).save_pretrained(folder / "wordpiece")
-    train_tokenizer.train_bpe(iter([PARAGRAPHS]), 1_000, 512).save_pretrained(folder / "bpe")
+    train_wordpiece(iter(PARAGRAPHS), 1_500, 512).save_pretrained(folder / "wordpiece")
+    train_bpe(iter(PARAGRAPHS), 1_000, 512).save_pretrained(folder / "bpe")
     return {name: str(folder / name) for name in ("wordpiece", "bpe")}
 
 
@@ -66,12 +67,11 @@ def read_jsonl(file: Path) -> list[str]:
 @pytest.fixture
 def prepare(monkeypatch):
     """Runs the script in this process, with threads for workers."""
-    monkeypatch.setattr(prepare_data, "start_workers", ThreadPoolExecutor)
+    monkeypatch.setattr(preparing, "start_workers", ThreadPoolExecutor)
 
     def run(source, tokenizer, output, *flags: str) -> Path:
-        flags = ["--source", str(source), "--tokenizer", tokenizer, "--output_dir", str(output), *flags]
-        monkeypatch.setattr(sys, "argv", ["prepare_data.py", "--max_length", "128", "--num_proc", "2", *flags])
-        prepare_data.main()
+        paths = ["--source", str(source), "--tokenizer", tokenizer, "--output_dir", str(output)]
+        prepare_data.main([*paths, "--max_length", "128", "--num_proc", "2", *flags])
         return output
 
     return run
@@ -122,12 +122,12 @@ def test_split_documents(corpus, tokenizers, prepare, tmp_path):
 @pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
 def test_a_cut_changes_no_token_before_it(tokenizers, kind):
     backend = AutoTokenizer.from_pretrained(tokenizers[kind]).backend_tokenizer
-    assert prepare_data.can_cut(json.loads(backend.to_str()))
+    assert encoding.can_cut(json.loads(backend.to_str()))
     backend.encode_special_tokens = True
     chance, cuts = random.Random(0), 0
     for _ in range(3_000):
         text = "".join(chance.choices(NASTY, k=chance.randint(1, 30)))
-        beginning = prepare_data.cut_text(text, chance.randint(0, 12))
+        beginning = encoding.cut_text(text, chance.randint(0, 12))
         cuts += beginning != text
         tokens, whole = (backend.encode(part, add_special_tokens=False).tokens for part in (beginning, text))
         assert tokens == whole[: len(tokens)], repr((beginning, text))
@@ -148,11 +148,11 @@ def test_truncation_after_a_cut_is_plain_truncation(tokenizers, kind, monkeypatc
         "x" * 500,
     ]
     texts += ["a \0" + "\0" * 400 + " b c d e f g h i j"]
-    beginnings = [prepare_data.cut_text(text, 64) for text in texts]
+    beginnings = [encoding.cut_text(text, 64) for text in texts]
     assert sum(beginning != text for beginning, text in zip(beginnings, texts)) > 150
-    cut = list(prepare_data.encode(texts, serialised, 8, split=False))
-    monkeypatch.setattr(prepare_data, "can_cut", lambda tokenizer: False)
-    assert cut == list(prepare_data.encode(texts, serialised, 8, split=False))
+    cut = list(encoding.encode(texts, serialised, 8, split=False))
+    monkeypatch.setattr(encoding, "can_cut", lambda tokenizer: False)
+    assert cut == list(encoding.encode(texts, serialised, 8, split=False))
 
 
 def test_other_tokenizers_are_not_cut_for(tokenizers):
@@ -161,11 +161,11 @@ def test_other_tokenizers_are_not_cut_for(tokenizers):
         for kind in ("wordpiece", "bpe")
     )
     added = wordpiece["added_tokens"] + [wordpiece["added_tokens"][0] | {"special": False}]
-    assert not prepare_data.can_cut(wordpiece | {"added_tokens": added})
-    assert not prepare_data.can_cut(wordpiece | {"normalizer": {"type": "NFKC"}})
-    assert not prepare_data.can_cut(wordpiece | {"pre_tokenizer": None})
-    assert not prepare_data.can_cut(bpe | {"normalizer": {"type": "NFC"}})
-    assert not prepare_data.can_cut(bpe | {"pre_tokenizer": bpe["pre_tokenizer"] | {"use_regex": False}})
+    assert not encoding.can_cut(wordpiece | {"added_tokens": added})
+    assert not encoding.can_cut(wordpiece | {"normalizer": {"type": "NFKC"}})
+    assert not encoding.can_cut(wordpiece | {"pre_tokenizer": None})
+    assert not encoding.can_cut(bpe | {"normalizer": {"type": "NFC"}})
+    assert not encoding.can_cut(bpe | {"pre_tokenizer": bpe["pre_tokenizer"] | {"use_regex": False}})
 
 
 def test_skipped_and_taken_documents_make_two_folders(corpus, tokenizers, prepare, tmp_path):
@@ -215,7 +215,7 @@ def test_every_format_continues_where_it_stopped(tokenizers, prepare, tmp_path, 
                 (source / f"{number}-{place:02}.txt").write_text(document, encoding="utf-8")
     flags = ("--documents_per_shard", "9", "--skip_documents", "5", "--max_documents", "100")
     expected = content(prepare(source, tokenizers["bpe"], tmp_path / "whole", *flags))
-    prepare_shard = prepare_data.prepare_shard
+    prepare_shard = preparing.prepare_shard
     for stop in ("shard-00002.arrow", "shard-00007.arrow", "shard-00011.arrow"):
 
         def failing(texts, serialised, manifest, path, stop=stop):
@@ -223,10 +223,10 @@ def test_every_format_continues_where_it_stopped(tokenizers, prepare, tmp_path, 
                 raise MemoryError
             return prepare_shard(texts, serialised, manifest, path)
 
-        monkeypatch.setattr(prepare_data, "prepare_shard", failing)
+        monkeypatch.setattr(preparing, "prepare_shard", failing)
         with pytest.raises(MemoryError):
             prepare(source, tokenizers["bpe"], tmp_path / "out", *flags)
-    monkeypatch.setattr(prepare_data, "prepare_shard", prepare_shard)
+    monkeypatch.setattr(preparing, "prepare_shard", prepare_shard)
     assert content(prepare(source, tokenizers["bpe"], tmp_path / "out", *flags)) == expected
 
 
@@ -287,14 +287,14 @@ def plan_for(**changes) -> Manifest:
 def test_resuming_reads_from_the_first_missing_shard_only(tokenizers, prepare, tmp_path):
     serialised = AutoTokenizer.from_pretrained(tokenizers["bpe"]).backend_tokenizer.to_str()
     (tmp_path / "progress").mkdir()
-    prepare_data.prepare_shards(tracked_stream([]), plan_for(), serialised, tmp_path, 2)
+    preparing.prepare_shards(tracked_stream([]), plan_for(), serialised, tmp_path, 2)
     expected = content(tmp_path)
     # Shards finish out of order: 6 is missing, 7 to 9 are there.
     (tmp_path / "shard-00006.arrow").unlink()
     (tmp_path / "progress" / "00006.json").unlink()
     times = {file: file.stat().st_mtime_ns for file in tmp_path.glob("*.arrow")}
     read = []
-    prepare_data.prepare_shards(tracked_stream(read), plan_for(), serialised, tmp_path, 2)
+    preparing.prepare_shards(tracked_stream(read), plan_for(), serialised, tmp_path, 2)
     assert not {"a", "b", "c", "d", "e"}.intersection(name.split()[0] for name in read) and "g 0" in read
     assert all(file.stat().st_mtime_ns == times[file] for file in times)
     assert content(tmp_path) == expected
@@ -302,18 +302,18 @@ def test_resuming_reads_from_the_first_missing_shard_only(tokenizers, prepare, t
 
 def test_the_stream_is_read_little_ahead_of_the_work(tokenizers, tmp_path, monkeypatch):
     read, ahead = [], []
-    prepare_shard = prepare_data.prepare_shard
+    prepare_shard = preparing.prepare_shard
 
     def slow_shard(*arguments):
         time.sleep(0.02)
         ahead.append(len(read) - 10 * len(ahead))
         return prepare_shard(*arguments)
 
-    monkeypatch.setattr(prepare_data, "start_workers", ThreadPoolExecutor)
-    monkeypatch.setattr(prepare_data, "prepare_shard", slow_shard)
+    monkeypatch.setattr(preparing, "start_workers", ThreadPoolExecutor)
+    monkeypatch.setattr(preparing, "prepare_shard", slow_shard)
     serialised = AutoTokenizer.from_pretrained(tokenizers["bpe"]).backend_tokenizer.to_str()
     (tmp_path / "progress").mkdir()
-    prepare_data.prepare_shards(tracked_stream(read), plan_for(), serialised, tmp_path, 2)
+    preparing.prepare_shards(tracked_stream(read), plan_for(), serialised, tmp_path, 2)
     # At work, 3 chunks; and one being read.
     assert len(read) == 100 and max(ahead) <= 45
 
@@ -324,9 +324,9 @@ def test_a_finished_folder_is_left_alone(corpus, tokenizers, prepare, tmp_path, 
     prepare(corpus, tokenizers["bpe"], output, "--num_proc", "1")
     assert "is finished already" in capsys.readouterr().out
     assert {file: file.stat().st_mtime_ns for file in output.rglob("*")} == times
-    with pytest.raises(ValueError, match="other settings .max_length was 128 and is now 64.: repeat"):
+    with pytest.raises(ValueError, match="other settings .`max_length` was 128 and is now 64.: repeat"):
         prepare(corpus, tokenizers["bpe"], output, "--max_length", "64")
-    with pytest.raises(ValueError, match="tokenizer_fingerprint was"):
+    with pytest.raises(ValueError, match="`tokenizer_fingerprint` was"):
         prepare(corpus, tokenizers["wordpiece"], output)
     (output / "shard-00000.arrow").unlink()
     with pytest.raises(FileNotFoundError, match="shard-00000.arrow"):
@@ -336,23 +336,23 @@ def test_a_finished_folder_is_left_alone(corpus, tokenizers, prepare, tmp_path, 
 @pytest.mark.parametrize(
     "flags, message",
     [
-        (["--documents_per_shard", "60"], "documents_per_shard was 50 and is now 60"),
-        (["--long_documents", "split"], "long_documents was 'truncate' and is now 'split'"),
-        (["--max_documents", "200"], "max_documents was None and is now 200"),
-        (["--skip_documents", "1"], "skip_documents was 0 and is now 1"),
-        (["--source", "{corpus}.more"], "source was .* and is now"),
-        ([], "bytes was .* and is now"),
+        (["--documents_per_shard", "60"], "`documents_per_shard` was 50 and is now 60"),
+        (["--long_documents", "split"], "`long_documents` was 'truncate' and is now 'split'"),
+        (["--max_documents", "200"], "`max_documents` was None and is now 200"),
+        (["--skip_documents", "1"], "`skip_documents` was 0 and is now 1"),
+        (["--source", "{corpus}.more"], "`source` was .* and is now"),
+        ([], "`bytes` was .* and is now"),
     ],
 )
 def test_other_settings_do_not_continue_a_folder(corpus, tokenizers, prepare, tmp_path, monkeypatch, flags, message):
-    prepare_shard = prepare_data.prepare_shard
+    prepare_shard = preparing.prepare_shard
 
     def failing(texts, serialised, manifest, path):
         if path.name == "shard-00003.arrow":
             raise MemoryError
         return prepare_shard(texts, serialised, manifest, path)
 
-    monkeypatch.setattr(prepare_data, "prepare_shard", failing)
+    monkeypatch.setattr(preparing, "prepare_shard", failing)
     flags = ["--documents_per_shard", "50", *(flag.format(corpus=corpus) for flag in flags)]
     with pytest.raises(MemoryError):
         prepare(corpus, tokenizers["bpe"], tmp_path / "out", "--documents_per_shard", "50")
@@ -388,15 +388,15 @@ def test_no_corpus(tokenizers, prepare, tmp_path, documents, message):
         (["--column", "id"], ValueError, "'id' of .* holds int64, not strings"),
         (["--split", "test"], ValueError, "no split 'test'; it has 'train'"),
         (["--subset", "en"], ValueError, "is local and has no subset 'en'"),
-        (["--max_length", "7"], ValueError, "max_length is 7; it must be 8 or more"),
-        (["--documents_per_shard", "0"], ValueError, "documents_per_shard is 0"),
-        (["--num_proc", "0"], ValueError, "num_proc is 0"),
-        (["--max_documents", "1"], ValueError, "max_documents is 1; it must be 2"),
+        (["--max_length", "7"], ValueError, "`max_length` is 7; it must be 8 or more"),
+        (["--documents_per_shard", "0"], ValueError, "`documents_per_shard` is 0"),
+        (["--num_proc", "0"], ValueError, "`num_proc` is 0"),
+        (["--max_documents", "1"], ValueError, "`max_documents` is 1; it must be 2"),
         (["--skip_documents", "300"], ValueError, "holds 0 documents after the first 300"),
         (["--source", "/nowhere/a.parquet"], FileNotFoundError, "'/nowhere/a.parquet' matches no file"),
         (["--source", "nowhere/*.txt"], FileNotFoundError, "matches no file; give a file"),
         (["--source", str(ROOT / "Makefile")], ValueError, "Makefile is of no known format; known are .parquet"),
-        (["--output_dir", str(ROOT)], ValueError, "holds something else; choose an output_dir"),
+        (["--output_dir", str(ROOT)], ValueError, "holds something else; choose an `output_dir`"),
     ],
 )
 def test_bad_settings_are_refused_before_work(corpus, tokenizers, prepare, tmp_path, flags, error, message):
@@ -470,6 +470,6 @@ def test_hub_datasets_are_streamed(tmp_path, monkeypatch):
 
 def test_the_shipped_config_is_read(monkeypatch):
     config = ROOT / "configs" / "data" / "refinedweb.yaml"
-    (settings,) = prepare_data.parse_config(prepare_data.PrepareArguments, args=["--config", str(config)])
+    (settings,) = parse_config(preparing.PrepareArguments, args=["--config", str(config)])
     assert (settings.source, settings.column, settings.max_length) == ("tiiuae/falcon-refinedweb", "content", 4096)
     assert text_sources.local_files(settings.source) == []

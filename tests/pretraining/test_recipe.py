@@ -3,20 +3,28 @@
 import json
 import math
 import shutil
-import sys
 from itertools import islice
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from torch.nn import functional as F
-from transformers import AutoModelForMaskedLM, pipeline
+from transformers import AutoModelForMaskedLM, pipeline, set_seed
 
-from neobert_hf import NeoBERTForMaskedLM
-from neobert_hf.pretraining.trainer import PretrainingArguments, training_flops
+from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM
+from neobert_hf.common.settings import parse_config
+from neobert_hf.pretraining.arguments import DataArguments, ModelArguments, PretrainingArguments
+from neobert_hf.pretraining.flops import training_flops
+from neobert_hf.pretraining.recipe import build_model, read_data
+from neobert_hf.pretraining.tokenizer import train_bpe
 from neobert_hf.training.run_checkpoints import complete_checkpoints
+from tests.helpers.examples import load_example
 from tests.helpers.plain_neobert import plain_hidden_states
 from tests.helpers.pretraining_runs import assert_same_weights, pretrain, run, weights
+
+
+def parse(flags: list[str]) -> tuple[ModelArguments, DataArguments, PretrainingArguments]:
+    return parse_config(ModelArguments, DataArguments, PretrainingArguments, args=flags)
 
 
 def test_a_run_leaves_a_model_curves_and_numbers(flags, prepared, tmp_path):
@@ -65,15 +73,13 @@ def test_held_out_loss_is_the_mean_over_labels_and_by_length(flags, prepared, tm
     }
     log = run(flags(**changes, max_steps=2))
     model = AutoModelForMaskedLM.from_pretrained(tmp_path / "run" / "model")
-    settings = pretrain.parse_config(
-        pretrain.ModelArguments, pretrain.DataArguments, PretrainingArguments, args=flags(**changes)
-    )
-    documents, sampler, collator = pretrain.read_data(*settings[1:])[2]
+    _, settings, arguments = parse(flags(**changes))
+    held_out = read_data(settings, arguments).held_out
     losses, lengths = [], []
     with torch.no_grad():
-        for keys in sampler:
-            for document in documents.__getitems__(keys):
-                batch = collator([document])
+        for keys in held_out.sampler:
+            for document in held_out.documents.__getitems__(keys):
+                batch = held_out.collator([document])
                 labelled = batch["labels"][0] != -100
                 logits = model(input_ids=batch["input_ids"]).logits[0]
                 losses.append(F.cross_entropy(logits[labelled], batch["labels"][0][labelled], reduction="none"))
@@ -94,21 +100,19 @@ def test_losses_equal_a_plain_training_loop(flags, prepared, tmp_path):
     """20 steps of AdamW written out, with a plain model, on the same micro-batches."""
     changes = {"dropout": 0.0, "max_steps": 20, "save_steps": 20, "weight_decay": 0.1}
     log = run(flags(**changes))
-    architecture, data, arguments = pretrain.parse_config(
-        pretrain.ModelArguments, pretrain.DataArguments, PretrainingArguments, args=flags(**changes)
-    )
-    manifest, (documents, sampler, collator), _ = pretrain.read_data(data, arguments)
-    pretrain.set_seed(arguments.seed)
-    model = pretrain.build_model(architecture, data, manifest, collator.tokenizer, None)
+    architecture, settings, arguments = parse(flags(**changes))
+    data = read_data(settings, arguments)
+    set_seed(arguments.seed)
+    model = build_model(architecture, settings, data, None)
     parameters = {name: weight.detach().clone().requires_grad_() for name, weight in model.named_parameters()}
     moments = {name: (torch.zeros_like(w), torch.zeros_like(w)) for name, w in parameters.items()}
-    batches, losses = iter(sampler), []
+    batches, losses = iter(data.train.sampler), []
     for step in range(1, 21):
-        step_documents = [documents.__getitems__(keys) for keys in islice(batches, 4)]
+        step_documents = [data.train.documents.__getitems__(keys) for keys in islice(batches, 4)]
         total, labels = 0.0, 0
         for micro_batch in step_documents:
             for document in micro_batch:
-                batch = collator([document])
+                batch = data.train.collator([document])
                 labelled = batch["labels"] != -100
                 backbone = {name.removeprefix("model."): weight for name, weight in parameters.items()}
                 states = plain_hidden_states(backbone, model.config, batch["input_ids"][0])[labelled[0]]
@@ -145,11 +149,11 @@ def test_padded_batches_report_their_padding(flags, tmp_path):
             assert ratio == pytest.approx(1 - entry["padding_share"])
 
 
-def test_flops_against_the_profiler(flags):
+def test_flops_against_the_profiler():
     from torch.utils.flop_counter import FlopCounterMode
 
     model = NeoBERTForMaskedLM(
-        pretrain.NeoBERTConfig(
+        NeoBERTConfig(
             hidden_size=64,
             num_hidden_layers=2,
             num_attention_heads=2,
@@ -185,14 +189,9 @@ def test_a_loss_that_is_not_finite_stops_before_it_is_saved(flags, tmp_path, cha
 def test_held_out_masks_are_the_same_for_every_seed(flags, prepared):
     labels = []
     for seed in (0, 1):
-        settings = pretrain.parse_config(
-            pretrain.ModelArguments,
-            pretrain.DataArguments,
-            PretrainingArguments,
-            args=flags(validation_data=prepared / "validation", seed=seed),
-        )
-        documents, sampler, collator = pretrain.read_data(*settings[1:])[2]
-        labels.append(collator(documents.__getitems__(next(iter(sampler))))["labels"])
+        _, settings, arguments = parse(flags(validation_data=prepared / "validation", seed=seed))
+        held_out = read_data(settings, arguments).held_out
+        labels.append(held_out.collator(held_out.documents.__getitems__(next(iter(held_out.sampler))))["labels"])
     assert torch.equal(*labels)
 
 
@@ -214,8 +213,8 @@ def test_held_out_masks_are_the_same_for_every_seed(flags, prepared):
         ({"shuffle_shards": 0}, "`shuffle_shards` is 0"),
         ({"micro_batch_tokens": 0}, "must be a multiple of"),
         ({"max_steps": -1}, "`max_steps` is -1"),
-        ({"warmup_steps": 100}, "no step would follow"),
-        ({"optimizer": "adam"}, "`weight_decay` is 0.1: set it to 0"),
+        ({"warmup_steps": 100}, "`warmup_steps` is 100; it must be from 0 to `max_steps`, 12"),
+        ({"optimizer": "adam"}, "`weight_decay` is 0.1; .*set it to 0"),
         ({"eval_strategy": "steps"}, "set `validation_data`"),
         ({"num_attention_heads": 5}, "num_attention_heads"),
         ({"mlm_probability": 0}, "nothing would be predicted"),
@@ -285,16 +284,12 @@ def test_gradient_checkpointing_changes_nothing(flags, tmp_path):
     assert_same_weights(tmp_path / "run", tmp_path / "kept")
 
 
-def test_byte_level_bpe_trains_as_well(flags, prepared, tmp_path, monkeypatch):
+def test_byte_level_bpe_trains_as_well(flags, prepared, tmp_path):
     """Ablation M3."""
-    import prepare_data
-    import train_tokenizer
-
     texts = [json.loads(line)["text"] for line in (prepared / "train.jsonl").read_text().splitlines()]
-    train_tokenizer.train_bpe(iter([texts]), 600, 128).save_pretrained(tmp_path / "bpe")
-    source = f"--source {prepared}/train.jsonl --tokenizer {tmp_path}/bpe --output_dir {tmp_path}/data"
-    monkeypatch.setattr(sys, "argv", ["prepare_data.py", *source.split()])
-    prepare_data.main()
+    train_bpe(iter(texts), 600, 128).save_pretrained(tmp_path / "bpe")
+    source = f"--source {prepared}/train.jsonl --tokenizer {tmp_path}/bpe --output_dir {tmp_path}/data --num_proc 1"
+    load_example("prepare_data").main(source.split())
     log = run(flags(train_data=tmp_path / "data"))
     losses = [entry["loss"] for entry in log if "loss" in entry]
     assert losses[-1] < losses[0] - 0.2

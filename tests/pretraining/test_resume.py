@@ -1,7 +1,6 @@
 """examples/pretrain.py interrupted, resumed, continued by a second stage."""
 
 import json
-import os
 import random
 import re
 import shutil
@@ -13,26 +12,50 @@ import pytest
 import torch
 from transformers import AutoModelForMaskedLM
 
+from neobert_hf.pretraining.batches import Documents
 from neobert_hf.training.run_checkpoints import COMPLETE, CheckpointError, complete_checkpoints
-from tests.helpers.pretraining_runs import assert_same_weights, finish, pretrain, run, start
+from tests.helpers.pretraining_runs import assert_same_weights, pretrain, run, small_flags, start
+
+
+@pytest.fixture(scope="module")
+def finished(prepared, tmp_path_factory) -> Path:
+    """A run to the end, which is copied and never changed."""
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    run(small_flags(prepared, folder))
+    return folder
+
+
+@pytest.fixture
+def interrupted(finished, tmp_path) -> Path:
+    """The last checkpoint of tmp_path / "run", which stopped after step 6, in the middle of its way."""
+    shutil.copytree(finished, tmp_path / "run")
+    return forget(tmp_path / "run", after=6)
+
+
+def forget(folder: Path, after: int) -> Path:
+    """Delete what a run wrote after this step; its checkpoint."""
+    for checkpoint in complete_checkpoints(folder):
+        if int(checkpoint.name.split("-")[1]) > after:
+            shutil.rmtree(checkpoint)
+    shutil.rmtree(folder / "model")
+    return folder / f"checkpoint-{after}"
 
 
 @pytest.mark.parametrize("layout", ["packed", "padded"])
 def test_killed_twice_ends_with_the_same_bits(flags, tmp_path, layout):
     changes = {"max_steps": 60, "save_steps": 5, "layout": layout, "dataloader_num_workers": 2}
-    finish(start(flags(**changes, output_dir=tmp_path / "whole")))
+    start(flags(**changes, output_dir=tmp_path / "whole")).finish()
     generator = random.Random(layout)
     for _ in range(2):
-        process = start(flags(**changes))
+        training = start(flags(**changes))
         seen = len(complete_checkpoints(tmp_path / "run"))
-        while process.poll() is None and not ((tmp_path / "run").is_dir() and new_checkpoint(tmp_path / "run", seen)):
-            time.sleep(0.02)
+        while not ((tmp_path / "run").is_dir() and new_checkpoint(tmp_path / "run", seen)):
+            training.check_running()
         # At any moment: in the middle of a step, of saving, of reading.
         time.sleep(generator.random())
-        assert process.poll() is None, process.communicate()[0][-3000:]
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    output = finish(start(flags(**changes)))
+        training.check_running()
+        training.kill()
+    output = start(flags(**changes)).finish()
     assert re.search(r"resuming from \S+checkpoint-[1-9]", output)
     assert_same_weights(tmp_path / "run", tmp_path / "whole")
     final = [json.loads((tmp_path / name / "log.json").read_text())[-2] for name in ("run", "whole")]
@@ -45,46 +68,32 @@ def new_checkpoint(folder: Path, seen: int) -> bool:
     return bool(steps) and steps[0] >= 5 + 5 * seen
 
 
-def interrupted(flags, tmp_path, step: int = 6) -> Path:
-    """A run that stopped after this step, in the middle of its way."""
-    finished_run = tmp_path / "run"
-    run(flags())
-    for folder in complete_checkpoints(finished_run):
-        if int(folder.name.split("-")[1]) > step:
-            shutil.rmtree(folder)
-    shutil.move(finished_run / "model", tmp_path / "expected" / "model")
-    return finished_run / f"checkpoint-{step}"
-
-
-def test_half_written_checkpoints_are_never_picked_up(flags, tmp_path):
-    checkpoint = interrupted(flags, tmp_path)
-    half = checkpoint.with_name("checkpoint-9")
-    shutil.copytree(checkpoint, half)
+def test_half_written_checkpoints_are_never_picked_up(flags, finished, interrupted, tmp_path):
+    half = interrupted.with_name("checkpoint-9")
+    shutil.copytree(interrupted, half)
     (half / COMPLETE).unlink()
     (half / "model.safetensors").write_bytes(b"half")
     pretrain.main(flags())
-    assert_same_weights(tmp_path / "run", tmp_path / "expected")
+    assert_same_weights(tmp_path / "run", finished)
 
 
 @pytest.mark.parametrize("name", ["optimizer.pt", "model.safetensors", "rng_state.pth"])
-def test_a_checkpoint_that_lost_a_file_is_refused(flags, tmp_path, name):
-    checkpoint = interrupted(flags, tmp_path)
-    (checkpoint / name).unlink()
+def test_a_checkpoint_that_lost_a_file_is_refused(flags, interrupted, name):
+    (interrupted / name).unlink()
     with pytest.raises(CheckpointError, match=f"{name} is missing"):
         pretrain.main(flags())
-    (checkpoint / name).write_bytes(b"half")
+    (interrupted / name).write_bytes(b"half")
     with pytest.raises(CheckpointError, match=f"{name} is 4 bytes; it was written with [0-9,]+ bytes"):
         pretrain.main(flags())
 
 
-def test_resuming_does_not_read_skipped_data(flags, tmp_path, monkeypatch):
-    interrupted(flags, tmp_path)
+def test_resuming_does_not_read_skipped_data(flags, finished, interrupted, tmp_path, monkeypatch):
     read = []
-    original = pretrain.Documents.__getitems__
-    monkeypatch.setattr(pretrain.Documents, "__getitems__", lambda self, keys: read.append(1) or original(self, keys))
+    original = Documents.__getitems__
+    monkeypatch.setattr(Documents, "__getitems__", lambda self, keys: read.append(1) or original(self, keys))
     pretrain.main(flags())
     assert len(read) == (12 - 6) * 4
-    assert_same_weights(tmp_path / "run", tmp_path / "expected")
+    assert_same_weights(tmp_path / "run", finished)
 
 
 @pytest.mark.parametrize(
@@ -97,8 +106,7 @@ def test_resuming_does_not_read_skipped_data(flags, tmp_path, monkeypatch):
         ({"train_data": "validation"}, "corpus: "),
     ],
 )
-def test_resuming_with_other_settings_names_them(flags, prepared, tmp_path, change, message):
-    interrupted(flags, tmp_path)
+def test_resuming_with_other_settings_names_them(flags, prepared, interrupted, change, message):
     if "train_data" in change:
         change = {"train_data": prepared / change["train_data"]}
     else:
@@ -112,33 +120,29 @@ def test_resuming_with_other_settings_names_them(flags, prepared, tmp_path, chan
 def test_sigterm_saves_stops_and_the_same_command_finishes(flags, tmp_path):
     # A launcher signals the whole process group: loader workers must survive it.
     changes = {"max_steps": 40, "save_steps": 1000, "dataloader_num_workers": 2}
-    finish(start(flags(**changes, output_dir=tmp_path / "whole")))
-    process = start(flags(**changes))
-    for line in process.stdout:
-        if "'loss'" in line:
-            break
-    os.killpg(process.pid, signal.SIGTERM)
-    output = process.communicate(timeout=60)[0]
-    assert process.returncode == 143, output[-3000:]
-    step = int(re.search(r"Stopped by SIGTERM after step (\d+)", output)[1])
+    start(flags(**changes, output_dir=tmp_path / "whole")).finish()
+    training = start(flags(**changes))
+    while not re.search(r"step 1 of|'loss'", training.output):
+        training.check_running()
+    training.signal(signal.SIGTERM)
+    assert training.end(timeout=60) == [143], training.output[-3000:]
+    step = int(re.search(r"Stopped by SIGTERM after step (\d+)", training.output)[1])
     assert 0 < step < 40
-    assert f"checkpoint-{step} is complete: the same command goes on from there." in output
+    assert f"checkpoint-{step} is complete: the same command goes on from there." in training.output
     assert not (tmp_path / "run" / "model").exists()
-    finish(start(flags(**changes)))
+    start(flags(**changes)).finish()
     assert_same_weights(tmp_path / "run", tmp_path / "whole")
 
 
-def test_a_full_disk_ends_with_a_message_and_a_usable_checkpoint(flags, tmp_path):
-    checkpoint = interrupted(flags, tmp_path)
-    # The kernel refuses to write files beyond 64 blocks of 1,024 bytes; the weights alone take more.
-    process = start(flags(), prefix="ulimit -f 64; trap '' XFSZ;")
-    output = process.communicate(timeout=120)[0]
-    assert process.returncode == 1
-    assert re.search(r"The checkpoint of step 9 could not be written \(.*\); [\d,]+ bytes are free", output)
-    assert f"{checkpoint} is complete: the same command goes on from there." in output
-    assert complete_checkpoints(tmp_path / "run")[-1] == checkpoint
+def test_a_full_disk_ends_with_a_message_and_a_usable_checkpoint(flags, finished, interrupted, tmp_path):
+    # The kernel refuses to write larger files; the weights alone take more.
+    training = start(flags(), largest_file=64 * 1024)
+    assert training.end(timeout=120) == [1]
+    assert re.search(r"The checkpoint of step 9 could not be written \(.*\); [\d,]+ bytes are free", training.output)
+    assert f"{interrupted} is complete: the same command goes on from there." in training.output
+    assert complete_checkpoints(tmp_path / "run")[-1] == interrupted
     run(flags())
-    assert_same_weights(tmp_path / "run", tmp_path / "expected")
+    assert_same_weights(tmp_path / "run", finished)
 
 
 def test_old_checkpoints_go_once_the_new_one_is_whole(flags, tmp_path):
@@ -148,8 +152,8 @@ def test_old_checkpoints_go_once_the_new_one_is_whole(flags, tmp_path):
     assert [folder.name for folder in complete_checkpoints(tmp_path / "two")] == ["checkpoint-10", "checkpoint-12"]
 
 
-def test_second_stage_continues_weights_and_optimizer_once(flags, prepared, tmp_path):
-    run(flags(output_dir=tmp_path / "first"))
+def test_second_stage_continues_weights_and_optimizer_once(flags, finished, tmp_path):
+    shutil.copytree(finished, tmp_path / "first")
     stage = {
         "init_from": tmp_path / "first",
         "continue_optimizer": True,
@@ -177,9 +181,7 @@ def test_second_stage_continues_weights_and_optimizer_once(flags, prepared, tmp_
     assert_same_weights(tmp_path / "run", tmp_path / "named")
     # Interrupted, it resumes its own optimizer and not the first stage's again.
     shutil.copytree(tmp_path / "run", tmp_path / "again")
-    for step in (3, 4):
-        shutil.rmtree(tmp_path / "again" / f"checkpoint-{step}")
-    shutil.rmtree(tmp_path / "again" / "model")
+    forget(tmp_path / "again", after=2)
     (tmp_path / "first").rename(tmp_path / "gone")
     run(flags(**stage, output_dir=tmp_path / "again"))
     assert_same_weights(tmp_path / "run", tmp_path / "again")
@@ -208,21 +210,19 @@ def test_second_stage_from_something_else_is_refused(flags, prepared, tmp_path):
         pretrain.main(flags(init_from=prepared))
 
 
-def test_a_checkpoint_of_another_engine_is_refused(flags, tmp_path):
+def test_a_checkpoint_of_another_engine_is_refused(flags, interrupted, tmp_path):
     """Transformers would find no `optimizer.pt` in it and start the optimizer anew."""
-    checkpoint = interrupted(flags, tmp_path)
-    content = json.loads((checkpoint / COMPLETE).read_text())
-    (checkpoint / COMPLETE).write_text(json.dumps(content | {"engine": "DeepSpeed"}))
+    content = json.loads((interrupted / COMPLETE).read_text())
+    (interrupted / COMPLETE).write_text(json.dumps(content | {"engine": "DeepSpeed"}))
     message = "checkpoint-6 was written by the engine DeepSpeed, and this run has plain"
     with pytest.raises(CheckpointError, match=message):
         pretrain.main(flags())
     with pytest.raises(CheckpointError, match=message):
-        pretrain.main(flags(init_from=checkpoint, continue_optimizer=True, output_dir=tmp_path / "second"))
+        pretrain.main(flags(init_from=interrupted, continue_optimizer=True, output_dir=tmp_path / "second"))
 
 
-def test_a_copy_of_a_checkpoint_is_left_alone(flags, tmp_path):
-    checkpoint = interrupted(flags, tmp_path)
-    shutil.copytree(checkpoint, checkpoint.with_name("checkpoint-6-backup"))
+def test_a_copy_of_a_checkpoint_is_left_alone(flags, finished, interrupted, tmp_path):
+    shutil.copytree(interrupted, interrupted.with_name("checkpoint-6-backup"))
     run(flags(save_total_limit=1))
-    assert_same_weights(tmp_path / "run", tmp_path / "expected")
-    assert checkpoint.with_name("checkpoint-6-backup").is_dir() and not checkpoint.exists()
+    assert_same_weights(tmp_path / "run", finished)
+    assert interrupted.with_name("checkpoint-6-backup").is_dir() and not interrupted.exists()

@@ -1,6 +1,5 @@
 """Tokenizers from the user's text."""
 
-import sys
 from pydoc_data.topics import topics
 
 import pytest
@@ -14,7 +13,7 @@ train_tokenizer = load_example("train_tokenizer")
 
 
 @pytest.fixture
-def train(tmp_path, monkeypatch):
+def train(tmp_path):
     """Runs the script on the Python reference, a text file a topic."""
     corpus = tmp_path / "corpus"
     corpus.mkdir()
@@ -22,9 +21,7 @@ def train(tmp_path, monkeypatch):
         (corpus / f"{name}.txt").write_text(text, encoding="utf-8")
 
     def run(*flags: str):
-        flags = ["--source", str(corpus), "--output_dir", str(tmp_path / "out"), *flags]
-        monkeypatch.setattr(sys, "argv", ["train_tokenizer.py", *flags])
-        train_tokenizer.main()
+        train_tokenizer.main(["--source", str(corpus), "--output_dir", str(tmp_path / "out"), *flags])
         return AutoTokenizer.from_pretrained(tmp_path / "out")
 
     return run
@@ -69,11 +66,11 @@ def test_small_text_is_told(train, capsys):
 @pytest.mark.parametrize(
     "flags, error, message",
     [
-        (["--vocab_size", "104"], ValueError, "vocab_size is 104; it must be 105 or more"),
-        (["--vocab_size", "260", "--kind", "bpe"], ValueError, "vocab_size is 260; it must be 261"),
-        (["--vocab_size", "110"], ValueError, "raise vocab_size to"),
-        (["--max_length", "7"], ValueError, "max_length is 7"),
-        (["--max_documents", "0"], ValueError, "max_documents is 0"),
+        (["--vocab_size", "104"], ValueError, "`vocab_size` is 104; it must be 105 or more"),
+        (["--vocab_size", "260", "--kind", "bpe"], ValueError, "`vocab_size` is 260; it must be 261"),
+        (["--vocab_size", "110"], ValueError, "raise `vocab_size` to"),
+        (["--max_length", "7"], ValueError, "`max_length` is 7"),
+        (["--max_documents", "0"], ValueError, "`max_documents` is 0"),
         (["--column", "content"], ValueError, "no column 'content'; it has 'text'"),
         (["--split", "test"], ValueError, "no split 'test'; it has 'train'"),
         (["--output_dir", str(ROOT)], ValueError, "exists already"),

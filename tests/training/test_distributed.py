@@ -1,62 +1,53 @@
-"""Several processes: the same loss and weights as one, exact resumption, and engines that run as asked for."""
+"""Several processes: the same loss and weights as one, exact resumption, and engines that run as asked for.
+
+Processes are forked (see pretraining_runs.py) where Accelerate's launcher does no more than to start them, and started
+by the launcher itself where it takes part.
+"""
 
 import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from neobert_hf.training.run_checkpoints import complete_checkpoints
+from neobert_hf.training.run_checkpoints import CheckpointError, complete_checkpoints
 from tests.helpers.models import ROOT
-from tests.helpers.pretraining_runs import SMALL, to_flags
+from tests.helpers.pretraining_runs import (
+    CONFIGS,
+    TrainingProcesses,
+    launched_environments,
+    run,
+    small_flags,
+    start_sharded,
+    start_together,
+)
 
 
-ACCELERATE = Path(sys.executable).with_name("accelerate")
-CONFIGS = ROOT / "configs" / "accelerate"
-PRETRAIN = ROOT / "examples" / "pretrain.py"
-FSDP2 = ROOT / "tests" / "helpers" / "fsdp2_on_cpu.py"
+# Processes draw dropout from generators of their own.
+SETTINGS = {"dropout": 0.0, "max_steps": 6, "seed": 0}
+FLOAT32 = ("--mixed_precision", "no")
 
 
 @pytest.fixture
 def flags(prepared, tmp_path):
-    def build(**changes) -> list[str]:
-        settings = {"output_dir": tmp_path / "run", "train_data": prepared / "train"} | SMALL
-        # Processes draw dropout from generators of their own.
-        settings |= {"validation_data": prepared / "validation", "dropout": 0.0, "max_steps": 6, "seed": 0}
-        return to_flags(settings | changes)
+    def build(output_dir=tmp_path / "run", **changes) -> list[str]:
+        return small_flags(prepared, output_dir, validation_data=prepared / "validation", **SETTINGS | changes)
 
     return build
 
 
-def launch(flags: list[str], *options: str, script: Path = PRETRAIN, cpu: str = "true") -> subprocess.Popen:
-    return subprocess.Popen(
-        [str(ACCELERATE), "launch", *options, str(script), *flags],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-        env=os.environ | {"ACCELERATE_USE_CPU": cpu, "PYTHONPATH": str(ROOT)},
-    )
-
-
-def ddp(processes: int) -> list[str]:
-    # Port 0: a free one.
-    ports = ["--main_process_port", "0"]
-    return ["--config_file", str(CONFIGS / "cpu_ddp.yaml"), "--num_processes", str(processes), *ports]
-
-
-def finish(process: subprocess.Popen) -> str:
-    output = process.communicate(timeout=400)[0]
-    assert process.returncode == 0, output[-4000:]
-    return output
+@pytest.fixture(scope="module")
+def one_process(prepared, tmp_path_factory) -> Path:
+    """What one process comes to, for all to compare with."""
+    folder = tmp_path_factory.mktemp("one_process") / "run"
+    run(small_flags(prepared, folder, validation_data=prepared / "validation", **SETTINGS))
+    return folder
 
 
 def result(folder: Path) -> tuple[dict, list[dict]]:
@@ -77,44 +68,41 @@ def assert_close(first: Path, second: Path, weights: float, loss: float = 1e-5, 
             assert entry.get(key) == pytest.approx(other.get(key), abs=1e-9)
 
 
-@pytest.mark.parametrize("layout", ["packed", "padded"])
-def test_processes_and_accumulation_give_the_same_weights(flags, tmp_path, layout):
+def interrupt(folder: Path) -> None:
+    """As if the run had ended after the checkpoint before its last one."""
+    shutil.rmtree(complete_checkpoints(folder)[-1])
+    shutil.rmtree(folder / "model")
+
+
+def test_processes_and_accumulation_give_the_same_weights(flags, one_process, tmp_path):
     """1 process x 4 micro-batches, 2 x 2 and 4 x 1. Adam divides by gradients near 0, which magnifies rounding."""
-    outputs = {}
-    for processes in (1, 2, 4) if layout == "packed" else (1, 2):
-        folder = tmp_path / str(processes)
-        options = ddp(processes) if processes > 1 else ["--num_processes", "1"]
-        outputs[processes] = finish(launch(flags(layout=layout, output_dir=folder), *options))
-        assert (
-            f"{processes} x cpu, engine {'MULTI_CPU' if processes > 1 else 'NO'}; {4 // processes} micro-batches"
-            in (outputs[processes])
-        )
-        assert_close(folder, tmp_path / "1", weights=2e-5)
+    runs = {processes: start_together(flags(output_dir=tmp_path / str(processes)), processes) for processes in (2, 4)}
+    for processes, training in runs.items():
+        output = training.finish()
+        assert f"{processes} x cpu, engine MULTI_CPU; {4 // processes} micro-batches" in output
+        assert_close(tmp_path / str(processes), one_process, weights=2e-5)
+
+
+def test_padded_batches_of_two_processes_give_the_same_weights(flags, tmp_path, capsys):
+    run(flags(layout="padded", output_dir=tmp_path / "1"))
+    assert "1 x cpu, engine NO; 4 micro-batches" in capsys.readouterr().out
+    start_together(flags(layout="padded")).finish()
+    assert_close(tmp_path / "run", tmp_path / "1", weights=2e-5)
 
 
 def test_killed_twice_on_two_processes(flags, tmp_path):
     # Dropout, too: each process restores its own generator.
-    changes = {"dropout": 0.1, "max_steps": 40, "save_steps": 4}
-    finish(launch(flags(**changes, output_dir=tmp_path / "whole"), *ddp(2)))
+    changes = {"dropout": 0.1, "max_steps": 32, "save_steps": 4}
+    start_together(flags(**changes, output_dir=tmp_path / "whole")).finish()
     folder = tmp_path / "run"
     for kill in range(2):
-        process = launch(flags(**changes), *ddp(2))
         seen = last_step(folder)
-        while process.poll() is None and last_step(folder) < seen + 4 + 4 * kill:
-            time.sleep(0.02)
-        assert process.poll() is None, process.communicate()[0][-4000:]
-        kill_all(process)
-    assert "resuming from" in finish(launch(flags(**changes), *ddp(2)))
+        training = start_together(flags(**changes))
+        while last_step(folder) < seen + 4 + 4 * kill:
+            training.check_running()
+        training.kill()
+    assert "resuming from" in start_together(flags(**changes)).finish()
     assert_close(folder, tmp_path / "whole", weights=0.0, loss=0.0)
-
-
-def kill_all(process: subprocess.Popen) -> None:
-    """The launcher and its workers, which may have sessions of their own."""
-    import psutil
-
-    for victim in [process.pid, *(child.pid for child in psutil.Process(process.pid).children(recursive=True))]:
-        os.kill(victim, signal.SIGKILL)
-    process.communicate()
 
 
 def last_step(folder: Path) -> int:
@@ -122,79 +110,83 @@ def last_step(folder: Path) -> int:
 
 
 def test_sigterm_to_the_launcher_stops_all_processes_at_one_step(flags, tmp_path):
-    changes = {"max_steps": 2000, "save_steps": 100_000, "dataloader_num_workers": 1}
-    process = launch(flags(**changes), *ddp(2))
+    accelerate = Path(sys.executable).with_name("accelerate")
+    # Port 0: a free one.
+    options = ["--config_file", str(CONFIGS / "cpu_ddp.yaml"), "--main_process_port", "0"]
+    settings = flags(max_steps=2000, save_steps=100_000, dataloader_num_workers=1)
+    process = subprocess.Popen(
+        [str(accelerate), "launch", *options, str(ROOT / "examples" / "pretrain.py"), *settings],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        env=os.environ | {"ACCELERATE_USE_CPU": "true"},
+    )
     output = ""
     for line in process.stdout:
         output += line
-        if "'loss'" in line:
+        if re.search(r"step 1 of|'loss'", line):
             break
     process.terminate()
     output += process.communicate(timeout=100)[0]
     assert "Stopped by SIGTERM after step" in output, output[-4000:]
+    assert "2 x cpu, engine MULTI_CPU; 2 micro-batches" in output
     assert last_step(tmp_path / "run") == int(re.search(r"after step (\d+)", output)[1])
 
 
-def test_fsdp2_equals_one_process_and_resumes(flags, tmp_path):
-    options = ["--config_file", str(CONFIGS / "fsdp2.yaml"), "--num_processes", "2", "--mixed_precision", "no"]
-    finish(launch(flags(output_dir=tmp_path / "one"), "--num_processes", "1"))
-    output = finish(launch(flags(), *options, script=FSDP2))
+def test_fsdp2_equals_one_process_and_resumes(flags, one_process, tmp_path):
+    output = start_sharded(flags(), *FLOAT32).finish()
     sharded, parameters = map(int, re.search(r"(\d+) of (\d+) parameters are sharded", output).groups())
     assert sharded == parameters and "engine FSDP" in output
-    assert_close(tmp_path / "run", tmp_path / "one", weights=2e-5)
+    assert_close(tmp_path / "run", one_process, weights=2e-5)
     last = complete_checkpoints(tmp_path / "run")[-1]
     (last / "complete.json").rename(last / "hidden")
-    assert "resuming from" in finish(launch(flags(), *options, script=FSDP2))
-    assert_close(tmp_path / "run", tmp_path / "one", weights=2e-5)
+    assert "resuming from" in start_sharded(flags(), *FLOAT32).finish()
+    assert_close(tmp_path / "run", one_process, weights=2e-5)
     # Another engine is refused while there is something to train, and takes the finished weights over.
-    last = complete_checkpoints(tmp_path / "run")[-1]
     (last / "complete.json").rename(last / "hidden")
-    process = launch(flags(), "--num_processes", "1")
-    assert "was written by the engine FSDP, and this run has plain" in process.communicate(timeout=100)[0]
+    with pytest.raises(CheckpointError, match="was written by the engine FSDP, and this run has plain"):
+        run(flags())
     (last / "hidden").rename(last / "complete.json")
     shutil.rmtree(tmp_path / "run" / "model")
-    assert "Run the command once more on one process" in launch(flags(), *options, script=FSDP2).communicate()[0]
-    finish(launch(flags(), "--num_processes", "1"))
-    written, expected = result(tmp_path / "run")[0], result(tmp_path / "one")[0]
-    torch.testing.assert_close(written, expected, rtol=0, atol=2e-5)
+    training = start_sharded(flags(), *FLOAT32)
+    assert 0 not in training.end()
+    assert "Run the command once more on one process" in training.output
+    run(flags())
+    torch.testing.assert_close(result(tmp_path / "run")[0], result(one_process)[0], rtol=0, atol=2e-5)
 
 
 def test_fsdp2_in_bf16_is_the_autocast_of_one_process(flags, tmp_path):
     """Accelerate's own mixed precision for FSDP2 would round loss, residual stream and gradients to bf16."""
-    finish(launch(flags(bf16=True, output_dir=tmp_path / "one"), "--num_processes", "1"))
-    options = ["--config_file", str(CONFIGS / "fsdp2.yaml"), "--num_processes", "2"]
-    finish(launch(flags(bf16=True), *options, script=FSDP2))
+    training = start_sharded(flags(bf16=True))
+    run(flags(bf16=True, output_dir=tmp_path / "one"))
+    training.finish()
     # AdamW makes a step of full length of a gradient that is nothing but rounding: 2 of 19,200 embeddings.
     assert_close(tmp_path / "run", tmp_path / "one", weights=1e-4, loss=1e-4, but=1e-3)
 
 
-def test_another_number_of_processes_resumes_and_continues(flags, tmp_path):
+def test_another_number_of_processes_resumes_and_continues(flags, one_process, tmp_path):
     """From 1 process to 2 in the middle; then a second stage on 2, with the optimizer of the first."""
-    finish(launch(flags(output_dir=tmp_path / "one"), "--num_processes", "1"))
-    shutil.copytree(tmp_path / "one", tmp_path / "run")
-    shutil.rmtree(tmp_path / "run" / "checkpoint-6")
-    shutil.rmtree(tmp_path / "run" / "model")
-    assert "resuming from" in finish(launch(flags(), *ddp(2)))
-    assert_close(tmp_path / "run", tmp_path / "one", weights=2e-5)
-    stage = {"init_from": tmp_path / "one", "continue_optimizer": True, "schedule": "constant", "warmup_steps": 0}
-    for processes, options in ((1, ["--num_processes", "1"]), (2, ddp(2))):
-        finish(launch(flags(**stage, output_dir=tmp_path / f"second_{processes}"), *options))
+    shutil.copytree(one_process, tmp_path / "run")
+    interrupt(tmp_path / "run")
+    assert "resuming from" in start_together(flags()).finish()
+    assert_close(tmp_path / "run", one_process, weights=2e-5)
+    stage = {"init_from": one_process, "continue_optimizer": True, "schedule": "constant", "warmup_steps": 0}
+    training = start_together(flags(**stage, output_dir=tmp_path / "second_2"))
+    run(flags(**stage, output_dir=tmp_path / "second_1"))
+    training.finish()
     assert_close(tmp_path / "second_2", tmp_path / "second_1", weights=2e-5)
 
 
 @pytest.mark.parametrize(
-    ("options", "cpu"),
-    [
-        (["--config_file", "cpu_ddp.yaml"], "false"),
-        (["--config_file", "fsdp2.yaml", "--num_processes", "2", "--mixed_precision", "no"], "true"),
-    ],
+    ("config", "cpu"),
+    [("cpu_ddp.yaml", "false"), ("fsdp2.yaml", "true")],
     ids=["two alone", "DDP instead of FSDP"],
 )
-def test_a_launch_that_did_not_happen_is_an_error(flags, tmp_path, options, cpu):
-    options = [str(CONFIGS / word) if word.endswith(".yaml") else word for word in options]
-    changes = {"use_cpu": True} if cpu == "true" else {"use_cpu": False}
-    process = launch(flags(**changes), *options, cpu=cpu)
-    output = process.communicate(timeout=100)[0]
-    assert process.returncode != 0
-    assert "were asked for, but this process runs" in output, output[-3000:]
+def test_a_launch_that_did_not_happen_is_an_error(flags, tmp_path, config, cpu):
+    environments = launched_environments(config, 2, *FLOAT32)
+    environments = [environment | {"ACCELERATE_USE_CPU": cpu} for environment in environments]
+    training = TrainingProcesses(flags(use_cpu=cpu == "true"), environments)
+    assert 0 not in training.end(timeout=100)
+    assert "were asked for, but this process runs" in training.output, training.output[-3000:]
     assert not list((tmp_path / "run").glob("checkpoint-*"))

@@ -7,7 +7,8 @@ memory-mapped Arrow shards and not a stream.
 """
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -16,6 +17,8 @@ import numpy as np
 import pyarrow.compute
 import torch
 from torch.utils.data import Sampler
+
+from neobert_hf.common.settings import check_least
 
 
 class DocumentKey(NamedTuple):
@@ -30,7 +33,7 @@ class Documents(torch.utils.data.Dataset):
     """Tokenised documents by key, cut to `max_length` tokens as the tokenizer would: the last special token stays.
 
     Args:
-        shards: with a column `input_ids` (special tokens included), as `text_shards.load_shards` gives.
+        shards: with a column `input_ids` (special tokens included), as `shards.load_shards` gives.
         max_length: in tokens.
     """
 
@@ -51,6 +54,51 @@ class Documents(torch.utils.data.Dataset):
         return ids.astype(np.int64)
 
 
+@dataclass
+class BatchSettings:
+    """How documents are put together to micro-batches.
+
+    Args:
+        max_length: in tokens; longer documents count as this long.
+        micro_batch_tokens: tokens of a micro-batch. Packed: at most so many real ones. Padded: `micro_batch_tokens //
+            max_length` documents, the paper's way of counting.
+        packed: see above.
+        seed: of order and mixture.
+        min_lengths: the subsets of the mixture, each of the documents of at least so many tokens.
+        probabilities: how often each subset is drawn.
+        shuffle_shards: shards whose documents are shuffled together, a group.
+
+    Raises:
+        ValueError: on values that contradict each other or fit no data.
+    """
+
+    max_length: int
+    micro_batch_tokens: int
+    packed: bool = True
+    seed: int = 0
+    min_lengths: Sequence[int] = (0,)
+    probabilities: Sequence[float] = (1.0,)
+    shuffle_shards: int = 8
+
+    def __post_init__(self):
+        check_least(self, {"max_length": 8, "shuffle_shards": 1})
+        if self.micro_batch_tokens < self.max_length:
+            raise ValueError(
+                f"`micro_batch_tokens` is {self.micro_batch_tokens:,}, less than one document of `max_length` = "
+                f"{self.max_length:,} tokens. Raise it to {self.max_length:,} or more."
+            )
+        if not self.min_lengths or len(self.min_lengths) != len(self.probabilities):
+            raise ValueError(
+                f"`min_lengths` names {len(self.min_lengths)} subsets and `probabilities` {len(self.probabilities)}; "
+                "they must name equally many, at least one."
+            )
+        if min(self.probabilities) < 0 or abs(sum(self.probabilities) - 1) > 1e-6:
+            raise ValueError(
+                f"`probabilities` is {list(self.probabilities)} with sum {sum(self.probabilities):g}; it must be "
+                "non-negative with sum 1."
+            )
+
+
 class MLMBatchSampler(Sampler[list[DocumentKey]]):
     """Endless micro-batches of one process.
 
@@ -62,51 +110,45 @@ class MLMBatchSampler(Sampler[list[DocumentKey]]):
     Args:
         shards: as for `Documents`.
         shard_sizes: documents in each shard, in the order of `shards`.
-        max_length: in tokens; longer documents count as this long.
-        micro_batch_tokens: tokens of a micro-batch. Packed: at most so many real ones. Padded: `micro_batch_tokens //
-            max_length` documents, the paper's way of counting.
-        packed: see above.
-        seed: of order and mixture.
-        min_lengths, probabilities: the subsets: documents of at least so many tokens, and how often each is drawn.
-        shuffle_shards: shards in a group.
+        settings: see `BatchSettings`.
         rank, world_size: micro-batch number n goes to process n % world_size.
 
+    Attributes:
+        cursor: where training stands, as checkpoints store it: `micro_batches` since the start, over all processes,
+            and for each of the `subsets` the `epoch`, the `group` in it and the `document` in that.
+
     Raises:
-        ValueError: on a setting that fits no data, before the first batch.
+        ValueError: if a subset holds no document, before the first batch.
     """
 
     def __init__(
         self,
         shards: datasets.Dataset,
         shard_sizes: list[int],
-        max_length: int,
-        micro_batch_tokens: int,
-        packed: bool = True,
-        seed: int = 0,
-        min_lengths: tuple[int, ...] = (0,),
-        probabilities: tuple[float, ...] = (1.0,),
-        shuffle_shards: int = 8,
+        settings: BatchSettings,
         rank: int = 0,
         world_size: int = 1,
     ):
         self.column = shards.data.column("input_ids")
         self.shard_ends = np.cumsum(shard_sizes)
         self.shard_sizes = shard_sizes
-        self.max_length, self.micro_batch_tokens, self.packed = max_length, micro_batch_tokens, packed
-        self.seed, self.shuffle_shards = seed, shuffle_shards
-        self.min_lengths, self.probabilities = min_lengths, probabilities
-        self.rank, self.world_size = rank, world_size
-        self._check()
-        self.cursor = {"micro_batches": 0, "subsets": [{"epoch": 0, "group": 0, "document": 0} for _ in min_lengths]}
+        self.settings = settings
+        self.rank = rank
+        self.world_size = world_size
+        self.groups = -(-len(shard_sizes) // settings.shuffle_shards)
+        subsets = [{"epoch": 0, "group": 0, "document": 0} for _ in settings.min_lengths]
+        self.cursor = {"micro_batches": 0, "subsets": subsets}
+        if sum(shard_sizes) < 2:
+            raise ValueError(f"The corpus holds {sum(shard_sizes)} documents; pretraining needs at least 2.")
         # Whatever is wrong with the data of a subset shows now, not in the middle of a run.
-        for subset in range(len(min_lengths)):
-            self._take(subset, copy.deepcopy(self.cursor["subsets"][subset]))
+        for subset, progress in enumerate(subsets):
+            self._take_documents(subset, dict(progress))
 
     def __iter__(self) -> Iterator[list[DocumentKey]]:
         cursor = copy.deepcopy(self.cursor)
         while True:
             own = cursor["micro_batches"] % self.world_size == self.rank
-            rows, epoch, subset = self._next(cursor)
+            rows, epoch, subset = self._next_micro_batch(cursor)
             if own:
                 yield [DocumentKey(row, epoch, subset) for row in rows.tolist()]
 
@@ -117,90 +159,70 @@ class MLMBatchSampler(Sampler[list[DocumentKey]]):
         this when it saves. 20 to 60 microseconds a micro-batch.
         """
         while self.cursor["micro_batches"] < micro_batches:
-            self._next(self.cursor)
+            self._next_micro_batch(self.cursor)
 
     def epoch(self) -> float:
         """Passes over the first subset at the cursor."""
         progress = self.cursor["subsets"][0]
-        rows, _ = self._group(0, progress["epoch"], progress["group"])
-        return progress["epoch"] + (progress["group"] + progress["document"] / max(len(rows), 1)) / self._groups()
+        rows, _ = self._shuffled_group(0, progress["epoch"], progress["group"])
+        share_of_group = progress["document"] / max(len(rows), 1)
+        return progress["epoch"] + (progress["group"] + share_of_group) / self.groups
 
-    def _next(self, cursor: dict) -> tuple[np.ndarray, int, int]:
+    def _next_micro_batch(self, cursor: dict) -> tuple[np.ndarray, int, int]:
         """Rows, epoch and subset of the micro-batch at the cursor, which moves on."""
-        subset = 0
-        if len(self.probabilities) > 1:
-            draw = np.random.default_rng([self.seed, 1, cursor["micro_batches"]]).random()
-            subset = int(np.searchsorted(np.cumsum(self.probabilities)[:-1], draw, side="right"))
+        probabilities, subset = self.settings.probabilities, 0
+        if len(probabilities) > 1:
+            draw = np.random.default_rng([self.settings.seed, 1, cursor["micro_batches"]]).random()
+            subset = int(np.searchsorted(np.cumsum(probabilities)[:-1], draw, side="right"))
         cursor["micro_batches"] += 1
-        return *self._take(subset, cursor["subsets"][subset]), subset
+        rows, epoch = self._take_documents(subset, cursor["subsets"][subset])
+        return rows, epoch, subset
 
-    def _take(self, subset: int, progress: dict) -> tuple[np.ndarray, int]:
-        for _ in range(self._groups()):
-            rows, ends = self._group(subset, progress["epoch"], progress["group"])
+    def _take_documents(self, subset: int, progress: dict) -> tuple[np.ndarray, int]:
+        """Rows and epoch of the next documents of a subset, whose progress moves on."""
+        for _ in range(self.groups):
+            rows, ends = self._shuffled_group(subset, progress["epoch"], progress["group"])
             if len(rows):
                 break
-            self._next_group(progress)
+            self._start_next_group(progress)
         else:
             raise ValueError(
-                f"No document has {self.min_lengths[subset]:,} tokens: this subset of the mixture is empty. "
+                f"No document has {self.settings.min_lengths[subset]:,} tokens: this subset of the mixture is empty. "
                 "Lower its entry in `min_lengths` or drop it."
             )
         start, epoch = progress["document"], progress["epoch"]
-        if self.packed:
-            stop = end_of_pack(ends, start, self.micro_batch_tokens)
+        if self.settings.packed:
+            stop = end_of_pack(ends, start, self.settings.micro_batch_tokens)
         else:
-            stop = start + self.micro_batch_tokens // self.max_length
+            stop = start + self.settings.micro_batch_tokens // self.settings.max_length
         progress["document"] = stop
         if stop >= len(rows):
-            self._next_group(progress)
+            self._start_next_group(progress)
         return rows[start:stop], epoch
 
-    def _next_group(self, progress: dict) -> None:
+    def _start_next_group(self, progress: dict) -> None:
         progress["document"] = 0
         progress["group"] += 1
-        if progress["group"] == self._groups():
+        if progress["group"] == self.groups:
             progress["group"] = 0
             progress["epoch"] += 1
 
-    def _groups(self) -> int:
-        return -(-len(self.shard_sizes) // self.shuffle_shards)
-
     # One group of each subset and a few spare: a group of 8 shards of 100,000 documents takes 13 MB.
     @lru_cache(maxsize=8)  # noqa: B019  the sampler lives as long as the process
-    def _group(self, subset: int, epoch: int, group: int) -> tuple[np.ndarray, np.ndarray]:
+    def _shuffled_group(self, subset: int, epoch: int, group: int) -> tuple[np.ndarray, np.ndarray]:
         """Rows of a group in the order of this epoch, and the running total of their tokens."""
-        shards = np.random.default_rng([self.seed, 2, subset, epoch]).permutation(len(self.shard_sizes))
+        seed, size = self.settings.seed, self.settings.shuffle_shards
+        shards = np.random.default_rng([seed, 2, subset, epoch]).permutation(len(self.shard_sizes))
         rows, lengths = [], []
-        for shard in shards[group * self.shuffle_shards : (group + 1) * self.shuffle_shards]:
+        for shard in shards[group * size : (group + 1) * size]:
             first = int(self.shard_ends[shard]) - self.shard_sizes[shard]
             tokens = document_lengths(self.column, first, self.shard_sizes[shard])
-            kept = np.flatnonzero(tokens >= self.min_lengths[subset])
+            kept = np.flatnonzero(tokens >= self.settings.min_lengths[subset])
             rows.append(first + kept)
             lengths.append(tokens[kept])
         rows, lengths = np.concatenate(rows), np.concatenate(lengths)
-        order = np.random.default_rng([self.seed, 3, subset, epoch, group]).permutation(len(rows))
-        return rows[order], np.minimum(lengths[order], self.max_length).cumsum()
-
-    def _check(self) -> None:
-        for name, least in (("max_length", 8), ("shuffle_shards", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"`{name}` is {getattr(self, name)}; it must be {least} or more.")
-        if sum(self.shard_sizes) < 2:
-            raise ValueError(f"The corpus holds {sum(self.shard_sizes)} documents; pretraining needs at least 2.")
-        if self.micro_batch_tokens < self.max_length:
-            raise ValueError(
-                f"`micro_batch_tokens` is {self.micro_batch_tokens:,}, less than one document of `max_length` = "
-                f"{self.max_length:,} tokens. Raise it to {self.max_length:,} or more."
-            )
-        if not self.min_lengths or len(self.min_lengths) != len(self.probabilities):
-            raise ValueError(
-                f"`min_lengths` names {len(self.min_lengths)} subsets and `probabilities` {len(self.probabilities)}."
-            )
-        if min(self.probabilities) < 0 or abs(sum(self.probabilities) - 1) > 1e-6:
-            raise ValueError(
-                f"`probabilities` is {list(self.probabilities)} with sum {sum(self.probabilities):g}; it must be "
-                "non-negative with sum 1."
-            )
+        order = np.random.default_rng([seed, 3, subset, epoch, group]).permutation(len(rows))
+        return rows[order], np.minimum(lengths[order], self.settings.max_length).cumsum()
 
 
 def document_lengths(column: pyarrow.ChunkedArray, first: int, size: int) -> np.ndarray:
@@ -228,23 +250,22 @@ class HeldOutBatchSampler(Sampler[list[DocumentKey]]):
     """Every document once, in order and packed: the same micro-batches and masks at each evaluation.
 
     Every process gets the same number of micro-batches, because engines that shard the weights meet in each forward
-    pass. Where the last round has too few, the last one comes again, to be counted once.
+    pass. Where the last round has too few, the last micro-batch comes again; `is_repeat` tells which to leave out.
 
     Args:
-        shards, max_length, micro_batch_tokens, rank, world_size: as for `MLMBatchSampler`.
+        shards, rank, world_size: as for `MLMBatchSampler`.
+        max_length, micro_batch_tokens: as for `BatchSettings`.
     """
 
     def __init__(self, shards: datasets.Dataset, max_length: int, micro_batch_tokens: int, rank: int, world_size: int):
         lengths = document_lengths(shards.data.column("input_ids"), 0, len(shards))
         ends = np.minimum(lengths, max_length).cumsum()
-        starts, row = [], 0
-        while row < len(ends):
-            starts.append(row)
-            row = end_of_pack(ends, row, micro_batch_tokens)
-        self.batches = [
-            [DocumentKey(row, 0, 0) for row in range(start, stop)]
-            for start, stop in zip(starts, [*starts[1:], len(ends)])
-        ]
+        self.batches: list[list[DocumentKey]] = []
+        start = 0
+        while start < len(ends):
+            stop = end_of_pack(ends, start, micro_batch_tokens)
+            self.batches.append([DocumentKey(row, epoch=0, subset=0) for row in range(start, stop)])
+            start = stop
         self.rank, self.world_size = rank, world_size
 
     def __len__(self) -> int:
@@ -254,6 +275,6 @@ class HeldOutBatchSampler(Sampler[list[DocumentKey]]):
         for number in range(self.rank, len(self) * self.world_size, self.world_size):
             yield self.batches[min(number, len(self.batches) - 1)]
 
-    def counts(self, number: int) -> bool:
-        """Whether the `number`-th micro-batch of this process is not a repeat."""
-        return number * self.world_size + self.rank < len(self.batches)
+    def is_repeat(self, number: int) -> bool:
+        """Whether the `number`-th micro-batch of this process is another one's, to be left out of the mean."""
+        return number * self.world_size + self.rank >= len(self.batches)

@@ -56,31 +56,28 @@ class MLMCollator:
     seed: int = 0
 
     def __post_init__(self):
+        if not self.mlm_probability > 0:
+            raise ValueError(f"`mlm_probability` is {self.mlm_probability}: nothing would be predicted. Raise it.")
+        if self.layout == "naive" and not self.max_length:
+            raise ValueError("The layout 'naive' needs `max_length`, the tokens of a row.")
         self.masking = DataCollatorForLanguageModeling(
             self.tokenizer,
             mlm_probability=self.mlm_probability,
             mask_replace_prob=self.mask_replace_prob,
             random_replace_prob=self.random_replace_prob,
         )
-        if not self.mlm_probability > 0:
-            raise ValueError(f"`mlm_probability` is {self.mlm_probability}: nothing would be predicted.")
-        if self.layout == "naive" and not self.max_length:
-            raise ValueError("The layout 'naive' needs `max_length`, the tokens of a row.")
         self.special_ids = torch.tensor(sorted(self.tokenizer.all_special_ids))
-        self.padded = DataCollatorForTokenClassification(self.tokenizer, pad_to_multiple_of=8)
-        self.packed = DataCollatorWithFlattening(return_position_ids=False, return_flash_attn_kwargs=True)
+        self.pad_rows = DataCollatorForTokenClassification(self.tokenizer, pad_to_multiple_of=8)
+        self.join_rows = DataCollatorWithFlattening(return_position_ids=False, return_flash_attn_kwargs=True)
 
     def __call__(self, documents: list[dict]) -> dict[str, torch.Tensor]:
+        """Make a batch of documents as `Documents` gives them: `input_ids` (length,), int64, and `key`."""
         masked = [self.mask(document["input_ids"], document["key"]) for document in documents]
         if self.layout == "packed":
-            return dict(self.packed(masked, return_tensors="pt"))
+            return dict(self.join_rows(masked, return_tensors="pt"))
         if self.layout == "padded":
-            return dict(self.padded(masked))
-        rows = {name: torch.cat([document[name] for document in masked]) for name in ("input_ids", "labels")}
-        complete = len(rows["input_ids"]) // self.max_length
-        # Only a batch with less than one row keeps it: it must hold something.
-        shape = (complete, self.max_length) if complete else (1, -1)
-        return {name: ids[: complete * self.max_length or None].view(shape) for name, ids in rows.items()}
+            return dict(self.pad_rows(masked))
+        return self._cut_rows(masked)
 
     def mask(self, ids: np.ndarray, key: tuple[int, int, int]) -> dict[str, torch.Tensor]:
         """`input_ids` and `labels` (length,) of one document."""
@@ -90,3 +87,13 @@ class MLMCollator:
         self.masking.generator = torch.Generator().manual_seed(seed)
         masked, labels = self.masking.torch_mask_tokens(ids[None].clone(), special_tokens_mask=special[None])
         return {"input_ids": masked[0], "labels": labels[0]}
+
+    def _cut_rows(self, masked: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+        """All documents end to end, cut into complete rows of `max_length` tokens."""
+        batch = {}
+        for name in ("input_ids", "labels"):
+            ids = torch.cat([document[name] for document in masked])
+            complete = len(ids) // self.max_length
+            # Only a batch with less than one row keeps it: it must hold something.
+            batch[name] = ids[: complete * self.max_length].view(complete, -1) if complete else ids[None]
+        return batch

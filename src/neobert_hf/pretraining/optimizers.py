@@ -7,59 +7,53 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from transformers import get_constant_schedule_with_warmup, get_linear_schedule_with_warmup
 
-
-OPTIMIZERS = ("adamw", "adam", "soap", "muon")
-SCHEDULES = ("cosine_to_floor", "linear", "constant")
+from neobert_hf.pretraining.arguments import PretrainingArguments
 
 
-def build_optimizer(
-    name: str,
-    model: nn.Module,
-    learning_rate: float,
-    betas: tuple[float, float],
-    epsilon: float,
-    weight_decay: float,
-    decay_norms_and_biases: bool,
-) -> torch.optim.Optimizer:
-    """An optimizer over all trainable parameters.
+def build_optimizer(model: nn.Module, arguments: PretrainingArguments) -> torch.optim.Optimizer:
+    """Build an optimizer over all trainable parameters.
 
-    Args:
-        name: `adamw` (paper), `adam` (ablations M0 to M3: without weight decay), `soap` (paper, section 3.3: no gain
-            over Adam) or `muon` (hidden matrices; AdamW for embeddings, decoder, norms and biases). The last two are
-            `pytorch_optimizer`'s; Muon's updates are scaled to the size of AdamW's: one learning rate for both.
-        learning_rate: at its peak.
-        decay_norms_and_biases: True as the released code, which decays every parameter. The paper does not say.
+    `arguments.optimizer` is `adamw` (paper), `adam` (ablations M0 to M3: without weight decay), `soap` (paper, section
+    3.3: no gain over Adam) or `muon` (hidden matrices; AdamW for embeddings, decoder, norms and biases). The last two
+    are `pytorch_optimizer`'s; Muon's updates are scaled to the size of AdamW's: one learning rate for both.
 
     References:
         AdamW: Loshchilov & Hutter, arXiv 1711.05101. SOAP: Vyas et al., arXiv 2409.11321. Muon: Liu et al., 2502.16982.
     """
-    if name == "adam" and weight_decay:
-        raise ValueError(f"Adam runs without weight decay here, but `weight_decay` is {weight_decay}: set it to 0.")
-    parameters = [(key, weight) for key, weight in model.named_parameters() if weight.requires_grad]
-    groups = []
-    for decayed in (True, False):
-        members = [item for item in parameters if (decay_norms_and_biases or item[1].ndim > 1) == decayed]
-        for hidden in (True, False):
-            weights = [weight for key, weight in members if _is_hidden_matrix(key, weight) == hidden]
-            if weights:
-                groups.append({"params": weights, "weight_decay": weight_decay * decayed, "use_muon": hidden})
-    if name == "muon":
+    rate, epsilon = arguments.learning_rate, arguments.adam_epsilon
+    betas = (arguments.adam_beta1, arguments.adam_beta2)
+    groups = _parameter_groups(model, arguments)
+    if arguments.optimizer == "muon":
         from pytorch_optimizer import Muon
 
         for group in groups:
             if not group["use_muon"]:
-                group |= {"lr": learning_rate, "betas": betas, "eps": epsilon}
-        return Muon(groups, lr=learning_rate, weight_decay=weight_decay, use_adjusted_lr=True)
+                group |= {"lr": rate, "betas": betas, "eps": epsilon}
+        return Muon(groups, lr=rate, weight_decay=arguments.weight_decay, use_adjusted_lr=True)
     for group in groups:
         del group["use_muon"]
-    if name == "soap":
+    if arguments.optimizer == "soap":
         from pytorch_optimizer import SOAP
 
         # Its own first beta: 0.95 in the SOAP paper and in the released soap.yaml. A vocabulary-sized side would need a
         # matrix of 30,522 x 30,522; beyond `max_precondition_dim` that side stays as it is.
-        return SOAP(groups, lr=learning_rate, betas=(0.95, betas[1]), eps=epsilon, precondition_frequency=10)
-    optimizer = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}[name]
-    return optimizer(groups, lr=learning_rate, betas=betas, eps=epsilon)
+        return SOAP(groups, lr=rate, betas=(0.95, betas[1]), eps=epsilon, precondition_frequency=10)
+    optimizer = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}[arguments.optimizer]
+    return optimizer(groups, lr=rate, betas=betas, eps=epsilon)
+
+
+def _parameter_groups(model: nn.Module, arguments: PretrainingArguments) -> list[dict]:
+    """Parameters with and without weight decay, each divided into hidden matrices (for Muon) and the rest."""
+    parameters = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
+    groups = []
+    for decayed in (True, False):
+        decay = arguments.weight_decay if decayed else 0.0
+        members = [item for item in parameters if (arguments.decay_norms_and_biases or item[1].ndim > 1) == decayed]
+        for hidden in (True, False):
+            weights = [weight for name, weight in members if _is_hidden_matrix(name, weight) == hidden]
+            if weights:
+                groups.append({"params": weights, "weight_decay": decay, "use_muon": hidden})
+    return groups
 
 
 def _is_hidden_matrix(name: str, weight: torch.Tensor) -> bool:

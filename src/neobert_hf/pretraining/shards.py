@@ -74,7 +74,8 @@ class Manifest:
 
     @classmethod
     def read(cls, file: str | Path) -> "Manifest":
-        """
+        """Read what `save` wrote.
+
         Raises:
             ValueError: if the file is not a manifest of this version of the package.
         """
@@ -114,33 +115,35 @@ def write_shard(path: str | Path, documents: Iterable[list[int]], dtype: str) ->
     Raises:
         OverflowError: if an id does not fit the dtype.
     """
-    path, entry = Path(path), None
+    path = Path(path)
     # An array takes a tenth of the memory of a list of numbers.
     documents = (np.array(document, dtype) for document in documents)
-    schema = pa.schema({"input_ids": pa.list_(pa.from_numpy_dtype(dtype))})
     batch = list(islice(documents, RECORD_BATCH))
-    if batch:
-        entry = {"file": path.name, "documents": 0, "tokens": 0}
-        with atomic_write(path) as partial:
-            with pa.OSFile(str(partial), "wb") as file, pa.ipc.new_stream(file, schema) as writer:
-                while batch:
-                    offsets = np.cumsum([0, *map(len, batch)], dtype=np.int32)
-                    ids = pa.array(np.concatenate(batch))
-                    writer.write_batch(pa.record_batch([pa.ListArray.from_arrays(offsets, ids)], schema=schema))
-                    entry["documents"] += len(batch)
-                    entry["tokens"] += len(ids)
-                    batch = list(islice(documents, RECORD_BATCH))
-        entry["bytes"] = path.stat().st_size
-    return entry
+    if not batch:
+        return None
+    entry = {"file": path.name, "documents": 0, "tokens": 0}
+    schema = pa.schema({"input_ids": pa.list_(pa.from_numpy_dtype(dtype))})
+    with atomic_write(path) as partial:
+        with pa.OSFile(str(partial), "wb") as file, pa.ipc.new_stream(file, schema) as writer:
+            while batch:
+                offsets = np.cumsum([0, *map(len, batch)], dtype=np.int32)
+                ids = pa.array(np.concatenate(batch))
+                writer.write_batch(pa.record_batch([pa.ListArray.from_arrays(offsets, ids)], schema=schema))
+                entry["documents"] += len(batch)
+                entry["tokens"] += len(ids)
+                batch = list(islice(documents, RECORD_BATCH))
+    return entry | {"bytes": path.stat().st_size}
 
 
 def check_shard(folder: Path, shard: dict[str, Any]) -> None:
-    """
+    """Check the size of a shard's file.
+
     Raises:
         FileNotFoundError: if the shard's file is not there.
         ValueError: if it has not the number of bytes that were written.
     """
-    file, again = folder / shard["file"], f"delete {folder} and run examples/prepare_data.py again."
+    file = folder / shard["file"]
+    again = f"delete {folder} and run examples/prepare_data.py again."
     if not file.is_file():
         raise FileNotFoundError(f"{file}, a shard that was written there, is missing: restore it, or {again}")
     if file.stat().st_size != shard["bytes"]:
@@ -191,7 +194,8 @@ def load_shards(folder: str | Path, manifest: Manifest | None = None) -> Dataset
     >>> tokenizer.decode(documents[0]["input_ids"])
     ```
     """
-    folder, manifest = Path(folder), manifest or read_manifest(folder)
+    folder = Path(folder)
+    manifest = manifest or read_manifest(folder)
     shards = []
     for shard in manifest.shards:
         dataset = Dataset.from_file(str(folder / shard["file"]))
@@ -213,7 +217,8 @@ def load_tokenizer(folder: str | Path, manifest: Manifest | None = None) -> PreT
     Raises:
         FileNotFoundError, ValueError: as `read_manifest`, and if `tokenizer/` holds another tokenizer.
     """
-    folder, manifest = Path(folder), manifest or read_manifest(folder)
+    folder = Path(folder)
+    manifest = manifest or read_manifest(folder)
     if not (folder / TOKENIZER).is_dir():
         raise FileNotFoundError(f"{folder / TOKENIZER} is missing: restore it, or prepare {folder} again.")
     tokenizer = AutoTokenizer.from_pretrained(folder / TOKENIZER)

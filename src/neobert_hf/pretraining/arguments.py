@@ -1,0 +1,138 @@
+"""Settings of examples/pretrain.py: the architecture, the data, and the training."""
+
+from dataclasses import dataclass, field, fields
+from typing import Literal
+
+from transformers import TrainingArguments
+
+from neobert_hf.pretraining.collator import Layout
+from neobert_hf.training.arguments import check_fixed
+
+
+# Settings of Transformers that would undo what this recipe promises, and the only values it runs with.
+FIXED = {
+    # The sampler's cursor resumes; the Trainer would read and throw away everything before it.
+    "ignore_data_skip": True,
+    # The row number, of which the mask is a function, is not an argument of the model.
+    "remove_unused_columns": False,
+    # The loss is a mean over the labels of the whole global batch.
+    "average_tokens_across_devices": True,
+    # It would gather the tokens of every micro-batch at once; counted here once a log.
+    "include_num_input_tokens_seen": "no",
+}
+
+# Settings of Transformers that this recipe does not use, and its own setting in their place, if it has one.
+UNUSED = {
+    "optim": "optimizer",
+    "lr_scheduler_type": "schedule",
+    "gradient_accumulation_steps": "global_batch_tokens",
+    "per_device_train_batch_size": "micro_batch_tokens",
+    "per_device_eval_batch_size": "micro_batch_tokens",
+    "num_train_epochs": "max_steps",
+    "data_seed": "seed",
+    "optim_args": None,
+    "lr_scheduler_kwargs": None,
+    "label_smoothing_factor": None,
+    "neftune_noise_alpha": None,
+    "dataloader_drop_last": None,
+}
+
+
+@dataclass
+class ModelArguments:
+    """The architecture (Table 1); the defaults are the published one."""
+
+    hidden_size: int = field(default=768, metadata={"help": "width"})
+    num_hidden_layers: int = field(default=28, metadata={"help": "encoder blocks"})
+    num_attention_heads: int = field(default=12, metadata={"help": "must divide the width"})
+    intermediate_size: int = field(default=3072, metadata={"help": "of the MLP; SwiGLU uses two thirds"})
+    hidden_act: str = field(default="swiglu", metadata={"help": "swiglu or gelu"})
+    rope: bool = field(default=True, metadata={"help": "rotary positions instead of learned ones"})
+    rms_norm: bool = field(default=True, metadata={"help": "RMSNorm instead of LayerNorm"})
+    norm_eps: float = field(default=1e-5, metadata={"help": "of the norms"})
+    dropout: float = field(default=0.0, metadata={"help": "in every block"})
+    embedding_init_range: float = field(default=0.02, metadata={"help": "embeddings start uniform in +- this"})
+    decoder_init_range: float = field(default=0.02, metadata={"help": "linear layers start uniform in +- this"})
+
+
+@dataclass
+class DataArguments:
+    """What is read, and how it becomes micro-batches."""
+
+    train_data: str = field(metadata={"help": "folder that prepare_data.py wrote"})
+    max_length: int = field(metadata={"help": "tokens; longer documents are cut"})
+    validation_data: str | None = field(default=None, metadata={"help": "held-out folder that prepare_data.py wrote"})
+    init_from: str | None = field(
+        default=None, metadata={"help": "start from this run, checkpoint or model instead of random weights"}
+    )
+    continue_optimizer: bool = field(default=False, metadata={"help": "with init_from: its optimizer state, too"})
+    global_batch_tokens: int = field(default=2**21, metadata={"help": "of an optimizer step, over all devices"})
+    micro_batch_tokens: int = field(default=2**15, metadata={"help": "of one forward pass on one device"})
+    layout: Layout = field(default="packed", metadata={"help": "packed, padded, or naive (ablation M6)"})
+    mlm_probability: float = field(default=0.2, metadata={"help": "share of the tokens to predict"})
+    mask_replace_prob: float = field(default=1.0, metadata={"help": "of those, replaced by [MASK]"})
+    random_replace_prob: float = field(default=0.0, metadata={"help": "of those, replaced by a random token"})
+    min_lengths: list[int] = field(default_factory=lambda: [0], metadata={"help": "subsets: at least so many tokens"})
+    probabilities: list[float] = field(default_factory=lambda: [1.0], metadata={"help": "of drawing each subset"})
+    shuffle_shards: int = field(default=8, metadata={"help": "shards whose documents are shuffled together"})
+
+    def accumulation_steps(self, world_size: int) -> int:
+        """Micro-batches of each process in an optimizer step, so that the global batch is the same on any number."""
+        micro_batches = self.micro_batch_tokens * world_size
+        steps, rest = divmod(self.global_batch_tokens, micro_batches) if micro_batches > 0 else (0, 0)
+        if rest or not steps:
+            raise ValueError(
+                f"`global_batch_tokens` is {self.global_batch_tokens:,}; it must be a multiple of `micro_batch_tokens` "
+                f"({self.micro_batch_tokens:,}) times the processes ({world_size}). Change one of them."
+            )
+        return steps
+
+
+@dataclass
+class PretrainingArguments(TrainingArguments):
+    """Transformers' arguments with the paper's defaults (sections 3.3 and A), and the recipe's own."""
+
+    optimizer: Literal["adamw", "adam", "soap", "muon"] = field(default="adamw", metadata={"help": "see optimizers.py"})
+    schedule: Literal["cosine_to_floor", "linear", "constant"] = field(
+        default="cosine_to_floor", metadata={"help": "of the learning rate, after the warm-up; see optimizers.py"}
+    )
+    decay_norms_and_biases: bool = field(
+        default=True, metadata={"help": "weight decay on every parameter, as in the released code"}
+    )
+    peak_tflops: float | None = field(
+        default=None, metadata={"help": "of one device, for MFU; the data sheet's or measured at the start if unset"}
+    )
+    learning_rate: float = field(default=6e-4, metadata={"help": "at its peak"})
+    max_steps: int = field(default=1_000_000, metadata={"help": "optimizer steps"})
+    warmup_steps: float = field(default=2_000, metadata={"help": "optimizer steps, or a share of all if below 1"})
+    weight_decay: float = field(default=0.1, metadata={"help": "decoupled"})
+    adam_beta2: float = field(default=0.95, metadata={"help": "decay rate of the second moment"})
+    bf16: bool = field(default=True, metadata={"help": "autocast; weights and optimizer stay float32"})
+    report_to: None | str | list[str] = field(
+        default="tensorboard", metadata={"help": "tensorboard, wandb, trackio, ... or none"}
+    )
+    logging_steps: float = field(default=100, metadata={"help": "optimizer steps, or a share of all if below 1"})
+    save_steps: float = field(default=1_000, metadata={"help": "optimizer steps, or a share of all if below 1"})
+    save_total_limit: int | None = field(default=3, metadata={"help": "complete checkpoints that are kept"})
+    ddp_find_unused_parameters: bool | None = field(default=False, metadata={"help": "there are none"})
+    ignore_data_skip: bool = field(default=True, metadata={"help": "fixed"})
+    remove_unused_columns: bool = field(default=False, metadata={"help": "fixed"})
+    logging_nan_inf_filter: bool = field(default=False, metadata={"help": "fixed"})
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_fixed(self, FIXED)
+        defaults = {field.name: field.default for field in fields(TrainingArguments)}
+        for name, instead in UNUSED.items():
+            if getattr(self, name) != defaults[name]:
+                advice = f"set `{instead}` instead" if instead else "leave it out"
+                raise ValueError(f"`{name}` is {getattr(self, name)!r}; this recipe does not use it: {advice}.")
+        for name in ("save_strategy", "eval_strategy"):
+            if getattr(self, name) not in ("steps", "no"):
+                raise ValueError(f"`{name}` is {getattr(self, name).value!r}; it must be 'steps' or 'no'.")
+        if self.optimizer == "adam" and self.weight_decay:
+            raise ValueError(f"`weight_decay` is {self.weight_decay}; with `optimizer` adam it must be 0: set it to 0.")
+        if self.warmup_steps < 0 or self.get_warmup_steps(self.max_steps) > self.max_steps:
+            raise ValueError(
+                f"`warmup_steps` is {self.warmup_steps}; it must be from 0 to `max_steps`, {self.max_steps}."
+            )

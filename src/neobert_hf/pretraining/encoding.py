@@ -1,0 +1,67 @@
+"""Texts to ids: documents that end where the tokenizer would cut them, without tokenising what is cut away."""
+
+import json
+import re
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+from tokenizers import Tokenizer
+
+
+ENCODED_TOGETHER = 256
+# A space or line break after a visible character; see `cut_text`.
+SAFE_CUT = re.compile(r"(?<=\S)[ \n]")
+
+
+def encode(texts: list[str], tokenizer_json: str, max_length: int, split: bool) -> Iterator[list[list[int]]]:
+    """The documents that each text gives: none, one, or with `split` one or several windows; special tokens included.
+
+    Documents of fewer than 2 ordinary tokens are left out: nothing could be predicted from the rest of them. Text that
+    spells a special token, such as `[MASK]`, stays text.
+    """
+    tokenizer = Tokenizer.from_str(tokenizer_json)
+    tokenizer.encode_special_tokens = True
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(max_length)
+    cut = not split and can_cut(json.loads(tokenizer_json))
+    texts = iter(texts)
+    while together := list(islice(texts, ENCODED_TOGETHER)):
+        # Truncation works on the tokens of the whole text: of a book, nearly all of them would be made in vain.
+        beginnings = [cut_text(text, 8 * max_length) for text in together] if cut else together
+        for text, beginning, encoding in zip(together, beginnings, tokenizer.encode_batch_fast(beginnings)):
+            if len(beginning) < len(text) and len(encoding.ids) < max_length:
+                encoding = tokenizer.encode(text)
+            windows = [encoding, *encoding.overflowing] if split else [encoding]
+            yield [window.ids for window in windows if len(window.ids) >= 4]
+
+
+def can_cut(tokenizer: dict[str, Any]) -> bool:
+    """Whether `cut_text` is safe for a tokenizer, given as parsed `tokenizer.json`."""
+    normalizer, pre_tokenizer = ((tokenizer[part] or {}).get("type") for part in ("normalizer", "pre_tokenizer"))
+    if any(not token["special"] for token in tokenizer["added_tokens"]):
+        return False
+    if pre_tokenizer == "ByteLevel":
+        return normalizer is None and tokenizer["pre_tokenizer"]["use_regex"]
+    return pre_tokenizer == "BertPreTokenizer" and normalizer in (None, "BertNormalizer")
+
+
+def cut_text(text: str, characters: int) -> str:
+    """A beginning of about so many characters whose tokens begin the tokens of the whole text, if `can_cut`.
+
+    The cut is before a space or line break that follows a visible character. Nothing that these tokenizers do there
+    looks across it, so that the words before it, and with them their tokens, are the same with and without the rest:
+
+    - BertNormalizer drops, replaces, pads and lower-cases single characters. Its decomposition (NFD) reorders combining
+      marks, but none across a space or line break, which has combining class 0 and takes part in no composition.
+      Other white space (form feed, U+0085) would not do: it counts as control character there and is dropped.
+    - BertPreTokenizer separates words at white space, and a space or line break is still there after normalisation.
+    - ByteLevel matches its expression from left to right. White space occurs in a match only as its first character
+      before a word (` ?`), or in a match of white space only. So the match that holds the visible character ends at
+      the cut in both cases. Matches before it end earlier still, and their one lookahead, `\\s+(?!\\S)`, sees at most
+      that visible character.
+    - The models (WordPiece, BPE) see one such word at a time. Added tokens, which are searched for in the whole text,
+      are none but the special ones, and those are not searched for at all (see `encode`).
+    """
+    cut = SAFE_CUT.search(text, characters)
+    return text[: cut.start()] if cut else text

@@ -1,0 +1,56 @@
+"""Floating-point operations: what training needs, what a device could do, and so the share that is used (MFU)."""
+
+import math
+import time
+
+import torch
+
+from neobert_hf.configuration_neobert import NeoBERTConfig
+from neobert_hf.modeling_neobert import swiglu_width
+
+
+# Dense bf16 FLOP/s of the data sheets; the first name that the device's contains.
+DATASHEET_PEAKS = {"H100 PCIe": 756e12, "H100": 989e12, "H200": 989e12, "B200": 2250e12, "A100": 312e12, "L40S": 362e12}
+
+
+def training_flops(config: NeoBERTConfig, tokens: int, squared_lengths: int, labels: int) -> float:
+    """Multiplications and additions of forward and backward pass.
+
+    Three times the forward pass: 2 for each weight of the blocks and token, 4 * hidden_size for each layer and pair of
+    tokens that attend to each other, and the decoder on the labelled tokens only.
+
+    Args:
+        config: of the model.
+        tokens: real tokens, without padding.
+        squared_lengths: the sum of the squared lengths of the documents, which is the number of pairs of tokens.
+        labels: tokens that are predicted.
+    """
+    mlp = 3 * swiglu_width(config) if config.hidden_act == "swiglu" else 2 * config.intermediate_size
+    weights = config.num_hidden_layers * config.hidden_size * (4 * config.hidden_size + mlp)
+    attention = 4 * config.hidden_size * config.num_hidden_layers * squared_lengths
+    return 3.0 * (2 * weights * tokens + attention + 2 * config.hidden_size * config.vocab_size * labels)
+
+
+def peak_flops(device: torch.device, bf16: bool) -> tuple[float, str]:
+    """FLOP/s that one device could do, and the source of the number: its data sheet, or a second of products."""
+    if device.type == "cuda" and bf16:
+        name = torch.cuda.get_device_name(device)
+        for part, peak in DATASHEET_PEAKS.items():
+            if part in name:
+                return peak, f"data sheet of {name}, dense bf16"
+    peak, shape = product_flops(device, torch.bfloat16 if bf16 else torch.float32)
+    return peak, f"measured, {shape} products"
+
+
+def product_flops(device: torch.device, dtype: torch.dtype) -> tuple[float, str]:
+    """FLOP/s of matrix products, the fastest five within a second, and their shape as a text."""
+    size = 8192 if device.type == "cuda" else 1024
+    factors = torch.randn(2, size, size, device=device, dtype=dtype)
+    fastest, start = math.inf, time.perf_counter()
+    while (begin := time.perf_counter()) - start < 1:
+        for _ in range(5):
+            product = factors[0] @ factors[1]
+        # `.item()` waits for the device.
+        product[0, 0].item()
+        fastest = min(fastest, (time.perf_counter() - begin) / 5)
+    return 2 * size**3 / fastest, f"{size:,}-square {str(dtype).removeprefix('torch.')}"

@@ -1,0 +1,327 @@
+"""Raw text to tokenised shards: checks, the workers that tokenise, and records from which a run goes on.
+
+While a folder is being prepared it holds finished shards and `progress/`: the manifest so far, and for each shard
+`<number>.json` with what it adds to the manifest and the `state` of the stream after it.
+"""
+
+import json
+import multiprocessing
+import os
+import shutil
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict, dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+from datasets import IterableDataset
+from tqdm import tqdm
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from neobert_hf.common.atomic_writes import write_json
+from neobert_hf.common.fingerprints import tokenizer_fingerprint
+from neobert_hf.common.settings import check_least, differences
+from neobert_hf.common.text_sources import describe_files, stream_text
+from neobert_hf.pretraining.encoding import encode
+from neobert_hf.pretraining.shards import MANIFEST, TOKENIZER, Manifest, check_shard, read_manifest, write_shard
+
+
+PROGRESS = "progress"
+
+
+@dataclass
+class PrepareArguments:
+    source: str = field(metadata={"help": "a Hub dataset, or a local file, pattern or folder (Parquet, JSONL, text)"})
+    tokenizer: str = field(metadata={"help": "folder or Hub name of the tokenizer"})
+    output_dir: str = field(metadata={"help": "the folder to prepare"})
+    column: str = field(default="text", metadata={"help": "column that holds the text"})
+    split: str = field(default="train", metadata={"help": "split of the dataset; local files are all `train`"})
+    subset: str | None = field(default=None, metadata={"help": "configuration of a Hub dataset that has several"})
+    max_length: int = field(default=4096, metadata={"help": "most tokens of a document, special tokens included"})
+    long_documents: Literal["truncate", "split"] = field(
+        default="truncate", metadata={"help": "leave the rest out (as in the paper), or make it further documents"}
+    )
+    documents_per_shard: int = field(default=20_000, metadata={"help": "documents of the source behind each shard"})
+    num_proc: int = field(default=os.cpu_count() or 1, metadata={"help": "processes that tokenise"})
+    skip_documents: int = field(default=0, metadata={"help": "leave out so many documents at the start"})
+    max_documents: int | None = field(default=None, metadata={"help": "stop after so many documents; all if unset"})
+
+    def __post_init__(self):
+        least = {"max_length": 8, "documents_per_shard": 1, "num_proc": 1, "skip_documents": 0, "max_documents": 2}
+        check_least(self, least)
+
+
+def load_fast_tokenizer(settings: PrepareArguments) -> PreTrainedTokenizerFast:
+    """The tokenizer as it is saved with the shards, checked for what masked language modelling needs."""
+    name = settings.tokenizer
+    # What NeoBERT takes: it has no token types, and its tokenizer should cut where the training text was cut.
+    inputs = {"model_input_names": ["input_ids", "attention_mask"], "model_max_length": settings.max_length}
+    tokenizer = AutoTokenizer.from_pretrained(name, **inputs)
+    if not tokenizer.is_fast:
+        raise ValueError(f"The tokenizer {name!r} has no fast backend (tokenizer.json): convert it or choose another.")
+    special = {key: getattr(tokenizer, f"{key}_id") for key in ("cls_token", "sep_token", "pad_token", "mask_token")}
+    missing = [key for key, token in special.items() if token is None]
+    if missing:
+        raise ValueError(
+            f"The tokenizer {name!r} has no {' and no '.join(missing)}, which masked language modelling needs: choose "
+            "another, or train one with examples/train_tokenizer.py."
+        )
+    ids = tokenizer("a")["input_ids"]
+    if len(ids) < 3 or ids[0] != special["cls_token"] or ids[-1] != special["sep_token"]:
+        raise ValueError(
+            f"The tokenizer {name!r} turns 'a' into {tokenizer.convert_ids_to_tokens(ids)}, not into "
+            f"{tokenizer.cls_token} ... {tokenizer.sep_token}: give it a post-processor that adds both."
+        )
+    return tokenizer
+
+
+def plan_manifest(settings: PrepareArguments, tokenizer: PreTrainedTokenizerFast) -> Manifest:
+    """The manifest without its results: all that the content of the shards depends on."""
+    chosen = {key: getattr(settings, key) for key in ("source", "subset", "split", "skip_documents", "max_documents")}
+    # Not len(): ids may have holes.
+    vocab_size = max(tokenizer.get_vocab().values()) + 1
+    return Manifest(
+        source=chosen | describe_files(settings.source),
+        column=settings.column,
+        tokenizer_fingerprint=tokenizer_fingerprint(tokenizer),
+        vocab_size=vocab_size,
+        max_length=settings.max_length,
+        long_documents=settings.long_documents,
+        dtype="uint16" if vocab_size <= 2**16 else "int32",
+        documents_per_shard=settings.documents_per_shard,
+    )
+
+
+def find_finished(planned: Manifest, output: Path) -> Manifest | None:
+    """Look whether a folder is finished with these settings, begun with them, or free to begin.
+
+    Returns:
+        The manifest of a finished folder; None if there is something left to do.
+
+    Raises:
+        ValueError: if it was begun with other settings or holds something else.
+    """
+    progress = output / PROGRESS
+    if (output / MANIFEST).exists():
+        finished = read_manifest(output)
+        _check_same_plan(planned, finished, output)
+        # Left over if the run was killed between its last two steps.
+        shutil.rmtree(progress, ignore_errors=True)
+        return finished
+    if (progress / MANIFEST).exists():
+        _check_same_plan(planned, Manifest.read(progress / MANIFEST), output)
+    elif output.exists() and any(path != progress for path in output.iterdir()):
+        raise ValueError(f"{output} holds something else; choose an `output_dir` that is empty or does not exist.")
+    return None
+
+
+def _check_same_plan(planned: Manifest, found: Manifest, folder: Path) -> None:
+    results = {"source_documents", "documents", "tokens", "dropped_short", "length_histogram", "shards"}
+
+    def settings(manifest: Manifest) -> dict[str, Any]:
+        # `source` holds settings, one of them with the name "source", so that they are compared one by one.
+        values = asdict(manifest) | manifest.source
+        return {name: value for name, value in values.items() if name not in results}
+
+    if differing := differences(settings(found), settings(planned)):
+        changes = "; ".join(f"`{name}` was {old!r} and is now {new!r}" for name, old, new in differing)
+        raise ValueError(
+            f"{folder} was begun with other settings ({changes}): repeat those, choose another `output_dir`, or delete "
+            "the folder."
+        )
+
+
+def open_stream(settings: PrepareArguments) -> IterableDataset:
+    """The documents to prepare. Raises FileNotFoundError and ValueError as `stream_text`."""
+    stream = stream_text(settings.source, settings.column, settings.split, settings.subset)
+    return stream.skip(settings.skip_documents) if settings.skip_documents else stream
+
+
+def begin_folder(settings: PrepareArguments, manifest: Manifest, stream: IterableDataset) -> None:
+    """Note the settings before the first shard, and remove what an interrupted run left half written.
+
+    Raises:
+        ValueError: if the stream has fewer than two documents.
+    """
+    output = Path(settings.output_dir)
+    progress = output / PROGRESS
+    if not (progress / MANIFEST).exists():
+        _check_several_documents(stream, settings)
+        progress.mkdir(parents=True, exist_ok=True)
+        manifest.save(progress / MANIFEST)
+    for partial in [*output.glob("*.partial"), *progress.glob("*.partial")]:
+        partial.unlink(missing_ok=True)
+
+
+def _check_several_documents(stream: IterableDataset, settings: PrepareArguments) -> None:
+    count = len(list(islice(stream, 2)))
+    if count < 2:
+        found = "1 document" if count else "0 documents"
+        skipped = f" after the first {settings.skip_documents:,}" if settings.skip_documents else ""
+        raise ValueError(
+            f"{settings.source!r} holds {found}{skipped}; a corpus has several. If all text is in one .txt file, write "
+            'JSON lines, {"text": "..."} for each document.'
+        )
+
+
+def prepare_shards(
+    stream: IterableDataset, manifest: Manifest, tokenizer_json: str, output: Path, num_proc: int
+) -> list[dict]:
+    """Write the shards that are not there yet.
+
+    Args:
+        stream: as `open_stream` gives it.
+        manifest: as `plan_manifest` makes it.
+        tokenizer_json: the content of `tokenizer.json`.
+        output: the folder.
+        num_proc: processes that tokenise.
+
+    Returns:
+        The record of each shard, in order.
+
+    Raises:
+        RuntimeError: if the system killed a worker.
+    """
+    records = _read_records(output)
+    first = next(number for number in range(len(records) + 1) if number not in records)
+    if first:
+        stream.load_state_dict(records[first - 1]["state"])
+    if records:
+        print(f"{output}: going on; {len(records)} shards are there already")
+    bar = ProgressBar(manifest.source["max_documents"], [records[number] for number in range(first)])
+    limit = None if bar.total is None else bar.total - bar.n
+    pending: dict[Future, tuple[int, dict]] = {}
+
+    def store(finished: set[Future]) -> None:
+        for future in finished:
+            number, state = pending.pop(future)
+            records[number] = future.result() | {"state": state}
+            write_json(output / PROGRESS / f"{number:05}.json", records[number])
+            bar.add(records[number])
+
+    with bar, start_workers(num_proc) as executor:
+        try:
+            for number, (texts, state) in enumerate(_read_chunks(stream, manifest, limit), first):
+                if number in records:
+                    bar.add(records[number])
+                    continue
+                path = output / f"shard-{number:05}.arrow"
+                pending[executor.submit(prepare_shard, texts, tokenizer_json, manifest, path)] = number, state
+                # One chunk waits while all processes work, so that none is idle and memory is bounded.
+                if len(pending) > num_proc:
+                    store(wait(pending, return_when=FIRST_COMPLETED).done)
+            store(wait(pending).done)
+        except BrokenProcessPool as error:
+            raise RuntimeError(
+                "A worker was killed, probably for lack of memory: run the same command again with a lower `num_proc`; "
+                "finished shards are kept."
+            ) from error
+        finally:
+            executor.shutdown(cancel_futures=True)
+    return [records[number] for number in sorted(records)]
+
+
+def _read_records(output: Path) -> dict[int, dict]:
+    """What is known of finished shards, by number."""
+    records = {int(file.stem): json.loads(file.read_text()) for file in (output / PROGRESS).glob("[0-9]*.json")}
+    for record in records.values():
+        if record["shard"]:
+            check_shard(output, record["shard"])
+    return records
+
+
+def _read_chunks(stream: IterableDataset, manifest: Manifest, limit: int | None) -> Iterator[tuple[list[str], dict]]:
+    """The texts behind each shard, and the state of the stream after them."""
+    documents = islice(stream, limit)
+    while texts := [row[manifest.column] or "" for row in islice(documents, manifest.documents_per_shard)]:
+        yield texts, stream.state_dict()
+
+
+class ProgressBar(tqdm):
+    """Documents of the source and the tokens that they gave."""
+
+    def __init__(self, total: int | None, finished: list[dict]):
+        read = sum(record["source_documents"] for record in finished)
+        super().__init__(unit=" documents", total=total, initial=read, smoothing=0, dynamic_ncols=True)
+        self.tokens = sum(record["shard"]["tokens"] for record in finished if record["shard"])
+
+    def add(self, record: dict) -> None:
+        self.tokens += record["shard"]["tokens"] if record["shard"] else 0
+        self.set_postfix(tokens=f"{self.tokens:,}", refresh=False)
+        self.update(record["source_documents"])
+
+
+def start_workers(num_proc: int) -> ProcessPoolExecutor:
+    methods = multiprocessing.get_all_start_methods()
+    context = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
+    if "forkserver" in methods:
+        # Imported once, not by each worker.
+        context.set_forkserver_preload([__name__])
+    return ProcessPoolExecutor(num_proc, mp_context=context, initializer=_begin_worker)
+
+
+def _begin_worker() -> None:
+    # The processes are the parallelism. And when the parent is killed, its workers would wait for work forever.
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    parent = multiprocessing.parent_process()
+    threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
+
+
+def prepare_shard(texts: list[str], tokenizer_json: str, manifest: Manifest, path: Path) -> dict[str, Any]:
+    """Tokenise texts into one shard.
+
+    Returns:
+        What the shard adds to the manifest, as JSON can hold it; `shard` is None if all texts were too short.
+    """
+    lengths, dropped = Counter(), 0
+
+    def documents() -> Iterator[list[int]]:
+        nonlocal dropped
+        for windows in encode(texts, tokenizer_json, manifest.max_length, manifest.long_documents == "split"):
+            dropped += not windows
+            lengths.update(1 << len(ids).bit_length() - 1 for ids in windows)
+            yield from windows
+
+    shard = write_shard(path, documents(), manifest.dtype)
+    return {"shard": shard, "source_documents": len(texts), "dropped_short": dropped, "length_histogram": lengths}
+
+
+def finish(manifest: Manifest, records: list[dict], tokenizer: PreTrainedTokenizerFast, output: Path) -> None:
+    """Write tokenizer and, last, the manifest, whose results are the sums of the records.
+
+    Raises:
+        ValueError: if no document has two tokens.
+    """
+    manifest.shards = [record["shard"] for record in records if record["shard"]]
+    for name in ("source_documents", "dropped_short"):
+        setattr(manifest, name, sum(record[name] for record in records))
+    for name in ("documents", "tokens"):
+        setattr(manifest, name, sum(shard[name] for shard in manifest.shards))
+    lengths = Counter()
+    for record in records:
+        lengths.update({int(edge): count for edge, count in record["length_histogram"].items()})
+    manifest.length_histogram = dict(sorted(lengths.items()))
+    if not manifest.documents:
+        raise ValueError(
+            f"None of the {manifest.source_documents:,} documents has 2 tokens or more: is {manifest.column!r} the "
+            "column with the text?"
+        )
+    partial = output / PROGRESS / TOKENIZER
+    tokenizer.save_pretrained(partial)
+    shutil.rmtree(output / TOKENIZER, ignore_errors=True)
+    partial.rename(output / TOKENIZER)
+    manifest.save(output / MANIFEST)
+    shutil.rmtree(output / PROGRESS)
+
+
+def summary(manifest: Manifest, output: Path) -> str:
+    """One line about a prepared folder."""
+    return (
+        f"{output}: {manifest.documents:,} documents, {manifest.tokens:,} tokens in {len(manifest.shards)} shards; "
+        f"{manifest.at_least(1024):,} documents of 1,024 tokens or more, {manifest.at_least(2048):,} of 2,048 or more; "
+        f"{manifest.dropped_short:,} left out as too short"
+    )

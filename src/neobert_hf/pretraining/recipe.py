@@ -1,0 +1,172 @@
+"""The steps of examples/pretrain.py: data, model, what a resume compares, and the curves."""
+
+import hashlib
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from neobert_hf.common.fingerprints import tokenizer_fingerprint
+from neobert_hf.common.report import Line, Panel, plot_lines
+from neobert_hf.common.settings import differences
+from neobert_hf.configuration_neobert import NeoBERTConfig
+from neobert_hf.modeling_neobert import NeoBERTForMaskedLM
+from neobert_hf.pretraining.arguments import UNUSED, DataArguments, ModelArguments, PretrainingArguments
+from neobert_hf.pretraining.batches import BatchSettings, Documents, HeldOutBatchSampler, MLMBatchSampler
+from neobert_hf.pretraining.collator import MLMCollator
+from neobert_hf.pretraining.shards import Manifest, load_shards, load_tokenizer, read_manifest
+from neobert_hf.pretraining.trainer import MicroBatches, PretrainingData
+from neobert_hf.training.arguments import result_settings
+from neobert_hf.training.run_checkpoints import complete_checkpoints, read_progress, step_of
+
+
+def read_data(data: DataArguments, arguments: PretrainingArguments) -> PretrainingData:
+    """Open the prepared folders, and plan the micro-batches of this process.
+
+    Raises:
+        FileNotFoundError, ValueError: as `read_manifest` and `MLMBatchSampler`, if the two folders have different
+            tokenizers, and if evaluation is asked for without data for it.
+    """
+    manifest = read_manifest(data.train_data)
+    shards = load_shards(data.train_data, manifest)
+    settings = BatchSettings(
+        max_length=data.max_length,
+        micro_batch_tokens=data.micro_batch_tokens,
+        packed=data.layout != "padded",
+        seed=arguments.seed,
+        min_lengths=data.min_lengths,
+        probabilities=data.probabilities,
+        shuffle_shards=data.shuffle_shards,
+    )
+    shard_sizes = [shard["documents"] for shard in manifest.shards]
+    sampler = MLMBatchSampler(shards, shard_sizes, settings, arguments.process_index, arguments.world_size)
+    collator = MLMCollator(
+        load_tokenizer(data.train_data, manifest),
+        data.mlm_probability,
+        data.mask_replace_prob,
+        data.random_replace_prob,
+        layout=data.layout,
+        max_length=data.max_length,
+        seed=arguments.seed,
+    )
+    train = MicroBatches(Documents(shards, data.max_length), sampler, collator)
+    held_out = None
+    if data.validation_data is not None:
+        held_out = _read_held_out(data, arguments, manifest, collator.tokenizer)
+    elif arguments.eval_strategy != "no":
+        raise ValueError("`eval_strategy` asks for a held-out loss: set `validation_data`, or `eval_strategy` to no.")
+    return PretrainingData(manifest, train, held_out)
+
+
+def _read_held_out(
+    data: DataArguments, arguments: PretrainingArguments, train: Manifest, tokenizer: PreTrainedTokenizerBase
+) -> MicroBatches:
+    manifest = read_manifest(data.validation_data)
+    if manifest.tokenizer_fingerprint != train.tokenizer_fingerprint:
+        raise ValueError(f"{data.validation_data} was prepared with another tokenizer than {data.train_data}.")
+    shards = load_shards(data.validation_data, manifest)
+    sampler = HeldOutBatchSampler(
+        shards, data.max_length, data.micro_batch_tokens, arguments.process_index, arguments.world_size
+    )
+    # Packed and with the same masks whatever layout and seed of training are, so that runs can be compared.
+    collator = MLMCollator(tokenizer, data.mlm_probability, data.mask_replace_prob, data.random_replace_prob, seed=0)
+    return MicroBatches(Documents(shards, data.max_length), sampler, collator)
+
+
+def find_source(data: DataArguments) -> str | Path | None:
+    """Find where the initial weights are: of a finished run its last checkpoint, since that holds the optimizer.
+
+    Returns:
+        A folder or a Hub id for `build_model`; None for random weights.
+
+    Raises:
+        ValueError: if the optimizer is asked for without `init_from`, and if `init_from` is an unfinished run.
+        FileNotFoundError: if `init_from` is a folder without checkpoint and model.
+        CheckpointError: if the optimizer is asked for of something that is no complete checkpoint.
+    """
+    if data.init_from is None:
+        if data.continue_optimizer:
+            raise ValueError("`continue_optimizer` needs `init_from`, the checkpoint to continue from.")
+        return None
+    folder = Path(data.init_from)
+    if checkpoints := complete_checkpoints(folder):
+        newest = checkpoints[-1]
+        steps = read_progress(newest).settings["max_steps"]
+        if step_of(newest) < steps:
+            raise ValueError(
+                f"The run {folder} has come to step {step_of(newest)} of {steps} only. Finish it, or name {newest} to "
+                "start from there."
+            )
+        return newest
+    if data.continue_optimizer:
+        read_progress(folder)
+    if (folder / "model" / "config.json").is_file():
+        return folder / "model"
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        raise FileNotFoundError(f"`init_from`: {folder} holds neither a checkpoint nor a model (config.json).")
+    return folder if folder.is_dir() else data.init_from
+
+
+def build_model(
+    architecture: ModelArguments, settings: DataArguments, data: PretrainingData, source: str | Path | None
+) -> NeoBERTForMaskedLM:
+    """Make a new model, or load the one of an earlier stage, which must have this architecture and tokenizer.
+
+    Args:
+        source: what `find_source` found, or a checkpoint.
+
+    Raises:
+        ValueError: naming what differs.
+    """
+    config = {
+        **asdict(architecture),
+        "vocab_size": data.manifest.vocab_size,
+        "pad_token_id": data.tokenizer.pad_token_id,
+        "max_length": settings.max_length,
+        # The decoder runs on the masked fifth of the tokens only.
+        "sparse_prediction": True,
+    }
+    if source is None:
+        return NeoBERTForMaskedLM(NeoBERTConfig(**config))
+    stored = NeoBERTConfig.from_pretrained(source)
+    # Rotary positions have no weights, so that a later stage may be longer.
+    free = {"dropout", "sparse_prediction"} | ({"max_length"} if stored.rope else set())
+    wanted = {name: value for name, value in config.items() if name not in free}
+    if differing := differences({name: getattr(stored, name) for name in wanted}, wanted):
+        found = "; ".join(f"{name}: {old!r} there, {new!r} now" for name, old, new in differing)
+        raise ValueError(f"The model in {source} has another architecture. {found}.")
+    if tokenizer_fingerprint(AutoTokenizer.from_pretrained(source)) != data.manifest.tokenizer_fingerprint:
+        raise ValueError(
+            f"The model in {source} has another tokenizer than {settings.train_data}: prepare the data with it."
+        )
+    changes = {name: config[name] for name in free}
+    return NeoBERTForMaskedLM.from_pretrained(source, dtype=torch.float32, **changes)
+
+
+def checkpoint_settings(
+    architecture: ModelArguments, data: DataArguments, arguments: PretrainingArguments, manifest: Manifest
+) -> dict:
+    """All settings that the trained weights depend on, as a checkpoint stores them and a resume compares them."""
+    settings = asdict(architecture) | asdict(data) | result_settings(arguments, leave_out=set(UNUSED))
+    # The corpus counts, not where it lies.
+    del settings["train_data"], settings["validation_data"]
+    shards = hashlib.sha256(json.dumps(manifest.shards).encode()).hexdigest()
+    return settings | {"tokenizer": manifest.tokenizer_fingerprint, "corpus": shards}
+
+
+def plot_curves(log: list[dict], file: Path) -> None:
+    """Write a PNG of loss, masked-token accuracy, learning rate and speed over the steps."""
+
+    def line(name: str) -> Line:
+        points = [(entry["step"], entry[name]) for entry in log if name in entry]
+        return Line(points, name, {"marker": "o"} if name.startswith("eval") else {})
+
+    panels = {
+        "masked loss (nats)": [line("loss"), line("eval_loss")],
+        "masked-token accuracy": [line("accuracy"), line("eval_accuracy")],
+        "learning rate": [line("learning_rate")],
+        "real tokens per second": [line("tokens_per_second")],
+    }
+    plot_lines(file, [Panel(lines, {"xlabel": "step", "title": title}) for title, lines in panels.items()])

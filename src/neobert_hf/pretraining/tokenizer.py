@@ -1,0 +1,104 @@
+"""A tokenizer from your own text: WordPiece like bert-base-uncased, or byte-level BPE."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Literal
+
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tqdm import tqdm
+from transformers import BertTokenizer, PreTrainedTokenizerFast
+
+from neobert_hf.common.settings import check_least
+from neobert_hf.common.text_sources import stream_text
+
+
+SPECIAL_TOKENS = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
+# As in bert-base-uncased: [PAD] at 0, [UNK] at 100, [MASK] at 103.
+WORDPIECE_RESERVED = ["[PAD]", *(f"[unused{number}]" for number in range(99)), "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+
+
+@dataclass
+class TokenizerArguments:
+    source: str = field(metadata={"help": "a Hub dataset, or a local file, pattern or folder (Parquet, JSONL, text)"})
+    output_dir: str = field(metadata={"help": "the folder of the tokenizer; must not exist"})
+    column: str = field(default="text", metadata={"help": "column that holds the text"})
+    split: str = field(default="train", metadata={"help": "split of the dataset; local files are all `train`"})
+    subset: str | None = field(default=None, metadata={"help": "configuration of a Hub dataset that has several"})
+    kind: Literal["wordpiece", "bpe"] = field(default="wordpiece", metadata={"help": "lower-cased, or byte-level"})
+    vocab_size: int | None = field(
+        default=None, metadata={"help": "most entries; 30,522 for wordpiece and 32,000 for bpe if unset"}
+    )
+    max_length: int = field(default=4096, metadata={"help": "tokens at which the tokenizer truncates when asked to"})
+    max_documents: int | None = field(default=None, metadata={"help": "learn from so many documents; all if unset"})
+
+    def __post_init__(self):
+        if self.vocab_size is None:
+            self.vocab_size = 30_522 if self.kind == "wordpiece" else 32_000
+        # The least: the reserved entries and one letter, or the special tokens and every byte.
+        least = len(WORDPIECE_RESERVED) + 1 if self.kind == "wordpiece" else len(SPECIAL_TOKENS) + 256
+        check_least(self, {"vocab_size": least, "max_length": 8, "max_documents": 1})
+
+
+def train_tokenizer(settings: TokenizerArguments) -> PreTrainedTokenizerFast:
+    """Read the text and train the tokenizer that the settings describe.
+
+    Raises:
+        FileNotFoundError, ValueError: as `stream_text` and `train_wordpiece`.
+    """
+    stream = stream_text(settings.source, settings.column, settings.split, settings.subset)
+    rows = islice(stream, settings.max_documents)
+    rows = tqdm(rows, "reading", settings.max_documents, unit=" documents", dynamic_ncols=True)
+    train = {"wordpiece": train_wordpiece, "bpe": train_bpe}[settings.kind]
+    return train((row[settings.column] or "" for row in rows), settings.vocab_size, settings.max_length)
+
+
+def train_wordpiece(texts: Iterator[str], vocab_size: int, max_length: int) -> BertTokenizer:
+    """Train a lower-cased WordPiece vocabulary, with special and unused entries at the ids of bert-base-uncased.
+
+    Raises:
+        ValueError: if the text has more different characters than `vocab_size` allows.
+    """
+    untrained = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    untrained.normalizer = normalizers.BertNormalizer()
+    untrained.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    # The trainer gives its special tokens the first ids, in their order. The rarest of more than 1,000 characters
+    # become [UNK], as in the tokenizers library's own BERT recipe.
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=vocab_size, special_tokens=WORDPIECE_RESERVED, limit_alphabet=min(1_000, vocab_size)
+    )
+    untrained.train_from_iterator(texts, trainer)
+    vocab = untrained.get_vocab()
+    if len(vocab) > vocab_size:
+        raise ValueError(
+            f"The characters of the text, alone and within words, already make {len(vocab):,} entries, more than "
+            f"`vocab_size`, {vocab_size:,}: raise `vocab_size` to {len(vocab):,} or more."
+        )
+    # Around the vocabulary only the five special tokens are special: [unused0] in a text is no special token.
+    vocab = dict(sorted(vocab.items(), key=lambda entry: entry[1]))
+    return BertTokenizer(vocab=vocab, **_wrapper_options(max_length))
+
+
+def train_bpe(texts: Iterator[str], vocab_size: int, max_length: int) -> PreTrainedTokenizerFast:
+    """Train a byte-level, cased BPE vocabulary."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    # The whole alphabet of bytes, whether the text has them all or not: nothing is unknown.
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=list(SPECIAL_TOKENS.values()),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B [SEP]",
+        special_tokens=[(token, tokenizer.token_to_id(token)) for token in ("[CLS]", "[SEP]")],
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **SPECIAL_TOKENS, **_wrapper_options(max_length))
+
+
+def _wrapper_options(max_length: int) -> dict:
+    # NeoBERT has no token types.
+    return {"model_max_length": max_length, "model_input_names": ["input_ids", "attention_mask"]}
