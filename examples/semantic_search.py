@@ -21,8 +21,8 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 
 import neobert_hf  # noqa: F401  (registers the architecture)
-from neobert_hf.common.settings import parse_config
-from neobert_hf.search.encoder import EmbeddingSettings, PassageEncoder, check_positive
+from neobert_hf.common.settings import check_least, parse_config
+from neobert_hf.search.encoder import EmbeddingSettings, PassageEncoder
 from neobert_hf.search.index import Hit, VectorIndex, VectorIndexError, check_identity, open_index
 from neobert_hf.search.indexing import SourceSettings, update_index
 
@@ -53,7 +53,7 @@ class QuerySettings:
     json: bool = field(default=False, metadata={"help": "print one JSON object for each query"})
 
     def __post_init__(self):
-        check_positive(self, "top_k")
+        check_least(self, {"top_k": 1})
         if any(not text.strip() for text in self.text):
             raise ValueError("`text` holds an empty query.")
 

@@ -3,22 +3,15 @@
 import os
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 from sentence_transformers.sentence_transformer.modules import Pooling
 
-from neobert_hf.embeddings.inference import check_finite, fingerprint, load_model
+from neobert_hf.common.settings import check_least
+from neobert_hf.embeddings.inference import check_finite, load_embedding_model, model_fingerprint
 from neobert_hf.search.passages import split_passages
-
-
-def check_positive(settings: Any, *names: str) -> None:
-    """Raise a ValueError that names a setting which is set and below 1."""
-    for name in names:
-        value = getattr(settings, name)
-        if value is not None and value < 1:
-            raise ValueError(f"`{name}` is {value}; it must be 1 or more.")
 
 
 @dataclass
@@ -40,7 +33,7 @@ class EmbeddingSettings:
     )
 
     def __post_init__(self):
-        check_positive(self, "passage_tokens", "truncate_dim")
+        check_least(self, {"passage_tokens": 1, "truncate_dim": 1})
 
     @classmethod
     def of_index(cls, identity: dict) -> "EmbeddingSettings":
@@ -56,8 +49,13 @@ class PassageEncoder:
     """
 
     def __init__(self, settings: EmbeddingSettings, device: str | None = None, trust_remote_code: bool = False):
-        dtype, dimensions = getattr(torch, settings.dtype), settings.truncate_dim
-        self.model = load_model(settings.model, dtype, device, None, dimensions, trust_remote_code)
+        self.model = load_embedding_model(
+            settings.model,
+            getattr(torch, settings.dtype),
+            device=device,
+            truncate_dim=settings.truncate_dim,
+            trust_remote_code=trust_remote_code,
+        )
         self.identity = self._describe(settings)
 
     def _describe(self, settings: EmbeddingSettings) -> dict:
@@ -66,7 +64,7 @@ class PassageEncoder:
         return {
             # Found again from any working directory.
             "model": os.path.abspath(name) if os.path.isdir(name) else name,
-            "fingerprint": fingerprint(self.model),
+            "fingerprint": model_fingerprint(self.model),
             "pooling": [module.pooling_mode for module in self.model if isinstance(module, Pooling)],
             "dimension": self.model.get_embedding_dimension(),
             "truncate_dim": settings.truncate_dim,

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 from tqdm import tqdm
 
+from neobert_hf.common.settings import check_least
 from neobert_hf.common.text_sources import local_files, stream_documents
-from neobert_hf.search.encoder import PassageEncoder, check_positive
+from neobert_hf.search.encoder import PassageEncoder
 from neobert_hf.search.index import Passage, VectorIndex
 
 
@@ -29,7 +30,7 @@ class SourceSettings:
     write_every: int = field(default=1024, metadata={"help": "passages; what an interruption loses"})
 
     def __post_init__(self):
-        check_positive(self, "batch_size", "write_every")
+        check_least(self, {"batch_size": 1, "write_every": 1})
 
     @property
     def name_in_index(self) -> str:

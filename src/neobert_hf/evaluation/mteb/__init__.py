@@ -1,1 +1,1 @@
-"""MTEB with the instructions of the paper (section 5.2), and retrieval tasks of one's own."""
+"""MTEB with the instructions of the paper (section 5.2), and tasks on one's own data."""

@@ -1,8 +1,8 @@
 """A Sentence Transformers model as MTEB sees it.
 
 MTEB's own wrapper looks prompts up by rules that drop some (the key `CQADupstackRetrieval` reaches none of its 12
-parts, a local task's key is refused) and spread others (a task's key prompts documents, too). Here each task has one
-instruction, which stands before queries only where there are queries.
+parts, and a local task's key is refused) and spread others (a task's key prompts documents, too). Here each task has
+one instruction, and where a task has queries, the instruction stands before queries only.
 """
 
 from typing import Any
@@ -17,13 +17,13 @@ from neobert_hf.embeddings.inference import check_finite
 
 
 class InstructionEncoder(AbsEncoder):
-    """Encodes with one instruction a task.
+    """Encodes texts with the prompt of their task.
 
     Args:
         model: any, fine-tuned or not.
-        name: under which results are reported.
-        prompts: what stands before the texts of each task, by its name. If None, the prompts that the model was saved
-            with are used.
+        name: of the model in MTEB's results.
+        prompts: what stands before the texts of each task, by the task's name. If None, the prompts that the model was
+            saved with are used.
 
     Raises:
         KeyError: on encoding for a task without a prompt.
@@ -38,20 +38,21 @@ class InstructionEncoder(AbsEncoder):
         )
 
     def prompt(self, task: str, prompt_type: PromptType | None) -> str | None:
-        """What stands before the texts; None leaves it to the model."""
+        """What stands before the texts of a task; None leaves it to the model."""
         if self.prompts is None:
             return None
         # An empty prompt, unlike None, also keeps the model's own away.
         return "" if prompt_type == PromptType.document else self.prompts[task]
 
     def encode(self, inputs, *, task_metadata, prompt_type: PromptType | None = None, **kwargs: Any) -> np.ndarray:
-        """MTEB calls this with batches of texts; `hf_split` and `hf_subset` make no difference."""
+        """Encode batches of texts, as MTEB asks for it; `hf_split` and `hf_subset` make no difference.
+
+        Returns:
+            Embeddings (texts, dimension).
+        """
         del kwargs["hf_split"], kwargs["hf_subset"]
-        encode = {
-            PromptType.query: self.model.encode_query,
-            PromptType.document: self.model.encode_document,
-            None: self.model.encode,
-        }[prompt_type]
+        methods = {PromptType.query: self.model.encode_query, PromptType.document: self.model.encode_document}
+        encode = methods.get(prompt_type, self.model.encode)
         texts = [text for batch in inputs for text in batch["text"]]
         embeddings = encode(texts, prompt=self.prompt(task_metadata.name, prompt_type), **kwargs)
         check_finite(embeddings, texts)

@@ -11,22 +11,22 @@
 """
 
 import math
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 import pyarrow.compute as pc
-import yaml
-from datasets import Dataset, DatasetDict, List, Value, load_dataset
-from datasets.exceptions import DatasetGenerationError
+from datasets import Dataset, DatasetDict, List, Value
 from mteb.abstasks import AbsTask, AbsTaskClassification, AbsTaskPairClassification, AbsTaskRetrieval, AbsTaskSTS
 from mteb.abstasks.clustering_legacy import AbsTaskClusteringLegacy
 from mteb.abstasks.task_metadata import TaskMetadata
 
 from neobert_hf.common.fingerprints import files_fingerprint
+from neobert_hf.common.settings import read_yaml
+from neobert_hf.common.text_sources import load_table
 
 
-TEXTS = (Value("string"), Value("large_string"))
-LISTS = tuple(List(text) for text in TEXTS)
-READERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json"}
+TEXT = (Value("string"), Value("large_string"))
+TEXTS = tuple(List(text) for text in TEXT)
 
 # Type: base class, main score, columns of `data`, and the further file that it takes, with its columns.
 TYPES = {
@@ -39,67 +39,74 @@ TYPES = {
 }
 
 
-def local_task(
-    name: str,
-    task_type: str,
-    data: str | Path,
-    corpus: str | Path | None = None,
-    train: str | Path | None = None,
-    columns: dict[str, str] | None = None,
-) -> AbsTask:
+@dataclass
+class LocalTask:
+    """A task on one's own files, Parquet or JSON lines; `columns` gives the names of columns that differ from ours."""
+
+    name: str
+    type: str
+    data: str | Path
+    corpus: str | Path | None = None
+    train: str | Path | None = None
+    columns: dict[str, str] = field(default_factory=dict)
+    instruction: str = ""
+
+    def __post_init__(self):
+        if self.type not in TYPES:
+            raise ValueError(f"Task {self.name}: unknown type {self.type!r}; known are {', '.join(TYPES)}.")
+        _, _, columns, further = TYPES[self.type]
+        if unused := self.files.keys() - {"data", *further}:
+            raise ValueError(f"Task {self.name}: type {self.type} takes no `{unused.pop()}`.")
+        if self.type == "Classification" and self.train is None:
+            raise ValueError(f"Task {self.name}: type Classification needs `train`, the file to learn from.")
+        if unknown := self.columns.keys() - set(columns):
+            known = ", ".join(columns)
+            raise ValueError(f"Task {self.name}: `columns` names {unknown.pop()!r}; type {self.type} has {known}.")
+
+    @property
+    def files(self) -> dict[str, str | Path]:
+        files = {"data": self.data, "corpus": self.corpus, "train": self.train}
+        return {part: file for part, file in files.items() if file is not None}
+
+
+def make_task(local: LocalTask) -> AbsTask:
     """Make an MTEB task of files.
 
-    Args:
-        name: of the task.
-        task_type: one of `TYPES`.
-        data: Parquet or JSON lines with the columns of the type.
-        corpus: for Retrieval, a file with more documents to search among.
-        train: for Classification, the file that the classifier learns from.
-        columns: the names that columns have in the files, where they differ.
-
     Raises:
-        ValueError: if the type is unknown, a file is missing, empty, or lacks a column or a value, or nothing could be
-            scored: scores that are no numbers or all the same, labels of pairs that are not 1 and 0, one label only,
-            labels that `train` does not have.
+        FileNotFoundError: if a file is missing.
+        ValueError: if a file is empty, or lacks a column or a value, or nothing could be scored: scores that are no
+            numbers or all the same, labels of pairs that are not 1 and 0, one label only, labels that `train` does not
+            have.
     """
-    if task_type not in TYPES:
-        raise ValueError(f"Task {name}: unknown type {task_type!r}; known are {', '.join(TYPES)}.")
-    base, main_score, required, further = TYPES[task_type]
-    files = {"data": data} | {part: file for part, file in (("corpus", corpus), ("train", train)) if file is not None}
-    expected = {"data": required} | further
-    columns = columns or {}
-    if unused := files.keys() - expected.keys():
-        raise ValueError(f"Task {name}: type {task_type} takes no `{unused.pop()}`.")
-    if task_type == "Classification" and train is None:
-        raise ValueError(f"Task {name}: type Classification needs `train`, the file to learn from.")
-    if unknown := columns.keys() - set(required):
-        raise ValueError(f"Task {name}: `columns` names {unknown.pop()!r}; type {task_type} has {', '.join(required)}.")
-    parts = {part: _read(f"Task {name}", file, expected[part], columns) for part, file in files.items()}
-    if task_type == "STS":
-        _check_scores(name, parts["data"])
-    if "label" in required:
-        _check_labels(name, task_type, parts)
+    base, main_score, columns, further = TYPES[local.type]
+    expected = {"data": columns} | further
+    tables = {part: _read_table(local, file, expected[part]) for part, file in local.files.items()}
+    if local.type == "STS":
+        _check_scores(local.name, tables["data"])
+    if "label" in columns:
+        _check_labels(local, tables)
 
     def load_data(self, **kwargs) -> None:
-        self.dataset = _mteb_format(task_type, parts)
+        self.dataset = _mteb_format(local.type, tables)
         self.data_loaded = True
 
+    # With this revision, results on other contents are not taken for those on these.
+    revision = files_fingerprint(local.files, repr(sorted(local.columns.items())))
     metadata = TaskMetadata(
-        name=name,
-        description=f"Local dataset {data}",
-        type=task_type,
-        # Results of other contents are not taken for those of this one.
-        dataset={"path": str(data), "revision": files_fingerprint(files, repr(sorted(columns.items())))},
-        category="t2c" if task_type in ("Classification", "Clustering") else "t2t",
+        name=local.name,
+        description=f"Local dataset {local.data}",
+        type=local.type,
+        dataset={"path": str(local.data), "revision": revision},
+        category="t2c" if "text" in columns else "t2t",
         eval_langs=["eng-Latn"],
         main_score=main_score,
     )
     attributes = {"metadata": metadata, "load_data": load_data}
-    if task_type == "Clustering":
-        attributes |= {"input_column_name": "text", "label_column_name": "label"}
-    if task_type == "PairClassification":
+    if "text" in columns:
+        attributes["input_column_name"] = "text"
+    if "label" in columns:
         attributes["label_column_name"] = "label"
-    return type(f"Local{task_type}", (base,), attributes)()
+    return type(f"Local{local.type}", (base,), attributes)()
 
 
 def read_local_tasks(file: str | Path) -> tuple[list[AbsTask], dict[str, str]]:
@@ -109,56 +116,52 @@ def read_local_tasks(file: str | Path) -> tuple[list[AbsTask], dict[str, str]]:
         The tasks, and the instruction of each by its name, empty where it has none.
 
     Raises:
-        ValueError: on unknown keys, and as `local_task`.
+        ValueError: on unknown keys, and as `LocalTask` and `make_task`.
     """
-    file = Path(file)
-    content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    if not isinstance(content, dict) or not all(isinstance(entry, dict) for entry in content.values()):
-        raise ValueError(f"{file} must hold tasks by name, each with `type` and `data`.")
-    known = {"type", "data", "corpus", "train", "columns", "instruction"}
+    known = {setting.name for setting in fields(LocalTask)} - {"name"}
     tasks, instructions = [], {}
-    for name, entry in content.items():
+    for name, entry in read_yaml(file).items():
+        if not isinstance(entry, dict):
+            raise ValueError(f"{file} must hold tasks by name, each with `type` and `data`.")
         if unknown := entry.keys() - known:
             raise ValueError(f"{file}: task {name} has the unknown key {unknown.pop()!r}; known are {sorted(known)}.")
         if missing := {"type", "data"} - entry.keys():
             raise ValueError(f"{file}: task {name} lacks `{missing.pop()}`.")
-        files = {part: file.parent / entry[part] for part in ("data", "corpus", "train") if part in entry}
-        tasks.append(local_task(str(name), entry["type"], columns=entry.get("columns"), **files))
-        instructions[str(name)] = entry.get("instruction") or ""
+        entry = {key: value for key, value in entry.items() if value is not None}
+        files = {part: Path(file).parent / entry[part] for part in ("data", "corpus", "train") if part in entry}
+        local = LocalTask(str(name), **entry | files)
+        tasks.append(make_task(local))
+        instructions[local.name] = local.instruction
     return tasks, instructions
 
 
-def _read(task: str, file: str | Path, required: tuple[str, ...], columns: dict[str, str]) -> Dataset:
+def _read_table(local: LocalTask, file: str | Path, required: tuple[str, ...]) -> Dataset:
     """The required columns under our names, without missing values."""
-    file = Path(file)
-    if not file.is_file():
-        raise ValueError(f"{task}: there is no file {file}.")
-    if file.suffix not in READERS:
-        raise ValueError(f"{task}: {file} is not one of {', '.join(READERS)}.")
-    if not file.stat().st_size:
-        raise ValueError(f"{task}: {file} is empty.")
-    try:
-        dataset = load_dataset(READERS[file.suffix], data_files=str(file), split="train")
-    except (DatasetGenerationError, ValueError) as error:
-        raise ValueError(f"{task}: {file} has no rows that can be read: {error.__cause__ or error}") from error
-    names = {columns.get(column, column): column for column in required}
-    if missing := names.keys() - set(dataset.column_names):
+    table = load_table(local.name, str(file), None, "train")
+    names = {local.columns.get(column, column): column for column in required}
+    if missing := names.keys() - set(table.column_names):
         raise ValueError(
-            f"{task}: {file} has no column {missing.pop()!r}; it has {', '.join(dataset.column_names)}. "
+            f"Task {local.name}: {file} has no column {missing.pop()!r}; it has {', '.join(table.column_names)}. "
             f"`columns` gives yours for each of {', '.join(required)}."
         )
-    dataset = dataset.select_columns(list(names))
-    dataset = dataset.rename_columns({old: new for old, new in names.items() if old != new})
-    for column, feature in dataset.features.items():
-        values = dataset.data.column(column)
-        nested = column in ("positive", "negative")
-        if column not in ("score", "label") and feature not in (LISTS if nested else TEXTS):
-            raise ValueError(f"{task}: column {column!r} of {file} holds {feature}, not {'lists of ' * nested}texts.")
-        if values.null_count or (nested and pc.list_flatten(values).null_count):
-            raise ValueError(f"{task}: column {column!r} of {file} has missing values (None). Drop those rows.")
-        if nested and pc.min(pc.list_value_length(values)).as_py() == 0:
-            raise ValueError(f"{task}: a row of {file} has no `{column}`: any order would do. Drop it.")
-    return dataset
+    table = table.select_columns(list(names))
+    table = table.rename_columns({old: new for old, new in names.items() if old != new})
+    for column in required:
+        _check_column(f"Task {local.name}: column {column!r} of {file}", table, column)
+    return table
+
+
+def _check_column(where: str, table: Dataset, column: str) -> None:
+    feature, values = table.features[column], table.data.column(column)
+    lists = column in ("positive", "negative")
+    if lists and feature not in TEXTS:
+        raise ValueError(f"{where} holds {feature}, not lists of texts.")
+    if column not in ("score", "label", "positive", "negative") and feature not in TEXT:
+        raise ValueError(f"{where} holds {feature}, not texts.")
+    if values.null_count or (lists and pc.list_flatten(values).null_count):
+        raise ValueError(f"{where} has missing values (None). Drop those rows.")
+    if lists and pc.min(pc.list_value_length(values)).as_py() == 0:
+        raise ValueError(f"{where} has a row without a text: any order would do. Drop it.")
 
 
 def _check_scores(name: str, data: Dataset) -> None:
@@ -169,9 +172,9 @@ def _check_scores(name: str, data: Dataset) -> None:
         raise ValueError(f"Task {name}: every score is {scores[0]}; nothing correlates with a constant.")
 
 
-def _check_labels(name: str, task_type: str, parts: dict[str, Dataset]) -> None:
-    labels = {part: table.unique("label") for part, table in parts.items()}
-    if task_type == "PairClassification" and not set(labels["data"]) <= {0, 1}:
+def _check_labels(local: LocalTask, tables: dict[str, Dataset]) -> None:
+    name, labels = local.name, {part: table.unique("label") for part, table in tables.items()}
+    if local.type == "PairClassification" and not set(labels["data"]) <= {0, 1}:
         raise ValueError(f"Task {name}: the labels of pairs must be 1 and 0; found {labels['data'][:5]}.")
     learned = labels.get("train", labels["data"])
     if len(learned) < 2:
@@ -182,29 +185,36 @@ def _check_labels(name: str, task_type: str, parts: dict[str, Dataset]) -> None:
         )
 
 
-def _mteb_format(task_type: str, parts: dict[str, Dataset]) -> DatasetDict | dict:
-    data = parts["data"]
+def _mteb_format(task_type: str, tables: dict[str, Dataset]) -> DatasetDict | dict:
+    data = tables["data"]
+    if task_type in ("Retrieval", "Reranking"):
+        return _retrieval_format(tables)
     if task_type == "Classification":
-        return DatasetDict(train=parts["train"], test=data)
+        return DatasetDict(train=tables["train"], test=data)
     if task_type == "Clustering":
         # One row is one set to cluster.
         return DatasetDict(test=Dataset.from_dict({column: [data[column][:]] for column in ("text", "label")}))
-    if task_type not in ("Retrieval", "Reranking"):
-        return DatasetDict(test=data)
+    return DatasetDict(test=data)
 
+
+def _retrieval_format(tables: dict[str, Dataset]) -> dict:
+    """Give each text an id; rows of the same query are one query, and equal documents are one document."""
     queries, documents, relevant, candidates = {}, {}, {}, {}
-    for row in data:
+
+    def document_id(text: str) -> str:
+        return documents.setdefault(text, f"d{len(documents)}")
+
+    for row in tables["data"]:
         query = queries.setdefault(row["query"], f"q{len(queries)}")
-        for text in row["positive"] if task_type == "Reranking" else [row["document"]]:
-            document = documents.setdefault(text, f"d{len(documents)}")
-            relevant.setdefault(query, {})[document] = 1
-        if task_type == "Reranking":
-            negative = [documents.setdefault(text, f"d{len(documents)}") for text in row["negative"]]
+        positives = [row["document"]] if "document" in row else row["positive"]
+        relevant.setdefault(query, {}).update({document_id(text): 1 for text in positives})
+        if "negative" in row:
+            negatives = [document_id(text) for text in row["negative"]]
             # A dictionary keeps the order and drops repetitions.
-            candidates.setdefault(query, {}).update(dict.fromkeys([*relevant[query], *negative]))
-    if "corpus" in parts:
-        for text in parts["corpus"]["document"]:
-            documents.setdefault(text, f"d{len(documents)}")
+            candidates.setdefault(query, {}).update(dict.fromkeys([*relevant[query], *negatives]))
+    if "corpus" in tables:
+        for text in tables["corpus"]["document"]:
+            document_id(text)
     split = {
         "queries": Dataset.from_list([{"id": number, "text": text} for text, number in queries.items()]),
         "corpus": Dataset.from_list([{"id": number, "text": text, "title": ""} for text, number in documents.items()]),

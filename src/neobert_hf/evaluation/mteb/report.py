@@ -3,17 +3,18 @@
 from collections import defaultdict
 from pathlib import Path
 
-import yaml
 from matplotlib import colormaps
 from matplotlib.figure import Figure
 
 from neobert_hf.common.atomic_writes import write_json, write_png, write_text
+from neobert_hf.common.report import markdown_table
 from neobert_hf.common.results import read_result
-from neobert_hf.evaluation.mteb.results import KEYS
+from neobert_hf.common.settings import read_yaml
+from neobert_hf.evaluation.mteb.results import RESULT_KEYS
 
 
-# Task type: column of Table 4, and how many of the 56 tasks of MTEB(eng, v1) are of it.
-COLUMNS = {
+# Task type: its title in Table 4, and how many of the 56 tasks of MTEB(eng, v1) are of it.
+TASK_TYPES = {
     "Classification": ("Class.", 12),
     "Clustering": ("Clust.", 11),
     "PairClassification": ("PairClass.", 3),
@@ -22,23 +23,23 @@ COLUMNS = {
     "STS": ("STS", 10),
     "Summarization": ("Summ.", 1),
 }
-TASKS = sum(number for _, number in COLUMNS.values())
+COLUMNS = TASK_TYPES | {"Avg.": ("Avg.", 56)}
 
 
 def read_published(file: str | Path) -> dict[str, list[float]]:
-    """Read rows of Table 4 by model: the seven columns and the average.
+    """Read rows of Table 4 by model: the seven task types and the average.
 
     Raises:
         ValueError: if a row has another length.
     """
-    rows = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
+    rows = read_yaml(file)
     for model, row in rows.items():
-        if len(row) != len(COLUMNS) + 1:
-            raise ValueError(f"{file}: {model} has {len(row)} numbers; there are {len(COLUMNS)} types and the average.")
+        if len(row) != len(COLUMNS):
+            raise ValueError(f"{file}: {model} has {len(row)} numbers; it must have one for each of {list(COLUMNS)}.")
     return rows
 
 
-def collect(folder: Path, mteb_tasks: set[str]) -> dict:
+def collect_scores(folder: Path, mteb_tasks: set[str]) -> dict[str, dict]:
     """Read the results of all models in a folder.
 
     Args:
@@ -46,105 +47,117 @@ def collect(folder: Path, mteb_tasks: set[str]) -> dict:
         mteb_tasks: the names of the 56 tasks; all others are local.
 
     Returns:
-        For each model its `tasks`, its `local` tasks, and its `types` (mean and number of tasks), `Avg.` included.
-        Means are over tasks, in percent.
+        For each model its `tasks` and its `local` tasks (type, metric, score), and its `types` by column of Table 4
+        (mean, and over how many tasks). Scores and means are in percent.
     """
     models = {}
     for model in sorted(path for path in folder.iterdir() if path.is_dir()):
-        results = [read_result(file, KEYS) for file in sorted(model.glob("*.json"))]
-        groups, tasks, local = defaultdict(list), {}, {}
-        for result in results:
-            score = 100 * result["score"]
-            entry = {"type": result["type"], "metric": result["metric"], "score": score}
+        scores, tasks, local = defaultdict(list), {}, {}
+        for file in sorted(model.glob("*.json")):
+            result = read_result(file, RESULT_KEYS)
+            entry = {"type": result["type"], "metric": result["metric"], "score": 100 * result["score"]}
             if result["task"] not in mteb_tasks:
                 local[result["task"]] = entry
                 continue
             tasks[result["task"]] = entry
-            for group in (result["type"], "Avg."):
-                groups[group].append(score)
-        types = {group: {"mean": sum(scores) / len(scores), "tasks": len(scores)} for group, scores in groups.items()}
-        if results:
+            for column in (result["type"], "Avg."):
+                scores[column].append(entry["score"])
+        types = {column: {"mean": sum(some) / len(some), "tasks": len(some)} for column, some in scores.items()}
+        if tasks or local:
             models[model.name] = {"types": types, "tasks": tasks, "local": local}
     return models
 
 
-def markdown(models: dict, published: dict[str, list[float]]) -> str:
-    """Tables: types and average next to the published rows, then every task."""
+def is_complete(column: str, mean: dict) -> bool:
+    """Whether a mean is over all tasks of its column."""
+    return mean["tasks"] == COLUMNS[column][1]
+
+
+def format_report(models: dict[str, dict], published: dict[str, list[float]]) -> str:
+    """Write Markdown tables: types and average next to the published rows, then every task."""
     lines = ["# MTEB", ""]
     if any(model["tasks"] for model in models.values()):
-        heads = [f"{name} ({number})" for name, number in COLUMNS.values()]
-        lines += _header(["Model", *heads, f"Avg. ({TASKS})"])
-        for name, row in published.items():
-            lines.append(f"| {name} (paper) | " + " | ".join(f"{score:.1f}" for score in row) + " |")
-        partial = False
-        for name, model in models.items():
-            cells = []
-            for group, number in [*((group, number) for group, (_, number) in COLUMNS.items()), ("Avg.", TASKS)]:
-                mean = model["types"].get(group)
-                complete = mean is not None and mean["tasks"] == number
-                partial |= mean is not None and not complete
-                cells.append("-" if mean is None else f"{mean['mean']:.1f}" + f" [{mean['tasks']}]" * (not complete))
-            if model["tasks"]:
-                lines.append(f"| **{name}** | " + " | ".join(cells) + " |")
-        lines += ["", "Scores of MTEB(eng, v1) in percent; in brackets the number of tasks in each mean."]
-        if partial:
-            lines.append("A cell with [n] is over n tasks only and cannot be compared with the others of its column.")
-        if published:
-            lines.append("Rows of the paper: Table 4, after 2,000 steps of its contrastive fine-tuning.")
-        lines.append("")
+        lines += _table_of_types(models, published)
     for part, title in (("local", "Local tasks"), ("tasks", "Tasks of MTEB")):
-        tasks = {name: entry for model in models.values() for name, entry in model[part].items()}
-        if not tasks:
-            continue
-        lines += [f"## {title}", "", *_header(["Task", "Type", "Metric", *models])]
-        for name, entry in sorted(tasks.items(), key=lambda task: (task[1]["type"], task[0])):
-            scores = [model[part].get(name) for model in models.values()]
-            cells = [name, entry["type"], entry["metric"], *("-" if s is None else f"{s['score']:.2f}" for s in scores)]
-            lines.append("| " + " | ".join(cells) + " |")
-        lines.append("")
+        if any(model[part] for model in models.values()):
+            scores = {name: model[part] for name, model in models.items()}
+            lines += [f"## {title}", "", *_table_of_tasks(scores), ""]
     return "\n".join(lines)
 
 
-def _header(cells: list[str]) -> list[str]:
-    return ["| " + " | ".join(cells) + " |", "|" + " --- |" * len(cells)]
+def _table_of_types(models: dict[str, dict], published: dict[str, list[float]]) -> list[str]:
+    """The rows of the paper, then one's own, and how to read them."""
+    rows = [[f"{name} (paper)", *(f"{score:.1f}" for score in row)] for name, row in published.items()]
+    means = {name: model["types"] for name, model in models.items() if model["tasks"]}
+    for name, types in means.items():
+        rows.append([f"**{name}**", *(_cell(column, types.get(column)) for column in COLUMNS)])
+    head = ["Model", *(f"{title} ({tasks})" for title, tasks in COLUMNS.values())]
+    notes = ["Scores of MTEB(eng, v1) in percent; in brackets the number of tasks in each mean."]
+    if not all(is_complete(column, mean) for types in means.values() for column, mean in types.items()):
+        notes.append("A cell with [n] is over n tasks only and cannot be compared with the others of its column.")
+    if published:
+        notes.append("Rows of the paper: Table 4, after 2,000 steps of its contrastive fine-tuning.")
+    return [*markdown_table(head, rows), "", *notes, ""]
 
 
-def plot(models: dict, published: dict[str, list[float]], file: Path) -> None:
-    """Bars by task type, as Figure 5; of local tasks if there are no others. Means of some tasks only are hatched."""
-    bars = {}
+def _cell(column: str, mean: dict | None) -> str:
+    if mean is None:
+        return "-"
+    return f"{mean['mean']:.1f}" if is_complete(column, mean) else f"{mean['mean']:.1f} [{mean['tasks']}]"
+
+
+def _table_of_tasks(scores: dict[str, dict]) -> list[str]:
+    """A row for each task, a column for each model."""
+    tasks = {task: entry for entries in scores.values() for task, entry in entries.items()}
+    rows = []
+    for task, entry in sorted(tasks.items(), key=lambda item: (item[1]["type"], item[0])):
+        cells = [f"{entries[task]['score']:.2f}" if task in entries else "-" for entries in scores.values()]
+        rows.append([task, entry["type"], entry["metric"], *cells])
+    return markdown_table(["Task", "Type", "Metric", *scores], rows)
+
+
+def plot_report(file: Path, models: dict[str, dict], published: dict[str, list[float]]) -> None:
+    """Plot bars by task type, as Figure 5; bars by local task, if there are no others."""
+    # For each model the height of each bar, and whether it is hatched.
     if any(model["tasks"] for model in models.values()):
-        groups = [*COLUMNS, "Avg."]
-        numbers = [*(number for _, number in COLUMNS.values()), TASKS]
-        labels = [*(name for name, _ in COLUMNS.values()), "Avg."]
-        bars |= {name: list(zip(row, [True] * len(row))) for name, row in published.items()}
+        groups = [title for title, _ in COLUMNS.values()]
+        bars = {name: [(score, False) for score in row] for name, row in published.items()}
         for name, model in models.items():
-            means = [model["types"].get(group, {"mean": 0.0, "tasks": 0}) for group in groups]
-            bars[name] = [(mean["mean"], mean["tasks"] == number) for mean, number in zip(means, numbers)]
+            means = {column: model["types"].get(column, {"mean": 0.0, "tasks": 0}) for column in COLUMNS}
+            bars[name] = [(mean["mean"], not is_complete(column, mean)) for column, mean in means.items()]
     else:
-        groups = labels = sorted({task for model in models.values() for task in model["local"]})
-        for name, model in models.items():
-            bars[name] = [(model["local"].get(task, {"score": 0.0})["score"], True) for task in groups]
+        groups = sorted({task for model in models.values() for task in model["local"]})
+        for_none = {"score": 0.0}
+        bars = {
+            name: [(model["local"].get(task, for_none)["score"], False) for task in groups]
+            for name, model in models.items()
+        }
+    _draw_bars(file, groups, bars, published=set(published))
+
+
+def _draw_bars(file: Path, groups: list[str], bars: dict[str, list[tuple[float, bool]]], published: set[str]) -> None:
     figure = Figure(figsize=(12, 5), layout="constrained")
-    axes, width = figure.subplots(), 0.85 / len(bars)
-    for index, (name, row) in enumerate(bars.items()):
-        # Published models pale, one's own dark.
-        color = (*colormaps["tab10"](index % 10)[:3], 0.4) if name in published else colormaps["Dark2"](index % 8)
+    axes = figure.subplots()
+    width = 0.85 / len(bars)
+    for number, (name, row) in enumerate(bars.items()):
         label = f"{name} (paper)" if name in published else name
-        places = [group + (index + 0.5) * width - 0.425 for group in range(len(groups))]
-        drawn = axes.bar(places, [score for score, _ in row], width, label=label, color=color)
-        for bar, (_, complete) in zip(drawn, row):
-            bar.set_hatch(None if complete else "//")
-    axes.set_xticks(range(len(groups)), labels)
+        # Published models are pale, one's own are dark.
+        color = (*colormaps["tab10"](number % 10)[:3], 0.4) if name in published else colormaps["Dark2"](number % 8)
+        centers = [group - 0.425 + (number + 0.5) * width for group in range(len(groups))]
+        drawn = axes.bar(centers, [height for height, _ in row], width, label=label, color=color)
+        for bar, (_, hatched) in zip(drawn, row):
+            bar.set_hatch("//" if hatched else None)
+    axes.set_xticks(range(len(groups)), groups)
     axes.set(ylabel="score (%)", title="Means by task type; hatched: not all tasks of the type")
     axes.legend(fontsize="small", ncols=2, loc="upper left", bbox_to_anchor=(1, 1))
     write_png(file, figure)
 
 
 def write_report(folder: Path, mteb_tasks: set[str], published: dict[str, list[float]]) -> str:
-    """Write `report.md`, `report.json` and `report.png` into the folder; returns the Markdown."""
-    models = collect(folder, mteb_tasks)
-    text = markdown(models, published)
+    """Write `report.md`, `report.json` and `report.png` into the folder; return the Markdown."""
+    models = collect_scores(folder, mteb_tasks)
+    text = format_report(models, published)
     write_text(folder / "report.md", text)
     write_json(folder / "report.json", {"models": models, "published": published})
-    plot(models, published, folder / "report.png")
+    plot_report(folder / "report.png", models, published)
     return text

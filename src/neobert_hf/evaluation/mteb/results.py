@@ -1,7 +1,8 @@
-"""Evaluating on MTEB tasks one by one, each result in a file of its own.
+"""Evaluating a model on MTEB tasks one by one, with each result in a file of its own.
 
-MTEB's cache knows a model by its name only, which all local models share, writes in place, and takes a result whatever
-prompt or data it came from. Here a file holds what the result depends on and is written whole or not at all.
+MTEB's cache knows a model by its name only, which all local models share; it writes in place, and takes a result
+whatever prompt or data the result came from. Here a file holds what its result depends on, and is written whole or not
+at all.
 """
 
 import json
@@ -22,9 +23,13 @@ from neobert_hf.common.results import check_same_settings, read_result
 from neobert_hf.evaluation.mteb.encoder import InstructionEncoder
 
 
+# What a result file holds.
+RESULT_KEYS = {"task", "type", "metric", "score", "settings", "result"}
+
+
 @dataclass
-class Settings:
-    """What a result depends on, besides the task.
+class ResultSettings:
+    """What the results of a model depend on, besides the task.
 
     Args:
         model: its fingerprint.
@@ -39,30 +44,21 @@ class Settings:
     truncate_dim: int | None
 
 
-# Of a result file.
-KEYS = {"task", "type", "metric", "score", "settings", "result"}
-
-
-def _plain(value) -> float | str:
-    # Beside Python's own types there are dates and numbers of NumPy.
-    return value.isoformat() if isinstance(value, datetime) else value.item()
-
-
-def subtasks(task: AbsTask) -> list[AbsTask]:
-    """The tasks that are evaluated for it: its parts, or itself."""
+def parts_of(task: AbsTask) -> list[AbsTask]:
+    """The tasks that are evaluated for a task: its parts (12 of CQADupstackRetrieval), or the task itself."""
     return task.metadata.tasks if isinstance(task, AbsTaskAggregate) else [task]
 
 
-class Results:
-    """The results of one model, a JSON file each.
+class ResumableEvaluation:
+    """The evaluation of one model, which does not repeat what it finds in its folder.
 
     Args:
-        folder: of this model.
-        settings: of this run. Results of other settings are refused, not overwritten and not reported.
+        folder: of this model: `<task>.json`, and `parts/<part>.json` for a task of several parts.
+        settings: of this run. Results of other settings are refused; they are neither overwritten nor reported.
         encoder: the model.
     """
 
-    def __init__(self, folder: Path, settings: Settings, encoder: InstructionEncoder):
+    def __init__(self, folder: Path, settings: ResultSettings, encoder: InstructionEncoder):
         self.folder = folder
         self.settings = settings
         self.encoder = encoder
@@ -74,14 +70,16 @@ class Results:
             ResultError: if a file is of another model or other settings, or one of these tasks of another prompt or
                 other data.
         """
+        current = asdict(self.settings)
         for file in self.folder.rglob("*.json"):
-            stored = read_result(file, KEYS)["settings"]
-            check_same_settings(file, {key: stored.get(key) for key in asdict(self.settings)}, asdict(self.settings))
+            stored = read_result(file, RESULT_KEYS)["settings"]
+            check_same_settings(file, {key: stored.get(key) for key in current}, current)
         for task in tasks:
-            for part in (task, *subtasks(task)):
-                self._load(part, task)
+            self._load(task, self._file(task))
+            for part in parts_of(task):
+                self._load(part, self._file(task, part))
 
-    def evaluate(self, tasks: list[AbsTask], batch_size: int) -> dict[str, str]:
+    def run(self, tasks: list[AbsTask], batch_size: int) -> dict[str, str]:
         """Evaluate on the tasks that have no result yet.
 
         Returns:
@@ -92,63 +90,62 @@ class Results:
             for task in progress:
                 progress.set_postfix_str(task.metadata.name)
                 try:
-                    self._evaluate(task, batch_size)
+                    if self._load(task, self._file(task)) is None:
+                        self._evaluate(task, batch_size)
                 except Exception as error:
                     traceback.print_exc()
                     failed[task.metadata.name] = f"{type(error).__name__}: {error}"
         return failed
 
     def _evaluate(self, task: AbsTask, batch_size: int) -> None:
-        if self._load(task, task) is not None:
-            return
         results = []
-        for part in subtasks(task):
-            result = self._load(part, task)
+        for part in parts_of(task):
+            file = self._file(task, part)
+            result = self._load(part, file)
             if result is None:
-                (result,) = mteb.evaluate(
-                    self.encoder,
-                    part,
-                    cache=None,
-                    co2_tracker=False,
-                    encode_kwargs={"batch_size": batch_size, "show_progress_bar": True},
-                    show_progress_bar=False,
-                ).task_results
-                self._save(part, task, result)
+                encoding = {"batch_size": batch_size, "show_progress_bar": True}
+                options = {"cache": None, "co2_tracker": False, "show_progress_bar": False}
+                (result,) = mteb.evaluate(self.encoder, part, encode_kwargs=encoding, **options).task_results
+                self._save(part, file, result)
             results.append(result)
         if isinstance(task, AbsTaskAggregate):
-            self._save(task, task, task.combine_task_results(results))
+            self._save(task, self._file(task), task.combine_task_results(results))
 
-    def _file(self, part: AbsTask, task: AbsTask) -> Path:
-        folder = self.folder / "parts" if part is not task else self.folder
-        return folder / f"{part.metadata.name}.json"
+    def _file(self, task: AbsTask, part: AbsTask | None = None) -> Path:
+        if part is None or part is task:
+            return self.folder / f"{task.metadata.name}.json"
+        return self.folder / "parts" / f"{part.metadata.name}.json"
 
-    def _settings(self, part: AbsTask) -> dict:
+    def _settings_of(self, task: AbsTask) -> dict:
         return asdict(self.settings) | {
-            "prompt": self.encoder.prompt(part.metadata.name, None),
-            "dataset": " ".join(sorted(subtask.metadata.revision for subtask in subtasks(part))),
+            "prompt": self.encoder.prompt(task.metadata.name, None),
+            "dataset": " ".join(sorted(part.metadata.revision for part in parts_of(task))),
         }
 
-    def _load(self, part: AbsTask, task: AbsTask) -> TaskResult | None:
-        file = self._file(part, task)
+    def _load(self, task: AbsTask, file: Path) -> TaskResult | None:
         if not file.is_file():
             return None
-        content = read_result(file, KEYS)
-        check_same_settings(file, content["settings"], self._settings(part))
+        content = read_result(file, RESULT_KEYS)
+        check_same_settings(file, content["settings"], self._settings_of(task))
         return TaskResult.from_dict(content["result"])
 
-    def _save(self, part: AbsTask, task: AbsTask, result: TaskResult) -> None:
+    def _save(self, task: AbsTask, file: Path, result: TaskResult) -> None:
         scores = [score["main_score"] for split in result.scores.values() for score in split]
         score = float(sum(scores) / len(scores))
         if not math.isfinite(score):
-            raise FloatingPointError(f"The score ({part.metadata.main_score}) is {score}.")
+            raise FloatingPointError(f"The score ({task.metadata.main_score}) is {score}.")
         content = {
-            "task": part.metadata.name,
-            "type": part.metadata.type,
-            "metric": part.metadata.main_score,
+            "task": task.metadata.name,
+            "type": task.metadata.type,
+            "metric": task.metadata.main_score,
             "score": score,
-            "settings": self._settings(part),
+            "settings": self._settings_of(task),
             "result": result.to_dict(),
         }
-        file = self._file(part, task)
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_text(file, json.dumps(content, indent=1, default=_plain) + "\n")
+        write_text(file, json.dumps(content, indent=1, default=_to_json) + "\n")
+
+
+def _to_json(value) -> float | str:
+    """MTEB's results also hold dates and numbers of NumPy."""
+    return value.isoformat() if isinstance(value, datetime) else value.item()

@@ -1,0 +1,138 @@
+"""What `examples/run_mteb.py` evaluates: its settings, the selection of tasks, their instructions and prompts."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import mteb
+import torch
+from mteb.abstasks import AbsTask
+
+from neobert_hf.common.instructions import as_prompt
+from neobert_hf.common.settings import nearest, read_yaml
+from neobert_hf.evaluation.mteb.local_tasks import read_local_tasks
+from neobert_hf.evaluation.mteb.report import TASK_TYPES
+from neobert_hf.evaluation.mteb.results import parts_of
+
+
+BENCHMARK = "MTEB(eng, v1)"
+
+
+@dataclass
+class MTEBSettings:
+    """The model, its tasks, and how it encodes."""
+
+    model: str = field(metadata={"help": "folder or Hub name"})
+    output_dir: str = field(metadata={"help": "where results of all models and the report go"})
+    name: str | None = field(default=None, metadata={"help": "of the model in the report; made from `model` if unset"})
+    mteb: bool = field(default=True, metadata={"help": f"the 56 tasks of {BENCHMARK}"})
+    local_tasks: str | None = field(default=None, metadata={"help": "YAML file of tasks on your own data"})
+    tasks: list[str] = field(default_factory=list, metadata={"help": "only these of the tasks; all if unset"})
+    types: list[str] = field(default_factory=list, metadata={"help": f"only these types: {', '.join(TASK_TYPES)}"})
+    instructions: str | None = field(
+        default=None, metadata={"help": "YAML file, one for each MTEB task; the model's saved prompts if unset"}
+    )
+    prompt_template: str = field(
+        default=as_prompt("{instruction}"), metadata={"help": "what stands before a text; as in fine-tuning"}
+    )
+    published: str | None = field(default=None, metadata={"help": "YAML file of rows for the report"})
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = field(
+        default="auto", metadata={"help": "of the encoder; bfloat16 on a GPU, float32 on a CPU. Pooling is float32"}
+    )
+    device: str | None = field(default=None, metadata={"help": "cuda, cpu, ...; the fastest there is if unset"})
+    max_length: int | None = field(default=None, metadata={"help": "tokens of a text; the model's own if unset"})
+    truncate_dim: int | None = field(default=None, metadata={"help": "dimensions to keep (Matryoshka)"})
+    batch_size: int = field(default=32, metadata={"help": "texts encoded at once"})
+    trust_remote_code: bool = field(default=False, metadata={"help": "run code from the model's repository"})
+
+
+def benchmark_tasks() -> list[AbsTask]:
+    """The 56 tasks of MTEB(eng, v1). Nothing is downloaded before they are evaluated."""
+    return list(mteb.get_benchmark(BENCHMARK).tasks)
+
+
+def collect_tasks(settings: MTEBSettings) -> tuple[list[AbsTask], dict[str, str] | None]:
+    """Collect the tasks to evaluate on.
+
+    Returns:
+        The tasks, and what stands before the texts of each, by its name; None for what the model was saved with.
+
+    Raises:
+        ValueError: if a file or a setting names what there is not, or instructions are missing or too many.
+    """
+    benchmark = benchmark_tasks() if settings.mteb else []
+    local, local_instructions = read_local_tasks(settings.local_tasks) if settings.local_tasks else ([], {})
+    if clashing := {task.metadata.name for task in benchmark} & local_instructions.keys():
+        raise ValueError(f"{settings.local_tasks}: {clashing.pop()} is a task of {BENCHMARK}; give yours another name.")
+    chosen = select_tasks(benchmark + local, settings.tasks, settings.types)
+    if settings.instructions is None and not any(local_instructions.values()):
+        return chosen, None
+    if settings.instructions is not None and not benchmark:
+        raise ValueError("`instructions` are for the tasks of MTEB, and `mteb` is false; local tasks have their own.")
+    if settings.instructions is None and benchmark:
+        raise ValueError("The local tasks have instructions and MTEB's do not: set `instructions`, or `mteb` to false.")
+    instructions = read_instructions(settings.instructions, benchmark) if benchmark else {}
+    return chosen, build_prompts(instructions | local_instructions, benchmark + local, settings.prompt_template)
+
+
+def select_tasks(tasks: list[AbsTask], names: list[str], types: list[str]) -> list[AbsTask]:
+    """The tasks of these names and types; empty lists select all.
+
+    Raises:
+        ValueError: if there is no task of a name or a type, or none is left.
+    """
+    _check_known("task", names, [task.metadata.name for task in tasks])
+    _check_known("type", types, sorted({task.metadata.type for task in tasks}))
+    chosen = [
+        task
+        for task in tasks
+        if (not names or task.metadata.name in names) and (not types or task.metadata.type in types)
+    ]
+    if not chosen:
+        raise ValueError(f"No task is left of {len(tasks)}: `tasks` is {names}, `types` {types}.")
+    return chosen
+
+
+def _check_known(kind: str, wanted: list[str], known: list[str]) -> None:
+    for name in wanted:
+        if name not in known:
+            raise ValueError(f"Unknown {kind} {name!r}{nearest(name, known)}")
+
+
+def read_instructions(file: str, tasks: list[AbsTask]) -> dict[str, str]:
+    """Read one instruction for each task.
+
+    Raises:
+        ValueError: if one is for no task, or a task has none.
+    """
+    instructions = read_yaml(file)
+    if not all(isinstance(text, str) for text in instructions.values()):
+        raise ValueError(f"{file} must hold one `Task: instruction` a line.")
+    names = {task.metadata.name for task in tasks}
+    if surplus := sorted(instructions.keys() - names):
+        raise ValueError(f"{file}: {surplus[0]!r} is no task of {BENCHMARK}{nearest(surplus[0], list(names))}")
+    if missing := sorted(names - instructions.keys()):
+        raise ValueError(f"{file} has no instruction for {', '.join(missing)}. Write an empty one ('') for none.")
+    return instructions
+
+
+def build_prompts(instructions: dict[str, str], tasks: list[AbsTask], template: str) -> dict[str, str]:
+    """What stands before the texts of each task and, of a task of several parts, of each part.
+
+    Raises:
+        ValueError: if the template has no place for the instruction.
+    """
+    if "{instruction}" not in template:
+        raise ValueError(f"`prompt_template` is {template!r}; it must contain {{instruction}}.")
+    prompts = {}
+    for task in tasks:
+        instruction = instructions[task.metadata.name]
+        prompt = template.replace("{instruction}", instruction) if instruction else ""
+        prompts |= {part.metadata.name: prompt for part in (task, *parts_of(task))}
+    return prompts
+
+
+def choose_dtype(name: str, device: torch.device) -> torch.dtype:
+    """16 bits on a GPU, 32 elsewhere, unless a type is given."""
+    if name != "auto":
+        return getattr(torch, name)
+    return torch.bfloat16 if device.type == "cuda" else torch.float32

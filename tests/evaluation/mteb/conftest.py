@@ -1,0 +1,59 @@
+"""A pair of models, and a small task of each local type."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.helpers.mteb_tasks import EvaluatedModel, random_texts, record_prompts, run_local, save_model, write_rows
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory) -> list[str]:
+    return [save_model(tmp_path_factory.mktemp("model") / "same_name", seed) for seed in (1, 2)]
+
+
+@pytest.fixture(scope="session")
+def local(tmp_path_factory) -> Path:
+    """One small task of each type; the YAML file beside its data."""
+    folder = tmp_path_factory.mktemp("local")
+    a, b = random_texts(24, seed=1), random_texts(24, seed=2)
+    # Half of a text's words suffice to find it, with most models.
+    parts = [" ".join(text.split()[: len(text.split()) // 2 + 1]) for text in a]
+    write_rows(folder / "search.jsonl", question=parts, document=a)
+    write_rows(folder / "more.parquet", document=b)
+    write_rows(
+        folder / "rerank.jsonl",
+        query=parts[:8],
+        positive=[[text] for text in a[:8]],
+        negative=[b[i : i + 4] for i in range(8)],
+    )
+    write_rows(folder / "sts.parquet", sentence1=a, sentence2=b, score=[float(i % 7) for i in range(24)])
+    write_rows(folder / "topics.parquet", text=a + b, label=[len(text) % 3 for text in a + b])
+    write_rows(folder / "pairs.jsonl", sentence1=a, sentence2=parts[:12] + b[12:], label=[1] * 12 + [0] * 12)
+    tasks = {
+        "Search": {
+            "type": "Retrieval",
+            "data": "search.jsonl",
+            "corpus": "more.parquet",
+            "columns": {"query": "question"},
+            "instruction": "the cat sat",
+        },
+        "Rerank": {"type": "Reranking", "data": "rerank.jsonl", "instruction": "the dog ran"},
+        "Similarity": {"type": "STS", "data": "sts.parquet", "instruction": "on a mat"},
+        "Topics": {"type": "Classification", "data": "topics.parquet", "train": "topics.parquet"},
+        "Clusters": {"type": "Clustering", "data": "topics.parquet"},
+        "Pairs": {"type": "PairClassification", "data": "pairs.jsonl"},
+    }
+    (folder / "tasks.yaml").write_text(yaml.safe_dump(tasks, sort_keys=False))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def evaluated(local, models, tmp_path_factory) -> EvaluatedModel:
+    """The first model under the name "m", evaluated on all local tasks. Tests write into a copy of its folder."""
+    folder = tmp_path_factory.mktemp("evaluated")
+    with pytest.MonkeyPatch.context() as patch:
+        seen = record_prompts(patch)
+        report = run_local(local, models[0], folder, "--name", "m")
+    return EvaluatedModel(folder, report, seen)

@@ -1,0 +1,86 @@
+"""Local tasks: what MTEB is given of one's own files, and which files are refused."""
+
+import math
+
+import yaml
+from datasets import Dataset
+
+from neobert_hf.evaluation.mteb.local_tasks import LocalTask, make_task, read_local_tasks
+from tests.helpers.mteb_tasks import random_texts, refused, write_rows
+
+
+def test_function_and_yaml_make_the_same_task(local):
+    (by_yaml, *_), instructions = read_local_tasks(local / "tasks.yaml")
+    files = {"data": local / "search.jsonl", "corpus": local / "more.parquet"}
+    by_call = make_task(LocalTask("Search", "Retrieval", **files, columns={"query": "question"}))
+    assert by_call.metadata == by_yaml.metadata and instructions["Search"] == "the cat sat"
+    by_call.load_data()
+    split = by_call.dataset["default"]["test"]
+    assert split["top_ranked"] is None and set(split["relevant_docs"]) == set(split["queries"]["id"])
+    assert set(split["corpus"]["text"]) == set(random_texts(24, seed=1) + random_texts(24, seed=2))
+
+
+def test_reranking_candidates_are_positives_and_negatives(tmp_path):
+    """Rows of the same query are one query; a text is one document."""
+    rows = {"query": ["a", "b", "a"], "positive": [["x"], ["y"], ["z"]], "negative": [["y", "z"], ["x"], ["w"]]}
+    write_rows(tmp_path / "rows.jsonl", **rows)
+    task = make_task(LocalTask("Mine", "Reranking", tmp_path / "rows.jsonl"))
+    task.load_data()
+    split = task.dataset["default"]["test"]
+    text = dict(zip(split["corpus"]["id"], split["corpus"]["text"]))
+    query = dict(zip(split["queries"]["text"], split["queries"]["id"]))
+    assert sorted(text.values()) == ["w", "x", "y", "z"] and len(query) == 2
+    candidates = {name: [text[number] for number in split["top_ranked"][query[name]]] for name in query}
+    assert {name: sorted(found) for name, found in candidates.items()} == {"a": ["w", "x", "y", "z"], "b": ["x", "y"]}
+    relevant = {name: sorted(text[number] for number in split["relevant_docs"][query[name]]) for name in query}
+    assert relevant == {"a": ["x", "z"], "b": ["y"]}
+
+
+def test_local_tasks_that_cannot_be_read(local, tmp_path):
+    def entry(**fields):
+        (tmp_path / "tasks.yaml").write_text(yaml.safe_dump({"Mine": fields}))
+        return ["--mteb", "false", "--local_tasks", str(tmp_path / "tasks.yaml")]
+
+    search, topics = str(local / "search.jsonl"), str(local / "topics.parquet")
+    refused("unknown type 'Search'; known are Retrieval", *entry(type="Search", data=search))
+    refused("has no column 'query'; it has question, document", *entry(type="Retrieval", data=search))
+    refused("`columns` names 'question'", *entry(type="Retrieval", data=search, columns={"question": "query"}))
+    refused("unknown key 'prompt'", *entry(type="Retrieval", data=search, prompt="x"))
+    refused("lacks `data`", *entry(type="Retrieval"))
+    refused("none.jsonl' matches no file", *entry(type="Retrieval", data="none.jsonl"))
+    refused("needs `train`", *entry(type="Classification", data=topics))
+    refused("takes no `train`", *entry(type="STS", data=topics, train=topics))
+    write_rows(tmp_path / "none.jsonl", query=["a", None], document=["a", "b"])
+    refused("column 'query' .* missing values", *entry(type="Retrieval", data="none.jsonl"))
+    write_rows(tmp_path / "n.parquet", query=["a"], positive=[["a"]], negative=[["b", None]])
+    refused("column 'negative' .* missing values", *entry(type="Reranking", data="n.parquet"))
+    write_rows(tmp_path / "p.parquet", query=["a", "b"], positive=[["a"], []], negative=[["b"], ["a"]])
+    refused("column 'positive' .* has a row without a text", *entry(type="Reranking", data="p.parquet"))
+    write_rows(tmp_path / "flat.jsonl", query=["a"], positive=["a"], negative=["b"])
+    refused("holds Value.*, not lists of texts", *entry(type="Reranking", data="flat.jsonl"))
+    write_rows(tmp_path / "numbers.jsonl", text=[1, 2], label=[1, 2])
+    refused("holds Value.*, not texts", *entry(type="Clustering", data="numbers.jsonl"))
+    write_rows(tmp_path / "labels.jsonl", sentence1=["a"], sentence2=["b"], label=[2])
+    refused("must be 1 and 0; found .2", *entry(type="PairClassification", data="labels.jsonl"))
+    write_rows(tmp_path / "scores.jsonl", sentence1=["a", "b"], sentence2=["c", "d"], score=[0.0, 0.0])
+    refused("every score is 0.0", *entry(type="STS", data="scores.jsonl"))
+    for score, found in ((["3", "4"], "'3'"), ([1.0, math.nan], "nan")):
+        write_rows(tmp_path / "s.parquet", sentence1=["a", "b"], sentence2=["c", "d"], score=score)
+        refused(f"scores must be numbers; found {found}", *entry(type="STS", data="s.parquet"))
+    write_rows(tmp_path / "p.parquet", query=["a", "b"], positive=[["a"], ["b"]], negative=[["b"], []])
+    refused("column 'negative' .* has a row without a text", *entry(type="Reranking", data="p.parquet"))
+    write_rows(tmp_path / "one.jsonl", text=["a", "b"], label=[1, 1], sentence1=["a", "b"], sentence2=["c", "d"])
+    for task_type in ("Clustering", "PairClassification"):
+        refused("every label is 1; any", *entry(type=task_type, data="one.jsonl"))
+    refused("every label is 1; any", *entry(type="Classification", data="one.jsonl", train="one.jsonl"))
+    for label in (["a", "b"], [0, 2]):
+        write_rows(tmp_path / "train.jsonl", text=["a", "b"], label=label)
+        message = f"label 1 of `data` is none of `train`: {label[0]!r}, {label[1]!r}"
+        refused(message, *entry(type="Classification", data="one.jsonl", train="train.jsonl"))
+    (tmp_path / "empty.jsonl").write_text("")
+    refused("empty.jsonl' is empty", *entry(type="STS", data="empty.jsonl"))
+    Dataset.from_dict({"query": [], "document": []}).to_parquet(tmp_path / "no_rows.parquet")
+    refused("no_rows.parquet' is empty or cannot be read", *entry(type="Retrieval", data="no_rows.parquet"))
+    (tmp_path / "broken.jsonl").write_text('{"text": "a", "label": 1}\n{"text": "b", "lab')
+    refused("broken.jsonl' is empty or cannot be read .*JSON", *entry(type="Clustering", data="broken.jsonl"))
+    refused("is of no known format", *entry(type="STS", data="tasks.yaml"))

@@ -1,0 +1,161 @@
+"""All 56 real task objects of MTEB(eng, v1), with injected data: nothing is downloaded."""
+
+import json
+import shutil
+from collections.abc import Collection
+from pathlib import Path
+
+import pytest
+import yaml
+from datasets import Dataset, DatasetDict
+from mteb.abstasks import AbsTaskClassification, AbsTaskPairClassification, AbsTaskRetrieval, AbsTaskSTS
+from mteb.abstasks.clustering_legacy import AbsTaskClusteringLegacy
+
+from neobert_hf.evaluation.mteb.encoder import InstructionEncoder
+from neobert_hf.evaluation.mteb.recipe import benchmark_tasks, build_prompts, read_instructions
+from neobert_hf.evaluation.mteb.report import COLUMNS, TASK_TYPES
+from neobert_hf.evaluation.mteb.results import parts_of
+from tests.helpers.models import ROOT
+from tests.helpers.mteb_tasks import CONFIGS, INSTRUCTIONS, random_texts, record_prompts, run_mteb
+
+
+def test_instructions_are_those_of_all_56_tasks():
+    tasks = benchmark_tasks()
+    assert len(tasks) == 56 == COLUMNS["Avg."][1]
+    assert read_instructions(str(CONFIGS / "instructions.yaml"), tasks) == INSTRUCTIONS
+    assert all(text.endswith(".") and text == text.strip() for text in INSTRUCTIONS.values())
+    counts = {kind: sum(task.metadata.type == kind for task in tasks) for kind in TASK_TYPES}
+    assert counts == {kind: number for kind, (_, number) in TASK_TYPES.items()}
+
+
+def test_instructions_are_the_words_of_the_paper(shared):
+    paper = (shared / "paper" / "neobert_2502.19587.md").read_text().replace(" .", ".")
+    for task, text in INSTRUCTIONS.items():
+        name = task.split("Clustering")[0]
+        if "Clustering" in task and name != "TwentyNewsgroups":
+            text = text.replace(f" {name} ", " <dataset> ")
+        assert text in paper, task
+
+
+def test_every_part_of_cqadupstack_gets_its_prompt():
+    prompts = build_prompts(INSTRUCTIONS, benchmark_tasks(), "{instruction} ")
+    parts = [name for name in prompts if name.startswith("CQADupstack") and name != "CQADupstackRetrieval"]
+    assert len(parts) == 12 and len(prompts) == 68
+    assert {prompts[part] for part in parts} == {INSTRUCTIONS["CQADupstackRetrieval"] + " "}
+
+
+def inject(task) -> None:
+    """A few rows in the form that the task has after loading, under its own columns, splits and subsets."""
+    one, two = random_texts(24, seed=4), random_texts(24, seed=5)
+    if isinstance(task, AbsTaskRetrieval):
+        split = {
+            "queries": Dataset.from_dict({"id": [f"q{i}_0" for i in range(6)], "text": one[:6]}),
+            "corpus": Dataset.from_dict({"id": [f"d{i}" for i in range(24)], "title": two, "text": one}),
+            "relevant_docs": {f"q{i}_0": {f"d{i}": 1, f"d{i + 6}": 1} for i in range(6)},
+            "top_ranked": None,
+        }
+        if task.metadata.type == "Reranking":
+            split["top_ranked"] = {f"q{i}_0": [f"d{j}" for j in range(i, i + 12)] for i in range(6)}
+    elif isinstance(task, AbsTaskSTS):
+        split = Dataset.from_dict(
+            {task.column_names[0]: one, task.column_names[1]: two, "score": [i % 5 for i in range(24)]}
+        )
+    elif isinstance(task, AbsTaskClassification):
+        rows = {task.input_column_name: one, task.label_column_name: [i % 2 for i in range(24)]}
+        split = Dataset.from_dict(rows)
+    elif isinstance(task, AbsTaskClusteringLegacy):
+        rows = {task.input_column_name: [one, two], task.label_column_name: [[i % 3 for i in range(24)]] * 2}
+        split = Dataset.from_dict(rows)
+    elif isinstance(task, AbsTaskPairClassification):
+        rows = {task.input1_column_name: one, task.input2_column_name: two}
+        split = Dataset.from_dict(rows | {task.label_column_name: [i % 2 for i in range(24)]})
+    else:
+        assert task.metadata.type == "Summarization"
+        rows = {"text": one[:3], "human_summaries": [one[:2]] * 3, "machine_summaries": [two[:4]] * 3}
+        split = Dataset.from_dict(rows | {"relevance": [[1, 2, 3, 4], [2, 1, 4, 3], [4, 3, 1, 2]]})
+    splits = dict.fromkeys(task.eval_splits, split)
+    if isinstance(task, AbsTaskClassification):
+        splits[task.train_split] = split
+    nested = isinstance(task, AbsTaskRetrieval) or task.metadata.is_multilingual
+    splits = splits if isinstance(task, AbsTaskRetrieval) else DatasetDict(splits)
+    task.dataset = dict.fromkeys(task.hf_subsets, splits) if nested else splits
+    task.data_loaded = True
+
+
+def evaluate_real_tasks(names: list[str] | None, model: str, output: Path, monkeypatch) -> tuple[dict, dict]:
+    """Run the script on real task objects with injected data; the report, and the prompts by task."""
+    tasks = [task for task in benchmark_tasks() if names is None or task.metadata.name in names]
+    for task in tasks:
+        for part in parts_of(task):
+            monkeypatch.setattr(part, "dataset", None)
+            monkeypatch.setattr(part, "data_loaded", False)
+            inject(part)
+    seen, prompts, encode = record_prompts(monkeypatch), {}, InstructionEncoder.encode
+
+    def record(self, inputs, *, task_metadata, **kwargs):
+        seen.clear()
+        embeddings = encode(self, inputs, task_metadata=task_metadata, **kwargs)
+        role = kwargs.get("prompt_type")
+        prompts.setdefault(task_metadata.name, set()).update((role and role.value, prompt) for prompt, _ in seen)
+        return embeddings
+
+    monkeypatch.setattr(InstructionEncoder, "encode", record)
+    flags = ["--config", str(CONFIGS / "eng_v1.yaml"), "--output_dir", str(output), "--name", "m"]
+    for file in ("instructions", "published"):
+        name = yaml.safe_load((CONFIGS / "eng_v1.yaml").read_text())[file]
+        flags += [f"--{file}", str(ROOT / name)]
+    run_mteb.main(["--model", model, *flags, *(["--tasks", *names] if names else [])])
+    return json.loads((output / "report.json").read_text())["models"]["m"], prompts
+
+
+def expected_prompts(names: Collection[str]) -> dict:
+    expected = {}
+    for task in (task for task in benchmark_tasks() if task.metadata.name in names):
+        prompt = INSTRUCTIONS[task.metadata.name] + " "
+        asymmetric = task.metadata.type in ("Retrieval", "Reranking")
+        for part in parts_of(task):
+            expected[part.metadata.name] = {("query", prompt), ("document", "")} if asymmetric else {(None, prompt)}
+    return expected
+
+
+def test_real_tasks_of_every_type(models, tmp_path, monkeypatch):
+    names = [
+        "Banking77Classification",
+        "RedditClustering",
+        "TwitterURLCorpus",
+        "SciDocsRR",
+        "NFCorpus",
+        "STS22",
+        "SummEval",
+    ]
+    report, prompts = evaluate_real_tasks(names, models[0], tmp_path, monkeypatch)
+    assert set(report["types"]) == {*COLUMNS} and len(report["tasks"]) == 7
+    assert prompts == expected_prompts(names)
+
+
+def test_parts_of_cqadupstack_resume(models, tmp_path, monkeypatch):
+    report, prompts = evaluate_real_tasks(["CQADupstackRetrieval"], models[0], tmp_path, monkeypatch)
+    parts = sorted((tmp_path / "m" / "parts").glob("*.json"))
+    assert len(parts) == 12 and list(report["tasks"]) == ["CQADupstackRetrieval"]
+    assert prompts == expected_prompts(["CQADupstackRetrieval"])
+    scores = [json.loads(part.read_text())["score"] for part in parts]
+    assert report["tasks"]["CQADupstackRetrieval"]["score"] == pytest.approx(100 * sum(scores) / 12, abs=1e-3)
+    (tmp_path / "m" / "CQADupstackRetrieval.json").unlink()
+    parts[0].unlink()
+    again, prompts = evaluate_real_tasks(["CQADupstackRetrieval"], models[0], tmp_path, monkeypatch)
+    assert again == report and list(prompts) == [parts[0].stem]
+    # Once all is done, the parts are needed no more.
+    shutil.rmtree(tmp_path / "m" / "parts")
+    again, prompts = evaluate_real_tasks(["CQADupstackRetrieval"], models[0], tmp_path, monkeypatch)
+    assert again == report and prompts == {}
+
+
+@pytest.mark.slow
+def test_all_56_real_tasks(models, tmp_path, monkeypatch):
+    report, prompts = evaluate_real_tasks(None, models[0], tmp_path, monkeypatch)
+    assert len(report["tasks"]) == 56 and report["types"]["Avg."]["tasks"] == 56
+    assert {kind: report["types"][kind]["tasks"] for kind in TASK_TYPES} == {
+        kind: n for kind, (_, n) in TASK_TYPES.items()
+    }
+    assert len(prompts) == 67 and prompts == expected_prompts(INSTRUCTIONS)
+    assert "[" not in (tmp_path / "report.md").read_text().split("## ")[0].split("Scores of")[0]

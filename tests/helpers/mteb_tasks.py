@@ -1,0 +1,76 @@
+"""Models, texts and runs of the tests of MTEB."""
+
+import json
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from datasets import Dataset
+from sentence_transformers import SentenceTransformer
+
+from tests.helpers.examples import load_example
+from tests.helpers.models import ROOT, small_model
+from tests.helpers.small_tokenizer import WORDS, tiny_tokenizer
+
+
+run_mteb = load_example("run_mteb")
+CONFIGS = ROOT / "configs" / "mteb"
+INSTRUCTIONS = yaml.safe_load((CONFIGS / "instructions.yaml").read_text())
+
+
+@dataclass
+class EvaluatedModel:
+    """A finished evaluation: its `output_dir`, the models in its report, and the texts read, each with its prompt."""
+
+    folder: Path
+    report: dict
+    seen: list[tuple[str | None, str]]
+
+
+def save_model(folder: Path, seed: int, **changes) -> str:
+    """Random weights; texts of the same words have similar embeddings even so, and scores are not chance."""
+    model = small_model(**changes)
+    torch.manual_seed(seed)
+    for parameter in model.parameters():
+        parameter.data += 0.05 * torch.randn_like(parameter)
+    model.save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+def random_texts(number: int, seed: int = 0) -> list[str]:
+    generator = random.Random(seed)
+    return [" ".join(generator.choices(WORDS[:10], k=generator.randint(3, 9))) for _ in range(number)]
+
+
+def write_rows(file: Path, **columns) -> None:
+    dataset = Dataset.from_dict(columns)
+    dataset.to_parquet(file) if file.suffix == ".parquet" else dataset.to_json(file)
+
+
+def run_local(local: Path, model: str, output: Path, *flags: str) -> dict:
+    flags = ["--local_tasks", str(local / "tasks.yaml"), "--mteb", "false", "--output_dir", str(output), *flags]
+    run_mteb.main(["--model", model, *flags])
+    return json.loads((output / "report.json").read_text())["models"]
+
+
+def refused(match: str, *flags: str) -> None:
+    """The recipe stops with this error before a model is loaded or anything is written."""
+    with pytest.raises((ValueError, FileNotFoundError), match=match):
+        run_mteb.main(["--model", "no/such/model", "--output_dir", "no/such/folder", *flags])
+    assert not Path("no/such/folder").exists()
+
+
+def record_prompts(monkeypatch) -> list[tuple[str | None, str]]:
+    """Every text that models read from now on, after what stood before it."""
+    seen, preprocess = [], SentenceTransformer.preprocess
+
+    def record(self, inputs, prompt=None, **kwargs):
+        seen.extend((prompt, text) for text in inputs)
+        return preprocess(self, inputs, prompt=prompt, **kwargs)
+
+    monkeypatch.setattr(SentenceTransformer, "preprocess", record)
+    return seen
