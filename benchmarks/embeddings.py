@@ -11,7 +11,6 @@ import json
 import os
 import platform
 import statistics
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import date
@@ -34,15 +33,14 @@ from transformers.modeling_outputs import MaskedLMOutput
 
 from neobert_hf import NeoBERTConfig
 from neobert_hf.common.atomic_writes import write_json, write_png, write_text
+from neobert_hf.common.report import markdown_table
 from neobert_hf.common.settings import parse_config
-from neobert_hf.embeddings.datasets import read_descriptions
-from neobert_hf.embeddings.trainers import build_encoder
-from neobert_hf.pretraining.trainer import MLMTrainer, PretrainingArguments
+from neobert_hf.embeddings.descriptions import read_descriptions
+from neobert_hf.embeddings.models import build_encoder
+from neobert_hf.pretraining.arguments import DataArguments, ModelArguments, PretrainingArguments
+from neobert_hf.pretraining.recipe import checkpoint_settings, read_data
+from neobert_hf.pretraining.trainer import MLMTrainer
 from neobert_hf.training.run_checkpoints import newest_checkpoint, step_of
-
-
-sys.path.append(str(ROOT / "examples"))
-from pretrain import DataArguments, ModelArguments, accumulation_steps, read_data, result_settings  # noqa: E402
 
 
 # Shorter than the shipped configuration; and two runs at a time, of one thread each.
@@ -90,6 +88,7 @@ def pretrain_bert(neobert: Path, output: Path, flags: str) -> Path:
 
     Args:
         neobert: the trained NeoBERT, whose width, depth and vocabulary the BERT gets.
+        output: where checkpoints and the model go.
         flags: those of NeoBERT's training.
 
     Returns:
@@ -97,42 +96,48 @@ def pretrain_bert(neobert: Path, output: Path, flags: str) -> Path:
     """
     flags = f"--config {ROOT}/configs/pretrain/small.yaml --output_dir {output} --report_to none {flags}"
     flags = f"{flags} --eval_strategy no".split()
-    architecture, data, arguments = parse_config(ModelArguments, DataArguments, PretrainingArguments, args=flags)
-    arguments.gradient_accumulation_steps = accumulation_steps(data, arguments.world_size)
-    manifest, feed, _ = read_data(data, arguments)
+    architecture, settings, arguments = parse_config(ModelArguments, DataArguments, PretrainingArguments, args=flags)
+    arguments.gradient_accumulation_steps = settings.accumulation_steps(arguments.world_size)
+    data = read_data(settings, arguments)
     # The documents of each of NeoBERT's packs, which BERT cannot take, in a row of their own.
-    feed = feed._replace(collator=replace(feed.collator, layout="padded"))
-    shape, tokenizer = NeoBERTConfig.from_pretrained(neobert), feed.collator.tokenizer
-    config = BertConfig(
-        vocab_size=shape.vocab_size,
-        hidden_size=shape.hidden_size,
-        num_hidden_layers=shape.num_hidden_layers,
-        num_attention_heads=shape.num_attention_heads,
-        intermediate_size=shape.intermediate_size,
-        hidden_dropout_prob=architecture.dropout,
-        attention_probs_dropout_prob=architecture.dropout,
-        pad_token_id=tokenizer.pad_token_id,
-        attn_implementation="eager",
-    )
-    settings = result_settings(architecture, data, arguments, manifest) | {"bert": json.loads(config.to_json_string())}
-    resume, progress = newest_checkpoint(output, settings)
+    data.train.collator = replace(data.train.collator, layout="padded")
+    config = bert_config(neobert, architecture.dropout, data.tokenizer.pad_token_id)
+    stored = checkpoint_settings(architecture, settings, arguments, data.manifest)
+    stored |= {"bert": json.loads(config.to_json_string())}
+    resume, progress = newest_checkpoint(output, stored)
     if (output / "log.json").exists():
         return output / "model"
     if progress is not None:
-        feed.sampler.cursor = progress.cursor
+        data.train.sampler.cursor = progress.cursor
     set_seed(arguments.seed)
     if resume is not None and step_of(resume) == arguments.max_steps:
         # Nothing is left to train, so the trainer does not load the weights.
         model = BertOfLabels.from_pretrained(resume, attn_implementation="eager")
     else:
         model = BertOfLabels(config)
-    trainer = MLMTrainer(model, arguments, feed, None, settings, processing_class=tokenizer)
+    trainer = MLMTrainer(model, arguments, data, stored)
     trainer.train_to_the_end(resume)
     # As a plain BERT.
     model.__class__ = BertForMaskedLM
     trainer.save_whole(output / "model")
     write_json(output / "log.json", trainer.state.log_history)
     return output / "model"
+
+
+def bert_config(neobert: Path, dropout: float, pad_token_id: int) -> BertConfig:
+    """A BERT as wide and deep as a NeoBERT, with the same vocabulary."""
+    shape = NeoBERTConfig.from_pretrained(neobert)
+    return BertConfig(
+        vocab_size=shape.vocab_size,
+        hidden_size=shape.hidden_size,
+        num_hidden_layers=shape.num_hidden_layers,
+        num_attention_heads=shape.num_attention_heads,
+        intermediate_size=shape.intermediate_size,
+        hidden_dropout_prob=dropout,
+        attention_probs_dropout_prob=dropout,
+        pad_token_id=pad_token_id,
+        attn_implementation="eager",
+    )
 
 
 def finetune(model: Path, output: Path, data: Path, limit: str) -> Path:
@@ -175,20 +180,24 @@ def spearman(encoder: SentenceTransformer, pairs: Dataset) -> float | None:
     return float(evaluator(encoder)["spearman_cosine"])
 
 
+def retrieval_ranks(encoder: SentenceTransformer, query_prompt: str, pairs: Dataset) -> np.ndarray:
+    """The rank (from 0) of each query's document among the documents of all queries."""
+    options = {"convert_to_tensor": True, "normalize_embeddings": True}
+    queries = encoder.encode(pairs["query"], prompt=query_prompt, **options)
+    documents = encoder.encode(pairs["document"], prompt="", **options)
+    scores = queries @ documents.T
+    if not scores.isfinite().all():
+        raise ValueError("The embeddings of the test set for retrieval are not all finite.")
+    # Where others have the same score the right one comes last: embeddings that are all alike find nothing.
+    return (scores >= scores.diagonal()[:, None]).sum(1).cpu().numpy() - 1
+
+
 def evaluate(model: Path, encoder: SentenceTransformer, query_prompt: str, tests: dict) -> dict[str, float | None]:
     """nDCG@10 of retrieval, accuracy of a logistic regression, Spearman coefficient; kept in a file by the model."""
     file = model.parent / "scores.json"
     if file.exists():
         return json.loads(file.read_text())
-    queries, documents = (
-        encoder.encode(tests["retrieval"][column], prompt=prompt, convert_to_tensor=True, normalize_embeddings=True)
-        for column, prompt in (("query", query_prompt), ("document", ""))
-    )
-    scores = queries @ documents.T
-    if not scores.isfinite().all():
-        raise ValueError(f"{model} gives embeddings that are not finite.")
-    # Where others have the same score the right one comes last: embeddings that are all alike find nothing.
-    ranks = (scores >= scores.diagonal()[:, None]).sum(1).cpu().numpy() - 1
+    ranks = retrieval_ranks(encoder, query_prompt, tests["retrieval"])
     train_texts, test_texts = (encoder.encode(tests[part]["sentence"]) for part in ("train", "validation"))
     classifier = make_pipeline(StandardScaler(), LogisticRegression(max_iter=300))
     classifier.fit(train_texts, tests["train"]["label"])
@@ -214,10 +223,12 @@ def report(scores: dict[str, dict], settings: dict, notes: str, bf16: bool) -> s
         f"{name} {version(name)}"
         for name in ("torch", "transformers", "sentence-transformers", "bm25s", "scikit-learn")
     )
-    lines = [f"| | {' | '.join(COLUMNS.values())} |", "| --- | --- | --- | --- |"]
-    for name, one in scores.items():
-        cells = ("-" if one.get(key) is None else f"{one[key]:.3f}" for key in COLUMNS)
-        lines.append(f"| {name} | {' | '.join(cells)} |")
+    rows = [
+        [name, *("-" if row.get(key) is None else f"{row[key]:.3f}" for key in COLUMNS)] for name, row in scores.items()
+    ]
+    similarity = f"Spearman's coefficient of the cosine with the score of {settings['pairs']:,} pairs."
+    if settings["constant"]:
+        similarity += " All of them have the same score here, and with a constant no correlation is defined."
     expected = "; ".join(judge(scores, *pair) for pair in EXPECTED)
     sections = (
         "# Embeddings of a small NeoBERT on a CPU",
@@ -225,7 +236,7 @@ def report(scores: dict[str, dict], settings: dict, notes: str, bf16: bool) -> s
         f"{', both pretrainings in bfloat16 autocast' if bf16 else ''}; Python {platform.python_version()}, {versions}."
         " Not measured on GPU.\n\nCommand: `python benchmarks/embeddings.py --data ../shared/data"
         f"{' --bf16 true' if bf16 else ''}`.",
-        "\n".join(lines),
+        "\n".join(markdown_table(["", *COLUMNS.values()], rows)),
         "![scores](embeddings.png)",
         f"Retrieval: {settings['queries']:,} terms, each against {settings['documents']:,} dictionary entries, one of "
         "them right. Fine-tuned models get the instruction they were trained with before the term, the others nothing. "
@@ -234,9 +245,7 @@ def report(scores: dict[str, dict], settings: dict, notes: str, bf16: bool) -> s
         f"Fine-tuning: `configs/embeddings/small.yaml` with `{FINETUNING}`. BERT was pretrained by NeoBERT's recipe "
         "and code: data, seed, masks, dropout (none), optimizer, steps and precision; its weights start as BERT's do, "
         "and its decoder is tied to its embeddings.",
-        f"Similarity: Spearman's coefficient of the cosine with the score of {settings['pairs']:,} pairs."
-        + " All of them have the same score here, and with a constant no correlation is defined."
-        * settings["constant"],
+        f"Similarity: {similarity}",
         f"Expected of nDCG@10: {expected}. [NOTES.md](../NOTES.md) has what is known of the reasons.",
         notes,
     )
@@ -254,9 +263,9 @@ def training_notes(logs: dict[str, list[dict]]) -> str:
 
 def plot(scores: dict[str, dict], file: Path) -> None:
     figure = Figure(figsize=(13, 3.5), layout="constrained")
-    measured = [key for key in COLUMNS if any(one.get(key) is not None for one in scores.values())]
+    measured = [key for key in COLUMNS if any(row.get(key) is not None for row in scores.values())]
     for axes, key in zip(figure.subplots(1, len(measured)), measured):
-        values = {name: one[key] for name, one in scores.items() if one.get(key) is not None}
+        values = {name: row[key] for name, row in scores.items() if row.get(key) is not None}
         axes.barh(list(values)[::-1], list(values.values())[::-1])
         axes.set_xlabel(COLUMNS[key])
     write_png(file, figure)
@@ -269,33 +278,49 @@ def read_tests(data: Path, rows: int | None) -> dict:
     return {name: test.shuffle(seed=0).select(range(min(rows or len(test), len(test)))) for name, test in tests.items()}
 
 
-def main() -> None:
-    (settings,) = parse_config(BenchmarkArguments)
-    data, output, pretraining = Path(settings.data).resolve(), Path(settings.output_dir), Path(settings.pretraining_dir)
-    tests = read_tests(data, settings.test_rows)
-
-    # 1. Pretraining
-    pretraining_limit = f"{BFLOAT16 if settings.bf16 else ''} {settings.pretraining_limit}"
+def pretrain(settings: BenchmarkArguments, data: Path) -> tuple[dict[str, Path], dict[str, list[dict]]]:
+    """The models that fine-tuning starts from, and the logs of their pretraining, by name."""
+    pretraining, output = Path(settings.pretraining_dir), Path(settings.output_dir)
     prepare(data / "text", pretraining / "data")
-    flags = f"--train_data {pretraining}/data/train --validation_data {pretraining}/data/validation {pretraining_limit}"
+    flags = f"--train_data {pretraining}/data/train --validation_data {pretraining}/data/validation "
+    flags += f"{BFLOAT16 if settings.bf16 else ''} {settings.pretraining_limit}"
     neobert_log = train(pretraining, "small.yaml", "stage_1", flags, 2)
     neobert = pretraining / "stage_1" / "model"
     bert = pretrain_bert(neobert, output / "bert", flags)
     random = output / "random" / "model"
     save_random(neobert, random)
+    models = {"random weights": random, "pretrained": neobert, "BERT of the same size, pretrained": bert}
+    bert_log = json.loads((output / "bert/log.json").read_text())
+    return models, {"NeoBERT, masked": neobert_log, "BERT, masked": bert_log}
 
-    # 2. Fine-tuning
-    plain = {"random weights": random, "pretrained": neobert, "BERT of the same size, pretrained": bert}
+
+def finetune_all(settings: BenchmarkArguments, data: Path, plain: dict[str, Path]) -> dict[str, Path]:
+    """Fine-tune the pretrained models, two at a time. Returns the folders of the models by name."""
+    output = Path(settings.output_dir)
     starts = {
-        TUNED: (neobert, output / "from_pretrained"),
-        "fine-tuned from random weights": (random, output / "from_random"),
-        "BERT of the same size, pretrained, fine-tuned": (bert, output / "from_bert"),
+        TUNED: (plain["pretrained"], output / "from_pretrained"),
+        "fine-tuned from random weights": (plain["random weights"], output / "from_random"),
+        "BERT of the same size, pretrained, fine-tuned": (
+            plain["BERT of the same size, pretrained"],
+            output / "from_bert",
+        ),
     }
     with ThreadPoolExecutor(2) as executor:
         models = executor.map(lambda start: finetune(*start, data, settings.limit), starts.values())
-        tuned = dict(zip(starts, models))
+        return dict(zip(starts, models))
 
-    # 3. Evaluation
+
+def main() -> None:
+    (settings,) = parse_config(BenchmarkArguments)
+    data = Path(settings.data).resolve()
+    tests = read_tests(data, settings.test_rows)
+
+    # 1. Pretraining and fine-tuning
+    plain, logs = pretrain(settings, data)
+    tuned = finetune_all(settings, data, plain)
+    logs |= {name: json.loads((model.parent / "log.json").read_text()) for name, model in tuned.items()}
+
+    # 2. Evaluation
     _, evaluation = read_descriptions(str(ROOT / "configs/embeddings/small_datasets.yaml"))
     prompt = evaluation["retrieval"].prompt
     scores = {}
@@ -306,9 +331,7 @@ def main() -> None:
     ranks = bm25_ranks(tests["retrieval"]["query"][:], tests["retrieval"]["document"][:])
     scores["BM25"] = {"ndcg_at_10": ndcg_at_10(ranks)}
 
-    # 4. Report
-    logs = {"NeoBERT, masked": neobert_log, "BERT, masked": json.loads((output / "bert/log.json").read_text())}
-    logs |= {name: json.loads((model.parent / "log.json").read_text()) for name, model in tuned.items()}
+    # 3. Report
     sizes = {
         "queries": len(tests["retrieval"]),
         "documents": len(tests["retrieval"]),

@@ -7,43 +7,25 @@ Run the same command again after an interruption: it resumes from the newest com
 `output_dir` gets checkpoints, `model/` (for `SentenceTransformer(...)`, with a model card) and `log.json`.
 """
 
-from transformers import set_seed
-
-from neobert_hf.common.settings import parse_config
-from neobert_hf.embeddings.batches import Mixture
+from neobert_hf.embeddings.arguments import DenseArguments
 from neobert_hf.embeddings.models import build_encoder, info_nce_loss
-from neobert_hf.embeddings.recipe import (
-    DenseArguments,
-    dense_evaluator,
-    find_checkpoint,
-    read_data,
-    rows_of_batches,
-    run_settings,
-)
-from neobert_hf.embeddings.trainers import EmbeddingArguments, EmbeddingTrainer
+from neobert_hf.embeddings.recipe import dense_evaluator, prepare_run
+from neobert_hf.embeddings.trainers import EmbeddingTrainer
 
 
 def main(args: list[str] | None = None) -> None:
-    # 1. Settings
-    settings, arguments = parse_config(DenseArguments, EmbeddingArguments, args=args)
-    set_seed(arguments.seed)
+    # 1. Settings, data with an instruction for the queries of each dataset, and the checkpoint to resume from
+    run = prepare_run(DenseArguments, args)
+    settings = run.settings
 
-    # 2. Data, with one instruction for the queries of each dataset
-    data = read_data(settings, arguments)
-    arguments.prompts = data.query_prompts
-    batch_sizes = rows_of_batches(data, arguments.per_device_train_batch_size)
-    evaluator = dense_evaluator(data, arguments)
-
-    # 3. The checkpoint to resume from, and the model
-    values = run_settings(settings, arguments, data)
-    checkpoint, source = find_checkpoint(settings.model, arguments, values)
-    model = build_encoder(source, settings.max_length, settings.trust_remote_code)
+    # 2. Model, loss and evaluation
+    model = build_encoder(run.source, settings.max_length, settings.trust_remote_code)
     loss = info_nce_loss(model, settings.temperature, settings.mini_batch_size, settings.matryoshka_dims)
+    evaluator = dense_evaluator(run)
 
-    # 4. Training, evaluation, model with its card, and numbers
-    mixture = Mixture(data.train, batch_sizes, settings.alpha)
-    trainer = EmbeddingTrainer(model, arguments, mixture, values, loss=loss, evaluator=evaluator)
-    trainer.run(checkpoint, settings.model)
+    # 3. Training to the end; the model with its card, and numbers
+    trainer = EmbeddingTrainer(model, run, loss=loss, evaluator=evaluator)
+    trainer.complete()
 
 
 if __name__ == "__main__":

@@ -9,52 +9,35 @@ Run the same command again after an interruption: it resumes from the newest com
 
 from sentence_transformers.cross_encoder.losses import BinaryCrossEntropyLoss
 from torch import tensor
-from transformers import set_seed
 
-from neobert_hf.common.settings import parse_config
-from neobert_hf.embeddings.batches import Mixture, RerankingCollator
+from neobert_hf.embeddings.arguments import RerankerArguments
 from neobert_hf.embeddings.mining import add_mined_negatives
-from neobert_hf.embeddings.models import build_reranker, describe_reranker
-from neobert_hf.embeddings.recipe import (
-    RerankerArguments,
-    find_checkpoint,
-    read_data,
-    reranking_evaluator,
-    run_settings,
-)
-from neobert_hf.embeddings.trainers import EmbeddingArguments, RerankerTrainer
+from neobert_hf.embeddings.models import build_reranker
+from neobert_hf.embeddings.recipe import prepare_run, reranking_evaluator
+from neobert_hf.embeddings.trainers import RerankerTrainer
 
 
 def main(args: list[str] | None = None) -> None:
-    # 1. Settings
-    settings, arguments = parse_config(RerankerArguments, EmbeddingArguments, args=args)
-    set_seed(arguments.seed)
-    rows = arguments.per_device_train_batch_size
+    # 1. Settings, data with an instruction for the queries of each dataset, and the checkpoint to resume from
+    run = prepare_run(RerankerArguments, args)
+    settings = run.settings
+    rows = run.arguments.per_device_train_batch_size
     if not 0 < settings.negatives < rows:
         raise ValueError(f"`negatives` is {settings.negatives}; batches of {rows} rows allow 1 to {rows - 1}.")
 
-    # 2. Data, with one instruction for the queries of each dataset
-    data = read_data(settings, arguments)
-    arguments.prompts = {description.name: description.prompt for description in data.descriptions}
-    batch_sizes = {description.name: min(rows, description.batch_size or rows) for description in data.descriptions}
-    evaluator = reranking_evaluator(data)
-
-    # 3. The checkpoint to resume from; then hard negatives for the datasets that have none
-    values = run_settings(settings, arguments, data)
-    checkpoint, source = find_checkpoint(settings.model, arguments, values)
+    # 2. Hard negatives for the datasets that have none
     if settings.miner is not None:
-        add_mined_negatives(data, settings, arguments)
+        add_mined_negatives(run)
 
-    # 4. Model
-    model = build_reranker(source, settings.max_length, settings.trust_remote_code)
+    # 3. Model, loss and evaluation
+    model = build_reranker(run.source, settings.max_length, settings.trust_remote_code)
     # The right document of a query weighs as much as all of its wrong ones together.
     loss = BinaryCrossEntropyLoss(model, pos_weight=tensor(float(settings.negatives)))
+    evaluator = reranking_evaluator(run.data)
 
-    # 5. Training, evaluation, model with its card, and numbers
-    mixture = Mixture(data.train, batch_sizes, settings.alpha)
-    collator = RerankingCollator(model.preprocess, prompts=arguments.prompts, negatives=settings.negatives)
-    trainer = RerankerTrainer(model, arguments, mixture, values, loss=loss, evaluator=evaluator, data_collator=collator)
-    trainer.run(checkpoint, describe_reranker(settings.model, settings.trust_remote_code))
+    # 4. Training to the end; the model with its card, and numbers
+    trainer = RerankerTrainer(model, run, loss=loss, evaluator=evaluator)
+    trainer.complete()
 
 
 if __name__ == "__main__":

@@ -43,23 +43,26 @@ def encoder(tokenizer, tmp_path_factory) -> Path:
 def data(corpus, tmp_path_factory) -> Path:
     """A Parquet file of triplets, some without a negative, JSON lines of pairs, nested rows, and their description."""
     folder = tmp_path_factory.mktemp("pairs")
-    lines = (corpus / "train.jsonl").read_text().splitlines()
-    words = [text.split() for line in lines if len((text := json.loads(line)["text"]).split()) > 60]
-    rows = [
-        {"question": " ".join(w[:4]), "answer": " ".join(w[4:24]), "wrong": " ".join(words[i - 1][4:24])}
-        for i, w in enumerate(words)
-    ]
-    triplets = [row | {"wrong": None} if i % 3 == 0 else row for i, row in enumerate(rows[:200])]
+    texts = [json.loads(line)["text"].split() for line in (corpus / "train.jsonl").read_text().splitlines()]
+    texts = [words for words in texts if len(words) > 60]
+    rows = []
+    for number, words in enumerate(texts):
+        wrong = texts[number - 1][4:24]
+        rows.append({"question": " ".join(words[:4]), "answer": " ".join(words[4:24]), "wrong": " ".join(wrong)})
+    triplets = [row | {"wrong": None} if number % 3 == 0 else row for number, row in enumerate(rows[:200])]
     Dataset.from_list(triplets).to_parquet(folder / "triplets.parquet")
     pairs = [{"title": row["question"], "body": row["answer"]} for row in rows[200:280]]
     (folder / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
     nested = [
-        {"set": {"query": row["question"], "pos": [row["answer"], "x"], "neg": [row["wrong"]] * (i % 3)}}
-        for i, row in enumerate(rows[280:330])
+        {"set": {"query": row["question"], "pos": [row["answer"], "x"], "neg": [row["wrong"]] * (number % 3)}}
+        for number, row in enumerate(rows[280:330])
     ]
     Dataset.from_list(nested).to_parquet(folder / "nested.parquet")
     Dataset.from_list(rows[330:360]).to_parquet(folder / "test.parquet")
-    sts = [{"a": row["question"], "b": row["answer"][:40], "score": i / 20} for i, row in enumerate(rows[360:380])]
+    sts = [
+        {"a": row["question"], "b": row["answer"][:40], "score": number / 20}
+        for number, row in enumerate(rows[360:380])
+    ]
     Dataset.from_list(sts).to_parquet(folder / "sts.parquet")
     (folder / "datasets.yaml").write_text(yaml.safe_dump(describe(folder), sort_keys=False))
     return folder

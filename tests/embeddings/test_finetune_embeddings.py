@@ -10,12 +10,11 @@ from sentence_transformers import SentenceTransformer
 from torch.nn import functional as F
 
 from neobert_hf.common.settings import parse_config
+from neobert_hf.embeddings.arguments import DenseArguments, EmbeddingArguments
 from neobert_hf.embeddings.batches import ContrastiveCollator
 from neobert_hf.embeddings.descriptions import read_descriptions
 from neobert_hf.embeddings.models import build_encoder, info_nce_loss
 from neobert_hf.embeddings.pairs import load_pairs
-from neobert_hf.embeddings.recipe import DenseArguments
-from neobert_hf.embeddings.trainers import EmbeddingArguments
 from tests.helpers.embedding_runs import losses_of, run
 from tests.helpers.examples import load_example
 from tests.helpers.models import ROOT

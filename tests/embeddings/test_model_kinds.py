@@ -23,6 +23,7 @@ from torch.nn import functional as F
 from transformers import BertConfig, BertModel
 
 from neobert_hf import NeoBERTForMaskedLM, NeoBERTForSequenceClassification, NeoBERTModel
+from neobert_hf.embeddings.arguments import EmbeddingArguments, RecipeArguments, RerankerArguments
 from neobert_hf.embeddings.batches import MultiVectorCollator, RerankingCollator
 from neobert_hf.embeddings.flattening import flatten_inputs
 from neobert_hf.embeddings.inference import load_embedding_model
@@ -33,14 +34,7 @@ from neobert_hf.embeddings.models import (
     build_sparse_encoder,
     describe_reranker,
 )
-from neobert_hf.embeddings.recipe import (
-    RecipeArguments,
-    RerankerArguments,
-    read_data,
-    reranking_evaluator,
-    retrieval_evaluator,
-)
-from neobert_hf.embeddings.trainers import EmbeddingArguments
+from neobert_hf.embeddings.recipe import read_data, reranking_evaluator, retrieval_evaluator
 from tests.helpers.embedding_runs import KINDS, load, losses_of, run
 from tests.helpers.other_encoders import save_other_encoder
 

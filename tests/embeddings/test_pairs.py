@@ -6,10 +6,11 @@ import math
 import pytest
 from datasets import ClassLabel, Dataset, Features, Value
 
+from neobert_hf.embeddings.arguments import EmbeddingArguments, RecipeArguments
 from neobert_hf.embeddings.descriptions import read_descriptions
 from neobert_hf.embeddings.pairs import load_pairs, most_negatives
-from neobert_hf.embeddings.recipe import RecipeArguments, read_data, rows_of_batches
-from neobert_hf.embeddings.trainers import EmbeddingArguments
+from neobert_hf.embeddings.recipe import read_data
+from neobert_hf.embeddings.trainers import contrastive_batch_sizes
 from tests.helpers.embedding_runs import run
 from tests.helpers.models import ROOT
 
@@ -117,8 +118,8 @@ def test_rows_are_fewer_where_there_are_hard_negatives(data):
     read = read_data(settings, EmbeddingArguments("unused", bf16=False, use_cpu=True))
     found = {name: most_negatives(rows) for name, rows in read.train.items()}
     assert found == {"triplets": 1, "pairs": 0, "nested": 2}
-    assert rows_of_batches(read, 64) == {"triplets": 42, "pairs": 64, "nested": 32}
-    assert most_negatives(load_pairs(read.descriptions[2], max_negatives=1)) == 1
+    assert contrastive_batch_sizes(read, 64) == {"triplets": 42, "pairs": 64, "nested": 32}
+    assert most_negatives(load_pairs(read.descriptions["nested"], max_negatives=1)) == 1
 
 
 # A row of every shape that a dataset of the paper has on the Hub.

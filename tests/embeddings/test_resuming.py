@@ -21,8 +21,8 @@ from tests.helpers.forked_runs import Forker
 
 # Long enough to be killed or stopped on the way.
 LONG = {
-    "dense": {"max_steps": 60, "save_steps": 5},
-    "sparse": {"max_steps": 40, "save_steps": 5, "eval_strategy": "no"},
+    "dense": {"max_steps": 60, "save_steps": 60, "eval_strategy": "no"},
+    "sparse": {"max_steps": 40, "save_steps": 40, "eval_strategy": "no"},
 }
 
 
@@ -47,7 +47,8 @@ def whole(data, encoder, tmp_path_factory) -> dict[str, Path]:
 @pytest.mark.parametrize("kind", LONG)
 def test_killed_and_resumed_ends_with_the_same_bits(forker, whole, settings, tmp_path, capsys, kind):
     changes = settings(**LONG[kind])
-    process = forker.start(KINDS[kind][0], to_flags(kind, changes), tmp_path / "output.txt")
+    flags = to_flags(kind, changes | {"save_steps": 5})
+    process = forker.start(KINDS[kind][0], flags, tmp_path / "output.txt")
     while process.is_running() and not complete_checkpoints(tmp_path / "run"):
         time.sleep(0.01)
     # At any moment: in the middle of a step or of saving.
@@ -63,7 +64,7 @@ def test_killed_and_resumed_ends_with_the_same_bits(forker, whole, settings, tmp
 
 
 def test_sigterm_saves_stops_and_the_same_command_goes_on(whole, settings, tmp_path):
-    changes = settings(**LONG["dense"], save_total_limit=20)
+    changes = settings(**LONG["dense"]) | {"save_steps": 20}
 
     def stop():
         for _ in range(6000):
@@ -74,13 +75,12 @@ def test_sigterm_saves_stops_and_the_same_command_goes_on(whole, settings, tmp_p
     thread = threading.Thread(target=stop)
     thread.start()
     with pytest.raises(SystemExit) as stopped:
-        # By itself it would save again at the end only.
-        run("dense", changes | {"save_steps": 20})
+        run("dense", changes)
     thread.join()
     assert stopped.value.code == 143
     last = complete_checkpoints(tmp_path / "run")[-1]
     assert last.name not in ("checkpoint-20", "checkpoint-40", "checkpoint-60")
-    run("dense", changes | {"save_steps": 20})
+    run("dense", changes)
     assert_same_weights(tmp_path / "run", whole["dense"])
 
 
@@ -92,11 +92,11 @@ def test_a_resumed_run_ends_with_the_same_bits(trained, settings, tmp_path, kind
     shutil.copytree(output / "checkpoint-6", half)
     (half / COMPLETE).unlink()
     (half / "model.safetensors").write_bytes(b"half")
-    run(kind, settings())
+    run(kind, settings(eval_strategy="no"))
     assert_same_weights(output, trained[kind])
     # Once more: nothing is left to train, and the model is the same, with all of its modules.
     shutil.rmtree(output / "model")
-    run(kind, settings())
+    run(kind, settings(eval_strategy="no"))
     assert_same_weights(output, trained[kind])
     texts = [("how to sort", "a list"), ("x", "for loops")] if kind == "reranker" else ["a list", "for loops and x"]
     found, expected = (load(kind, folder) for folder in (output, trained[kind]))

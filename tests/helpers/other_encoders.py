@@ -26,6 +26,8 @@ ENCODERS = {
 
 
 def save_other_encoder(name: str, folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    # Fewer positions than the texts have tokens. RoBERTa leaves one more out, that of the padding id.
+    positions = {"max_position_embeddings": 24} if name == "roberta" else {}
     config = ENCODERS[name](
         vocab_size=len(tokenizer),
         hidden_size=32,
@@ -33,8 +35,7 @@ def save_other_encoder(name: str, folder: Path, tokenizer: PreTrainedTokenizerBa
         num_attention_heads=2,
         intermediate_size=48,
         pad_token_id=tokenizer.pad_token_id,
-        # Fewer than the texts have tokens. One is left out, that of the padding id.
-        **({"max_position_embeddings": 24} if name == "roberta" else {}),
+        **positions,
     )
     # As DeBERTa-v3 is stored, in 16 bits.
     MODEL_MAPPING[ENCODERS[name]](config).half().save_pretrained(folder)

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from itertools import accumulate, count
 
 import torch
-from datasets import DatasetDict
 from sentence_transformers.base.sampler import MultiDatasetDefaultBatchSampler
 from sentence_transformers.cross_encoder.data_collator import CrossEncoderDataCollator
 from sentence_transformers.multi_vector_encoder.data_collator import MultiVectorEncoderDataCollator
@@ -21,33 +20,6 @@ def sampling_probabilities(sizes: Sequence[int], alpha: float) -> torch.Tensor:
     """
     weights = torch.tensor(sizes, dtype=torch.float64) ** alpha
     return weights / weights.sum()
-
-
-@dataclass
-class Mixture:
-    """Datasets that are trained on together.
-
-    Args:
-        datasets: rows of `query`, `positive` and `negatives`, by name.
-        batch_sizes: rows of a batch, by name.
-        alpha: datasets are drawn by their size to the power of this, see `sampling_probabilities`.
-    """
-
-    datasets: DatasetDict
-    batch_sizes: dict[str, int]
-    alpha: float
-
-    @property
-    def sizes(self) -> list[int]:
-        """Rows of each dataset."""
-        return [len(dataset) for dataset in self.datasets.values()]
-
-    def describe(self) -> Iterator[str]:
-        """Lines of a table: sizes, probabilities and batches."""
-        yield f"{'dataset':<20}{'rows':>12}{'drawn':>8}{'rows of a batch':>17}"
-        probabilities = sampling_probabilities(self.sizes, self.alpha).tolist()
-        for name, rows, probability in zip(self.datasets, self.sizes, probabilities):
-            yield f"{name:<20}{rows:>12,}{probability:>8.1%}{self.batch_sizes[name]:>17}"
 
 
 def draw_datasets(sizes: Sequence[int], alpha: float, steps: int, seed: int) -> list[int]:

@@ -8,18 +8,19 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import mine_hard_negatives
 
 from neobert_hf.common.atomic_writes import atomic_write
+from neobert_hf.embeddings.arguments import RerankerArguments
 from neobert_hf.embeddings.pairs import most_negatives, positives_of_queries
-from neobert_hf.embeddings.recipe import EmbeddingArguments, RerankerArguments, TrainingData
+from neobert_hf.embeddings.recipe import Run
 
 
-def add_mined_negatives(data: TrainingData, settings: RerankerArguments, arguments: EmbeddingArguments) -> None:
-    """Give hard negatives to the training datasets that have none; they are kept in `output_dir/mined`."""
-    folder = Path(arguments.output_dir) / "mined"
-    with arguments.main_process_first(desc="mining hard negatives"):
-        for description in data.descriptions:
-            pairs = data.train[description.name]
+def add_mined_negatives(run: Run) -> None:
+    """Give hard negatives to training datasets of a reranker that have none, and keep them in `output_dir/mined`."""
+    folder = Path(run.arguments.output_dir) / "mined"
+    with run.arguments.main_process_first(desc="mining hard negatives"):
+        for name, pairs in run.data.train.items():
             if not most_negatives(pairs):
-                data.train[description.name] = mine_negatives(pairs, description.prompt, settings, folder)
+                prompt = run.data.descriptions[name].prompt
+                run.data.train[name] = mine_negatives(pairs, prompt, run.settings, folder)
 
 
 def mine_negatives(pairs: Dataset, prompt: str, settings: RerankerArguments, folder: Path) -> Dataset:

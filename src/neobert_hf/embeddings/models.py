@@ -50,15 +50,12 @@ def build_encoder(path: str, max_length: int, trust_remote_code: bool = False) -
 
 
 def build_sparse_encoder(path: str, max_length: int, trust_remote_code: bool = False) -> SparseEncoder:
-    """A SPLADE model: the MLM head's logits, log(1 + relu), and the maximum over the tokens.
+    """A SPLADE-max model (https://arxiv.org/abs/2109.10086): MLM logits, log(1 + relu), the maximum over the tokens.
 
     Arguments are those of `transformer_module`.
 
     Raises:
         ValueError: if the model has no trained MLM head.
-
-    References:
-        SPLADE-max: https://arxiv.org/abs/2109.10086.
     """
     transformer = transformer_module(path, max_length, trust_remote_code, head="fill-mask")
     encoder = SparseEncoder(modules=[transformer, SpladePooling("max")], similarity_fn_name="dot")
@@ -76,12 +73,9 @@ def build_sparse_encoder(path: str, max_length: int, trust_remote_code: bool = F
 
 
 def build_multi_vector_encoder(path: str, max_length: int, trust_remote_code: bool = False) -> MultiVectorEncoder:
-    """A late-interaction model: an encoder, a linear layer to 128 numbers, and unit length for every token.
+    """A late-interaction model (ColBERT, https://arxiv.org/abs/2004.12832): a vector of 128 numbers for every token.
 
-    The linear layer is new unless the model is a late-interaction model. Arguments are those of `transformer_module`.
-
-    References:
-        ColBERT: https://arxiv.org/abs/2004.12832.
+    Their linear layer is new unless the model is a late-interaction model. Arguments are those of `transformer_module`.
     """
     encoder = MultiVectorEncoder(path, trust_remote_code=trust_remote_code, model_kwargs={"dtype": torch.float32})
     encoder.max_seq_length = tokens_read(encoder[0].model, max_length, encoder.max_seq_length)
@@ -89,12 +83,9 @@ def build_multi_vector_encoder(path: str, max_length: int, trust_remote_code: bo
 
 
 def build_reranker(path: str, max_length: int, trust_remote_code: bool = False) -> CrossEncoder:
-    """A reranker: query and document in one sequence, and one score from a classification head.
+    """A reranker (https://arxiv.org/abs/1901.04085): query and document in one sequence, and one score from a head.
 
     The head is new unless the model is a classifier. Arguments are those of `transformer_module`.
-
-    References:
-        Passage re-ranking with BERT: https://arxiv.org/abs/1901.04085.
     """
     transformer = transformer_module(path, max_length, trust_remote_code, head="sequence-classification")
     return CrossEncoder(modules=[transformer])

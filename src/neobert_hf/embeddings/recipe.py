@@ -2,7 +2,7 @@
 
 import json
 import random
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from datasets import Dataset, DatasetDict
@@ -12,57 +12,15 @@ from sentence_transformers.sentence_transformer.evaluation import (
     EmbeddingSimilarityEvaluator,
     InformationRetrievalEvaluator,
 )
+from transformers import set_seed
 
 from neobert_hf.common.fingerprints import checkpoint_fingerprint, data_fingerprint
+from neobert_hf.common.settings import parse_config
+from neobert_hf.embeddings.arguments import EmbeddingArguments, RecipeArguments
 from neobert_hf.embeddings.descriptions import PairDataset, read_descriptions
-from neobert_hf.embeddings.pairs import load_pairs, load_scored_pairs, most_negatives, positives_of_queries
-from neobert_hf.embeddings.trainers import EmbeddingArguments
+from neobert_hf.embeddings.pairs import load_pairs, load_scored_pairs, positives_of_queries
 from neobert_hf.training.arguments import result_settings
 from neobert_hf.training.run_checkpoints import newest_checkpoint, step_of
-
-
-@dataclass
-class RecipeArguments:
-    """What is trained, on which data."""
-
-    model: str = field(metadata={"help": "an encoder: path or Hub id"})
-    datasets: str = field(metadata={"help": "YAML file that describes the datasets"})
-    only: list[str] = field(default_factory=list, metadata={"help": "use these datasets of the file; all if empty"})
-    max_length: int = field(default=1024, metadata={"help": "tokens; longer texts are cut"})
-    max_negatives: int | None = field(default=None, metadata={"help": "hard negatives of a row; all if unset"})
-    alpha: float = field(default=0.5, metadata={"help": "datasets are drawn by their size to the power of this"})
-    trust_remote_code: bool = field(default=False, metadata={"help": "run code from the model's repository"})
-
-
-@dataclass
-class DenseArguments(RecipeArguments):
-    """What is trained, on which data, with which loss."""
-
-    temperature: float = field(default=0.07, metadata={"help": "of the cosine similarities in the loss"})
-    mini_batch_size: int | None = field(
-        default=None, metadata={"help": "texts computed at a time, for batches beyond the memory (GradCache)"}
-    )
-    matryoshka_dims: list[int] = field(
-        default_factory=list, metadata={"help": "train these prefixes of the embeddings as well"}
-    )
-
-
-@dataclass
-class SparseArguments(RecipeArguments):
-    """What is trained, on which data, and how sparse it becomes (regularisers: https://arxiv.org/abs/2205.04733)."""
-
-    query_weight: float = field(default=5e-5, metadata={"help": "of the FLOPS regulariser of queries"})
-    document_weight: float = field(default=3e-5, metadata={"help": "of the FLOPS regulariser of documents"})
-
-
-@dataclass
-class RerankerArguments(RecipeArguments):
-    """What is trained, on which data, against which documents."""
-
-    negatives: int = field(default=4, metadata={"help": "wrong documents of a query: its hard negatives, then others"})
-    miner: str | None = field(
-        default=None, metadata={"help": "embedding model that finds hard negatives where a dataset has none"}
-    )
 
 
 @dataclass
@@ -70,24 +28,58 @@ class TrainingData:
     """What the file of `datasets` describes.
 
     Args:
-        descriptions: of the training datasets.
+        descriptions: of the training datasets, by name.
         train: their rows of `query`, `positive` and `negatives`, by name.
         evaluation: descriptions of the datasets for evaluation, by kind.
         retrieval: the rows of the one for retrieval, if there is one.
     """
 
-    descriptions: list[PairDataset]
+    descriptions: dict[str, PairDataset]
     train: DatasetDict
     evaluation: dict[str, PairDataset]
     retrieval: Dataset | None
 
-    @property
-    def query_prompts(self) -> dict[str, dict[str, str]]:
-        """The instruction of each dataset, as `prompts` of trainers that encode queries by themselves."""
-        return {
-            description.name: {"query": description.prompt} if description.prompt else {}
-            for description in self.descriptions
-        }
+
+@dataclass
+class Run:
+    """A run of a recipe, ready for its model.
+
+    Args:
+        settings: those of the recipe.
+        arguments: those of the trainer.
+        data: for training and evaluation.
+        values: all settings that the trained weights depend on.
+        checkpoint: where an interrupted run goes on, if there was one.
+        source: what the model is to be built from: folder or Hub id.
+    """
+
+    settings: RecipeArguments
+    arguments: EmbeddingArguments
+    data: TrainingData
+    values: dict
+    checkpoint: Path | None
+    source: str
+
+
+def prepare_run(settings_class: type[RecipeArguments], args: list[str] | None = None) -> Run:
+    """Read settings and data, and find the checkpoint to resume from.
+
+    Args:
+        settings_class: the settings of the recipe.
+        args: the command line, see `parse_config`.
+
+    Raises:
+        ValueError, FileNotFoundError: where settings or data are wrong.
+        CheckpointError: if the checkpoint is damaged or of a run with other settings.
+    """
+    settings, arguments = parse_config(settings_class, EmbeddingArguments, args=args)
+    set_seed(arguments.seed)
+    data = read_data(settings, arguments)
+    values = run_settings(settings, arguments, data)
+    checkpoint, _ = newest_checkpoint(Path(arguments.output_dir), values)
+    # On resume the Trainer loads the weights by itself, unless there is nothing left to train.
+    finished = checkpoint is not None and step_of(checkpoint) == arguments.max_steps
+    return Run(settings, arguments, data, values, checkpoint, str(checkpoint) if finished else settings.model)
 
 
 def read_data(settings: RecipeArguments, arguments: EmbeddingArguments) -> TrainingData:
@@ -100,33 +92,10 @@ def read_data(settings: RecipeArguments, arguments: EmbeddingArguments) -> Train
         raise ValueError(f"`prompts` is set; instructions stand in {settings.datasets}, one for each dataset.")
     with arguments.main_process_first(desc="reading the datasets"):
         descriptions, evaluation = read_descriptions(settings.datasets, settings.only or None)
-        train = {description.name: load_pairs(description, settings.max_negatives) for description in descriptions}
+        train = {dataset.name: load_pairs(dataset, settings.max_negatives) for dataset in descriptions}
         retrieval = load_pairs(evaluation["retrieval"]) if "retrieval" in evaluation else None
-    return TrainingData(descriptions, DatasetDict(train), evaluation, retrieval)
-
-
-def rows_of_batches(data: TrainingData, batch_size: int) -> dict[str, int]:
-    """Rows of a batch by dataset: the more hard negatives, the fewer rows, so that every batch has as many texts.
-
-    Args:
-        data: the training datasets.
-        batch_size: rows of a dataset without hard negatives.
-
-    Raises:
-        ValueError: if they are fewer than 2, so that no row has others to be contrasted with.
-    """
-    batch_sizes = {}
-    for description in data.descriptions:
-        name = description.name
-        texts = 2 + most_negatives(data.train[name])
-        batch_sizes[name] = min(2 * batch_size // texts, description.batch_size or batch_size)
-        if batch_sizes[name] < 2:
-            raise ValueError(
-                f"Dataset {name}: {2 * batch_size} texts are fewer than 2 rows with up to {texts - 2} hard negatives "
-                "each, and every row is contrasted with the others of its batch. Set a smaller `max_negatives`, or a "
-                f"`per_device_train_batch_size` of {texts} or more."
-            )
-    return batch_sizes
+    by_name = {dataset.name: dataset for dataset in descriptions}
+    return TrainingData(by_name, DatasetDict(train), evaluation, retrieval)
 
 
 def run_settings(settings: RecipeArguments, arguments: EmbeddingArguments, data: TrainingData) -> dict:
@@ -135,31 +104,12 @@ def run_settings(settings: RecipeArguments, arguments: EmbeddingArguments, data:
     values = asdict(settings) | result_settings(arguments, leave_out={"prompts", "gradient_accumulation_steps"})
     # What the file says counts, not its path.
     values["datasets"] = {}
-    for description in data.descriptions:
-        rows = data.train[description.name]
+    for name, rows in data.train.items():
         content = {"rows": len(rows), "fingerprint": data_fingerprint(rows)}
-        values["datasets"][description.name] = asdict(description) | content
+        values["datasets"][name] = asdict(data.descriptions[name]) | content
     values["weights"] = checkpoint_fingerprint(settings.model)
     values["batches_per_step"] = arguments.world_size * arguments.gradient_accumulation_steps
     return json.loads(json.dumps(values, default=str))
-
-
-def find_checkpoint(model: str, arguments: EmbeddingArguments, values: dict) -> tuple[Path | None, str]:
-    """The checkpoint where an interrupted run goes on, if there is one, and what the model is to be built from.
-
-    Args:
-        model: what a run starts from.
-        arguments: `output_dir` and `max_steps` count.
-        values: see `run_settings`.
-
-    Raises:
-        CheckpointError: if the checkpoint is damaged or of a run with other settings.
-    """
-    checkpoint, _ = newest_checkpoint(Path(arguments.output_dir), values)
-    if checkpoint is not None and step_of(checkpoint) == arguments.max_steps:
-        # Nothing is left to train. Otherwise the Trainer loads the checkpoint's weights by itself.
-        return checkpoint, str(checkpoint)
-    return checkpoint, model
 
 
 def retrieval_evaluator(
@@ -184,12 +134,12 @@ def retrieval_evaluator(
     )
 
 
-def dense_evaluator(data: TrainingData, arguments: EmbeddingArguments) -> SequentialEvaluator | None:
+def dense_evaluator(run: Run) -> SequentialEvaluator | None:
     """Retrieval and similarity of sentences (STS), as far as there are datasets for them; None if there are none."""
-    evaluators = [retrieval_evaluator(data)] if data.retrieval is not None else []
-    if "sts" in data.evaluation:
-        description = data.evaluation["sts"]
-        with arguments.main_process_first(desc="reading the STS dataset"):
+    evaluators = [retrieval_evaluator(run.data)] if run.data.retrieval is not None else []
+    if "sts" in run.data.evaluation:
+        description = run.data.evaluation["sts"]
+        with run.arguments.main_process_first(desc="reading the STS dataset"):
             first, second, scores = load_scored_pairs(description)
         # Both sides are queries. This evaluator takes no prompt.
         first = [description.prompt + text for text in first]

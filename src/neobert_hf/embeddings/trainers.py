@@ -1,6 +1,5 @@
 """Sentence Transformers' trainers with the paper's mixture of datasets and checkpoints that are whole or not used."""
 
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -17,61 +16,40 @@ from torch.utils.data import BatchSampler, ConcatDataset
 from neobert_hf.common.atomic_writes import write_json
 from neobert_hf.embeddings.batches import (
     ContrastiveCollator,
-    Mixture,
     MixtureBatchSampler,
     MultiVectorCollator,
     RerankingCollator,
     draw_datasets,
+    sampling_probabilities,
 )
-from neobert_hf.training.arguments import check_fixed
+from neobert_hf.embeddings.models import describe_reranker
+from neobert_hf.embeddings.pairs import most_negatives
+from neobert_hf.embeddings.recipe import Run, TrainingData
 from neobert_hf.training.launching import check_launch, end_processes
 from neobert_hf.training.trainer import ResumableTrainer
 
 
-# What these recipes fix beside the settings that all recipes fix.
-FIXED = {
-    # A short last batch would have fewer negatives.
-    "dataloader_drop_last": True,
-    # Skipping is what makes a resume exact; only row numbers are drawn again.
-    "ignore_data_skip": False,
-}
-# Others let a text into a batch twice, where it is a false negative, and not all are drawn by the seed.
-BATCH_SAMPLERS = ("no_duplicates", "no_duplicates_hashed")
+def contrastive_batch_sizes(data: TrainingData, batch_size: int) -> dict[str, int]:
+    """Rows of a batch by dataset: the more hard negatives, the fewer rows, so that every batch has as many texts.
 
+    Args:
+        data: the training datasets.
+        batch_size: rows of a dataset without hard negatives.
 
-@dataclass
-class EmbeddingArguments(SentenceTransformerTrainingArguments):
-    """Sentence Transformers' arguments with the defaults of the paper (section 5.2.1, appendix D) and its code."""
-
-    max_steps: int = field(default=2_000, metadata={"help": "optimizer steps"})
-    per_device_train_batch_size: int = field(
-        default=64,
-        metadata={"help": "rows of a batch without hard negatives; with them fewer, so that the texts stay as many"},
-    )
-    learning_rate: float = field(default=1e-4, metadata={"help": "at its peak"})
-    lr_scheduler_type: str = field(default="constant_with_warmup", metadata={"help": "as in Transformers"})
-    warmup_steps: float = field(default=2_000, metadata={"help": "optimizer steps, or a share of all if below 1"})
-    weight_decay: float = field(default=0.01, metadata={"help": "decoupled; not on norms and biases"})
-    adam_beta2: float = field(default=0.95, metadata={"help": "decay rate of the second moment"})
-    bf16: bool = field(default=True, metadata={"help": "autocast; weights and optimizer stay float32"})
-    batch_sampler: str = field(
-        default="no_duplicates",
-        metadata={"help": "of each dataset; no_duplicates_hashed is faster and reads all rows first"},
-    )
-    report_to: str | None = field(default="tensorboard", metadata={"help": "tensorboard, wandb, trackio, ... or none"})
-    logging_steps: float = field(default=20, metadata={"help": "optimizer steps, or a share of all if below 1"})
-    save_steps: float = field(default=500, metadata={"help": "optimizer steps, or a share of all if below 1"})
-    save_total_limit: int | None = field(default=2, metadata={"help": "complete checkpoints that are kept"})
-    dataloader_drop_last: bool = field(default=True, metadata={"help": "fixed"})
-    logging_nan_inf_filter: bool = field(default=False, metadata={"help": "fixed"})
-
-    def __post_init__(self):
-        if self.batch_sampler not in BATCH_SAMPLERS:
+    Raises:
+        ValueError: if they are fewer than 2, so that no row has others to be contrasted with.
+    """
+    batch_sizes = {}
+    for name, description in data.descriptions.items():
+        texts = 2 + most_negatives(data.train[name])
+        batch_sizes[name] = min(2 * batch_size // texts, description.batch_size or batch_size)
+        if batch_sizes[name] < 2:
             raise ValueError(
-                f"`batch_sampler` is {self.batch_sampler}; this recipe needs {' or '.join(BATCH_SAMPLERS)}."
+                f"Dataset {name}: {2 * batch_size} texts are fewer than 2 rows with up to {texts - 2} hard negatives "
+                "each, and every row is contrasted with the others of its batch. Set a smaller `max_negatives`, or a "
+                f"`per_device_train_batch_size` of {texts} or more."
             )
-        super().__post_init__()
-        check_fixed(self, FIXED)
+    return batch_sizes
 
 
 class MixtureTrainer(ResumableTrainer):
@@ -79,10 +57,12 @@ class MixtureTrainer(ResumableTrainer):
 
     Args:
         model: a Sentence Transformers model.
-        args: its training arguments.
-        mixture: what it is trained on.
-        settings: every setting that the result depends on, see `ResumableTrainer`.
+        run: what it is trained on, and how.
         kwargs: for Sentence Transformers' trainer of this kind of model, such as `loss` and `evaluator`.
+
+    Attributes:
+        sizes: rows of each dataset.
+        batch_sizes: rows of a batch, by dataset.
 
     Raises:
         ValueError: if a dataset has not enough different rows for a batch. For the rest, see `ResumableTrainer`.
@@ -91,27 +71,34 @@ class MixtureTrainer(ResumableTrainer):
     # Every kind has a class of its own with the same fields.
     training_args_class = SentenceTransformerTrainingArguments
 
-    def __init__(self, model: BaseModel, args: EmbeddingArguments, mixture: Mixture, settings: dict, **kwargs):
-        self.mixture = mixture
-        super().__init__(model, args, mixture.datasets, settings=settings, **kwargs)
+    def __init__(self, model: BaseModel, run: Run, **kwargs):
+        self.run = run
+        self.sizes = [len(rows) for rows in run.data.train.values()]
+        self.batch_sizes = self.choose_batch_sizes(run.data, run.arguments.per_device_train_batch_size)
+        run.arguments.prompts = {
+            name: self.prompt_setting(description.prompt) for name, description in run.data.descriptions.items()
+        }
+        super().__init__(model, run.arguments, run.data.train, settings=run.values, **kwargs)
         if self.engine != "plain":
             # Sentence Transformers saves the module as it is, which is a shard there.
             raise ValueError(
                 "FSDP and DeepSpeed would save incomplete models here: use DDP (configs/accelerate/ddp.yaml)."
             )
 
-    def run(self, checkpoint: Path | None, start: str) -> None:
-        """Train to the end, evaluate, write `model/` and `log.json`, and leave the process group.
+    def choose_batch_sizes(self, data: TrainingData, batch_size: int) -> dict[str, int]:
+        """Rows of a batch, by dataset."""
+        return contrastive_batch_sizes(data, batch_size)
 
-        Args:
-            checkpoint: where an interrupted run goes on, if there was one.
-            start: what is trained otherwise, for the message.
-        """
+    def prompt_setting(self, prompt: str) -> dict[str, str] | str:
+        """The instruction of a dataset as Sentence Transformers' setting `prompts` takes it: it is for queries only."""
+        return {"query": prompt} if prompt else {}
+
+    def complete(self) -> None:
+        """Train to the end, evaluate, write `model/` and `log.json`, and leave the process group."""
         check_launch(self.accelerator)
         if self.is_world_process_zero():
             print(self.describe(), flush=True)
-            print(f"resuming from {checkpoint}" if checkpoint else f"starting from {start}", flush=True)
-        self.train_to_the_end(checkpoint)
+        self.train_to_the_end(self.run.checkpoint)
         if self.evaluator is not None and not self.evaluated_at_the_end():
             self.evaluate()
         output = Path(self.args.output_dir)
@@ -122,11 +109,22 @@ class MixtureTrainer(ResumableTrainer):
         end_processes(self.accelerator)
 
     def describe(self) -> str:
-        """The datasets, the size of the model, and the machine."""
+        """The datasets with their sizes, probabilities and batches, the model, the machine, and the start."""
+        lines = [f"{'dataset':<20}{'rows':>12}{'drawn':>8}{'rows of a batch':>17}"]
+        probabilities = sampling_probabilities(self.sizes, self.run.settings.alpha).tolist()
+        for name, rows, probability in zip(self.batch_sizes, self.sizes, probabilities):
+            lines.append(f"{name:<20}{rows:>12,}{probability:>8.1%}{self.batch_sizes[name]:>17}")
         parameters = sum(parameter.numel() for parameter in self.model.parameters())
-        machine = f"{self.args.world_size} x {self.args.device.type}"
-        micro_batches = f"{self.args.gradient_accumulation_steps} batches a step and process"
-        return "\n".join([*self.mixture.describe(), f"{parameters:,} parameters; {machine}; {micro_batches}"])
+        lines.append(
+            f"{parameters:,} parameters; {self.args.world_size} x {self.args.device.type}; "
+            f"{self.args.gradient_accumulation_steps} batches a step and process"
+        )
+        lines.append(f"resuming from {self.run.checkpoint}" if self.run.checkpoint else f"starting from {self.start()}")
+        return "\n".join(lines)
+
+    def start(self) -> str:
+        """What is trained, for the message."""
+        return self.run.settings.model
 
     def evaluated_at_the_end(self) -> bool:
         """Whether the last step was one of those that evaluation follows."""
@@ -135,7 +133,7 @@ class MixtureTrainer(ResumableTrainer):
 
     def get_batch_sampler(self, dataset, batch_size, drop_last, valid_label_columns=None, generator=None, seed=0):
         name = next(name for name, rows in self.train_dataset.items() if rows is dataset)
-        batch_size = self.mixture.batch_sizes[name]
+        batch_size = self.batch_sizes[name]
         # Not the hard negatives: that two rows have none would count as a text in common.
         texts = dataset.with_format(None).select_columns(["query", "positive"])
         sampler = super().get_batch_sampler(texts, batch_size, drop_last, valid_label_columns, torch.Generator(), seed)
@@ -149,7 +147,7 @@ class MixtureTrainer(ResumableTrainer):
     def get_multi_dataset_batch_sampler(
         self, dataset: ConcatDataset, batch_samplers: list[BatchSampler], generator=None, seed=0
     ) -> MixtureBatchSampler:
-        draws = draw_datasets(self.mixture.sizes, self.mixture.alpha, self.args.max_steps, seed)
+        draws = draw_datasets(self.sizes, self.run.settings.alpha, self.args.max_steps, seed)
         batches_per_step = self.args.world_size * self.args.gradient_accumulation_steps
         return MixtureBatchSampler(dataset, batch_samplers, draws, batches_per_step)
 
@@ -178,6 +176,23 @@ class MultiVectorTrainer(MixtureTrainer, MultiVectorEncoderTrainer):
 
 
 class RerankerTrainer(MixtureTrainer, CrossEncoderTrainer):
-    """Of rerankers; `data_collator` sets how many wrong documents a query gets. See `MixtureTrainer`."""
+    """Of rerankers, whose run has `RerankerArguments`. See `MixtureTrainer`."""
 
     data_collator_class = RerankingCollator
+
+    def get_data_collator(self, **kwargs) -> RerankingCollator:
+        collator = super().get_data_collator(**kwargs)
+        collator.negatives = self.run.settings.negatives
+        return collator
+
+    def choose_batch_sizes(self, data: TrainingData, batch_size: int) -> dict[str, int]:
+        """Every row becomes as many pairs, however many hard negatives it has."""
+        limits = {name: description.batch_size or batch_size for name, description in data.descriptions.items()}
+        return {name: min(batch_size, limit) for name, limit in limits.items()}
+
+    def prompt_setting(self, prompt: str) -> str:
+        """Before pairs of query and document."""
+        return prompt
+
+    def start(self) -> str:
+        return describe_reranker(self.run.settings.model, self.run.settings.trust_remote_code)

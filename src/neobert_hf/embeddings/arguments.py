@@ -1,0 +1,97 @@
+"""Settings of the recipes that train embedding models and rerankers."""
+
+from dataclasses import dataclass, field
+
+from sentence_transformers import SentenceTransformerTrainingArguments
+
+from neobert_hf.training.arguments import check_fixed
+
+
+# What these recipes fix beside the settings that all recipes fix.
+FIXED = {
+    # A short last batch would have fewer negatives.
+    "dataloader_drop_last": True,
+    # Skipping is what makes a resume exact; only row numbers are drawn again.
+    "ignore_data_skip": False,
+}
+# Others let a text into a batch twice, where it is a false negative, and not all are drawn by the seed.
+BATCH_SAMPLERS = ("no_duplicates", "no_duplicates_hashed")
+
+
+@dataclass
+class EmbeddingArguments(SentenceTransformerTrainingArguments):
+    """Sentence Transformers' arguments with the defaults of the paper (section 5.2.1, appendix D) and its code."""
+
+    max_steps: int = field(default=2_000, metadata={"help": "optimizer steps"})
+    per_device_train_batch_size: int = field(
+        default=64,
+        metadata={"help": "rows of a batch without hard negatives; with them fewer, so that the texts stay as many"},
+    )
+    learning_rate: float = field(default=1e-4, metadata={"help": "at its peak"})
+    lr_scheduler_type: str = field(default="constant_with_warmup", metadata={"help": "as in Transformers"})
+    warmup_steps: float = field(default=2_000, metadata={"help": "optimizer steps, or a share of all if below 1"})
+    weight_decay: float = field(default=0.01, metadata={"help": "decoupled; not on norms and biases"})
+    adam_beta2: float = field(default=0.95, metadata={"help": "decay rate of the second moment"})
+    bf16: bool = field(default=True, metadata={"help": "autocast; weights and optimizer stay float32"})
+    batch_sampler: str = field(
+        default="no_duplicates",
+        metadata={"help": "of each dataset; no_duplicates_hashed is faster and reads all rows first"},
+    )
+    report_to: str | None = field(default="tensorboard", metadata={"help": "tensorboard, wandb, trackio, ... or none"})
+    logging_steps: float = field(default=20, metadata={"help": "optimizer steps, or a share of all if below 1"})
+    save_steps: float = field(default=500, metadata={"help": "optimizer steps, or a share of all if below 1"})
+    save_total_limit: int | None = field(default=2, metadata={"help": "complete checkpoints that are kept"})
+    dataloader_drop_last: bool = field(default=True, metadata={"help": "fixed"})
+    logging_nan_inf_filter: bool = field(default=False, metadata={"help": "fixed"})
+
+    def __post_init__(self):
+        if self.batch_sampler not in BATCH_SAMPLERS:
+            raise ValueError(
+                f"`batch_sampler` is {self.batch_sampler}; this recipe needs {' or '.join(BATCH_SAMPLERS)}."
+            )
+        super().__post_init__()
+        check_fixed(self, FIXED)
+
+
+@dataclass
+class RecipeArguments:
+    """What is trained, on which data."""
+
+    model: str = field(metadata={"help": "an encoder: path or Hub id"})
+    datasets: str = field(metadata={"help": "YAML file that describes the datasets"})
+    only: list[str] = field(default_factory=list, metadata={"help": "use these datasets of the file; all if empty"})
+    max_length: int = field(default=1024, metadata={"help": "tokens; longer texts are cut"})
+    max_negatives: int | None = field(default=None, metadata={"help": "hard negatives of a row; all if unset"})
+    alpha: float = field(default=0.5, metadata={"help": "datasets are drawn by their size to the power of this"})
+    trust_remote_code: bool = field(default=False, metadata={"help": "run code from the model's repository"})
+
+
+@dataclass
+class DenseArguments(RecipeArguments):
+    """What is trained, on which data, with which loss."""
+
+    temperature: float = field(default=0.07, metadata={"help": "of the cosine similarities in the loss"})
+    mini_batch_size: int | None = field(
+        default=None, metadata={"help": "texts computed at a time, for batches beyond the memory (GradCache)"}
+    )
+    matryoshka_dims: list[int] = field(
+        default_factory=list, metadata={"help": "train these prefixes of the embeddings as well"}
+    )
+
+
+@dataclass
+class SparseArguments(RecipeArguments):
+    """What is trained, on which data, and how sparse it becomes (regularisers: https://arxiv.org/abs/2205.04733)."""
+
+    query_weight: float = field(default=5e-5, metadata={"help": "of the FLOPS regulariser of queries"})
+    document_weight: float = field(default=3e-5, metadata={"help": "of the FLOPS regulariser of documents"})
+
+
+@dataclass
+class RerankerArguments(RecipeArguments):
+    """What is trained, on which data, against which documents."""
+
+    negatives: int = field(default=4, metadata={"help": "wrong documents of a query: its hard negatives, then others"})
+    miner: str | None = field(
+        default=None, metadata={"help": "embedding model that finds hard negatives where a dataset has none"}
+    )
