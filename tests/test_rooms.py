@@ -19,7 +19,7 @@ ROOMS = {
     "evaluation/mteb": {"common", "embeddings"},
     "evaluation/pseudo_perplexity": {"common"},
     "search": {"common", "embeddings"},
-    "checkpoints": {"common"},
+    "checkpoints": {"common", "training"},
 }
 
 
