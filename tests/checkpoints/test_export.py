@@ -342,17 +342,17 @@ def test_damaged_checkpoints_are_refused_before_tracing(damage, tmp_path):
 
 def use_traced(monkeypatch, file) -> None:
     """A trace takes seconds: take one that is there already."""
-    graph = onnx_ir.external_data.load_to_model(onnx_ir.load(file))
-    monkeypatch.setattr(export_module, "trace", lambda model, reference: graph)
+    traced = lambda model, reference: onnx_ir.external_data.load_to_model(onnx_ir.load(file))  # noqa: E731
+    monkeypatch.setattr(export_module, "trace", traced)
 
 
 def test_a_file_that_misses_its_tolerance_is_not_written(masked_lm, tmp_path, monkeypatch):
     """The graph has other weights than the checkpoint, by not much."""
     use_traced(monkeypatch, masked_lm / "exported" / "onnx" / "model.onnx")
     model = small_model(NeoBERTForMaskedLM)
-    model.model.transformer_encoder[0].qkv.weight.data *= 1.5
+    model.model.transformer_encoder[0].qkv.weight.data *= 1.1
     save_checkpoint(tmp_path / "model", model=model)
-    message = r"model_quantized.onnx \(int8\): cosine with PyTorch 0.9[0-8].*at least 0.99 is needed"
+    message = r"model_quantized.onnx \(int8\): cosine with PyTorch 0.98.*at least 0.99 is needed"
     refused(tmp_path, ExportError, message, precisions=["int8"])
     message = r"model.onnx \(float32\): largest difference from PyTorch .*at most 1e-05 is allowed"
     refused(tmp_path, ExportError, message, precisions=["float32"])
