@@ -31,7 +31,7 @@ HNSW = (
 ).split()
 
 
-class WeaviateStandIn(weaviate_pb2_grpc.WeaviateServicer):
+class FakeWeaviateServer(weaviate_pb2_grpc.WeaviateServicer):
     """Start with `with`; `url` and `grpc_port` say where it listens.
 
     Args:
@@ -49,14 +49,14 @@ class WeaviateStandIn(weaviate_pb2_grpc.WeaviateServicer):
         self.schema, self.objects, self.writes, self.refuse = {}, {}, [], set()
 
     def __enter__(self):
-        standin = self
+        server = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self):
                 path = self.path.removeprefix("/v1/")
                 if path == "meta":
-                    return self.answer({"version": "1.30.5", "hostname": standin.url, "modules": {}})
-                found = standin.schema.get(path.removeprefix("schema/"))
+                    return self.answer({"version": "1.30.5", "hostname": server.url, "modules": {}})
+                found = server.schema.get(path.removeprefix("schema/"))
                 self.answer(found or {}, 200 if found else 404)
 
             def do_POST(self):
@@ -66,8 +66,8 @@ class WeaviateStandIn(weaviate_pb2_grpc.WeaviateServicer):
                 body["properties"] = [defaults | one for one in body["properties"]]
                 for vector in body["vectorConfig"].values():
                     vector["vectorIndexConfig"] = dict.fromkeys(HNSW, 1) | vector["vectorIndexConfig"]
-                standin.schema[body["class"]] = body
-                standin.objects[body["class"]] = {}
+                server.schema[body["class"]] = body
+                server.objects[body["class"]] = {}
                 self.answer(body)
 
             def answer(self, body: dict, status: int = 200):

@@ -459,27 +459,27 @@ def test_a_client_that_is_not_installed_is_named_with_its_extra(monkeypatch, tmp
 def test_the_command_line_with_weaviate(index, corpus, texts, tmp_path, model, monkeypatch, capsys):
     """Against a stand-in that speaks the server's protocols; no real server has run."""
     pytest.importorskip("weaviate")
-    from tests.helpers.weaviate_standin import WeaviateStandIn
+    from tests.helpers.weaviate_standin import FakeWeaviateServer
 
     monkeypatch.setattr("weaviate.connect.v4.PYPI_PACKAGE_URL", "http://127.0.0.1:9/")
-    with WeaviateStandIn() as server:
-        place = {"index": "Docs", "weaviate_url": server.url, "weaviate_grpc_port": server.grpc_port}
+    with FakeWeaviateServer() as server:
+        location = {"index": "Docs", "weaviate_url": server.url, "weaviate_grpc_port": server.grpc_port}
         rows = {f"d{i}": text for i, text in enumerate(texts)} | {"long": " ".join(texts[:20])}
-        first = index(write_rows(corpus, rows), "--id_column=id", **place)
+        first = index(write_rows(corpus, rows), "--id_column=id", **location)
         assert first[0] == 61 and first[1] == len(server.objects["Docs"]) > 65
         rows["long"] = "short now"
         del rows["d5"]
-        assert index(write_rows(corpus, rows), "--id_column=id", **place) == [1, 1, 59, 1, 0, 0]
+        assert index(write_rows(corpus, rows), "--id_column=id", **location) == [1, 1, 59, 1, 0, 0]
         # What an interruption leaves of a document is removed with it.
         rows["long"] = " ".join(texts[:20])
-        index(write_rows(corpus, rows), "--id_column=id", **place)
+        index(write_rows(corpus, rows), "--id_column=id", **location)
         key = next(key for key, (one, _) in server.objects["Docs"].items() if one["document"] == "long")
         del server.objects["Docs"][key], rows["long"]
-        assert index(write_rows(corpus, rows), "--id_column=id", **place) == [0, 0, 59, 1, 0, 0]
+        assert index(write_rows(corpus, rows), "--id_column=id", **location) == [0, 0, 59, 1, 0, 0]
         assert len(server.objects["Docs"]) == 59
         index(corpus, "--id_column=id")
         found = []
-        for flags in (place, {"index": tmp_path / "index"}):
+        for flags in (location, {"index": tmp_path / "index"}):
             names = [f"--{key}={value}" for key, value in flags.items()]
             semantic_search.main(
                 ["query", *names, "--device=cpu", "--json", "--top_k=8", "--text", "a list of numbers"]
@@ -488,4 +488,4 @@ def test_the_command_line_with_weaviate(index, corpus, texts, tmp_path, model, m
         for one, two in zip(*found, strict=True):
             assert abs(one.pop("score") - two.pop("score")) < 1e-5 and one == two
         with pytest.raises(VectorIndexError, match="overlap: 32 there, 3 now"):
-            index(corpus, "--id_column=id", overlap=3, **place)
+            index(corpus, "--id_column=id", overlap=3, **location)

@@ -11,7 +11,7 @@ from neobert_hf.search.lancedb_index import LanceDBIndex
 
 pytest.importorskip("weaviate")
 pytest.importorskip("lancedb")
-from tests.helpers.weaviate_standin import WeaviateStandIn  # noqa: E402
+from tests.helpers.weaviate_standin import FakeWeaviateServer  # noqa: E402
 
 
 IDENTITY = {"model": "some/model", "fingerprint": "abc", "dimension": 8, "query_prompt": 'say "it": é '}
@@ -21,8 +21,8 @@ IDENTITY = {"model": "some/model", "fingerprint": "abc", "dimension": 8, "query_
 def server(monkeypatch):
     # The client asks PyPI for its newest version.
     monkeypatch.setattr("weaviate.connect.v4.PYPI_PACKAGE_URL", "http://127.0.0.1:9/")
-    with WeaviateStandIn() as standin:
-        yield standin
+    with FakeWeaviateServer() as fake:
+        yield fake
 
 
 @pytest.fixture
