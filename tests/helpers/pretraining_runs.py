@@ -1,4 +1,4 @@
-"""Small runs of examples/pretrain.py for the tests of the recipe: in this process, or in one or several of their own.
+"""Small runs of the pretraining scripts for their tests: in this process, or in one or several of their own.
 
 A process that imports torch and transformers takes 8 s of CPU, a small run 1 to 2 s. So processes are forked here from
 a server that has imported everything once, with the environment that `accelerate launch` would give them.
@@ -25,6 +25,8 @@ from tests.helpers.models import ROOT
 
 CONFIGS = ROOT / "configs" / "accelerate"
 pretrain = load_example("pretrain")
+# For the server that processes are forked from.
+load_example("prepare_data")
 
 
 # Mixture and dropout, so that a resume has to restore every source of randomness.
@@ -83,13 +85,13 @@ def launched_environments(config: str, processes: int, *options: str) -> list[di
     return [environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(processes)]
 
 
-class TrainingProcesses:
-    """Processes that train together; what they print goes to one file.
+class ScriptProcesses:
+    """Processes of one script that work together; what they print goes to one file.
 
     Args:
-        flags: of examples/pretrain.py.
+        flags: of the script.
         environments: of each process.
-        sharded: with FSDP2, see fsdp2_on_cpu.py.
+        script: in examples/, or `fsdp2_on_cpu`, see there.
         largest_file: bytes, beyond which the kernel refuses to write: a full disk.
     """
 
@@ -97,7 +99,7 @@ class TrainingProcesses:
         self,
         flags: list[str],
         environments: list[dict[str, str]],
-        sharded: bool = False,
+        script: str = "pretrain",
         largest_file: int | None = None,
     ):
         self.log = Path(tempfile.mkstemp(suffix=".log")[1])
@@ -105,7 +107,7 @@ class TrainingProcesses:
         # No test may start another server before: see the fixture `prepared`.
         context.set_forkserver_preload([__name__])
         self.processes = [
-            context.Process(target=_train, args=(flags, environment, self.log, sharded, largest_file))
+            context.Process(target=_run_script, args=(flags, environment, self.log, script, largest_file))
             for environment in environments
         ]
         for process in self.processes:
@@ -142,7 +144,9 @@ class TrainingProcesses:
         return self.output
 
 
-def _train(flags: list[str], environment: dict[str, str], log: Path, sharded: bool, largest_file: int | None) -> None:
+def _run_script(
+    flags: list[str], environment: dict[str, str], log: Path, script: str, largest_file: int | None
+) -> None:
     os.setsid()
     with open(log, "a") as file:
         os.dup2(file.fileno(), 1)
@@ -150,26 +154,26 @@ def _train(flags: list[str], environment: dict[str, str], log: Path, sharded: bo
     os.environ |= environment
     if largest_file is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
-    if sharded:
+    if script == "fsdp2_on_cpu":
         from tests.helpers.fsdp2_on_cpu import main
     else:
-        main = pretrain.main
+        main = load_example(script).main
     main(flags)
 
 
-def start(flags: list[str], largest_file: int | None = None) -> TrainingProcesses:
-    """Train in a process of its own."""
-    return TrainingProcesses(flags, [{}], largest_file=largest_file)
+def start(flags: list[str], **options) -> ScriptProcesses:
+    """Run a script, to train if it is not named, in a process of its own."""
+    return ScriptProcesses(flags, [{}], **options)
 
 
-def start_together(flags: list[str], processes: int = 2) -> TrainingProcesses:
+def start_together(flags: list[str], processes: int = 2) -> ScriptProcesses:
     """Train in several processes with DDP."""
-    return TrainingProcesses(flags, launched_environments("cpu_ddp.yaml", processes))
+    return ScriptProcesses(flags, launched_environments("cpu_ddp.yaml", processes))
 
 
-def start_sharded(flags: list[str], *options: str) -> TrainingProcesses:
+def start_sharded(flags: list[str], *options: str) -> ScriptProcesses:
     """Train in two processes with FSDP2."""
-    return TrainingProcesses(flags, launched_environments("fsdp2.yaml", 2, *options), sharded=True)
+    return ScriptProcesses(flags, launched_environments("fsdp2.yaml", 2, *options), script="fsdp2_on_cpu")
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:

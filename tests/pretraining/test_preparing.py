@@ -2,11 +2,7 @@
 
 import gzip
 import json
-import os
 import random
-import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +23,7 @@ from neobert_hf.pretraining.shards import Manifest, load_shards, load_tokenizer,
 from neobert_hf.pretraining.tokenizer import train_bpe, train_wordpiece
 from tests.helpers.examples import load_example
 from tests.helpers.models import ROOT
+from tests.helpers.pretraining_runs import start
 
 
 prepare_data = load_example("prepare_data")
@@ -230,11 +227,6 @@ def test_every_format_continues_where_it_stopped(tokenizers, prepare, tmp_path, 
     assert content(prepare(source, tokenizers["bpe"], tmp_path / "out", *flags)) == expected
 
 
-def run_script(*flags: str, **options) -> subprocess.Popen:
-    command = [sys.executable, "examples/prepare_data.py", *flags]
-    return subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **options)
-
-
 def test_killed_twice_and_continued_is_byte_identical(corpus, tokenizers, prepare, tmp_path):
     # 20 shards of some 0.1 s each, so that the first kill comes well before the last.
     write_jsonl(corpus, [" ".join(PARAGRAPHS[number : number + 50]) for number in range(400)])
@@ -245,25 +237,22 @@ def test_killed_twice_and_continued_is_byte_identical(corpus, tokenizers, prepar
     flags += ("--max_length", "128", "--num_proc", "2")
     written: dict[Path, int] = {}
     for enough in (2, 6):
-        process = run_script(*flags)
+        process = start([*flags], script="prepare_data")
         while len(list(progress.glob("[0-9]*.json"))) < enough:
-            assert process.poll() is None, process.communicate()
-            time.sleep(0.01)
-        os.kill(process.pid, signal.SIGKILL)
-        process.communicate()
+            process.check_running()
+        # Not its workers, which must notice.
+        process.kill()
         assert not (output / "manifest.json").exists()
         with pytest.raises(ValueError, match="not finished"):
             read_manifest(output)
         done = [output / f"shard-{record.stem}.arrow" for record in progress.glob("[0-9]*.json")]
         assert all(file.stat().st_mtime_ns == written[file] for file in written), "tokenised again"
         written = {file: file.stat().st_mtime_ns for file in done}
-    process = run_script(*flags)
-    stdout, stderr = process.communicate(timeout=120)
-    assert process.returncode == 0, stderr
-    assert f"{output}: going on; {len(written)} shards are there already" in stdout and "tokens=" in stderr
+    printed = start([*flags], script="prepare_data").finish()
+    assert f"{output}: going on; {len(written)} shards are there already" in printed and "tokens=" in printed
     assert all(file.stat().st_mtime_ns == written[file] for file in written), "tokenised again"
     assert content(output) == expected
-    assert "documents of 1,024 tokens or more" in stdout
+    assert "documents of 1,024 tokens or more" in printed
 
 
 def tracked_stream(read: list[str]) -> IterableDataset:

@@ -14,15 +14,7 @@ from transformers import AutoModelForMaskedLM
 
 from neobert_hf.pretraining.batches import Documents
 from neobert_hf.training.run_checkpoints import COMPLETE, CheckpointError, complete_checkpoints
-from tests.helpers.pretraining_runs import assert_same_weights, pretrain, run, small_flags, start
-
-
-@pytest.fixture(scope="module")
-def finished(prepared, tmp_path_factory) -> Path:
-    """A run to the end, which is copied and never changed."""
-    folder = tmp_path_factory.mktemp("finished") / "run"
-    run(small_flags(prepared, folder))
-    return folder
+from tests.helpers.pretraining_runs import assert_same_weights, pretrain, run, start
 
 
 @pytest.fixture
@@ -43,7 +35,7 @@ def forget(folder: Path, after: int) -> Path:
 
 @pytest.mark.parametrize("layout", ["packed", "padded"])
 def test_killed_twice_ends_with_the_same_bits(flags, tmp_path, layout):
-    changes = {"max_steps": 60, "save_steps": 5, "layout": layout, "dataloader_num_workers": 2}
+    changes = {"max_steps": 36, "save_steps": 4, "layout": layout, "dataloader_num_workers": 2}
     start(flags(**changes, output_dir=tmp_path / "whole")).finish()
     generator = random.Random(layout)
     for _ in range(2):
@@ -52,7 +44,7 @@ def test_killed_twice_ends_with_the_same_bits(flags, tmp_path, layout):
         while not ((tmp_path / "run").is_dir() and new_checkpoint(tmp_path / "run", seen)):
             training.check_running()
         # At any moment: in the middle of a step, of saving, of reading.
-        time.sleep(generator.random())
+        time.sleep(0.4 * generator.random())
         training.check_running()
         training.kill()
     output = start(flags(**changes)).finish()
@@ -65,7 +57,7 @@ def test_killed_twice_ends_with_the_same_bits(flags, tmp_path, layout):
 def new_checkpoint(folder: Path, seen: int) -> bool:
     newest = complete_checkpoints(folder)[-1:]
     steps = [int(path.name.split("-")[1]) for path in newest]
-    return bool(steps) and steps[0] >= 5 + 5 * seen
+    return bool(steps) and steps[0] >= 4 + 4 * seen
 
 
 def test_half_written_checkpoints_are_never_picked_up(flags, finished, interrupted, tmp_path):
@@ -119,7 +111,7 @@ def test_resuming_with_other_settings_names_them(flags, prepared, interrupted, c
 
 def test_sigterm_saves_stops_and_the_same_command_finishes(flags, tmp_path):
     # A launcher signals the whole process group: loader workers must survive it.
-    changes = {"max_steps": 40, "save_steps": 1000, "dataloader_num_workers": 2}
+    changes = {"max_steps": 30, "save_steps": 1000, "dataloader_num_workers": 2}
     start(flags(**changes, output_dir=tmp_path / "whole")).finish()
     training = start(flags(**changes))
     while not re.search(r"step 1 of|'loss'", training.output):
@@ -127,7 +119,7 @@ def test_sigterm_saves_stops_and_the_same_command_finishes(flags, tmp_path):
     training.signal(signal.SIGTERM)
     assert training.end(timeout=60) == [143], training.output[-3000:]
     step = int(re.search(r"Stopped by SIGTERM after step (\d+)", training.output)[1])
-    assert 0 < step < 40
+    assert 0 < step < 30
     assert f"checkpoint-{step} is complete: the same command goes on from there." in training.output
     assert not (tmp_path / "run" / "model").exists()
     start(flags(**changes)).finish()
@@ -146,10 +138,11 @@ def test_a_full_disk_ends_with_a_message_and_a_usable_checkpoint(flags, finished
 
 
 def test_old_checkpoints_go_once_the_new_one_is_whole(flags, tmp_path):
-    run(flags(save_total_limit=1, save_steps=5))
-    assert [folder.name for folder in complete_checkpoints(tmp_path / "run")] == ["checkpoint-12"]
-    run(flags(save_total_limit=2, save_steps=5, output_dir=tmp_path / "two"))
-    assert [folder.name for folder in complete_checkpoints(tmp_path / "two")] == ["checkpoint-10", "checkpoint-12"]
+    changes = {"max_steps": 5, "save_steps": 2}
+    run(flags(save_total_limit=1, **changes))
+    assert [folder.name for folder in complete_checkpoints(tmp_path / "run")] == ["checkpoint-5"]
+    run(flags(save_total_limit=2, **changes, output_dir=tmp_path / "two"))
+    assert [folder.name for folder in complete_checkpoints(tmp_path / "two")] == ["checkpoint-4", "checkpoint-5"]
 
 
 def test_second_stage_continues_weights_and_optimizer_once(flags, finished, tmp_path):

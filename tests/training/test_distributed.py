@@ -20,7 +20,7 @@ from neobert_hf.training.run_checkpoints import CheckpointError, complete_checkp
 from tests.helpers.models import ROOT
 from tests.helpers.pretraining_runs import (
     CONFIGS,
-    TrainingProcesses,
+    ScriptProcesses,
     launched_environments,
     run,
     small_flags,
@@ -186,7 +186,7 @@ def test_another_number_of_processes_resumes_and_continues(flags, one_process, t
 def test_a_launch_that_did_not_happen_is_an_error(flags, tmp_path, config, cpu):
     environments = launched_environments(config, 2, *FLOAT32)
     environments = [environment | {"ACCELERATE_USE_CPU": cpu} for environment in environments]
-    training = TrainingProcesses(flags(use_cpu=cpu == "true"), environments)
+    training = ScriptProcesses(flags(use_cpu=cpu == "true"), environments)
     assert 0 not in training.end(timeout=100)
     assert "were asked for, but this process runs" in training.output, training.output[-3000:]
     assert not list((tmp_path / "run").glob("checkpoint-*"))

@@ -97,10 +97,7 @@ def plan_manifest(settings: PrepareArguments, tokenizer: PreTrainedTokenizerFast
 
 
 def find_finished(planned: Manifest, output: Path) -> Manifest | None:
-    """Look whether a folder is finished with these settings, begun with them, or free to begin.
-
-    Returns:
-        The manifest of a finished folder; None if there is something left to do.
+    """The manifest of a folder that is finished; None of one that these settings may begin or continue.
 
     Raises:
         ValueError: if it was begun with other settings or holds something else.
@@ -142,11 +139,7 @@ def open_stream(settings: PrepareArguments) -> IterableDataset:
 
 
 def begin_folder(settings: PrepareArguments, manifest: Manifest, stream: IterableDataset) -> None:
-    """Note the settings before the first shard, and remove what an interrupted run left half written.
-
-    Raises:
-        ValueError: if the stream has fewer than two documents.
-    """
+    """Note the settings before the first shard, and remove what an interrupted run left half written."""
     output = Path(settings.output_dir)
     progress = output / PROGRESS
     if not (progress / MANIFEST).exists():
@@ -174,11 +167,7 @@ def prepare_shards(
     """Write the shards that are not there yet.
 
     Args:
-        stream: as `open_stream` gives it.
-        manifest: as `plan_manifest` makes it.
-        tokenizer_json: the content of `tokenizer.json`.
-        output: the folder.
-        num_proc: processes that tokenise.
+        tokenizer_json: the content of `tokenizer.json`, for the `num_proc` processes that tokenise.
 
     Returns:
         The record of each shard, in order.
@@ -291,11 +280,7 @@ def prepare_shard(texts: list[str], tokenizer_json: str, manifest: Manifest, pat
 
 
 def finish(manifest: Manifest, records: list[dict], tokenizer: PreTrainedTokenizerFast, output: Path) -> None:
-    """Write tokenizer and, last, the manifest, whose results are the sums of the records.
-
-    Raises:
-        ValueError: if no document has two tokens.
-    """
+    """Write tokenizer and, last, the manifest, whose results are the sums of the records."""
     manifest.shards = [record["shard"] for record in records if record["shard"]]
     for name in ("source_documents", "dropped_short"):
         setattr(manifest, name, sum(record[name] for record in records))

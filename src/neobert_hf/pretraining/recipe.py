@@ -2,11 +2,11 @@
 
 import hashlib
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoTokenizer
 
 from neobert_hf.common.fingerprints import tokenizer_fingerprint
 from neobert_hf.common.report import Line, Panel, plot_lines
@@ -23,12 +23,7 @@ from neobert_hf.training.run_checkpoints import complete_checkpoints, read_progr
 
 
 def read_data(data: DataArguments, arguments: PretrainingArguments) -> PretrainingData:
-    """Open the prepared folders, and plan the micro-batches of this process.
-
-    Raises:
-        FileNotFoundError, ValueError: as `read_manifest` and `MLMBatchSampler`, if the two folders have different
-            tokenizers, and if evaluation is asked for without data for it.
-    """
+    """Open the prepared folders, and plan the micro-batches of this process."""
     manifest = read_manifest(data.train_data)
     shards = load_shards(data.train_data, manifest)
     settings = BatchSettings(
@@ -42,26 +37,20 @@ def read_data(data: DataArguments, arguments: PretrainingArguments) -> Pretraini
     )
     shard_sizes = [shard["documents"] for shard in manifest.shards]
     sampler = MLMBatchSampler(shards, shard_sizes, settings, arguments.process_index, arguments.world_size)
-    collator = MLMCollator(
-        load_tokenizer(data.train_data, manifest),
-        data.mlm_probability,
-        data.mask_replace_prob,
-        data.random_replace_prob,
-        layout=data.layout,
-        max_length=data.max_length,
-        seed=arguments.seed,
-    )
+    tokenizer = load_tokenizer(data.train_data, manifest)
+    masks = (data.mlm_probability, data.mask_replace_prob, data.random_replace_prob)
+    collator = MLMCollator(tokenizer, *masks, data.layout, data.max_length, arguments.seed)
     train = MicroBatches(Documents(shards, data.max_length), sampler, collator)
     held_out = None
     if data.validation_data is not None:
-        held_out = _read_held_out(data, arguments, manifest, collator.tokenizer)
+        held_out = _read_held_out(data, arguments, manifest, collator)
     elif arguments.eval_strategy != "no":
         raise ValueError("`eval_strategy` asks for a held-out loss: set `validation_data`, or `eval_strategy` to no.")
     return PretrainingData(manifest, train, held_out)
 
 
 def _read_held_out(
-    data: DataArguments, arguments: PretrainingArguments, train: Manifest, tokenizer: PreTrainedTokenizerBase
+    data: DataArguments, arguments: PretrainingArguments, train: Manifest, collator: MLMCollator
 ) -> MicroBatches:
     manifest = read_manifest(data.validation_data)
     if manifest.tokenizer_fingerprint != train.tokenizer_fingerprint:
@@ -71,20 +60,13 @@ def _read_held_out(
         shards, data.max_length, data.micro_batch_tokens, arguments.process_index, arguments.world_size
     )
     # Packed and with the same masks whatever layout and seed of training are, so that runs can be compared.
-    collator = MLMCollator(tokenizer, data.mlm_probability, data.mask_replace_prob, data.random_replace_prob, seed=0)
-    return MicroBatches(Documents(shards, data.max_length), sampler, collator)
+    return MicroBatches(Documents(shards, data.max_length), sampler, replace(collator, layout="packed", seed=0))
 
 
 def find_source(data: DataArguments) -> str | Path | None:
-    """Find where the initial weights are: of a finished run its last checkpoint, since that holds the optimizer.
+    """Find where the initial weights are, a folder or a Hub id; None for random ones.
 
-    Returns:
-        A folder or a Hub id for `build_model`; None for random weights.
-
-    Raises:
-        ValueError: if the optimizer is asked for without `init_from`, and if `init_from` is an unfinished run.
-        FileNotFoundError: if `init_from` is a folder without checkpoint and model.
-        CheckpointError: if the optimizer is asked for of something that is no complete checkpoint.
+    Of a finished run it is the last checkpoint, since that holds the optimizer.
     """
     if data.init_from is None:
         if data.continue_optimizer:
@@ -112,14 +94,7 @@ def find_source(data: DataArguments) -> str | Path | None:
 def build_model(
     architecture: ModelArguments, settings: DataArguments, data: PretrainingData, source: str | Path | None
 ) -> NeoBERTForMaskedLM:
-    """Make a new model, or load the one of an earlier stage, which must have this architecture and tokenizer.
-
-    Args:
-        source: what `find_source` found, or a checkpoint.
-
-    Raises:
-        ValueError: naming what differs.
-    """
+    """Make a new model, or load one from `source`, which must have this architecture and tokenizer."""
     config = {
         **asdict(architecture),
         "vocab_size": data.manifest.vocab_size,

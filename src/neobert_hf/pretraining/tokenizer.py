@@ -41,11 +41,7 @@ class TokenizerArguments:
 
 
 def train_tokenizer(settings: TokenizerArguments) -> PreTrainedTokenizerFast:
-    """Read the text and train the tokenizer that the settings describe.
-
-    Raises:
-        FileNotFoundError, ValueError: as `stream_text` and `train_wordpiece`.
-    """
+    """Read the text and train the tokenizer that the settings describe."""
     stream = stream_text(settings.source, settings.column, settings.split, settings.subset)
     rows = islice(stream, settings.max_documents)
     rows = tqdm(rows, "reading", settings.max_documents, unit=" documents", dynamic_ncols=True)
