@@ -211,7 +211,7 @@ def test_held_out_masks_are_the_same_for_every_seed(flags, prepared):
         ({"shuffle_shards": 0}, "`shuffle_shards` is 0"),
         ({"micro_batch_tokens": 0}, "must be a multiple of"),
         ({"max_steps": -1}, "`max_steps` is -1"),
-        ({"warmup_steps": 100}, "`warmup_steps` is 100; it must be from 0 to `max_steps`, 12"),
+        ({"warmup_steps": 100}, "`warmup_steps` is 100.0; it must be from 0 to `max_steps`, 12"),
         ({"optimizer": "adam"}, "`weight_decay` is 0.1; .*set it to 0"),
         ({"eval_strategy": "steps"}, "set `validation_data`"),
         ({"num_attention_heads": 5}, "num_attention_heads"),
