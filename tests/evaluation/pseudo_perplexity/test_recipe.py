@@ -2,7 +2,6 @@
 
 import json
 import math
-import multiprocessing
 import random
 import string
 import subprocess
@@ -207,14 +206,6 @@ def test_interval_of_one_value_is_not_known():
     assert mean_interval(np.array([2.0]), 1) == (2, 2, 2)
 
 
-def kill_after(process, happened) -> None:
-    """`kill -9`, once something has happened."""
-    deadline = time.monotonic() + 300
-    while not happened() and time.monotonic() < deadline:
-        time.sleep(0.001)
-    process.kill()
-
-
 def test_killed_twice_and_resumed(material, tmp_path, monkeypatch):
     """`kill -9`: in the end the file is the same to the byte, and what was there was not scored again."""
     (tmp_path / "long.jsonl").write_text("".join(json.dumps({"text": f"{letter} " * 100}) + "\n" for letter in "ab"))
@@ -227,17 +218,14 @@ def test_killed_twice_and_resumed(material, tmp_path, monkeypatch):
         return (tmp_path / file).read_bytes().count(b"\n") - 1 if (tmp_path / file).exists() else 0
 
     script = [sys.executable, str(ROOT / "examples" / "pseudo_perplexity.py")]
-    first = subprocess.Popen([*script, *command(material, tmp_path, *flags)], stderr=subprocess.DEVNULL)
-    kill_after(first, lambda: stored_batches() >= 3)
-    assert first.wait() == -9
-    # A fork has imported everything already.
-    before = stored_batches()
-    arguments = command(material, tmp_path, *flags)
-    second = multiprocessing.get_context("fork").Process(target=pseudo_perplexity.main, args=[arguments])
-    second.start()
-    kill_after(second, lambda: stored_batches() >= before + 3)
-    second.join()
-    assert second.exitcode == -9
+    for _ in range(2):
+        before = stored_batches()
+        process = subprocess.Popen([*script, *command(material, tmp_path, *flags)], stderr=subprocess.DEVNULL)
+        while stored_batches() < before + 3 and process.poll() is None:
+            time.sleep(0.001)
+        process.kill()
+        process.wait()
+        assert process.returncode == -9
     stored = stored_batches()
     assert 6 <= stored < 200
     with open(tmp_path / file, "a") as handle:
