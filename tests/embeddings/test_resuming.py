@@ -5,7 +5,6 @@ import os
 import random
 import shutil
 import signal
-import socket
 import threading
 import time
 from pathlib import Path
@@ -16,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from neobert_hf.training.run_checkpoints import COMPLETE, CheckpointError, complete_checkpoints, step_of
 from tests.helpers.embedding_runs import KINDS, assert_same_weights, load, losses_of, run, to_flags
-from tests.helpers.forked_runs import Forker
+from tests.helpers.pretraining_runs import ScriptProcesses, launched_environments, start
 
 
 # Long enough to be killed or stopped on the way.
@@ -24,13 +23,6 @@ LONG = {
     "dense": {"max_steps": 60, "save_steps": 60, "eval_strategy": "no"},
     "sparse": {"max_steps": 40, "save_steps": 40, "eval_strategy": "no"},
 }
-
-
-@pytest.fixture(scope="module")
-def forker():
-    forker = Forker([KINDS[kind][0] for kind in LONG])
-    yield forker
-    forker.close()
 
 
 @pytest.fixture(scope="module")
@@ -45,12 +37,11 @@ def whole(data, encoder, tmp_path_factory) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize("kind", LONG)
-def test_killed_and_resumed_ends_with_the_same_bits(forker, whole, settings, tmp_path, capsys, kind):
+def test_killed_and_resumed_ends_with_the_same_bits(whole, settings, tmp_path, capsys, kind):
     changes = settings(**LONG[kind])
-    flags = to_flags(kind, changes | {"save_steps": 5})
-    process = forker.start(KINDS[kind][0], flags, tmp_path / "output.txt")
-    while process.is_running() and not complete_checkpoints(tmp_path / "run"):
-        time.sleep(0.01)
+    process = start(to_flags(kind, changes | {"save_steps": 5}), script=KINDS[kind][0])
+    while not complete_checkpoints(tmp_path / "run"):
+        process.check_running()
     # At any moment: in the middle of a step or of saving.
     time.sleep(random.Random(0).random() / 2)
     process.kill()
@@ -160,35 +151,19 @@ def test_a_run_does_not_go_on_from_another_kinds_checkpoint(trained, settings, t
         run("multi_vector", settings())
 
 
-def test_two_processes_train_as_one_with_twice_the_micro_batches(forker, settings, encoder, tmp_path):
+def test_two_processes_train_as_one_with_twice_the_micro_batches(settings, encoder, tmp_path):
     shutil.copytree(encoder, tmp_path / "encoder")
     config = json.loads((tmp_path / "encoder" / "config.json").read_text())
     # Processes draw dropout from generators of their own.
     (tmp_path / "encoder" / "config.json").write_text(json.dumps(config | {"dropout": 0.0}))
     changes = settings(model=tmp_path / "encoder", max_steps=6, save_steps=6)
     run("dense", changes | {"gradient_accumulation_steps": 2, "output_dir": tmp_path / "one"})
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    # What `accelerate launch` with configs/accelerate/cpu_ddp.yaml sets, as tests/training shows.
-    environment = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
-    environment["ACCELERATE_USE_CPU"] = "true"
-    processes = [
-        forker.start(
-            "finetune_embeddings",
-            to_flags("dense", changes),
-            tmp_path / f"output_{rank}.txt",
-            RANK=str(rank),
-            LOCAL_RANK=str(rank),
-            **environment,
-        )
-        for rank in range(2)
-    ]
-    outputs = [process.finish() for process in processes]
-    assert "2 x cpu" in outputs[0]
-    start = load_file(encoder / "model.safetensors")
+    environments = launched_environments("cpu_ddp.yaml", 2)
+    processes = ScriptProcesses(to_flags("dense", changes), environments, script="finetune_embeddings")
+    assert "2 x cpu" in processes.finish()
+    before = load_file(encoder / "model.safetensors")
     one, two = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("one", "run"))
     for name, tensor in one.items():
-        moved = (tensor - start[f"model.{name}"]).norm()
+        moved = (tensor - before[f"model.{name}"]).norm()
         # Rounding in another order, over 6 steps.
         assert (tensor - two[name]).norm() < 1e-3 * moved, name
