@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
 import pytest
@@ -13,6 +14,7 @@ from transformers import AutoModelForMaskedLM, pipeline, set_seed
 
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM
 from neobert_hf.common.settings import parse_config
+from neobert_hf.pretraining import preparing
 from neobert_hf.pretraining.arguments import DataArguments, ModelArguments, PretrainingArguments
 from neobert_hf.pretraining.flops import training_flops
 from neobert_hf.pretraining.recipe import build_model, read_data
@@ -281,11 +283,12 @@ def test_gradient_checkpointing_changes_nothing(flags, finished, tmp_path):
     assert_same_weights(tmp_path / "run", finished)
 
 
-def test_byte_level_bpe_trains_as_well(flags, prepared, tmp_path):
+def test_byte_level_bpe_trains_as_well(flags, prepared, tmp_path, monkeypatch):
     """Ablation M3."""
     texts = [json.loads(line)["text"] for line in (prepared / "train.jsonl").read_text().splitlines()]
     train_bpe(iter(texts), 600, 128).save_pretrained(tmp_path / "bpe")
-    source = f"--source {prepared}/train.jsonl --tokenizer {tmp_path}/bpe --output_dir {tmp_path}/data --num_proc 1"
+    source = f"--source {prepared}/train.jsonl --tokenizer {tmp_path}/bpe --output_dir {tmp_path}/data"
+    monkeypatch.setattr(preparing, "start_workers", ThreadPoolExecutor)
     load_example("prepare_data").main(source.split())
     log = run(flags(train_data=tmp_path / "data"))
     losses = [entry["loss"] for entry in log if "loss" in entry]
