@@ -150,7 +150,7 @@ def check_least(settings: Any, least: dict[str, int]) -> None:
     """
     for name, minimum in least.items():
         value = getattr(settings, name)
-        if value is not None and value < minimum:
+        if value is not None and not value >= minimum:  # NaN as well
             raise ValueError(f"`{name}` is {value}; it must be {minimum} or more.")
 
 
