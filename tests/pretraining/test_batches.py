@@ -13,7 +13,8 @@ from datasets import Dataset
 from torch.utils.data import DataLoader
 from transformers import AutoTokenizer
 
-from neobert_hf.pretraining.batches import BatchSettings, DocumentKey, Documents, HeldOutBatchSampler, MLMBatchSampler
+from neobert_hf.pretraining.arguments import DataArguments
+from neobert_hf.pretraining.batches import DocumentKey, Documents, HeldOutBatchSampler, MLMBatchSampler
 from neobert_hf.pretraining.shards import load_shards, load_tokenizer, read_manifest
 
 
@@ -21,16 +22,17 @@ LENGTHS = np.random.default_rng(0).integers(3, 200, size=1000)
 SHARDS = [300, 1, 299, 250, 150]
 
 
-def corpus(lengths=LENGTHS) -> Dataset:
+def corpus(lengths=LENGTHS, shards=SHARDS) -> Documents:
     """Document i holds the id i, so that a batch shows what it was made from."""
     documents = [np.full(length, index, dtype=np.uint16) for index, length in enumerate(lengths)]
-    return Dataset(pa.table({"input_ids": pa.array(documents, type=pa.list_(pa.uint16()))}))
+    table = pa.table({"input_ids": pa.array(documents, type=pa.list_(pa.uint16()))})
+    return Documents(Dataset(table), list(shards), 128)
 
 
 def sampler(lengths=LENGTHS, shards=SHARDS, **changes) -> MLMBatchSampler:
-    processes = {name: changes.pop(name) for name in ("rank", "world_size") if name in changes}
-    settings = BatchSettings(**{"max_length": 128, "micro_batch_tokens": 512, "shuffle_shards": 2} | changes)
-    return MLMBatchSampler(corpus(lengths), list(shards), settings, **processes)
+    options = {name: changes.pop(name) for name in ("seed", "rank", "world_size") if name in changes}
+    settings = {"max_length": 128, "micro_batch_tokens": 512, "shuffle_shards": 2} | changes
+    return MLMBatchSampler(corpus(lengths, shards), DataArguments("unused", **settings), **options)
 
 
 def first_epochs(batches, epochs: int) -> list[list[DocumentKey]]:
@@ -42,15 +44,15 @@ def first_epochs(batches, epochs: int) -> list[list[DocumentKey]]:
         taken.append(keys)
 
 
-@pytest.mark.parametrize("packed", [True, False])
-def test_every_document_once_an_epoch_within_the_budget(packed):
-    batches = first_epochs(sampler(packed=packed), 3)
+@pytest.mark.parametrize("layout", ["packed", "padded", "naive"])
+def test_every_document_once_an_epoch_within_the_budget(layout):
+    batches = first_epochs(sampler(layout=layout), 3)
     for epoch in range(3):
         rows = [key.row for keys in batches for key in keys if key.epoch == epoch]
         assert sorted(rows) == list(range(1000))
         assert rows != sorted(rows)
     tokens = [np.minimum(LENGTHS[[key.row for key in keys]], 128).sum() for keys in batches]
-    if packed:
+    if layout != "padded":
         assert max(tokens) <= 512
         # The next document did not fit: at most one is missing, but for the last micro-batch of a group.
         assert sum(total > 512 - 128 for total in tokens) >= len(tokens) - 3 * 3
@@ -140,18 +142,17 @@ def test_documents_are_cut_as_the_tokenizer_cuts(prepared):
     shards, tokenizer = load_shards(prepared / "train"), AutoTokenizer.from_pretrained(prepared / "tokenizer")
     texts = [json.loads(line)["text"] for line in (prepared / "train.jsonl").read_text().splitlines()]
     for max_length in (16, 4096):
-        documents = Documents(shards, max_length)
-        for row in (0, 7, 499):
+        documents = Documents(shards, [100] * 5, max_length)
+        rows = (0, 7, 499)
+        for row, document in zip(rows, documents.__getitems__([DocumentKey(row, 0, 0) for row in rows])):
             expected = tokenizer(texts[row], truncation=True, max_length=max_length)["input_ids"]
-            assert documents[DocumentKey(row, 0, 0)]["input_ids"].tolist() == expected
+            assert document["input_ids"].tolist() == expected
 
 
 def test_loader_workers_change_nothing():
     batches = {}
     for workers in (0, 2):
-        loader = DataLoader(
-            Documents(corpus(), 128), batch_sampler=sampler(), collate_fn=lambda batch: batch, num_workers=workers
-        )
+        loader = DataLoader(corpus(), batch_sampler=sampler(), collate_fn=lambda batch: batch, num_workers=workers)
         batches[workers] = [
             [(document["key"], document["input_ids"].tolist()) for document in batch] for batch in islice(loader, 30)
         ]
@@ -163,7 +164,7 @@ def test_loader_workers_change_nothing():
 def test_held_out_documents_count_once(world_size):
     counted, rounds = [], set()
     for rank in range(world_size):
-        held_out = HeldOutBatchSampler(corpus(), 128, 512, rank, world_size)
+        held_out = HeldOutBatchSampler(corpus(), 512, rank, world_size)
         rounds.add(len(list(held_out)))
         counted += [key.row for number, keys in enumerate(held_out) if not held_out.is_repeat(number) for key in keys]
     assert sorted(counted) == list(range(1000))
@@ -177,9 +178,9 @@ def test_memory_does_not_grow_with_the_corpus():
         lengths = np.full(shards * 5_000, 6, dtype=np.int32)
         offsets, ids = np.concatenate([[0], lengths.cumsum()]), np.ones(lengths.sum(), dtype=np.uint16)
         column = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(ids))
-        table = Dataset(pa.table({"input_ids": column}))
+        documents = Documents(Dataset(pa.table({"input_ids": column})), [5_000] * shards, 16)
         tracemalloc.start()
-        plan = MLMBatchSampler(table, [5_000] * shards, BatchSettings(16, 4096, shuffle_shards=2))
+        plan = MLMBatchSampler(documents, DataArguments("unused", 16, micro_batch_tokens=4096, shuffle_shards=2))
         while plan.cursor["subsets"][0]["epoch"] < 1:
             plan.advance(plan.cursor["micro_batches"] + 1)
         peaks.append(tracemalloc.get_traced_memory()[1])
@@ -189,9 +190,10 @@ def test_memory_does_not_grow_with_the_corpus():
 
 def test_prepared_folders_are_read(prepared):
     manifest, tokenizer = read_manifest(prepared / "train"), load_tokenizer(prepared / "train")
-    shards = load_shards(prepared / "train")
-    plan = MLMBatchSampler(shards, [shard["documents"] for shard in manifest.shards], BatchSettings(64, 256))
-    ids = Documents(shards, 64)[next(iter(plan))[0]]["input_ids"]
+    sizes = [shard["documents"] for shard in manifest.shards]
+    documents = Documents(load_shards(prepared / "train"), sizes, 64)
+    plan = MLMBatchSampler(documents, DataArguments("unused", 64, micro_batch_tokens=256))
+    ids = documents.__getitems__(next(iter(plan)))[0]["input_ids"]
     assert ids[0] == tokenizer.cls_token_id and ids[-1] == tokenizer.sep_token_id and ids.dtype == np.int64
     assert torch.from_numpy(ids).max() < manifest.vocab_size
 

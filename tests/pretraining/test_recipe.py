@@ -211,7 +211,7 @@ def test_held_out_masks_are_the_same_for_every_seed(flags, prepared):
         ({"save_strategy": "epoch"}, "`save_strategy` is 'epoch'; it must be 'steps' or 'no'"),
         ({"max_length": 4}, "`max_length` is 4; it must be 8 or more"),
         ({"shuffle_shards": 0}, "`shuffle_shards` is 0"),
-        ({"micro_batch_tokens": 0}, "must be a multiple of"),
+        ({"micro_batch_tokens": 0}, "`micro_batch_tokens` is 0, less than one document"),
         ({"max_steps": -1}, "`max_steps` is -1"),
         ({"warmup_steps": 100}, "`warmup_steps` is 100.0; it must be from 0 to `max_steps`, 12"),
         ({"optimizer": "adam"}, "`weight_decay` is 0.1; .*set it to 0"),

@@ -5,6 +5,7 @@ from typing import Literal
 
 from transformers import TrainingArguments
 
+from neobert_hf.common.settings import check_least
 from neobert_hf.pretraining.collator import Layout
 from neobert_hf.training.arguments import check_fixed
 
@@ -76,10 +77,27 @@ class DataArguments:
     probabilities: list[float] = field(default_factory=lambda: [1.0], metadata={"help": "of drawing each subset"})
     shuffle_shards: int = field(default=8, metadata={"help": "shards whose documents are shuffled together"})
 
+    def __post_init__(self):
+        check_least(self, {"max_length": 8, "shuffle_shards": 1})
+        if self.micro_batch_tokens < self.max_length:
+            raise ValueError(
+                f"`micro_batch_tokens` is {self.micro_batch_tokens:,}, less than one document of `max_length` = "
+                f"{self.max_length:,} tokens. Raise it to {self.max_length:,} or more."
+            )
+        if not self.min_lengths or len(self.min_lengths) != len(self.probabilities):
+            raise ValueError(
+                f"`min_lengths` names {len(self.min_lengths)} subsets and `probabilities` {len(self.probabilities)}; "
+                "they must name equally many, at least one."
+            )
+        if min(self.probabilities) < 0 or abs(sum(self.probabilities) - 1) > 1e-6:
+            raise ValueError(
+                f"`probabilities` is {list(self.probabilities)} with sum {sum(self.probabilities):g}; it must be "
+                "non-negative with sum 1."
+            )
+
     def accumulation_steps(self, world_size: int) -> int:
         """Micro-batches of each process in an optimizer step, so that the global batch is the same on any number."""
-        micro_batches = self.micro_batch_tokens * world_size
-        steps, rest = divmod(self.global_batch_tokens, micro_batches) if micro_batches > 0 else (0, 0)
+        steps, rest = divmod(self.global_batch_tokens, self.micro_batch_tokens * world_size)
         if rest or not steps:
             raise ValueError(
                 f"`global_batch_tokens` is {self.global_batch_tokens:,}; it must be a multiple of `micro_batch_tokens` "

@@ -7,8 +7,7 @@ memory-mapped Arrow shards and not a stream.
 """
 
 import copy
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -18,7 +17,7 @@ import pyarrow.compute
 import torch
 from torch.utils.data import Sampler
 
-from neobert_hf.common.settings import check_least
+from neobert_hf.pretraining.arguments import DataArguments
 
 
 class DocumentKey(NamedTuple):
@@ -34,15 +33,14 @@ class Documents(torch.utils.data.Dataset):
 
     Args:
         shards: with a column `input_ids` (special tokens included), as `shards.load_shards` gives.
+        shard_sizes: documents in each shard, in the order of `shards`.
         max_length: in tokens.
     """
 
-    def __init__(self, shards: datasets.Dataset, max_length: int):
+    def __init__(self, shards: datasets.Dataset, shard_sizes: list[int], max_length: int):
         self.shards = shards.with_format("numpy", columns=["input_ids"])
+        self.shard_sizes = shard_sizes
         self.max_length = max_length
-
-    def __getitem__(self, key: DocumentKey) -> dict:
-        return self.__getitems__([key])[0]
 
     def __getitems__(self, keys: list[DocumentKey]) -> list[dict]:
         rows = self.shards[[key.row for key in keys]]["input_ids"]
@@ -53,50 +51,21 @@ class Documents(torch.utils.data.Dataset):
             ids = np.append(ids[: self.max_length - 1], ids[-1])
         return ids.astype(np.int64)
 
+    def lengths(self, first: int, size: int) -> np.ndarray:
+        """Tokens of `size` whole documents from row `first` on. Reads 4 bytes a document, the offsets, not the ids.
 
-@dataclass
-class BatchSettings:
-    """How documents are put together to micro-batches.
-
-    Args:
-        max_length: in tokens; longer documents count as this long.
-        micro_batch_tokens: tokens of a micro-batch. Packed: at most so many real ones. Padded: `micro_batch_tokens //
-            max_length` documents, the paper's way of counting.
-        packed: see above.
-        seed: of order and mixture.
-        min_lengths: the subsets of the mixture, each of the documents of at least so many tokens.
-        probabilities: how often each subset is drawn.
-        shuffle_shards: shards whose documents are shuffled together, a group.
-
-    Raises:
-        ValueError: on values that contradict each other or fit no data.
-    """
-
-    max_length: int
-    micro_batch_tokens: int
-    packed: bool = True
-    seed: int = 0
-    min_lengths: Sequence[int] = (0,)
-    probabilities: Sequence[float] = (1.0,)
-    shuffle_shards: int = 8
-
-    def __post_init__(self):
-        check_least(self, {"max_length": 8, "shuffle_shards": 1})
-        if self.micro_batch_tokens < self.max_length:
+        Raises:
+            ValueError: if a document has nothing between its special tokens.
+        """
+        column = self.shards.data.column("input_ids").slice(first, size)
+        lengths = pyarrow.compute.list_value_length(column).to_numpy()
+        if size and lengths.min() < 3:
             raise ValueError(
-                f"`micro_batch_tokens` is {self.micro_batch_tokens:,}, less than one document of `max_length` = "
-                f"{self.max_length:,} tokens. Raise it to {self.max_length:,} or more."
+                f"Document {first + int(lengths.argmin()):,} has {int(lengths.min())} ids with its special tokens: "
+                "nothing can be predicted in it. examples/prepare_data.py leaves such documents out: prepare the "
+                "corpus with it."
             )
-        if not self.min_lengths or len(self.min_lengths) != len(self.probabilities):
-            raise ValueError(
-                f"`min_lengths` names {len(self.min_lengths)} subsets and `probabilities` {len(self.probabilities)}; "
-                "they must name equally many, at least one."
-            )
-        if min(self.probabilities) < 0 or abs(sum(self.probabilities) - 1) > 1e-6:
-            raise ValueError(
-                f"`probabilities` is {list(self.probabilities)} with sum {sum(self.probabilities):g}; it must be "
-                "non-negative with sum 1."
-            )
+        return lengths
 
 
 class MLMBatchSampler(Sampler[list[DocumentKey]]):
@@ -108,9 +77,11 @@ class MLMBatchSampler(Sampler[list[DocumentKey]]):
     each micro-batch, too). A micro-batch never spans two groups: the last of a group may be smaller.
 
     Args:
-        shards: as for `Documents`.
-        shard_sizes: documents in each shard, in the order of `shards`.
-        settings: see `BatchSettings`.
+        documents: the corpus.
+        settings: what counts is `micro_batch_tokens`, `layout`, `min_lengths`, `probabilities`, `shuffle_shards`. A
+            padded micro-batch has `micro_batch_tokens // max_length` documents, the paper's way of counting; others
+            have at most so many real tokens.
+        seed: of order and mixture.
         rank, world_size: micro-batch number n goes to process n % world_size.
 
     Attributes:
@@ -122,24 +93,19 @@ class MLMBatchSampler(Sampler[list[DocumentKey]]):
     """
 
     def __init__(
-        self,
-        shards: datasets.Dataset,
-        shard_sizes: list[int],
-        settings: BatchSettings,
-        rank: int = 0,
-        world_size: int = 1,
+        self, documents: Documents, settings: DataArguments, seed: int = 0, rank: int = 0, world_size: int = 1
     ):
-        self.column = shards.data.column("input_ids")
-        self.shard_ends = np.cumsum(shard_sizes)
-        self.shard_sizes = shard_sizes
+        self.documents = documents
+        self.shard_ends = np.cumsum(documents.shard_sizes)
         self.settings = settings
+        self.seed = seed
         self.rank = rank
         self.world_size = world_size
-        self.groups = -(-len(shard_sizes) // settings.shuffle_shards)
+        self.groups = -(-len(documents.shard_sizes) // settings.shuffle_shards)
         subsets = [{"epoch": 0, "group": 0, "document": 0} for _ in settings.min_lengths]
         self.cursor = {"micro_batches": 0, "subsets": subsets}
-        if sum(shard_sizes) < 2:
-            raise ValueError(f"The corpus holds {sum(shard_sizes)} documents; pretraining needs at least 2.")
+        if sum(documents.shard_sizes) < 2:
+            raise ValueError(f"The corpus holds {sum(documents.shard_sizes)} documents; pretraining needs at least 2.")
         # Whatever is wrong with the data of a subset shows now, not in the middle of a run.
         for subset, progress in enumerate(subsets):
             self._take_documents(subset, dict(progress))
@@ -172,7 +138,7 @@ class MLMBatchSampler(Sampler[list[DocumentKey]]):
         """Rows, epoch and subset of the micro-batch at the cursor, which moves on."""
         probabilities, subset = self.settings.probabilities, 0
         if len(probabilities) > 1:
-            draw = np.random.default_rng([self.settings.seed, 1, cursor["micro_batches"]]).random()
+            draw = np.random.default_rng([self.seed, 1, cursor["micro_batches"]]).random()
             subset = int(np.searchsorted(np.cumsum(probabilities)[:-1], draw, side="right"))
         cursor["micro_batches"] += 1
         rows, epoch = self._take_documents(subset, cursor["subsets"][subset])
@@ -191,10 +157,10 @@ class MLMBatchSampler(Sampler[list[DocumentKey]]):
                 "Lower its entry in `min_lengths` or drop it."
             )
         start, epoch = progress["document"], progress["epoch"]
-        if self.settings.packed:
-            stop = end_of_pack(ends, start, self.settings.micro_batch_tokens)
+        if self.settings.layout == "padded":
+            stop = start + self.settings.micro_batch_tokens // self.documents.max_length
         else:
-            stop = start + self.settings.micro_batch_tokens // self.settings.max_length
+            stop = end_of_pack(ends, start, self.settings.micro_batch_tokens)
         progress["document"] = stop
         if stop >= len(rows):
             self._start_next_group(progress)
@@ -211,33 +177,18 @@ class MLMBatchSampler(Sampler[list[DocumentKey]]):
     @lru_cache(maxsize=8)  # noqa: B019  the sampler lives as long as the process
     def _shuffled_group(self, subset: int, epoch: int, group: int) -> tuple[np.ndarray, np.ndarray]:
         """Rows of a group in the order of this epoch, and the running total of their tokens."""
-        seed, size = self.settings.seed, self.settings.shuffle_shards
-        shards = np.random.default_rng([seed, 2, subset, epoch]).permutation(len(self.shard_sizes))
+        sizes, group_size = self.documents.shard_sizes, self.settings.shuffle_shards
+        shards = np.random.default_rng([self.seed, 2, subset, epoch]).permutation(len(sizes))
         rows, lengths = [], []
-        for shard in shards[group * size : (group + 1) * size]:
-            first = int(self.shard_ends[shard]) - self.shard_sizes[shard]
-            tokens = document_lengths(self.column, first, self.shard_sizes[shard])
+        for shard in shards[group * group_size : (group + 1) * group_size]:
+            first = int(self.shard_ends[shard]) - sizes[shard]
+            tokens = self.documents.lengths(first, sizes[shard])
             kept = np.flatnonzero(tokens >= self.settings.min_lengths[subset])
             rows.append(first + kept)
             lengths.append(tokens[kept])
         rows, lengths = np.concatenate(rows), np.concatenate(lengths)
-        order = np.random.default_rng([seed, 3, subset, epoch, group]).permutation(len(rows))
-        return rows[order], np.minimum(lengths[order], self.settings.max_length).cumsum()
-
-
-def document_lengths(column: pyarrow.ChunkedArray, first: int, size: int) -> np.ndarray:
-    """Tokens of `size` documents from row `first` on. Reads the offsets of the lists, 4 bytes a document, not the ids.
-
-    Raises:
-        ValueError: if a document has nothing between its special tokens.
-    """
-    lengths = pyarrow.compute.list_value_length(column.slice(first, size)).to_numpy()
-    if size and lengths.min() < 3:
-        raise ValueError(
-            f"Document {first + int(lengths.argmin()):,} has {int(lengths.min())} ids with its special tokens: nothing "
-            "can be predicted in it. examples/prepare_data.py leaves such documents out: prepare the corpus with it."
-        )
-    return lengths
+        order = np.random.default_rng([self.seed, 3, subset, epoch, group]).permutation(len(rows))
+        return rows[order], np.minimum(lengths[order], self.documents.max_length).cumsum()
 
 
 def end_of_pack(ends: np.ndarray, start: int, tokens: int) -> int:
@@ -253,13 +204,12 @@ class HeldOutBatchSampler(Sampler[list[DocumentKey]]):
     pass. Where the last round has too few, the last micro-batch comes again; `is_repeat` tells which to leave out.
 
     Args:
-        shards, rank, world_size: as for `MLMBatchSampler`.
-        max_length, micro_batch_tokens: as for `BatchSettings`.
+        micro_batch_tokens: a micro-batch has at most so many.
     """
 
-    def __init__(self, shards: datasets.Dataset, max_length: int, micro_batch_tokens: int, rank: int, world_size: int):
-        lengths = document_lengths(shards.data.column("input_ids"), 0, len(shards))
-        ends = np.minimum(lengths, max_length).cumsum()
+    def __init__(self, documents: Documents, micro_batch_tokens: int, rank: int, world_size: int):
+        lengths = documents.lengths(0, sum(documents.shard_sizes))
+        ends = np.minimum(lengths, documents.max_length).cumsum()
         self.batches: list[list[DocumentKey]] = []
         start = 0
         while start < len(ends):

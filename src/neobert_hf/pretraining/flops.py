@@ -20,7 +20,6 @@ def training_flops(config: NeoBERTConfig, tokens: int, squared_lengths: int, lab
     tokens that attend to each other, and the decoder on the labelled tokens only.
 
     Args:
-        config: of the model.
         tokens: real tokens, without padding.
         squared_lengths: the sum of the squared lengths of the documents, which is the number of pairs of tokens.
         labels: tokens that are predicted.
@@ -31,14 +30,14 @@ def training_flops(config: NeoBERTConfig, tokens: int, squared_lengths: int, lab
     return 3.0 * (2 * weights * tokens + attention + 2 * config.hidden_size * config.vocab_size * labels)
 
 
-def peak_flops(device: torch.device, bf16: bool) -> tuple[float, str]:
+def peak_flops(device: torch.device, dtype: torch.dtype) -> tuple[float, str]:
     """FLOP/s that one device could do, and the source of the number: its data sheet, or a second of products."""
-    if device.type == "cuda" and bf16:
+    if device.type == "cuda" and dtype == torch.bfloat16:
         name = torch.cuda.get_device_name(device)
         for part, peak in DATASHEET_PEAKS.items():
             if part in name:
                 return peak, f"data sheet of {name}, dense bf16"
-    peak, shape = product_flops(device, torch.bfloat16 if bf16 else torch.float32)
+    peak, shape = product_flops(device, dtype)
     return peak, f"measured, {shape} products"
 
 

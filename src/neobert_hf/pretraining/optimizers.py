@@ -1,6 +1,7 @@
 """Optimizers and learning-rate schedules of pretraining."""
 
 import math
+from collections import defaultdict
 
 import torch
 from torch import nn
@@ -44,21 +45,18 @@ def build_optimizer(model: nn.Module, arguments: PretrainingArguments) -> torch.
 
 def _parameter_groups(model: nn.Module, arguments: PretrainingArguments) -> list[dict]:
     """Parameters with and without weight decay, each divided into hidden matrices (for Muon) and the rest."""
-    parameters = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
-    groups = []
-    for decayed in (True, False):
-        decay = arguments.weight_decay if decayed else 0.0
-        members = [item for item in parameters if (arguments.decay_norms_and_biases or item[1].ndim > 1) == decayed]
-        for hidden in (True, False):
-            weights = [weight for name, weight in members if _is_hidden_matrix(name, weight) == hidden]
-            if weights:
-                groups.append({"params": weights, "weight_decay": decay, "use_muon": hidden})
-    return groups
-
-
-def _is_hidden_matrix(name: str, weight: torch.Tensor) -> bool:
-    """Whether it is in one of the numbered blocks that every encoder of Transformers has."""
-    return weight.ndim > 1 and any(part.isdecimal() for part in name.split("."))
+    groups = defaultdict(list)
+    for name, weight in model.named_parameters():
+        if weight.requires_grad:
+            is_matrix = weight.ndim > 1
+            decayed = is_matrix or arguments.decay_norms_and_biases
+            # Every encoder of Transformers numbers its blocks.
+            hidden = is_matrix and any(part.isdecimal() for part in name.split("."))
+            groups[decayed, hidden].append(weight)
+    return [
+        {"params": weights, "weight_decay": arguments.weight_decay if decayed else 0.0, "use_muon": hidden}
+        for (decayed, hidden), weights in sorted(groups.items(), reverse=True)
+    ]
 
 
 def build_schedule(name: str, optimizer: torch.optim.Optimizer, warmup_steps: int, max_steps: int) -> LRScheduler:

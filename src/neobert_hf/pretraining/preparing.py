@@ -305,8 +305,11 @@ def finish(manifest: Manifest, records: list[dict], tokenizer: PreTrainedTokeniz
 
 def summary(manifest: Manifest, output: Path) -> str:
     """One line about a prepared folder."""
+    long, longer = (
+        sum(count for edge, count in manifest.length_histogram.items() if edge >= length) for length in (1024, 2048)
+    )
     return (
         f"{output}: {manifest.documents:,} documents, {manifest.tokens:,} tokens in {len(manifest.shards)} shards; "
-        f"{manifest.at_least(1024):,} documents of 1,024 tokens or more, {manifest.at_least(2048):,} of 2,048 or more; "
+        f"{long:,} documents of 1,024 tokens or more, {longer:,} of 2,048 or more; "
         f"{manifest.dropped_short:,} left out as too short"
     )

@@ -14,7 +14,7 @@ from neobert_hf.common.settings import differences
 from neobert_hf.configuration_neobert import NeoBERTConfig
 from neobert_hf.modeling_neobert import NeoBERTForMaskedLM
 from neobert_hf.pretraining.arguments import UNUSED, DataArguments, ModelArguments, PretrainingArguments
-from neobert_hf.pretraining.batches import BatchSettings, Documents, HeldOutBatchSampler, MLMBatchSampler
+from neobert_hf.pretraining.batches import Documents, HeldOutBatchSampler, MLMBatchSampler
 from neobert_hf.pretraining.collator import MLMCollator
 from neobert_hf.pretraining.shards import Manifest, load_shards, load_tokenizer, read_manifest
 from neobert_hf.pretraining.trainer import MicroBatches, PretrainingData
@@ -25,42 +25,31 @@ from neobert_hf.training.run_checkpoints import complete_checkpoints, read_progr
 def read_data(data: DataArguments, arguments: PretrainingArguments) -> PretrainingData:
     """Open the prepared folders, and plan the micro-batches of this process."""
     manifest = read_manifest(data.train_data)
-    shards = load_shards(data.train_data, manifest)
-    settings = BatchSettings(
-        max_length=data.max_length,
-        micro_batch_tokens=data.micro_batch_tokens,
-        packed=data.layout != "padded",
-        seed=arguments.seed,
-        min_lengths=data.min_lengths,
-        probabilities=data.probabilities,
-        shuffle_shards=data.shuffle_shards,
-    )
-    shard_sizes = [shard["documents"] for shard in manifest.shards]
-    sampler = MLMBatchSampler(shards, shard_sizes, settings, arguments.process_index, arguments.world_size)
+    documents = _open_documents(data.train_data, manifest, data.max_length)
+    process = (arguments.process_index, arguments.world_size)
+    sampler = MLMBatchSampler(documents, data, arguments.seed, *process)
     tokenizer = load_tokenizer(data.train_data, manifest)
     masks = (data.mlm_probability, data.mask_replace_prob, data.random_replace_prob)
     collator = MLMCollator(tokenizer, *masks, data.layout, data.max_length, arguments.seed)
-    train = MicroBatches(Documents(shards, data.max_length), sampler, collator)
-    held_out = None
-    if data.validation_data is not None:
-        held_out = _read_held_out(data, arguments, manifest, collator)
-    elif arguments.eval_strategy != "no":
-        raise ValueError("`eval_strategy` asks for a held-out loss: set `validation_data`, or `eval_strategy` to no.")
+    train = MicroBatches(documents, sampler, collator)
+    if data.validation_data is None:
+        if arguments.eval_strategy != "no":
+            raise ValueError(
+                "`eval_strategy` asks for a held-out loss: set `validation_data`, or `eval_strategy` to no."
+            )
+        return PretrainingData(manifest, train, None)
+    held_out_manifest = read_manifest(data.validation_data)
+    if held_out_manifest.tokenizer_fingerprint != manifest.tokenizer_fingerprint:
+        raise ValueError(f"{data.validation_data} was prepared with another tokenizer than {data.train_data}.")
+    documents = _open_documents(data.validation_data, held_out_manifest, data.max_length)
+    sampler = HeldOutBatchSampler(documents, data.micro_batch_tokens, *process)
+    # Packed and with the same masks whatever layout and seed of training are, so that runs can be compared.
+    held_out = MicroBatches(documents, sampler, replace(collator, layout="packed", seed=0))
     return PretrainingData(manifest, train, held_out)
 
 
-def _read_held_out(
-    data: DataArguments, arguments: PretrainingArguments, train: Manifest, collator: MLMCollator
-) -> MicroBatches:
-    manifest = read_manifest(data.validation_data)
-    if manifest.tokenizer_fingerprint != train.tokenizer_fingerprint:
-        raise ValueError(f"{data.validation_data} was prepared with another tokenizer than {data.train_data}.")
-    shards = load_shards(data.validation_data, manifest)
-    sampler = HeldOutBatchSampler(
-        shards, data.max_length, data.micro_batch_tokens, arguments.process_index, arguments.world_size
-    )
-    # Packed and with the same masks whatever layout and seed of training are, so that runs can be compared.
-    return MicroBatches(Documents(shards, data.max_length), sampler, replace(collator, layout="packed", seed=0))
+def _open_documents(folder: str, manifest: Manifest, max_length: int) -> Documents:
+    return Documents(load_shards(folder, manifest), [shard["documents"] for shard in manifest.shards], max_length)
 
 
 def find_source(data: DataArguments) -> str | Path | None:

@@ -39,7 +39,7 @@ class Manifest:
     Args:
         source: the settings that chose the documents, and the number and bytes of the files where they are local.
         column: the column of the source that held the text.
-        tokenizer_fingerprint: see `tokenizer_fingerprint`.
+        tokenizer_fingerprint: see `common.fingerprints`.
         vocab_size: one more than the largest id of the tokenizer.
         max_length: most tokens of a document, [CLS] and [SEP] included.
         long_documents: `"truncate"` (the rest is left out) or `"split"` (each window is a document of its own).
@@ -69,18 +69,18 @@ class Manifest:
     length_histogram: dict[int, int] = field(default_factory=dict)
     shards: list[dict[str, Any]] = field(default_factory=list)
 
-    def save(self, file: str | Path) -> None:
-        write_json(Path(file), asdict(self))
+    def save(self, file: Path) -> None:
+        write_json(file, asdict(self))
 
     @classmethod
-    def read(cls, file: str | Path) -> "Manifest":
+    def read(cls, file: Path) -> "Manifest":
         """Read what `save` wrote.
 
         Raises:
             ValueError: if the file is not a manifest of this version of the package.
         """
         try:
-            values = json.loads(Path(file).read_text(encoding="utf-8"))
+            values = json.loads(file.read_text(encoding="utf-8"))
             values["length_histogram"] = {int(edge): n for edge, n in values["length_histogram"].items()}
             return cls(**values)
         except (json.JSONDecodeError, AttributeError, KeyError, TypeError) as error:
@@ -90,24 +90,9 @@ class Manifest:
                 "Delete its folder and run examples/prepare_data.py again."
             ) from error
 
-    def at_least(self, length: int) -> int:
-        """Documents of `length` tokens or more.
 
-        Raises:
-            ValueError: if `length` is not a power of two, which the histogram cannot tell.
-        """
-        if length < 1 or length & (length - 1):
-            raise ValueError(f"The histogram knows powers of two only, not {length}; count the rows instead.")
-        return sum(n for edge, n in self.length_histogram.items() if edge >= length)
-
-
-def write_shard(path: str | Path, documents: Iterable[list[int]], dtype: str) -> dict[str, Any] | None:
-    """Write documents as one Arrow IPC stream, whole or not at all.
-
-    Args:
-        path: the file; its folder must exist.
-        documents: ids of each document, consumed 10,000 documents at a time.
-        dtype: `"uint16"` or `"int32"`.
+def write_shard(path: Path, documents: Iterable[list[int]], dtype: str) -> dict[str, Any] | None:
+    """Write documents, given as their ids, as one Arrow IPC stream, whole or not at all.
 
     Returns:
         The shard's entry in the manifest; None (and no file) if there are no documents.
@@ -115,7 +100,6 @@ def write_shard(path: str | Path, documents: Iterable[list[int]], dtype: str) ->
     Raises:
         OverflowError: if an id does not fit the dtype.
     """
-    path = Path(path)
     # An array takes a tenth of the memory of a list of numbers.
     documents = (np.array(document, dtype) for document in documents)
     batch = list(islice(documents, RECORD_BATCH))
@@ -136,11 +120,9 @@ def write_shard(path: str | Path, documents: Iterable[list[int]], dtype: str) ->
 
 
 def check_shard(folder: Path, shard: dict[str, Any]) -> None:
-    """Check the size of a shard's file.
-
-    Raises:
-        FileNotFoundError: if the shard's file is not there.
-        ValueError: if it has not the number of bytes that were written.
+    """Raises:
+    FileNotFoundError: if the shard's file is not there.
+    ValueError: if it has not the number of bytes that were written.
     """
     file = folder / shard["file"]
     again = f"delete {folder} and run examples/prepare_data.py again."
@@ -177,14 +159,13 @@ def load_shards(folder: str | Path, manifest: Manifest | None = None) -> Dataset
     """The documents of a prepared folder, mapped into memory: constant memory, any number of readers.
 
     Args:
-        folder: the folder.
         manifest: what `read_manifest` gave for it, if that has been called: it looks at every shard.
 
     Returns:
         A dataset with the column `input_ids`, one list of ids a document, shards in manifest order.
 
     Raises:
-        FileNotFoundError, ValueError: as `read_manifest`, and if a shard's rows or columns are not those written.
+        ValueError: if a shard's rows or columns are not those written. For the rest, see `read_manifest`.
 
     Example:
 
@@ -209,13 +190,10 @@ def load_shards(folder: str | Path, manifest: Manifest | None = None) -> Dataset
 
 
 def load_tokenizer(folder: str | Path, manifest: Manifest | None = None) -> PreTrainedTokenizerFast:
-    """The tokenizer that made the ids of a prepared folder.
-
-    Args:
-        folder, manifest: as for `load_shards`.
+    """The tokenizer that made the ids of a prepared folder; arguments are those of `load_shards`.
 
     Raises:
-        FileNotFoundError, ValueError: as `read_manifest`, and if `tokenizer/` holds another tokenizer.
+        ValueError: if `tokenizer/` holds another one. For the rest, see `read_manifest`.
     """
     folder = Path(folder)
     manifest = manifest or read_manifest(folder)

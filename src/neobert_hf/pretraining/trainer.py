@@ -114,11 +114,11 @@ class MLMTrainer(ResumableTrainer):
             self._check_continued_optimizer()
         self.architecture = model.config
         self.micro_batches_per_step = args.gradient_accumulation_steps * args.world_size
+        dtype = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else model.dtype
         if args.peak_tflops is None:
-            self.peak, self.peak_source = peak_flops(args.device, args.bf16)
+            self.peak, self.peak_source = peak_flops(args.device, dtype)
         else:
             self.peak, self.peak_source = args.peak_tflops * 1e12, "given"
-        dtype = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else model.dtype
         self.attention = attention_backend(model, args.device, dtype, data.train.collator.layout == "naive")
         if self.is_fsdp_enabled and getattr(self.accelerator.state.fsdp_plugin, "fsdp_version", 1) == 2:
             # Accelerate would hold the residual stream, the loss and the gradients in bf16. With weights gathered in
@@ -273,11 +273,10 @@ class MLMTrainer(ResumableTrainer):
         if not labels:
             raise ValueError("No token of the held-out documents was masked: hold out more than a few words.")
         metrics = {"loss": loss / labels, "perplexity": math.exp(min(loss / labels, 100)), "accuracy": correct / labels}
-        lower = 1
-        for upper, (labels, loss, _) in zip((*LENGTH_EDGES, "more"), totals.tolist()):
+        lowest = [1, *(edge + 1 for edge in LENGTH_EDGES)]
+        for lower, upper, (labels, loss, _) in zip(lowest, [*LENGTH_EDGES, "more"], totals.tolist()):
             if labels:
                 metrics[f"loss_{lower}_to_{upper}"] = loss / labels
-            lower = upper + 1 if upper != "more" else upper
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
