@@ -1,4 +1,4 @@
-"""Who may import whom. The rule keeps each room readable by itself, and the model free of everything else."""
+"""Who may import whom, and how long a function may be. Both keep each room readable by itself."""
 
 import ast
 from pathlib import Path
@@ -55,3 +55,14 @@ def test_nobody_imports_the_examples():
         tree = ast.walk(ast.parse(file.read_text()))
         modules = [node.module for node in tree if isinstance(node, ast.ImportFrom)]
         assert not any((module or "").startswith("examples") for module in modules), file
+
+
+def test_functions_and_files_can_be_read_at_once():
+    """60 lines a function and 700 a file; a recipe in examples/ is one `main`, of 120 at most."""
+    for file in (*PACKAGE.rglob("*.py"), *(ROOT / "examples").glob("*.py"), *(ROOT / "benchmarks").glob("*.py")):
+        text = file.read_text()
+        assert text.count("\n") <= 700, file
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef):
+                limit = 120 if file.parent.name == "examples" and node.name == "main" else 60
+                assert node.end_lineno - node.lineno < limit, f"{file}: {node.name}"
