@@ -16,15 +16,7 @@ from neobert_hf.common.settings import nearest, read_yaml
 @strict
 @dataclass
 class Lookup:
-    """The table that holds the texts of a column of ids.
-
-    Args:
-        id: its column of ids.
-        text: its column of texts.
-        source: a Hub dataset or local files. None: the source of the part that needs the texts.
-        subset: configuration of a Hub dataset that has several.
-        split: of a Hub dataset.
-    """
+    """The table that holds the texts of a column of ids: its columns, and where it is if not in the part's source."""
 
     id: str
     text: str
@@ -42,14 +34,8 @@ class Part:
     `neg`. Texts of a list of paths are joined with a space (`query`, `positive`) or all taken (`negatives`).
 
     Args:
-        source: a Hub dataset, or local Parquet or JSON lines files (path, pattern or folder).
-        query: path of the text that is searched with. The instruction goes before it.
-        positive: path of the text to be found.
-        negatives: path of hard negatives, if there are any. A row may lack its own.
-        subset: configuration of a Hub dataset that has several.
-        split: of a Hub dataset, also a slice of it such as `train[:100000]`.
+        split: also a slice such as `train[:100000]`.
         above: numbers that a row must exceed, by column.
-        skip_incomplete: leave out rows without query or positive, which are an error otherwise.
         lookups: where to find the texts of columns that hold ids, by column.
     """
 
@@ -64,6 +50,8 @@ class Part:
     lookups: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self):
+        if not self.query or not self.positive:
+            raise ValueError("`query` and `positive` must name a column each.")
         self.lookups = {column: Lookup(**lookup) for column, lookup in self.lookups.items()}
 
 
@@ -72,8 +60,6 @@ class PairDataset:
     """A dataset as the file describes it.
 
     Args:
-        name: its key in the file.
-        instruction: put before each of its queries.
         parts: tables with rows of the same kind, read one after the other.
         batch_size: the largest number of rows in a batch, 2 or more. Needed where positives are labels: no two rows of
             a batch may have the same positive, so a batch cannot have more rows than there are labels.
@@ -86,7 +72,6 @@ class PairDataset:
 
     @property
     def prompt(self) -> str:
-        """What is put before a query."""
         return as_prompt(self.instruction)
 
 
@@ -94,11 +79,10 @@ def read_descriptions(path: str, only: list[str] | None = None) -> tuple[list[Pa
     """Read a file such as `configs/embeddings/datasets.yaml`.
 
     Args:
-        path: a YAML file with the keys `train` and, optionally, `evaluation` (`retrieval` and `sts`).
         only: names of training datasets to use. All if None.
 
     Returns:
-        The training datasets, and those for evaluation by kind.
+        The training datasets, and those for evaluation by kind, `retrieval` and `sts`.
 
     Raises:
         ValueError: naming the dataset and the key that is unknown, missing or of the wrong type.

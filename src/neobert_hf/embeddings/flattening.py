@@ -19,7 +19,7 @@ def flatten_inputs(encoder: BaseModel) -> None:
     back.
 
     Args:
-        encoder: a Sentence Transformers model of any kind (dense, sparse, late interaction, reranker) on NeoBERT.
+        encoder: a Sentence Transformers model of any kind on NeoBERT.
 
     Raises:
         ValueError: if its first module is no NeoBERT, or its attention would compute a mask over all texts at once.

@@ -48,13 +48,8 @@ def _to_float32(module, args, features: dict) -> dict:
 
 
 def check_finite(embeddings: np.ndarray, texts: list[str]) -> None:
-    """Refuse embeddings that are not finite.
-
-    Args:
-        embeddings: one row for each text.
-
-    Raises:
-        FloatingPointError: naming the first text whose embedding is not finite.
+    """Raises:
+    FloatingPointError: naming the first text whose embedding, a row each, is not finite.
     """
     wrong = np.flatnonzero(~np.isfinite(embeddings).all(axis=1))
     if len(wrong):

@@ -29,7 +29,6 @@ def mine_negatives(pairs: Dataset, prompt: str, settings: RerankerArguments, fol
     Args:
         pairs: rows of `query`, `positive` and `negatives`.
         prompt: put before the queries.
-        settings: `miner` and the number of `negatives` count.
         folder: where the file is, under a name that tells what was mined and how.
     """
     name = Hasher.hash([pairs["query"][:], pairs["positive"][:], prompt, settings.miner, settings.negatives])

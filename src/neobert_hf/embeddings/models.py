@@ -26,7 +26,6 @@ def transformer_module(
     Args:
         path: folder or Hub id. Of a Sentence Transformers model, the encoder and its tokenizer are used.
         max_length: tokens; longer texts are cut. Never more than the model has positions for.
-        trust_remote_code: run code from the model's repository.
         head: `feature-extraction` for none, `fill-mask` or `sequence-classification`.
     """
     options = {"trust_remote_code": trust_remote_code}
@@ -52,10 +51,7 @@ def build_encoder(path: str, max_length: int, trust_remote_code: bool = False) -
 def build_sparse_encoder(path: str, max_length: int, trust_remote_code: bool = False) -> SparseEncoder:
     """A SPLADE-max model (https://arxiv.org/abs/2109.10086): MLM logits, log(1 + relu), the maximum over the tokens.
 
-    Arguments are those of `transformer_module`.
-
-    Raises:
-        ValueError: if the model has no trained MLM head.
+    Arguments are those of `transformer_module`. The model must have a trained MLM head.
     """
     transformer = transformer_module(path, max_length, trust_remote_code, head="fill-mask")
     encoder = SparseEncoder(modules=[transformer, SpladePooling("max")], similarity_fn_name="dot")
@@ -107,14 +103,10 @@ def info_nce_loss(
     """InfoNCE over the batch: each query against all documents and hard negatives of the batch.
 
     Args:
-        encoder: the model that is trained.
         temperature: the cosine similarities are divided by it.
         mini_batch_size: compute so many texts at a time (GradCache), for batches that do not fit in memory. The
             gradients are the same. Whole batches if None.
         matryoshka_dims: train these prefixes of the embeddings as well, beside their full size.
-
-    Raises:
-        ValueError: if a setting is out of range.
 
     References:
         The paper, section 5.2.1; https://arxiv.org/abs/2101.06983 (GradCache), https://arxiv.org/abs/2205.13147

@@ -22,7 +22,6 @@ def load_pairs(description: PairDataset, max_negatives: int | None = None) -> Da
     """Load a dataset as rows of `query`, `positive` and `negatives`.
 
     Args:
-        description: what to load.
         max_negatives: keep the first so many of a row. All if None.
 
     Raises:
@@ -33,13 +32,10 @@ def load_pairs(description: PairDataset, max_negatives: int | None = None) -> Da
 
 
 def load_scored_pairs(description: PairDataset) -> tuple[list[str], list[str], list[float]]:
-    """Load an STS dataset: its `query`, `positive` and a column `score`.
-
-    Returns:
-        First sentences, second sentences, similarity scores.
+    """Load the `query`, `positive` and column `score` of an STS dataset.
 
     Raises:
-        ValueError: as `load_pairs`, without a column `score` of numbers, and where rows would be left out.
+        ValueError: without a column `score` of numbers, and where rows would be left out. For more, see `load_pairs`.
     """
     part, *others = description.parts
     if others or part.above or part.skip_incomplete:
@@ -87,8 +83,7 @@ class RowReader:
         where: dataset and source, for error messages.
         paths: of `query`, `positive` and `negatives`, by these names.
         converters: what makes texts of a column of labels or ids, by column.
-        skip_incomplete: leave out rows without query or positive.
-        max_negatives: keep the first so many of a row. All if None.
+        skip_incomplete, max_negatives: see `Part` and `load_pairs`.
     """
 
     where: str
@@ -113,16 +108,15 @@ class RowReader:
         texts = {role: [] for role in FEATURES}
         for role, paths in self.paths.items():
             for path in paths:
-                texts[role] += _texts_at(path, row, f"{self.where}, {name}")
-        for role in ("query", "positive"):
-            # Every path of these leads to a text, or the row is incomplete.
-            if len(texts[role]) < len(self.paths[role]):
-                if self.skip_incomplete:
-                    return None
-                raise ValueError(
-                    f"{self.where}: {name} has no {role} ({', '.join(self.paths[role])} is empty). Correct it, or set "
-                    "`skip_incomplete: true` to leave such rows out."
-                )
+                found = _texts_at(path, row, f"{self.where}, {name}")
+                if not found and role != "negatives":
+                    if self.skip_incomplete:
+                        return None
+                    raise ValueError(
+                        f"{self.where}: {name} has no {role} ({path} is empty). Correct it, or set "
+                        "`skip_incomplete: true` to leave such rows out."
+                    )
+                texts[role] += found
         return {
             "query": " ".join(texts["query"]),
             "positive": " ".join(texts["positive"]),
@@ -148,6 +142,8 @@ def _follow(value: Any, steps: list[str]) -> Any:
     for number, step in enumerate(steps):
         if value is None:
             return None
+        if isinstance(value, str):
+            raise TypeError(f"{step!r} is no part of a text")
         if step == "*":
             return [_follow(item, steps[number + 1 :]) for item in value]
         if step.isdigit():
@@ -161,7 +157,8 @@ def _follow(value: Any, steps: list[str]) -> Any:
 def _load_part(name: str, part: Part, max_negatives: int | None) -> Dataset:
     where = f"Dataset {name} ({part.source})"
     table = load_table(name, part.source, part.subset, part.split)
-    paths = {role: _as_list(getattr(part, role)) for role in FEATURES}
+    paths = {role: getattr(part, role) or [] for role in FEATURES}
+    paths = {role: [found] if isinstance(found, str) else found for role, found in paths.items()}
     columns = sorted({path.split(".")[0] for of_role in paths.values() for path in of_role})
     _check_table(where, table, part, columns)
     reader = RowReader(where, paths, _converters(name, part, table), part.skip_incomplete, max_negatives)
@@ -178,12 +175,6 @@ def _load_part(name: str, part: Part, max_negatives: int | None) -> Dataset:
             "column that has them."
         )
     return pairs
-
-
-def _as_list(paths: str | list[str] | None) -> list[str]:
-    if paths is None:
-        return []
-    return [paths] if isinstance(paths, str) else paths
 
 
 def _check_table(where: str, table: Dataset, part: Part, columns: list[str]) -> None:

@@ -30,8 +30,8 @@ class TrainingData:
     Args:
         descriptions: of the training datasets, by name.
         train: their rows of `query`, `positive` and `negatives`, by name.
-        evaluation: descriptions of the datasets for evaluation, by kind.
-        retrieval: the rows of the one for retrieval, if there is one.
+        evaluation: descriptions of the datasets for evaluation, `retrieval` and `sts`, as far as there are any.
+        retrieval: the rows of the one for retrieval.
     """
 
     descriptions: dict[str, PairDataset]
@@ -45,9 +45,6 @@ class Run:
     """A run of a recipe, ready for its model.
 
     Args:
-        settings: those of the recipe.
-        arguments: those of the trainer.
-        data: for training and evaluation.
         values: all settings that the trained weights depend on.
         checkpoint: where an interrupted run goes on, if there was one.
         source: what the model is to be built from: folder or Hub id.
@@ -64,12 +61,7 @@ class Run:
 def prepare_run(settings_class: type[RecipeArguments], args: list[str] | None = None) -> Run:
     """Read settings and data, and find the checkpoint to resume from.
 
-    Args:
-        settings_class: the settings of the recipe.
-        args: the command line, see `parse_config`.
-
     Raises:
-        ValueError, FileNotFoundError: where settings or data are wrong.
         CheckpointError: if the checkpoint is damaged or of a run with other settings.
     """
     settings, arguments = parse_config(settings_class, EmbeddingArguments, args=args)
@@ -83,11 +75,7 @@ def prepare_run(settings_class: type[RecipeArguments], args: list[str] | None = 
 
 
 def read_data(settings: RecipeArguments, arguments: EmbeddingArguments) -> TrainingData:
-    """Load the datasets, one process after the other.
-
-    Raises:
-        ValueError: where the settings contradict the file; see `load_pairs` for what else is refused.
-    """
+    """Load the datasets, one process after the other. See `load_pairs` for what is refused."""
     if arguments.prompts is not None:
         raise ValueError(f"`prompts` is set; instructions stand in {settings.datasets}, one for each dataset.")
     with arguments.main_process_first(desc="reading the datasets"):
@@ -115,12 +103,7 @@ def run_settings(settings: RecipeArguments, arguments: EmbeddingArguments, data:
 def retrieval_evaluator(
     data: TrainingData, evaluator_class: type[InformationRetrievalEvaluator] = InformationRetrievalEvaluator
 ) -> InformationRetrievalEvaluator | None:
-    """Every query against all positives of the dataset for retrieval; None if there is no such dataset.
-
-    Args:
-        data: what was read.
-        evaluator_class: the one for the kind of model.
-    """
+    """Every query against all positives of the dataset for retrieval; None if there is no such dataset."""
     if data.retrieval is None:
         return None
     positives = positives_of_queries(data.retrieval)
@@ -149,10 +132,7 @@ def dense_evaluator(run: Run) -> SequentialEvaluator | None:
 
 
 def reranking_evaluator(data: TrainingData) -> CrossEncoderRerankingEvaluator | None:
-    """The right documents of the first 200 queries, each among 20 others, the same in every run.
-
-    None if there is no dataset for retrieval.
-    """
+    """The right documents of the first 200 queries, each among 20 others, the same in every run, for `retrieval`."""
     if data.retrieval is None:
         return None
     prompt = data.evaluation["retrieval"].prompt

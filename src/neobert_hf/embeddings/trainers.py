@@ -33,7 +33,6 @@ def contrastive_batch_sizes(data: TrainingData, batch_size: int) -> dict[str, in
     """Rows of a batch by dataset: the more hard negatives, the fewer rows, so that every batch has as many texts.
 
     Args:
-        data: the training datasets.
         batch_size: rows of a dataset without hard negatives.
 
     Raises:
@@ -56,13 +55,7 @@ class MixtureTrainer(ResumableTrainer):
     """Training on a mixture of datasets: the part that all kinds of models share.
 
     Args:
-        model: a Sentence Transformers model.
-        run: what it is trained on, and how.
         kwargs: for Sentence Transformers' trainer of this kind of model, such as `loss` and `evaluator`.
-
-    Attributes:
-        sizes: rows of each dataset.
-        batch_sizes: rows of a batch, by dataset.
 
     Raises:
         ValueError: if a dataset has not enough different rows for a batch. For the rest, see `ResumableTrainer`.
@@ -73,6 +66,7 @@ class MixtureTrainer(ResumableTrainer):
 
     def __init__(self, model: BaseModel, run: Run, **kwargs):
         self.run = run
+        # Rows of each dataset, and of a batch of it.
         self.sizes = [len(rows) for rows in run.data.train.values()]
         self.batch_sizes = self.choose_batch_sizes(run.data, run.arguments.per_device_train_batch_size)
         run.arguments.prompts = {
@@ -128,8 +122,7 @@ class MixtureTrainer(ResumableTrainer):
 
     def evaluated_at_the_end(self) -> bool:
         """Whether the last step was one of those that evaluation follows."""
-        steps = [entry["step"] for entry in self.state.log_history if "eval_runtime" in entry]
-        return self.args.max_steps in steps
+        return any(entry["step"] == self.args.max_steps and "eval_runtime" in entry for entry in self.state.log_history)
 
     def get_batch_sampler(self, dataset, batch_size, drop_last, valid_label_columns=None, generator=None, seed=0):
         name = next(name for name, rows in self.train_dataset.items() if rows is dataset)
