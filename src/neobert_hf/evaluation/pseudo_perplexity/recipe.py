@@ -1,5 +1,6 @@
 """The recipe of pseudo-perplexity: its settings, the documents at each length, and what each model has to score."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +11,7 @@ import torch
 from tqdm import tqdm
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from neobert_hf.common.settings import check_least
 from neobert_hf.common.text_sources import stream_text
 from neobert_hf.evaluation.pseudo_perplexity.report import score_texts
 from neobert_hf.evaluation.pseudo_perplexity.rope_scaling import parse_rope, scale_rope
@@ -50,6 +52,29 @@ class PseudoPerplexityArguments:
     dtype: Literal["float32", "bfloat16", "float16"] = field(default="float32", metadata={"help": "of the models"})
     device: str | None = field(default=None, metadata={"help": "cuda, cpu, ...; the fastest there is if unset"})
 
+    def __post_init__(self):
+        if self.lengths and self.max_length is not None:
+            raise ValueError("`lengths` and `max_length` both cut documents: give one of them.")
+        if self.sample is not None and self.stride != 1:
+            raise ValueError("`sample` and `stride` both choose positions: give one of them.")
+        check_least(self, {"max_length": 3, "sample": 2, "max_documents": 1, "stride": 1, "batch_tokens": 1})
+        if min(self.lengths, default=3) < 3:
+            raise ValueError(f"`lengths` holds {min(self.lengths)}; each must be 3 or more.")
+        for entry in self.models:
+            if not re.fullmatch("[^/=]+=.+", entry):
+                raise ValueError(f"`models` holds {entry!r}; write name=path, the name without a slash.")
+        names = [entry.split("=")[0] for entry in self.models]
+        for setting, values in (("models", names), ("rope", self.rope), ("lengths", self.lengths)):
+            if repeated := {value for value in values if values.count(value) > 1}:
+                raise ValueError(f"`{setting}` holds {repeated.pop()} more than once.")
+        for setting in self.rope:
+            parse_rope(setting)
+
+    @property
+    def paths(self) -> dict[str, str]:
+        """The path of each model, by name."""
+        return dict(entry.split("=", 1) for entry in self.models)
+
 
 @dataclass
 class Job:
@@ -58,10 +83,8 @@ class Job:
     Args:
         cut: the tokens that documents were cut to; None for whole documents, or those of `max_length`.
         texts: the documents, short ones first.
-        mask_id: of the tokenizer.
-        file: where losses are stored, see `read_losses`.
+        file: of `losses`, which are in the order of `masked_batches`; see `read_losses`.
         settings: all that the losses depend on.
-        losses: those there are, in the order of `masked_batches`.
     """
 
     cut: int | None
@@ -110,12 +133,7 @@ class ScaledModel:
         return model.to(settings.device or ("cuda" if torch.cuda.is_available() else "cpu")).eval()
 
     def check(self, settings: PseudoPerplexityArguments) -> None:
-        """Read the losses that are there already, and let the model read its longest sequence once.
-
-        Raises:
-            ResultError: if the losses were made with other settings.
-            ValueError: if the model cannot read a sequence of that length.
-        """
+        """Read the losses that are there already, and let the model read its longest sequence once."""
         names = ("dtype", "max_length", "min_tokens", "max_documents", "sample", "stride", "seed")
         model, mask_id = self.load(settings), self.jobs[0].mask_id
         shared = {name: getattr(settings, name) for name in names} | {"model": model_fingerprint(model, mask_id)}
@@ -140,40 +158,6 @@ class ScaledModel:
         ]
 
 
-def check_settings(settings: PseudoPerplexityArguments) -> dict[str, str]:
-    """Returns:
-        The path of each model, by name.
-
-    Raises:
-        ValueError: naming the setting that makes no sense.
-    """
-    if settings.lengths and settings.max_length is not None:
-        raise ValueError("`lengths` and `max_length` both cut documents: give one of them.")
-    if settings.sample is not None and settings.stride != 1:
-        raise ValueError("`sample` and `stride` both choose positions: give one of them.")
-    smallest = {"max_length": 3, "sample": 2, "max_documents": 1, "stride": 1, "batch_tokens": 1}
-    values = [("lengths", 3, length) for length in settings.lengths]
-    values += [(name, least, getattr(settings, name)) for name, least in smallest.items()]
-    for name, least, value in values:
-        if value is not None and value < least:
-            raise ValueError(f"`{name}` is {value}, it must be at least {least}.")
-    paths = {}
-    for entry in settings.models:
-        name, _, path = entry.partition("=")
-        if not name or not path or "/" in name:
-            raise ValueError(f"`models` holds {entry!r}; write name=path, the name without a slash.")
-        if name in paths:
-            raise ValueError(f"`models` holds {name} more than once.")
-        paths[name] = path
-    for name in ("rope", "lengths"):
-        values = getattr(settings, name)
-        if repeated := {value for value in values if values.count(value) > 1}:
-            raise ValueError(f"`{name}` holds {repeated.pop()} more than once.")
-    for setting in settings.rope:
-        parse_rope(setting)
-    return paths
-
-
 def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
     tokenizer = AutoTokenizer.from_pretrained(path)
     if tokenizer.mask_token_id is None:
@@ -184,11 +168,7 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
 def read_texts(
     settings: PseudoPerplexityArguments, tokenizer: PreTrainedTokenizerBase
 ) -> dict[int | None, list[MaskableText]]:
-    """The documents at each length, short ones first.
-
-    Raises:
-        ValueError: if a document holds nothing to mask, or there is none of a length.
-    """
+    """The documents at each length, short ones first."""
     texts: dict[int | None, list[MaskableText]] = {length: [] for length in settings.lengths or [None]}
     documents, longest = 0, 0
     stream = stream_text(settings.source, settings.text_column, settings.split, settings.subset)
@@ -222,20 +202,14 @@ def read_texts(
 
 
 def plan_models(settings: PseudoPerplexityArguments) -> list[ScaledModel]:
-    """Every model with every RoPE setting, and all that it has to score, checked before anything is scored.
-
-    Raises:
-        ResultError: if there are losses that were made with other settings.
-        ValueError: if settings make no sense, or a model or a document cannot be used.
-    """
-    paths = check_settings(settings)
+    """Every model with every RoPE setting, and all that it has to score, checked before anything is scored."""
     # First what takes no time: is there a RoPE to scale, and a mask token?
-    for path in paths.values():
+    for path in settings.paths.values():
         for rope in settings.rope:
             scale_rope(AutoConfig.from_pretrained(path), rope)
-    tokenizers = {name: load_tokenizer(path) for name, path in paths.items()}
+    tokenizers = {name: load_tokenizer(path) for name, path in settings.paths.items()}
     models = []
-    for name, path in paths.items():
+    for name, path in settings.paths.items():
         texts = sorted(read_texts(settings, tokenizers[name]).items())
         mask_id = tokenizers[name].mask_token_id
         for rope in settings.rope:

@@ -7,11 +7,7 @@ TYPES = ("linear", "dynamic", "yarn")
 
 
 def parse_rope(setting: str) -> tuple[str, float] | None:
-    """Type and factor of a setting, None of `native`.
-
-    Raises:
-        ValueError: if there is no such setting.
-    """
+    """Type and factor of a setting, None of `native`."""
     if setting == "native":
         return None
     kind, _, number = setting.partition(":")
@@ -38,9 +34,6 @@ def scale_rope(config: PreTrainedConfig, setting: str) -> None:
         setting: `native`, which changes nothing, or type and factor: `linear:2` (positions divided, Chen et al., 2023,
             arXiv 2306.15595), `dynamic:8` (NTK-aware, by the sequence's length), `yarn:4` (Peng et al., 2023, arXiv
             2309.00071).
-
-    Raises:
-        ValueError: if there is no such setting, the model has no RoPE, or its RoPE is scaled already.
     """
     parsed = parse_rope(setting)
     if parsed is None:

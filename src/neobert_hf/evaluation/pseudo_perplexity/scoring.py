@@ -70,11 +70,7 @@ def masked_batches(
 
 @torch.inference_mode()
 def masked_losses(model: PreTrainedModel, batch: list[tuple[MaskableText, int]], mask_id: int) -> list[float]:
-    """Cross-entropy, in nats, of the token of each row that is masked.
-
-    Raises:
-        FloatingPointError: if one is not finite.
-    """
+    """Cross-entropy, in nats, of the token of each row that is masked."""
     ids = torch.from_numpy(np.stack([text.ids for text, _ in batch])).to(model.device)
     positions = torch.tensor([int(position) for _, position in batch], device=model.device)
     rows = torch.arange(len(batch), device=model.device)
@@ -128,9 +124,6 @@ def read_losses(file: Path, settings: dict) -> list[float]:
 
     The first line of the file holds the settings, every other a batch. Half a line at the end, which only a killed
     process leaves, is cut off.
-
-    Raises:
-        ResultError: if the settings were others, or the file is damaged.
     """
     if not file.exists():
         return []
