@@ -256,8 +256,7 @@ class NeoBERTConfig(PreTrainedConfig):
 
     def validate_architecture(self):
         """Sizes fit together and options exist; also run when a model is built and when the config is saved."""
-        sizes = ("vocab_size", "hidden_size", "num_attention_heads", "intermediate_size", "max_length")
-        for name in sizes:
+        for name in ("vocab_size", "hidden_size", "num_attention_heads", "intermediate_size", "max_length"):
             if getattr(self, name) < 1:
                 raise ValueError(f"`{name}` is {getattr(self, name)}, it must be at least 1.")
         if self.num_hidden_layers < 0:
