@@ -36,7 +36,7 @@ class OnnxModel:
 
         # 2. Tokenizer
         self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        self.mask_id = self.tokenizer.token_to_id(settings["mask_token"])
+        self.mask_token = settings.get("mask_token")
         self.tokenizer.enable_padding(pad_id=self.config["pad_token_id"], pad_token=settings["pad_token"])
         if settings["model_max_length"] < 1_000_000:  # Transformers writes 1e30 where there is no limit.
             self.tokenizer.enable_truncation(settings["model_max_length"])
@@ -70,7 +70,7 @@ class OnnxModel:
     def fill_mask(self, text: str, top: int = 5) -> list[tuple[str, float]]:
         """The likeliest tokens at the text's one mask token, with their probabilities."""
         ids, _, logits = self.run([text])
-        (masked,) = np.nonzero(ids[0] == self.mask_id)
+        (masked,) = np.nonzero(ids[0] == self.tokenizer.token_to_id(self.mask_token))
         if len(masked) != 1:
             raise ValueError(f"{text!r} has {len(masked)} mask tokens; it must have one.")
         scores = np.exp(logits[0, masked[0]] - logits[0, masked[0]].max())

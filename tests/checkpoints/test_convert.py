@@ -400,6 +400,20 @@ def test_the_original_config_and_a_file_of_settings(mlm_checkpoint, tmp_path, ca
     assert (tmp_path / "here" / "model.safetensors").is_file() and (tmp_path / "there" / "state_dict.pt").is_file()
 
 
+def test_of_the_repository_with_the_config_nothing_else_is_downloaded(mlm_checkpoint, tmp_path, monkeypatch):
+    """That of the published model has 900 MB of weights."""
+    patterns = []
+
+    def download(name, revision, allow_patterns):
+        patterns.append((name, allow_patterns))
+        return tmp_path
+
+    (mlm_checkpoint / "config.json").rename(tmp_path / "config.json")
+    monkeypatch.setattr("neobert_hf.checkpoints.model_folder.snapshot_download", download)
+    convert(mlm_checkpoint, tmp_path / "here", config="chandar-lab/NeoBERT")
+    assert patterns == [("chandar-lab/NeoBERT", ["config.json"])]
+
+
 def test_subcommands_are_imported_when_they_are_asked_for(monkeypatch, capsys):
     modules = {f"neobert_hf.checkpoints.{name}" for name in COMMANDS}
     for name in {"neobert_hf.cli", *modules}:

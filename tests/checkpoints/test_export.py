@@ -36,6 +36,7 @@ import onnxruntime  # noqa: E402
 
 from neobert_hf.checkpoints import export as export_module  # noqa: E402
 from neobert_hf.checkpoints.export import ExportError, cosine, difference  # noqa: E402
+from neobert_hf.checkpoints.model_folder import ModelFolder  # noqa: E402
 from neobert_hf.checkpoints.publish import PublishSettings, build_folder, check_folder  # noqa: E402
 from neobert_hf.cli import main  # noqa: E402
 from tests.helpers.onnx_checkpoints import export, save_checkpoint  # noqa: E402
@@ -193,7 +194,7 @@ def test_the_encoder_of_a_published_checkpoint(shared, tmp_path):
     for name in ("config.json", "model.safetensors"):
         (tmp_path / name).write_bytes((published / name).read_bytes())
     small_tokenizer(500).save_pretrained(tmp_path)
-    assert export_module.load_for_task(tmp_path)[1] == "fill-mask"
+    assert export_module.load_for_task(ModelFolder(tmp_path))[1] == "fill-mask"
     export(tmp_path, tmp_path / "exported", task="feature-extraction", precisions=["float32"])
     recorded = load_file(published / "expected.safetensors")
     ids, mask = recorded["input_ids"].long(), recorded["attention_mask"].long()
@@ -243,11 +244,13 @@ def test_example_embeds_as_sentence_transformers_does(embedding_model):
     assert np.abs(got - encoder.encode(texts)).max() <= 1e-5
 
 
-def test_example_says_what_it_cannot_pool(embedding_model, tmp_path):
-    """Older versions of Sentence Transformers wrote a key for each mode."""
+def test_example_embeds_without_a_mask_token_and_says_what_it_cannot_pool(embedding_model, tmp_path):
+    """Older versions of Sentence Transformers wrote a key for each mode of pooling."""
     shutil.copytree(embedding_model / "exported", tmp_path / "folder")
-    (tmp_path / "folder" / "1_Pooling" / "config.json").write_text('{"pooling_mode_cls_token": true}')
+    edit_json(tmp_path / "folder" / "tokenizer_config.json", mask_token=None)
     onnx_model = runpy.run_path(str(ROOT / "examples" / "onnx_inference.py"))["OnnxModel"]
+    assert onnx_model(tmp_path / "folder").embed(["one"]).shape == (1, 64)
+    (tmp_path / "folder" / "1_Pooling" / "config.json").write_text('{"pooling_mode_cls_token": true}')
     with pytest.raises(ValueError, match="`pooling_mode` None; this example knows 'mean' and 'cls'.*save the model"):
         onnx_model(tmp_path / "folder").embed(["one"])
 
@@ -286,6 +289,10 @@ REFUSED = [
 ]
 
 
+def test_no_precision_is_all_of_them():
+    assert export_module.known_precisions([]) == export_module.known_precisions(None) == list(export_module.FILES)
+
+
 @pytest.mark.parametrize("cls, options, changes, message", REFUSED)
 def test_what_cannot_be_exported_is_refused(tmp_path, cls, options, changes, message):
     save_checkpoint(tmp_path / "model", cls, **changes)
@@ -311,16 +318,18 @@ def set_nan(folder):
     model.save_pretrained(folder)
 
 
-def edit_config(folder, **changes):
-    file = folder / "config.json"
+def edit_json(file, **changes):
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
 
 
 DAMAGES = {
     "nan": (set_nan, "not finite: transformer_encoder.1.wo.weight"),
     "truncated": (lambda folder: os.truncate(folder / "model.safetensors", 5_000), "model.safetensors is damaged"),
-    "other model": (lambda folder: edit_config(folder, model_type="bert"), "a model of type 'bert'"),
-    "type of a value": (lambda folder: edit_config(folder, hidden_size="64"), "config.json: .*'hidden_size'"),
+    "other model": (lambda folder: edit_json(folder / "config.json", model_type="bert"), "a model of type 'bert'"),
+    "type of a value": (
+        lambda folder: edit_json(folder / "config.json", hidden_size="64"),
+        "config.json: .*'hidden_size'",
+    ),
     "more words": (
         lambda folder: small_tokenizer(250).save_pretrained(folder),
         "ids up to 249; the embeddings have 100",

@@ -343,7 +343,8 @@ def test_settings_of_the_run_and_of_an_earlier_card(work, tmp_path):
     (run / "checkpoint-9").mkdir()
     settings = {"learning_rate": 0.001, "model": "/home/me/encoder", "hidden_size": 64, "bf16": False}
     settings["datasets"] = {"wordnet": {"rows": 60000}}
-    complete = {"files": {}, "engine": "plain", "settings": settings, "cursor": {}}
+    # That the optimizer was deleted matters to training only.
+    complete = {"files": {"optimizer.pt": 7}, "engine": "plain", "settings": settings, "cursor": {}}
     (run / "checkpoint-9" / "complete.json").write_text(json.dumps(complete))
     earlier = ModelCard.load(run / "model" / "README.md")
     earlier.data.license = "apache-2.0"
@@ -461,6 +462,7 @@ DAMAGES = {
     "NaN": (with_nan, "not finite: layer_norm.weight"),
     "module": (with_foreign_module, "names the module my.*trust_remote_code"),
     "no tokenizer": (without_tokenizer, "has no tokenizer.*--tokenizer"),
+    "tokenizer cut": (lambda folder: os.truncate(folder / "tokenizer.json", 99), "The tokenizer of .*source cannot be"),
     "tokenizer": (with_another_tokenizer, "Nothing is sent: the check of tokenizer failed"),
     "config": (lambda folder: (folder / "config.json").write_text('{"model_type": "bert"}'), "of type 'bert'"),
     "class": (

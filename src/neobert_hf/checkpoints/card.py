@@ -12,11 +12,13 @@ from huggingface_hub.utils import validate_repo_id
 
 import neobert_hf
 from neobert_hf import NeoBERTConfig, NeoBERTPreTrainedModel
+from neobert_hf.checkpoints.golden_outputs import GOLDEN_FILE, read_outputs
+from neobert_hf.checkpoints.model_folder import ModelFolder, read_json
 from neobert_hf.common.results import ResultError, read_result
 from neobert_hf.common.settings import nearest, read_yaml
 from neobert_hf.configuration_neobert import MODEL_CLASSES
 from neobert_hf.modeling_neobert import swiglu_width
-from neobert_hf.training.run_checkpoints import COMPLETE, CheckpointError, complete_checkpoints, read_progress
+from neobert_hf.training.run_checkpoints import COMPLETE, complete_checkpoints
 
 
 TEMPLATE = Path(neobert_hf.__file__).with_name("hub_card.md")
@@ -111,7 +113,7 @@ def gather_facts(source: Path, file: str | None = None, mteb_results: str | None
             others = [result for result in facts.get("eval_results", []) if _what_is_measured(result) not in measured]
             facts["eval_results"] = [*others, *results]
         return CardFacts(**facts)
-    except CheckpointError as error:
+    except ResultError as error:
         raise ValueError(str(error)) from error
     except StrictDataclassError as error:
         raise ValueError(f"{file or source / 'README.md'}: {error}") from error
@@ -150,10 +152,7 @@ def read_facts(file: str) -> dict[str, Any]:
 
 def read_mteb_results(folder: Path) -> list[EvalResult]:
     """A result for each task."""
-    try:
-        results = [read_result(file, RESULT_KEYS) for file in sorted(folder.glob("*.json"))]
-    except ResultError as error:
-        raise ValueError(str(error)) from error
+    results = [read_result(file, RESULT_KEYS) for file in sorted(folder.glob("*.json"))]
     if not results:
         raise ValueError(f"{folder} holds no results of examples/run_mteb.py: name the folder of one model in it.")
     return [
@@ -194,7 +193,8 @@ def facts_of_run(source: Path) -> dict[str, Any]:
         checkpoints = complete_checkpoints(source.parent)
     if not checkpoints:
         return {}
-    settings = read_progress(checkpoints[-1]).settings
+    # Whether training could resume from there does not matter here.
+    settings = read_json(checkpoints[-1] / COMPLETE)["settings"]
     facts = {"hyperparameters": {name: value for name, value in settings.items() if _is_told(name, value)}}
     if isinstance(datasets := settings.get("datasets"), dict):
         names = [f"{name} ({data['rows']:,} rows)" if "rows" in data else name for name, data in datasets.items()]
@@ -209,65 +209,48 @@ def _is_told(name: str, value: Any) -> bool:
     return isinstance(value, (bool, int, float)) or (isinstance(value, str) and "/" not in value)
 
 
-@dataclass
-class Published:
-    """What the card tells of a built folder.
+def build_card(
+    repo_id: str, model: NeoBERTPreTrainedModel, folder: ModelFolder, onnx: list, facts: CardFacts
+) -> ModelCard:
+    """Fill the template, with metadata that the Hub can read.
 
     Args:
         repo_id: where the card will stand.
         model: with its weights.
-        sentence_class: the class of Sentence Transformers that loads it, if it is one of its models.
-        golden: from `record_outputs`.
+        folder: of the model, with `golden.json`.
         onnx: the `ExportedFile`s.
+        facts: what none of these tells.
     """
+    class_name = type(model).__name__
+    sentence_class = folder.sentence_class
+    task, kind = DESCRIPTIONS[sentence_class or class_name]
+    golden = read_outputs(folder.path / GOLDEN_FILE)
 
-    repo_id: str
-    model: NeoBERTPreTrainedModel
-    sentence_class: str | None
-    golden: dict[str, Any]
-    onnx: list
-
-
-def build_card(published: Published, facts: CardFacts) -> ModelCard:
-    """Fill the template.
-
-    Returns:
-        The card, with metadata that the Hub can read.
-    """
-    class_name = type(published.model).__name__
-    _, kind = DESCRIPTIONS[published.sentence_class or class_name]
-    return ModelCard.from_template(
-        _build_metadata(published, facts),
-        template_path=str(TEMPLATE),
-        repo_id=published.repo_id,
-        kind=kind,
-        class_name=class_name,
-        auto_class=next(auto_class for auto_class, name in MODEL_CLASSES.items() if name == class_name),
-        sentence_class=published.sentence_class,
-        onnx=published.onnx,
-        results=facts.eval_results,
-        **{key: getattr(facts, key) for key in PACKAGE_KEYS},
-        golden_ids=published.golden["input_ids"],
-        golden_values=", ".join(
-            f"{value:.4f}" for value in published.golden["outputs"]["last_hidden_state"]["first"][:4]
-        ),
-        **describe(published.model),
-    )
-
-
-def _build_metadata(published: Published, facts: CardFacts) -> ModelCardData:
-    task, _ = DESCRIPTIONS[published.sentence_class or type(published.model).__name__]
     library, tags = "transformers", ["neobert"]
-    if published.sentence_class:
+    if sentence_class:
         library = "sentence-transformers"
         tags.append(library)
-    if published.onnx:
+    if onnx:
         tags += ["onnx", "transformers.js"]
     metadata = {key: getattr(facts, key) or None for key in HUB_KEYS}
     metadata[PACKAGE_KEY] = {key: value for key in PACKAGE_KEYS if (value := getattr(facts, key))} or None
-    if metadata["eval_results"]:
-        metadata["model_name"] = published.repo_id.split("/")[-1]
-    return ModelCardData(library_name=library, pipeline_tag=task, tags=tags, **metadata)
+    if facts.eval_results:
+        metadata["model_name"] = repo_id.split("/")[-1]
+    return ModelCard.from_template(
+        ModelCardData(library_name=library, pipeline_tag=task, tags=tags, **metadata),
+        template_path=str(TEMPLATE),
+        repo_id=repo_id,
+        kind=kind,
+        class_name=class_name,
+        auto_class=next(auto_class for auto_class, name in MODEL_CLASSES.items() if name == class_name),
+        sentence_class=sentence_class,
+        onnx=onnx,
+        results=facts.eval_results,
+        **{key: getattr(facts, key) for key in PACKAGE_KEYS},
+        golden_ids=golden["input_ids"],
+        golden_values=", ".join(f"{value:.4f}" for value in golden["outputs"]["last_hidden_state"]["first"][:4]),
+        **describe(model),
+    )
 
 
 def describe(model: NeoBERTPreTrainedModel) -> dict[str, Any]:

@@ -111,9 +111,8 @@ def convert(settings: ConvertSettings) -> str:
 
     # 3. Write
     with atomic_folder(output) as partial:
-        _write_config(config, cls, next(iter(weights.values())).dtype, partial)
-        if settings.to != "neobert_hf":
-            _rename_config(config, cls, partial)
+        config.dtype = next(iter(weights.values())).dtype
+        _write_config(config, cls, settings.to, partial)
         _write_weights(weights, settings.to, partial)
         if tokenizer := load_tokenizer(settings.tokenizer) if settings.tokenizer else source.tokenizer:
             tokenizer.save_pretrained(partial)
@@ -127,7 +126,7 @@ def convert(settings: ConvertSettings) -> str:
 
 def _find_config(source: ModelFolder, config: str | None) -> NeoBERTConfig:
     if config is not None:
-        return read_config(local_path(config))
+        return read_config(local_path(config, patterns=("config.json",)))
     if not (source.path / "config.json").is_file():
         raise ValueError(
             f"{source.path} has no config.json. Name one with --config: a file, a folder or a Hub id; that of the "
@@ -160,9 +159,7 @@ def read_tensors(path: Path, tag: str | None = None) -> dict[str, torch.Tensor]:
 
 
 def check_expressible(cls: type[NeoBERTPreTrainedModel], config: NeoBERTConfig) -> None:
-    """Raises:
-    ValueError: if the original code has no such class, or would compute something else from this config.
-    """
+    """Refuse what the original code has no class for, or would compute something else from."""
     if cls not in ORIGINAL_CLASSES.values():
         known = ", ".join(original.__name__ for original in ORIGINAL_CLASSES.values())
         raise ValueError(f"The original code has no {cls.__name__}; it has {known}.")
@@ -171,16 +168,14 @@ def check_expressible(cls: type[NeoBERTPreTrainedModel], config: NeoBERTConfig) 
             raise ValueError(f"The original code cannot express `{key}` {found!r}; it always has {value!r}.")
 
 
-def _write_config(config: NeoBERTConfig, cls: type[NeoBERTPreTrainedModel], dtype: torch.dtype, folder: Path) -> None:
-    config.dtype = dtype
-    config.architectures = [cls.__name__]
-    # It may name the original's code, which is not in the folder.
-    config.__dict__.pop("auto_map", None)
-    config.to_json_file(folder / "config.json")
-
-
-def _rename_config(config: NeoBERTConfig, cls: type[NeoBERTPreTrainedModel], folder: Path) -> None:
-    """Write `config.json` anew, with the keys and the names that the original code knows."""
+def _write_config(config: NeoBERTConfig, cls: type[NeoBERTPreTrainedModel], layout: Layout, folder: Path) -> None:
+    if layout == "neobert_hf":
+        config.architectures = [cls.__name__]
+        # It may name the original's code, which is not in the folder.
+        config.__dict__.pop("auto_map", None)
+        config.to_json_file(folder / "config.json")
+        return
+    # The keys and the names that the original code knows.
     values = {key: value for key, value in config.to_diff_dict().items() if key not in ONLY_HERE}
     name = next(name for name, original in ORIGINAL_CLASSES.items() if original is cls)
     values |= {"architectures": [name], "auto_map": ORIGINAL_AUTO_MAP, "torch_dtype": _name(config.dtype)}

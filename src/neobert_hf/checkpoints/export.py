@@ -9,7 +9,6 @@ Optimum does not install with Transformers 5.23, so this goes through `torch.onn
 `backend="onnx"` needs Optimum too: run the files with onnxruntime (`examples/onnx_inference.py`) or transformers.js.
 """
 
-import copy
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,11 +44,6 @@ TASKS = {
     "text-classification": (NeoBERTForSequenceClassification, ("logits",)),
     "token-classification": (NeoBERTForTokenClassification, ("logits",)),
     "question-answering": (NeoBERTForQuestionAnswering, ("start_logits", "end_logits")),
-}
-# The original project's names are those of the published checkpoints.
-ARCHITECTURES = {model.__name__: task for task, (model, _) in TASKS.items()} | {
-    "NeoBERT": "feature-extraction",
-    "NeoBERTLMHead": "fill-mask",
 }
 
 # File names are transformers.js' for its dtypes fp32, fp16 and q8.
@@ -164,7 +158,7 @@ def export(settings: ExportSettings) -> list[ExportedFile]:
     tokenizer = _sound_tokenizer(source)
 
     # 2. Model
-    model, task = load_for_task(source.path, settings.task)
+    model, task = load_for_task(source, settings.task)
 
     # 3. ONNX files
     with atomic_folder(output) as partial:
@@ -180,14 +174,14 @@ def export(settings: ExportSettings) -> list[ExportedFile]:
 
 
 def known_precisions(precisions: list[str] | None) -> list[str]:
-    """The precisions that are asked for; all if None.
+    """The precisions that are asked for; all if none is.
 
     Raises:
         ValueError: if one is not known.
     """
     if unknown := sorted(set(precisions or ()) - set(FILES)):
         raise ValueError(f"No precision {', '.join(unknown)}; known are {', '.join(FILES)}.")
-    return list(FILES) if precisions is None else precisions
+    return precisions or list(FILES)
 
 
 def find_pooling_files(folder: ModelFolder) -> list[str]:
@@ -217,29 +211,30 @@ def _sound_tokenizer(folder: ModelFolder) -> PreTrainedTokenizerBase:
     return folder.tokenizer
 
 
-def load_for_task(folder: Path, task: str | None = None) -> tuple[NeoBERTPreTrainedModel, str]:
+def load_for_task(folder: ModelFolder, task: str | None = None) -> tuple[NeoBERTPreTrainedModel, str]:
     """The float32 model that a checkpoint is for, and its task.
 
     Raises:
         ValueError: if the task is not known or the checkpoint lacks its head.
     """
-    config = NeoBERTConfig.from_pretrained(folder)
-    named = [ARCHITECTURES[name] for name in config.architectures or [] if name in ARCHITECTURES]
-    task = task or (named[0] if named else None)
+    config = folder.config
+    if task is None:
+        task = next((name for name, (cls, _) in TASKS.items() if cls is folder.model_class), None)
     if task not in TASKS:
         raise ValueError(
-            f"{folder} is for {config.architectures}, the task is {task!r}; pass one of {', '.join(TASKS)} as `--task`."
+            f"{folder.path} is for {config.architectures}, the task is {task!r}; pass one of {', '.join(TASKS)} as "
+            "`--task`."
         )
     if config.rope_parameters["rope_type"] in ("dynamic", "longrope"):
         raise ValueError(
-            f"{folder} has RoPE of type {config.rope_parameters['rope_type']!r}, which depends on the longest text of "
-            "a batch and cannot stand in a graph: use 'yarn' or 'linear'."
+            f"{folder.path} has RoPE of type {config.rope_parameters['rope_type']!r}, which depends on the longest "
+            "text of a batch and cannot stand in a graph: use 'yarn' or 'linear'."
         )
     options = {"dtype": torch.float32, "attn_implementation": "sdpa", "output_loading_info": True}
-    model, info = TASKS[task][0].from_pretrained(folder, **options)
+    model, info = TASKS[task][0].from_pretrained(folder.path, **options)
     if info["missing_keys"]:
         raise ValueError(
-            f"{folder} is for {config.architectures} and has no weights for the task {task!r}: it lacks "
+            f"{folder.path} is for {config.architectures} and has no weights for the task {task!r}: it lacks "
             f"{', '.join(sorted(info['missing_keys']))}. Train that head first, or leave `--task` out."
         )
     return model.eval(), task
@@ -338,9 +333,7 @@ def check_batches(tokenizer: PreTrainedTokenizerBase, config: NeoBERTConfig) -> 
 def compute_reference(
     model: NeoBERTPreTrainedModel, outputs: tuple[str, ...], batches: list[dict[str, torch.Tensor]]
 ) -> Reference:
-    """Raises:
-    ExportError: if what the model computes is not finite.
-    """
+    """What every file must compute; ExportError if it is not finite."""
     module = ExportedModule(model, outputs)
     expected = [[output.numpy() for output in module(**batch)] for batch in batches]
     if not all(np.isfinite(output).all() for results in expected for output in results):
@@ -398,12 +391,12 @@ def cosine(expected: np.ndarray, got: np.ndarray, mask: np.ndarray) -> float:
 
 
 def _write_config(model: NeoBERTPreTrainedModel, files: list[ExportedFile], folder: Path) -> None:
-    config = copy.deepcopy(model.config)
-    config.architectures, config.dtype = [type(model).__name__], "float32"
+    config = model.config
+    config.architectures = [type(model).__name__]
+    config.dtype = "float32"
     if hasattr(config, "auto_map"):
         del config.auto_map  # It names code files, and the folder holds none.
-    for key, value in external_data_config(files).items():
-        setattr(config, key, value)
+    config.update(external_data_config(files))
     config.to_json_file(folder / "config.json")
 
 

@@ -101,9 +101,7 @@ def _compare(name: str, found: dict[str, Any], recorded: dict[str, Any], toleran
 
 
 def read_outputs(file: Path) -> dict[str, Any]:
-    """Raises:
-    ValueError: if the file is not in the format above.
-    """
+    """The content of `golden.json`; ValueError if it is not in the format above."""
     try:
         golden = json.loads(file.read_text(encoding="utf-8"))
         sound = isinstance(golden["input_ids"], list) and 0 < golden["tolerance"] <= 0.01 and golden["outputs"]

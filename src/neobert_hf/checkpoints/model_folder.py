@@ -17,6 +17,8 @@ from neobert_hf import NeoBERTConfig, NeoBERTPreTrainedModel
 from neobert_hf.checkpoints.tensors import CLASSES, class_of_tensors, tensor_problems
 
 
+# Of a Hub repository: no ONNX, and no pickles.
+DOWNLOADED = ("*.json", "*.safetensors", "*.txt", "*.py", "*.md")
 INDEX = "model.safetensors.index.json"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt")
 # Files of Sentence Transformers beside those of its modules. The first lists the modules.
@@ -103,9 +105,7 @@ class ModelFolder:
         return name
 
     def check_weights(self) -> None:
-        """Raises:
-        ValueError: naming every tensor that does not fit the config and the class.
-        """
+        """Refuse tensors that do not fit the config and the class; the error names each."""
         cls = self.model_class
         if problems := tensor_problems(self.tensors, cls, self.config):
             raise ValueError(f"{self.path} is no sound {cls.__name__} with this config:\n  " + "\n  ".join(problems))
@@ -123,8 +123,8 @@ def local_folder(path: str, revision: str | None = None) -> Path:
     return folder
 
 
-def local_path(path: str, revision: str | None = None) -> Path:
-    """A local folder or file as it is; of a Hub repository, its files without ONNX and pickles, downloaded.
+def local_path(path: str, revision: str | None = None, patterns: tuple[str, ...] = DOWNLOADED) -> Path:
+    """A local folder or file as it is; of a Hub repository, the files that match a pattern, downloaded.
 
     Raises:
         ValueError, OSError: if it is neither.
@@ -133,19 +133,21 @@ def local_path(path: str, revision: str | None = None) -> Path:
         return Path(path)
     if path.count("/") > 1 or path.startswith((".", "~", "/")):
         raise ValueError(f"{path} does not exist.")
-    patterns = ["*.json", "*.safetensors", "*.txt", "*.py", "*.md"]
-    return Path(snapshot_download(path, revision=revision, allow_patterns=patterns))
+    return Path(snapshot_download(path, revision=revision, allow_patterns=list(patterns)))
 
 
 def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
-    """The tokenizer of a folder or a Hub id."""
-    return AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+    """The tokenizer of a folder or a Hub id; ValueError or OSError if it cannot be read."""
+    try:
+        return AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+    except OSError:
+        raise
+    except Exception as error:  # Of a damaged file anything may come, and few of them name it.
+        raise ValueError(f"The tokenizer of {path} cannot be read: {error}") from error
 
 
 def read_json(file: Path) -> Any:
-    """Raises:
-    ValueError: if the file is no JSON.
-    """
+    """What a file holds; ValueError if that is no JSON."""
     try:
         return json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:

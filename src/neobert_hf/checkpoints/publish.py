@@ -21,7 +21,7 @@ from huggingface_hub.errors import HTTPError
 from huggingface_hub.utils import validate_repo_id
 from transformers import PreTrainedTokenizerBase
 
-from neobert_hf.checkpoints.card import Published, build_card, check_card, gather_facts
+from neobert_hf.checkpoints.card import build_card, check_card, gather_facts
 from neobert_hf.checkpoints.doctor import FAIL, diagnose
 from neobert_hf.checkpoints.golden_outputs import GOLDEN_FILE, record_outputs
 from neobert_hf.checkpoints.model_folder import SENTENCE_FILES, ModelFolder, load_tokenizer, local_folder, read_json
@@ -140,7 +140,6 @@ def build_folder(settings: PublishSettings, folder: Path) -> None:
     source = ModelFolder(local_folder(settings.checkpoint))
     facts = gather_facts(source.path, settings.card, settings.mteb_results)
     source.check_weights()
-    sentence_class = source.sentence_class
     tokenizer = load_tokenizer(settings.tokenizer) if settings.tokenizer else source.tokenizer
     if tokenizer is None:
         raise ValueError(f"{source.path} has no tokenizer. Name one with `--tokenizer`: a folder or a Hub id.")
@@ -154,19 +153,20 @@ def build_folder(settings: PublishSettings, folder: Path) -> None:
     copy_modules(source, folder)
 
     # 3. What it computes, in PyTorch and ONNX
-    golden = record_outputs(model, tokenizer)
-    write_json(folder / GOLDEN_FILE, golden)
+    write_json(folder / GOLDEN_FILE, record_outputs(model, tokenizer))
     exported = add_onnx(folder, tokenizer, settings.precisions) if settings.onnx else []
 
     # 4. Model card
-    card = build_card(Published(settings.repo_id, model, sentence_class, golden, exported), facts)
+    card = build_card(settings.repo_id, model, ModelFolder(folder), exported, facts)
     card.save(folder / "README.md")
 
 
 def copy_modules(source: ModelFolder, folder: Path) -> None:
     """Copy the files of Sentence Transformers, if it is a model of theirs."""
+    if source.sentence_class is None:
+        return
     for name in SENTENCE_FILES:
-        if source.sentence_modules and (source.path / name).is_file():
+        if (source.path / name).is_file():
             shutil.copyfile(source.path / name, folder / name)
     for module in source.sentence_modules:
         # The first is the model itself; some others store nothing.
@@ -180,8 +180,9 @@ def add_onnx(folder: Path, tokenizer: PreTrainedTokenizerBase, precisions: list[
     # Needs onnx and onnxruntime, which the rest of publishing does not.
     from neobert_hf.checkpoints import export
 
-    export.find_pooling_files(ModelFolder(folder))
-    model, task = export.load_for_task(folder)
+    built = ModelFolder(folder)
+    export.find_pooling_files(built)
+    model, task = export.load_for_task(built)
     files = export.write_onnx(model, task, tokenizer, folder / "onnx", export.known_precisions(precisions))
     write_json(folder / "config.json", read_json(folder / "config.json") | export.external_data_config(files))
     return files
