@@ -1,4 +1,3 @@
-import gc
 from pathlib import Path
 
 import pytest
@@ -7,12 +6,6 @@ from tests.helpers.examples import load_example
 from tests.helpers.glue_runs import SMALL, make_rows, save_encoder, write_rows
 from tests.helpers.pretraining_runs import to_flags
 from tests.helpers.small_tokenizer import small_tokenizer
-
-
-@pytest.fixture(autouse=True, scope="session")
-def libraries_are_no_garbage():
-    """The Trainer collects garbage before each training, and looking at the objects of all libraries takes 0.3 s."""
-    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -119,18 +119,18 @@ def test_the_folder_of_a_model_has_a_name(tmp_path, monkeypatch):
             folder_of_results(name, model)
 
 
-def test_a_dependent_task_waits_for_the_runs_of_others(tmp_path):
-    results, messages = Results(tmp_path), []
+def test_a_dependent_task_waits_for_the_runs_of_others(tmp_path, capsys):
+    results = Results(tmp_path)
     runs = [Run("mnli", point, 0) for point in grid([8, 16], [1e-5], [0.0])]
     (tmp_path / "mnli").mkdir()
     results.file(runs[0]).write_text("{}")
-    thread = threading.Thread(target=lambda: results.wait_for(runs, 0.01, messages.append))
+    thread = threading.Thread(target=lambda: results.wait_for(runs, 0.01))
     thread.start()
     thread.join(0.2)
-    assert thread.is_alive() and messages == [
+    assert thread.is_alive() and capsys.readouterr().out == (
         f"waiting for 1 runs of other processes or shards: {runs[1].name}. If nothing runs them, start their shard, or "
-        "the same command without `--shard`."
-    ]
+        "the same command without `--shard`.\n"
+    )
     results.file(runs[1]).write_text("{}")
     thread.join(5)
     assert not thread.is_alive()
@@ -197,6 +197,9 @@ def test_broken_lines_are_few_or_an_error(tmp_path, capsys):
     assert "1 of 20,003 lines do not have 6 columns and are left out" in capsys.readouterr().out
     write_tsv(tmp_path, "qqp", "12\tbroken off\n")
     with pytest.raises(ValueError, match="train.tsv: 1 of 3 lines do not have 6 columns, id, qid1"):
+        load_task(TASKS["qqp"], str(tmp_path))
+    (tmp_path / "QQP" / "train.tsv").write_text("")
+    with pytest.raises(ValueError, match="train.tsv. is empty: it holds no row"):
         load_task(TASKS["qqp"], str(tmp_path))
 
 

@@ -48,7 +48,6 @@ class GlueMetric(evaluate.Metric):
         return evaluate.MetricInfo(
             description=", ".join(self.names),
             citation="",
-            inputs_description="one prediction and one reference for each row",
             features=Features({"predictions": value, "references": value}),
         )
 

@@ -44,11 +44,7 @@ class StartingPoint:
 
 
 def newest_checkpoints(run: str, number: int) -> list[Path]:
-    """The newest complete checkpoints of a pretraining run, oldest first.
-
-    Raises:
-        CheckpointError: if there are not so many.
-    """
+    """The newest complete checkpoints of a pretraining run, oldest first."""
     checkpoints = complete_checkpoints(Path(run))
     if not 1 <= number <= len(checkpoints):
         raise CheckpointError(
@@ -59,16 +55,7 @@ def newest_checkpoints(run: str, number: int) -> list[Path]:
 
 
 def build_classifier(start: StartingPoint, task: GlueTask, dropout: float) -> PreTrainedModel:
-    """Any encoder of Transformers with a new head for the task, in float32.
-
-    Args:
-        start: where configuration and weights come from.
-        task: how many labels there are, and their names.
-        dropout: before the classifier, under whatever name the model has it.
-
-    Raises:
-        ValueError: if weights do not fit the configuration.
-    """
+    """Any encoder of Transformers in float32, with a new head for the labels of the task."""
     config = classifier_config(start, task, dropout)
     # Some checkpoints (DeBERTa-v3) are 16-bit, in which AdamW's steps get lost.
     options = {"config": config, "dtype": torch.float32, "trust_remote_code": start.trust_remote_code}
@@ -98,31 +85,17 @@ def classifier_config(start: StartingPoint, task: GlueTask, dropout: float) -> P
 
 
 def load_backbone(classifier: PreTrainedModel, checkpoints: list[Path]) -> None:
-    """Load all weights but the head's from a checkpoint, or the mean of several; the head stays as it is.
-
-    Args:
-        classifier: gets the weights.
-        checkpoints: folders with `model.safetensors`, of models with the same backbone under the same names.
-
-    Raises:
-        ValueError: if a tensor is missing, too many or of another shape, in any of them.
-    """
-    tensors = average_backbones(classifier, checkpoints)
+    """Load all weights but the head's from a checkpoint, or the mean of several; the head stays as it is."""
+    means = average_backbones(classifier, checkpoints)
     # `from_pretrained` translates from the names and shapes in files to those of the modules. The head that it draws
     # for this copy is not used, and the generator is put back to where it was.
     with torch.random.fork_rng():
-        loaded = type(classifier).from_pretrained(
-            None, config=classifier.config, state_dict=tensors, dtype=torch.float32
-        )
+        loaded = type(classifier).from_pretrained(None, config=classifier.config, state_dict=means, dtype=torch.float32)
     classifier.base_model.load_state_dict(loaded.base_model.state_dict())
 
 
 def average_backbones(classifier: PreTrainedModel, checkpoints: list[Path]) -> dict[str, torch.Tensor]:
-    """The mean of each backbone tensor over checkpoints, in float32, under the names that files have.
-
-    Raises:
-        ValueError: as `load_backbone`.
-    """
+    """The mean of each backbone tensor over checkpoints, in float32, under the names that files have."""
     prefix = f"{classifier.base_model_prefix}."
     # Files have other names and shapes than the modules of some models (NomicBERT's and GTE's projections).
     stored = revert_weight_conversion(classifier, classifier.state_dict())
@@ -145,9 +118,7 @@ def average_backbones(classifier: PreTrainedModel, checkpoints: list[Path]) -> d
 
 
 def check_backbone(file: Path, tensors: dict[str, torch.Tensor], shapes: dict[str, torch.Size]) -> None:
-    """Raises:
-    ValueError: if the tensors of a file are not those of the model, by name and shape.
-    """
+    """Refuse a file whose tensors are not those of the model, by name and shape."""
     missing = sorted(shapes.keys() - tensors.keys())
     unknown = sorted(tensors.keys() - shapes.keys())
     if missing or unknown:

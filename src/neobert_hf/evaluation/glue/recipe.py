@@ -51,11 +51,7 @@ class GlueSettings:
 
 
 def choose_tasks(settings: GlueSettings) -> dict[str, GlueTask]:
-    """The tasks by name, in the order in which they run.
-
-    Raises:
-        ValueError: if a name is unknown.
-    """
+    """The tasks by name, in the order in which they run."""
     tasks = read_tasks(settings.task_config)
     for name in settings.task:
         if name not in tasks and name != "all":
@@ -64,11 +60,7 @@ def choose_tasks(settings: GlueSettings) -> dict[str, GlueTask]:
 
 
 def plan_runs(settings: GlueSettings, arguments: GlueArguments, tasks: dict[str, GlueTask]) -> list[Run]:
-    """All runs of all processes and shards, in order.
-
-    Raises:
-        ValueError: if hyperparameters are missing.
-    """
+    """All runs of all processes and shards, in order."""
     if not settings.seeds:
         raise ValueError("`seeds` is empty: give one or more.")
     given = {
@@ -97,11 +89,7 @@ def plan_runs(settings: GlueSettings, arguments: GlueArguments, tasks: dict[str,
 
 
 def find_start(settings: GlueSettings) -> StartingPoint:
-    """The model that the settings name, or the mean of its last checkpoints.
-
-    Raises:
-        CheckpointError: if there are not enough checkpoints to average.
-    """
+    """The model that the settings name, or the mean of its last checkpoints."""
     model, backbone = settings.model, []
     if settings.average_checkpoints:
         backbone = newest_checkpoints(settings.model, settings.average_checkpoints)
@@ -111,15 +99,10 @@ def find_start(settings: GlueSettings) -> StartingPoint:
 
 
 class GlueEvaluation:
-    """The runs of one model on all chosen tasks.
-
-    Args:
-        settings: of the recipe.
-        arguments: of the Trainer, before a run sets its own.
-        runs: of all processes and shards.
-        results: where the results of the model are.
+    """The runs of one model on all chosen tasks, those of all processes and shards.
 
     Attributes:
+        arguments: of the Trainer, before a run sets its own.
         start: what runs start from that do not start from another task's model.
         weights: its fingerprint.
         data: rows of each task.
@@ -137,13 +120,7 @@ class GlueEvaluation:
         self.shared_settings: dict[str, dict] = {}
 
     def prepare(self, tasks: dict[str, GlueTask]) -> None:
-        """Load the data of all tasks, and check them and earlier results before anything is trained.
-
-        Raises:
-            CheckpointError: if there is no model of a task that another one starts from.
-            ResultError: if there are results of other settings.
-            ValueError: if data are missing or wrong; see `load_task`.
-        """
+        """Load the data of all tasks, and check them and earlier results before anything is trained."""
         self.data = {name: TaskData(task, load_task(task, self.settings.data_dir)) for name, task in tasks.items()}
         for name, task in tasks.items():
             self.shared_settings[name] = self._settings_of(self.data[name])
@@ -179,11 +156,7 @@ class GlueEvaluation:
         return task.transfer_from if self.settings.transfer else None
 
     def complete(self, run: Run) -> None:
-        """Do what is left of a run: all of it, or nothing but tidying up where it has a result.
-
-        Raises:
-            ResultError: if a grid had the run, and it diverged.
-        """
+        """Do what is left of a run: all of it, or nothing but tidying up where it has a result."""
         result = self.results.find(run)
         if result is None:
             self.fine_tune(run)
@@ -192,13 +165,7 @@ class GlueEvaluation:
         self.results.delete_leftovers(run)
 
     def fine_tune(self, run: Run) -> None:
-        """Do one run that has no result yet: training, the best model, the result.
-
-        Raises:
-            CheckpointError: if checkpoints are of other settings.
-            Diverged: if loss or scores are not finite; in a grid, this is the run's result.
-            ValueError: if the model does not fit.
-        """
+        """Do one run that has no result yet: training, the best model, the result."""
         began = time.monotonic()
         source = self._source_of(self.data[run.task].task)
         self.results.wait_for([other for other in self.runs if other.task == source])
@@ -207,7 +174,7 @@ class GlueEvaluation:
         try:
             trainer.train_to_the_end(resume)
         except Diverged as diverged:
-            # Some points of a grid do, and the others do not depend on them.
+            # Some points of a grid do, which is their result: the others do not depend on them.
             if not self.settings.grid:
                 raise
             error = str(diverged.__cause__)

@@ -14,23 +14,14 @@ from neobert_hf.evaluation.glue.runs import Hyperparameters
 
 @dataclass
 class Published:
-    """A table of published rows.
-
-    Args:
-        columns: headings by task, in order.
-        rows: scores of each model in percent, and their average.
-    """
+    """A table of the paper: headings by task, in order, and of each model its scores in percent, then their average."""
 
     columns: dict[str, str]
     rows: dict[str, list[float]]
 
 
 def read_published(file: str) -> Published:
-    """Read a file such as `configs/glue/table3.yaml`.
-
-    Raises:
-        ValueError: if a row has another length.
-    """
+    """Read a file such as `configs/glue/table3.yaml`."""
     table = Published(**read_yaml(file))
     for model, row in table.rows.items():
         if len(row) != len(table.columns) + 1:
@@ -157,12 +148,7 @@ def learning_rate_panel(task: str, results: list[dict]) -> Panel:
 
 
 def write_report(folder: Path, model: str, published: Published | None) -> str:
-    """Write `report.md` and `report.json` on all models into the folder, and `learning_rates.png` into that of one.
-
-    Args:
-        folder: `output_dir`, with a folder for each model.
-        model: the folder whose plot is drawn.
-        published: rows of the paper; none if None.
+    """Write `report.md` and `report.json` on all models in a folder, and `learning_rates.png` of one.
 
     Returns:
         The Markdown.

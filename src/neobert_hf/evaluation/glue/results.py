@@ -5,7 +5,6 @@ A result file is written whole when its run is finished, which is then never rep
 
 import shutil
 import time
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -55,15 +54,12 @@ class Results:
         return sorted(scored, key=lambda result: -result["score"])
 
     def find(self, run: Run) -> dict | None:
-        """The result of a run, if it is finished.
-
-        Raises:
-            ResultError: if it is that of other hyperparameters, which names show with six digits.
-        """
+        """The result of a run, if it is finished."""
         file = self.file(run)
         if not file.is_file():
             return None
         result = read_result(file, KEYS)
+        # Those of another run may have the same name, which shows six digits of each.
         check_same_settings(file, result["hyperparameters"], asdict(run.hyperparameters))
         return result
 
@@ -79,12 +75,7 @@ class Results:
         """The name of the best run of a task, and the folder of its model.
 
         Args:
-            task: its name.
             weights: the fingerprint of those that it must have been trained from.
-
-        Raises:
-            CheckpointError: if there is none.
-            ResultError: if it was trained from other weights.
         """
         results = self.best_first(task)
         if not results or not (model := self.folder / results[0]["run"] / "model").is_dir():
@@ -98,7 +89,7 @@ class Results:
         check_same_settings(self.folder / f"{name}.json", {"weights": stored}, {"weights": weights})
         return name, model
 
-    def wait_for(self, runs: list[Run], seconds: float = 10, report: Callable[[str], None] = print) -> None:
+    def wait_for(self, runs: list[Run], seconds: float = 10) -> None:
         """Return when all of these runs have a result, also those of other processes and machines.
 
         It looks every so many seconds, and reports what is missing at once and then every ten minutes.
@@ -106,10 +97,11 @@ class Results:
         waited = 0.0
         while missing := [run.name for run in runs if not self.file(run).is_file()]:
             if waited % 600 == 0:
-                report(
+                print(
                     f"waiting for {len(missing)} runs of other processes or shards: {', '.join(missing[:5])}"
                     f"{', ...' if len(missing) > 5 else ''}. If nothing runs them, start their shard, or the same "
-                    "command without `--shard`."
+                    "command without `--shard`.",
+                    flush=True,
                 )
             time.sleep(seconds)
             waited += seconds

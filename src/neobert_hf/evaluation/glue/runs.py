@@ -50,11 +50,7 @@ def grid(batch_sizes: list[int], learning_rates: list[float], weight_decays: lis
 
 
 def read_hyperparameters(path: str) -> dict[str, Hyperparameters]:
-    """Read a file such as `configs/glue/table6_4096.yaml`: one set for each task.
-
-    Raises:
-        ValueError: if an entry has other keys or values.
-    """
+    """Read a file such as `configs/glue/table6_4096.yaml`: one set for each task."""
     names = [field.name for field in fields(Hyperparameters)]
     hyperparameters = {}
     for task, entry in read_yaml(path).items():
@@ -67,11 +63,7 @@ def read_hyperparameters(path: str) -> dict[str, Hyperparameters]:
 
 
 def order_tasks(tasks: dict[str, GlueTask], chosen: Iterable[str]) -> list[str]:
-    """The names of the chosen tasks, each after the one that it starts from, and otherwise as in the file.
-
-    Raises:
-        ValueError: if tasks start from each other.
-    """
+    """The names of the chosen tasks, each after the one that it starts from, and otherwise as in the file."""
     chosen = set(chosen)
     sources = {name: {task.transfer_from} & chosen for name, task in tasks.items() if name in chosen}
     try:
@@ -87,9 +79,6 @@ def own_share(shard: str | None, process: int, processes: int) -> tuple[int, int
         shard: `k/n`, the k-th of n machines or jobs; all if None.
         process: its number on this machine.
         processes: how many this machine has, the same number on all machines.
-
-    Raises:
-        ValueError: if the shard is not of that form.
     """
     match = re.fullmatch(r"(\d+)/(\d+)", shard or "1/1")
     number, shards = (int(match[1]), int(match[2])) if match else (0, 0)
@@ -101,13 +90,8 @@ def own_share(shard: str | None, process: int, processes: int) -> tuple[int, int
 def separate_processes() -> tuple[int, int]:
     """Make each process that `accelerate launch` starts a single one with its own GPU.
 
-    Each takes runs of its own, since fine-tuning with batches of 2 to 32 gains nothing from data parallelism.
-
-    Returns:
-        The number of this process, and how many there are.
-
-    Raises:
-        RuntimeError: if there are fewer GPUs than processes.
+    Each takes runs of its own, since fine-tuning with batches of 2 to 32 gains nothing from data parallelism. Returns
+    the number of this process, and how many there are.
     """
     process = int(os.environ.pop("RANK", 0))
     local = int(os.environ.pop("LOCAL_RANK", 0))

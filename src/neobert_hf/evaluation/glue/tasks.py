@@ -25,14 +25,10 @@ MOST_BROKEN_LINES = 1e-4
 @strict
 @dataclass
 class TsvFiles:
-    """How GLUE's own files name what the Hub names otherwise.
+    """How GLUE's own files, in a folder of `data_dir`, name what the Hub names otherwise.
 
     Args:
-        folder: in `data_dir`.
-        texts: columns.
-        label: column.
         header: the names of all columns, of files that have no first line with them.
-        files: by split.
     """
 
     folder: str
@@ -45,11 +41,7 @@ class TsvFiles:
 @strict
 @dataclass
 class GlueTask:
-    """A task as configs/glue/tasks.yaml describes it, which explains the keys.
-
-    Raises:
-        ValueError: if the metrics do not fit the labels, or there are not one or two texts.
-    """
+    """A task as configs/glue/tasks.yaml describes it, which explains the keys."""
 
     name: str
     source: str
@@ -88,11 +80,7 @@ class GlueTask:
 
 
 def read_tasks(path: str) -> dict[str, GlueTask]:
-    """Read a file such as `configs/glue/tasks.yaml`.
-
-    Raises:
-        ValueError: naming the task and the key that is unknown, missing or wrong.
-    """
+    """Read a file such as `configs/glue/tasks.yaml`."""
     content = read_yaml(path)
     if not content or not all(isinstance(entry, dict) for entry in content.values()):
         raise ValueError(f"{path} must hold tasks by name, each with `source`, `texts` and `metrics`.")
@@ -131,8 +119,9 @@ def load_task(task: GlueTask, data_dir: str | None = None) -> DatasetDict:
 
 
 def _load_split(task: GlueTask, data_dir: str | None, split: str) -> Dataset:
-    tsv = _tsv_file(task, data_dir, split)
-    columns = task.columns
+    tsv, columns = None, task.columns
+    if data_dir is not None and task.tsv is not None:
+        tsv = Path(data_dir) / task.tsv.folder / task.tsv.files.get(split, f"{split}.tsv")
     if tsv is not None and tsv.is_file():
         table, place = _read_tsv(task, tsv), str(tsv)
         columns = dict(zip([*task.tsv.texts, task.tsv.label], columns.values()))
@@ -142,12 +131,6 @@ def _load_split(task: GlueTask, data_dir: str | None, split: str) -> Dataset:
     else:
         table, place = load_table(task.name, task.source, task.subset, split), f"{task.source}, split {split}"
     return _check(task, table, columns, f"Task {task.name} ({place})")
-
-
-def _tsv_file(task: GlueTask, data_dir: str | None, split: str) -> Path | None:
-    if data_dir is None or task.tsv is None:
-        return None
-    return Path(data_dir) / task.tsv.folder / task.tsv.files.get(split, f"{split}.tsv")
 
 
 def _load_files(name: str, folder: Path, split: str, tsv: Path | None) -> tuple[Dataset, str]:
@@ -169,7 +152,7 @@ def _read_tsv(task: GlueTask, file: Path) -> Dataset:
     # MRPC's begin with a byte order mark.
     with open(file, encoding="utf-8-sig", newline="\n") as handle:
         rows = [line.rstrip("\r\n").split("\t") for line in handle]
-    header = task.tsv.header or rows.pop(0)
+    header = task.tsv.header or (rows.pop(0) if rows else [])
     complete = [row for row in rows if len(row) == len(header)]
     if broken := len(rows) - len(complete):
         found = f"{file}: {broken:,} of {len(rows):,} lines do not have {len(header)} columns"
@@ -181,11 +164,11 @@ def _read_tsv(task: GlueTask, file: Path) -> Dataset:
 
 def _check(task: GlueTask, table: Dataset, columns: dict[str, str], place: str) -> Dataset:
     """The columns under our names, with numbers for labels."""
+    if not len(table):
+        raise ValueError(f"{place} is empty: it holds no row.")
     for column in columns:
         if column not in table.column_names:
             raise ValueError(f"{place} has no column {column!r}; it has {', '.join(map(repr, table.column_names))}.")
-    if not len(table):
-        raise ValueError(f"{place} is empty: it holds no row.")
     *texts, label = columns
     for column in texts:
         if table.features[column] not in (Value("string"), Value("large_string")):

@@ -69,16 +69,7 @@ class GlueArguments(TrainingArguments):
     restore_callback_states_from_checkpoint: bool = field(default=True, metadata={"help": "fixed"})
 
     def for_run(self, run: Run, folder: Path, rows: int) -> "GlueArguments":
-        """The arguments of one run: its hyperparameters, its steps, and how often it is evaluated and saved.
-
-        Args:
-            run: whose hyperparameters and seed to take.
-            folder: of the run.
-            rows: of the training split.
-
-        Raises:
-            ValueError: on settings that this recipe does not run with.
-        """
+        """The arguments of one run on so many training rows: its hyperparameters, steps, evaluations, checkpoints."""
         if self.eval_steps is not None and (self.eval_steps < 1 or self.eval_steps != int(self.eval_steps)):
             raise ValueError(f"`eval_steps` is {self.eval_steps}; it must be a whole number of steps, 1 or more.")
         batches = -(-rows // run.hyperparameters.batch_size)
@@ -124,13 +115,10 @@ def score_splits(prediction: EvalPrediction, task: GlueTask, rows: dict[str, int
 
     Args:
         prediction: of all splits, one after the other.
-        task: which metrics.
         rows: of each split.
-
-    Raises:
-        FloatingPointError: if a score of the model is not finite, which would count as label 0.
     """
     logits, labels = prediction.predictions, prediction.label_ids
+    # `argmax` would take them for label 0.
     if not np.isfinite(logits).all():
         raise FloatingPointError("The model gives scores that are not finite. Train with a smaller `learning_rate`.")
     predictions = logits.argmax(-1) if task.labels is not None else logits[:, 0]
@@ -152,15 +140,7 @@ class EarlyStopping(EarlyStoppingCallback):
 
 
 class GlueTrainer(ResumableTrainer):
-    """Fine-tuning with early stopping.
-
-    Args:
-        model: from `build_classifier`.
-        args: from `GlueArguments.for_run`.
-        data: its ids.
-        tokenizer: pads, and is saved with the model.
-        settings: see `ResumableTrainer`, as for what else is raised.
-    """
+    """Fine-tuning with early stopping, of a model from `build_classifier` with arguments from `for_run`, on ids."""
 
     def __init__(
         self,
