@@ -20,6 +20,21 @@ def test_function_and_yaml_make_the_same_task(local):
     assert set(split["corpus"]["text"]) == set(random_texts(24, seed=1) + random_texts(24, seed=2))
 
 
+def test_the_data_may_be_several_files(tmp_path):
+    def revision() -> str:
+        task = make_task(LocalTask("Mine", "STS", tmp_path / "*.jsonl"))
+        task.load_data()
+        assert task.dataset["test"]["score"][:] == [1.0, 2.0]
+        return task.metadata.revision
+
+    for name, score in (("a", 1.0), ("b", 2.0)):
+        write_rows(tmp_path / f"{name}.jsonl", sentence1=["a cat"], sentence2=["the dog"], score=[score])
+    first = revision()
+    assert revision() == first
+    write_rows(tmp_path / "b.jsonl", sentence1=["a dog"], sentence2=["the dog"], score=[2.0])
+    assert revision() != first
+
+
 def test_reranking_candidates_are_positives_and_negatives(tmp_path):
     """Rows of the same query are one query; a text is one document."""
     rows = {"query": ["a", "b", "a"], "positive": [["x"], ["y"], ["z"]], "negative": [["y", "z"], ["x"], ["w"]]}

@@ -21,7 +21,7 @@ from neobert_hf.embeddings.inference import load_embedding_model, model_fingerpr
 from neobert_hf.evaluation.mteb.encoder import InstructionEncoder
 from neobert_hf.evaluation.mteb.local_tasks import TYPES, LocalTask, make_task, read_local_tasks
 from neobert_hf.evaluation.mteb.recipe import MTEBSettings, benchmark_tasks, choose_dtype
-from neobert_hf.evaluation.mteb.report import TASK_TYPES, read_published, write_report
+from neobert_hf.evaluation.mteb.report import TASK_TYPES, plot_report, read_published, write_report
 from neobert_hf.evaluation.mteb.results import ResultSettings, ResumableEvaluation
 from tests.helpers.models import ROOT
 from tests.helpers.mteb_tasks import (
@@ -328,6 +328,16 @@ def test_report_marks_means_of_some_tasks(tmp_path):
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["models"]["a"]["types"]["Avg."]["tasks"] == 41 and len(report["published"]) == 10
     assert (tmp_path / "report.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_a_model_that_is_called_like_a_published_one_has_its_own_bars(tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr("neobert_hf.evaluation.mteb.report.write_png", lambda file, figure: figures.append(figure))
+    model = {"types": {"Avg.": {"mean": 50.0, "tasks": 56}}, "tasks": {"STS12": {}}, "local": {}}
+    plot_report(tmp_path / "report.png", {"BERT base": model}, {"BERT base": [10.0] * 8})
+    (axes,) = figures[0].axes
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["BERT base (paper)", "BERT base"]
+    assert [[bar.get_height() for bar in bars][-1] for bars in axes.containers] == [10.0, 50.0]
 
 
 def test_an_empty_name_is_refused():

@@ -24,10 +24,6 @@ class InstructionEncoder(AbsEncoder):
         name: of the model in MTEB's results.
         prompts: what stands before the texts of each task, by the task's name. If None, the prompts that the model was
             saved with are used.
-
-    Raises:
-        KeyError: on encoding for a task without a prompt.
-        FloatingPointError: when an embedding is not finite.
     """
 
     def __init__(self, model: SentenceTransformer, name: str, prompts: dict[str, str] | None):
@@ -45,11 +41,7 @@ class InstructionEncoder(AbsEncoder):
         return "" if prompt_type == PromptType.document else self.prompts[task]
 
     def encode(self, inputs, *, task_metadata, prompt_type: PromptType | None = None, **kwargs: Any) -> np.ndarray:
-        """Encode batches of texts, as MTEB asks for it; `hf_split` and `hf_subset` make no difference.
-
-        Returns:
-            Embeddings (texts, dimension).
-        """
+        """Embeddings (texts, dimension) of batches of texts, as MTEB asks for them, whatever their split or subset."""
         del kwargs["hf_split"], kwargs["hf_subset"]
         methods = {PromptType.query: self.model.encode_query, PromptType.document: self.model.encode_document}
         encode = methods.get(prompt_type, self.model.encode)

@@ -22,7 +22,7 @@ from mteb.abstasks.task_metadata import TaskMetadata
 
 from neobert_hf.common.fingerprints import files_fingerprint
 from neobert_hf.common.settings import read_yaml
-from neobert_hf.common.text_sources import load_table
+from neobert_hf.common.text_sources import load_table, local_files
 
 
 TEXT = (Value("string"), Value("large_string"))
@@ -41,7 +41,7 @@ TYPES = {
 
 @dataclass
 class LocalTask:
-    """A task on one's own files, Parquet or JSON lines; `columns` gives the names of columns that differ from ours."""
+    """A task on one's own Parquet or JSON lines (a file, pattern or folder); `columns` names columns that differ."""
 
     name: str
     type: str
@@ -91,7 +91,10 @@ def make_task(local: LocalTask) -> AbsTask:
         self.data_loaded = True
 
     # With this revision, results on other contents are not taken for those on these.
-    revision = files_fingerprint(local.files, repr(sorted(local.columns.items())))
+    files = {}
+    for part, source in local.files.items():
+        files |= {f"{part} {number}" if number else part: file for number, file in enumerate(local_files(str(source)))}
+    revision = files_fingerprint(files, repr(sorted(local.columns.items())))
     metadata = TaskMetadata(
         name=local.name,
         description=f"Local dataset {local.data}",
@@ -101,12 +104,9 @@ def make_task(local: LocalTask) -> AbsTask:
         eval_langs=["eng-Latn"],
         main_score=main_score,
     )
-    attributes = {"metadata": metadata, "load_data": load_data}
-    if "text" in columns:
-        attributes["input_column_name"] = "text"
-    if "label" in columns:
-        attributes["label_column_name"] = "label"
-    return type(f"Local{local.type}", (base,), attributes)()
+    # Types without such a column do not look at its name.
+    column_names = {"input_column_name": "text", "label_column_name": "label"}
+    return type(f"Local{local.type}", (base,), {"metadata": metadata, "load_data": load_data} | column_names)()
 
 
 def read_local_tasks(file: str | Path) -> tuple[list[AbsTask], dict[str, str]]:
@@ -114,9 +114,6 @@ def read_local_tasks(file: str | Path) -> tuple[list[AbsTask], dict[str, str]]:
 
     Returns:
         The tasks, and the instruction of each by its name, empty where it has none.
-
-    Raises:
-        ValueError: on unknown keys, and as `LocalTask` and `make_task`.
     """
     known = {setting.name for setting in fields(LocalTask)} - {"name"}
     tasks, instructions = [], {}

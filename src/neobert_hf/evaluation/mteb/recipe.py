@@ -55,9 +55,6 @@ def collect_tasks(settings: MTEBSettings) -> tuple[list[AbsTask], dict[str, str]
 
     Returns:
         The tasks, and what stands before the texts of each, by its name; None for what the model was saved with.
-
-    Raises:
-        ValueError: if a file or a setting names what there is not, or instructions are missing or too many.
     """
     benchmark = benchmark_tasks() if settings.mteb else []
     local, local_instructions = read_local_tasks(settings.local_tasks) if settings.local_tasks else ([], {})
@@ -75,13 +72,13 @@ def collect_tasks(settings: MTEBSettings) -> tuple[list[AbsTask], dict[str, str]
 
 
 def select_tasks(tasks: list[AbsTask], names: list[str], types: list[str]) -> list[AbsTask]:
-    """The tasks of these names and types; empty lists select all.
-
-    Raises:
-        ValueError: if there is no task of a name or a type, or none is left.
-    """
-    _check_known("task", names, [task.metadata.name for task in tasks])
-    _check_known("type", types, sorted({task.metadata.type for task in tasks}))
+    """The tasks of these names and types; empty lists select all."""
+    known_names = [task.metadata.name for task in tasks]
+    known_types = sorted({task.metadata.type for task in tasks})
+    for kind, wanted, known in (("task", names, known_names), ("type", types, known_types)):
+        for name in wanted:
+            if name not in known:
+                raise ValueError(f"Unknown {kind} {name!r}{nearest(name, known)}")
     chosen = [
         task
         for task in tasks
@@ -92,18 +89,8 @@ def select_tasks(tasks: list[AbsTask], names: list[str], types: list[str]) -> li
     return chosen
 
 
-def _check_known(kind: str, wanted: list[str], known: list[str]) -> None:
-    for name in wanted:
-        if name not in known:
-            raise ValueError(f"Unknown {kind} {name!r}{nearest(name, known)}")
-
-
 def read_instructions(file: str, tasks: list[AbsTask]) -> dict[str, str]:
-    """Read one instruction for each task.
-
-    Raises:
-        ValueError: if one is for no task, or a task has none.
-    """
+    """Read one instruction for each task, and none for others."""
     instructions = read_yaml(file)
     if not all(isinstance(text, str) for text in instructions.values()):
         raise ValueError(f"{file} must hold one `Task: instruction` a line.")
@@ -116,11 +103,7 @@ def read_instructions(file: str, tasks: list[AbsTask]) -> dict[str, str]:
 
 
 def build_prompts(instructions: dict[str, str], tasks: list[AbsTask], template: str) -> dict[str, str]:
-    """What stands before the texts of each task and, of a task of several parts, of each part.
-
-    Raises:
-        ValueError: if the template has no place for the instruction.
-    """
+    """What stands before the texts of each task and, of a task of several parts, of each part."""
     if "{instruction}" not in template:
         raise ValueError(f"`prompt_template` is {template!r}; it must contain {{instruction}}.")
     prompts = {}

@@ -27,11 +27,7 @@ COLUMNS = TASK_TYPES | {"Avg.": ("Avg.", 56)}
 
 
 def read_published(file: str | Path) -> dict[str, list[float]]:
-    """Read rows of Table 4 by model: the seven task types and the average.
-
-    Raises:
-        ValueError: if a row has another length.
-    """
+    """Read rows of Table 4 by model: the seven task types and the average."""
     rows = read_yaml(file)
     for model, row in rows.items():
         if len(row) != len(COLUMNS):
@@ -121,30 +117,28 @@ def plot_report(file: Path, models: dict[str, dict], published: dict[str, list[f
     # For each model the height of each bar, and whether it is hatched.
     if any(model["tasks"] for model in models.values()):
         groups = [title for title, _ in COLUMNS.values()]
-        bars = {name: [(score, False) for score in row] for name, row in published.items()}
+        bars = {f"{name} (paper)": [(score, False) for score in row] for name, row in published.items()}
         for name, model in models.items():
             means = {column: model["types"].get(column, {"mean": 0.0, "tasks": 0}) for column in COLUMNS}
             bars[name] = [(mean["mean"], not is_complete(column, mean)) for column, mean in means.items()]
     else:
         groups = sorted({task for model in models.values() for task in model["local"]})
-        for_none = {"score": 0.0}
         bars = {
-            name: [(model["local"].get(task, for_none)["score"], False) for task in groups]
+            name: [(model["local"].get(task, {"score": 0.0})["score"], False) for task in groups]
             for name, model in models.items()
         }
-    _draw_bars(file, groups, bars, published=set(published))
+    _draw_bars(file, groups, bars, own=set(models))
 
 
-def _draw_bars(file: Path, groups: list[str], bars: dict[str, list[tuple[float, bool]]], published: set[str]) -> None:
+def _draw_bars(file: Path, groups: list[str], bars: dict[str, list[tuple[float, bool]]], own: set[str]) -> None:
     figure = Figure(figsize=(12, 5), layout="constrained")
     axes = figure.subplots()
     width = 0.85 / len(bars)
     for number, (name, row) in enumerate(bars.items()):
-        label = f"{name} (paper)" if name in published else name
         # Published models are pale, one's own are dark.
-        color = (*colormaps["tab10"](number % 10)[:3], 0.4) if name in published else colormaps["Dark2"](number % 8)
+        color = colormaps["Dark2"](number % 8) if name in own else (*colormaps["tab10"](number % 10)[:3], 0.4)
         centers = [group - 0.425 + (number + 0.5) * width for group in range(len(groups))]
-        drawn = axes.bar(centers, [height for height, _ in row], width, label=label, color=color)
+        drawn = axes.bar(centers, [height for height, _ in row], width, label=name, color=color)
         for bar, (_, hatched) in zip(drawn, row):
             bar.set_hatch("//" if hatched else None)
     axes.set_xticks(range(len(groups)), groups)

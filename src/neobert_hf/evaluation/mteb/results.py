@@ -29,14 +29,7 @@ RESULT_KEYS = {"task", "type", "metric", "score", "settings", "result"}
 
 @dataclass
 class ResultSettings:
-    """What the results of a model depend on, besides the task.
-
-    Args:
-        model: its fingerprint.
-        dtype: of the encoder.
-        max_length: tokens of a text.
-        truncate_dim: dimensions that are kept; all if None.
-    """
+    """What the results of a model depend on, besides the task. `model` is its fingerprint."""
 
     model: str
     dtype: str
@@ -64,19 +57,13 @@ class ResumableEvaluation:
         self.encoder = encoder
 
     def check(self, tasks: list[AbsTask]) -> None:
-        """Read all results that there are, before work begins.
-
-        Raises:
-            ResultError: if a file is of another model or other settings, or one of these tasks of another prompt or
-                other data.
-        """
+        """Before work begins, refuse results of another model or other settings, or of other prompts or data."""
         current = asdict(self.settings)
         for file in self.folder.rglob("*.json"):
             stored = read_result(file, RESULT_KEYS)["settings"]
             check_same_settings(file, {key: stored.get(key) for key in current}, current)
         for task in tasks:
-            self._load(task, self._file(task))
-            for part in parts_of(task):
+            for part in (task, *parts_of(task)):
                 self._load(part, self._file(task, part))
 
     def run(self, tasks: list[AbsTask], batch_size: int) -> dict[str, str]:
