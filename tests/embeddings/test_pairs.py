@@ -10,7 +10,7 @@ from neobert_hf.embeddings.arguments import EmbeddingArguments, RecipeArguments
 from neobert_hf.embeddings.descriptions import read_descriptions
 from neobert_hf.embeddings.pairs import load_pairs, most_negatives
 from neobert_hf.embeddings.recipe import read_data
-from neobert_hf.embeddings.trainers import contrastive_batch_sizes
+from neobert_hf.embeddings.trainers import MixtureTrainer
 from tests.helpers.embedding_runs import run
 from tests.helpers.models import ROOT
 
@@ -122,7 +122,7 @@ def test_rows_are_fewer_where_there_are_hard_negatives(data):
     read = read_data(settings, EmbeddingArguments("unused", bf16=False, use_cpu=True))
     found = {name: most_negatives(rows) for name, rows in read.train.items()}
     assert found == {"triplets": 1, "pairs": 0, "nested": 2}
-    assert contrastive_batch_sizes(read, 64) == {"triplets": 42, "pairs": 64, "nested": 32}
+    assert MixtureTrainer.choose_batch_sizes(read, 64) == {"triplets": 42, "pairs": 64, "nested": 32}
     assert most_negatives(load_pairs(read.descriptions["nested"], max_negatives=1)) == 1
 
 

@@ -29,28 +29,6 @@ from neobert_hf.training.launching import check_launch, end_processes
 from neobert_hf.training.trainer import ResumableTrainer
 
 
-def contrastive_batch_sizes(data: TrainingData, batch_size: int) -> dict[str, int]:
-    """Rows of a batch by dataset: the more hard negatives, the fewer rows, so that every batch has as many texts.
-
-    Args:
-        batch_size: rows of a dataset without hard negatives.
-
-    Raises:
-        ValueError: if they are fewer than 2, so that no row has others to be contrasted with.
-    """
-    batch_sizes = {}
-    for name, description in data.descriptions.items():
-        texts = 2 + most_negatives(data.train[name])
-        batch_sizes[name] = min(2 * batch_size // texts, description.batch_size or batch_size)
-        if batch_sizes[name] < 2:
-            raise ValueError(
-                f"Dataset {name}: {2 * batch_size} texts are fewer than 2 rows with up to {texts - 2} hard negatives "
-                "each, and every row is contrasted with the others of its batch. Set a smaller `max_negatives`, or a "
-                f"`per_device_train_batch_size` of {texts} or more."
-            )
-    return batch_sizes
-
-
 class MixtureTrainer(ResumableTrainer):
     """Training on a mixture of datasets: the part that all kinds of models share.
 
@@ -79,9 +57,27 @@ class MixtureTrainer(ResumableTrainer):
                 "FSDP and DeepSpeed would save incomplete models here: use DDP (configs/accelerate/ddp.yaml)."
             )
 
-    def choose_batch_sizes(self, data: TrainingData, batch_size: int) -> dict[str, int]:
-        """Rows of a batch, by dataset."""
-        return contrastive_batch_sizes(data, batch_size)
+    @staticmethod
+    def choose_batch_sizes(data: TrainingData, batch_size: int) -> dict[str, int]:
+        """Rows of a batch by dataset: the more hard negatives, the fewer rows, so that every batch has as many texts.
+
+        Args:
+            batch_size: rows of a dataset without hard negatives.
+
+        Raises:
+            ValueError: if they are fewer than 2, so that no row has others to be contrasted with.
+        """
+        batch_sizes = {}
+        for name, description in data.descriptions.items():
+            texts = 2 + most_negatives(data.train[name])
+            batch_sizes[name] = min(2 * batch_size // texts, description.batch_size or batch_size)
+            if batch_sizes[name] < 2:
+                raise ValueError(
+                    f"Dataset {name}: {2 * batch_size} texts are fewer than 2 rows with up to {texts - 2} hard "
+                    "negatives each, and every row is contrasted with the others of its batch. Set a smaller "
+                    f"`max_negatives`, or a `per_device_train_batch_size` of {texts} or more."
+                )
+        return batch_sizes
 
     def prompt_setting(self, prompt: str) -> dict[str, str] | str:
         """The instruction of a dataset as Sentence Transformers' setting `prompts` takes it: it is for queries only."""
@@ -93,7 +89,8 @@ class MixtureTrainer(ResumableTrainer):
         if self.is_world_process_zero():
             print(self.describe(), flush=True)
         self.train_to_the_end(self.run.checkpoint)
-        if self.evaluator is not None and not self.evaluated_at_the_end():
+        evaluated = {entry["step"] for entry in self.state.log_history if "eval_runtime" in entry}
+        if self.evaluator is not None and self.args.max_steps not in evaluated:
             self.evaluate()
         output = Path(self.args.output_dir)
         self.save_whole(output / "model")
@@ -119,10 +116,6 @@ class MixtureTrainer(ResumableTrainer):
     def start(self) -> str:
         """What is trained, for the message."""
         return self.run.settings.model
-
-    def evaluated_at_the_end(self) -> bool:
-        """Whether the last step was one of those that evaluation follows."""
-        return any(entry["step"] == self.args.max_steps and "eval_runtime" in entry for entry in self.state.log_history)
 
     def get_batch_sampler(self, dataset, batch_size, drop_last, valid_label_columns=None, generator=None, seed=0):
         name = next(name for name, rows in self.train_dataset.items() if rows is dataset)
@@ -178,7 +171,8 @@ class RerankerTrainer(MixtureTrainer, CrossEncoderTrainer):
         collator.negatives = self.run.settings.negatives
         return collator
 
-    def choose_batch_sizes(self, data: TrainingData, batch_size: int) -> dict[str, int]:
+    @staticmethod
+    def choose_batch_sizes(data: TrainingData, batch_size: int) -> dict[str, int]:
         """Every row becomes as many pairs, however many hard negatives it has."""
         limits = {name: description.batch_size or batch_size for name, description in data.descriptions.items()}
         return {name: min(batch_size, limit) for name, limit in limits.items()}

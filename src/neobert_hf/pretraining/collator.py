@@ -38,13 +38,6 @@ class MLMCollator:
     Returns:
         `input_ids` and `labels`, int64 (batch, length), labels -100 where nothing is to be predicted; with
         `cu_seq_lens_q`, `cu_seq_lens_k`, `max_length_q`, `max_length_k` (packed) or `attention_mask` (padded).
-
-    Example:
-
-    ```python
-    >>> collator = MLMCollator(tokenizer, layout="padded")
-    >>> batch = collator([{"input_ids": np.array([101, 7592, 102]), "key": DocumentKey(row=0, epoch=0, subset=0)}])
-    ```
     """
 
     tokenizer: PreTrainedTokenizerBase

@@ -133,7 +133,7 @@ def _check_same_plan(planned: Manifest, found: Manifest, folder: Path) -> None:
 
 
 def open_stream(settings: PrepareArguments) -> IterableDataset:
-    """The documents to prepare. Raises FileNotFoundError and ValueError as `stream_text`."""
+    """The documents to prepare; see `stream_text` for what is refused."""
     stream = stream_text(settings.source, settings.column, settings.split, settings.subset)
     return stream.skip(settings.skip_documents) if settings.skip_documents else stream
 
@@ -143,22 +143,18 @@ def begin_folder(settings: PrepareArguments, manifest: Manifest, stream: Iterabl
     output = Path(settings.output_dir)
     progress = output / PROGRESS
     if not (progress / MANIFEST).exists():
-        _check_several_documents(stream, settings)
+        count = len(list(islice(stream, 2)))
+        if count < 2:
+            found = "1 document" if count else "0 documents"
+            skipped = f" after the first {settings.skip_documents:,}" if settings.skip_documents else ""
+            raise ValueError(
+                f"{settings.source!r} holds {found}{skipped}; a corpus has several. If all text is in one .txt file, "
+                'write JSON lines, {"text": "..."} for each document.'
+            )
         progress.mkdir(parents=True, exist_ok=True)
         manifest.save(progress / MANIFEST)
     for partial in [*output.glob("*.partial"), *progress.glob("*.partial")]:
         partial.unlink(missing_ok=True)
-
-
-def _check_several_documents(stream: IterableDataset, settings: PrepareArguments) -> None:
-    count = len(list(islice(stream, 2)))
-    if count < 2:
-        found = "1 document" if count else "0 documents"
-        skipped = f" after the first {settings.skip_documents:,}" if settings.skip_documents else ""
-        raise ValueError(
-            f"{settings.source!r} holds {found}{skipped}; a corpus has several. If all text is in one .txt file, write "
-            'JSON lines, {"text": "..."} for each document.'
-        )
 
 
 def prepare_shards(

@@ -82,7 +82,7 @@ class MLMTrainer(ResumableTrainer):
     """Trains `NeoBERTForMaskedLM` on the micro-batches of an `MLMBatchSampler`.
 
     Args:
-        settings: see `ResumableTrainer`, as for what else is raised.
+        settings: see `ResumableTrainer`.
         optimizer_from: a checkpoint whose optimizer state training starts with (stage 2 of the paper). Not used on
             resume.
 
@@ -137,8 +137,6 @@ class MLMTrainer(ResumableTrainer):
             )
         check_engine(self.optimizer_from, read_progress(self.optimizer_from), self.engine)
 
-    # Data
-
     def get_train_dataloader(self) -> DataLoader:
         # Not prepared by accelerate: the sampler gives each process its share already.
         return self._loader(self.data.train)
@@ -156,8 +154,6 @@ class MLMTrainer(ResumableTrainer):
             prefetch_factor=self.args.dataloader_prefetch_factor,
             pin_memory=self.args.dataloader_pin_memory and self.args.device.type == "cuda",
         )
-
-    # Optimization
 
     def create_optimizer(self, model=None) -> torch.optim.Optimizer:
         if self.optimizer is None:
@@ -218,8 +214,6 @@ class MLMTrainer(ResumableTrainer):
         )
         self._own_counts += torch.stack(counts)
 
-    # Logging
-
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         self.state.epoch = self._sampler_at_this_step().epoch()
         if "loss" in logs:
@@ -263,8 +257,6 @@ class MLMTrainer(ResumableTrainer):
         yield
         self._window_start += time.perf_counter() - start
 
-    # Evaluation
-
     def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix: str = "eval") -> dict[str, float]:
         """Loss in nats a label, perplexity and accuracy on the held-out documents; losses by length after cutting."""
         with self._clock_stopped():
@@ -306,8 +298,6 @@ class MLMTrainer(ResumableTrainer):
         if self.args.world_size > 1:
             totals = self.accelerator.reduce(totals.to(self.args.device), "sum").cpu()
         return totals
-
-    # Checkpoints
 
     def cursor(self) -> dict:
         return self._sampler_at_this_step().cursor
