@@ -56,12 +56,9 @@ class PassageEncoder:
             truncate_dim=settings.truncate_dim,
             trust_remote_code=trust_remote_code,
         )
-        self.identity = self._describe(settings)
-
-    def _describe(self, settings: EmbeddingSettings) -> dict:
         name, limit, saved_prompts = settings.model, self.model.max_seq_length, self.model.prompts
         query_prompt, document_prompt = settings.query_prompt, settings.document_prompt
-        return {
+        self.identity = {
             # Found again from any working directory.
             "model": os.path.abspath(name) if os.path.isdir(name) else name,
             "fingerprint": model_fingerprint(self.model),
@@ -89,11 +86,7 @@ class PassageEncoder:
         return size - len(prompt) - tokenizer.num_special_tokens_to_add()
 
     def split(self, text: str) -> list[str]:
-        """Cut a document into passages that the model reads whole together with the prompt.
-
-        Raises:
-            ValueError: if there is no room for that, whatever the text, or the model has too few dimensions.
-        """
+        """Cut a document into passages that the model reads whole together with the prompt."""
         return split_passages(text, self.model.tokenizer, self.text_tokens, self.identity["overlap"])
 
     def embed(self, kind: Literal["query", "document"], texts: list[str], batch_size: int = 32) -> np.ndarray:

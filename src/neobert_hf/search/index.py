@@ -27,11 +27,9 @@ class Passage:
 
     Args:
         source: the collection of documents that the document belongs to. Ids are unique within it.
-        document: id of the document.
         number: of the passage in the document, from 0.
         count: how many passages the document has.
         hash: of the whole document's text.
-        text: of the passage.
     """
 
     source: str
@@ -111,14 +109,10 @@ def check_identity(index: str, stored: dict, current: dict) -> None:
     """Refuse vectors that cannot be compared with those of an index.
 
     The model's name may differ, since a folder can be moved: the fingerprint is what counts.
-
-    Raises:
-        VectorIndexError: naming each difference between how the index was made and how it is to be used.
     """
     # As it would be stored: a model with several ways of pooling has a tuple of them.
     current = json.loads(json.dumps(current))
-    differing = [difference for difference in differences(stored, current) if difference[0] != "model"]
-    if differing:
+    if differing := [difference for difference in differences(stored, current) if difference[0] != "model"]:
         raise VectorIndexError(
             f"The index {index} was made by {stored['model']} in another way than {current['model']} is to be used "
             f"now:\n{list_differences(differing)}\nUse that model and these settings, or make another index."

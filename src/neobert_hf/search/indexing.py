@@ -50,9 +50,6 @@ def update_index(index: VectorIndex, encoder: PassageEncoder, settings: SourceSe
 
     Returns:
         One line that says how many documents were embedded, removed and left as they are.
-
-    Raises:
-        ValueError: if the source or the passage size cannot be used. Nothing is written then.
     """
     encoder.split("")  # Raises what it would raise on the first document.
     hashes, left_out = _read_hashes(settings)

@@ -16,9 +16,6 @@ def split_passages(text: str, tokenizer: PreTrainedTokenizerFast, size: int, ove
         size: tokens of a passage, without special tokens.
         overlap: tokens that neighbours share. They share a few more where the overlap would begin inside a word, and
             fewer where the same passage would come again.
-
-    Raises:
-        ValueError: if the overlap leaves no room.
     """
     if not 0 <= overlap < size:
         raise ValueError(
