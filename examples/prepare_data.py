@@ -29,8 +29,7 @@ def main(args: list[str] | None = None) -> None:
         return
 
     # 3. Text, and a folder that knows from which settings it was begun
-    stream = preparing.open_stream(settings)
-    preparing.begin_folder(settings, manifest, stream)
+    stream = preparing.begin_folder(settings, manifest)
 
     # 4. Shards, each as soon as its documents are read
     tokenizer_json = tokenizer.backend_tokenizer.to_str()

@@ -174,8 +174,7 @@ class RerankerTrainer(MixtureTrainer, CrossEncoderTrainer):
     @staticmethod
     def choose_batch_sizes(data: TrainingData, batch_size: int) -> dict[str, int]:
         """Every row becomes as many pairs, however many hard negatives it has."""
-        limits = {name: description.batch_size or batch_size for name, description in data.descriptions.items()}
-        return {name: min(batch_size, limit) for name, limit in limits.items()}
+        return {name: min(batch_size, each.batch_size or batch_size) for name, each in data.descriptions.items()}
 
     def prompt_setting(self, prompt: str) -> str:
         """Before pairs of query and document."""

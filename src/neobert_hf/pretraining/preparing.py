@@ -132,14 +132,11 @@ def _check_same_plan(planned: Manifest, found: Manifest, folder: Path) -> None:
         )
 
 
-def open_stream(settings: PrepareArguments) -> IterableDataset:
-    """The documents to prepare; see `stream_text` for what is refused."""
+def begin_folder(settings: PrepareArguments, manifest: Manifest) -> IterableDataset:
+    """Open the text, note the settings before the first shard, and remove what an interrupted run left half written."""
     stream = stream_text(settings.source, settings.column, settings.split, settings.subset)
-    return stream.skip(settings.skip_documents) if settings.skip_documents else stream
-
-
-def begin_folder(settings: PrepareArguments, manifest: Manifest, stream: IterableDataset) -> None:
-    """Note the settings before the first shard, and remove what an interrupted run left half written."""
+    if settings.skip_documents:
+        stream = stream.skip(settings.skip_documents)
     output = Path(settings.output_dir)
     progress = output / PROGRESS
     if not (progress / MANIFEST).exists():
@@ -155,6 +152,7 @@ def begin_folder(settings: PrepareArguments, manifest: Manifest, stream: Iterabl
         manifest.save(progress / MANIFEST)
     for partial in [*output.glob("*.partial"), *progress.glob("*.partial")]:
         partial.unlink(missing_ok=True)
+    return stream
 
 
 def prepare_shards(

@@ -74,11 +74,7 @@ class Manifest:
 
     @classmethod
     def read(cls, file: Path) -> "Manifest":
-        """Read what `save` wrote.
-
-        Raises:
-            ValueError: if the file is not a manifest of this version of the package.
-        """
+        """Read what `save` wrote; a file of another form or version is a ValueError."""
         try:
             values = json.loads(file.read_text(encoding="utf-8"))
             values["length_histogram"] = {int(edge): n for edge, n in values["length_histogram"].items()}
