@@ -15,8 +15,8 @@ DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 def python_documentation(max_documents: int | None = None) -> list[str]:
     """Return paragraphs of the language reference behind `help()`, and the docstrings of the standard library.
 
-    Some 8,000 documents (Python 3.11) of 40 characters or more, each once, in an order that is random but the same on every machine:
-    the first `max_documents` are a fair sample, and so is every 20th.
+    They are some 8,000 documents (Python 3.11) of 40 characters or more, each once. Their order is random but the same
+    on every machine: the first `max_documents` are a fair sample, and so is every 20th.
     """
     documents = [paragraph for topic in topics.values() for paragraph in re.split(r"\n\s*\n", topic)]
     library = Path(sysconfig.get_path("stdlib"))
