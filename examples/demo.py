@@ -23,11 +23,10 @@ from pathlib import Path
 # same 2 cores a training step takes 0.2 s so, and 0.8 to 2.4 s when they spin. On idle cores it costs a quarter (0.15 s
 # instead of 0.12 s).
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-if not sys.stderr.isatty():
-    os.environ.setdefault("TQDM_DISABLE", "1")  # In a file, a progress bar is thousands of lines.
 
 from sentence_transformers import SentenceTransformer
 from transformers import pipeline
+from transformers.utils.logging import disable_progress_bar
 
 from neobert_hf.common.atomic_writes import write_json, write_text
 from neobert_hf.common.report import Line, Panel, plot_lines
@@ -59,7 +58,9 @@ def run_example(script: str, **flags) -> None:
     command = [str(EXAMPLES / script)]
     command += [word for name, value in flags.items() for word in (f"--{name}", str(value))]
     print(f"   $ {shlex.join(['python', *command])}", flush=True)
-    code = subprocess.run([sys.executable, *command]).returncode
+    # In a file, a progress bar is thousands of lines.
+    quiet = {} if sys.stderr.isatty() else {"TQDM_DISABLE": "1"}
+    code = subprocess.run([sys.executable, *command], env=os.environ | quiet).returncode
     if code:
         sys.exit(code)
 
@@ -104,6 +105,8 @@ def check_learning(loss: float, unigram: float, pretraining: str) -> None:
 
 def main(args: list[str] | None = None) -> None:
     (settings,) = parse_config(DemoArguments, args=args)
+    if not sys.stderr.isatty():
+        disable_progress_bar()
     started, output = time.time(), Path(settings.output_dir)
     train, held_out, pretrained = output / "train", output / "held_out", output / "pretraining"
     model, index = pretrained / "model", output / "index"

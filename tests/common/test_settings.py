@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from neobert_hf.common.settings import parse_config, read_yaml
+from neobert_hf.pretraining.preparing import PrepareArguments
 from tests.helpers.examples import load_example
 from tests.helpers.models import ROOT
 
@@ -101,7 +102,6 @@ def test_a_file_that_is_not_there_names_the_nearest(tmp_path):
 def test_every_shipped_config_is_read():
     """Those of the recipes in the tests of the recipes."""
     DemoArguments = load_example("demo").DemoArguments
-    PrepareArguments = load_example("prepare_data").PrepareArguments
 
     readers = {"demo.yaml": DemoArguments, "data/refinedweb.yaml": PrepareArguments}
     readers |= {"data/refinedweb_validation.yaml": PrepareArguments}

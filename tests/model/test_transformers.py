@@ -136,6 +136,16 @@ def test_compile_fullgraph(backend, rope_type, inputs):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("offsets", [[0, 9, 5, 31], [3, 20, 31], [0, 13, 20], [0, 31]])
+def test_compiled_offsets_are_checked(offsets):
+    """They fall, begin late, end early, and belong to a document that is longer than was said."""
+    torch.compiler.reset()
+    model = torch.compile(small_model(num_hidden_layers=1), fullgraph=True, backend="eager")
+    with pytest.raises(RuntimeError, match="cu_seq_lens_q must rise"):
+        model(packed_batch()[0], cu_seq_lens_q=torch.tensor(offsets), max_length_q=30)
+
+
+@torch.no_grad()
 def test_compiled_classification():
     torch.compiler.reset()
     model = small_model(NeoBERTForSequenceClassification, classifier_pooling="mean", num_hidden_layers=1)

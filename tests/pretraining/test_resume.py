@@ -151,11 +151,12 @@ def test_a_full_disk_ends_with_a_message_and_a_usable_checkpoint(flags, finished
 
 
 def test_old_checkpoints_go_once_the_new_one_is_whole(flags, tmp_path):
-    changes = {"max_steps": 5, "save_steps": 2}
+    # Step 10 is newer than step 8, although "checkpoint-10" comes before "checkpoint-8" as text.
+    changes = {"max_steps": 10, "save_steps": 4}
     run(flags(save_total_limit=1, **changes))
-    assert [folder.name for folder in complete_checkpoints(tmp_path / "run")] == ["checkpoint-5"]
+    assert [folder.name for folder in complete_checkpoints(tmp_path / "run")] == ["checkpoint-10"]
     run(flags(save_total_limit=2, **changes, output_dir=tmp_path / "two"))
-    assert [folder.name for folder in complete_checkpoints(tmp_path / "two")] == ["checkpoint-4", "checkpoint-5"]
+    assert [folder.name for folder in complete_checkpoints(tmp_path / "two")] == ["checkpoint-8", "checkpoint-10"]
 
 
 def test_second_stage_continues_weights_and_optimizer_once(flags, finished, tmp_path):
