@@ -34,4 +34,5 @@ def test_both_notebooks_run(tmp_path, monkeypatch):
     model = f"{tmp_path}/search/pretraining/model"
     task = {"MODEL": model, "EPOCHS": 1, "ROWS": 64, "FOLDER": f"{tmp_path}/task"}
     printed = run_notebook("fine_tune_evaluate_publish", **task)
-    assert "Traceback" not in printed and "me/standard-library" in printed
+    # The last command says so, and it needs what all the others have made.
+    assert "Not sent." in printed, printed[-2000:]
