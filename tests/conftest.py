@@ -1,9 +1,6 @@
 import gc
 import json
 import os
-import re
-import string
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -22,6 +19,7 @@ import transformers  # noqa: E402
 from neobert_hf import NeoBERTForMaskedLM  # noqa: E402
 from tests.helpers.examples import load_example  # noqa: E402
 from tests.helpers.models import SHARED, small_model  # noqa: E402
+from tests.helpers.word_tokenizer import word_tokenizer  # noqa: E402
 
 
 transformers.utils.logging.disable_progress_bar()
@@ -48,24 +46,13 @@ def mlm_checkpoint(tmp_path) -> Path:
     return tmp_path / "mlm"
 
 
-def _tokenizer(text: str, size: int, max_length: int) -> transformers.BertTokenizer:
-    """Letters and the commonest words. Training one breaks ties differently in each process: other tests each time."""
-    letters = sorted(set(text) - set(string.whitespace))
-    words = sorted(Counter(re.findall("[a-z]{2,}", text)).items(), key=lambda item: (-item[1], item[0]))
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    entries = [*special, *letters, *(f"##{letter}" for letter in letters), *(word for word, _ in words)]
-    names = ["input_ids", "attention_mask"]
-    vocab = {entry: number for number, entry in enumerate(entries[:size])}
-    return transformers.BertTokenizer(vocab=vocab, model_max_length=max_length, model_input_names=names)
-
-
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory) -> Path:
     """A folder with `tokenizer`, and paragraphs as JSON lines: `train.jsonl` and `validation.jsonl`."""
     folder = tmp_path_factory.mktemp("corpus")
     texts = [" ".join(text.split()) for _, text in sorted(topics.items())]
     documents = [text[start : start + 600] for text in texts for start in range(0, len(text), 600)]
-    _tokenizer("\n".join(documents).lower(), 600, 128).save_pretrained(folder / "tokenizer")
+    word_tokenizer("\n".join(documents).lower(), 600, 128).save_pretrained(folder / "tokenizer")
     for name, part in (("train", documents[:500]), ("validation", documents[500:560])):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in part))
     return folder

@@ -27,8 +27,6 @@ def python_documentation(max_documents: int | None = None) -> list[str]:
             documents += [ast.get_docstring(node) or "" for node in nodes if isinstance(node, DOCUMENTED)]
     # Line breaks mean nothing to BERT's tokenizer; without them more duplicates are found.
     documents = {" ".join(document.split()) for document in documents}
-    # Unlike `hash()`, crc32 is the same in every process.
-    shuffled = sorted(
-        (document for document in documents if len(document) >= 40), key=lambda text: zlib.crc32(text.encode())
-    )
-    return shuffled[:max_documents]
+    long_enough = [document for document in documents if len(document) >= 40]
+    # Unlike `hash()`, crc32 is the same in every process. Where two are equal the text decides, not the set's order.
+    return sorted(long_enough, key=lambda document: (zlib.crc32(document.encode()), document))[:max_documents]
