@@ -1,0 +1,113 @@
+"""The one place that loads tokenizers: a tokenizer that cannot read its model's language is an error.
+
+Where a folder has no vocabulary, Transformers makes a tokenizer of nothing but special tokens, without a word. Every
+word then becomes [UNK], and all that follows runs to its end with numbers that mean nothing.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+
+# How many entries of a vocabulary are tried.
+TRIED = 500
+# Embeddings are padded to round numbers, by 900 rows at most in known models (mDeBERTa-v3).
+MOST_UNUSED_ROWS = 1_000
+# Such as [unused7], <extra_id_7> and <0x0A>: they stand for no text.
+RESERVED = re.compile(r"\[.+\]|<.+>")
+NAMED_TOKENS = ("cls_token", "sep_token", "pad_token", "mask_token", "unk_token", "bos_token", "eos_token")
+
+
+def load_tokenizer(name_or_path: str | Path, vocab_size: int | None = None, **options: Any) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of a folder or a Hub id, and check it with `check_tokenizer`.
+
+    Args:
+        vocab_size: of the model that reads its ids.
+        options: of `AutoTokenizer.from_pretrained`, such as `trust_remote_code`.
+
+    Raises:
+        OSError: if there is no such folder or repository.
+        ValueError: if the tokenizer cannot be read, has no vocabulary or does not fit.
+    """
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name_or_path, **options)
+    except OSError:
+        raise
+    except Exception as error:  # Of a damaged file anything may come, and few of them name it.
+        raise ValueError(f"The tokenizer of {name_or_path} cannot be read: {error}") from error
+    check_tokenizer(tokenizer, vocab_size, str(name_or_path))
+    return tokenizer
+
+
+def check_tokenizer(tokenizer: PreTrainedTokenizerBase, vocab_size: int | None, where: str) -> None:
+    """Refuse a tokenizer that makes [UNK] of ordinary words, or ids of another model.
+
+    No language is assumed: the words are entries of the vocabulary itself. A sound tokenizer reads them, however small
+    its vocabulary is and whatever it is made of: letters, amino acids, Chinese.
+
+    Args:
+        vocab_size: of the model that reads its ids, None if there is none yet.
+        where: the tokenizer's folder or name, for the message.
+
+    Raises:
+        ValueError: saying what is wrong with it.
+    """
+    vocab = tokenizer.get_vocab()
+    if vocab_size is not None:
+        _check_size(tokenizer, vocab, vocab_size, where)
+    words = _words(tokenizer, vocab)
+    if not words:
+        raise ValueError(
+            f"The tokenizer of {where} has no words, only {', '.join(sorted(vocab, key=vocab.get)[:5])}: its vocabulary "
+            "(tokenizer.json, vocab.txt, ...) is missing. Restore it, or name the tokenizer that the model was trained "
+            "with."
+        )
+    unknown = [word for word in words if not _reads(tokenizer, word)]
+    if 2 * len(unknown) > len(words):
+        raise ValueError(
+            f"The tokenizer of {where} turns {len(unknown)} of {len(words)} words of its own vocabulary into "
+            f"{tokenizer.unk_token or 'nothing'}, such as {unknown[0]!r}: its files do not belong together. Restore them."
+        )
+    # An uncased vocabulary that is read as a cased one: `do_lower_case` was lost. Short entries may be no words.
+    lower = [word for word in words if len(word) > 2 and word.isalpha() and word.islower() and word not in unknown]
+    unknown = [word.capitalize() for word in lower if not _reads(tokenizer, word.capitalize())]
+    if len(lower) >= 10 and 2 * len(unknown) > len(lower):
+        raise ValueError(
+            f"The tokenizer of {where} has a lower-cased vocabulary and does not lower-case texts: {unknown[0]!r} is "
+            f"{tokenizer.unk_token}. Set `do_lower_case` to true in tokenizer_config.json."
+        )
+
+
+def _check_size(tokenizer: PreTrainedTokenizerBase, vocab: dict[str, int], vocab_size: int, where: str) -> None:
+    named = {getattr(tokenizer, name) for name in NAMED_TOKENS}
+    # Gemma's tokenizer has special tokens for images, for which a model of texts has no rows.
+    surplus = set(tokenizer.all_special_tokens) - named
+    largest = max((number for token, number in vocab.items() if token not in surplus), default=-1)
+    if largest >= vocab_size:
+        raise ValueError(
+            f"The tokenizer of {where} has ids up to {largest:,}, and the model has {vocab_size:,} (`vocab_size`): it "
+            "is the tokenizer of another model."
+        )
+    if vocab_size - largest > MOST_UNUSED_ROWS and 2 * largest < vocab_size:
+        raise ValueError(
+            f"The tokenizer of {where} has ids up to {largest:,} only, and the model has {vocab_size:,} "
+            "(`vocab_size`): it is the tokenizer of another model, or a part of its vocabulary is missing."
+        )
+
+
+def _words(tokenizer: PreTrainedTokenizerBase, vocab: dict[str, int]) -> list[str]:
+    """What ordinary entries stand for, evenly over the whole vocabulary."""
+    special = {*tokenizer.all_special_tokens, *tokenizer.get_added_vocab()}
+    ordinary = [entry for entry in vocab if entry not in special and not RESERVED.fullmatch(entry)]
+    entries = sorted(ordinary, key=vocab.get)
+    texts = [tokenizer.convert_tokens_to_string([entry]) for entry in entries[:: len(entries) // TRIED + 1]]
+    texts = [text.removeprefix("##").strip() for text in texts]
+    # Punctuation is no word. Byte-level entries may be parts of a character.
+    return [text for text in texts if "�" not in text and any(map(str.isalnum, text))]
+
+
+def _reads(tokenizer: PreTrainedTokenizerBase, text: str) -> bool:
+    ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    return len(ids) > 0 and tokenizer.unk_token_id not in ids

@@ -1,0 +1,111 @@
+"""Which tokenizers are refused, and which small and foreign ones are not."""
+
+import json
+import string
+
+import pytest
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
+from transformers import BertTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
+
+from neobert_hf.common.tokenizers import check_tokenizer, load_tokenizer
+from neobert_hf.pretraining.tokenizer import train_bpe, train_wordpiece
+from tests.helpers.models import ROOT
+from tests.helpers.small_tokenizer import small_tokenizer, tiny_tokenizer
+
+
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+
+
+def bert(entries, **options) -> BertTokenizer:
+    return BertTokenizer(vocab={entry: number for number, entry in enumerate([*SPECIAL, *entries])}, **options)
+
+
+def word_level(words) -> PreTrainedTokenizerFast:
+    vocab = {word: number for number, word in enumerate(["[UNK]", *words])}
+    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]")
+
+
+LETTERS = [form + letter for form in ("", "##") for letter in string.ascii_lowercase]
+WORDS = "about after before city every house language learns model other people public water which words world".split()
+SOUND = {
+    "a dozen words": tiny_tokenizer(),
+    "letters": small_tokenizer(),
+    "amino acids": bert("LAGVESIKRDTPNQFYMHCWXUBZO", do_lower_case=False),
+    "lower-case phones": bert("aeiouɑɛɪʃθ", do_lower_case=False),
+    "Chinese": bert("的一是不了人我在有他这中大来上国"),
+    "Russian": bert(["мир", "дом", *"абвгдежзиклмнопрст", *("##" + letter for letter in "абвгдежзиклмнопрст")]),
+    "cased": bert([*LETTERS, *map(str.capitalize, WORDS), *string.ascii_uppercase, *WORDS], do_lower_case=False),
+    "uncased": bert([*LETTERS, *WORDS]),
+    "words only": word_level(["kinase", "ligand", "7"]),
+    "bytes": train_bpe(iter(["some text"]), 270, 64),
+    "trained on little": train_wordpiece(iter(["Ein kleiner Text über Tokenizer."]), 200, 64),
+    "without a vocabulary file": ByT5Tokenizer(),
+}
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_sound_tokenizers_pass(name):
+    check_tokenizer(SOUND[name], max(SOUND[name].get_vocab().values()) + 1, name)
+
+
+def test_every_part_of_a_vocabulary_is_needed(tmp_path):
+    """The files of a folder, deleted or changed one way or another."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
+    with pytest.raises(ValueError, match=r"has no words, only \[PAD\], .*: its vocabulary .* is missing"):
+        load_tokenizer(tmp_path)
+    # The settings are there, the vocabulary is not.
+    tiny_tokenizer().save_pretrained(tmp_path)
+    (tmp_path / "tokenizer.json").unlink()
+    with pytest.raises(ValueError, match=f"{tmp_path} has no words"):
+        load_tokenizer(tmp_path)
+    bert([f"[unused{number}]" for number in range(95)]).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=f"{tmp_path} has no words"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(ValueError, match=f"tokenizer of {tmp_path} cannot be read"):
+        load_tokenizer(tmp_path)
+    with pytest.raises(OSError, match="not a local folder|couldn't"):
+        load_tokenizer("nobody/has-this")
+
+
+def test_files_that_do_not_belong_together_are_refused(tmp_path):
+    bert([*LETTERS, *WORDS]).save_pretrained(tmp_path)
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings | {"do_lower_case": False}))
+    with pytest.raises(ValueError, match="lower-cased vocabulary and does not lower-case texts: 'About' is .UNK."):
+        load_tokenizer(tmp_path)
+    # A normaliser of another vocabulary.
+    tokenizer = small_tokenizer()
+    tokenizer.backend_tokenizer.normalizer = normalizers.Replace(Regex("[a-z]"), "☃")
+    with pytest.raises(ValueError, match="turns 52 of 62 words of its own vocabulary into .UNK., such as 'a'"):
+        check_tokenizer(tokenizer, None, "here")
+    # Without an unknown token, what is unknown vanishes.
+    silent = Tokenizer(models.BPE({"a": 0, "b": 1, "c": 2}, []))
+    silent.normalizer = normalizers.Replace(Regex("[ab]"), "d")
+    with pytest.raises(ValueError, match="turns 2 of 3 words of its own vocabulary into nothing"):
+        check_tokenizer(PreTrainedTokenizerFast(tokenizer_object=silent), None, "here")
+
+
+def test_ids_and_rows_belong_together():
+    tokenizer = small_tokenizer(100)
+    check_tokenizer(tokenizer, 100, "here")
+    with pytest.raises(ValueError, match=r"here has ids up to 99, and the model has 99 \(`vocab_size`\)"):
+        check_tokenizer(tokenizer, 99, "here")
+    with pytest.raises(ValueError, match="here has ids up to 99 only, and the model has 30,522"):
+        check_tokenizer(tokenizer, 30_522, "here")
+    tokenizer.add_tokens(["<new>"])
+    with pytest.raises(ValueError, match="ids up to 100, and"):
+        check_tokenizer(tokenizer, 100, "here")
+    # Of models of texts and images.
+    tokenizer = small_tokenizer(100)
+    tokenizer.add_special_tokens({"extra_special_tokens": ["<image>"]})
+    check_tokenizer(tokenizer, 100, "here")
+
+
+def test_nothing_else_loads_tokenizers():
+    for folder in ("src", "examples"):
+        for file in (ROOT / folder).rglob("*.py"):
+            if file.name != "tokenizers.py":
+                assert "AutoTokenizer.from_pretrained(" not in file.read_text(), file
