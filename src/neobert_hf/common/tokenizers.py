@@ -60,15 +60,16 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, vocab_size: int | None, 
     words = _words(tokenizer, vocab)
     if not words:
         raise ValueError(
-            f"The tokenizer of {where} has no words, only {', '.join(sorted(vocab, key=vocab.get)[:5])}: its vocabulary "
-            "(tokenizer.json, vocab.txt, ...) is missing. Restore it, or name the tokenizer that the model was trained "
-            "with."
+            f"The tokenizer of {where} has no words, only {', '.join(sorted(vocab, key=vocab.get)[:5])}: its "
+            "vocabulary (tokenizer.json, vocab.txt, ...) is missing. Restore it, or name the tokenizer that the model "
+            "was trained with."
         )
     unknown = [word for word in words if not _reads(tokenizer, word)]
     if 2 * len(unknown) > len(words):
         raise ValueError(
             f"The tokenizer of {where} turns {len(unknown)} of {len(words)} words of its own vocabulary into "
-            f"{tokenizer.unk_token or 'nothing'}, such as {unknown[0]!r}: its files do not belong together. Restore them."
+            f"{tokenizer.unk_token or 'nothing'}, such as {unknown[0]!r}: its files do not belong together. Restore "
+            "them."
         )
     # An uncased vocabulary that is read as a cased one: `do_lower_case` was lost. Short entries may be no words.
     lower = [word for word in words if len(word) > 2 and word.isalpha() and word.islower() and word not in unknown]
