@@ -1,5 +1,10 @@
-"""Files and folders that are written whole or not at all: under a temporary name, then renamed."""
+"""Files and folders that are written whole or not at all: under a temporary name, then renamed.
 
+A killed process leaves `*.partial` behind: what it had not finished, and, on file systems that cannot exchange two
+folders, the old folder as `<name>.replaced.partial`. `tidy_folder` cleans up at the next start.
+"""
+
+import ctypes
 import json
 import os
 import shutil
@@ -9,16 +14,22 @@ from pathlib import Path
 from typing import Any
 
 
+# Of renameat2 (Linux): paths are relative to the working directory; exchange the two.
+AT_FDCWD, RENAME_EXCHANGE = -100, 2
+
+
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
     """A temporary path beside `path` that takes its place when the block ends without an exception."""
     # A name of the process's own: a worker that outlives its killed parent for a moment may be writing the same file.
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    # Writing would follow a symbolic link.
+    remove(partial)
     try:
         yield partial
         os.replace(partial, path)
     except BaseException:
-        partial.unlink(missing_ok=True)
+        remove(partial)
         raise
 
 
@@ -37,21 +48,91 @@ def write_png(path: Path, figure: Any) -> None:
         figure.savefig(partial, dpi=150, format="png")
 
 
-def replace_folder(partial: Path, folder: Path) -> None:
-    """Let a folder that is complete take the place of another, or of none."""
-    if folder.exists():
-        shutil.rmtree(folder)
-    os.rename(partial, folder)
-
-
 @contextmanager
 def atomic_folder(folder: Path) -> Iterator[Path]:
     """An empty folder beside `folder` that takes its place when the block ends without an exception."""
-    partial = folder.with_name(folder.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
+    partial = partial_folder(folder)
     partial.mkdir(parents=True)
     try:
         yield partial
         replace_folder(partial, folder)
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        remove(partial)
+
+
+def partial_folder(folder: Path) -> Path:
+    """Where the successor of a folder is to be written. What an earlier process left there is removed."""
+    partial = folder.with_name(folder.name + ".partial")
+    remove(partial)
+    return partial
+
+
+def replace_folder(partial: Path, folder: Path) -> None:
+    """Let a folder that is complete take the place of another, or of none.
+
+    Linux exchanges the two in one step, so that the old or the new one is there at any moment. Where the file system
+    cannot, the old one is set aside for the time of a rename; after a kill at that point `tidy_folder` restores it.
+    """
+    aside = _aside(folder)
+    _restore(aside)
+    if not os.path.lexists(folder):
+        os.rename(partial, folder)
+    elif _exchange(partial, folder):
+        remove(partial)
+    else:
+        os.rename(folder, aside)
+        try:
+            os.rename(partial, folder)
+        finally:
+            _restore(aside)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Exchange two folders in one step; False where the system or the file system cannot."""
+    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None) if os.name == "posix" else None
+    if renameat2 is None:
+        return False
+    return renameat2(AT_FDCWD, os.fsencode(one), AT_FDCWD, os.fsencode(other), RENAME_EXCHANGE) == 0
+
+
+def _aside(folder: Path) -> Path:
+    return folder.with_name(folder.name + ".replaced.partial")
+
+
+def _restore(aside: Path) -> None:
+    """Put a folder that was set aside back where it was, unless its successor is there."""
+    folder = aside.with_name(aside.name.removesuffix(".replaced.partial"))
+    if os.path.lexists(aside) and not os.path.lexists(folder):
+        os.rename(aside, folder)
+    remove(aside)
+
+
+def tidy_folder(folder: Path) -> None:
+    """Restore and remove what killed processes left in a folder and below. For whoever holds its lock, at its start."""
+    for partial in sorted(folder.rglob("*.partial")):
+        if partial.name.endswith(".replaced.partial"):
+            _restore(partial)
+        elif not _is_being_written(partial):
+            remove(partial)
+
+
+def _is_being_written(partial: Path) -> bool:
+    """Whether it is a file of `atomic_write`, and its process is there, such as one of another run's workers."""
+    process = partial.stem.rpartition(".")[2]
+    if not process.isdigit():
+        return False
+    try:
+        os.kill(int(process), 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def remove(path: Path) -> None:
+    """Remove a file, a folder, or a symbolic link, which is never followed; nothing if it is not there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
