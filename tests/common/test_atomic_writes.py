@@ -9,6 +9,7 @@ import pytest
 
 from neobert_hf.common import atomic_writes
 from neobert_hf.common.atomic_writes import atomic_folder, atomic_write, replace_folder, tidy_folder, write_text
+from neobert_hf.common.locks import folder_lock
 
 
 def write_folder(folder, text):
@@ -81,9 +82,9 @@ def test_leftovers_of_dead_processes_are_removed(tmp_path):
     (tmp_path / "model.partial").mkdir()
     living = tmp_path / f"result.json.{os.getpid()}.partial"
     living.write_text("{")
-    (tmp_path / "kept.json").write_text("{}")
-    tidy_folder(tmp_path)
-    assert sorted(path.name for path in tmp_path.rglob("*")) == ["deep", "kept.json", living.name]
+    (tmp_path / "film.partial").write_text("of a browser")
+    with folder_lock(tmp_path):
+        assert sorted(path.name for path in tmp_path.rglob("*")) == ["deep", "film.partial", living.name]
 
 
 def test_links_are_not_followed(tmp_path):

@@ -108,26 +108,26 @@ def _restore(aside: Path) -> None:
 
 
 def tidy_folder(folder: Path) -> None:
-    """Restore and remove what killed processes left in a folder and below. For whoever holds its lock, at its start."""
+    """Restore and remove what killed processes left in a folder and below. `folder_lock` does it at each start."""
     for partial in sorted(folder.rglob("*.partial")):
         if partial.name.endswith(".replaced.partial"):
             _restore(partial)
-        elif not _is_being_written(partial):
+        elif _is_left_over(partial):
             remove(partial)
 
 
-def _is_being_written(partial: Path) -> bool:
-    """Whether it is a file of `atomic_write`, and its process is there, such as one of another run's workers."""
+def _is_left_over(partial: Path) -> bool:
+    """Whether no process writes it any more. A file that `atomic_write` did not name is somebody else's."""
     process = partial.stem.rpartition(".")[2]
     if not process.isdigit():
-        return False
+        return partial.is_dir() or partial.is_symlink()
     try:
         os.kill(int(process), 0)
     except (ProcessLookupError, OverflowError):
-        return False
+        return True
     except PermissionError:
         pass
-    return True
+    return False
 
 
 def remove(path: Path) -> None:

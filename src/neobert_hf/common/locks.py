@@ -16,6 +16,8 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from neobert_hf.common.atomic_writes import tidy_folder
+
 
 # What a file system answers that has no locks.
 NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
@@ -67,6 +69,7 @@ def folder_lock(folder: Path) -> Iterator[None]:
     try:
         _warn_of_other_machine(file, folder)
         file.write_text(json.dumps(_describe_process()), encoding="utf-8")
+        tidy_folder(folder)
         yield
     finally:
         if os.getpid() == process:
