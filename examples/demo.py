@@ -17,6 +17,7 @@ import time
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Annotated
 
 
 # Before torch is imported, here and in the commands. Threads that wait must not spin: with another busy process on the
@@ -29,9 +30,10 @@ from transformers import pipeline
 from transformers.utils.logging import disable_progress_bar
 
 from neobert_hf.common.atomic_writes import write_json, write_text
+from neobert_hf.common.locks import folder_lock
 from neobert_hf.common.report import Line, Panel, plot_lines
 from neobert_hf.common.sample_text import python_documentation
-from neobert_hf.common.settings import parse_config
+from neobert_hf.common.settings import Count, Range, check_ranges, parse_config
 from neobert_hf.pretraining.shards import load_shards, load_tokenizer
 
 
@@ -44,13 +46,18 @@ QUERY = "Return True if the object is a string."
 @dataclass
 class DemoArguments:
     output_dir: str = field(metadata={"help": "where text, tokenizer, tokens, model and numbers go"})
-    vocab_size: int = field(metadata={"help": "most entries that the tokenizer may have"})
-    max_length: int = field(metadata={"help": "tokens a sequence; longer documents are cut into several"})
+    vocab_size: Count = field(metadata={"help": "most entries that the tokenizer may have"})
+    max_length: Annotated[int, Range(8)] = field(
+        metadata={"help": "tokens a sequence; longer documents are cut into several"}
+    )
     pretraining: str = field(metadata={"help": "settings of examples/pretrain.py"})
-    max_documents: int | None = field(default=None, metadata={"help": "use only so many documents; all if unset"})
+    max_documents: Count | None = field(default=None, metadata={"help": "use only so many documents; all if unset"})
     require_learning: bool = field(
         default=True, metadata={"help": "fail unless the model beats the unigram distribution on held-out text"}
     )
+
+    def __post_init__(self):
+        check_ranges(self)
 
 
 def run_example(script: str, **flags) -> None:
@@ -107,6 +114,11 @@ def main(args: list[str] | None = None) -> None:
     (settings,) = parse_config(DemoArguments, args=args)
     if not sys.stderr.isatty():
         disable_progress_bar()
+    with folder_lock(Path(settings.output_dir)):
+        demonstrate(settings)
+
+
+def demonstrate(settings: DemoArguments) -> None:
     started, output = time.time(), Path(settings.output_dir)
     train, held_out, pretrained = output / "train", output / "held_out", output / "pretraining"
     model, index = pretrained / "model", output / "index"
@@ -120,7 +132,8 @@ def main(args: list[str] | None = None) -> None:
         raise ValueError(f"{len(documents)} documents leave {len(held_out_documents)} held out: raise `max_documents`.")
     # Each run of the demo starts anew, because its tokenizer differs a little each time.
     for folder in (output / "tokenizer", train, held_out, pretrained):
-        shutil.rmtree(folder, ignore_errors=True)
+        with folder_lock(folder):
+            shutil.rmtree(folder, ignore_errors=True)
     output.mkdir(parents=True, exist_ok=True)
     for name, texts in (("train", train_documents), ("held_out", held_out_documents)):
         write_text(output / f"{name}.jsonl", "".join(json.dumps({"text": text}) + "\n" for text in texts))

@@ -17,11 +17,14 @@ import json
 import os
 import sys
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Annotated
 
 import neobert_hf  # noqa: F401  (registers the architecture)
-from neobert_hf.common.settings import check_least, parse_config
+from neobert_hf.common.locks import folder_lock
+from neobert_hf.common.settings import Count, Range, check_ranges, parse_config
 from neobert_hf.search.encoder import EmbeddingSettings, PassageEncoder
 from neobert_hf.search.index import Hit, VectorIndex, VectorIndexError, check_identity, open_index
 from neobert_hf.search.indexing import SourceSettings, update_index
@@ -35,9 +38,18 @@ class SharedSettings:
     weaviate_url: str | None = field(
         default=None, metadata={"help": "of a Weaviate server; an API key is taken from WEAVIATE_API_KEY"}
     )
-    weaviate_grpc_port: int = field(default=50051, metadata={"help": "where the same host answers gRPC"})
+    weaviate_grpc_port: Annotated[int, Range(1, 65535)] = field(
+        default=50051, metadata={"help": "where the same host answers gRPC"}
+    )
     device: str | None = field(default=None, metadata={"help": "cuda, cpu, ...; the fastest there is if unset"})
     trust_remote_code: bool = field(default=False, metadata={"help": "run code from the model's repository"})
+
+    def __post_init__(self):
+        check_ranges(self)
+
+    def lock(self) -> AbstractContextManager:
+        """Of the folder. A Weaviate server sees to its own files, and the same passage is the same object there."""
+        return folder_lock(Path(self.index)) if self.weaviate_url is None else nullcontext()
 
     def open(self) -> closing[VectorIndex]:
         return closing(open_index(self.index, self.weaviate_url, self.weaviate_grpc_port))
@@ -48,12 +60,12 @@ class QuerySettings:
     """What is asked."""
 
     text: list[str] = field(metadata={"help": "one query or several, each in quotes"})
-    top_k: int = field(default=5, metadata={"help": "passages to show"})
+    top_k: Count = field(default=5, metadata={"help": "passages to show"})
     model: str | None = field(default=None, metadata={"help": "where the index's model is now, if it was moved"})
     json: bool = field(default=False, metadata={"help": "print one JSON object for each query"})
 
     def __post_init__(self):
-        check_least(self, {"top_k": 1})
+        check_ranges(self)
         if any(not text.strip() for text in self.text):
             raise ValueError("`text` holds an empty query.")
 
@@ -62,7 +74,7 @@ def index_documents(args: list[str]) -> None:
     # 1. Settings and source; that the source can be read is found out before a model is loaded
     shared, embedding, source = parse_config(SharedSettings, EmbeddingSettings, SourceSettings, args=args)
     source.stream()
-    with shared.open() as index:
+    with shared.lock(), shared.open() as index:
         # 2. The model, which must be that of the index if there is one
         encoder = PassageEncoder(embedding, shared.device, shared.trust_remote_code)
         if index.identity is not None:

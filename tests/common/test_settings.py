@@ -1,10 +1,14 @@
 """Settings from YAML and the command line: typed, and nothing unknown passes."""
 
+import math
+import re
 from dataclasses import dataclass, field
+from typing import Annotated
 
+import numpy as np
 import pytest
 
-from neobert_hf.common.settings import parse_config, read_yaml
+from neobert_hf.common.settings import Range, check_ranges, parse_config, read_yaml
 from neobert_hf.pretraining.preparing import PrepareArguments
 from tests.helpers.examples import load_example
 from tests.helpers.models import ROOT
@@ -158,3 +162,74 @@ def test_what_is_no_mapping_is_named(tmp_path, content, message):
     (tmp_path / "file.yaml").write_text(content)
     with pytest.raises(ValueError, match=f"file.yaml {message}"):
         read_yaml(tmp_path / "file.yaml")
+
+
+@pytest.mark.parametrize(
+    "content, key", [("a: 1\nb: 2\na: 3\n", "a"), ("a:\n  - b: {c: 1, c: 2}\n", "c"), ("1: 2\n0x1: 3\n", "1")]
+)
+def test_a_key_that_stands_twice_is_refused(tmp_path, content, key):
+    (tmp_path / "file.yaml").write_text(content)
+    with pytest.raises(ValueError, match=f"(?s)file.yaml .*the key '?{key}'? stands twice.*line"):
+        read_yaml(tmp_path / "file.yaml")
+
+
+def test_keys_of_another_mapping_may_be_replaced(tmp_path):
+    (tmp_path / "file.yaml").write_text("a: {b: &base {x: 1, y: 2}, c: &more {<<: *base, x: 3}}\nd: {<<: *more}\n")
+    assert read_yaml(tmp_path / "file.yaml")["d"] == {"x": 3, "y": 2}
+
+
+@pytest.mark.parametrize("parent", ["5", "", "[base.yaml]"])
+def test_another_file_is_named_by_a_text(tmp_path, parent):
+    with pytest.raises(ValueError, match="settings.yaml: `extends` is .*it must name another YAML file"):
+        parse(tmp_path, f"rate: 1\nextends: {parent}\n")
+
+
+@dataclass
+class Numbers:
+    count: Annotated[int, Range(1)] = 1
+    share: Annotated[float, Range(0, below=1)] | None = None
+    sizes: list[Annotated[int, Range(2, 9)]] = field(default_factory=list)
+    plain: float = 0.0
+    inherited: float = 1.0
+    options: dict | None = None
+    name: str = ""
+    switch: bool = False
+
+    def __post_init__(self):
+        check_ranges(self, {"inherited": Range(above=0)})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "needed"),
+    [
+        ("count", 0, "it must be 1 or more"),
+        ("count", True, "it must be 1 or more"),
+        ("count", 2.0, "it must be a whole number, 1 or more"),
+        ("count", None, "it must be a whole number, 1 or more"),
+        ("count", math.nan, "it must be a whole number, 1 or more"),
+        ("share", 1, "it must be 0 or more and below 1"),
+        ("share", -math.inf, "it must be a number, 0 or more and below 1"),
+        ("share", "0.5", "it must be a number, 0 or more and below 1"),
+        ("sizes", [3, 10], "each must be from 2 to 9"),
+        ("sizes", [3, math.nan], "each must be a whole number, from 2 to 9"),
+        ("plain", math.nan, "it must be a number, finite"),
+        ("plain", math.inf, "it must be a number, finite"),
+        ("inherited", 0, "it must be above 0"),
+        ("inherited", math.nan, "it must be a number, above 0"),
+        ("options", {"a": [1, math.inf]}, "each must be a number, finite"),
+    ],
+)
+def test_numbers_out_of_range_are_named(name, value, needed):
+    with pytest.raises(ValueError, match=re.escape(f"`{name}` is {value!r}; {needed}.")):
+        Numbers(**{name: value})
+
+
+def test_numbers_in_range_and_what_is_no_number_pass():
+    Numbers(3, 0.5, [2, 9], -1e9, 1e-300, {"a": "text", "b": [True, None, 3]}, "nan", True)
+    Numbers(np.int64(3), np.float32(0.5), [np.int32(2)], 10**400)
+
+
+def test_help_says_what_is_allowed(capsys):
+    with pytest.raises(SystemExit):
+        parse_config(Numbers, args=["-h"])
+    assert "0 or more and below 1" in " ".join(capsys.readouterr().out.split())

@@ -1,17 +1,113 @@
 """Settings of the recipes and of `neobert-hf`: typed dataclasses, filled from a YAML file and the command line."""
 
 import difflib
+import math
 import os
 import sys
 from argparse import ArgumentParser
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
 from itertools import takewhile
+from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, TypedDict, get_args, get_type_hints
+from types import MappingProxyType, NoneType
+from typing import Annotated, Any, TypedDict, get_args, get_type_hints
 
 import yaml
 from huggingface_hub.dataclasses import validate_typed_dict
 from huggingface_hub.errors import StrictDataclassFieldValidationError
 from transformers import HfArgumentParser
+
+
+@dataclass(frozen=True)
+class Range:
+    """The finite numbers that a setting allows, written beside its type: `share: Annotated[float, Range(0, 1)]`.
+
+    Args:
+        least, most: the smallest and the largest one, if there are such.
+        above, below: limits that are not allowed themselves.
+    """
+
+    least: float | None = None
+    most: float | None = None
+    above: float | None = None
+    below: float | None = None
+
+    def __contains__(self, number: Any) -> bool:
+        # Every comparison with NaN is false.
+        return (
+            abs(number) < math.inf
+            and (self.least is None or number >= self.least)
+            and (self.most is None or number <= self.most)
+            and (self.above is None or number > self.above)
+            and (self.below is None or number < self.below)
+        )
+
+    def __str__(self) -> str:
+        if self.least is not None and self.most is not None:
+            return f"from {self.least:,} to {self.most:,}"
+        limits = {"{:,} or more": self.least, "above {:,}": self.above}
+        limits |= {"{:,} or less": self.most, "below {:,}": self.below}
+        given = [text.format(limit) for text, limit in limits.items() if limit is not None]
+        return " and ".join(given) or "finite"
+
+
+Count = Annotated[int, Range(1)]
+CountOrZero = Annotated[int, Range(0)]
+Positive = Annotated[float, Range(above=0)]
+NotNegative = Annotated[float, Range(0)]
+Share = Annotated[float, Range(0, 1)]
+
+
+def check_ranges(settings: Any, inherited: Mapping[str, Range] = MappingProxyType({})) -> None:
+    """Check every number of a dataclass, also those in lists and dictionaries, by the `Range` beside its type.
+
+    A number without a `Range` must be finite. None is allowed where the type says so.
+
+    Args:
+        inherited: ranges of fields that another package declares, by name.
+
+    Raises:
+        ValueError: naming the setting, what it is and what it must be.
+    """
+    hints = get_type_hints(type(settings), include_extras=True)
+    for name in [setting.name for setting in fields(settings)]:
+        types, value = list(_parts_of_type(hints[name])), getattr(settings, name)
+        allowed = _declared_range(hints[name]) or inherited.get(name, Range())
+        for item in _items(value):
+            if not _fits(item, types, allowed):
+                whole = int in types and float not in types
+                kind = "" if isinstance(item, Integral) else "a whole number, " if whole else "a number, "
+                subject = "it" if item is value else "each"
+                raise ValueError(f"`{name}` is {value!r}; {subject} must be {kind}{allowed}.")
+
+
+def _fits(item: Any, types: list, allowed: Range) -> bool:
+    """Whether a setting of these types may be, or hold, this item. What is no number is a matter of its type."""
+    if isinstance(item, Real) and not isinstance(item, bool):
+        return item in allowed and (float in types or int not in types or isinstance(item, Integral))
+    others = tuple(kind for kind in (str, bool, NoneType) if kind in types)
+    return isinstance(item, others) or not (int in types or float in types)
+
+
+def _declared_range(hint: Any) -> Range | None:
+    return next((part for part in _parts_of_type(hint) if isinstance(part, Range)), None)
+
+
+def _parts_of_type(hint: Any) -> Iterator[Any]:
+    """`list[Annotated[int, Range(1)]] | None` as list, int, Range(1), NoneType."""
+    yield hint
+    for part in get_args(hint):
+        yield from _parts_of_type(part)
+
+
+def _items(value: Any) -> Iterator[Any]:
+    """What lists and dictionaries hold, at any depth; else the value itself."""
+    if not isinstance(value, (list, tuple, dict)):
+        yield value
+        return
+    for item in value.values() if isinstance(value, dict) else value:
+        yield from _items(item)
 
 
 def parse_config(
@@ -55,12 +151,16 @@ def parse_config(
     options = {"prog": prog, "epilog": first if positional else None}
     parser = HfArgumentParser(dataclass_types, parents=[config], allow_abbrev=False, **options)
     hints = {name: hint for cls in dataclass_types for name, hint in get_type_hints(cls).items()}
+    annotated = {name: hint for cls in dataclass_types for name, hint in get_type_hints(cls, None, None, True).items()}
+    ranges = {name: found for name, hint in annotated.items() if (found := _declared_range(hint))}
     hints = {action.dest: hints[action.dest] for action in parser._actions if action.dest in hints}
     path = config.parse_known_args(args)[0].settings_file
     values = _read_settings(path, hints) if path is not None else {}
     parser.set_defaults(**values)
     for action in parser._actions:
         action.required = action.required and action.dest not in values
+        if action.dest in ranges:
+            action.help = f"{action.help}; {ranges[action.dest]}"
     # Without `look_for_args_file=False` Transformers would quietly add the flags in a file called like the script.
     *parsed, _, unknown = parser.parse_args_into_dataclasses(args, True, look_for_args_file=False)
     if unknown:
@@ -79,16 +179,30 @@ def _name_positional(args: list[str], positional: tuple[str, ...]) -> list[str]:
     return flags + args[len(words) :]
 
 
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """Of two values for one key YAML readers take the last one without a word."""
+
+    def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
+        mapping, keys = super().compose_mapping_node(anchor), set()
+        scalars = [key for key, _ in mapping.value if isinstance(key, yaml.ScalarNode)]
+        for key in [key for key in scalars if key.value != "<<"]:  # It takes over another mapping's keys.
+            name = self.construct_object(key)
+            if name in keys:
+                raise yaml.MarkedYAMLError(problem=f"the key {name!r} stands twice", problem_mark=key.start_mark)
+            keys.add(name)
+        return mapping
+
+
 def read_yaml(path: str | Path) -> dict[str, Any]:
     """The mapping that a YAML file holds; an empty one of an empty file.
 
     Raises:
         FileNotFoundError: naming the file that is most like the one that is not there.
-        ValueError: if it is no YAML or holds something else than a mapping.
+        ValueError: if it is no YAML, holds something else than a mapping, or names a key twice, at any depth.
     """
     try:
         with open(path, encoding="utf-8") as file:
-            content = yaml.safe_load(file) or {}
+            content = yaml.load(file, Loader=_UniqueKeyLoader) or {}
     except FileNotFoundError:
         folder, name = os.path.split(path)
         siblings = [file.name for file in Path(folder).glob("*.yaml")]
@@ -104,8 +218,10 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
 def _read_settings(path: str, hints: dict[str, Any], children: tuple[str, ...] = ()) -> dict[str, Any]:
     """The checked settings of a file, on top of those of the file that it extends."""
     values = read_yaml(path)
-    if (parent := values.pop("extends", None)) is None:
+    if "extends" not in values:
         return _check_values(path, values, hints)
+    if not isinstance(parent := values.pop("extends"), str):
+        raise ValueError(f"{path}: `extends` is {parent!r}; it must name another YAML file.")
     parent, children = os.path.join(os.path.dirname(path), parent), (*children, os.path.realpath(path))
     if os.path.realpath(parent) in children:
         raise ValueError(f"{path} extends {parent}, which extends it in turn.")
@@ -136,22 +252,6 @@ def nearest(name: str, known: list[str]) -> str:
     """The end of an error message about an unknown name: the known one that is most like it, or all."""
     matches = difflib.get_close_matches(name, known, n=1)
     return f"; did you mean {matches[0]!r}?" if matches else f"; known are {', '.join(sorted(known))}."
-
-
-def check_least(settings: Any, least: dict[str, int]) -> None:
-    """Check settings that have a smallest value; None is no value.
-
-    Args:
-        settings: an object with these attributes.
-        least: the smallest value of each, by name.
-
-    Raises:
-        ValueError: naming the setting.
-    """
-    for name, minimum in least.items():
-        value = getattr(settings, name)
-        if value is not None and not value >= minimum:  # NaN as well
-            raise ValueError(f"`{name}` is {value}; it must be {minimum} or more.")
 
 
 def differences(stored: dict, current: dict) -> list[tuple[str, Any, Any]]:

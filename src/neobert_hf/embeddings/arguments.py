@@ -1,10 +1,12 @@
 """Settings of the recipes that train embedding models and rerankers."""
 
 from dataclasses import dataclass, field
+from typing import Annotated
 
 from sentence_transformers import SentenceTransformerTrainingArguments
 
-from neobert_hf.training.arguments import check_fixed
+from neobert_hf.common.settings import Count, CountOrZero, NotNegative, Positive, Range, check_ranges
+from neobert_hf.training.arguments import check_fixed, check_inherited
 
 
 # What these recipes fix beside the settings that all recipes fix.
@@ -45,6 +47,7 @@ class EmbeddingArguments(SentenceTransformerTrainingArguments):
     logging_nan_inf_filter: bool = field(default=False, metadata={"help": "fixed"})
 
     def __post_init__(self):
+        check_inherited(self)
         if self.batch_sampler not in BATCH_SAMPLERS:
             raise ValueError(
                 f"`batch_sampler` is {self.batch_sampler}; this recipe needs {' or '.join(BATCH_SAMPLERS)}."
@@ -60,21 +63,24 @@ class RecipeArguments:
     model: str = field(metadata={"help": "an encoder: path or Hub id"})
     datasets: str = field(metadata={"help": "YAML file that describes the datasets"})
     only: list[str] = field(default_factory=list, metadata={"help": "use these datasets of the file; all if empty"})
-    max_length: int = field(default=1024, metadata={"help": "tokens; longer texts are cut"})
-    max_negatives: int | None = field(default=None, metadata={"help": "hard negatives of a row; all if unset"})
-    alpha: float = field(default=0.5, metadata={"help": "datasets are drawn by their size to the power of this"})
+    max_length: Annotated[int, Range(3)] = field(default=1024, metadata={"help": "tokens; longer texts are cut"})
+    max_negatives: CountOrZero | None = field(default=None, metadata={"help": "hard negatives of a row; all if unset"})
+    alpha: NotNegative = field(default=0.5, metadata={"help": "datasets are drawn by their size to the power of this"})
     trust_remote_code: bool = field(default=False, metadata={"help": "run code from the model's repository"})
+
+    def __post_init__(self):
+        check_ranges(self)
 
 
 @dataclass
 class DenseArguments(RecipeArguments):
     """What is trained, on which data, with which loss."""
 
-    temperature: float = field(default=0.07, metadata={"help": "of the cosine similarities in the loss"})
-    mini_batch_size: int | None = field(
+    temperature: Positive = field(default=0.07, metadata={"help": "of the cosine similarities in the loss"})
+    mini_batch_size: Count | None = field(
         default=None, metadata={"help": "texts computed at a time, for batches beyond the memory (GradCache)"}
     )
-    matryoshka_dims: list[int] = field(
+    matryoshka_dims: list[Count] = field(
         default_factory=list, metadata={"help": "train these prefixes of the embeddings as well"}
     )
 
@@ -83,15 +89,17 @@ class DenseArguments(RecipeArguments):
 class SparseArguments(RecipeArguments):
     """What is trained, on which data, and how sparse it becomes (regularisers: https://arxiv.org/abs/2205.04733)."""
 
-    query_weight: float = field(default=5e-5, metadata={"help": "of the FLOPS regulariser of queries"})
-    document_weight: float = field(default=3e-5, metadata={"help": "of the FLOPS regulariser of documents"})
+    query_weight: NotNegative = field(default=5e-5, metadata={"help": "of the FLOPS regulariser of queries"})
+    document_weight: NotNegative = field(default=3e-5, metadata={"help": "of the FLOPS regulariser of documents"})
 
 
 @dataclass
 class RerankerArguments(RecipeArguments):
     """What is trained, on which data, against which documents."""
 
-    negatives: int = field(default=4, metadata={"help": "wrong documents of a query: its hard negatives, then others"})
+    negatives: Count = field(
+        default=4, metadata={"help": "wrong documents of a query: its hard negatives, then others"}
+    )
     miner: str | None = field(
         default=None, metadata={"help": "embedding model that finds hard negatives where a dataset has none"}
     )

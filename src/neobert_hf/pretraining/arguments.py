@@ -1,13 +1,13 @@
 """Settings of examples/pretrain.py: the architecture, the data, and the training."""
 
 from dataclasses import dataclass, field, fields
-from typing import Literal
+from typing import Annotated, Literal
 
 from transformers import TrainingArguments
 
-from neobert_hf.common.settings import check_least
+from neobert_hf.common.settings import Count, CountOrZero, NotNegative, Positive, Range, Share, check_ranges
 from neobert_hf.pretraining.collator import Layout
-from neobert_hf.training.arguments import check_fixed
+from neobert_hf.training.arguments import check_fixed, check_inherited
 
 
 # Settings of Transformers that would undo what this recipe promises, and the only values it runs with.
@@ -43,17 +43,20 @@ UNUSED = {
 class ModelArguments:
     """The architecture (Table 1); the defaults are the published one."""
 
-    hidden_size: int = field(default=768, metadata={"help": "width"})
-    num_hidden_layers: int = field(default=28, metadata={"help": "encoder blocks"})
-    num_attention_heads: int = field(default=12, metadata={"help": "must divide the width"})
-    intermediate_size: int = field(default=3072, metadata={"help": "of the MLP; SwiGLU uses two thirds"})
+    hidden_size: Count = field(default=768, metadata={"help": "width"})
+    num_hidden_layers: Count = field(default=28, metadata={"help": "encoder blocks"})
+    num_attention_heads: Count = field(default=12, metadata={"help": "must divide the width"})
+    intermediate_size: Count = field(default=3072, metadata={"help": "of the MLP; SwiGLU uses two thirds"})
     hidden_act: str = field(default="swiglu", metadata={"help": "swiglu or gelu"})
     rope: bool = field(default=True, metadata={"help": "rotary positions instead of learned ones"})
     rms_norm: bool = field(default=True, metadata={"help": "RMSNorm instead of LayerNorm"})
-    norm_eps: float = field(default=1e-5, metadata={"help": "of the norms"})
-    dropout: float = field(default=0.0, metadata={"help": "in every block"})
-    embedding_init_range: float = field(default=0.02, metadata={"help": "embeddings start uniform in +- this"})
-    decoder_init_range: float = field(default=0.02, metadata={"help": "linear layers start uniform in +- this"})
+    norm_eps: Positive = field(default=1e-5, metadata={"help": "of the norms"})
+    dropout: Annotated[float, Range(0, below=1)] = field(default=0.0, metadata={"help": "in every block"})
+    embedding_init_range: NotNegative = field(default=0.02, metadata={"help": "embeddings start uniform in +- this"})
+    decoder_init_range: NotNegative = field(default=0.02, metadata={"help": "linear layers start uniform in +- this"})
+
+    def __post_init__(self):
+        check_ranges(self)
 
 
 @dataclass
@@ -61,24 +64,32 @@ class DataArguments:
     """What is read, and how it becomes micro-batches."""
 
     train_data: str = field(metadata={"help": "folder that prepare_data.py wrote"})
-    max_length: int = field(metadata={"help": "tokens; longer documents are cut"})
+    max_length: Annotated[int, Range(8)] = field(metadata={"help": "tokens; longer documents are cut"})
     validation_data: str | None = field(default=None, metadata={"help": "held-out folder that prepare_data.py wrote"})
     init_from: str | None = field(
         default=None, metadata={"help": "start from this run, checkpoint or model instead of random weights"}
     )
     continue_optimizer: bool = field(default=False, metadata={"help": "with init_from: its optimizer state, too"})
-    global_batch_tokens: int = field(default=2**21, metadata={"help": "of an optimizer step, over all devices"})
-    micro_batch_tokens: int = field(default=2**15, metadata={"help": "of one forward pass on one device"})
+    global_batch_tokens: Annotated[int, Range(8)] = field(
+        default=2**21, metadata={"help": "of an optimizer step, over all devices"}
+    )
+    micro_batch_tokens: Annotated[int, Range(8)] = field(
+        default=2**15, metadata={"help": "of one forward pass on one device"}
+    )
     layout: Layout = field(default="packed", metadata={"help": "packed, padded, or naive (ablation M6)"})
-    mlm_probability: float = field(default=0.2, metadata={"help": "share of the tokens to predict"})
-    mask_replace_prob: float = field(default=1.0, metadata={"help": "of those, replaced by [MASK]"})
-    random_replace_prob: float = field(default=0.0, metadata={"help": "of those, replaced by a random token"})
-    min_lengths: list[int] = field(default_factory=lambda: [0], metadata={"help": "subsets: at least so many tokens"})
-    probabilities: list[float] = field(default_factory=lambda: [1.0], metadata={"help": "of drawing each subset"})
-    shuffle_shards: int = field(default=8, metadata={"help": "shards whose documents are shuffled together"})
+    mlm_probability: Annotated[float, Range(above=0, most=1)] = field(
+        default=0.2, metadata={"help": "share of the tokens to predict"}
+    )
+    mask_replace_prob: Share = field(default=1.0, metadata={"help": "of those, replaced by [MASK]"})
+    random_replace_prob: Share = field(default=0.0, metadata={"help": "of those, replaced by a random token"})
+    min_lengths: list[CountOrZero] = field(
+        default_factory=lambda: [0], metadata={"help": "subsets: at least so many tokens"}
+    )
+    probabilities: list[Share] = field(default_factory=lambda: [1.0], metadata={"help": "of drawing each subset"})
+    shuffle_shards: Count = field(default=8, metadata={"help": "shards whose documents are shuffled together"})
 
     def __post_init__(self):
-        check_least(self, {"max_length": 8, "shuffle_shards": 1})
+        check_ranges(self)
         if self.micro_batch_tokens < self.max_length:
             raise ValueError(
                 f"`micro_batch_tokens` is {self.micro_batch_tokens:,}, less than one document of `max_length` = "
@@ -89,10 +100,9 @@ class DataArguments:
                 f"`min_lengths` names {len(self.min_lengths)} subsets and `probabilities` {len(self.probabilities)}; "
                 "they must name equally many, at least one."
             )
-        if min(self.probabilities) < 0 or abs(sum(self.probabilities) - 1) > 1e-6:
+        if abs(sum(self.probabilities) - 1) > 1e-6:
             raise ValueError(
-                f"`probabilities` is {list(self.probabilities)} with sum {sum(self.probabilities):g}; it must be "
-                "non-negative with sum 1."
+                f"`probabilities` is {list(self.probabilities)} with sum {sum(self.probabilities):g}; it must be 1."
             )
 
     def accumulation_steps(self, world_size: int) -> int:
@@ -117,7 +127,7 @@ class PretrainingArguments(TrainingArguments):
     decay_norms_and_biases: bool = field(
         default=True, metadata={"help": "weight decay on every parameter, as in the released code"}
     )
-    peak_tflops: float | None = field(
+    peak_tflops: Positive | None = field(
         default=None, metadata={"help": "of one device, for MFU; the data sheet's or measured at the start if unset"}
     )
     learning_rate: float = field(default=6e-4, metadata={"help": "at its peak"})
@@ -138,6 +148,7 @@ class PretrainingArguments(TrainingArguments):
     logging_nan_inf_filter: bool = field(default=False, metadata={"help": "fixed"})
 
     def __post_init__(self):
+        check_inherited(self)
         super().__post_init__()
         check_fixed(self, FIXED)
         defaults = {field.name: field.default for field in fields(TrainingArguments)}
@@ -150,7 +161,7 @@ class PretrainingArguments(TrainingArguments):
                 raise ValueError(f"`{name}` is {getattr(self, name).value!r}; it must be 'steps' or 'no'.")
         if self.optimizer == "adam" and self.weight_decay:
             raise ValueError(f"`weight_decay` is {self.weight_decay}; with `optimizer` adam it must be 0: set it to 0.")
-        if self.warmup_steps < 0 or self.get_warmup_steps(self.max_steps) > self.max_steps:
+        if self.get_warmup_steps(self.max_steps) > self.max_steps:
             raise ValueError(
                 f"`warmup_steps` is {self.warmup_steps}; it must be from 0 to `max_steps`, {self.max_steps}."
             )

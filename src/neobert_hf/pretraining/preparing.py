@@ -16,7 +16,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from datasets import IterableDataset
 from tqdm import tqdm
@@ -24,7 +24,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from neobert_hf.common.atomic_writes import write_json
 from neobert_hf.common.fingerprints import tokenizer_fingerprint
-from neobert_hf.common.settings import check_least, differences
+from neobert_hf.common.settings import Count, CountOrZero, Range, check_ranges, differences
 from neobert_hf.common.text_sources import describe_files, stream_text
 from neobert_hf.pretraining.encoding import encode
 from neobert_hf.pretraining.shards import MANIFEST, TOKENIZER, Manifest, check_shard, read_manifest, write_shard
@@ -41,18 +41,21 @@ class PrepareArguments:
     column: str = field(default="text", metadata={"help": "column that holds the text"})
     split: str = field(default="train", metadata={"help": "split of the dataset; local files are all `train`"})
     subset: str | None = field(default=None, metadata={"help": "configuration of a Hub dataset that has several"})
-    max_length: int = field(default=4096, metadata={"help": "most tokens of a document, special tokens included"})
+    max_length: Annotated[int, Range(8)] = field(
+        default=4096, metadata={"help": "most tokens of a document, special tokens included"}
+    )
     long_documents: Literal["truncate", "split"] = field(
         default="truncate", metadata={"help": "leave the rest out (as in the paper), or make it further documents"}
     )
-    documents_per_shard: int = field(default=20_000, metadata={"help": "documents of the source behind each shard"})
-    num_proc: int = field(default=os.cpu_count() or 1, metadata={"help": "processes that tokenise"})
-    skip_documents: int = field(default=0, metadata={"help": "leave out so many documents at the start"})
-    max_documents: int | None = field(default=None, metadata={"help": "stop after so many documents; all if unset"})
+    documents_per_shard: Count = field(default=20_000, metadata={"help": "documents of the source behind each shard"})
+    num_proc: Count = field(default=os.cpu_count() or 1, metadata={"help": "processes that tokenise"})
+    skip_documents: CountOrZero = field(default=0, metadata={"help": "leave out so many documents at the start"})
+    max_documents: Annotated[int, Range(2)] | None = field(
+        default=None, metadata={"help": "stop after so many documents; all if unset"}
+    )
 
     def __post_init__(self):
-        least = {"max_length": 8, "documents_per_shard": 1, "num_proc": 1, "skip_documents": 0, "max_documents": 2}
-        check_least(self, least)
+        check_ranges(self)
 
 
 def load_fast_tokenizer(settings: PrepareArguments) -> PreTrainedTokenizerFast:

@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Literal
+from typing import Annotated, Literal
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from tqdm import tqdm
 from transformers import BertTokenizer, PreTrainedTokenizerFast
 
-from neobert_hf.common.settings import check_least
+from neobert_hf.common.settings import Count, Range, check_ranges
 from neobert_hf.common.text_sources import stream_text
 
 
@@ -26,18 +26,22 @@ class TokenizerArguments:
     split: str = field(default="train", metadata={"help": "split of the dataset; local files are all `train`"})
     subset: str | None = field(default=None, metadata={"help": "configuration of a Hub dataset that has several"})
     kind: Literal["wordpiece", "bpe"] = field(default="wordpiece", metadata={"help": "lower-cased, or byte-level"})
-    vocab_size: int | None = field(
+    vocab_size: Count | None = field(
         default=None, metadata={"help": "most entries; 30,522 for wordpiece and 32,000 for bpe if unset"}
     )
-    max_length: int = field(default=4096, metadata={"help": "tokens at which the tokenizer truncates when asked to"})
-    max_documents: int | None = field(default=None, metadata={"help": "learn from so many documents; all if unset"})
+    max_length: Annotated[int, Range(8)] = field(
+        default=4096, metadata={"help": "tokens at which the tokenizer truncates when asked to"}
+    )
+    max_documents: Count | None = field(default=None, metadata={"help": "learn from so many documents; all if unset"})
 
     def __post_init__(self):
+        check_ranges(self)
         if self.vocab_size is None:
             self.vocab_size = 30_522 if self.kind == "wordpiece" else 32_000
         # The least: the reserved entries and one letter, or the special tokens and every byte.
         least = len(WORDPIECE_RESERVED) + 1 if self.kind == "wordpiece" else len(SPECIAL_TOKENS) + 256
-        check_least(self, {"vocab_size": least, "max_length": 8, "max_documents": 1})
+        if self.vocab_size < least:
+            raise ValueError(f"`vocab_size` is {self.vocab_size}; it must be {least} or more for {self.kind}.")
 
 
 def train_tokenizer(settings: TokenizerArguments) -> PreTrainedTokenizerFast:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from sentence_transformers.sentence_transformer.modules import Pooling
 
-from neobert_hf.common.settings import check_least
+from neobert_hf.common.settings import Count, CountOrZero, check_ranges
 from neobert_hf.embeddings.inference import check_finite, load_embedding_model, model_fingerprint
 from neobert_hf.search.passages import split_passages
 
@@ -19,21 +19,21 @@ class EmbeddingSettings:
     """How vectors are made. All of this is stored with the index, and queries follow it."""
 
     model: str = field(metadata={"help": "an embedding model, or an encoder, which gets mean pooling: path or Hub id"})
-    passage_tokens: int | None = field(
+    passage_tokens: Count | None = field(
         default=None, metadata={"help": "longer documents are cut into passages; what the model reads if unset"}
     )
-    overlap: int = field(default=32, metadata={"help": "tokens that neighbouring passages share"})
+    overlap: CountOrZero = field(default=32, metadata={"help": "tokens that neighbouring passages share"})
     query_prompt: str | None = field(
         default=None, metadata={"help": "put before queries as it is, so end it with a space; the model's own if unset"}
     )
     document_prompt: str | None = field(default=None, metadata={"help": "put before passages; as `query_prompt`"})
-    truncate_dim: int | None = field(default=None, metadata={"help": "dimensions to keep (Matryoshka)"})
+    truncate_dim: Count | None = field(default=None, metadata={"help": "dimensions to keep (Matryoshka)"})
     dtype: Literal["bfloat16", "float16", "float32"] = field(
         default="float32", metadata={"help": "of the encoder, for queries as well"}
     )
 
     def __post_init__(self):
-        check_least(self, {"passage_tokens": 1, "truncate_dim": 1})
+        check_ranges(self)
 
     @classmethod
     def of_index(cls, identity: dict) -> "EmbeddingSettings":

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from tqdm import tqdm
 
-from neobert_hf.common.settings import check_least
+from neobert_hf.common.settings import Count, check_ranges
 from neobert_hf.common.text_sources import local_files, stream_documents
 from neobert_hf.search.encoder import PassageEncoder
 from neobert_hf.search.index import Passage, VectorIndex
@@ -26,11 +26,11 @@ class SourceSettings:
     id_column: str | None = field(default=None, metadata={"help": "that tells rows apart; a hash of the text if unset"})
     split: str = field(default="train", metadata={"help": "of a Hub dataset"})
     subset: str | None = field(default=None, metadata={"help": "configuration of a Hub dataset that has several"})
-    batch_size: int = field(default=32, metadata={"help": "passages embedded at once"})
-    write_every: int = field(default=1024, metadata={"help": "passages; what an interruption loses"})
+    batch_size: Count = field(default=32, metadata={"help": "passages embedded at once"})
+    write_every: Count = field(default=1024, metadata={"help": "passages; what an interruption loses"})
 
     def __post_init__(self):
-        check_least(self, {"batch_size": 1, "write_every": 1})
+        check_ranges(self)
 
     @property
     def name_in_index(self) -> str:

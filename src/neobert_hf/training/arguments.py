@@ -7,6 +7,8 @@ from typing import Any
 from transformers import TrainingArguments
 from transformers.trainer_pt_utils import AcceleratorConfig
 
+from neobert_hf.common.settings import Range, check_ranges
+
 
 # What every recipe here fixes, beside settings of its own: each would make a resume inexact or hide a failure.
 FIXED = {
@@ -15,6 +17,26 @@ FIXED = {
     "auto_find_batch_size": False,
     "load_best_model_at_end": False,
     "save_only_model": False,
+}
+
+# Numbers that Transformers and Sentence Transformers take unchecked. Those that are not here must be finite.
+RANGES = {
+    name: allowed
+    for allowed, names in (
+        (Range(0), "learning_rate weight_decay max_grad_norm neftune_noise_alpha warmup_steps eval_delay"),
+        (Range(0), "dataloader_num_workers"),
+        (Range(0, 1), "label_smoothing_factor warmup_ratio"),
+        (Range(0, below=1), "adam_beta1 adam_beta2"),
+        (Range(above=0), "adam_epsilon num_train_epochs logging_steps save_steps eval_steps"),
+        (Range(1), "per_device_train_batch_size per_device_eval_batch_size gradient_accumulation_steps"),
+        (Range(1), "eval_accumulation_steps torch_empty_cache_steps dataloader_prefetch_factor save_total_limit"),
+        (Range(1), "ddp_bucket_cap_mb ddp_timeout"),
+        # What NumPy takes.
+        (Range(0, 2**32 - 1), "seed data_seed"),
+        # -1 stands for no limit, and for no rank.
+        (Range(-1), "max_steps local_rank"),
+    )
+    for name in names.split()
 }
 
 # Settings that do not change the trained weights: where files go, what is printed and when, how fast it runs, and on
@@ -39,6 +61,20 @@ ALWAYS_STORED = set(
 )
 
 
+def check_inherited(arguments: TrainingArguments) -> None:
+    """Check what a recipe's arguments inherit from Transformers, before Transformers computes with it.
+
+    Raises:
+        ValueError: naming the setting.
+    """
+    check_ranges(arguments, RANGES)
+    if arguments.resume_from_checkpoint is not None:
+        raise ValueError(
+            f"`resume_from_checkpoint` is {arguments.resume_from_checkpoint!r}; leave it out: the same command with "
+            "the same `output_dir` goes on from its newest complete checkpoint by itself."
+        )
+
+
 def check_fixed(arguments: TrainingArguments, fixed: dict) -> None:
     """Refuse settings of Transformers that would undo what a recipe promises, and a training without an end.
 
@@ -48,6 +84,8 @@ def check_fixed(arguments: TrainingArguments, fixed: dict) -> None:
     Raises:
         ValueError: naming the setting.
     """
+    # Once more: what was given as a text of JSON has become a dictionary.
+    check_inherited(arguments)
     for name, value in (FIXED | fixed).items():
         if getattr(arguments, name) != value:
             raise ValueError(f"`{name}` is {getattr(arguments, name)!r}; this recipe needs {value!r}.")

@@ -4,13 +4,15 @@ import json
 import time
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Annotated
 
 from transformers import AutoTokenizer, set_seed
 
 from neobert_hf.common.atomic_writes import write_json
 from neobert_hf.common.fingerprints import data_fingerprint
+from neobert_hf.common.locks import folder_lock
 from neobert_hf.common.results import ResultError
-from neobert_hf.common.settings import nearest
+from neobert_hf.common.settings import Count, CountOrZero, NotNegative, Range, check_ranges, nearest
 from neobert_hf.common.token_limits import tokens_read
 from neobert_hf.evaluation.glue.models import StartingPoint, build_classifier, newest_checkpoints
 from neobert_hf.evaluation.glue.results import RUN_ARGUMENTS, Results
@@ -33,21 +35,30 @@ class GlueSettings:
     data_dir: str | None = field(
         default=None, metadata={"help": "folder with the tasks as TSV, Parquet or JSON lines, instead of the Hub"}
     )
-    max_length: int = field(default=1024, metadata={"help": "tokens; the longer text of a pair is cut first"})
-    classifier_dropout: float = field(default=0.1, metadata={"help": "before the classifier"})
+    max_length: Annotated[int, Range(8)] = field(
+        default=1024, metadata={"help": "tokens; the longer text of a pair is cut first"}
+    )
+    classifier_dropout: Annotated[float, Range(0, below=1)] = field(
+        default=0.1, metadata={"help": "before the classifier"}
+    )
     transfer: bool = field(default=True, metadata={"help": "start tasks from others' best model, as the file says"})
-    average_checkpoints: int = field(
+    average_checkpoints: CountOrZero = field(
         default=0, metadata={"help": "start from the mean of the last so many checkpoints of the run `model`"}
     )
     hyperparameters: str | None = field(default=None, metadata={"help": "YAML file with those of each task"})
-    seeds: list[int] = field(default_factory=lambda: [0], metadata={"help": "one run each"})
+    seeds: list[Annotated[int, Range(0, 2**32 - 1)]] = field(
+        default_factory=lambda: [0], metadata={"help": "one run each"}
+    )
     grid: bool = field(default=False, metadata={"help": "search the three lists instead of using `hyperparameters`"})
-    batch_sizes: list[int] = field(default_factory=list, metadata={"help": "of the grid"})
-    learning_rates: list[float] = field(default_factory=list, metadata={"help": "of the grid"})
-    weight_decays: list[float] = field(default_factory=list, metadata={"help": "of the grid"})
+    batch_sizes: list[Count] = field(default_factory=list, metadata={"help": "of the grid"})
+    learning_rates: list[NotNegative] = field(default_factory=list, metadata={"help": "of the grid"})
+    weight_decays: list[NotNegative] = field(default_factory=list, metadata={"help": "of the grid"})
     shard: str | None = field(default=None, metadata={"help": "k/n: the k-th of n machines or jobs"})
     published: str | None = field(default=None, metadata={"help": "YAML file of rows for the report"})
     trust_remote_code: bool = field(default=False, metadata={"help": "run code from the model's repository"})
+
+    def __post_init__(self):
+        check_ranges(self)
 
 
 def choose_tasks(settings: GlueSettings) -> dict[str, GlueTask]:
@@ -157,12 +168,14 @@ class GlueEvaluation:
 
     def complete(self, run: Run) -> None:
         """Do what is left of a run: all of it, or nothing but tidying up where it has a result."""
-        result = self.results.find(run)
-        if result is None:
-            self.fine_tune(run)
-        elif result["score"] is None and not self.settings.grid:
-            raise ResultError(f"{self.results.file(run)}: this run diverged in a grid. Delete the file to repeat it.")
-        self.results.delete_leftovers(run)
+        with folder_lock(self.results.run_folder(run)):
+            result = self.results.find(run)
+            if result is None:
+                self.fine_tune(run)
+            elif result["score"] is None and not self.settings.grid:
+                file = self.results.file(run)
+                raise ResultError(f"{file}: this run diverged in a grid. Delete the file to repeat it.")
+            self.results.delete_leftovers(run)
 
     def fine_tune(self, run: Run) -> None:
         """Do one run that has no result yet: training, the best model, the result."""

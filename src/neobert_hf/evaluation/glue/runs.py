@@ -15,7 +15,7 @@ from itertools import product
 import torch
 from accelerate.utils import is_cuda_available
 
-from neobert_hf.common.settings import read_yaml
+from neobert_hf.common.settings import Count, NotNegative, check_ranges, read_yaml
 from neobert_hf.evaluation.glue.tasks import GlueTask
 
 
@@ -23,9 +23,12 @@ from neobert_hf.evaluation.glue.tasks import GlueTask
 class Hyperparameters:
     """What the paper searches (Table 6)."""
 
-    batch_size: int
-    learning_rate: float
-    weight_decay: float
+    batch_size: Count
+    learning_rate: NotNegative
+    weight_decay: NotNegative
+
+    def __post_init__(self):
+        check_ranges(self)
 
     def __str__(self) -> str:
         return f"bs{self.batch_size}_lr{self.learning_rate:g}_wd{self.weight_decay:g}"
@@ -58,7 +61,10 @@ def read_hyperparameters(path: str) -> dict[str, Hyperparameters]:
             raise ValueError(f"{path}, {task}: it must have {', '.join(names)}; found {entry}.")
         if any(isinstance(value, (str, bool)) for value in entry.values()):
             raise ValueError(f"{path}, {task}: {entry} must hold numbers (YAML takes 1.0e-5 for one, 1e-5 for a text).")
-        hyperparameters[task] = Hyperparameters(**entry)
+        try:
+            hyperparameters[task] = Hyperparameters(**entry)
+        except ValueError as error:
+            raise ValueError(f"{path}, {task}: {error}") from error
     return hyperparameters
 
 

@@ -18,10 +18,11 @@ from transformers import (
 )
 
 from neobert_hf.common.atomic_writes import atomic_folder
+from neobert_hf.common.settings import Count
 from neobert_hf.evaluation.glue.metric import GlueMetric
 from neobert_hf.evaluation.glue.runs import Run
 from neobert_hf.evaluation.glue.tasks import GlueTask
-from neobert_hf.training.arguments import check_fixed
+from neobert_hf.training.arguments import check_fixed, check_inherited
 from neobert_hf.training.trainer import ResumableTrainer
 
 
@@ -58,7 +59,7 @@ class GlueArguments(TrainingArguments):
     per_device_eval_batch_size: int = field(default=64, metadata={"help": "rows evaluated at a time"})
     num_train_epochs: float = field(default=10, metadata={"help": "over the training split"})
     warmup_steps: float = field(default=0.06, metadata={"help": "optimizer steps, or a share of all if below 1"})
-    early_stopping_patience: int = field(default=15, metadata={"help": "evaluations without a better score"})
+    early_stopping_patience: Count = field(default=15, metadata={"help": "evaluations without a better score"})
     eval_steps: float | None = field(
         default=None, metadata={"help": "steps between evaluations; min(500, a tenth of an epoch) if unset"}
     )
@@ -67,6 +68,10 @@ class GlueArguments(TrainingArguments):
     logging_nan_inf_filter: bool = field(default=False, metadata={"help": "fixed"})
     metric_for_best_model: str | None = field(default="score", metadata={"help": "fixed"})
     restore_callback_states_from_checkpoint: bool = field(default=True, metadata={"help": "fixed"})
+
+    def __post_init__(self):
+        check_inherited(self)
+        super().__post_init__()
 
     def for_run(self, run: Run, folder: Path, rows: int) -> "GlueArguments":
         """The arguments of one run on so many training rows: its hyperparameters, steps, evaluations, checkpoints."""

@@ -1,14 +1,14 @@
 """What `examples/run_mteb.py` evaluates: its settings, the selection of tasks, their instructions and prompts."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 import mteb
 import torch
 from mteb.abstasks import AbsTask
 
 from neobert_hf.common.instructions import as_prompt
-from neobert_hf.common.settings import nearest, read_yaml
+from neobert_hf.common.settings import Count, Range, check_ranges, nearest, read_yaml
 from neobert_hf.evaluation.mteb.local_tasks import read_local_tasks
 from neobert_hf.evaluation.mteb.report import TASK_TYPES
 from neobert_hf.evaluation.mteb.results import parts_of
@@ -39,10 +39,15 @@ class MTEBSettings:
         default="auto", metadata={"help": "of the encoder; bfloat16 on a GPU, float32 on a CPU. Pooling is float32"}
     )
     device: str | None = field(default=None, metadata={"help": "cuda, cpu, ...; the fastest there is if unset"})
-    max_length: int | None = field(default=None, metadata={"help": "tokens of a text; the model's own if unset"})
-    truncate_dim: int | None = field(default=None, metadata={"help": "dimensions to keep (Matryoshka)"})
-    batch_size: int = field(default=32, metadata={"help": "texts encoded at once"})
+    max_length: Annotated[int, Range(3)] | None = field(
+        default=None, metadata={"help": "tokens of a text; the model's own if unset"}
+    )
+    truncate_dim: Count | None = field(default=None, metadata={"help": "dimensions to keep (Matryoshka)"})
+    batch_size: Count = field(default=32, metadata={"help": "texts encoded at once"})
     trust_remote_code: bool = field(default=False, metadata={"help": "run code from the model's repository"})
+
+    def __post_init__(self):
+        check_ranges(self)
 
 
 def benchmark_tasks() -> list[AbsTask]:

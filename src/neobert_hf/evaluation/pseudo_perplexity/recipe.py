@@ -4,14 +4,14 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
 from tqdm import tqdm
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from neobert_hf.common.settings import check_least
+from neobert_hf.common.settings import Count, CountOrZero, Range, check_ranges
 from neobert_hf.common.text_sources import stream_text
 from neobert_hf.evaluation.pseudo_perplexity.report import score_texts
 from neobert_hf.evaluation.pseudo_perplexity.rope_scaling import parse_rope, scale_rope
@@ -39,27 +39,29 @@ class PseudoPerplexityArguments:
         default_factory=lambda: ["native"],
         metadata={"help": "native, linear:FACTOR, dynamic:FACTOR (NTK), yarn:FACTOR; every model is scored with each"},
     )
-    lengths: list[int] = field(
+    lengths: list[Annotated[int, Range(3)]] = field(
         default_factory=list, metadata={"help": "tokens to cut every document to that has as many; scored at each"}
     )
-    max_length: int | None = field(default=None, metadata={"help": "tokens to cut longer documents to; whole if unset"})
-    min_tokens: int = field(default=0, metadata={"help": "shorter documents are left out"})
-    max_documents: int | None = field(default=None, metadata={"help": "the first so many that are left"})
-    sample: int | None = field(default=None, metadata={"help": "random positions of each document; all if unset"})
-    stride: int = field(default=1, metadata={"help": "score every so many-th position"})
-    seed: int = field(default=0, metadata={"help": "of `sample`"})
-    batch_tokens: int = field(default=16384, metadata={"help": "tokens at once, or one sequence; same results"})
+    max_length: Annotated[int, Range(3)] | None = field(
+        default=None, metadata={"help": "tokens to cut longer documents to; whole if unset"}
+    )
+    min_tokens: CountOrZero = field(default=0, metadata={"help": "shorter documents are left out"})
+    max_documents: Count | None = field(default=None, metadata={"help": "the first so many that are left"})
+    sample: Annotated[int, Range(2)] | None = field(
+        default=None, metadata={"help": "random positions of each document; all if unset"}
+    )
+    stride: Count = field(default=1, metadata={"help": "score every so many-th position"})
+    seed: CountOrZero = field(default=0, metadata={"help": "of `sample`"})
+    batch_tokens: Count = field(default=16384, metadata={"help": "tokens at once, or one sequence; same results"})
     dtype: Literal["float32", "bfloat16", "float16"] = field(default="float32", metadata={"help": "of the models"})
     device: str | None = field(default=None, metadata={"help": "cuda, cpu, ...; the fastest there is if unset"})
 
     def __post_init__(self):
+        check_ranges(self)
         if self.lengths and self.max_length is not None:
             raise ValueError("`lengths` and `max_length` both cut documents: give one of them.")
         if self.sample is not None and self.stride != 1:
             raise ValueError("`sample` and `stride` both choose positions: give one of them.")
-        check_least(self, {"max_length": 3, "sample": 2, "max_documents": 1, "stride": 1, "batch_tokens": 1})
-        if min(self.lengths, default=3) < 3:
-            raise ValueError(f"`lengths` holds {min(self.lengths)}; each must be 3 or more.")
         for entry in self.models:
             if not re.fullmatch("[^/=]+=.+", entry):
                 raise ValueError(f"`models` holds {entry!r}; write name=path, the name without a slash.")
