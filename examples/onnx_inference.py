@@ -1,10 +1,11 @@
 """Embeddings and mask filling from an exported folder, without torch: `pip install onnxruntime tokenizers`.
 
     neobert-hf export runs/embeddings/model exported
-    python examples/onnx_inference.py exported "a query" "a document"
+    python examples/onnx_inference.py exported --query "a query" "a document" "another document"
 
-prints the cosine similarities of the texts for an embedding model; a query's instruction is part of its text. For a
-masked language model, write the mask token into the texts: the likeliest tokens in its place are printed.
+prints the cosine similarities of the texts for an embedding model. The model's own prompts are put before query and
+documents; without `--query` nothing is put before any text. For a masked language model, write the mask token into the
+texts: the likeliest tokens in its place are printed.
 """
 
 import argparse
@@ -33,6 +34,8 @@ class OnnxModel:
         settings = read_json(folder / "tokenizer_config.json")
         pooling = folder / "1_Pooling" / "config.json"
         self.pooling = read_json(pooling).get("pooling_mode") if pooling.exists() else "mean"
+        prompts = folder / "config_sentence_transformers.json"
+        self.prompts = read_json(prompts).get("prompts", {}) if prompts.exists() else {}
 
         # 2. Tokenizer
         self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -52,8 +55,14 @@ class OnnxModel:
         (output,) = self.session.run(None, {"input_ids": ids, "attention_mask": mask})
         return ids, mask, output
 
-    def embed(self, texts: list[str], batch_size: int = 32) -> np.ndarray:
-        """One vector of length 1 for each text: the mean of its tokens, or the first of them if the model says so."""
+    def embed(self, texts: list[str], kind: str | None = None, batch_size: int = 32) -> np.ndarray:
+        """One vector of length 1 for each text: the mean of its tokens, or the first of them if the model says so.
+
+        Args:
+            kind: `query` or `document`, to put the model's own prompt for such texts before each; nothing if None.
+        """
+        prompt = self.prompts.get(kind) or ""
+        texts = [prompt + text for text in texts]
         if self.pooling not in ("mean", "cls"):
             raise ValueError(
                 f"1_Pooling/config.json has the `pooling_mode` {self.pooling!r}; this example knows 'mean' and 'cls'. "
@@ -86,17 +95,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("texts", nargs="+")
+    parser.add_argument("--query", help="of an embedding model; the texts are documents then")
     parser.add_argument("--precision", choices=FILES, default="float32")
     arguments = parser.parse_args()
 
     model = OnnxModel(arguments.folder, arguments.precision)
     (architecture,) = model.config["architectures"]
+    if arguments.query and architecture != "NeoBERTModel":
+        parser.error(f"--query is for embedding models; {arguments.folder} holds a {architecture}.")
     if architecture == "NeoBERTForMaskedLM":
         for text in arguments.texts:
             print(text, *(f"  {probability:.3f}  {token}" for token, probability in model.fill_mask(text)), sep="\n")
     elif architecture == "NeoBERTModel":
-        embeddings = model.embed(arguments.texts)
-        for text, similarities in zip(arguments.texts, embeddings @ embeddings.T):
+        texts, embeddings = arguments.texts, model.embed(arguments.texts, "document" if arguments.query else None)
+        if arguments.query:
+            texts = [arguments.query, *texts]
+            embeddings = np.vstack([model.embed([arguments.query], "query"), embeddings])
+        for text, similarities in zip(texts, embeddings @ embeddings.T):
             print(*(f"{similarity:6.3f}" for similarity in similarities), text)
     else:
         parser.error(f"{arguments.folder} holds a {architecture}; allowed are NeoBERTModel and NeoBERTForMaskedLM.")

@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 
 import neobert_hf  # noqa: F401  # registers the architecture
+from neobert_hf.common.locks import check_free, check_writable
 from neobert_hf.common.results import ResultError, folder_of_results
 from neobert_hf.common.settings import parse_config
 from neobert_hf.embeddings.inference import load_embedding_model, model_fingerprint
@@ -32,6 +33,10 @@ def main(args: list[str] | None = None) -> None:
     name = folder_of_results(settings.name, settings.model)
     tasks, prompts = collect_tasks(settings)
     published = read_published(settings.published) if settings.published else {}
+
+    output = Path(settings.output_dir)
+    check_writable(output)
+    check_free(output / name / task.metadata.name for task in tasks)
 
     # 2. Model; its name is for the report only, its fingerprint tells it from others
     device = torch.device(settings.device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -52,9 +57,10 @@ def main(args: list[str] | None = None) -> None:
         truncate_dim=settings.truncate_dim,
     )
     print(f"{name}: {result_settings}, on {device}; {len(tasks)} tasks", flush=True)
+    if note := encoder.note([task.metadata for task in tasks]):
+        print(note, flush=True)
 
     # 3. Evaluation, task by task
-    output = Path(settings.output_dir)
     evaluation = ResumableEvaluation(output / name, result_settings, encoder)
     evaluation.check(tasks)
     failed = evaluation.run(tasks, settings.batch_size)

@@ -79,6 +79,8 @@ def index_documents(args: list[str]) -> None:
         encoder = PassageEncoder(embedding, shared.device, shared.trust_remote_code)
         if index.identity is not None:
             check_identity(shared.index, index.identity, encoder.identity)
+        for line in encoder.notes():
+            print(line, file=sys.stderr)
 
         # 3. Only what changed is embedded
         update = update_index(index, encoder, source)
@@ -101,8 +103,8 @@ def answer_queries(args: list[str]) -> None:
         check_identity(shared.index, index.identity, encoder.identity)
 
         # 3. Search
-        for warning in encoder.warnings(settings.text):
-            print(warning, file=sys.stderr)
+        for line in encoder.notes() + encoder.warnings(settings.text):
+            print(line, file=sys.stderr)
         for query, vector in zip(settings.text, encoder.embed("query", settings.text)):
             hits = index.search(vector, settings.top_k)
             if settings.json:

@@ -23,6 +23,7 @@ from neobert_hf import (
     NeoBERTForTokenClassification,
     NeoBERTModel,
 )
+from neobert_hf.common.locks import FolderInUse, folder_lock
 from neobert_hf.embeddings.models import build_encoder
 from tests.helpers.models import ROOT, ragged_batch, small_model
 from tests.helpers.small_tokenizer import small_tokenizer
@@ -63,7 +64,8 @@ def embedding_model(tmp_path_factory):
     folder = tmp_path_factory.mktemp("embeddings")
     save_checkpoint(folder / "encoder")
     encoder = build_encoder(str(folder / "encoder"), max_length=32)
-    SentenceTransformer(modules=[*encoder, Normalize()]).save(str(folder / "model"))
+    prompts = {"query": "dogs and ", "document": ""}
+    SentenceTransformer(modules=[*encoder, Normalize()], prompts=prompts).save(str(folder / "model"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(export_module, "MOST_BYTES_IN_ONE_FILE", 1_000)
         command = ["export", str(folder / "model"), str(folder / "exported"), "--precisions", "int8", "float32"]
@@ -242,6 +244,9 @@ def test_example_embeds_as_sentence_transformers_does(embedding_model):
     texts = [*TEXTS, "a long document about many cats and as many dogs"]
     got = np.array(example(embedding_model / "exported", f"model.embed({texts!r}, batch_size=3).tolist()"))
     assert np.abs(got - encoder.encode(texts)).max() <= 1e-5
+    # The prompts of the model came along.
+    got = np.array(example(embedding_model / "exported", f"model.embed({texts!r}, 'query').tolist()"))
+    assert np.abs(got - encoder.encode_query(texts)).max() <= 1e-5 < np.abs(got - encoder.encode(texts)).max()
 
 
 def test_example_embeds_without_a_mask_token_and_says_what_it_cannot_pool(embedding_model, tmp_path):
@@ -287,6 +292,11 @@ REFUSED = [
     (NeoBERTModel, {"precisions": ["int4"]}, {}, "No precision int4; known are float32, float16, int8"),
     (NeoBERTModel, {}, {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "use 'yarn' or 'linear'"),
 ]
+
+
+def test_a_folder_that_another_process_writes_is_refused(tmp_path):
+    with folder_lock(tmp_path / "out"), pytest.raises(FolderInUse, match="is being written by"):
+        export_module.main(["/nowhere/model", str(tmp_path / "out")])
 
 
 def test_no_precision_is_all_of_them():

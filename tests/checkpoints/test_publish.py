@@ -362,6 +362,27 @@ def test_settings_of_the_run_and_of_an_earlier_card(work, tmp_path):
     assert 'SentenceTransformer("me/model")' in card.text and "/home/me" not in card.content
 
 
+def test_prompts_are_published_and_told(work, tmp_path):
+    """The model that others load asks as the one that was trained, and its card says with what."""
+    prompts = {"names": "Find | {{ it }}. ", "query": "Find it. ", "document": ""}
+    model = SentenceTransformer(str(work / "embedder"), device="cpu")
+    model.prompts = prompts
+    model.save(str(tmp_path / "prompted"))
+    card = build(tmp_path, "prompted", tmp_path / "folder")
+    assert '- `query`: `"Find it. "`' in card.text and '- `names`: `"Find | {{ it }}. "`' in card.text
+    assert "`document`:" not in card.text and not re.search(r"\n{4}", card.text)
+    published = SentenceTransformer(str(tmp_path / "folder"), device="cpu")
+    assert published.prompts == prompts and published.default_prompt_name is None
+    assert (published.encode_query(TEXTS) == model.encode(TEXTS, prompt="Find it. ")).all()
+    (code,) = re.findall(r"```python\n(queries = .*?)```", card.text, re.DOTALL)
+    exec(code, {"model": published})
+    assert "### Prompts" not in build(work, "embedder", tmp_path / "without").text
+    config = tmp_path / "prompted" / "config_sentence_transformers.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"prompts": {"query": 3}}))
+    with pytest.raises(ValueError, match="`prompts` in .* must hold a text for each name"):
+        build(tmp_path, "prompted", tmp_path / "broken")
+
+
 @pytest.mark.parametrize(
     "text, message",
     [

@@ -357,7 +357,7 @@ def test_a_reranker_gets_hard_negatives_first_and_then_other_rows_documents():
     }
 
 
-def test_mined_negatives_belong_to_their_queries_and_are_mined_once(trained, data, tmp_path):
+def test_mined_negatives_belong_to_their_queries_and_are_mined_once(trained, data, tmp_path, monkeypatch):
     rows = Dataset.from_parquet(str(data / "test.parquet"))
     # Queries that stand in several places, between others.
     pairs = [{"query": row["question"], "positive": row["answer"], "negatives": []} for row in rows]
@@ -373,13 +373,20 @@ def test_mined_negatives_belong_to_their_queries_and_are_mined_once(trained, dat
             continue
         right = {other["positive"] for other in pairs if other["query"] == row["query"]}
         assert not right & set(row["negatives"])
-        query = model.encode("Find. " + row["query"], normalize_embeddings=True)
+        # Its own prompt: it does not know this one.
+        query = model.encode_query(row["query"], normalize_embeddings=True)
         scores = {text: float(query @ model.encode(text, normalize_embeddings=True)) for text in row["negatives"]}
         best = max(float(query @ model.encode(text, normalize_embeddings=True)) for text in right)
         assert max(scores.values()) < best - 0.05 * abs(best) + 1e-5
-    shutil.rmtree(tmp_path / "miner")
-    again = mine_negatives(Dataset.from_list(pairs), "Find. ", settings, tmp_path / "mined")
+    with monkeypatch.context() as patch:
+        patch.delattr("neobert_hf.embeddings.mining.mine_hard_negatives")
+        again = mine_negatives(Dataset.from_list(pairs), "Find. ", settings, tmp_path / "mined")
     assert again[:] == mined[:] and len(list((tmp_path / "mined").iterdir())) == 1
+    # Another miner in the same folder.
+    weights = load_file(tmp_path / "miner" / "model.safetensors")
+    save_file({name: weight.flip(0) for name, weight in weights.items()}, tmp_path / "miner" / "model.safetensors")
+    other = mine_negatives(Dataset.from_list(pairs), "Find. ", settings, tmp_path / "mined")
+    assert other["negatives"][:] != mined["negatives"][:]
 
 
 def test_a_reranker_trains_on_mined_negatives(settings, trained, tmp_path):

@@ -133,6 +133,38 @@ def test_the_prompts_of_the_model_are_the_default(index, query, corpus, model, t
     assert abs(hits[0]["score"] - vectors[0] @ vectors[1]) < 1e-5
 
 
+PROMPTED = {"query": "question: ", "document": "", "passage": "text: ", "names": "name: "}
+PROMPT_NOTES = [
+    ({}, []),
+    ({"query_prompt": "name: "}, []),
+    ({"query_prompt": "question:"}, ["note: queries get the prompt 'question:'; the model's own is 'question: '."]),
+    ({"document_prompt": ""}, ["note: passages get the prompt ''; the model's own is 'text: '."]),
+]
+
+
+@pytest.mark.parametrize("flags, notes", PROMPT_NOTES)
+def test_another_prompt_than_the_models_is_said_aloud(corpus, model, tmp_path, capsys, flags, notes):
+    """When the index is made, and whenever it is asked: the index knows its prompts."""
+    SentenceTransformer(str(model), prompts=PROMPTED).save(str(tmp_path / "prompted"))
+    common = [f"--index={tmp_path / 'index'}", "--device=cpu"]
+    more = [f"--{name}={value}" for name, value in flags.items()]
+    semantic_search.main(["index", *common, f"--model={tmp_path / 'prompted'}", f"--source={corpus}", *more])
+    for _ in range(2):
+        assert [line for line in capsys.readouterr().err.splitlines() if line.startswith("note")] == notes
+        semantic_search.main(["query", *common, "--text", "a list"])
+    identity = LanceDBIndex(tmp_path / "index").identity
+    own = {"query_prompt": "question: ", "document_prompt": "text: "}
+    assert {name: identity[name] for name in own} == own | flags
+
+
+def test_an_index_of_a_model_without_prompts_goes_on_with_those_that_it_stored(query, index, corpus, capsys):
+    index(corpus, query_prompt="question: ")
+    assert query("a list", top_k=1)
+    semantic_search.main(["query", f"--index={corpus.parent / 'index'}", "--device=cpu", "--text", "a list"])
+    note = "note: queries get the prompt 'question: '; the model was saved without prompts.\n"
+    assert note in capsys.readouterr().err
+
+
 def test_only_what_changed_is_embedded_again(index, query, corpus, texts, tmp_path):
     rows = {f"d{i}": text for i, text in enumerate(texts[:10])}
     index(write_rows(corpus, rows), "--id_column=id")

@@ -13,7 +13,8 @@ from huggingface_hub.utils import validate_repo_id
 import neobert_hf
 from neobert_hf import NeoBERTConfig, NeoBERTPreTrainedModel
 from neobert_hf.checkpoints.golden_outputs import GOLDEN_FILE, read_outputs
-from neobert_hf.checkpoints.model_folder import ModelFolder, read_json
+from neobert_hf.checkpoints.model_folder import SENTENCE_CONFIG, ModelFolder, read_json
+from neobert_hf.common.instructions import describe_prompts
 from neobert_hf.common.results import ResultError, read_result
 from neobert_hf.common.settings import nearest, read_yaml
 from neobert_hf.configuration_neobert import MODEL_CLASSES
@@ -244,6 +245,7 @@ def build_card(
         class_name=class_name,
         auto_class=next(auto_class for auto_class, name in MODEL_CLASSES.items() if name == class_name),
         sentence_class=sentence_class,
+        prompts=prompts_of(folder),
         onnx=onnx,
         results=facts.eval_results,
         **{key: getattr(facts, key) for key in PACKAGE_KEYS},
@@ -251,6 +253,16 @@ def build_card(
         golden_values=", ".join(f"{value:.4f}" for value in golden["outputs"]["last_hidden_state"]["first"][:4]),
         **describe(model),
     )
+
+
+def prompts_of(folder: ModelFolder) -> str:
+    """What the card says of the prompts that a model of Sentence Transformers was saved with; nothing of others."""
+    if folder.sentence_class is None or not (folder.path / SENTENCE_CONFIG).is_file():
+        return ""
+    prompts = read_json(folder.path / SENTENCE_CONFIG).get("prompts") or {}
+    if not isinstance(prompts, dict) or not all(isinstance(prompt, str | None) for prompt in prompts.values()):
+        raise ValueError(f"`prompts` in {folder.path / SENTENCE_CONFIG} must hold a text for each name.")
+    return describe_prompts(prompts, folder.sentence_class)
 
 
 def describe(model: NeoBERTPreTrainedModel) -> dict[str, Any]:

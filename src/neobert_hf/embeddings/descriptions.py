@@ -63,12 +63,14 @@ class PairDataset:
         parts: tables with rows of the same kind, read one after the other.
         batch_size: the largest number of rows in a batch, 2 or more. Needed where positives are labels: no two rows of
             a batch may have the same positive, so a batch cannot have more rows than there are labels.
+        default: whether queries are asked with its instruction where none is named; see `prompts.py`.
     """
 
     name: str
     instruction: str
     parts: list[Part]
     batch_size: int | None = None
+    default: bool = False
 
     @property
     def prompt(self) -> str:
@@ -100,7 +102,22 @@ def read_descriptions(path: str, only: list[str] | None = None) -> tuple[list[Pa
         if name not in datasets:
             raise ValueError(f"{path} has no training dataset {name!r}{nearest(name, list(datasets))}")
     train = [_read_dataset(path, name, datasets[name]) for name in only or datasets]
-    return train, {kind: _read_dataset(path, kind, entry) for kind, entry in evaluation.items()}
+    evaluated = {kind: _read_dataset(path, kind, entry) for kind, entry in evaluation.items()}
+    _check_names_of_prompts(path, train, evaluated)
+    return train, evaluated
+
+
+def _check_names_of_prompts(path: str, train: list[PairDataset], evaluation: dict[str, PairDataset]) -> None:
+    """A model keeps the prompts of its datasets by name, and one more, `query`, which is that of one of them."""
+    for kind, dataset in evaluation.items():
+        if dataset.default:
+            raise ValueError(f"{path}, dataset {kind}: `default` is for training datasets: set it for one of those.")
+    marked = [dataset.name for dataset in train if dataset.default]
+    if len(marked) > 1:
+        raise ValueError(f"{path}: both {marked[0]} and {marked[1]} are the `default`; queries have one prompt.")
+    for dataset in train:
+        if len(train) > 1 and dataset.name in ("query", "document"):
+            raise ValueError(f"{path}: {dataset.name!r} is the name of another prompt; call the dataset otherwise.")
 
 
 def _read_dataset(path: str, name: str, entry: Any) -> PairDataset:
@@ -109,18 +126,22 @@ def _read_dataset(path: str, name: str, entry: Any) -> PairDataset:
     table = dict(_mapping(where, entry))
     instruction = table.pop("instruction", None)
     batch_size = table.pop("batch_size", None)
+    default = table.pop("default", False)
     parts = table.pop("parts", None) or []
     if not isinstance(instruction, str):
         raise ValueError(f'{where}: `instruction` is missing; write `instruction: ""` to train without one.')
     if batch_size is not None and (type(batch_size) is not int or batch_size < 2):
         raise ValueError(f"{where}: `batch_size` is {batch_size!r}; it must be a whole number, 2 or more.")
+    if not isinstance(default, bool):
+        raise ValueError(f"{where}: `default` is {default!r}; it must be true or false.")
     if not isinstance(parts, list):
         raise ValueError(f"{where}: `parts` holds {parts!r:.60}; it must hold a list, each item after a `-`.")
     if not table and not parts:
         raise ValueError(f"{where} has an instruction and no data: add `source`, `query` and `positive`.")
     if table and parts:
         raise ValueError(f"{where}: {min(table)!r} stands beside `parts`; put it into each of them.")
-    return PairDataset(name, instruction.strip(), [_read_part(where, part) for part in parts or [table]], batch_size)
+    tables = [_read_part(where, part) for part in parts or [table]]
+    return PairDataset(name, instruction.strip(), tables, batch_size, default)
 
 
 def _read_part(where: str, entry: Any) -> Part:

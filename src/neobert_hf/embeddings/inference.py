@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -45,6 +45,29 @@ def load_embedding_model(
 
 def _to_float32(module, args, features: dict) -> dict:
     return features | {"token_embeddings": features["token_embeddings"].float()}
+
+
+# Names under which models keep the prompt of each kind of text. Sentence Transformers gives every model an empty
+# `document`, also where the model's own is called `passage`.
+PROMPT_NAMES = {"query": ("query",), "document": ("document", "passage", "corpus")}
+
+
+def prompt_of(model: SentenceTransformer, kind: Literal["query", "document"]) -> str:
+    """What a model puts before a text of this kind; nothing if it was saved without a prompt for it."""
+    return next((model.prompts[name] for name in PROMPT_NAMES[kind] if model.prompts.get(name)), "")
+
+
+def note_on_prompt(model: SentenceTransformer, who: str, prompt: str, own: str) -> str:
+    """A line for the user if a prompt is put before texts that the model was not saved with; otherwise empty.
+
+    Args:
+        who: the beginning of the line: `queries get`.
+        own: what the model itself would put there.
+    """
+    if prompt == own or (prompt and prompt in model.prompts.values()):
+        return ""
+    known = f"the model's own is {own!r}" if any(model.prompts.values()) else "the model was saved without prompts"
+    return f"note: {who} the prompt {prompt!r}; {known}."
 
 
 def check_finite(embeddings: np.ndarray, texts: list[str]) -> None:

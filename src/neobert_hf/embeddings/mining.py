@@ -8,7 +8,9 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import mine_hard_negatives
 
 from neobert_hf.common.atomic_writes import atomic_write
+from neobert_hf.common.fingerprints import checkpoint_fingerprint, files_fingerprint
 from neobert_hf.embeddings.arguments import RerankerArguments
+from neobert_hf.embeddings.inference import prompt_of
 from neobert_hf.embeddings.pairs import most_negatives, positives_of_queries
 from neobert_hf.embeddings.recipe import Run
 
@@ -28,18 +30,21 @@ def mine_negatives(pairs: Dataset, prompt: str, settings: RerankerArguments, fol
 
     Args:
         pairs: rows of `query`, `positive` and `negatives`.
-        prompt: put before the queries.
+        prompt: of the dataset's queries. The miner gets it if it was saved with it, and its own otherwise.
         folder: where the file is, under a name that tells what was mined and how.
     """
-    name = Hasher.hash([pairs["query"][:], pairs["positive"][:], prompt, settings.miner, settings.negatives])
+    miner = miner_fingerprint(settings.miner)
+    name = Hasher.hash([pairs["query"][:], pairs["positive"][:], prompt, miner, settings.negatives])
     file = folder / f"{name}.parquet"
     if not file.exists():
         folder.mkdir(parents=True, exist_ok=True)
+        model = SentenceTransformer(settings.miner, trust_remote_code=settings.trust_remote_code)
         labelled = mine_hard_negatives(
             pairs.select_columns(["query", "positive"]),
-            SentenceTransformer(settings.miner, trust_remote_code=settings.trust_remote_code),
+            model,
             num_negatives=settings.negatives,
-            query_prompt=prompt or None,
+            query_prompt=prompt_of_miner(model, prompt),
+            corpus_prompt=prompt_of(model, "document"),
             # What comes closer to the score of the right document may well be right, too (arXiv 2407.15831).
             relative_margin=0.05,
             # The formats with one row a query drop those with fewer.
@@ -50,3 +55,22 @@ def mine_negatives(pairs: Dataset, prompt: str, settings: RerankerArguments, fol
         with atomic_write(file) as partial:
             mined.to_parquet(partial)
     return Dataset.from_parquet(str(file))
+
+
+def prompt_of_miner(model: SentenceTransformer, prompt: str) -> str:
+    """What a miner puts before the queries of a dataset with this prompt; another one than that is said aloud."""
+    if prompt and prompt in model.prompts.values():
+        return prompt
+    own = prompt_of(model, "query")
+    if own != prompt:
+        print(f"note: the miner mines with its own prompt {own!r}, not with {prompt!r}.", flush=True)
+    return own
+
+
+def miner_fingerprint(miner: str) -> str:
+    """A hash of all that the embeddings of a miner depend on: of a folder its files, of a Hub id its commit."""
+    folder = Path(miner)
+    if not folder.is_dir():
+        return checkpoint_fingerprint(miner)
+    files = [file for pattern in ("*.safetensors", "*.bin", "*.json", "*.txt") for file in folder.rglob(pattern)]
+    return files_fingerprint({str(file.relative_to(folder)): file for file in files})

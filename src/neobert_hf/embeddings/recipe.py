@@ -2,6 +2,8 @@
 
 import json
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -15,11 +17,13 @@ from sentence_transformers.sentence_transformer.evaluation import (
 from transformers import set_seed
 
 from neobert_hf.common.fingerprints import checkpoint_fingerprint, data_fingerprint
+from neobert_hf.common.instructions import add_prompt
 from neobert_hf.common.settings import parse_config
 from neobert_hf.embeddings.arguments import EmbeddingArguments, RecipeArguments
 from neobert_hf.embeddings.descriptions import PairDataset, read_descriptions
 from neobert_hf.embeddings.pairs import load_pairs, load_scored_pairs, positives_of_queries
 from neobert_hf.training.arguments import result_settings
+from neobert_hf.training.launching import run_lock
 from neobert_hf.training.run_checkpoints import newest_checkpoint, step_of
 
 
@@ -58,20 +62,23 @@ class Run:
     source: str
 
 
-def prepare_run(settings_class: type[RecipeArguments], args: list[str] | None = None) -> Run:
-    """Read settings and data, and find the checkpoint to resume from.
+@contextmanager
+def prepare_run(settings_class: type[RecipeArguments], args: list[str] | None = None) -> Iterator[Run]:
+    """Read settings and data, and find the checkpoint to resume from. `output_dir` is locked while the block runs.
 
     Raises:
         CheckpointError: if the checkpoint is damaged or of a run with other settings.
     """
     settings, arguments = parse_config(settings_class, EmbeddingArguments, args=args)
-    set_seed(arguments.seed)
-    data = read_data(settings, arguments)
-    values = run_settings(settings, arguments, data)
-    checkpoint, _ = newest_checkpoint(Path(arguments.output_dir), values)
-    # On resume the Trainer loads the weights by itself, unless there is nothing left to train.
-    finished = checkpoint is not None and step_of(checkpoint) == arguments.max_steps
-    return Run(settings, arguments, data, values, checkpoint, str(checkpoint) if finished else settings.model)
+    with run_lock(arguments):
+        set_seed(arguments.seed)
+        data = read_data(settings, arguments)
+        values = run_settings(settings, arguments, data)
+        checkpoint, _ = newest_checkpoint(Path(arguments.output_dir), values)
+        # On resume the Trainer loads the weights by itself, unless there is nothing left to train.
+        finished = checkpoint is not None and step_of(checkpoint) == arguments.max_steps
+        source = str(checkpoint) if finished else settings.model
+        yield Run(settings, arguments, data, values, checkpoint, source)
 
 
 def read_data(settings: RecipeArguments, arguments: EmbeddingArguments) -> TrainingData:
@@ -95,6 +102,8 @@ def run_settings(settings: RecipeArguments, arguments: EmbeddingArguments, data:
     for name, rows in data.train.items():
         content = {"rows": len(rows), "fingerprint": data_fingerprint(rows)}
         values["datasets"][name] = asdict(data.descriptions[name]) | content
+        # It chooses among prompts, and no weight depends on it.
+        values["datasets"][name].pop("default")
     values["weights"] = checkpoint_fingerprint(settings.model)
     values["batches_per_step"] = arguments.world_size * arguments.gradient_accumulation_steps
     return json.loads(json.dumps(values, default=str))
@@ -125,8 +134,7 @@ def dense_evaluator(run: Run) -> SequentialEvaluator | None:
         with run.arguments.main_process_first(desc="reading the STS dataset"):
             first, second, scores = load_scored_pairs(description)
         # Both sides are queries. This evaluator takes no prompt.
-        first = [description.prompt + text for text in first]
-        second = [description.prompt + text for text in second]
+        first, second = (add_prompt(description.prompt, texts) for texts in (first, second))
         evaluators.append(EmbeddingSimilarityEvaluator(first, second, scores, name="sts", write_csv=False))
     return SequentialEvaluator(evaluators) if evaluators else None
 
@@ -142,5 +150,6 @@ def reranking_evaluator(data: TrainingData) -> CrossEncoderRerankingEvaluator | 
     for query, right in list(positives_of_queries(data.retrieval).items())[:200]:
         drawn = generator.sample(documents, min(20 + len(right), len(documents)))
         wrong = [text for text in drawn if text not in right][:20]
-        samples.append({"query": prompt + query, "positive": sorted(right), "negative": wrong})
-    return CrossEncoderRerankingEvaluator(samples, name="reranking", write_csv=False)
+        samples.append({"query": add_prompt(prompt, [query])[0], "positive": sorted(right), "negative": wrong})
+    # With the prompt of documents, which is empty, the model puts none of its own before a query that has one.
+    return CrossEncoderRerankingEvaluator(samples, name="reranking", prompt_name="document", write_csv=False)

@@ -24,6 +24,7 @@ from neobert_hf.embeddings.batches import (
 )
 from neobert_hf.embeddings.models import describe_reranker
 from neobert_hf.embeddings.pairs import most_negatives
+from neobert_hf.embeddings.prompts import add_to_card, describe_choice, set_prompts
 from neobert_hf.embeddings.recipe import Run, TrainingData
 from neobert_hf.training.launching import check_launch, end_processes
 from neobert_hf.training.trainer import ResumableTrainer
@@ -50,6 +51,7 @@ class MixtureTrainer(ResumableTrainer):
         run.arguments.prompts = {
             name: self.prompt_setting(description.prompt) for name, description in run.data.descriptions.items()
         }
+        set_prompts(model, run.data)
         super().__init__(model, run.arguments, run.data.train, settings=run.values, **kwargs)
         if self.engine != "plain":
             # Sentence Transformers saves the module as it is, which is a shard there.
@@ -99,6 +101,18 @@ class MixtureTrainer(ResumableTrainer):
             print(f"{output / 'model'}, {output / 'log.json'}", flush=True)
         end_processes(self.accelerator)
 
+    def totals(self) -> dict:
+        components = self.accum_loss_components["train"]
+        return super().totals() | {
+            "components": {name: self.mean_over_processes(value) for name, value in components.items()}
+        }
+
+    def take_over(self, totals: dict) -> None:
+        super().take_over(totals)
+        for name, value in totals.get("components", {}).items():
+            value = round(value) if name == "steps" else value
+            self.accum_loss_components["train"][name] = torch.tensor(value, device=self.args.device)
+
     def describe(self) -> str:
         """The datasets with their sizes, probabilities and batches, the model, the machine, and the start."""
         lines = [f"{'dataset':<20}{'rows':>12}{'drawn':>8}{'rows of a batch':>17}"]
@@ -110,6 +124,7 @@ class MixtureTrainer(ResumableTrainer):
             f"{parameters:,} parameters; {self.args.world_size} x {self.args.device.type}; "
             f"{self.args.gradient_accumulation_steps} batches a step and process"
         )
+        lines.append(describe_choice(self.run.data))
         lines.append(f"resuming from {self.run.checkpoint}" if self.run.checkpoint else f"starting from {self.start()}")
         return "\n".join(lines)
 
@@ -141,6 +156,7 @@ class MixtureTrainer(ResumableTrainer):
         # Transformers calls this on every process and checks inside its own; Sentence Transformers' does not check.
         if self.args.should_save:
             super()._save(output_dir, state_dict)
+            add_to_card(Path(output_dir or self.args.output_dir) / "README.md", self.model, self.run.data)
 
 
 class EmbeddingTrainer(MixtureTrainer, SentenceTransformerTrainer):

@@ -9,8 +9,15 @@ import numpy as np
 import torch
 from sentence_transformers.sentence_transformer.modules import Pooling
 
+from neobert_hf.common.instructions import add_prompt
 from neobert_hf.common.settings import Count, CountOrZero, check_ranges
-from neobert_hf.embeddings.inference import check_finite, load_embedding_model, model_fingerprint
+from neobert_hf.embeddings.inference import (
+    check_finite,
+    load_embedding_model,
+    model_fingerprint,
+    note_on_prompt,
+    prompt_of,
+)
 from neobert_hf.search.passages import split_passages
 
 
@@ -56,7 +63,7 @@ class PassageEncoder:
             truncate_dim=settings.truncate_dim,
             trust_remote_code=trust_remote_code,
         )
-        name, limit, saved_prompts = settings.model, self.model.max_seq_length, self.model.prompts
+        name, limit = settings.model, self.model.max_seq_length
         query_prompt, document_prompt = settings.query_prompt, settings.document_prompt
         self.identity = {
             # Found again from any working directory.
@@ -69,8 +76,8 @@ class PassageEncoder:
             "max_length": limit,
             "passage_tokens": settings.passage_tokens or limit,
             "overlap": settings.overlap,
-            "query_prompt": saved_prompts.get("query", "") if query_prompt is None else query_prompt,
-            "document_prompt": saved_prompts.get("document", "") if document_prompt is None else document_prompt,
+            "query_prompt": prompt_of(self.model, "query") if query_prompt is None else query_prompt,
+            "document_prompt": prompt_of(self.model, "document") if document_prompt is None else document_prompt,
         }
 
     @cached_property
@@ -95,18 +102,29 @@ class PassageEncoder:
         Returns:
             Vectors of length 1: (texts, dimension) in float32. One that is not finite is a FloatingPointError.
         """
+        encode = {"query": self.model.encode_query, "document": self.model.encode_document}[kind]
         # An empty prompt, unlike None, also keeps the model's own away.
         prompt = self.identity[f"{kind}_prompt"]
         options = {"batch_size": batch_size, "normalize_embeddings": True, "show_progress_bar": False}
-        vectors = self.model.encode(texts, prompt=prompt, **options)
+        vectors = encode(texts, prompt=prompt, **options)
         check_finite(vectors, texts)
         return vectors
+
+    def notes(self) -> list[str]:
+        """Say where another prompt than the model's own is put before texts."""
+        kinds = (("queries", "query"), ("passages", "document"))
+        lines = [
+            note_on_prompt(self.model, f"{texts} get", self.identity[f"{kind}_prompt"], prompt_of(self.model, kind))
+            for texts, kind in kinds
+        ]
+        return [line for line in lines if line]
 
     def warnings(self, queries: list[str]) -> list[str]:
         """Name the queries that the model reads without their end: documents are cut into passages, queries are not."""
         lines, limit = [], self.identity["max_length"]
         for query in queries:
-            length = len(self.model.tokenizer(self.identity["query_prompt"] + query, verbose=False)["input_ids"])
+            (text,) = add_prompt(self.identity["query_prompt"], [query])
+            length = len(self.model.tokenizer(text, verbose=False)["input_ids"])
             if limit is not None and length > limit:
                 lines.append(
                     f"warning: the query {query[:60]!r} has {length:,} tokens with its prompt and the model reads "

@@ -15,6 +15,7 @@ from datasets import Dataset
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 
+from neobert_hf.common.locks import FolderInUse, folder_lock
 from neobert_hf.common.results import ResultError
 from neobert_hf.common.settings import parse_config
 from neobert_hf.embeddings.inference import load_embedding_model, model_fingerprint
@@ -178,6 +179,14 @@ def test_damaged_result_is_named(local, models, copied):
         run_local(local, models[0], copied, "--name", "m", "--tasks", "Pairs")
 
 
+def test_a_task_that_another_process_works_on_is_refused_before_the_model_is_loaded(local, tmp_path):
+    """Other tasks of the same model may run beside it, as on several GPUs."""
+    with folder_lock(tmp_path / "m" / "Similarity"), pytest.raises(FolderInUse, match="m/Similarity is being written"):
+        run_local(local, "/nowhere", tmp_path, "--name", "m")
+    with folder_lock(tmp_path / "m" / "Topics"), pytest.raises(OSError, match="nowhere"):
+        run_local(local, "/nowhere", tmp_path, "--name", "m", "--tasks", "Similarity")
+
+
 def test_a_task_that_fails_does_not_stop_the_others(local, models, tmp_path):
     """Equal similarities have no correlation with anything: NaN is an error, not a result."""
     rows = {"sentence1": ["a cat"] * 5, "sentence2": ["the dog"] * 5, "score": [0.0, 1.0, 2.0, 3.0, 4.0]}
@@ -269,20 +278,49 @@ def test_models_that_are_refused_and_one_that_needs_its_own_code(local, tmp_path
     assert set(report["local"]) == {"Similarity"}
 
 
-def test_model_with_its_own_prompts(local, models, tmp_path, monkeypatch):
-    """Used when there are no instructions, kept away when there are."""
-    prompts = {"query": "a cat ", "document": "the dog "}
+def test_model_with_its_own_prompts(local, models, tmp_path, monkeypatch, capsys):
+    """Used by tasks without an instruction, kept away from others, and another one is said aloud."""
+    prompts = {"query": "a cat ", "document": "the dog ", "here": "on a mat "}
     model = SentenceTransformer(models[0], device="cpu", prompts=prompts, default_prompt_name="query")
     model.save(str(tmp_path / "model"))
     seen = record_prompts(monkeypatch)
-    tasks = {"Search": yaml.safe_load((local / "tasks.yaml").read_text())["Search"]}
+    tasks = {name: yaml.safe_load((local / "tasks.yaml").read_text())[name] for name in ("Search", "Similarity")}
     tasks["Search"] |= {"data": str(local / "search.jsonl"), "corpus": str(local / "more.parquet")}
-    for instruction, expected in (("", {"a cat ", "the dog "}), ("on a mat", {"on a mat ", ""})):
+    # The other task has an instruction each time.
+    tasks["Similarity"] |= {"data": str(local / "sts.parquet"), "instruction": "the cat"}
+    noted = "note: {} gets the prompt {!r}; the model's own is {!r}. {} of 2 tasks get one that is not the model's.\n"
+    also = noted.format("Similarity", "the cat ", "", 1)
+    for number, (instruction, query, document, note) in enumerate(
+        (
+            (None, "a cat ", "the dog ", also),
+            ("on a mat", "on a mat ", "", also),
+            ("", "", "", noted.format("Search", "", "a cat ", 2)),
+            ("the dog ran", "the dog ran ", "", noted.format("Search", "the dog ran ", "a cat ", 2)),
+        )
+    ):
         tasks["Search"]["instruction"] = instruction
         (tmp_path / "tasks.yaml").write_text(yaml.safe_dump(tasks))
         seen.clear()
-        run_local(tmp_path, str(tmp_path / "model"), tmp_path / f"out{len(instruction)}")
-        assert {prompt for prompt, _ in seen} == expected
+        capsys.readouterr()
+        output = tmp_path / f"out{number}"
+        run_local(tmp_path, str(tmp_path / "model"), output, "--name", "m")
+        assert {prompt for prompt, _ in seen} - {"the cat "} == {query, document}
+        stored = {name: json.loads((output / "m" / f"{name}.json").read_text())["prompts"] for name in tasks}
+        assert stored == {"Search": {"query": query, "document": document}, "Similarity": {"text": "the cat "}}
+        assert note in capsys.readouterr().out
+
+
+def test_results_from_before_stay_those_of_a_model_without_prompts(local, models, copied, capsys):
+    """They do not name their prompts, and tasks without an instruction have an empty one where others had one."""
+    for file in (copied / "m").glob("*.json"):
+        content = json.loads(file.read_text())
+        del content["prompts"]
+        content["settings"]["prompt"] = content["settings"]["prompt"] or ""
+        file.write_text(json.dumps(content))
+    run_local(local, models[0], copied, "--name", "m")
+    assert not any("prompts" in json.loads(file.read_text()) for file in (copied / "m").glob("*.json"))
+    note = "note: Search gets the prompt 'the cat sat '; the model was saved without prompts. 3 of 6 tasks get one"
+    assert note in capsys.readouterr().out
 
 
 def test_only_queries_get_the_instruction(local, evaluated):

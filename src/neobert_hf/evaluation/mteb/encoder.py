@@ -1,19 +1,24 @@
 """A Sentence Transformers model as MTEB sees it.
 
 MTEB's own wrapper looks prompts up by rules that drop some (the key `CQADupstackRetrieval` reaches none of its 12
-parts, and a local task's key is refused) and spread others (a task's key prompts documents, too). Here each task has
-one instruction, and where a task has queries, the instruction stands before queries only.
+parts, and a local task's key is refused) and spread others (a task's key prompts documents, too). Here a task has one
+instruction, which stands before queries only if the task has queries, or it has the model's own prompts.
 """
 
 from typing import Any
 
 import numpy as np
+from mteb.abstasks.task_metadata import TaskMetadata
 from mteb.models.abs_encoder import AbsEncoder
 from mteb.models.model_meta import ModelMeta, ScoringFunction
 from mteb.types import PromptType
 from sentence_transformers import SentenceTransformer
 
-from neobert_hf.embeddings.inference import check_finite
+from neobert_hf.embeddings.inference import check_finite, note_on_prompt, prompt_of
+
+
+# Whose texts are queries and documents. Those of other tasks are all of one kind.
+TYPES_WITH_QUERIES = ("Retrieval", "Reranking", "InstructionRetrieval", "InstructionReranking")
 
 
 class InstructionEncoder(AbsEncoder):
@@ -22,11 +27,11 @@ class InstructionEncoder(AbsEncoder):
     Args:
         model: any, fine-tuned or not.
         name: of the model in MTEB's results.
-        prompts: what stands before the texts of each task, by the task's name. If None, the prompts that the model was
-            saved with are used.
+        prompts: what stands before the texts of a task, by the task's name. Tasks that are not in it get the prompts
+            that the model was saved with.
     """
 
-    def __init__(self, model: SentenceTransformer, name: str, prompts: dict[str, str] | None):
+    def __init__(self, model: SentenceTransformer, name: str, prompts: dict[str, str]):
         self.model = model
         self.prompts = prompts
         self.mteb_model_meta = ModelMeta.create_empty(
@@ -35,10 +40,27 @@ class InstructionEncoder(AbsEncoder):
 
     def prompt(self, task: str, prompt_type: PromptType | None) -> str | None:
         """What stands before the texts of a task; None leaves it to the model."""
-        if self.prompts is None:
-            return None
+        if task not in self.prompts:
+            return prompt_of(self.model, prompt_type.value) if prompt_type else None
         # An empty prompt, unlike None, also keeps the model's own away.
         return "" if prompt_type == PromptType.document else self.prompts[task]
+
+    def prompts_of(self, task: TaskMetadata) -> dict[str, str]:
+        """What is put before the texts of a task, by their kind, for whoever reads the result."""
+        if task.type in TYPES_WITH_QUERIES:
+            return {kind.value: self.prompt(task.name, kind) for kind in PromptType}
+        default = self.model.prompts.get(self.model.default_prompt_name, "")
+        return {"text": self.prompts.get(task.name, default)}
+
+    def note(self, tasks: list[TaskMetadata]) -> str:
+        """A line on the tasks that get another prompt than the model's own; empty if none does."""
+        own, notes = prompt_of(self.model, "query"), []
+        for task in tasks:
+            if task.name in self.prompts:
+                expected = own if task.type in TYPES_WITH_QUERIES else ""
+                notes.append(note_on_prompt(self.model, f"{task.name} gets", self.prompts[task.name], expected))
+        notes = [note for note in notes if note]
+        return f"{notes[0]} {len(notes)} of {len(tasks)} tasks get one that is not the model's." if notes else ""
 
     def encode(self, inputs, *, task_metadata, prompt_type: PromptType | None = None, **kwargs: Any) -> np.ndarray:
         """Embeddings (texts, dimension) of batches of texts, as MTEB asks for them, whatever their split or subset."""

@@ -49,7 +49,7 @@ class LocalTask:
     corpus: str | Path | None = None
     train: str | Path | None = None
     columns: dict[str, str] = field(default_factory=dict)
-    instruction: str = ""
+    instruction: str | None = None
 
     def __post_init__(self):
         if self.type not in TYPES:
@@ -109,11 +109,11 @@ def make_task(local: LocalTask) -> AbsTask:
     return type(f"Local{local.type}", (base,), {"metadata": metadata, "load_data": load_data} | column_names)()
 
 
-def read_local_tasks(file: str | Path) -> tuple[list[AbsTask], dict[str, str]]:
+def read_local_tasks(file: str | Path) -> tuple[list[AbsTask], dict[str, str | None]]:
     """Read a YAML file of local tasks, as configs/mteb/local_tasks.yaml.
 
     Returns:
-        The tasks, and the instruction of each by its name, empty where it has none.
+        The tasks, and the instruction of each by its name; None where the file says nothing of it.
     """
     known = {setting.name for setting in fields(LocalTask)} - {"name"}
     tasks, instructions = [], {}

@@ -29,7 +29,7 @@ class MTEBSettings:
     tasks: list[str] = field(default_factory=list, metadata={"help": "only these of the tasks; all if unset"})
     types: list[str] = field(default_factory=list, metadata={"help": f"only these types: {', '.join(TASK_TYPES)}"})
     instructions: str | None = field(
-        default=None, metadata={"help": "YAML file, one for each MTEB task; the model's saved prompts if unset"}
+        default=None, metadata={"help": "YAML file, one for each MTEB task; the model's own prompts if unset"}
     )
     prompt_template: str = field(
         default=as_prompt("{instruction}"), metadata={"help": "what stands before a text; as in fine-tuning"}
@@ -55,25 +55,25 @@ def benchmark_tasks() -> list[AbsTask]:
     return list(mteb.get_benchmark(BENCHMARK).tasks)
 
 
-def collect_tasks(settings: MTEBSettings) -> tuple[list[AbsTask], dict[str, str] | None]:
+def collect_tasks(settings: MTEBSettings) -> tuple[list[AbsTask], dict[str, str]]:
     """Collect the tasks to evaluate on.
 
     Returns:
-        The tasks, and what stands before the texts of each, by its name; None for what the model was saved with.
+        The tasks, and what stands before the texts of those that have an instruction, by the task's name. For the
+        others it is what the model was saved with.
     """
     benchmark = benchmark_tasks() if settings.mteb else []
     local, local_instructions = read_local_tasks(settings.local_tasks) if settings.local_tasks else ([], {})
     if clashing := {task.metadata.name for task in benchmark} & local_instructions.keys():
         raise ValueError(f"{settings.local_tasks}: {clashing.pop()} is a task of {BENCHMARK}; give yours another name.")
     chosen = select_tasks(benchmark + local, settings.tasks, settings.types)
-    if settings.instructions is None and not any(local_instructions.values()):
-        return chosen, None
     if settings.instructions is not None and not benchmark:
         raise ValueError("`instructions` are for the tasks of MTEB, and `mteb` is false; local tasks have their own.")
-    if settings.instructions is None and benchmark:
+    if settings.instructions is None and benchmark and any(local_instructions.values()):
         raise ValueError("The local tasks have instructions and MTEB's do not: set `instructions`, or `mteb` to false.")
-    instructions = read_instructions(settings.instructions, benchmark) if benchmark else {}
-    return chosen, build_prompts(instructions | local_instructions, benchmark + local, settings.prompt_template)
+    instructions = read_instructions(settings.instructions, benchmark) if settings.instructions else {}
+    given = {name: text for name, text in local_instructions.items() if text is not None}
+    return chosen, build_prompts(instructions | given, benchmark + local, settings.prompt_template)
 
 
 def select_tasks(tasks: list[AbsTask], names: list[str], types: list[str]) -> list[AbsTask]:
@@ -108,11 +108,13 @@ def read_instructions(file: str, tasks: list[AbsTask]) -> dict[str, str]:
 
 
 def build_prompts(instructions: dict[str, str], tasks: list[AbsTask], template: str) -> dict[str, str]:
-    """What stands before the texts of each task and, of a task of several parts, of each part."""
+    """What stands before the texts of each task with an instruction and, of a task of several parts, of each part."""
     if "{instruction}" not in template:
         raise ValueError(f"`prompt_template` is {template!r}; it must contain {{instruction}}.")
     prompts = {}
     for task in tasks:
+        if task.metadata.name not in instructions:
+            continue
         instruction = instructions[task.metadata.name]
         prompt = template.replace("{instruction}", instruction) if instruction else ""
         prompts |= {part.metadata.name: prompt for part in (task, *parts_of(task))}

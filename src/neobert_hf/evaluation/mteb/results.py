@@ -19,6 +19,7 @@ from mteb.results import TaskResult
 from tqdm.auto import tqdm
 
 from neobert_hf.common.atomic_writes import write_text
+from neobert_hf.common.locks import folder_lock
 from neobert_hf.common.results import check_same_settings, read_result
 from neobert_hf.evaluation.mteb.encoder import InstructionEncoder
 
@@ -77,8 +78,10 @@ class ResumableEvaluation:
             for task in progress:
                 progress.set_postfix_str(task.metadata.name)
                 try:
-                    if self._load(task, self._file(task)) is None:
-                        self._evaluate(task, batch_size)
+                    # Other processes may evaluate other tasks of the same model.
+                    with folder_lock(self.folder / task.metadata.name):
+                        if self._load(task, self._file(task)) is None:
+                            self._evaluate(task, batch_size)
                 except Exception as error:
                     traceback.print_exc()
                     failed[task.metadata.name] = f"{type(error).__name__}: {error}"
@@ -113,7 +116,11 @@ class ResumableEvaluation:
         if not file.is_file():
             return None
         content = read_result(file, RESULT_KEYS)
-        check_same_settings(file, content["settings"], self._settings_of(task))
+        stored, current = content["settings"], self._settings_of(task)
+        if not any(self.encoder.model.prompts.values()):
+            # To a model without prompts of its own, an empty one is none.
+            stored, current = ({**settings, "prompt": settings.get("prompt") or None} for settings in (stored, current))
+        check_same_settings(file, stored, current)
         return TaskResult.from_dict(content["result"])
 
     def _save(self, task: AbsTask, file: Path, result: TaskResult) -> None:
@@ -127,6 +134,7 @@ class ResumableEvaluation:
             "metric": task.metadata.main_score,
             "score": score,
             "settings": self._settings_of(task),
+            "prompts": self.encoder.prompts_of(task.metadata),
             "result": result.to_dict(),
         }
         file.parent.mkdir(parents=True, exist_ok=True)

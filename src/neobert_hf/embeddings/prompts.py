@@ -1,0 +1,78 @@
+"""Which prompts a fine-tuned model is saved with, so that whoever loads it asks as it was asked in training.
+
+Sentence Transformers keeps them in `config_sentence_transformers.json`, by name:
+
+| Name | |
+| --- | --- |
+| `query` | what `encode_query`, search and MTEB put before a query: the instruction of one of the datasets |
+| `document` | what they put before a document: nothing, as in training |
+| the name of a dataset | its own instruction, where there are several: `encode_query(texts, prompt_name="FEVER")` |
+
+`encode` puts nothing before a text. A reranker has one method for all, and each of its pairs has a query: `predict`
+uses `query` without being told (`default_prompt_name`).
+"""
+
+from pathlib import Path
+
+from sentence_transformers import CrossEncoder
+from sentence_transformers.base.model import BaseModel
+
+from neobert_hf.common.instructions import describe_prompts
+from neobert_hf.embeddings.descriptions import PairDataset
+from neobert_hf.embeddings.recipe import TrainingData
+
+
+def choose_default(data: TrainingData) -> tuple[PairDataset, str]:
+    """The training dataset whose instruction is the prompt `query`, and the reason, in words.
+
+    It is the first of these that there is: the dataset that is marked as the `default`, one with the instruction that
+    retrieval is evaluated with, the largest one.
+    """
+    datasets = list(data.descriptions.values())
+    if len(datasets) == 1:
+        return datasets[0], "it is the only dataset"
+    for dataset in datasets:
+        if dataset.default:
+            return dataset, "it is the `default`"
+    for dataset in datasets:
+        if "retrieval" in data.evaluation and dataset.prompt == data.evaluation["retrieval"].prompt:
+            return dataset, "retrieval is evaluated with it"
+    return max(datasets, key=lambda dataset: len(data.train[dataset.name])), "it is the largest dataset"
+
+
+def choose_prompts(data: TrainingData) -> dict[str, str]:
+    """The prompts by the names that the model keeps them under."""
+    prompts = {}
+    if len(data.descriptions) > 1:
+        # For a task that is called like a dataset, MTEB's own wrapper would put its prompt before documents, too.
+        prompts |= {f"{name}-document": "" for name in data.descriptions}
+        prompts |= {name: dataset.prompt for name, dataset in data.descriptions.items()}
+    return prompts | {"query": choose_default(data)[0].prompt, "document": ""}
+
+
+def set_prompts(model: BaseModel, data: TrainingData) -> None:
+    """Give a model the prompts that it is about to be trained with, in place of those that it came with."""
+    model.prompts = choose_prompts(data)
+    model.default_prompt_name = "query" if isinstance(model, CrossEncoder) else None
+
+
+def describe_choice(data: TrainingData) -> str:
+    """The prompt of queries and where it is from, and whether retrieval is evaluated with another one."""
+    dataset, reason = choose_default(data)
+    line = f"nothing stands before queries, as in {dataset.name}: {reason}"
+    if dataset.prompt:
+        line = f"queries get the prompt {dataset.prompt!r}, that of {dataset.name}: {reason}"
+    retrieval = data.evaluation.get("retrieval")
+    if retrieval is not None and retrieval.prompt != dataset.prompt:
+        line += f"\nnote: retrieval is evaluated with another prompt than the model's own: {retrieval.prompt!r}"
+    return line
+
+
+def add_to_card(card: Path, model: BaseModel, data: TrainingData) -> None:
+    """Put the prompts, and which dataset `query` is from, into the card that Sentence Transformers has written."""
+    if not (prompts := describe_prompts(model.prompts, type(model).__name__)):
+        return
+    dataset, reason = choose_default(data)
+    section = f"### Prompts\n\n{prompts}\n\n`query` is the instruction of {dataset.name}: {reason}.\n\n"
+    before, heading, after = card.read_text(encoding="utf-8").partition("## Training Details\n")
+    card.write_text(before + section + heading + after, encoding="utf-8")

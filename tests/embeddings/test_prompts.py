@@ -1,0 +1,211 @@
+"""The instructions of training belong to the model: it is saved with them, and whoever loads it asks with them."""
+
+import json
+import re
+
+import pytest
+import torch
+from datasets import Dataset
+from mteb.models.abs_encoder import get_prompt_name
+from mteb.types import PromptType
+
+from neobert_hf.embeddings.arguments import EmbeddingArguments, RecipeArguments, RerankerArguments
+from neobert_hf.embeddings.descriptions import read_descriptions
+from neobert_hf.embeddings.inference import prompt_of
+from neobert_hf.embeddings.mining import mine_negatives
+from neobert_hf.embeddings.prompts import choose_default, choose_prompts
+from neobert_hf.embeddings.recipe import read_data, reranking_evaluator, retrieval_evaluator
+from neobert_hf.evaluation.mteb.recipe import benchmark_tasks
+from tests.helpers.embedding_runs import KINDS, load, run
+from tests.helpers.models import ROOT
+
+
+PROMPT = "Find the answer. "
+TEXTS = ["a list of numbers", "for loops and functions"]
+
+
+def read(file, only=()):
+    settings = RecipeArguments("unused", str(file), only=list(only))
+    return read_data(settings, EmbeddingArguments("unused", bf16=False, use_cpu=True))
+
+
+def vectors(found) -> torch.Tensor:
+    """Whatever a model of any kind returns, as one tensor."""
+    if isinstance(found, list):
+        return torch.cat([torch.as_tensor(each) for each in found])
+    return torch.as_tensor(found).to_dense()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_is_saved_with_its_prompts_and_asks_with_them(trained, kind):
+    model = load(kind, trained[kind])
+    named = {name: text for name, text in model.prompts.items() if text}
+    assert named == {"triplets": PROMPT, "pairs": "Find the text. ", "query": PROMPT}
+    assert model.prompts["nested"] == model.prompts["document"] == ""
+    if kind == "reranker":
+        # Its one method is asked with a query every time.
+        pairs = [(TEXTS[0], text) for text in TEXTS]
+        expected = model.predict([(PROMPT + query, text) for query, text in pairs], prompt="")
+        assert torch.equal(vectors(model.predict(pairs)), vectors(expected))
+        assert not torch.equal(vectors(model.predict(pairs, prompt="")), vectors(expected))
+        return
+    # Plain `encode` puts nothing before a text.
+    assert model.default_prompt_name is None
+    assert torch.equal(vectors(model.encode_query(TEXTS)), vectors(model.encode_query(TEXTS, prompt=PROMPT)))
+    assert torch.equal(vectors(model.encode_document(TEXTS)), vectors(model.encode_document(TEXTS, prompt="")))
+    assert vectors(model.encode_query(TEXTS)).shape != vectors(model.encode_query(TEXTS, prompt="")).shape or (
+        not torch.equal(vectors(model.encode_query(TEXTS)), vectors(model.encode_query(TEXTS, prompt="")))
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_card_and_the_log_name_the_prompts(trained, kind):
+    card = (trained[kind] / "model" / "README.md").read_text()
+    assert f'`query`: `"{PROMPT}"`' in card and '`pairs`: `"Find the text. "`' in card
+    assert "`query` is the instruction of triplets: retrieval is evaluated with it." in card
+    assert card.index("### Prompts") < card.index("## Training Details")
+    # The example runs as it stands there.
+    (example,) = re.findall(r"```python\n(.*?)```", card.partition("### Prompts")[2], re.DOTALL)[:1]
+    assert ("predict(" if kind == "reranker" else "encode_query(") in example
+    exec(example, {"model": load(kind, trained[kind])})
+    line = f"queries get the prompt {PROMPT!r}, that of triplets: retrieval is evaluated with it\n"
+    assert line in trained.printed(kind)
+
+
+def set_instructions(content: dict, default: str | None = None, **instructions: str) -> None:
+    for name, instruction in instructions.items():
+        part = content["evaluation"] if name == "retrieval" else content["train"]
+        part[name]["instruction"] = instruction
+    if default is not None:
+        content["train"][default]["default"] = True
+
+
+RULES = [
+    # As the evaluation asks, if that was trained; otherwise as the largest dataset (200, 80 and 50 rows).
+    (lambda c: set_instructions(c, retrieval="Find the text."), (), "pairs", "retrieval is evaluated with it"),
+    (lambda c: set_instructions(c, retrieval=""), (), "nested", "retrieval is evaluated with it"),
+    (lambda c: set_instructions(c, retrieval="Never trained."), (), "triplets", "it is the largest dataset"),
+    (lambda c: c.pop("evaluation"), ["nested", "pairs"], "pairs", "it is the largest dataset"),
+    (lambda c: set_instructions(c, default="nested"), (), "nested", "it is the `default`"),
+    (lambda c: set_instructions(c, default="nested"), ["pairs", "triplets"], "triplets", "retrieval is evaluated"),
+    (lambda c: None, ["pairs"], "pairs", "it is the only dataset"),
+]
+
+
+@pytest.mark.parametrize("change, only, name, reason", RULES)
+def test_which_dataset_queries_are_asked_like(edit, change, only, name, reason):
+    data = read(edit(change), only)
+    found, why = choose_default(data)
+    assert found.name == name and why.startswith(reason)
+    prompts = choose_prompts(data)
+    assert prompts["query"] == data.descriptions[name].prompt and prompts["document"] == ""
+    if len(data.descriptions) == 1:
+        assert prompts.keys() == {"query", "document"}
+    else:
+        assert all(prompts[each] == description.prompt for each, description in data.descriptions.items())
+
+
+BAD_DEFAULTS = [
+    (
+        lambda c: (set_instructions(c, "pairs"), set_instructions(c, "nested")),
+        "both pairs and nested are the `default`",
+    ),
+    (lambda c: c["train"]["pairs"].update(default="yes"), "pairs: `default` is 'yes'; it must be true or false"),
+    (lambda c: c["evaluation"]["retrieval"].update(default=True), "retrieval: `default` is for training datasets"),
+    (lambda c: c["train"].update(query=c["train"].pop("pairs")), "'query' is the name of another prompt"),
+    (lambda c: c["train"].update(document=c["train"].pop("pairs")), "'document' is the name of another prompt"),
+]
+
+
+@pytest.mark.parametrize("change, message", BAD_DEFAULTS)
+def test_a_default_that_is_not_one_is_refused(edit, change, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        read_descriptions(str(edit(change)))
+
+
+def test_the_papers_mixture_asks_as_msmarco():
+    descriptions, _ = read_descriptions(str(ROOT / "configs/embeddings/datasets.yaml"))
+    assert [each.name for each in descriptions if each.default] == ["MSMARCO"]
+
+
+def test_mteb_itself_puts_no_instruction_before_documents(trained):
+    """Its own wrapper takes the prompt of a task's name for queries and documents alike."""
+    prompts = load("dense", trained["dense"]).prompts
+    (task,) = (task for task in benchmark_tasks() if task.metadata.name == "MSMARCO")
+    renamed = {name.replace("triplets", "MSMARCO"): prompt for name, prompt in prompts.items()}
+    found = {role: renamed[get_prompt_name(renamed, task.metadata, role)] for role in PromptType}
+    assert found == {PromptType.query: PROMPT, PromptType.document: ""}
+
+
+def seen_by(model, evaluator) -> set[str]:
+    """The texts that a model reads in an evaluation, each with what stands before it."""
+    seen, preprocess = set(), model[0].preprocess
+
+    def record(inputs, prompt=None, **kwargs):
+        texts = [text[0] if isinstance(text, (list, tuple)) else text for text in inputs]
+        seen.update((prompt or "") + text for text in texts)
+        return preprocess(inputs, prompt=prompt, **kwargs)
+
+    model[0].preprocess = record
+    evaluator(model)
+    return seen
+
+
+@pytest.mark.parametrize("kind", ["dense", "reranker"])
+def test_evaluations_ask_once_with_the_instruction_of_their_dataset(trained, data, edit, kind):
+    rows = Dataset.from_parquet(str(data / "test.parquet"))
+    for file, prompt in (
+        (data / "datasets.yaml", PROMPT),
+        (edit(lambda c: set_instructions(c, retrieval="Other.")), "Other. "),
+    ):
+        evaluator = (retrieval_evaluator if kind == "dense" else reranking_evaluator)(read(file))
+        expected = {prompt + query for query in rows["question"]}
+        if kind == "dense":
+            expected |= set(rows["answer"])
+        # A prompt by itself is read as well, for its length.
+        assert seen_by(load(kind, trained[kind]), evaluator) - {prompt} == expected
+
+
+def test_an_evaluation_with_another_prompt_is_said_to_be_one(settings, edit, capsys):
+    file = edit(lambda content: set_instructions(content, retrieval="Never trained."))
+    run("dense", settings(datasets=file, max_steps=1, eval_strategy="no", only="pairs triplets"))
+    printed = capsys.readouterr().out
+    assert f"queries get the prompt {PROMPT!r}, that of triplets: it is the largest dataset" in printed
+    assert "note: retrieval is evaluated with another prompt than the model's own: 'Never trained. '" in printed
+
+
+def test_a_model_without_instructions_says_nothing_of_prompts(settings, edit, tmp_path, capsys):
+    file = edit(lambda content: content.pop("evaluation"))
+    run("dense", settings(datasets=file, max_steps=1, eval_strategy="no", only="nested"))
+    assert "nothing stands before queries, as in nested: it is the only dataset" in capsys.readouterr().out
+    assert "### Prompts" not in (tmp_path / "run" / "model" / "README.md").read_text()
+    assert json.loads((tmp_path / "run" / "model" / "config_sentence_transformers.json").read_text())["prompts"] == {
+        "query": "",
+        "document": "",
+    }
+
+
+def test_miners_ask_with_prompts_of_their_own(trained, data, tmp_path, monkeypatch, capsys):
+    """That of the dataset if they were trained with it, otherwise their own for queries."""
+    rows = Dataset.from_parquet(str(data / "test.parquet")).select(range(8))
+    pairs = Dataset.from_list([{"query": row["question"], "positive": row["answer"], "negatives": []} for row in rows])
+    asked = []
+    monkeypatch.setattr(
+        "neobert_hf.embeddings.mining.mine_hard_negatives",
+        lambda pairs, model, **options: (
+            asked.append((options["query_prompt"], options["corpus_prompt"]))
+            or Dataset.from_list([{"query": "q", "positive": "p", "label": 0}])
+        ),
+    )
+    settings = RerankerArguments("m", "d", negatives=3, miner=str(trained["dense"] / "model"))
+    for prompt in ("Find the text. ", "Another. ", ""):
+        mine_negatives(pairs, prompt, settings, tmp_path / str(len(asked)))
+    assert asked == [("Find the text. ", ""), (PROMPT, ""), (PROMPT, "")]
+    assert f"note: the miner mines with its own prompt {PROMPT!r}, not with 'Another. '." in capsys.readouterr().out
+
+
+def test_a_prompt_for_passages_is_one_for_documents(trained):
+    """As many models have it; Sentence Transformers would take its own empty default."""
+    model = load("dense", trained["dense"])
+    model.prompts = {"query": "query: ", "document": "", "passage": "passage: "}
+    assert prompt_of(model, "document") == "passage: " and prompt_of(model, "query") == "query: "
