@@ -2,10 +2,12 @@
 
 import gzip
 import json
+import os
 import random
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from pydoc_data.topics import topics
 
@@ -253,6 +255,78 @@ def test_killed_twice_and_continued_is_byte_identical(corpus, tokenizers, prepar
     assert all(file.stat().st_mtime_ns == written[file] for file in written), "tokenised again"
     assert content(output) == expected
     assert "documents of 1,024 tokens or more" in printed
+
+
+CHANGES = {
+    "edited at the same size": lambda lines: [lines[0].replace("a", "o", 1), *lines[1:]],
+    "in another order": lambda lines: [lines[1], lines[0], *lines[2:]],
+    "the same in another file": lambda lines: lines,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("finished", [True, False])
+def test_changed_text_is_noticed_at_the_next_start(tokenizers, prepare, tmp_path, monkeypatch, change, finished):
+    source, output, flags = tmp_path / "a.jsonl", tmp_path / "out", ("--documents_per_shard", "10")
+    write_jsonl(source, PARAGRAPHS[:60])
+    expected = content(prepare(source, tokenizers["bpe"], tmp_path / "whole", *flags))
+    with monkeypatch.context() as patch:
+        prepare_shard = preparing.prepare_shard
+
+        def failing(texts, serialised, manifest, path):
+            if path.name == "shard-00003.arrow" and not finished:
+                raise MemoryError
+            return prepare_shard(texts, serialised, manifest, path)
+
+        patch.setattr(preparing, "prepare_shard", failing)
+        with nullcontext() if finished else pytest.raises(MemoryError):
+            prepare(source, tokenizers["bpe"], output, *flags)
+    times, before = source.stat(), source.read_text()
+    source.unlink()
+    source.write_text("".join(CHANGES[change](before.splitlines(keepends=True))))
+    assert source.stat().st_size == times.st_size
+    os.utime(source, ns=(times.st_atime_ns, times.st_mtime_ns))
+    if change in ("edited at the same size", "in another order"):
+        with pytest.raises(ValueError, match="has changed since .* from row 0 to 9 there are others"):
+            prepare(source, tokenizers["bpe"], output, *flags)
+        return
+    prepare(source, tokenizers["bpe"], output, *flags)
+    found = content(output)
+    # All is equal but the times of the file.
+    manifests = [json.loads(files.pop("manifest.json")) for files in (found, expected)]
+    assert found == expected
+    assert len({manifest.pop("files_state") for manifest in manifests}) == 1 + (not finished)
+    assert manifests[0] == manifests[1] and len(manifests[0]["texts"]) == 6
+
+
+def test_damage_of_a_folder_that_is_being_prepared(tokenizers, prepare, tmp_path, monkeypatch):
+    write_jsonl(tmp_path / "a.jsonl", PARAGRAPHS[:60])
+    arguments = (tmp_path / "a.jsonl", tokenizers["bpe"], tmp_path / "out", "--documents_per_shard", "10")
+    with monkeypatch.context() as patch:
+        patch.setattr(preparing, "finish", lambda *arguments: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            prepare(*arguments)
+    record, shard = tmp_path / "out" / "progress" / "00001.json", tmp_path / "out" / "shard-00002.arrow"
+    before = record.read_text()
+    for damaged in ("{", "[]", "{}"):
+        record.write_text(damaged)
+        with pytest.raises(ValueError, match="00001.json is damaged .*: delete it"):
+            prepare(*arguments)
+    record.write_text(before)
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[:-30] + bytes([whole[-30] ^ 1]) + whole[-29:])
+    with pytest.raises(ValueError, match="shard-00002.arrow is damaged"):
+        prepare(*arguments)
+    # A leftover that is a link, and one that is a folder.
+    shard.write_bytes(whole)
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "out" / "shard-00009.arrow.1.partial").symlink_to(tmp_path / "mine")
+    (tmp_path / "out" / "progress" / "tokenizer").symlink_to(tmp_path / "mine")
+    prepare(*arguments)
+    assert (tmp_path / "mine").read_text() == "mine" and not list((tmp_path / "out").glob("*.partial"))
+    shard.write_bytes(whole[:-30] + bytes([whole[-30] ^ 1]) + whole[-29:])
+    with pytest.raises(ValueError, match="shard-00002.arrow is damaged"):
+        prepare(*arguments)
 
 
 def tracked_stream(read: list[str]) -> IterableDataset:

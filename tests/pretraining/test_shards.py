@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, BertTokenizer
 
-from neobert_hf.common.fingerprints import tokenizer_fingerprint
+from neobert_hf.common.fingerprints import file_checksum, tokenizer_fingerprint
 from neobert_hf.pretraining.preparing import summary
 from neobert_hf.pretraining.shards import Manifest, load_shards, load_tokenizer, read_manifest, write_shard
 
@@ -46,6 +46,7 @@ def test_round_trip(folder):
         "documents": 1,
         "tokens": 4,
         "bytes": (folder / "shard-00002.arrow").stat().st_size,
+        "checksum": file_checksum(folder / "shard-00002.arrow"),
     }
     assert load_tokenizer(folder)("a bb")["input_ids"] == [2, 5, 6, 7, 3]
 
@@ -86,9 +87,18 @@ def test_damage_is_an_error(folder, tmp_path):
     shard.unlink()
     with pytest.raises(FileNotFoundError, match="shard-00002.arrow.*missing.*prepare_data.py"):
         load_shards(folder)
-    shard.write_bytes(content)
+    # One bit, in the ids of a document.
+    shard.write_bytes(content[:-20] + bytes([content[-20] ^ 1]) + content[-19:])
+    read_manifest(folder)
+    with pytest.raises(ValueError, match="shard-00002.arrow is damaged: its bytes are not those that were written"):
+        load_shards(folder)
+    load_shards(folder, check=False)
     manifest = json.loads((folder / "manifest.json").read_text())
-    manifest["shards"][1]["documents"] = 2
+    checksum = manifest["shards"][1].pop("checksum")
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    assert len(load_shards(folder)) == 3, "an older folder has no checksums"
+    shard.write_bytes(content)
+    manifest["shards"][1] |= {"documents": 2, "checksum": checksum}
     (folder / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(ValueError, match="shard-00002.arrow has 1 rows of .*not 2"):
         load_shards(folder)
@@ -101,10 +111,43 @@ def test_folders_that_are_not_prepared(tmp_path):
     (tmp_path / "progress" / "manifest.json").write_text("{}")
     with pytest.raises(ValueError, match="is not finished: run the same"):
         load_shards(tmp_path)
-    for content in ("{", "[]", "{}", '{"length_histogram": {}, "other": 1}'):
-        (tmp_path / "manifest.json").write_text(content)
+    for content in (b"{", b"[]", b"{}", b'{"length_histogram": {}, "other": 1}', b"\xff\xfe"):
+        (tmp_path / "manifest.json").write_bytes(content)
         with pytest.raises(ValueError, match="manifest.json is not a manifest.*source, column"):
             read_manifest(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"vocab_size": "8"},
+        {"dtype": "float16"},
+        {"shards": 3},
+        {"shards": ["shard-00000.arrow"]},
+        {"shards": [{"file": "shard-00000.arrow"}]},
+        {"shards": [{"file": "../shard-00000.arrow", "documents": 1, "tokens": 4, "bytes": 400}]},
+        {"length_histogram": {"long": 1}},
+        {"source": None},
+    ],
+)
+def test_an_edited_manifest_is_an_error_that_names_it(folder, changes):
+    manifest = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps(manifest | changes))
+    with pytest.raises(ValueError, match="manifest.json is not a manifest"):
+        read_manifest(folder)
+
+
+def test_a_manifest_of_another_vocabulary_is_an_error(folder):
+    manifest = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps(manifest | {"vocab_size": 7}))
+    with pytest.raises(ValueError, match="manifest.json, has ids up to 7, and the model has 7"):
+        load_tokenizer(folder)
+
+
+def test_texts_are_cut_as_in_the_shards_whatever_the_tokenizers_file_says(folder):
+    settings = json.loads((folder / "tokenizer" / "tokenizer_config.json").read_text())
+    (folder / "tokenizer" / "tokenizer_config.json").write_text(json.dumps(settings | {"model_max_length": 3}))
+    assert load_tokenizer(folder).model_max_length == 8
 
 
 def test_another_tokenizer_is_an_error(folder):

@@ -2,13 +2,14 @@
 
 import hashlib
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
 import xxhash
 from datasets import Dataset
 from torch import nn
-from transformers import PreTrainedConfig, PreTrainedTokenizerFast
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.utils import cached_file
 
 
@@ -37,6 +38,15 @@ def file_checksum(file: Path) -> str:
     with open(file, "rb", buffering=0) as handle:
         for block in iter(lambda: handle.read(2**20), b""):
             digest.update(block)
+    return digest.hexdigest()
+
+
+def texts_checksum(texts: Iterable[str]) -> str:
+    """A checksum that tells texts from others and from the same ones in another order."""
+    digest = xxhash.xxh3_128()
+    for text in texts:
+        content = text.encode("utf-8", "surrogatepass")
+        digest.update(len(content).to_bytes(8, "little") + content)
     return digest.hexdigest()
 
 
@@ -74,6 +84,20 @@ def identifying_config(config: PreTrainedConfig) -> dict:
     """A config without where it lay and by what it was saved."""
     incidental = ("_name_or_path", "transformers_version")
     return {key: value for key, value in config.to_dict().items() if key not in incidental}
+
+
+def reading_fingerprint(tokenizer: PreTrainedTokenizerBase, also: str = "") -> str:
+    """A hash of all that decides which ids a model reads of a text: what they are, and where a text is cut.
+
+    Args:
+        also: what else decides it, such as settings of Sentence Transformers.
+    """
+    if tokenizer.is_fast:
+        content = tokenizer_fingerprint(tokenizer)
+    else:
+        content = [type(tokenizer).__name__, sorted(tokenizer.get_vocab().items()), tokenizer.init_kwargs]
+    values = [content, tokenizer.model_max_length, tokenizer.truncation_side, also]
+    return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerFast) -> str:

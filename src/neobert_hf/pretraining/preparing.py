@@ -20,17 +20,28 @@ from typing import Annotated, Any, Literal
 
 from datasets import IterableDataset
 from tqdm import tqdm
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
-from neobert_hf.common.atomic_writes import write_json
-from neobert_hf.common.fingerprints import tokenizer_fingerprint
+from neobert_hf.common import tokenizers
+from neobert_hf.common.atomic_writes import remove, replace_folder, write_json
+from neobert_hf.common.fingerprints import texts_checksum, tokenizer_fingerprint
 from neobert_hf.common.settings import Count, CountOrZero, Range, check_ranges, differences
-from neobert_hf.common.text_sources import describe_files, stream_text
+from neobert_hf.common.text_sources import describe_files, files_state, stream_text
 from neobert_hf.pretraining.encoding import encode
-from neobert_hf.pretraining.shards import MANIFEST, TOKENIZER, Manifest, check_shard, read_manifest, write_shard
+from neobert_hf.pretraining.shards import (
+    MANIFEST,
+    TOKENIZER,
+    Manifest,
+    check_contents,
+    check_shard,
+    read_manifest,
+    write_shard,
+)
 
 
 PROGRESS = "progress"
+# What every record of a shard holds; older ones lack `texts`.
+RECORD = {"shard", "source_documents", "dropped_short", "length_histogram", "state"}
 
 
 @dataclass
@@ -63,7 +74,7 @@ def load_fast_tokenizer(settings: PrepareArguments) -> PreTrainedTokenizerFast:
     name = settings.tokenizer
     # What NeoBERT takes: it has no token types, and its tokenizer should cut where the training text was cut.
     inputs = {"model_input_names": ["input_ids", "attention_mask"], "model_max_length": settings.max_length}
-    tokenizer = AutoTokenizer.from_pretrained(name, **inputs)
+    tokenizer = tokenizers.load_tokenizer(name, **inputs)
     if not tokenizer.is_fast:
         raise ValueError(f"The tokenizer {name!r} has no fast backend (tokenizer.json): convert it or choose another.")
     special = {key: getattr(tokenizer, f"{key}_id") for key in ("cls_token", "sep_token", "pad_token", "mask_token")}
@@ -96,6 +107,7 @@ def plan_manifest(settings: PrepareArguments, tokenizer: PreTrainedTokenizerFast
         long_documents=settings.long_documents,
         dtype="uint16" if vocab_size <= 2**16 else "int32",
         documents_per_shard=settings.documents_per_shard,
+        files_state=files_state(settings.source),
     )
 
 
@@ -109,6 +121,9 @@ def find_finished(planned: Manifest, output: Path) -> Manifest | None:
     if (output / MANIFEST).exists():
         finished = read_manifest(output)
         _check_same_plan(planned, finished, output)
+        check_contents(output, finished.shards)
+        if finished.texts and _may_have_changed(planned, finished):
+            _check_same_texts(planned, dict(enumerate(finished.texts)), output)
         # Left over if the run was killed between its last two steps.
         shutil.rmtree(progress, ignore_errors=True)
         return finished
@@ -120,7 +135,9 @@ def find_finished(planned: Manifest, output: Path) -> Manifest | None:
 
 
 def _check_same_plan(planned: Manifest, found: Manifest, folder: Path) -> None:
-    results = {"source_documents", "documents", "tokens", "dropped_short", "length_histogram", "shards"}
+    results = {"source_documents", "documents", "tokens", "dropped_short", "length_histogram", "shards", "texts"}
+    # Copied files are the same ones; what counts, their texts, is compared by itself.
+    results.add("files_state")
 
     def settings(manifest: Manifest) -> dict[str, Any]:
         # `source` holds settings, one of them with the name "source", so that they are compared one by one.
@@ -137,12 +154,14 @@ def _check_same_plan(planned: Manifest, found: Manifest, folder: Path) -> None:
 
 def begin_folder(settings: PrepareArguments, manifest: Manifest) -> IterableDataset:
     """Open the text, note the settings before the first shard, and remove what an interrupted run left half written."""
-    stream = stream_text(settings.source, settings.column, settings.split, settings.subset)
-    if settings.skip_documents:
-        stream = stream.skip(settings.skip_documents)
+    stream = _open_stream(manifest)
     output = Path(settings.output_dir)
     progress = output / PROGRESS
-    if not (progress / MANIFEST).exists():
+    if (progress / MANIFEST).exists():
+        if _may_have_changed(manifest, Manifest.read(progress / MANIFEST)):
+            texts = {number: record["texts"] for number, record in _read_records(output).items() if "texts" in record}
+            _check_same_texts(manifest, texts, output)
+    else:
         count = len(list(islice(stream, 2)))
         if count < 2:
             found = "1 document" if count else "0 documents"
@@ -154,8 +173,37 @@ def begin_folder(settings: PrepareArguments, manifest: Manifest) -> IterableData
         progress.mkdir(parents=True, exist_ok=True)
         manifest.save(progress / MANIFEST)
     for partial in [*output.glob("*.partial"), *progress.glob("*.partial")]:
-        partial.unlink(missing_ok=True)
+        remove(partial)
     return stream
+
+
+def _open_stream(manifest: Manifest) -> IterableDataset:
+    source = manifest.source
+    stream = stream_text(source["source"], manifest.column, source["split"], source["subset"])
+    return stream.skip(source["skip_documents"]) if source["skip_documents"] else stream
+
+
+def _may_have_changed(planned: Manifest, found: Manifest) -> bool:
+    return found.files_state is not None and found.files_state != planned.files_state
+
+
+def _check_same_texts(planned: Manifest, known: dict[int, str], folder: Path) -> None:
+    """Read the source again, where its files were touched, up to the last shard that is known by its texts.
+
+    Raises:
+        ValueError: naming the first documents that are others now.
+    """
+    print(f"{folder}: files of {planned.source['source']} were touched since; comparing their texts", flush=True)
+    chunks = _read_chunks(_open_stream(planned), planned, planned.source["max_documents"])
+    for number in range(max(known, default=-1) + 1):
+        texts, _ = next(chunks, ([], None))
+        if number in known and texts_checksum(texts) != known[number]:
+            first = planned.source["skip_documents"] + number * planned.documents_per_shard
+            raise ValueError(
+                f"The text of {planned.source['source']!r} has changed since {folder} was begun: among the documents "
+                f"from row {first:,} to {first + planned.documents_per_shard - 1:,} there are others, or they are in "
+                "another order. Restore it, choose another `output_dir`, or delete the folder."
+            )
 
 
 def prepare_shards(
@@ -181,11 +229,12 @@ def prepare_shards(
     bar = ProgressBar(manifest.source["max_documents"], [records[number] for number in range(first)])
     limit = None if bar.total is None else bar.total - bar.n
     pending: dict[Future, tuple[int, dict]] = {}
+    checksums: dict[int, str] = {}
 
     def store(finished: set[Future]) -> None:
         for future in finished:
             number, state = pending.pop(future)
-            records[number] = future.result() | {"state": state}
+            records[number] = future.result() | {"state": state, "texts": checksums.pop(number)}
             write_json(output / PROGRESS / f"{number:05}.json", records[number])
             bar.add(records[number])
 
@@ -196,6 +245,7 @@ def prepare_shards(
                     bar.add(records[number])
                     continue
                 path = output / f"shard-{number:05}.arrow"
+                checksums[number] = texts_checksum(texts)
                 pending[executor.submit(prepare_shard, texts, tokenizer_json, manifest, path)] = number, state
                 # One chunk waits while all processes work, so that none is idle and memory is bounded.
                 if len(pending) > num_proc:
@@ -212,11 +262,23 @@ def prepare_shards(
 
 
 def _read_records(output: Path) -> dict[int, dict]:
-    """What is known of finished shards, by number."""
-    records = {int(file.stem): json.loads(file.read_text()) for file in (output / PROGRESS).glob("[0-9]*.json")}
+    """What is known of finished shards, by number.
+
+    Raises:
+        FileNotFoundError, ValueError: if a shard or a record is damaged.
+    """
+    records = {}
+    for file in sorted((output / PROGRESS).glob("[0-9]*.json")):
+        try:
+            record = json.loads(file.read_text(encoding="utf-8"))
+            if missing := RECORD - record.keys():
+                raise ValueError(f"it lacks {', '.join(sorted(missing))}")
+            records[int(file.stem)] = record
+        except (ValueError, AttributeError) as error:
+            raise ValueError(f"{file} is damaged ({error}): delete it, and its shard is prepared again.") from error
     for record in records.values():
         if record["shard"]:
-            check_shard(output, record["shard"])
+            check_shard(output, record["shard"], content=True)
     return records
 
 
@@ -279,6 +341,9 @@ def prepare_shard(texts: list[str], tokenizer_json: str, manifest: Manifest, pat
 def finish(manifest: Manifest, records: list[dict], tokenizer: PreTrainedTokenizerFast, output: Path) -> None:
     """Write tokenizer and, last, the manifest, whose results are the sums of the records."""
     manifest.shards = [record["shard"] for record in records if record["shard"]]
+    # A run that an older version began knows some of them only.
+    texts = [record.get("texts") for record in records]
+    manifest.texts = texts if all(texts) else []
     for name in ("source_documents", "dropped_short"):
         setattr(manifest, name, sum(record[name] for record in records))
     for name in ("documents", "tokens"):
@@ -293,9 +358,9 @@ def finish(manifest: Manifest, records: list[dict], tokenizer: PreTrainedTokeniz
             "column with the text?"
         )
     partial = output / PROGRESS / TOKENIZER
+    remove(partial)
     tokenizer.save_pretrained(partial)
-    shutil.rmtree(output / TOKENIZER, ignore_errors=True)
-    partial.rename(output / TOKENIZER)
+    replace_folder(partial, output / TOKENIZER)
     manifest.save(output / MANIFEST)
     shutil.rmtree(output / PROGRESS)
 

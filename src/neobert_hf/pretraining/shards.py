@@ -12,24 +12,39 @@ folders.
 
 import json
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, fields
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypedDict, get_type_hints
 
 import numpy as np
 import pyarrow as pa
 from datasets import Dataset, concatenate_datasets
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from huggingface_hub.dataclasses import validate_typed_dict
+from huggingface_hub.errors import StrictDataclassFieldValidationError
+from tqdm import tqdm
+from transformers import PreTrainedTokenizerFast
 
+from neobert_hf.common import tokenizers
 from neobert_hf.common.atomic_writes import atomic_write, write_json
-from neobert_hf.common.fingerprints import tokenizer_fingerprint
+from neobert_hf.common.fingerprints import file_checksum, tokenizer_fingerprint
 
 
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer"
 # Each takes a reader 2 kB of memory: for RefinedWeb's 968 million documents 2.2 GB at 1,000, 0.3 GB at 10,000.
 RECORD_BATCH = 10_000
+
+
+class Shard(TypedDict):
+    """A shard's entry in the manifest. Older ones have no checksum."""
+
+    file: str
+    documents: int
+    tokens: int
+    bytes: int
 
 
 @dataclass
@@ -51,7 +66,9 @@ class Manifest:
         dropped_short: documents left out because they have fewer than 2 ordinary tokens.
         length_histogram: documents by length in tokens. The key is the lower edge of a bin, a power of two; its bin
             reaches to twice that, exclusively.
-        shards: `{"file", "documents", "tokens", "bytes"}` in the order of the documents.
+        shards: `{"file", "documents", "tokens", "bytes", "checksum"}` in the order of the documents.
+        texts: a checksum of the texts behind each shard, those included that gave none. Empty in older folders.
+        files_state: a hash of names, sizes and times of the files of the source; None if it is not local.
     """
 
     source: dict[str, Any]
@@ -59,8 +76,8 @@ class Manifest:
     tokenizer_fingerprint: str
     vocab_size: int
     max_length: int
-    long_documents: str
-    dtype: str
+    long_documents: Literal["truncate", "split"]
+    dtype: Literal["uint16", "int32"]
     documents_per_shard: int
     source_documents: int = 0
     documents: int = 0
@@ -68,6 +85,8 @@ class Manifest:
     dropped_short: int = 0
     length_histogram: dict[int, int] = field(default_factory=dict)
     shards: list[dict[str, Any]] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    files_state: str | None = None
 
     def save(self, file: Path) -> None:
         write_json(file, asdict(self))
@@ -78,8 +97,14 @@ class Manifest:
         try:
             values = json.loads(file.read_text(encoding="utf-8"))
             values["length_histogram"] = {int(edge): n for edge, n in values["length_histogram"].items()}
-            return cls(**values)
-        except (json.JSONDecodeError, AttributeError, KeyError, TypeError) as error:
+            manifest = cls(**values)
+            validate_typed_dict(TypedDict("Manifest", get_type_hints(cls)), asdict(manifest))
+            for shard in manifest.shards:
+                validate_typed_dict(Shard, {name: shard[name] for name in get_type_hints(Shard)})
+                if Path(shard["file"]).name != shard["file"]:
+                    raise ValueError(f"the file {shard['file']!r} of a shard lies elsewhere")
+            return manifest
+        except (ValueError, AttributeError, KeyError, TypeError, StrictDataclassFieldValidationError) as error:
             names = ", ".join(field.name for field in fields(cls))
             raise ValueError(
                 f"{file} is not a manifest ({error!r}); it must be a JSON object with {names}. "
@@ -112,13 +137,16 @@ def write_shard(path: Path, documents: Iterable[list[int]], dtype: str) -> dict[
                 entry["documents"] += len(batch)
                 entry["tokens"] += len(ids)
                 batch = list(islice(documents, RECORD_BATCH))
-    return entry | {"bytes": path.stat().st_size}
+        entry |= {"bytes": partial.stat().st_size, "checksum": file_checksum(partial)}
+    return entry
 
 
-def check_shard(folder: Path, shard: dict[str, Any]) -> None:
-    """Raises:
-    FileNotFoundError: if the shard's file is not there.
-    ValueError: if it has not the number of bytes that were written.
+def check_shard(folder: Path, shard: dict[str, Any], content: bool = False) -> None:
+    """Check that a shard is there in its size and, where `content` is set, that its bytes are those written.
+
+    Raises:
+        FileNotFoundError: if the shard's file is not there.
+        ValueError: if it is another than was written.
     """
     file = folder / shard["file"]
     again = f"delete {folder} and run examples/prepare_data.py again."
@@ -128,6 +156,16 @@ def check_shard(folder: Path, shard: dict[str, Any]) -> None:
         raise ValueError(
             f"{file} has {file.stat().st_size} bytes, not the {shard['bytes']} written: restore it, or {again}"
         )
+    if content and "checksum" in shard and file_checksum(file) != shard["checksum"]:
+        raise ValueError(f"{file} is damaged: its bytes are not those that were written. Restore it, or {again}")
+
+
+def check_contents(folder: Path, shards: list[dict[str, Any]]) -> None:
+    """Read every shard once, in several threads, and compare it with its checksum. Errors: see `check_shard`."""
+    check = partial(check_shard, folder, content=True)
+    with ThreadPoolExecutor(4) as executor:
+        for _ in tqdm(executor.map(check, shards), f"checking {folder}", len(shards), unit=" shards", delay=5):
+            pass
 
 
 def read_manifest(folder: str | Path) -> Manifest:
@@ -151,17 +189,18 @@ def read_manifest(folder: str | Path) -> Manifest:
     return manifest
 
 
-def load_shards(folder: str | Path, manifest: Manifest | None = None) -> Dataset:
+def load_shards(folder: str | Path, manifest: Manifest | None = None, check: bool = True) -> Dataset:
     """The documents of a prepared folder, mapped into memory: constant memory, any number of readers.
 
     Args:
         manifest: what `read_manifest` gave for it, if that has been called: it looks at every shard.
+        check: read all shards once to compare them with their checksums. Of several processes one is enough.
 
     Returns:
         A dataset with the column `input_ids`, one list of ids a document, shards in manifest order.
 
     Raises:
-        ValueError: if a shard's rows or columns are not those written. For the rest, see `read_manifest`.
+        ValueError: if a shard's bytes, rows or columns are not those written. For the rest, see `read_manifest`.
 
     Example:
 
@@ -173,6 +212,8 @@ def load_shards(folder: str | Path, manifest: Manifest | None = None) -> Dataset
     """
     folder = Path(folder)
     manifest = manifest or read_manifest(folder)
+    if check:
+        check_contents(folder, manifest.shards)
     shards = []
     for shard in manifest.shards:
         dataset = Dataset.from_file(str(folder / shard["file"]))
@@ -195,11 +236,13 @@ def load_tokenizer(folder: str | Path, manifest: Manifest | None = None) -> PreT
     manifest = manifest or read_manifest(folder)
     if not (folder / TOKENIZER).is_dir():
         raise FileNotFoundError(f"{folder / TOKENIZER} is missing: restore it, or prepare {folder} again.")
-    tokenizer = AutoTokenizer.from_pretrained(folder / TOKENIZER)
+    # Texts are cut where those of the shards were, whatever tokenizer_config.json says by now.
+    tokenizer = tokenizers.load_tokenizer(folder / TOKENIZER, model_max_length=manifest.max_length)
     found = tokenizer_fingerprint(tokenizer)
     if found != manifest.tokenizer_fingerprint:
         raise ValueError(
             f"{folder / TOKENIZER} has the fingerprint {found[:12]}, but the ids of {folder} were made by "
             f"{manifest.tokenizer_fingerprint[:12]}: restore that tokenizer, or prepare the text again."
         )
+    tokenizers.check_tokenizer(tokenizer, manifest.vocab_size, f"{folder / TOKENIZER}, with {folder / MANIFEST},")
     return tokenizer
