@@ -272,6 +272,7 @@ def test_example_on_the_command_line(masked_lm, embedding_model):
     for folder, texts, expected in (
         (masked_lm, ["a [MASK]"], "0."),
         (embedding_model, ["one", "two"], " 1.000"),
+        (embedding_model, ["one", "--query", "two"], " 1.000"),
     ):
         command = [sys.executable, ROOT / "examples" / "onnx_inference.py", folder / "exported", *texts]
         assert expected in subprocess.run(command, capture_output=True, text=True, check=True).stdout

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
+from datasets.fingerprint import Hasher
 from safetensors.torch import load_file, save_file
 from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer, SparseEncoder
 from sentence_transformers.multi_vector_encoder.evaluation import MultiVectorInformationRetrievalEvaluator
@@ -35,6 +36,7 @@ from neobert_hf.embeddings.models import (
     describe_reranker,
 )
 from neobert_hf.embeddings.recipe import read_data, reranking_evaluator, retrieval_evaluator
+from neobert_hf.training.run_checkpoints import CheckpointError
 from tests.helpers.embedding_runs import KINDS, load, losses_of, run
 from tests.helpers.other_encoders import save_other_encoder
 
@@ -160,18 +162,18 @@ def test_flattened_inputs_give_the_same_outputs_and_compute_no_padding(trained, 
     backbone.transformer_encoder[0].register_forward_pre_hook(lambda block, inputs: seen.append(inputs[0].shape[:2]))
     if kind == "sparse":
         model[0].model.decoder.register_forward_pre_hook(lambda layer, inputs: seen.append(inputs[0].shape[:2]))
-    padded = outputs_of(model, TEXTS)
+    padded = outputs_of(model, TEXTS, prompt="")
     # The layers strip the padding of padded batches; the decoder gets it back.
     assert seen[0] == (1, real) and (kind != "sparse" or seen[1].numel() > real)
     seen.clear()
     flatten_inputs(model)
     assert "cu_seq_lens_q" in model.preprocess(TEXTS if kind != "reranker" else pairs)
-    flattened = outputs_of(model, TEXTS)
+    flattened = outputs_of(model, TEXTS, prompt="")
     assert seen and all(shape == (1, real) for shape in seen)
     # Float32, sums in another order. Measured on a CPU: 1e-6.
     assert (flattened - padded).abs().max() < (1e-5 if device == "cpu" else 1e-3) * padded.abs().max()
     model[0].unpad_inputs = False
-    assert torch.equal(outputs_of(model, TEXTS), padded)
+    assert torch.equal(outputs_of(model, TEXTS, prompt=""), padded)
 
 
 def test_flattened_inputs_are_refused_where_they_would_cost_more(trained, tokenizer, tmp_path):
@@ -195,10 +197,11 @@ def test_a_prompt_is_text_before_the_query(trained, kind, flat):
     with_prompt = outputs_of(model, TEXTS, prompt=prompt)
     if kind == "reranker":
         pairs = [(prompt + QUERY, text) for text in TEXTS]
-        expected = model.predict(pairs, activation_fn=torch.nn.Identity(), convert_to_tensor=True).unsqueeze(1)
+        options = {"activation_fn": torch.nn.Identity(), "convert_to_tensor": True, "prompt": ""}
+        expected = model.predict(pairs, **options).unsqueeze(1)
     else:
         expected = outputs_of(model, [prompt + text for text in TEXTS])
-    without = outputs_of(model, TEXTS)
+    without = outputs_of(model, TEXTS, prompt="")
     assert torch.equal(with_prompt, expected)
     assert without.shape != expected.shape or (without - expected).abs().max() > 1e-3
 
@@ -387,6 +390,14 @@ def test_mined_negatives_belong_to_their_queries_and_are_mined_once(trained, dat
     save_file({name: weight.flip(0) for name, weight in weights.items()}, tmp_path / "miner" / "model.safetensors")
     other = mine_negatives(Dataset.from_list(pairs), "Find. ", settings, tmp_path / "mined")
     assert other["negatives"][:] != mined["negatives"][:]
+    # A run that has begun does not go on with others, and one of an earlier version goes on with its own.
+    with pytest.raises(CheckpointError, match="has begun with other hard negatives: .*mined has none"):
+        mine_negatives(Dataset.from_list(pairs), "Other. ", settings, tmp_path / "mined", begun=True)
+    queries, positives = ([row[name] for row in pairs] for name in ("query", "positive"))
+    earlier = Hasher.hash([queries, positives, "Other. ", settings.miner, 3])
+    mined.to_parquet(tmp_path / "mined" / f"{earlier}.parquet")
+    again = mine_negatives(Dataset.from_list(pairs), "Other. ", settings, tmp_path / "mined", begun=True)
+    assert again[:] == mined[:]
 
 
 def test_a_reranker_trains_on_mined_negatives(settings, trained, tmp_path):
@@ -405,7 +416,7 @@ def test_a_new_head_is_said_to_be_new(trained, encoder):
 
 
 BAD_SETTINGS = [
-    ("reranker", {"negatives": 0}, "`negatives` is 0; batches of 8 rows allow 1 to 7"),
+    ("reranker", {"negatives": 0}, "`negatives` is 0; it must be 1 or more"),
     ("reranker", {"negatives": 8}, "`negatives` is 8; batches of 8 rows allow 1 to 7"),
     ("sparse", {"temperature": 0.1}, "Unknown argument '--temperature'"),
     ("multi_vector", {"prompts": "Find"}, "instructions stand in"),

@@ -421,7 +421,7 @@ def test_a_half_made_index_is_no_index(index, query, corpus, tmp_path):
             ValueError,
             "is 18 tokens; it must be 0 or more and below .* 18 tokens",
         ),
-        ({"overlap": -1}, ValueError, "overlap of passages is -1"),
+        ({"overlap": -1}, ValueError, "`overlap` is -1; it must be 0 or more"),
         ({"truncate_dim": 33}, ValueError, "`truncate_dim` is 33; the model has 32 only"),
         ({"passage_tokens": 0}, ValueError, "`passage_tokens` is 0; it must be 1 or more"),
         ({"truncate_dim": 0}, ValueError, "`truncate_dim` is 0; it must be 1 or more"),

@@ -8,11 +8,12 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import mine_hard_negatives
 
 from neobert_hf.common.atomic_writes import atomic_write
-from neobert_hf.common.fingerprints import checkpoint_fingerprint, files_fingerprint
+from neobert_hf.common.fingerprints import model_files_fingerprint
 from neobert_hf.embeddings.arguments import RerankerArguments
-from neobert_hf.embeddings.inference import prompt_of
+from neobert_hf.embeddings.inference import check_encoder, prompt_of
 from neobert_hf.embeddings.pairs import most_negatives, positives_of_queries
 from neobert_hf.embeddings.recipe import Run
+from neobert_hf.training.run_checkpoints import CheckpointError
 
 
 def add_mined_negatives(run: Run) -> None:
@@ -22,23 +23,38 @@ def add_mined_negatives(run: Run) -> None:
         for name, pairs in run.data.train.items():
             if not most_negatives(pairs):
                 prompt = run.data.descriptions[name].prompt
-                run.data.train[name] = mine_negatives(pairs, prompt, run.settings, folder)
+                begun = run.checkpoint is not None
+                run.data.train[name] = mine_negatives(pairs, prompt, run.settings, folder, begun)
 
 
-def mine_negatives(pairs: Dataset, prompt: str, settings: RerankerArguments, folder: Path) -> Dataset:
+def mine_negatives(
+    pairs: Dataset, prompt: str, settings: RerankerArguments, folder: Path, begun: bool = False
+) -> Dataset:
     """The pairs with the documents most like their queries as hard negatives, from a file once that is written.
 
     Args:
         pairs: rows of `query`, `positive` and `negatives`.
         prompt: of the dataset's queries. The miner gets it if it was saved with it, and its own otherwise.
         folder: where the file is, under a name that tells what was mined and how.
+        begun: whether training has begun, with what was mined then.
+
+    Raises:
+        CheckpointError: if training has begun, and with other negatives.
     """
-    miner = miner_fingerprint(settings.miner)
-    name = Hasher.hash([pairs["query"][:], pairs["positive"][:], prompt, miner, settings.negatives])
-    file = folder / f"{name}.parquet"
+    miner = model_files_fingerprint(settings.miner)
+    file = folder / f"{_name_of_file(pairs, prompt, miner, settings)}.parquet"
+    if begun and not file.exists():
+        # Earlier versions knew the miner by its path.
+        file = folder / f"{_name_of_file(pairs, prompt, settings.miner, settings)}.parquet"
+        if not file.exists():
+            raise CheckpointError(
+                f"The run in {folder.parent} has begun with other hard negatives: {folder} has none that "
+                f"{settings.miner} mined as it is now. Start anew with another `output_dir`."
+            )
     if not file.exists():
         folder.mkdir(parents=True, exist_ok=True)
         model = SentenceTransformer(settings.miner, trust_remote_code=settings.trust_remote_code)
+        check_encoder(model[0], settings.miner)
         labelled = mine_hard_negatives(
             pairs.select_columns(["query", "positive"]),
             model,
@@ -57,6 +73,10 @@ def mine_negatives(pairs: Dataset, prompt: str, settings: RerankerArguments, fol
     return Dataset.from_parquet(str(file))
 
 
+def _name_of_file(pairs: Dataset, prompt: str, miner: str, settings: RerankerArguments) -> str:
+    return Hasher.hash([pairs["query"][:], pairs["positive"][:], prompt, miner, settings.negatives])
+
+
 def prompt_of_miner(model: SentenceTransformer, prompt: str) -> str:
     """What a miner puts before the queries of a dataset with this prompt; another one than that is said aloud."""
     if prompt and prompt in model.prompts.values():
@@ -65,12 +85,3 @@ def prompt_of_miner(model: SentenceTransformer, prompt: str) -> str:
     if own != prompt:
         print(f"note: the miner mines with its own prompt {own!r}, not with {prompt!r}.", flush=True)
     return own
-
-
-def miner_fingerprint(miner: str) -> str:
-    """A hash of all that the embeddings of a miner depend on: of a folder its files, of a Hub id its commit."""
-    folder = Path(miner)
-    if not folder.is_dir():
-        return checkpoint_fingerprint(miner)
-    files = [file for pattern in ("*.safetensors", "*.bin", "*.json", "*.txt") for file in folder.rglob(pattern)]
-    return files_fingerprint({str(file.relative_to(folder)): file for file in files})
