@@ -5,11 +5,12 @@ This file is also served from the Hub as remote code, so it imports nothing from
 
 import difflib
 from collections.abc import Iterable
-from dataclasses import fields
+from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import Any, ClassVar, Literal
 
 from huggingface_hub.dataclasses import strict
+from huggingface_hub.errors import StrictDataclassError
 from transformers import GenerationConfig, PreTrainedConfig
 from transformers.utils import logging
 
@@ -49,6 +50,54 @@ MISSPELT = 0.85
 
 # Rotary parameters that older configs hold beside `rope_scaling`, the older name of `rope_parameters`.
 ROPE_KEYS_OF_OLDER_CONFIGS = ("rope_theta", "original_max_position_embeddings", "partial_rotary_factor")
+
+# Float32 cannot tell larger neighbouring numbers apart, and positions become float32.
+MOST_POSITIONS = 2**24
+MOST_LABELS = 10**6
+# 400 GB in float32: nobody has such a NeoBERT, but a damaged or hostile config may ask for more than there is.
+MOST_PARAMETERS = 10**11
+DTYPES = ("float32", "float16", "bfloat16", "float64")
+PROBLEM_TYPES = (None, "regression", "single_label_classification", "multi_label_classification")
+
+
+@dataclass(frozen=True)
+class Interval:
+    """The numbers that a key allows; `(` and `)` in `brackets` leave the limit itself out."""
+
+    low: float
+    high: float
+    brackets: str = "[]"
+
+    def __contains__(self, number: Any) -> bool:
+        if isinstance(number, bool) or not isinstance(number, (int, float)):
+            return False
+        # Every comparison with NaN is false.
+        above = number > self.low if self.brackets[0] == "(" else number >= self.low
+        return above and (number < self.high if self.brackets[1] == ")" else number <= self.high)
+
+    def __str__(self) -> str:
+        return f"{self.brackets[0]}{self.low:,}, {self.high:,}{self.brackets[1]}"
+
+
+def bounded(default: float | None, low: float, high: float, brackets: str = "[]") -> Any:
+    """A field of the config, with the numbers that it allows."""
+    return field(default=default, metadata={"allowed": Interval(low, high, brackets)})
+
+
+# The numbers that `rope_parameters` allows. A factor makes angles smaller, so that below 1 it would shorten the model.
+ROPE_NUMBERS = {
+    "rope_theta": Interval(1, 1e30, "(]"),
+    "factor": Interval(1, MOST_POSITIONS),
+    "original_max_position_embeddings": Interval(2, MOST_POSITIONS),
+    "attention_factor": Interval(0, 1000, "(]"),
+    "beta_fast": Interval(0, MOST_POSITIONS, "(]"),
+    "beta_slow": Interval(0, MOST_POSITIONS, "(]"),
+    "mscale": Interval(0, 1000, "(]"),
+    "mscale_all_dim": Interval(0, 1000, "(]"),
+    "short_factor": Interval(1e-3, MOST_POSITIONS),
+    "long_factor": Interval(1e-3, MOST_POSITIONS),
+}
+ROPE_LISTS = ("short_factor", "long_factor")
 
 # Per RoPE type: the keys that must be given, and those that may be. Transformers only warns about wrong ones.
 ROPE_KEYS = {
@@ -112,8 +161,8 @@ class NeoBERTConfig(PreTrainedConfig):
     Other keys, such as a note of yours or a key of a newer Transformers, are kept, saved and named in a warning.
 
     Raises:
-        ValueError: on a misspelt key, two names of one setting with different values, an unknown option or sizes that
-            do not fit together.
+        ValueError: on a misspelt key, two names of one setting with different values, an unknown option, a number out
+            of its range, sizes that do not fit together, or names of labels that contradict each other.
 
     Example:
 
@@ -132,25 +181,26 @@ class NeoBERTConfig(PreTrainedConfig):
         "layer_norm": "keep_full_weight",
     }
 
-    vocab_size: int = 30522
-    hidden_size: int = 768
-    num_hidden_layers: int = 28
-    num_attention_heads: int = 12
-    intermediate_size: int = 3072
+    vocab_size: int = bounded(30522, 1, MOST_PARAMETERS)
+    hidden_size: int = bounded(768, 1, MOST_PARAMETERS)
+    num_hidden_layers: int = bounded(28, 0, 10_000)
+    num_attention_heads: int = bounded(12, 1, MOST_PARAMETERS)
+    intermediate_size: int = bounded(3072, 1, MOST_PARAMETERS)
     hidden_act: str = "swiglu"
     rope: bool = True
     rms_norm: bool = True
-    norm_eps: float | int = 1e-5
-    dropout: float | int = 0.0
-    max_length: int | None = None
-    dim_head: int | None = None
+    # Float32 has nothing much smaller than the lower limit.
+    norm_eps: float | int = bounded(1e-5, 1e-30, 1)
+    dropout: float | int = bounded(0.0, 0, 1, "[)")
+    max_length: int | None = bounded(None, 1, MOST_POSITIONS)
+    dim_head: int | None = bounded(None, 1, MOST_PARAMETERS)
     pad_token_id: int | None = 0
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
-    embedding_init_range: float | int = 0.02
-    decoder_init_range: float | int = 0.02
-    classifier_init_range: float | int = 0.02
-    classifier_dropout: float | int = 0.1
+    embedding_init_range: float | int = bounded(0.02, 0, 100)
+    decoder_init_range: float | int = bounded(0.02, 0, 100)
+    classifier_init_range: float | int = bounded(0.02, 0, 100)
+    classifier_dropout: float | int = bounded(0.1, 0, 1, "[)")
     classifier_pooling: Literal["cls", "mean"] = "cls"
     rope_parameters: dict | None = None
     sparse_prediction: bool = False
@@ -167,6 +217,14 @@ class NeoBERTConfig(PreTrainedConfig):
         if given.get("per_layer_config"):
             raise ValueError("`per_layer_config` is set, it must be empty: all layers of NeoBERT are alike.")
         self._warn_about_notes(given)
+        if given.get("model_type", self.model_type) != self.model_type:
+            raise ValueError(f"`model_type` is {given['model_type']!r}, it must be {self.model_type!r}.")
+        for dtype in (self.dtype, given.get("torch_dtype")):
+            name = dtype if isinstance(dtype, str) else str(dtype).removeprefix("torch.")
+            if dtype is not None and name not in DTYPES:
+                raise ValueError(f"`dtype` is {name!r}, it must be one of {', '.join(DTYPES)}.")
+        # Before Transformers makes up a name for each.
+        self.id2label, self.label2id = agreed_labels(self.id2label, self.label2id, given.get("num_labels"))
         self.hidden_act = self.hidden_act.lower()
         if self.max_length is None:
             self.max_length = 4096
@@ -194,7 +252,15 @@ class NeoBERTConfig(PreTrainedConfig):
         # What is left goes on to the model, which refuses it, but nobody refuses it where only a config is loaded. Not
         # all of it is wrong there: AutoTokenizer passes its own arguments.
         cls._refuse_misspelt_keys(kwargs)
-        return super().from_dict(stored | overrides, **kwargs)
+        labels = {"num_labels", "id2label", "label2id"}
+        new = {name: value for name, value in (overrides | kwargs).items() if name in labels}
+        if new and new != {"num_labels": len(stored.get("id2label") or ())}:
+            # Other labels replace the stored ones, names and all.
+            stored = {name: value for name, value in stored.items() if name not in labels}
+        try:
+            return super().from_dict(stored | overrides, **kwargs)
+        except StrictDataclassError as error:
+            raise ValueError(f"{error}".replace("\n", " ")) from error
 
     @classmethod
     def _use_stored_names(cls, values: dict[str, Any]) -> dict[str, Any]:
@@ -208,6 +274,9 @@ class NeoBERTConfig(PreTrainedConfig):
             value = values.pop(alias, None)
             if value is not None:
                 _set_once(values, name, value, f"`{alias}`", f"`{name}`")
+        for name in ("rope_parameters", "rope_scaling"):
+            if values.get(name) and not isinstance(values[name], dict):
+                raise ValueError(f"`{name}` is {values[name]!r}, it must be a mapping with a `rope_type`.")
         rope = dict(values.pop("rope_parameters", None) or {})
         for key, value in (values.pop("rope_scaling", None) or {}).items():
             _set_once(rope, key, value, f"`rope_scaling[{key!r}]`", f"`rope_parameters[{key!r}]`")
@@ -256,11 +325,14 @@ class NeoBERTConfig(PreTrainedConfig):
 
     def validate_architecture(self):
         """Sizes fit together and options exist; also run when a model is built and when the config is saved."""
-        for name in ("vocab_size", "hidden_size", "num_attention_heads", "intermediate_size", "max_length"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"`{name}` is {getattr(self, name)}, it must be at least 1.")
-        if self.num_hidden_layers < 0:
-            raise ValueError(f"`num_hidden_layers` is {self.num_hidden_layers}, it must not be negative.")
+        for setting in fields(self):
+            value, allowed = getattr(self, setting.name), setting.metadata.get("allowed")
+            if allowed is not None and value is not None and value not in allowed:
+                raise ValueError(f"`{setting.name}` is {value}, it must be in {allowed}.")
+        for name in ("is_decoder", "is_encoder_decoder", "add_cross_attention", "pruned_heads"):
+            if getattr(self, name, None):
+                raise ValueError(f"`{name}` is {getattr(self, name)!r}; NeoBERT is a whole encoder: leave it out.")
+        self.id2label, self.label2id = agreed_labels(self.id2label, self.label2id)
         if self.hidden_size % self.num_attention_heads or self.dim_head * self.num_attention_heads != self.hidden_size:
             raise ValueError(
                 f"`hidden_size` ({self.hidden_size}) must be `num_attention_heads` ({self.num_attention_heads}) x "
@@ -268,18 +340,32 @@ class NeoBERTConfig(PreTrainedConfig):
             )
         if self.rope and self.dim_head % 2:
             raise ValueError(f"RoPE rotates pairs: `dim_head` must be even, it is {self.dim_head}.")
-        if self.hidden_act not in ("swiglu", "gelu"):
-            raise ValueError(f"`hidden_act` is {self.hidden_act!r}, it must be 'swiglu' or 'gelu'.")
-        for name in ("dropout", "classifier_dropout"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"`{name}` is {getattr(self, name)}, it must be in [0, 1).")
+        # The types of its own fields Transformers does not check.
+        for name, options in (("hidden_act", ("swiglu", "gelu")), ("problem_type", PROBLEM_TYPES)):
+            if getattr(self, name) not in options:
+                raise ValueError(f"`{name}` is {getattr(self, name)!r}, it must be one of {options}.")
+        if self.hidden_act == "swiglu" and self.intermediate_size < 2:
+            raise ValueError(f"`intermediate_size` is {self.intermediate_size}: of two thirds of it SwiGLU has none.")
         if self.pad_token_id is not None and not 0 <= self.pad_token_id < self.vocab_size:
             raise ValueError(f"`pad_token_id` is {self.pad_token_id}, it must be in [0, {self.vocab_size - 1}].")
+        if (parameters := self._estimate_parameters()) > MOST_PARAMETERS:
+            raise ValueError(
+                f"The sizes ask for about {parameters:,} parameters (`vocab_size` {self.vocab_size:,}, `hidden_size` "
+                f"{self.hidden_size:,}, `intermediate_size` {self.intermediate_size:,}, `num_hidden_layers` "
+                f"{self.num_hidden_layers:,}); {MOST_PARAMETERS:,} are the most."
+            )
+
+    def _estimate_parameters(self) -> int:
+        """Those of matrices, without biases and norms."""
+        mlp = 2 * self.intermediate_size * self.hidden_size
+        positions = 0 if self.rope else self.max_length
+        rows = 2 * self.vocab_size + positions + self.hidden_size + len(self.id2label or ())
+        return rows * self.hidden_size + self.num_hidden_layers * (4 * self.hidden_size**2 + mlp)
 
     def validate_rope(self):
         """Stricter than Transformers, which warns about most wrong RoPE parameters and goes on."""
-        parameters = self.rope_parameters
         # Parameters assigned to a finished config are completed by nobody else.
+        self.rope_parameters = parameters = {} if self.rope_parameters is None else self.rope_parameters
         parameters.setdefault("rope_theta", self.default_theta)
         self.standardize_rope_params()
         rope_type = parameters["rope_type"]
@@ -290,24 +376,36 @@ class NeoBERTConfig(PreTrainedConfig):
         self._check_rope_keys(rope_type, set(parameters) - {"rope_type", "type", "rope_theta"})
         if not self.rope and rope_type != "default":
             raise ValueError(f"`rope_parameters` of type {rope_type!r} has no effect with `rope=False`.")
-        factor = parameters.get("factor", 1.0)
-        if not isinstance(factor, (int, float)) or factor < 1:
-            raise ValueError(f"`rope_parameters['factor']` is {factor!r}, it must be a number of at least 1.")
-        theta = parameters["rope_theta"]
-        if not isinstance(theta, (int, float)) or theta <= 0:
-            raise ValueError(f"`rope_parameters['rope_theta']` is {theta!r}, it must be a positive number.")
-        for name in ("short_factor", "long_factor"):
-            if name in parameters and len(parameters[name]) != self.dim_head // 2:
-                raise ValueError(
-                    f"`rope_parameters[{name!r}]` has {len(parameters[name])} entries, "
-                    f"it must have `dim_head / 2` = {self.dim_head // 2}."
-                )
+        self._check_rope_numbers(parameters)
         if rope_type != "default":  # where Transformers would warn about the length that its tests leave there
             super().validate_rope()
 
+    def _check_rope_numbers(self, parameters: dict[str, Any]) -> None:
+        rope_type = parameters["rope_type"]
+        # Of what may be left out, None is that.
+        required = ROPE_KEYS[rope_type][0] | {"rope_theta"}
+        given = {name: value for name, value in parameters.items() if value is not None or name in required}
+        for name in [name for name in given if name in ROPE_NUMBERS]:
+            value, needed = given[name], f"a number in {ROPE_NUMBERS[name]}"
+            items = [value]
+            if name in ROPE_LISTS:
+                needed = f"a list of `dim_head / 2` = {self.dim_head // 2} numbers in {ROPE_NUMBERS[name]}"
+                items = value if isinstance(value, (list, tuple)) and len(value) == self.dim_head // 2 else [None]
+            if any(item not in ROPE_NUMBERS[name] for item in items):
+                raise ValueError(f"`rope_parameters[{name!r}]` is {value!r:.80}, it must be {needed}.")
+        # The defaults are those of Transformers.
+        if given.get("beta_fast", 32) < given.get("beta_slow", 1):
+            raise ValueError(f"`rope_parameters` is {given}: `beta_fast` (else 32) is below `beta_slow` (else 1).")
+        if ("mscale" in given) != ("mscale_all_dim" in given):
+            raise ValueError("`rope_parameters` has one of `mscale` and `mscale_all_dim`: only both have an effect.")
+        if not isinstance(given.get("truncate", True), bool):
+            raise ValueError(f"`rope_parameters['truncate']` is {given['truncate']!r}, it must be true or false.")
+        if rope_type == "dynamic" and self.dim_head < 4:
+            raise ValueError(f"RoPE of type 'dynamic' needs a `dim_head` of 4 or more, it is {self.dim_head}.")
+
     @staticmethod
     def _check_rope_keys(rope_type: str, given: set[str]) -> None:
-        if rope_type not in ROPE_KEYS:
+        if not isinstance(rope_type, str) or rope_type not in ROPE_KEYS:
             raise ValueError(f"`rope_type` is {rope_type!r}, it must be one of {', '.join(map(repr, ROPE_KEYS))}.")
         required, optional = ROPE_KEYS[rope_type]
         if missing := required - given:
@@ -328,6 +426,36 @@ def transformers_keys() -> set[str]:
     names = {field.name for field in fields(PreTrainedConfig)} | set(GenerationConfig().to_dict())
     names |= {name for name in dir(PreTrainedConfig) if not callable(getattr(PreTrainedConfig, name, None))}
     return {name.removeprefix("_") for name in names} | KEYS_OF_TOOLS
+
+
+def agreed_labels(id2label: Any, label2id: Any, num_labels: Any = None) -> tuple[dict | None, dict | None]:
+    """Both mappings between ids and names of labels, from one of them or from two that agree; None if there are none.
+
+    Raises:
+        ValueError: if they contradict each other or `num_labels`, or if ids are not 0, 1, 2 and so on.
+    """
+    if num_labels is not None and (not isinstance(num_labels, int) or num_labels not in Interval(1, MOST_LABELS)):
+        raise ValueError(f"`num_labels` is {num_labels!r}, it must be a whole number in {Interval(1, MOST_LABELS)}.")
+    try:
+        names = None if id2label is None else {int(number): name for number, name in id2label.items()}
+        back = None if label2id is None else {int(number): name for name, number in label2id.items()}
+    except (AttributeError, TypeError, ValueError):
+        found = f"`id2label` is {id2label!r:.80} and `label2id` {label2id!r:.80}"
+        raise ValueError(f"{found}, they must map ids to names and names to ids.") from None
+    if names is None and back is None:
+        return None, None
+    # The names that Transformers makes up remain in `label2id` where a user gave names in `id2label` only.
+    made_up = back is not None and all(name == f"LABEL_{number}" for number, name in back.items())
+    if names is None:
+        names = back
+    elif back not in (None, names) and not made_up:
+        raise ValueError(f"`id2label` is {id2label!r:.80} and `label2id` is {label2id!r:.80}: they must say the same.")
+    unique = len(set(names.values())) == len(names) and all(isinstance(name, str) for name in names.values())
+    if sorted(names) != list(range(len(names))) or len(names) not in Interval(1, MOST_LABELS) or not unique:
+        raise ValueError(f"`id2label` is {names!r:.80}, it must name the ids 0, 1, 2 and so on, each otherwise.")
+    if num_labels not in (None, len(names)):
+        raise ValueError(f"`num_labels` is {num_labels} and `id2label` has {len(names)} names: give one of them.")
+    return names, {name: number for number, name in names.items()}
 
 
 def _set_once(values: dict[str, Any], name: str, value: Any, alias: str, stored: str) -> None:

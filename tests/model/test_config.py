@@ -1,6 +1,7 @@
 """The config: published file, aliases, strictness."""
 
 import json
+import math
 
 import pytest
 import torch
@@ -154,17 +155,23 @@ def test_callers_dictionary_is_left_alone():
         ({"num_attention_heads": 0}, "`num_attention_heads` is 0"),
         ({"dim_head": 32}, "`dim_head` .32."),
         ({"hidden_size": 36, "num_attention_heads": 12}, "RoPE rotates pairs"),
-        ({"hidden_act": "relu"}, "'swiglu' or 'gelu'"),
+        ({"hidden_act": "relu"}, "`hidden_act` is 'relu'.*'swiglu', 'gelu'"),
         ({"dropout": 1.5}, r"`dropout` is 1.5, it must be in \[0, 1\)"),
         ({"pad_token_id": 40000}, "`pad_token_id` is 40000"),
         ({"classifier_pooling": "max"}, "classifier_pooling"),
         ({"hidden_size": "768"}, "hidden_size"),
         ({"rope_parameters": {"rope_type": "llama3"}}, "'default', 'linear', 'dynamic', 'yarn', 'longrope'"),
         ({"rope_parameters": {"rope_type": "yarn"}}, "lacks .'factor'."),
-        ({"rope_parameters": {"rope_type": "yarn", "factor": 0.5}}, "at least 1"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 0.5}}, r"'factor'.. is 0.5, it must be a number in .1, "),
         ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "betafast": 3}}, "does not know .'betafast'."),
-        ({"rope_parameters": {"rope_type": "default", "rope_theta": -1}}, "rope_theta.* positive"),
-        ({"rope_parameters": {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}}, "1 entries"),
+        (
+            {"rope_parameters": {"rope_type": "default", "rope_theta": -1}},
+            r"'rope_theta'.. is -1, it must be a number in .1, ",
+        ),
+        (
+            {"rope_parameters": {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}},
+            r"a list of .* = 32 numbers",
+        ),
         ({"rope": False, "rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "no effect with `rope=False`"),
     ],
 )
@@ -172,6 +179,109 @@ def test_bad_values_are_named(changes, message):
     with pytest.raises(Exception, match=message) as error:
         NeoBERTConfig(**changes)
     assert isinstance(error.value, ValueError) or "StrictDataclass" in type(error.value).__name__
+
+
+LONGROPE = {"rope_type": "longrope", "short_factor": [1.0] * 32, "long_factor": [2.0] * 32}
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -1])
+@pytest.mark.parametrize(
+    "name",
+    ["norm_eps", "dropout", "classifier_dropout", "rope_theta"]
+    + ["embedding_init_range", "decoder_init_range", "classifier_init_range"]
+    + [f"yarn.{key}" for key in ("factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")]
+    + ["linear.factor", "dynamic.factor", "longrope.factor", "longrope.attention_factor", "longrope.long_factor"],
+)
+def test_numbers_that_compute_nothing_are_refused(name, value):
+    """NaN most of all, which passes every `x < 1`."""
+    rope_type, _, key = name.rpartition(".")
+    changes = {name: value}
+    if rope_type:
+        base = LONGROPE if rope_type == "longrope" else {"rope_type": rope_type, "factor": 2.0}
+        base = base | ({"mscale": 1.0, "mscale_all_dim": 1.0} if key.startswith("mscale") else {})
+        changes = {"rope_parameters": base | {key: [2.0] * 31 + [value] if key == "long_factor" else value}}
+    with pytest.raises(ValueError, match=f"`{key}`|'{key}'"):
+        NeoBERTConfig(**changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"norm_eps": 0}, "`norm_eps` is 0"),
+        ({"intermediate_size": 1}, "`intermediate_size` is 1: of two thirds"),
+        ({"num_labels": 0}, "`num_labels` is 0"),
+        ({"num_labels": 10**9}, "`num_labels` is 1000000000"),
+        ({"num_labels": 3, "id2label": {0: "a", 1: "b"}}, "`num_labels` is 3 and `id2label` has 2"),
+        (
+            {"id2label": {0: "a", 1: "b"}, "label2id": {"a": 1, "b": 0}},
+            "`id2label` .* and `label2id` .* the same",
+        ),
+        ({"id2label": {1: "a", 2: "b"}}, "`id2label` is .* name the ids 0, 1, 2"),
+        ({"id2label": {0: "a", 1: "a"}}, "`id2label` is .* name the ids 0, 1, 2"),
+        ({"id2label": {}}, "`id2label` is"),
+        ({"problem_type": "classification"}, "`problem_type` is 'classification'"),
+        ({"is_decoder": True}, "`is_decoder` is True"),
+        ({"is_encoder_decoder": True}, "`is_encoder_decoder` is True"),
+        ({"add_cross_attention": True}, "`add_cross_attention` is True"),
+        ({"pruned_heads": {"0": [1]}}, "`pruned_heads` is"),
+        ({"model_type": "bert"}, "`model_type` is 'bert'"),
+        ({"dtype": "int8"}, "`dtype` is 'int8'"),
+        ({"dtype": torch.int8}, "`dtype` is 'int8'"),
+        ({"torch_dtype": "float33"}, "`dtype` is 'float33'"),
+        ({"num_hidden_layers": 10**9}, "`num_hidden_layers` is 1000000000"),
+        ({"vocab_size": 10**10}, "about 15,360,198,772,224 parameters"),
+        ({"hidden_size": 12 * 10**6}, "parameters .*`hidden_size` 12,000,000"),
+        ({"max_length": 2**24 + 1}, "`max_length` is 16777217"),
+        ({"rope_scaling": "yarn"}, "`rope_scaling` is 'yarn', it must be a mapping"),
+        ({"rope_parameters": {"rope_type": ["yarn"]}}, "`rope_type` is .'yarn'."),
+        (
+            {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "beta_fast": 0.5}},
+            "`beta_fast` .* below",
+        ),
+        (
+            {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "beta_slow": 40}},
+            "`beta_fast` .* below",
+        ),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "mscale": 1.0}}, "one of `mscale`"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "truncate": 1}}, "'truncate'"),
+        ({"rope_parameters": LONGROPE | {"long_factor": 2.0}}, "'long_factor'.* a list of"),
+        ({"rope_parameters": LONGROPE | {"original_max_position_embeddings": 1}}, "'original_max_position_embeddings'"),
+        (
+            {"hidden_size": 24, "rope_parameters": {"rope_type": "dynamic", "factor": 2.0}},
+            "'dynamic' needs a `dim_head` of 4",
+        ),
+    ],
+)
+def test_what_nobody_can_mean_is_refused(changes, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        NeoBERTConfig(**changes)
+
+
+def test_files_with_wrong_types_are_value_errors(tmp_path):
+    """Which is what commands print; `strict` raises its own."""
+    for changes in ({"hidden_size": "768"}, {"rope_parameters": 5}, {"hidden_act": 5}):
+        (tmp_path / "config.json").write_text(json.dumps(PUBLISHED | changes))
+        with pytest.raises(ValueError, match=min(changes)):
+            NeoBERTConfig.from_pretrained(tmp_path)
+
+
+def test_names_of_labels_are_completed_and_replaced(tmp_path):
+    names = {0: "a", 1: "b", 2: "c"}
+    # The names that Transformers makes up for `label2id` contradict nobody.
+    for given in ({"id2label": names}, {"label2id": {"a": 0, "b": 1, "c": 2}}):
+        config = NeoBERTConfig(**given)
+        assert (config.id2label, config.label2id, config.num_labels) == (names, {"a": 0, "b": 1, "c": 2}, 3)
+    config = NeoBERTConfig()
+    config.id2label = names
+    config.save_pretrained(tmp_path)
+    assert NeoBERTConfig.from_pretrained(tmp_path).label2id == {"a": 0, "b": 1, "c": 2}
+    # Overrides at loading: as many labels keep their names, others do not.
+    assert NeoBERTConfig.from_pretrained(tmp_path, num_labels=3).id2label == names
+    assert NeoBERTConfig.from_pretrained(tmp_path, num_labels=2).label2id == {"LABEL_0": 0, "LABEL_1": 1}
+    assert NeoBERTConfig.from_pretrained(tmp_path, id2label={0: "x", 1: "y"}).label2id == {"x": 0, "y": 1}
+    config.label2id = {"z": 0}
+    with pytest.raises(ValueError, match="must say the same"):
+        NeoBERTModel(config)
 
 
 def test_values_set_later_are_checked_when_the_model_is_built():
