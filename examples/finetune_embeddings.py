@@ -15,17 +15,17 @@ from neobert_hf.embeddings.trainers import EmbeddingTrainer
 
 def main(args: list[str] | None = None) -> None:
     # 1. Settings, data with an instruction for the queries of each dataset, and the checkpoint to resume from
-    run = prepare_run(DenseArguments, args)
-    settings = run.settings
+    with prepare_run(DenseArguments, args) as run:
+        settings = run.settings
 
-    # 2. Model, loss and evaluation
-    model = build_encoder(run.source, settings.max_length, settings.trust_remote_code)
-    loss = info_nce_loss(model, settings.temperature, settings.mini_batch_size, settings.matryoshka_dims)
-    evaluator = dense_evaluator(run)
+        # 2. Model, loss and evaluation
+        model = build_encoder(run.source, settings.max_length, settings.trust_remote_code)
+        loss = info_nce_loss(model, settings.temperature, settings.mini_batch_size, settings.matryoshka_dims)
+        evaluator = dense_evaluator(run)
 
-    # 3. Training to the end; the model with its card, and numbers
-    trainer = EmbeddingTrainer(model, run, loss=loss, evaluator=evaluator)
-    trainer.complete()
+        # 3. Training to the end; the model with its card, and numbers
+        trainer = EmbeddingTrainer(model, run, loss=loss, evaluator=evaluator)
+        trainer.complete()
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ only, not on `num_proc` or interruptions.
 
 from pathlib import Path
 
+from neobert_hf.common.locks import folder_lock
 from neobert_hf.common.settings import parse_config
 from neobert_hf.pretraining import preparing
 
@@ -18,6 +19,11 @@ from neobert_hf.pretraining import preparing
 def main(args: list[str] | None = None) -> None:
     # 1. Settings and tokenizer: all that the shards depend on
     (settings,) = parse_config(preparing.PrepareArguments, args=args)
+    with folder_lock(Path(settings.output_dir)):
+        prepare(settings)
+
+
+def prepare(settings: preparing.PrepareArguments) -> None:
     output = Path(settings.output_dir)
     tokenizer = preparing.load_fast_tokenizer(settings)
     manifest = preparing.plan_manifest(settings, tokenizer)

@@ -17,7 +17,7 @@ from neobert_hf.common.settings import parse_config
 from neobert_hf.pretraining.arguments import DataArguments, ModelArguments, PretrainingArguments
 from neobert_hf.pretraining.recipe import build_model, checkpoint_settings, find_source, plot_curves, read_data
 from neobert_hf.pretraining.trainer import MLMTrainer
-from neobert_hf.training.launching import check_launch, end_processes
+from neobert_hf.training.launching import check_launch, end_processes, run_lock
 from neobert_hf.training.run_checkpoints import newest_checkpoint, step_of
 
 
@@ -25,9 +25,13 @@ def main(args: list[str] | None = None) -> None:
     # 1. Settings; the global batch is the same on any number of devices
     architecture, settings, arguments = parse_config(ModelArguments, DataArguments, PretrainingArguments, args=args)
     arguments.gradient_accumulation_steps = settings.accumulation_steps(arguments.world_size)
-    output = Path(arguments.output_dir)
+    with run_lock(arguments):
+        pretrain(architecture, settings, arguments)
 
+
+def pretrain(architecture: ModelArguments, settings: DataArguments, arguments: PretrainingArguments) -> None:
     # 2. Data
+    output = Path(arguments.output_dir)
     data = read_data(settings, arguments)
 
     # 3. The checkpoint to resume from, if there is one

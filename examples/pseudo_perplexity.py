@@ -20,6 +20,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 import neobert_hf  # noqa: F401  (registers the architecture)
+from neobert_hf.common.locks import folder_lock
 from neobert_hf.common.results import ResultError
 from neobert_hf.common.settings import parse_config
 from neobert_hf.evaluation.pseudo_perplexity.recipe import PseudoPerplexityArguments, plan_models
@@ -29,6 +30,11 @@ from neobert_hf.evaluation.pseudo_perplexity.report import write_report
 def main(args: list[str] | None = None) -> None:
     # 1. Settings, documents and models; nothing is scored before all of them are found right
     (settings,) = parse_config(PseudoPerplexityArguments, args=args)
+    with folder_lock(Path(settings.output_dir)):
+        evaluate(settings)
+
+
+def evaluate(settings: PseudoPerplexityArguments) -> None:
     models = plan_models(settings)
 
     # 2. Losses, from where an earlier run ended

@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 
 import neobert_hf  # noqa: F401  (registers the architecture)
+from neobert_hf.common.locks import check_free, check_writable
 from neobert_hf.common.results import ResultError, folder_of_results
 from neobert_hf.common.settings import parse_config
 from neobert_hf.evaluation.glue.recipe import GlueEvaluation, GlueSettings, choose_tasks, plan_runs
@@ -35,12 +36,15 @@ def main(args: list[str] | None = None) -> None:
     published = read_published(settings.published) if settings.published else None
     output, name = Path(arguments.output_dir), folder_of_results(settings.name, settings.model)
 
+    results = Results(output / name)
+    check_writable(output)
+    check_free(results.run_folder(run) for run in runs[share::shares])
+
     # 2. Weights, data and earlier results of all tasks, checked before anything is trained
-    evaluation = GlueEvaluation(settings, arguments, runs, Results(output / name))
+    evaluation = GlueEvaluation(settings, arguments, runs, results)
     evaluation.prepare(tasks)
 
     # 3. Fine-tuning, run by run
-    output.mkdir(parents=True, exist_ok=True)
     print(f"{name}: {len(runs)} runs on {len(tasks)} tasks; share {share + 1} of {shares}", flush=True)
     for run in runs[share::shares]:
         evaluation.complete(run)

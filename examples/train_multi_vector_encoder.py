@@ -18,16 +18,15 @@ from neobert_hf.embeddings.trainers import MultiVectorTrainer
 
 def main(args: list[str] | None = None) -> None:
     # 1. Settings, data with an instruction for the queries of each dataset, and the checkpoint to resume from
-    run = prepare_run(RecipeArguments, args)
+    with prepare_run(RecipeArguments, args) as run:
+        # 2. Model, loss and evaluation
+        model = build_multi_vector_encoder(run.source, run.settings.max_length, run.settings.trust_remote_code)
+        loss = MultiVectorMultipleNegativesRankingLoss(model)
+        evaluator = retrieval_evaluator(run.data, MultiVectorInformationRetrievalEvaluator)
 
-    # 2. Model, loss and evaluation
-    model = build_multi_vector_encoder(run.source, run.settings.max_length, run.settings.trust_remote_code)
-    loss = MultiVectorMultipleNegativesRankingLoss(model)
-    evaluator = retrieval_evaluator(run.data, MultiVectorInformationRetrievalEvaluator)
-
-    # 3. Training to the end; the model with its card, and numbers
-    trainer = MultiVectorTrainer(model, run, loss=loss, evaluator=evaluator)
-    trainer.complete()
+        # 3. Training to the end; the model with its card, and numbers
+        trainer = MultiVectorTrainer(model, run, loss=loss, evaluator=evaluator)
+        trainer.complete()
 
 
 if __name__ == "__main__":

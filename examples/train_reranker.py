@@ -19,25 +19,25 @@ from neobert_hf.embeddings.trainers import RerankerTrainer
 
 def main(args: list[str] | None = None) -> None:
     # 1. Settings, data with an instruction for the queries of each dataset, and the checkpoint to resume from
-    run = prepare_run(RerankerArguments, args)
-    settings = run.settings
-    rows = run.arguments.per_device_train_batch_size
-    if not 0 < settings.negatives < rows:
-        raise ValueError(f"`negatives` is {settings.negatives}; batches of {rows} rows allow 1 to {rows - 1}.")
+    with prepare_run(RerankerArguments, args) as run:
+        settings = run.settings
+        rows = run.arguments.per_device_train_batch_size
+        if not 0 < settings.negatives < rows:
+            raise ValueError(f"`negatives` is {settings.negatives}; batches of {rows} rows allow 1 to {rows - 1}.")
 
-    # 2. Hard negatives for the datasets that have none
-    if settings.miner is not None:
-        add_mined_negatives(run)
+        # 2. Hard negatives for the datasets that have none
+        if settings.miner is not None:
+            add_mined_negatives(run)
 
-    # 3. Model, loss and evaluation
-    model = build_reranker(run.source, settings.max_length, settings.trust_remote_code)
-    # The right document of a query weighs as much as all of its wrong ones together.
-    loss = BinaryCrossEntropyLoss(model, pos_weight=tensor(float(settings.negatives)))
-    evaluator = reranking_evaluator(run.data)
+        # 3. Model, loss and evaluation
+        model = build_reranker(run.source, settings.max_length, settings.trust_remote_code)
+        # The right document of a query weighs as much as all of its wrong ones together.
+        loss = BinaryCrossEntropyLoss(model, pos_weight=tensor(float(settings.negatives)))
+        evaluator = reranking_evaluator(run.data)
 
-    # 4. Training to the end; the model with its card, and numbers
-    trainer = RerankerTrainer(model, run, loss=loss, evaluator=evaluator)
-    trainer.complete()
+        # 4. Training to the end; the model with its card, and numbers
+        trainer = RerankerTrainer(model, run, loss=loss, evaluator=evaluator)
+        trainer.complete()
 
 
 if __name__ == "__main__":

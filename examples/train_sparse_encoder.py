@@ -18,23 +18,23 @@ from neobert_hf.embeddings.trainers import SparseTrainer
 
 def main(args: list[str] | None = None) -> None:
     # 1. Settings, data with an instruction for the queries of each dataset, and the checkpoint to resume from
-    run = prepare_run(SparseArguments, args)
-    settings = run.settings
+    with prepare_run(SparseArguments, args) as run:
+        settings = run.settings
 
-    # 2. Model, loss and evaluation
-    model = build_sparse_encoder(run.source, settings.max_length, settings.trust_remote_code)
-    loss = SpladeLoss(
-        model,
-        # Dot products of sparse vectors are large: no temperature.
-        SparseMultipleNegativesRankingLoss(model),
-        document_regularizer_weight=settings.document_weight,
-        query_regularizer_weight=settings.query_weight,
-    )
-    evaluator = retrieval_evaluator(run.data, SparseInformationRetrievalEvaluator)
+        # 2. Model, loss and evaluation
+        model = build_sparse_encoder(run.source, settings.max_length, settings.trust_remote_code)
+        loss = SpladeLoss(
+            model,
+            # Dot products of sparse vectors are large: no temperature.
+            SparseMultipleNegativesRankingLoss(model),
+            document_regularizer_weight=settings.document_weight,
+            query_regularizer_weight=settings.query_weight,
+        )
+        evaluator = retrieval_evaluator(run.data, SparseInformationRetrievalEvaluator)
 
-    # 3. Training to the end; the model with its card, and numbers
-    trainer = SparseTrainer(model, run, loss=loss, evaluator=evaluator)
-    trainer.complete()
+        # 3. Training to the end; the model with its card, and numbers
+        trainer = SparseTrainer(model, run, loss=loss, evaluator=evaluator)
+        trainer.complete()
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ by chance: models and data of one project need one and the same folder.
 from pathlib import Path
 
 from neobert_hf.common.atomic_writes import atomic_folder
+from neobert_hf.common.locks import folder_lock
 from neobert_hf.common.settings import parse_config
 from neobert_hf.pretraining.tokenizer import TokenizerArguments, train_tokenizer
 
@@ -24,12 +25,13 @@ def main(args: list[str] | None = None) -> None:
     if output.exists():
         raise ValueError(f"{output} exists already: choose another `output_dir`, or delete it.")
 
-    # 2. Vocabulary, from all of the text or its first `max_documents`
-    tokenizer = train_tokenizer(settings)
+    with folder_lock(output):
+        # 2. Vocabulary, from all of the text or its first `max_documents`
+        tokenizer = train_tokenizer(settings)
 
-    # 3. A folder for `AutoTokenizer.from_pretrained`
-    with atomic_folder(output) as partial:
-        tokenizer.save_pretrained(partial)
+        # 3. A folder for `AutoTokenizer.from_pretrained`
+        with atomic_folder(output) as partial:
+            tokenizer.save_pretrained(partial)
     print(f"{output}: {len(tokenizer):,} entries", end="")
     if len(tokenizer) < settings.vocab_size:
         print(f" ({settings.vocab_size:,} were allowed; the text gave no more)", end="")

@@ -73,14 +73,56 @@ def test_half_written_checkpoints_are_never_picked_up(flags, finished, interrupt
     assert_same_weights(tmp_path / "run", finished)
 
 
-@pytest.mark.parametrize("name", ["optimizer.pt", "model.safetensors", "rng_state.pth"])
-def test_a_checkpoint_that_lost_a_file_is_refused(flags, interrupted, name):
-    (interrupted / name).unlink()
-    with pytest.raises(CheckpointError, match=f"{name} is missing"):
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_taken(flags, finished, tmp_path, capsys):
+    """Every file and byte: tests/training/test_run_checkpoints.py."""
+    shutil.copytree(finished, tmp_path / "run")
+    file = forget(tmp_path / "run", after=9) / "optimizer.pt"
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    run(flags())
+    output = capsys.readouterr()
+    assert f"{file} is damaged: its bytes are not those that were written" in output.err
+    assert f"resuming from {tmp_path / 'run' / 'checkpoint-6'}" in output.out
+    assert_same_weights(tmp_path / "run", finished)
+
+
+def test_checkpoints_of_before_had_neither_checksums_nor_totals(flags, finished, interrupted, tmp_path):
+    content = json.loads((interrupted / COMPLETE).read_text())
+    old = {name: content[name] for name in ("files", "engine", "settings", "cursor")}
+    (interrupted / COMPLETE).write_text(json.dumps(old, indent=1))
+    log = run(flags())
+    assert_same_weights(tmp_path / "run", finished)
+    # It would be the mean of the steps since the resume.
+    assert not any("train_loss" in entry for entry in log)
+
+
+def test_a_checkpoint_that_goes_while_it_is_loaded_does_not_begin_the_run_anew(flags, interrupted, monkeypatch):
+    """The Trainer would begin at step 1 with a new warm-up."""
+    load = pretrain.MLMTrainer.get_train_dataloader
+
+    def lose_and_load(trainer):
+        (interrupted / "trainer_state.json").unlink()
+        return load(trainer)
+
+    monkeypatch.setattr(pretrain.MLMTrainer, "get_train_dataloader", lose_and_load)
+    with pytest.raises(SystemExit, match="Training is at step 0 and not at 6"):
         pretrain.main(flags())
-    (interrupted / name).write_bytes(b"half")
-    with pytest.raises(CheckpointError, match=f"{name} is 4 bytes; it was written with [0-9,]+ bytes"):
-        pretrain.main(flags())
+
+
+def test_the_numbers_of_a_resumed_run_count_the_same_steps(flags, tmp_path):
+    """Saved between two logs: the next one counts the steps before the resume as well."""
+    changes = {"logging_steps": 5, "save_steps": 3}
+    whole = run(flags(**changes, output_dir=tmp_path / "whole"))
+    shutil.copytree(tmp_path / "whole", tmp_path / "run")
+    forget(tmp_path / "run", after=6)
+    resumed = run(flags(**changes))
+    timings = ("per_second", "runtime", "mfu")
+    for entry, expected in zip(resumed, whole, strict=True):
+        assert entry.keys() == expected.keys()
+        for name in entry:
+            if not name.endswith(timings):
+                assert entry[name] == expected[name], (name, entry["step"])
 
 
 def test_resuming_does_not_read_skipped_data(flags, finished, interrupted, tmp_path, monkeypatch):
@@ -220,6 +262,7 @@ def test_second_stage_from_something_else_is_refused(flags, prepared, tmp_path):
 def test_a_checkpoint_of_another_engine_is_refused(flags, interrupted, tmp_path):
     """Transformers would find no `optimizer.pt` in it and start the optimizer anew."""
     content = json.loads((interrupted / COMPLETE).read_text())
+    del content["checksum"]
     (interrupted / COMPLETE).write_text(json.dumps(content | {"engine": "DeepSpeed"}))
     message = "checkpoint-6 was written by the engine DeepSpeed, and this run has plain"
     with pytest.raises(CheckpointError, match=message):

@@ -20,6 +20,7 @@ from neobert_hf.checkpoints.model_folder import (
     ModelFolder,
     load_tokenizer,
     local_path,
+    new_folder,
     read_config,
     read_safetensors,
 )
@@ -30,7 +31,8 @@ from neobert_hf.checkpoints.tensors import (
     stored_table_problems,
     tensor_problems,
 )
-from neobert_hf.common.atomic_writes import atomic_folder, write_json
+from neobert_hf.common.atomic_writes import write_json
+from neobert_hf.common.locks import folder_lock
 from neobert_hf.common.settings import parse_config
 
 
@@ -75,7 +77,8 @@ class ConvertSettings:
 def main(args: list[str] | None = None) -> None:
     options = {"positional": ("source", "output"), "file_flag": "--settings", "prog": "neobert-hf convert"}
     (settings,) = parse_config(ConvertSettings, args=args, **options)
-    print(convert(settings))
+    with folder_lock(Path(settings.output)):
+        print(convert(settings))
 
 
 def convert(settings: ConvertSettings) -> str:
@@ -86,6 +89,7 @@ def convert(settings: ConvertSettings) -> str:
 
     Raises:
         ValueError: if the source is not a whole and sound NeoBERT checkpoint, or the layout cannot express it.
+        OSError: if it cannot be written; nothing is left then.
     """
     output = Path(settings.output)
     if settings.to not in get_args(Layout):
@@ -110,7 +114,7 @@ def convert(settings: ConvertSettings) -> str:
         check_expressible(cls, config)
 
     # 3. Write
-    with atomic_folder(output) as partial:
+    with new_folder(output) as partial:
         config.dtype = next(iter(weights.values())).dtype
         _write_config(config, cls, settings.to, partial)
         _write_weights(weights, settings.to, partial)

@@ -23,8 +23,8 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from neobert_hf.checkpoints.doctor import check_tokenizer
-from neobert_hf.checkpoints.model_folder import MODULES, SENTENCE_CONFIG, ModelFolder, local_folder
-from neobert_hf.common.atomic_writes import atomic_folder
+from neobert_hf.checkpoints.model_folder import MODULES, SENTENCE_CONFIG, ModelFolder, local_folder, new_folder
+from neobert_hf.common.locks import folder_lock
 from neobert_hf.common.settings import parse_config
 from neobert_hf.configuration_neobert import NeoBERTConfig
 from neobert_hf.modeling_neobert import (
@@ -134,7 +134,8 @@ class ExportedModule(nn.Module):
 def main(args: list[str] | None = None) -> None:
     positional = ("path", "output_dir")
     (settings,) = parse_config(ExportSettings, args=args, positional=positional, prog="neobert-hf export")
-    export(settings)
+    with folder_lock(Path(settings.output_dir)):
+        export(settings)
     print(f"{settings.output_dir} is complete: every file computes what PyTorch does.")
 
 
@@ -161,14 +162,14 @@ def export(settings: ExportSettings) -> list[ExportedFile]:
     model, task = load_for_task(source, settings.task)
 
     # 3. ONNX files
-    with atomic_folder(output) as partial:
+    with new_folder(output) as partial:
         files = write_onnx(model, task, tokenizer, partial / "onnx", precisions)
 
         # 4. What goes with them
         _write_config(model, files, partial)
         tokenizer.save_pretrained(partial)
         for name in pooling_files:
-            (partial / name).parent.mkdir(exist_ok=True)
+            (partial / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source.path / name, partial / name)
     return files
 
@@ -199,7 +200,8 @@ def find_pooling_files(folder: ModelFolder) -> list[str]:
             )
         if module.name == "Pooling":
             names.append(f"{module.path}/config.json")
-    return [name for name in names if folder.sentence_modules and (folder.path / name).is_file()]
+    # Asking for the class reads the file that is copied.
+    return [name for name in names if folder.sentence_class and (folder.path / name).is_file()]
 
 
 def _sound_tokenizer(folder: ModelFolder) -> PreTrainedTokenizerBase:
@@ -230,12 +232,13 @@ def load_for_task(folder: ModelFolder, task: str | None = None) -> tuple[NeoBERT
             f"{folder.path} has RoPE of type {config.rope_parameters['rope_type']!r}, which depends on the longest "
             "text of a batch and cannot stand in a graph: use 'yarn' or 'linear'."
         )
-    options = {"dtype": torch.float32, "attn_implementation": "sdpa", "output_loading_info": True}
-    model, info = TASKS[task][0].from_pretrained(folder.path, **options)
-    if info["missing_keys"]:
+    model = folder.load_model(TASKS[task][0], dtype=torch.float32, attn_implementation="sdpa")
+    stored = {name.removeprefix("model.") for name in folder.tensors}
+    missing = {name for name, _ in model.named_parameters() if name.removeprefix("model.") not in stored}
+    if missing:
         raise ValueError(
             f"{folder.path} is for {config.architectures} and has no weights for the task {task!r}: it lacks "
-            f"{', '.join(sorted(info['missing_keys']))}. Train that head first, or leave `--task` out."
+            f"{', '.join(sorted(missing))}. Train that head first, or leave `--task` out."
         )
     return model.eval(), task
 

@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from huggingface_hub import HfApi
@@ -22,12 +23,37 @@ from huggingface_hub.utils import validate_repo_id
 from transformers import PreTrainedTokenizerBase
 
 from neobert_hf.checkpoints.card import build_card, check_card, gather_facts
-from neobert_hf.checkpoints.doctor import FAIL, diagnose
+from neobert_hf.checkpoints.doctor import FAIL, SERVED_FILES, diagnose
 from neobert_hf.checkpoints.golden_outputs import GOLDEN_FILE, record_outputs
-from neobert_hf.checkpoints.model_folder import SENTENCE_FILES, ModelFolder, load_tokenizer, local_folder, read_json
-from neobert_hf.common.atomic_writes import atomic_folder, write_json
+from neobert_hf.checkpoints.model_folder import (
+    INDEX,
+    SENTENCE_FILES,
+    ModelFolder,
+    load_tokenizer,
+    local_folder,
+    new_folder,
+    read_json,
+)
+from neobert_hf.common.atomic_writes import write_json
+from neobert_hf.common.locks import folder_lock
+from neobert_hf.common.paths import check_links
 from neobert_hf.common.settings import parse_config
 
+
+# All that is ever sent; `*` stands for a part of a name. A list of what is forbidden would forget something: keys and
+# passwords (`.env`, `id_rsa`), pickles, which run code when they are loaded, code that is not of this package, and
+# training states that tell of the data.
+# Of Sentence Transformers' modules, `config.json` and `model.safetensors` in the folders that modules.json names are
+# sent as well.
+SENT = (
+    *("config.json", GOLDEN_FILE, "model.safetensors", "model-*-of-*.safetensors", INDEX, *SERVED_FILES),
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"),
+    *("vocab.txt", "vocab.json", "merges.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model"),
+    *SENTENCE_FILES,
+    *("onnx/model*.onnx", "onnx/model*.onnx_data"),
+    # The card, and what it shows and links to.
+    *("*.md", "*.png", "*.jpg", "*.jpeg", "*.svg", "LICENSE*", ".gitattributes"),
+)
 
 # Deleted on the Hub unless this push has them: of another model they would make the repository wrong. Here `*` and `?`
 # match `/` as well: other files of the owner's must not be met.
@@ -119,15 +145,16 @@ def checked_folder(settings: PublishSettings) -> Iterator[Path]:
     """
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(settings.output_dir or f"{temporary}/repository")
-        if folder.exists():
-            note = f"it is taken as it is, not built from {settings.checkpoint}. Delete it to build it anew."
-            print(f"{folder} exists: {note}")
-            check_folder(folder)
-        else:
-            with atomic_folder(folder) as partial:
-                build_folder(settings, partial)
-                check_folder(partial)
-        yield folder
+        with folder_lock(folder):
+            if folder.exists():
+                note = f"it is taken as it is, not built from {settings.checkpoint}. Delete it to build it anew."
+                print(f"{folder} exists: {note}")
+                check_folder(folder)
+            else:
+                with new_folder(folder) as partial:
+                    build_folder(settings, partial)
+                    check_folder(partial)
+            yield folder
 
 
 def build_folder(settings: PublishSettings, folder: Path) -> None:
@@ -140,12 +167,14 @@ def build_folder(settings: PublishSettings, folder: Path) -> None:
     source = ModelFolder(local_folder(settings.checkpoint))
     facts = gather_facts(source.path, settings.card, settings.mteb_results)
     source.check_weights()
+    if settings.onnx:
+        check_exportable(source)
     tokenizer = load_tokenizer(settings.tokenizer) if settings.tokenizer else source.tokenizer
     if tokenizer is None:
         raise ValueError(f"{source.path} has no tokenizer. Name one with `--tokenizer`: a folder or a Hub id.")
     # The dtype of the tensors: that of the config might round them.
     dtype = next(iter(source.tensors.values())).dtype
-    model = source.model_class.from_pretrained(source.path, dtype=dtype).eval()
+    model = source.load_model(source.model_class, dtype=dtype).eval()
 
     # 2. Weights, with config and code; tokenizer; modules
     model.save_pretrained(folder)
@@ -168,11 +197,45 @@ def copy_modules(source: ModelFolder, folder: Path) -> None:
     for name in SENTENCE_FILES:
         if (source.path / name).is_file():
             shutil.copyfile(source.path / name, folder / name)
-    for module in source.sentence_modules:
-        # The first is the model itself; some others store nothing.
-        if module.path and (source.path / module.path).is_dir():
-            pickles = shutil.ignore_patterns("*.bin", "*.pt", "*.pkl")
-            shutil.copytree(source.path / module.path, folder / module.path, ignore=pickles)
+    for name in module_files(source):
+        if (source.path / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source.path / name, folder / name)
+
+
+def module_files(folder: ModelFolder) -> list[str]:
+    """What the modules of Sentence Transformers may store. The first, without a folder, is the model itself."""
+    folders = [module.path.rstrip("/") for module in folder.sentence_modules if module.path]
+    return [f"{path}/{name}" for path in folders for name in ("config.json", "model.safetensors")]
+
+
+def check_exportable(source: ModelFolder) -> None:
+    """Refuse ONNX files of a class that has no task there, before any work."""
+    from neobert_hf.checkpoints.export import TASKS
+
+    if source.model_class not in [cls for cls, _ in TASKS.values()]:
+        raise ValueError(
+            f"There is no ONNX file of a {source.model_class.__name__}; those of its encoder come from `neobert-hf "
+            "export --task feature-extraction`. Leave out `--onnx`."
+        )
+
+
+def check_files(folder: Path) -> None:
+    """Refuse files that are not of a model. Nothing is left out in silence: it may be that the user counts on it.
+
+    Raises:
+        ValueError: naming the files, or a symbolic link that leads elsewhere.
+    """
+    check_links(folder)
+    allowed = [*SENT, *module_files(ModelFolder(folder))]
+    names = [file.relative_to(folder).as_posix() for file in sorted(folder.rglob("*")) if not file.is_dir()]
+    # `*` of `fnmatch` matches slashes, too.
+    sent = [n for n in names if any(fnmatchcase(n, one) and n.count("/") == one.count("/") for one in allowed)]
+    if others := [name for name in names if name not in sent]:
+        raise ValueError(
+            f"Nothing is sent: {folder} holds {', '.join(others)}. Delete it, or keep it elsewhere; sent are "
+            f"{', '.join(SENT)}, and the files of the modules in modules.json."
+        )
 
 
 def add_onnx(folder: Path, tokenizer: PreTrainedTokenizerBase, precisions: list[str] | None) -> list:
@@ -194,6 +257,7 @@ def check_folder(folder: Path) -> None:
     Raises:
         ValueError: if a check fails. Nothing may be sent then.
     """
+    check_files(folder)
     findings = diagnose(folder)
     print(*findings, sep="\n", flush=True)
     if failed := [finding.check for finding in findings if finding.status == FAIL]:

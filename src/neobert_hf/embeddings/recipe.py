@@ -15,13 +15,20 @@ from sentence_transformers.sentence_transformer.evaluation import (
     InformationRetrievalEvaluator,
 )
 from transformers import set_seed
+from transformers.utils import cached_file
 
-from neobert_hf.common.fingerprints import checkpoint_fingerprint, data_fingerprint
+from neobert_hf.common.fingerprints import (
+    checkpoint_fingerprint,
+    data_fingerprint,
+    model_files_fingerprint,
+    reading_fingerprint,
+)
 from neobert_hf.common.instructions import add_prompt
 from neobert_hf.common.settings import parse_config
+from neobert_hf.common.tokenizers import load_tokenizer
 from neobert_hf.embeddings.arguments import EmbeddingArguments, RecipeArguments
 from neobert_hf.embeddings.descriptions import PairDataset, read_descriptions
-from neobert_hf.embeddings.pairs import load_pairs, load_scored_pairs, positives_of_queries
+from neobert_hf.embeddings.pairs import load_pairs, load_scored_pairs, most_negatives, positives_of_queries
 from neobert_hf.training.arguments import result_settings
 from neobert_hf.training.launching import run_lock
 from neobert_hf.training.run_checkpoints import newest_checkpoint, step_of
@@ -105,8 +112,25 @@ def run_settings(settings: RecipeArguments, arguments: EmbeddingArguments, data:
         # It chooses among prompts, and no weight depends on it.
         values["datasets"][name].pop("default")
     values["weights"] = checkpoint_fingerprint(settings.model)
+    values["tokenizer_fingerprint"] = _fingerprint_of_tokenizer(settings)
+    if values.get("miner") and not all(map(most_negatives, data.train.values())):
+        values["miner_fingerprint"] = model_files_fingerprint(settings.miner)
     values["batches_per_step"] = arguments.world_size * arguments.gradient_accumulation_steps
     return json.loads(json.dumps(values, default=str))
+
+
+def _fingerprint_of_tokenizer(settings: RecipeArguments) -> str:
+    """Of the tokenizer of the encoder, with what Sentence Transformers stores beside it about texts."""
+
+    def read(name: str) -> str:
+        file = cached_file(settings.model, name, _raise_exceptions_for_missing_entries=False)
+        return Path(file).read_text(encoding="utf-8") if file else ""
+
+    modules = read("modules.json")
+    subfolder = json.loads(modules)[0]["path"] if modules else ""
+    options = {"subfolder": subfolder, "trust_remote_code": settings.trust_remote_code}
+    tokenizer = load_tokenizer(settings.model, **options)
+    return reading_fingerprint(tokenizer, read(str(Path(subfolder, "sentence_bert_config.json"))))
 
 
 def retrieval_evaluator(

@@ -302,6 +302,16 @@ class MLMTrainer(ResumableTrainer):
     def cursor(self) -> dict:
         return self._sampler_at_this_step().cursor
 
+    def totals(self) -> dict:
+        seconds = time.perf_counter() - self._window_start
+        return super().totals() | {"window": self._window._asdict(), "seconds": seconds}
+
+    def take_over(self, totals: dict) -> None:
+        super().take_over(totals)
+        if totals:
+            self._window = TokenCounts(**totals["window"])
+            self._window_start -= totals["seconds"]
+
     def _save_checkpoint(self, model, trial) -> None:
         with self._clock_stopped():
             self._collect_counts()

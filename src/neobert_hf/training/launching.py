@@ -2,13 +2,23 @@
 
 import os
 import sys
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 
 from accelerate import Accelerator
 from accelerate.utils import get_int_from_env
+from transformers import TrainingArguments
+
+from neobert_hf.common.locks import folder_lock
 
 
 # Set by torchrun, MPI and `srun` respectively. Slurm counts tasks, which may be fewer than processes, never more.
 WORLD_SIZES = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
+
+
+def run_lock(arguments: TrainingArguments) -> AbstractContextManager:
+    """The lock of a run's `output_dir`, which the first process takes for all; see `folder_lock`."""
+    return folder_lock(Path(arguments.output_dir)) if arguments.process_index == 0 else nullcontext()
 
 
 def check_launch(accelerator: Accelerator) -> None:

@@ -1,24 +1,36 @@
 """Training checkpoints that are whole or not used.
 
 The Trainer writes checkpoints in place and resumes from the newest folder unchecked; where `optimizer.pt` is missing it
-starts Adam anew without a word. Here a folder counts once it holds a list of its files with their sizes, written last.
+starts Adam anew without a word. Here a folder counts once it holds a list of its files with their sizes and checksums,
+written last. Those of before had sizes only.
 """
 
 import json
 import os
 import shutil
-from dataclasses import asdict, dataclass
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+import xxhash
+
 from neobert_hf.common.atomic_writes import atomic_write
+from neobert_hf.common.fingerprints import file_checksum
 from neobert_hf.common.settings import differences, list_differences
 
 
 COMPLETE = "complete.json"
+# What it holds; the last three are younger.
+KEYS = {"files", "engine", "settings", "cursor", "totals", "checksums", "checksum"}
 
 
 class CheckpointError(RuntimeError):
     """A checkpoint could not be written or does not fit the run."""
+
+
+class DamagedCheckpoint(CheckpointError):
+    """A file of a checkpoint is not what was written."""
 
 
 @dataclass
@@ -29,28 +41,39 @@ class Progress:
         engine: `plain` (one process or DDP), `FSDP` or `DeepSpeed`: the form that weights and optimizer have.
         settings: every setting that the result depends on, by name.
         cursor: where the data stand, if the recipe does not let the Trainer skip them.
+        totals: of the steps before, what the next logged numbers count beside the steps to come.
     """
 
     engine: str
     settings: dict
     cursor: dict
+    totals: dict = field(default_factory=dict)
 
 
 def mark_complete(folder: Path, progress: Progress) -> None:
     """Flush every file of the folder to disk, then name them all in `complete.json`."""
-    files = {}
-    for file in sorted(folder.rglob("*")):
-        if file.is_file():
+    files = {str(file.relative_to(folder)): file for file in sorted(folder.rglob("*")) if file.is_file()}
+    # The files are in memory still: they are read while the disk writes them.
+    with ThreadPoolExecutor() as pool:
+        checksums = pool.map(file_checksum, files.values())
+        for file in files.values():
             _flush(file)
-            files[str(file.relative_to(folder))] = file.stat().st_size
+    content = {"files": {name: file.stat().st_size for name, file in files.items()}, **asdict(progress)}
+    content["checksums"] = dict(zip(files, checksums))
+    content["checksum"] = _checksum_of(content)
     with atomic_write(folder / COMPLETE) as partial:
-        partial.write_text(json.dumps({"files": files, **asdict(progress)}, indent=1), encoding="utf-8")
+        partial.write_text(json.dumps(content, indent=1), encoding="utf-8")
         _flush(partial)
 
 
 def _flush(file: Path) -> None:
     with open(file, "rb") as handle:
         os.fsync(handle.fileno())
+
+
+def _checksum_of(content: dict) -> str:
+    """Of what `complete.json` holds, as JSON gives it back."""
+    return xxhash.xxh3_64_hexdigest(json.dumps(json.loads(json.dumps(content)), sort_keys=True).encode())
 
 
 def complete_checkpoints(output_dir: Path) -> list[Path]:
@@ -69,24 +92,60 @@ def _numbered(output_dir: Path) -> list[tuple[int, Path]]:
 
 
 def read_progress(folder: Path) -> Progress:
-    """Check the files of a complete checkpoint and return what it stores.
+    """What a complete checkpoint stores, after a look at the sizes of its files; see `check_content`.
 
     Raises:
-        CheckpointError: if a file is gone or has another size.
+        DamagedCheckpoint: if a file is gone or has another size, or `complete.json` is not what was written.
+        CheckpointError: if there is no `complete.json`.
     """
-    try:
-        content = json.loads((folder / COMPLETE).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise CheckpointError(f"{folder} is no complete checkpoint: it lacks {COMPLETE}. Take another one.") from None
+    content = _read_complete(folder)
     for name, size in content["files"].items():
         file = folder / name
         if not file.is_file() or file.stat().st_size != size:
             found = f"{file.stat().st_size:,} bytes" if file.is_file() else "missing"
-            raise CheckpointError(
-                f"{file} is {found}; it was written with {size:,} bytes. Delete {folder} to resume from the checkpoint "
-                "before it, or restore the file."
-            )
-    return Progress(content["engine"], content["settings"], content["cursor"])
+            raise DamagedCheckpoint(f"{file} is {found}; it was written with {size:,} bytes. {_advice(folder)}")
+    return Progress(content["engine"], content["settings"], content["cursor"], content.get("totals", {}))
+
+
+def check_content(folder: Path) -> None:
+    """Read all files of a complete checkpoint, 2 to 8 GB a second, and compare their checksums, if it has them.
+
+    Raises:
+        DamagedCheckpoint: naming the first file that is not what was written.
+    """
+    checksums = _read_complete(folder).get("checksums", {})
+    with ThreadPoolExecutor() as pool:
+        found = pool.map(_checksum_or_error, [folder / name for name in checksums])
+        for (name, written), (checksum, error) in zip(checksums.items(), found):
+            if checksum != written:
+                reason = error or "its bytes are not those that were written (their checksums differ)"
+                raise DamagedCheckpoint(f"{folder / name} is damaged: {reason}. {_advice(folder)}")
+
+
+def _checksum_or_error(file: Path) -> tuple[str | None, OSError | None]:
+    try:
+        return file_checksum(file), None
+    except OSError as error:
+        return None, error
+
+
+def _read_complete(folder: Path) -> dict:
+    file = folder / COMPLETE
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        sound = set(content) <= KEYS and all(isinstance(size, int) for size in content["files"].values())
+        sound = sound and isinstance(content["settings"], dict) and isinstance(content["cursor"], dict)
+        if sound and content.pop("checksum", None) in (None, _checksum_of(content)):
+            return content
+    except FileNotFoundError:
+        raise CheckpointError(f"{folder} is no complete checkpoint: it lacks {COMPLETE}. Take another one.") from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        pass
+    raise DamagedCheckpoint(f"{file} is damaged: it is not what was written. {_advice(folder)}")
+
+
+def _advice(folder: Path) -> str:
+    return f"Restore the file; or delete {folder}, to resume from the checkpoint before it."
 
 
 def check_engine(folder: Path, progress: Progress, engine: str) -> None:
@@ -112,17 +171,40 @@ def check_settings(folder: Path, stored: dict, current: dict) -> None:
 
 
 def newest_checkpoint(output_dir: Path, settings: dict) -> tuple[Path, Progress] | tuple[None, None]:
-    """The checkpoint to resume from and what it stores, if there is one.
+    """The checkpoint to resume from and what it stores, if there is one: the newest that is not damaged.
 
     Raises:
-        CheckpointError: if it is damaged or of a run with other settings.
+        CheckpointError: if it is of a run with other settings or of another step, or if all are damaged.
     """
-    checkpoints = complete_checkpoints(output_dir)
-    if not checkpoints:
-        return None, None
-    progress = read_progress(checkpoints[-1])
-    check_settings(checkpoints[-1], progress.settings, settings)
-    return checkpoints[-1], progress
+    damages = []
+    for folder in reversed(complete_checkpoints(output_dir)):
+        try:
+            progress = read_progress(folder)
+            check_settings(folder, progress.settings, settings)
+            check_content(folder)
+        except DamagedCheckpoint as damage:
+            damages.append(str(damage))
+            continue
+        check_step(folder)
+        for damage in damages:
+            print(f"warning: {damage}\nwarning: {folder}, which is whole, is taken instead.", file=sys.stderr)
+        return folder, progress
+    if damages:
+        raise CheckpointError("\n".join([*damages, "No other checkpoint is whole: delete them all to start anew."]))
+    return None, None
+
+
+def check_step(folder: Path) -> None:
+    """Raises:
+    CheckpointError: if the Trainer's state in a folder `checkpoint-<step>` is not of that step.
+    """
+    file = folder / "trainer_state.json"
+    try:
+        step = json.loads(file.read_text(encoding="utf-8"))["global_step"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{file} is no state of the Trainer ({error!r}). {_advice(folder)}") from error
+    if step != step_of(folder):
+        raise CheckpointError(f"{file} is of step {step}, and its folder is called {folder.name}: rename the folder.")
 
 
 def delete_old(output_dir: Path, keep: int | None, best: int | None = None) -> None:

@@ -54,6 +54,22 @@ class StopOnSigterm(TrainerCallback):
             control.should_save = control.should_training_stop = True
 
 
+class GoOn(TrainerCallback):
+    """Takes over from a checkpoint what the Trainer does not, once it has loaded the rest."""
+
+    def __init__(self, trainer: "ResumableTrainer"):
+        self.trainer = trainer
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        resume = self.trainer.resume
+        expected = 0 if resume is None else step_of(resume)
+        if state.global_step != expected:
+            # The Trainer starts anew, without a word, where it does not find the state of a run.
+            raise CheckpointError(f"Training is at step {state.global_step} and not at {expected}, that of {resume}.")
+        if resume is not None:
+            self.trainer.take_over(read_progress(resume).totals)
+
+
 class PrintLogs(TrainerCallback):
     """Logs as one readable line each, where a progress bar would fill a file with thousands."""
 
@@ -73,6 +89,7 @@ class ResumableTrainer(Trainer):
 
     Attributes:
         run_settings: every setting that the result depends on, stored in checkpoints and compared on resume.
+        resume: the checkpoint that training goes on from.
         stopped: whether SIGTERM ended training before `max_steps`.
         engine: whose form weights and optimizer have in a checkpoint: `plain` (one process, DDP), `FSDP`, `DeepSpeed`.
 
@@ -83,7 +100,9 @@ class ResumableTrainer(Trainer):
 
     def __init__(self, *args, settings: dict, **kwargs):
         self.run_settings = settings
+        self.resume: Path | None = None
         self.stopped = False
+        self.counts_all_steps = True
         super().__init__(*args, **kwargs)
         if self.args.n_gpu > 1:
             raise ValueError(f"One process sees {self.args.n_gpu} GPUs: use `accelerate launch`, one process for each.")
@@ -92,6 +111,7 @@ class ResumableTrainer(Trainer):
         self.keep, self.args.save_total_limit = self.args.save_total_limit, None
         self.engine = "DeepSpeed" if self.is_deepspeed_enabled else "FSDP" if self.is_fsdp_enabled else "plain"
         self.add_callback(StopOnSigterm(self))
+        self.add_callback(GoOn(self))
         if not sys.stderr.isatty():
             self.remove_callback(ProgressCallback)
             self.remove_callback(PrinterCallback)
@@ -100,6 +120,27 @@ class ResumableTrainer(Trainer):
     def cursor(self) -> dict:
         """Where the data stand; of a recipe that lets the Trainer skip, nothing."""
         return {}
+
+    def totals(self) -> dict:
+        """Of the steps so far, over all processes, what the next logged numbers count beside the steps to come."""
+        return {
+            "logged_step": self._globalstep_last_logged,
+            # Of the steps since that one, and of those before.
+            "loss": self.mean_over_processes(self._tr_loss),
+            "logged_loss": self._total_loss_scalar,
+        }
+
+    def mean_over_processes(self, value: torch.Tensor) -> float:
+        return self.accelerator.reduce(value.detach().float(), "mean").item()
+
+    def take_over(self, totals: dict) -> None:
+        """Go on from `totals`, or from nothing, which checkpoints of before stored."""
+        # A loss over the steps of this process alone is not that of the run.
+        self.counts_all_steps = bool(totals)
+        if totals:
+            self._globalstep_last_logged = totals["logged_step"]
+            self._tr_loss += totals["loss"]
+            self._total_loss_scalar = totals["logged_loss"]
 
     def train(self, *args, **kwargs):
         previous = signal.getsignal(signal.SIGTERM)
@@ -127,6 +168,7 @@ class ResumableTrainer(Trainer):
             return
         if resume is not None:
             check_engine(resume, read_progress(resume), self.engine)
+        self.resume = resume
         try:
             self.train(resume_from_checkpoint=str(resume) if resume else None)
         except CheckpointError as error:
@@ -155,6 +197,8 @@ class ResumableTrainer(Trainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if not math.isfinite(logs.get("loss", 0.0)):
             raise FloatingPointError(f"The loss is {logs['loss']} at step {self.state.global_step}.")
+        if logs.pop("train_loss", None) is not None and self.counts_all_steps:
+            logs["train_loss"] = self._total_loss_scalar / max(self.state.global_step, 1)
         super().log(logs, start_time)
 
     def _save_checkpoint(self, model, trial) -> None:
@@ -162,6 +206,7 @@ class ResumableTrainer(Trainer):
         if not self._all_finite(model):
             raise FloatingPointError(f"Loss or weights are not finite after step {step}.")
         folder = Path(self.args.output_dir) / f"checkpoint-{step}"
+        totals = self.totals()
         try:
             if self.is_world_process_zero() and folder.exists():
                 # An earlier run was interrupted while it saved this step.
@@ -170,7 +215,7 @@ class ResumableTrainer(Trainer):
             super()._save_checkpoint(model, trial)
             self.accelerator.wait_for_everyone()
             if self.is_world_process_zero():
-                mark_complete(folder, Progress(self.engine, self.run_settings, self.cursor()))
+                mark_complete(folder, Progress(self.engine, self.run_settings, self.cursor(), totals))
                 delete_old(folder.parent, self.keep, self.state.best_global_step)
         except (OSError, RuntimeError, SafetensorError) as error:
             free = shutil.disk_usage(self.args.output_dir).free
@@ -188,6 +233,8 @@ class ResumableTrainer(Trainer):
     def advice(self) -> str:
         """From where the run can go on, for the message that ends it."""
         complete = complete_checkpoints(Path(self.args.output_dir))
+        # One of a later step is damaged: this run went on from one before it.
+        complete = [folder for folder in complete if step_of(folder) <= self.state.global_step]
         if not complete:
             return "There is no earlier checkpoint."
         return f"{complete[-1]} is complete: the same command goes on from there."

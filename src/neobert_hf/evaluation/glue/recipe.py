@@ -6,14 +6,15 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
-from transformers import AutoTokenizer, set_seed
+from transformers import AutoConfig, PreTrainedTokenizerBase, set_seed
 
 from neobert_hf.common.atomic_writes import write_json
-from neobert_hf.common.fingerprints import data_fingerprint
+from neobert_hf.common.fingerprints import data_fingerprint, reading_fingerprint
 from neobert_hf.common.locks import folder_lock
 from neobert_hf.common.results import ResultError
 from neobert_hf.common.settings import Count, CountOrZero, NotNegative, Range, check_ranges, nearest
 from neobert_hf.common.token_limits import tokens_read
+from neobert_hf.common.tokenizers import load_tokenizer
 from neobert_hf.evaluation.glue.models import StartingPoint, build_classifier, newest_checkpoints
 from neobert_hf.evaluation.glue.results import RUN_ARGUMENTS, Results
 from neobert_hf.evaluation.glue.runs import Hyperparameters, Run, grid, order_tasks, read_hyperparameters
@@ -109,6 +110,12 @@ def find_start(settings: GlueSettings) -> StartingPoint:
     return StartingPoint(model, name, backbone, settings.trust_remote_code)
 
 
+def tokenizer_of(start: StartingPoint) -> PreTrainedTokenizerBase:
+    options = {"trust_remote_code": start.trust_remote_code}
+    config = AutoConfig.from_pretrained(start.model, **options)
+    return load_tokenizer(start.model, getattr(config, "vocab_size", None), **options)
+
+
 class GlueEvaluation:
     """The runs of one model on all chosen tasks, those of all processes and shards.
 
@@ -116,6 +123,7 @@ class GlueEvaluation:
         arguments: of the Trainer, before a run sets its own.
         start: what runs start from that do not start from another task's model.
         weights: its fingerprint.
+        reading: that of its tokenizer.
         data: rows of each task.
         shared_settings: of each task, all that the weights of its runs depend on and that they have in common.
     """
@@ -127,6 +135,7 @@ class GlueEvaluation:
         self.results = results
         self.start = find_start(settings)
         self.weights = self.start.fingerprint()
+        self.reading = reading_fingerprint(tokenizer_of(self.start))
         self.data: dict[str, TaskData] = {}
         self.shared_settings: dict[str, dict] = {}
 
@@ -149,6 +158,7 @@ class GlueEvaluation:
         values = result_settings(arguments, leave_out=RUN_ARGUMENTS | {"num_train_epochs"}) | {
             "model": settings.model,
             "weights": self.weights,
+            "tokenizer_fingerprint": self.reading,
             "average_checkpoints": settings.average_checkpoints,
             "transfer": self._source_of(data.task) is not None,
             "max_length": settings.max_length,
@@ -209,7 +219,7 @@ class GlueEvaluation:
         set_seed(run.seed)
         resume, _ = newest_checkpoint(folder, settings)
         classifier = build_classifier(start, data.task, self.settings.classifier_dropout)
-        tokenizer = AutoTokenizer.from_pretrained(start.model, trust_remote_code=start.trust_remote_code)
+        tokenizer = tokenizer_of(start)
         positions = getattr(classifier.config, "max_position_embeddings", None)
         length = tokens_read(classifier, self.settings.max_length, tokenizer.model_max_length, positions)
         trainer = GlueTrainer(classifier, arguments, data.tokenize(tokenizer, length), tokenizer, settings)
