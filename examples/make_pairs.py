@@ -1,0 +1,34 @@
+"""Pairs of texts from raw text without labels, for contrastive pretraining of embedding models.
+
+    python examples/make_pairs.py --source corpus/ --output data/text_pairs.parquet
+    python examples/finetune_embeddings.py --config configs/embeddings/contrastive.yaml --model runs/small/model
+
+Headings with their text, sentences with their paragraph, and neighbouring paragraphs; see `text_pairs.py`.
+"""
+
+from collections import Counter
+from pathlib import Path
+
+from neobert_hf.common.atomic_writes import atomic_write
+from neobert_hf.common.settings import parse_config
+from neobert_hf.embeddings.text_pairs import TextPairSettings, make_pairs
+
+
+def main(args: list[str] | None = None) -> None:
+    # 1. Settings
+    (settings,) = parse_config(TextPairSettings, args=args)
+    output = Path(settings.output)
+
+    # 2. Pairs
+    pairs = make_pairs(settings)
+
+    # 3. One file, whole or not at all
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_write(output) as partial:
+        pairs.to_parquet(partial)
+    kinds = ", ".join(f"{count:,} {kind}" for kind, count in Counter(pairs["kind"]).items())
+    print(f"{output}: {len(pairs):,} pairs ({kinds})")
+
+
+if __name__ == "__main__":
+    main()

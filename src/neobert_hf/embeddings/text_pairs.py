@@ -1,0 +1,143 @@
+"""Pairs of texts that belong together, made from raw text without labels: the data of contrastive pretraining.
+
+Three kinds, each from the structure that documents have anyway:
+
+- `title`: a heading (Markdown, or a short first line) and the text under it;
+- `sentence`: a sentence and the rest of its paragraph (inverse cloze task: Lee et al., arXiv 1906.00300);
+- `spans`: two spans of one document that do not overlap (Izacard et al., arXiv 2112.09118).
+"""
+
+import random
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from datasets import Dataset, Features, Value
+
+from neobert_hf.common.settings import Range, check_ranges
+from neobert_hf.common.text_sources import stream_text
+
+
+FEATURES = Features({"query": Value("string"), "positive": Value("string"), "kind": Value("string")})
+
+# Markdown's `## Title`, and reStructuredText's title with a line of marks under it and perhaps another one above.
+HEADING = re.compile(r"#{1,6}\s+(?P<markdown>.+)|(?:([=~^*-])\2{2,} )?(?P<underlined>.+?) ([=~^*\"-])\4{2,}")
+# A sentence ends with its mark, and the next one begins with a capital letter, a digit or a quotation mark.
+SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[\"'(A-Z0-9])")
+# Shorter texts say too little to be told from those of other documents.
+LEAST_WORDS_OF_TITLE, LEAST_WORDS_OF_SENTENCE, LEAST_WORDS_OF_TEXT = 2, 5, 15
+MOST_WORDS_OF_TITLE = 15
+
+
+@dataclass
+class TextPairSettings:
+    """Where raw text comes from, and which pairs are made of it."""
+
+    source: str = field(metadata={"help": "text files, Parquet, JSON lines, or a Hub dataset"})
+    output: str = field(metadata={"help": "Parquet file of query, positive and kind"})
+    column: str = field(default="text", metadata={"help": "that holds the text"})
+    split: str = field(default="train", metadata={"help": "of a Hub dataset"})
+    subset: str | None = field(default=None, metadata={"help": "configuration of a Hub dataset that has several"})
+    kinds: list[str] = field(default_factory=lambda: ["title", "sentence", "spans"], metadata={"help": "of pairs"})
+    pairs_per_document: Annotated[int, Range(1)] = field(default=8, metadata={"help": "at most, of each kind"})
+    max_words: Annotated[int, Range(15)] = field(default=120, metadata={"help": "of a text; the rest is cut"})
+    seed: int = field(default=0, metadata={"help": "of what is drawn from a document"})
+
+    def __post_init__(self):
+        check_ranges(self)
+        unknown = [kind for kind in self.kinds if kind not in MAKERS]
+        if unknown or not self.kinds:
+            raise ValueError(f"`kinds` is {self.kinds}; it must name some of {', '.join(MAKERS)}.")
+        if not self.output.endswith(".parquet"):
+            raise ValueError(f"`output` is {self.output!r}; it must be a file that ends in .parquet.")
+
+
+def make_pairs(settings: TextPairSettings) -> Dataset:
+    """Make pairs from all documents of a source; the same settings and text give the same pairs.
+
+    Returns:
+        Rows of `query`, `positive` and `kind`. A query that stands twice is kept once: its second text would be a false
+        negative of the first.
+
+    Raises:
+        ValueError: if no document has a pair of these kinds. For more, see `stream_text`.
+    """
+
+    def rows() -> Iterator[dict[str, str]]:
+        seen = set()
+        documents = stream_text(settings.source, settings.column, settings.split, settings.subset)
+        for number, document in enumerate(documents):
+            # A generator of the document's own: others that are added or left out change nothing here.
+            generator = random.Random(f"{settings.seed}-{number}")
+            for pair in pairs_of_document(document[settings.column] or "", settings, generator):
+                key = pair["query"].lower()
+                if key not in seen:
+                    seen.add(key)
+                    yield pair
+
+    pairs = list(rows())
+    if not pairs:
+        raise ValueError(f"{settings.source!r} gives no pair of the kinds {', '.join(settings.kinds)}.")
+    return Dataset.from_list(pairs, features=FEATURES)
+
+
+def pairs_of_document(text: str, settings: TextPairSettings, generator: random.Random) -> Iterator[dict[str, str]]:
+    """The pairs of one document, at most `pairs_per_document` of each kind, drawn at random."""
+    paragraphs = [" ".join(part.split()) for part in re.split(r"\n\s*\n", text)]
+    for kind in settings.kinds:
+        pairs = MAKERS[kind]([part for part in paragraphs if part], generator)
+        if len(pairs) > settings.pairs_per_document:
+            pairs = generator.sample(pairs, settings.pairs_per_document)
+        for query, positive in pairs:
+            yield {
+                "query": _first_words(query, settings.max_words),
+                "positive": _first_words(positive, settings.max_words),
+                "kind": kind,
+            }
+
+
+def title_pairs(paragraphs: list[str], generator: random.Random) -> list[tuple[str, str]]:
+    """Headings, each with the paragraph under it."""
+    pairs = []
+    for number, (title, body) in enumerate(zip(paragraphs, paragraphs[1:])):
+        heading = HEADING.fullmatch(title)
+        if heading is None and (number > 0 or title[-1] in ".!?:;,"):
+            continue
+        if heading is not None:
+            title = heading["markdown"] or heading["underlined"]
+        if LEAST_WORDS_OF_TITLE <= _count(title) <= MOST_WORDS_OF_TITLE and _count(body) >= LEAST_WORDS_OF_TEXT:
+            pairs.append((title, body))
+    return pairs
+
+
+def sentence_pairs(paragraphs: list[str], generator: random.Random) -> list[tuple[str, str]]:
+    """One sentence of each paragraph, with the paragraph without it."""
+    pairs = []
+    for paragraph in paragraphs:
+        sentences = SENTENCE_END.split(paragraph)
+        if len(sentences) < 2:
+            continue
+        chosen = generator.randrange(len(sentences))
+        rest = " ".join(sentences[:chosen] + sentences[chosen + 1 :])
+        if _count(sentences[chosen]) >= LEAST_WORDS_OF_SENTENCE and _count(rest) >= LEAST_WORDS_OF_TEXT:
+            pairs.append((sentences[chosen], rest))
+    return pairs
+
+
+def span_pairs(paragraphs: list[str], generator: random.Random) -> list[tuple[str, str]]:
+    """Neighbouring paragraphs: two spans that do not overlap and are close enough to be about one thing."""
+    long_enough = [part for part in paragraphs if _count(part) >= LEAST_WORDS_OF_TEXT]
+    pairs = list(zip(long_enough[::2], long_enough[1::2]))
+    return [pair if generator.random() < 0.5 else pair[::-1] for pair in pairs]
+
+
+MAKERS = {"title": title_pairs, "sentence": sentence_pairs, "spans": span_pairs}
+
+
+def _count(text: str) -> int:
+    return len(text.split())
+
+
+def _first_words(text: str, count: int) -> str:
+    return " ".join(text.split()[:count])

@@ -1,0 +1,91 @@
+"""Pairs that are made of raw text: which texts belong together, what is left out, and that runs repeat exactly."""
+
+import json
+import random
+
+import pytest
+from datasets import Dataset
+
+from neobert_hf.embeddings.text_pairs import TextPairSettings, make_pairs, pairs_of_document
+from tests.helpers.examples import load_example
+
+
+BODY = "The index keeps one vector for each passage of a document and finds those that are nearest to a query."
+MORE = (
+    "A second paragraph says what happens to those documents that changed. They are embedded again by the next run. "
+    "All of the others stay exactly as they are."
+)
+DOCUMENT = f"# How an index works\n\n{BODY}\n\n{MORE}\n"
+
+
+def settings(**changes) -> TextPairSettings:
+    return TextPairSettings(**{"source": "unused", "output": "pairs.parquet"} | changes)
+
+
+def pairs(text: str, **changes) -> list[tuple[str, str, str]]:
+    found = pairs_of_document(text, settings(**changes), random.Random(0))
+    return [(pair["kind"], pair["query"], pair["positive"]) for pair in found]
+
+
+@pytest.mark.parametrize(
+    "title",
+    [
+        "# How an index works",
+        "### How an index works",
+        "How an index works\n==================",
+        "==================\nHow an index works\n==================",
+        "How an index works",
+    ],
+)
+def test_a_title_belongs_to_the_text_under_it(title):
+    assert pairs(f"{title}\n\n{BODY}", kinds=["title"]) == [("title", "How an index works", BODY)]
+
+
+@pytest.mark.parametrize("title", ["It works.", "Index", "a title of " + "very " * 20 + "many words"])
+def test_what_is_no_title(title):
+    assert pairs(f"{title}\n\n{BODY}", kinds=["title"]) == []
+
+
+def test_a_sentence_is_taken_out_of_its_paragraph():
+    ((_, query, positive),) = pairs(MORE, kinds=["sentence"])
+    assert query in MORE and query not in positive
+    assert sorted(f"{query} {positive}".split()) == sorted(MORE.split())
+
+
+def test_spans_are_neighbours_and_do_not_overlap():
+    ((_, query, positive),) = pairs(DOCUMENT, kinds=["spans"])
+    assert {query, positive} == {BODY, MORE}
+
+
+def test_texts_are_cut_and_pairs_of_a_document_limited():
+    text = "\n\n".join(f"Number {number}. {MORE}" for number in range(20))
+    found = pairs(text, kinds=["sentence"], pairs_per_document=3, max_words=15)
+    assert len(found) == 3 and max(len(positive.split()) for _, _, positive in found) == 15
+
+
+def test_the_same_pairs_from_every_run_and_each_query_once(tmp_path):
+    source = tmp_path / "text.jsonl"
+    documents = [DOCUMENT, DOCUMENT, DOCUMENT.replace("index", "tree"), None]
+    source.write_text("".join(json.dumps({"text": text}) + "\n" for text in documents))
+    first = make_pairs(settings(source=str(source)))
+    assert first[:] == make_pairs(settings(source=str(source)))[:]
+    assert len(set(first["query"])) == len(first) and set(first["kind"]) == {"title", "sentence", "spans"}
+    assert first[:] != make_pairs(settings(source=str(source), seed=1))[:]
+
+
+def test_the_script_writes_a_file_that_fine_tuning_reads(tmp_path, capsys):
+    (tmp_path / "text.md").write_text(DOCUMENT)
+    output = tmp_path / "new" / "pairs.parquet"
+    load_example("make_pairs").main(["--source", str(tmp_path / "text.md"), "--output", str(output)])
+    assert "1 title" in capsys.readouterr().out
+    assert Dataset.from_parquet(str(output), cache_dir=str(tmp_path)).column_names == ["query", "positive", "kind"]
+
+
+def test_bad_settings_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="`kinds` is \\['titles'\\]; it must name some of title, sentence, spans"):
+        settings(kinds=["titles"])
+    with pytest.raises(ValueError, match="`output` is 'pairs.json'; it must be a file that ends in .parquet"):
+        settings(output="pairs.json")
+    (tmp_path / "text.md").write_text("Nothing here.")
+    with pytest.raises(ValueError, match="gives no pair of the kinds title, sentence, spans"):
+        make_pairs(settings(source=str(tmp_path / "text.md")))
