@@ -63,6 +63,15 @@ def checkpoint_fingerprint(model: str) -> str:
     return Path(cached_file(model, "config.json")).parent.name
 
 
+def model_files_fingerprint(model: str) -> str:
+    """A hash of all files that a model of several modules depends on; of a Hub id, its commit."""
+    folder = Path(model)
+    if not folder.is_dir():
+        return checkpoint_fingerprint(model)
+    files = [file for pattern in ("*.safetensors", "*.bin", "*.json", "*.txt") for file in folder.rglob(pattern)]
+    return files_fingerprint({str(file.relative_to(folder)): file for file in files})
+
+
 def data_fingerprint(data: Dataset) -> str:
     """A hash of all rows in their order, in constant memory, whatever files they came from."""
     digest = hashlib.sha256(str(data.features.arrow_schema.remove_metadata()).encode())

@@ -8,9 +8,11 @@ import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Transformer
+from torch import nn
 
 from neobert_hf.common.fingerprints import add_weights, identifying_config
 from neobert_hf.common.token_limits import tokens_read
+from neobert_hf.common.tokenizers import check_tokenizer
 
 
 def load_embedding_model(
@@ -27,7 +29,7 @@ def load_embedding_model(
         options: further arguments of `SentenceTransformer`: `device`, `truncate_dim`, `trust_remote_code`.
 
     Raises:
-        ValueError: if the model has no Transformers encoder, as one of static embeddings.
+        ValueError: if the model has no Transformers encoder, as one of static embeddings, or another's tokenizer.
     """
     model = SentenceTransformer(path, model_kwargs={"dtype": dtype}, **options)
     if not isinstance(model[0], Transformer):
@@ -35,12 +37,21 @@ def load_embedding_model(
             f"{path} begins with {type(model[0]).__name__}; this needs a Sentence Transformers model that begins with "
             "a Transformers encoder."
         )
+    check_encoder(model[0], path)
     encoder, *others = model
     model.max_seq_length = tokens_read(encoder.model, max_length, model.max_seq_length)
     encoder.register_forward_hook(_to_float32)
     for module in others:
         module.float()
     return model.eval()
+
+
+def check_encoder(encoder: nn.Module, path: str) -> None:
+    """Refuse a tokenizer that does not fit its model; see `check_tokenizer`."""
+    if not isinstance(encoder, Transformer):
+        return  # Static embeddings have their own vocabulary.
+    rows = getattr(encoder.model.config.get_text_config(), "vocab_size", None)
+    check_tokenizer(encoder.tokenizer, rows, path)
 
 
 def _to_float32(module, args, features: dict) -> dict:

@@ -16,6 +16,7 @@ from transformers import AutoConfig
 from neobert_hf import NeoBERTForMaskedLM
 from neobert_hf.common.token_limits import tokens_read
 from neobert_hf.embeddings.flattening import flatten_inputs
+from neobert_hf.embeddings.inference import check_encoder
 
 
 def transformer_module(
@@ -37,6 +38,7 @@ def transformer_module(
         processor_kwargs=options,
         config_kwargs=options,
     )
+    check_encoder(transformer, path)
     transformer.max_seq_length = tokens_read(transformer.model, max_length, transformer.max_seq_length)
     return transformer
 
@@ -74,6 +76,7 @@ def build_multi_vector_encoder(path: str, max_length: int, trust_remote_code: bo
     Their linear layer is new unless the model is a late-interaction model. Arguments are those of `transformer_module`.
     """
     encoder = MultiVectorEncoder(path, trust_remote_code=trust_remote_code, model_kwargs={"dtype": torch.float32})
+    check_encoder(encoder[0], path)
     encoder.max_seq_length = tokens_read(encoder[0].model, max_length, encoder.max_seq_length)
     return encoder
 

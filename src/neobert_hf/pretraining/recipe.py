@@ -6,11 +6,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
-from transformers import AutoTokenizer
 
 from neobert_hf.common.fingerprints import tokenizer_fingerprint
 from neobert_hf.common.report import Line, Panel, plot_lines
 from neobert_hf.common.settings import differences
+from neobert_hf.common.tokenizers import load_tokenizer as load_tokenizer_of_model
 from neobert_hf.configuration_neobert import NeoBERTConfig
 from neobert_hf.modeling_neobert import NeoBERTForMaskedLM
 from neobert_hf.pretraining.arguments import UNUSED, DataArguments, ModelArguments, PretrainingArguments
@@ -25,7 +25,9 @@ from neobert_hf.training.run_checkpoints import complete_checkpoints, read_progr
 def read_data(data: DataArguments, arguments: PretrainingArguments) -> PretrainingData:
     """Open the prepared folders, and plan the micro-batches of this process."""
     manifest = read_manifest(data.train_data)
-    documents = _open_documents(data.train_data, manifest, data.max_length)
+    # One process of each machine reads all shards to compare them with their checksums.
+    first = arguments.local_process_index == 0
+    documents = _open_documents(data.train_data, manifest, data.max_length, first)
     process = (arguments.process_index, arguments.world_size)
     sampler = MLMBatchSampler(documents, data, arguments.seed, *process)
     tokenizer = load_tokenizer(data.train_data, manifest)
@@ -41,15 +43,17 @@ def read_data(data: DataArguments, arguments: PretrainingArguments) -> Pretraini
     held_out_manifest = read_manifest(data.validation_data)
     if held_out_manifest.tokenizer_fingerprint != manifest.tokenizer_fingerprint:
         raise ValueError(f"{data.validation_data} was prepared with another tokenizer than {data.train_data}.")
-    documents = _open_documents(data.validation_data, held_out_manifest, data.max_length)
+    documents = _open_documents(data.validation_data, held_out_manifest, data.max_length, first)
     sampler = HeldOutBatchSampler(documents, data.micro_batch_tokens, *process)
     # Packed and with the same masks whatever layout and seed of training are, so that runs can be compared.
     held_out = MicroBatches(documents, sampler, replace(collator, layout="packed", seed=0))
     return PretrainingData(manifest, train, held_out)
 
 
-def _open_documents(folder: str, manifest: Manifest, max_length: int) -> Documents:
-    return Documents(load_shards(folder, manifest), [shard["documents"] for shard in manifest.shards], max_length)
+def _open_documents(folder: str, manifest: Manifest, max_length: int, check: bool) -> Documents:
+    return Documents(
+        load_shards(folder, manifest, check), [shard["documents"] for shard in manifest.shards], max_length
+    )
 
 
 def find_source(data: DataArguments) -> str | Path | None:
@@ -101,7 +105,7 @@ def build_model(
     if differing := differences({name: getattr(stored, name) for name in wanted}, wanted):
         found = "; ".join(f"{name}: {old!r} there, {new!r} now" for name, old, new in differing)
         raise ValueError(f"The model in {source} has another architecture. {found}.")
-    if tokenizer_fingerprint(AutoTokenizer.from_pretrained(source)) != data.manifest.tokenizer_fingerprint:
+    if tokenizer_fingerprint(load_tokenizer_of_model(source, stored.vocab_size)) != data.manifest.tokenizer_fingerprint:
         raise ValueError(
             f"The model in {source} has another tokenizer than {settings.train_data}: prepare the data with it."
         )
@@ -116,8 +120,15 @@ def checkpoint_settings(
     settings = asdict(architecture) | asdict(data) | result_settings(arguments, leave_out=set(UNUSED))
     # The corpus counts, not where it lies.
     del settings["train_data"], settings["validation_data"]
-    shards = hashlib.sha256(json.dumps(manifest.shards).encode()).hexdigest()
-    return settings | {"tokenizer": manifest.tokenizer_fingerprint, "corpus": shards}
+    # Older shards have no checksum, and older checkpoints know the others only.
+    checksums = [shard.get("checksum") for shard in manifest.shards]
+    shards = [{name: value for name, value in shard.items() if name != "checksum"} for shard in manifest.shards]
+    settings |= {"tokenizer": manifest.tokenizer_fingerprint, "corpus": _hash(shards)}
+    return settings | ({"corpus_fingerprint": _hash(checksums)} if all(checksums) else {})
+
+
+def _hash(values: list) -> str:
+    return hashlib.sha256(json.dumps(values).encode()).hexdigest()
 
 
 def plot_curves(log: list[dict], file: Path) -> None:

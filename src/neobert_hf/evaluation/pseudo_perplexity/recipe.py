@@ -9,10 +9,12 @@ from typing import Annotated, Literal
 import numpy as np
 import torch
 from tqdm import tqdm
-from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForMaskedLM, PreTrainedModel, PreTrainedTokenizerBase
 
+from neobert_hf.common.paths import check_file_name
 from neobert_hf.common.settings import Count, CountOrZero, Range, check_ranges
 from neobert_hf.common.text_sources import stream_text
+from neobert_hf.common.tokenizers import load_tokenizer
 from neobert_hf.evaluation.pseudo_perplexity.report import score_texts
 from neobert_hf.evaluation.pseudo_perplexity.rope_scaling import parse_rope, scale_rope
 from neobert_hf.evaluation.pseudo_perplexity.scoring import (
@@ -65,6 +67,7 @@ class PseudoPerplexityArguments:
         for entry in self.models:
             if not re.fullmatch("[^/=]+=.+", entry):
                 raise ValueError(f"`models` holds {entry!r}; write name=path, the name without a slash.")
+            check_file_name(entry.split("=")[0], "A name in `models`")
         names = [entry.split("=")[0] for entry in self.models]
         for setting, values in (("models", names), ("rope", self.rope), ("lengths", self.lengths)):
             if repeated := {value for value in values if values.count(value) > 1}:
@@ -160,8 +163,8 @@ class ScaledModel:
         ]
 
 
-def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
-    tokenizer = AutoTokenizer.from_pretrained(path)
+def tokenizer_of(path: str) -> PreTrainedTokenizerBase:
+    tokenizer = load_tokenizer(path, getattr(AutoConfig.from_pretrained(path), "vocab_size", None))
     if tokenizer.mask_token_id is None:
         raise ValueError(f"The tokenizer of {path} has no mask token: pseudo-perplexity is for masked language models.")
     return tokenizer
@@ -209,7 +212,7 @@ def plan_models(settings: PseudoPerplexityArguments) -> list[ScaledModel]:
     for path in settings.paths.values():
         for rope in settings.rope:
             scale_rope(AutoConfig.from_pretrained(path), rope)
-    tokenizers = {name: load_tokenizer(path) for name, path in settings.paths.items()}
+    tokenizers = {name: tokenizer_of(path) for name, path in settings.paths.items()}
     models = []
     for name, path in settings.paths.items():
         texts = sorted(read_texts(settings, tokenizers[name]).items())
