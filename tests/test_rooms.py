@@ -9,7 +9,14 @@ from tests.helpers.models import ROOT
 
 
 PACKAGE = ROOT / "src" / "neobert_hf"
-MODEL = {"configuration_neobert", "cpu_neobert", "input_checks_neobert", "modeling_neobert", "packing_neobert"}
+MODEL = {
+    "checkpoint_checks_neobert",
+    "configuration_neobert",
+    "cpu_neobert",
+    "input_checks_neobert",
+    "modeling_neobert",
+    "packing_neobert",
+}
 ROOMS = {
     "common": set(),
     "training": {"common"},

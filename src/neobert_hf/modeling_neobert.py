@@ -14,6 +14,7 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 from torch.nn import functional as F
 from transformers import initialization as init
@@ -27,12 +28,13 @@ from transformers.modeling_outputs import (
     TokenClassifierOutput,
 )
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel, load_state_dict
 from transformers.utils import logging
 from transformers.utils.generic import can_return_tuple, is_flash_attention_requested
 from transformers.utils.import_utils import is_tracing
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
+from .checkpoint_checks_neobert import TASK_HEADS, check_names, check_size, check_values, read_checkpoint
 from .configuration_neobert import MODEL_CLASSES, NeoBERTConfig
 from .cpu_neobert import blocks_to_compute_in_place, forward_in_place, rotate_as_complex
 from .input_checks_neobert import (
@@ -56,9 +58,6 @@ from .packing_neobert import (
 
 
 logger = logging.get_logger(__name__)
-
-# Modules on top of the backbone, for tasks that a checkpoint need not have been trained for.
-TASK_HEADS = ("dense", "classifier", "qa_outputs")
 
 
 def rotary_table(config: NeoBERTConfig, position_ids: torch.Tensor, span: int) -> torch.Tensor:
@@ -256,7 +255,7 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path, *args, output_loading_info: bool = False, **kwargs):
-        """As in Transformers, but a checkpoint that lacks or adds tensors is an error, not a warning.
+        """As in Transformers, but a checkpoint that lacks or adds tensors or is damaged is an error, not a warning.
 
         A task head may be wholly absent from the checkpoint (it starts untrained, with Transformers' report), and heads
         of other tasks may be present.
@@ -264,25 +263,28 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
         Raises:
             ValueError: naming the tensors.
         """
-        model, info = super().from_pretrained(pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs)
-        own = {name for name, _ in model.named_children()}
-        head = {name for name, _ in model.named_parameters() if name.split(".")[0] in TASK_HEADS}
-        wrong = {"missing": set(info["missing_keys"])}
-        new_head = head <= wrong["missing"]
-        if new_head:
-            wrong["missing"] -= head
-        # A classifier that was trained on top of a layer which this head does not have is not this head's.
-        foreign = {"decoder"} if head and not new_head else {"decoder", *TASK_HEADS}
-        wrong["unknown"] = {key for key in info["unexpected_keys"] if key.split(".")[0] not in foreign - own}
-        # Only with ignore_mismatched_sizes=True, which is meant for heads with another number of labels.
-        wrong["of another shape"] = {key for key, *_ in info["mismatched_keys"] if key.split(".")[0] not in TASK_HEADS}
-        if any(wrong.values()):
-            found = "; ".join(f"{kind}: {', '.join(sorted(keys))}" for kind, keys in wrong.items() if keys)
-            raise ValueError(
-                f"{pretrained_model_name_or_path} does not hold a {cls.__name__}. Tensors {found}. Load it "
-                "with a class that fits; for a new decoder on a backbone build the model from the config, set `.model`."
-            )
-        return (model, info) if output_loading_info else model
+        try:
+            loaded = super().from_pretrained(pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs)
+        except SafetensorError as error:
+            raise ValueError(f"The weights of {pretrained_model_name_or_path} are damaged: {error}.") from error
+        check_names(*loaded, pretrained_model_name_or_path)
+        return loaded if output_loading_info else loaded[0]
+
+    @classmethod
+    def _load_pretrained_model(cls, model, state_dict, checkpoint_files, load_config, *args, **kwargs):
+        # Called when Transformers knows config and files, and before it allocates anything. What a quantized checkpoint
+        # stores is no floating-point number.
+        tensors = {}
+        if checkpoint_files and load_config.hf_quantizer is None:
+            tensors = read_checkpoint(checkpoint_files, partial(load_state_dict, weights_only=load_config.weights_only))
+            check_size(model, tensors)
+            if not checkpoint_files[0].endswith(".safetensors"):
+                state_dict = dict(tensors)
+        info, offloaded = super()._load_pretrained_model(
+            model, state_dict, checkpoint_files, load_config, *args, **kwargs
+        )
+        check_values(tensors, info)
+        return info, offloaded
 
 
 class NeoBERTModel(NeoBERTPreTrainedModel):

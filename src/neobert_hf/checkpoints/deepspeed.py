@@ -25,6 +25,9 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from neobert_hf.checkpoint_checks_neobert import check_archive, is_stored_in_full
+from neobert_hf.common.paths import path_inside
+
 
 MODEL_STATES = re.compile(r"(?:zero_pp_rank_(\d+)_)?mp_rank_(\d+)_model_states\.pt")
 OPTIMIZER_STATES = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")
@@ -50,8 +53,10 @@ def load_pickle(file: Path) -> dict[str, Any]:
     """What `torch.save` wrote, without running anything that the file names.
 
     Raises:
-        ValueError: if it names functions or classes other than those of tensors, or is damaged.
+        ValueError: if it names functions or classes other than those of tensors, is damaged, or unpacks to more values
+            than it holds.
     """
+    check_archive(file)
     try:
         with torch.serialization.safe_globals(READ_INSTEAD):
             content = torch.load(file, map_location="cpu", weights_only=True)
@@ -63,7 +68,17 @@ def load_pickle(file: Path) -> dict[str, Any]:
         raise ValueError(f"{file} is damaged: {(str(error) or type(error).__name__).splitlines()[0]}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{file} holds a {type(content).__name__}; it must hold a dictionary of tensors.")
+    _check_stored(file, "", content)
     return content
+
+
+def _check_stored(file: Path, name: str, value: Any) -> None:
+    """DeepSpeed's dictionaries hold others, and lists."""
+    if not is_stored_in_full(value):
+        raise ValueError(f"{file} does not store all values of {name}: it is sparse, or repeated by a stride.")
+    entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, (list, tuple)) else ()
+    for key, entry in entries:
+        _check_stored(file, f"{name}.{key}".lstrip("."), entry)
 
 
 def is_deepspeed(folder: Path) -> bool:
@@ -112,7 +127,7 @@ def read_deepspeed(folder: Path, tag: str | None = None) -> dict[str, torch.Tens
 def _checkpoint_folder(folder: Path, tag: str | None) -> Path:
     if tag is None and (folder / "latest").is_file():
         tag = (folder / "latest").read_text(encoding="utf-8").strip()
-    chosen = folder / tag if tag is not None else folder
+    chosen = path_inside(folder, tag, f"The tag of {folder}") if tag is not None else folder
     if not chosen.is_dir():
         tags = sorted(path.name for path in folder.iterdir() if path.is_dir())
         raise ValueError(f"{folder} has no checkpoint {tag!r}; it has {', '.join(tags) or 'none'}.")

@@ -3,6 +3,7 @@
 No code of the folder is run, and no pickle is read.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -15,7 +16,7 @@ from transformers.dynamic_module_utils import get_relative_import_files
 
 from neobert_hf import NeoBERTForMaskedLM, modeling_neobert
 from neobert_hf.checkpoints.golden_outputs import GOLDEN_FILE, TEXT, compare_outputs, read_outputs
-from neobert_hf.checkpoints.model_folder import ModelFolder, local_folder, read_json
+from neobert_hf.checkpoints.model_folder import ModelFolder, SentenceModule, local_folder, read_mapping
 from neobert_hf.checkpoints.tensors import is_rotary_table, stored_table_problems, tensor_problems
 from neobert_hf.common.settings import parse_config
 
@@ -27,6 +28,8 @@ _MODEL_FILE = Path(modeling_neobert.__file__)
 SERVED_FILES = {Path(file).name: Path(file) for file in (_MODEL_FILE, *get_relative_import_files(_MODEL_FILE))}
 # Embeddings are often padded to a multiple of 64 or 128 rows; a tokenizer with still fewer entries is another one's.
 MOST_UNUSED_ROWS = 127
+# Values that the config of a module of Sentence Transformers may ask for without storing them: 64 MB in float32.
+MOST_UNSTORED = 2**24
 
 
 class Skip(Exception):
@@ -115,6 +118,7 @@ def check_tensors(folder: ModelFolder) -> str:
         problems.append(f"dtype {dtypes.pop()}; config.json says {config.dtype}, to which loading would round")
     if problems:
         raise ValueError("; ".join(problems))
+    folder.load_model(cls)
     values, dtype = sum(tensor.numel() for tensor in weights.values()), str(dtypes.pop()).removeprefix("torch.")
     return f"{len(weights)} of a {cls.__name__}, {values:,} {dtype} values, finite"
 
@@ -168,7 +172,7 @@ def code_references(folder: Path) -> list[tuple[str, str, str]]:
     for file in ("config.json", "tokenizer_config.json"):
         if not (folder / file).is_file():
             continue
-        values = read_json(folder / file)
+        values = read_mapping(folder / file)
         # Of a tokenizer, `auto_map` has been a list of its slow and its fast class.
         auto_map = values.get("auto_map") or {}
         entries = auto_map.values() if isinstance(auto_map, dict) else [auto_map]
@@ -188,6 +192,7 @@ def check_sentence_transformers(folder: ModelFolder) -> str:
         files = folder.path / module.path
         if (files / "pytorch_model.bin").is_file() and not (files / "model.safetensors").is_file():
             raise ValueError(f"{files / 'pytorch_model.bin'} is a pickle, which is not read: save it as safetensors")
+        _check_size(module, files)
     if find_spec("sentence_transformers") is None:
         raise Skip("sentence_transformers is not installed: pip install 'neobert_hf[embed]'")
     import sentence_transformers
@@ -200,6 +205,17 @@ def check_sentence_transformers(folder: ModelFolder) -> str:
     text = (TEXT, TEXT) if folder.sentence_class == "CrossEncoder" else TEXT
     width = _run_modules(list(model), model.preprocess([text]))
     return f"{' > '.join(module.name for module in modules)}, {width:,} dimensions"
+
+
+def _check_size(module: SentenceModule, files: Path) -> None:
+    """Refuse a config that asks for more values than are stored: they would be allocated before that is noticed."""
+    if module.name == "Transformer" or not (files / "config.json").is_file():
+        return
+    sizes = [value for value in read_mapping(files / "config.json").values() if type(value) is int and value > 0]
+    weights = files / "model.safetensors"
+    stored = weights.stat().st_size if weights.is_file() else 0
+    if math.prod(sizes) > max(stored, MOST_UNSTORED):
+        raise ValueError(f"{files / 'config.json'} asks for {math.prod(sizes):,} values; {stored:,} bytes are stored")
 
 
 @torch.no_grad()
@@ -223,7 +239,7 @@ def check_outputs(folder: ModelFolder) -> str:
     if not file.is_file():
         raise Skip(f"no {GOLDEN_FILE}: nothing to compare with")
     golden = read_outputs(file)
-    model = folder.model_class.from_pretrained(folder.path, dtype=torch.float32)
+    model = folder.load_model(folder.model_class, dtype=torch.float32)
     largest = compare_outputs(model, golden, folder.tokenizer)
     return f"as recorded, at most {largest:.0e} of the largest value apart ({golden['tolerance']:.0e} allowed)"
 

@@ -15,6 +15,7 @@ of it. Everything is computed in float32 on a CPU with `sdpa`. `text` and its id
 
 import copy
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 GOLDEN_FILE = "golden.json"
 TEXT = "NeoBERT is the most efficient model of its kind! Naïve cafés, 1,024 tokens & e=mc²."
 LENGTH = 64
+# Of ids and values in a list that is read.
+MOST_NUMBERS = 1024
 # Relative to the largest recorded value of an output. Float32 rounds otherwise on other machines; damage is far larger.
 TOLERANCE = 1e-4
 
@@ -104,13 +107,26 @@ def read_outputs(file: Path) -> dict[str, Any]:
     """The content of `golden.json`; ValueError if it is not in the format above."""
     try:
         golden = json.loads(file.read_text(encoding="utf-8"))
-        sound = isinstance(golden["input_ids"], list) and 0 < golden["tolerance"] <= 0.01 and golden["outputs"]
-        sound = sound and all({"shape", "first", "last", "mean", "rms"} <= set(x) for x in golden["outputs"].values())
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        sound = _are_numbers(golden["input_ids"], int) and 0 < golden["tolerance"] <= 0.01 and golden["outputs"]
+        sound = sound and all(_is_description(output) for output in golden["outputs"].values())
+        sound = sound and ("text" not in golden or _are_numbers(golden["text_ids"], int))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{file} is not in the format of golden outputs: {type(error).__name__}: {error}") from error
     if not sound:
         raise ValueError(f"{file} is not in the format of golden outputs, or its tolerance is above 0.01")
     return golden
+
+
+def _is_description(output: dict[str, Any]) -> bool:
+    rows = _are_numbers(output["first"]) and _are_numbers(output["last"])
+    return _are_numbers(output["shape"], int) and rows and _are_numbers([output["mean"], output["rms"]])
+
+
+def _are_numbers(values: Any, kind: type | tuple[type, ...] = (int, float)) -> bool:
+    """A list of finite numbers, and not of very many: a file must not ask for a computation that never ends."""
+    if not isinstance(values, list) or not 0 < len(values) <= MOST_NUMBERS:
+        return False
+    return all(isinstance(value, kind) and not isinstance(value, bool) and math.isfinite(value) for value in values)
 
 
 @torch.no_grad()

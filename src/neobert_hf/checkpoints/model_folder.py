@@ -1,6 +1,9 @@
 """A model's folder, local or of the Hub, and reading its files. None of its code is run, and no pickle is read."""
 
 import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -8,13 +11,17 @@ from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import StrictDataclassError
+from huggingface_hub.errors import HTTPError
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from neobert_hf import NeoBERTConfig, NeoBERTPreTrainedModel
+from neobert_hf.checkpoint_checks_neobert import merge_shards
 from neobert_hf.checkpoints.tensors import CLASSES, class_of_tensors, tensor_problems
+from neobert_hf.common import tokenizers
+from neobert_hf.common.atomic_writes import atomic_folder
+from neobert_hf.common.paths import check_links, path_inside
 
 
 # Of a Hub repository: no ONNX, and no pickles.
@@ -25,6 +32,15 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt")
 MODULES, SENTENCE_CONFIG = "modules.json", "config_sentence_transformers.json"
 SENTENCE_FILES = (MODULES, SENTENCE_CONFIG, "sentence_bert_config.json")
 SENTENCE_CLASSES = ("SentenceTransformer", "SparseEncoder", "MultiVectorEncoder", "CrossEncoder")
+# Their modules that store no other files than `config.json` and `model.safetensors`, and load no further modules.
+SENTENCE_MODULES = (
+    *("Transformer", "Pooling", "Normalize", "Dense", "Dropout", "LayerNorm", "WeightedLayerPooling"),
+    *("SpladePooling", "MultiVectorMask"),
+)
+# What the libraries that write a model say of a disk that is full, each with another exception.
+FULL_DISK = re.compile("No space left|File too large|[Qq]uota|inline_container|iostream|write failed")
+# With these Transformers loads other weights than `model.safetensors`.
+OTHER_WEIGHTS = ("adapter_config.json",)
 
 
 @dataclass
@@ -71,7 +87,7 @@ class ModelFolder:
         names = self.config.architectures
         if not names:
             return class_of_tensors(self.tensors)
-        if len(names) > 1 or names[0] not in CLASSES:
+        if not isinstance(names, list) or len(names) > 1 or str(names[0]) not in CLASSES:
             raise ValueError(f"`architectures` is {names}; it must be one of {', '.join(sorted(CLASSES))}.")
         return CLASSES[names[0]]
 
@@ -85,11 +101,14 @@ class ModelFolder:
             modules = [SentenceModule(entry["type"], entry["path"]) for entry in read_json(file)]
         except (TypeError, KeyError) as error:
             raise ValueError(f"{file} must be a list of modules, each with `type` and `path`.") from error
-        if foreign := [module.type for module in modules if not module.type.startswith("sentence_transformers.")]:
-            raise ValueError(
-                f"{file} names the module {foreign[0]}, which loads with `trust_remote_code` only; allowed are "
-                "sentence_transformers.*"
-            )
+        for module in modules:
+            package, _, name = str(module.type).rpartition(".")
+            if not package.startswith("sentence_transformers.") or name not in SENTENCE_MODULES:
+                raise ValueError(
+                    f"{file} names the module {module.type}, which may load code (with `trust_remote_code`) and files "
+                    f"from anywhere; allowed are those of sentence_transformers: {', '.join(SENTENCE_MODULES)}."
+                )
+            path_inside(self.path, module.path, f"`path` of {module.name} in {file}")
         return modules
 
     @property
@@ -98,7 +117,7 @@ class ModelFolder:
         if not self.sentence_modules:
             return None
         file = self.path / SENTENCE_CONFIG
-        values = read_json(file) if file.is_file() else {}
+        values = read_mapping(file) if file.is_file() else {}
         name = values.get("model_type", "SentenceTransformer")
         if name not in SENTENCE_CLASSES:
             raise ValueError(f"{file} says `model_type` {name!r}; it must be one of {', '.join(SENTENCE_CLASSES)}.")
@@ -109,6 +128,41 @@ class ModelFolder:
         cls = self.model_class
         if problems := tensor_problems(self.tensors, cls, self.config):
             raise ValueError(f"{self.path} is no sound {cls.__name__} with this config:\n  " + "\n  ".join(problems))
+
+    def load_model(self, cls: type[NeoBERTPreTrainedModel], **options: Any) -> NeoBERTPreTrainedModel:
+        """Load a model of the folder with the tensors that were checked.
+
+        Args:
+            options: of `from_pretrained`.
+
+        Raises:
+            ValueError: if Transformers takes others: it has several ways to be sent to another file or model.
+        """
+        if others := [name for name in OTHER_WEIGHTS if (self.path / name).exists()]:
+            raise ValueError(f"{self.path / others[0]} makes Transformers load other weights. Merge or delete it.")
+        model = cls.from_pretrained(self.path, **options)
+        for name, tensor in model.state_dict().items():
+            # The encoder alone has no prefix, and a tied decoder may not be stored.
+            stored = self.tensors.get(name, self.tensors.get(f"model.{name}"))
+            if stored is not None and not torch.equal(tensor, stored.to(tensor.dtype)):
+                raise ValueError(f"{self.path}: Transformers loads another {name} than that of model.safetensors.")
+        return model
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """An empty folder that becomes `path` when the block ends without an exception.
+
+    Raises:
+        OSError: if the disk has no room for what the block writes; nothing is left there.
+    """
+    try:
+        with atomic_folder(path) as partial:
+            yield partial
+    except Exception as error:
+        if isinstance(error, ValueError) or not FULL_DISK.search(str(error)):
+            raise
+        raise OSError(f"{path} cannot be written, the disk may be full: {error}") from error
 
 
 def local_folder(path: str, revision: str | None = None) -> Path:
@@ -129,29 +183,55 @@ def local_path(path: str, revision: str | None = None, patterns: tuple[str, ...]
     Raises:
         ValueError, OSError: if it is neither.
     """
-    if Path(path).exists():
-        return Path(path)
-    if path.count("/") > 1 or path.startswith((".", "~", "/")):
+    local = Path(path)
+    if local.exists():
+        if local.is_dir():
+            check_links(local)
+        else:
+            # Of the folder around a file these are read, too.
+            check_links(local.parent, [local.parent / name for name in ("config.json", *TOKENIZER_FILES)])
+        return local
+    # `runs/model` looks like a Hub id as well.
+    if path.count("/") > 1 or path.startswith((".", "~", "/")) or (local.parts[1:] and local.parent.is_dir()):
         raise ValueError(f"{path} does not exist.")
-    return Path(snapshot_download(path, revision=revision, allow_patterns=list(patterns)))
+    try:
+        return Path(snapshot_download(path, revision=revision, allow_patterns=list(patterns)))
+    except (ValueError, OSError, HTTPError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise OSError(f"{path} is no folder here, and not found as a Hub id: {reason}") from error
 
 
 def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
     """The tokenizer of a folder or a Hub id; ValueError or OSError if it cannot be read."""
-    try:
-        return AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-    except OSError:
-        raise
-    except Exception as error:  # Of a damaged file anything may come, and few of them name it.
-        raise ValueError(f"The tokenizer of {path} cannot be read: {error}") from error
+    if Path(path).is_dir():
+        check_links(Path(path))
+    return tokenizers.load_tokenizer(path, trust_remote_code=False)
 
 
 def read_json(file: Path) -> Any:
-    """What a file holds; ValueError if that is no JSON."""
+    """What a file holds; ValueError if that is no JSON, or says something twice."""
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+        return json.loads(file.read_text(encoding="utf-8"), object_pairs_hook=_without_repetition)
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{file} is no JSON: {error}.") from error
+
+
+def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Readers take the last of two values, and people the first."""
+    values = {}
+    for key, value in pairs:
+        if key in values:
+            raise ValueError(f"it says {key!r} twice")
+        values[key] = value
+    return values
+
+
+def read_mapping(file: Path) -> dict[str, Any]:
+    """The object that a JSON file holds; ValueError if it holds something else."""
+    values = read_json(file)
+    if not isinstance(values, dict):
+        raise ValueError(f"{file} holds a {type(values).__name__}; it must hold an object.")
+    return values
 
 
 def read_config(path: Path) -> NeoBERTConfig:
@@ -169,7 +249,7 @@ def read_config(path: Path) -> NeoBERTConfig:
         raise ValueError(f"{file} is the config of a model of type {found!r}; it must be 'neobert'.")
     try:
         return NeoBERTConfig.from_dict(values)
-    except StrictDataclassError as error:
+    except Exception as error:  # Of values of another type anything may come.
         raise ValueError(f"{file}: {error}") from error
 
 
@@ -182,16 +262,24 @@ def read_safetensors(path: Path) -> dict[str, torch.Tensor]:
     files = [path / "model.safetensors" if path.is_dir() else path]
     # Loading takes the one file, where there are both.
     if (path / INDEX).is_file() and not files[0].is_file():
-        index = read_json(path / INDEX)
-        if not isinstance(index, dict) or not isinstance(index.get("weight_map"), dict):
-            raise ValueError(f"{path / INDEX} has no `weight_map`: it must name the file of every tensor.")
-        files = [path / name for name in sorted(set(index["weight_map"].values()))]
+        files = _shards(path)
     tensors = {}
     for file in files:
         if not file.is_file():
             raise ValueError(f"{file} does not exist.")
         try:
-            tensors.update(load_file(file))
+            merge_shards(tensors, load_file(file), file)
         except SafetensorError as error:
             raise ValueError(f"{file} is damaged ({error}). Download or write it again.") from error
     return tensors
+
+
+def _shards(folder: Path) -> list[Path]:
+    """The files that an index names."""
+    file = folder / INDEX
+    index = read_json(file)
+    for key, use in (("weight_map", "it must name the file of every tensor"), ("metadata", "loading needs it")):
+        if not isinstance(index, dict) or not isinstance(index.get(key), dict):
+            raise ValueError(f"{file} has no `{key}`: {use}.")
+    named = index["weight_map"].items()
+    return sorted({path_inside(folder, name, f"`weight_map[{key!r}]` of {file}") for key, name in named})

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+from neobert_hf.common.paths import check_file_name
 from neobert_hf.common.settings import differences, list_differences
 
 
@@ -14,12 +15,12 @@ def folder_of_results(name: str | None, model: str) -> str:
     """The folder of a model's results: its name, or one made from its path or Hub id.
 
     Raises:
-        ValueError: if there is nothing in it to call a folder by.
+        ValueError: if no folder can be called so.
     """
     found = (name if name is not None else model.strip("./") or Path(model).resolve().name).strip("./")
     if not found:
         raise ValueError(f"`name` is {name!r} and `model` {model!r}: give the model a `name` of letters or digits.")
-    return found.replace("/", "__")
+    return check_file_name(found.replace("/", "__"), "`name` of the model")
 
 
 def read_result(file: Path, keys: set[str]) -> dict:

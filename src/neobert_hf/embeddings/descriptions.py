@@ -10,6 +10,7 @@ from huggingface_hub.dataclasses import strict
 from huggingface_hub.errors import StrictDataclassError
 
 from neobert_hf.common.instructions import as_prompt
+from neobert_hf.common.paths import check_file_name
 from neobert_hf.common.settings import nearest, read_yaml
 
 
@@ -123,6 +124,7 @@ def _check_names_of_prompts(path: str, train: list[PairDataset], evaluation: dic
 def _read_dataset(path: str, name: str, entry: Any) -> PairDataset:
     """A dataset from its entry: the keys of the dataset itself, beside those of its one table or a list of tables."""
     where = f"{path}, dataset {name}"
+    check_file_name(name, f"The name of a dataset in {path}")
     table = dict(_mapping(where, entry))
     instruction = table.pop("instruction", None)
     batch_size = table.pop("batch_size", None)

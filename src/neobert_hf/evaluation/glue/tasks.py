@@ -13,6 +13,7 @@ from datasets import ClassLabel, Dataset, DatasetDict, Value
 from huggingface_hub.dataclasses import strict
 from huggingface_hub.errors import StrictDataclassError
 
+from neobert_hf.common.paths import check_file_name
 from neobert_hf.common.settings import nearest, read_yaml
 from neobert_hf.common.text_sources import load_table
 from neobert_hf.evaluation.glue.metric import CLASSIFICATION, CORRELATIONS
@@ -57,6 +58,7 @@ class GlueTask:
     tsv: Any = None
 
     def __post_init__(self):
+        check_file_name(self.name, "its name")
         if isinstance(self.tsv, dict):
             self.tsv = TsvFiles(**self.tsv)
         if len(self.texts) not in (1, 2) or not self.validation or not self.metrics:

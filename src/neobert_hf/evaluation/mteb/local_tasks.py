@@ -21,6 +21,7 @@ from mteb.abstasks.clustering_legacy import AbsTaskClusteringLegacy
 from mteb.abstasks.task_metadata import TaskMetadata
 
 from neobert_hf.common.fingerprints import files_fingerprint
+from neobert_hf.common.paths import check_file_name
 from neobert_hf.common.settings import read_yaml
 from neobert_hf.common.text_sources import load_table, local_files
 
@@ -52,6 +53,7 @@ class LocalTask:
     instruction: str | None = None
 
     def __post_init__(self):
+        check_file_name(self.name, "The name of a local task")
         if self.type not in TYPES:
             raise ValueError(f"Task {self.name}: unknown type {self.type!r}; known are {', '.join(TYPES)}.")
         _, _, columns, further = TYPES[self.type]

@@ -1,0 +1,150 @@
+"""Checks of the tensors that a checkpoint stores, before they become a model: an error that names the tensor.
+
+This file is also served from the Hub as remote code, so it imports nothing from the package.
+"""
+
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import nn
+
+
+# Modules on top of the backbone, for tasks that a checkpoint need not have been trained for.
+TASK_HEADS = ("dense", "classifier", "qa_outputs")
+
+# A tensor that is not all zero nearly always shows it here already.
+FIRST_VALUES = 1024
+
+
+def tensor_fault(name: str, tensor: torch.Tensor) -> str | None:
+    """What a stored tensor is that none of a model may be; None if nothing is wrong with it.
+
+    Every value that a trained model stores is a finite floating-point number. A bias starts as zero and may stay it.
+    A weight of zeros has no effect, and a matrix of one repeated value cannot tell its inputs apart: both come from
+    files that were allocated and never filled, not from training.
+    """
+    if not tensor.is_floating_point():
+        return f"of dtype {tensor.dtype}"
+    if name.endswith(".weight") and _is_one_value(tensor):
+        zero = tensor.flatten()[0] == 0
+        if zero or tensor.ndim > 1:
+            return "all zero" if zero else "one value only"
+    return None if tensor.isfinite().all() else "not finite"
+
+
+def _is_one_value(tensor: torch.Tensor) -> bool:
+    values = tensor.flatten()
+    return len(values) > 1 and all(bool((part == values[0]).all()) for part in (values[:FIRST_VALUES], values))
+
+
+def is_stored_in_full(value: Any) -> bool:
+    """Whether an unpickled tensor has its numbers in the file. A stride of 0 makes terabytes of four bytes."""
+    if not isinstance(value, torch.Tensor):
+        return True
+    if value.layout != torch.strided or value.device.type != "cpu" or value.is_quantized or value.is_nested:
+        return False
+    return value.untyped_storage().nbytes() >= value.numel() * value.element_size()
+
+
+def check_archive(file: str | Path) -> None:
+    """Refuse a pickle whose archive is compressed: a few bytes may unpack to more than there is memory.
+
+    Raises:
+        ValueError: if the entries are larger than the file. `torch.save` stores them as they are.
+    """
+    if zipfile.is_zipfile(file):
+        with zipfile.ZipFile(file) as archive:
+            size = sum(entry.file_size for entry in archive.infolist())
+        if size > Path(file).stat().st_size:
+            raise ValueError(f"{file} is compressed: {size:,} bytes in it. Only what `torch.save` writes is read.")
+
+
+def merge_shards(tensors: dict[str, torch.Tensor], further: dict[str, torch.Tensor], file: str | Path) -> None:
+    """Add the tensors of one more file to those of others.
+
+    Raises:
+        ValueError: if the files hold different values under one name. Transformers would take those of the last file.
+    """
+    for name in tensors.keys() & further.keys():
+        if tensors[name].dtype != further[name].dtype or not torch.equal(tensors[name], further[name]):
+            raise ValueError(f"{file} holds {name}, as another shard does, with different values. Write them again.")
+    tensors |= further
+
+
+def read_checkpoint(files: list[str], read_pickle: Callable[[str], dict]) -> dict[str, torch.Tensor]:
+    """The tensors of a checkpoint's files: of safetensors mapped, not yet read.
+
+    Args:
+        read_pickle: how to read a file that is none of safetensors.
+
+    Raises:
+        ValueError: if a file holds less than it seems to, or contradicts another one.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    for file in files:
+        if file.endswith(".safetensors"):
+            with safe_open(file, framework="pt") as content:
+                further = {name: content.get_tensor(name) for name in content.keys()}
+        else:
+            check_archive(file)
+            further = {name: value for name, value in read_pickle(file).items() if isinstance(value, torch.Tensor)}
+        if partly := [name for name, tensor in further.items() if not is_stored_in_full(tensor)]:
+            raise ValueError(f"{file} does not store all values of {', '.join(partly)}: sparse, or with a stride of 0.")
+        merge_shards(tensors, further, file)
+    return tensors
+
+
+def check_size(model: nn.Module, tensors: dict[str, torch.Tensor]) -> None:
+    """Refuse a config that asks for far more than the files hold, before the missing tensors are allocated.
+
+    Up to twice as much passes here: that much memory is there, and `check_names` then names the tensors.
+    """
+    parameters = model.named_parameters()
+    asked = sum(parameter.numel() for name, parameter in parameters if name.split(".")[0] not in TASK_HEADS)
+    there = sum(tensor.numel() for tensor in tensors.values())
+    if asked > 2 * there:
+        raise ValueError(f"The config asks for {asked:,} values and the files hold {there:,}: they are of two models.")
+
+
+def check_values(tensors: dict[str, torch.Tensor], info: Any) -> None:
+    """Refuse damaged tensors among those that a model was loaded with; others of the files are nobody's business.
+
+    Args:
+        info: of Transformers' loading, with the names that it did not use.
+    """
+    unused = {*info.unexpected_keys, *(key for key, *_ in info.mismatched_keys)}
+    for name, tensor in tensors.items():
+        # Loading may have added or removed the prefix of the backbone.
+        used = unused.isdisjoint((name, f"model.{name}", name.removeprefix("model.")))
+        if used and (fault := tensor_fault(name, tensor)):
+            raise ValueError(f"The weights are damaged. The tensor {name} is {fault}. Download or write them again.")
+
+
+def check_names(model: nn.Module, info: dict[str, Any], where: object) -> None:
+    """Refuse a checkpoint that lacks or adds tensors, but for heads as `from_pretrained` says.
+
+    Args:
+        info: of Transformers' loading.
+        where: the checkpoint, for the message.
+    """
+    own = {name for name, _ in model.named_children()}
+    head = {name for name, _ in model.named_parameters() if name.split(".")[0] in TASK_HEADS}
+    wrong = {"missing": set(info["missing_keys"])}
+    new_head = head <= wrong["missing"]
+    if new_head:
+        wrong["missing"] -= head
+    # A classifier that was trained on top of a layer which this head does not have is not this head's.
+    foreign = {"decoder"} if head and not new_head else {"decoder", *TASK_HEADS}
+    wrong["unknown"] = {key for key in info["unexpected_keys"] if key.split(".")[0] not in foreign - own}
+    # Only with ignore_mismatched_sizes=True, which is meant for heads with another number of labels.
+    wrong["of another shape"] = {key for key, *_ in info["mismatched_keys"] if key.split(".")[0] not in TASK_HEADS}
+    if any(wrong.values()):
+        found = "; ".join(f"{kind}: {', '.join(sorted(keys))}" for kind, keys in wrong.items() if keys)
+        raise ValueError(
+            f"{where} does not hold a {type(model).__name__}. Tensors {found}. Load it "
+            "with a class that fits; for a new decoder on a backbone build the model from the config, set `.model`."
+        )

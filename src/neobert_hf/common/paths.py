@@ -1,0 +1,79 @@
+"""The one place that trusts no path: names that a file or a user gives stay inside the folder that they are meant for.
+
+A model's folder may come from anybody. Its `modules.json`, its index of shards and its symbolic links could otherwise
+make a command read, copy and publish files of the user that lie elsewhere.
+"""
+
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path, PurePosixPath
+
+
+# Linux and macOS allow names of 255 bytes; endings such as `.json` and `.1234.partial` come on top.
+LONGEST_NAME = 200
+# Separators of any system, and characters that nobody sees.
+NOT_IN_A_NAME = re.compile(r"[/\\\x00-\x1f\x7f]")
+# Of a Hub repository in the cache: `models--OWNER--NAME/snapshots/COMMIT`, full of links to `../../blobs`.
+CACHED = ("models--", "datasets--")
+
+
+def path_inside(folder: Path, name: object, where: object) -> Path:
+    """The path that a file names relative to its folder.
+
+    Args:
+        folder: what the path must stay in.
+        name: what the file says; of any type, since a file may say anything.
+        where: the file and the key, for the message.
+
+    Raises:
+        ValueError: if the name is no text, is absolute or holds `..`, or a symbolic link leads out of the folder.
+    """
+    parts = PurePosixPath(name).parts if isinstance(name, str) else ("..",)
+    # Windows takes a backslash for a separator and a colon for the end of a drive.
+    if ".." in parts or str(name).startswith("/") or re.search(r"[\\:\x00-\x1f]", str(name)):
+        raise ValueError(f"{where} is {name!r}; it must be a path inside {folder}: relative, and without `..`.")
+    path = folder / str(name)
+    check_links(folder, [path])
+    return path
+
+
+def check_links(folder: Path, paths: Iterable[Path] | None = None) -> None:
+    """Refuse symbolic links that lead out of a folder. In the Hub's cache they may lead into the same repository.
+
+    Args:
+        folder: may be a link itself; what it is called is the user's choice.
+        paths: of its files; everything in it if None.
+
+    Raises:
+        ValueError: naming the first such link.
+    """
+    home = folder.resolve()
+    if home.parent.name == "snapshots" and home.parent.parent.name.startswith(CACHED):
+        home = home.parent.parent
+    for path in folder.rglob("*") if paths is None else paths:
+        # Every folder on the way may be a link. Unlike `Path.resolve`, this has an answer for a link to itself.
+        target = os.path.realpath(path)
+        if not Path(target).is_relative_to(home) or (path.is_symlink() and not os.path.exists(target)):
+            raise ValueError(
+                f"{path} is or lies behind a symbolic link that leads out of {folder}, to {target}, or nowhere. Put a "
+                "copy of the file in its place, or delete the link."
+            )
+
+
+def check_file_name(name: object, what: str) -> str:
+    """The name as it is, if files and folders can be called by it.
+
+    Args:
+        what: what bears the name, for the message.
+
+    Raises:
+        ValueError: if it is no text, is empty or too long, or would lead to another folder.
+    """
+    sound = isinstance(name, str) and name.strip(" .") and not NOT_IN_A_NAME.search(name)
+    if not sound or len(name.encode()) > LONGEST_NAME:
+        raise ValueError(
+            f"{what} is {name!r}; files are called by it, so it must be 1 to {LONGEST_NAME} bytes long, "
+            "hold no slashes and control characters, and be more than dots and spaces."
+        )
+    return name
