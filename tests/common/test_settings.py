@@ -8,7 +8,7 @@ from typing import Annotated
 import numpy as np
 import pytest
 
-from neobert_hf.common.settings import Range, check_ranges, parse_config, read_yaml
+from neobert_hf.common.settings import Range, check_ranges, differences, parse_config, read_yaml
 from neobert_hf.pretraining.preparing import PrepareArguments
 from tests.helpers.examples import load_example
 from tests.helpers.models import ROOT
@@ -233,3 +233,9 @@ def test_help_says_what_is_allowed(capsys):
     with pytest.raises(SystemExit):
         parse_config(Numbers, args=["-h"])
     assert "0 or more and below 1" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_fingerprint_that_older_versions_did_not_store_is_no_difference():
+    assert differences({"seed": 1}, {"seed": 1, "tokenizer_fingerprint": "a"}) == []
+    found = differences({"tokenizer_fingerprint": "a"}, {"tokenizer_fingerprint": "b", "seed": 1})
+    assert found == [("seed", None, 1), ("tokenizer_fingerprint", "a", "b")]

@@ -2,14 +2,35 @@
 
 import json
 import string
+from pathlib import Path
 
 import pytest
+import torch
+from datasets import Dataset
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 from transformers import BertTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
 
+from neobert_hf import NeoBERTForMaskedLM
+from neobert_hf.checkpoints.convert import ConvertSettings, convert
+from neobert_hf.checkpoints.doctor import check_tokenizer as check_tokenizer_of_folder
+from neobert_hf.checkpoints.model_folder import ModelFolder
 from neobert_hf.common.tokenizers import check_tokenizer, load_tokenizer
+from neobert_hf.embeddings.arguments import RerankerArguments
+from neobert_hf.embeddings.inference import load_embedding_model
+from neobert_hf.embeddings.mining import mine_negatives
+from neobert_hf.embeddings.models import (
+    build_encoder,
+    build_multi_vector_encoder,
+    build_reranker,
+    build_sparse_encoder,
+)
+from neobert_hf.evaluation.glue import recipe as glue
+from neobert_hf.evaluation.glue.models import StartingPoint
+from neobert_hf.evaluation.pseudo_perplexity import recipe as pseudo_perplexity
+from neobert_hf.pretraining.preparing import PrepareArguments, load_fast_tokenizer
 from neobert_hf.pretraining.tokenizer import train_bpe, train_wordpiece
-from tests.helpers.models import ROOT
+from neobert_hf.search.encoder import EmbeddingSettings, PassageEncoder
+from tests.helpers.models import ROOT, small_model
 from tests.helpers.small_tokenizer import small_tokenizer, tiny_tokenizer
 
 
@@ -102,6 +123,42 @@ def test_ids_and_rows_belong_together():
     tokenizer = small_tokenizer(100)
     tokenizer.add_special_tokens({"extra_special_tokens": ["<image>"]})
     check_tokenizer(tokenizer, 100, "here")
+
+
+def load_in_every_room(folder: Path) -> dict:
+    """What each command does with the tokenizer of a folder, before its work."""
+    name = str(folder)
+    prepare = PrepareArguments(source="a.txt", tokenizer=name, output_dir="out")
+    reranker = RerankerArguments(name, "datasets.yaml", negatives=1, miner=name)
+    pairs = Dataset.from_dict({"query": ["a", "b"], "positive": ["c", "d"], "negatives": [[], []]})
+    return {
+        "prepare": lambda: load_fast_tokenizer(prepare),
+        "search": lambda: PassageEncoder(EmbeddingSettings(name), "cpu"),
+        "mteb": lambda: load_embedding_model(name, torch.float32, device="cpu"),
+        "dense": lambda: build_encoder(name, 8),
+        "sparse": lambda: build_sparse_encoder(name, 8),
+        "multi_vector": lambda: build_multi_vector_encoder(name, 8),
+        "reranker": lambda: build_reranker(name, 8),
+        "miner": lambda: mine_negatives(pairs, "", reranker, folder / "mined"),
+        "glue": lambda: glue.tokenizer_of(StartingPoint(name)),
+        "pseudo_perplexity": lambda: pseudo_perplexity.tokenizer_of(name),
+        "convert": lambda: convert(ConvertSettings(name, str(folder / "new"), to="original")),
+        "doctor": lambda: check_tokenizer_of_folder(ModelFolder(folder)),
+    }
+
+
+@pytest.mark.parametrize("left", [["tokenizer_config.json"], []], ids=["its settings only", "nothing"])
+def test_no_room_takes_a_folder_that_lost_its_vocabulary(tmp_path, left):
+    small_model(NeoBERTForMaskedLM, rope=True).save_pretrained(tmp_path)
+    small_tokenizer(100).save_pretrained(tmp_path)
+    for file in tmp_path.glob("*token*"):
+        if file.name not in left:
+            file.unlink()
+    for room, load in load_in_every_room(tmp_path).items():
+        # A checkpoint without a tokenizer is healthy, and one that lost a part of it is not.
+        if left or room not in ("convert", "doctor"):
+            with pytest.raises((ValueError, OSError), match=str(tmp_path)):
+                print(room, load())
 
 
 def test_nothing_else_loads_tokenizers():

@@ -110,7 +110,7 @@ def interrupted(trained: Path, output: Path, step: int) -> Path:
 @pytest.fixture
 def restored(data, encoder):
     """Files of the session's data and encoder that a test changes, restored after it."""
-    files = [data / "pairs.jsonl", encoder / "model.safetensors"]
+    files = [data / "pairs.jsonl", encoder / "model.safetensors", encoder / "tokenizer_config.json"]
     contents = [file.read_bytes() for file in files]
     yield files
     for file, content in zip(files, contents):
@@ -127,7 +127,7 @@ def test_other_settings_data_or_a_lost_file_are_refused_by_name(trained, setting
     with pytest.raises(CheckpointError, match="(?s)datasets: .*Find the text.*Another"):
         run("dense", settings(datasets=file))
     # Other rows, and as many, in the same file; other weights in the same folder.
-    pairs, weights_file = restored
+    pairs, weights_file, tokenizer_file = restored
     text = pairs.read_text()
     pairs.write_text("".join(reversed(text.splitlines(keepends=True))))
     with pytest.raises(CheckpointError, match="other settings:\n  datasets: .*\nResume"):
@@ -140,6 +140,11 @@ def test_other_settings_data_or_a_lost_file_are_refused_by_name(trained, setting
     with pytest.raises(CheckpointError, match="other settings:\n  weights: .*\nResume"):
         run("dense", settings())
     weights_file.write_bytes(content)
+    content = json.loads(tokenizer_file.read_text())
+    tokenizer_file.write_text(json.dumps(content | {"model_max_length": 5}))
+    with pytest.raises(CheckpointError, match="other settings:\n  tokenizer_fingerprint: .*\nResume"):
+        run("dense", settings())
+    tokenizer_file.write_text(json.dumps(content))
     (output / "checkpoint-6" / "optimizer.pt").unlink()
     with pytest.raises(CheckpointError, match="optimizer.pt is missing"):
         run("dense", settings())
