@@ -16,6 +16,7 @@ from torch import nn
 # Modules on top of the backbone, for tasks that a checkpoint need not have been trained for.
 TASK_HEADS = ("dense", "classifier", "qa_outputs")
 
+STORED_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 # A tensor that is not all zero nearly always shows it here already.
 FIRST_VALUES = 1024
 
@@ -27,7 +28,7 @@ def tensor_fault(name: str, tensor: torch.Tensor) -> str | None:
     A weight of zeros has no effect, and a matrix of one repeated value cannot tell its inputs apart: both come from
     files that were allocated and never filled, not from training.
     """
-    if not tensor.is_floating_point():
+    if tensor.dtype not in STORED_DTYPES:
         return f"of dtype {tensor.dtype}"
     if name.endswith(".weight") and _is_one_value(tensor):
         zero = tensor.flatten()[0] == 0
@@ -71,7 +72,7 @@ def merge_shards(tensors: dict[str, torch.Tensor], further: dict[str, torch.Tens
     """
     for name in tensors.keys() & further.keys():
         if tensors[name].dtype != further[name].dtype or not torch.equal(tensors[name], further[name]):
-            raise ValueError(f"{file} holds {name}, as another shard does, with different values. Write them again.")
+            raise ValueError(f"{file}: {name} is there twice, with different values. Write the checkpoint again.")
     tensors |= further
 
 

@@ -21,6 +21,8 @@ from neobert_hf.checkpoints.golden_outputs import GOLDEN_FILE, record_outputs
 from neobert_hf.cli import main
 from neobert_hf.common.atomic_writes import write_json
 from neobert_hf.common.paths import check_file_name
+from neobert_hf.evaluation.glue.tasks import GlueTask
+from neobert_hf.evaluation.mteb.local_tasks import LocalTask
 from tests.helpers.models import small_model
 from tests.helpers.small_tokenizer import small_tokenizer
 
@@ -114,7 +116,7 @@ def with_header(entries, length=None):
 
 def fifo(name):
     def change(folder):
-        (folder / name).unlink()
+        (folder / name).unlink(missing_ok=True)
         os.mkfifo(folder / name)
 
     return change
@@ -124,6 +126,23 @@ def with_adapter(folder):
     """PEFT's loading would take the weights of another model."""
     small_model(vocab_size=200, num_hidden_layers=1).save_pretrained(folder.parent / "other")
     write_json(folder / "adapter_config.json", {"base_model_name_or_path": str(folder.parent / "other")})
+
+
+def with_alias_bomb(folder):
+    """A list of a billion entries in ten lines."""
+    lines = [f"{new}: &{new} [{', '.join([f'*{old}'] * 10)}]" for old, new in zip("abcdefgh", "bcdefghi")]
+    card = ["---", "a: &a [x, x, x, x, x, x, x, x, x, x]", *lines, "language: *i", "---", ""]
+    (folder / "README.md").write_text("\n".join(card))
+
+
+def of_a_run(complete):
+    """The model of a run, beside a checkpoint with this `complete.json`."""
+
+    def change(folder):
+        (folder.parent / "checkpoint-9").mkdir()
+        (folder.parent / "checkpoint-9" / "complete.json").write_text(complete)
+
+    return change
 
 
 def with_wide_layer(folder):
@@ -190,7 +209,8 @@ FOLDERS = {
     "shard that is not there": (sharded({"weight_map": {"a": "gone.safetensors"}}), "gone.safetensors.*not exist", ALL),
     "list of shards": (sharded({"weight_map": ["a"]}), "has no `weight_map`", ALL),
     "index without metadata": (sharded({"metadata": None}), "has no `metadata`", ALL),
-    "pipe": (fifo("model.safetensors"), "model.safetensors does not exist", ALL),
+    "pipe": (fifo("model.safetensors"), "model.safetensors is a pipe", ALL),
+    "pipe for a tokenizer": (fifo("tokenizer.json"), "tokenizer.json is a pipe", ALL),
     # JSON
     "deep config": (written("config.json", DEEP), "config.json is no JSON", ALL),
     "deep index": (lambda f: [sharded()(f), written(INDEX, DEEP)(f)], "index.json is no JSON", ALL),
@@ -201,6 +221,12 @@ FOLDERS = {
     "class by name": (edited("config.json", architectures={"a": 1}), "`architectures` is", SENTENCE),
     "list of classes": (edited("config.json", architectures=[["NeoBERTModel"]]), "`architectures` is", SENTENCE),
     "list for a mapping": (written("config_sentence_transformers.json", "[]"), "config_sentence", SENTENCE),
+    "aliases": (with_alias_bomb, "README.md cannot be read: it holds a YAML alias", ("publish",)),
+    "binary card": (written("README.md", b"---\n\xff\n---"), "README.md cannot be read", ("publish",)),
+    "run cut": (of_a_run('{"settings"'), "complete.json is no JSON", ("publish",)),
+    "run without settings": (of_a_run('{"settings": 1}'), "complete.json is damaged", ("publish",)),
+    "code by number": (edited("config.json", auto_map=5), "names 5, which is not of this package", DOCTOR),
+    "list of pipelines": (edited("config.json", custom_pipelines=[1]), "FAIL  code", DOCTOR),
     "deep modules": (written("modules.json", DEEP), "modules.json is no JSON", SENTENCE),
     "golden words": (edited(GOLDEN_FILE, input_ids=["a"]), "not in the format of golden outputs", DOCTOR),
     "golden list": (written(GOLDEN_FILE, "[]"), "not in the format of golden outputs", DOCTOR),
@@ -240,6 +266,12 @@ FOLDERS = {
     "an integer": (tensors(lambda t: t.update({WO: t[WO].long()})), f"{WO} torch.int64", ALL),
     "truths": (tensors(lambda t: t.update({WO: t[WO] > 0})), f"{WO} torch.bool", ALL),
     "complex": (tensors(lambda t: t.update({WO: t[WO].to(torch.complex64)})), f"{WO} torch.complex64", ALL),
+    "four bits": (
+        with_header({WO: {"dtype": "F4", "shape": [4, 4], "data_offsets": [0, 8]}}),
+        "model.safetensors is damaged|dtype|and there are 1 tensors",
+        ALL,
+    ),
+    "eight bits": (tensors(lambda t: t.update({WO: t[WO].to(torch.float8_e4m3fn)})), f"{WO} torch.float8", ALL),
     "nan": (tensors(lambda t: t[WO][3].fill_(torch.nan)), f"not finite: {WO}", ALL),
     # What Transformers would load in the place of what was checked
     "other weights": (with_other_weights, "loads another", SENTENCE),
@@ -304,7 +336,7 @@ def test_pickles_that_unpack_to_more_than_they_hold(case, sound, tmp_path):
 
 
 LOADED = ("layers", "words", "width", "in two shards", "in two shapes", "zeros", "a zero norm", "one value", "integers")
-LOADED += ("an integer", "truths", "nan", "long header", "large header")
+LOADED += ("an integer", "truths", "nan", "eight bits", "four bits", "long header", "large header")
 
 
 @pytest.mark.parametrize("case", LOADED)
@@ -393,7 +425,29 @@ def test_links_inside_a_folder_are_followed(sound, tmp_path):
 def test_names_of_files(name):
     with pytest.raises(ValueError, match="files are called by it"):
         check_file_name(name, "It")
+    if isinstance(name, str):
+        for make in (lambda: LocalTask(name, "STS", "x"), lambda: GlueTask(name, "x", ["a"], ["pearson"])):
+            with pytest.raises(ValueError, match="files are called by it"):
+                make()
     assert check_file_name("Früher.1 [b]", "It") == "Früher.1 [b]"
+
+
+def cycle():
+    found = []
+    found.append(found)
+    return found
+
+
+TWICE = {"module.a": torch.ones(2), "a": torch.zeros(2)}
+
+
+@pytest.mark.parametrize("added", [TWICE, {"a": cycle()}, {5: torch.ones(2)}])
+def test_state_dicts_of_strange_names_and_values(added, sound, tmp_path):
+    """Two names that are one without the wrapper of DDP; a list that holds itself; a number for a name."""
+    shutil.copy(sound / "model" / "config.json", tmp_path)
+    torch.save(load_file(sound / "model" / "model.safetensors") | added, tmp_path / "state_dict.pt")
+    error = main(["convert", str(tmp_path / "state_dict.pt"), str(tmp_path / "output")])
+    assert re.search("a is there twice|holds more than tensors: a|unknown: 5", error), error
 
 
 @pytest.mark.parametrize("tag", ["../outside", "/etc", "7/../../x"])

@@ -13,7 +13,7 @@ from huggingface_hub.utils import validate_repo_id
 import neobert_hf
 from neobert_hf import NeoBERTConfig, NeoBERTPreTrainedModel
 from neobert_hf.checkpoints.golden_outputs import GOLDEN_FILE, read_outputs
-from neobert_hf.checkpoints.model_folder import SENTENCE_CONFIG, ModelFolder, read_json
+from neobert_hf.checkpoints.model_folder import SENTENCE_CONFIG, ModelFolder, read_mapping
 from neobert_hf.common.instructions import describe_prompts
 from neobert_hf.common.results import ResultError, read_result
 from neobert_hf.common.settings import nearest, read_yaml
@@ -174,8 +174,9 @@ def facts_of_card(source: Path) -> dict[str, Any]:
     if not (source / "README.md").is_file():
         return {}
     try:
+        _check_aliases((source / "README.md").read_text(encoding="utf-8"))
         data = ModelCard.load(source / "README.md").data
-    except (yaml.YAMLError, ValueError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ValueError(
             f"The metadata of {source / 'README.md'} cannot be read: {error} Mend or delete it."
         ) from error
@@ -187,6 +188,13 @@ def facts_of_card(source: Path) -> dict[str, Any]:
     return found | {key: ours[key] for key in PACKAGE_KEYS if isinstance(ours, dict) and key in ours}
 
 
+def _check_aliases(text: str) -> None:
+    """Refuse YAML that repeats parts of itself: ten such lines are a list of a billion entries."""
+    metadata = text.split("\n---", 1)[0] if text.startswith("---") else ""
+    if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(metadata)):
+        raise ValueError("it holds a YAML alias (`*name`), which no card needs.")
+
+
 def facts_of_run(source: Path) -> dict[str, Any]:
     """Settings of the run of this package that wrote a checkpoint, or the `model` beside its checkpoints."""
     checkpoints = [source] if (source / COMPLETE).is_file() else []
@@ -195,10 +203,13 @@ def facts_of_run(source: Path) -> dict[str, Any]:
     if not checkpoints:
         return {}
     # Whether training could resume from there does not matter here.
-    settings = read_json(checkpoints[-1] / COMPLETE)["settings"]
+    settings = read_mapping(checkpoints[-1] / COMPLETE).get("settings")
+    if not isinstance(settings, dict):
+        raise ValueError(f"{checkpoints[-1] / COMPLETE} is damaged: it has no `settings`. Delete this checkpoint.")
     facts = {"hyperparameters": {name: value for name, value in settings.items() if _is_told(name, value)}}
     if isinstance(datasets := settings.get("datasets"), dict):
-        names = [f"{name} ({data['rows']:,} rows)" if "rows" in data else name for name, data in datasets.items()]
+        rows = {name: data.get("rows") if isinstance(data, dict) else None for name, data in datasets.items()}
+        names = [f"{name} ({count:,} rows)" if isinstance(count, int) else name for name, count in rows.items()]
         facts["training_data"] = f"Mixture of {', '.join(names)}."
     return facts
 
@@ -259,7 +270,7 @@ def prompts_of(folder: ModelFolder) -> str:
     """What the card says of the prompts that a model of Sentence Transformers was saved with; nothing of others."""
     if folder.sentence_class is None or not (folder.path / SENTENCE_CONFIG).is_file():
         return ""
-    prompts = read_json(folder.path / SENTENCE_CONFIG).get("prompts") or {}
+    prompts = read_mapping(folder.path / SENTENCE_CONFIG).get("prompts") or {}
     if not isinstance(prompts, dict) or not all(isinstance(prompt, str | None) for prompt in prompts.values()):
         raise ValueError(f"`prompts` in {folder.path / SENTENCE_CONFIG} must hold a text for each name.")
     return describe_prompts(prompts, folder.sentence_class)

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 from neobert_hf import NeoBERTConfig, NeoBERTPreTrainedModel
+from neobert_hf.checkpoint_checks_neobert import merge_shards
 from neobert_hf.checkpoints.deepspeed import is_deepspeed, load_pickle, read_deepspeed
 from neobert_hf.checkpoints.doctor import FAIL, diagnose
 from neobert_hf.checkpoints.model_folder import (
@@ -151,15 +152,21 @@ def read_tensors(path: Path, tag: str | None = None) -> dict[str, torch.Tensor]:
     """
     file = path / STATE_DICT if path.is_dir() else path
     if path.is_dir() and is_deepspeed(path) or tag is not None:
-        tensors = read_deepspeed(path, tag)
+        try:
+            tensors = read_deepspeed(path, tag)
+        except (RuntimeError, TypeError, KeyError, AttributeError, IndexError) as error:
+            raise ValueError(f"{path} is of a layout that is not known here: {error!r}") from error
     elif file.suffix in (".pt", ".pth", ".bin") and file.is_file():
         tensors = load_pickle(file)
     else:
         tensors = read_safetensors(path)
     if others := [str(name) for name, value in tensors.items() if not isinstance(value, torch.Tensor)]:
         raise ValueError(f"{path} holds more than tensors: {', '.join(others)}.")
-    # These wrappers are in the names that the original's `model.state_dict()` gives.
-    return {re.sub(r"^(module\.|_orig_mod\.)+", "", name): tensor for name, tensor in tensors.items()}
+    unwrapped = {}
+    for name, tensor in tensors.items():
+        # These wrappers are in the names that the original's `model.state_dict()` gives.
+        merge_shards(unwrapped, {re.sub(r"^(module\.|_orig_mod\.)+", "", str(name)): tensor}, path)
+    return unwrapped
 
 
 def check_expressible(cls: type[NeoBERTPreTrainedModel], config: NeoBERTConfig) -> None:

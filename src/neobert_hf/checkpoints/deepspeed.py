@@ -68,17 +68,22 @@ def load_pickle(file: Path) -> dict[str, Any]:
         raise ValueError(f"{file} is damaged: {(str(error) or type(error).__name__).splitlines()[0]}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{file} holds a {type(content).__name__}; it must hold a dictionary of tensors.")
-    _check_stored(file, "", content)
+    _check_stored(file, content)
     return content
 
 
-def _check_stored(file: Path, name: str, value: Any) -> None:
-    """DeepSpeed's dictionaries hold others, and lists."""
-    if not is_stored_in_full(value):
-        raise ValueError(f"{file} does not store all values of {name}: it is sparse, or repeated by a stride.")
-    entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, (list, tuple)) else ()
-    for key, entry in entries:
-        _check_stored(file, f"{name}.{key}".lstrip("."), entry)
+def _check_stored(file: Path, content: dict[str, Any]) -> None:
+    """Of all tensors in it: DeepSpeed's dictionaries hold others, and lists."""
+    waiting, seen = [content], set()
+    while waiting:
+        value = waiting.pop()
+        # A pickled list may hold itself.
+        if isinstance(value, (dict, list, tuple)) and id(value) not in seen:
+            seen.add(id(value))
+            entries = value if isinstance(value, dict) else dict(enumerate(value))
+            waiting += entries.values()
+            if partly := [str(name) for name, entry in entries.items() if not is_stored_in_full(entry)]:
+                raise ValueError(f"{file} does not store all values of {partly[0]}: sparse, or with a stride of 0.")
 
 
 def is_deepspeed(folder: Path) -> bool:

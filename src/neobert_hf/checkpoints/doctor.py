@@ -177,9 +177,10 @@ def code_references(folder: Path) -> list[tuple[str, str, str]]:
         auto_map = values.get("auto_map") or {}
         entries = auto_map.values() if isinstance(auto_map, dict) else [auto_map]
         names = [name for entry in entries for name in (entry if isinstance(entry, list) else [entry]) if name]
-        references += [(file, "auto_map", name) for name in names]
-        pipelines = (values.get("custom_pipelines") or {}).values()
-        references += [(file, "custom_pipelines", pipeline["impl"]) for pipeline in pipelines]
+        references += [(file, "auto_map", str(name)) for name in names]
+        pipelines = values.get("custom_pipelines") or {}
+        entries = pipelines.values() if isinstance(pipelines, dict) else [pipelines]
+        references += [(file, "custom_pipelines", str(dict(entry)["impl"])) for entry in entries]
     return references
 
 

@@ -109,6 +109,7 @@ def read_outputs(file: Path) -> dict[str, Any]:
         golden = json.loads(file.read_text(encoding="utf-8"))
         sound = _are_numbers(golden["input_ids"], int) and 0 < golden["tolerance"] <= 0.01 and golden["outputs"]
         sound = sound and all(_is_description(output) for output in golden["outputs"].values())
+        sound = sound and isinstance(golden["class"], str)
         sound = sound and ("text" not in golden or _are_numbers(golden["text_ids"], int))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{file} is not in the format of golden outputs: {type(error).__name__}: {error}") from error

@@ -108,7 +108,9 @@ class ModelFolder:
                     f"{file} names the module {module.type}, which may load code (with `trust_remote_code`) and files "
                     f"from anywhere; allowed are those of sentence_transformers: {', '.join(SENTENCE_MODULES)}."
                 )
-            path_inside(self.path, module.path, f"`path` of {module.name} in {file}")
+            inside = path_inside(self.path, module.path, f"`path` of {module.name} in {file}")
+            # `.` and `a//b` are written in one way.
+            module.path = inside.relative_to(self.path).as_posix().removeprefix(".")
         return modules
 
     @property

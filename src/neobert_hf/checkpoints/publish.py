@@ -48,6 +48,7 @@ from neobert_hf.common.settings import parse_config
 SENT = (
     *("config.json", GOLDEN_FILE, "model.safetensors", "model-*-of-*.safetensors", INDEX, *SERVED_FILES),
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"),
+    "additional_chat_templates/*.jinja",
     *("vocab.txt", "vocab.json", "merges.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model"),
     *SENTENCE_FILES,
     *("onnx/model*.onnx", "onnx/model*.onnx_data"),
@@ -205,7 +206,7 @@ def copy_modules(source: ModelFolder, folder: Path) -> None:
 
 def module_files(folder: ModelFolder) -> list[str]:
     """What the modules of Sentence Transformers may store. The first, without a folder, is the model itself."""
-    folders = [module.path.rstrip("/") for module in folder.sentence_modules if module.path]
+    folders = [module.path for module in folder.sentence_modules if module.path]
     return [f"{path}/{name}" for path in folders for name in ("config.json", "model.safetensors")]
 
 
@@ -227,10 +228,10 @@ def check_files(folder: Path) -> None:
         ValueError: naming the files, or a symbolic link that leads elsewhere.
     """
     check_links(folder)
-    allowed = [*SENT, *module_files(ModelFolder(folder))]
     names = [file.relative_to(folder).as_posix() for file in sorted(folder.rglob("*")) if not file.is_dir()]
+    sent = module_files(ModelFolder(folder))
     # `*` of `fnmatch` matches slashes, too.
-    sent = [n for n in names if any(fnmatchcase(n, one) and n.count("/") == one.count("/") for one in allowed)]
+    sent += [name for name in names for one in SENT if fnmatchcase(name, one) and name.count("/") == one.count("/")]
     if others := [name for name in names if name not in sent]:
         raise ValueError(
             f"Nothing is sent: {folder} holds {', '.join(others)}. Delete it, or keep it elsewhere; sent are "

@@ -39,14 +39,16 @@ def path_inside(folder: Path, name: object, where: object) -> Path:
 
 
 def check_links(folder: Path, paths: Iterable[Path] | None = None) -> None:
-    """Refuse symbolic links that lead out of a folder. In the Hub's cache they may lead into the same repository.
+    """Refuse symbolic links that lead out of a folder, and what is no file, as a pipe, from which reading never ends.
+
+    In the Hub's cache links may lead into the same repository.
 
     Args:
         folder: may be a link itself; what it is called is the user's choice.
         paths: of its files; everything in it if None.
 
     Raises:
-        ValueError: naming the first such link.
+        ValueError: naming the first one.
     """
     home = folder.resolve()
     if home.parent.name == "snapshots" and home.parent.parent.name.startswith(CACHED):
@@ -59,6 +61,8 @@ def check_links(folder: Path, paths: Iterable[Path] | None = None) -> None:
                 f"{path} is or lies behind a symbolic link that leads out of {folder}, to {target}, or nowhere. Put a "
                 "copy of the file in its place, or delete the link."
             )
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise ValueError(f"{path} is a pipe or a device, no file. Delete it.")
 
 
 def check_file_name(name: object, what: str) -> str:
