@@ -402,11 +402,25 @@ def test_killed_and_repeated_embeds_only_what_is_missing(index, corpus, texts, m
     assert not expected
 
 
-def test_a_half_made_index_is_no_index(index, query, corpus, tmp_path):
-    (tmp_path / "index" / "passages.lance").mkdir(parents=True)
+@pytest.mark.parametrize("manifest", [None, b"", b"half"])
+def test_a_half_made_index_is_no_index(index, query, corpus, tmp_path, manifest):
+    table = tmp_path / "index" / "passages.lance"
+    table.mkdir(parents=True)
+    if manifest is not None:
+        open_index(str(tmp_path / "index")).create({"dimension": 32})
+        next(table.glob("_versions/*.manifest")).write_bytes(manifest)
     with pytest.raises(VectorIndexError, match="There is no index"):
         query("text")
     assert index(corpus)[0] == 60 and query("text", top_k=2)[0][1]["score"] <= 1
+
+
+def test_a_damaged_index_is_neither_read_nor_made_anew(index, query, corpus, tmp_path):
+    index(corpus)
+    for manifest in (tmp_path / "index" / "passages.lance" / "_versions").iterdir():
+        manifest.write_bytes(b"")
+    for run in (lambda: query("text"), lambda: index(corpus)):
+        with pytest.raises(VectorIndexError, match="is damaged and cannot be read(?s:.)*delete the folder"):
+            run()
 
 
 @pytest.mark.parametrize(

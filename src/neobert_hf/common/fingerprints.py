@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 import xxhash
@@ -48,6 +49,12 @@ def texts_checksum(texts: Iterable[str]) -> str:
         content = text.encode("utf-8", "surrogatepass")
         digest.update(len(content).to_bytes(8, "little") + content)
     return digest.hexdigest()
+
+
+def value_checksum(value: Any) -> str:
+    """As `file_checksum`, of anything that JSON can hold."""
+    text = json.dumps(json.loads(json.dumps(value)), sort_keys=True)
+    return xxhash.xxh3_64_hexdigest(text.encode())
 
 
 def checkpoint_fingerprint(model: str) -> str:

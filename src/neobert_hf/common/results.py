@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+from neobert_hf.common.atomic_writes import write_json
+from neobert_hf.common.fingerprints import value_checksum
 from neobert_hf.common.paths import check_file_name
 from neobert_hf.common.settings import differences, list_differences
 
@@ -24,18 +26,37 @@ def folder_of_results(name: str | None, model: str) -> str:
 
 
 def read_result(file: Path, keys: set[str]) -> dict:
-    """Read a result that holds these keys.
+    """Read a result that holds these keys, `score` and `settings` among them; scores and metrics are from -1 to 1.
 
     Raises:
-        ResultError: if the file is something else.
+        ResultError: if the file is something else, or not what was written.
     """
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-        if keys <= content.keys():
-            return content
-    except (ValueError, AttributeError):
-        pass
-    raise ResultError(f"{file} is no result of this script. Delete it or take another `output_dir`.")
+        if not keys <= content.keys() or not isinstance(content["settings"], dict):
+            raise KeyError
+        numbers = {"score": content["score"]} | content.get("metrics", {})
+        written = content.pop("checksum", None)
+    except (ValueError, AttributeError, KeyError, TypeError):
+        raise ResultError(f"{file} is no result of this script. Delete it or take another `output_dir`.") from None
+    again = "Delete the file to compute it again."
+    if written not in (None, _checksum_of(content)):
+        raise ResultError(f"{file} was changed after it was written, or is damaged. {again}")
+    # Results of before have no checksum. A run that diverged has an error for a score.
+    for name, value in {} if content.get("error") else numbers.items():
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not -1 <= value <= 1:
+            raise ResultError(f"{file}: `{name}` is {value!r}; it must be from -1 to 1. {again}")
+    return content
+
+
+def write_result(file: Path, content: dict) -> None:
+    """Write a result with a checksum of all but its settings, which are compared with those of every later run."""
+    content = json.loads(json.dumps(content))
+    write_json(file, content | {"checksum": _checksum_of(content)})
+
+
+def _checksum_of(content: dict) -> str:
+    return value_checksum({name: value for name, value in content.items() if name != "settings"})
 
 
 def check_same_settings(file: Path, stored: dict, current: dict) -> None:

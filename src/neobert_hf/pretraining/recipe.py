@@ -3,6 +3,7 @@
 import hashlib
 import json
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -16,18 +17,16 @@ from neobert_hf.modeling_neobert import NeoBERTForMaskedLM
 from neobert_hf.pretraining.arguments import UNUSED, DataArguments, ModelArguments, PretrainingArguments
 from neobert_hf.pretraining.batches import Documents, HeldOutBatchSampler, MLMBatchSampler
 from neobert_hf.pretraining.collator import MLMCollator
-from neobert_hf.pretraining.shards import Manifest, load_shards, load_tokenizer, read_manifest
+from neobert_hf.pretraining.shards import Manifest, check_shard, load_shards, load_tokenizer, read_manifest
 from neobert_hf.pretraining.trainer import MicroBatches, PretrainingData
 from neobert_hf.training.arguments import result_settings
-from neobert_hf.training.run_checkpoints import complete_checkpoints, read_progress, step_of
+from neobert_hf.training.run_checkpoints import check_content, complete_checkpoints, read_progress, step_of
 
 
 def read_data(data: DataArguments, arguments: PretrainingArguments) -> PretrainingData:
     """Open the prepared folders, and plan the micro-batches of this process."""
     manifest = read_manifest(data.train_data)
-    # One process of each machine reads all shards to compare them with their checksums.
-    first = arguments.local_process_index == 0
-    documents = _open_documents(data.train_data, manifest, data.max_length, first)
+    documents = _open_documents(data.train_data, manifest, data.max_length)
     process = (arguments.process_index, arguments.world_size)
     sampler = MLMBatchSampler(documents, data, arguments.seed, *process)
     tokenizer = load_tokenizer(data.train_data, manifest)
@@ -43,17 +42,22 @@ def read_data(data: DataArguments, arguments: PretrainingArguments) -> Pretraini
     held_out_manifest = read_manifest(data.validation_data)
     if held_out_manifest.tokenizer_fingerprint != manifest.tokenizer_fingerprint:
         raise ValueError(f"{data.validation_data} was prepared with another tokenizer than {data.train_data}.")
-    documents = _open_documents(data.validation_data, held_out_manifest, data.max_length, first)
+    documents = _open_documents(data.validation_data, held_out_manifest, data.max_length)
     sampler = HeldOutBatchSampler(documents, data.micro_batch_tokens, *process)
     # Packed and with the same masks whatever layout and seed of training are, so that runs can be compared.
     held_out = MicroBatches(documents, sampler, replace(collator, layout="packed", seed=0))
     return PretrainingData(manifest, train, held_out)
 
 
-def _open_documents(folder: str, manifest: Manifest, max_length: int, check: bool) -> Documents:
-    return Documents(
-        load_shards(folder, manifest, check), [shard["documents"] for shard in manifest.shards], max_length
-    )
+def _open_documents(folder: str, manifest: Manifest, max_length: int) -> Documents:
+    # Each shard is checked when its documents are planned: a corpus of terabytes is not read twice at every start.
+    check = partial(_check_content, Path(folder), manifest.shards)
+    sizes = [shard["documents"] for shard in manifest.shards]
+    return Documents(load_shards(folder, manifest, check=False), sizes, max_length, check)
+
+
+def _check_content(folder: Path, shards: list[dict], number: int) -> None:
+    check_shard(folder, shards[number], content=True)
 
 
 def find_source(data: DataArguments) -> str | Path | None:
@@ -68,6 +72,7 @@ def find_source(data: DataArguments) -> str | Path | None:
     folder = Path(data.init_from)
     if checkpoints := complete_checkpoints(folder):
         newest = checkpoints[-1]
+        check_content(newest)
         steps = read_progress(newest).settings["max_steps"]
         if step_of(newest) < steps:
             raise ValueError(
@@ -77,6 +82,7 @@ def find_source(data: DataArguments) -> str | Path | None:
         return newest
     if data.continue_optimizer:
         read_progress(folder)
+        check_content(folder)
     if (folder / "model" / "config.json").is_file():
         return folder / "model"
     if folder.is_dir() and not (folder / "config.json").is_file():

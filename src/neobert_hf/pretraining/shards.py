@@ -216,7 +216,11 @@ def load_shards(folder: str | Path, manifest: Manifest | None = None, check: boo
         check_contents(folder, manifest.shards)
     shards = []
     for shard in manifest.shards:
-        dataset = Dataset.from_file(str(folder / shard["file"]))
+        try:
+            dataset = Dataset.from_file(str(folder / shard["file"]))
+        except (pa.ArrowException, OSError) as error:
+            check_shard(folder, shard, content=True)
+            raise ValueError(f"{folder / shard['file']} cannot be read: {error}") from error
         if dataset.num_rows != shard["documents"] or dataset.column_names != ["input_ids"]:
             raise ValueError(
                 f"{folder / shard['file']} has {dataset.num_rows} rows of {dataset.column_names}, not "

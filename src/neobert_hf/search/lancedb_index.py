@@ -8,6 +8,7 @@ import lancedb
 import numpy as np
 import pyarrow as pa
 
+from neobert_hf.common.atomic_writes import remove
 from neobert_hf.search.index import Hit, Passage, VectorIndex, VectorIndexError, portions
 
 
@@ -20,6 +21,8 @@ class LanceDBIndex(VectorIndex):
 
     def __init__(self, folder: Path):
         self.folder = folder
+        # Where LanceDB has the table; left over if it is not one that can be opened.
+        self.leftover = folder / f"{TABLE}.lance"
         self.table = self._open_table()
         self.identity = self._read_identity() if self.table is not None else None
 
@@ -31,11 +34,14 @@ class LanceDBIndex(VectorIndex):
             raise VectorIndexError(f"{self.folder} is a file; an index is a folder.")
         try:
             return lancedb.connect(self.folder).open_table(TABLE)
-        except ValueError as error:
-            # Raised for an empty folder, and for what an interrupted creation leaves behind.
-            if "was not found" in str(error):
+        except (ValueError, RuntimeError, OSError) as error:
+            # An empty folder, or what a process that was killed before its first write left behind.
+            if not any((self.leftover / "data").glob("*")):
                 return None
-            raise
+            raise VectorIndexError(
+                f"The index in {self.folder} is damaged and cannot be read ({error}). Restore it, or delete the folder "
+                "and index the documents again."
+            ) from error
 
     def _read_identity(self) -> dict:
         metadata = self.table.schema.metadata or {}
@@ -48,6 +54,7 @@ class LanceDBIndex(VectorIndex):
         numbers = [pa.field(name, pa.int32()) for name in ("number", "count")]
         vector = pa.field("vector", pa.list_(pa.float32(), identity["dimension"]))
         schema = pa.schema([*strings, *numbers, vector], {IDENTITY_KEY: json.dumps(identity)})
+        remove(self.leftover)
         self.table = lancedb.connect(self.folder).create_table(TABLE, schema=schema)
         self.identity = identity
 

@@ -13,10 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-import xxhash
-
 from neobert_hf.common.atomic_writes import atomic_write
-from neobert_hf.common.fingerprints import file_checksum
+from neobert_hf.common.fingerprints import file_checksum, value_checksum
 from neobert_hf.common.settings import differences, list_differences
 
 
@@ -60,7 +58,7 @@ def mark_complete(folder: Path, progress: Progress) -> None:
             _flush(file)
     content = {"files": {name: file.stat().st_size for name, file in files.items()}, **asdict(progress)}
     content["checksums"] = dict(zip(files, checksums))
-    content["checksum"] = _checksum_of(content)
+    content["checksum"] = value_checksum(content)
     with atomic_write(folder / COMPLETE) as partial:
         partial.write_text(json.dumps(content, indent=1), encoding="utf-8")
         _flush(partial)
@@ -69,11 +67,6 @@ def mark_complete(folder: Path, progress: Progress) -> None:
 def _flush(file: Path) -> None:
     with open(file, "rb") as handle:
         os.fsync(handle.fileno())
-
-
-def _checksum_of(content: dict) -> str:
-    """Of what `complete.json` holds, as JSON gives it back."""
-    return xxhash.xxh3_64_hexdigest(json.dumps(json.loads(json.dumps(content)), sort_keys=True).encode())
 
 
 def complete_checkpoints(output_dir: Path) -> list[Path]:
@@ -135,7 +128,7 @@ def _read_complete(folder: Path) -> dict:
         content = json.loads(file.read_text(encoding="utf-8"))
         sound = set(content) <= KEYS and all(isinstance(size, int) for size in content["files"].values())
         sound = sound and isinstance(content["settings"], dict) and isinstance(content["cursor"], dict)
-        if sound and content.pop("checksum", None) in (None, _checksum_of(content)):
+        if sound and content.pop("checksum", None) in (None, value_checksum(content)):
             return content
     except FileNotFoundError:
         raise CheckpointError(f"{folder} is no complete checkpoint: it lacks {COMPLETE}. Take another one.") from None

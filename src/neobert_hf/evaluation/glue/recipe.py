@@ -8,10 +8,9 @@ from typing import Annotated
 
 from transformers import AutoConfig, PreTrainedTokenizerBase, set_seed
 
-from neobert_hf.common.atomic_writes import write_json
 from neobert_hf.common.fingerprints import data_fingerprint, reading_fingerprint
 from neobert_hf.common.locks import folder_lock
-from neobert_hf.common.results import ResultError
+from neobert_hf.common.results import ResultError, write_result
 from neobert_hf.common.settings import Count, CountOrZero, NotNegative, Range, check_ranges, nearest
 from neobert_hf.common.token_limits import tokens_read
 from neobert_hf.common.tokenizers import load_tokenizer
@@ -205,7 +204,7 @@ class GlueEvaluation:
         if error is None:
             trainer.save_best(self.results.run_folder(run) / "model")
         result = describe_result(run, trainer, time.monotonic() - began, error)
-        write_json(self.results.file(run), result)
+        write_result(self.results.file(run), result)
         score = f"diverged. {error}" if error else f"{100 * result['score']:.2f} at step {result['best_step']:,}"
         print(f"{run.name}: {score}", flush=True)
 

@@ -23,6 +23,7 @@ from neobert_hf.evaluation.glue.metric import GlueMetric
 from neobert_hf.evaluation.glue.runs import Run
 from neobert_hf.evaluation.glue.tasks import GlueTask
 from neobert_hf.training.arguments import check_fixed, check_inherited
+from neobert_hf.training.run_checkpoints import check_content
 from neobert_hf.training.trainer import ResumableTrainer
 
 
@@ -176,6 +177,7 @@ class GlueTrainer(ResumableTrainer):
     def save_best(self, folder: Path) -> None:
         """Make a model of the best checkpoint, for `from_pretrained`."""
         best = Path(self.args.output_dir) / f"checkpoint-{self.state.best_global_step}"
+        check_content(best)
         training_files = shutil.ignore_patterns("*.pt", "*.pth", "*.bin", "trainer_state.json", "complete.json")
         with atomic_folder(folder) as partial_folder:
             shutil.copytree(best, partial_folder, ignore=training_files, dirs_exist_ok=True)

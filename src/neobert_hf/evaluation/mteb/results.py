@@ -18,9 +18,8 @@ from mteb.abstasks.aggregated_task import AbsTaskAggregate
 from mteb.results import TaskResult
 from tqdm.auto import tqdm
 
-from neobert_hf.common.atomic_writes import write_text
 from neobert_hf.common.locks import folder_lock
-from neobert_hf.common.results import check_same_settings, read_result
+from neobert_hf.common.results import check_same_settings, read_result, write_result
 from neobert_hf.evaluation.mteb.encoder import InstructionEncoder
 
 
@@ -138,7 +137,7 @@ class ResumableEvaluation:
             "result": result.to_dict(),
         }
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_text(file, json.dumps(content, indent=1, default=_to_json) + "\n")
+        write_result(file, json.loads(json.dumps(content, default=_to_json)))
 
 
 def _to_json(value) -> float | str:
