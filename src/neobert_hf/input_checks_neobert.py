@@ -1,15 +1,19 @@
 """Checks of what a caller passes to a forward pass: an error that names the argument, before a number comes out.
 
-Values are read on the host, one synchronisation each on a GPU. While tracing or capturing only shapes and dtypes are.
+Values are read on the host, those of an ordinary batch at once: each read waits for a GPU. Labels there are checked by
+an assertion that nobody waits for. While tracing or capturing only shapes and dtypes are read.
 
 This file is also served from the Hub as remote code, so it imports nothing from the package.
 """
+
+import math
 
 import torch
 from transformers.utils import logging
 from transformers.utils.import_utils import is_tracing
 
-from .packing_neobert import BatchInputs, find_documents
+from .configuration_neobert import MOST_POSITIONS
+from .packing_neobert import BatchInputs, find_documents, number_documents
 
 
 logger = logging.get_logger(__name__)
@@ -17,9 +21,17 @@ logger = logging.get_logger(__name__)
 # What a forward pass takes beside its named arguments.
 FORWARD_KWARGS = {"output_attentions", "output_hidden_states", "return_dict", "num_items_in_batch", "seq_idx"}
 
+MASK_MEANING = (
+    "1 at real tokens and 0 at padding. Additive masks (0 and -inf) are not accepted; to keep the documents of a "
+    "packed row apart pass `cu_seq_lens_q` or restarting `position_ids`."
+)
 
-def check_inputs(config, inputs: BatchInputs) -> None:
+
+def check_inputs(config, inputs: BatchInputs, require_tokens: bool = False) -> None:
     """Refuse everything that would give a wrong number or a crash deep inside.
+
+    Args:
+        require_tokens: every row must hold a real token, for heads that would give an answer to padding otherwise.
 
     Raises:
         ValueError: naming the argument, what was found and what is allowed.
@@ -28,18 +40,22 @@ def check_inputs(config, inputs: BatchInputs) -> None:
         found = "neither" if inputs.input_ids is None else "both"
         raise ValueError(f"Pass exactly one of `input_ids` and `inputs_embeds`; got {found}.")
     read_values = not is_tracing(inputs.tokens)
-    _check_tokens(config, inputs, read_values)
+    _check_tokens(config, inputs)
     if inputs.attention_mask is not None:
-        _check_attention_mask(inputs.attention_mask, inputs.shape, read_values)
+        _check_attention_mask(inputs.attention_mask, inputs.shape)
     if inputs.position_ids is not None:
-        _check_position_ids(inputs.position_ids, inputs.shape, read_values)
+        _check_position_ids(inputs.position_ids, inputs.shape)
+    if read_values:
+        _check_values(config, inputs, require_tokens)
     if inputs.cu_seq_lens_q is not None:
         _check_packing(inputs, read_values)
-    elif inputs.cu_seq_lens_k is not None or inputs.max_length_q is not None:
+    elif inputs.cu_seq_lens_k is not None or inputs.max_length_q is not None or inputs.max_length_k is not None:
         raise ValueError("`cu_seq_lens_k`, `max_length_q` and `max_length_k` mean nothing without `cu_seq_lens_q`.")
+    if inputs.seq_idx is not None:
+        _check_seq_idx(inputs, read_values)
 
 
-def _check_tokens(config, inputs: BatchInputs, read_values: bool) -> None:
+def _check_tokens(config, inputs: BatchInputs) -> None:
     input_ids, inputs_embeds = inputs.input_ids, inputs.inputs_embeds
     if input_ids is not None:
         _check_integers("input_ids", input_ids, ("batch", "length"))
@@ -50,34 +66,53 @@ def _check_tokens(config, inputs: BatchInputs, read_values: bool) -> None:
         )
     elif not inputs_embeds.is_floating_point():
         raise ValueError(f"`inputs_embeds` has dtype {inputs_embeds.dtype}, it must be a floating dtype.")
-    if read_values and 0 in inputs.shape:
+
+
+def _check_values(config, inputs: BatchInputs, require_tokens: bool) -> None:
+    """Smallest and largest value of each argument, and whether a row is all padding, in one read."""
+    if 0 in inputs.shape:
         raise ValueError(f"The batch has shape {inputs.shape}: it must hold at least one row and one column.")
-    if read_values and input_ids is not None:
-        _check_range("input_ids", input_ids, config.vocab_size - 1)
+    mask = inputs.attention_mask
+    allowed = {
+        "input_ids": (inputs.input_ids, config.vocab_size - 1, f"allowed is 0 to {config.vocab_size - 1}."),
+        "attention_mask": (mask, 1, f"it must be {MASK_MEANING}"),
+        # Angles are computed in float32, which has no 16,777,217.
+        "position_ids": (inputs.position_ids, MOST_POSITIONS, f"allowed is 0 to {MOST_POSITIONS}."),
+    }
+    allowed = {name: rule for name, rule in allowed.items() if rule[0] is not None}
+    tensors = [tensor.int() if tensor.dtype == torch.bool else tensor for tensor, *_ in allowed.values()]
+    read = [torch.stack(tensor.aminmax()) for tensor in tensors]
+    rows = require_tokens and mask is not None
+    if rows:
+        read.append(mask.bool().any(-1).aminmax().min.unsqueeze(0))
+    if not read:
+        return
+    found = torch.cat([values.long() for values in read]).tolist()
+    for number, (name, (_, largest, needed)) in enumerate(allowed.items()):
+        low, high = found[2 * number : 2 * number + 2]
+        if low < 0 or high > largest:
+            raise ValueError(f"`{name}` runs from {low} to {high}, {needed}")
+    if rows and not found[-1]:
+        row = mask.bool().any(-1).logical_not().nonzero()[0].item()
+        raise ValueError(
+            f"Row {row} of `attention_mask` is all 0: a row without a token has no answer. Leave such rows out."
+        )
 
 
-def _check_attention_mask(attention_mask: torch.Tensor, shape: tuple[int, int], read_values: bool) -> None:
-    meaning = (
-        "1 at real tokens and 0 at padding. Additive masks (0 and -inf) are not accepted; to keep the documents of a "
-        "packed row apart pass `cu_seq_lens_q` or restarting `position_ids`."
-    )
-    if tuple(attention_mask.shape) != shape:
-        raise ValueError(f"`attention_mask` has shape {tuple(attention_mask.shape)}, it must be {shape}, {meaning}")
+def _check_attention_mask(attention_mask: torch.Tensor, shape: tuple[int, int]) -> None:
+    found = tuple(attention_mask.shape)
+    if found != shape:
+        raise ValueError(f"`attention_mask` has shape {found}, it must be {shape}, {MASK_MEANING}")
     if attention_mask.is_floating_point() or attention_mask.is_complex():
-        raise ValueError(f"`attention_mask` has dtype {attention_mask.dtype}, it must be bool or integer, {meaning}")
-    if read_values and attention_mask.dtype != torch.bool:
-        low, high = torch.stack(attention_mask.aminmax()).tolist()
-        if low < 0 or high > 1:
-            raise ValueError(f"`attention_mask` runs from {low} to {high}, it must be {meaning}")
+        dtype = attention_mask.dtype
+        raise ValueError(f"`attention_mask` has dtype {dtype}, it must be bool or integer, {MASK_MEANING}")
 
 
-def _check_position_ids(position_ids: torch.Tensor, shape: tuple[int, int], read_values: bool) -> None:
+def _check_position_ids(position_ids: torch.Tensor, shape: tuple[int, int]) -> None:
     _check_integers("position_ids", position_ids, ("batch or 1", "length"))
     if position_ids.shape[1] != shape[1] or position_ids.shape[0] not in (1, shape[0]):
         found = tuple(position_ids.shape)
         raise ValueError(f"`position_ids` has shape {found}, it must be {shape} or {(1, shape[1])}.")
-    if read_values:
-        _check_range("position_ids", position_ids, None)
 
 
 def _check_packing(inputs: BatchInputs, read_values: bool) -> None:
@@ -85,11 +120,16 @@ def _check_packing(inputs: BatchInputs, read_values: bool) -> None:
     rows = inputs.shape[0]
     if rows != 1:
         raise ValueError(f"`cu_seq_lens_q` describes one packed row, the batch has {rows} rows: flatten it.")
+    if inputs.max_length_k is not None and inputs.max_length_k != inputs.max_length_q:
+        raise ValueError(
+            f"`max_length_q` is {inputs.max_length_q} and `max_length_k` is {inputs.max_length_k}; in an encoder they "
+            "are the same: pass both, or neither."
+        )
     if not read_values:
         _check_offsets_in_a_graph(inputs)
         return
     longest = _check_offsets(inputs)
-    if inputs.max_length_q is not None and inputs.max_length_q < longest:
+    if inputs.max_length_q is not None and not inputs.max_length_q >= longest:  # NaN as well
         # A varlen kernel told too small a maximum leaves the rest of the document out without an error.
         raise ValueError(f"`max_length_q` is {inputs.max_length_q}, but the longest document has {longest} tokens.")
     if inputs.attention_mask is not None and not inputs.attention_mask.bool().all():
@@ -126,18 +166,28 @@ def _check_offsets_in_a_graph(inputs: BatchInputs) -> None:
     torch._assert_async(fits, "cu_seq_lens_q must rise from 0 to the number of tokens, by at most max_length_q")
 
 
+def _check_seq_idx(inputs: BatchInputs, read_values: bool) -> None:
+    """It numbers the documents of a packed row for other kinds of layers; here it has to agree with what is read."""
+    if inputs.cu_seq_lens_q is None and inputs.position_ids is None:
+        raise ValueError("`seq_idx` alone keeps nothing apart: pass `cu_seq_lens_q` or restarting `position_ids`, too.")
+    if tuple(inputs.seq_idx.shape) not in (inputs.shape, (1, inputs.shape[1])):
+        raise ValueError(f"`seq_idx` has shape {tuple(inputs.seq_idx.shape)}, it must be {inputs.shape}.")
+    if not read_values:
+        return
+    mask = torch.ones(inputs.shape, dtype=torch.bool, device=inputs.tokens.device)
+    mask = mask if inputs.attention_mask is None else inputs.attention_mask.bool()
+    documents = number_documents(inputs, mask)
+    borders = [None if ids is None else ids.expand(inputs.shape).diff() != 0 for ids in (documents, inputs.seq_idx)]
+    borders[0] = torch.zeros_like(borders[1]) if borders[0] is None else borders[0]
+    if ((borders[0] != borders[1]) & mask[:, 1:] & mask[:, :-1]).any():
+        raise ValueError("`seq_idx` changes at other tokens than the documents of `cu_seq_lens_q` or `position_ids`.")
+
+
 def _check_integers(name: str, tensor: torch.Tensor, dimensions: tuple[str, ...]) -> None:
     if tensor.ndim != len(dimensions):
         raise ValueError(f"`{name}` has shape {tuple(tensor.shape)}, it must be ({', '.join(dimensions)}).")
     if tensor.dtype not in (torch.int64, torch.int32):
         raise ValueError(f"`{name}` has dtype {tensor.dtype}, it must be torch.int64 or torch.int32.")
-
-
-def _check_range(name: str, tensor: torch.Tensor, largest: int | None) -> None:
-    low, high = torch.stack(tensor.aminmax()).tolist()
-    if low < 0 or (largest is not None and high > largest):
-        allowed = "0 and more" if largest is None else f"0 to {largest}"
-        raise ValueError(f"`{name}` runs from {low} to {high}, allowed is {allowed}.")
 
 
 def check_one_document_a_row(position_ids, attention_mask, shape: tuple[int, int]) -> None:
@@ -159,19 +209,65 @@ def check_keywords(kwargs: dict) -> None:
             f"NeoBERT's forward pass does not know {', '.join(f'`{name}`' for name in unknown)}. Beside the named "
             f"arguments it takes {', '.join(f'`{name}`' for name in sorted(FORWARD_KWARGS))}."
         )
+    count = kwargs.get("num_items_in_batch")
+    if count is not None and not is_tracing():
+        count = torch.as_tensor(count)
+        _refuse("num_items_in_batch", count, ~((count >= 1) & (count < math.inf)), "1 or more, the number of labels")
 
 
-def check_labels(labels: torch.Tensor, shape: tuple[int, ...]) -> None:
+def check_labels(labels: torch.Tensor, shape: tuple[int, ...], classes: int) -> None:
     """Losses flatten what they get, so labels of another shape with as many entries would pass."""
     if tuple(labels.shape) != tuple(shape):
         raise ValueError(f"`labels` has shape {tuple(labels.shape)}, it must be {tuple(shape)}: one for each output.")
+    if labels.is_floating_point() or labels.dtype == torch.bool:
+        raise ValueError(f"`labels` has dtype {labels.dtype}, it must be torch.int64: they are classes.")
+    wrong = ((labels < 0) | (labels >= classes)) & (labels != -100)
+    _refuse("labels", labels, wrong, f"0 to {classes - 1}, or -100 for none")
 
 
-def check_answers(start_positions: torch.Tensor, end_positions: torch.Tensor) -> None:
+def check_sequence_labels(labels: torch.Tensor, logits: torch.Tensor, problem_type: str | None) -> None:
+    """Labels of whole sequences, whose meaning Transformers' loss guesses from their dtype where no type is given."""
+    rows, classes = logits.shape
+    if problem_type is None and classes > 1:
+        problem_type = "multi_label_classification" if labels.is_floating_point() else "single_label_classification"
+    if problem_type == "single_label_classification":
+        check_labels(labels[:, 0] if labels.shape[1:] == (1,) else labels, (rows,), classes)
+        return
+    one_each = problem_type != "multi_label_classification" and classes == 1
+    if tuple(labels.shape) != (rows, classes) and not (one_each and tuple(labels.shape) == (rows,)):
+        needed = (rows,) if one_each else (rows, classes)
+        raise ValueError(f"`labels` has shape {tuple(labels.shape)}, it must be {needed}: one for each output.")
+    if problem_type == "multi_label_classification":
+        _refuse("labels", labels, ~((labels >= 0) & (labels <= 1)), "0 or 1, or a probability between them")
+    else:
+        _refuse("labels", labels, ~labels.isfinite(), "a finite number")
+
+
+def check_answers(start_positions: torch.Tensor, end_positions: torch.Tensor, rows: int) -> None:
     """Transformers' loss takes a negative position for 0."""
-    for name, positions in (("start_positions", start_positions), ("end_positions", end_positions)):
-        if not is_tracing(positions) and (positions < 0).any():
-            raise ValueError(f"`{name}` holds {int(positions.min())}, allowed is 0 and more.")
+    answers = {"start_positions": start_positions, "end_positions": end_positions}
+    for name, positions in answers.items():
+        if tuple(positions.shape) not in ((rows,), (rows, 1)):
+            raise ValueError(f"`{name}` has shape {tuple(positions.shape)}, it must be {(rows,)}.")
+    if is_tracing(start_positions):
+        return
+    start, end = start_positions.flatten(), end_positions.flatten()
+    for row, (first, last) in enumerate(torch.stack((start, end), 1).tolist()):
+        for name, position in zip(answers, (first, last)):
+            if position < 0:
+                raise ValueError(f"`{name}` holds {position} in row {row}, allowed is 0 and more.")
+        if last < first:
+            raise ValueError(f"`end_positions` holds {last} in row {row}, before `start_positions`, {first}.")
+
+
+def _refuse(name: str, values: torch.Tensor, wrong: torch.Tensor, needed: str) -> None:
+    """An error where values are wrong. On a GPU the device asserts it: a read would wait for it in every step."""
+    if is_tracing(values):
+        return
+    if values.device.type == "cuda":
+        torch._assert_async(~wrong.any(), f"`{name}` must be {needed}")
+    elif wrong.any():
+        raise ValueError(f"`{name}` holds {values[wrong][0].item()}, it must be {needed}.")
 
 
 def check_span(config, span: int) -> None:

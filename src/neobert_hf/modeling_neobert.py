@@ -43,6 +43,7 @@ from .input_checks_neobert import (
     check_keywords,
     check_labels,
     check_one_document_a_row,
+    check_sequence_labels,
     check_span,
 )
 from .packing_neobert import (
@@ -339,18 +340,20 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
             cu_seq_lens_q, cu_seq_lens_k (`(documents + 1,)`): offsets of the documents of one packed row (batch 1),
                 as `DataCollatorWithFlattening` gives them.
             max_length_q, max_length_k: at least the longest document; needed with `cu_seq_lens_q` while compiling only.
+            require_tokens: refuse rows that are all padding, as the heads for whole sequences and questions do.
 
         Returns:
-            `last_hidden_state` (batch, length, hidden_size), after the final norm; zero at padding.
+            `last_hidden_state` (batch, length, hidden_size), after the final norm; zero at padding, also where a whole
+            row is.
 
         Raises:
             ValueError: on inputs that do not fit, naming the argument and what is allowed.
         """
+        require_tokens = kwargs.pop("require_tokens", False)
         check_keywords(kwargs)
-        inputs = BatchInputs(
-            input_ids, inputs_embeds, attention_mask, position_ids, cu_seq_lens_q, cu_seq_lens_k, max_length_q
-        )
-        check_inputs(self.config, inputs)
+        packed = (cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k, kwargs.get("seq_idx"))
+        inputs = BatchInputs(input_ids, inputs_embeds, attention_mask, position_ids, *packed)
+        check_inputs(self.config, inputs, require_tokens)
         if input_ids is not None:
             self.warn_if_padding_and_no_attention_mask(input_ids, attention_mask)
         backend = self._choose_attention(inputs.tokens, kwargs.get("output_attentions"))
@@ -439,7 +442,8 @@ class NeoBERTForMaskedLM(NeoBERTPreTrainedModel):
         r"""
         Args:
             labels (`(batch, length)`): ids to predict, -100 where there is nothing to predict.
-            num_items_in_batch: number of labels to divide the summed loss by; without it the loss is the mean.
+            num_items_in_batch: number of labels to divide the summed loss by, 1 or more; without it the loss is the
+                mean over the labels, which is NaN if all are -100, as in Transformers.
 
         Returns:
             `loss` in nats, and `logits` (batch, length, vocab_size); with labels and `config.sparse_prediction` the
@@ -450,7 +454,7 @@ class NeoBERTForMaskedLM(NeoBERTPreTrainedModel):
         )
         hidden_states, loss = outputs.last_hidden_state, None
         if labels is not None:
-            check_labels(labels, hidden_states.shape[:2])
+            check_labels(labels, hidden_states.shape[:2], self.config.vocab_size)
             if self.config.sparse_prediction:
                 # The decoder is 11% of the published model's multiplications, and 80% of its rows would be ignored.
                 labels = labels.to(hidden_states.device)
@@ -512,20 +516,20 @@ class NeoBERTForSequenceClassification(NeoBERTPooledClassifier):
     ) -> SequenceClassifierOutput:
         r"""
         Args:
-            labels (`(sequences,)` or `(sequences, num_labels)`): classes, values to regress or a 0/1 matrix, as
-                `config.problem_type` says (guessed from the labels' dtype if unset).
+            labels (`(sequences,)` or `(sequences, num_labels)`): classes (-100 for none; the loss is NaN if all are),
+                values to regress, or a matrix of 0 and 1 or of probabilities, as `config.problem_type` says (guessed
+                from the labels' dtype if unset).
 
         Returns:
             `loss` and `logits` (sequences, num_labels); the documents of a row packed with `cu_seq_lens_q` count as
             sequences.
         """
-        outputs = self.model(
-            input_ids, attention_mask, position_ids, token_type_ids, inputs_embeds, return_dict=True, **kwargs
-        )
+        kwargs |= {"return_dict": True, "require_tokens": True}
+        outputs = self.model(input_ids, attention_mask, position_ids, token_type_ids, inputs_embeds, **kwargs)
         logits = self.classify(outputs.last_hidden_state, attention_mask, position_ids, kwargs.get("cu_seq_lens_q"))
         loss = None
         if labels is not None:
-            check_labels(labels[:, 0] if labels.ndim == 2 else labels, logits.shape[:1])
+            check_sequence_labels(labels, logits, self.config.problem_type)
             loss = self.loss_function(labels=labels, pooled_logits=logits, config=self.config)
         return SequenceClassifierOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
@@ -553,7 +557,7 @@ class NeoBERTForMultipleChoice(NeoBERTPooledClassifier):
         Args:
             input_ids, attention_mask, position_ids, inputs_embeds: as in the model, with a dimension `choices` after
                 the batch.
-            labels (`(batch,)`): index of the right choice.
+            labels (`(batch,)`): index of the right choice, -100 for none; the loss is NaN if all are.
 
         Returns:
             `loss` and `logits` (batch, choices).
@@ -570,11 +574,13 @@ class NeoBERTForMultipleChoice(NeoBERTPooledClassifier):
             None if x is None else x.flatten(0, 1) for x in (input_ids, attention_mask, position_ids, inputs_embeds)
         ]
         input_ids, attention_mask, position_ids, inputs_embeds = flat
-        outputs = self.model(
-            input_ids, attention_mask, position_ids, inputs_embeds=inputs_embeds, return_dict=True, **kwargs
-        )
+        embedded = {"inputs_embeds": inputs_embeds, "return_dict": True, "require_tokens": True}
+        outputs = self.model(input_ids, attention_mask, position_ids, **embedded, **kwargs)
         logits = self.classify(outputs.last_hidden_state, attention_mask, position_ids, None).view(*tokens.shape[:2])
-        loss = F.cross_entropy(logits, labels) if labels is not None else None
+        loss = None
+        if labels is not None:
+            check_labels(labels, logits.shape[:1], logits.shape[1])
+            loss = F.cross_entropy(logits, labels)
         return MultipleChoiceModelOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )
@@ -605,7 +611,7 @@ class NeoBERTForTokenClassification(NeoBERTPreTrainedModel):
     ) -> TokenClassifierOutput:
         r"""
         Args:
-            labels (`(batch, length)`): classes, -100 where there is none.
+            labels (`(batch, length)`): classes, -100 where there is none; the mean loss is NaN if all are.
 
         Returns:
             `loss` and `logits` (batch, length, num_labels).
@@ -616,7 +622,7 @@ class NeoBERTForTokenClassification(NeoBERTPreTrainedModel):
         logits = self.classifier(self.dropout(outputs.last_hidden_state))
         loss = None
         if labels is not None:
-            check_labels(labels, logits.shape[:2])
+            check_labels(labels, logits.shape[:2], self.num_labels)
             loss = self.loss_function(logits, labels, self.config, **kwargs)
         return TokenClassifierOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
@@ -651,7 +657,7 @@ class NeoBERTForQuestionAnswering(NeoBERTPreTrainedModel):
         r"""
         Args:
             start_positions, end_positions (`(batch,)`): first and last token of the answer; one beyond the
-                sequence is ignored.
+                sequence is ignored, and the loss is NaN if all are.
 
         Returns:
             `loss` (mean of the two), `start_logits` and `end_logits` (batch, length).
@@ -663,10 +669,9 @@ class NeoBERTForQuestionAnswering(NeoBERTPreTrainedModel):
                 raise ValueError("`cu_seq_lens_q` with answers: the softmax would run over all documents of the row.")
             tokens = input_ids if input_ids is not None else inputs_embeds
             check_one_document_a_row(position_ids, attention_mask, tokens.shape[:2])
-            check_answers(start_positions, end_positions)
-        outputs = self.model(
-            input_ids, attention_mask, position_ids, token_type_ids, inputs_embeds, return_dict=True, **kwargs
-        )
+            check_answers(start_positions, end_positions, tokens.shape[0])
+        kwargs |= {"return_dict": True, "require_tokens": True}
+        outputs = self.model(input_ids, attention_mask, position_ids, token_type_ids, inputs_embeds, **kwargs)
         start_logits, end_logits = self.qa_outputs(self.dropout(outputs.last_hidden_state)).unbind(-1)
         loss = None
         if start_positions is not None:

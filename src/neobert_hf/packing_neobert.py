@@ -38,6 +38,8 @@ class BatchInputs:
     cu_seq_lens_q: torch.Tensor | None
     cu_seq_lens_k: torch.Tensor | None
     max_length_q: int | None
+    max_length_k: int | None = None
+    seq_idx: torch.Tensor | None = None
 
     @property
     def tokens(self) -> torch.Tensor:

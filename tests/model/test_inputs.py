@@ -1,5 +1,7 @@
 """Bad input: an error that names the argument and what is allowed, before a number comes out."""
 
+import math
+
 import pytest
 import torch
 import transformers
@@ -43,6 +45,13 @@ BAD = {
     "causal": ({"input_ids": IDS, "is_causal": True}, "does not know `is_causal`"),
     "positions_shape": ({"input_ids": IDS, "position_ids": torch.zeros(2, 13).long()}, "`position_ids` has shape"),
     "positions_negative": ({"input_ids": IDS[:1], "position_ids": torch.arange(-1, 12)[None]}, "`position_ids` runs"),
+    "positions_large": (
+        {"input_ids": IDS[:1, :3], "position_ids": torch.arange(3)[None] + 2**24},
+        "`position_ids` runs from 16777216 to 16777218, allowed is 0 to 16777216",
+    ),
+    "items_none": ({"input_ids": IDS, "num_items_in_batch": 0}, "`num_items_in_batch` holds 0, it must be 1 or more"),
+    "items_negative": ({"input_ids": IDS, "num_items_in_batch": torch.tensor(-3)}, "`num_items_in_batch` holds -3"),
+    "items_nan": ({"input_ids": IDS, "num_items_in_batch": math.nan}, "`num_items_in_batch` holds nan"),
     "positions_fall": (
         {"input_ids": IDS[:1, :4], "position_ids": torch.tensor([[0, 3, 1, 2]])},
         "`position_ids` goes from 3 to 1 in row 0, column 2",
@@ -66,6 +75,25 @@ BAD = {
     ),
     "cu_k_alone": ({"input_ids": PACKED_IDS, "cu_seq_lens_k": torch.tensor([0, TOTAL])}, "without `cu_seq_lens_q`"),
     "max_length": (offsets(0, 5, TOTAL) | {"max_length_q": 5}, f"`max_length_q` is 5, but .* {TOTAL - 5} tokens"),
+    "max_length_nan": (offsets(0, 5, TOTAL) | {"max_length_q": math.nan}, "`max_length_q` is nan"),
+    "max_length_k_alone": ({"input_ids": PACKED_IDS, "max_length_k": TOTAL}, "without `cu_seq_lens_q`"),
+    "max_length_k_without_q": (
+        offsets(0, TOTAL) | {"max_length_k": TOTAL},
+        "`max_length_q` is None and `max_length_k`",
+    ),
+    "max_lengths_differ": (
+        offsets(0, TOTAL) | {"max_length_q": TOTAL, "max_length_k": TOTAL + 1},
+        "`max_length_q` is .* and `max_length_k` is .* pass both, or neither",
+    ),
+    "seq_idx_alone": (
+        {"input_ids": PACKED_IDS, "seq_idx": (torch.arange(TOTAL)[None] >= 5).int()},
+        "`seq_idx` alone keeps nothing apart: pass `cu_seq_lens_q`",
+    ),
+    "seq_idx_differs": (
+        offsets(0, 5, TOTAL) | {"seq_idx": (torch.arange(TOTAL)[None] >= 6).int()},
+        "`seq_idx` changes at other tokens",
+    ),
+    "seq_idx_shape": (offsets(0, TOTAL) | {"seq_idx": torch.zeros(TOTAL).int()}, "`seq_idx` has shape"),
     "cu_rows": ({"input_ids": IDS, "cu_seq_lens_q": torch.tensor([0, 13])}, "the batch has 4 rows"),
     "cu_and_mask": (
         offsets(0, TOTAL) | {"attention_mask": torch.tensor([[1] * (TOTAL - 1) + [0]])},
@@ -97,8 +125,99 @@ def test_bad_labels():
     with pytest.raises(ValueError, match="`start_positions` holds -1"):
         answers = {"start_positions": torch.tensor([-1, 0, 0, 0]), "end_positions": torch.zeros(4).long()}
         small_model(NeoBERTForQuestionAnswering)(IDS, **answers)
-    with pytest.raises((IndexError, ValueError), match="100"):
-        model(IDS, attention_mask=MASK, labels=torch.full_like(IDS, 100))
+
+
+CLASSES = torch.tensor([0, 1, 2, 1])
+EMPTY_ROW = MASK.index_fill(0, torch.tensor([2]), 0)
+
+
+@pytest.mark.parametrize(
+    ("cls", "config", "kwargs", "message"),
+    [
+        (NeoBERTForMaskedLM, {}, {"labels": IDS * 0 + 100}, "`labels` holds 100, it must be 0 to 99, or -100"),
+        (NeoBERTForMaskedLM, {}, {"labels": IDS * 0 - 1}, "`labels` holds -1"),
+        (NeoBERTForMaskedLM, {}, {"labels": IDS.float()}, "`labels` has dtype torch.float32"),
+        (NeoBERTForTokenClassification, {}, {"labels": IDS * 0 + 2}, "`labels` holds 2, it must be 0 to 1"),
+        (NeoBERTForSequenceClassification, {}, {"labels": CLASSES}, "`labels` holds 2, it must be 0 to 1"),
+        (
+            NeoBERTForSequenceClassification,
+            {"num_labels": 3},
+            {"labels": CLASSES[:, None].repeat(1, 2)},
+            "`labels` has shape",
+        ),
+        (
+            NeoBERTForSequenceClassification,
+            {"num_labels": 3},
+            {"labels": torch.full((4, 3), 2.0)},
+            "holds 2.0, .* 0 or 1",
+        ),
+        (NeoBERTForSequenceClassification, {"num_labels": 3}, {"labels": torch.full((4, 3), -100.0)}, "holds -100.0"),
+        (NeoBERTForSequenceClassification, {"num_labels": 3}, {"labels": torch.full((4, 3), math.nan)}, "holds nan"),
+        (
+            NeoBERTForSequenceClassification,
+            {"num_labels": 1},
+            {"labels": torch.full((4,), math.nan)},
+            "a finite number",
+        ),
+        (
+            NeoBERTForSequenceClassification,
+            # A mean squared error would broadcast them over the four columns.
+            {"num_labels": 4, "problem_type": "regression"},
+            {"labels": torch.zeros(4)},
+            r"`labels` has shape \(4,\), it must be \(4, 4\)",
+        ),
+        (
+            NeoBERTForQuestionAnswering,
+            {},
+            {"start_positions": CLASSES, "end_positions": CLASSES - torch.tensor([0, 0, 1, 0])},
+            "`end_positions` holds 1 in row 2, before `start_positions`, 2",
+        ),
+        (NeoBERTForQuestionAnswering, {}, {"start_positions": CLASSES[:3], "end_positions": CLASSES[:3]}, "has shape"),
+        (NeoBERTForSequenceClassification, {}, {"attention_mask": EMPTY_ROW}, "Row 2 of `attention_mask` is all 0"),
+        (
+            NeoBERTForSequenceClassification,
+            {},
+            {"attention_mask": EMPTY_ROW.bool()},
+            "Row 2 of `attention_mask` is all 0",
+        ),
+        (NeoBERTForQuestionAnswering, {}, {"attention_mask": EMPTY_ROW}, "Row 2 of `attention_mask` is all 0"),
+    ],
+)
+def test_labels_and_rows_that_give_no_number(cls, config, kwargs, message):
+    with pytest.raises(ValueError, match=message):
+        small_model(cls, **config)(IDS, **kwargs)
+
+
+def test_choices_that_give_no_number():
+    model, ids, mask = small_model(NeoBERTForMultipleChoice), IDS.view(2, 2, -1), EMPTY_ROW.view(2, 2, -1)
+    with pytest.raises(ValueError, match="Row 2 of `attention_mask` is all 0"):
+        model(ids, attention_mask=mask)
+    with pytest.raises(ValueError, match="`labels` holds 2, it must be 0 to 1"):
+        model(ids, labels=torch.tensor([0, 2]))
+    with pytest.raises(ValueError, match="`labels` has dtype torch.float32"):
+        model(ids, labels=torch.tensor([0.0, 1.0]))
+
+
+@torch.no_grad()
+def test_labels_that_are_all_ignored_have_no_mean():
+    """As in Transformers: there is no mean over nothing. A sum over a batch of several micro-batches is 0."""
+    none = torch.full_like(IDS, -100)
+    for sparse in (False, True):
+        model = small_model(NeoBERTForMaskedLM, sparse_prediction=sparse)
+        assert model(IDS, labels=none).loss.isnan()
+        assert model(IDS, labels=none, num_items_in_batch=3).loss == 0
+    assert small_model(NeoBERTForTokenClassification)(IDS, labels=none).loss.isnan()
+    assert small_model(NeoBERTForSequenceClassification)(IDS, labels=none[:, 0]).loss.isnan()
+    beyond = torch.full((4,), 13)
+    assert small_model(NeoBERTForQuestionAnswering)(IDS, start_positions=beyond, end_positions=beyond).loss.isnan()
+
+
+@torch.no_grad()
+def test_probabilities_are_labels_of_several_classes():
+    model = small_model(NeoBERTForSequenceClassification, num_labels=3)
+    labels = torch.tensor([[0.0, 0.25, 1.0]] * 4)
+    outputs = model(IDS, attention_mask=MASK, labels=labels)
+    assert torch.allclose(outputs.loss, torch.nn.functional.binary_cross_entropy_with_logits(outputs.logits, labels))
 
 
 def test_packed_rows_that_a_head_cannot_tell_apart():
