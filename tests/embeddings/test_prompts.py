@@ -114,6 +114,7 @@ BAD_DEFAULTS = [
     (lambda c: c["evaluation"]["retrieval"].update(default=True), "retrieval: `default` is for training datasets"),
     (lambda c: c["train"].update(query=c["train"].pop("pairs")), "'query' is the name of another prompt"),
     (lambda c: c["train"].update(document=c["train"].pop("pairs")), "'document' is the name of another prompt"),
+    (lambda c: c["train"].update(passage=c["train"].pop("pairs")), "'passage' is the name of another prompt"),
 ]
 
 
@@ -154,10 +155,8 @@ def seen_by(model, evaluator) -> set[str]:
 @pytest.mark.parametrize("kind", ["dense", "reranker"])
 def test_evaluations_ask_once_with_the_instruction_of_their_dataset(trained, data, edit, kind):
     rows = Dataset.from_parquet(str(data / "test.parquet"))
-    for file, prompt in (
-        (data / "datasets.yaml", PROMPT),
-        (edit(lambda c: set_instructions(c, retrieval="Other.")), "Other. "),
-    ):
+    for prompt in (PROMPT, "Other. ", ""):
+        file = edit(lambda content, prompt=prompt: set_instructions(content, retrieval=prompt))
         evaluator = (retrieval_evaluator if kind == "dense" else reranking_evaluator)(read(file))
         expected = {prompt + query for query in rows["question"]}
         if kind == "dense":

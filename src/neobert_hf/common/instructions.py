@@ -26,8 +26,9 @@ def as_prompt(instruction: str) -> str:
     """What is put before a text: the instruction and one space, or nothing.
 
     The paper does not say what stands between the two. A model must be asked the way that it was trained, so there is
-    one answer for the whole package.
+    one answer for the whole package. A line break at the end, as YAML leaves after a block of text, is not part of it.
     """
+    instruction = instruction.strip()
     return f"{instruction} " if instruction else ""
 
 

@@ -117,7 +117,8 @@ def _check_names_of_prompts(path: str, train: list[PairDataset], evaluation: dic
     if len(marked) > 1:
         raise ValueError(f"{path}: both {marked[0]} and {marked[1]} are the `default`; queries have one prompt.")
     for dataset in train:
-        if len(train) > 1 and dataset.name in ("query", "document"):
+        # The last two are what other models call their prompt for documents.
+        if len(train) > 1 and dataset.name in ("query", "document", "passage", "corpus"):
             raise ValueError(f"{path}: {dataset.name!r} is the name of another prompt; call the dataset otherwise.")
 
 

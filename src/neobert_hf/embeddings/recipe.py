@@ -144,7 +144,8 @@ def retrieval_evaluator(
         queries={query: query for query in positives},
         corpus={text: text for text in data.retrieval.unique("positive")},
         relevant_docs=positives,
-        query_prompt=data.evaluation["retrieval"].prompt or None,
+        # An empty one, unlike None, also keeps the model's own away.
+        query_prompt=data.evaluation["retrieval"].prompt,
         name="retrieval",
         write_csv=False,
     )

@@ -115,7 +115,7 @@ def build_prompts(instructions: dict[str, str], tasks: list[AbsTask], template: 
     for task in tasks:
         if task.metadata.name not in instructions:
             continue
-        instruction = instructions[task.metadata.name]
+        instruction = instructions[task.metadata.name].strip()
         prompt = template.replace("{instruction}", instruction) if instruction else ""
         prompts |= {part.metadata.name: prompt for part in (task, *parts_of(task))}
     return prompts
