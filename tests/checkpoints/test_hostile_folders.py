@@ -218,6 +218,15 @@ FOLDERS = {
     "twice": (written("config.json", '{"model_type": "neobert", "model_type": "x"}'), "'model_type'.*twice", ALL),
     "list of rope parameters": (edited("config.json", rope_parameters=[1]), "config.json", ALL),
     "number of labels": (edited("config.json", id2label=5), "config.json", ALL),
+    "quantized": (
+        edited("config.json", quantization_config={"quant_method": "gptq", "bits": 4}),
+        "holds `quantization_config`",
+        ALL,
+    ),
+    "attention of the Hub": (edited("config.json", attn_implementation="a/b"), "holds `attn_implementation`", ALL),
+    "length in words": (edited("tokenizer_config.json", model_max_length="x"), "`model_max_length`", ALL),
+    "no modules": (written("modules.json", "[]"), "modules.json names no module", SENTENCE),
+    "golden number for a text": (edited(GOLDEN_FILE, text=5), "not in the format of golden outputs", DOCTOR),
     "class by name": (edited("config.json", architectures={"a": 1}), "`architectures` is", SENTENCE),
     "list of classes": (edited("config.json", architectures=[["NeoBERTModel"]]), "`architectures` is", SENTENCE),
     "list for a mapping": (written("config_sentence_transformers.json", "[]"), "config_sentence", SENTENCE),
@@ -274,7 +283,7 @@ FOLDERS = {
     "eight bits": (tensors(lambda t: t.update({WO: t[WO].to(torch.float8_e4m3fn)})), f"{WO} torch.float8", ALL),
     "nan": (tensors(lambda t: t[WO][3].fill_(torch.nan)), f"not finite: {WO}", ALL),
     # What Transformers would load in the place of what was checked
-    "other weights": (with_other_weights, "loads another", SENTENCE),
+    "other weights": (with_other_weights, "holds `transformers_weights`", ALL),
     "adapter": (with_adapter, "adapter_config.json", SENTENCE),
 }
 

@@ -201,6 +201,7 @@ def check_sentence_transformers(folder: ModelFolder) -> str:
     model_class = getattr(sentence_transformers, folder.sentence_class)
     options = {"device": "cpu", "trust_remote_code": False, "local_files_only": True}
     model = model_class(str(folder.path), model_kwargs={"dtype": torch.float32}, **options)
+    folder.check_loaded(model[0].model)
     if infinite := [name for name, tensor in model.state_dict().items() if not tensor.isfinite().all()]:
         raise ValueError(f"values that are not finite: {', '.join(infinite)}")
     text = (TEXT, TEXT) if folder.sentence_class == "CrossEncoder" else TEXT

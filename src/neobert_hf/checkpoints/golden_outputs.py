@@ -110,7 +110,8 @@ def read_outputs(file: Path) -> dict[str, Any]:
         sound = _are_numbers(golden["input_ids"], int) and 0 < golden["tolerance"] <= 0.01 and golden["outputs"]
         sound = sound and all(_is_description(output) for output in golden["outputs"].values())
         sound = sound and isinstance(golden["class"], str)
-        sound = sound and ("text" not in golden or _are_numbers(golden["text_ids"], int))
+        texts = "text" not in golden or (isinstance(golden["text"], str) and _are_numbers(golden["text_ids"], int))
+        sound = sound and texts
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{file} is not in the format of golden outputs: {type(error).__name__}: {error}") from error
     if not sound:

@@ -14,6 +14,7 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HTTPError
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from neobert_hf import NeoBERTConfig, NeoBERTPreTrainedModel
@@ -39,8 +40,9 @@ SENTENCE_MODULES = (
 )
 # What the libraries that write a model say of a disk that is full, each with another exception.
 FULL_DISK = re.compile("No space left|File too large|[Qq]uota|inline_container|iostream|write failed")
-# With these Transformers loads other weights than `model.safetensors`.
-OTHER_WEIGHTS = ("adapter_config.json",)
+# Keys of a config by which Transformers loads other weights or another kind of them, and a file that does it as well.
+OTHER_WEIGHTS = ("quantization_config", "transformers_weights", "fusion_config", "distributed_config")
+ADAPTER = "adapter_config.json"
 
 
 @dataclass
@@ -101,6 +103,8 @@ class ModelFolder:
             modules = [SentenceModule(entry["type"], entry["path"]) for entry in read_json(file)]
         except (TypeError, KeyError) as error:
             raise ValueError(f"{file} must be a list of modules, each with `type` and `path`.") from error
+        if not modules:
+            raise ValueError(f"{file} names no module. Delete it, or restore it.")
         for module in modules:
             package, _, name = str(module.type).rpartition(".")
             if not package.startswith("sentence_transformers.") or name not in SENTENCE_MODULES:
@@ -140,15 +144,24 @@ class ModelFolder:
         Raises:
             ValueError: if Transformers takes others: it has several ways to be sent to another file or model.
         """
-        if others := [name for name in OTHER_WEIGHTS if (self.path / name).exists()]:
-            raise ValueError(f"{self.path / others[0]} makes Transformers load other weights. Merge or delete it.")
-        model = cls.from_pretrained(self.path, **options)
+        if (self.path / ADAPTER).exists():
+            raise ValueError(f"{self.path / ADAPTER} makes Transformers load other weights. Merge or delete it.")
+        try:
+            model = cls.from_pretrained(self.path, **options)
+        except (ValueError, OSError):
+            raise
+        except Exception as error:  # Of a key that asks for a package or a kind of loading anything may come.
+            raise ValueError(f"{self.path} cannot be loaded: {error}") from error
+        self.check_loaded(model)
+        return model
+
+    def check_loaded(self, model: nn.Module) -> None:
+        """Compare what a loader made of the folder with the tensors of its files; ValueError if they differ."""
         for name, tensor in model.state_dict().items():
             # The encoder alone has no prefix, and a tied decoder may not be stored.
             stored = self.tensors.get(name, self.tensors.get(f"model.{name}"))
             if stored is not None and not torch.equal(tensor, stored.to(tensor.dtype)):
                 raise ValueError(f"{self.path}: Transformers loads another {name} than that of model.safetensors.")
-        return model
 
 
 @contextmanager
@@ -249,6 +262,12 @@ def read_config(path: Path) -> NeoBERTConfig:
     if not isinstance(values, dict) or values.get("model_type") != "neobert":
         found = values.get("model_type") if isinstance(values, dict) else None
         raise ValueError(f"{file} is the config of a model of type {found!r}; it must be 'neobert'.")
+    for key, value in values.items():
+        # An attention with a slash is code on the Hub.
+        if value and (key in OTHER_WEIGHTS or ("attn_implementation" in key and "/" in str(value))):
+            raise ValueError(
+                f"{file} holds `{key}`: {str(value)[:100]}. Only plain weights and code are read; remove it."
+            )
     try:
         return NeoBERTConfig.from_dict(values)
     except Exception as error:  # Of values of another type anything may come.

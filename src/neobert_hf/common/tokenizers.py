@@ -54,6 +54,9 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, vocab_size: int | None, 
     Raises:
         ValueError: saying what is wrong with it.
     """
+    limit = tokenizer.model_max_length
+    if isinstance(limit, bool) or not isinstance(limit, (int, float)) or not limit >= 1:
+        raise ValueError(f"`model_max_length` of the tokenizer of {where} is {limit!r}; it must be 1 token or more.")
     vocab = tokenizer.get_vocab()
     if vocab_size is not None:
         _check_size(tokenizer, vocab, vocab_size, where)
