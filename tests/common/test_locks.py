@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from neobert_hf.checkpoints import convert, publish
-from neobert_hf.common.locks import FolderInUse, folder_lock
+from neobert_hf.common.locks import FolderInUse, check_free, folder_lock
 from tests.helpers.examples import load_example
 from tests.helpers.models import ROOT
 
@@ -101,6 +101,17 @@ def test_what_a_process_on_another_machine_left_is_said(tmp_path, capsys):
         (tmp_path / ".out.lock").write_text(damaged)
         with folder_lock(tmp_path / "out"):
             assert capsys.readouterr().err == ""
+
+
+def test_folders_that_were_made_for_the_lock_alone_are_removed(tmp_path):
+    with folder_lock(tmp_path / "a" / "b" / "out"):
+        check_free([tmp_path / "a" / "b" / "other"])
+        with pytest.raises(FolderInUse):
+            check_free([tmp_path / "a" / "b" / "other", tmp_path / "a" / "b" / "out"])
+    assert not list(tmp_path.iterdir())
+    with folder_lock(tmp_path / "a" / "b" / "out"):
+        (tmp_path / "a" / "b" / "result").write_text("")
+    assert [path.name for path in tmp_path.rglob("*")] == ["a", "b", "result"]
 
 
 def test_a_folder_that_cannot_be_written_is_an_error_at_once(tmp_path):

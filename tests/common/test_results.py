@@ -9,7 +9,12 @@ from neobert_hf.common.results import ResultError, read_result, write_result
 
 
 KEYS = {"score", "settings"}
-RESULT = {"score": 0.583, "metrics": {"accuracy": 0.6, "mcc": -0.25}, "settings": {"seed": 0}, "seconds": 1e9}
+RESULT = {
+    "score": 0.583,
+    "metrics": {"accuracy": 0.6, "mcc": -0.25},
+    "settings": {"seed": 0},
+    "evaluations": [0.5, 0.583],
+}
 
 
 def test_another_byte_anywhere_is_an_error(tmp_path):

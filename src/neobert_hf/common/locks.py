@@ -9,7 +9,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from itertools import takewhile
 from pathlib import Path
@@ -51,20 +51,8 @@ def folder_lock(folder: Path) -> Iterator[None]:
     """
     folder = Path(folder).resolve()
     check_writable(folder)
-    file = _lock_file(folder)
-    try:
-        lock = _take(file, folder)
-    except OSError as error:
-        if error.errno not in NO_LOCKS:
-            raise
-        print(
-            f"warning: the disk of {folder} has no locks ({error}). Another process on {socket.gethostname()} that "
-            "writes it would be noticed, one on another machine would not: see to it that there is none.",
-            file=sys.stderr,
-        )
-        name = hashlib.sha256(str(folder).encode()).hexdigest()[:16]
-        file = Path(tempfile.gettempdir()) / f"neobert_hf-{name}.lock"
-        lock = _take(file, folder)
+    missing = [parent for parent in folder.parents if not parent.exists()]
+    file, lock = _lock(folder)
     process = os.getpid()
     try:
         _warn_of_other_machine(file, folder)
@@ -75,23 +63,32 @@ def folder_lock(folder: Path) -> Iterator[None]:
         if os.getpid() == process:
             file.unlink(missing_ok=True)
             lock.release()
+            # Bad input leaves nothing behind.
+            with suppress(OSError):
+                for parent in missing:
+                    parent.rmdir()
 
 
 def check_free(folders: Iterable[Path]) -> None:
-    """Take the lock of each folder and give it back: where many are written one by one, before work begins."""
+    """Before work begins, ask for the locks of folders that are to be written one by one.
+
+    Raises:
+        FolderInUse: if another process holds one of them.
+    """
     for folder in folders:
-        with folder_lock(folder):
-            pass
+        if _lock_file(Path(folder).resolve()).exists():
+            with folder_lock(folder):
+                pass
 
 
 def check_writable(folder: Path) -> None:
     """Raises:
     OSError: if no file can be made in the folder or, if it does not exist, where it is to be.
     """
-    place = folder if folder.is_dir() else folder.parent
+    place = next(path for path in (folder.resolve(), *folder.resolve().parents) if path.exists())
     try:
-        place.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=place):
+        # A file in the place of the folder itself is for its command to name.
+        with tempfile.TemporaryFile(dir=place.parent if place == folder.resolve() and place.is_file() else place):
             pass
     except OSError as error:
         raise OSError(error.errno, f"{place} cannot be written ({error.strerror}): choose another folder") from error
@@ -101,6 +98,29 @@ def _lock_file(folder: Path) -> Path:
     if folder.is_mount() or not os.access(folder.parent, os.W_OK):
         return folder / ".lock"
     return folder.with_name(f".{folder.name}.lock")
+
+
+def _lock(folder: Path, tries: int = 3) -> tuple[Path, FileLock]:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    file = _lock_file(folder)
+    try:
+        return file, _take(file, folder)
+    except FileNotFoundError:
+        # Another process has removed the parent, which was empty.
+        if tries == 1:
+            raise
+        return _lock(folder, tries - 1)
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+        print(
+            f"warning: the disk of {folder} has no locks ({error}). Another process on {socket.gethostname()} that "
+            "writes it would be noticed, one on another machine would not: see to it that there is none.",
+            file=sys.stderr,
+        )
+        name = hashlib.sha256(str(folder).encode()).hexdigest()[:16]
+        file = Path(tempfile.gettempdir()) / f"neobert_hf-{name}.lock"
+        return file, _take(file, folder)
 
 
 def _take(file: Path, folder: Path) -> FileLock:

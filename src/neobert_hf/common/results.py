@@ -50,13 +50,16 @@ def read_result(file: Path, keys: set[str]) -> dict:
 
 
 def write_result(file: Path, content: dict) -> None:
-    """Write a result with a checksum of all but its settings, which are compared with those of every later run."""
+    """Write a result with a checksum of what it says.
+
+    Settings are compared with those of every later run, and the seconds may differ between equal results.
+    """
     content = json.loads(json.dumps(content))
     write_json(file, content | {"checksum": _checksum_of(content)})
 
 
 def _checksum_of(content: dict) -> str:
-    return value_checksum({name: value for name, value in content.items() if name != "settings"})
+    return value_checksum({name: value for name, value in content.items() if name not in ("settings", "seconds")})
 
 
 def check_same_settings(file: Path, stored: dict, current: dict) -> None:
