@@ -113,7 +113,8 @@ def test_files_without_rows_are_refused(settings, edit, tmp_path, name):
     else:
         (tmp_path / name).write_text("" if name == "empty.jsonl" else '{"title": "a", "body": "b"}\n{"title":\n')
     file = edit(lambda content: content["train"]["pairs"].update(source=str(tmp_path / name)))
-    with pytest.raises(ValueError, match=f"Dataset pairs: .*{name}' is empty or cannot be read"):
+    place = f".*{name}, line 2 is no JSON" if name == "broken.jsonl" else ""
+    with pytest.raises(ValueError, match=f"Dataset pairs: .*{name}' is empty or cannot be read{place}"):
         run("dense", settings(datasets=file))
 
 

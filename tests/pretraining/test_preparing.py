@@ -448,7 +448,7 @@ def test_no_corpus(tokenizers, prepare, tmp_path, documents, message):
     "flags, error, message",
     [
         (["--column", "content"], ValueError, "no column 'content'; it has 'id', 'text'"),
-        (["--column", "id"], ValueError, "'id' of .* holds int64, not strings"),
+        (["--column", "id"], ValueError, "corpus.jsonl, line 1: the column 'id' holds int 1, not strings"),
         (["--split", "test"], ValueError, "no split 'test'; it has 'train'"),
         (["--subset", "en"], ValueError, "is local and has no subset 'en'"),
         (["--max_length", "7"], ValueError, "`max_length` is 7; it must be 8 or more"),

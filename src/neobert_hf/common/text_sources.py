@@ -4,16 +4,20 @@ import glob
 import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
-import fsspec
 from datasets import Dataset, IterableDataset, load_dataset
 from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
+from datasets.features.features import require_decoding
 
-
-BUILDERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".txt": "text", ".md": "text"}
-COMPRESSIONS = {".gz", ".bz2", ".xz", ".zst"}
-LARGEST_TEXT_FILE = 64 * 2**20
+from neobert_hf.common.row_files import (
+    BUILDERS,
+    COMPRESSIONS,
+    LARGEST_TEXT_FILE,
+    check_json,
+    check_json_sizes,
+    read_rows,
+    suffix_of,
+)
 
 
 def stream_text(
@@ -44,26 +48,48 @@ def stream_text(
     ...     print(document["content"])
     ```
     """
+    columns = tuple(dict.fromkeys([column, *others]))
     files = local_files(source)
-    if files and subset is not None:
+    if not files:
+        return _stream_from_hub(source, columns, split, subset)
+    if subset is not None:
         raise ValueError(f"{source!r} is local and has no subset {subset!r}: leave `subset` out.")
+    if split != "train":
+        raise ValueError(f"{source!r} has no split {split!r}; it has 'train'.")
+    # `datasets` takes a list for one that it may divide among processes. The columns are a tuple.
+    rows = {"files": [str(file) for file in files], "columns": columns}
+    if next(read_rows(**rows), None) is None:
+        raise ValueError(f"{source!r} is empty: it holds no document.")
+    return IterableDataset.from_generator(read_rows, gen_kwargs=rows)
+
+
+def _stream_from_hub(source: str, columns: tuple[str, ...], split: str, subset: str | None) -> IterableDataset:
     try:
-        if files:
-            options = {"sample_by": "document"} if builder_of(files) == "text" else {}
-            splits = load_dataset(builder_of(files), data_files=list(map(str, files)), streaming=True, **options)
-        else:
-            splits = load_dataset(source, subset, streaming=True)
+        splits = load_dataset(source, subset, streaming=True)
     except DatasetNotFoundError as error:
         raise FileNotFoundError(
             f"{source!r} is neither a local file, pattern or folder nor a dataset on the Hub."
         ) from error
-    except StopIteration as error:
-        # What `datasets` does when it looks for the columns of JSON files without a line.
-        raise ValueError(f"{source!r} is empty: it holds no document.") from error
     if split not in splits:
         raise ValueError(f"{source!r} has no split {split!r}; it has {', '.join(map(repr, splits))}.")
-    _check_columns(splits[split], source, column, others)
-    return splits[split].select_columns(list(dict.fromkeys([column, *others])))
+    dataset = splits[split]
+    # Not every builder knows its columns before it has read something. One that does may decode what it reads, such as
+    # images by their address: nothing is read before the columns are chosen.
+    features = dataset.features or {}
+    found = list(features or next(iter(dataset), {}))
+    for name in columns if found else ():
+        if name not in found:
+            raise ValueError(f"{source!r} has no column {name!r}; it has {', '.join(map(repr, found))}.")
+        if require_decoding(features.get(name)):
+            raise ValueError(f"The column {name!r} of {source!r} holds {features[name]}: name another column.")
+    dataset = dataset.select_columns(list(columns))
+    first = next(iter(dataset), None)
+    if first is None:
+        raise ValueError(f"{source!r} is empty: it holds no document.")
+    kind = getattr(features.get(columns[0]), "dtype", None) or type(first[columns[0]]).__name__
+    if kind not in ("string", "large_string", "string_view", "str"):
+        raise ValueError(f"The column {columns[0]!r} of {source!r} holds {kind}, not strings: name a column of text.")
+    return dataset
 
 
 def stream_documents(
@@ -90,12 +116,8 @@ def stream_documents(
 
 def _read_files(files: list[Path]) -> Iterator[tuple[str, str]]:
     for file in files:
-        with fsspec.open(file, "rt", encoding="utf-8", compression="infer") as handle:
-            try:
-                text = handle.read()
-            except UnicodeDecodeError as error:
-                raise ValueError(f"{file} is not UTF-8: {error}. Convert it, or leave it out by a pattern.") from error
-        yield str(file.absolute()), text
+        for row in read_rows([str(file)], ("text",)):
+            yield str(file.absolute()), row["text"]
 
 
 def _read_rows(
@@ -123,10 +145,16 @@ def load_table(name: str, source: str, subset: str | None, split: str) -> Datase
     files = local_files(source)
     if files and builder_of(files) == "text":
         raise ValueError(f"Dataset {name}: {source!r} is plain text; give Parquet or JSON lines.")
+    if files and builder_of(files) == "json":
+        check_json_sizes(list(map(str, files)))
     try:
         if files:
-            return load_dataset(builder_of(files), data_files=list(map(str, files)), split=split)
-        return load_dataset(source, subset, split=split)
+            table = load_dataset(builder_of(files), data_files=list(map(str, files)), split=split)
+        else:
+            table = load_dataset(source, subset, split=split)
+        # Images and sounds are no texts, and reading a row would fetch them from wherever they are said to be.
+        decoded = [name for name, feature in table.features.items() if require_decoding(feature)]
+        return table.remove_columns(decoded)
     except DatasetNotFoundError as error:
         raise FileNotFoundError(
             f"Dataset {name}: {source!r} is neither a local file, pattern or folder nor a dataset on the Hub."
@@ -134,6 +162,11 @@ def load_table(name: str, source: str, subset: str | None, split: str) -> Datase
     except (ValueError, StopIteration, DatasetGenerationError) as error:
         # `datasets` raises StopIteration without a message for JSON files without a line.
         reason = error.__cause__ or str(error) or "no row"
+        if files and builder_of(files) == "json":
+            try:
+                check_json(list(map(str, files)))
+            except ValueError as found:
+                reason = found
         raise ValueError(
             f"Dataset {name}: the split {split!r} of {source!r} is empty or cannot be read ({reason})."
         ) from error
@@ -173,7 +206,13 @@ def local_files(source: str) -> list[Path]:
         files = [file for file in files if file.is_file()]
     if not files:
         # A Hub id is `name` or `owner/name` and no path that exists here.
-        if path.exists() or path.is_absolute() or source.count("/") > 1 or set("*?[~\\") & set(source) or _suffix(path):
+        if (
+            path.exists()
+            or path.is_absolute()
+            or source.count("/") > 1
+            or set("*?[~\\") & set(source)
+            or suffix_of(path)
+        ):
             raise FileNotFoundError(
                 f"{source!r} matches no file; give a file, a pattern, a folder or a Hub dataset id."
             )
@@ -188,13 +227,13 @@ def builder_of(files: list[Path]) -> str:
     Raises:
         ValueError: as `local_files`.
     """
-    unknown = [file for file in files if _suffix(file) is None]
+    unknown = [file for file in files if suffix_of(file) is None]
     if unknown:
         raise ValueError(
             f"{unknown[0]} is of no known format; known are {', '.join(BUILDERS)}, also with "
             f"{', '.join(sorted(COMPRESSIONS))}. Name the files to read by a pattern such as 'corpus/*.jsonl.gz'."
         )
-    builders = sorted({BUILDERS[_suffix(file)] for file in files})
+    builders = sorted({BUILDERS[suffix_of(file)] for file in files})
     if len(builders) > 1:
         raise ValueError(
             f"The source mixes files for {' and '.join(builders)}: name those of one format by a pattern such as "
@@ -211,26 +250,5 @@ def builder_of(files: list[Path]) -> str:
     return builders[0]
 
 
-def _suffix(file: Path) -> str | None:
-    suffixes = [suffix.lower() for suffix in file.suffixes]
-    if suffixes and suffixes[-1] in COMPRESSIONS:
-        suffixes.pop()
-    return suffixes[-1] if suffixes and suffixes[-1] in BUILDERS else None
-
-
 def _hidden(path: Path) -> bool:
     return any(part.startswith(".") for part in path.parts)
-
-
-def _check_columns(dataset: IterableDataset, source: str, column: str, others: Sequence[str]) -> None:
-    # Not every builder knows its columns before it has read something.
-    first: dict[str, Any] = next(iter(dataset), {})
-    if not first:
-        raise ValueError(f"{source!r} is empty: it holds no document.")
-    for name in (column, *others):
-        if name not in first:
-            raise ValueError(f"{source!r} has no column {name!r}; it has {', '.join(map(repr, first))}.")
-    feature = (dataset.features or {}).get(column)
-    kind = getattr(feature, "dtype", None) or type(first[column]).__name__
-    if kind not in ("string", "large_string", "string_view", "str"):
-        raise ValueError(f"The column {column!r} of {source!r} holds {kind}, not strings: name a column of text.")

@@ -223,7 +223,11 @@ def prepare_shards(
     records = _read_records(output)
     first = next(number for number in range(len(records) + 1) if number not in records)
     if first:
-        stream.load_state_dict(records[first - 1]["state"])
+        try:
+            stream.load_state_dict(records[first - 1]["state"])
+        except KeyError:
+            # An older version read files in another way. The documents are the same.
+            stream = stream.skip(sum(records[number]["source_documents"] for number in range(first)))
     if records:
         print(f"{output}: going on; {len(records)} shards are there already")
     bar = ProgressBar(manifest.source["max_documents"], [records[number] for number in range(first)])

@@ -1,0 +1,178 @@
+"""Rows of Parquet, JSON lines and text files, one at a time: of a file, only the named columns are ever read.
+
+Memory stays bounded whatever a file holds: small compressed files can expand to any size. Nothing is decoded, so that
+no address that a file names is fetched. Every error names the file and the row.
+"""
+
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+
+BUILDERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".txt": "text", ".md": "text"}
+COMPRESSIONS = {".gz", ".bz2", ".xz", ".zst"}
+# A text file is one document, which is held in memory whole.
+LARGEST_TEXT_FILE = 64 * 2**20
+# A line of a JSON lines file, a JSON array, or a compressed Parquet file.
+LARGEST_JSON = 256 * 2**20
+PARQUET_ROWS = 1_000
+
+
+def suffix_of(file: Path) -> str | None:
+    """The suffix that tells the format of a file, without that of its compression; None of others."""
+    suffixes = [suffix.lower() for suffix in file.suffixes]
+    if suffixes and suffixes[-1] in COMPRESSIONS:
+        suffixes.pop()
+    return suffixes[-1] if suffixes and suffixes[-1] in BUILDERS else None
+
+
+def read_rows(files: list[str], columns: tuple[str, ...]) -> Iterator[dict[str, Any]]:
+    """The rows of files of one or several formats, in their order.
+
+    Args:
+        columns: those to read. The first holds a text or None in every row, the others ids, numbers or strings.
+
+    Raises:
+        ValueError: naming the file and the row that cannot be used.
+    """
+    readers = {"parquet": _read_parquet, "json": _read_json, "text": _read_text}
+    for file in files:
+        try:
+            yield from readers[BUILDERS[suffix_of(Path(file))]](file, columns)
+        except Exception as error:  # Each format and each compression has errors of its own.
+            if type(error) in (ValueError, MemoryError):
+                raise
+            raise ValueError(f"{file} cannot be read: {error}. Restore it, or leave it out by a pattern.") from error
+
+
+def open_bounded(file: str | Path) -> BinaryIO:
+    return fsspec.open(str(file), "rb", compression="infer")
+
+
+def read_bounded(handle: BinaryIO, limit: int, file: str, advice: str) -> bytes:
+    """All that is left in a file; ValueError if that is more than `limit` bytes, before it is in memory."""
+    content = handle.read(limit + 1)
+    if len(content) > limit:
+        raise ValueError(f"{file} has more than {limit:,} bytes: {advice}")
+    return content
+
+
+def _read_text(file: str, columns: tuple[str, ...]) -> Iterator[dict[str, Any]]:
+    _check_columns(file, columns, ["text"])
+    advice = 'a text file is one document here. For a corpus in one file, write JSON lines, {"text": "..."} each.'
+    with open_bounded(file) as handle:
+        content = read_bounded(handle, LARGEST_TEXT_FILE, file, advice)
+    try:
+        # All line ends become \n.
+        yield {"text": io.TextIOWrapper(io.BytesIO(content), encoding="utf-8").read()}
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file} is not UTF-8: {error}. Convert it, or leave it out by a pattern.") from error
+
+
+def _read_json(file: str, columns: tuple[str, ...]) -> Iterator[dict[str, Any]]:
+    first = True
+    for where, row in _json_rows(file):
+        if not isinstance(row, dict):
+            raise ValueError(f"{where} holds {type(row).__name__} {row!r:.60}; it must be an object, {{...}}.")
+        if first:
+            _check_columns(file, columns, list(row))
+            first = False
+        yield _checked({name: row.get(name) for name in columns}, columns, where)
+
+
+def _json_rows(file: str) -> Iterator[tuple[str, Any]]:
+    """What each line, or each element of an array, holds, and where that is."""
+    for where, content in json_texts(file):
+        try:
+            found = json.loads(content)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{where} is no JSON ({error}). Correct it, or leave it out.") from error
+        if isinstance(found, list):
+            yield from ((f"{file}, row {place:,}", row) for place, row in enumerate(found))
+        else:
+            yield where, found
+
+
+def json_texts(file: str) -> Iterator[tuple[str, bytes]]:
+    """The lines of a JSON lines file, or a JSON array as one, and where they are.
+
+    Raises:
+        ValueError: if one has more than `LARGEST_JSON` bytes, before it is in memory.
+    """
+    with open_bounded(file) as handle:
+        for number, line in enumerate(iter(lambda: handle.readline(LARGEST_JSON + 1), b""), 1):
+            where = f"{file}, line {number:,}"
+            if len(line) > LARGEST_JSON:
+                raise ValueError(f"{where} has more than {LARGEST_JSON:,} bytes: write one row a line.")
+            line = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
+            if number == 1 and line.lstrip().startswith(b"["):
+                advice = "a JSON array is read whole. Write JSON lines, one row a line."
+                yield file, line + read_bounded(handle, LARGEST_JSON - len(line), file, advice)
+            elif line.strip():
+                yield where, line
+
+
+def check_json_sizes(files: list[str]) -> None:
+    """Refuse what readers that load a line or an array whole could not hold; see `json_texts`."""
+    for file in files:
+        for _ in json_texts(file):
+            pass
+
+
+def check_json(files: list[str]) -> None:
+    """Raise the error of the first row that is no JSON, where another reader failed without naming it."""
+    for file in files:
+        for _ in _json_rows(file):
+            pass
+
+
+def _read_parquet(file: str, columns: tuple[str, ...]) -> Iterator[dict[str, Any]]:
+    source = file
+    if Path(file).suffix.lower() in COMPRESSIONS:
+        with open_bounded(file) as handle:
+            source = io.BytesIO(read_bounded(handle, LARGEST_JSON, file, "decompress it; Parquet compresses itself."))
+    with pq.ParquetFile(source) as table:
+        schema = table.schema_arrow
+        _check_columns(file, columns, schema.names)
+        for name in columns:
+            kind = schema.field(name).type
+            if not (_is_text(kind) or pa.types.is_null(kind) or (name != columns[0] and pa.types.is_primitive(kind))):
+                raise ValueError(f"The column {name!r} of {file} holds {kind}, not strings: name another column.")
+        number = 0
+        for batch in table.iter_batches(batch_size=PARQUET_ROWS, columns=list(columns)):
+            for values in zip(*(batch.column(name) for name in columns)):
+                row = {name: value.as_py() for name, value in zip(columns, values)}
+                yield _checked(row, columns, f"{file}, row {number:,}")
+                number += 1
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+
+
+def _check_columns(file: str, columns: tuple[str, ...], found: list[str]) -> None:
+    for name in columns:
+        if name not in found:
+            raise ValueError(f"{file} has no column {name!r}; it has {', '.join(map(repr, found))}.")
+
+
+def _checked(row: dict[str, Any], columns: tuple[str, ...], where: str) -> dict[str, Any]:
+    for name in columns[1:]:
+        if row[name] is None:
+            raise ValueError(f"{where} has nothing in the column {name!r}: give it an id.")
+    text = row[columns[0]]
+    if text is not None and not isinstance(text, str):
+        raise ValueError(f"{where}: the column {columns[0]!r} holds {type(text).__name__} {text!r:.60}, not strings.")
+    if text is not None and not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"{where}: {columns[0]!r} holds half a character, which no text has ({error}).") from error
+    return row
