@@ -1,0 +1,249 @@
+"""Kills, concurrent starts and damaged bytes against the commands that write folders; prints a table.
+
+    python -m tests.faults --rounds 3
+
+Every command runs on small data in processes of its own. A fault counts as survived if the command then ends with the
+files of an undisturbed run, to the bit, or refuses with a message that names the file. Anything else is `wrong`, and
+the exit status is 1. A round takes some five minutes on two idle cores.
+"""
+
+import argparse
+import contextlib
+import io
+import json
+import random
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from pydoc_data.topics import topics
+
+import yaml
+
+import tests.conftest  # noqa: F401  Settings of the environment.
+from neobert_hf.common.fingerprints import file_checksum
+from neobert_hf.common.report import markdown_table
+from neobert_hf.training.run_checkpoints import complete_checkpoints
+from tests.helpers import embedding_runs, glue_runs
+from tests.helpers.examples import load_example
+from tests.helpers.pretraining_runs import small_flags, start, to_flags
+from tests.helpers.small_tokenizer import small_tokenizer
+from tests.helpers.word_tokenizer import word_tokenizer
+
+
+@dataclass
+class Command:
+    """A script, its flags without the folder that it writes, and the files of that folder that must come out equal.
+
+    Args:
+        flag: that names the folder.
+        clean: what of a result file differs between equal runs.
+    """
+
+    script: str
+    flags: list[str]
+    results: tuple[str, ...]
+    flag: str = "--output_dir"
+    clean: Callable[[Path], object] = file_checksum
+    seconds: float = 0.0
+    expected: dict = field(default_factory=dict)
+
+    def arguments(self, folder: Path) -> list[str]:
+        first = ["index"] if self.script == "semantic_search" else []
+        # Tests of pretraining expect the folder first.
+        return [*first, self.flag, str(folder), *self.flags]
+
+    def start(self, folder: Path):
+        return start(self.arguments(folder), script=self.script)
+
+    def found(self, folder: Path) -> dict:
+        files = sorted(file for pattern in self.results for file in folder.glob(pattern))
+        return {str(file.relative_to(folder)): self.clean(file) for file in files}
+
+
+def make_material(folder: Path) -> None:
+    """Text, a tokenizer, encoders, pairs and a task in GLUE's form."""
+    texts = [" ".join(text.split()) for _, text in sorted(topics.items())]
+    documents = [text[start : start + 600] for text in texts for start in range(0, len(text), 600)][:400]
+    tokenizer = word_tokenizer("\n".join(documents).lower(), 600, 128)
+    tokenizer.save_pretrained(folder / "tokenizer")
+    glue_runs.save_encoder(folder / "encoder", tokenizer)
+    glue_runs.save_encoder(folder / "glue_encoder", small_tokenizer(model_input_names=["input_ids", "attention_mask"]))
+    rows = [{"id": f"d{number}", "text": text} for number, text in enumerate(documents)]
+    (folder / "text.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = [text.split() for text in documents if len(text.split()) > 60]
+    pairs = [{"query": " ".join(text[:4]), "positive": " ".join(text[4:24])} for text in words]
+    (folder / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    datasets = {"pairs": {"data": str(folder / "pairs.jsonl"), "query": "query", "positive": "positive"}}
+    (folder / "datasets.yaml").write_text(yaml.safe_dump(datasets))
+    (folder / "glue").mkdir()
+    glue_runs.write_rows({"sst2": glue_runs.make_rows()["sst2"]}, folder / "glue")
+
+
+def stored_passages(file: Path) -> list:
+    """Of an index, without the vectors: batches of other sizes round in another way."""
+    import lancedb
+
+    rows = lancedb.connect(file.parent).open_table("passages").to_arrow().drop(["vector"]).to_pylist()
+    return sorted(map(str, rows))
+
+
+def without_seconds(file: Path) -> object:
+    if file.suffix != ".json":
+        return file_checksum(file)
+    return {name: value for name, value in json.loads(file.read_text()).items() if name != "seconds"}
+
+
+def make_commands(folder: Path) -> dict[str, Command]:
+    encoder, text = folder / "encoder", folder / "text.jsonl"
+    prepare = {"source": text, "tokenizer": folder / "tokenizer", "documents_per_shard": 40, "max_length": 64}
+    dense = {"model": encoder, "datasets": folder / "datasets.yaml", "max_steps": 12, "save_steps": 3}
+    glue = glue_runs.SMALL | {"model": folder / "glue_encoder", "data_dir": folder / "glue", "task": "sst2"}
+    ppl = {"models": f"m={encoder}", "source": text, "sample": 8, "max_documents": 60, "batch_tokens": 64}
+    index = {"model": encoder, "source": text, "id_column": "id", "write_every": 4, "device": "cpu"}
+    prepared = folder / "prepared"
+    changes = {"max_steps": 24, "save_steps": 4, "logging_steps": 5, "dataloader_num_workers": 1, "layout": "packed"}
+    pretrain = small_flags(prepared, Path("unused"), **changes)[2:]
+    return {
+        "prepare_data": Command("prepare_data", to_flags(prepare | {"num_proc": 2}), ("*.arrow", "tokenizer/*")),
+        "pretrain": Command("pretrain", pretrain, ("model/*.safetensors",)),
+        "finetune_embeddings": Command(
+            "finetune_embeddings", embedding_runs.to_flags("dense", dense), ("model/*.safetensors",)
+        ),
+        "run_glue": Command(
+            "run_glue", to_flags(glue), ("*/*/*.json", "*/*/*/model/*.safetensors"), clean=without_seconds
+        ),
+        "pseudo_perplexity": Command("pseudo_perplexity", to_flags(ppl | {"device": "cpu"}), ("*/*/*.jsonl",)),
+        "semantic_search": Command(
+            "semantic_search", to_flags(index), ("passages.lance",), flag="--index", clean=stored_passages
+        ),
+    }
+
+
+class Faults:
+    """Counts of outcomes by command and fault; `wrong` are printed as they come."""
+
+    def __init__(self, folder: Path, rounds: int, seed: int):
+        self.folder, self.rounds, self.draw = folder, rounds, random.Random(seed)
+        self.counts: dict[tuple[str, str], Counter] = {}
+
+    def count(self, command: str, fault: str, outcome: str, output: str = "") -> None:
+        self.counts.setdefault((command, fault), Counter())[outcome] += 1
+        if outcome == "wrong":
+            print(f"WRONG: {command}, {fault}\n{output[-2000:]}", flush=True)
+
+    def new(self, name: str) -> Path:
+        """A folder of its own, in a parent of its own as well."""
+        return Path(tempfile.mkdtemp(dir=self.folder)) / name
+
+    def run_undisturbed(self, name: str, command: Command) -> Path:
+        whole = self.new(name)
+        began = time.monotonic()
+        command.start(whole).finish()
+        command.seconds = time.monotonic() - began
+        command.expected = command.found(whole)
+        assert command.expected, f"{name} wrote none of {command.results}"
+        return whole
+
+    def kill(self, name: str, command: Command) -> None:
+        """Twice in a row at random moments, then to the end."""
+        folder = self.new(name)
+        for _ in range(2):
+            process = command.start(folder)
+            time.sleep(command.seconds * self.draw.uniform(0.1, 0.8))
+            # It may be through already.
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            process.end()
+        process = command.start(folder)
+        codes = process.end()
+        left = [file for file in folder.parent.rglob("*.partial")] if codes == [0] else []
+        equal = codes == [0] and command.found(folder) == command.expected and not left
+        self.count(name, "killed twice", "equal" if equal else "wrong", f"{codes} {left} {process.output}")
+
+    def start_two(self, name: str, command: Command) -> None:
+        folder = self.new(name)
+        processes = [command.start(folder) for _ in range(2)]
+        codes = sorted(code for process in processes for code in process.end())
+        output = "\n".join(process.output for process in processes)
+        equal = command.found(folder) == command.expected
+        told = codes == [0, 1] and "is being written by" in output
+        self.count(name, "two at once", "one told, equal" if told and equal else "wrong", f"{codes} {output}")
+
+    def flip(self, name: str, command: Command, folder: Path, file: Path, warned: bool = False) -> None:
+        """Flip a bit at a random place of one file of a folder, and run the command there."""
+        content = bytearray(file.read_bytes())
+        if not content:
+            return
+        content[self.draw.randrange(len(content))] ^= 1 << self.draw.randrange(8)
+        file.write_bytes(content)
+        output, error = io.StringIO(), ""
+        try:
+            with contextlib.redirect_stderr(output), contextlib.redirect_stdout(output):
+                load_example(command.script).main(command.arguments(folder))
+        except (Exception, SystemExit) as raised:
+            error = f"{type(raised).__name__}: {raised}"
+        named = file.name in (error or output.getvalue()) or str(file.parent) in error
+        equal = not error and command.found(folder) == command.expected
+        outcome = "refused by name" if error and named else "named, equal" if equal and named else "equal"
+        self.count(name, "a flipped bit", outcome if named or equal else "wrong", f"{file}: {error}")
+
+
+def damage_everything(faults: Faults, commands: dict[str, Command], whole: dict[str, Path], prepared: Path) -> None:
+    """A bit in every file of the newest checkpoint, in every shard, in the manifest, and in every result."""
+    for name in ("pretrain", "finetune_embeddings"):
+        newest = complete_checkpoints(whole[name])[-2]
+        for file in sorted(path.relative_to(whole[name]) for path in newest.rglob("*") if path.is_file()):
+            folder = faults.new(name)
+            shutil.copytree(whole[name], folder)
+            shutil.rmtree(complete_checkpoints(folder)[-1])
+            shutil.rmtree(folder / "model")
+            faults.flip(name, commands[name], folder, folder / file)
+    for file in sorted((prepared / "train").glob("*.*")):
+        written = file.read_bytes()
+        faults.flip("pretrain", commands["pretrain"], faults.new("pretrain"), file)
+        file.write_bytes(written)
+    for name, pattern in (("run_glue", "*/*/*.json"), ("pseudo_perplexity", "*/*/*.jsonl")):
+        for file in sorted(path.relative_to(whole[name]) for path in whole[name].glob(pattern)) * 5:
+            folder = faults.new(name)
+            shutil.copytree(whole[name], folder)
+            faults.flip(name, commands[name], folder, folder / file)
+
+
+def main(args: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=1, help="of kills and concurrent starts of each command")
+    parser.add_argument("--seed", type=int, default=0)
+    settings = parser.parse_args(args)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        make_material(folder)
+        # The first process also starts the server that all are forked from.
+        start([], script="prepare_data").end()
+        commands = make_commands(folder)
+        faults = Faults(folder, settings.rounds, settings.seed)
+        whole = {}
+        for name, command in commands.items():
+            print(f"{name} ...", flush=True)
+            whole[name] = faults.run_undisturbed(name, command)
+            if name == "prepare_data":
+                shutil.copytree(whole[name], folder / "prepared" / "train")
+            for _ in range(settings.rounds):
+                faults.kill(name, command)
+                faults.start_two(name, command)
+        print("flipped bits ...", flush=True)
+        damage_everything(faults, commands, whole, folder / "prepared")
+    rows = [
+        [name, fault, sum(counts.values()), ", ".join(f"{number} {outcome}" for outcome, number in counts.items())]
+        for (name, fault), counts in sorted(faults.counts.items())
+    ]
+    print("\n".join(markdown_table(["command", "fault", "times", "outcomes"], rows)))
+    return int(any("wrong" in counts for counts in faults.counts.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
