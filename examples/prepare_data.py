@@ -35,7 +35,7 @@ def prepare(settings: preparing.PrepareArguments) -> None:
         return
 
     # 3. Text, and a folder that knows from which settings it was begun
-    stream = preparing.begin_folder(settings, manifest)
+    stream = preparing.begin_folder(settings, manifest, tokenizer)
 
     # 4. Shards, each as soon as its documents are read
     tokenizer_json = tokenizer.backend_tokenizer.to_str()

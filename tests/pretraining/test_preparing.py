@@ -492,6 +492,13 @@ def test_unusable_tokenizers(corpus, tokenizers, prepare, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_a_tokenizer_of_another_language_is_refused_before_work(tokenizers, prepare, tmp_path):
+    write_jsonl(tmp_path / "a.jsonl", ["Их тексты написаны буквами, которых словарь не знает."] * 3)
+    with pytest.raises(ValueError, match=r"80% of the tokens of the first 3 documents of .*a.jsonl' are \[UNK\]"):
+        prepare(tmp_path / "a.jsonl", tokenizers["wordpiece"], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_sources_that_cannot_be_one_corpus(tmp_path, monkeypatch):
     write_jsonl(tmp_path / "a.jsonl", ["x y"])
     (tmp_path / "b.txt").write_text("One.")

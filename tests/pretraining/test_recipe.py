@@ -4,6 +4,7 @@ import json
 import math
 import shutil
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import islice
 
 import pytest
@@ -13,11 +14,12 @@ from torch.nn import functional as F
 from transformers import AutoModelForMaskedLM, pipeline, set_seed
 
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM
-from neobert_hf.common.settings import parse_config
+from neobert_hf.common.settings import differences, parse_config
 from neobert_hf.pretraining import preparing
 from neobert_hf.pretraining.arguments import DataArguments, ModelArguments, PretrainingArguments
 from neobert_hf.pretraining.flops import training_flops
-from neobert_hf.pretraining.recipe import build_model, read_data
+from neobert_hf.pretraining.recipe import build_model, checkpoint_settings, read_data
+from neobert_hf.pretraining.shards import Manifest, read_manifest
 from neobert_hf.pretraining.tokenizer import train_bpe
 from neobert_hf.training.run_checkpoints import complete_checkpoints
 from tests.helpers.examples import load_example
@@ -298,3 +300,18 @@ def test_byte_level_bpe_trains_as_well(flags, prepared, tmp_path, monkeypatch):
         pretrain.main(
             flags(train_data=tmp_path / "data", validation_data=prepared / "validation", output_dir=tmp_path / "x")
         )
+
+
+def test_the_same_documents_in_another_order_are_other_data(prepared):
+    """Shards of the same sizes, and those of older folders, which have no checksums."""
+    arguments = PretrainingArguments("unused", max_steps=1, warmup_steps=0, bf16=False, use_cpu=True)
+
+    def settings(manifest: Manifest) -> dict:
+        return checkpoint_settings(ModelArguments(), DataArguments("unused", 64), arguments, manifest)
+
+    manifest = read_manifest(prepared / "train")
+    shards = [shard | {"checksum": shard["checksum"][::-1]} for shard in manifest.shards]
+    older = [{name: value for name, value in shard.items() if name != "checksum"} for shard in manifest.shards]
+    other, old = (settings(replace(manifest, shards=changed)) for changed in (shards, older))
+    assert [name for name, *_ in differences(settings(manifest), other)] == ["corpus_fingerprint"]
+    assert differences(old, settings(manifest)) == [] and "corpus_fingerprint" not in old

@@ -81,3 +81,10 @@ def test_errors_leave_nothing_behind(train, tmp_path, flags, error, message):
     with pytest.raises(error, match=message):
         train(*flags)
     assert [path.name for path in tmp_path.iterdir()] == ["corpus"]
+
+
+def test_text_without_a_word_gives_no_tokenizer(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": " "}\n{"text": null}\n')
+    with pytest.raises(ValueError, match="The tokenizer of .*a.jsonl has no words"):
+        train_tokenizer.main(["--source", str(tmp_path / "a.jsonl"), "--output_dir", str(tmp_path / "out")])
+    assert not (tmp_path / "out").exists()

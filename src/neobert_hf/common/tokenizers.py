@@ -67,7 +67,7 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, vocab_size: int | None, 
             "vocabulary (tokenizer.json, vocab.txt, ...) is missing. Restore it, or name the tokenizer that the model "
             "was trained with."
         )
-    unknown = [word for word in words if not _reads(tokenizer, word)]
+    unknown = _unread(tokenizer, words)
     if 2 * len(unknown) > len(words):
         raise ValueError(
             f"The tokenizer of {where} turns {len(unknown)} of {len(words)} words of its own vocabulary into "
@@ -75,8 +75,9 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, vocab_size: int | None, 
             "them."
         )
     # An uncased vocabulary that is read as a cased one: `do_lower_case` was lost. Short entries may be no words.
-    lower = [word for word in words if len(word) > 2 and word.isalpha() and word.islower() and word not in unknown]
-    unknown = [word.capitalize() for word in lower if not _reads(tokenizer, word.capitalize())]
+    read = set(words) - set(unknown)
+    lower = sorted(word for word in read if len(word) > 2 and word.isalpha() and word.islower())
+    unknown = _unread(tokenizer, [word.capitalize() for word in lower])
     if len(lower) >= 10 and 2 * len(unknown) > len(lower):
         raise ValueError(
             f"The tokenizer of {where} has a lower-cased vocabulary and does not lower-case texts: {unknown[0]!r} is "
@@ -112,6 +113,8 @@ def _words(tokenizer: PreTrainedTokenizerBase, vocab: dict[str, int]) -> list[st
     return [text for text in texts if "�" not in text and any(map(str.isalnum, text))]
 
 
-def _reads(tokenizer: PreTrainedTokenizerBase, text: str) -> bool:
-    ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-    return len(ids) > 0 and tokenizer.unk_token_id not in ids
+def _unread(tokenizer: PreTrainedTokenizerBase, words: list[str]) -> list[str]:
+    if not words:
+        return []
+    ids = tokenizer(words, add_special_tokens=False, verbose=False)["input_ids"]
+    return [word for word, of_word in zip(words, ids) if not of_word or tokenizer.unk_token_id in of_word]

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -40,6 +40,8 @@ from neobert_hf.pretraining.shards import (
 
 
 PROGRESS = "progress"
+# So many are looked at before work starts.
+SAMPLED_DOCUMENTS = 100
 # What every record of a shard holds; older ones lack `texts`.
 RECORD = {"shard", "source_documents", "dropped_short", "length_histogram", "state"}
 
@@ -152,7 +154,7 @@ def _check_same_plan(planned: Manifest, found: Manifest, folder: Path) -> None:
         )
 
 
-def begin_folder(settings: PrepareArguments, manifest: Manifest) -> IterableDataset:
+def begin_folder(settings: PrepareArguments, manifest: Manifest, tokenizer: PreTrainedTokenizerFast) -> IterableDataset:
     """Open the text, note the settings before the first shard, and remove what an interrupted run left half written."""
     stream = _open_stream(manifest)
     output = Path(settings.output_dir)
@@ -162,19 +164,34 @@ def begin_folder(settings: PrepareArguments, manifest: Manifest) -> IterableData
             texts = {number: record["texts"] for number, record in _read_records(output).items() if "texts" in record}
             _check_same_texts(manifest, texts, output)
     else:
-        count = len(list(islice(stream, 2)))
-        if count < 2:
-            found = "1 document" if count else "0 documents"
+        first = [row[settings.column] or "" for row in islice(stream, SAMPLED_DOCUMENTS)]
+        if len(first) < 2:
+            found = "1 document" if first else "0 documents"
             skipped = f" after the first {settings.skip_documents:,}" if settings.skip_documents else ""
             raise ValueError(
                 f"{settings.source!r} holds {found}{skipped}; a corpus has several. If all text is in one .txt file, "
                 'write JSON lines, {"text": "..."} for each document.'
             )
+        _check_share_of_unknown(first, manifest, tokenizer)
         progress.mkdir(parents=True, exist_ok=True)
         manifest.save(progress / MANIFEST)
     for partial in [*output.glob("*.partial"), *progress.glob("*.partial")]:
         remove(partial)
     return stream
+
+
+def _check_share_of_unknown(texts: list[str], manifest: Manifest, tokenizer: PreTrainedTokenizerFast) -> None:
+    """Refuse a tokenizer of another language, whose vocabulary may be sound in itself."""
+    windows = chain.from_iterable(encode(texts, tokenizer.backend_tokenizer.to_str(), manifest.max_length, False))
+    # Without [CLS] and [SEP].
+    ids = [number for window in windows for number in window[1:-1]]
+    unknown = ids.count(tokenizer.unk_token_id)
+    if 2 * unknown > len(ids):
+        raise ValueError(
+            f"{unknown / len(ids):.0%} of the tokens of the first {len(texts)} documents of "
+            f"{manifest.source['source']!r} are {tokenizer.unk_token}: the tokenizer is of another language. Choose "
+            "another, or train one with examples/train_tokenizer.py."
+        )
 
 
 def _open_stream(manifest: Manifest) -> IterableDataset:

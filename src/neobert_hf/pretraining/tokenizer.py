@@ -11,6 +11,7 @@ from transformers import BertTokenizer, PreTrainedTokenizerFast
 
 from neobert_hf.common.settings import Count, Range, check_ranges
 from neobert_hf.common.text_sources import stream_text
+from neobert_hf.common.tokenizers import check_tokenizer
 
 
 SPECIAL_TOKENS = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
@@ -45,12 +46,14 @@ class TokenizerArguments:
 
 
 def train_tokenizer(settings: TokenizerArguments) -> PreTrainedTokenizerFast:
-    """Read the text and train the tokenizer that the settings describe."""
+    """Read the text and train the tokenizer that the settings describe; ValueError if the text has no words."""
     stream = stream_text(settings.source, settings.column, settings.split, settings.subset)
     rows = islice(stream, settings.max_documents)
     rows = tqdm(rows, "reading", settings.max_documents, unit=" documents", dynamic_ncols=True)
     train = {"wordpiece": train_wordpiece, "bpe": train_bpe}[settings.kind]
-    return train((row[settings.column] or "" for row in rows), settings.vocab_size, settings.max_length)
+    tokenizer = train((row[settings.column] or "" for row in rows), settings.vocab_size, settings.max_length)
+    check_tokenizer(tokenizer, None, settings.source)
+    return tokenizer
 
 
 def train_wordpiece(texts: Iterator[str], vocab_size: int, max_length: int) -> BertTokenizer:
