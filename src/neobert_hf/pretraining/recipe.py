@@ -7,6 +7,8 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
 
 from neobert_hf.common.fingerprints import tokenizer_fingerprint
 from neobert_hf.common.report import Line, Panel, plot_lines
@@ -20,7 +22,14 @@ from neobert_hf.pretraining.collator import MLMCollator
 from neobert_hf.pretraining.shards import Manifest, check_shard, load_shards, load_tokenizer, read_manifest
 from neobert_hf.pretraining.trainer import MicroBatches, PretrainingData
 from neobert_hf.training.arguments import result_settings
-from neobert_hf.training.run_checkpoints import check_content, complete_checkpoints, read_progress, step_of
+from neobert_hf.training.run_checkpoints import (
+    COMPLETE,
+    check_content,
+    check_step,
+    complete_checkpoints,
+    read_progress,
+    step_of,
+)
 
 
 def read_data(data: DataArguments, arguments: PretrainingArguments) -> PretrainingData:
@@ -72,6 +81,7 @@ def find_source(data: DataArguments) -> str | Path | None:
     folder = Path(data.init_from)
     if checkpoints := complete_checkpoints(folder):
         newest = checkpoints[-1]
+        check_step(newest)
         check_content(newest)
         steps = read_progress(newest).settings["max_steps"]
         if step_of(newest) < steps:
@@ -80,14 +90,20 @@ def find_source(data: DataArguments) -> str | Path | None:
                 "start from there."
             )
         return newest
-    if data.continue_optimizer:
+    if data.continue_optimizer or (folder / COMPLETE).is_file():
         read_progress(folder)
         check_content(folder)
     if (folder / "model" / "config.json").is_file():
         return folder / "model"
     if folder.is_dir() and not (folder / "config.json").is_file():
         raise FileNotFoundError(f"`init_from`: {folder} holds neither a checkpoint nor a model (config.json).")
-    return folder if folder.is_dir() else data.init_from
+    if folder.is_dir():
+        return folder
+    try:
+        validate_repo_id(data.init_from)
+    except HFValidationError as error:
+        raise FileNotFoundError(f"`init_from`: there is no folder {folder}, and it is no Hub id.") from error
+    return data.init_from
 
 
 def build_model(
