@@ -452,7 +452,8 @@ def agreed_labels(id2label: Any, label2id: Any, num_labels: Any = None) -> tuple
         raise ValueError(f"`id2label` is {id2label!r:.80} and `label2id` is {label2id!r:.80}: they must say the same.")
     unique = len(set(names.values())) == len(names) and all(isinstance(name, str) for name in names.values())
     if sorted(names) != list(range(len(names))) or len(names) not in Interval(1, MOST_LABELS) or not unique:
-        raise ValueError(f"`id2label` is {names!r:.80}, it must name the ids 0, 1, 2 and so on, each otherwise.")
+        found = f"`id2label`, or `label2id` turned round, is {names!r:.80}"
+        raise ValueError(f"{found}, it must name the ids 0, 1, 2 and so on, each otherwise.")
     if num_labels not in (None, len(names)):
         raise ValueError(f"`num_labels` is {num_labels} and `id2label` has {len(names)} names: give one of them.")
     return names, {name: number for number, name in names.items()}

@@ -17,8 +17,10 @@ def plain_hidden_states(state: dict[str, torch.Tensor], config, ids: torch.Tenso
     x = state["encoder.weight"][ids]
     if not config.rope:
         x = x + state["positional_embedding.weight"][positions + 1]
-    frequencies = 1.0 / (10000.0 ** (torch.arange(0, width, 2).double() / width))
-    turns = torch.polar(torch.ones(length, width // 2).double(), torch.outer(positions.double(), frequencies))
+    if config.rope:
+        theta, factor = config.rope_parameters["rope_theta"], config.rope_parameters.get("factor", 1.0)
+        frequencies = 1.0 / (theta ** (torch.arange(0, width, 2).double() / width) * factor)
+        turns = torch.polar(torch.ones(length, width // 2).double(), torch.outer(positions.double(), frequencies))
     for layer in range(config.num_hidden_layers):
         block = {k.split(".", 2)[2]: v for k, v in state.items() if k.startswith(f"transformer_encoder.{layer}.")}
         h = norm(x, block, "attention_norm", config)

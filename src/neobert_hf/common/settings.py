@@ -34,9 +34,9 @@ class Range:
     below: float | None = None
 
     def __contains__(self, number: Any) -> bool:
-        # Every comparison with NaN is false.
+        # Every comparison with NaN is false. Larger integers than these neither torch nor a float can hold.
         return (
-            abs(number) < math.inf
+            abs(number) < (2**63 if isinstance(number, Integral) else math.inf)
             and (self.least is None or number >= self.least)
             and (self.most is None or number <= self.most)
             and (self.above is None or number > self.above)

@@ -42,7 +42,7 @@ class TextPairSettings:
     kinds: list[str] = field(default_factory=lambda: ["title", "sentence", "spans"], metadata={"help": "of pairs"})
     pairs_per_document: Annotated[int, Range(1)] = field(default=8, metadata={"help": "at most, of each kind"})
     max_words: Annotated[int, Range(15)] = field(default=120, metadata={"help": "of a text; the rest is cut"})
-    seed: int = field(default=0, metadata={"help": "of what is drawn from a document"})
+    seed: Annotated[int, Range(0)] = field(default=0, metadata={"help": "of what is drawn from a document"})
 
     def __post_init__(self):
         check_ranges(self)

@@ -1,0 +1,100 @@
+"""Every number of every setting has a range, and no random value passes that is out of it."""
+
+import ast
+import math
+from dataclasses import MISSING, fields
+from functools import cache
+from importlib import import_module
+from typing import get_type_hints
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import TrainingArguments
+
+from neobert_hf.common.settings import _declared_range, _parts_of_type
+from neobert_hf.training.arguments import RANGES
+from tests.helpers.examples import load_example
+from tests.helpers.models import ROOT
+from tests.helpers.properties import any_number, reproducible
+
+
+PACKAGE = ROOT / "src" / "neobert_hf"
+
+
+def settings_in(file) -> list[str]:
+    """Classes with a field that has a help text: what a YAML file and the command line fill."""
+    classes = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.ClassDef)]
+    return [node.name for node in classes if any("metadata={'help'" in ast.unparse(part) for part in node.body)]
+
+
+FILES = [*PACKAGE.rglob("*.py"), *(ROOT / "examples").glob("*.py")]
+CLASSES = [(file, name) for file in sorted(FILES) for name in settings_in(file)]
+
+
+@cache
+def load(file, name: str) -> type:
+    if file.is_relative_to(PACKAGE):
+        module = import_module("neobert_hf." + str(file.relative_to(PACKAGE))[:-3].replace("/", "."))
+    else:
+        module = load_example(file.stem)
+    return getattr(module, name)
+
+
+@cache
+def numbers_of(cls: type) -> dict:
+    """The range of each number, or of the numbers of each list, by name; and its type."""
+    hints = get_type_hints(cls, include_extras=True)
+    numeric = {name: hint for name, hint in hints.items() if {int, float} & set(_parts_of_type(hint))}
+    names, inherited = {field.name for field in fields(cls)}, RANGES if issubclass(cls, TrainingArguments) else {}
+    return {
+        name: (_declared_range(numeric[name]) or inherited.get(name), numeric[name]) for name in names & set(numeric)
+    }
+
+
+def required(cls: type) -> dict:
+    """Values for the fields without a default."""
+    hints = get_type_hints(cls)
+    missing = [field.name for field in fields(cls) if field.default is MISSING and field.default_factory is MISSING]
+    values = {str: "a.parquet", list[str]: ["a=b"], int: 128}
+    return {name: values[hints[name]] for name in missing}
+
+
+def test_all_settings_are_found():
+    assert {"GlueSettings", "DataArguments", "PretrainingArguments", "QuerySettings"} <= {name for _, name in CLASSES}
+
+
+@pytest.mark.parametrize("place", CLASSES, ids=lambda place: place[1])
+def test_every_number_has_a_range(place):
+    # Of Sentence Transformers: rates by the name of a parameter, which its Trainer checks.
+    bare = [name for name, (allowed, _) in numbers_of(load(*place)).items() if allowed is None]
+    assert set(bare) <= {"learning_rate_mapping"}, bare
+
+
+@pytest.mark.parametrize("place", CLASSES, ids=lambda place: place[1])
+def test_random_numbers(place):
+    cls = load(*place)
+    numbers = numbers_of(cls)
+    if not numbers:
+        return
+    base = required(cls) | ({"use_cpu": True, "bf16": False} if "use_cpu" in get_type_hints(cls) else {})
+
+    @reproducible(40)
+    @given(st.sampled_from(sorted(numbers)), any_number | st.none())
+    def check(name, value):
+        allowed, hint = numbers[name]
+        parts = list(_parts_of_type(hint))
+        given = [value] if list in [getattr(part, "__origin__", part) for part in parts] else value
+        try:
+            cls(**base | {name: given})
+        except ValueError as error:
+            assert name in str(error), error
+            return
+        if value is None:
+            assert type(None) in parts
+        elif not (isinstance(value, str) and str in parts):
+            assert type(value) in (int, float) and math.isfinite(value), (name, value)
+            assert float in parts or value == int(value)
+            assert allowed is None or value in allowed
+
+    check()
