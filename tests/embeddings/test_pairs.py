@@ -26,6 +26,11 @@ ROW = {"title": "a", "body": "b"}
 BAD_ROWS = [
     ([ROW, ROW | {"body": None}], {}, "row 1 has no positive .body is empty.*skip_incomplete"),
     ([ROW | {"title": " "}], {}, "row 0 has no query"),
+    (
+        [ROW | {"score": 0.0}, ROW | {"score": 2.0}, ROW | {"score": 2.0, "body": None}],
+        {"above": {"score": 1}},
+        "bad.jsonl.*: row 2 has no positive",
+    ),
     ([ROW | {"body": 7}], {}, "'body' holds int 7, not text"),
     ([ROW | {"neg": None}] * 2, {"negatives": "neg"}, "no row has one. Leave `negatives` out"),
     ([ROW | {"neg": [3]}], {"negatives": "neg.*"}, "holds int 3, not text"),

@@ -17,6 +17,9 @@ from neobert_hf.embeddings.descriptions import PairDataset, Part
 # What every table becomes. The list of negatives may be empty.
 FEATURES = Features({"query": Value("string"), "positive": Value("string"), "negatives": List(Value("string"))})
 
+# A column that holds the number of each row, where rows are left out.
+ROW = "number of the row"
+
 
 def load_pairs(description: PairDataset, max_negatives: int | None = None) -> Dataset:
     """Load a dataset as rows of `query`, `positive` and `negatives`.
@@ -94,6 +97,7 @@ class RowReader:
 
     def __call__(self, batch: dict[str, list], indices: list[int]) -> dict[str, list]:
         columns = dict(batch)
+        indices = columns.pop(ROW, indices)
         for name in columns.keys() & self.converters.keys():
             columns[name] = self.converters[name](columns[name])
         pairs = []
@@ -162,6 +166,10 @@ def _load_part(name: str, part: Part, max_negatives: int | None) -> Dataset:
     columns = sorted({path.split(".")[0] for of_role in paths.values() for path in of_role})
     _check_table(where, table, part, columns)
     reader = RowReader(where, paths, _converters(name, part, table), part.skip_incomplete, max_negatives)
+    if part.above:
+        # Messages name rows of the file, not of what is left of it.
+        table = table.add_column(ROW, list(range(len(table))))
+        columns.append(ROW)
     for column, threshold in part.above.items():
         table = table.filter(_exceeds, input_columns=column, fn_kwargs={"threshold": threshold})
     pairs = table.select_columns(columns).map(

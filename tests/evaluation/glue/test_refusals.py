@@ -119,7 +119,7 @@ BAD_ROWS = [
     (lambda rows: [*rows, rows[0] | {"label": -1}], f"row {TRAINING_ROWS} has the label -1"),
     (lambda rows: [*rows, rows[0] | {"label": None}], f"row {TRAINING_ROWS} has the label None"),
     (lambda rows: [row | {"label": "good"} for row in rows], "row 0 has the label 'good'"),
-    (lambda rows: [*rows, rows[0] | {"sentence": None}], r"1 rows have no 'sentence' \(None\)"),
+    (lambda rows: [*rows, rows[0] | {"sentence": None}], rf"have no 'sentence' \(None\), first row {TRAINING_ROWS}"),
     (lambda rows: [row | {"sentence": 3} for row in rows], "the column 'sentence' holds .*int64.*, not text"),
     (
         lambda rows: [{"text": row["sentence"], "label": 0} for row in rows],

@@ -66,9 +66,11 @@ def test_local_tasks_that_cannot_be_read(local, tmp_path):
     refused("needs `train`", *entry(type="Classification", data=topics))
     refused("takes no `train`", *entry(type="STS", data=topics, train=topics))
     write_rows(tmp_path / "none.jsonl", query=["a", None], document=["a", "b"])
-    refused("column 'query' .* missing values", *entry(type="Retrieval", data="none.jsonl"))
+    refused("column 'query' .* missing values .None., the first in row 1", *entry(type="Retrieval", data="none.jsonl"))
     write_rows(tmp_path / "n.parquet", query=["a"], positive=[["a"]], negative=[["b", None]])
-    refused("column 'negative' .* missing values", *entry(type="Reranking", data="n.parquet"))
+    refused(
+        "column 'negative' .* missing values .None., the first in row 0", *entry(type="Reranking", data="n.parquet")
+    )
     write_rows(tmp_path / "p.parquet", query=["a", "b"], positive=[["a"], []], negative=[["b"], ["a"]])
     refused("column 'positive' .* has a row without a text", *entry(type="Reranking", data="p.parquet"))
     write_rows(tmp_path / "flat.jsonl", query=["a"], positive=["a"], negative=["b"])

@@ -176,7 +176,8 @@ def _check(task: GlueTask, table: Dataset, columns: dict[str, str], place: str) 
         if table.features[column] not in (Value("string"), Value("large_string")):
             raise ValueError(f"{place}: the column {column!r} holds {table.features[column]}, not text.")
         if missing := table.data.column(column).null_count:
-            raise ValueError(f"{place}: {missing:,} rows have no {column!r} (None). Correct them.")
+            first = table[column][:].index(None)
+            raise ValueError(f"{place}: {missing:,} rows have no {column!r} (None), first row {first:,}. Correct them.")
     labels = _number_labels(task, table, label, place)
     table = table.select_columns(texts).rename_columns({column: columns[column] for column in texts})
     return table.add_column("label", labels)

@@ -158,7 +158,8 @@ def _check_column(where: str, table: Dataset, column: str) -> None:
     if column not in ("score", "label", "positive", "negative") and feature not in TEXT:
         raise ValueError(f"{where} holds {feature}, not texts.")
     if values.null_count or (lists and pc.list_flatten(values).null_count):
-        raise ValueError(f"{where} has missing values (None). Drop those rows.")
+        wrong = next(row for row, value in enumerate(table[column]) if value is None or (lists and None in value))
+        raise ValueError(f"{where} has missing values (None), the first in row {wrong:,}. Drop those rows.")
     if lists and pc.min(pc.list_value_length(values)).as_py() == 0:
         raise ValueError(f"{where} has a row without a text: any order would do. Drop it.")
 
