@@ -71,22 +71,35 @@ def test_every_number_has_a_range(place):
     assert set(bare) <= {"learning_rate_mapping"}, bare
 
 
+def build(cls: type, name: str, value):
+    """Settings with one value changed, which is an item where the setting is a list."""
+    base = required(cls) | ({"use_cpu": True, "bf16": False} if issubclass(cls, TrainingArguments) else {})
+    kinds = [getattr(part, "__origin__", part) for part in _parts_of_type(numbers_of(cls)[name][1])]
+    return cls(**base | {name: [value] if list in kinds else {"a": value} if dict in kinds else value})
+
+
+@pytest.mark.parametrize("place", CLASSES, ids=lambda place: place[1])
+def test_nan_and_infinity_pass_nowhere(place):
+    cls = load(*place)
+    for name in numbers_of(cls):
+        for value in (math.nan, math.inf, -math.inf):
+            with pytest.raises(ValueError, match=f"`{name}` is .*{value}.*must be"):
+                build(cls, name, value)
+
+
 @pytest.mark.parametrize("place", CLASSES, ids=lambda place: place[1])
 def test_random_numbers(place):
     cls = load(*place)
     numbers = numbers_of(cls)
     if not numbers:
         return
-    base = required(cls) | ({"use_cpu": True, "bf16": False} if "use_cpu" in get_type_hints(cls) else {})
 
     @reproducible(40)
     @given(st.sampled_from(sorted(numbers)), any_number | st.none())
     def check(name, value):
-        allowed, hint = numbers[name]
-        parts = list(_parts_of_type(hint))
-        given = [value] if list in [getattr(part, "__origin__", part) for part in parts] else value
+        allowed, parts = numbers[name][0], list(_parts_of_type(numbers[name][1]))
         try:
-            cls(**base | {name: given})
+            build(cls, name, value)
         except ValueError as error:
             assert name in str(error), error
             return

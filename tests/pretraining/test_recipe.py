@@ -213,13 +213,13 @@ def test_held_out_masks_are_the_same_for_every_seed(flags, prepared):
         ({"save_strategy": "epoch"}, "`save_strategy` is 'epoch'; it must be 'steps' or 'no'"),
         ({"max_length": 4}, "`max_length` is 4; it must be 8 or more"),
         ({"shuffle_shards": 0}, "`shuffle_shards` is 0"),
-        ({"micro_batch_tokens": 0}, "`micro_batch_tokens` is 0, less than one document"),
+        ({"micro_batch_tokens": 0}, "`micro_batch_tokens` is 0; it must be 8 or more"),
         ({"max_steps": -1}, "`max_steps` is -1"),
         ({"warmup_steps": 100}, "`warmup_steps` is 100.0; it must be from 0 to `max_steps`, 12"),
         ({"optimizer": "adam"}, "`weight_decay` is 0.1; .*set it to 0"),
         ({"eval_strategy": "steps"}, "set `validation_data`"),
         ({"num_attention_heads": 5}, "num_attention_heads"),
-        ({"mlm_probability": 0}, "nothing would be predicted"),
+        ({"mlm_probability": 0}, "`mlm_probability` is .*above 0"),
     ],
 )
 def test_bad_input_is_refused_before_the_first_step(flags, tmp_path, change, message):

@@ -1,5 +1,7 @@
 """Which settings count for the trained weights, and which of Transformers' a recipe refuses."""
 
+import math
+
 import pytest
 from transformers import TrainingArguments
 
@@ -83,6 +85,13 @@ def test_checkpoints_of_pretraining_store_these_names():
         ({"save_only_model": True}, "`save_only_model` is True"),
         ({"optim": "sgd"}, "`optim` is .*; this recipe needs 'adamw_torch'"),
         ({"max_steps": -1}, "`max_steps` is -1; it must be 1 or more"),
+        ({"resume_from_checkpoint": "checkpoint-5"}, "`resume_from_checkpoint` is .*leave it out: the same command"),
+        ({"learning_rate": math.nan}, "`learning_rate` is nan; it must be a number, 0 or more"),
+        ({"weight_decay": -0.1}, "`weight_decay` is -0.1; it must be 0 or more"),
+        ({"adam_epsilon": math.inf}, "`adam_epsilon` is inf; it must be a number, above 0"),
+        ({"max_grad_norm": math.nan}, "`max_grad_norm` is nan"),
+        ({"save_total_limit": -1}, "`save_total_limit` is -1; it must be 1 or more"),
+        ({"lr_scheduler_kwargs": '{"num_cycles": NaN}'}, "`lr_scheduler_kwargs` is .*; each must be a number, finite"),
     ],
 )
 def test_settings_that_would_break_a_promise_are_refused(changes, message):

@@ -76,8 +76,9 @@ def check_ranges(settings: Any, inherited: Mapping[str, Range] = MappingProxyTyp
         allowed = _declared_range(hints[name]) or inherited.get(name, Range())
         for item in _items(value):
             if not _fits(item, types, allowed):
-                whole = int in types and float not in types
-                kind = "" if isinstance(item, Integral) else "a whole number, " if whole else "a number, "
+                kind = "" if isinstance(item, Real) and abs(item) < math.inf else "a number, "
+                if int in types and float not in types and not isinstance(item, Integral):
+                    kind = "a whole number, "
                 subject = "it" if item is value else "each"
                 raise ValueError(f"`{name}` is {value!r}; {subject} must be {kind}{allowed}.")
 

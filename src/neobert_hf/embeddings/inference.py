@@ -29,7 +29,8 @@ def load_embedding_model(
         options: further arguments of `SentenceTransformer`: `device`, `truncate_dim`, `trust_remote_code`.
 
     Raises:
-        ValueError: if the model has no Transformers encoder, as one of static embeddings, or another's tokenizer.
+        ValueError: if the model has no Transformers encoder, as one of static embeddings, another's tokenizer, or fewer
+            dimensions than `truncate_dim`.
     """
     model = SentenceTransformer(path, model_kwargs={"dtype": dtype}, **options)
     if not isinstance(model[0], Transformer):
@@ -38,6 +39,9 @@ def load_embedding_model(
             "a Transformers encoder."
         )
     check_encoder(model[0], path)
+    kept, size = options.get("truncate_dim"), model.get_embedding_dimension()
+    if kept is not None and size is not None and kept > size:
+        raise ValueError(f"`truncate_dim` is {kept}; the model has {size} only.")
     encoder, *others = model
     model.max_seq_length = tokens_read(encoder.model, max_length, model.max_seq_length)
     encoder.register_forward_hook(_to_float32)

@@ -1,7 +1,7 @@
 """Masked language modelling batches in three layouts, with masks that depend on seed and document only."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -11,6 +11,8 @@ from transformers import (
     DataCollatorWithFlattening,
     PreTrainedTokenizerBase,
 )
+
+from neobert_hf.common.settings import Count, CountOrZero, Range, Share, check_ranges
 
 
 Layout = Literal["packed", "padded", "naive"]
@@ -41,16 +43,15 @@ class MLMCollator:
     """
 
     tokenizer: PreTrainedTokenizerBase
-    mlm_probability: float = 0.2
-    mask_replace_prob: float = 1.0
-    random_replace_prob: float = 0.0
+    mlm_probability: Annotated[float, Range(above=0, most=1)] = 0.2
+    mask_replace_prob: Share = 1.0
+    random_replace_prob: Share = 0.0
     layout: Layout = "packed"
-    max_length: int | None = None
-    seed: int = 0
+    max_length: Count | None = None
+    seed: CountOrZero = 0
 
     def __post_init__(self):
-        if not self.mlm_probability > 0:
-            raise ValueError(f"`mlm_probability` is {self.mlm_probability}: nothing would be predicted. Raise it.")
+        check_ranges(self)
         if self.layout == "naive" and not self.max_length:
             raise ValueError("The layout 'naive' needs `max_length`, the tokens of a row.")
         self.masking = DataCollatorForLanguageModeling(

@@ -87,8 +87,6 @@ class PassageEncoder:
         limit, size = identity["max_length"], identity["passage_tokens"]
         if size is None or (limit is not None and size > limit):
             raise ValueError(f"`passage_tokens` is {size}; the model reads {limit or 'any number: set one'}.")
-        if (kept := identity["truncate_dim"]) not in (None, identity["dimension"]):
-            raise ValueError(f"`truncate_dim` is {kept}; the model has {identity['dimension']} only.")
         prompt = tokenizer(identity["document_prompt"], add_special_tokens=False)["input_ids"]
         return size - len(prompt) - tokenizer.num_special_tokens_to_add()
 
