@@ -240,10 +240,10 @@ def prepare_shards(
     records = _read_records(output)
     first = next(number for number in range(len(records) + 1) if number not in records)
     if first:
-        try:
+        if "texts" in records[first - 1] or manifest.files_state is None:
             stream.load_state_dict(records[first - 1]["state"])
-        except KeyError:
-            # An older version read files in another way. The documents are the same.
+        else:
+            # An older version read local files in another way. The documents are the same.
             stream = stream.skip(sum(records[number]["source_documents"] for number in range(first)))
     if records:
         print(f"{output}: going on; {len(records)} shards are there already")
