@@ -3,6 +3,7 @@
 This file is also served from the Hub as remote code, so it imports nothing from the package.
 """
 
+import json
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -79,6 +80,39 @@ def merge_shards(tensors: dict[str, torch.Tensor], further: dict[str, torch.Tens
     tensors |= further
 
 
+def indexed_files(index: Path) -> list[Path]:
+    """The files of a checkpoint in several, from the JSON file that names the file of every tensor.
+
+    Raises:
+        ValueError: if it is damaged, names a file that is not there, or one elsewhere than beside itself.
+    """
+    try:
+        content = json.loads(index.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{index} is no JSON: {error}.") from error
+    for key, use in (("weight_map", "it must name the file of every tensor"), ("metadata", "loading needs it")):
+        if not isinstance(content, dict) or not isinstance(content.get(key), dict):
+            raise ValueError(f"{index} has no `{key}`: {use}.")
+    for tensor, name in content["weight_map"].items():
+        if not isinstance(name, str) or name in ("", "..") or any(separator in name for separator in "/\\:\0"):
+            raise ValueError(f"{index}: the file of {tensor} is {name!r}; it must be the name of a file beside it.")
+    files = sorted({index.parent / name for name in content["weight_map"].values()})
+    if absent := [str(file) for file in files if not file.is_file()]:
+        raise ValueError(f"{', '.join(absent)}, which {index.name} names, does not exist.")
+    return files
+
+
+def check_indexes(checkpoint: Any, subfolder: str) -> None:
+    """Check the indexes of a local folder, of which Transformers reads the first that it needs."""
+    folder = Path(str(checkpoint)) / subfolder
+    for name in ("model.safetensors", "pytorch_model.bin"):
+        if (folder / name).is_file():
+            return
+        if (folder / f"{name}.index.json").is_file():
+            indexed_files(folder / f"{name}.index.json")
+            return
+
+
 def read_checkpoint(files: list[str], read_pickle: Callable[[str], dict]) -> dict[str, torch.Tensor]:
     """The tensors of a checkpoint's files: of safetensors mapped, not yet read.
 
@@ -95,7 +129,10 @@ def read_checkpoint(files: list[str], read_pickle: Callable[[str], dict]) -> dic
                 further = {name: content.get_tensor(name) for name in content.keys()}
         else:
             check_archive(file)
-            further = {name: value for name, value in read_pickle(file).items() if isinstance(value, torch.Tensor)}
+            content = read_pickle(file)
+            if not isinstance(content, dict):
+                raise ValueError(f"{file} holds a {type(content).__name__}; it must hold a dictionary of tensors.")
+            further = {name: value for name, value in content.items() if isinstance(value, torch.Tensor)}
         if partly := [name for name, tensor in further.items() if not is_stored_in_full(tensor)]:
             raise ValueError(f"{file} does not store all values of {', '.join(partly)}: sparse, or with a stride of 0.")
         merge_shards(tensors, further, file)

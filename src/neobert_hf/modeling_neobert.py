@@ -34,7 +34,14 @@ from transformers.utils.generic import can_return_tuple, is_flash_attention_requ
 from transformers.utils.import_utils import is_tracing
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
-from .checkpoint_checks_neobert import TASK_HEADS, check_names, check_size, check_values, read_checkpoint
+from .checkpoint_checks_neobert import (
+    TASK_HEADS,
+    check_indexes,
+    check_names,
+    check_size,
+    check_values,
+    read_checkpoint,
+)
 from .configuration_neobert import MODEL_CLASSES, NeoBERTConfig
 from .cpu_neobert import blocks_to_compute_in_place, forward_in_place, rotate_as_complex
 from .input_checks_neobert import (
@@ -264,6 +271,7 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
         Raises:
             ValueError: naming the tensors.
         """
+        check_indexes(pretrained_model_name_or_path, kwargs.get("subfolder", ""))
         try:
             loaded = super().from_pretrained(pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs)
         except SafetensorError as error:
@@ -272,18 +280,16 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
         return loaded if output_loading_info else loaded[0]
 
     @classmethod
-    def _load_pretrained_model(cls, model, state_dict, checkpoint_files, load_config, *args, **kwargs):
+    def _load_pretrained_model(cls, model, state_dict, files, load_config, *args, **kwargs):
         # Called when Transformers knows config and files, and before it allocates anything. What a quantized checkpoint
         # stores is no floating-point number.
         tensors = {}
-        if checkpoint_files and load_config.hf_quantizer is None:
-            tensors = read_checkpoint(checkpoint_files, partial(load_state_dict, weights_only=load_config.weights_only))
+        if files and load_config.hf_quantizer is None:
+            tensors = read_checkpoint(files, partial(load_state_dict, weights_only=load_config.weights_only))
             check_size(model, tensors)
-            if not checkpoint_files[0].endswith(".safetensors"):
+            if not files[0].endswith(".safetensors"):
                 state_dict = dict(tensors)
-        info, offloaded = super()._load_pretrained_model(
-            model, state_dict, checkpoint_files, load_config, *args, **kwargs
-        )
+        info, offloaded = super()._load_pretrained_model(model, state_dict, files, load_config, *args, **kwargs)
         check_values(tensors, info)
         return info, offloaded
 

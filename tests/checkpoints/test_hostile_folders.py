@@ -21,6 +21,7 @@ from neobert_hf.checkpoints.golden_outputs import GOLDEN_FILE, record_outputs
 from neobert_hf.cli import main
 from neobert_hf.common.atomic_writes import write_json
 from neobert_hf.common.paths import check_file_name
+from neobert_hf.common.results import folder_of_results
 from neobert_hf.evaluation.glue.tasks import GlueTask
 from neobert_hf.evaluation.mteb.local_tasks import LocalTask
 from tests.helpers.models import small_model
@@ -180,7 +181,6 @@ FOLDERS = {
     "linked card": (linked("README.md", "../outside/secret"), OUT, ALL),
     "absolute link": (linked("notes.txt", "/etc/hostname"), OUT, ALL),
     "link of a link": (lambda f: [linked("a", "../outside/secret")(f), linked("b", "a")(f)], OUT, ALL),
-    "link to itself": (linked("loop", "loop"), OUT, ALL),
     "link to nothing": (linked("gone", "../nothing"), OUT, ALL),
     # Paths
     "module beside it": (modules(path="../outside/1_Pooling"), "must be a path inside", SENTENCE),
@@ -201,11 +201,11 @@ FOLDERS = {
     ),
     "shard beside it": (
         sharded({"weight_map": {"a": "../outside/model.safetensors"}}),
-        "must be a path inside",
+        "the name of a file beside it",
         ALL,
     ),
-    "absolute shard": (sharded({"weight_map": {"a": "/model.safetensors"}}), "must be a path inside", ALL),
-    "shard without name": (sharded({"weight_map": {"a": None}}), "must be a path inside", ALL),
+    "absolute shard": (sharded({"weight_map": {"a": "/model.safetensors"}}), "the name of a file beside it", ALL),
+    "shard without name": (sharded({"weight_map": {"a": None}}), "the name of a file beside it", ALL),
     "shard that is not there": (sharded({"weight_map": {"a": "gone.safetensors"}}), "gone.safetensors.*not exist", ALL),
     "list of shards": (sharded({"weight_map": ["a"]}), "has no `weight_map`", ALL),
     "index without metadata": (sharded({"metadata": None}), "has no `metadata`", ALL),
@@ -345,14 +345,23 @@ def test_pickles_that_unpack_to_more_than_they_hold(case, sound, tmp_path):
 
 
 LOADED = ("layers", "words", "width", "in two shards", "in two shapes", "zeros", "a zero norm", "one value", "integers")
-LOADED += ("an integer", "truths", "nan", "eight bits", "four bits", "long header", "large header")
+LOADED += (
+    "shard beside it",
+    "shard without name",
+    "shard that is not there",
+    "list of shards",
+    "index without metadata",
+)
+LOADED += ("deep index", "an integer", "truths", "nan", "eight bits", "four bits", "long header", "large header")
 
 
 @pytest.mark.parametrize("case", LOADED)
 def test_plain_loading_refuses_them_too(case, sound, tmp_path):
     shutil.copytree(sound / "model", tmp_path / "model")
     FOLDERS[case][0](tmp_path / "model")
-    with pytest.raises(ValueError, match="num_hidden_layers|asks for|vocab_size|intermediate_size|values|damaged"):
+    with pytest.raises(
+        ValueError, match="num_hidden_layers|asks for|vocab_size|intermediate_size|values|damaged|index.json"
+    ):
         NeoBERTModel.from_pretrained(tmp_path / "model")
 
 
@@ -427,6 +436,8 @@ def test_links_inside_a_folder_are_followed(sound, tmp_path):
     shutil.copytree(sound / "model", tmp_path / "model")
     (tmp_path / "model" / "model.safetensors").rename(tmp_path / "model" / "weights")
     (tmp_path / "model" / "model.safetensors").symlink_to("weights")
+    (tmp_path / "model" / "latest").symlink_to("latest")
+    (tmp_path / "model" / "gone").symlink_to("nothing")
     assert run("convert", tmp_path / "model", tmp_path / "output") is None
 
 
@@ -438,6 +449,9 @@ def test_names_of_files(name):
         for make in (lambda: LocalTask(name, "STS", "x"), lambda: GlueTask(name, "x", ["a"], ["pearson"])):
             with pytest.raises(ValueError, match="files are called by it"):
                 make()
+        if "/" not in name and name.strip("."):
+            with pytest.raises(ValueError, match="files are called by it"):
+                folder_of_results(name, "m")
     assert check_file_name("Früher.1 [b]", "It") == "Früher.1 [b]"
 
 

@@ -189,6 +189,8 @@ def check_sentence_transformers(folder: ModelFolder) -> str:
     modules = folder.sentence_modules
     if not modules:
         raise Skip("no modules.json")
+    if folder.tokenizer is None:
+        raise ValueError("no tokenizer: Sentence Transformers would make one that turns every word into [UNK]")
     for module in modules:
         files = folder.path / module.path
         if (files / "pytorch_model.bin").is_file() and not (files / "model.safetensors").is_file():

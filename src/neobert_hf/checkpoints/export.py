@@ -46,6 +46,9 @@ TASKS = {
     "question-answering": (NeoBERTForQuestionAnswering, ("start_logits", "end_logits")),
 }
 
+# These refuse a row without a token: it has no answer.
+ONE_ANSWER_A_ROW = ("text-classification", "question-answering")
+
 # File names are transformers.js' for its dtypes fp32, fp16 and q8.
 FILES = {"float32": "model.onnx", "float16": "model_fp16.onnx", "int8": "model_quantized.onnx"}
 LARGEST_DIFFERENCE = 1e-5
@@ -256,7 +259,7 @@ def write_onnx(
         ExportError: if a file computes something else than PyTorch; it stays in the folder.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    reference = compute_reference(model, TASKS[task][1], check_batches(tokenizer, model.config))
+    reference = compute_reference(model, TASKS[task][1], check_batches(tokenizer, model.config, task))
     files = {}
     graph = None
     # Float16 last, since it changes the weights in place: a copy would be another gigabyte.
@@ -321,14 +324,17 @@ def save_quantized(graph: onnx_ir.Model, file: Path) -> None:
     data_file(source).unlink(missing_ok=True)
 
 
-def check_batches(tokenizer: PreTrainedTokenizerBase, config: NeoBERTConfig) -> list[dict[str, torch.Tensor]]:
-    """Ragged, one row, and padded on the left with a row that is nothing but padding."""
+def check_batches(
+    tokenizer: PreTrainedTokenizerBase, config: NeoBERTConfig, task: str
+) -> list[dict[str, torch.Tensor]]:
+    """Ragged, one row, and padded on the left, if the task takes it with a row that is nothing but padding."""
     options = {"truncation": True, "max_length": config.max_length, "return_tensors": "pt"}
     options["return_token_type_ids"] = False
     ragged = tokenizer(TEXTS, padding=True, **options)
     single = tokenizer(TEXTS[:1], **options)
     left = tokenizer(TEXTS, padding=True, padding_side="left", **options)
-    left["attention_mask"][1] = 0
+    if task not in ONE_ANSWER_A_ROW:
+        left["attention_mask"][1] = 0
     return [{name: batch[name] for name in ("input_ids", "attention_mask")} for batch in (ragged, single, left)]
 
 

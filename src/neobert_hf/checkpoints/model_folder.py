@@ -18,7 +18,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from neobert_hf import NeoBERTConfig, NeoBERTPreTrainedModel
-from neobert_hf.checkpoint_checks_neobert import merge_shards
+from neobert_hf.checkpoint_checks_neobert import indexed_files, merge_shards
 from neobert_hf.checkpoints.tensors import CLASSES, class_of_tensors, tensor_problems
 from neobert_hf.common import tokenizers
 from neobert_hf.common.atomic_writes import atomic_folder
@@ -283,24 +283,15 @@ def read_safetensors(path: Path) -> dict[str, torch.Tensor]:
     files = [path / "model.safetensors" if path.is_dir() else path]
     # Loading takes the one file, where there are both.
     if (path / INDEX).is_file() and not files[0].is_file():
-        files = _shards(path)
+        files = indexed_files(path / INDEX)
     tensors = {}
     for file in files:
         if not file.is_file():
             raise ValueError(f"{file} does not exist.")
+        # Of a file that may not be read, safetensors says that there is none.
+        file.open("rb").close()
         try:
             merge_shards(tensors, load_file(file), file)
         except SafetensorError as error:
             raise ValueError(f"{file} is damaged ({error}). Download or write it again.") from error
     return tensors
-
-
-def _shards(folder: Path) -> list[Path]:
-    """The files that an index names."""
-    file = folder / INDEX
-    index = read_json(file)
-    for key, use in (("weight_map", "it must name the file of every tensor"), ("metadata", "loading needs it")):
-        if not isinstance(index, dict) or not isinstance(index.get(key), dict):
-            raise ValueError(f"{file} has no `{key}`: {use}.")
-    named = index["weight_map"].items()
-    return sorted({path_inside(folder, name, f"`weight_map[{key!r}]` of {file}") for key, name in named})

@@ -54,12 +54,13 @@ def check_links(folder: Path, paths: Iterable[Path] | None = None) -> None:
     if home.parent.name == "snapshots" and home.parent.parent.name.startswith(CACHED):
         home = home.parent.parent
     for path in folder.rglob("*") if paths is None else paths:
-        # Every folder on the way may be a link. Unlike `Path.resolve`, this has an answer for a link to itself.
+        # Every folder on the way may be a link. Unlike `Path.resolve`, this has an answer for a link to itself. Links
+        # to nothing inside the folder do no harm.
         target = os.path.realpath(path)
-        if not Path(target).is_relative_to(home) or (path.is_symlink() and not os.path.exists(target)):
+        if not Path(target).is_relative_to(home):
             raise ValueError(
-                f"{path} is or lies behind a symbolic link that leads out of {folder}, to {target}, or nowhere. Put a "
-                "copy of the file in its place, or delete the link."
+                f"{path} is or lies behind a symbolic link that leads out of {folder}, to {target}. Put a copy of the "
+                "file in its place, or delete the link."
             )
         if path.exists() and not path.is_file() and not path.is_dir():
             raise ValueError(f"{path} is a pipe or a device, no file. Delete it.")
