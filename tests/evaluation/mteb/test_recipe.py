@@ -289,13 +289,13 @@ def test_model_with_its_own_prompts(local, models, tmp_path, monkeypatch, capsys
     # The other task has an instruction each time.
     tasks["Similarity"] |= {"data": str(local / "sts.parquet"), "instruction": "the cat"}
     noted = "note: {} gets the prompt {!r}; the model's own is {!r}. {} of 2 tasks get one that is not the model's.\n"
-    also = noted.format("Similarity", "the cat ", "", 1)
+    also = noted.format("Similarity (text)", "the cat ", "", 1)
     for number, (instruction, query, document, note) in enumerate(
         (
             (None, "a cat ", "the dog ", also),
-            ("on a mat\n", "on a mat ", "", also),
-            ("", "", "", noted.format("Search", "", "a cat ", 2)),
-            ("the dog ran", "the dog ran ", "", noted.format("Search", "the dog ran ", "a cat ", 2)),
+            ("on a mat\n", "on a mat ", "", noted.format("Search (document)", "", "the dog ", 2)),
+            ("", "", "", noted.format("Search (query)", "", "a cat ", 2)),
+            ("the dog ran", "the dog ran ", "", noted.format("Search (query)", "the dog ran ", "a cat ", 2)),
         )
     ):
         tasks["Search"]["instruction"] = instruction
@@ -310,6 +310,18 @@ def test_model_with_its_own_prompts(local, models, tmp_path, monkeypatch, capsys
         assert note in capsys.readouterr().out
 
 
+def test_a_task_that_is_called_like_a_dataset_of_the_training_has_its_prompt(models):
+    """As in MTEB's own wrapper, except that documents have none."""
+    model = SentenceTransformer(models[0], device="cpu")
+    model.prompts = {"MSMARCO-document": "", "MSMARCO": "Find. ", "STS12": "Alike? ", "query": "Ask. ", "document": ""}
+    encoder = InstructionEncoder(model, "m", {})
+    tasks = {task.metadata.name: task.metadata for task in benchmark_tasks()}
+    assert encoder.prompts_of(tasks["MSMARCO"]) == {"query": "Find. ", "document": ""}
+    assert encoder.prompts_of(tasks["NQ"]) == {"query": "Ask. ", "document": ""}
+    assert encoder.prompts_of(tasks["STS12"]) == {"text": "Alike? "} != encoder.prompts_of(tasks["STS13"])
+    assert encoder.note(list(tasks.values())) == ""
+
+
 def test_results_from_before_stay_those_of_a_model_without_prompts(local, models, copied, capsys):
     """They do not name their prompts, and tasks without an instruction have an empty one where others had one."""
     for file in (copied / "m").glob("*.json"):
@@ -319,7 +331,7 @@ def test_results_from_before_stay_those_of_a_model_without_prompts(local, models
         file.write_text(json.dumps(content))
     run_local(local, models[0], copied, "--name", "m")
     assert not any("prompts" in json.loads(file.read_text()) for file in (copied / "m").glob("*.json"))
-    note = "note: Search gets the prompt 'the cat sat '; the model was saved without prompts. 3 of 6 tasks get one"
+    note = "note: Search (query) gets the prompt 'the cat sat '; the model was saved without prompts. 3 of 6 tasks get"
     assert note in capsys.readouterr().out
 
 

@@ -14,7 +14,7 @@ from mteb.models.model_meta import ModelMeta, ScoringFunction
 from mteb.types import PromptType
 from sentence_transformers import SentenceTransformer
 
-from neobert_hf.embeddings.inference import check_finite, note_on_prompt, prompt_of
+from neobert_hf.embeddings.inference import PROMPT_NAMES, check_finite, note_on_prompt, prompt_of
 
 
 # Whose texts are queries and documents. Those of other tasks are all of one kind.
@@ -41,25 +41,33 @@ class InstructionEncoder(AbsEncoder):
     def prompt(self, task: str, prompt_type: PromptType | None) -> str | None:
         """What stands before the texts of a task; None leaves it to the model."""
         if task not in self.prompts:
-            return prompt_of(self.model, prompt_type.value) if prompt_type else None
+            return self.own_prompt(task, prompt_type)
         # An empty prompt, unlike None, also keeps the model's own away.
         return "" if prompt_type == PromptType.document else self.prompts[task]
+
+    def own_prompt(self, task: str, prompt_type: PromptType | None) -> str | None:
+        """What the model was saved with for such texts: under the task's name, if it has a prompt of that name."""
+        if prompt_type != PromptType.document and task not in PROMPT_NAMES and task in self.model.prompts:
+            return self.model.prompts[task]
+        return prompt_of(self.model, prompt_type.value) if prompt_type else None
 
     def prompts_of(self, task: TaskMetadata) -> dict[str, str]:
         """What is put before the texts of a task, by their kind, for whoever reads the result."""
         if task.type in TYPES_WITH_QUERIES:
             return {kind.value: self.prompt(task.name, kind) for kind in PromptType}
-        default = self.model.prompts.get(self.model.default_prompt_name, "")
-        return {"text": self.prompts.get(task.name, default)}
+        prompt = self.prompt(task.name, None)
+        return {"text": self.model.prompts.get(self.model.default_prompt_name, "") if prompt is None else prompt}
 
     def note(self, tasks: list[TaskMetadata]) -> str:
         """A line on the tasks that get another prompt than the model's own; empty if none does."""
-        own, notes = prompt_of(self.model, "query"), []
+        notes = []
         for task in tasks:
-            if task.name in self.prompts:
-                expected = own if task.type in TYPES_WITH_QUERIES else ""
-                notes.append(note_on_prompt(self.model, f"{task.name} gets", self.prompts[task.name], expected))
-        notes = [note for note in notes if note]
+            for kind in PromptType if task.type in TYPES_WITH_QUERIES else (None,):
+                who = f"{task.name} ({kind.value if kind else 'text'}) gets"
+                prompt, own = (find(task.name, kind) or "" for find in (self.prompt, self.own_prompt))
+                if note := note_on_prompt(self.model, who, prompt, own):
+                    notes.append(note)
+                    break
         return f"{notes[0]} {len(notes)} of {len(tasks)} tasks get one that is not the model's." if notes else ""
 
     def encode(self, inputs, *, task_metadata, prompt_type: PromptType | None = None, **kwargs: Any) -> np.ndarray:
