@@ -78,8 +78,8 @@ def make_material(folder: Path) -> None:
     words = [text.split() for text in documents if len(text.split()) > 60]
     pairs = [{"query": " ".join(text[:4]), "positive": " ".join(text[4:24])} for text in words]
     (folder / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
-    datasets = {"pairs": {"data": str(folder / "pairs.jsonl"), "query": "query", "positive": "positive"}}
-    (folder / "datasets.yaml").write_text(yaml.safe_dump(datasets))
+    pairs = {"source": str(folder / "pairs.jsonl"), "query": "query", "positive": "positive", "instruction": "Find it."}
+    (folder / "datasets.yaml").write_text(yaml.safe_dump({"train": {"pairs": pairs}}))
     (folder / "glue").mkdir()
     glue_runs.write_rows({"sst2": glue_runs.make_rows()["sst2"]}, folder / "glue")
 

@@ -97,6 +97,20 @@ def test_a_resumed_run_ends_with_the_same_bits(trained, settings, tmp_path, kind
         assert torch.equal(ours, theirs)
 
 
+def test_the_losses_of_a_resumed_run_count_the_same_steps(settings, tmp_path):
+    """Saved between two logs: the next one counts the steps before the resume as well, of every part of the loss."""
+    changes = {"logging_steps": 4, "save_steps": 6, "eval_strategy": "no"}
+    whole = run("sparse", settings(**changes, output_dir=tmp_path / "whole"))
+    interrupted(tmp_path / "whole", tmp_path / "run", step=6)
+    resumed = run("sparse", settings(**changes))
+    assert "base_loss" in whole[1] and any("train_loss" in entry for entry in whole)
+    for entry, expected in zip(resumed, whole, strict=True):
+        assert entry.keys() == expected.keys()
+        for name in entry:
+            if not name.endswith(("per_second", "runtime")):
+                assert entry[name] == expected[name], (name, entry["step"])
+
+
 def interrupted(trained: Path, output: Path, step: int) -> Path:
     """A copy of a run as if it had stopped after this step."""
     shutil.copytree(trained, output)
