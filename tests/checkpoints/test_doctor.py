@@ -286,7 +286,13 @@ def edit_dense(change):
     return lambda folder: edit_tensors(change)(folder / "2_Dense")
 
 
+def remove_tokenizer(folder):
+    for file in folder.glob("*token*"):
+        file.unlink()
+
+
 EMBEDDER_DAMAGES = {
+    "no tokenizer": (remove_tokenizer, "no tokenizer: Sentence Transformers would make one"),
     "foreign module": (
         lambda folder: (folder / "modules.json").write_text('[{"type": "custom.Transformer", "path": ""}]'),
         "modules.json names the module custom.Transformer",
