@@ -203,8 +203,9 @@ def local_path(path: str, revision: str | None = None, patterns: tuple[str, ...]
         if local.is_dir():
             check_links(local)
         else:
-            # Of the folder around a file these are read, too.
-            check_links(local.parent, [local.parent / name for name in ("config.json", *TOKENIZER_FILES)])
+            # Of the folder around a file these are read, too. The file itself is the user's choice.
+            names = {"config.json", *TOKENIZER_FILES} - {local.name}
+            check_links(local.parent, [local.parent / name for name in sorted(names)])
         return local
     # `runs/model` looks like a Hub id as well.
     if path.count("/") > 1 or path.startswith((".", "~", "/")) or (local.parts[1:] and local.parent.is_dir()):
