@@ -92,7 +92,7 @@ class Endless:
 )
 def test_a_file_that_expands_without_end_is_refused(tmp_path, monkeypatch, begin, name):
     file = Endless(begin)
-    monkeypatch.setattr(row_files, "open_bounded", lambda name: file)
+    monkeypatch.setattr(row_files, "open_file", lambda name: file)
     for limit in ("LARGEST_JSON", "LARGEST_TEXT_FILE"):
         monkeypatch.setattr(row_files, limit, 1_000)
     with pytest.raises(ValueError, match=f"{name}.* has more than 1,000 bytes"):

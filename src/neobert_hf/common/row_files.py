@@ -7,6 +7,7 @@ no address that a file names is fetched. Every error names the file and the row.
 import io
 import json
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -51,8 +52,9 @@ def read_rows(files: list[str], columns: tuple[str, ...]) -> Iterator[dict[str, 
             raise ValueError(f"{file} cannot be read: {error}. Restore it, or leave it out by a pattern.") from error
 
 
-def open_bounded(file: str | Path) -> BinaryIO:
-    return fsspec.open(str(file), "rb", compression="infer")
+def open_file(file: str) -> AbstractContextManager[BinaryIO]:
+    """A file of bytes, decompressed while it is read."""
+    return fsspec.open(file, "rb", compression="infer")
 
 
 def read_bounded(handle: BinaryIO, limit: int, file: str, advice: str) -> bytes:
@@ -66,7 +68,7 @@ def read_bounded(handle: BinaryIO, limit: int, file: str, advice: str) -> bytes:
 def _read_text(file: str, columns: tuple[str, ...]) -> Iterator[dict[str, Any]]:
     _check_columns(file, columns, ["text"])
     advice = 'a text file is one document here. For a corpus in one file, write JSON lines, {"text": "..."} each.'
-    with open_bounded(file) as handle:
+    with open_file(file) as handle:
         content = read_bounded(handle, LARGEST_TEXT_FILE, file, advice)
     try:
         # All line ends become \n.
@@ -105,7 +107,7 @@ def json_texts(file: str) -> Iterator[tuple[str, bytes]]:
     Raises:
         ValueError: if one has more than `LARGEST_JSON` bytes, before it is in memory.
     """
-    with open_bounded(file) as handle:
+    with open_file(file) as handle:
         for number, line in enumerate(iter(lambda: handle.readline(LARGEST_JSON + 1), b""), 1):
             where = f"{file}, line {number:,}"
             if len(line) > LARGEST_JSON:
@@ -135,7 +137,7 @@ def check_json(files: list[str]) -> None:
 def _read_parquet(file: str, columns: tuple[str, ...]) -> Iterator[dict[str, Any]]:
     source = file
     if Path(file).suffix.lower() in COMPRESSIONS:
-        with open_bounded(file) as handle:
+        with open_file(file) as handle:
             source = io.BytesIO(read_bounded(handle, LARGEST_JSON, file, "decompress it; Parquet compresses itself."))
     with pq.ParquetFile(source) as table:
         schema = table.schema_arrow

@@ -32,14 +32,14 @@ def stream_text(
         column: the column that holds the text.
         split: of a Hub dataset; local files form the one split `"train"`.
         subset: the configuration of a Hub dataset that has several.
-        others: columns to keep beside it, of any type.
+        others: columns to keep beside it, of ids: numbers or strings, one in every row.
 
     Returns:
         A dataset of `{column: str or None}` and the others, with `state_dict()` and `load_state_dict()` to resume.
 
     Raises:
         FileNotFoundError: if nothing local matches and no such Hub dataset exists.
-        ValueError: if the files, the split or the column cannot be used.
+        ValueError: if the files, the split or the column cannot be used; while rows are read, naming file and row.
 
     Example:
 
