@@ -115,14 +115,16 @@ def main(args: list[str] | None = None) -> None:
     if not sys.stderr.isatty():
         disable_progress_bar()
     with folder_lock(Path(settings.output_dir)):
-        demonstrate(settings)
+        started, numbers = time.time(), {"settings": asdict(settings)}
+        held_out_documents = pretrain(settings, numbers)
+        try_out(settings, numbers, held_out_documents)
+        report(settings, numbers, time.time() - started)
 
 
-def demonstrate(settings: DemoArguments) -> None:
-    started, output = time.time(), Path(settings.output_dir)
+def pretrain(settings: DemoArguments, numbers: dict) -> list[str]:
+    """Steps 1 to 4, from text to a pretrained model. Returns the held-out documents."""
+    output = Path(settings.output_dir)
     train, held_out, pretrained = output / "train", output / "held_out", output / "pretraining"
-    model, index = pretrained / "model", output / "index"
-    numbers = {"settings": asdict(settings)}
 
     print("1. Text: the documentation inside Python")
     documents = python_documentation(settings.max_documents)
@@ -160,7 +162,12 @@ def demonstrate(settings: DemoArguments) -> None:
     loss = [entry["eval_loss"] for entry in numbers["log"] if "eval_loss" in entry][-1]
     numbers["held_out_loss"] = loss
     print(f"   loss at masked tokens of held-out text: {loss:.2f} nats; best guess without context: {unigram:.2f}")
+    return held_out_documents
 
+
+def try_out(settings: DemoArguments, numbers: dict, held_out_documents: list[str]) -> None:
+    """Steps 5 and 6: the model guesses hidden words and searches."""
+    model = Path(settings.output_dir, "pretraining", "model")
     print("5. Fill-mask: the five likeliest words for each [MASK]")
     fill, numbers["fill_mask"] = pipeline("fill-mask", model=str(model)), {}
     for sentence in SENTENCES:
@@ -177,13 +184,19 @@ def demonstrate(settings: DemoArguments) -> None:
     for score, document in zip(best.values.tolist(), numbers["search"]):
         print(f"   {score:.2f}  {document[:100]}")
 
+
+def report(settings: DemoArguments, numbers: dict, seconds: float) -> None:
+    """Step 7: files with what was measured, and what to try next."""
+    output = Path(settings.output_dir)
+    model, index = output / "pretraining" / "model", output / "index"
+    unigram = numbers["unigram_entropy"]
     print("7. Numbers and a picture")
-    numbers["seconds"] = round(time.time() - started, 1)
+    numbers["seconds"] = round(seconds, 1)
     write_json(output / "numbers.json", numbers)
     plot_learning(numbers["log"], unigram, output / "demo.png")
     print(f"   {output / 'numbers.json'}, {output / 'demo.png'}; {numbers['seconds']:.0f} seconds in all")
     if settings.require_learning:
-        check_learning(loss, unigram, settings.pretraining)
+        check_learning(numbers["held_out_loss"], unigram, settings.pretraining)
     source = output / "held_out.jsonl"
     print("Try next:")
     print(f"   neobert-hf doctor {model}")
