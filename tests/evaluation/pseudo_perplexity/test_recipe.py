@@ -358,7 +358,7 @@ def test_local_layers_keep_their_rope(tmp_path):
         (["--models", "m=no/such/model", "--rope", "yarn"], "Unknown RoPE setting 'yarn'"),
         (["--rope", "native", "native"], "`rope` holds native more than once"),
         (["--text_column", "text"], "no column 'text'; it has 'body'"),
-        (["--lengths", "2"], "`lengths` holds 2; each must be 3 or more"),
+        (["--lengths", "2"], "`lengths` is .2.; each must be 3 or more"),
         (["--max_length", "2"], "`max_length` is 2; it must be 3 or more"),
         (["--lengths", "10", "--max_length", "10"], "give one of them"),
         (["--sample", "5", "--stride", "2"], "give one of them"),
