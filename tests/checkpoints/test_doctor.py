@@ -161,6 +161,19 @@ DAMAGES = {
     "other model": (edit_json("config.json", model_type="bert"), "config", "a model of type 'bert'"),
     "type of a value": (edit_json("config.json", hidden_size="64"), "config", "field 'hidden_size'"),
     "unknown key": (edit_json("config.json", dropuot=0.1), "config", "did you mean `dropout`"),
+    "eps nan": (edit_json("config.json", norm_eps=float("nan")), "config", "`norm_eps` is nan"),
+    "a billion layers": (
+        edit_json("config.json", num_hidden_layers=10**9),
+        "config",
+        "`num_hidden_layers` is 1000000000",
+    ),
+    "a billion labels": (edit_json("config.json", num_labels=10**9), "config", "`num_labels` is 1000000000"),
+    "is_decoder": (edit_json("config.json", is_decoder=True), "config", "`is_decoder` is True"),
+    "scalings": (
+        edit_json("config.json", rope_scaling={"rope_type": "linear", "factor": 2.0}),
+        "config",
+        "two names of one setting",
+    ),
     "other class": (
         edit_json("config.json", architectures=["BertModel"]),
         "config",
