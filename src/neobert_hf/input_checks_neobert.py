@@ -212,7 +212,7 @@ def check_keywords(kwargs: dict) -> None:
     count = kwargs.get("num_items_in_batch")
     if count is not None and not is_tracing():
         count = torch.as_tensor(count)
-        _refuse("num_items_in_batch", count, ~((count >= 1) & (count < math.inf)), "1 or more, the number of labels")
+        _refuse("num_items_in_batch", count, ~((count >= 1) & (count < math.inf)), "1 or more, as many labels as are not -100")
 
 
 def check_labels(labels: torch.Tensor, shape: tuple[int, ...], classes: int) -> None:
