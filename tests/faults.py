@@ -101,7 +101,7 @@ def without_seconds(file: Path) -> object:
 def make_commands(folder: Path) -> dict[str, Command]:
     encoder, text = folder / "encoder", folder / "text.jsonl"
     prepare = {"source": text, "tokenizer": folder / "tokenizer", "documents_per_shard": 40, "max_length": 64}
-    dense = {"model": encoder, "datasets": folder / "datasets.yaml", "max_steps": 12, "save_steps": 3}
+    dense = {"model": encoder, "datasets": folder / "datasets.yaml", "max_steps": 12, "eval_strategy": "no"}
     glue = glue_runs.SMALL | {"model": folder / "glue_encoder", "data_dir": folder / "glue", "task": "sst2"}
     ppl = {"models": f"m={encoder}", "source": text, "sample": 8, "max_documents": 60, "batch_tokens": 64}
     index = {"model": encoder, "source": text, "id_column": "id", "write_every": 4, "device": "cpu"}
@@ -133,8 +133,9 @@ class Faults:
 
     def count(self, command: str, fault: str, outcome: str, output: str = "") -> None:
         self.counts.setdefault((command, fault), Counter())[outcome] += 1
+        print(f"{command}, {fault}: {outcome}", flush=True)
         if outcome == "wrong":
-            print(f"WRONG: {command}, {fault}\n{output[-2000:]}", flush=True)
+            print(output[-2000:], flush=True)
 
     def new(self, name: str) -> Path:
         """A folder of its own, in a parent of its own as well."""
@@ -228,14 +229,12 @@ def main(args: list[str] | None = None) -> int:
         faults = Faults(folder, settings.rounds, settings.seed)
         whole = {}
         for name, command in commands.items():
-            print(f"{name} ...", flush=True)
             whole[name] = faults.run_undisturbed(name, command)
             if name == "prepare_data":
                 shutil.copytree(whole[name], folder / "prepared" / "train")
             for _ in range(settings.rounds):
                 faults.kill(name, command)
                 faults.start_two(name, command)
-        print("flipped bits ...", flush=True)
         damage_everything(faults, commands, whole, folder / "prepared")
     rows = [
         [name, fault, sum(counts.values()), ", ".join(f"{number} {outcome}" for outcome, number in counts.items())]

@@ -9,6 +9,7 @@ from neobert_hf.training.run_checkpoints import (
     COMPLETE,
     CheckpointError,
     Progress,
+    add_checksums,
     mark_complete,
     newest_checkpoint,
 )
@@ -28,6 +29,8 @@ def run(tmp_path) -> Path:
         (folder / "empty").write_bytes(b"")
         (folder / "trainer_state.json").write_text(json.dumps({"global_step": step}))
         mark_complete(folder, Progress("plain", SETTINGS, {"micro_batches": 10 * step}, {"loss": 0.1}))
+        assert newest_checkpoint(tmp_path, SETTINGS)[0] == folder
+        add_checksums(folder)
     return tmp_path
 
 

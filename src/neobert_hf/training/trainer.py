@@ -4,6 +4,7 @@ import math
 import shutil
 import signal
 import sys
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 import torch
@@ -17,6 +18,7 @@ from neobert_hf.training.launching import end_processes
 from neobert_hf.training.run_checkpoints import (
     CheckpointError,
     Progress,
+    add_checksums,
     check_engine,
     complete_checkpoints,
     delete_checkpoint,
@@ -103,6 +105,9 @@ class ResumableTrainer(Trainer):
         self.resume: Path | None = None
         self.stopped = False
         self.counts_all_steps = True
+        # Reads what a checkpoint wrote while the next steps run.
+        self.checksums = ThreadPoolExecutor(1)
+        self.being_added: list[Future] = []
         super().__init__(*args, **kwargs)
         if self.args.n_gpu > 1:
             raise ValueError(f"One process sees {self.args.n_gpu} GPUs: use `accelerate launch`, one process for each.")
@@ -149,6 +154,7 @@ class ResumableTrainer(Trainer):
         finally:
             # Also after an error, when other processes may wait for this one until a signal ends them.
             signal.signal(signal.SIGTERM, previous)
+            wait(self.being_added)
 
     def train_to_the_end(self, resume: Path | None) -> None:
         """Train to the end, from a checkpoint or the start. Errors and SIGTERM end the process with a message.
@@ -207,6 +213,7 @@ class ResumableTrainer(Trainer):
             raise FloatingPointError(f"Loss or weights are not finite after step {step}.")
         folder = Path(self.args.output_dir) / f"checkpoint-{step}"
         totals = self.totals()
+        wait(self.being_added)
         try:
             if self.is_world_process_zero() and folder.exists():
                 # An earlier run was interrupted while it saved this step.
@@ -216,6 +223,7 @@ class ResumableTrainer(Trainer):
             self.accelerator.wait_for_everyone()
             if self.is_world_process_zero():
                 mark_complete(folder, Progress(self.engine, self.run_settings, self.cursor(), totals))
+                self.being_added = [self.checksums.submit(add_checksums, folder)]
                 delete_old(folder.parent, self.keep, self.state.best_global_step)
         except (OSError, RuntimeError, SafetensorError) as error:
             free = shutil.disk_usage(self.args.output_dir).free
