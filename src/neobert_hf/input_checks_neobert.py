@@ -212,7 +212,8 @@ def check_keywords(kwargs: dict) -> None:
     count = kwargs.get("num_items_in_batch")
     if count is not None and not is_tracing():
         count = torch.as_tensor(count)
-        _refuse("num_items_in_batch", count, ~((count >= 1) & (count < math.inf)), "1 or more, as many labels as are not -100")
+        wrong = ~((count >= 1) & (count < math.inf))
+        _refuse("num_items_in_batch", count, wrong, "1 or more, as many as there are labels other than -100")
 
 
 def check_labels(labels: torch.Tensor, shape: tuple[int, ...], classes: int) -> None:

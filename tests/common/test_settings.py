@@ -156,7 +156,14 @@ def test_a_setting_may_be_called_config(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "content, message", [("- a\n- b", "holds a list"), ("a: [", "is no YAML"), ("3", "holds a int")]
+    "content, message",
+    [
+        ("- a\n- b", "holds a list"),
+        ("a: [", "is no YAML"),
+        ("3", "holds a int"),
+        ("a: 2001-13-01", "is no YAML: month"),
+        ("a: " + "[" * 5000, "is no YAML: maximum recursion"),
+    ],
 )
 def test_what_is_no_mapping_is_named(tmp_path, content, message):
     (tmp_path / "file.yaml").write_text(content)

@@ -209,7 +209,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         siblings = [file.name for file in Path(folder).glob("*.yaml")]
         advice = nearest(name, siblings) if siblings else f"; there are no settings in {folder or 'this folder'}."
         raise FileNotFoundError(f"There is no file {path}{advice}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # The last two: a 13th month, 5,000 brackets.
         raise ValueError(f"{path} is no YAML: {error}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds a {type(content).__name__}; it must hold one `key: value` a line.")
