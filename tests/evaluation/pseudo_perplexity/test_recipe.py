@@ -296,7 +296,7 @@ def test_losses_that_were_changed_are_refused(tmp_path):
     # As of before: a checksum is not needed.
     file.write_text(re.sub(r', "checksum": "\w+"', "", written))
     assert read_losses(file, settings) == [0.5, 2.25, 1.125]
-    for old, new in (("2.25", "7.0"), ("2.25", "2.24"), ("2.25", "NaN")):
+    for old, new in (("2.25", "7.0"), ("2.25", "2.24"), ("2.25", "NaN"), ("checksum", "chegksum")):
         file.write_text(written.replace(old, new))
         with pytest.raises(ResultError, match="whole.jsonl is damaged: delete it"):
             read_losses(file, settings)

@@ -135,6 +135,7 @@ def read_losses(file: Path, settings: dict) -> list[float]:
         starts = accumulate((len(batch["losses"]) for batch in batches), initial=0)
         complete = all(batch["first"] == start for batch, start in zip(batches, starts))
         complete &= all(batch.get("checksum", _checksum_of(batch)) == _checksum_of(batch) for batch in batches)
+        complete &= all(batch.keys() <= {"first", "losses", "checksum"} for batch in batches)
         # Losses of before have no checksum; NaN is not between.
         complete &= all(0 <= loss < math.inf for loss in losses)
     except (ValueError, KeyError, TypeError, AttributeError):
