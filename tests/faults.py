@@ -4,7 +4,7 @@
 
 Every command runs on small data in processes of its own. A fault counts as survived if the command then ends with the
 files of an undisturbed run, to the bit, or refuses with a message that names the file. Anything else is `wrong`, and
-the exit status is 1. A round takes some five minutes on two idle cores.
+the exit status is 1. A round takes some five minutes of CPU time.
 """
 
 import argparse
