@@ -1,13 +1,12 @@
-"""The demo at reduced size, from its command line, in a process of its own."""
+"""The demo at reduced size: its steps are commands in processes of their own."""
 
 import json
 import shlex
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+from datasets import enable_progress_bar
 
+from neobert_hf import cli
 from tests.helpers.examples import load_example
 from tests.helpers.models import ROOT
 
@@ -15,8 +14,9 @@ from tests.helpers.models import ROOT
 demo = load_example("demo")
 
 
-def test_all_steps_run(tmp_path):
-    """From the command line, in a process of its own, with a smaller model and fewer texts."""
+def test_all_steps_run(tmp_path, monkeypatch, capfd):
+    """With a smaller model and fewer texts."""
+    monkeypatch.chdir(ROOT)
     tiny = tmp_path / "tiny.yaml"
     tiny.write_text(
         f"extends: {ROOT}/configs/pretrain/demo.yaml\nmax_steps: 8\nnum_hidden_layers: 1\nhidden_size: 48\n"
@@ -24,25 +24,30 @@ def test_all_steps_run(tmp_path):
     )
     folder = tmp_path / "demo"
     flags = f"--config configs/demo.yaml --output_dir {folder} --max_documents 400 --pretraining {tiny}"
-    command = [sys.executable, "examples/demo.py", *flags.split(), "--no_require_learning"]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    assert all(f"\n{step}. " in "\n" + run.stdout for step in range(1, 8))
+    demo.main([*flags.split(), "--no_require_learning"])
+    enable_progress_bar()
+    run = capfd.readouterr()
+    assert all(f"\n{step}. " in "\n" + run.out for step in range(1, 8))
     numbers = json.loads((folder / "numbers.json").read_text())
     assert 4 < numbers["unigram_entropy"] < 9 and numbers["held_out_loss"] > 0
     assert all(len(guesses) == 5 for guesses in numbers["fill_mask"].values()) and len(numbers["search"]) == 3
     assert (folder / "demo.png").stat().st_size > 10_000
     # Readable in a log: no progress bars, one line a logged step.
-    assert "it/s" not in run.stderr and "\r" not in run.stderr and "   step 8 of 8: " in run.stdout
+    assert "it/s" not in run.err and "\r" not in run.err and "   step 8 of 8: " in run.out
     tokenizer = json.loads((folder / "pretraining" / "model" / "tokenizer_config.json").read_text())
     assert tokenizer["model_input_names"] == ["input_ids", "attention_mask"]
 
     # The commands to try next work as they are printed.
-    for line in run.stdout.split("Try next:\n")[1].strip().split("\n"):
+    programs = []
+    for line in run.out.split("Try next:\n")[1].strip().split("\n"):
         program, *words = shlex.split(line)
-        command = [Path(sys.executable).with_name(program), *words]
-        tried = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-        assert tried.returncode == 0, tried.stderr
+        programs.append(program)
+        if program == "neobert-hf":
+            cli.main(words)
+        else:
+            assert (program, words.pop(0)) == ("python", "examples/semantic_search.py")
+            load_example("semantic_search").main(words)
+    assert programs == ["neobert-hf", "python", "python"]
 
 
 def test_a_model_that_learnt_nothing_is_a_failure():

@@ -25,6 +25,17 @@ def run_notebook(name: str, **parameters) -> str:
     return "".join(output.get("text", "") for output in outputs)
 
 
+@pytest.mark.parametrize("name", ["raw_text_to_search", "fine_tune_evaluate_publish"])
+def test_outputs_are_those_of_one_whole_run(name):
+    notebook = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
+    outputs = [output for cell in cells for output in cell.outputs]
+    printed = "".join(output.get("text", "") for output in outputs)
+    assert not [output for output in outputs if output.output_type == "error"] and "Traceback" not in printed
+    assert "it/s" not in printed, "a progress bar fills the notebook"
+
+
 @pytest.mark.slow
 def test_both_notebooks_run(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
