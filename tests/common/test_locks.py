@@ -123,8 +123,8 @@ def test_a_folder_that_cannot_be_written_is_an_error_at_once(tmp_path):
 OUT, NOWHERE = "OUT", "/nowhere/model"
 EMBEDDINGS = ["--model", NOWHERE, "--datasets", NOWHERE, "--output_dir", OUT, "--max_steps", "1", "--use_cpu"]
 GLUE = [f"--config {ROOT}/configs/glue/paper.yaml --task rte --name m --use_cpu --model", NOWHERE, "--output_dir", OUT]
-# None of their inputs exists: the lock comes before all work. MTEB and the export take long to import; their tests are in
-# their rooms.
+# None of their inputs exists: the lock comes before all work. MTEB and the export take long to import; their tests are
+# in their rooms.
 COMMANDS = {
     "pretrain": [
         "--train_data",
