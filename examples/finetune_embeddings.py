@@ -8,7 +8,8 @@ Run the same command again after an interruption: it resumes from the newest com
 """
 
 from neobert_hf.embeddings.arguments import DenseArguments
-from neobert_hf.embeddings.models import build_encoder, info_nce_loss
+from neobert_hf.embeddings.mining import add_mined_negatives
+from neobert_hf.embeddings.models import build_encoder, info_nce_loss, load_guide
 from neobert_hf.embeddings.recipe import dense_evaluator, prepare_run
 from neobert_hf.embeddings.trainers import EmbeddingTrainer
 
@@ -18,12 +19,17 @@ def main(args: list[str] | None = None) -> None:
     with prepare_run(DenseArguments, args) as run:
         settings = run.settings
 
-        # 2. Model, loss and evaluation
+        # 2. Hard negatives for the datasets that have none
+        if settings.miner is not None:
+            add_mined_negatives(run)
+
+        # 3. Model, loss and evaluation
         model = build_encoder(run.source, settings.max_length, settings.trust_remote_code)
-        loss = info_nce_loss(model, settings.temperature, settings.mini_batch_size, settings.matryoshka_dims)
+        guide = load_guide(settings.guide, settings.trust_remote_code)
+        loss = info_nce_loss(model, settings.temperature, settings.mini_batch_size, settings.matryoshka_dims, guide)
         evaluator = dense_evaluator(run)
 
-        # 3. Training to the end; the model with its card, and numbers
+        # 4. Training to the end; the model with its card, and numbers
         trainer = EmbeddingTrainer(model, run, loss=loss, evaluator=evaluator)
         trainer.complete()
 

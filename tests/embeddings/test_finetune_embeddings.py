@@ -86,6 +86,35 @@ def test_the_loss_is_the_papers_over_all_documents_and_hard_negatives(data, enco
     assert abs(without - expected) > 1e-3
 
 
+@pytest.mark.parametrize("mini_batch_size", [None, 2])
+def test_a_guide_takes_false_negatives_out(data, encoder, mini_batch_size):
+    """Against InfoNCE without the documents that the guide finds closer to a query than the right one."""
+    rows, model = batch_and_model(data, encoder)
+    rows = [row | {"negatives": [f"{text} indeed" for text in row["negatives"]]} for row in rows]
+    documents = [row["positive"] for row in rows] + [text for row in rows for text in row["negatives"]]
+    guide = build_encoder(str(encoder), 48).eval()
+    with torch.no_grad():
+        for weight in guide.parameters():
+            weight.copy_(weight.flip(0))
+
+    def scores(encoder) -> torch.Tensor:
+        queries, texts = (torch.tensor(encoder.encode(some)).double() for some in (queries_of(rows), documents))
+        return F.normalize(queries, dim=1) @ F.normalize(texts, dim=1).T
+
+    def queries_of(rows) -> list[str]:
+        return [row["query"] for row in rows]
+
+    guided, own = scores(guide), scores(model) / 0.07
+    false = guided > guided.diagonal()[:, None]
+    assert 0 < false.sum() < false.numel() - len(rows)
+    expected = -own.masked_fill(false, -math.inf).log_softmax(1).diagonal().mean().item()
+    value = loss_of(info_nce_loss(model, 0.07, mini_batch_size, guide=guide), model, rows, "")
+    assert value.item() == pytest.approx(expected, abs=1e-5)
+    value.backward()
+    assert all(weight.grad is None for weight in guide.parameters())
+    assert abs(expected - info_nce(model, queries_of(rows), documents, 0.07)) > 1e-3
+
+
 def test_the_cached_loss_has_the_same_gradients(data, encoder):
     gradients = []
     for mini_batch_size in (None, 2):

@@ -97,6 +97,24 @@ def test_a_resumed_run_ends_with_the_same_bits(trained, settings, tmp_path, kind
         assert torch.equal(ours, theirs)
 
 
+def test_guided_and_mined_runs_resume_with_the_same_bits_and_the_same_models(trained, settings, tmp_path):
+    teacher = tmp_path / "teacher"
+    shutil.copytree(trained["dense"] / "model", teacher)
+    changes = {"eval_strategy": "no", "only": "pairs", "guide": teacher, "miner": teacher, "negatives": 2}
+    run("dense", settings(**changes, output_dir=tmp_path / "whole"))
+    (mined,) = (tmp_path / "whole" / "mined").iterdir()
+    interrupted(tmp_path / "whole", tmp_path / "run", step=6)
+    run("dense", settings(**changes))
+    assert_same_weights(tmp_path / "run", tmp_path / "whole")
+    assert [file.name for file in (tmp_path / "run" / "mined").iterdir()] == [mined.name]
+    # The teacher was trained on since: what it says would be other negatives.
+    weights = load_file(teacher / "model.safetensors")
+    save_file({name: weight.flip(0) for name, weight in weights.items()}, teacher / "model.safetensors")
+    interrupted(tmp_path / "whole", tmp_path / "other", step=6)
+    with pytest.raises(CheckpointError, match="(?s)guide_fingerprint.*miner_fingerprint"):
+        run("dense", settings(**changes, output_dir=tmp_path / "other"))
+
+
 def test_the_losses_of_a_resumed_run_count_the_same_steps(settings, tmp_path):
     """Saved between two logs: the next one counts the steps before the resume as well, of every part of the loss."""
     changes = {"logging_steps": 4, "save_steps": 6, "eval_strategy": "no"}

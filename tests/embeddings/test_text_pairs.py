@@ -1,13 +1,15 @@
 """Pairs that are made of raw text: which texts belong together, what is left out, and that runs repeat exactly."""
 
 import json
+import math
 import random
+from pathlib import Path
 
 import pytest
-from datasets import Dataset
 
 from neobert_hf.embeddings.text_pairs import TextPairSettings, make_pairs, pairs_of_document
 from tests.helpers.examples import load_example
+from tests.helpers.models import ROOT
 
 
 BODY = "The index keeps one vector for each passage of a document and finds those that are nearest to a query."
@@ -73,12 +75,21 @@ def test_the_same_pairs_from_every_run_and_each_query_once(tmp_path):
     assert first[:] != make_pairs(settings(source=str(source), seed=1))[:]
 
 
-def test_the_script_writes_a_file_that_fine_tuning_reads(tmp_path, capsys):
-    (tmp_path / "text.md").write_text(DOCUMENT)
-    output = tmp_path / "new" / "pairs.parquet"
-    load_example("make_pairs").main(["--source", str(tmp_path / "text.md"), "--output", str(output)])
-    assert "1 title" in capsys.readouterr().out
-    assert Dataset.from_parquet(str(output), cache_dir=str(tmp_path)).column_names == ["query", "positive", "kind"]
+def test_contrastive_pretraining_on_what_the_script_wrote(tmp_path, monkeypatch, encoder, capsys):
+    """Both commands of configs/embeddings/contrastive.yaml, with a small encoder and few steps."""
+    monkeypatch.chdir(tmp_path)
+    Path("corpus").mkdir()
+    for number in range(40):
+        Path(f"corpus/{number}.md").write_text(DOCUMENT.replace("index", f"index{number}"))
+    load_example("make_pairs").main(["--source", "corpus", "--output", "data/text_pairs.parquet"])
+    assert "40 title" in capsys.readouterr().out
+    Path("configs").symlink_to(ROOT / "configs")
+    flags = f"--config configs/embeddings/contrastive.yaml --model {encoder} --max_steps 3 --save_steps 3"
+    flags += " --per_device_train_batch_size 8 --max_length 32 --use_cpu true --report_to none --logging_steps 1"
+    load_example("finetune_embeddings").main(flags.split())
+    log = json.loads(Path("runs/contrastive/log.json").read_text())
+    assert all(math.isfinite(entry["loss"]) for entry in log if "loss" in entry)
+    assert (tmp_path / "runs/contrastive/model/modules.json").is_file()
 
 
 def test_bad_settings_are_refused(tmp_path):

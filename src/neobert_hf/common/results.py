@@ -26,7 +26,7 @@ def folder_of_results(name: str | None, model: str) -> str:
 
 
 def read_result(file: Path, keys: set[str]) -> dict:
-    """Read a result that holds these keys, `score` and `settings` among them; scores and metrics are from -1 to 1.
+    """Read a result that holds these keys, `settings` among them. A `score` and metrics are from -1 to 1.
 
     Raises:
         ResultError: if the file is something else, or not what was written.
@@ -35,7 +35,7 @@ def read_result(file: Path, keys: set[str]) -> dict:
         content = json.loads(file.read_text(encoding="utf-8"))
         if not keys <= content.keys() or not isinstance(content["settings"], dict):
             raise KeyError
-        numbers = {"score": content["score"]} | content.get("metrics", {})
+        numbers = {name: content[name] for name in keys & {"score"}} | content.get("metrics", {})
         written = content.pop("checksum", None)
     except (ValueError, AttributeError, KeyError, TypeError):
         raise ResultError(f"{file} is no result of this script. Delete it or take another `output_dir`.") from None

@@ -83,6 +83,20 @@ class DenseArguments(RecipeArguments):
     matryoshka_dims: list[Count] = field(
         default_factory=list, metadata={"help": "train these prefixes of the embeddings as well"}
     )
+    guide: str | None = field(
+        default=None, metadata={"help": "embedding model that tells which texts of a batch are no negatives (GIST)"}
+    )
+    miner: str | None = field(
+        default=None, metadata={"help": "embedding model that finds hard negatives where a dataset has none"}
+    )
+    negatives: Count | None = field(default=None, metadata={"help": "with `miner`: of a row, at most so many"})
+
+    def __post_init__(self):
+        super().__post_init__()
+        if (self.miner is None) != (self.negatives is None):
+            raise ValueError(
+                f"`miner` is {self.miner!r} and `negatives` is {self.negatives}: set both, or leave both out."
+            )
 
 
 @dataclass

@@ -9,7 +9,7 @@ from sentence_transformers.util import mine_hard_negatives
 
 from neobert_hf.common.atomic_writes import atomic_write
 from neobert_hf.common.fingerprints import model_files_fingerprint
-from neobert_hf.embeddings.arguments import RerankerArguments
+from neobert_hf.embeddings.arguments import DenseArguments, RerankerArguments
 from neobert_hf.embeddings.inference import check_encoder, prompt_of
 from neobert_hf.embeddings.pairs import most_negatives, positives_of_queries
 from neobert_hf.embeddings.recipe import Run
@@ -17,7 +17,7 @@ from neobert_hf.training.run_checkpoints import CheckpointError
 
 
 def add_mined_negatives(run: Run) -> None:
-    """Give hard negatives to training datasets of a reranker that have none, and keep them in `output_dir/mined`."""
+    """Give hard negatives to training datasets that have none, and keep them in `output_dir/mined`."""
     folder = Path(run.arguments.output_dir) / "mined"
     with run.arguments.main_process_first(desc="mining hard negatives"):
         for name, pairs in run.data.train.items():
@@ -28,7 +28,7 @@ def add_mined_negatives(run: Run) -> None:
 
 
 def mine_negatives(
-    pairs: Dataset, prompt: str, settings: RerankerArguments, folder: Path, begun: bool = False
+    pairs: Dataset, prompt: str, settings: DenseArguments | RerankerArguments, folder: Path, begun: bool = False
 ) -> Dataset:
     """The pairs with the documents most like their queries as hard negatives, from a file once that is written.
 
@@ -73,7 +73,7 @@ def mine_negatives(
     return Dataset.from_parquet(str(file))
 
 
-def _name_of_file(pairs: Dataset, prompt: str, miner: str, settings: RerankerArguments) -> str:
+def _name_of_file(pairs: Dataset, prompt: str, miner: str, settings: DenseArguments | RerankerArguments) -> str:
     return Hasher.hash([pairs["query"][:], pairs["positive"][:], prompt, miner, settings.negatives])
 
 

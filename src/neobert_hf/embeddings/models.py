@@ -5,7 +5,9 @@ from collections.abc import Sequence
 import torch
 from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer, SparseEncoder
 from sentence_transformers.sentence_transformer.losses import (
+    CachedGISTEmbedLoss,
     CachedMultipleNegativesRankingLoss,
+    GISTEmbedLoss,
     MatryoshkaLoss,
     MultipleNegativesRankingLoss,
 )
@@ -102,6 +104,7 @@ def info_nce_loss(
     temperature: float,
     mini_batch_size: int | None = None,
     matryoshka_dims: Sequence[int] = (),
+    guide: SentenceTransformer | None = None,
 ) -> torch.nn.Module:
     """InfoNCE over the batch: each query against all documents and hard negatives of the batch.
 
@@ -110,20 +113,39 @@ def info_nce_loss(
         mini_batch_size: compute so many texts at a time (GradCache), for batches that do not fit in memory. The
             gradients are the same. Whole batches if None.
         matryoshka_dims: train these prefixes of the embeddings as well, beside their full size.
+        guide: a trained model. Texts that it finds closer to a query than the right document are probably right, too:
+            they are left out of that query's negatives.
 
     References:
         The paper, section 5.2.1; https://arxiv.org/abs/2101.06983 (GradCache), https://arxiv.org/abs/2205.13147
-        (Matryoshka).
+        (Matryoshka), https://arxiv.org/abs/2402.16829 (GIST, whose contrast of queries with queries and of documents
+        with documents is not used: the paper's loss has none).
     """
     if temperature <= 0:
         raise ValueError(f"`temperature` is {temperature}; it must be above 0.")
     size = encoder.get_embedding_dimension()
     if any(not 0 < dimension <= size for dimension in matryoshka_dims):
         raise ValueError(f"`matryoshka_dims` is {matryoshka_dims}; the model allows 1 to {size}.")
-    if mini_batch_size is None:
-        loss = MultipleNegativesRankingLoss(encoder, scale=1 / temperature)
+    cached = {} if mini_batch_size is None else {"mini_batch_size": mini_batch_size}
+    if guide is not None:
+        guided = CachedGISTEmbedLoss if cached else GISTEmbedLoss
+        others = {"contrast_anchors": False, "contrast_positives": False}
+        loss = guided(encoder, guide.eval().requires_grad_(False), temperature=temperature, **others, **cached)
     else:
-        loss = CachedMultipleNegativesRankingLoss(encoder, scale=1 / temperature, mini_batch_size=mini_batch_size)
+        plain = CachedMultipleNegativesRankingLoss if cached else MultipleNegativesRankingLoss
+        loss = plain(encoder, scale=1 / temperature, **cached)
     if not matryoshka_dims:
         return loss
     return MatryoshkaLoss(encoder, loss, sorted({size, *matryoshka_dims}, reverse=True))
+
+
+def load_guide(path: str | None, trust_remote_code: bool = False) -> SentenceTransformer | None:
+    """The trained embedding model that guides a loss, if there is one: folder or Hub id.
+
+    It reads each text as the model in training does, cut and with the same instruction, not with its own prompts.
+    """
+    if path is None:
+        return None
+    guide = SentenceTransformer(path, trust_remote_code=trust_remote_code)
+    check_encoder(guide[0], path)
+    return guide

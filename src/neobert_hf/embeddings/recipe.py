@@ -115,6 +115,8 @@ def run_settings(settings: RecipeArguments, arguments: EmbeddingArguments, data:
     values["tokenizer_fingerprint"] = _fingerprint_of_tokenizer(settings)
     if values.get("miner") and not all(map(most_negatives, data.train.values())):
         values["miner_fingerprint"] = model_files_fingerprint(settings.miner)
+    if values.get("guide"):
+        values["guide_fingerprint"] = model_files_fingerprint(settings.guide)
     values["batches_per_step"] = arguments.world_size * arguments.gradient_accumulation_steps
     return json.loads(json.dumps(values, default=str))
 
