@@ -130,6 +130,7 @@ def info_nce_loss(
     if guide is not None:
         guided = CachedGISTEmbedLoss if cached else GISTEmbedLoss
         others = {"contrast_anchors": False, "contrast_positives": False}
+        guide.register_forward_pre_hook(_inputs_only)
         loss = guided(encoder, guide.eval().requires_grad_(False), temperature=temperature, **others, **cached)
     else:
         plain = CachedMultipleNegativesRankingLoss if cached else MultipleNegativesRankingLoss
@@ -149,3 +150,8 @@ def load_guide(path: str | None, trust_remote_code: bool = False) -> SentenceTra
     guide = SentenceTransformer(path, trust_remote_code=trust_remote_code)
     check_encoder(guide[0], path)
     return guide
+
+
+def _inputs_only(module: torch.nn.Module, args: tuple[dict, ...]) -> tuple[dict]:
+    """Without what the model in training wrote into the same features, as the cached loss of version 6.2 passes them."""
+    return ({name: value for name, value in args[0].items() if not name.endswith(("_embedding", "_embeddings"))},)
