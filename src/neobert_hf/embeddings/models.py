@@ -153,5 +153,5 @@ def load_guide(path: str | None, trust_remote_code: bool = False) -> SentenceTra
 
 
 def _inputs_only(module: torch.nn.Module, args: tuple[dict, ...]) -> tuple[dict]:
-    """Without what the model in training wrote into the same features, as the cached loss of version 6.2 passes them."""
+    """Without what the model in training wrote into them: the cached loss of version 6.2 passes that, too."""
     return ({name: value for name, value in args[0].items() if not name.endswith(("_embedding", "_embeddings"))},)
