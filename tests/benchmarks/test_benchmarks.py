@@ -1,6 +1,7 @@
 """The benchmark runs from its command line; what it measures is never asserted."""
 
 import json
+import random
 import subprocess
 import sys
 from pydoc_data.topics import topics
@@ -9,8 +10,11 @@ import pytest
 import torch
 from datasets import Dataset
 from safetensors.torch import load_file
+from sentence_transformers import SentenceTransformer
 
+from tests.helpers.glue_runs import save_encoder
 from tests.helpers.models import ROOT
+from tests.helpers.word_tokenizer import word_tokenizer
 
 
 def test_scaling_document_holds_the_tables_of_its_command():
@@ -37,6 +41,62 @@ def test_pretraining_benchmark(tmp_path):
     text = (tmp_path / "pretraining.md").read_text()
     assert "learned absolute positions" in text and "stage 2 at 1,024" in text
     assert (tmp_path / "pretraining.png").stat().st_size > 10_000
+
+
+@pytest.mark.slow
+def test_small_models_are_compared_at_equal_compute(tmp_path, monkeypatch):
+    """Every run of both rounds with one size and vocabulary, of two steps."""
+    import scaling_small
+
+    monkeypatch.setattr(scaling_small, "SIZES", {"4 x 192": scaling_small.SIZES["4 x 192"]})
+    monkeypatch.setattr(scaling_small, "VOCABULARIES", (8192,))
+    documents = [{"text": text} for text in topics.values()]
+    for name, part in (("train", documents), ("validation", documents[:10])):
+        Dataset.from_list(part).to_parquet(tmp_path / f"{name}.parquet")
+    limit = "--max_steps 2 --logging_steps 1 --eval_steps 1 --save_steps 2 --warmup_steps 0 --bf16 false"
+    flags = ["--text", str(tmp_path), "--results", str(tmp_path), "--output_dir", str(tmp_path / "runs")]
+    scaling_small.main([*flags, "--limit", limit])
+    curves = json.loads((tmp_path / "scaling_small.json").read_text())
+    assert len(curves) == 2 + 2 + 1 + 1 + 1 and all(len(curve) == 2 for curve in curves.values())
+    text = (tmp_path / "scaling_small.md").read_text()
+    assert text.count("| 1.0e+14 |") == 1 and (tmp_path / "scaling_small.png").stat().st_size > 10_000
+    # Word vectors from the same text: words that stand in the same places are more alike than others.
+    from static_vectors import main
+
+    main(f"--train_data {tmp_path}/runs/data/8192/train --output_dir {tmp_path}/vectors --dimensions 32".split())
+    encoder = SentenceTransformer(str(tmp_path / "vectors"))
+    statement, expression, underscore = encoder.encode(["statement", "expression", "__len__"], convert_to_tensor=True)
+    similarity = torch.nn.functional.cosine_similarity
+    assert similarity(statement, expression, 0) > similarity(statement, underscore, 0)
+
+
+@pytest.mark.slow
+def test_the_worth_of_pretraining_is_measured_on_the_same_seeds(tmp_path):
+    """Both tasks, from one start and from random weights; the second run repeats nothing."""
+    from worth import main
+
+    words = ["the", "cat", "sat", "on", "a", "mat", "while", "dogs", "ran"]
+    start = save_encoder(tmp_path / "start", word_tokenizer(" ".join(words), 60, 32))
+    generator = random.Random(0)
+    sentences = [generator.choices(words, k=6) for _ in range(80)]
+    for name in ("train", "validation"):
+        tags = [{"tokens": words, "tags": ["ABC"[len(word) % 3] for word in words]} for words in sentences]
+        sections = [{"sentence": " ".join(words), "label": len(words[0]) % 3} for words in sentences]
+        for folder, rows in (("pos_brown", tags), ("classification_debian_sections", sections)):
+            (tmp_path / folder).mkdir(exist_ok=True)
+            Dataset.from_list(rows).to_parquet(tmp_path / folder / f"{name}.parquet")
+    flags = f"--data {tmp_path} --starts tiny={start} --output_dir {tmp_path}/runs --results {tmp_path} --rows 10 20"
+    flags += " --learning_rates 1e-3 3e-3 --seeds 2 --development 10 --test 20"
+    main(flags.split())
+    files = {file: file.stat().st_mtime_ns for file in (tmp_path / "runs").rglob("*.json")}
+    assert len(files) == 2 * 2 * 2 * (2 * 2 + 2)
+    scores = json.loads((tmp_path / "worth.json").read_text())["scores"]
+    assert all(len(entry["fine-tuned"]) == 2 for entry in scores["tags"]["20"].values())
+    assert scores["tags"]["20"]["tiny"] != scores["tags"]["20"]["random"]
+    report = (tmp_path / "worth.md").read_text()
+    assert "tiny - random, probe" in report and "NaN" not in report
+    main(flags.split())
+    assert files == {file: file.stat().st_mtime_ns for file in (tmp_path / "runs").rglob("*.json")}
 
 
 @pytest.mark.slow

@@ -1,0 +1,241 @@
+"""Which small model to pretrain on a CPU: sizes, rates, vocabularies, optimizers and masks at equal compute.
+
+    python benchmarks/scaling_small.py --text ../shared/data/text
+
+Every run is `examples/pretrain.py` with `configs/pretrain/small.yaml` and a few flags, and as many tokens as the
+compute of its round allows; interrupted, the same command goes on. Rewrites benchmarks/results/scaling_small.md.
+"""
+
+import itertools
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+
+from pretraining import ENVIRONMENT, ROOT
+
+from neobert_hf import NeoBERTConfig
+from neobert_hf.common.atomic_writes import write_json, write_text
+from neobert_hf.common.report import Line, Panel, markdown_table, plot_lines
+from neobert_hf.common.settings import Count, Positive, check_ranges, parse_config
+from neobert_hf.pretraining.flops import training_flops
+from neobert_hf.pretraining.shards import load_shards, load_tokenizer
+
+
+STEP_TOKENS = 2048
+# Tokens of a window, on average: documents are split at 256, and many end earlier.
+MEAN_LENGTH = 180
+# Layers, width, heads, range of the linear layers' first weights (narrow models start slowly with the published 0.02).
+SIZES = {"2 x 128": (2, 128, 2, 0.1), "4 x 192": (4, 192, 3, 0.08), "6 x 256": (6, 256, 4, 0.06)}
+VOCABULARIES = (4096, 8192)
+BERT_MASKS, PAPER_MASKS = (0.8, 0.1), (1.0, 0.0)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A model and how it is trained.
+
+    Args:
+        compute: floating-point operations of the whole training.
+        masks: of the tokens to predict, the shares that become [MASK] and a random token.
+    """
+
+    compute: float
+    size: str = "4 x 192"
+    vocabulary: int = 8192
+    optimizer: str = "muon"
+    rate: float = 2e-3
+    masks: tuple[float, float] = BERT_MASKS
+
+    @property
+    def name(self) -> str:
+        masks = "bert" if self.masks == BERT_MASKS else "paper"
+        size = self.size.replace(" ", "")
+        return f"{self.compute:.1e}_{size}_{self.vocabulary}_{self.optimizer}_{self.rate:g}_{masks}"
+
+    @property
+    def config(self) -> NeoBERTConfig:
+        layers, width, heads, _ = SIZES[self.size]
+        return NeoBERTConfig(
+            vocab_size=self.vocabulary,
+            hidden_size=width,
+            num_hidden_layers=layers,
+            num_attention_heads=heads,
+            intermediate_size=4 * width,
+        )
+
+    @property
+    def flops_of_a_step(self) -> float:
+        return STEP_TOKENS * training_flops(self.config, 1, MEAN_LENGTH, 0.2)
+
+    @property
+    def steps(self) -> int:
+        return round(self.compute / self.flops_of_a_step)
+
+    def flags(self, data: Path) -> str:
+        layers, width, heads, init_range = SIZES[self.size]
+        folder = data / str(self.vocabulary)
+        return (
+            f"--config {ROOT}/configs/pretrain/small.yaml --train_data {folder}/train "
+            f"--validation_data {folder}/validation --hidden_size {width} --num_hidden_layers {layers} "
+            f"--num_attention_heads {heads} --intermediate_size {4 * width} --decoder_init_range {init_range} "
+            f"--optimizer {self.optimizer} --learning_rate {self.rate} --mask_replace_prob {self.masks[0]} "
+            f"--random_replace_prob {self.masks[1]} --micro_batch_tokens {STEP_TOKENS} "
+            f"--global_batch_tokens {STEP_TOKENS} --max_steps {self.steps} --eval_steps {max(1, self.steps // 5)} "
+            f"--save_steps 500 --logging_steps {max(1, self.steps // 50)} --report_to none --bf16 true --use_cpu true"
+        )
+
+
+def first_round(compute: float) -> list[Candidate]:
+    """Sizes x vocabularies x rates with Muon and BERT's masks; then, in the middle, what else was to be decided."""
+    grid = itertools.product(SIZES, VOCABULARIES, (1e-3, 2e-3))
+    return [
+        *(Candidate(compute, size, vocabulary, "muon", rate) for size, vocabulary, rate in grid),
+        *(Candidate(compute, optimizer="adamw", rate=rate) for rate in (1e-3, 2e-3)),
+        Candidate(compute, rate=4e-3),
+        Candidate(compute, masks=PAPER_MASKS),
+    ]
+
+
+def second_round(losses: dict[Candidate, float], compute: float) -> list[Candidate]:
+    """The best of each size, with more compute: which size is best depends on how much there is."""
+    best = [
+        min((one for one in losses if (one.size, one.masks) == (size, BERT_MASKS)), key=losses.get) for size in SIZES
+    ]
+    return [replace(candidate, compute=compute) for candidate in best]
+
+
+@dataclass
+class SweepArguments:
+    text: str = field(metadata={"help": "folder with train.parquet and validation.parquet"})
+    output_dir: str = field(default="runs/scaling_small", metadata={"help": "data, runs and logs"})
+    processes: Count = field(default=1, metadata={"help": "runs at a time, of one thread each"})
+    compute: Positive = field(default=2.5e13, metadata={"help": "floating-point operations of a run"})
+    more_compute: Positive = field(default=1e14, metadata={"help": "of the best of each size, in a second round"})
+    results: str = field(default="benchmarks/results", metadata={"help": "where the report goes"})
+    limit: str = field(default="", metadata={"help": "further flags of every run, for a trial"})
+
+    def __post_init__(self):
+        check_ranges(self)
+
+
+def run(script: str, flags: str, log: Path) -> None:
+    command = [sys.executable, str(ROOT / "examples" / script), *flags.split()]
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with open(log, "a", encoding="utf-8") as output:
+        code = subprocess.run(
+            command, stdout=output, stderr=subprocess.STDOUT, env=ENVIRONMENT | {"OMP_NUM_THREADS": "1"}
+        ).returncode
+    if code:
+        sys.exit(f"{' '.join(command)} ended with {code}; see {log}")
+
+
+def prepare(text: Path, data: Path, vocabulary: int) -> None:
+    folder = data / str(vocabulary)
+    log = folder / "log.txt"
+    if not (folder / "tokenizer").exists():
+        flags = f"--source {text}/train.parquet --vocab_size {vocabulary} --output_dir {folder}/tokenizer"
+        run("train_tokenizer.py", flags, log)
+    for name, flags in (
+        ("train", f"--source {text}/train.parquet --max_length 256 --long_documents split"),
+        ("validation", f"--source {text}/validation.parquet --max_length 256"),
+    ):
+        flags += (
+            f" --tokenizer {folder}/tokenizer --output_dir {folder}/{name} --documents_per_shard 10000 --num_proc 1"
+        )
+        run("prepare_data.py", flags, log)
+
+
+def train(candidate: Candidate, output: Path, limit: str) -> list[tuple[float, float]]:
+    """Train unless that is done. Returns compute so far and held-out loss, at each evaluation."""
+    folder = output / candidate.name
+    if not (folder / "log.json").exists():
+        run("pretrain.py", f"{candidate.flags(output / 'data')} {limit} --output_dir {folder}", folder / "output.txt")
+    log = json.loads((folder / "log.json").read_text())
+    return [(entry["step"] * candidate.flops_of_a_step, entry["eval_loss"]) for entry in log if "eval_loss" in entry]
+
+
+def characters_of_a_token(folder: Path) -> float:
+    """Of held-out text: losses by token do not compare vocabularies, since larger ones have longer tokens."""
+    tokenizer, documents = load_tokenizer(folder), load_shards(folder)["input_ids"]
+    texts = tokenizer.batch_decode(documents[:], skip_special_tokens=True)
+    return sum(map(len, texts)) / sum(len(ids) - 2 for ids in documents)
+
+
+def plot(curves: dict[Candidate, list[tuple[float, float]]], losses: dict[Candidate, float], file: Path) -> None:
+    """Held-out loss against compute, one curve a size: of each round the best run of the size."""
+    panels = []
+    for compute in sorted({candidate.compute for candidate in curves}):
+        lines = []
+        for size in SIZES:
+            runs = [candidate for candidate in curves if (candidate.size, candidate.compute) == (size, compute)]
+            if runs:
+                best = min(runs, key=losses.get)
+                lines.append(Line(curves[best], f"{size}, {best.vocabulary:,} entries", {"marker": "o"}))
+        labels = {"xlabel": "floating-point operations", "ylabel": "held-out masked loss (nats a token)"}
+        panels.append(Panel(lines, labels | {"xscale": "log", "title": f"runs of {compute:.1e}"}))
+    plot_lines(file, panels)
+
+
+def report(curves: dict[Candidate, list], losses: dict[Candidate, float]) -> str:
+    rows = []
+    for candidate in sorted(curves, key=lambda one: (one.compute, losses[one])):
+        masks = "BERT's" if candidate.masks == BERT_MASKS else "paper's"
+        tokens = f"{candidate.steps * STEP_TOKENS / 1e6:.1f}"
+        settings = [f"{candidate.vocabulary:,}", candidate.optimizer, f"{candidate.rate:g}", masks, tokens]
+        found = [f"{curves[candidate][-1][1]:.3f}", f"{losses[candidate]:.4f}"]
+        rows.append([f"{candidate.compute:.1e}", candidate.size, *settings, *found])
+    head = ["FLOP", "layers x width", "vocabulary", "optimizer", "rate", "masks", "million tokens"]
+    versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers"))
+    sections = (
+        "# Which small model to pretrain on a CPU",
+        "![held-out loss against compute](scaling_small.png)",
+        f"{date.today()}; {os.cpu_count()} cores ({platform.machine()}), one thread a run, bfloat16 autocast; Python "
+        f"{platform.python_version()}, {versions}. Not measured on GPU. Command: `python benchmarks/scaling_small.py "
+        f"{shlex.join(sys.argv[1:])}`.",
+        "All runs of a round have the same compute, not the same steps. Losses by token compare runs of one "
+        "vocabulary; the last column, divided by the characters of a token, compares all. Masks of the two kinds are "
+        "not equally hard to fill: their losses are not compared.",
+        "\n".join(markdown_table([*head, "nats a token", "nats a character"], rows)),
+    )
+    return "\n\n".join(sections) + "\n"
+
+
+def main(args: list[str] | None = None) -> None:
+    (settings,) = parse_config(SweepArguments, args=args)
+    output, results = Path(settings.output_dir), Path(settings.results)
+
+    # 1. Data, once for each vocabulary
+    for vocabulary in VOCABULARIES:
+        prepare(Path(settings.text), output / "data", vocabulary)
+    characters = {size: characters_of_a_token(output / "data" / str(size) / "validation") for size in VOCABULARIES}
+
+    # 2. Two rounds of training
+    curves: dict[Candidate, list] = {}
+
+    def train_all(candidates: list[Candidate]) -> dict[Candidate, float]:
+        """The losses by character."""
+        with ThreadPoolExecutor(settings.processes) as executor:
+            found = executor.map(lambda candidate: train(candidate, output, settings.limit), candidates)
+            curves.update(zip(candidates, found))
+        return {candidate: curves[candidate][-1][1] / characters[candidate.vocabulary] for candidate in candidates}
+
+    losses = train_all(first_round(settings.compute))
+    losses |= train_all(second_round(losses, settings.more_compute))
+
+    # 3. Report
+    results.mkdir(parents=True, exist_ok=True)
+    plot(curves, losses, results / "scaling_small.png")
+    write_json(results / "scaling_small.json", {one.name: curve for one, curve in curves.items()})
+    write_text(results / "scaling_small.md", report(curves, losses))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,328 @@
+"""What pretraining is worth where labels are few. Rewrites benchmarks/results/worth.md.
+
+    python benchmarks/worth.py --data ../shared/data --starts NeoBERT=runs/small/model BERT=runs/bert/model
+
+Two tasks: the parts of speech of words in sentences, where the same word has several, and the archive section of a
+one-line description of software. Each start is fine-tuned on 300, 3,000 and more rows with the same search: every
+learning rate and seed, the rate chosen on rows that are neither trained on nor tested on. `random` is the first start's
+architecture with random weights, others for each seed. Interrupted, the same command goes on.
+"""
+
+import itertools
+import json
+import os
+import platform
+import shlex
+import statistics
+import sys
+from dataclasses import asdict, dataclass, field
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+from datasets import Dataset, disable_progress_bars
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+    DataCollatorForTokenClassification,
+    DataCollatorWithPadding,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Trainer,
+    TrainingArguments,
+    set_seed,
+)
+
+from neobert_hf.common.atomic_writes import write_json, write_text
+from neobert_hf.common.fingerprints import checkpoint_fingerprint
+from neobert_hf.common.report import Line, Panel, markdown_table, mean_interval, plot_lines
+from neobert_hf.common.settings import Count, Positive, Range, check_ranges, parse_config
+
+
+RANDOM = "random"
+# How often the training rows are seen: the fewer, the more often.
+EPOCHS = {300: 15, 3000: 5}
+BATCH = 16
+
+
+@dataclass
+class WorthArguments:
+    data: str = field(metadata={"help": "folder with pos_brown/ and classification_debian_sections/"})
+    starts: list[str] = field(metadata={"help": "NAME=FOLDER of each pretrained model"})
+    output_dir: str = field(default="runs/worth", metadata={"help": "one result file for each fine-tuning"})
+    results: str = field(default="benchmarks/results", metadata={"help": "where the report goes"})
+    rows: list[Count] = field(default_factory=lambda: [300, 3000], metadata={"help": "to train on"})
+    learning_rates: list[Positive] = field(
+        default_factory=lambda: [3e-4, 1e-3, 3e-3], metadata={"help": "tried by all"}
+    )
+    seeds: Count = field(default=5, metadata={"help": "of the rows drawn, their order, the head and random weights"})
+    development: Count = field(default=1000, metadata={"help": "rows that choose the learning rate"})
+    test: Count = field(default=2000, metadata={"help": "rows that are scored"})
+    max_length: Annotated[int, Range(3)] = field(default=128, metadata={"help": "tokens"})
+
+    def __post_init__(self):
+        check_ranges(self)
+
+
+@dataclass
+class Task:
+    """Labelled texts.
+
+    Args:
+        train: all rows to draw from; `development` chooses the learning rate.
+        of_words: whether each word has a label, or each text.
+    """
+
+    name: str
+    title: str
+    train: Dataset
+    development: Dataset
+    test: Dataset
+    labels: list[str]
+    of_words: bool
+
+
+def read_tasks(settings: WorthArguments) -> list[Task]:
+    data = Path(settings.data)
+    tags = _read(data / "pos_brown", settings)
+    names = sorted({tag for row in tags["train"]["tags"][:] for tag in row})
+    numbers = {name: number for number, name in enumerate(names)}
+    tags = {
+        split: rows.map(lambda row: {"labels": [numbers[tag] for tag in row["tags"]]}).rename_column("tokens", "text")
+        for split, rows in tags.items()
+    }
+    sections = {
+        split: rows.rename_columns({"sentence": "text", "label": "labels"})
+        for split, rows in _read(data / "classification_debian_sections", settings).items()
+    }
+    count = max(sections["train"]["labels"]) + 1
+    return [
+        Task("tags", "parts of speech, words right", **tags, labels=names, of_words=True),
+        Task(
+            "sections", "Debian sections, texts right", **sections, labels=list(map(str, range(count))), of_words=False
+        ),
+    ]
+
+
+def _read(folder: Path, settings: WorthArguments) -> dict[str, Dataset]:
+    train = Dataset.from_parquet(str(folder / "train.parquet")).shuffle(seed=0)
+    test = Dataset.from_parquet(str(folder / "validation.parquet")).shuffle(seed=0)
+    return {
+        "train": train.select(range(settings.development, len(train))),
+        "development": train.select(range(settings.development)),
+        "test": test.select(range(min(settings.test, len(test)))),
+    }
+
+
+def encode(rows: Dataset, task: Task, tokenizer: PreTrainedTokenizerFast, max_length: int) -> Dataset:
+    """Ids and labels. Of a word that is several tokens, the first one carries its label."""
+
+    def to_ids(batch: dict[str, list]) -> dict[str, list]:
+        encoded = tokenizer(batch["text"], truncation=True, max_length=max_length, is_split_into_words=task.of_words)
+        if not task.of_words:
+            return {**encoded, "labels": batch["labels"]}
+        labels = []
+        for number, tags in enumerate(batch["labels"]):
+            words = encoded.word_ids(number)
+            first = [word is not None and word != before for word, before in zip(words, [None, *words])]
+            labels.append([tags[word] if is_first else -100 for word, is_first in zip(words, first)])
+        return {**encoded, "labels": labels}
+
+    return rows.map(to_ids, batched=True, remove_columns=rows.column_names)
+
+
+def build_model(start: Path, task: Task, weights: bool) -> PreTrainedModel:
+    auto = AutoModelForTokenClassification if task.of_words else AutoModelForSequenceClassification
+    if weights:
+        return auto.from_pretrained(start, num_labels=len(task.labels), dtype=torch.float32)
+    return auto.from_config(AutoConfig.from_pretrained(start, num_labels=len(task.labels)), dtype=torch.float32)
+
+
+def accuracy(predictions: np.ndarray, labels: np.ndarray) -> float:
+    """Share of the labels that are right; -100 is no label."""
+    labelled = labels != -100
+    return float((predictions[labelled] == labels[labelled]).mean())
+
+
+def fine_tune(
+    start: Path, task: Task, rows: int, rate: float, seed: int, settings: WorthArguments, weights: bool
+) -> dict:
+    """Fine-tune once. Returns the accuracy on the development and the test rows."""
+    tokenizer = AutoTokenizer.from_pretrained(start)
+    drawn = task.train.shuffle(seed=seed).select(range(min(rows, len(task.train))))
+    parts = [encode(part, task, tokenizer, settings.max_length) for part in (drawn, task.development, task.test)]
+    set_seed(seed)
+    model = build_model(start, task, weights)
+    collator = (DataCollatorForTokenClassification if task.of_words else DataCollatorWithPadding)(tokenizer)
+    arguments = TrainingArguments(
+        output_dir=settings.output_dir,
+        num_train_epochs=EPOCHS.get(rows, 3),
+        learning_rate=rate,
+        warmup_steps=0.1,
+        weight_decay=0.01,
+        per_device_train_batch_size=BATCH,
+        per_device_eval_batch_size=64,
+        train_sampling_strategy="group_by_length",
+        seed=seed,
+        use_cpu=True,
+        report_to="none",
+        save_strategy="no",
+        logging_strategy="no",
+        disable_tqdm=True,
+    )
+    trainer = Trainer(model, arguments, collator, parts[0])
+    trainer.train()
+    scores = {}
+    for name, part in zip(("development", "test"), parts[1:]):
+        output = trainer.predict(part)
+        scores[name] = accuracy(output.predictions.argmax(-1), output.label_ids)
+    return scores
+
+
+@torch.no_grad()
+def probe(start: Path, task: Task, rows: int, seed: int, settings: WorthArguments, weights: bool) -> dict:
+    """A logistic regression on the states of the last layer, which stay as they are: of each word, or their mean."""
+    tokenizer = AutoTokenizer.from_pretrained(start)
+    set_seed(seed)
+    config = AutoConfig.from_pretrained(start)
+    model = AutoModel.from_pretrained(start, dtype=torch.float32) if weights else AutoModel.from_config(config)
+    model.eval()
+    drawn = task.train.shuffle(seed=seed).select(range(min(rows, len(task.train))))
+
+    def states(part: Dataset) -> tuple[np.ndarray, np.ndarray]:
+        found, labels = [], []
+        for row in encode(part, task, tokenizer, settings.max_length):
+            state = model(torch.tensor([row["input_ids"]])).last_hidden_state[0]
+            tags = torch.tensor(row["labels"])
+            found.append(state[tags != -100] if task.of_words else state.mean(0, keepdim=True))
+            labels.append(tags[tags != -100] if task.of_words else tags[None])
+        return torch.cat(found).numpy(), torch.cat(labels).numpy()
+
+    classifier = make_pipeline(StandardScaler(), LogisticRegression(max_iter=300))
+    classifier.fit(*states(drawn))
+    return {"test": float(classifier.score(*states(task.test)))}
+
+
+def stored(file: Path, make: Any, *arguments: Any) -> dict:
+    """What a file holds, or what is made and kept in it."""
+    if not file.exists():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_json(file, make(*arguments))
+    return json.loads(file.read_text())
+
+
+def run_all(settings: WorthArguments, starts: dict[str, Path], tasks: list[Task]) -> dict:
+    """Test accuracies by task, rows, start and kind (`fine-tuned`, `probe`): one for each seed."""
+    first, scores = next(iter(starts.values())), {}
+    for rows, task in itertools.product(settings.rows, tasks):
+        for name, start in {**starts, RANDOM: first}.items():
+            weights = name != RANDOM
+            folder = Path(settings.output_dir, f"{name}-{checkpoint_fingerprint(str(start))[:8]}", task.name, str(rows))
+            by_rate = {}
+            for rate in settings.learning_rates:
+                by_rate[rate] = [
+                    stored(
+                        folder / f"{rate:g}_{seed}.json", fine_tune, start, task, rows, rate, seed, settings, weights
+                    )
+                    for seed in range(settings.seeds)
+                ]
+            best = max(by_rate, key=lambda rate: statistics.mean(run["development"] for run in by_rate[rate]))
+            probes = [
+                stored(folder / f"probe_{seed}.json", probe, start, task, rows, seed, settings, weights)
+                for seed in range(settings.seeds)
+            ]
+            tuned = [run["test"] for run in by_rate[best]]
+            print(task.name, rows, name, f"{best:g}", f"{statistics.mean(tuned):.4f}", flush=True)
+            entry = {"rate": best, "fine-tuned": tuned, "probe": [run["test"] for run in probes]}
+            scores.setdefault(task.name, {}).setdefault(str(rows), {})[name] = entry
+    return scores
+
+
+def scores_table(scores: dict, tasks: list[Task]) -> list[str]:
+    """Accuracy of each start in percent: mean and half of its 95% interval over the seeds."""
+    lines = []
+    for task in tasks:
+        for rows, entries in scores[task.name].items():
+            for name, entry in entries.items():
+                cells = [task.title, f"{int(rows):,}", name, f"{entry['rate']:g}"]
+                for kind in ("fine-tuned", "probe"):
+                    mean, lower, _ = mean_interval([100 * value for value in entry[kind]])
+                    cells.append(f"{mean:.1f} ± {mean - lower:.1f}")
+                lines.append(cells)
+    return markdown_table(["task", "rows", "start", "best rate", "fine-tuned, %", "probe, %"], lines)
+
+
+def gains_table(scores: dict, tasks: list[Task], starts: list[str]) -> list[str]:
+    """What each start adds to random weights, seed by seed, and what the first one adds to the others."""
+    pairs = [(name, RANDOM) for name in starts] + [(starts[0], name) for name in starts[1:]]
+    lines = []
+    for task in tasks:
+        for rows, entries in scores[task.name].items():
+            for kind, (better, worse) in itertools.product(("fine-tuned", "probe"), pairs):
+                gains = [100 * (a - b) for a, b in zip(entries[better][kind], entries[worse][kind])]
+                mean, lower, upper = mean_interval(gains)
+                verdict = "yes" if lower > 0 else "no" if upper < 0 else "not decided"
+                cells = [task.title, f"{int(rows):,}", f"{better} - {worse}, {kind}"]
+                lines.append([*cells, f"{mean:+.1f} ({lower:+.1f} to {upper:+.1f})", verdict])
+    return markdown_table(["task", "rows", "", "points, 95% interval", "better?"], lines)
+
+
+def plot(scores: dict, tasks: list[Task], file: Path) -> None:
+    """Accuracy against the number of labelled rows, one panel a task, one curve a start."""
+    panels = []
+    for task in tasks:
+        by_rows = scores[task.name]
+        lines = []
+        for number, name in enumerate(next(iter(by_rows.values()))):
+            for kind, style in (("fine-tuned", "-"), ("probe", ":")):
+                points = [(int(rows), 100 * statistics.mean(entry[name][kind])) for rows, entry in by_rows.items()]
+                lines.append(
+                    Line(points, f"{name}, {kind}", {"marker": "o", "color": f"C{number}", "linestyle": style})
+                )
+        labels = {"xlabel": "labelled rows", "ylabel": task.title + " (%)", "xscale": "log"}
+        panels.append(Panel(lines, labels))
+    plot_lines(file, panels)
+
+
+def report(settings: WorthArguments, scores: dict, tasks: list[Task], starts: dict[str, Path]) -> str:
+    versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "scikit-learn"))
+    sections = (
+        "# What pretraining is worth where labels are few",
+        "![accuracy against labelled rows](worth.png)",
+        f"{date.today()}; {os.cpu_count()} cores ({platform.machine()}), float32; Python {platform.python_version()}, "
+        f"{versions}. Not measured on GPU. Command: `python benchmarks/worth.py {shlex.join(sys.argv[1:])}`.",
+        f"Each start is fine-tuned with {settings.seeds} seeds and the rates "
+        f"{', '.join(f'{rate:g}' for rate in settings.learning_rates)}; {settings.development:,} other rows choose "
+        f"the rate, {settings.test:,} held-out rows are scored. A seed draws the training rows, their order, the new "
+        "head and the random weights, and is the same for all starts, so gains are taken seed by seed. The probe is a "
+        "logistic regression on states that stay as they are. Intervals are 95% by Student's t.",
+        "\n".join(gains_table(scores, tasks, list(starts))),
+        "\n".join(scores_table(scores, tasks)),
+    )
+    return "\n\n".join(sections) + "\n"
+
+
+def main(args: list[str] | None = None) -> None:
+    (settings,) = parse_config(WorthArguments, args=args)
+    disable_progress_bars()
+    starts = {name: Path(folder) for name, folder in (start.split("=", 1) for start in settings.starts)}
+    tasks = read_tasks(settings)
+    scores = run_all(settings, starts, tasks)
+    results = Path(settings.results)
+    results.mkdir(parents=True, exist_ok=True)
+    plot(scores, tasks, results / "worth.png")
+    write_json(results / "worth.json", {"settings": asdict(settings), "scores": scores})
+    write_text(results / "worth.md", report(settings, scores, tasks, starts))
+
+
+if __name__ == "__main__":
+    main()
