@@ -152,6 +152,9 @@ def _run_script(
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     os.environ |= environment
+    # As in a script of one's own: this process has taken over the server's method, with which every loader worker would
+    # import everything anew (8 s of CPU) and come from another server, which a signal to the group ends.
+    multiprocessing.set_start_method("fork", force=True)
     if largest_file is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
     if script == "fsdp2_on_cpu":

@@ -1,13 +1,10 @@
 """examples/pretrain.py interrupted, resumed, continued by a second stage."""
 
 import json
-import os
 import random
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -17,7 +14,6 @@ from transformers import AutoModelForMaskedLM
 
 from neobert_hf.pretraining.batches import Documents
 from neobert_hf.training.run_checkpoints import COMPLETE, CheckpointError, complete_checkpoints
-from tests.helpers.models import ROOT
 from tests.helpers.pretraining_runs import assert_same_weights, pretrain, run, start
 
 
@@ -160,20 +156,12 @@ def test_sigterm_saves_stops_and_the_same_command_finishes(flags, tmp_path):
     # A launcher signals the whole process group: loader workers must survive it.
     changes = {"max_steps": 30, "save_steps": 1000, "dataloader_num_workers": 2}
     start(flags(**changes, output_dir=tmp_path / "whole")).finish()
-    # The script itself: with a forked process (see pretraining_runs.py) the workers ended here; why is not known.
-    process = subprocess.Popen(
-        [sys.executable, str(ROOT / "examples" / "pretrain.py"), *flags(**changes)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    for line in process.stdout:
-        if re.search(r"step 1 of|'loss'", line):
-            break
-    os.killpg(process.pid, signal.SIGTERM)
-    output = process.communicate(timeout=60)[0]
-    assert process.returncode == 143, output[-3000:]
+    training = start(flags(**changes))
+    while not re.search(r"step 1 of|'loss'", training.output):
+        training.check_running()
+    training.signal(signal.SIGTERM)
+    assert training.end(timeout=60) == [143], training.output[-3000:]
+    output = training.output
     step = int(re.search(r"Stopped by SIGTERM after step (\d+)", output)[1])
     assert 0 < step < 30
     assert f"checkpoint-{step} is complete: the same command goes on from there." in output
