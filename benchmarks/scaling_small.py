@@ -11,7 +11,6 @@ import json
 import os
 import platform
 import shlex
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -19,7 +18,7 @@ from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 
-from pretraining import ENVIRONMENT, ROOT
+from pretraining import ROOT, run
 
 from neobert_hf import NeoBERTConfig
 from neobert_hf.common.atomic_writes import write_json, write_text
@@ -126,23 +125,13 @@ class SweepArguments:
         check_ranges(self)
 
 
-def run(script: str, flags: str, log: Path) -> None:
-    command = [sys.executable, str(ROOT / "examples" / script), *flags.split()]
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with open(log, "a", encoding="utf-8") as output:
-        code = subprocess.run(
-            command, stdout=output, stderr=subprocess.STDOUT, env=ENVIRONMENT | {"OMP_NUM_THREADS": "1"}
-        ).returncode
-    if code:
-        sys.exit(f"{' '.join(command)} ended with {code}; see {log}")
-
-
 def prepare(text: Path, data: Path, vocabulary: int) -> None:
     folder = data / str(vocabulary)
+    folder.mkdir(parents=True, exist_ok=True)
     log = folder / "log.txt"
     if not (folder / "tokenizer").exists():
         flags = f"--source {text}/train.parquet --vocab_size {vocabulary} --output_dir {folder}/tokenizer"
-        run("train_tokenizer.py", flags, log)
+        run("train_tokenizer.py", flags, log, threads=1)
     for name, flags in (
         ("train", f"--source {text}/train.parquet --max_length 256 --long_documents split"),
         ("validation", f"--source {text}/validation.parquet --max_length 256"),
@@ -150,14 +139,16 @@ def prepare(text: Path, data: Path, vocabulary: int) -> None:
         flags += (
             f" --tokenizer {folder}/tokenizer --output_dir {folder}/{name} --documents_per_shard 10000 --num_proc 1"
         )
-        run("prepare_data.py", flags, log)
+        run("prepare_data.py", flags, log, threads=1)
 
 
 def train(candidate: Candidate, output: Path, limit: str) -> list[tuple[float, float]]:
     """Train unless that is done. Returns compute so far and held-out loss, at each evaluation."""
     folder = output / candidate.name
     if not (folder / "log.json").exists():
-        run("pretrain.py", f"{candidate.flags(output / 'data')} {limit} --output_dir {folder}", folder / "output.txt")
+        folder.mkdir(parents=True, exist_ok=True)
+        flags = f"{candidate.flags(output / 'data')} {limit} --output_dir {folder}"
+        run("pretrain.py", flags, folder / "output.txt", threads=1)
     log = json.loads((folder / "log.json").read_text())
     return [(entry["step"] * candidate.flops_of_a_step, entry["eval_loss"]) for entry in log if "eval_loss" in entry]
 

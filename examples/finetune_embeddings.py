@@ -9,7 +9,7 @@ Run the same command again after an interruption: it resumes from the newest com
 
 from neobert_hf.embeddings.arguments import DenseArguments
 from neobert_hf.embeddings.mining import add_mined_negatives
-from neobert_hf.embeddings.models import build_encoder, info_nce_loss, load_guide
+from neobert_hf.embeddings.models import build_encoder, info_nce_loss, load_trained_model
 from neobert_hf.embeddings.recipe import dense_evaluator, prepare_run
 from neobert_hf.embeddings.trainers import EmbeddingTrainer
 
@@ -25,7 +25,7 @@ def main(args: list[str] | None = None) -> None:
 
         # 3. Model, loss and evaluation
         model = build_encoder(run.source, settings.max_length, settings.trust_remote_code)
-        guide = load_guide(settings.guide, settings.trust_remote_code)
+        guide = load_trained_model(settings.guide, settings.trust_remote_code) if settings.guide else None
         loss = info_nce_loss(model, settings.temperature, settings.mini_batch_size, settings.matryoshka_dims, guide)
         evaluator = dense_evaluator(run)
 

@@ -10,7 +10,8 @@ from sentence_transformers.util import mine_hard_negatives
 from neobert_hf.common.atomic_writes import atomic_write
 from neobert_hf.common.fingerprints import model_files_fingerprint
 from neobert_hf.embeddings.arguments import DenseArguments, RerankerArguments
-from neobert_hf.embeddings.inference import check_encoder, prompt_of
+from neobert_hf.embeddings.inference import prompt_of
+from neobert_hf.embeddings.models import load_trained_model
 from neobert_hf.embeddings.pairs import most_negatives, positives_of_queries
 from neobert_hf.embeddings.recipe import Run
 from neobert_hf.training.run_checkpoints import CheckpointError
@@ -53,8 +54,7 @@ def mine_negatives(
             )
     if not file.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        model = SentenceTransformer(settings.miner, trust_remote_code=settings.trust_remote_code)
-        check_encoder(model[0], settings.miner)
+        model = load_trained_model(settings.miner, settings.trust_remote_code)
         labelled = mine_hard_negatives(
             pairs.select_columns(["query", "positive"]),
             model,

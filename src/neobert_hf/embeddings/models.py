@@ -114,7 +114,8 @@ def info_nce_loss(
             gradients are the same. Whole batches if None.
         matryoshka_dims: train these prefixes of the embeddings as well, beside their full size.
         guide: a trained model. Texts that it finds closer to a query than the right document are probably right, too:
-            they are left out of that query's negatives.
+            they are left out of that query's negatives. It reads each text as the model in training does, cut and with
+            the same instruction, not with its own prompts.
 
     References:
         The paper, section 5.2.1; https://arxiv.org/abs/2101.06983 (GradCache), https://arxiv.org/abs/2205.13147
@@ -140,16 +141,11 @@ def info_nce_loss(
     return MatryoshkaLoss(encoder, loss, sorted({size, *matryoshka_dims}, reverse=True))
 
 
-def load_guide(path: str | None, trust_remote_code: bool = False) -> SentenceTransformer | None:
-    """The trained embedding model that guides a loss, if there is one: folder or Hub id.
-
-    It reads each text as the model in training does, cut and with the same instruction, not with its own prompts.
-    """
-    if path is None:
-        return None
-    guide = SentenceTransformer(path, trust_remote_code=trust_remote_code)
-    check_encoder(guide[0], path)
-    return guide
+def load_trained_model(path: str, trust_remote_code: bool = False) -> SentenceTransformer:
+    """A trained embedding model that helps to train another one, as a miner or a guide: folder or Hub id."""
+    model = SentenceTransformer(path, trust_remote_code=trust_remote_code)
+    check_encoder(model[0], path)
+    return model
 
 
 def _inputs_only(module: torch.nn.Module, args: tuple[dict, ...]) -> tuple[dict]:
