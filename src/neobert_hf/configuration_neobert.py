@@ -366,7 +366,13 @@ class NeoBERTConfig(PreTrainedConfig):
         """Stricter than Transformers, which warns about most wrong RoPE parameters and goes on."""
         # Parameters assigned to a finished config are completed by nobody else.
         self.rope_parameters = parameters = {} if self.rope_parameters is None else self.rope_parameters
-        parameters.setdefault("rope_theta", self.default_theta)
+        for key in ROPE_KEYS_OF_OLDER_CONFIGS:
+            # Assigned to a finished config under its older name; nobody else would read it.
+            value = vars(self).get(key)
+            if value is not None:
+                _set_once(parameters, key, value, f"`{key}`", f"`rope_parameters[{key!r}]`")
+        if parameters.get("rope_theta") is None:  # what Transformers makes of `config.rope_scaling = {...}`
+            parameters["rope_theta"] = self.default_theta
         self.standardize_rope_params()
         rope_type = parameters["rope_type"]
         if parameters.get("type", rope_type) != rope_type:

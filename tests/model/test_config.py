@@ -316,6 +316,17 @@ def test_names_that_contradict_are_refused(names, message, tmp_path):
         AutoConfig.from_pretrained(tmp_path)
 
 
+def test_older_names_assigned_to_a_finished_config():
+    sizes = {"vocab_size": 20, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = NeoBERTConfig(**sizes)
+    config.rope_scaling = {"rope_type": "yarn", "factor": 2.0}
+    assert NeoBERTModel(config).config.rope_parameters["factor"] == 2.0
+    assert config.rope_parameters["rope_theta"] == 10000.0
+    config.rope_theta = 5e5
+    with pytest.raises(ValueError, match="`rope_theta` is 500000.0 and `rope_parameters.'rope_theta'.` is 10000.0"):
+        NeoBERTModel(config)
+
+
 def test_names_that_agree_are_one_setting(tmp_path):
     yarn = {"rope_type": "yarn", "factor": 2.0}
     names = {"max_position_embeddings": 512, "max_length": 512, "head_dim": 64, "dim_head": None}
