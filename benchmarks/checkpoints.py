@@ -37,9 +37,7 @@ def build_run(layers: int) -> tuple[NeoBERTForMaskedLM, torch.optim.Optimizer]:
     return model, optimizer
 
 
-def seconds_to_save(
-    model: NeoBERTForMaskedLM, optimizer: torch.optim.Optimizer, folder: Path, checksums: bool
-) -> float:
+def seconds_to_save(run: tuple[NeoBERTForMaskedLM, torch.optim.Optimizer], folder: Path, checksums: bool) -> float:
     """How long training waits, as in `ResumableTrainer`: checksums are made beside the next step."""
     model, optimizer = run
     started = time.perf_counter()
