@@ -200,7 +200,7 @@ def test_miners_ask_with_prompts_of_their_own(trained, data, tmp_path, monkeypat
     for prompt in ("Find the text. ", "Another. ", ""):
         mine_negatives(pairs, prompt, settings, tmp_path / str(len(asked)))
     assert asked == [("Find the text. ", ""), (PROMPT, ""), (PROMPT, "")]
-    assert f"note: the miner mines with its own prompt {PROMPT!r}, not with 'Another. '." in capsys.readouterr().out
+    assert f"note: the miner reads queries with its own prompt {PROMPT!r}, not with 'Another. '." in capsys.readouterr().out
 
 
 def test_a_prompt_for_passages_is_one_for_documents(trained):

@@ -1,11 +1,12 @@
 """Settings of the recipes that train embedding models and rerankers."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
 from sentence_transformers import SentenceTransformerTrainingArguments
 
-from neobert_hf.common.settings import Count, CountOrZero, NotNegative, Positive, Range, check_ranges
+from neobert_hf.common.settings import Count, CountOrZero, NotNegative, Positive, Range, Share, check_ranges
 from neobert_hf.training.arguments import check_fixed, check_inherited
 
 
@@ -18,6 +19,8 @@ FIXED = {
 }
 # Others let a text into a batch twice, where it is a false negative, and not all are drawn by the seed.
 BATCH_SAMPLERS = ("no_duplicates", "no_duplicates_hashed")
+# Named after what of the teacher is learned, by which loss of Sentence Transformers.
+DISTILLATIONS = ("margin_mse", "kl", "mse")
 
 
 @dataclass
@@ -73,7 +76,98 @@ class RecipeArguments:
 
 
 @dataclass
-class DenseArguments(RecipeArguments):
+class MiningArguments(RecipeArguments):
+    """How hard negatives are found for the datasets that have none; see `mining.py`.
+
+    The two margins and the cross-encoder are called as in Sentence Transformers' `mine_hard_negatives`.
+    """
+
+    miner: str | None = field(
+        default=None, metadata={"help": "embedding model that finds hard negatives where a dataset has none"}
+    )
+    relative_margin: Share = field(
+        # 95% of the right document's score: the best of the filters that NV-Retriever compares (arXiv 2407.15831,
+        # TopK-PercPos), and what Sentence Transformers recommends.
+        default=0.05,
+        metadata={"help": "with `miner`: leave out what scores above the right document less this share of its score"},
+    )
+    absolute_margin: NotNegative | None = field(
+        # The same paper's TopK-MarginPos, which it uses with 0.05, of cosines.
+        default=None,
+        metadata={"help": "with `miner`: leave out what scores less than this below the right document, too"},
+    )
+    cross_encoder: str | None = field(
+        default=None,
+        metadata={"help": "with `miner`: reranker whose scores take the miner's place in both margins"},
+    )
+
+    def __post_init__(self):
+        super().__post_init__()
+        for name in ("absolute_margin", "cross_encoder"):
+            if self.miner is None and getattr(self, name) is not None:
+                raise ValueError(f"`{name}` is {getattr(self, name)!r} without a `miner`: set one, or leave it out.")
+
+
+@dataclass
+class LoraArguments(RecipeArguments):
+    """Whether small matrices are trained in place of all weights, and which; see `adapters.py`."""
+
+    lora_rank: Count | None = field(
+        default=None, metadata={"help": "train adapters of this rank in the linear layers of the blocks (LoRA)"}
+    )
+    lora_alpha: Positive | None = field(
+        default=None, metadata={"help": "what adapters add is multiplied by this over their rank; twice that if unset"}
+    )
+    lora_dropout: Annotated[float, Range(0, below=1)] | None = field(
+        default=None, metadata={"help": "of what goes into the adapters; none if unset"}
+    )
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_needed(self, "lora_rank", ("lora_alpha", "lora_dropout"))
+
+
+@dataclass
+class DistillationArguments(RecipeArguments):
+    """From which model is learned, and what of it; see `distillation.py`."""
+
+    teacher: str | None = field(
+        default=None, metadata={"help": "embedding model or reranker whose scores or embeddings are learned"}
+    )
+    distillation: str | None = field(
+        default=None, metadata={"help": "margin_mse or kl, of the scores of a row's documents; mse, of embeddings"}
+    )
+    teacher_temperature: Positive | None = field(
+        default=None,
+        metadata={"help": "the teacher's scores are divided by it; if unset, cosines by `temperature`, others by 1"},
+    )
+    contrastive_weight: NotNegative | None = field(
+        default=None, metadata={"help": "of the contrastive loss beside distillation; none if unset"}
+    )
+    teacher_dir: str | None = field(
+        default=None, metadata={"help": "where the teacher's results are kept; `output_dir`/teacher if unset"}
+    )
+
+    def __post_init__(self):
+        super().__post_init__()
+        if (self.teacher is None) != (self.distillation is None):
+            raise ValueError(
+                f"`teacher` is {self.teacher!r} and `distillation` is {self.distillation!r}: set both, or leave both out."
+            )
+        if self.distillation not in (None, *DISTILLATIONS):
+            raise ValueError(f"`distillation` is {self.distillation!r}; it must be one of {', '.join(DISTILLATIONS)}.")
+        check_needed(self, "teacher", ("teacher_temperature", "contrastive_weight", "teacher_dir"))
+
+
+def check_needed(settings: RecipeArguments, needed: str, names: Sequence[str]) -> None:
+    """Refuse settings that mean nothing without another one."""
+    for name in names:
+        if getattr(settings, needed) is None and getattr(settings, name) is not None:
+            raise ValueError(f"`{name}` is {getattr(settings, name)!r} without `{needed}`: set that, or leave it out.")
+
+
+@dataclass
+class DenseArguments(DistillationArguments, LoraArguments, MiningArguments):
     """What is trained, on which data, with which loss."""
 
     temperature: Positive = field(default=0.07, metadata={"help": "of the cosine similarities in the loss"})
@@ -86,9 +180,6 @@ class DenseArguments(RecipeArguments):
     guide: str | None = field(
         default=None, metadata={"help": "embedding model that tells which texts of a batch are no negatives (GIST)"}
     )
-    miner: str | None = field(
-        default=None, metadata={"help": "embedding model that finds hard negatives where a dataset has none"}
-    )
     negatives: Count | None = field(default=None, metadata={"help": "with `miner`: of a row, at most so many"})
 
     def __post_init__(self):
@@ -97,6 +188,27 @@ class DenseArguments(RecipeArguments):
             raise ValueError(
                 f"`miner` is {self.miner!r} and `negatives` is {self.negatives}: set both, or leave both out."
             )
+        if self.distillation is not None:
+            self._check_distillation()
+
+    def _check_distillation(self) -> None:
+        """Refuse what has no meaning beside a teacher."""
+        reasons = {
+            "guide": "the teacher tells by itself how well a document fits a query",
+            "mini_batch_size": "no loss of distillation computes its batches in parts",
+        }
+        if self.distillation == "mse":
+            reasons |= {
+                "miner": "embeddings are learned of queries and their right documents, and no others",
+                "teacher_temperature": "embeddings are learned as they are",
+                "matryoshka_dims": "a prefix of the teacher's embeddings need not mean anything",
+            }
+        for name, reason in reasons.items():
+            if value := getattr(self, name):
+                raise ValueError(
+                    f"`{name}` is {value!r} and `distillation` is {self.distillation}: leave one of them out, since "
+                    f"{reason}."
+                )
 
 
 @dataclass
@@ -108,12 +220,9 @@ class SparseArguments(RecipeArguments):
 
 
 @dataclass
-class RerankerArguments(RecipeArguments):
+class RerankerArguments(LoraArguments, MiningArguments):
     """What is trained, on which data, against which documents."""
 
     negatives: Count = field(
         default=4, metadata={"help": "wrong documents of a query: its hard negatives, then others"}
-    )
-    miner: str | None = field(
-        default=None, metadata={"help": "embedding model that finds hard negatives where a dataset has none"}
     )

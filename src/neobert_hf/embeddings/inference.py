@@ -7,6 +7,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.model import BaseModel
 from sentence_transformers.sentence_transformer.modules import Transformer
 from torch import nn
 
@@ -67,7 +68,7 @@ def _to_float32(module, args, features: dict) -> dict:
 PROMPT_NAMES = {"query": ("query",), "document": ("document", "passage", "corpus")}
 
 
-def prompt_of(model: SentenceTransformer, kind: Literal["query", "document"]) -> str:
+def prompt_of(model: BaseModel, kind: Literal["query", "document"]) -> str:
     """What a model puts before a text of this kind; nothing if it was saved without a prompt for it."""
     return next((model.prompts[name] for name in PROMPT_NAMES[kind] if model.prompts.get(name)), "")
 

@@ -1,17 +1,24 @@
-"""Hard negatives for training datasets that have none, found by an embedding model."""
+"""Hard negatives for training datasets that have none, found by an embedding model and checked by a reranker.
 
+The documents most like a query are the most instructive wrong ones, and some of them are right: nobody has labelled
+them. Two checks leave those out. A document whose score comes too close to that of the right one is no negative
+(`relative_margin`, `absolute_margin`), and with a reranker (`cross_encoder`) both scores are the reranker's, which
+reads query and document together and knows better than the miner.
+"""
+
+from collections.abc import Callable
 from pathlib import Path
 
 from datasets import Dataset
 from datasets.fingerprint import Hasher
-from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.model import BaseModel
 from sentence_transformers.util import mine_hard_negatives
 
 from neobert_hf.common.atomic_writes import atomic_write
 from neobert_hf.common.fingerprints import model_files_fingerprint
-from neobert_hf.embeddings.arguments import DenseArguments, RerankerArguments
+from neobert_hf.embeddings.arguments import MiningArguments
 from neobert_hf.embeddings.inference import prompt_of
-from neobert_hf.embeddings.models import load_trained_model
+from neobert_hf.embeddings.models import load_trained_model, load_trained_reranker
 from neobert_hf.embeddings.pairs import most_negatives, positives_of_queries
 from neobert_hf.embeddings.recipe import Run
 from neobert_hf.training.run_checkpoints import CheckpointError
@@ -29,18 +36,21 @@ def add_mined_negatives(run: Run) -> None:
 
 
 def mine_negatives(
-    pairs: Dataset, prompt: str, settings: DenseArguments | RerankerArguments, folder: Path, begun: bool = False
+    pairs: Dataset, prompt: str, settings: MiningArguments, folder: Path, begun: bool = False
 ) -> Dataset:
     """The pairs with the documents most like their queries as hard negatives, from a file once that is written.
 
     Args:
         pairs: rows of `query`, `positive` and `negatives`.
-        prompt: of the dataset's queries. The miner gets it if it was saved with it, and its own otherwise.
+        prompt: of the dataset's queries. The miner and the reranker get it if they were saved with it, and their own
+            otherwise.
+        settings: with `negatives`, how many a row gets at most.
         folder: where the file is, under a name that tells what was mined and how.
         begun: whether training has begun, with what was mined then.
 
     Raises:
         CheckpointError: if training has begun, and with other negatives.
+        ValueError: if `cross_encoder` is no trained reranker.
     """
     miner = model_files_fingerprint(settings.miner)
     file = folder / f"{_name_of_file(pairs, prompt, miner, settings)}.parquet"
@@ -54,34 +64,53 @@ def mine_negatives(
             )
     if not file.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        model = load_trained_model(settings.miner, settings.trust_remote_code)
-        labelled = mine_hard_negatives(
-            pairs.select_columns(["query", "positive"]),
-            model,
-            num_negatives=settings.negatives,
-            query_prompt=prompt_of_miner(model, prompt),
-            corpus_prompt=prompt_of(model, "document"),
-            # What comes closer to the score of the right document may well be right, too (arXiv 2407.15831).
-            relative_margin=0.05,
-            # The formats with one row a query drop those with fewer.
-            output_format="labeled-pair",
-        )
-        found = positives_of_queries(labelled.filter(lambda row: row["label"] == 0))
-        mined = pairs.map(lambda row: {"negatives": sorted(found.get(row["query"], ()))})
+        mined = pairs.map(_find_negatives(pairs, prompt, settings))
         with atomic_write(file) as partial:
             mined.to_parquet(partial)
     return Dataset.from_parquet(str(file))
 
 
-def _name_of_file(pairs: Dataset, prompt: str, miner: str, settings: DenseArguments | RerankerArguments) -> str:
-    return Hasher.hash([pairs["query"][:], pairs["positive"][:], prompt, miner, settings.negatives])
+def _find_negatives(pairs: Dataset, prompt: str, settings: MiningArguments) -> Callable[[dict], dict]:
+    """What gives a row its `negatives`."""
+    model = load_trained_model(settings.miner, settings.trust_remote_code)
+    reranker = None
+    if settings.cross_encoder is not None:
+        reranker = load_trained_reranker(settings.cross_encoder, settings.trust_remote_code)
+        # The function below takes no prompt for it.
+        reranker.prompts["mining"] = prompt_of_helper("reranker", reranker, prompt)
+        reranker.default_prompt_name = "mining"
+    labelled = mine_hard_negatives(
+        pairs.select_columns(["query", "positive"]),
+        model,
+        cross_encoder=reranker,
+        num_negatives=settings.negatives,
+        query_prompt=prompt_of_helper("miner", model, prompt),
+        corpus_prompt=prompt_of(model, "document"),
+        relative_margin=settings.relative_margin,
+        absolute_margin=settings.absolute_margin,
+        # The formats with one row a query drop those with fewer.
+        output_format="labeled-pair",
+    )
+    found = positives_of_queries(labelled.filter(lambda row: row["label"] == 0))
+    print(f"mined: hard negatives for {len(found):,} of {len(set(pairs['query'])):,} queries", flush=True)
+    if not found:
+        print("note: every document is too close to be one; lower the margins, or take another miner.", flush=True)
+    return lambda row: {"negatives": sorted(found.get(row["query"], ()))}
 
 
-def prompt_of_miner(model: SentenceTransformer, prompt: str) -> str:
-    """What a miner puts before the queries of a dataset with this prompt; another one than that is said aloud."""
+def _name_of_file(pairs: Dataset, prompt: str, miner: str, settings: MiningArguments) -> str:
+    content = [pairs["query"][:], pairs["positive"][:], prompt, miner, settings.negatives]
+    reranker = settings.cross_encoder and model_files_fingerprint(settings.cross_encoder)
+    filters = [settings.relative_margin, settings.absolute_margin, reranker]
+    # What was mined before these could be chosen had the first of them, and is known by a name without them.
+    return Hasher.hash(content + (filters if filters != [0.05, None, None] else []))
+
+
+def prompt_of_helper(who: str, model: BaseModel, prompt: str) -> str:
+    """What a miner or a reranker puts before the queries of a dataset with this prompt; another one is said aloud."""
     if prompt and prompt in model.prompts.values():
         return prompt
     own = prompt_of(model, "query")
     if own != prompt:
-        print(f"note: the miner mines with its own prompt {own!r}, not with {prompt!r}.", flush=True)
+        print(f"note: the {who} reads queries with its own prompt {own!r}, not with {prompt!r}.", flush=True)
     return own

@@ -148,6 +148,25 @@ def load_trained_model(path: str, trust_remote_code: bool = False) -> SentenceTr
     return model
 
 
+def load_trained_reranker(path: str, trust_remote_code: bool = False) -> CrossEncoder:
+    """A trained reranker that helps to train another model: folder or Hub id.
+
+    Raises:
+        ValueError: if it has no trained head, which would be filled with random numbers, or gives several scores.
+    """
+    architectures = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code).architectures or []
+    if not any(name.endswith(("ForSequenceClassification", "ForCausalLM")) for name in architectures):
+        raise ValueError(
+            f"{path} is no trained reranker: `architectures` in its config.json is {architectures}. Train one with "
+            "examples/train_reranker.py, or name one on the Hub."
+        )
+    model = CrossEncoder(path, trust_remote_code=trust_remote_code)
+    check_encoder(model[0], path)
+    if model.num_labels != 1:
+        raise ValueError(f"{path} gives {model.num_labels} scores for a pair of texts; a reranker gives one.")
+    return model
+
+
 def _inputs_only(module: torch.nn.Module, args: tuple[dict, ...]) -> tuple[dict]:
     """Without what the model in training wrote into them: the cached loss of version 6.2 passes that, too."""
     return ({name: value for name, value in args[0].items() if not name.endswith(("_embedding", "_embeddings"))},)

@@ -113,8 +113,13 @@ def run_settings(settings: RecipeArguments, arguments: EmbeddingArguments, data:
         values["datasets"][name].pop("default")
     values["weights"] = checkpoint_fingerprint(settings.model)
     values["tokenizer_fingerprint"] = _fingerprint_of_tokenizer(settings)
-    if values.get("miner") and not all(map(most_negatives, data.train.values())):
-        values["miner_fingerprint"] = model_files_fingerprint(settings.miner)
+    if not values.get("miner"):
+        for name in ("relative_margin", "absolute_margin", "cross_encoder"):
+            values.pop(name, None)
+    elif not all(map(most_negatives, data.train.values())):
+        for name in ("miner", "cross_encoder"):
+            if values[name] is not None:
+                values[f"{name}_fingerprint"] = model_files_fingerprint(values[name])
     if values.get("guide"):
         values["guide_fingerprint"] = model_files_fingerprint(settings.guide)
     values["batches_per_step"] = arguments.world_size * arguments.gradient_accumulation_steps

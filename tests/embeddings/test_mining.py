@@ -1,0 +1,108 @@
+"""Hard negatives that a model finds: which documents are too close to be wrong ones, and who says so."""
+
+import shutil
+
+import pytest
+import torch
+from datasets import Dataset
+from safetensors.torch import load_file, save_file
+
+from neobert_hf.embeddings.arguments import DenseArguments, EmbeddingArguments, RerankerArguments
+from neobert_hf.embeddings.mining import mine_negatives
+from neobert_hf.embeddings.models import load_trained_reranker
+from neobert_hf.embeddings.recipe import read_data, run_settings
+from tests.helpers.embedding_runs import load
+
+
+PROMPT = "Find the text. "
+
+
+@pytest.fixture(scope="module")
+def pairs(data) -> Dataset:
+    rows = Dataset.from_json(str(data / "pairs.jsonl")).select(range(40))
+    return Dataset.from_list([{"query": row["title"], "positive": row["body"], "negatives": []} for row in rows])
+
+
+def settings(trained, **changes) -> RerankerArguments:
+    return RerankerArguments(**{"model": "m", "datasets": "d", "miner": str(trained["dense"] / "model")} | changes)
+
+
+def scores_of(pairs: Dataset, mined: Dataset, score) -> list[tuple[float, torch.Tensor]]:
+    """For each query that of the right document, and those of its negatives."""
+    found = []
+    for row in mined:
+        assert row["positive"] not in row["negatives"] and set(row["negatives"]) <= set(pairs["positive"])
+        if row["negatives"]:
+            values = torch.as_tensor(score(row["query"], [row["positive"], *row["negatives"]]))
+            found.append((values[0].item(), values[1:]))
+    return found
+
+
+@pytest.mark.parametrize("relative, absolute", [(0.0, None), (0.08, None), (0.0, 0.08)])
+def test_negatives_are_further_from_the_query_than_the_margin(trained, pairs, tmp_path, relative, absolute):
+    miner = load("dense", trained["dense"])
+
+    def cosines(query: str, documents: list[str]) -> torch.Tensor:
+        return miner.similarity(miner.encode([query], prompt=PROMPT), miner.encode(documents, prompt=""))[0]
+
+    chosen = settings(trained, negatives=3, relative_margin=relative, absolute_margin=absolute)
+    found = scores_of(pairs, mine_negatives(pairs, PROMPT, chosen, tmp_path), cosines)
+    assert len(found) > 10
+    for right, wrong in found:
+        assert (wrong <= right - relative * abs(right) - (absolute or 0) + 1e-5).all()
+    closest = min(((right - wrong) / abs(right)).min().item() for right, wrong in found)
+    # The margin decides: without one, negatives come this close.
+    assert (closest < 0.05) == (relative == 0 and absolute is None)
+
+
+def test_that_nothing_was_found_is_said_aloud(trained, pairs, tmp_path, capsys):
+    mined = mine_negatives(pairs, PROMPT, settings(trained, negatives=3, relative_margin=0.5), tmp_path)
+    assert not any(mined["negatives"])
+    assert "for 0 of 40 queries\nnote: every document is too close" in capsys.readouterr().out
+
+
+def test_a_reranker_says_what_is_too_close(trained, pairs, tmp_path):
+    reranker = load("reranker", trained["reranker"])
+
+    def score(query: str, documents: list[str]):
+        return reranker.predict([(query, document) for document in documents], prompt=PROMPT)
+
+    # The scores of so small a reranker lie close to each other.
+    plain = mine_negatives(pairs, PROMPT, settings(trained, negatives=3, relative_margin=0.0), tmp_path)
+    reranked = {"relative_margin": 0.0, "cross_encoder": str(trained["reranker"] / "model")}
+    checked_by = settings(trained, negatives=3, **reranked)
+    checked = mine_negatives(pairs, PROMPT, checked_by, tmp_path)
+    assert len(list(tmp_path.iterdir())) == 2 and plain["negatives"][:] != checked["negatives"][:]
+    found = scores_of(pairs, checked, score)
+    assert len(found) > 10 and all((wrong <= right + 1e-6).all() for right, wrong in found)
+    assert not all((wrong <= right).all() for right, wrong in scores_of(pairs, plain, score))
+
+
+def test_what_was_mined_belongs_to_the_reranker_and_the_margins(trained, data, tmp_path):
+    shutil.copytree(trained["reranker"] / "model", tmp_path / "reranker")
+    arguments = EmbeddingArguments("unused", bf16=False, use_cpu=True)
+    model = str(trained["dense"] / "model")
+    base = {"model": model, "datasets": str(data / "datasets.yaml"), "only": ["pairs"]}
+
+    def values(**changes) -> dict:
+        chosen = DenseArguments(**base | changes)
+        return run_settings(chosen, arguments, read_data(chosen, arguments))
+
+    mined = {"miner": model, "negatives": 2, "cross_encoder": str(tmp_path / "reranker")}
+    before = values(**mined)
+    weights = load_file(tmp_path / "reranker" / "model.safetensors")
+    save_file({name: weight.flip(0) for name, weight in weights.items()}, tmp_path / "reranker" / "model.safetensors")
+    after = values(**mined)
+    assert {name for name in before if before[name] != after[name]} == {"cross_encoder_fingerprint"}
+    assert values(**mined, absolute_margin=0.1)["absolute_margin"] == 0.1
+    # Runs without a miner do not depend on how one would be used.
+    assert not {"relative_margin", "absolute_margin", "cross_encoder"} & values().keys()
+
+
+def test_what_cannot_check_anything_is_refused(trained, encoder):
+    with pytest.raises(ValueError, match="`cross_encoder` is 'x' without a `miner`: set one, or leave it out"):
+        DenseArguments("m", "d", cross_encoder="x")
+    with pytest.raises(ValueError, match="`absolute_margin` is 0.1 without a `miner`"):
+        RerankerArguments("m", "d", absolute_margin=0.1)
+    with pytest.raises(ValueError, match="no trained reranker: `architectures` .* \\['NeoBERTForMaskedLM'\\]"):
+        load_trained_reranker(str(encoder))
