@@ -53,6 +53,7 @@ def check_inputs(config, inputs: BatchInputs, require_tokens: bool = False) -> N
         raise ValueError("`cu_seq_lens_k`, `max_length_q` and `max_length_k` mean nothing without `cu_seq_lens_q`.")
     if inputs.seq_idx is not None:
         _check_seq_idx(inputs, read_values)
+    _check_prefix(config, inputs)
 
 
 def _check_tokens(config, inputs: BatchInputs) -> None:
@@ -66,6 +67,34 @@ def _check_tokens(config, inputs: BatchInputs) -> None:
         )
     elif not inputs_embeds.is_floating_point():
         raise ValueError(f"`inputs_embeds` has dtype {inputs_embeds.dtype}, it must be a floating dtype.")
+
+
+def _check_prefix(config, inputs: BatchInputs) -> None:
+    """A prefix has one position. Anything that tells positions or documents in another way contradicts it."""
+    prefix, position = inputs.prefix_embeds, inputs.text_position
+    if isinstance(position, bool) or not isinstance(position, int) or not 0 <= position <= MOST_POSITIONS:
+        raise ValueError(f"`text_position` is {position!r}, it must be a whole number, 0 to {MOST_POSITIONS}.")
+    if prefix is None or prefix.ndim == 3 and not prefix.shape[1]:
+        if position:
+            raise ValueError(f"`text_position` is {position}: without vectors in `prefix_embeds` it means nothing.")
+    if prefix is None:
+        return
+    rows, width = inputs.shape[0], config.hidden_size
+    if prefix.ndim != 3 or prefix.shape[0] not in (1, rows) or prefix.shape[2] != width:
+        raise ValueError(
+            f"`prefix_embeds` has shape {tuple(prefix.shape)}, it must be ({rows} or 1, prefix, hidden_size={width})."
+        )
+    if not prefix.is_floating_point():
+        raise ValueError(f"`prefix_embeds` has dtype {prefix.dtype}, it must be a floating dtype.")
+    if not config.rope:
+        raise ValueError("`prefix_embeds` needs RoPE: learned absolute positions have none for a prefix.")
+    for name in ("position_ids", "cu_seq_lens_q", "seq_idx"):
+        if getattr(inputs, name) is not None:
+            raise ValueError(
+                f"`prefix_embeds` excludes `{name}`: the model gives a prefix and its text their positions. Give each "
+                "text a row with an `attention_mask`; padding is stripped in here."
+            )
+    _refuse("prefix_embeds", prefix, ~prefix.isfinite(), "a finite number everywhere")
 
 
 def _check_values(config, inputs: BatchInputs, require_tokens: bool) -> None:

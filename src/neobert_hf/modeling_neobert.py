@@ -58,9 +58,11 @@ from .packing_neobert import (
     Batch,
     BatchInputs,
     build_mask,
+    eager_attention_forward,
     has_varlen_kernel,
     lay_out_batch,
     pool,
+    put_prefix_before,
     sdpa_attention_forward,
 )
 
@@ -102,25 +104,6 @@ def rotate(query_key: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     cos, sin = table.unbind(-1)
     rotated = torch.stack((x0 * cos - x1 * sin, x0 * sin + x1 * cos), dim=-1)
     return rotated.flatten(-2).to(query_key.dtype)
-
-
-def eager_attention_forward(
-    module: nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    scaling: float,
-    dropout: float = 0.0,
-    **kwargs,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention written out, with its weights (batch, heads, length, length); the mask is added before the softmax."""
-    scores = query @ key.transpose(-2, -1) * scaling
-    if attention_mask is not None:
-        scores = scores + attention_mask
-    weights = scores.softmax(dim=-1, dtype=torch.float32).to(query.dtype)
-    weights = F.dropout(weights, p=dropout, training=module.training)
-    return (weights @ value).transpose(1, 2).contiguous(), weights
 
 
 def swiglu_width(config: NeoBERTConfig) -> int:
@@ -280,16 +263,18 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
         return loaded if output_loading_info else loaded[0]
 
     @classmethod
-    def _load_pretrained_model(cls, model, state_dict, files, load_config, *args, **kwargs):
-        # Called when Transformers knows config and files, and before it allocates anything. What a quantized checkpoint
-        # stores is no floating-point number.
+    def _load_pretrained_model(cls, model, state_dict, checkpoint_files, load_config, *args, **kwargs):
+        # Called when Transformers knows config and files, and before it allocates anything; for an adapter of PEFT by
+        # keyword, with a file that holds no whole model. What a quantized checkpoint stores is no floating-point number.
         tensors = {}
-        if files and load_config.hf_quantizer is None:
-            tensors = read_checkpoint(files, partial(load_state_dict, weights_only=load_config.weights_only))
+        if checkpoint_files and load_config.hf_quantizer is None and not model._hf_peft_config_loaded:
+            tensors = read_checkpoint(checkpoint_files, partial(load_state_dict, weights_only=load_config.weights_only))
             check_size(model, tensors)
-            if not files[0].endswith(".safetensors"):
+            if not checkpoint_files[0].endswith(".safetensors"):
                 state_dict = dict(tensors)
-        info, offloaded = super()._load_pretrained_model(model, state_dict, files, load_config, *args, **kwargs)
+        info, offloaded = super()._load_pretrained_model(
+            model, state_dict, checkpoint_files, load_config, *args, **kwargs
+        )
         check_values(tensors, info)
         return info, offloaded
 
@@ -333,6 +318,8 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
         cu_seq_lens_k: torch.LongTensor | None = None,
         max_length_q: int | None = None,
         max_length_k: int | None = None,
+        prefix_embeds: torch.FloatTensor | None = None,
+        text_position: int = 0,
         **kwargs,
     ) -> BaseModelOutput:
         r"""
@@ -346,6 +333,10 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
             cu_seq_lens_q, cu_seq_lens_k (`(documents + 1,)`): offsets of the documents of one packed row (batch 1),
                 as `DataCollatorWithFlattening` gives them.
             max_length_q, max_length_k: at least the longest document; needed with `cu_seq_lens_q` while compiling only.
+            prefix_embeds (`(batch or 1, prefix, hidden_size)`): vectors before every row, which its tokens read and
+                which read them. All are at position 0, so that their order does not matter; that needs RoPE. Of the
+                outputs only `attentions` has a place for them.
+            text_position: position of a row's first real token behind a prefix.
             require_tokens: refuse rows that are all padding, as the heads for whole sequences and questions do.
 
         Returns:
@@ -358,14 +349,16 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
         require_tokens = kwargs.pop("require_tokens", False)
         check_keywords(kwargs)
         packed = (cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k, kwargs.get("seq_idx"))
-        inputs = BatchInputs(input_ids, inputs_embeds, attention_mask, position_ids, *packed)
+        prefix = (prefix_embeds, text_position)
+        inputs = BatchInputs(input_ids, inputs_embeds, attention_mask, position_ids, *packed, *prefix)
         check_inputs(self.config, inputs, require_tokens)
         if input_ids is not None:
             self.warn_if_padding_and_no_attention_mask(input_ids, attention_mask)
         backend = self._choose_attention(inputs.tokens, kwargs.get("output_attentions"))
+        inputs = put_prefix_before(inputs, self.encoder)
         batch = lay_out_batch(self.config, inputs, backend)
         check_span(self.config, batch.span)
-        hidden_states = batch.tokens if input_ids is None else self.encoder(batch.tokens)
+        hidden_states = batch.tokens if inputs.input_ids is None else self.encoder(batch.tokens)
         outputs = self._encode(hidden_states, batch, backend.name, return_dict=True, **kwargs)
         return batch.restore_outputs(outputs)
 

@@ -12,7 +12,8 @@ This file is also served from the Hub as remote code, so it imports nothing from
 """
 
 import copy
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -29,7 +30,13 @@ from transformers.utils.import_utils import is_tracing
 
 @dataclass
 class BatchInputs:
-    """The tensors that a caller passes to the model, one of `input_ids` and `inputs_embeds` among them."""
+    """The tensors that a caller passes to the model, one of `input_ids` and `inputs_embeds` among them.
+
+    Args:
+        prefix_embeds: vectors that lie before every row, (B or 1, P, hidden_size), all at position 0.
+        text_position: position of a row's first real token behind them.
+        prefix_length: how many columns of tokens and mask are the prefix already, see `put_prefix_before`.
+    """
 
     input_ids: torch.Tensor | None
     inputs_embeds: torch.Tensor | None
@@ -40,6 +47,9 @@ class BatchInputs:
     max_length_q: int | None
     max_length_k: int | None = None
     seq_idx: torch.Tensor | None = None
+    prefix_embeds: torch.Tensor | None = None
+    text_position: int = 0
+    prefix_length: int = 0
 
     @property
     def tokens(self) -> torch.Tensor:
@@ -49,6 +59,11 @@ class BatchInputs:
     def shape(self) -> tuple[int, int]:
         """(batch, length)."""
         return tuple(self.tokens.shape[:2])
+
+    @property
+    def span(self) -> int:
+        """One more than the largest position, where the caller gives none."""
+        return self.text_position + self.shape[1] - self.prefix_length
 
 
 @dataclass
@@ -68,7 +83,7 @@ class AttentionBackend:
 
 @dataclass
 class Batch:
-    """A laid-out batch; (B, S) is the caller's shape, (1, T) the varlen one.
+    """A laid-out batch; (B, S) is the caller's shape, with the prefix if there is one, (1, T) the varlen one.
 
     Args:
         tokens: ids (B, S) or (1, T), or embeddings with a last dimension `hidden_size`.
@@ -81,6 +96,7 @@ class Batch:
         lengths: the same as a list of document lengths; None for a kernel that takes all documents at once.
         max_length: length of the longest document.
         real_indices: int (T,), where the real tokens lie in the flattened (B, S) batch; None if nothing was stripped.
+        prefix_length: how many columns of the S are the prefix.
     """
 
     tokens: torch.Tensor
@@ -93,6 +109,7 @@ class Batch:
     lengths: list[int] | None = None
     max_length: int | None = None
     real_indices: torch.Tensor | None = None
+    prefix_length: int = 0
 
     def varlen_arguments(self) -> dict:
         """What attention is told about documents that lie end to end, under the names of Transformers."""
@@ -104,7 +121,7 @@ class Batch:
         return offsets | longest | lengths
 
     def restore(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Hidden states in the caller's shape (B, S, hidden_size), zero at padding in every layout.
+        """Hidden states of the text in the caller's shape, zero at padding in every layout.
 
         They may lie on another device than the batch did: a `device_map` spreads the blocks.
         """
@@ -112,10 +129,10 @@ class Batch:
             batch_size, length = self.padded_shape
             padded = hidden_states.new_zeros(batch_size * length, hidden_states.shape[-1])
             indices = self.real_indices.to(hidden_states.device)
-            return padded.index_copy(0, indices, hidden_states[0]).view(batch_size, length, -1)
-        if self.attention_mask is not None:
-            return hidden_states.masked_fill(~self.attention_mask.unsqueeze(-1).to(hidden_states.device), 0.0)
-        return hidden_states
+            hidden_states = padded.index_copy(0, indices, hidden_states[0]).view(batch_size, length, -1)
+        elif self.attention_mask is not None:
+            hidden_states = hidden_states.masked_fill(~self.attention_mask.unsqueeze(-1).to(hidden_states.device), 0.0)
+        return hidden_states[:, self.prefix_length :] if self.prefix_length else hidden_states
 
     def restore_outputs(self, outputs: BaseModelOutput) -> BaseModelOutput:
         outputs.last_hidden_state = self.restore(outputs.last_hidden_state)
@@ -124,6 +141,23 @@ class Batch:
             states = outputs.hidden_states
             outputs.hidden_states = tuple(state if state is None else self.restore(state) for state in states)
         return outputs
+
+
+def put_prefix_before(inputs: BatchInputs, embed: Callable[[torch.Tensor], torch.Tensor]) -> BatchInputs:
+    """The same batch with its prefix as the first columns of every row; as it is if it has none.
+
+    Args:
+        embed: makes vectors of ids, since a prefix has no ids.
+    """
+    prefix = inputs.prefix_embeds
+    if prefix is None or not prefix.shape[1]:
+        return inputs
+    text = embed(inputs.input_ids) if inputs.inputs_embeds is None else inputs.inputs_embeds
+    embeddings = torch.cat((prefix.to(text).expand(len(text), -1, -1), text), dim=1)
+    mask = inputs.attention_mask
+    if mask is not None:
+        mask = F.pad(mask.bool(), (prefix.shape[1], 0), value=True)
+    return replace(inputs, input_ids=None, inputs_embeds=embeddings, attention_mask=mask, prefix_length=prefix.shape[1])
 
 
 def lay_out_batch(config, inputs: BatchInputs, backend: AttentionBackend) -> Batch:
@@ -140,7 +174,8 @@ def lay_out_batch(config, inputs: BatchInputs, backend: AttentionBackend) -> Bat
     position_ids = inputs.position_ids
     if position_ids is None:
         position_ids = default_positions(config, inputs, mask, document_ids)
-    batch = Batch(inputs.tokens, position_ids, inputs.shape[1], inputs.shape, mask, document_ids)
+    batch = Batch(inputs.tokens, position_ids, inputs.span, inputs.shape, mask, document_ids)
+    batch.prefix_length = inputs.prefix_length
     ragged = mask is not None or document_ids is not None
     if traced:
         return _lay_out_in_a_graph(config, inputs, backend, batch) if ragged else batch
@@ -201,6 +236,7 @@ def _strip(batch: Batch, backend: AttentionBackend) -> Batch:
         lengths=None if backend.in_one_kernel else lengths,
         max_length=max(lengths, default=0),
         real_indices=real_indices,
+        prefix_length=batch.prefix_length,
     )
 
 
@@ -234,19 +270,20 @@ def build_mask(config, implementation: str, hidden_states: torch.Tensor, batch: 
 def default_positions(
     config, inputs: BatchInputs, mask: torch.Tensor | None, document_ids: torch.Tensor | None
 ) -> torch.Tensor:
-    """Positions from 0 in each document, (1, S) or (B, S).
+    """Positions from 0 in each document, (1, S) or (B, S); with a prefix 0 in it, and from `text_position` behind it.
 
     With RoPE they count columns from the row's first real token, so that a token masked out in the middle keeps its
     place; with absolute embeddings they count real tokens, as the original does.
     """
-    positions = torch.arange(inputs.shape[1], device=inputs.tokens.device).unsqueeze(0)
+    length = inputs.prefix_length
+    positions = torch.arange(inputs.shape[1] - length, device=inputs.tokens.device).unsqueeze(0)
     if inputs.cu_seq_lens_q is not None:
         return positions - inputs.cu_seq_lens_q.to(torch.int32)[document_ids]
-    if mask is None:
-        return positions
-    if config.rope:
-        return (positions - mask.int().argmax(-1, keepdim=True)).clamp(min=0)
-    return (mask.cumsum(-1) - 1).clamp(min=0)
+    if mask is not None and not config.rope:
+        return (mask.cumsum(-1) - 1).clamp(min=0)
+    if mask is not None:
+        positions = (positions - mask[:, length:].int().argmax(-1, keepdim=True)).clamp(min=0)
+    return F.pad(positions + inputs.text_position, (length, 0)) if length else positions
 
 
 def number_documents(inputs: BatchInputs, mask: torch.Tensor | None) -> torch.Tensor | None:
@@ -323,6 +360,25 @@ def has_varlen_kernel(device: torch.device, dtype: torch.dtype, head_dim: int, d
         and dropout == 0.0
         and torch.cuda.get_device_capability(device) >= (8, 0)
     )
+
+
+def eager_attention_forward(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float,
+    dropout: float = 0.0,
+    **kwargs,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention written out, with its weights (batch, heads, length, length); the mask is added before the softmax."""
+    scores = query @ key.transpose(-2, -1) * scaling
+    if attention_mask is not None:
+        scores = scores + attention_mask
+    weights = scores.softmax(dim=-1, dtype=torch.float32).to(query.dtype)
+    weights = F.dropout(weights, p=dropout, training=module.training)
+    return (weights @ value).transpose(1, 2).contiguous(), weights
 
 
 def sdpa_attention_forward(

@@ -10,11 +10,21 @@ import torch
 from torch.nn import functional as F
 
 
-def plain_hidden_states(state: dict[str, torch.Tensor], config, ids: torch.Tensor, positions=None) -> torch.Tensor:
-    """Final hidden states (length, hidden_size) of one document, from the tensors of a `NeoBERTModel`."""
-    length, heads, width = len(ids), config.num_attention_heads, config.head_dim
-    positions = torch.arange(length) if positions is None else positions
+def plain_hidden_states(
+    state: dict[str, torch.Tensor], config, ids: torch.Tensor, positions=None, prefix=None
+) -> torch.Tensor:
+    """Final hidden states (length, hidden_size) of one document, from the tensors of a `NeoBERTModel`.
+
+    With a `prefix`, vectors (prefix, hidden_size) at position 0 before the document, of the document only.
+    """
+    heads, width = config.num_attention_heads, config.head_dim
+    positions = torch.arange(len(ids)) if positions is None else positions
     x = state["encoder.weight"][ids]
+    before = 0 if prefix is None else len(prefix)
+    if before:
+        x = torch.cat((prefix, x))
+        positions = torch.cat((torch.zeros(before, dtype=torch.long), positions))
+    length = len(x)
     if not config.rope:
         x = x + state["positional_embedding.weight"][positions + 1]
     if config.rope:
@@ -36,7 +46,7 @@ def plain_hidden_states(state: dict[str, torch.Tensor], config, ids: torch.Tenso
             x = x + (gate * torch.sigmoid(gate) * up) @ block["ffn.w3.weight"].T
         else:
             x = x + F.gelu(h @ block["ffn.0.weight"].T) @ block["ffn.2.weight"].T
-    return norm(x, state, "layer_norm", config)
+    return norm(x, state, "layer_norm", config)[before:]
 
 
 def rotate(x: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
