@@ -99,9 +99,9 @@ def train(output: Path, config: str, name: str, flags: str, threads: int) -> lis
     return json.loads((folder / "log.json").read_text())
 
 
-def save_random(pretrained: Path, folder: Path) -> None:
+def save_random(pretrained: Path, folder: Path, seed: int = 0) -> None:
     """The architecture and tokenizer of a model with random weights, for the benchmarks of fine-tuning."""
-    set_seed(0)
+    set_seed(seed)
     NeoBERTForMaskedLM(NeoBERTConfig.from_pretrained(pretrained)).save_pretrained(folder)
     AutoTokenizer.from_pretrained(pretrained).save_pretrained(folder)
 

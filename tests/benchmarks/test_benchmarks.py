@@ -12,6 +12,7 @@ from datasets import Dataset
 from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 
+from tests.helpers.examples import load_example
 from tests.helpers.glue_runs import save_encoder
 from tests.helpers.models import ROOT
 from tests.helpers.word_tokenizer import word_tokenizer
@@ -100,48 +101,71 @@ def test_the_worth_of_pretraining_is_measured_on_the_same_seeds(tmp_path):
 
 
 @pytest.mark.slow
-def test_embeddings_benchmark(tmp_path):
-    """Every run of it, of two steps, on made data."""
+def test_bert_is_pretrained_as_neobert_was(tmp_path, monkeypatch):
+    """Interrupted between its last checkpoint and its model, it goes on from there."""
+    from bert_baseline import BertOfLabels, bert_config, main
+
+    start = save_encoder(tmp_path / "start", word_tokenizer(" ".join(topics.values()), 300, 32))
     data = tmp_path / "data"
-    for folder in ("text", "pairs", "classification_debian_sections"):
-        (data / folder).mkdir(parents=True)
-    texts = [text for topic in topics.values() for text in topic.split("\n\n") if len(text.split()) > 30][:400]
+    Dataset.from_list([{"text": text} for text in topics.values()]).to_parquet(tmp_path / "text.parquet")
+    source = f"--source {tmp_path}/text.parquet --tokenizer {start} --output_dir {data} --max_length 32 --num_proc 1"
+    load_example("prepare_data").main(source.split())
+    flags = f"--neobert {start} --config configs/pretrain/small.yaml --train_data {data} --validation_data {data}"
+    flags += " --max_steps 4 --eval_steps 2 --save_steps 2 --logging_steps 1 --report_to none --use_cpu true"
+    flags += f" --max_length 32 --micro_batch_tokens 64 --global_batch_tokens 64 --output_dir {tmp_path}/bert"
+    monkeypatch.chdir(ROOT)
+    main(flags.split())
+    weights = load_file(tmp_path / "bert/model/model.safetensors")
+    log = json.loads((tmp_path / "bert/log.json").read_text())
+    assert sum("eval_loss" in entry for entry in log) >= 2
+    (tmp_path / "bert/log.json").unlink()
+    (tmp_path / "bert/model/model.safetensors").unlink()
+    main(flags.split())
+    again = load_file(tmp_path / "bert/model/model.safetensors")
+    assert weights.keys() == again.keys() and all(torch.equal(weights[name], again[name]) for name in weights)
+    # Packed documents do not see each other: each alone has the same loss.
+    model = BertOfLabels(bert_config(start, 0.0, 0)).eval()
+    ids, labels = torch.randint(5, 60, (1, 9)), torch.full((1, 9), 7)
+    whole = model(ids, labels, torch.tensor([0, 4, 9]), num_items_in_batch=9).loss
+    first = model(ids[:, :4], labels[:, :4], torch.tensor([0, 4]), num_items_in_batch=9).loss
+    second = model(ids[:, 4:], labels[:, 4:], torch.tensor([0, 5]), num_items_in_batch=9).loss
+    assert torch.allclose(whole, first + second, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_embeddings_benchmark(tmp_path):
+    """Every training of it, of two steps, on made data; the second run repeats nothing."""
+    from embeddings import main
+
+    data = tmp_path / "data"
+    (data / "pairs").mkdir(parents=True)
+    texts = [text for topic in topics.values() for text in topic.split("\n\n") if len(text.split()) > 30][:200]
     rows = [{"query": " ".join(t.split()[:4]), "positive": t, "negative": u} for t, u in zip(texts, texts[1:])]
-    for name, part in (("train", topics.values()), ("validation", list(topics.values())[:10])):
-        Dataset.from_list([{"text": text} for text in part]).to_parquet(data / "text" / f"{name}.parquet")
-        sections = [{"sentence": text[:60], "label": number % 3} for number, text in enumerate(texts[:60])]
-        Dataset.from_list(sections).to_parquet(data / "classification_debian_sections" / f"{name}.parquet")
     for name in ("wordnet", "wordnet_usage", "foldoc"):
         Dataset.from_list(rows).to_parquet(data / "pairs" / f"{name}.parquet")
+    Dataset.from_list(rows).to_parquet(tmp_path / "text_pairs.parquet")
     test = [{"query": row["query"], "document": row["positive"]} for row in rows[:50]]
     Dataset.from_list(test).to_parquet(data / "retrieval_foldoc_test.parquet")
     pairs = [{"sentence1": t, "sentence2": u, "score": n % 5 / 5} for n, (t, u) in enumerate(zip(texts, texts[1:]))]
     Dataset.from_list(pairs[:20]).to_parquet(data / "sts_lee.parquet")
-    pretraining = "--max_steps 2 --logging_steps 1 --hidden_size 64 --num_attention_heads 2"
+    start = save_encoder(tmp_path / "start", word_tokenizer(" ".join(texts), 300, 32))
     limit = "--max_steps 2 --logging_steps 1 --per_device_train_batch_size 4 --use_cpu true"
-    flags = {"data": data, "output_dir": tmp_path / "runs", "pretraining_dir": tmp_path / "first", "results": tmp_path}
-    flags |= {"pretraining_limit": pretraining, "bf16": "true", "limit": limit}
-    command = [sys.executable, "benchmarks/embeddings.py", *(f"--{name}={value}" for name, value in flags.items())]
-    subprocess.run(command, cwd=ROOT, check=True)
-    scores = json.loads((tmp_path / "embeddings.json").read_text())["scores"]
-    assert len(scores) == 7 and scores["BM25"]["ndcg_at_10"] > 0.5
-    assert all(-1 < one["spearman"] < 1 for name, one in scores.items() if name != "BM25")
-    assert "BERT of the same size" in (tmp_path / "embeddings.md").read_text()
+    flags = f"--data {data} --starts tiny={start} --text_pairs {tmp_path}/text_pairs.parquet --results {tmp_path}"
+    flags += f" --output_dir {tmp_path}/runs --learning_rates 1e-3 --seeds 2 --test_rows 10 --limit"
+    main([*flags.split(), limit])
+    results = json.loads((tmp_path / "embeddings.json").read_text())["results"]
+    assert results["BM25"]["as it is"]["scores"][0]["test FOLDOC"] > 0.5
+    tuned = results["tiny"]["fine-tuned on pairs"]["scores"]
+    assert len(tuned) == 2 and tuned[0] != tuned[1] != results["random"]["fine-tuned on pairs"]["scores"][1]
+    # What is tested on is not trained on.
+    held = set(Dataset.from_parquet(str(tmp_path / "runs/data/wordnet.parquet"))["positive"])
+    assert len(held) == len({row["positive"] for row in rows}) - 2 * 10
+    report = (tmp_path / "embeddings.md").read_text()
+    assert "tiny, fine-tuned on pairs, against random" in report and "nan" not in report
     assert (tmp_path / "embeddings.png").stat().st_size > 10_000
-
-    # Interrupted between the last checkpoint of BERT and its model; and a test set of constant scores.
-    bert = tmp_path / "runs" / "bert"
-    weights = load_file(bert / "model" / "model.safetensors")
-    (bert / "log.json").unlink()
-    for file in (bert / "model" / "model.safetensors", *tmp_path.rglob("scores.json")):
-        file.unlink()
-    Dataset.from_list([pair | {"score": 0.0} for pair in pairs[:20]]).to_parquet(data / "sts_lee.parquet")
-    subprocess.run(command, cwd=ROOT, check=True)
-    again = load_file(bert / "model" / "model.safetensors")
-    assert weights.keys() == again.keys() and all(torch.equal(weights[name], again[name]) for name in weights)
-    scores = json.loads((tmp_path / "embeddings.json").read_text())["scores"]
-    assert all(one["spearman"] is None for name, one in scores.items() if name != "BM25")
-    assert "with a constant no correlation is defined" in (tmp_path / "embeddings.md").read_text()
+    logs = {file: file.stat().st_mtime_ns for file in (tmp_path / "runs").rglob("log.json")}
+    main([*flags.split(), limit])
+    assert logs == {file: file.stat().st_mtime_ns for file in (tmp_path / "runs").rglob("log.json")}
 
 
 @pytest.mark.slow

@@ -1,0 +1,98 @@
+"""A BERT pretrained as a NeoBERT was: by the same code, on the same tokens, with the same masks and optimizer.
+
+    python benchmarks/bert_baseline.py --neobert runs/small/model --config configs/pretrain/small.yaml \\
+        --output_dir runs/bert
+
+All further flags are those of the NeoBERT's training. The BERT is as wide and deep and has the same vocabulary.
+Interrupted, the same command goes on.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+import torch
+from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
+from transformers import BertConfig, BertForMaskedLM, set_seed
+from transformers.modeling_outputs import MaskedLMOutput
+
+from neobert_hf import NeoBERTConfig
+from neobert_hf.common.atomic_writes import write_json
+from neobert_hf.common.settings import parse_config
+from neobert_hf.pretraining.arguments import DataArguments, ModelArguments, PretrainingArguments
+from neobert_hf.pretraining.recipe import checkpoint_settings, read_data
+from neobert_hf.pretraining.trainer import MLMTrainer
+from neobert_hf.training.run_checkpoints import newest_checkpoint, step_of
+
+
+class BertOfLabels(BertForMaskedLM):
+    """BERT for the batches of NeoBERT's pretraining: packed documents, and a decoder on the labelled tokens only."""
+
+    accepts_loss_kwargs = True
+
+    def forward(self, input_ids, labels, cu_seq_lens_q, num_items_in_batch=None, **others):
+        # BERT cannot tell packed documents apart, so each gets a row of its own.
+        lengths = cu_seq_lens_q.diff().tolist()
+        rows = pad_sequence(input_ids[0].split(lengths), batch_first=True)
+        mask = pad_sequence([torch.ones(length) for length in lengths], batch_first=True)
+        labels = pad_sequence(labels[0].split(lengths), batch_first=True, padding_value=-100)
+        labelled = labels != -100
+        logits = self.cls(self.bert(rows, mask).last_hidden_state[labelled])
+        loss = F.cross_entropy(logits, labels[labelled], reduction="sum")
+        return MaskedLMOutput(loss=loss / (num_items_in_batch or labelled.sum()), logits=logits)
+
+
+def bert_config(neobert: Path, dropout: float, pad_token_id: int) -> BertConfig:
+    shape = NeoBERTConfig.from_pretrained(neobert)
+    return BertConfig(
+        vocab_size=shape.vocab_size,
+        hidden_size=shape.hidden_size,
+        num_hidden_layers=shape.num_hidden_layers,
+        num_attention_heads=shape.num_attention_heads,
+        intermediate_size=shape.intermediate_size,
+        hidden_dropout_prob=dropout,
+        attention_probs_dropout_prob=dropout,
+        pad_token_id=pad_token_id,
+        attn_implementation="eager",
+    )
+
+
+def main(args: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--neobert", type=Path, required=True, help="whose shape and vocabulary the BERT gets")
+    own, flags = parser.parse_known_args(args)
+
+    # 1. Settings and data, as of NeoBERT
+    architecture, settings, arguments = parse_config(ModelArguments, DataArguments, PretrainingArguments, args=flags)
+    output = Path(arguments.output_dir)
+    if (output / "log.json").exists():
+        print(f"{output} is finished already; nothing to do.")
+        return
+    arguments.gradient_accumulation_steps = settings.accumulation_steps(arguments.world_size)
+    data = read_data(settings, arguments)
+
+    # 2. The model, and where an interrupted run goes on
+    config = bert_config(own.neobert, architecture.dropout, data.tokenizer.pad_token_id)
+    stored = checkpoint_settings(architecture, settings, arguments, data.manifest)
+    stored |= {"bert": json.loads(config.to_json_string())}
+    resume, progress = newest_checkpoint(output, stored)
+    if progress is not None:
+        data.train.sampler.cursor = progress.cursor
+    set_seed(arguments.seed)
+    if resume is not None and step_of(resume) == arguments.max_steps:
+        # Nothing is left to train, so the trainer does not load the weights.
+        model = BertOfLabels.from_pretrained(resume, attn_implementation="eager")
+    else:
+        model = BertOfLabels(config)
+
+    # 3. Training, and a plain BERT
+    trainer = MLMTrainer(model, arguments, data, stored)
+    trainer.train_to_the_end(resume)
+    model.__class__ = BertForMaskedLM
+    trainer.save_whole(output / "model")
+    write_json(output / "log.json", trainer.state.log_history)
+
+
+if __name__ == "__main__":
+    main()
