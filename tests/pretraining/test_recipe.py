@@ -5,7 +5,6 @@ import math
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from itertools import islice
 
 import pytest
 import torch
@@ -23,7 +22,7 @@ from neobert_hf.pretraining.shards import Manifest, read_manifest
 from neobert_hf.pretraining.tokenizer import train_bpe
 from neobert_hf.training.run_checkpoints import complete_checkpoints
 from tests.helpers.examples import load_example
-from tests.helpers.plain_neobert import plain_hidden_states
+from tests.helpers.plain_pretraining import plain_pretraining
 from tests.helpers.pretraining_runs import assert_same_weights, pretrain, run
 
 
@@ -106,35 +105,8 @@ def test_losses_equal_a_plain_training_loop(flags, prepared, tmp_path):
     data = read_data(settings, arguments)
     set_seed(arguments.seed)
     model = build_model(architecture, settings, data, None)
-    parameters = {name: weight.detach().clone().requires_grad_() for name, weight in model.named_parameters()}
-    moments = {name: (torch.zeros_like(w), torch.zeros_like(w)) for name, w in parameters.items()}
-    batches, losses = iter(data.train.sampler), []
-    for step in range(1, 21):
-        step_documents = [data.train.documents.__getitems__(keys) for keys in islice(batches, 4)]
-        total, labels = 0.0, 0
-        for micro_batch in step_documents:
-            for document in micro_batch:
-                batch = data.train.collator([document])
-                labelled = batch["labels"] != -100
-                backbone = {name.removeprefix("model."): weight for name, weight in parameters.items()}
-                states = plain_hidden_states(backbone, model.config, batch["input_ids"][0])[labelled[0]]
-                logits = states @ parameters["decoder.weight"].T + parameters["decoder.bias"]
-                total = total + F.cross_entropy(logits, batch["labels"][labelled], reduction="sum")
-                labels += int(labelled.sum())
-        loss = total / labels
-        losses.append(loss.item())
-        gradients = dict(zip(parameters, torch.autograd.grad(loss, parameters.values())))
-        norm = sum((gradient**2).sum() for gradient in gradients.values()) ** 0.5
-        cosine = 0.1 + 0.45 * (1 + math.cos(math.pi * min(1, (step - 1 - 2) / 16)))
-        rate = 5e-3 * ((step - 1) / 2 if step - 1 < 2 else cosine)
-        with torch.no_grad():
-            for name, weight in parameters.items():
-                gradient = gradients[name] * min(1.0, 1.0 / (norm + 1e-6))
-                first, second = moments[name]
-                first.mul_(0.9).add_(gradient, alpha=0.1)
-                second.mul_(0.95).add_(gradient**2, alpha=0.05)
-                denominator = (second / (1 - 0.95**step)).sqrt() + 1e-8
-                weight -= rate * (first / (1 - 0.9**step) / denominator + 0.1 * weight)
+    weights = {name: weight.detach().clone().requires_grad_() for name, weight in model.named_parameters()}
+    losses = [step.loss for step in plain_pretraining(data.train, settings, arguments, model.config, weights)]
     assert [entry["loss"] for entry in log if "loss" in entry] == pytest.approx(losses, abs=1e-5)
     assert losses[-1] < losses[0] - 0.5
 

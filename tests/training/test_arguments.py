@@ -88,7 +88,7 @@ def test_checkpoints_of_pretraining_store_these_names():
         ({"resume_from_checkpoint": "checkpoint-5"}, "`resume_from_checkpoint` is .*leave it out: the same command"),
         ({"learning_rate": math.nan}, "`learning_rate` is nan; it must be a number, 0 or more"),
         ({"weight_decay": -0.1}, "`weight_decay` is -0.1; it must be 0 or more"),
-        ({"adam_epsilon": math.inf}, "`adam_epsilon` is inf; it must be a number, above 0"),
+        ({"adam_epsilon": math.inf}, "`adam_epsilon` is inf; it must be a number, 1e-37 or more"),
         ({"max_grad_norm": math.nan}, "`max_grad_norm` is nan"),
         ({"save_total_limit": -1}, "`save_total_limit` is -1; it must be 1 or more"),
         ({"lr_scheduler_kwargs": '{"num_cycles": NaN}'}, "`lr_scheduler_kwargs` is .*; each must be a number, finite"),

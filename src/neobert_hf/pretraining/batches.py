@@ -161,7 +161,8 @@ class MLMBatchSampler(Sampler[list[DocumentKey]]):
 
     def _take_documents(self, subset: int, progress: dict) -> tuple[np.ndarray, int]:
         """Rows and epoch of the next documents of a subset, whose progress moves on."""
-        for _ in range(self.groups):
+        # The rest of an epoch and all of the next one, whose groups are others.
+        for _ in range(2 * self.groups):
             rows, ends = self._shuffled_group(subset, progress["epoch"], progress["group"])
             if len(rows):
                 break

@@ -167,7 +167,8 @@ def begin_folder(settings: PrepareArguments, manifest: Manifest, tokenizer: PreT
         first = [row[settings.column] or "" for row in islice(stream, SAMPLED_DOCUMENTS)]
         if len(first) < 2:
             found = "1 document" if first else "0 documents"
-            skipped = f" after the first {settings.skip_documents:,}" if settings.skip_documents else ""
+            skip = settings.skip_documents
+            skipped = f" after the first {skip:,} (`skip_documents`)" if skip else ""
             raise ValueError(
                 f"{settings.source!r} holds {found}{skipped}; a corpus has several. If all text is in one .txt file, "
                 'write JSON lines, {"text": "..."} for each document.'

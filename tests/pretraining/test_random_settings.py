@@ -1,0 +1,350 @@
+"""Random settings of pretraining: refused by name, or the numbers of the formulas written out here."""
+
+import copy
+import json
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count, islice
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from datasets import Dataset
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoTokenizer, set_seed
+
+from neobert_hf.pretraining import preparing
+from neobert_hf.pretraining.arguments import DataArguments, ModelArguments, PretrainingArguments
+from neobert_hf.pretraining.batches import Documents, MLMBatchSampler
+from neobert_hf.pretraining.collator import MLMCollator
+from neobert_hf.pretraining.optimizers import build_optimizer, build_schedule
+from neobert_hf.pretraining.preparing import PrepareArguments
+from neobert_hf.pretraining.recipe import build_model, checkpoint_settings, read_data
+from neobert_hf.pretraining.shards import load_shards
+from neobert_hf.pretraining.trainer import MLMTrainer
+from tests.helpers.examples import load_example
+from tests.helpers.plain_pretraining import PlainAdam, learning_rate, plain_pretraining
+from tests.helpers.pretraining_runs import to_flags
+from tests.helpers.properties import reproducible, settings_with_any_number
+from tests.helpers.small_tokenizer import small_tokenizer
+
+
+prepare_data = load_example("prepare_data")
+
+
+def arguments_with(values: dict) -> PretrainingArguments:
+    fixed = {"output_dir": "unused", "use_cpu": True, "bf16": False, "report_to": "none", "peak_tflops": 0.1}
+    return PretrainingArguments(**fixed | values)
+
+
+rates = {"learning_rate": st.floats(0, 1), "max_steps": st.integers(20, 50)}
+warmups = st.integers(0, 20) | st.floats(0, 1, exclude_max=True)
+schedules = st.sampled_from(["cosine_to_floor", "linear", "constant"])
+
+
+@reproducible(150)
+@given(settings_with_any_number(rates | {"warmup_steps": warmups}), schedules)
+def test_schedules(drawn, name):
+    values, changed = drawn
+    try:
+        arguments = arguments_with(values | {"schedule": name})
+    except ValueError as error:
+        assert changed and f"`{changed}`" in str(error), error
+        return
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=arguments.learning_rate)
+    warmup = arguments.get_warmup_steps(arguments.max_steps)
+    schedule = build_schedule(name, optimizer, warmup, arguments.max_steps)
+    for step in range(min(arguments.max_steps, 60)):
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(learning_rate(arguments, step), rel=1e-9), step
+        optimizer.step()
+        schedule.step()
+
+
+adam = {
+    "learning_rate": st.floats(0, 1),
+    "adam_beta1": st.floats(0, 0.999),
+    "adam_beta2": st.floats(0, 0.999),
+    "adam_epsilon": st.floats(1e-12, 1),
+}
+decays = {"adamw": st.floats(0, 2), "adam": st.just(0.0)}
+
+
+@pytest.mark.parametrize("optimizer", decays)
+def test_optimizers(optimizer):
+    """In float64, where formula and library agree to the last digits; in float32 the weights stay finite, too."""
+
+    @reproducible(60)
+    @given(settings_with_any_number(adam | {"weight_decay": decays[optimizer]}), st.booleans())
+    def check(drawn, everything):
+        values, changed = drawn
+        try:
+            arguments = arguments_with(values | {"optimizer": optimizer, "decay_norms_and_biases": everything})
+        except ValueError as error:
+            assert changed and f"`{changed}`" in str(error), error
+            return
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.LayerNorm(4)).double()
+        single = copy.deepcopy(model).float()
+        expected = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+        plain = PlainAdam(arguments, expected)
+        optimizers = [build_optimizer(each, arguments) for each in (model, single)]
+        for _ in range(4):
+            gradients = {name: torch.randn_like(weight) for name, weight in expected.items()}
+            # As of a token that no text holds.
+            gradients["1.bias"].zero_()
+            plain.step(expected, gradients, arguments.learning_rate)
+            for each, library in zip((model, single), optimizers):
+                for name, weight in each.named_parameters():
+                    weight.grad = gradients[name].to(weight.dtype)
+                library.step()
+        for name, weight in model.named_parameters():
+            assert torch.allclose(weight, expected[name], rtol=1e-6, atol=1e-12, equal_nan=True), name
+            assert expected[name].isfinite().all() or changed in ("learning_rate", "weight_decay")
+            small = expected[name].abs().max() < 1e20
+            assert not small or single.get_parameter(name).isfinite().all(), name
+
+    check()
+
+
+TOKENIZER = small_tokenizer()
+masks = {
+    "mlm_probability": st.floats(0, 1, exclude_min=True),
+    "mask_replace_prob": st.floats(0, 1),
+    "random_replace_prob": st.just(0.0),
+}
+
+
+@reproducible(100)
+@given(settings_with_any_number(masks), st.floats(0, 0.999), st.integers(0, 2**32 - 1))
+def test_masks(drawn, share_of_rest, seed):
+    values, changed = drawn
+    if changed is None:
+        values["random_replace_prob"] = share_of_rest * (1 - values["mask_replace_prob"])
+    try:
+        DataArguments("unused", 64, **values)
+        collator = MLMCollator(TOKENIZER, **values, seed=seed)
+    except ValueError as error:
+        assert changed and changed in str(error), error
+        return
+    ids = np.random.default_rng(0).integers(0, 100, size=4_000)
+    masked = collator.mask(ids, (seed % 7, 1, 0))
+    ids, found, labels = torch.from_numpy(ids), masked["input_ids"], masked["labels"]
+    chosen = labels != -100
+    # The first five entries of the vocabulary are the special tokens.
+    assert not chosen[ids < 5].any() and torch.equal(labels[chosen], ids[chosen])
+    assert torch.equal(found[~chosen], ids[~chosen])
+
+    def close(count, total: int, share: float) -> bool:
+        """Within five standard deviations of a binomial count; rare events have longer tails."""
+        return abs(int(count) - total * share) <= 5 * (total * share * (1 - share)) ** 0.5 + 5
+
+    number, mask, other = int(chosen.sum()), values["mask_replace_prob"], values["random_replace_prob"]
+    assert close(number, int((ids >= 5).sum()), values["mlm_probability"])
+    # A random token is [MASK], or the one that was there, once in a hundred times.
+    assert close((found[chosen] == TOKENIZER.mask_token_id).sum(), number, mask + other / 100)
+    assert close((found[chosen] == ids[chosen]).sum(), number, 1 - mask - other + other / 100)
+
+
+@st.composite
+def plans(draw):
+    """A corpus, the settings of its micro-batches with up to one that is any number, and processes."""
+    lengths = draw(st.lists(st.integers(3, 60), min_size=3, max_size=30))
+    ends = sorted(draw(st.lists(st.integers(0, len(lengths)), max_size=4)))
+    shards = np.diff([0, *ends, len(lengths)]).tolist()
+    max_length, world_size = draw(st.integers(8, 40)), draw(st.integers(1, 3))
+    micro_batch = max_length * draw(st.integers(1, 3)) + draw(st.integers(0, 20))
+    legal = {
+        "max_length": st.just(max_length),
+        "micro_batch_tokens": st.just(micro_batch),
+        "global_batch_tokens": st.integers(1, 3).map(lambda steps: steps * micro_batch * world_size),
+        "shuffle_shards": st.integers(1, 4),
+    }
+    values, changed = draw(settings_with_any_number(legal))
+    if draw(st.booleans()):
+        share = draw(st.integers(1, 7)) / 8
+        values |= {"min_lengths": [0, draw(st.integers(0, max(lengths)))], "probabilities": [share, 1 - share]}
+        if changed is None and draw(st.booleans()):
+            changed = draw(st.sampled_from(["min_lengths", "probabilities"]))
+            values[changed] = [values[changed][0], draw(st.integers(-1, 70) | st.floats())]
+    values["layout"] = draw(st.sampled_from(["packed", "padded", "naive"]))
+    return lengths, shards, values, changed, draw(st.integers(0, 2**32 - 1)), world_size
+
+
+def documents_of(lengths: list[int]) -> list[np.ndarray]:
+    """With ids that no other document has, but for [CLS] and [SEP]."""
+    return [np.concatenate([[2], 100 * number + np.arange(5, 3 + size), [3]]) for number, size in enumerate(lengths)]
+
+
+@reproducible(120)
+@given(plans())
+def test_micro_batches(drawn):
+    lengths, shards, values, changed, seed, world_size = drawn
+    documents = documents_of(lengths)
+    table = pa.table({"input_ids": pa.array(documents, pa.list_(pa.int32()))})
+    try:
+        data = DataArguments("unused", **values)
+        steps = data.accumulation_steps(world_size)
+        corpus = Documents(Dataset(table), shards, data.max_length)
+        plan = MLMBatchSampler(corpus, data, seed)
+    except ValueError as error:
+        # One that is right by itself may not fit another.
+        assert changed and f"`{changed}`" in str(error), error
+        return
+    assert steps * data.micro_batch_tokens * world_size == data.global_batch_tokens
+    batches = []
+    while min(subset["epoch"] for subset in plan.cursor["subsets"]) < 2:
+        batches.append(next(iter(plan)))
+        plan.advance(len(batches))
+    for rank in range(world_size):
+        own = MLMBatchSampler(corpus, data, seed, rank, world_size)
+        assert list(islice(own, len(batches[rank::world_size]))) == batches[rank::world_size]
+
+    # A document is cut as the tokenizer would: its last token, [SEP], stays.
+    cut = [np.append(ids[: data.max_length - 1], ids[-1]) if len(ids) > data.max_length else ids for ids in documents]
+    collator = MLMCollator(TOKENIZER, 0.5, 1.0, 0.0, data.layout, data.max_length, seed)
+    for keys in batches:
+        expected = [cut[key.row] for key in keys]
+        check_layout(collator(corpus.__getitems__(keys)), expected, data)
+        rows = [data.max_length] * len(keys) if data.layout == "padded" else map(len, expected)
+        assert sum(rows) <= data.micro_batch_tokens
+    for subset, least in enumerate(data.min_lengths):
+        kept = {row for row, length in enumerate(lengths) if length >= least}
+        counts = Counter((key.row, key.epoch) for keys in batches for key in keys if key.subset == subset)
+        for epoch in range(2):
+            assert {row: counts[row, epoch] for row in range(len(lengths))} == {
+                row: int(row in kept) for row in range(len(lengths))
+            }
+
+
+def check_layout(batch: dict, expected: list[np.ndarray], data: DataArguments) -> None:
+    """Whether a batch holds these documents in its layout, where labels stand for what was masked."""
+    ids = torch.where(batch["labels"] == -100, batch["input_ids"], batch["labels"])
+    joined = torch.from_numpy(np.concatenate(expected))
+    if data.layout == "naive":
+        whole = len(joined) // data.max_length * data.max_length
+        assert torch.equal(ids.flatten(), joined[: whole or None])
+        assert whole == 0 or ids.shape[1] == data.max_length
+    elif data.layout == "padded":
+        assert torch.equal(ids[batch["attention_mask"].bool()], joined)
+        assert batch["attention_mask"].sum(1).tolist() == list(map(len, expected))
+    else:
+        assert torch.equal(ids[0], joined) and len(ids) == 1
+        assert batch["cu_seq_lens_q"].diff().tolist() == list(map(len, expected))
+
+
+training = adam | {
+    "learning_rate": st.floats(1e-4, 1e-2),
+    "adam_epsilon": st.floats(1e-6, 1e-2),
+    "max_grad_norm": st.floats(0, 1),
+    "warmup_steps": st.integers(0, 1),
+    "weight_decay": st.floats(0, 2),
+    "seed": st.integers(0, 2**32 - 1),
+}
+batching = {"mlm_probability": st.floats(0.2, 1), "mask_replace_prob": st.floats(0, 1)}
+architectures = st.fixed_dictionaries(
+    {
+        "hidden_act": st.sampled_from(["swiglu", "gelu"]),
+        "rope": st.booleans(),
+        "rms_norm": st.booleans(),
+        "norm_eps": st.floats(1e-6, 1e-2),
+        "embedding_init_range": st.floats(0.1, 1),
+        "decoder_init_range": st.floats(0.1, 0.3),
+    }
+)
+TINY = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
+
+
+@st.composite
+def runs(draw):
+    values, changed = draw(settings_with_any_number(training | batching))
+    data = {name: values.pop(name) for name in batching}
+    length = draw(st.integers(8, 40))
+    micro_batch = length * draw(st.integers(1, 3))
+    data |= {"max_length": length, "micro_batch_tokens": micro_batch, "layout": draw(st.sampled_from(LAYOUTS))}
+    data |= {"global_batch_tokens": micro_batch * draw(st.integers(1, 3))}
+    values |= {"decay_norms_and_biases": draw(st.booleans()), "schedule": draw(schedules), "max_steps": 3}
+    return TINY | draw(architectures), data, values, changed
+
+
+LAYOUTS = ["packed", "padded", "naive"]
+
+
+def test_pretraining(prepared, tmp_path):
+    """Three steps of the Trainer against a plain loop, in float64: Adam makes much of what float32 rounds."""
+
+    @reproducible(12)
+    @given(runs())
+    def check(drawn):
+        architecture, data, values, changed = drawn
+        try:
+            data = DataArguments(str(prepared / "train"), **data)
+            arguments = arguments_with(
+                values | {"output_dir": str(tmp_path), "save_strategy": "no", "logging_steps": 1}
+            )
+        except ValueError as error:
+            assert changed and f"`{changed}`" in str(error), error
+            return
+        arguments.gradient_accumulation_steps = data.accumulation_steps(1)
+        material = read_data(data, arguments)
+        set_seed(arguments.seed)
+        model = build_model(ModelArguments(**architecture), data, material, None).double()
+        weights = {name: weight.detach().clone().requires_grad_() for name, weight in model.named_parameters()}
+        expected = list(plain_pretraining(material.train, data, arguments, model.config, weights))
+        stored = checkpoint_settings(ModelArguments(**architecture), data, arguments, material.manifest)
+        trainer = MLMTrainer(model, arguments, material, stored)
+        trainer.train()
+        log = [entry for entry in trainer.state.log_history if "grad_norm" in entry]
+        assert [entry["loss"] for entry in log] == pytest.approx([step.loss for step in expected], rel=1e-5)
+        for name in ("grad_norm", "learning_rate"):
+            assert [entry[name] for entry in log] == pytest.approx([vars(step)[name] for step in expected], rel=1e-4)
+        for name, weight in model.named_parameters():
+            assert torch.allclose(weight, weights[name], rtol=1e-4, atol=1e-3 * arguments.learning_rate), name
+
+    check()
+
+
+words = st.sampled_from([*"a I 1 . é".split(), "the", "value", "[MASK]", "unbelievably", "x" * 40])
+texts = st.lists(st.lists(words, min_size=2, max_size=30).map(" ".join), min_size=6, max_size=12)
+preparation = {
+    "max_length": st.integers(8, 30),
+    "documents_per_shard": st.integers(1, 15),
+    "skip_documents": st.integers(0, 3),
+    "max_documents": st.integers(2, 15),
+    "num_proc": st.integers(1, 3),
+}
+
+
+def test_preparing(corpus, tmp_path, monkeypatch):
+    """No token is lost or doubled, beyond what the settings say."""
+    monkeypatch.setattr(preparing, "start_workers", ThreadPoolExecutor)
+    tokenizer = AutoTokenizer.from_pretrained(corpus / "tokenizer")
+    runs = count()
+
+    @reproducible(25)
+    @given(settings_with_any_number(preparation), texts, st.sampled_from(["truncate", "split"]))
+    def check(drawn, documents, long_documents):
+        values, changed = drawn
+        folder = tmp_path / str(next(runs))
+        folder.mkdir()
+        (folder / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in documents))
+        paths = {"source": folder / "a.jsonl", "tokenizer": corpus / "tokenizer", "output_dir": folder / "out"}
+        try:
+            PrepareArguments(**{name: str(path) for name, path in paths.items()}, **values)
+            prepare_data.main(to_flags(paths | values | {"long_documents": long_documents}))
+        except ValueError as error:
+            assert changed and changed in str(error), error
+            assert not (folder / "out").exists()
+            return
+        size, skipped = values["max_length"] - 2, values["skip_documents"]
+        expected = []
+        for text in documents[skipped : skipped + values["max_documents"]]:
+            ids = tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+            windows = [ids[start : start + size] for start in range(0, len(ids), size)]
+            expected += windows if long_documents == "split" else windows[:1]
+        # One token alone is no document.
+        expected = [[tokenizer.cls_token_id, *ids, tokenizer.sep_token_id] for ids in expected if len(ids) > 1]
+        assert load_shards(folder / "out")["input_ids"][:] == expected
+
+    check()
