@@ -68,7 +68,9 @@ class RecipeArguments:
     only: list[str] = field(default_factory=list, metadata={"help": "use these datasets of the file; all if empty"})
     max_length: Annotated[int, Range(3)] = field(default=1024, metadata={"help": "tokens; longer texts are cut"})
     max_negatives: CountOrZero | None = field(default=None, metadata={"help": "hard negatives of a row; all if unset"})
-    alpha: NotNegative = field(default=0.5, metadata={"help": "datasets are drawn by their size to the power of this"})
+    alpha: Annotated[float, Range(0, 10)] = field(
+        default=0.5, metadata={"help": "datasets are drawn by their size to the power of this"}
+    )
     trust_remote_code: bool = field(default=False, metadata={"help": "run code from the model's repository"})
 
     def __post_init__(self):
@@ -170,7 +172,9 @@ def check_needed(settings: RecipeArguments, needed: str, names: Sequence[str]) -
 class DenseArguments(DistillationArguments, LoraArguments, MiningArguments):
     """What is trained, on which data, with which loss."""
 
-    temperature: Positive = field(default=0.07, metadata={"help": "of the cosine similarities in the loss"})
+    temperature: Annotated[float, Range(1e-6)] = field(
+        default=0.07, metadata={"help": "of the cosine similarities in the loss"}
+    )
     mini_batch_size: Count | None = field(
         default=None, metadata={"help": "texts computed at a time, for batches beyond the memory (GradCache)"}
     )

@@ -177,7 +177,7 @@ def _load_part(name: str, part: Part, max_negatives: int | None) -> Dataset:
     )
     if not len(pairs):
         raise ValueError(f"{where}: none of its {len(table):,} rows is left.")
-    if paths["negatives"] and not most_negatives(pairs):
+    if paths["negatives"] and max_negatives != 0 and not most_negatives(pairs):
         raise ValueError(
             f"{where}: `negatives` is {part.negatives!r}, and no row has one. Leave `negatives` out, or name the "
             "column that has them."
