@@ -7,11 +7,13 @@ Run the same command again after an interruption: it resumes from the newest com
 `output_dir` gets checkpoints, `model/` (for `SentenceTransformer(...)`, with a model card) and `log.json`.
 """
 
+from neobert_hf.embeddings.adapters import add_lora
 from neobert_hf.embeddings.arguments import DenseArguments
+from neobert_hf.embeddings.distillation import add_teacher, distillation_loss
 from neobert_hf.embeddings.mining import add_mined_negatives
 from neobert_hf.embeddings.models import build_encoder, info_nce_loss, load_trained_model
 from neobert_hf.embeddings.recipe import dense_evaluator, prepare_run
-from neobert_hf.embeddings.trainers import EmbeddingTrainer
+from neobert_hf.embeddings.trainers import DistillationTrainer, EmbeddingTrainer
 
 
 def main(args: list[str] | None = None) -> None:
@@ -23,14 +25,19 @@ def main(args: list[str] | None = None) -> None:
         if settings.miner is not None:
             add_mined_negatives(run)
 
-        # 3. Model, loss and evaluation
+        # 3. Model, and the loss: contrastive, or what a teacher says, which is asked before training
         model = build_encoder(run.source, settings.max_length, settings.trust_remote_code)
-        guide = load_trained_model(settings.guide, settings.trust_remote_code) if settings.guide else None
-        loss = info_nce_loss(model, settings.temperature, settings.mini_batch_size, settings.matryoshka_dims, guide)
-        evaluator = dense_evaluator(run)
+        add_lora(model, run)
+        if settings.teacher is not None:
+            answers = add_teacher(run, model)
+            loss = distillation_loss(model, run, answers)
+        else:
+            guide = load_trained_model(settings.guide, settings.trust_remote_code) if settings.guide else None
+            loss = info_nce_loss(model, settings.temperature, settings.mini_batch_size, settings.matryoshka_dims, guide)
 
-        # 4. Training to the end; the model with its card, and numbers
-        trainer = EmbeddingTrainer(model, run, loss=loss, evaluator=evaluator)
+        # 4. Training to the end, with evaluation; the model with its card, and numbers
+        trainer_class = EmbeddingTrainer if settings.teacher is None else DistillationTrainer
+        trainer = trainer_class(model, run, loss=loss, evaluator=dense_evaluator(run))
         trainer.complete()
 
 

@@ -10,6 +10,7 @@ Run the same command again after an interruption: it resumes from the newest com
 from sentence_transformers.cross_encoder.losses import BinaryCrossEntropyLoss
 from torch import tensor
 
+from neobert_hf.embeddings.adapters import add_lora
 from neobert_hf.embeddings.arguments import RerankerArguments
 from neobert_hf.embeddings.mining import add_mined_negatives
 from neobert_hf.embeddings.models import build_reranker
@@ -31,6 +32,7 @@ def main(args: list[str] | None = None) -> None:
 
         # 3. Model, loss and evaluation
         model = build_reranker(run.source, settings.max_length, settings.trust_remote_code)
+        add_lora(model, run)
         # The right document of a query weighs as much as all of its wrong ones together.
         loss = BinaryCrossEntropyLoss(model, pos_weight=tensor(float(settings.negatives)))
         evaluator = reranking_evaluator(run.data)

@@ -7,6 +7,7 @@ import shutil
 import signal
 import threading
 import time
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -18,44 +19,60 @@ from tests.helpers.embedding_runs import KINDS, assert_same_weights, load, losse
 from tests.helpers.pretraining_runs import ScriptProcesses, launched_environments, start
 
 
-# Long enough to be killed or stopped on the way.
+# Long enough to be killed or stopped on the way: the kind, and what is set.
 LONG = {
-    "dense": {"max_steps": 60, "save_steps": 60, "eval_strategy": "no"},
-    "sparse": {"max_steps": 40, "save_steps": 40, "eval_strategy": "no"},
+    "dense": ("dense", {"max_steps": 60, "save_steps": 60}),
+    "sparse": ("sparse", {"max_steps": 40, "save_steps": 40}),
+    # Adapters with dropout, which learn what a reranker says.
+    "taught": (
+        "dense",
+        {"max_steps": 60, "save_steps": 60, "lora_rank": 4, "lora_dropout": 0.1, "distillation": "kl"}
+        | {"only": "triplets nested", "contrastive_weight": 0.2},
+    ),
 }
 
 
 @pytest.fixture(scope="module")
-def whole(data, encoder, tmp_path_factory) -> dict[str, Path]:
-    """The folders of long runs that nothing interrupts."""
+def whole(data, encoder, trained, tmp_path_factory):
+    """Settings of a long run by name, and the folder that such a run leaves which nothing interrupts."""
     folder = tmp_path_factory.mktemp("whole")
-    for kind, changes in LONG.items():
-        settings = {"output_dir": folder / kind, "model": encoder, "datasets": data / "datasets.yaml"}
+
+    @cache
+    def build(name: str) -> tuple[dict, Path]:
+        changes = LONG[name][1] | {"model": encoder, "datasets": data / "datasets.yaml", "eval_strategy": "no"}
+        if name == "taught":
+            changes["teacher"] = trained["reranker"] / "model"
         torch.manual_seed(0)
-        run(kind, settings | changes)
-    return {kind: folder / kind for kind in LONG}
+        run(LONG[name][0], changes | {"output_dir": folder / name})
+        return changes, folder / name
+
+    return build
 
 
-@pytest.mark.parametrize("kind", LONG)
-def test_killed_and_resumed_ends_with_the_same_bits(whole, settings, tmp_path, capsys, kind):
-    changes = settings(**LONG[kind])
-    process = start(to_flags(kind, changes | {"save_steps": 5}), script=KINDS[kind][0])
-    while not complete_checkpoints(tmp_path / "run"):
-        process.check_running()
-    # At any moment: in the middle of a step or of saving.
-    time.sleep(random.Random(0).random() / 2)
-    process.kill()
-    last = complete_checkpoints(tmp_path / "run")[-1]
-    assert step_of(last) < changes["max_steps"]
+@pytest.mark.parametrize("name", LONG)
+def test_killed_and_resumed_ends_with_the_same_bits(whole, tmp_path, capsys, name):
+    kind, (changes, expected) = LONG[name][0], whole(name)
+    changes = changes | {"output_dir": tmp_path / "run"}
+    steps = [0]
+    for kill in range(2 if name == "taught" else 1):
+        process = start(to_flags(kind, changes | {"save_steps": 5}), script=KINDS[kind][0])
+        while not (found := complete_checkpoints(tmp_path / "run")) or step_of(found[-1]) <= steps[-1]:
+            process.check_running()
+        # At any moment: in the middle of a step or of saving.
+        time.sleep(random.Random(kill).random() / 2)
+        process.kill()
+        last = complete_checkpoints(tmp_path / "run")[-1]
+        steps.append(step_of(last))
+    assert steps[-1] < changes["max_steps"]
     log = run(kind, changes)
     assert f"resuming from {last}\n" in capsys.readouterr().out
-    assert_same_weights(tmp_path / "run", whole[kind])
-    expected = losses_of(json.loads((whole[kind] / "log.json").read_text()))
-    assert losses_of(log) == expected and len(expected) == changes["max_steps"]
+    assert_same_weights(tmp_path / "run", expected)
+    losses = losses_of(json.loads((expected / "log.json").read_text()))
+    assert losses_of(log) == losses and len(losses) == changes["max_steps"]
 
 
 def test_sigterm_saves_stops_and_the_same_command_goes_on(whole, settings, tmp_path):
-    changes = settings(**LONG["dense"]) | {"save_steps": 20}
+    changes = settings(**whole("dense")[0]) | {"save_steps": 20}
 
     def stop():
         for _ in range(6000):
@@ -72,7 +89,7 @@ def test_sigterm_saves_stops_and_the_same_command_goes_on(whole, settings, tmp_p
     last = complete_checkpoints(tmp_path / "run")[-1]
     assert last.name not in ("checkpoint-20", "checkpoint-40", "checkpoint-60")
     run("dense", changes)
-    assert_same_weights(tmp_path / "run", whole["dense"])
+    assert_same_weights(tmp_path / "run", whole("dense")[1])
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -154,7 +154,8 @@ class DistillationArguments(RecipeArguments):
         super().__post_init__()
         if (self.teacher is None) != (self.distillation is None):
             raise ValueError(
-                f"`teacher` is {self.teacher!r} and `distillation` is {self.distillation!r}: set both, or leave both out."
+                f"`teacher` is {self.teacher!r} and `distillation` is {self.distillation!r}: set both, or leave both "
+                "out."
             )
         if self.distillation not in (None, *DISTILLATIONS):
             raise ValueError(f"`distillation` is {self.distillation!r}; it must be one of {', '.join(DISTILLATIONS)}.")

@@ -79,6 +79,12 @@ def true_negatives(features: list[dict]) -> list[list[str]]:
     return [[text for text in row["negatives"] if text not in positives] for row in features]
 
 
+def numbered(row: dict, negatives: Sequence[str]) -> dict:
+    """A row with the columns `negative_0`, `negative_1`, ... in place of its list of hard negatives."""
+    columns = {f"negative_{number}": text for number, text in enumerate(negatives)}
+    return {key: row[key] for key in row if key != "negatives"} | columns
+
+
 class ContrastiveCollator(SentenceTransformerDataCollator):
     """Tokenises rows of `query`, `positive` and `negatives`, a list of any length.
 
@@ -106,11 +112,17 @@ class MultiVectorCollator(MultiVectorEncoderDataCollator):
     def __call__(self, features: list[dict]) -> dict:
         negatives = true_negatives(features)
         columns = min(map(len, negatives))
-        rows = []
-        for row, texts in zip(features, negatives):
-            numbered = {f"negative_{number}": text for number, text in enumerate(texts[:columns])}
-            rows.append({key: row[key] for key in row if key != "negatives"} | numbered)
-        return super().__call__(rows)
+        return super().__call__([numbered(row, texts[:columns]) for row, texts in zip(features, negatives)])
+
+
+class DistillationCollator(SentenceTransformerDataCollator):
+    """As `MultiVectorCollator`, with a `label` from the teacher for each row, and all of its negatives.
+
+    Also those that are the right document of another row: the teacher has said how well they fit this one.
+    """
+
+    def __call__(self, features: list[dict]) -> dict:
+        return super().__call__([numbered(row, row["negatives"]) for row in features])
 
 
 @dataclass

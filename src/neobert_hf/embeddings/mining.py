@@ -13,6 +13,7 @@ from datasets import Dataset
 from datasets.fingerprint import Hasher
 from sentence_transformers.base.model import BaseModel
 from sentence_transformers.util import mine_hard_negatives
+from transformers import set_seed
 
 from neobert_hf.common.atomic_writes import atomic_write
 from neobert_hf.common.fingerprints import model_files_fingerprint
@@ -33,6 +34,8 @@ def add_mined_negatives(run: Run) -> None:
                 prompt = run.data.descriptions[name].prompt
                 begun = run.checkpoint is not None
                 run.data.train[name] = mine_negatives(pairs, prompt, run.settings, folder, begun)
+    # A new head must be the same whether or not loading the miner has drawn numbers.
+    set_seed(run.arguments.seed)
 
 
 def mine_negatives(

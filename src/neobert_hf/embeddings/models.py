@@ -13,6 +13,7 @@ from sentence_transformers.sentence_transformer.losses import (
 )
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from sentence_transformers.sparse_encoder.modules import SpladePooling
+from torch import nn
 from transformers import AutoConfig
 
 from neobert_hf import NeoBERTForMaskedLM
@@ -105,7 +106,7 @@ def info_nce_loss(
     mini_batch_size: int | None = None,
     matryoshka_dims: Sequence[int] = (),
     guide: SentenceTransformer | None = None,
-) -> torch.nn.Module:
+) -> nn.Module:
     """InfoNCE over the batch: each query against all documents and hard negatives of the batch.
 
     Args:
@@ -124,9 +125,6 @@ def info_nce_loss(
     """
     if temperature <= 0:
         raise ValueError(f"`temperature` is {temperature}; it must be above 0.")
-    size = encoder.get_embedding_dimension()
-    if any(not 0 < dimension <= size for dimension in matryoshka_dims):
-        raise ValueError(f"`matryoshka_dims` is {matryoshka_dims}; the model allows 1 to {size}.")
     cached = {} if mini_batch_size is None else {"mini_batch_size": mini_batch_size}
     if guide is not None:
         guided = CachedGISTEmbedLoss if cached else GISTEmbedLoss
@@ -136,9 +134,21 @@ def info_nce_loss(
     else:
         plain = CachedMultipleNegativesRankingLoss if cached else MultipleNegativesRankingLoss
         loss = plain(encoder, scale=1 / temperature, **cached)
-    if not matryoshka_dims:
+    return with_prefixes(encoder, loss, matryoshka_dims)
+
+
+def with_prefixes(encoder: SentenceTransformer, loss: nn.Module, dimensions: Sequence[int]) -> nn.Module:
+    """A loss of whole embeddings, and with Matryoshka's dimensions the same of these prefixes as well."""
+    if not dimensions:
         return loss
-    return MatryoshkaLoss(encoder, loss, sorted({size, *matryoshka_dims}, reverse=True))
+    check_prefixes(encoder, dimensions)
+    return MatryoshkaLoss(encoder, loss, sorted({encoder.get_embedding_dimension(), *dimensions}, reverse=True))
+
+
+def check_prefixes(encoder: SentenceTransformer, dimensions: Sequence[int]) -> None:
+    size = encoder.get_embedding_dimension()
+    if any(not 0 < dimension <= size for dimension in dimensions):
+        raise ValueError(f"`matryoshka_dims` is {dimensions}; the model allows 1 to {size}.")
 
 
 def load_trained_model(path: str, trust_remote_code: bool = False) -> SentenceTransformer:
@@ -167,6 +177,6 @@ def load_trained_reranker(path: str, trust_remote_code: bool = False) -> CrossEn
     return model
 
 
-def _inputs_only(module: torch.nn.Module, args: tuple[dict, ...]) -> tuple[dict]:
+def _inputs_only(module: nn.Module, args: tuple[dict, ...]) -> tuple[dict]:
     """Without what the model in training wrote into them: the cached loss of version 6.2 passes that, too."""
     return ({name: value for name, value in args[0].items() if not name.endswith(("_embedding", "_embeddings"))},)

@@ -5,6 +5,7 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 from datasets import Dataset, DatasetDict
@@ -14,7 +15,7 @@ from sentence_transformers.sentence_transformer.evaluation import (
     EmbeddingSimilarityEvaluator,
     InformationRetrievalEvaluator,
 )
-from transformers import set_seed
+from transformers import PreTrainedTokenizerBase, set_seed
 from transformers.utils import cached_file
 
 from neobert_hf.common.fingerprints import (
@@ -68,6 +69,11 @@ class Run:
     checkpoint: Path | None
     source: str
 
+    @property
+    def finished(self) -> bool:
+        """Whether nothing is left to train."""
+        return self.checkpoint is not None and step_of(self.checkpoint) == self.arguments.max_steps
+
 
 @contextmanager
 def prepare_run(settings_class: type[RecipeArguments], args: list[str] | None = None) -> Iterator[Run]:
@@ -82,10 +88,12 @@ def prepare_run(settings_class: type[RecipeArguments], args: list[str] | None = 
         data = read_data(settings, arguments)
         values = run_settings(settings, arguments, data)
         checkpoint, _ = newest_checkpoint(Path(arguments.output_dir), values)
-        # On resume the Trainer loads the weights by itself, unless there is nothing left to train.
-        finished = checkpoint is not None and step_of(checkpoint) == arguments.max_steps
-        source = str(checkpoint) if finished else settings.model
-        yield Run(settings, arguments, data, values, checkpoint, source)
+        run = Run(settings, arguments, data, values, checkpoint, settings.model)
+        # On resume the Trainer loads the weights by itself, unless there is nothing left to train. Adapters are loaded
+        # where they are added.
+        if run.finished and not values.get("lora_rank"):
+            run.source = str(checkpoint)
+        yield run
 
 
 def read_data(settings: RecipeArguments, arguments: EmbeddingArguments) -> TrainingData:
@@ -93,7 +101,8 @@ def read_data(settings: RecipeArguments, arguments: EmbeddingArguments) -> Train
     if arguments.prompts is not None:
         raise ValueError(f"`prompts` is set; instructions stand in {settings.datasets}, one for each dataset.")
     with arguments.main_process_first(desc="reading the datasets"):
-        descriptions, evaluation = read_descriptions(settings.datasets, settings.only or None)
+        load_tokenizer = partial(_tokenizer_of_encoder, settings)
+        descriptions, evaluation = read_descriptions(settings.datasets, settings.only or None, load_tokenizer)
         train = {dataset.name: load_pairs(dataset, settings.max_negatives) for dataset in descriptions}
         retrieval = load_pairs(evaluation["retrieval"]) if "retrieval" in evaluation else None
     by_name = {dataset.name: dataset for dataset in descriptions}
@@ -111,6 +120,10 @@ def run_settings(settings: RecipeArguments, arguments: EmbeddingArguments, data:
         values["datasets"][name] = asdict(data.descriptions[name]) | content
         # It chooses among prompts, and no weight depends on it.
         values["datasets"][name].pop("default")
+        # Runs that began before these could be chosen had them so, and go on.
+        for key, plain in (("document_instruction", ""), ("separator", " ")):
+            if values["datasets"][name][key] == plain:
+                values["datasets"][name].pop(key)
     values["weights"] = checkpoint_fingerprint(settings.model)
     values["tokenizer_fingerprint"] = _fingerprint_of_tokenizer(settings)
     if not values.get("miner"):
@@ -120,24 +133,35 @@ def run_settings(settings: RecipeArguments, arguments: EmbeddingArguments, data:
         for name in ("miner", "cross_encoder"):
             if values[name] is not None:
                 values[f"{name}_fingerprint"] = model_files_fingerprint(values[name])
-    if values.get("guide"):
-        values["guide_fingerprint"] = model_files_fingerprint(settings.guide)
+    # It moves with what it holds.
+    values.pop("teacher_dir", None)
+    for name in ("guide", "teacher"):
+        if values.get(name):
+            values[f"{name}_fingerprint"] = model_files_fingerprint(values[name])
     values["batches_per_step"] = arguments.world_size * arguments.gradient_accumulation_steps
     return json.loads(json.dumps(values, default=str))
 
 
 def _fingerprint_of_tokenizer(settings: RecipeArguments) -> str:
     """Of the tokenizer of the encoder, with what Sentence Transformers stores beside it about texts."""
+    stored = _read_beside_model(settings, str(Path(_subfolder_of_encoder(settings), "sentence_bert_config.json")))
+    return reading_fingerprint(_tokenizer_of_encoder(settings), stored)
 
-    def read(name: str) -> str:
-        file = cached_file(settings.model, name, _raise_exceptions_for_missing_entries=False)
-        return Path(file).read_text(encoding="utf-8") if file else ""
 
-    modules = read("modules.json")
-    subfolder = json.loads(modules)[0]["path"] if modules else ""
-    options = {"subfolder": subfolder, "trust_remote_code": settings.trust_remote_code}
-    tokenizer = load_tokenizer(settings.model, **options)
-    return reading_fingerprint(tokenizer, read(str(Path(subfolder, "sentence_bert_config.json"))))
+def _tokenizer_of_encoder(settings: RecipeArguments) -> PreTrainedTokenizerBase:
+    subfolder = _subfolder_of_encoder(settings)
+    return load_tokenizer(settings.model, subfolder=subfolder, trust_remote_code=settings.trust_remote_code)
+
+
+def _subfolder_of_encoder(settings: RecipeArguments) -> str:
+    modules = _read_beside_model(settings, "modules.json")
+    return json.loads(modules)[0]["path"] if modules else ""
+
+
+def _read_beside_model(settings: RecipeArguments, name: str) -> str:
+    """What a file of the model's folder or repository holds; nothing if there is no such file."""
+    file = cached_file(settings.model, name, _raise_exceptions_for_missing_entries=False)
+    return Path(file).read_text(encoding="utf-8") if file else ""
 
 
 def retrieval_evaluator(
@@ -153,6 +177,7 @@ def retrieval_evaluator(
         relevant_docs=positives,
         # An empty one, unlike None, also keeps the model's own away.
         query_prompt=data.evaluation["retrieval"].prompt,
+        corpus_prompt=data.evaluation["retrieval"].document_prompt,
         name="retrieval",
         write_csv=False,
     )

@@ -1,5 +1,6 @@
 """Sentence Transformers' trainers with the paper's mixture of datasets and checkpoints that are whole or not used."""
 
+import json
 from pathlib import Path
 
 import torch
@@ -14,8 +15,10 @@ from sentence_transformers.base.model import BaseModel
 from torch.utils.data import BatchSampler, ConcatDataset
 
 from neobert_hf.common.atomic_writes import write_json
+from neobert_hf.embeddings.adapters import describe_lora, load_adapter, merge_lora
 from neobert_hf.embeddings.batches import (
     ContrastiveCollator,
+    DistillationCollator,
     MixtureBatchSampler,
     MultiVectorCollator,
     RerankingCollator,
@@ -95,11 +98,29 @@ class MixtureTrainer(ResumableTrainer):
         if self.evaluator is not None and self.args.max_steps not in evaluated:
             self.evaluate()
         output = Path(self.args.output_dir)
-        self.save_whole(output / "model")
+        if not self.is_saved(output):
+            if self.has_adapters:
+                merge_lora(self.model)
+            self.save_whole(output / "model")
+            if self.is_world_process_zero():
+                write_json(output / "log.json", self.state.log_history)
         if self.is_world_process_zero():
-            write_json(output / "log.json", self.state.log_history)
             print(f"{output / 'model'}, {output / 'log.json'}", flush=True)
         end_processes(self.accelerator)
+
+    def is_saved(self, output: Path) -> bool:
+        """Whether nothing is left to do. A miner, a guide and an index know the model by the bytes of its files.
+
+        Saved from its checkpoint once more, the model would be the same, and its `tokenizer_config.json` would not.
+        """
+        if self.run.checkpoint is None or not self.is_finished(self.run.checkpoint) or not (output / "model").is_dir():
+            return False
+        try:
+            # Written last, and of this training only if it ends where this one does.
+            log = json.loads((output / "log.json").read_text(encoding="utf-8"))
+            return log[-1]["step"] == self.args.max_steps
+        except (OSError, ValueError, LookupError, TypeError):
+            return False
 
     def totals(self) -> dict:
         components = self.accum_loss_components["train"]
@@ -124,6 +145,8 @@ class MixtureTrainer(ResumableTrainer):
             f"{parameters:,} parameters; {self.args.world_size} x {self.args.device.type}; "
             f"{self.args.gradient_accumulation_steps} batches a step and process"
         )
+        if self.has_adapters:
+            lines.append(describe_lora(self.model))
         lines.append(describe_choice(self.run.data))
         lines.append(f"resuming from {self.run.checkpoint}" if self.run.checkpoint else f"starting from {self.start()}")
         return "\n".join(lines)
@@ -152,6 +175,18 @@ class MixtureTrainer(ResumableTrainer):
         batches_per_step = self.args.world_size * self.args.gradient_accumulation_steps
         return MixtureBatchSampler(dataset, batch_samplers, draws, batches_per_step)
 
+    @property
+    def has_adapters(self) -> bool:
+        """Whether this run trains those in place of the weights."""
+        return getattr(self.run.settings, "lora_rank", None) is not None
+
+    def _load_from_checkpoint(self, checkpoint_path: str) -> None:
+        if self.has_adapters:
+            # Sentence Transformers would load the frozen weights once more, in the type they are stored in.
+            load_adapter(self.model, Path(checkpoint_path))
+        else:
+            super()._load_from_checkpoint(checkpoint_path)
+
     def _save(self, output_dir: str | None = None, state_dict=None) -> None:
         # Transformers calls this on every process and checks inside its own; Sentence Transformers' does not check.
         if self.args.should_save:
@@ -163,6 +198,12 @@ class EmbeddingTrainer(MixtureTrainer, SentenceTransformerTrainer):
     """Of dense embeddings. See `MixtureTrainer`."""
 
     data_collator_class = ContrastiveCollator
+
+
+class DistillationTrainer(EmbeddingTrainer):
+    """Of dense embeddings, from rows that a teacher has labelled. See `MixtureTrainer`."""
+
+    data_collator_class = DistillationCollator
 
 
 class SparseTrainer(MixtureTrainer, SparseEncoderTrainer):

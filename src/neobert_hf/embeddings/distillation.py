@@ -1,0 +1,358 @@
+"""Distillation: an embedding model learns what a larger one, or a reranker, says of the same texts.
+
+| `distillation` | What is learned of the teacher | Loss of Sentence Transformers |
+| --- | --- | --- |
+| `margin_mse` | by how much it scores the right document above each hard negative | `MarginMSELoss` |
+| `kl` | its probabilities for the documents of a row, the softmax of their scores | `DistillKLDivLoss` |
+| `mse` | its embeddings of queries and right documents | `MSELoss` |
+
+The scores of the model in training are cosines over the temperature, as in the contrastive loss. The teacher reads all
+texts once, before training, with its own prompts. What it says is kept in files of some thousand rows, in a folder
+whose name tells which teacher read which texts: an interrupted reading goes on behind the last file, and other runs
+find the results there.
+
+References:
+    https://arxiv.org/abs/2010.02666 (MarginMSE), https://arxiv.org/abs/2010.11386 (KL), https://arxiv.org/abs/2004.09813
+    (MSE of embeddings), https://arxiv.org/abs/2212.03533 (KL beside a contrastive loss, E5).
+"""
+
+import json
+import random
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import Dataset, Features, List, Value, concatenate_datasets
+from sentence_transformers import CrossEncoder, SentenceTransformer
+from sentence_transformers.base.losses.merged_forward import embed_columns
+from sentence_transformers.sentence_transformer.losses import (
+    DistillKLDivLoss,
+    MarginMSELoss,
+    MSELoss,
+    MultipleNegativesRankingLoss,
+)
+from sentence_transformers.util import pairwise_cos_sim
+from torch import nn
+from transformers import AutoConfig
+from transformers.utils import cached_file
+
+from neobert_hf.common.atomic_writes import atomic_write, tidy_folder, write_json
+from neobert_hf.common.fingerprints import data_fingerprint, model_files_fingerprint, value_checksum
+from neobert_hf.embeddings.arguments import DenseArguments
+from neobert_hf.embeddings.inference import check_finite, prompt_of
+from neobert_hf.embeddings.mining import prompt_of_helper
+from neobert_hf.embeddings.models import check_prefixes, load_trained_model, load_trained_reranker, with_prefixes
+from neobert_hf.embeddings.pairs import most_negatives
+from neobert_hf.embeddings.recipe import Run
+from neobert_hf.training.run_checkpoints import CheckpointError
+
+
+# Of a file of results: as much work as an interruption may cost.
+PART_ROWS = 2_000
+
+
+@dataclass
+class Answers:
+    """What a teacher's results are.
+
+    Args:
+        unit: of its scores: `cosine`, `dot`, ... for an embedding model, `logit` for a reranker; or `embedding`.
+        width: of its embeddings; None for scores.
+    """
+
+    unit: str
+    width: int | None
+
+
+class Teacher:
+    """A trained embedding model or reranker, loaded when it is first asked.
+
+    Args:
+        path: folder or Hub id.
+        embeddings: whether it is asked for embeddings, and not for scores.
+
+    Raises:
+        ValueError: if it is neither of both, or a reranker is asked for embeddings.
+    """
+
+    def __init__(self, path: str, embeddings: bool, device: torch.device, trust_remote_code: bool = False):
+        self.path, self.embeddings, self.device, self.trust_remote_code = path, embeddings, device, trust_remote_code
+        self.fingerprint = model_files_fingerprint(path)
+        self.is_reranker = kind_of(path, trust_remote_code) == "CrossEncoder"
+        if self.is_reranker and embeddings:
+            raise ValueError(
+                f"{path} is a reranker, which has no embeddings: set `distillation` to margin_mse or kl, or give an "
+                "embedding model as `teacher`."
+            )
+
+    @cached_property
+    def model(self) -> SentenceTransformer | CrossEncoder:
+        load = load_trained_reranker if self.is_reranker else load_trained_model
+        return load(self.path, self.trust_remote_code).to(self.device).eval()
+
+    def answers(self) -> Answers:
+        if self.is_reranker:
+            return Answers("logit", None)
+        if self.embeddings:
+            return Answers("embedding", self.model.get_embedding_dimension())
+        return Answers(self.model.similarity_fn_name, None)
+
+    def read(self, rows: Dataset, prompt: str) -> list:
+        """Embeddings of query and right document, or scores of all documents, for each row.
+
+        Args:
+            rows: as `comparable_rows` gives them.
+            prompt: of the dataset. A teacher that was saved with it gets it, and its own otherwise.
+        """
+        prompt = prompt_of_helper("teacher", self.model, prompt)
+        queries, positives = rows["query"][:], rows["positive"][:]
+        if self.embeddings:
+            vectors = [self._embed(queries, prompt), self._embed(positives, prompt_of(self.model, "document"))]
+            return np.stack([vector.float().cpu().numpy() for vector in vectors], axis=1).tolist()
+        documents = [[right, *wrong] for right, wrong in zip(positives, rows["negatives"][:])]
+        pairs = [(query, text) for query, texts in zip(queries, documents) for text in texts]
+        scores = self._score(pairs, prompt)
+        if not np.isfinite(scores).all():
+            pair = pairs[int(np.flatnonzero(~np.isfinite(scores))[0])]
+            raise FloatingPointError(f"A score of the teacher {self.path} is not finite, that of {pair!r:.200}.")
+        return scores.reshape(len(queries), -1).tolist()
+
+    def _score(self, pairs: list[tuple[str, str]], prompt: str) -> np.ndarray:
+        if self.is_reranker:
+            # Probabilities, as most rerankers give them, hardly differ where they are near 0 or 1.
+            return self.model.predict(pairs, prompt=prompt, activation_fn=nn.Identity(), show_progress_bar=False)
+        queries, documents = zip(*pairs)
+        first = self._embed(queries, prompt)
+        second = self._embed(documents, prompt_of(self.model, "document"))
+        return self.model.similarity_pairwise(first, second).float().cpu().numpy()
+
+    def _embed(self, texts: tuple[str, ...] | list[str], prompt: str) -> torch.Tensor:
+        """Embeddings, (texts, width). The same text is read once."""
+        distinct = list(dict.fromkeys(texts))
+        vectors = self.model.encode(distinct, prompt=prompt, convert_to_tensor=True, show_progress_bar=False)
+        check_finite(vectors.float().cpu().numpy(), distinct)
+        places = {text: place for place, text in enumerate(distinct)}
+        return vectors[[places[text] for text in texts]]
+
+
+def kind_of(path: str, trust_remote_code: bool = False) -> str:
+    """`SentenceTransformer` or `CrossEncoder`: what lies in a folder, or under a Hub id.
+
+    Raises:
+        ValueError: if it is neither.
+    """
+
+    def find(name: str) -> str | None:
+        return cached_file(path, name, _raise_exceptions_for_missing_entries=False)
+
+    kind = None
+    if settings := find("config_sentence_transformers.json"):
+        # Models of before version 5 do not say what they are.
+        kind = json.loads(Path(settings).read_text(encoding="utf-8")).get("model_type", "SentenceTransformer")
+    elif find("modules.json"):
+        kind = "SentenceTransformer"
+    else:
+        names = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code).architectures or []
+        if any(name.endswith("ForSequenceClassification") for name in names):
+            kind = "CrossEncoder"
+    if kind not in ("SentenceTransformer", "CrossEncoder"):
+        found = kind or "an encoder without a trained pooling or head"
+        raise ValueError(
+            f"`teacher` is {path}, which is {found}; it must be an embedding model (SentenceTransformer) or a reranker "
+            "(CrossEncoder)."
+        )
+    return kind
+
+
+def add_teacher(run: Run, model: SentenceTransformer) -> Answers:
+    """Give the training datasets a column `label` with what the teacher says of each row.
+
+    Args:
+        model: to be trained.
+
+    Raises:
+        CheckpointError: if training has begun, and with other results.
+        ValueError: if the teacher cannot teach this, or a dataset has no documents to compare.
+    """
+    settings, width = run.settings, model.get_embedding_dimension()
+    check_prefixes(model, settings.matryoshka_dims)
+    embeddings = settings.distillation == "mse"
+    teacher = Teacher(settings.teacher, embeddings, run.arguments.device, settings.trust_remote_code)
+    folder = Path(settings.teacher_dir or Path(run.arguments.output_dir) / "teacher")
+    # All of them first: nothing is read by the teacher where one is refused.
+    rows = {name: comparable_rows(name, pairs, embeddings) for name, pairs in run.data.train.items()}
+    with run.arguments.main_process_first(desc="reading with the teacher"):
+        for name, pairs in rows.items():
+            prompt = run.data.descriptions[name].prompt
+            content = [teacher.fingerprint, embeddings, prompt, data_fingerprint(pairs), PART_ROWS]
+            place = folder / value_checksum(content)
+            if run.checkpoint is not None and _missing_parts(place, len(pairs)):
+                raise CheckpointError(
+                    f"The run in {run.arguments.output_dir} has begun with what its teacher said, and {place} does not "
+                    "hold all of it. Restore that folder, or start anew with another `output_dir`."
+                )
+            answers = _what_it_answers(place, teacher, width)
+            labels = _read_missing(place, name, pairs, teacher, prompt)
+            run.data.train[name] = concatenate_datasets([pairs, labels], axis=1)
+    return answers
+
+
+def comparable_rows(name: str, pairs: Dataset, embeddings: bool) -> Dataset:
+    """The pairs with as many hard negatives in every row, or with none where embeddings are learned.
+
+    Rows with fewer than others are filled up with right documents of other rows, the same in every run. They need not
+    be wrong: the teacher reads them, too.
+    """
+    if embeddings:
+        return pairs.map(lambda row: {"negatives": []}, features=pairs.features, desc=name)
+    most = most_negatives(pairs)
+    if not most:
+        raise ValueError(
+            f"Dataset {name} has no hard negatives, and a teacher's scores mean something among several documents of a "
+            "query. Set `miner` and `negatives`, name a column of `negatives`, or set `distillation` to mse."
+        )
+    documents = pairs.unique("positive")
+    if len(documents) < 2 * most + 1:
+        raise ValueError(
+            f"Dataset {name} has {len(documents):,} different documents, too few to give every row {most} others to "
+            "compare. Set a smaller `max_negatives` or `negatives`."
+        )
+
+    def fill(row: dict, number: int) -> dict:
+        texts = row["negatives"]
+        if len(texts) < most:
+            drawn = random.Random(number).sample(documents, 2 * most + 1)
+            texts = texts + [text for text in drawn if text != row["positive"] and text not in texts]
+        return {"negatives": texts[:most]}
+
+    return pairs.map(fill, with_indices=True, features=pairs.features, desc=name)
+
+
+def _parts(rows: int) -> range:
+    return range(-(-rows // PART_ROWS))
+
+
+def _part(folder: Path, number: int) -> Path:
+    return folder / f"part-{number:05}.parquet"
+
+
+def _missing_parts(folder: Path, rows: int) -> list[int]:
+    return [number for number in _parts(rows) if not _part(folder, number).exists()]
+
+
+def _what_it_answers(folder: Path, teacher: Teacher, width: int) -> Answers:
+    """What the results in a folder are, from a file once that is written; refused if the model cannot learn them."""
+    file = folder / "answers.json"
+    if not file.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(file, asdict(teacher.answers()))
+    answers = Answers(**json.loads(file.read_text(encoding="utf-8")))
+    if answers.width is not None and answers.width < width:
+        raise ValueError(
+            f"Embeddings of the teacher {teacher.path} have {answers.width} numbers, and those of the model to train "
+            f"{width}: mse needs a teacher of that width or more. Set `distillation` to margin_mse or kl."
+        )
+    return answers
+
+
+def _read_missing(folder: Path, name: str, rows: Dataset, teacher: Teacher, prompt: str) -> Dataset:
+    """The teacher's results for all rows, a column `label`; it reads the rows whose results are not in the folder."""
+    tidy_folder(folder)
+    numbers = List(Value("float32"))
+    features = Features({"label": List(numbers) if teacher.embeddings else numbers})
+    for number in _missing_parts(folder, len(rows)):
+        first, behind = number * PART_ROWS, min((number + 1) * PART_ROWS, len(rows))
+        results = teacher.read(rows.select(range(first, behind)), prompt)
+        with atomic_write(_part(folder, number)) as file:
+            Dataset.from_dict({"label": results}, features).to_parquet(file)
+        print(f"teacher: {name}, {behind:,} of {len(rows):,} rows", flush=True)
+    return Dataset.from_parquet([str(_part(folder, number)) for number in _parts(len(rows))])
+
+
+class DistillationLoss(nn.Module):
+    """A loss of Sentence Transformers on what the teacher says, and a contrastive one beside it if that has a weight.
+
+    The contrastive loss knows queries and right documents only. How wrong a hard negative is says the teacher.
+
+    Args:
+        settings: `distillation`, `temperature`, `teacher_temperature` and `contrastive_weight` count.
+        unit: of the teacher's results; see `Answers`.
+        projection: for teachers with wider embeddings than the model's: (their width, the model's).
+    """
+
+    def __init__(
+        self, model: SentenceTransformer, settings: DenseArguments, unit: str, projection: torch.Tensor | None = None
+    ):
+        super().__init__()
+        self.model = model
+        similarity = partial(cosine_over_temperature, temperature=settings.temperature)
+        losses = {
+            "margin_mse": partial(MarginMSELoss, similarity_fct=similarity),
+            "kl": partial(DistillKLDivLoss, similarity_fct=similarity),
+            "mse": MSELoss,
+        }
+        self.distillation = losses[settings.distillation](model)
+        own = settings.temperature if unit == "cosine" else 1.0
+        self.teacher_temperature = settings.teacher_temperature or own
+        self.contrastive_weight = settings.contrastive_weight or 0.0
+        self.contrastive = MultipleNegativesRankingLoss(model, scale=1 / settings.temperature)
+        self.register_buffer("projection", projection)
+
+    def forward(self, sentence_features: Iterable[dict[str, torch.Tensor]], labels: torch.Tensor) -> torch.Tensor:
+        embeddings = embed_columns(self.model, sentence_features)
+        if isinstance(self.distillation, MSELoss):
+            labels = labels if self.projection is None else labels @ self.projection
+            loss = self.distillation.compute_loss_from_embeddings(embeddings, labels.unbind(1))
+        else:
+            loss = self.distillation.compute_loss_from_embeddings(embeddings, labels / self.teacher_temperature)
+        if self.contrastive_weight:
+            loss = loss + self.contrastive_weight * self.contrastive.compute_loss_from_embeddings(embeddings[:2], None)
+        return loss
+
+    def get_config_dict(self) -> dict[str, Any]:
+        """For the model card."""
+        config = {"loss": type(self.distillation).__name__} | self.distillation.get_config_dict()
+        return config | {
+            "teacher_temperature": self.teacher_temperature,
+            "contrastive_weight": self.contrastive_weight,
+        }
+
+    @property
+    def citation(self) -> str:
+        return self.distillation.citation
+
+
+def cosine_over_temperature(first: torch.Tensor, second: torch.Tensor, temperature: float) -> torch.Tensor:
+    """The score of each pair, row by row, as the contrastive loss has it."""
+    return pairwise_cos_sim(first, second) / temperature
+
+
+def distillation_loss(model: SentenceTransformer, run: Run, answers: Answers) -> nn.Module:
+    """The loss for a run whose datasets have been given labels by `add_teacher`, which returned `answers`."""
+    width, projection = model.get_embedding_dimension(), None
+    if answers.width is not None and answers.width > width:
+        projection = principal_axes(run.data.train.values(), answers.width, width)
+        print(f"teacher: its embeddings of {answers.width} numbers are projected to {width}", flush=True)
+    loss = DistillationLoss(model, run.settings, answers.unit, projection)
+    return with_prefixes(model, loss, run.settings.matryoshka_dims)
+
+
+def principal_axes(datasets: Iterable[Dataset], width: int, kept: int) -> torch.Tensor:
+    """Where a teacher's embeddings, in the column `label`, are largest: (width, kept), orthonormal.
+
+    As in Sentence Transformers' example of distillation, but not centred: of all projections this one keeps the inner
+    products of embeddings best.
+    """
+    products = np.zeros((width, width))
+    for rows in datasets:
+        for table in rows.select_columns("label").with_format("arrow").iter(10_000):
+            numbers = table["label"].combine_chunks().flatten().flatten().to_numpy(zero_copy_only=False)
+            vectors = numbers.reshape(-1, width).astype(np.float64)
+            products += vectors.T @ vectors
+    # In ascending order.
+    _, axes = np.linalg.eigh(products)
+    return torch.from_numpy(axes[:, ::-1][:, :kept].astype(np.float32))

@@ -1,0 +1,121 @@
+"""LoRA: what is trained, that a checkpoint brings it back, and that the merged model is the one that was trained."""
+
+import shutil
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from sentence_transformers import CrossEncoder, SentenceTransformer
+
+from neobert_hf.embeddings.adapters import add_lora, describe_lora, linear_layers, load_adapter, merge_lora
+from neobert_hf.embeddings.models import build_encoder, build_reranker
+from neobert_hf.training.run_checkpoints import CheckpointError
+from tests.embeddings.test_resuming import interrupted
+from tests.helpers.embedding_runs import assert_same_weights, losses_of, run
+from tests.helpers.other_encoders import save_other_encoder
+
+
+TEXTS = ["a list of words", "for loops and x"]
+PAIRS = [("how to sort", "a list"), ("x", "for loops")]
+
+
+def with_adapters(model, rank: int = 4):
+    settings = SimpleNamespace(lora_rank=rank, lora_alpha=None, lora_dropout=0.1)
+    add_lora(model, SimpleNamespace(settings=settings, arguments=SimpleNamespace(seed=0), finished=False))
+    return model
+
+
+def train_somehow(model) -> None:
+    """What is trained gets other values; PEFT's second matrices are zeros at first."""
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.requires_grad:
+                weight.add_(torch.randn_like(weight) / 10)
+
+
+def outputs(model) -> torch.Tensor:
+    model.eval()
+    return torch.as_tensor(model.predict(PAIRS) if isinstance(model, CrossEncoder) else model.encode(TEXTS))
+
+
+@pytest.mark.parametrize("build", [build_encoder, build_reranker])
+@pytest.mark.parametrize("name", ["neobert", "bert", "deberta_v3", "modernbert"])
+def test_the_merged_model_is_the_trained_one(encoder, tokenizer, tmp_path, name, build):
+    if name != "neobert":
+        save_other_encoder(name, tmp_path / name, tokenizer)
+    path = str(encoder if name == "neobert" else tmp_path / name)
+    torch.manual_seed(0)
+    model = build(path, 24)
+    names, before = set(model.state_dict()), outputs(model)
+    with_adapters(model)
+    # Without adapters some sums are made in place, in another order.
+    assert torch.allclose(outputs(model), before, atol=2e-6)
+    train_somehow(model)
+    trained = outputs(model)
+    assert (trained - before).abs().max() > 1e-3
+    model.save_pretrained(str(tmp_path / "checkpoint"))
+    merge_lora(model)
+    # Sums of float32 in another order.
+    assert torch.allclose(outputs(model), trained, atol=2e-6) and set(model.state_dict()) == names
+    model.save_pretrained(str(tmp_path / "merged"))
+    assert not list((tmp_path / "merged").glob("adapter*"))
+    assert torch.equal(outputs(type(model)(str(tmp_path / "merged"), device="cpu")), outputs(model))
+    torch.manual_seed(0)
+    again = with_adapters(build(path, 24))
+    load_adapter(again, tmp_path / "checkpoint")
+    assert torch.equal(outputs(again), trained)
+
+
+def test_only_the_linear_layers_of_the_blocks_get_adapters(encoder, tmp_path):
+    model = with_adapters(build_encoder(str(encoder), 24))
+    layers = linear_layers(build_encoder(str(encoder), 24).transformers_model)
+    assert {name.split(".", 2)[2] for name in layers} == {"qkv", "wo", "ffn.w12", "ffn.w3"} and len(layers) == 8
+    trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+    assert len(trained) == 16 and all(".lora_" in name for name in trained)
+    count, total = (sum(each.numel() for each in some) for some in (trained.values(), model.parameters()))
+    # 4 bytes of a frozen weight, 16 of a trained one.
+    megabytes = (4 * (total - count) + 16 * count) / 1e6
+    line = describe_lora(model)
+    assert f"{count:,} of {total:,} parameters" in line
+    assert f"take {megabytes:,.1f} MB, and {16 * total / 1e6:,.1f} MB if" in line
+    model.save_pretrained(str(tmp_path / "checkpoint"))
+    with pytest.raises(CheckpointError, match="holds other adapters than the model has: classifier.bias is in one"):
+        other = build_reranker(str(encoder), 24)
+        load_adapter(with_adapters(other), tmp_path / "checkpoint")
+
+
+def test_a_run_with_adapters_leaves_a_plain_model(settings, encoder, tmp_path, capsys):
+    changes = {"lora_rank": 4, "lora_dropout": 0.1, "learning_rate": 2e-2, "gradient_checkpointing": True}
+    losses = losses_of(run("dense", settings(**changes, max_steps=12, save_steps=6)))
+    assert sum(losses[-4:]) < sum(losses[:4]) - 1
+    assert "LoRA: 2,816 of" in capsys.readouterr().out
+    output = tmp_path / "run"
+    assert not list((output / "model").glob("adapter*"))
+    before, after = load_file(encoder / "model.safetensors"), load_file(output / "model" / "model.safetensors")
+    changed = {name for name in after if not torch.equal(after[name], before[f"model.{name}"])}
+    assert {name.split(".", 2)[2] for name in changed} == {"qkv.weight", "wo.weight", "ffn.w12.weight", "ffn.w3.weight"}
+    # The last checkpoint holds adapters alone, loads with PEFT, and is the same model.
+    assert not (output / "checkpoint-12" / "model.safetensors").exists()
+    models = [SentenceTransformer(str(output / name), device="cpu") for name in ("model", "checkpoint-12")]
+    assert torch.allclose(*map(outputs, models), atol=2e-6) and models[0].prompts == models[1].prompts
+    with pytest.raises(CheckpointError, match="lora_rank: 4 there, 8 now"):
+        run("dense", settings(**changes | {"lora_rank": 8}, max_steps=12))
+
+
+def test_a_reranker_with_adapters_resumes_with_the_same_bits(settings, tmp_path):
+    changes = {"lora_rank": 4, "lora_dropout": 0.1, "eval_strategy": "no", "max_steps": 4, "save_steps": 2}
+    run("reranker", settings(**changes, output_dir=tmp_path / "whole"))
+    interrupted(tmp_path / "whole", tmp_path / "run", step=2)
+    run("reranker", settings(**changes))
+    assert_same_weights(tmp_path / "run", tmp_path / "whole")
+    shutil.rmtree(tmp_path / "run" / "model")
+    run("reranker", settings(**changes))
+    assert_same_weights(tmp_path / "run", tmp_path / "whole")
+
+
+@pytest.mark.parametrize("name, value", [("lora_alpha", 8.0), ("lora_dropout", 0.1)])
+def test_settings_of_adapters_need_a_rank(settings, name, value):
+    for kind in ("dense", "reranker"):
+        with pytest.raises(ValueError, match=f"`{name}` is {value} without `lora_rank`"):
+            run(kind, settings(**{name: value}))
