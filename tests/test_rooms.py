@@ -12,6 +12,7 @@ PACKAGE = ROOT / "src" / "neobert_hf"
 MODEL = {
     "checkpoint_checks_neobert",
     "configuration_neobert",
+    "contextual_neobert",
     "cpu_neobert",
     "input_checks_neobert",
     "modeling_neobert",

@@ -14,6 +14,7 @@ from transformers import (
 )
 
 from .configuration_neobert import NeoBERTConfig
+from .contextual_neobert import NeoBERTContextualConfig, NeoBERTContextualModel
 from .modeling_neobert import (
     NeoBERTForMaskedLM,
     NeoBERTForMultipleChoice,
@@ -32,9 +33,13 @@ AutoModelForSequenceClassification.register(NeoBERTConfig, NeoBERTForSequenceCla
 AutoModelForTokenClassification.register(NeoBERTConfig, NeoBERTForTokenClassification)
 AutoModelForQuestionAnswering.register(NeoBERTConfig, NeoBERTForQuestionAnswering)
 AutoModelForMultipleChoice.register(NeoBERTConfig, NeoBERTForMultipleChoice)
+AutoConfig.register(NeoBERTContextualConfig.model_type, NeoBERTContextualConfig)
+AutoModel.register(NeoBERTContextualConfig, NeoBERTContextualModel)
 
 __all__ = [
     "NeoBERTConfig",
+    "NeoBERTContextualConfig",
+    "NeoBERTContextualModel",
     "NeoBERTForMaskedLM",
     "NeoBERTForMultipleChoice",
     "NeoBERTForQuestionAnswering",

@@ -174,6 +174,8 @@ class NeoBERTConfig(PreTrainedConfig):
     """
 
     model_type = "neobert"
+    # Where those who load a model without the package find its classes.
+    auto_classes: ClassVar[dict[str, str]] = AUTO_MAP
     attribute_map = {"max_position_embeddings": "max_length", "head_dim": "dim_head"}
     base_model_fsdp_plan: ClassVar[dict[Any, str]] = {
         "encoder": "free_full_weight",
@@ -295,7 +297,7 @@ class NeoBERTConfig(PreTrainedConfig):
 
     def save_pretrained(self, save_directory, *args, **kwargs):
         # Transformers adds the class that is saved, and keeps what another config named: the original's `model.*`.
-        self.auto_map = dict(AUTO_MAP)
+        self.auto_map = dict(self.auto_classes)
         super().save_pretrained(save_directory, *args, **kwargs)
 
     @classmethod

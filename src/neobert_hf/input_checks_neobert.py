@@ -94,7 +94,7 @@ def _check_prefix(config, inputs: BatchInputs) -> None:
                 f"`prefix_embeds` excludes `{name}`: the model gives a prefix and its text their positions. Give each "
                 "text a row with an `attention_mask`; padding is stripped in here."
             )
-    _refuse("prefix_embeds", prefix, ~prefix.isfinite(), "a finite number everywhere")
+    refuse_values("prefix_embeds", prefix, ~prefix.isfinite(), "a finite number everywhere")
 
 
 def _check_values(config, inputs: BatchInputs, require_tokens: bool) -> None:
@@ -242,7 +242,7 @@ def check_keywords(kwargs: dict) -> None:
     if count is not None and not is_tracing():
         count = torch.as_tensor(count)
         wrong = ~((count >= 1) & (count < math.inf))
-        _refuse("num_items_in_batch", count, wrong, "1 or more, as many as there are labels other than -100")
+        refuse_values("num_items_in_batch", count, wrong, "1 or more, as many as there are labels other than -100")
 
 
 def check_labels(labels: torch.Tensor, shape: tuple[int, ...], classes: int) -> None:
@@ -252,7 +252,7 @@ def check_labels(labels: torch.Tensor, shape: tuple[int, ...], classes: int) -> 
     if labels.is_floating_point() or labels.dtype == torch.bool:
         raise ValueError(f"`labels` has dtype {labels.dtype}, it must be torch.int64: they are classes.")
     wrong = ((labels < 0) | (labels >= classes)) & (labels != -100)
-    _refuse("labels", labels, wrong, f"0 to {classes - 1}, or -100 for none")
+    refuse_values("labels", labels, wrong, f"0 to {classes - 1}, or -100 for none")
 
 
 def check_sequence_labels(labels: torch.Tensor, logits: torch.Tensor, problem_type: str | None) -> None:
@@ -268,9 +268,9 @@ def check_sequence_labels(labels: torch.Tensor, logits: torch.Tensor, problem_ty
         needed = (rows,) if one_each else (rows, classes)
         raise ValueError(f"`labels` has shape {tuple(labels.shape)}, it must be {needed}: one for each output.")
     if problem_type == "multi_label_classification":
-        _refuse("labels", labels, ~((labels >= 0) & (labels <= 1)), "0 or 1, or a probability between them")
+        refuse_values("labels", labels, ~((labels >= 0) & (labels <= 1)), "0 or 1, or a probability between them")
     else:
-        _refuse("labels", labels, ~labels.isfinite(), "a finite number")
+        refuse_values("labels", labels, ~labels.isfinite(), "a finite number")
 
 
 def check_answers(start_positions: torch.Tensor, end_positions: torch.Tensor, rows: int) -> None:
@@ -290,7 +290,7 @@ def check_answers(start_positions: torch.Tensor, end_positions: torch.Tensor, ro
             raise ValueError(f"`end_positions` holds {last} in row {row}, before `start_positions`, {first}.")
 
 
-def _refuse(name: str, values: torch.Tensor, wrong: torch.Tensor, needed: str) -> None:
+def refuse_values(name: str, values: torch.Tensor, wrong: torch.Tensor, needed: str) -> None:
     """An error where values are wrong. On a GPU the device asserts it: a read would wait for it in every step."""
     if is_tracing(values):
         return

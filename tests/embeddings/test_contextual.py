@@ -1,0 +1,158 @@
+"""Contextual document embeddings as a Sentence Transformers model: what is built, the context, saving and loading."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from torch.nn import functional as F
+
+from neobert_hf import NeoBERTModel
+from neobert_hf.embeddings.contextual import (
+    build_contextual_encoder,
+    context_fingerprint,
+    draw_context,
+    embed_context,
+    is_contextual,
+    mean_cosine,
+)
+from neobert_hf.embeddings.models import build_encoder
+from tests.helpers.other_encoders import save_other_encoder
+
+
+SETTINGS = {"context_size": 6, "context_dropout": 0.1, "soft_prompts": 8, "text_position": 0}
+
+
+@pytest.fixture(scope="module")
+def texts(corpus) -> list[str]:
+    lines = (corpus / "train.jsonl").read_text().splitlines()
+    return [" ".join(json.loads(line)["text"].split()[: 4 + number % 9]) for number, line in enumerate(lines[:20])]
+
+
+@pytest.fixture(scope="module")
+def model(encoder) -> SentenceTransformer:
+    torch.manual_seed(0)
+    model = build_contextual_encoder(str(encoder), 48, **SETTINGS)
+    model.prompts = {"query": "Find the answer. ", "document": ""}
+    return model
+
+
+def test_both_stages_start_as_the_encoder(model, encoder):
+    stages = model[0].model
+    expected = NeoBERTModel.from_pretrained(encoder).state_dict()
+    for stage in (stages.first_stage, stages.second_stage):
+        state = stage.state_dict()
+        assert state.keys() == expected.keys() and all(torch.equal(state[name], expected[name]) for name in state)
+    assert not {id(tensor) for tensor in stages.first_stage.parameters()} & set(
+        map(id, stages.second_stage.parameters())
+    )
+    assert [type(module).__name__ for module in model] == ["Transformer"] and is_contextual(model)
+    assert model.max_seq_length == 48 and model.get_embedding_dimension() == 32
+    assert not is_contextual(build_encoder(str(encoder), 48))
+
+
+def test_saved_loaded_and_encoded_to_the_bit(model, texts, tmp_path):
+    context = embed_context(model, texts, seed=0)
+    calls = {
+        "first stage": lambda each: each.encode(texts),
+        "second stage": lambda each: each.encode(texts, dataset_embeddings=context),
+        "null context": lambda each: each.encode(texts, dataset_embeddings=context[:0]),
+        "queries": lambda each: each.encode_query(texts, dataset_embeddings=context),
+        "documents": lambda each: each.encode_document(texts, dataset_embeddings=context),
+        "context": lambda each: embed_context(each, texts, seed=0).numpy(),
+    }
+    before = {name: call(model) for name, call in calls.items()}
+    model.save_pretrained(str(tmp_path / "model"))
+    loaded = SentenceTransformer(str(tmp_path / "model"))
+    for name, call in calls.items():
+        assert (call(loaded) == before[name]).all(), name
+    assert (before["documents"] == before["second stage"]).all() and (before["queries"] != before["documents"]).any()
+    assert len({before[name].tobytes() for name in ("first stage", "second stage", "null context")}) == 3
+    again = build_contextual_encoder(str(tmp_path / "model"), 48, **SETTINGS)
+    assert (again.encode(texts, dataset_embeddings=context) == before["second stage"]).all()
+    with pytest.raises(ValueError, match="is a contextual model with {'context_size': 6}; the settings say"):
+        build_contextual_encoder(str(tmp_path / "model"), 48, **SETTINGS | {"context_size": 8})
+
+
+def test_batched_or_one_by_one(model, texts):
+    context = embed_context(model, texts, seed=0)
+    together = model.encode_query(texts, dataset_embeddings=context)
+    alone = model.encode_query(texts, batch_size=1, dataset_embeddings=context)
+    assert abs(together - alone).max() <= 1e-5
+
+
+def test_the_prompt_is_read_and_not_pooled(model, texts):
+    """Of a query the tokens of the instruction, with [CLS] before them, are left out of the mean."""
+    context, prompt = embed_context(model, texts, seed=0), model.prompts["query"]
+    batch = model.tokenizer([prompt + text for text in texts[:5]], padding=True, return_tensors="pt")
+    length = len(model.tokenizer(prompt)["input_ids"]) - 1
+    with torch.no_grad():
+        prefix = model[0].model.build_prefix(context, 5)
+        inputs = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"], "prefix_embeds": prefix}
+        states = model[0].model.second_stage(**inputs).last_hidden_state
+        real = batch["attention_mask"].sum(1)
+        pooled = torch.stack([row[length:count].mean(0) for row, count in zip(states, real)])
+        expected = pooled + model[0].model.second_head(pooled)
+    got = model.encode_query(texts[:5], dataset_embeddings=context, convert_to_tensor=True)
+    assert length > 3 and (got - expected).abs().max() <= 1e-5
+
+
+def test_a_context_is_whole_whatever_the_model_is_set_to(model, texts, tmp_path):
+    expected = embed_context(model, texts, seed=0)
+    assert expected.shape == (6, 32) and expected.dtype == torch.float32 and not expected.requires_grad
+    drawn = draw_context(texts, 6, 0)
+    assert (expected.numpy() == model.encode(drawn)).all()
+    assert not torch.allclose(expected.norm(dim=1), torch.ones(6))
+    model.save_pretrained(str(tmp_path / "model"))
+    loaded = SentenceTransformer(str(tmp_path / "model"), truncate_dim=8)
+    wished = {"normalize_embeddings": True, "precision": "int8", "convert_to_tensor": False}
+    assert torch.equal(embed_context(loaded, texts, 0, **wished), expected)
+    assert loaded.encode(texts, dataset_embeddings=expected).shape == (20, 8)
+    half = SentenceTransformer(str(tmp_path / "model"), model_kwargs={"dtype": torch.bfloat16})
+    rough = embed_context(half, texts, 0)
+    assert rough.dtype == torch.float32 and torch.cosine_similarity(rough, expected).min() > 0.99
+    # The prompt of documents is the model's own, unless another one is given.
+    other = embed_context(model, texts, 0, prompt="Find. ")
+    assert not torch.equal(other, expected)
+    model.prompts["document"] = "Find. "
+    assert torch.equal(embed_context(model, texts, 0), other)
+    model.prompts["document"] = ""
+
+
+def test_the_draw():
+    corpus = [f"text {number}" for number in range(40)]
+    drawn = draw_context(corpus, 10, seed=0)
+    assert len(set(drawn)) == 10 and drawn == draw_context(corpus, 10, seed=0) != draw_context(corpus, 10, seed=1)
+    # Equal texts count once, empty ones not at all; of too few each is taken as often as the others, or once more.
+    few = draw_context(["a", "b", "a", " ", "c", ""], 8, seed=0)
+    assert sorted(few.count(text) for text in "abc") == [2, 3, 3]
+    with pytest.raises(ValueError, match="A context needs documents"):
+        draw_context(["", " "], 8, seed=0)
+
+
+def test_the_mean_cosine_and_the_fingerprint():
+    context = torch.randn(7, 32, generator=torch.Generator().manual_seed(0)) + 0.5
+    unit = F.normalize(context, dim=1)
+    pairs = [float(unit[i] @ unit[j]) for i in range(7) for j in range(7) if i != j]
+    assert mean_cosine(context) == pytest.approx(sum(pairs) / len(pairs), abs=1e-6)
+    assert mean_cosine(torch.ones(3, 4)) == pytest.approx(1.0)
+    other = context.clone()
+    other[3, 3] += 1e-6
+    marks = {context_fingerprint(each) for each in (context, other, context.flip(0), context[:3])}
+    assert len(marks) == 4 and context_fingerprint(context.clone()) in marks
+
+
+def test_refused(model, encoder, tokenizer, texts, tmp_path):
+    save_other_encoder("bert", tmp_path / "bert", tokenizer)
+    with pytest.raises(ValueError, match="model of type 'bert'; both stages of CDE must be a NeoBERT here"):
+        build_contextual_encoder(str(tmp_path / "bert"), 48, **SETTINGS)
+    with pytest.raises(ValueError, match="`embed_context` needs a contextual embedding model"):
+        embed_context(build_encoder(str(encoder), 48), texts, 0)
+    with pytest.raises(ValueError, match=r"`dataset_embeddings` has shape \(5, 32\)"):
+        model.encode(texts, dataset_embeddings=torch.zeros(5, 32))
+    shutil.copytree(encoder, tmp_path / "absolute")
+    config = json.loads((tmp_path / "absolute" / "config.json").read_text())
+    (tmp_path / "absolute" / "config.json").write_text(json.dumps(config | {"rope": False}))
+    with pytest.raises(ValueError, match="`rope` is False"):
+        build_contextual_encoder(str(tmp_path / "absolute"), 48, **SETTINGS)

@@ -1,0 +1,245 @@
+"""The two-stage model: as written out without package code, in every layout, saved and loaded, and what it refuses."""
+
+from collections import OrderedDict
+
+import pytest
+import torch
+from torch.nn import functional as F
+from transformers import AutoConfig, AutoModel
+from transformers.dynamic_module_utils import get_class_from_dynamic_module
+
+from neobert_hf import NeoBERTContextualConfig, NeoBERTContextualModel
+from tests.helpers.models import packed_batch, ragged_batch, small_config
+from tests.helpers.plain_neobert import plain_hidden_states
+
+
+LENGTHS = (13, 7, 3, 10)
+SIZE = 5
+
+
+def contextual_config(**changes) -> NeoBERTContextualConfig:
+    sizes = small_config().to_diff_dict() | {"context_size": SIZE, "context_dropout": 0.2} | changes
+    return NeoBERTContextualConfig(**{name: value for name, value in sizes.items() if name != "model_type"})
+
+
+def contextual_model(attn_implementation: str = "sdpa", **changes) -> NeoBERTContextualModel:
+    torch.manual_seed(1)
+    config = contextual_config(**changes)
+    return NeoBERTContextualModel._from_config(config, attn_implementation=attn_implementation).eval()
+
+
+@pytest.fixture
+def context() -> torch.Tensor:
+    return torch.randn(SIZE, 64, generator=torch.Generator().manual_seed(3))
+
+
+def part(model: NeoBERTContextualModel, name: str) -> dict[str, torch.Tensor]:
+    """The tensors of a part of the model, in float32."""
+    state = {key: tensor.float() for key, tensor in model.state_dict().items()}
+    return OrderedDict((key.removeprefix(f"{name}."), x) for key, x in state.items() if key.startswith(f"{name}."))
+
+
+def plain_embedding(model, ids: torch.Tensor, context=None, prompt_length: int = 0) -> torch.Tensor:
+    """Of one text, from the tensors of the model, without package code."""
+    if context is None:
+        pooled = plain_hidden_states(part(model, "first_stage"), model.config, ids).mean(0)
+        head = part(model, "first_head")
+        hidden = F.gelu(head["0.weight"] @ pooled + head["0.bias"])
+        return head["2.weight"] @ hidden + head["2.bias"]
+    prefix = torch.cat((context.float(), part(model, "soft_prompts")["weight"]))
+    positions = torch.arange(len(ids)) + model.config.text_position
+    states = plain_hidden_states(part(model, "second_stage"), model.config, ids, positions, prefix)
+    pooled = states[prompt_length:].mean(0)
+    head = part(model, "second_head")
+    hidden = (head["0.weight"] @ pooled + head["0.bias"]).clamp(min=0)
+    return pooled + head["2.weight"] @ hidden + head["2.bias"]
+
+
+def shuffled_left(ids: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same texts, padded on the left."""
+    counts = mask.sum(1)
+    rows = [torch.roll(row, len(row) - int(count)) for row, count in zip(ids, counts)]
+    return torch.stack(rows), mask.flip(1)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("backend", ["sdpa", "eager"])
+@pytest.mark.parametrize("text_position", [0, SIZE])
+@pytest.mark.parametrize("stage", ["first", "second", "null"])
+def test_as_written_out_in_every_layout(backend, text_position, stage, context):
+    model = contextual_model(backend, text_position=text_position)
+    ids, mask = ragged_batch(LENGTHS)
+    given = {"first": None, "second": context, "null": context[:0]}[stage]
+    null = part(model, "null_context")["weight"].expand(SIZE, -1)
+    read = null if stage == "null" else given
+    texts = [row[:length] for row, length in zip(ids, LENGTHS)]
+    expected = torch.stack([plain_embedding(model, text, read) for text in texts])
+    left, left_mask = shuffled_left(ids, mask)
+    got = {
+        "right": model(ids, attention_mask=mask, dataset_embeddings=given).pooler_output,
+        "left": model(left, attention_mask=left_mask, dataset_embeddings=given).pooler_output,
+        "one by one": torch.cat([model(text[None], dataset_embeddings=given).pooler_output for text in texts]),
+    }
+    for layout, embeddings in got.items():
+        assert embeddings.shape == (4, 64) and embeddings.dtype == torch.float32
+        assert (embeddings - expected).abs().max() <= 1e-5, layout
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision(dtype, context):
+    model = contextual_model(embedding_init_range=0.5).to(dtype)
+    ids, mask = ragged_batch(LENGTHS)
+    for given in (None, context):
+        got = model(ids, attention_mask=mask, dataset_embeddings=given).pooler_output
+        expected = torch.stack([plain_embedding(model, row[:n], given) for row, n in zip(ids, LENGTHS)])
+        assert got.dtype == torch.float32
+        assert torch.cosine_similarity(got, expected).min() >= 0.999
+
+
+@torch.no_grad()
+def test_each_row_of_the_context_changes_every_embedding(context):
+    model = contextual_model()
+    ids, mask = ragged_batch(LENGTHS)
+    before = model(ids, attention_mask=mask, dataset_embeddings=context).pooler_output
+    for row in range(SIZE):
+        other = context.clone()
+        other[row] += 1
+        after = model(ids, attention_mask=mask, dataset_embeddings=other).pooler_output
+        assert ((after - before).abs().amax(1) > 1e-3).all(), f"row {row}"
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("text_position", [0, SIZE])
+def test_the_order_of_the_context_does_not_matter(context, text_position):
+    model = contextual_model(text_position=text_position).double()
+    ids, mask = ragged_batch(LENGTHS)
+    orders = (torch.arange(SIZE), torch.tensor([3, 0, 4, 1, 2]))
+    first, second = (
+        model(ids, attention_mask=mask, dataset_embeddings=context[order].double()).pooler_output for order in orders
+    )
+    assert (first - second).abs().max() <= 1e-6 and first.dtype == torch.float64
+
+
+@torch.no_grad()
+def test_the_prompt_is_read_and_not_pooled(context):
+    model = contextual_model()
+    ids, mask = ragged_batch(LENGTHS)
+    left, left_mask = shuffled_left(ids, mask)
+    expected = torch.stack([plain_embedding(model, row[:n], context, 2) for row, n in zip(ids, LENGTHS)])
+    for length in (2, torch.tensor([2]), torch.tensor([2] * 4)):
+        for tokens, kept in ((ids, mask), (left, left_mask)):
+            options = {"attention_mask": kept, "dataset_embeddings": context, "prompt_length": length}
+            assert (model(tokens, **options).pooler_output - expected).abs().max() <= 1e-5
+    # The first stage pools it, as the reference code does.
+    first = [model(ids, attention_mask=mask, prompt_length=length).pooler_output for length in (None, 2)]
+    assert torch.equal(*first)
+    # A text that is nothing but its prompt has no mean, and no wrong one.
+    nothing = model(ids, attention_mask=mask, dataset_embeddings=context, prompt_length=3).pooler_output
+    assert nothing.isnan().all(1).tolist() == [False, False, True, False]
+
+
+def test_context_dropout_replaces_vectors_in_training_only(context):
+    model = contextual_model(context_dropout=0.5)
+    rows = 200
+    prefix = model.build_prefix(context, rows)
+    assert prefix.shape == (1, SIZE + 8, 64)
+    assert torch.equal(prefix[0], torch.cat((context, model.soft_prompts.weight)))
+    model.train()
+    prefix = model.build_prefix(context, rows)[:, :SIZE]
+    kept, null = ((prefix == other).all(-1) for other in (context, model.null_context.weight))
+    assert (kept ^ null).all() and abs(null.float().mean() - 0.5) < 0.06
+    # Drawn for each text and each vector.
+    assert 0.2 < null.float().mean(1).std() < 0.26 and (null.float().mean(0) - 0.5).abs().max() < 0.15
+    prefix.sum().backward()
+    assert model.null_context.weight.grad.unique().item() == null.sum()
+
+
+def test_gradients_reach_both_stages(context):
+    model = contextual_model(context_dropout=0.0).train()
+    ids, mask = ragged_batch(LENGTHS)
+    documents = model(ids[[0, 1, 2, 3, 0]], attention_mask=mask[[0, 1, 2, 3, 0]]).pooler_output
+    model(ids, attention_mask=mask, dataset_embeddings=documents).pooler_output.square().sum().backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None and parameter.grad.abs().sum() > 0, name
+
+
+@torch.no_grad()
+def test_saved_and_loaded_with_its_code(tmp_path, monkeypatch, context):
+    model = contextual_model(text_position=SIZE)
+    ids, mask = ragged_batch(LENGTHS)
+    expected = model(ids, attention_mask=mask, dataset_embeddings=context).pooler_output
+    model.save_pretrained(tmp_path)
+    assert (tmp_path / "contextual_neobert.py").is_file() and (tmp_path / "modeling_neobert.py").is_file()
+    config = AutoConfig.from_pretrained(tmp_path)
+    assert isinstance(config, NeoBERTContextualConfig) and config.model_type == "neobert_contextual"
+    assert (config.context_size, config.context_dropout, config.soft_prompts, config.text_position) == (5, 0.2, 8, 5)
+    loaded = AutoModel.from_pretrained(tmp_path)
+    assert torch.equal(loaded(ids, attention_mask=mask, dataset_embeddings=context).pooler_output, expected)
+    # Without the package, from the code in the folder.
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.syspath_prepend(tmp_path / "modules")
+    foreign = get_class_from_dynamic_module("contextual_neobert.NeoBERTContextualModel", str(tmp_path))
+    assert foreign.__module__.startswith("transformers_modules.")
+    loaded = foreign.from_pretrained(tmp_path)
+    assert type(loaded.config).__module__ == foreign.__module__
+    assert torch.equal(loaded(ids, attention_mask=mask, dataset_embeddings=context).pooler_output, expected)
+
+
+IDS, MASK = ragged_batch(LENGTHS)
+PACKED_IDS, PACKED = packed_batch(LENGTHS)
+GOOD = torch.zeros(SIZE, 64)
+BAD = {
+    "width": (GOOD[:, :32], ValueError, r"shape \(5, 32\), it must be \(context_size=5, hidden_size=64\)"),
+    "rows": (GOOD[:3], ValueError, r"shape \(3, 64\), it must be \(context_size=5"),
+    "three_dimensions": (GOOD[None], ValueError, r"shape \(1, 5, 64\)"),
+    "numpy": (GOOD.numpy(), TypeError, "is a ndarray; it must be a torch.Tensor"),
+    "integers": (GOOD.long(), ValueError, "dtype torch.int64"),
+    "nan": (GOOD / 0, ValueError, "`dataset_embeddings` holds nan"),
+    "no_null": (GOOD[:0], ValueError, "trained with `context_dropout` 0"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_refused_contexts(name):
+    context, error, message = BAD[name]
+    with pytest.raises(error, match=message):
+        contextual_model(context_dropout=0.0)(IDS, attention_mask=MASK, dataset_embeddings=context)
+
+
+def test_refused_inputs():
+    model = contextual_model()
+    with pytest.raises(TypeError, match="does not know `cu_seq_lens_k`, `cu_seq_lens_q`"):
+        model(PACKED_IDS, **PACKED)
+    with pytest.raises(TypeError, match="does not know `position_ids`"):
+        model(IDS, position_ids=torch.arange(13)[None])
+    empty = MASK.clone()
+    empty[2] = 0
+    for context in (None, GOOD):
+        with pytest.raises(ValueError, match="Row 2 of `attention_mask` is all 0"):
+            model(IDS, attention_mask=empty, dataset_embeddings=context)
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"rope": False}, "`rope` is False"),
+        ({"text_position": 3}, r"`text_position` is 3, it must be 0 or `context_size` \(5\)"),
+        ({"context_size": 0}, "`context_size` is 0, it must be in"),
+        ({"context_dropout": 1.0}, "`context_dropout` is 1.0, it must be in"),
+        ({"soft_prompts": 0}, "`soft_prompts` is 0, it must be in"),
+        ({"context_sizes": 3}, r"`context_sizes` \(did you mean `context_size`"),
+        ({"model_type": "neobert"}, "`model_type` is 'neobert', it must be 'neobert_contextual'"),
+    ],
+)
+def test_refused_configs(changes, message):
+    values = {"hidden_size": 64, "num_attention_heads": 4, "context_size": 5} | changes
+    with pytest.raises(ValueError, match=message):
+        NeoBERTContextualConfig(**values)
+
+
+def test_the_published_size():
+    with torch.device("meta"):
+        model = NeoBERTContextualModel(NeoBERTContextualConfig(vocab_size=30522))
+    # 446M in docs/guides/contextual_embeddings.md.
+    assert round(sum(parameter.numel() for parameter in model.parameters()) / 1e6) == 446
