@@ -3,7 +3,8 @@
     python examples/make_pairs.py --source corpus/ --output data/text_pairs.parquet
     python examples/finetune_embeddings.py --config configs/embeddings/contrastive.yaml --model runs/small/model
 
-Headings with their text, sentences with their paragraph, and neighbouring paragraphs; see `text_pairs.py`.
+Headings with their text, sentences with their paragraph, and neighbouring paragraphs; see `text_pairs.py`. With
+`--held_out 0.1` the pairs of every tenth document go to a second file, `data/text_pairs_held_out.parquet`.
 """
 
 from collections import Counter
@@ -20,14 +21,16 @@ def main(args: list[str] | None = None) -> None:
     output = Path(settings.output)
 
     # 2. Pairs
-    pairs = make_pairs(settings)
+    parts = make_pairs(settings)
 
-    # 3. One file, whole or not at all
+    # 3. One file, or one of each part, whole or not at all
     output.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_write(output) as partial:
-        pairs.to_parquet(partial)
-    kinds = ", ".join(f"{count:,} {kind}" for kind, count in Counter(pairs["kind"]).items())
-    print(f"{output}: {len(pairs):,} pairs ({kinds})")
+    for part, pairs in parts.items():
+        file = output if part == "train" else output.with_stem(f"{output.stem}_{part}")
+        with atomic_write(file) as partial:
+            pairs.to_parquet(partial)
+        kinds = ", ".join(f"{count:,} {kind}" for kind, count in Counter(pairs["kind"]).items())
+        print(f"{file}: {len(pairs):,} pairs ({kinds})", flush=True)
 
 
 if __name__ == "__main__":

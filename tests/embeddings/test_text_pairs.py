@@ -43,6 +43,40 @@ def test_a_title_belongs_to_the_text_under_it(title):
     assert pairs(f"{title}\n\n{BODY}", kinds=["title"]) == [("title", "How an index works", BODY)]
 
 
+def test_a_markdown_heading_needs_no_blank_line_and_code_is_no_text():
+    code = "```bash\n# Install the package with its extras\n\npip install x\n```\n"
+    text = f"An introduction of some words.\n## How an index works\n{BODY}\n\n{code}\n{MORE}\n"
+    assert pairs(text, kinds=["title"]) == [("title", "How an index works", BODY)]
+    assert not any("pip install" in query + positive for _, query, positive in pairs(text))
+
+
+def test_documents_are_held_out_whole(tmp_path):
+    """Equal ones on one side, the same ones whatever stands beside them, and no text on both sides."""
+    footer = "Licensed under the terms of the licence, which you find in a file beside it. It allows much to everybody."
+
+    def text(number: int) -> str:
+        return f"{DOCUMENT.replace('index', f'index{number % 50}')}\n\n# All about the licence\n\n{footer}\n"
+
+    def parts(numbers) -> dict[str, list[str]]:
+        source = tmp_path / "text.jsonl"
+        source.write_text("".join(json.dumps({"text": text(number)}) + "\n" for number in numbers))
+        return {name: rows["query"] for name, rows in make_pairs(settings(source=str(source), held_out=0.3)).items()}
+
+    found = parts(range(100))
+    documents = {
+        name: {word for query in queries for word in query.split() if word[-1:].isdigit()}
+        for name, queries in found.items()
+    }
+    assert documents["train"].isdisjoint(documents["held_out"]) and len(set.union(*documents.values())) == 50
+    assert 5 <= len(documents["held_out"]) <= 25
+    assert "All about the licence" in found["train"] and "All about the licence" not in found["held_out"]
+    some = parts(range(3, 50, 2))
+    assert {query for query in some["held_out"] if query.startswith("How")} <= set(found["held_out"])
+    assert set(make_pairs(settings(source=str(tmp_path / "text.jsonl")))) == {"train"}
+    with pytest.raises(ValueError, match="to hold out: raise `held_out`, or add documents"):
+        parts([next(n for n in range(50) if f"How an index{n} works" in found["train"])])
+
+
 @pytest.mark.parametrize("title", ["It works.", "Index", "a title of " + "very " * 20 + "many words"])
 def test_what_is_no_title(title):
     assert pairs(f"{title}\n\n{BODY}", kinds=["title"]) == []
@@ -69,10 +103,10 @@ def test_the_same_pairs_from_every_run_and_each_query_once(tmp_path):
     source = tmp_path / "text.jsonl"
     documents = [DOCUMENT, DOCUMENT, DOCUMENT.replace("index", "tree"), None]
     source.write_text("".join(json.dumps({"text": text}) + "\n" for text in documents))
-    first = make_pairs(settings(source=str(source)))
-    assert first[:] == make_pairs(settings(source=str(source)))[:]
+    first = make_pairs(settings(source=str(source)))["train"]
+    assert first[:] == make_pairs(settings(source=str(source)))["train"][:]
     assert len(set(first["query"])) == len(first) and set(first["kind"]) == {"title", "sentence", "spans"}
-    assert first[:] != make_pairs(settings(source=str(source), seed=1))[:]
+    assert first[:] != make_pairs(settings(source=str(source), seed=1))["train"][:]
 
 
 def test_contrastive_pretraining_on_what_the_script_wrote(tmp_path, monkeypatch, encoder, capsys):

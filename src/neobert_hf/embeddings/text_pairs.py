@@ -5,6 +5,8 @@ Three kinds, each from the structure that documents have anyway:
 - `title`: a heading (Markdown, or a short first line) and the text under it;
 - `sentence`: a sentence and the rest of its paragraph (inverse cloze task: Lee et al., arXiv 1906.00300);
 - `spans`: two spans of one document that do not overlap (Izacard et al., arXiv 2112.09118).
+
+Code between fences is left out: its comments look like headings, and it has no sentences.
 """
 
 import random
@@ -13,8 +15,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from datasets import Dataset, Features, Value
+from datasets import Dataset, DatasetDict, Features, Value
 
+from neobert_hf.common.fingerprints import texts_checksum
 from neobert_hf.common.settings import Range, check_ranges
 from neobert_hf.common.text_sources import stream_text
 
@@ -23,6 +26,9 @@ FEATURES = Features({"query": Value("string"), "positive": Value("string"), "kin
 
 # Markdown's `## Title`, and reStructuredText's title with a line of marks under it and perhaps another one above.
 HEADING = re.compile(r"#{1,6}\s+(?P<markdown>.+)|(?:([=~^*-])\2{2,} )?(?P<underlined>.+?) ([=~^*\"-])\4{2,}")
+# Markdown's headings need no blank line below them, and its blocks of code are not text.
+HEADING_LINE = re.compile(r"^#{1,6}[ \t].*$", re.MULTILINE)
+FENCED_CODE = re.compile(r"^(```|~~~).*?^\1`*~*[ \t]*$", re.MULTILINE | re.DOTALL)
 # A sentence ends with its mark, and the next one begins with a capital letter, a digit or a quotation mark.
 SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[\"'(A-Z0-9])")
 # Shorter texts say too little to be told from those of other documents.
@@ -42,7 +48,12 @@ class TextPairSettings:
     kinds: list[str] = field(default_factory=lambda: ["title", "sentence", "spans"], metadata={"help": "of pairs"})
     pairs_per_document: Annotated[int, Range(1)] = field(default=8, metadata={"help": "at most, of each kind"})
     max_words: Annotated[int, Range(15)] = field(default=120, metadata={"help": "of a text; the rest is cut"})
-    seed: Annotated[int, Range(0)] = field(default=0, metadata={"help": "of what is drawn from a document"})
+    held_out: Annotated[float, Range(0, below=1)] = field(
+        default=0.0, metadata={"help": "share of the documents whose pairs go to a second file, OUTPUT_held_out"}
+    )
+    seed: Annotated[int, Range(0)] = field(
+        default=0, metadata={"help": "of what is drawn from a document, and of which are held out"}
+    )
 
     def __post_init__(self):
         check_ranges(self)
@@ -53,40 +64,56 @@ class TextPairSettings:
             raise ValueError(f"`output` is {self.output!r}; it must be a file that ends in .parquet.")
 
 
-def make_pairs(settings: TextPairSettings) -> Dataset:
+def make_pairs(settings: TextPairSettings) -> DatasetDict:
     """Make pairs from all documents of a source; the same settings and text give the same pairs.
 
     Returns:
-        Rows of `query`, `positive` and `kind`. A query that stands twice is kept once: its second text would be a false
-        negative of the first.
+        Rows of `query`, `positive` and `kind`: `train`, and `held_out` if a share is held out. A query that stands
+        twice is kept once: its second text would be a false negative of the first. Documents are held out whole, and
+        what stands in the others as well, such as a licence at the end of each, is no held-out pair.
 
     Raises:
-        ValueError: if no document has a pair of these kinds. For more, see `stream_text`.
+        ValueError: if a part has no pair of these kinds. For more, see `stream_text`.
     """
+    parts = {"train": [], "held_out": []} if settings.held_out else {"train": []}
+    documents = stream_text(settings.source, settings.column, settings.split, settings.subset)
+    for number, document in enumerate(documents):
+        text = document[settings.column] or ""
+        # A generator of the document's own: others that are added or left out change nothing here.
+        generator = random.Random(f"{settings.seed}-{number}")
+        parts["held_out" if _is_held_out(text, settings) else "train"] += pairs_of_document(text, settings, generator)
+    found, queries, trained = {part: [] for part in parts}, set(), set()
+    # Training comes first: its texts are known when the others are looked at.
+    for part, pairs in parts.items():
+        for pair in pairs:
+            query, positive = pair["query"].lower(), pair["positive"].lower()
+            leaked = part == "held_out" and (query in trained or positive in trained)
+            if query not in queries and not leaked:
+                found[part].append(pair)
+            queries.add(query)
+            trained |= {query, positive} if part == "train" else set()
+        if not found[part]:
+            where = " to hold out: raise `held_out`, or add documents" if part == "held_out" else ""
+            raise ValueError(f"{settings.source!r} gives no pair of the kinds {', '.join(settings.kinds)}{where}.")
+    return DatasetDict({part: Dataset.from_list(pairs, features=FEATURES) for part, pairs in found.items()})
 
-    def rows() -> Iterator[dict[str, str]]:
-        seen = set()
-        documents = stream_text(settings.source, settings.column, settings.split, settings.subset)
-        for number, document in enumerate(documents):
-            # A generator of the document's own: others that are added or left out change nothing here.
-            generator = random.Random(f"{settings.seed}-{number}")
-            for pair in pairs_of_document(document[settings.column] or "", settings, generator):
-                key = pair["query"].lower()
-                if key not in seen:
-                    seen.add(key)
-                    yield pair
 
-    pairs = list(rows())
-    if not pairs:
-        raise ValueError(f"{settings.source!r} gives no pair of the kinds {', '.join(settings.kinds)}.")
-    return Dataset.from_list(pairs, features=FEATURES)
+def _is_held_out(text: str, settings: TextPairSettings) -> bool:
+    """By the text alone: equal documents are on one side, and others that are added or removed change nothing."""
+    number = int(texts_checksum([str(settings.seed), text])[:15], 16) / 16**15
+    return number < settings.held_out
 
 
 def pairs_of_document(text: str, settings: TextPairSettings, generator: random.Random) -> Iterator[dict[str, str]]:
     """The pairs of one document, at most `pairs_per_document` of each kind, drawn at random."""
+    text = HEADING_LINE.sub(r"\n\g<0>\n", FENCED_CODE.sub("", text))
     paragraphs = [" ".join(part.split()) for part in re.split(r"\n\s*\n", text)]
+    paragraphs = [part for part in paragraphs if part]
+    # What stands under a heading is not cut once more for one of its sentences: the two texts would be nearly the same,
+    # and each a false negative of the other's query.
+    titled = {body for _, body in title_pairs(paragraphs, generator)} if "title" in settings.kinds else set()
     for kind in settings.kinds:
-        pairs = MAKERS[kind]([part for part in paragraphs if part], generator)
+        pairs = MAKERS[kind]([part for part in paragraphs if kind != "sentence" or part not in titled], generator)
         if len(pairs) > settings.pairs_per_document:
             pairs = generator.sample(pairs, settings.pairs_per_document)
         for query, positive in pairs:

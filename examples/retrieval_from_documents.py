@@ -1,0 +1,174 @@
+"""From nothing but documents to a search over them, by an embedding model trained on their own titles and sections.
+
+    python examples/retrieval_from_documents.py --documents docs --model runs/small/model --output_dir runs/docs
+
+The steps are the recipes of this folder: `make_pairs.py`, `finetune_embeddings.py` twice, `run_mteb.py` and
+`semantic_search.py`. Each can be run by itself on the files in `output_dir`, with all of its settings.
+
+Run the same command again after an interruption: every step goes on where it was, to the same numbers. When documents
+have changed, it refuses to mix old and new ones: choose another `output_dir`.
+"""
+
+import os
+import shlex
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import finetune_embeddings
+import make_pairs
+import run_mteb
+import semantic_search
+import torch
+import yaml
+from datasets import Dataset
+
+from neobert_hf.common.atomic_writes import write_json, write_text
+from neobert_hf.common.locks import folder_lock
+from neobert_hf.common.settings import Count, Range, check_ranges, parse_config
+from neobert_hf.embeddings.arguments import DenseArguments, EmbeddingArguments
+from neobert_hf.evaluation.mteb.report import collect_scores
+from neobert_hf.search.keywords import bm25_ndcg
+
+
+@dataclass
+class RetrievalArguments:
+    """The documents, the encoder, and how much is trained."""
+
+    documents: str = field(metadata={"help": "text or Markdown files, Parquet, JSON lines: a file, pattern or folder"})
+    model: str = field(metadata={"help": "an encoder: path or Hub id"})
+    output_dir: str = field(metadata={"help": "where pairs, models, numbers and the index go"})
+    column: str = field(default="text", metadata={"help": "that holds the text, unless documents are text files"})
+    id_column: str | None = field(default=None, metadata={"help": "that tells rows apart, for the index"})
+    kinds: list[str] = field(default_factory=lambda: ["title", "sentence"], metadata={"help": "of pairs"})
+    held_out: Annotated[float, Range(above=0, below=1)] = field(
+        default=0.1, metadata={"help": "share of the documents that nothing is trained on, to evaluate with"}
+    )
+    training: str = field(
+        default="configs/embeddings/small.yaml", metadata={"help": "settings of examples/finetune_embeddings.py"}
+    )
+    max_steps: Count | None = field(
+        default=None, metadata={"help": "optimizer steps of each of the two trainings; as in `training` if unset"}
+    )
+    negatives: Count = field(default=4, metadata={"help": "hard negatives of a pair, at most"})
+    trust_remote_code: bool = field(default=False, metadata={"help": "run code from the model's repository"})
+
+    def __post_init__(self):
+        check_ranges(self)
+        if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+            raise ValueError(
+                "This recipe runs in one process. To train in several, run its steps one by one: "
+                "`accelerate launch` is for examples/finetune_embeddings.py."
+            )
+
+
+def main(args: list[str] | None = None) -> None:
+    # 1. Settings, those of the training as well
+    (settings,) = parse_config(RetrievalArguments, args=args)
+    output = Path(settings.output_dir)
+    max_length = check_training(settings)
+
+    with folder_lock(output):
+        # 2. Pairs of a title and its section, of a sentence and its paragraph; some documents are held out whole
+        print("1. Pairs of texts from the documents", flush=True)
+        make_pairs_of_documents(settings)
+        describe_pairs(output)
+
+        # 3. What the encoder finds as it is
+        print("2. Held-out pairs before fine-tuning", flush=True)
+        evaluate(settings, settings.model, "before", max_length)
+
+        # 4. Fine-tuning: each query against the other texts of its batch
+        print("3. Fine-tuning on the pairs", flush=True)
+        finetune_embeddings.main(training_flags(settings, settings.model, output / "pairs_alone"))
+        first = output / "pairs_alone" / "model"
+        evaluate(settings, str(first), "pairs_alone", max_length)
+
+        # 5. Fine-tuning goes on, against the texts that this model takes for the right ones as well
+        print("4. Fine-tuning with hard negatives", flush=True)
+        mining = ["--miner", str(first), "--negatives", str(settings.negatives)]
+        finetune_embeddings.main([*training_flags(settings, str(first), output / "hard_negatives"), *mining])
+        model = output / "hard_negatives" / "model"
+        evaluate(settings, str(model), "hard_negatives", max_length)
+
+        # 6. The index of all documents
+        print("5. The index", flush=True)
+        index_documents(settings, model)
+
+        # 7. Numbers, and what to do next
+        print("6. Numbers", flush=True)
+        report(output)
+    query = ["python", "examples/semantic_search.py", "query", "--index", str(output / "index"), "--text", "..."]
+    print(f"Ask it:\n  {shlex.join(query)}")
+
+
+def check_training(settings: RetrievalArguments) -> int:
+    """Read the settings of the training before work starts. Returns `max_length`, which the evaluations share."""
+    flags = training_flags(settings, settings.model, Path(settings.output_dir))
+    training, _ = parse_config(DenseArguments, EmbeddingArguments, args=flags)
+    return training.max_length
+
+
+def training_flags(settings: RetrievalArguments, model: str, output_dir: Path) -> list[str]:
+    """The command line of one of the two trainings."""
+    flags = ["--config", settings.training, "--datasets", str(Path(settings.output_dir, "datasets.yaml"))]
+    flags += ["--model", model, "--output_dir", str(output_dir)]
+    flags += ["--trust_remote_code", str(settings.trust_remote_code)]
+    if settings.max_steps is not None:
+        flags += ["--max_steps", str(settings.max_steps)]
+    return flags if torch.accelerator.is_available() else [*flags, "--use_cpu", "true", "--bf16", "false"]
+
+
+def make_pairs_of_documents(settings: RetrievalArguments) -> None:
+    """Write `pairs.parquet` and `pairs_held_out.parquet`."""
+    flags = ["--source", settings.documents, "--column", settings.column, "--kinds", *settings.kinds]
+    flags += ["--held_out", str(settings.held_out), "--output", str(Path(settings.output_dir, "pairs.parquet"))]
+    make_pairs.main(flags)
+
+
+def describe_pairs(output: Path) -> None:
+    """Write what the pairs are for the training (`datasets.yaml`) and for the evaluation (`tasks.yaml`)."""
+    columns = {"query": "query", "positive": "positive", "instruction": ""}
+    train, held_out = output / "pairs.parquet", output / "pairs_held_out.parquet"
+    datasets = {
+        "train": {"documents": {"source": str(train)} | columns},
+        "evaluation": {"retrieval": {"source": str(held_out)} | columns},
+    }
+    write_text(output / "datasets.yaml", yaml.safe_dump(datasets, sort_keys=False))
+    # The right text is to be found among those of all documents.
+    task = {"type": "Retrieval", "data": held_out.name, "corpus": train.name, "columns": {"document": "positive"}}
+    write_text(output / "tasks.yaml", yaml.safe_dump({"HeldOutPairs": task}, sort_keys=False))
+
+
+def evaluate(settings: RetrievalArguments, model: str, name: str, max_length: int) -> None:
+    output = Path(settings.output_dir)
+    flags = ["--mteb", "false", "--local_tasks", str(output / "tasks.yaml"), "--output_dir", str(output / "evaluation")]
+    flags += ["--model", model, "--name", name, "--max_length", str(max_length)]
+    run_mteb.main([*flags, "--trust_remote_code", str(settings.trust_remote_code)])
+
+
+def index_documents(settings: RetrievalArguments, model: Path) -> None:
+    flags = ["index", "--index", str(Path(settings.output_dir, "index")), "--model", str(model)]
+    flags += ["--source", settings.documents, "--column", settings.column]
+    semantic_search.main(flags if settings.id_column is None else [*flags, "--id_column", settings.id_column])
+
+
+def report(output: Path) -> None:
+    """Print nDCG@10 of the three models and of BM25 on the held-out pairs, and write it to `report.json`."""
+    train, held_out = (Dataset.from_parquet(str(output / name)) for name in ("pairs.parquet", "pairs_held_out.parquet"))
+    texts = list(dict.fromkeys([*held_out["positive"], *train["positive"]]))
+    evaluated = collect_scores(output / "evaluation", set())
+    names = {"before": "before fine-tuning", "pairs_alone": "after, on the pairs alone"}
+    names["hard_negatives"] = "after, with hard negatives"
+    scores = {words: evaluated[name]["local"]["HeldOutPairs"]["score"] / 100 for name, words in names.items()}
+    scores["BM25, which knows words only"] = bm25_ndcg(held_out["query"][:], held_out["positive"][:], texts)
+    write_json(output / "report.json", {"queries": len(held_out), "texts": len(texts), "ndcg_at_10": scores})
+    print(
+        f"nDCG@10 of {len(held_out):,} held-out queries among {len(texts):,} texts, also in {output / 'report.json'}:"
+    )
+    for words, score in scores.items():
+        print(f"  {words:<32}{score:.3f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""examples/retrieval_from_documents.py, whole, on a folder of small documents."""
+
+import json
+import math
+import random
+import shlex
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from datasets import Dataset
+
+from neobert_hf.common.results import ResultError
+from tests.helpers.embedding_runs import SMALL, assert_same_weights
+from tests.helpers.examples import load_example
+from tests.helpers.pretraining_runs import start
+
+
+pytest.importorskip("lancedb")
+recipe = load_example("retrieval_from_documents")
+
+
+@pytest.fixture(scope="module")
+def material(corpus, tmp_path_factory) -> Path:
+    """A folder with 40 Markdown files in `documents`, and `training.yaml`: a few steps."""
+    folder = tmp_path_factory.mktemp("material")
+    texts = [json.loads(line)["text"].split() for line in (corpus / "train.jsonl").read_text().splitlines()]
+    texts = [words for words in texts if len(words) > 80]
+    (folder / "documents").mkdir()
+    for number, words in enumerate(texts[:40]):
+        sections = [f"## {' '.join(words[at : at + 3])}\n{' '.join(words[at + 3 : at + 33])}" for at in (0, 40)]
+        loose = f"{' '.join(words[1:13]).capitalize()}. {' '.join(words[20:40]).capitalize()}."
+        (folder / "documents" / f"{number}.md").write_text("\n\n".join([*sections, loose]))
+    (folder / "training.yaml").write_text(yaml.safe_dump(SMALL | {"max_steps": 8, "save_steps": 8, "eval_steps": 8}))
+    return folder
+
+
+@pytest.fixture
+def flags(material, encoder):
+    def build(output: Path, **changes) -> list[str]:
+        settings = {"documents": material / "documents", "model": encoder, "output_dir": output}
+        settings |= {"training": material / "training.yaml", "held_out": 0.2, "negatives": 2} | changes
+        return [word for name, value in settings.items() for word in (f"--{name}", str(value))]
+
+    return build
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    """Where the run is that nothing interrupts."""
+    return tmp_path_factory.mktemp("whole") / "run"
+
+
+def test_from_documents_to_numbers_and_an_index(flags, whole, material, capsys):
+    recipe.main(flags(whole))
+    printed = capsys.readouterr().out
+    assert all(f"\n{step}. " in "\n" + printed for step in range(1, 7))
+    train, held_out = (Dataset.from_parquet(str(whole / f"pairs{part}.parquet")) for part in ("", "_held_out"))
+    assert set(train["kind"]) == {"title", "sentence"} and len(train) > 3 * len(held_out) > 15
+    # No document has pairs on both sides.
+    files = {file: " ".join(file.read_text().split()) for file in (material / "documents").iterdir()}
+    sides = [{f for f, text in files.items() for p in part["positive"] if p in text} for part in (train, held_out)]
+    assert sides[0] and sides[1] and sides[0].isdisjoint(sides[1])
+    report = json.loads((whole / "report.json").read_text())
+    assert report["queries"] == len(held_out) and len(report["ndcg_at_10"]) == 4
+    for name, score in report["ndcg_at_10"].items():
+        assert 0 <= score <= 1 and f"  {name:<32}{score:.3f}\n" in printed
+    # The words of a title do not stand in the section under it; those of its document's other parts do not help.
+    mined = Dataset.from_parquet(str(next((whole / "hard_negatives" / "mined").iterdir())))
+    assert any(mined["negatives"]) and set(mined["query"]) == set(train["query"])
+
+    # The command at the end works as it is printed.
+    command = printed.strip().splitlines()[-1]
+    assert printed.strip().splitlines()[-2] == "Ask it:"
+    program, script, *words = shlex.split(command)
+    assert (program, script) == ("python", "examples/semantic_search.py")
+    load_example("semantic_search").main([*words, "--device", "cpu"])
+    assert ".md [" in capsys.readouterr().out
+
+
+def test_killed_and_resumed_ends_with_the_same_numbers(flags, whole, tmp_path):
+    output = tmp_path / "run"
+    process = start(flags(output), script="retrieval_from_documents")
+    # In the second training, or in what follows it.
+    while not list((output / "hard_negatives" / "mined").glob("*.parquet")):
+        process.check_running()
+    time.sleep(random.Random(0).random() / 2)
+    process.kill()
+    assert not (output / "report.json").exists()
+    recipe.main(flags(output))
+    for stage in ("pairs_alone", "hard_negatives"):
+        assert_same_weights(output / stage, whole / stage)
+    assert json.loads((output / "report.json").read_text()) == json.loads((whole / "report.json").read_text())
+
+
+def test_other_documents_are_noticed(flags, material, whole, tmp_path):
+    shutil.copytree(whole, tmp_path / "run")
+    shutil.copytree(material / "documents", tmp_path / "more")
+    text = "# Another title of words\n\n" + "Some more words of a document that is new here. " * 3
+    (tmp_path / "more" / "x.md").write_text(text)
+    with pytest.raises(ResultError, match="other settings:\n  dataset: "):
+        recipe.main(flags(tmp_path / "run", documents=tmp_path / "more"))
+
+
+def test_bad_settings_are_refused_before_anything_is_written(flags, tmp_path, monkeypatch):
+    output = tmp_path / "run"
+    with pytest.raises(ValueError, match="`held_out` is 0.0; it must be above 0 and below 1"):
+        recipe.main(flags(output, held_out=0.0))
+    with pytest.raises(FileNotFoundError, match="There is no file .*none.yaml"):
+        recipe.main(flags(output, training=tmp_path / "none.yaml"))
+    with pytest.raises(FileNotFoundError, match="matches no file"):
+        recipe.main(flags(output, documents=tmp_path / "nowhere"))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="runs in one process"):
+        recipe.main(flags(output))
+    assert not output.exists()
+
+
+def test_bm25_is_that_of_its_definition():
+    """Against the formula (k1 of 1.2, b of 0.75) on words that stemming leaves alone."""
+    from neobert_hf.search.keywords import bm25_ndcg
+
+    documents = ["red fox jump", "red red dog", "blue dog jump high", "green bird", "blue bird sing song loud"]
+    queries = ["red dog", "blue bird", "jump", "green", "zebra"]
+    words = [document.split() for document in documents]
+    mean = sum(map(len, words)) / len(words)
+
+    def score(query: str, number: int) -> float:
+        total = 0.0
+        for word in query.split():
+            having, count = sum(word in some for some in words), words[number].count(word)
+            rarity = math.log(1 + (len(words) - having + 0.5) / (having + 0.5))
+            total += rarity * count * 2.2 / (count + 1.2 * (0.25 + 0.75 * len(words[number]) / mean))
+        return total
+
+    relevant = [0, 4, 2, 3, 1]
+    gains = []
+    for query, right in zip(queries, relevant):
+        scores = [score(query, number) for number in range(len(documents))]
+        rank = 1 + sum(value > scores[right] for value in scores)
+        gains.append(1 / math.log2(1 + rank) if scores[right] > 0 else 0.0)
+    assert 0.5 < sum(gains) / 5 < 0.9
+    found = bm25_ndcg(queries, [documents[number] for number in relevant], documents)
+    assert found == pytest.approx(sum(gains) / 5)
+    assert bm25_ndcg(["red"], [documents[0]], documents, cutoff=1) == 0
