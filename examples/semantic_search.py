@@ -24,7 +24,7 @@ from typing import Annotated
 
 import neobert_hf  # noqa: F401  (registers the architecture)
 from neobert_hf.common.locks import folder_lock
-from neobert_hf.common.settings import Count, Range, check_ranges, parse_config
+from neobert_hf.common.settings import Range, check_ranges, parse_config
 from neobert_hf.search.encoder import EmbeddingSettings, PassageEncoder
 from neobert_hf.search.index import Hit, VectorIndex, VectorIndexError, check_identity, open_index
 from neobert_hf.search.indexing import SourceSettings, update_index
@@ -60,7 +60,7 @@ class QuerySettings:
     """What is asked."""
 
     text: list[str] = field(metadata={"help": "one query or several, each in quotes"})
-    top_k: Count = field(default=5, metadata={"help": "passages to show"})
+    top_k: Annotated[int, Range(1, 10_000)] = field(default=5, metadata={"help": "passages to show"})
     model: str | None = field(default=None, metadata={"help": "where the index's model is now, if it was moved"})
     json: bool = field(default=False, metadata={"help": "print one JSON object for each query"})
 

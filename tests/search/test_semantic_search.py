@@ -293,7 +293,7 @@ def test_short_texts_stay_and_longer_words_are_cut(encoder, texts):
     assert all(tokens_of(encoder, passage) <= 20 for passage in passages if passage not in inside)
     for overlap in (20, -1):
         with pytest.raises(
-            ValueError, match=f"overlap of passages is {overlap} tokens; it must be 0 or more and below"
+            ValueError, match=f"`overlap` is {overlap} tokens; it must be 0 or more and below the size of a passage, 20"
         ):
             split_passages("text", encoder.tokenizer, 20, overlap)
 

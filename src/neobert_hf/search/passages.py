@@ -19,8 +19,8 @@ def split_passages(text: str, tokenizer: PreTrainedTokenizerFast, size: int, ove
     """
     if not 0 <= overlap < size:
         raise ValueError(
-            f"The overlap of passages is {overlap} tokens; it must be 0 or more and below their size, {size} tokens "
-            "without special tokens and prompt."
+            f"`overlap` is {overlap} tokens; it must be 0 or more and below the size of a passage, {size} tokens "
+            "(`passage_tokens` without special tokens and prompt)."
         )
     encoding = tokenizer(text, add_special_tokens=False, return_attention_mask=False, verbose=False).encodings[0]
     words, offsets = encoding.word_ids, encoding.offsets

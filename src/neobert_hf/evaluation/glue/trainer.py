@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from neobert_hf.common.atomic_writes import atomic_folder
-from neobert_hf.common.settings import Count
+from neobert_hf.common.settings import Count, Range
 from neobert_hf.evaluation.glue.metric import GlueMetric
 from neobert_hf.evaluation.glue.runs import Run
 from neobert_hf.evaluation.glue.tasks import GlueTask
@@ -76,9 +76,14 @@ class GlueArguments(TrainingArguments):
 
     def for_run(self, run: Run, folder: Path, rows: int) -> "GlueArguments":
         """The arguments of one run on so many training rows: its hyperparameters, steps, evaluations, checkpoints."""
-        if self.eval_steps is not None and (self.eval_steps < 1 or self.eval_steps != int(self.eval_steps)):
+        if self.eval_steps is not None and (self.eval_steps not in Range(1, 2**53) or self.eval_steps % 1):
             raise ValueError(f"`eval_steps` is {self.eval_steps}; it must be a whole number of steps, 1 or more.")
         batches = -(-rows // run.hyperparameters.batch_size)
+        if self.max_steps < 1 and not 1 <= self.num_train_epochs * batches < 2**53:
+            raise ValueError(
+                f"`num_train_epochs` is {self.num_train_epochs}; over {batches:,} batches it must make 1 step or more, "
+                f"and fewer than {2**53:,}."
+            )
         every = int(self.eval_steps or max(1, min(500, batches // 10)))
         arguments = replace(
             self,
