@@ -1,0 +1,41 @@
+"""Contextual document embeddings (CDE) on any NeoBERT (paper, section 5.2.2 and appendix G).
+
+    accelerate launch --config_file configs/accelerate/ddp.yaml examples/train_contextual.py \\
+        --config configs/embeddings/contextual.yaml --model runs/embeddings/model
+
+Run the same command again after an interruption: it resumes from the newest complete checkpoint, to the bit on a CPU.
+`output_dir` gets `clusters/`, checkpoints, `model/` (for `SentenceTransformer(...)`, with a model card) and `log.json`.
+"""
+
+from neobert_hf.embeddings.clusters import add_clusters
+from neobert_hf.embeddings.contextual import build_contextual_encoder
+from neobert_hf.embeddings.contextual_loss import ContextualLoss
+from neobert_hf.embeddings.contextual_training import (
+    ContextualArguments,
+    ContextualRetrievalEvaluator,
+    ContextualTrainer,
+)
+from neobert_hf.embeddings.recipe import prepare_run, retrieval_evaluator
+
+
+def main(args: list[str] | None = None) -> None:
+    # 1. Settings, data with an instruction for the queries of each dataset, and the checkpoint to resume from
+    with prepare_run(ContextualArguments, args) as run:
+        settings = run.settings
+
+        # 2. Clusters of rows that are alike, and the vectors that tell false negatives
+        batch_sizes = ContextualTrainer.choose_batch_sizes(run.data, run.arguments.per_device_train_batch_size)
+        add_clusters(run, batch_sizes)
+
+        # 3. Both stages from one encoder, the loss through both, and evaluation with a context
+        model = build_contextual_encoder(run.source, settings.max_length, **settings.context)
+        loss = ContextualLoss(model, settings.temperature, settings.mini_batch_size)
+        evaluator = retrieval_evaluator(run.data, ContextualRetrievalEvaluator)
+
+        # 4. Training to the end; the model with its card, and numbers
+        trainer = ContextualTrainer(model, run, loss=loss, evaluator=evaluator)
+        trainer.complete()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,184 @@
+"""Batches of rows that are alike: clusters of each dataset, found by a first model and cut into batches.
+
+A document is told from its like where batches hold its like, and a context tells something about a batch only where
+its texts have something in common (https://arxiv.org/abs/2410.02525). Nothing is mined: the neighbours are the hard
+negatives.
+"""
+
+import math
+import random
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from datasets import Dataset, List, Value
+from datasets.fingerprint import Hasher
+from sklearn.cluster import KMeans
+from sklearn.decomposition import TruncatedSVD
+from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.preprocessing import normalize
+from transformers import set_seed
+
+from neobert_hf.common.atomic_writes import atomic_write
+from neobert_hf.common.fingerprints import model_files_fingerprint
+from neobert_hf.embeddings.descriptions import PairDataset
+from neobert_hf.embeddings.inference import check_finite
+from neobert_hf.embeddings.mining import prompt_of_helper
+from neobert_hf.embeddings.models import load_trained_model
+from neobert_hf.embeddings.recipe import Run
+from neobert_hf.training.run_checkpoints import CheckpointError
+
+
+# Columns that a clustered dataset has beside those of its pairs.
+CLUSTER, VECTORS = "cluster", ("query_vector", "positive_vector")
+# Of TF-IDF, where there is no first model.
+DIMENSIONS = 256
+
+
+def add_clusters(run: Run, batch_sizes: dict[str, int]) -> None:
+    """Give the rows of every training dataset a cluster and vectors, and keep them in `output_dir/clusters`.
+
+    Args:
+        batch_sizes: rows of a batch, by dataset; a cluster has as many on average.
+
+    Raises:
+        CheckpointError: if training has begun, and with clusters that are not there.
+    """
+    folder, settings = Path(run.arguments.output_dir) / "clusters", run.settings
+    first_model = model_files_fingerprint(settings.first_model) if settings.first_model else "TF-IDF"
+    with run.arguments.main_process_first(desc="clustering"):
+        for name, pairs in run.data.train.items():
+            description = run.data.descriptions[name]
+            prompts = (description.prompt, description.document_prompt)
+            texts = [pairs["query"][:], pairs["positive"][:]]
+            identity = Hasher.hash([texts, prompts, first_model, batch_sizes[name], run.arguments.seed])
+            file = folder / f"{identity}.parquet"
+            if not file.exists():
+                if run.checkpoint is not None:
+                    raise CheckpointError(
+                        f"The run in {folder.parent} has begun with clusters, and {file} is missing. Restore it, or "
+                        "start anew with another `output_dir`."
+                    )
+                queries, positives = embed_pairs(pairs, description, run)
+                clusters = find_clusters(queries, positives, batch_sizes[name], run.arguments.seed)
+                folder.mkdir(parents=True, exist_ok=True)
+                with atomic_write(file) as partial:
+                    with_clusters(pairs, clusters, queries, positives).to_parquet(partial)
+            run.data.train[name] = Dataset.from_parquet(str(file))
+    # A new head must be the same whether or not loading the first model has drawn numbers.
+    set_seed(run.arguments.seed)
+
+
+def with_clusters(pairs: Dataset, clusters: np.ndarray, queries: np.ndarray, positives: np.ndarray) -> Dataset:
+    """The pairs with their clusters and vectors as columns."""
+    pairs = pairs.add_column(CLUSTER, clusters, feature=Value("int32"))
+    for name, vectors in zip(VECTORS, (queries, positives)):
+        pairs = pairs.add_column(name, list(vectors), feature=List(Value("float32"), length=vectors.shape[1]))
+    return pairs
+
+
+def embed_pairs(pairs: Dataset, description: PairDataset, run: Run) -> tuple[np.ndarray, np.ndarray]:
+    """Unit vectors, float32, of all queries and of all documents: of the first model, or TF-IDF and an SVD of it."""
+    queries, positives = pairs["query"][:], pairs["positive"][:]
+    settings = run.settings
+    if settings.first_model is None:
+        matrix = TfidfVectorizer(sublinear_tf=True, dtype=np.float32).fit_transform(queries + positives)
+        dimensions = min(DIMENSIONS, min(matrix.shape) - 1)
+        if dimensions > 0:
+            matrix = TruncatedSVD(dimensions, random_state=run.arguments.seed).fit_transform(matrix)
+        else:
+            matrix = matrix.toarray()
+        vectors = normalize(matrix).astype(np.float32)
+        return vectors[: len(queries)], vectors[len(queries) :]
+    model = load_trained_model(settings.first_model, settings.trust_remote_code)
+    prompts = {"query": description.prompt, "document": description.document_prompt}
+    both = []
+    for texts, (kind, prompt) in zip((queries, positives), prompts.items()):
+        prompt = prompt_of_helper("first model", model, prompt, kind)
+        vectors = model.encode(texts, prompt=prompt, normalize_embeddings=True, show_progress_bar=True)
+        check_finite(vectors, texts)
+        both.append(vectors.astype(np.float32))
+    return both[0], both[1]
+
+
+def find_clusters(queries: np.ndarray, positives: np.ndarray, size: int, seed: int) -> np.ndarray:
+    """The number of each row's cluster; clusters with neighbouring numbers are alike.
+
+    Spherical k-means of query plus document, which minimises the paper's sum of both distances to the centroid
+    (appendix G.1).
+
+    Args:
+        size: rows of a cluster on average.
+    """
+    rows = normalize(queries + positives)
+    count = min(math.ceil(len(rows) / size), len(np.unique(rows, axis=0)))
+    fitted = KMeans(count, n_init=1, random_state=seed).fit(rows)
+    centres = normalize(fitted.cluster_centers_)
+    order, left = [0], set(range(1, len(centres)))
+    while left:
+        nearest = max(left, key=lambda number: float(centres[order[-1]] @ centres[number]))
+        order.append(nearest)
+        left.remove(nearest)
+    return np.argsort(order)[fitted.labels_].astype(np.int32)
+
+
+class ClusterBatchSampler:
+    """Batches of one cluster each, as far as its rows go; what is left of the clusters fills batches with neighbours'.
+
+    In an epoch each row comes once; fewer rows than a batch are left out, others in each epoch. No batch has a text
+    twice. The order depends on the clusters, the seed and the epoch alone.
+
+    Args:
+        pairs: with their clusters.
+        batch_size: rows.
+    """
+
+    def __init__(self, pairs: Dataset, batch_size: int, seed: int):
+        numbers: dict[str, int] = {}
+        columns = [pairs["query"][:], pairs["positive"][:]]
+        self.texts = [tuple(numbers.setdefault(text, len(numbers)) for text in row) for row in zip(*columns)]
+        clusters = np.asarray(pairs[CLUSTER][:])
+        self.clusters = [np.flatnonzero(clusters == number).tolist() for number in np.unique(clusters)]
+        self.batch_size = batch_size
+        # Sentence Transformers and Accelerate ask for it.
+        self.drop_last = True
+        self.seed = seed
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[list[int]]:
+        generator = random.Random(f"{self.seed} {self.epoch}")
+        start = generator.randrange(len(self.clusters))
+        batches, left = [], []
+        for cluster in self.clusters[start:] + self.clusters[:start]:
+            whole, rest = self._fill(generator.sample(cluster, len(cluster)))
+            batches += whole
+            left += rest
+        batches += self._fill(left)[0]
+        generator.shuffle(batches)
+        yield from batches
+
+    def __len__(self) -> int:
+        return len(self.texts) // self.batch_size
+
+    def _fill(self, rows: list[int]) -> tuple[list[list[int]], list[int]]:
+        """Whole batches without a text in common, and the rows that are left."""
+        batches, waiting = [], deque(rows)
+        while len(waiting) >= self.batch_size:
+            batch, seen, later = [], set(), []
+            while waiting and len(batch) < self.batch_size:
+                row = waiting.popleft()
+                if seen.isdisjoint(self.texts[row]):
+                    batch.append(row)
+                    seen.update(self.texts[row])
+                else:
+                    later.append(row)
+            waiting.extendleft(reversed(later))
+            if len(batch) < self.batch_size:
+                waiting.extendleft(reversed(batch))
+                break
+            batches.append(batch)
+        return batches, list(waiting)

@@ -1,0 +1,151 @@
+"""InfoNCE through both stages of a contextual model, with gradients that are cached for each (GradCache).
+
+A batch of 512 texts that each read 512 context vectors does not fit in memory. So embeddings are computed a few texts
+at a time and without gradients, first those of the context, then those that read it. The loss gives the gradient of
+each embedding. Then everything is computed once more, with gradients: the texts, whose sum is the gradient of the
+context, and at last the context itself.
+"""
+
+from collections.abc import Iterable
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.losses.gradcache import (
+    CachedLossMixin,
+    RandContext,
+    _create_minibatch,
+    _minibatch_ranges,
+)
+from torch import distributed, nn
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+from neobert_hf.embeddings.contextual import is_contextual, mean_cosine
+
+
+class ContextualLoss(CachedLossMixin, nn.Module):
+    """Each query against all documents and hard negatives of its batch, with documents of the batch as their context.
+
+    Args:
+        model: a contextual model, see `build_contextual_encoder`.
+        temperature: the cosine similarities are divided by it.
+        mini_batch_size: texts computed at a time. The gradients do not depend on it.
+
+    Attributes:
+        context_cosine: of the last batch, the mean cosine similarity of the vectors of its context.
+
+    References:
+        The paper, appendix G; https://arxiv.org/abs/2410.02525 (CDE), https://arxiv.org/abs/2101.06983 (GradCache).
+    """
+
+    def __init__(self, model: SentenceTransformer, temperature: float, mini_batch_size: int):
+        super().__init__()
+        if not is_contextual(model):
+            raise ValueError("The model has no context: this loss needs a contextual embedding model.")
+        self.context_size = model[0].model.config.context_size
+        self.model = model
+        self.temperature = temperature
+        self.mini_batch_size = mini_batch_size
+        self.context_cosine = torch.tensor(0.0)
+
+    def forward(self, sentence_features: Iterable[dict[str, Any]], labels: torch.Tensor | None = None) -> torch.Tensor:
+        """The mean loss of the queries.
+
+        Args:
+            sentence_features: queries, documents and, optionally, hard negatives.
+            labels: bool (queries, documents), True where a document is no negative of a query; none if None.
+
+        Raises:
+            ValueError: on flattened inputs, of which no row is a text.
+        """
+        features = list(sentence_features)
+        if any("cu_seq_lens_q" in each for each in features):
+            raise ValueError(
+                "Flattened inputs have no row for each text: set `unpad_inputs` of the module to False."
+            )
+        texts = self.draw_context(features[1])
+        ranges = _minibatch_ranges(texts, self.mini_batch_size)
+        trained = torch.is_grad_enabled()
+        pairs = self.embed_minibatch_iter(texts, with_grad=False, copy_random_state=trained, ranges=ranges)
+        vectors, states = zip(*pairs)
+        context = torch.cat(vectors).detach().requires_grad_(trained)
+        self.context_cosine = torch.tensor(mean_cosine(context), device=context.device)
+        # In a tuple: of every tensor among the features a mini-batch gets some rows only.
+        loss = self.forward_cached([each | {"dataset_embeddings": (context,)} for each in features], labels)
+        if trained:
+            # Called after the hook of the texts, which leaves the gradient of the context.
+            loss.register_hook(partial(self._finish_backward, texts, context, ranges, states))
+        return loss
+
+    def draw_context(self, documents: dict[str, Any]) -> dict[str, Any]:
+        """As many of the batch's documents as a context holds, drawn anew in each call; of fewer, each again."""
+        rows = len(documents["input_ids"])
+        draws = -(-self.context_size // rows)
+        drawn = torch.cat([torch.randperm(rows) for _ in range(draws)])[: self.context_size]
+        return {
+            name: value[drawn.to(value.device)] if isinstance(value, torch.Tensor) and len(value) == rows else value
+            for name, value in documents.items()
+        }
+
+    def embed_minibatch(
+        self,
+        sentence_feature: dict[str, Any],
+        begin: int,
+        end: int,
+        with_grad: bool,
+        copy_random_state: bool,
+        random_state: RandContext | None = None,
+    ) -> tuple[torch.Tensor, RandContext | None]:
+        """Embed a mini-batch; called by `CachedLossMixin` as well."""
+        texts = _create_minibatch(sentence_feature, begin, end)
+        (context,) = texts.pop("dataset_embeddings", (None,))
+        with random_state or nullcontext(), nullcontext() if with_grad else torch.no_grad():
+            state = RandContext(*texts.values()) if copy_random_state else None
+            # Not DDP's wrapper, which would reduce the gradients of one stage before there are those of the other.
+            embeddings = _bare(self.model)(texts, dataset_embeddings=context)["sentence_embedding"]
+        return embeddings, state
+
+    def calculate_loss(
+        self, reps: list[list[torch.Tensor]], labels: torch.Tensor | None = None, *, with_backward: bool = False
+    ) -> torch.Tensor:
+        """InfoNCE of the embeddings: of queries first, then of documents, then of hard negatives."""
+        queries, *documents = (F.normalize(torch.cat(parts), dim=1) for parts in reps)
+        scores = queries @ torch.cat(documents).T / self.temperature
+        if labels is not None:
+            scores = scores.masked_fill(F.pad(labels, (0, scores.shape[1] - labels.shape[1])), -torch.inf)
+        loss = F.cross_entropy(scores, torch.arange(len(scores), device=scores.device))
+        if with_backward:
+            loss.backward()
+            loss = loss.detach()
+        return loss
+
+    def _finish_backward(self, texts, context, ranges, states, grad_output: torch.Tensor) -> None:
+        """The backward pass of the first stage, from the gradient of the context."""
+        with torch.enable_grad():
+            for (begin, end), state in zip(ranges, states):
+                vectors, _ = self.embed_minibatch(texts, begin, end, True, False, state)
+                # The scale of `grad_output` is in it.
+                torch.autograd.backward(vectors, context.grad[begin:end].to(vectors.dtype))
+        if isinstance(self.model, DistributedDataParallel) and self.model.require_backward_grad_sync:
+            share_gradients(self.model.module)
+
+    def get_config_dict(self) -> dict[str, Any]:
+        return {"temperature": self.temperature, "mini_batch_size": self.mini_batch_size}
+
+
+def share_gradients(model: nn.Module) -> None:
+    """Make every gradient the mean over the processes."""
+    processes = distributed.get_world_size()
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            # All processes have to take part, also one that drew no dropout of the context.
+            parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            distributed.all_reduce(parameter.grad)
+            parameter.grad /= processes
+
+
+def _bare(model: nn.Module) -> nn.Module:
+    return model.module if isinstance(model, DistributedDataParallel) else model

@@ -1,0 +1,125 @@
+"""The recipe of contextual document embeddings: its settings, batches, trainer and evaluation."""
+
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import torch
+from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
+
+from neobert_hf.common.settings import Count, CountOrZero, Positive, Range
+from neobert_hf.embeddings.arguments import RecipeArguments
+from neobert_hf.embeddings.batches import ContrastiveCollator
+from neobert_hf.embeddings.clusters import CLUSTER, VECTORS, ClusterBatchSampler
+from neobert_hf.embeddings.contextual import embed_context
+from neobert_hf.embeddings.trainers import EmbeddingTrainer
+
+
+# Above it, contexts of different corpora hardly differ.
+COLLAPSED = 0.99
+
+
+@dataclass
+class ContextualArguments(RecipeArguments):
+    """What is trained, on which data, with which context. The help says who chose a default."""
+
+    temperature: Positive = field(default=0.02, metadata={"help": "of the cosine similarities (reference code)"})
+    mini_batch_size: Count = field(default=32, metadata={"help": "texts computed at a time; no weight depends on it"})
+    max_negatives: CountOrZero | None = field(
+        default=0, metadata={"help": "hard negatives of a row (paper: none); all if unset"}
+    )
+    context_size: Count = field(default=512, metadata={"help": "documents of a context (paper)"})
+    context_dropout: Annotated[float, Range(0, below=1)] = field(
+        default=0.005,
+        metadata={"help": "share of the context that is hidden in training (Morris and Rush; reference code: 0)"},
+    )
+    soft_prompts: Count = field(default=8, metadata={"help": "learned vectors behind the context (reference code)"})
+    text_position: CountOrZero = field(
+        default=0, metadata={"help": "of a text's first token: 0 (ours) or `context_size` (reference code)"}
+    )
+    first_model: str | None = field(
+        default=None, metadata={"help": "embedding model that finds clusters and false negatives; TF-IDF if unset"}
+    )
+    false_negative_margin: Annotated[float, Range(-2, 2)] | None = field(
+        default=0.0,
+        metadata={
+            "help": "a document is no negative of a query if the first model scores it above the right document's score"
+            " minus this (ours; the paper does not say); unset: all are"
+        },
+    )
+
+    @property
+    def context(self) -> dict[str, float]:
+        """What the model's config holds of them."""
+        names = ("context_size", "context_dropout", "soft_prompts", "text_position")
+        return {name: getattr(self, name) for name in names}
+
+
+@dataclass
+class ContextualCollator(ContrastiveCollator):
+    """As `ContrastiveCollator`, with a `label`, bool (rows, rows): True where a document is no negative of a query.
+
+    Args:
+        margin: see `ContextualArguments.false_negative_margin`; without a `label` if None.
+    """
+
+    margin: float | None = None
+
+    def __call__(self, features: list[dict]) -> dict:
+        queries, positives = (torch.tensor([row[name] for row in features]) for name in VECTORS)
+        batch = super().__call__(
+            [{key: value for key, value in row.items() if key not in (CLUSTER, *VECTORS)} for row in features]
+        )
+        if self.margin is not None:
+            scores = queries @ positives.T
+            batch["label"] = (scores > scores.diagonal()[:, None] - self.margin).fill_diagonal_(False)
+        return batch
+
+
+class ContextualTrainer(EmbeddingTrainer):
+    """Of contextual models, on clustered datasets. See `MixtureTrainer`."""
+
+    data_collator_class = ContextualCollator
+    warned = False
+
+    def get_data_collator(self, **kwargs) -> ContextualCollator:
+        collator = super().get_data_collator(**kwargs)
+        collator.margin = self.run.settings.false_negative_margin
+        return collator
+
+    def get_batch_sampler(self, dataset, batch_size, drop_last, valid_label_columns=None, generator=None, seed=0):
+        name = next(name for name, rows in self.train_dataset.items() if rows is dataset)
+        sampler = ClusterBatchSampler(dataset.with_format(None), self.batch_sizes[name], seed)
+        if not next(iter(sampler), None):
+            raise ValueError(
+                f"Dataset {name} has {len(dataset):,} rows and not {self.batch_sizes[name]} of them without a text in "
+                "common, as a batch needs. Give it a smaller `batch_size`, or add data."
+            )
+        return sampler
+
+    def compute_loss(self, *args, **kwargs):
+        loss = super().compute_loss(*args, **kwargs)
+        self.track_loss_components({"context_cosine": self.loss.context_cosine})
+        return loss
+
+    def log(self, logs: dict[str, float], *args, **kwargs) -> None:
+        super().log(logs, *args, **kwargs)
+        cosine = self.state.log_history[-1].get("context_cosine", 0.0)
+        if cosine > COLLAPSED and not self.warned and self.is_world_process_zero():
+            self.warned = True
+            print(
+                f"warning: the vectors of a context have a mean cosine similarity of {cosine:.4f}. The first stage has "
+                "collapsed, so that it hardly matters which corpus is given. Lower `learning_rate`, or start from an "
+                "encoder that was fine-tuned for embeddings.",
+                flush=True,
+            )
+
+
+class ContextualRetrievalEvaluator(InformationRetrievalEvaluator):
+    """Retrieval with a context of the corpus, the same documents at every evaluation."""
+
+    def __call__(self, model, *args, **kwargs) -> dict[str, float]:
+        self.context = embed_context(model, self.corpus, seed=0, prompt=self.corpus_prompt, batch_size=self.batch_size)
+        return super().__call__(model, *args, **kwargs)
+
+    def embed_inputs(self, model, sentences, *args, **kwargs):
+        return super().embed_inputs(model, sentences, *args, dataset_embeddings=self.context, **kwargs)
