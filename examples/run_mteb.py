@@ -22,7 +22,14 @@ from neobert_hf.common.results import ResultError, folder_of_results
 from neobert_hf.common.settings import parse_config
 from neobert_hf.embeddings.inference import load_embedding_model, model_fingerprint
 from neobert_hf.evaluation.mteb.encoder import InstructionEncoder
-from neobert_hf.evaluation.mteb.recipe import MTEBSettings, benchmark_tasks, choose_dtype, collect_tasks
+from neobert_hf.evaluation.mteb.recipe import (
+    MTEBSettings,
+    benchmark_tasks,
+    build_prompts,
+    choose_dtype,
+    choose_template,
+    collect_tasks,
+)
 from neobert_hf.evaluation.mteb.report import read_published, write_report
 from neobert_hf.evaluation.mteb.results import ResultSettings, ResumableEvaluation
 
@@ -31,7 +38,7 @@ def main(args: list[str] | None = None) -> None:
     # 1. Settings and tasks; nothing is loaded before all of them are found right
     (settings,) = parse_config(MTEBSettings, args=args)
     name = folder_of_results(settings.name, settings.model)
-    tasks, prompts = collect_tasks(settings)
+    tasks, instructions = collect_tasks(settings)
     published = read_published(settings.published) if settings.published else {}
 
     output = Path(settings.output_dir)
@@ -49,7 +56,9 @@ def main(args: list[str] | None = None) -> None:
         truncate_dim=settings.truncate_dim,
         trust_remote_code=settings.trust_remote_code,
     )
-    encoder = InstructionEncoder(model, name, prompts)
+    template = choose_template(settings, model)
+    prompts = (build_prompts(instructions, tasks, template, role) for role in ("query", "document"))
+    encoder = InstructionEncoder(model, name, *prompts)
     result_settings = ResultSettings(
         model=model_fingerprint(model),
         dtype=str(dtype).removeprefix("torch."),

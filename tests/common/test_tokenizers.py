@@ -30,6 +30,7 @@ from neobert_hf.evaluation.pseudo_perplexity import recipe as pseudo_perplexity
 from neobert_hf.pretraining.preparing import PrepareArguments, load_fast_tokenizer
 from neobert_hf.pretraining.tokenizer import train_bpe, train_wordpiece
 from neobert_hf.search.encoder import EmbeddingSettings, PassageEncoder
+from tests.helpers.embedding_runs import described
 from tests.helpers.models import ROOT, small_model
 from tests.helpers.small_tokenizer import small_tokenizer, tiny_tokenizer
 
@@ -141,7 +142,7 @@ def load_in_every_room(folder: Path) -> dict:
         "sparse": lambda: build_sparse_encoder(name, 8),
         "multi_vector": lambda: build_multi_vector_encoder(name, 8),
         "reranker": lambda: build_reranker(name, 8),
-        "miner": lambda: mine_negatives(pairs, "", reranker, folder / "mined"),
+        "miner": lambda: mine_negatives(pairs, described(""), reranker, folder / "mined"),
         "glue": lambda: glue.tokenizer_of(StartingPoint(name)),
         "pseudo_perplexity": lambda: pseudo_perplexity.tokenizer_of(name),
         "convert": lambda: convert(ConvertSettings(name, str(folder / "new"), to="original")),

@@ -11,7 +11,7 @@ from neobert_hf.embeddings.arguments import DenseArguments, EmbeddingArguments, 
 from neobert_hf.embeddings.mining import mine_negatives
 from neobert_hf.embeddings.models import load_trained_reranker
 from neobert_hf.embeddings.recipe import read_data, run_settings
-from tests.helpers.embedding_runs import load
+from tests.helpers.embedding_runs import described, load
 
 
 PROMPT = "Find the text. "
@@ -46,7 +46,7 @@ def test_negatives_are_further_from_the_query_than_the_margin(trained, pairs, tm
         return miner.similarity(miner.encode([query], prompt=PROMPT), miner.encode(documents, prompt=""))[0]
 
     chosen = settings(trained, negatives=3, relative_margin=relative, absolute_margin=absolute)
-    found = scores_of(pairs, mine_negatives(pairs, PROMPT, chosen, tmp_path), cosines)
+    found = scores_of(pairs, mine_negatives(pairs, described(PROMPT), chosen, tmp_path), cosines)
     assert len(found) > 10
     for right, wrong in found:
         assert (wrong <= right - relative * abs(right) - (absolute or 0) + 1e-5).all()
@@ -56,7 +56,7 @@ def test_negatives_are_further_from_the_query_than_the_margin(trained, pairs, tm
 
 
 def test_that_nothing_was_found_is_said_aloud(trained, pairs, tmp_path, capsys):
-    mined = mine_negatives(pairs, PROMPT, settings(trained, negatives=3, relative_margin=0.5), tmp_path)
+    mined = mine_negatives(pairs, described(PROMPT), settings(trained, negatives=3, relative_margin=0.5), tmp_path)
     assert not any(mined["negatives"])
     assert "for 0 of 40 queries\nnote: every document is too close" in capsys.readouterr().out
 
@@ -68,10 +68,10 @@ def test_a_reranker_says_what_is_too_close(trained, pairs, tmp_path):
         return reranker.predict([(query, document) for document in documents], prompt=PROMPT)
 
     # The scores of so small a reranker lie close to each other.
-    plain = mine_negatives(pairs, PROMPT, settings(trained, negatives=3, relative_margin=0.0), tmp_path)
+    plain = mine_negatives(pairs, described(PROMPT), settings(trained, negatives=3, relative_margin=0.0), tmp_path)
     reranked = {"relative_margin": 0.0, "cross_encoder": str(trained["reranker"] / "model")}
     checked_by = settings(trained, negatives=3, **reranked)
-    checked = mine_negatives(pairs, PROMPT, checked_by, tmp_path)
+    checked = mine_negatives(pairs, described(PROMPT), checked_by, tmp_path)
     assert len(list(tmp_path.iterdir())) == 2 and plain["negatives"][:] != checked["negatives"][:]
     found = scores_of(pairs, checked, score)
     assert len(found) > 10 and all((wrong <= right + 1e-6).all() for right, wrong in found)

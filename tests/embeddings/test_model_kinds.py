@@ -37,7 +37,7 @@ from neobert_hf.embeddings.models import (
 )
 from neobert_hf.embeddings.recipe import read_data, reranking_evaluator, retrieval_evaluator
 from neobert_hf.training.run_checkpoints import CheckpointError
-from tests.helpers.embedding_runs import KINDS, load, losses_of, run
+from tests.helpers.embedding_runs import KINDS, described, load, losses_of, run
 from tests.helpers.other_encoders import save_other_encoder
 
 
@@ -367,7 +367,7 @@ def test_mined_negatives_belong_to_their_queries_and_are_mined_once(trained, dat
     pairs = [*pairs, *({**row, "positive": f"also {row['positive']}"} for row in pairs[:10])]
     shutil.copytree(trained["dense"] / "model", tmp_path / "miner")
     settings = RerankerArguments("m", "d", negatives=3, miner=str(tmp_path / "miner"))
-    mined = mine_negatives(Dataset.from_list(pairs), "Find. ", settings, tmp_path / "mined")
+    mined = mine_negatives(Dataset.from_list(pairs), described("Find. "), settings, tmp_path / "mined")
     model = SentenceTransformer(settings.miner, device="cpu")
     assert mined["query"][:] == [row["query"] for row in pairs] and any(mined["negatives"][:])
     for row, original in zip(mined, pairs):
@@ -383,20 +383,20 @@ def test_mined_negatives_belong_to_their_queries_and_are_mined_once(trained, dat
         assert max(scores.values()) < best - 0.05 * abs(best) + 1e-5
     with monkeypatch.context() as patch:
         patch.delattr("neobert_hf.embeddings.mining.mine_hard_negatives")
-        again = mine_negatives(Dataset.from_list(pairs), "Find. ", settings, tmp_path / "mined")
+        again = mine_negatives(Dataset.from_list(pairs), described("Find. "), settings, tmp_path / "mined")
     assert again[:] == mined[:] and len(list((tmp_path / "mined").iterdir())) == 1
     # Another miner in the same folder.
     weights = load_file(tmp_path / "miner" / "model.safetensors")
     save_file({name: weight.flip(0) for name, weight in weights.items()}, tmp_path / "miner" / "model.safetensors")
-    other = mine_negatives(Dataset.from_list(pairs), "Find. ", settings, tmp_path / "mined")
+    other = mine_negatives(Dataset.from_list(pairs), described("Find. "), settings, tmp_path / "mined")
     assert other["negatives"][:] != mined["negatives"][:]
     # A run that has begun does not go on with others, and one of an earlier version goes on with its own.
     with pytest.raises(CheckpointError, match="has begun with other hard negatives: .*mined has none"):
-        mine_negatives(Dataset.from_list(pairs), "Other. ", settings, tmp_path / "mined", begun=True)
+        mine_negatives(Dataset.from_list(pairs), described("Other. "), settings, tmp_path / "mined", begun=True)
     queries, positives = ([row[name] for row in pairs] for name in ("query", "positive"))
     earlier = Hasher.hash([queries, positives, "Other. ", settings.miner, 3])
     mined.to_parquet(tmp_path / "mined" / f"{earlier}.parquet")
-    again = mine_negatives(Dataset.from_list(pairs), "Other. ", settings, tmp_path / "mined", begun=True)
+    again = mine_negatives(Dataset.from_list(pairs), described("Other. "), settings, tmp_path / "mined", begun=True)
     assert again[:] == mined[:]
 
 

@@ -16,7 +16,7 @@ from neobert_hf.embeddings.mining import mine_negatives
 from neobert_hf.embeddings.prompts import choose_default, choose_prompts
 from neobert_hf.embeddings.recipe import read_data, reranking_evaluator, retrieval_evaluator
 from neobert_hf.evaluation.mteb.recipe import benchmark_tasks
-from tests.helpers.embedding_runs import KINDS, load, run
+from tests.helpers.embedding_runs import KINDS, described, load, run
 from tests.helpers.models import ROOT
 
 
@@ -198,9 +198,12 @@ def test_miners_ask_with_prompts_of_their_own(trained, data, tmp_path, monkeypat
     )
     settings = RerankerArguments("m", "d", negatives=3, miner=str(trained["dense"] / "model"))
     for prompt in ("Find the text. ", "Another. ", ""):
-        mine_negatives(pairs, prompt, settings, tmp_path / str(len(asked)))
+        mine_negatives(pairs, described(prompt), settings, tmp_path / str(len(asked)))
     assert asked == [("Find the text. ", ""), (PROMPT, ""), (PROMPT, "")]
-    assert f"note: the miner reads queries with its own prompt {PROMPT!r}, not with 'Another. '." in capsys.readouterr().out
+    assert (
+        f"note: the miner reads queries with its own prompt {PROMPT!r}, not with 'Another. '."
+        in capsys.readouterr().out
+    )
 
 
 def test_a_prompt_for_passages_is_one_for_documents(trained):

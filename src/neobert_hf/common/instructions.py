@@ -2,10 +2,24 @@
 
 An instruction is a sentence that tells an embedding model what is asked of it. A prompt is what is put before a text
 as it is: the instruction with what separates the two.
+
+The paper does not say what separates them, and the code that was released does it in two ways: its wrapper for MTEB
+(scripts/evaluation/wrappers.py) puts `sep_token + " " + bos_token` between them, before queries and documents of
+retrieval and reranking, and nothing before other texts; its script for MTEB (run_mteb.py) does not use that wrapper and
+puts no instruction before anything. With which of these the paper's numbers were measured is not known. Here both
+separators can be chosen, in training, evaluation and search. A model must be asked the way that it was trained: its
+prompts are saved with their separator, and what asks with others of its own takes the separator from them.
 """
 
 import json
+from collections.abc import Iterable
+from typing import Literal
 
+from transformers import PreTrainedTokenizerBase
+
+
+# What may stand between an instruction and a text; see `separator_text`.
+Separator = Literal["space", "special_tokens"]
 
 # How a model with prompts is used, in words and as an example, by its class of Sentence Transformers.
 PROMPT_USE = {
@@ -22,14 +36,58 @@ PROMPT_USE = {
 }
 
 
-def as_prompt(instruction: str) -> str:
-    """What is put before a text: the instruction and one space, or nothing.
+def separator_text(separator: Separator, tokenizer: PreTrainedTokenizerBase) -> str:
+    """What stands between an instruction and a text, as text.
 
-    The paper does not say what stands between the two. A model must be asked the way that it was trained, so there is
-    one answer for the whole package. A line break at the end, as YAML leaves after a block of text, is not part of it.
+    Args:
+        separator: `space`, or `special_tokens`: the end of one text and the beginning of the next, which is
+            `[SEP] [CLS]` for BERT's tokenizers, the published model's among them, and `</s> <s>` for RoBERTa's. The
+            released wrapper asks for a `bos_token`; BERT's tokenizers have none, and their `cls_token` stands for it.
+        tokenizer: of the model.
+
+    Raises:
+        ValueError: if the tokenizer lacks these tokens, or reads them as ordinary text.
+    """
+    if separator == "space":
+        return " "
+    if separator != "special_tokens":
+        raise ValueError(f"`separator` is {separator!r}; it must be space or special_tokens.")
+    end, beginning = tokenizer.sep_token or tokenizer.eos_token, tokenizer.bos_token or tokenizer.cls_token
+    if not end or not beginning:
+        raise ValueError(
+            f"`separator` is special_tokens; the tokenizer has {end!r} for the end of a text and {beginning!r} for "
+            "its beginning. Set it to space."
+        )
+    ids = tokenizer(f"a{end} {beginning}a", add_special_tokens=False)["input_ids"]
+    if not set(tokenizer.convert_tokens_to_ids([end, beginning])) <= set(ids):
+        raise ValueError(
+            f"`separator` is special_tokens; the tokenizer reads {end} {beginning} as words. Set it to space."
+        )
+    return f"{end} {beginning}"
+
+
+def separator_of(prompts: Iterable[str], tokenizer: PreTrainedTokenizerBase) -> Separator | None:
+    """With which separator the prompts of a model end; None if all are empty."""
+    prompts = [prompt for prompt in prompts if prompt]
+    try:
+        special = separator_text("special_tokens", tokenizer)
+    except ValueError:
+        special = None
+    if special is not None and any(prompt.endswith(special) for prompt in prompts):
+        return "special_tokens"
+    return "space" if prompts else None
+
+
+def as_prompt(instruction: str, separator: str = " ") -> str:
+    """What is put before a text: the instruction and what separates the two, or nothing.
+
+    A line break at the end, as YAML leaves after a block of text, is not part of the instruction.
+
+    Args:
+        separator: as `separator_text` gives it.
     """
     instruction = instruction.strip()
-    return f"{instruction} " if instruction else ""
+    return f"{instruction}{separator}" if instruction else ""
 
 
 def add_prompt(prompt: str, texts: list[str]) -> list[str]:
@@ -48,7 +106,9 @@ def describe_prompts(prompts: dict[str, str], sentence_class: str) -> str:
     if not prompts:
         return ""
     use, example = PROMPT_USE["CrossEncoder" if sentence_class == "CrossEncoder" else "others"]
-    lines = [f"The model was trained with a prompt before each query. {use} Another is chosen by `prompt_name`:", ""]
+    both = any(name == "document" or name.endswith("-document") for name in prompts)
+    texts = "before queries and before documents" if both else "before each query"
+    lines = [f"The model was trained with a prompt {texts}. {use} Another is chosen by `prompt_name`:", ""]
     # As JSON, since the space at the end of a prompt counts.
     lines += [f"- `{name}`: `{json.dumps(prompt, ensure_ascii=False)}`" for name, prompt in prompts.items()]
     return "\n".join([*lines, "", "```python", example, "```"])

@@ -3,13 +3,15 @@
 `configs/embeddings/datasets.yaml` explains the format and holds the paper's datasets.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
 from huggingface_hub.errors import StrictDataclassError
+from transformers import PreTrainedTokenizerBase
 
-from neobert_hf.common.instructions import as_prompt
+from neobert_hf.common.instructions import as_prompt, separator_text
 from neobert_hf.common.paths import check_file_name
 from neobert_hf.common.settings import nearest, read_yaml
 
@@ -65,6 +67,8 @@ class PairDataset:
         batch_size: the largest number of rows in a batch, 2 or more. Needed where positives are labels: no two rows of
             a batch may have the same positive, so a batch cannot have more rows than there are labels.
         default: whether queries are asked with its instruction where none is named; see `prompts.py`.
+        document_instruction: what stands before its documents; nothing if empty.
+        separator: what stands between an instruction and a text.
     """
 
     name: str
@@ -72,17 +76,27 @@ class PairDataset:
     parts: list[Part]
     batch_size: int | None = None
     default: bool = False
+    document_instruction: str = ""
+    separator: str = " "
 
     @property
     def prompt(self) -> str:
-        return as_prompt(self.instruction)
+        """Of queries."""
+        return as_prompt(self.instruction, self.separator)
+
+    @property
+    def document_prompt(self) -> str:
+        return as_prompt(self.document_instruction, self.separator)
 
 
-def read_descriptions(path: str, only: list[str] | None = None) -> tuple[list[PairDataset], dict[str, PairDataset]]:
+def read_descriptions(
+    path: str, only: list[str] | None = None, load_tokenizer: Callable[[], PreTrainedTokenizerBase] | None = None
+) -> tuple[list[PairDataset], dict[str, PairDataset]]:
     """Read a file such as `configs/embeddings/datasets.yaml`.
 
     Args:
         only: names of training datasets to use. All if None.
+        load_tokenizer: gives the tokenizer of the model, which is needed if the file's `separator` is special_tokens.
 
     Returns:
         The training datasets, and those for evaluation by kind, `retrieval` and `sts`.
@@ -91,10 +105,11 @@ def read_descriptions(path: str, only: list[str] | None = None) -> tuple[list[Pa
         ValueError: naming the dataset and the key that is unknown, missing or of the wrong type.
     """
     content = read_yaml(path)
-    unknown = content.keys() - {"train", "evaluation"}
+    unknown = content.keys() - {"train", "evaluation", "separator"}
     if unknown or not content.get("train"):
         found = f"has the unknown key {min(unknown)!r}" if unknown else "names no training dataset"
         raise ValueError(f"{path} {found}; it holds `train` and, optionally, `evaluation`, each with datasets by name.")
+    separator = _read_separator(path, content.get("separator", "space"), load_tokenizer)
     datasets = _mapping(f"{path}, `train`", content["train"])
     evaluation = _mapping(f"{path}, `evaluation`", content.get("evaluation") or {})
     if unknown := evaluation.keys() - {"retrieval", "sts"}:
@@ -102,10 +117,20 @@ def read_descriptions(path: str, only: list[str] | None = None) -> tuple[list[Pa
     for name in only or []:
         if name not in datasets:
             raise ValueError(f"{path} has no training dataset {name!r}{nearest(name, list(datasets))}")
-    train = [_read_dataset(path, name, datasets[name]) for name in only or datasets]
-    evaluated = {kind: _read_dataset(path, kind, entry) for kind, entry in evaluation.items()}
+    train = [_read_dataset(path, name, datasets[name], separator) for name in only or datasets]
+    evaluated = {kind: _read_dataset(path, kind, entry, separator) for kind, entry in evaluation.items()}
     _check_names_of_prompts(path, train, evaluated)
     return train, evaluated
+
+
+def _read_separator(path: str, name: Any, load_tokenizer: Callable[[], PreTrainedTokenizerBase] | None) -> str:
+    if name not in ("space", "special_tokens"):
+        raise ValueError(f"{path}: `separator` is {name!r}; it must be space or special_tokens.")
+    if name == "space":
+        return " "
+    if load_tokenizer is None:
+        raise ValueError(f"{path}: `separator` is special_tokens; which these are a tokenizer has to say.")
+    return separator_text(name, load_tokenizer())
 
 
 def _check_names_of_prompts(path: str, train: list[PairDataset], evaluation: dict[str, PairDataset]) -> None:
@@ -122,17 +147,20 @@ def _check_names_of_prompts(path: str, train: list[PairDataset], evaluation: dic
             raise ValueError(f"{path}: {dataset.name!r} is the name of another prompt; call the dataset otherwise.")
 
 
-def _read_dataset(path: str, name: str, entry: Any) -> PairDataset:
+def _read_dataset(path: str, name: str, entry: Any, separator: str) -> PairDataset:
     """A dataset from its entry: the keys of the dataset itself, beside those of its one table or a list of tables."""
     where = f"{path}, dataset {name}"
     check_file_name(name, f"The name of a dataset in {path}")
     table = dict(_mapping(where, entry))
     instruction = table.pop("instruction", None)
+    document_instruction = table.pop("document_instruction", "")
     batch_size = table.pop("batch_size", None)
     default = table.pop("default", False)
     parts = table.pop("parts", None) or []
     if not isinstance(instruction, str):
         raise ValueError(f'{where}: `instruction` is missing; write `instruction: ""` to train without one.')
+    if not isinstance(document_instruction, str):
+        raise ValueError(f"{where}: `document_instruction` is {document_instruction!r}; it must be a text.")
     if batch_size is not None and (type(batch_size) is not int or batch_size < 2):
         raise ValueError(f"{where}: `batch_size` is {batch_size!r}; it must be a whole number, 2 or more.")
     if not isinstance(default, bool):
@@ -144,7 +172,8 @@ def _read_dataset(path: str, name: str, entry: Any) -> PairDataset:
     if table and parts:
         raise ValueError(f"{where}: {min(table)!r} stands beside `parts`; put it into each of them.")
     tables = [_read_part(where, part) for part in parts or [table]]
-    return PairDataset(name, instruction.strip(), tables, batch_size, default)
+    texts = {"document_instruction": document_instruction.strip(), "separator": separator}
+    return PairDataset(name, instruction.strip(), tables, batch_size, default, **texts)
 
 
 def _read_part(where: str, entry: Any) -> Part:

@@ -12,6 +12,7 @@ from sentence_transformers.sentence_transformer.modules import Transformer
 from torch import nn
 
 from neobert_hf.common.fingerprints import add_weights, identifying_config
+from neobert_hf.common.instructions import separator_of
 from neobert_hf.common.token_limits import tokens_read
 from neobert_hf.common.tokenizers import check_tokenizer
 
@@ -83,6 +84,9 @@ def note_on_prompt(model: SentenceTransformer, who: str, prompt: str, own: str) 
     if prompt == own or (prompt and prompt in model.prompts.values()):
         return ""
     known = f"the model's own is {own!r}" if any(model.prompts.values()) else "the model was saved without prompts"
+    used, trained = (separator_of(prompts, model.tokenizer) for prompts in ([prompt], model.prompts.values()))
+    if used and trained and used != trained:
+        known += f", and its prompts end with {trained.replace('_', ' ')}, not with {used.replace('_', ' ')}"
     return f"note: {who} the prompt {prompt!r}; {known}."
 
 

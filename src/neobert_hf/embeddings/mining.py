@@ -8,6 +8,7 @@ reads query and document together and knows better than the miner.
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 from datasets import Dataset
 from datasets.fingerprint import Hasher
@@ -18,6 +19,7 @@ from transformers import set_seed
 from neobert_hf.common.atomic_writes import atomic_write
 from neobert_hf.common.fingerprints import model_files_fingerprint
 from neobert_hf.embeddings.arguments import MiningArguments
+from neobert_hf.embeddings.descriptions import PairDataset
 from neobert_hf.embeddings.inference import prompt_of
 from neobert_hf.embeddings.models import load_trained_model, load_trained_reranker
 from neobert_hf.embeddings.pairs import most_negatives, positives_of_queries
@@ -31,22 +33,21 @@ def add_mined_negatives(run: Run) -> None:
     with run.arguments.main_process_first(desc="mining hard negatives"):
         for name, pairs in run.data.train.items():
             if not most_negatives(pairs):
-                prompt = run.data.descriptions[name].prompt
-                begun = run.checkpoint is not None
-                run.data.train[name] = mine_negatives(pairs, prompt, run.settings, folder, begun)
+                description, begun = run.data.descriptions[name], run.checkpoint is not None
+                run.data.train[name] = mine_negatives(pairs, description, run.settings, folder, begun)
     # A new head must be the same whether or not loading the miner has drawn numbers.
     set_seed(run.arguments.seed)
 
 
 def mine_negatives(
-    pairs: Dataset, prompt: str, settings: MiningArguments, folder: Path, begun: bool = False
+    pairs: Dataset, description: PairDataset, settings: MiningArguments, folder: Path, begun: bool = False
 ) -> Dataset:
     """The pairs with the documents most like their queries as hard negatives, from a file once that is written.
 
     Args:
         pairs: rows of `query`, `positive` and `negatives`.
-        prompt: of the dataset's queries. The miner and the reranker get it if they were saved with it, and their own
-            otherwise.
+        description: of the dataset. The miner and the reranker get its prompts if they were saved with them, and their
+            own otherwise.
         settings: with `negatives`, how many a row gets at most.
         folder: where the file is, under a name that tells what was mined and how.
         begun: whether training has begun, with what was mined then.
@@ -56,10 +57,10 @@ def mine_negatives(
         ValueError: if `cross_encoder` is no trained reranker.
     """
     miner = model_files_fingerprint(settings.miner)
-    file = folder / f"{_name_of_file(pairs, prompt, miner, settings)}.parquet"
+    file = folder / f"{_name_of_file(pairs, description, miner, settings)}.parquet"
     if begun and not file.exists():
         # Earlier versions knew the miner by its path.
-        file = folder / f"{_name_of_file(pairs, prompt, settings.miner, settings)}.parquet"
+        file = folder / f"{_name_of_file(pairs, description, settings.miner, settings)}.parquet"
         if not file.exists():
             raise CheckpointError(
                 f"The run in {folder.parent} has begun with other hard negatives: {folder} has none that "
@@ -67,28 +68,28 @@ def mine_negatives(
             )
     if not file.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        mined = pairs.map(_find_negatives(pairs, prompt, settings))
+        mined = pairs.map(_find_negatives(pairs, description, settings))
         with atomic_write(file) as partial:
             mined.to_parquet(partial)
     return Dataset.from_parquet(str(file))
 
 
-def _find_negatives(pairs: Dataset, prompt: str, settings: MiningArguments) -> Callable[[dict], dict]:
+def _find_negatives(pairs: Dataset, description: PairDataset, settings: MiningArguments) -> Callable[[dict], dict]:
     """What gives a row its `negatives`."""
     model = load_trained_model(settings.miner, settings.trust_remote_code)
     reranker = None
     if settings.cross_encoder is not None:
         reranker = load_trained_reranker(settings.cross_encoder, settings.trust_remote_code)
         # The function below takes no prompt for it.
-        reranker.prompts["mining"] = prompt_of_helper("reranker", reranker, prompt)
+        reranker.prompts["mining"] = prompt_of_helper("reranker", reranker, description.prompt)
         reranker.default_prompt_name = "mining"
     labelled = mine_hard_negatives(
         pairs.select_columns(["query", "positive"]),
         model,
         cross_encoder=reranker,
         num_negatives=settings.negatives,
-        query_prompt=prompt_of_helper("miner", model, prompt),
-        corpus_prompt=prompt_of(model, "document"),
+        query_prompt=prompt_of_helper("miner", model, description.prompt),
+        corpus_prompt=prompt_of_helper("miner", model, description.document_prompt, "document"),
         relative_margin=settings.relative_margin,
         absolute_margin=settings.absolute_margin,
         # The formats with one row a query drop those with fewer.
@@ -101,19 +102,21 @@ def _find_negatives(pairs: Dataset, prompt: str, settings: MiningArguments) -> C
     return lambda row: {"negatives": sorted(found.get(row["query"], ()))}
 
 
-def _name_of_file(pairs: Dataset, prompt: str, miner: str, settings: MiningArguments) -> str:
-    content = [pairs["query"][:], pairs["positive"][:], prompt, miner, settings.negatives]
+def _name_of_file(pairs: Dataset, description: PairDataset, miner: str, settings: MiningArguments) -> str:
+    content = [pairs["query"][:], pairs["positive"][:], description.prompt, miner, settings.negatives]
     reranker = settings.cross_encoder and model_files_fingerprint(settings.cross_encoder)
     filters = [settings.relative_margin, settings.absolute_margin, reranker]
     # What was mined before these could be chosen had the first of them, and is known by a name without them.
-    return Hasher.hash(content + (filters if filters != [0.05, None, None] else []))
+    content += filters if filters != [0.05, None, None] else []
+    return Hasher.hash(content + ([description.document_prompt] if description.document_prompt else []))
 
 
-def prompt_of_helper(who: str, model: BaseModel, prompt: str) -> str:
-    """What a miner or a reranker puts before the queries of a dataset with this prompt; another one is said aloud."""
+def prompt_of_helper(who: str, model: BaseModel, prompt: str, kind: Literal["query", "document"] = "query") -> str:
+    """What a miner or a reranker puts before the texts of a dataset with this prompt; another one is said aloud."""
     if prompt and prompt in model.prompts.values():
         return prompt
-    own = prompt_of(model, "query")
+    own = prompt_of(model, kind)
     if own != prompt:
-        print(f"note: the {who} reads queries with its own prompt {own!r}, not with {prompt!r}.", flush=True)
+        texts = {"query": "queries", "document": "documents"}[kind]
+        print(f"note: the {who} reads {texts} with its own prompt {own!r}, not with {prompt!r}.", flush=True)
     return own

@@ -5,8 +5,11 @@ Sentence Transformers keeps them in `config_sentence_transformers.json`, by name
 | Name | |
 | --- | --- |
 | `query` | what `encode_query`, search and MTEB put before a query: the instruction of one of the datasets |
-| `document` | what they put before a document: nothing, as in training |
+| `document` | what they put before a document: the same dataset's `document_instruction`, nothing if it has none |
 | the name of a dataset | its own instruction, where there are several: `encode_query(texts, prompt_name="FEVER")` |
+| that name with `-document` | the same for documents |
+
+Each ends with what stood between instruction and text in training (`separator` in the file of datasets).
 
 `encode` puts nothing before a text. A reranker has one method for all, and each of its pairs has a query: `predict`
 uses `query` without being told (`default_prompt_name`).
@@ -44,10 +47,12 @@ def choose_prompts(data: TrainingData) -> dict[str, str]:
     """The prompts by the names that the model keeps them under."""
     prompts = {}
     if len(data.descriptions) > 1:
-        # For a task that is called like a dataset, MTEB's own wrapper would put its prompt before documents, too.
-        prompts |= {f"{name}-document": "" for name in data.descriptions}
+        # Also where it is empty: for a task that is called like a dataset, MTEB's own wrapper would put the prompt of
+        # queries before documents, too.
+        prompts |= {f"{name}-document": dataset.document_prompt for name, dataset in data.descriptions.items()}
         prompts |= {name: dataset.prompt for name, dataset in data.descriptions.items()}
-    return prompts | {"query": choose_default(data)[0].prompt, "document": ""}
+    default, _ = choose_default(data)
+    return prompts | {"query": default.prompt, "document": default.document_prompt}
 
 
 def set_prompts(model: BaseModel, data: TrainingData) -> None:
@@ -62,6 +67,8 @@ def describe_choice(data: TrainingData) -> str:
     line = f"nothing stands before queries, as in {dataset.name}: {reason}"
     if dataset.prompt:
         line = f"queries get the prompt {dataset.prompt!r}, that of {dataset.name}: {reason}"
+    if dataset.document_prompt:
+        line += f"\ndocuments get the prompt {dataset.document_prompt!r}"
     retrieval = data.evaluation.get("retrieval")
     if retrieval is not None and retrieval.prompt != dataset.prompt:
         line += f"\nnote: retrieval is evaluated with another prompt than the model's own: {retrieval.prompt!r}"

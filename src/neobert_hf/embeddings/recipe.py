@@ -101,8 +101,8 @@ def read_data(settings: RecipeArguments, arguments: EmbeddingArguments) -> Train
     if arguments.prompts is not None:
         raise ValueError(f"`prompts` is set; instructions stand in {settings.datasets}, one for each dataset.")
     with arguments.main_process_first(desc="reading the datasets"):
-        load_tokenizer = partial(_tokenizer_of_encoder, settings)
-        descriptions, evaluation = read_descriptions(settings.datasets, settings.only or None, load_tokenizer)
+        tokenizer_of_encoder = partial(_tokenizer_of_encoder, settings)
+        descriptions, evaluation = read_descriptions(settings.datasets, settings.only or None, tokenizer_of_encoder)
         train = {dataset.name: load_pairs(dataset, settings.max_negatives) for dataset in descriptions}
         retrieval = load_pairs(evaluation["retrieval"]) if "retrieval" in evaluation else None
     by_name = {dataset.name: dataset for dataset in descriptions}
@@ -135,7 +135,7 @@ def run_settings(settings: RecipeArguments, arguments: EmbeddingArguments, data:
                 values[f"{name}_fingerprint"] = model_files_fingerprint(values[name])
     # It moves with what it holds.
     values.pop("teacher_dir", None)
-    for name in ("guide", "teacher"):
+    for name in ("guide", "teacher", "first_model"):
         if values.get(name):
             values[f"{name}_fingerprint"] = model_files_fingerprint(values[name])
     values["batches_per_step"] = arguments.world_size * arguments.gradient_accumulation_steps

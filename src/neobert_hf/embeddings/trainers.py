@@ -25,6 +25,7 @@ from neobert_hf.embeddings.batches import (
     draw_datasets,
     sampling_probabilities,
 )
+from neobert_hf.embeddings.descriptions import PairDataset
 from neobert_hf.embeddings.models import describe_reranker
 from neobert_hf.embeddings.pairs import most_negatives
 from neobert_hf.embeddings.prompts import add_to_card, describe_choice, set_prompts
@@ -52,7 +53,8 @@ class MixtureTrainer(ResumableTrainer):
         self.sizes = [len(rows) for rows in run.data.train.values()]
         self.batch_sizes = self.choose_batch_sizes(run.data, run.arguments.per_device_train_batch_size)
         run.arguments.prompts = {
-            name: self.prompt_setting(description.prompt) for name, description in run.data.descriptions.items()
+            name: self.prompt_setting(description, most_negatives(run.data.train[name]))
+            for name, description in run.data.descriptions.items()
         }
         set_prompts(model, run.data)
         super().__init__(model, run.arguments, run.data.train, settings=run.values, **kwargs)
@@ -84,9 +86,15 @@ class MixtureTrainer(ResumableTrainer):
                 )
         return batch_sizes
 
-    def prompt_setting(self, prompt: str) -> dict[str, str] | str:
-        """The instruction of a dataset as Sentence Transformers' setting `prompts` takes it: it is for queries only."""
-        return {"query": prompt} if prompt else {}
+    def prompt_setting(self, description: PairDataset, negatives: int) -> dict[str, str] | str:
+        """The prompts of a dataset as Sentence Transformers' setting `prompts` takes them: by column of a batch.
+
+        Args:
+            negatives: the largest number of hard negatives that a row of the dataset has.
+        """
+        documents = ["positive", "hard_negative", *(f"negative_{number}" for number in range(negatives))]
+        prompts = {"query": description.prompt} | dict.fromkeys(documents, description.document_prompt)
+        return {column: prompt for column, prompt in prompts.items() if prompt}
 
     def complete(self) -> None:
         """Train to the end, evaluate, write `model/` and `log.json`, and leave the process group."""
@@ -233,9 +241,14 @@ class RerankerTrainer(MixtureTrainer, CrossEncoderTrainer):
         """Every row becomes as many pairs, however many hard negatives it has."""
         return {name: min(batch_size, each.batch_size or batch_size) for name, each in data.descriptions.items()}
 
-    def prompt_setting(self, prompt: str) -> str:
+    def prompt_setting(self, description: PairDataset, negatives: int) -> str:
         """Before pairs of query and document."""
-        return prompt
+        if description.document_prompt:
+            raise ValueError(
+                f"Dataset {description.name} has a `document_instruction`. A reranker reads query and document as one "
+                "text, with one instruction before it: leave it out here."
+            )
+        return description.prompt
 
     def start(self) -> str:
         return describe_reranker(self.run.settings.model, self.run.settings.trust_remote_code)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from sentence_transformers.sentence_transformer.modules import Pooling
 
-from neobert_hf.common.instructions import add_prompt
+from neobert_hf.common.instructions import Separator, add_prompt, as_prompt, separator_text
 from neobert_hf.common.settings import Count, CountOrZero, check_ranges
 from neobert_hf.embeddings.inference import (
     check_finite,
@@ -34,6 +34,9 @@ class EmbeddingSettings:
         default=None, metadata={"help": "put before queries as it is, so end it with a space; the model's own if unset"}
     )
     document_prompt: str | None = field(default=None, metadata={"help": "put before passages; as `query_prompt`"})
+    separator: Separator | None = field(
+        default=None, metadata={"help": "makes instructions of the two prompts, and stands between them and the texts"}
+    )
     truncate_dim: Count | None = field(default=None, metadata={"help": "dimensions to keep (Matryoshka)"})
     dtype: Literal["bfloat16", "float16", "float32"] = field(
         default="float32", metadata={"help": "of the encoder, for queries as well"}
@@ -41,11 +44,16 @@ class EmbeddingSettings:
 
     def __post_init__(self):
         check_ranges(self)
+        if self.separator is not None and self.query_prompt is None and self.document_prompt is None:
+            raise ValueError(
+                f"`separator` is {self.separator} without a `query_prompt` or `document_prompt`: the model's own "
+                "prompts have theirs."
+            )
 
     @classmethod
     def of_index(cls, identity: dict) -> "EmbeddingSettings":
-        """The settings that an index was made with, from its identity."""
-        return cls(**{setting.name: identity[setting.name] for setting in fields(cls)})
+        """The settings that an index was made with, from its identity, whose prompts end with their separator."""
+        return cls(**{setting.name: identity[setting.name] for setting in fields(cls) if setting.name != "separator"})
 
 
 class PassageEncoder:
@@ -64,7 +72,6 @@ class PassageEncoder:
             trust_remote_code=trust_remote_code,
         )
         name, limit = settings.model, self.model.max_seq_length
-        query_prompt, document_prompt = settings.query_prompt, settings.document_prompt
         self.identity = {
             # Found again from any working directory.
             "model": os.path.abspath(name) if os.path.isdir(name) else name,
@@ -76,9 +83,15 @@ class PassageEncoder:
             "max_length": limit,
             "passage_tokens": settings.passage_tokens or limit,
             "overlap": settings.overlap,
-            "query_prompt": prompt_of(self.model, "query") if query_prompt is None else query_prompt,
-            "document_prompt": prompt_of(self.model, "document") if document_prompt is None else document_prompt,
+            "query_prompt": self._prompt("query", settings.query_prompt, settings.separator),
+            "document_prompt": self._prompt("document", settings.document_prompt, settings.separator),
         }
+
+    def _prompt(self, kind: Literal["query", "document"], given: str | None, separator: Separator | None) -> str:
+        """What stands before texts of this kind: the model's own prompt unless another, or an instruction, is given."""
+        if given is None:
+            return prompt_of(self.model, kind)
+        return given if separator is None else as_prompt(given, separator_text(separator, self.model.tokenizer))
 
     @cached_property
     def text_tokens(self) -> int:

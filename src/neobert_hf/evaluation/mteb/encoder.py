@@ -27,13 +27,22 @@ class InstructionEncoder(AbsEncoder):
     Args:
         model: any, fine-tuned or not.
         name: of the model in MTEB's results.
-        prompts: what stands before the texts of a task, by the task's name. Tasks that are not in it get the prompts
-            that the model was saved with.
+        prompts: what stands before the texts of a task, by the task's name; only before queries if the task has some.
+            Tasks that are not in it get the prompts that the model was saved with.
+        document_prompts: what stands before the documents of those of these tasks that have queries; nothing before
+            those of tasks that are not in it.
     """
 
-    def __init__(self, model: SentenceTransformer, name: str, prompts: dict[str, str]):
+    def __init__(
+        self,
+        model: SentenceTransformer,
+        name: str,
+        prompts: dict[str, str],
+        document_prompts: dict[str, str] | None = None,
+    ):
         self.model = model
         self.prompts = prompts
+        self.document_prompts = document_prompts or {}
         self.mteb_model_meta = ModelMeta.create_empty(
             {"name": name, "similarity_fn_name": ScoringFunction.from_str(model.similarity_fn_name)}
         )
@@ -43,7 +52,7 @@ class InstructionEncoder(AbsEncoder):
         if task not in self.prompts:
             return self.own_prompt(task, prompt_type)
         # An empty prompt, unlike None, also keeps the model's own away.
-        return "" if prompt_type == PromptType.document else self.prompts[task]
+        return self.document_prompts.get(task, "") if prompt_type == PromptType.document else self.prompts[task]
 
     def own_prompt(self, task: str, prompt_type: PromptType | None) -> str | None:
         """What the model was saved with for such texts: under the task's name, if it has a prompt of that name."""

@@ -24,6 +24,7 @@ from neobert_hf.common.fingerprints import files_fingerprint
 from neobert_hf.common.paths import check_file_name
 from neobert_hf.common.settings import read_yaml
 from neobert_hf.common.text_sources import load_table, local_files
+from neobert_hf.evaluation.mteb.encoder import TYPES_WITH_QUERIES
 
 
 TEXT = (Value("string"), Value("large_string"))
@@ -51,11 +52,18 @@ class LocalTask:
     train: str | Path | None = None
     columns: dict[str, str] = field(default_factory=dict)
     instruction: str | None = None
+    document_instruction: str | None = None
 
     def __post_init__(self):
         check_file_name(self.name, "The name of a local task")
         if self.type not in TYPES:
             raise ValueError(f"Task {self.name}: unknown type {self.type!r}; known are {', '.join(TYPES)}.")
+        if self.document_instruction is not None and self.type not in TYPES_WITH_QUERIES:
+            raise ValueError(f"Task {self.name}: type {self.type} has no documents: leave `document_instruction` out.")
+        if self.document_instruction is not None and self.instruction is None:
+            raise ValueError(
+                f'Task {self.name}: set `instruction` as well; `instruction: ""` puts none before queries.'
+            )
         _, _, columns, further = TYPES[self.type]
         if unused := self.files.keys() - {"data", *further}:
             raise ValueError(f"Task {self.name}: type {self.type} takes no `{unused.pop()}`.")
@@ -111,11 +119,12 @@ def make_task(local: LocalTask) -> AbsTask:
     return type(f"Local{local.type}", (base,), {"metadata": metadata, "load_data": load_data} | column_names)()
 
 
-def read_local_tasks(file: str | Path) -> tuple[list[AbsTask], dict[str, str | None]]:
+def read_local_tasks(file: str | Path) -> tuple[list[AbsTask], dict[str, str | dict[str, str] | None]]:
     """Read a YAML file of local tasks, as configs/mteb/local_tasks.yaml.
 
     Returns:
-        The tasks, and the instruction of each by its name; None where the file says nothing of it.
+        The tasks, and the instruction of each by its name, or one for `query` and one for `document`; None where the
+        file says nothing of it.
     """
     known = {setting.name for setting in fields(LocalTask)} - {"name"}
     tasks, instructions = [], {}
@@ -131,6 +140,8 @@ def read_local_tasks(file: str | Path) -> tuple[list[AbsTask], dict[str, str | N
         local = LocalTask(str(name), **entry | files)
         tasks.append(make_task(local))
         instructions[local.name] = local.instruction
+        if local.document_instruction is not None:
+            instructions[local.name] = {"query": local.instruction, "document": local.document_instruction}
     return tasks, instructions
 
 

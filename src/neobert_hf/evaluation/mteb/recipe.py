@@ -6,9 +6,11 @@ from typing import Annotated, Literal
 import mteb
 import torch
 from mteb.abstasks import AbsTask
+from sentence_transformers import SentenceTransformer
 
-from neobert_hf.common.instructions import as_prompt
+from neobert_hf.common.instructions import Separator, as_prompt, separator_of, separator_text
 from neobert_hf.common.settings import Count, Range, check_ranges, nearest, read_yaml
+from neobert_hf.evaluation.mteb.encoder import TYPES_WITH_QUERIES
 from neobert_hf.evaluation.mteb.local_tasks import read_local_tasks
 from neobert_hf.evaluation.mteb.report import TASK_TYPES
 from neobert_hf.evaluation.mteb.results import parts_of
@@ -31,8 +33,12 @@ class MTEBSettings:
     instructions: str | None = field(
         default=None, metadata={"help": "YAML file, one for each MTEB task; the model's own prompts if unset"}
     )
-    prompt_template: str = field(
-        default=as_prompt("{instruction}"), metadata={"help": "what stands before a text; as in fine-tuning"}
+    separator: Separator | None = field(
+        default=None,
+        metadata={"help": "what stands between an instruction and a text; as in the model's own prompts if unset"},
+    )
+    prompt_template: str | None = field(
+        default=None, metadata={"help": "in place of `separator`: what stands before a text, with {instruction}"}
     )
     published: str | None = field(default=None, metadata={"help": "YAML file of rows for the report"})
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = field(
@@ -48,6 +54,14 @@ class MTEBSettings:
 
     def __post_init__(self):
         check_ranges(self)
+        if self.prompt_template is None:
+            return
+        if self.separator is not None:
+            raise ValueError(
+                f"`prompt_template` is {self.prompt_template!r} and `separator` {self.separator}: leave one out."
+            )
+        if "{instruction}" not in self.prompt_template:
+            raise ValueError(f"`prompt_template` is {self.prompt_template!r}; it must contain {{instruction}}.")
 
 
 def benchmark_tasks() -> list[AbsTask]:
@@ -55,12 +69,16 @@ def benchmark_tasks() -> list[AbsTask]:
     return list(mteb.get_benchmark(BENCHMARK).tasks)
 
 
-def collect_tasks(settings: MTEBSettings) -> tuple[list[AbsTask], dict[str, str]]:
+# Of a task: its instruction, or one for `query` and one for `document`.
+Instructions = dict[str, str | dict[str, str]]
+
+
+def collect_tasks(settings: MTEBSettings) -> tuple[list[AbsTask], Instructions]:
     """Collect the tasks to evaluate on.
 
     Returns:
-        The tasks, and what stands before the texts of those that have an instruction, by the task's name. For the
-        others it is what the model was saved with.
+        The tasks, and the instructions of those that have some, by the task's name. The others are evaluated with the
+        prompts that the model was saved with.
     """
     benchmark = benchmark_tasks() if settings.mteb else []
     local, local_instructions = read_local_tasks(settings.local_tasks) if settings.local_tasks else ([], {})
@@ -73,7 +91,7 @@ def collect_tasks(settings: MTEBSettings) -> tuple[list[AbsTask], dict[str, str]
         raise ValueError("The local tasks have instructions and MTEB's do not: set `instructions`, or `mteb` to false.")
     instructions = read_instructions(settings.instructions, benchmark) if settings.instructions else {}
     given = {name: text for name, text in local_instructions.items() if text is not None}
-    return chosen, build_prompts(instructions | given, benchmark + local, settings.prompt_template)
+    return chosen, instructions | given
 
 
 def select_tasks(tasks: list[AbsTask], names: list[str], types: list[str]) -> list[AbsTask]:
@@ -94,12 +112,19 @@ def select_tasks(tasks: list[AbsTask], names: list[str], types: list[str]) -> li
     return chosen
 
 
-def read_instructions(file: str, tasks: list[AbsTask]) -> dict[str, str]:
-    """Read one instruction for each task, and none for others."""
+def read_instructions(file: str, tasks: list[AbsTask]) -> Instructions:
+    """Read one instruction for each task, or one for its queries and one for its documents, and none for others."""
     instructions = read_yaml(file)
-    if not all(isinstance(text, str) for text in instructions.values()):
-        raise ValueError(f"{file} must hold one `Task: instruction` a line.")
-    names = {task.metadata.name for task in tasks}
+    types = {task.metadata.name: task.metadata.type for task in tasks}
+    for name, entry in instructions.items():
+        roles = entry if isinstance(entry, dict) else {"query": entry}
+        if not roles.keys() <= {"query", "document"} or not all(isinstance(text, str) for text in roles.values()):
+            raise ValueError(
+                f"{file} must hold one `Task: instruction` or `Task: {{query: ..., document: ...}}` a line."
+            )
+        if roles.get("document") and types.get(name, "Retrieval") not in TYPES_WITH_QUERIES:
+            raise ValueError(f"{file}: {name} has no documents, it is of the type {types[name]}: give one instruction.")
+    names = types.keys()
     if surplus := sorted(instructions.keys() - names):
         raise ValueError(f"{file}: {surplus[0]!r} is no task of {BENCHMARK}{nearest(surplus[0], list(names))}")
     if missing := sorted(names - instructions.keys()):
@@ -107,15 +132,30 @@ def read_instructions(file: str, tasks: list[AbsTask]) -> dict[str, str]:
     return instructions
 
 
-def build_prompts(instructions: dict[str, str], tasks: list[AbsTask], template: str) -> dict[str, str]:
-    """What stands before the texts of each task with an instruction and, of a task of several parts, of each part."""
-    if "{instruction}" not in template:
-        raise ValueError(f"`prompt_template` is {template!r}; it must contain {{instruction}}.")
+def choose_template(settings: MTEBSettings, model: SentenceTransformer) -> str:
+    """What stands before a text, with {instruction} in it: as asked for, otherwise as the model was trained."""
+    if settings.prompt_template is not None:
+        return settings.prompt_template
+    separator = settings.separator or separator_of(model.prompts.values(), model.tokenizer) or "space"
+    return as_prompt("{instruction}", separator_text(separator, model.tokenizer))
+
+
+def build_prompts(
+    instructions: Instructions, tasks: list[AbsTask], template: str, role: Literal["query", "document"] = "query"
+) -> dict[str, str]:
+    """What stands before the texts of each task with an instruction and, of a task of several parts, of each part.
+
+    Args:
+        template: what `choose_template` gives.
+        role: of the texts. Those of tasks without queries are all `query` here.
+    """
     prompts = {}
     for task in tasks:
         if task.metadata.name not in instructions:
             continue
-        instruction = instructions[task.metadata.name].strip()
+        entry = instructions[task.metadata.name]
+        roles = entry if isinstance(entry, dict) else {"query": entry}
+        instruction = roles.get(role, "").strip()
         prompt = template.replace("{instruction}", instruction) if instruction else ""
         prompts |= {part.metadata.name: prompt for part in (task, *parts_of(task))}
     return prompts

@@ -106,9 +106,12 @@ class ResumableEvaluation:
         return self.folder / "parts" / f"{part.metadata.name}.json"
 
     def _settings_of(self, task: AbsTask) -> dict:
+        documents = self.encoder.document_prompts.get(task.metadata.name)
         return asdict(self.settings) | {
             "prompt": self.encoder.prompt(task.metadata.name, None),
             "dataset": " ".join(sorted(part.metadata.revision for part in parts_of(task))),
+            # Results from before documents could have one do not name it.
+            **({"document_prompt": documents} if documents else {}),
         }
 
     def _load(self, task: AbsTask, file: Path) -> TaskResult | None:
