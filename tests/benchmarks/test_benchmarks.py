@@ -4,6 +4,7 @@ import json
 import random
 import subprocess
 import sys
+from pathlib import Path
 from pydoc_data.topics import topics
 
 import pytest
@@ -132,23 +133,29 @@ def test_bert_is_pretrained_as_neobert_was(tmp_path, monkeypatch):
     assert torch.allclose(whole, first + second, atol=1e-5)
 
 
-@pytest.mark.slow
-def test_embeddings_benchmark(tmp_path):
-    """Every training of it, of two steps, on made data; the second run repeats nothing."""
-    from embeddings import main
-
-    data = tmp_path / "data"
+def made_pairs(folder: Path) -> tuple[Path, Path, list[dict]]:
+    """Pairs, test sets and text pairs; an encoder for them; and the rows of each set of pairs."""
+    data = folder / "data"
     (data / "pairs").mkdir(parents=True)
     texts = [text for topic in topics.values() for text in topic.split("\n\n") if len(text.split()) > 30][:200]
     rows = [{"query": " ".join(t.split()[:4]), "positive": t, "negative": u} for t, u in zip(texts, texts[1:])]
     for name in ("wordnet", "wordnet_usage", "foldoc"):
         Dataset.from_list(rows).to_parquet(data / "pairs" / f"{name}.parquet")
-    Dataset.from_list(rows).to_parquet(tmp_path / "text_pairs.parquet")
+    Dataset.from_list(rows).to_parquet(folder / "text_pairs.parquet")
     test = [{"query": row["query"], "document": row["positive"]} for row in rows[:50]]
     Dataset.from_list(test).to_parquet(data / "retrieval_foldoc_test.parquet")
     pairs = [{"sentence1": t, "sentence2": u, "score": n % 5 / 5} for n, (t, u) in enumerate(zip(texts, texts[1:]))]
     Dataset.from_list(pairs[:20]).to_parquet(data / "sts_lee.parquet")
-    start = save_encoder(tmp_path / "start", word_tokenizer(" ".join(texts), 300, 32))
+    start = save_encoder(folder / "start", word_tokenizer(" ".join(texts), 300, 32))
+    return data, start, rows
+
+
+@pytest.mark.slow
+def test_embeddings_benchmark(tmp_path):
+    """Every training of it, of two steps, on made data; the second run repeats nothing."""
+    from embeddings import main
+
+    data, start, rows = made_pairs(tmp_path)
     limit = "--max_steps 2 --logging_steps 1 --per_device_train_batch_size 4 --use_cpu true"
     flags = f"--data {data} --starts tiny={start} --text_pairs {tmp_path}/text_pairs.parquet --results {tmp_path}"
     flags += f" --output_dir {tmp_path}/runs --learning_rates 1e-3 --seeds 2 --test_rows 10 --limit"
@@ -165,6 +172,32 @@ def test_embeddings_benchmark(tmp_path):
     assert (tmp_path / "embeddings.png").stat().st_size > 10_000
     logs = {file: file.stat().st_mtime_ns for file in (tmp_path / "runs").rglob("log.json")}
     main([*flags.split(), limit])
+    assert logs == {file: file.stat().st_mtime_ns for file in (tmp_path / "runs").rglob("log.json")}
+
+
+@pytest.mark.slow
+def test_ways_of_training_are_compared_on_the_same_seeds(tmp_path):
+    """Recipes with and without helpers, of two steps; the second run repeats nothing."""
+    from embedding_training import main
+
+    data, start, _ = made_pairs(tmp_path)
+    limit = "--max_steps 2 --logging_steps 1 --per_device_train_batch_size 6 --use_cpu true"
+    flags = f"--data {data} --start {start} --results {tmp_path} --output_dir {tmp_path}/runs --learning_rates 1e-3"
+    command = [*flags.split(), "--seeds", "2", "--test_rows", "10", "--limit", limit]
+    command += ["--recipes", "mined negatives", "distillation", "LoRA"]
+    main(command)
+    results = json.loads((tmp_path / "embedding_training.json").read_text())["results"]
+    assert list(results) == ["plain", "mined negatives", "distillation", "LoRA"]
+    scores = [json.dumps(result["scores"]) for result in results.values()]
+    assert len(set(scores)) == 4 and all(len(result["scores"]) == 2 for result in results.values())
+    report = (tmp_path / "embedding_training.md").read_text()
+    assert "distillation, against mined negatives" in report and "nan" not in report
+    assert (tmp_path / "embedding_training.png").stat().st_size > 10_000
+    # The teacher reads each of the three sets of pairs once for all seeds.
+    assert len(list((tmp_path / "runs" / "teacher").iterdir())) == 3
+    logs = {file: file.stat().st_mtime_ns for file in (tmp_path / "runs").rglob("log.json")}
+    assert len(logs) == 4 * 2 + 1
+    main(command)
     assert logs == {file: file.stat().st_mtime_ns for file in (tmp_path / "runs").rglob("log.json")}
 
 

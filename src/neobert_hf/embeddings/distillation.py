@@ -43,7 +43,8 @@ from transformers.utils import cached_file
 from neobert_hf.common.atomic_writes import atomic_write, tidy_folder, write_json
 from neobert_hf.common.fingerprints import data_fingerprint, model_files_fingerprint, value_checksum
 from neobert_hf.embeddings.arguments import DenseArguments
-from neobert_hf.embeddings.inference import check_finite, prompt_of
+from neobert_hf.embeddings.descriptions import PairDataset
+from neobert_hf.embeddings.inference import check_finite
 from neobert_hf.embeddings.mining import prompt_of_helper
 from neobert_hf.embeddings.models import check_prefixes, load_trained_model, load_trained_reranker, with_prefixes
 from neobert_hf.embeddings.pairs import most_negatives
@@ -101,33 +102,37 @@ class Teacher:
             return Answers("embedding", self.model.get_embedding_dimension())
         return Answers(self.model.similarity_fn_name, None)
 
-    def read(self, rows: Dataset, prompt: str) -> list:
+    def prompts(self, description: PairDataset) -> list[str]:
+        """Before queries, and before documents if it reads them alone: the dataset's if it knows them, or its own."""
+        prompts = [prompt_of_helper("teacher", self.model, description.prompt)]
+        if not self.is_reranker:
+            prompts.append(prompt_of_helper("teacher", self.model, description.document_prompt, "document"))
+        return prompts
+
+    def read(self, rows: Dataset, prompts: list[str]) -> list:
         """Embeddings of query and right document, or scores of all documents, for each row.
 
         Args:
             rows: as `comparable_rows` gives them.
-            prompt: of the dataset. A teacher that was saved with it gets it, and its own otherwise.
         """
-        prompt = prompt_of_helper("teacher", self.model, prompt)
         queries, positives = rows["query"][:], rows["positive"][:]
         if self.embeddings:
-            vectors = [self._embed(queries, prompt), self._embed(positives, prompt_of(self.model, "document"))]
+            vectors = [self._embed(*each) for each in zip((queries, positives), prompts)]
             return np.stack([vector.float().cpu().numpy() for vector in vectors], axis=1).tolist()
         documents = [[right, *wrong] for right, wrong in zip(positives, rows["negatives"][:])]
         pairs = [(query, text) for query, texts in zip(queries, documents) for text in texts]
-        scores = self._score(pairs, prompt)
+        scores = self._score(pairs, *prompts)
         if not np.isfinite(scores).all():
             pair = pairs[int(np.flatnonzero(~np.isfinite(scores))[0])]
             raise FloatingPointError(f"A score of the teacher {self.path} is not finite, that of {pair!r:.200}.")
         return scores.reshape(len(queries), -1).tolist()
 
-    def _score(self, pairs: list[tuple[str, str]], prompt: str) -> np.ndarray:
+    def _score(self, pairs: list[tuple[str, str]], prompt: str, document_prompt: str = "") -> np.ndarray:
         if self.is_reranker:
             # Probabilities, as most rerankers give them, hardly differ where they are near 0 or 1.
             return self.model.predict(pairs, prompt=prompt, activation_fn=nn.Identity(), show_progress_bar=False)
         queries, documents = zip(*pairs)
-        first = self._embed(queries, prompt)
-        second = self._embed(documents, prompt_of(self.model, "document"))
+        first, second = self._embed(queries, prompt), self._embed(documents, document_prompt)
         return self.model.similarity_pairwise(first, second).float().cpu().numpy()
 
     def _embed(self, texts: tuple[str, ...] | list[str], prompt: str) -> torch.Tensor:
@@ -187,8 +192,9 @@ def add_teacher(run: Run, model: SentenceTransformer) -> Answers:
     rows = {name: comparable_rows(name, pairs, embeddings) for name, pairs in run.data.train.items()}
     with run.arguments.main_process_first(desc="reading with the teacher"):
         for name, pairs in rows.items():
-            prompt = run.data.descriptions[name].prompt
-            content = [teacher.fingerprint, embeddings, prompt, data_fingerprint(pairs), PART_ROWS]
+            description = run.data.descriptions[name]
+            prompts = [description.prompt, description.document_prompt]
+            content = [teacher.fingerprint, embeddings, *prompts, data_fingerprint(pairs), PART_ROWS]
             place = folder / value_checksum(content)
             if run.checkpoint is not None and _missing_parts(place, len(pairs)):
                 raise CheckpointError(
@@ -196,7 +202,7 @@ def add_teacher(run: Run, model: SentenceTransformer) -> Answers:
                     "hold all of it. Restore that folder, or start anew with another `output_dir`."
                 )
             answers = _what_it_answers(place, teacher, width)
-            labels = _read_missing(place, name, pairs, teacher, prompt)
+            labels = _read_missing(place, pairs, teacher, description)
             run.data.train[name] = concatenate_datasets([pairs, labels], axis=1)
     return answers
 
@@ -259,17 +265,19 @@ def _what_it_answers(folder: Path, teacher: Teacher, width: int) -> Answers:
     return answers
 
 
-def _read_missing(folder: Path, name: str, rows: Dataset, teacher: Teacher, prompt: str) -> Dataset:
+def _read_missing(folder: Path, rows: Dataset, teacher: Teacher, description: PairDataset) -> Dataset:
     """The teacher's results for all rows, a column `label`; it reads the rows whose results are not in the folder."""
     tidy_folder(folder)
     numbers = List(Value("float32"))
     features = Features({"label": List(numbers) if teacher.embeddings else numbers})
-    for number in _missing_parts(folder, len(rows)):
+    missing = _missing_parts(folder, len(rows))
+    prompts = teacher.prompts(description) if missing else []
+    for number in missing:
         first, behind = number * PART_ROWS, min((number + 1) * PART_ROWS, len(rows))
-        results = teacher.read(rows.select(range(first, behind)), prompt)
+        results = teacher.read(rows.select(range(first, behind)), prompts)
         with atomic_write(_part(folder, number)) as file:
             Dataset.from_dict({"label": results}, features).to_parquet(file)
-        print(f"teacher: {name}, {behind:,} of {len(rows):,} rows", flush=True)
+        print(f"teacher: {description.name}, {behind:,} of {len(rows):,} rows", flush=True)
     return Dataset.from_parquet([str(_part(folder, number)) for number in _parts(len(rows))])
 
 

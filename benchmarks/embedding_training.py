@@ -1,0 +1,236 @@
+"""What each way of training adds to plain fine-tuning on pairs. Writes benchmarks/results/embedding_training.md.
+
+    python benchmarks/embedding_training.py --data ../shared/data --start runs/small/model
+
+Every recipe starts from the same model and trains on the same pairs for as many steps, and gets the same search: every
+learning rate with the first seed, the rate chosen on held-out pairs that are not tested on, then the other seeds. The
+model that mines and guides is the plain one of the first seed. The teacher is a reranker that is trained from the same
+start on the same pairs, so that nothing but the way of training differs; `--teacher` takes another one. Interrupted,
+the same command goes on.
+"""
+
+import os
+import platform
+import shlex
+import statistics
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+
+from embedding_scores import TestData, evaluate, split_pairs
+from embeddings import interval
+from matplotlib.figure import Figure
+from pretraining import ROOT, run
+from sentence_transformers import SentenceTransformer
+
+from neobert_hf.common.atomic_writes import write_json, write_png, write_text
+from neobert_hf.common.fingerprints import model_files_fingerprint, value_checksum
+from neobert_hf.common.report import markdown_table, mean_interval
+from neobert_hf.common.settings import Count, Positive, check_ranges, parse_config
+
+
+COLUMNS = {"test FOLDOC": "FOLDOC", "test WordNet": "WordNet", "similarity": "similarity of news"}
+PLAIN, MINED, TAUGHT = "plain", "mined negatives", "distillation"
+MINER = "--miner {helper} --negatives 4"
+# Flags beside those of the plain recipe. A teacher compares the documents of a row, so it needs mined negatives.
+RECIPES = {
+    PLAIN: "",
+    MINED: MINER,
+    "guide": "--guide {helper}",
+    "mined negatives and guide": MINER + " --guide {helper}",
+    TAUGHT: MINER + " --teacher {teacher} --distillation kl --contrastive_weight 1 --teacher_dir {teacher_dir}",
+    "distillation alone": MINER + " --teacher {teacher} --distillation kl --teacher_dir {teacher_dir}",
+    "LoRA": "--lora_rank 16",
+}
+
+
+@dataclass
+class TrainingBenchmarkArguments:
+    data: str = field(metadata={"help": "folder with pairs/ and the test sets"})
+    start: str = field(metadata={"help": "folder of the model that every recipe starts from"})
+    teacher: str | None = field(default=None, metadata={"help": "reranker or embedding model; one is trained if unset"})
+    recipes: list[str] = field(default_factory=lambda: list(RECIPES), metadata={"help": "run these, and the plain one"})
+    output_dir: str = field(default="runs/embedding_training_benchmark", metadata={"help": "data, runs and logs"})
+    results: str = field(default="benchmarks/results", metadata={"help": "where the report goes"})
+    learning_rates: list[Positive] = field(
+        default_factory=lambda: [5e-4, 2e-3, 8e-3], metadata={"help": "tried by all; LoRA wants larger ones"}
+    )
+    seeds: Count = field(default=5, metadata={"help": "of the data order, dropout and adapters"})
+    processes: Count = field(default=2, metadata={"help": "runs at a time, of one thread each"})
+    pairs: str = field(default="--max_steps 300", metadata={"help": "further flags of every recipe"})
+    reranker: str = field(default="--max_steps 600", metadata={"help": "further flags of the teacher's training"})
+    limit: str = field(default="", metadata={"help": "further flags of every training, for a trial"})
+    test_rows: Count | None = field(default=None, metadata={"help": "rows to develop and to test on, for a trial"})
+
+    def __post_init__(self):
+        check_ranges(self)
+        for name in self.recipes:
+            if name not in RECIPES:
+                raise ValueError(f"`recipes` has {name!r}; there are {', '.join(map(repr, RECIPES))}.")
+
+
+@dataclass
+class Benchmark:
+    """All trainings and scores of one command.
+
+    Args:
+        datasets: YAML file of the pairs to train on.
+        helpers: values for the braces in `RECIPES`, as far as they are known.
+    """
+
+    settings: TrainingBenchmarkArguments
+    tests: TestData
+    datasets: Path
+    helpers: dict[str, str]
+
+    def train(self, script: str, config: str, flags: str) -> Path:
+        """Train unless that is done, and return the folder of the run, whose name tells its flags and its start."""
+        flags = (
+            f"--config {ROOT}/configs/embeddings/{config} --datasets {self.datasets} --model {self.settings.start} "
+            f"--max_length 64 --eval_strategy no --save_steps 200 --report_to none {flags} {self.settings.limit}"
+        )
+        output = Path(self.settings.output_dir).resolve()
+        helpers = [self.helpers[name] for name in ("helper", "teacher") if name in self.helpers]
+        used = [self.settings.start, *(folder for folder in helpers if folder in flags)]
+        folder = output / value_checksum([flags, *map(model_files_fingerprint, used)])
+        if not (folder / "log.json").exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            # The same for all runs: mined once.
+            (output / "mined").mkdir(exist_ok=True)
+            if not (folder / "mined").exists():
+                (folder / "mined").symlink_to(output / "mined")
+            run(script, f"{flags} --output_dir {folder}", folder / "output.txt", threads=1)
+        return folder
+
+    def train_and_score(self, recipe: str, rate: float, seed: int) -> tuple[Path, dict[str, float]]:
+        flags = f"--learning_rate {rate} --seed {seed} {self.settings.pairs} {RECIPES[recipe].format(**self.helpers)}"
+        folder = self.train("finetune_embeddings.py", "small.yaml", flags)
+        encoder = SentenceTransformer(str(folder / "model"), device="cpu")
+        return folder / "model", evaluate(encoder, self.tests, folder / "scores.json")
+
+    def run_recipe(self, recipe: str) -> dict:
+        """The best learning rate, the model of the first seed with it, and the scores of every seed."""
+        found = {}
+        for rate in self.settings.learning_rates:
+            _, scores = self.train_and_score(recipe, rate, 0)
+            found[rate] = statistics.mean(value for key, value in scores.items() if key.startswith("development"))
+        rate = max(found, key=found.get)
+        models, scores = zip(*(self.train_and_score(recipe, rate, seed) for seed in range(self.settings.seeds)))
+        print(f"{recipe}: FOLDOC {statistics.mean(one['test FOLDOC'] for one in scores):.3f}", flush=True)
+        return {"rate": rate, "model": str(models[0]), "scores": list(scores)}
+
+    def train_teacher(self) -> str:
+        """A reranker from the same start, with the documents that the plain model confuses as wrong ones."""
+        flags = f"{MINER.format(**self.helpers)} --seed 0 {self.settings.reranker}"
+        return str(self.train("train_reranker.py", "reranker.yaml", flags) / "model")
+
+    def run_all(self) -> dict[str, dict]:
+        results = {PLAIN: self.run_recipe(PLAIN)}
+        self.helpers |= {"helper": results[PLAIN]["model"]}
+        self.helpers |= {"teacher": self.settings.teacher or self.train_teacher()}
+        others = [name for name in RECIPES if name in self.settings.recipes and name != PLAIN]
+        with ThreadPoolExecutor(self.settings.processes) as executor:
+            return results | dict(zip(others, executor.map(self.run_recipe, others)))
+
+
+def describe_pairs(settings: TrainingBenchmarkArguments, split: Path) -> Path:
+    """The shipped description, with the files of this run."""
+    text = (ROOT / "configs/embeddings/small_datasets.yaml").read_text()
+    text = text.replace("../shared/data/pairs", str(split.resolve()))
+    write_text(split / "datasets.yaml", text.replace("../shared/data", str(Path(settings.data).resolve())))
+    return (split / "datasets.yaml").resolve()
+
+
+def gains(results: dict[str, dict], better: str, worse: str, key: str) -> tuple[float, float, float]:
+    """Mean and 95% interval of what one recipe adds to another, seed by seed."""
+    pairs = zip(results[better]["scores"], results[worse]["scores"])
+    return mean_interval([first[key] - second[key] for first, second in pairs])
+
+
+def comparisons(results: dict[str, dict]) -> list[tuple[str, str]]:
+    """Each recipe with the plain one, and distillation with what it is added to."""
+    found = [(name, PLAIN) for name in results if name != PLAIN]
+    return found + [(TAUGHT, MINED)] * (MINED in results and TAUGHT in results)
+
+
+def gains_table(results: dict[str, dict]) -> list[str]:
+    rows = []
+    for better, worse in comparisons(results):
+        cells = []
+        for key in COLUMNS:
+            mean, lower, upper = gains(results, better, worse, key)
+            verdict = "better" if lower > 0 else "worse" if upper < 0 else "undecided"
+            cells.append(f"{mean:+.3f} ({lower:+.3f} to {upper:+.3f}): {verdict}")
+        rows.append([f"{better}, against {worse}", *cells])
+    return markdown_table(["", *COLUMNS.values()], rows)
+
+
+def scores_table(results: dict[str, dict]) -> list[str]:
+    rows = [
+        [name, f"`{RECIPES[name]}`" if RECIPES[name] else "-", f"{result['rate']:g}"]
+        + [interval([one[key] for one in result["scores"]]) for key in COLUMNS]
+        for name, result in results.items()
+    ]
+    return markdown_table(["recipe", "flags", "rate", *COLUMNS.values()], rows)
+
+
+def plot(results: dict[str, dict], file: Path) -> None:
+    """One panel a test: what each recipe adds to the plain one, with the 95% interval."""
+    figure = Figure(figsize=(13, 1.2 + 0.4 * len(results)), layout="constrained")
+    names = [name for name in results if name != PLAIN][::-1]
+    for axes, (key, title) in zip(figure.subplots(1, len(COLUMNS), sharey=True), COLUMNS.items()):
+        found = [gains(results, name, PLAIN, key) for name in names]
+        axes.barh(names, [mean for mean, *_ in found], xerr=[mean - lower for mean, lower, _ in found], capsize=3)
+        axes.axvline(0, color="black", linewidth=0.8)
+        axes.set_xlabel(("" if key == "similarity" else "nDCG@10, ") + title + f", above {PLAIN}")
+    write_png(file, figure)
+
+
+def report(settings: TrainingBenchmarkArguments, results: dict[str, dict]) -> str:
+    packages = ("torch", "transformers", "sentence-transformers", "peft")
+    versions = ", ".join(f"{name} {version(name)}" for name in packages)
+    teacher = settings.teacher or f"a reranker, `configs/embeddings/reranker.yaml` with `{settings.reranker}`"
+    sections = (
+        "# What each way of training embeddings adds",
+        "![what each recipe adds to the plain one](embedding_training.png)",
+        f"{date.today()}; {os.cpu_count()} cores ({platform.machine()}), float32; Python {platform.python_version()}, "
+        f"{versions}. Command: `python benchmarks/embedding_training.py {shlex.join(sys.argv[1:])}`.",
+        "Retrieval (nDCG@10): 1,000 terms, each against 1,000 entries of FOLDOC, and 1,000 sentences, each against "
+        "1,000 definitions of WordNet that no model has seen. Similarity: Spearman's coefficient of the cosine with "
+        "what people say of 1,225 pairs of news.",
+        f"Every recipe is `configs/embeddings/small.yaml` with `{settings.pairs}` and the flags of the second table, "
+        f"from one start. Miner and guide: the plain model of the first seed. Teacher: {teacher}. Rates "
+        f"{', '.join(f'{rate:g}' for rate in settings.learning_rates)} are tried by all and chosen on other pairs; "
+        f"{settings.seeds} seeds; intervals are 95% by Student's t, and gains are taken seed by seed.",
+        "\n".join(gains_table(results)),
+        "\n".join(scores_table(results)),
+    )
+    return "\n\n".join(sections) + "\n"
+
+
+def main(args: list[str] | None = None) -> None:
+    (settings,) = parse_config(TrainingBenchmarkArguments, args=args)
+    settings.start = str(Path(settings.start).resolve())
+
+    # 1. Pairs to train on, and others to test on
+    output = Path(settings.output_dir)
+    tests = split_pairs(Path(settings.data), output / "data", settings.test_rows)
+    helpers = {"teacher_dir": str((output / "teacher").resolve())}
+    benchmark = Benchmark(settings, tests, describe_pairs(settings, output / "data"), helpers)
+
+    # 2. Trainings and scores
+    results = benchmark.run_all()
+
+    # 3. Report
+    folder = Path(settings.results)
+    folder.mkdir(parents=True, exist_ok=True)
+    plot(results, folder / "embedding_training.png")
+    write_json(folder / "embedding_training.json", {"settings": asdict(settings), "results": results})
+    write_text(folder / "embedding_training.md", report(settings, results))
+
+
+if __name__ == "__main__":
+    main()
