@@ -23,12 +23,17 @@ REDUCED = {
 }
 # The recipes for other kinds of models have tests of their own, with runs.
 READ_ONLY = ("python examples/train_sparse", "python examples/train_multi", "python examples/train_rerank")
+# Its teacher would be one of them.
+DISTILLATION = (
+    "python examples/finetune_embeddings.py --config configs/embeddings/small.yaml --datasets my/datasets.yaml "
+    "--model runs/small/model --miner runs/embeddings/model --negatives 4 --teacher",
+)
 
 
 @pytest.fixture
 def guide_runner(runner):
     runner.reduced = REDUCED
-    runner.read_only = READ_ONLY
+    runner.read_only = READ_ONLY + DISTILLATION
     return runner
 
 
@@ -69,6 +74,16 @@ def test_search(guide_runner, capsys):
     run(guide_runner, "guides/search.md")
     found = capsys.readouterr().out
     assert ".md" in found and "read bytes" in found
+
+
+def test_own_documents(guide_runner, workplace, capsys):
+    """On the pages of these guides: the four chapters of the test's data have too few pairs for a batch."""
+    settings = f"extends: {ROOT}/configs/embeddings/small.yaml\nreport_to: none\nper_device_train_batch_size: 8\n"
+    (workplace / "tiny.yaml").write_text(settings)
+    guide_runner.reduced |= {"retrieval_from_documents": "--max_steps 2 --training tiny.yaml --documents docs/guides"}
+    run(guide_runner, "guides/own_documents.md")
+    printed = capsys.readouterr().out
+    assert "after, with hard negatives" in printed and "names looked up" in printed
 
 
 def test_evaluate(guide_runner, workplace):
