@@ -352,7 +352,7 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
         prefix = (prefix_embeds, text_position)
         inputs = BatchInputs(input_ids, inputs_embeds, attention_mask, position_ids, *packed, *prefix)
         check_inputs(self.config, inputs, require_tokens)
-        if input_ids is not None:
+        if input_ids is not None and inputs.cu_seq_lens_q is None:
             self.warn_if_padding_and_no_attention_mask(input_ids, attention_mask)
         backend = self._choose_attention(inputs.tokens, kwargs.get("output_attentions"))
         inputs = put_prefix_before(inputs, self.encoder)

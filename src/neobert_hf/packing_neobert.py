@@ -13,6 +13,7 @@ This file is also served from the Hub as remote code, so it imports nothing from
 
 import copy
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import torch
@@ -399,9 +400,7 @@ def sdpa_attention_forward(
     Given `lengths`, one document after the other; with `cu_seq_lens_q` alone FlashAttention, all at once.
     """
     if lengths is not None:
-        documents = zip(query.split(lengths, dim=2), key.split(lengths, dim=2), value.split(lengths, dim=2))
-        outputs = [F.scaled_dot_product_attention(*states, dropout_p=dropout, scale=scaling) for states in documents]
-        return torch.cat([output.transpose(1, 2) for output in outputs], dim=1), None
+        return _attend_to_documents(query, key, value, lengths, {"dropout_p": dropout, "scale": scaling}), None
     if cu_seq_lens_q is not None:
         from torch.nn.attention.varlen import varlen_attn
 
@@ -411,6 +410,20 @@ def sdpa_attention_forward(
         return output.unsqueeze(0), None
     output = F.scaled_dot_product_attention(query, key, value, attention_mask, dropout_p=dropout, scale=scaling)
     return output.transpose(1, 2), None
+
+
+def _attend_to_documents(query, key, value, lengths: list[int], options: dict) -> torch.Tensor:
+    """One document after the other, (1, tokens, heads, dim_head)."""
+    dtype, precision = query.dtype, nullcontext()
+    if query.device.type == "cpu" and dtype == torch.bfloat16 and query.requires_grad:
+        # In bfloat16 oneDNN compiles the products of every length that it has not had, 17 ms each, and keeps 1,024 of
+        # them: training on documents of all lengths would compile for ever. In float32 nothing is compiled.
+        query, key, value = query.float(), key.float(), value.float()
+        precision = torch.autocast("cpu", enabled=False)
+    with precision:
+        documents = zip(query.split(lengths, dim=2), key.split(lengths, dim=2), value.split(lengths, dim=2))
+        outputs = [F.scaled_dot_product_attention(*states, **options) for states in documents]
+    return torch.cat([output.transpose(1, 2) for output in outputs], dim=1).to(dtype)
 
 
 def pool(hidden_states, pooling: str, attention_mask=None, cu_seq_lens=None) -> torch.Tensor:

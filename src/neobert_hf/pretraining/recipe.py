@@ -27,9 +27,13 @@ from neobert_hf.training.run_checkpoints import (
     check_content,
     check_step,
     complete_checkpoints,
-    read_progress,
     step_of,
 )
+
+
+# In bfloat16 on a CPU every number of rows that a matrix product has not had yet is compiled anew (oneDNN), and packs
+# of whole documents have almost as many lengths as there are steps. MEASURED
+CPU_ROW_MULTIPLE = 128
 
 
 def read_data(data: DataArguments, arguments: PretrainingArguments) -> PretrainingData:
@@ -41,6 +45,8 @@ def read_data(data: DataArguments, arguments: PretrainingArguments) -> Pretraini
     tokenizer = load_tokenizer(data.train_data, manifest)
     masks = (data.mlm_probability, data.mask_replace_prob, data.random_replace_prob)
     collator = MLMCollator(tokenizer, *masks, data.layout, data.max_length, arguments.seed)
+    if arguments.bf16 and arguments.device.type == "cpu":
+        collator.row_multiple = CPU_ROW_MULTIPLE
     train = MicroBatches(documents, sampler, collator)
     if data.validation_data is None:
         if arguments.eval_strategy != "no":
@@ -82,8 +88,7 @@ def find_source(data: DataArguments) -> str | Path | None:
     if checkpoints := complete_checkpoints(folder):
         newest = checkpoints[-1]
         check_step(newest)
-        check_content(newest)
-        steps = read_progress(newest).settings["max_steps"]
+        steps = check_content(newest).settings["max_steps"]
         if step_of(newest) < steps:
             raise ValueError(
                 f"The run {folder} has come to step {step_of(newest)} of {steps} only. Finish it, or name {newest} to "
@@ -91,14 +96,12 @@ def find_source(data: DataArguments) -> str | Path | None:
             )
         return newest
     if data.continue_optimizer or (folder / COMPLETE).is_file():
-        read_progress(folder)
         check_content(folder)
-    if (folder / "model" / "config.json").is_file():
-        return folder / "model"
-    if folder.is_dir() and not (folder / "config.json").is_file():
-        raise FileNotFoundError(f"`init_from`: {folder} holds neither a checkpoint nor a model (config.json).")
+    for model in (folder / "model", folder):
+        if (model / "config.json").is_file():
+            return model
     if folder.is_dir():
-        return folder
+        raise FileNotFoundError(f"`init_from`: {folder} holds neither a checkpoint nor a model (config.json).")
     try:
         validate_repo_id(data.init_from)
     except HFValidationError as error:

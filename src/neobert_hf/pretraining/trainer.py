@@ -206,7 +206,7 @@ class MLMTrainer(ResumableTrainer):
         else:
             lengths = torch.full((ids.shape[0],), ids.shape[1], device=ids.device)
         counts = TokenCounts(
-            real=lengths.sum(),
+            real=(ids != self.processing_class.pad_token_id).sum(),
             padded=torch.full((), ids.numel(), device=ids.device),
             labels=labelled.sum(),
             correct=(logits.argmax(-1) == labels[labelled]).sum(),
