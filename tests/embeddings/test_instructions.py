@@ -67,6 +67,8 @@ def instructed(encoder, data, tmp_path_factory):
 
     content = describe(data)
     instruct(content)
+    # Texts that are no right documents of other rows.
+    content["train"]["triplets"]["negatives"] = "question"
     (folder / "datasets.yaml").write_text(yaml.safe_dump(content))
     settings = {"model": encoder, "datasets": folder / "datasets.yaml", "output_dir": folder / "run"}
     with pytest.MonkeyPatch.context() as patch:
@@ -78,12 +80,14 @@ def instructed(encoder, data, tmp_path_factory):
 def test_training_reads_them_and_the_model_keeps_them(instructed, data):
     output, seen = instructed
     rows, test = (Dataset.from_parquet(str(data / f"{name}.parquet")) for name in ("triplets", "test"))
-    documents = {*rows["answer"], *filter(None, rows["wrong"])}
-    expected = {QUERY: {*rows["question"], *test["question"]}, DOCUMENT: {*documents, *test["answer"]}}
+    expected = {
+        QUERY: {*rows["question"], *test["question"]},
+        DOCUMENT: {*rows["answer"], *rows["question"], *test["answer"]},
+    }
     # The model card reads some without.
     found = {prompt: {text for before, text in seen if before == prompt} for prompt in expected}
     assert all(found[prompt] <= texts for prompt, texts in expected.items())
-    for prompt, column in ((QUERY, "question"), (DOCUMENT, "answer"), (DOCUMENT, "wrong")):
+    for prompt, column in ((QUERY, "question"), (DOCUMENT, "answer"), (DOCUMENT, "question")):
         assert found[prompt] & set(rows[column]), column
     assert load("dense", output).prompts == {"query": QUERY, "document": DOCUMENT}
     card = (output / "model" / "README.md").read_text()
