@@ -1,5 +1,6 @@
 """LoRA: what is trained, that a checkpoint brings it back, and that the merged model is the one that was trained."""
 
+import json
 import shutil
 from types import SimpleNamespace
 
@@ -12,7 +13,9 @@ from neobert_hf.embeddings.adapters import add_lora, describe_lora, linear_layer
 from neobert_hf.embeddings.models import build_encoder, build_reranker
 from neobert_hf.training.run_checkpoints import CheckpointError
 from tests.embeddings.test_resuming import interrupted
-from tests.helpers.embedding_runs import assert_same_weights, losses_of, run
+from tests.helpers.embedding_runs import assert_same_weights, losses_of, run, to_flags
+from tests.helpers.examples import load_example
+from tests.helpers.models import ROOT
 from tests.helpers.other_encoders import save_other_encoder
 
 
@@ -73,12 +76,12 @@ def test_only_the_linear_layers_of_the_blocks_get_adapters(encoder, tmp_path):
     assert {name.split(".", 2)[2] for name in layers} == {"qkv", "wo", "ffn.w12", "ffn.w3"} and len(layers) == 8
     trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
     assert len(trained) == 16 and all(".lora_" in name for name in trained)
-    count, total = (sum(each.numel() for each in some) for some in (trained.values(), model.parameters()))
-    # 4 bytes of a frozen weight, 16 of a trained one.
-    megabytes = (4 * (total - count) + 16 * count) / 1e6
+    count = sum(weight.numel() for weight in trained.values())
+    frozen = sum(weight.numel() for weight in build_encoder(str(encoder), 24).parameters())
     line = describe_lora(model)
-    assert f"{count:,} of {total:,} parameters" in line
-    assert f"take {megabytes:,.1f} MB, and {16 * total / 1e6:,.1f} MB if" in line
+    assert f"{count:,} parameters are trained in place of {frozen:,};" in line
+    # 4 bytes of a frozen weight, 16 of a trained one.
+    assert f"take {(4 * frozen + 16 * count) / 1e6:,.1f} MB in place of {16 * frozen / 1e6:,.1f} MB" in line
     model.save_pretrained(str(tmp_path / "checkpoint"))
     with pytest.raises(CheckpointError, match="holds other adapters than the model has: classifier.bias is in one"):
         other = build_reranker(str(encoder), 24)
@@ -87,10 +90,14 @@ def test_only_the_linear_layers_of_the_blocks_get_adapters(encoder, tmp_path):
 
 def test_a_run_with_adapters_leaves_a_plain_model(settings, encoder, tmp_path, capsys):
     changes = {"lora_rank": 4, "lora_dropout": 0.1, "learning_rate": 2e-2, "gradient_checkpointing": True}
-    losses = losses_of(run("dense", settings(**changes, max_steps=12, save_steps=6)))
-    assert sum(losses[-4:]) < sum(losses[:4]) - 1
-    assert "LoRA: 2,816 of" in capsys.readouterr().out
+    changes |= {"max_steps": 12, "save_steps": 6}
+    flags = to_flags("dense", settings(**changes))
+    flags[1] = str(ROOT / "configs/embeddings/lora.yaml")
+    load_example("finetune_embeddings").main(flags)
     output = tmp_path / "run"
+    losses = losses_of(json.loads((output / "log.json").read_text()))
+    assert sum(losses[-4:]) < sum(losses[:4]) - 1
+    assert "LoRA: 2,816 parameters" in capsys.readouterr().out
     assert not list((output / "model").glob("adapter*"))
     before, after = load_file(encoder / "model.safetensors"), load_file(output / "model" / "model.safetensors")
     changed = {name for name in after if not torch.equal(after[name], before[f"model.{name}"])}
@@ -100,7 +107,7 @@ def test_a_run_with_adapters_leaves_a_plain_model(settings, encoder, tmp_path, c
     models = [SentenceTransformer(str(output / name), device="cpu") for name in ("model", "checkpoint-12")]
     assert torch.allclose(*map(outputs, models), atol=2e-6) and models[0].prompts == models[1].prompts
     with pytest.raises(CheckpointError, match="lora_rank: 4 there, 8 now"):
-        run("dense", settings(**changes | {"lora_rank": 8}, max_steps=12))
+        run("dense", settings(**changes | {"lora_rank": 8, "mini_batch_size": 8}))
 
 
 def test_a_reranker_with_adapters_resumes_with_the_same_bits(settings, tmp_path):

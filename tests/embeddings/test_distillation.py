@@ -176,7 +176,7 @@ def test_the_teacher_reads_with_its_own_prompts(teachers, taught):
     assert rows[31]["label"][0] == pytest.approx(query.tolist(), abs=1e-6)
 
 
-def test_results_are_stored_and_read_once(teachers, taught, tmp_path, monkeypatch, capsys):
+def test_results_are_stored_and_read_once(teachers, taught, edit, tmp_path, monkeypatch, capsys):
     changes = {"teacher": teachers["reranker"], "distillation": "kl", "teacher_dir": tmp_path / "shared"}
     rows, _ = taught(**changes)
     (folder,) = (tmp_path / "shared").iterdir()
@@ -195,6 +195,10 @@ def test_results_are_stored_and_read_once(teachers, taught, tmp_path, monkeypatc
         patch.delattr(distillation, "load_trained_reranker")
         other, _ = taught(**changes | {"distillation": "margin_mse"}, output_dir=tmp_path / "other")
     assert other[:] == rows[:]
+    # Neither other prompts nor other rows are what the teacher has read.
+    for number, change in enumerate(({"instruction": "Another."}, {"split": "train[:100]"})):
+        taught(**changes, datasets=edit(lambda content, change=change: content["train"]["triplets"].update(change)))
+        assert len(list((tmp_path / "shared").iterdir())) == 2 + number
 
 
 def change_weights(folder: str) -> None:

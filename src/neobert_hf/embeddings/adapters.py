@@ -102,11 +102,14 @@ def merge_lora(model: BaseModel) -> None:
 
 
 def describe_lora(model: BaseModel) -> str:
-    """How much of a model is trained, and what memory that takes beside what the texts of a batch take."""
-    sizes = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
-    total, trained = sum(size for size, _ in sizes), sum(size for size, is_trained in sizes if is_trained)
-    with_lora = FROZEN_BYTES * (total - trained) + TRAINED_BYTES * trained
+    """How much is trained in place of all weights, and what memory that takes beside what the texts of a batch take."""
+    parameters = list(model.named_parameters())
+    trained = sum(weight.numel() for _, weight in parameters if weight.requires_grad)
+    frozen = sum(weight.numel() for _, weight in parameters if not weight.requires_grad)
+    added = (".lora_", ".modules_to_save.")
+    plain = sum(weight.numel() for name, weight in parameters if not any(mark in name for mark in added))
+    memory, before = FROZEN_BYTES * frozen + TRAINED_BYTES * trained, TRAINED_BYTES * plain
     return (
-        f"LoRA: {trained:,} of {total:,} parameters are trained ({trained / total:.1%}); weights, gradients and "
-        f"AdamW's moments take {with_lora / 1e6:,.1f} MB, and {TRAINED_BYTES * total / 1e6:,.1f} MB if all were trained"
+        f"LoRA: {trained:,} parameters are trained in place of {plain:,}; weights, gradients and AdamW's moments take "
+        f"{memory / 1e6:,.1f} MB in place of {before / 1e6:,.1f} MB"
     )
