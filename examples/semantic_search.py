@@ -78,6 +78,9 @@ def index_documents(args: list[str]) -> None:
         # 2. The model, which must be that of the index if there is one
         encoder = PassageEncoder(embedding, shared.device, shared.trust_remote_code)
         if index.identity is not None:
+            # A contextual model goes on with the context that its index was made with.
+            if encoder.needs_context and "context" in index.identity:
+                encoder.use_context(index.read_context())
             check_identity(shared.index, index.identity, encoder.identity)
         for line in encoder.notes():
             print(line, file=sys.stderr)
@@ -100,6 +103,8 @@ def answer_queries(args: list[str]) -> None:
             raise VectorIndexError(f"The model {model} of the index {shared.index} is gone: give it by `--model`.")
         embedding = replace(EmbeddingSettings.of_index(index.identity), model=model)
         encoder = PassageEncoder(embedding, shared.device, shared.trust_remote_code)
+        if encoder.needs_context and "context" in index.identity:
+            encoder.use_context(index.read_context())
         check_identity(shared.index, index.identity, encoder.identity)
 
         # 3. Search

@@ -11,8 +11,8 @@ A context belongs to what was embedded with it. Embeddings of two contexts canno
 
 import hashlib
 import random
-import tempfile
 from collections.abc import Iterable
+from inspect import signature
 
 import torch
 from sentence_transformers import SentenceTransformer
@@ -20,9 +20,8 @@ from sentence_transformers.sentence_transformer.modules import Transformer
 from torch.nn import functional as F
 from transformers import AutoConfig
 
-from neobert_hf import NeoBERTConfig, NeoBERTContextualConfig, NeoBERTContextualModel, NeoBERTModel
+from neobert_hf import NeoBERTConfig, NeoBERTContextualConfig, NeoBERTContextualModel
 from neobert_hf.common.token_limits import tokens_read
-from neobert_hf.common.tokenizers import load_tokenizer
 from neobert_hf.embeddings.inference import check_encoder, prompt_of
 
 
@@ -61,23 +60,21 @@ def build_contextual_encoder(path: str, max_length: int, **context: float) -> Se
 def _from_encoder(path: str, config: NeoBERTConfig, **context: float) -> SentenceTransformer:
     inherited = {key: value for key, value in config.to_diff_dict().items() if key not in NOT_INHERITED}
     model = NeoBERTContextualModel(NeoBERTContextualConfig(**inherited | context))
-    encoder = NeoBERTModel.from_pretrained(path, dtype=torch.float32)
-    model.first_stage.load_state_dict(encoder.state_dict())
-    model.second_stage.load_state_dict(encoder.state_dict())
-    tokenizer = load_tokenizer(path, vocab_size=encoder.config.vocab_size)
-    # Sentence Transformers makes its module of a folder only.
-    with tempfile.TemporaryDirectory() as folder:
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-        transformer = Transformer(
-            folder,
-            model_kwargs={"dtype": torch.float32},
-            modality_config=MODALITY_CONFIG,
-            module_output_name="sentence_embedding",
-            # Every text needs a row, before which its context lies. The encoder strips the padding by itself.
-            unpad_inputs=False,
-        )
-    transformer.model.config._name_or_path = transformer.model.name_or_path = str(path)
+    transformer = Transformer(
+        path,
+        model_kwargs={"dtype": torch.float32},
+        modality_config=MODALITY_CONFIG,
+        module_output_name="sentence_embedding",
+        # Every text needs a row, before which its context lies. The encoder strips the padding by itself.
+        unpad_inputs=False,
+    )
+    check_encoder(transformer, path)
+    encoder = transformer.model.state_dict()
+    model.first_stage.load_state_dict(encoder)
+    model.second_stage.load_state_dict(encoder)
+    transformer.model = model
+    # Sentence Transformers makes its module of a folder only, and keeps what the model in it takes.
+    transformer._declared_forward_params = set(signature(model.forward).parameters)
     sentences = SentenceTransformer(modules=[transformer], similarity_fn_name="cosine")
     # So that `encode` passes a context on; kept in modules.json.
     sentences.module_kwargs = {name: ["dataset_embeddings"] for name, _ in sentences.named_children()}

@@ -61,7 +61,9 @@ def check_encoder(encoder: nn.Module, path: str) -> None:
 
 
 def _to_float32(module, args, features: dict) -> dict:
-    return features | {"token_embeddings": features["token_embeddings"].float()}
+    # A contextual model gives the embedding itself.
+    found = [name for name in ("token_embeddings", "sentence_embedding") if name in features]
+    return features | {name: features[name].float() for name in found}
 
 
 # Names under which models keep the prompt of each kind of text. Sentence Transformers gives every model an empty

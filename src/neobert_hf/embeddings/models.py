@@ -18,6 +18,7 @@ from transformers import AutoConfig
 
 from neobert_hf import NeoBERTForMaskedLM
 from neobert_hf.common.token_limits import tokens_read
+from neobert_hf.embeddings.contextual import is_contextual
 from neobert_hf.embeddings.flattening import flatten_inputs
 from neobert_hf.embeddings.inference import check_encoder
 
@@ -155,6 +156,8 @@ def load_trained_model(path: str, trust_remote_code: bool = False) -> SentenceTr
     """A trained embedding model that helps to train another one, as a miner or a guide: folder or Hub id."""
     model = SentenceTransformer(path, trust_remote_code=trust_remote_code)
     check_encoder(model[0], path)
+    if is_contextual(model):
+        raise ValueError(f"{path} is a contextual model, which needs a context: give a model that embeds without one.")
     return model
 
 

@@ -11,6 +11,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 
 from neobert_hf.common.instructions import Separator, add_prompt, as_prompt, separator_text
 from neobert_hf.common.settings import Count, CountOrZero, check_ranges
+from neobert_hf.embeddings.contextual import context_fingerprint, is_contextual
 from neobert_hf.embeddings.inference import (
     check_finite,
     load_embedding_model,
@@ -61,6 +62,7 @@ class PassageEncoder:
 
     Attributes:
         identity: all that the vectors depend on, and the model's name for whoever has to find the model.
+        context: of a contextual model, what it reads beside every text; see `use_context`.
     """
 
     def __init__(self, settings: EmbeddingSettings, device: str | None = None, trust_remote_code: bool = False):
@@ -72,6 +74,7 @@ class PassageEncoder:
             trust_remote_code=trust_remote_code,
         )
         name, limit = settings.model, self.model.max_seq_length
+        self.context: torch.Tensor | None = None
         self.identity = {
             # Found again from any working directory.
             "model": os.path.abspath(name) if os.path.isdir(name) else name,
@@ -93,6 +96,15 @@ class PassageEncoder:
             return prompt_of(self.model, kind)
         return given if separator is None else as_prompt(given, separator_text(separator, self.model.tokenizer))
 
+    @property
+    def needs_context(self) -> bool:
+        return self.context is None and is_contextual(self.model)
+
+    def use_context(self, context: torch.Tensor) -> None:
+        """Let a contextual model read a context, from `embed_context`. Its hash becomes a part of the identity."""
+        self.context = context
+        self.identity["context"] = context_fingerprint(context)
+
     @cached_property
     def text_tokens(self) -> int:
         """How many tokens of a text fit into a passage, beside the prompt and the special tokens."""
@@ -113,10 +125,14 @@ class PassageEncoder:
         Returns:
             Vectors of length 1: (texts, dimension) in float32. One that is not finite is a FloatingPointError.
         """
+        if self.needs_context:
+            raise ValueError("A contextual model embeds with the context of its index: call `use_context` first.")
         encode = {"query": self.model.encode_query, "document": self.model.encode_document}[kind]
         # An empty prompt, unlike None, also keeps the model's own away.
         prompt = self.identity[f"{kind}_prompt"]
         options = {"batch_size": batch_size, "normalize_embeddings": True, "show_progress_bar": False}
+        if self.context is not None:
+            options["dataset_embeddings"] = self.context
         vectors = encode(texts, prompt=prompt, **options)
         check_finite(vectors, texts)
         return vectors

@@ -13,6 +13,7 @@ from importlib import import_module
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from neobert_hf.common.settings import differences, list_differences
 
@@ -73,6 +74,14 @@ class VectorIndex(ABC):
     @abstractmethod
     def search(self, vector: np.ndarray, limit: int) -> list[Hit]:
         """Return the passages that are nearest to a vector (dimension,), best first."""
+
+    def write_context(self, context: torch.Tensor) -> None:
+        """Store what a contextual model read beside every text, (context_size, hidden_size), before `create`."""
+        raise VectorIndexError("This database keeps no context of a contextual model: use LanceDB, or another model.")
+
+    def read_context(self) -> torch.Tensor:
+        """The stored context; VectorIndexError if it is not there."""
+        raise VectorIndexError("This database keeps no context.")
 
     def optimize(self) -> None:  # noqa: B027  (not every database needs it)
         """Tidy up after many writes."""

@@ -2,13 +2,16 @@
 
 import hashlib
 import os
+import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import torch
 from tqdm import tqdm
 
 from neobert_hf.common.settings import Count, check_ranges
 from neobert_hf.common.text_sources import local_files, stream_documents
+from neobert_hf.embeddings.contextual import embed_context
 from neobert_hf.search.encoder import PassageEncoder
 from neobert_hf.search.index import Passage, VectorIndex
 
@@ -54,6 +57,9 @@ def update_index(index: VectorIndex, encoder: PassageEncoder, settings: SourceSe
     encoder.split("")  # Raises what it would raise on the first document.
     hashes, left_out = _read_hashes(settings)
     if index.identity is None:
+        if encoder.needs_context:
+            encoder.use_context(_make_context(settings, encoder, hashes))
+            index.write_context(encoder.context)
         index.create(encoder.identity)
     source = settings.name_in_index
     stored = index.document_hashes(source)
@@ -72,6 +78,26 @@ def update_index(index: VectorIndex, encoder: PassageEncoder, settings: SourceSe
         f"{len(changed):,} documents embedded ({written:,} passages), {len(hashes) - len(changed):,} unchanged, "
         f"{len(gone):,} removed; {left_out}"
     )
+
+
+def _make_context(settings: SourceSettings, encoder: PassageEncoder, hashes: dict[str, str]) -> torch.Tensor:
+    """The context of the source: of documents drawn with seed 0 a passage each, or more where there are few documents.
+
+    Documents that are added later keep it, and so do queries: embeddings of two contexts cannot be compared.
+    """
+    size = encoder.model[0].model.config.context_size
+    drawn = set(random.Random(0).sample(sorted(hashes), min(size, len(hashes))))
+    passages = []
+    for document, _, text in _read_documents(settings):
+        if text is not None and document in drawn:
+            drawn.remove(document)
+            passages.append(encoder.split(text))
+    chosen = [part for parts in passages for part in parts]
+    if len(passages) >= size:
+        generator = random.Random(0)
+        chosen = [generator.choice(parts) for parts in passages]
+    prompt = encoder.identity["document_prompt"]
+    return embed_context(encoder.model, chosen, seed=0, prompt=prompt, batch_size=settings.batch_size)
 
 
 def _read_documents(settings: SourceSettings) -> Iterator[tuple[str, str, str | None]]:

@@ -7,8 +7,11 @@ from pathlib import Path
 import lancedb
 import numpy as np
 import pyarrow as pa
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 
-from neobert_hf.common.atomic_writes import remove
+from neobert_hf.common.atomic_writes import atomic_write, remove
 from neobert_hf.search.index import Hit, Passage, VectorIndex, VectorIndexError, portions
 
 
@@ -23,6 +26,7 @@ class LanceDBIndex(VectorIndex):
         self.folder = folder
         # Where LanceDB has the table; left over if it is not one that can be opened.
         self.leftover = folder / f"{TABLE}.lance"
+        self.context_file = folder / "context.safetensors"
         self.table = self._open_table()
         self.identity = self._read_identity() if self.table is not None else None
 
@@ -77,6 +81,20 @@ class LanceDBIndex(VectorIndex):
         columns = ["source", "document", "number", "text", "_distance"]
         rows = self.table.search(vector).distance_type("cosine").select(columns).limit(limit).to_list()
         return [Hit(score=1 - row.pop("_distance"), **row) for row in rows]
+
+    def write_context(self, context: torch.Tensor) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with atomic_write(self.context_file) as partial:
+            save_file({"context": context.contiguous()}, partial)
+
+    def read_context(self) -> torch.Tensor:
+        try:
+            return load_file(self.context_file)["context"]
+        except (OSError, SafetensorError, KeyError) as error:
+            raise VectorIndexError(
+                f"The index in {self.folder} was made by a contextual model, and its context cannot be read ({error}). "
+                f"Restore {self.context_file}, or delete the folder and index the documents again."
+            ) from error
 
     def optimize(self) -> None:
         # Each write leaves small files and a version. Versions younger than a week stay, for processes that read them.

@@ -1,0 +1,413 @@
+"""examples/train_contextual.py: clusters and batches, the loss and its gradients, runs that resume to the bit."""
+
+import json
+import multiprocessing
+import random
+import shutil
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from safetensors.torch import load_file, save_file
+from sentence_transformers import SentenceTransformer
+from torch import distributed
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+from neobert_hf.embeddings.clusters import ClusterBatchSampler, find_clusters
+from neobert_hf.embeddings.contextual import build_contextual_encoder, embed_context
+from neobert_hf.embeddings.contextual_loss import ContextualLoss
+from neobert_hf.embeddings.contextual_training import ContextualArguments, ContextualCollator
+from neobert_hf.embeddings.models import build_encoder
+from neobert_hf.training.run_checkpoints import CheckpointError, complete_checkpoints, step_of
+from tests.helpers.embedding_runs import SMALL, assert_same_weights, losses_of
+from tests.helpers.examples import load_example
+from tests.helpers.models import ROOT
+from tests.helpers.pretraining_runs import ScriptProcesses, launched_environments, start
+
+
+PROMPT = "Find the answer. "
+CONTEXT = {"context_size": 5, "context_dropout": 0.0, "soft_prompts": 8, "text_position": 0}
+
+
+def to_flags(settings: dict) -> list[str]:
+    flags = ["--config", str(ROOT / "configs" / "embeddings" / "contextual_small.yaml")]
+    sizes = {"context_size": 8, "mini_batch_size": 3, "learning_rate": 1e-3}
+    for name, value in (SMALL | sizes | settings).items():
+        flags += [f"--{name}", *str(value).split()]
+    return flags
+
+
+def run(settings: dict) -> list[dict]:
+    load_example("train_contextual").main(to_flags(settings))
+    return json.loads((Path(settings["output_dir"]) / "log.json").read_text())
+
+
+# The loss
+
+
+def contextual_model(encoder: Path, **changes) -> SentenceTransformer:
+    torch.manual_seed(0)
+    model = build_contextual_encoder(str(encoder), 48, **CONTEXT | changes).double()
+    # A new head starts so small that its gradients would be lost among the others.
+    with torch.no_grad():
+        for head in (model[0].model.first_head, model[0].model.second_head):
+            for parameter in head.parameters():
+                parameter.normal_(std=0.3)
+    return model
+
+
+def features_of(model: SentenceTransformer, seed: int = 0, rows: int = 7) -> list[dict]:
+    """Queries with a prompt, documents and hard negatives of different lengths, as the collator gives them."""
+    generator = random.Random(seed)
+    words = sorted(word for word in model.tokenizer.get_vocab() if word.isalpha())[:200]
+
+    def draw(count: int) -> list[str]:
+        return [" ".join(generator.choices(words, k=generator.randrange(2, 14))) for _ in range(count)]
+
+    columns = (draw(rows), PROMPT), (draw(rows), None), (draw(3), None)
+    return [model.preprocess(texts, prompt=prompt) for texts, prompt in columns]
+
+
+MASK = torch.zeros(7, 7, dtype=torch.bool)
+MASK[0, 3] = MASK[5, 1] = True
+
+
+def plain_loss(model: SentenceTransformer, features: list[dict], mask: torch.Tensor | None) -> torch.Tensor:
+    """Both stages in one graph, all texts at once."""
+    stages, (queries, documents, negatives) = model[0].model, features
+    drawn = torch.randperm(len(documents["input_ids"]))[: stages.config.context_size]
+    tokens = ("input_ids", "attention_mask")
+    context = stages(**{name: documents[name][drawn] for name in tokens}).pooler_output
+
+    def embed(texts: dict) -> torch.Tensor:
+        options = {"dataset_embeddings": context, "prompt_length": texts.get("prompt_length")}
+        return F.normalize(stages(**{name: texts[name] for name in tokens}, **options).pooler_output, dim=1)
+
+    scores = embed(queries) @ torch.cat((embed(documents), embed(negatives))).T / 0.1
+    if mask is not None:
+        scores[:, :7] = scores[:, :7].masked_fill(mask, -torch.inf)
+    return -scores.log_softmax(1).diagonal().mean()
+
+
+def gradients_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    gradients = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+    model.zero_grad()
+    return gradients
+
+
+@pytest.mark.parametrize("mini_batch_size", [2, 7, 100])
+@pytest.mark.parametrize("mask", [None, MASK], ids=["all", "masked"])
+def test_cached_gradients_are_those_of_one_graph(encoder, mini_batch_size, mask):
+    model = contextual_model(encoder).eval()
+    features = features_of(model)
+    torch.manual_seed(5)
+    expected = plain_loss(model, features, mask)
+    (3 * expected).backward()
+    expected_gradients = gradients_of(model)
+    torch.manual_seed(5)
+    loss = ContextualLoss(model, 0.1, mini_batch_size)
+    value = loss(features, mask)
+    # As the Trainer divides a loss by its accumulation steps, and a gradient scaler multiplies it.
+    (3 * value).backward()
+    assert abs(value - expected) <= 1e-12
+    found = gradients_of(model)
+    for name, gradient in expected_gradients.items():
+        assert gradient.abs().max() > 0, name
+        assert (found[name] - gradient).abs().max() <= 1e-12 * max(1, gradient.abs().max()), name
+
+
+def test_gradients_with_dropout_are_those_of_the_same_masks(encoder):
+    """Against finite differences: dropout of 0.1 in both stages, and a third of the context hidden."""
+    model = contextual_model(encoder, context_dropout=0.3).train()
+    features, loss = features_of(model), ContextualLoss(model, 0.1, 2)
+
+    def value() -> torch.Tensor:
+        torch.manual_seed(7)
+        return loss([dict(each) for each in features])
+
+    value().backward()
+    gradients, parameters = gradients_of(model), dict(model.named_parameters())
+    groups = ("first_stage", "first_head", "second_stage", "second_head", "soft_prompts", "null_context")
+    generator = torch.Generator().manual_seed(0)
+    for group in groups:
+        names = [name for name in parameters if group in name]
+        directions = {
+            name: torch.randn(parameters[name].shape, generator=generator, dtype=torch.float64) for name in names
+        }
+        ends = []
+        with torch.no_grad():
+            for step in (1e-5, -2e-5):
+                for name in names:
+                    parameters[name] += step * directions[name]
+                ends.append(value())
+            for name in names:
+                parameters[name] += 1e-5 * directions[name]
+        measured = (ends[0] - ends[1]) / 2e-5
+        expected = sum((gradients[name] * directions[name]).sum() for name in names)
+        assert expected.abs() > 1e-3 and abs(measured - expected) <= 1e-6 * max(1, expected.abs()), group
+
+
+def process_of_two(rank: int, folder: Path, encoder: Path) -> None:
+    distributed.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=2)
+    model = contextual_model(encoder).eval()
+    loss = ContextualLoss(model, 0.1, 2)
+    loss.model = DistributedDataParallel(model)
+    torch.manual_seed(rank)
+    # Two micro-batches: the first stays with its process.
+    with loss.model.no_sync():
+        loss(features_of(model, seed=rank)).backward()
+    alone = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+    loss(features_of(model, seed=rank + 2)).backward()
+    torch.save((alone, gradients_of(model)), folder / f"{rank}.pt")
+    distributed.destroy_process_group()
+
+
+def test_two_processes_have_the_mean_of_their_gradients(encoder, tmp_path):
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.helpers.pretraining_runs"])
+    processes = [context.Process(target=process_of_two, args=(rank, tmp_path, encoder)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    model = contextual_model(encoder).eval()
+    single, loss = [], ContextualLoss(model, 0.1, 2)
+    for rank in range(2):
+        torch.manual_seed(rank)
+        loss(features_of(model, seed=rank)).backward()
+        first = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+        loss(features_of(model, seed=rank + 2)).backward()
+        single.append((first, gradients_of(model)))
+    for process in processes:
+        process.join(120)
+        assert process.exitcode == 0
+    for rank in range(2):
+        alone, shared = torch.load(tmp_path / f"{rank}.pt")
+        for name in shared:
+            assert torch.equal(alone[name], single[rank][0][name]), name
+            assert torch.equal(shared[name], (single[0][1][name] + single[1][1][name]) / 2), name
+
+
+def test_the_context_is_drawn_from_the_batch(encoder):
+    model = contextual_model(encoder)
+    loss, documents = ContextualLoss(model, 0.1, 2), features_of(model)[1]
+    rows = {tuple(row) for row in documents["input_ids"].tolist()}
+    torch.manual_seed(0)
+    draws = [[tuple(row) for row in loss.draw_context(documents)["input_ids"].tolist()] for _ in range(2)]
+    for drawn in draws:
+        assert len(drawn) == len(set(drawn)) == 5 and set(drawn) <= rows
+    assert draws[0] != draws[1]
+    # Of fewer documents than a context holds each is taken as often as the others, or once more.
+    loss.context_size = 17
+    drawn = [tuple(row) for row in loss.draw_context(documents)["input_ids"].tolist()]
+    assert sorted(drawn.count(row) for row in rows) == [2] * 4 + [3] * 3
+
+
+def test_the_loss_refuses_other_models_and_flattened_inputs(encoder):
+    with pytest.raises(ValueError, match="this loss needs a contextual embedding model"):
+        ContextualLoss(build_encoder(str(encoder), 48), 0.1, 2)
+    model = contextual_model(encoder)
+    features = features_of(model)
+    features[0]["cu_seq_lens_q"] = torch.tensor([0, 3])
+    with pytest.raises(ValueError, match="Flattened inputs have no row for each text"):
+        ContextualLoss(model, 0.1, 2)(features)
+
+
+# Clusters and batches
+
+
+def rows_of(clusters: list[int], texts: list[tuple[str, str]] | None = None) -> Dataset:
+    texts = texts or [(f"query {number}", f"document {number}") for number in range(len(clusters))]
+    queries, positives = zip(*texts)
+    return Dataset.from_dict({"query": queries, "positive": positives, "cluster": clusters})
+
+
+def test_an_epoch_has_every_row_once_in_batches_of_one_cluster():
+    sizes = [32, 17, 8, 30, 9]
+    clusters = [number for number, size in enumerate(sizes) for _ in range(size)]
+    random.Random(0).shuffle(clusters)
+    sampler = ClusterBatchSampler(rows_of(clusters), 8, seed=3)
+    epochs = []
+    for epoch in (0, 1, 0):
+        sampler.set_epoch(epoch)
+        batches = list(sampler)
+        rows = [row for batch in batches for row in batch]
+        assert len(batches) == len(sampler) == 12 and all(len(batch) == 8 for batch in batches)
+        assert len(rows) == len(set(rows)) == 96
+        pure = [len({clusters[row] for row in batch}) == 1 for batch in batches]
+        assert sum(pure) == sum(size // 8 for size in sizes)
+        epochs.append(batches)
+    assert epochs[0] == epochs[2] != epochs[1]
+    assert list(ClusterBatchSampler(rows_of(clusters), 8, seed=4)) != epochs[0]
+
+
+def test_no_batch_has_a_text_twice():
+    generator = random.Random(0)
+    texts = [(f"q{generator.randrange(30)}", f"d{generator.randrange(40)}") for _ in range(200)]
+    # A query that is the document of another row.
+    texts += [(f"d{number}", f"q{number}") for number in range(20)]
+    sampler = ClusterBatchSampler(rows_of([number % 3 for number in range(220)], texts), 8, seed=0)
+    batches = list(sampler)
+    rows = [row for batch in batches for row in batch]
+    assert len(batches) > 20 and len(rows) == len(set(rows))
+    for batch in batches:
+        found = [text for row in batch for text in set(texts[row])]
+        assert len(found) == len(set(found))
+    # Equal rows fill no batch, and no row is waited for for ever.
+    assert list(ClusterBatchSampler(rows_of([0] * 20, [("same", "text")] * 20), 8, seed=0)) == []
+
+
+def test_clusters_are_those_that_were_planted_and_neighbours_follow_each_other():
+    generator = np.random.default_rng(0)
+    angles = np.repeat(np.arange(6) * 0.5, 20)
+    centres = np.stack([np.cos(angles), np.sin(angles)], 1)
+    order = generator.permutation(120)
+    queries, positives = (centres[order] + generator.normal(0, 0.02, (120, 2)) for _ in range(2))
+    # Of a unit vector the length says nothing.
+    found = find_clusters(queries * 5, positives * 5, 20, seed=0)
+    planted = np.repeat(np.arange(6), 20)[order]
+    numbers = [set(found[planted == cluster]) for cluster in range(6)]
+    assert all(len(number) == 1 for number in numbers) and len(set.union(*numbers)) == 6
+    # A chain of neighbours along the arc has at most one jump, from an end that it reached first to the other side.
+    chain = [int(planted[found == number][0]) for number in range(6)]
+    assert sum(abs(left - right) != 1 for left, right in zip(chain, chain[1:])) <= 1
+    assert len(set(find_clusters(np.ones((9, 4)), np.ones((9, 4)), 2, seed=0))) == 1
+
+
+def test_false_negatives_are_masked_by_the_vectors(encoder):
+    model = build_encoder(str(encoder), 48)
+    # The second document is as near to the first query as its own, the third nearer.
+    queries = [[1.0, 0.0], [0.0, 1.0], [0.6, 0.8]]
+    positives = [[0.6, 0.8], [0.6, 0.8], [0.8, 0.6]]
+    rows = [
+        {"query": f"a {n}", "positive": f"b {n}", "negatives": [], "cluster": 0, "dataset_name": "x"}
+        | {"query_vector": queries[n], "positive_vector": positives[n]}
+        for n in range(3)
+    ]
+    collator = ContextualCollator(preprocess_fn=model.preprocess)
+    assert "label" not in collator(rows)
+    # Scores: [.6 .6 .8], [.8 .8 .6], [1 1 .96]; the right ones: .6 .8 .96
+    expected = {0.0: [[0, 0, 1], [0, 0, 0], [1, 1, 0]], 0.01: [[0, 1, 1], [1, 0, 0], [1, 1, 0]]}
+    expected |= {-0.1: [[0, 0, 1], [0, 0, 0], [0, 0, 0]]}
+    for margin, mask in expected.items():
+        collator.margin = margin
+        batch = collator(rows)
+        assert batch["label"].tolist() == torch.tensor(mask).bool().tolist()
+    assert {name.split("_")[0] for name in batch} == {"dataset", "query", "positive", "label"}
+
+
+# Runs
+
+
+@pytest.fixture(scope="module")
+def whole(data, encoder, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("contextual") / "run"
+    run({"output_dir": folder, "model": encoder, "datasets": data / "datasets.yaml", "eval_steps": 12, "save_steps": 4})
+    return folder
+
+
+def test_a_run_leaves_a_contextual_model_a_card_and_numbers(whole):
+    log = json.loads((whole / "log.json").read_text())
+    losses = losses_of(log)
+    assert len(losses) == 12 and sum(losses[-4:]) < sum(losses[:4])
+    assert all(0 < entry["context_cosine"] < 1 for entry in log if "loss" in entry)
+    assert 0 <= log[-2]["eval_retrieval_cosine_ndcg@10"] <= 1
+    model = SentenceTransformer(str(whole / "model"))
+    assert model[0].model.config.context_size == 8 and model.prompts["query"] == "Find the answer. "
+    assert (whole / "model" / "contextual_neobert.py").is_file() and len(list((whole / "clusters").iterdir())) == 3
+    card = (whole / "model" / "README.md").read_text()
+    assert "ContextualLoss" in card and "triplets" in card
+    trained, start_of = (
+        load_file(whole / "model" / "model.safetensors"),
+        load_file(whole / "checkpoint-8" / "model.safetensors"),
+    )
+    for name in ("first_stage.layer_norm.weight", "second_stage.layer_norm.weight", "soft_prompts.weight"):
+        assert not torch.equal(trained[name], start_of[name]), name
+
+
+def test_evaluation_reads_a_context_of_the_corpus(whole, data, encoder, tmp_path):
+    """The number of the run is that of embeddings with a context, not of the first stage."""
+    log = json.loads((whole / "log.json").read_text())
+    found = next(entry["eval_retrieval_cosine_ndcg@10"] for entry in log if "eval_retrieval_cosine_ndcg@10" in entry)
+    model = SentenceTransformer(str(whole / "model"))
+    rows = Dataset.from_parquet(str(data / "test.parquet"), cache_dir=str(tmp_path))
+    corpus = list(dict.fromkeys(rows["answer"]))
+    context = embed_context(model, corpus, seed=0)
+    values = []
+    for given in (context, None):
+        queries, documents = (
+            F.normalize(torch.tensor(model.encode(texts, dataset_embeddings=given, prompt=prompt)), dim=1)
+            for texts, prompt in ((rows["question"][:], PROMPT), (corpus, ""))
+        )
+        right = torch.tensor([corpus.index(text) for text in rows["answer"]])
+        scores = queries @ documents.T
+        ranks = (scores > scores.gather(1, right[:, None])).sum(1) + 1
+        values.append((1 / (1 + ranks).log2()).masked_fill(ranks > 10, 0).mean().item())
+    assert found == pytest.approx(values[0], abs=1e-6) and abs(values[0] - values[1]) > 1e-4
+
+
+def test_killed_twice_and_resumed_ends_with_the_same_bits(whole, settings, tmp_path):
+    changes = settings(eval_steps=12, save_steps=4)
+    for _ in range(2):
+        before = len(complete_checkpoints(tmp_path / "run")) if (tmp_path / "run").exists() else 0
+        process = start(to_flags(changes), script="train_contextual")
+        while len(complete_checkpoints(tmp_path / "run")) == before:
+            process.check_running()
+        time.sleep(random.Random(before).random() / 20)
+        process.kill()
+    assert 4 <= step_of(complete_checkpoints(tmp_path / "run")[-1]) < 12
+    log = run(changes)
+    assert_same_weights(tmp_path / "run", whole)
+    assert losses_of(log) == losses_of(json.loads((whole / "log.json").read_text()))
+
+
+def test_without_its_clusters_a_run_does_not_go_on(whole, settings, tmp_path):
+    shutil.copytree(whole, tmp_path / "run")
+    for folder in complete_checkpoints(tmp_path / "run"):
+        if step_of(folder) > 8:
+            shutil.rmtree(folder)
+    changes = settings(eval_steps=12, save_steps=4)
+    with pytest.raises(CheckpointError, match="(?s)context_size: 8 there, 6 now"):
+        run(changes | {"context_size": 6})
+    next((tmp_path / "run" / "clusters").iterdir()).unlink()
+    with pytest.raises(CheckpointError, match="has begun with clusters, and .* is missing"):
+        run(changes)
+
+
+def test_a_first_model_and_a_warning_when_the_first_stage_collapses(settings, trained, encoder, tmp_path, capsys):
+    teacher = trained["dense"] / "model"
+    changes = settings(max_steps=2, only="pairs", first_model=teacher, eval_strategy="no", save_steps=2)
+    collapsed = tmp_path / "collapsed"
+    shutil.copytree(encoder, collapsed)
+    weights = load_file(encoder / "model.safetensors")
+    # Every token has nearly the same embedding, and so has every text.
+    weights["model.encoder.weight"] = weights["model.encoder.weight"][:1] + 1e-3 * weights["model.encoder.weight"]
+    save_file(weights, collapsed / "model.safetensors", {"format": "pt"})
+    log = run(changes | {"model": collapsed})
+    assert log[0]["context_cosine"] > 0.99
+    assert "warning: the vectors of a context have a mean cosine similarity of" in capsys.readouterr().out
+    values = json.loads((tmp_path / "run" / "checkpoint-2" / "complete.json").read_text())
+    assert "first_model_fingerprint" in json.dumps(values)
+    (file,) = (tmp_path / "run" / "clusters").iterdir()
+    stored = Dataset.from_parquet(str(file))
+    assert len(stored[0]["query_vector"]) == 32 and max(stored["cluster"]) == len(stored) // 8 - 1
+    model = SentenceTransformer(str(teacher))
+    expected = model.encode(stored["positive"][:3], normalize_embeddings=True)
+    assert np.abs(np.asarray(stored["positive_vector"][:3]) - expected).max() < 1e-5
+
+
+def test_two_processes_run(settings, tmp_path):
+    changes = settings(max_steps=2, save_steps=2, eval_strategy="no", only="pairs")
+    environments = launched_environments("cpu_ddp.yaml", 2)
+    processes = ScriptProcesses(to_flags(changes), environments, script="train_contextual")
+    assert "2 x cpu" in processes.finish()
+    assert (tmp_path / "run" / "model" / "model.safetensors").is_file()
+
+
+def test_settings():
+    settings = ContextualArguments(model="m", datasets="d")
+    assert settings.context == {"context_size": 512, "context_dropout": 0.005, "soft_prompts": 8, "text_position": 0}
+    with pytest.raises(ValueError, match="`context_dropout` is 1.0"):
+        ContextualArguments(model="m", datasets="d", context_dropout=1.0)
