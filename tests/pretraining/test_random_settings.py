@@ -44,7 +44,7 @@ warmups = st.integers(0, 20) | st.floats(0, 1, exclude_max=True)
 schedules = st.sampled_from(["cosine_to_floor", "linear", "constant"])
 
 
-@reproducible(150)
+@reproducible(100)
 @given(settings_with_any_number(rates | {"warmup_steps": warmups}), schedules)
 def test_schedules(drawn, name):
     values, changed = drawn
@@ -181,7 +181,7 @@ def documents_of(lengths: list[int]) -> list[np.ndarray]:
     return [np.concatenate([[2], 100 * number + np.arange(5, 3 + size), [3]]) for number, size in enumerate(lengths)]
 
 
-@reproducible(120)
+@reproducible(80)
 @given(plans())
 def test_micro_batches(drawn):
     lengths, shards, values, changed, seed, world_size = drawn
@@ -278,7 +278,7 @@ LAYOUTS = ["packed", "padded", "naive"]
 def test_pretraining(prepared, tmp_path):
     """Three steps of the Trainer against a plain loop, in float64: Adam makes much of what float32 rounds."""
 
-    @reproducible(12)
+    @reproducible(8)
     @given(runs())
     def check(drawn):
         architecture, data, values, changed = drawn

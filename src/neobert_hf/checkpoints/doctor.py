@@ -128,10 +128,8 @@ def check_tokenizer(folder: ModelFolder) -> str:
     if tokenizer is None:
         raise Skip("none in the folder")
     largest, rows = max(tokenizer.get_vocab().values()), config.vocab_size
-    if largest >= rows:
+    if not 0 <= rows - 1 - largest <= MOST_UNUSED_ROWS:
         raise ValueError(f"the tokenizer has ids up to {largest:,}; the embeddings have {rows:,} rows")
-    if rows - 1 - largest > MOST_UNUSED_ROWS:
-        raise ValueError(f"the tokenizer has ids up to {largest:,} only; the embeddings have {rows:,} rows")
     if tokenizer.pad_token_id != config.pad_token_id:
         raise ValueError(f"the tokenizer pads with {tokenizer.pad_token_id}, config.json says {config.pad_token_id}")
     needed = ["pad_token", "cls_token", "sep_token"]

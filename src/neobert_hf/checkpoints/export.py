@@ -9,7 +9,6 @@ Optimum does not install with Transformers 5.23, so this goes through `torch.onn
 `backend="onnx"` needs Optimum too: run the files with onnxruntime (`examples/onnx_inference.py`) or transformers.js.
 """
 
-import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,7 +22,14 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from neobert_hf.checkpoints.doctor import check_tokenizer
-from neobert_hf.checkpoints.model_folder import MODULES, SENTENCE_CONFIG, ModelFolder, local_folder, new_folder
+from neobert_hf.checkpoints.model_folder import (
+    MODULES,
+    SENTENCE_CONFIG,
+    ModelFolder,
+    copy_files,
+    local_folder,
+    new_folder,
+)
 from neobert_hf.common.locks import folder_lock
 from neobert_hf.common.settings import parse_config
 from neobert_hf.configuration_neobert import NeoBERTConfig
@@ -171,9 +177,7 @@ def export(settings: ExportSettings) -> list[ExportedFile]:
         # 4. What goes with them
         _write_config(model, files, partial)
         tokenizer.save_pretrained(partial)
-        for name in pooling_files:
-            (partial / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(source.path / name, partial / name)
+        copy_files(pooling_files, source.path, partial)
     return files
 
 
@@ -204,7 +208,7 @@ def find_pooling_files(folder: ModelFolder) -> list[str]:
         if module.name == "Pooling":
             names.append(f"{module.path}/config.json")
     # Asking for the class reads the file that is copied.
-    return [name for name in names if folder.sentence_class and (folder.path / name).is_file()]
+    return names if folder.sentence_class else []
 
 
 def _sound_tokenizer(folder: ModelFolder) -> PreTrainedTokenizerBase:

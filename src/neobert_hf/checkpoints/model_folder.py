@@ -2,7 +2,8 @@
 
 import json
 import re
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -164,6 +165,14 @@ class ModelFolder:
                 raise ValueError(f"{self.path}: Transformers loads another {name} than that of model.safetensors.")
 
 
+def copy_files(names: Iterable[str], source: Path, target: Path) -> None:
+    """Copy those files of a folder that it has."""
+    for name in names:
+        if (source / name).is_file():
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source / name, target / name)
+
+
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
     """An empty folder that becomes `path` when the block ends without an exception.
@@ -259,9 +268,8 @@ def read_config(path: Path) -> NeoBERTConfig:
     file = path / "config.json" if path.is_dir() else path
     if not file.is_file():
         raise ValueError(f"{file} does not exist.")
-    values = read_json(file)
-    if not isinstance(values, dict) or values.get("model_type") != "neobert":
-        found = values.get("model_type") if isinstance(values, dict) else None
+    values = read_mapping(file)
+    if (found := values.get("model_type")) != "neobert":
         raise ValueError(f"{file} is the config of a model of type {found!r}; it must be 'neobert'.")
     for key, value in values.items():
         # An attention with a slash is code on the Hub.

@@ -9,7 +9,6 @@ interrupted push what has arrived is not sent again, and of an unchanged folder 
 folder is kept, and the next time it is checked and sent as it is.
 """
 
-import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,6 +28,7 @@ from neobert_hf.checkpoints.model_folder import (
     INDEX,
     SENTENCE_FILES,
     ModelFolder,
+    copy_files,
     load_tokenizer,
     local_folder,
     new_folder,
@@ -180,7 +180,8 @@ def build_folder(settings: PublishSettings, folder: Path) -> None:
     # 2. Weights, with config and code; tokenizer; modules
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    copy_modules(source, folder)
+    if source.sentence_class is not None:
+        copy_files((*SENTENCE_FILES, *module_files(source)), source.path, folder)
 
     # 3. What it computes, in PyTorch and ONNX
     write_json(folder / GOLDEN_FILE, record_outputs(model, tokenizer))
@@ -189,19 +190,6 @@ def build_folder(settings: PublishSettings, folder: Path) -> None:
     # 4. Model card
     card = build_card(settings.repo_id, model, ModelFolder(folder), exported, facts)
     card.save(folder / "README.md")
-
-
-def copy_modules(source: ModelFolder, folder: Path) -> None:
-    """Copy the files of Sentence Transformers, if it is a model of theirs."""
-    if source.sentence_class is None:
-        return
-    for name in SENTENCE_FILES:
-        if (source.path / name).is_file():
-            shutil.copyfile(source.path / name, folder / name)
-    for name in module_files(source):
-        if (source.path / name).is_file():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(source.path / name, folder / name)
 
 
 def module_files(folder: ModelFolder) -> list[str]:

@@ -59,7 +59,7 @@ def value_checksum(value: Any) -> str:
     return xxhash.xxh3_64_hexdigest(text.encode())
 
 
-def checkpoint_fingerprint(model: str) -> str:
+def checkpoint_fingerprint(model: str, patterns: Iterable[str] = CHECKPOINT_FILES) -> str:
     """A hash of a folder's weights, configuration and tokenizer; of a Hub id, its commit.
 
     Raises:
@@ -67,18 +67,15 @@ def checkpoint_fingerprint(model: str) -> str:
     """
     folder = Path(model)
     if folder.is_dir():
-        return files_fingerprint({file.name: file for pattern in CHECKPOINT_FILES for file in folder.glob(pattern)})
+        files = [file for pattern in patterns for file in folder.glob(pattern)]
+        return files_fingerprint({str(file.relative_to(folder)): file for file in files})
     # The cache keeps each commit in a folder of its own.
     return Path(cached_file(model, "config.json")).parent.name
 
 
 def model_files_fingerprint(model: str) -> str:
-    """A hash of all files that a model of several modules depends on; of a Hub id, its commit."""
-    folder = Path(model)
-    if not folder.is_dir():
-        return checkpoint_fingerprint(model)
-    files = [file for pattern in ("*.safetensors", "*.bin", "*.json", "*.txt") for file in folder.rglob(pattern)]
-    return files_fingerprint({str(file.relative_to(folder)): file for file in files})
+    """As `checkpoint_fingerprint`, of all files that a model of several modules depends on."""
+    return checkpoint_fingerprint(model, ("**/*.safetensors", "**/*.bin", "**/*.json", "**/*.txt"))
 
 
 def data_fingerprint(data: Dataset) -> str:

@@ -78,18 +78,16 @@ def _read_text(file: str, columns: tuple[str, ...]) -> Iterator[dict[str, Any]]:
 
 
 def _read_json(file: str, columns: tuple[str, ...]) -> Iterator[dict[str, Any]]:
-    first = True
-    for where, row in _json_rows(file):
+    for number, (where, row) in enumerate(json_rows(file)):
         if not isinstance(row, dict):
             raise ValueError(f"{where} holds {type(row).__name__} {row!r:.60}; it must be an object, {{...}}.")
-        if first:
+        if number == 0:
             _check_columns(file, columns, list(row))
-            first = False
         yield _checked({name: row.get(name) for name in columns}, columns, where)
 
 
-def _json_rows(file: str) -> Iterator[tuple[str, Any]]:
-    """What each line, or each element of an array, holds, and where that is."""
+def json_rows(file: str) -> Iterator[tuple[str, Any]]:
+    """What each line, or each element of an array, holds, and where that is; ValueError if that is no JSON."""
     for where, content in json_texts(file):
         try:
             found = json.loads(content)
@@ -118,20 +116,6 @@ def json_texts(file: str) -> Iterator[tuple[str, bytes]]:
                 yield file, line + read_bounded(handle, LARGEST_JSON - len(line), file, advice)
             elif line.strip():
                 yield where, line
-
-
-def check_json_sizes(files: list[str]) -> None:
-    """Refuse what readers that load a line or an array whole could not hold; see `json_texts`."""
-    for file in files:
-        for _ in json_texts(file):
-            pass
-
-
-def check_json(files: list[str]) -> None:
-    """Raise the error of the first row that is no JSON, where another reader failed without naming it."""
-    for file in files:
-        for _ in _json_rows(file):
-            pass
 
 
 def _read_parquet(file: str, columns: tuple[str, ...]) -> Iterator[dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 import glob
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from datasets import Dataset, IterableDataset, load_dataset
@@ -13,8 +13,8 @@ from neobert_hf.common.row_files import (
     BUILDERS,
     COMPRESSIONS,
     LARGEST_TEXT_FILE,
-    check_json,
-    check_json_sizes,
+    json_rows,
+    json_texts,
     read_rows,
     suffix_of,
 )
@@ -110,14 +110,8 @@ def stream_documents(
     rows = stream_text(source, column, split, subset, [] if id_column is None else [id_column])
     files = local_files(source)
     if files and builder_of(files) == "text":
-        return _read_files(files)
+        return ((str(file.absolute()), row["text"]) for file in files for row in read_rows([str(file)], ("text",)))
     return _read_rows(rows, source, column, id_column)
-
-
-def _read_files(files: list[Path]) -> Iterator[tuple[str, str]]:
-    for file in files:
-        for row in read_rows([str(file)], ("text",)):
-            yield str(file.absolute()), row["text"]
 
 
 def _read_rows(
@@ -142,14 +136,16 @@ def load_table(name: str, source: str, subset: str | None, split: str) -> Datase
         FileNotFoundError: if the source is neither on the Hub nor here.
         ValueError: if the split is not there, empty or not readable.
     """
-    files = local_files(source)
-    if files and builder_of(files) == "text":
+    found = local_files(source)
+    files, builder = list(map(str, found)), builder_of(found) if found else None
+    if builder == "text":
         raise ValueError(f"Dataset {name}: {source!r} is plain text; give Parquet or JSON lines.")
-    if files and builder_of(files) == "json":
-        check_json_sizes(list(map(str, files)))
+    if builder == "json":
+        # `datasets` loads a line or an array whole, whatever its size.
+        _read_through(json_texts, files)
     try:
         if files:
-            table = load_dataset(builder_of(files), data_files=list(map(str, files)), split=split)
+            table = load_dataset(builder, data_files=files, split=split)
         else:
             table = load_dataset(source, subset, split=split)
         # Images and sounds are no texts, and reading a row would fetch them from wherever they are said to be.
@@ -162,14 +158,21 @@ def load_table(name: str, source: str, subset: str | None, split: str) -> Datase
     except (ValueError, StopIteration, DatasetGenerationError) as error:
         # `datasets` raises StopIteration without a message for JSON files without a line.
         reason = error.__cause__ or str(error) or "no row"
-        if files and builder_of(files) == "json":
+        if builder == "json":
             try:
-                check_json(list(map(str, files)))
-            except ValueError as found:
-                reason = found
+                # `datasets` does not name the row.
+                _read_through(json_rows, files)
+            except ValueError as of_row:
+                reason = of_row
         raise ValueError(
             f"Dataset {name}: the split {split!r} of {source!r} is empty or cannot be read ({reason})."
         ) from error
+
+
+def _read_through(reader: Callable[[str], Iterator], files: list[str]) -> None:
+    for file in files:
+        for _ in reader(file):
+            pass
 
 
 def describe_files(source: str) -> dict[str, int]:
@@ -206,13 +209,8 @@ def local_files(source: str) -> list[Path]:
         files = [file for file in files if file.is_file()]
     if not files:
         # A Hub id is `name` or `owner/name` and no path that exists here.
-        if (
-            path.exists()
-            or path.is_absolute()
-            or source.count("/") > 1
-            or set("*?[~\\") & set(source)
-            or suffix_of(path)
-        ):
+        no_id = path.exists() or path.is_absolute() or source.count("/") > 1 or suffix_of(path)
+        if no_id or set("*?[~\\") & set(source):
             raise FileNotFoundError(
                 f"{source!r} matches no file; give a file, a pattern, a folder or a Hub dataset id."
             )
@@ -227,8 +225,7 @@ def builder_of(files: list[Path]) -> str:
     Raises:
         ValueError: as `local_files`.
     """
-    unknown = [file for file in files if suffix_of(file) is None]
-    if unknown:
+    if unknown := [file for file in files if suffix_of(file) is None]:
         raise ValueError(
             f"{unknown[0]} is of no known format; known are {', '.join(BUILDERS)}, also with "
             f"{', '.join(sorted(COMPRESSIONS))}. Name the files to read by a pattern such as 'corpus/*.jsonl.gz'."
@@ -241,8 +238,7 @@ def builder_of(files: list[Path]) -> str:
         )
     if builders == ["text"]:
         # One document is held in memory whole, and a corpus in one file would be cut at `max_length` without a word.
-        large = [file for file in files if file.stat().st_size > LARGEST_TEXT_FILE]
-        if large:
+        if large := [file for file in files if file.stat().st_size > LARGEST_TEXT_FILE]:
             raise ValueError(
                 f"{large[0]} has {large[0].stat().st_size:,} bytes, more than {LARGEST_TEXT_FILE:,}: a text file is "
                 'one document here. For a corpus in one file, write JSON lines, {"text": "..."} for each document.'

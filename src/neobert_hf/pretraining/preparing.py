@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict, dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -137,14 +137,12 @@ def find_finished(planned: Manifest, output: Path) -> Manifest | None:
 
 
 def _check_same_plan(planned: Manifest, found: Manifest, folder: Path) -> None:
-    results = {"source_documents", "documents", "tokens", "dropped_short", "length_histogram", "shards", "texts"}
-    # Copied files are the same ones; what counts, their texts, is compared by itself.
-    results.add("files_state")
+    # What has a default is a result; or `files_state`: copied files are the same ones, and their texts are compared.
+    names = [entry.name for entry in fields(Manifest) if entry.default is entry.default_factory is MISSING]
 
     def settings(manifest: Manifest) -> dict[str, Any]:
         # `source` holds settings, one of them with the name "source", so that they are compared one by one.
-        values = asdict(manifest) | manifest.source
-        return {name: value for name, value in values.items() if name not in results}
+        return {name: getattr(manifest, name) for name in names} | manifest.source
 
     if differing := differences(settings(found), settings(planned)):
         changes = "; ".join(f"`{name}` was {old!r} and is now {new!r}" for name, old, new in differing)

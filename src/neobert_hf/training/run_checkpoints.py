@@ -109,12 +109,13 @@ def read_progress(folder: Path) -> Progress:
     return Progress(content["engine"], content["settings"], content["cursor"], content.get("totals", {}))
 
 
-def check_content(folder: Path) -> None:
-    """Read all files of a complete checkpoint, 2 to 8 GB a second, and compare their checksums, if it has them.
+def check_content(folder: Path) -> Progress:
+    """As `read_progress`; and read all files, 2 to 8 GB a second, to compare their checksums, if there are any.
 
     Raises:
         DamagedCheckpoint: naming the first file that is not what was written.
     """
+    progress = read_progress(folder)
     checksums = _read_complete(folder).get("checksums", {})
     with ThreadPoolExecutor() as pool:
         found = pool.map(_checksum_or_error, [folder / name for name in checksums])
@@ -122,6 +123,7 @@ def check_content(folder: Path) -> None:
             if checksum != written:
                 reason = error or "its bytes are not those that were written (their checksums differ)"
                 raise DamagedCheckpoint(f"{folder / name} is damaged: {reason}. {_advice(folder)}")
+    return progress
 
 
 def _checksum_or_error(file: Path) -> tuple[str | None, OSError | None]:

@@ -10,7 +10,7 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from neobert_hf.common.fingerprints import checkpoint_fingerprint
 from neobert_hf.evaluation.glue.tasks import GlueTask
-from neobert_hf.training.run_checkpoints import CheckpointError, check_content, complete_checkpoints, read_progress
+from neobert_hf.training.run_checkpoints import CheckpointError, check_content, complete_checkpoints
 
 
 # The dropout before the classifier, where models do not call it `classifier_dropout`.
@@ -52,7 +52,6 @@ def newest_checkpoints(run: str, number: int) -> list[Path]:
             "folder of a pretraining run as `model`; `save_total_limit` says how many it keeps."
         )
     for checkpoint in checkpoints[-number:]:
-        read_progress(checkpoint)
         check_content(checkpoint)
     return checkpoints[-number:]
 
