@@ -186,11 +186,22 @@ def test_the_papers_settings():
     assert (arguments.adam_beta2, arguments.weight_decay, arguments.get_warmup_steps(2000)) == (0.95, 0.01, 2000)
 
 
+REAL = {
+    "plain": "",
+    "LoRA": "--lora_rank 8 --learning_rate 5e-3",
+    "embeddings of a teacher": "--distillation mse --contrastive_weight 1 --only foldoc",
+}
+
+
 @pytest.mark.slow
-def test_the_small_configuration_learns(shared, encoder, tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", REAL)
+def test_the_small_configuration_learns(shared, encoder, trained, tmp_path, monkeypatch, name):
     monkeypatch.chdir(ROOT)
     config = str(ROOT / "configs" / "embeddings" / "small.yaml")
     changes = ["--max_steps", "60", "--eval_steps", "30", "--save_steps", "30", "--report_to", "none", "--use_cpu", "1"]
+    changes += REAL[name].split()
+    if "distillation" in REAL[name]:
+        changes += ["--teacher", str(trained["dense"] / "model")]
     load_example("finetune_embeddings").main(
         ["--config", config, "--model", str(encoder), "--output_dir", str(tmp_path), *changes]
     )
