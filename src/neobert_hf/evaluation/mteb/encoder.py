@@ -8,13 +8,17 @@ instruction, which stands before queries only if the task has queries, or it has
 from typing import Any
 
 import numpy as np
+import torch
+from mteb.abstasks import AbsTask
 from mteb.abstasks.task_metadata import TaskMetadata
 from mteb.models.abs_encoder import AbsEncoder
 from mteb.models.model_meta import ModelMeta, ScoringFunction
 from mteb.types import PromptType
 from sentence_transformers import SentenceTransformer
 
+from neobert_hf.embeddings.contextual import embed_context, is_contextual
 from neobert_hf.embeddings.inference import PROMPT_NAMES, check_finite, note_on_prompt, prompt_of
+from neobert_hf.evaluation.mteb.contexts import SEED, context_texts, source_of
 
 
 # Whose texts are queries and documents. Those of other tasks are all of one kind.
@@ -43,6 +47,8 @@ class InstructionEncoder(AbsEncoder):
         self.model = model
         self.prompts = prompts
         self.document_prompts = document_prompts or {}
+        # Of a contextual model, by task and subset.
+        self.contexts: dict[tuple[str, str], torch.Tensor] = {}
         self.mteb_model_meta = ModelMeta.create_empty(
             {"name": name, "similarity_fn_name": ScoringFunction.from_str(model.similarity_fn_name)}
         )
@@ -79,9 +85,39 @@ class InstructionEncoder(AbsEncoder):
                     break
         return f"{notes[0]} {len(notes)} of {len(tasks)} tasks get one that is not the model's." if notes else ""
 
+    def context_settings(self, task: AbsTask) -> dict[str, Any] | None:
+        """What the contexts of a task depend on besides its data; None for a model that has none."""
+        if not is_contextual(self.model):
+            return None
+        # Of a task without documents, all texts have one prompt.
+        kind = PromptType.document if task.metadata.type in TYPES_WITH_QUERIES else None
+        size = self.model[0].model.config.context_size
+        return {
+            "seed": SEED,
+            "size": size,
+            "source": source_of(task),
+            "prompt": self.prompt(task.metadata.name, kind) or "",
+        }
+
+    def make_contexts(self, task: AbsTask, batch_size: int) -> None:
+        """Make the context of each subset of a task, before anything of it is encoded."""
+        if (settings := self.context_settings(task)) is None:
+            return
+        if not task.data_loaded:
+            task.load_data()
+        # Contexts of other tasks are not needed again.
+        self.contexts = {}
+        for subset in task.hf_subsets:
+            texts, seed, prompt = context_texts(task, subset, settings["size"]), settings["seed"], settings["prompt"]
+            context = embed_context(self.model, texts, seed, prompt, batch_size=batch_size)
+            self.contexts[task.metadata.name, subset] = context
+
     def encode(self, inputs, *, task_metadata, prompt_type: PromptType | None = None, **kwargs: Any) -> np.ndarray:
         """Embeddings (texts, dimension) of batches of texts, as MTEB asks for them, whatever their split or subset."""
-        del kwargs["hf_split"], kwargs["hf_subset"]
+        subset = kwargs.pop("hf_subset")
+        del kwargs["hf_split"]
+        if is_contextual(self.model):
+            kwargs["dataset_embeddings"] = self.contexts[task_metadata.name, subset]
         methods = {PromptType.query: self.model.encode_query, PromptType.document: self.model.encode_document}
         encode = methods.get(prompt_type, self.model.encode)
         texts = [text for batch in inputs for text in batch["text"]]

@@ -93,6 +93,7 @@ class ResumableEvaluation:
             result = self._load(part, file)
             if result is None:
                 encoding = {"batch_size": batch_size, "show_progress_bar": True}
+                self.encoder.make_contexts(part, batch_size)
                 options = {"cache": None, "co2_tracker": False, "show_progress_bar": False}
                 (result,) = mteb.evaluate(self.encoder, part, encode_kwargs=encoding, **options).task_results
                 self._save(part, file, result)
@@ -107,11 +108,14 @@ class ResumableEvaluation:
 
     def _settings_of(self, task: AbsTask) -> dict:
         documents = self.encoder.document_prompts.get(task.metadata.name)
+        # Of a task of several parts each part has contexts of its own, made in the same way.
+        context = self.encoder.context_settings(parts_of(task)[0])
         return asdict(self.settings) | {
             "prompt": self.encoder.prompt(task.metadata.name, None),
             "dataset": " ".join(sorted(part.metadata.revision for part in parts_of(task))),
             # Results from before documents could have one do not name it.
             **({"document_prompt": documents} if documents else {}),
+            **({"context": context} if context else {}),
         }
 
     def _load(self, task: AbsTask, file: Path) -> TaskResult | None:

@@ -1,0 +1,99 @@
+"""Contextual models on MTEB tasks: one context a task and subset, made before its queries are encoded."""
+
+import json
+
+import pytest
+import torch
+from datasets import Dataset, DatasetDict
+from sentence_transformers import SentenceTransformer
+
+from neobert_hf.embeddings.contextual import build_contextual_encoder, embed_context
+from neobert_hf.evaluation.mteb.contexts import context_texts, source_of
+from neobert_hf.evaluation.mteb.local_tasks import read_local_tasks
+from tests.helpers.mteb_tasks import run_local
+
+
+SIZE = 5
+NESTED = [[["x"]]] * 300
+
+
+@pytest.fixture(scope="module")
+def model(models, tmp_path_factory) -> str:
+    torch.manual_seed(0)
+    settings = {"context_size": SIZE, "context_dropout": 0.0, "soft_prompts": 8, "text_position": 0}
+    model = build_contextual_encoder(models[0], 64, **settings)
+    model.prompts = {"query": "the cat sat ", "document": "a dog "}
+    folder = tmp_path_factory.mktemp("contextual")
+    model.save_pretrained(str(folder))
+    return str(folder)
+
+
+@pytest.fixture
+def calls(monkeypatch) -> list[tuple[str | None, list[str], torch.Tensor | None]]:
+    """Prompt, texts and context of every call of `encode`."""
+    seen, encode = [], SentenceTransformer.encode
+
+    def record(self, inputs, *args, dataset_embeddings=None, prompt=None, **kwargs):
+        seen.append((prompt, list(inputs), dataset_embeddings))
+        return encode(self, inputs, *args, dataset_embeddings=dataset_embeddings, prompt=prompt, **kwargs)
+
+    monkeypatch.setattr(SentenceTransformer, "encode", record)
+    return seen
+
+
+def test_every_task_has_a_context_of_its_own_texts(local, model, tmp_path, calls):
+    names = ["Search", "Similarity", "Topics"]
+    run_local(local, model, tmp_path, "--name", "m", "--tasks", *names)
+    tasks = [task for task in read_local_tasks(local / "tasks.yaml")[0] if task.metadata.name in names]
+    loaded, contexts = SentenceTransformer(model), []
+    seen = [call for call in calls if call[2] is not None]
+    # The draws, without a context; then whatever reads them.
+    assert calls[0][2] is None and sum(context is None for _, _, context in calls) == len(tasks)
+    for task in tasks:
+        name = task.metadata.name
+        stored = json.loads((tmp_path / "m" / f"{name}.json").read_text())
+        task.load_data()
+        texts, prompt = context_texts(task, "default", SIZE), stored["settings"]["context"]["prompt"]
+        expected = embed_context(loaded, texts, seed=0, prompt=prompt)
+        contexts.append(expected)
+        assert any(torch.equal(context, expected) for _, _, context in seen), name
+        source = {"Search": "corpus", "Topics": "train"}.get(name, "evaluated texts")
+        described = {"seed": 0, "size": SIZE, "source": source, "prompt": prompt}
+        assert stored["settings"]["context"] == described and source_of(task) == source
+        # The instruction of a local task stands before its queries, and not before its documents.
+        assert prompt == {"Similarity": "on a mat "}.get(name, "")
+    # Queries and documents of a task read one and the same context.
+    assert all(any(torch.equal(context, each) for each in contexts) for _, _, context in seen)
+    queries = [context for prompt, texts, context in seen if prompt == "the cat sat "]
+    assert queries and all(torch.equal(context, contexts[0]) for context in queries)
+
+
+def test_results_with_another_context_are_not_taken(local, model, tmp_path):
+    run_local(local, model, tmp_path, "--name", "m", "--tasks", "Similarity")
+    file = tmp_path / "m" / "Similarity.json"
+    content = json.loads(file.read_text())
+    content["settings"]["context"]["seed"] = 1
+    file.write_text(json.dumps(content))
+    with pytest.raises(Exception, match="(?s)context"):
+        run_local(local, model, tmp_path, "--name", "m", "--tasks", "Similarity")
+
+
+def test_texts_of_large_tasks_and_of_several_subsets():
+    class Task:
+        class metadata:
+            name = "task"
+
+        eval_splits = ["test"]
+        column_names = ("sentence1", "sentence2")
+        dataset = {
+            subset: DatasetDict(
+                test=Dataset.from_dict({"sentence1": [f"{subset} {n}" for n in range(300)], "sentence2": NESTED})
+            )
+            for subset in ("en", "de")
+        }
+
+    texts = context_texts(Task, "de", SIZE)
+    assert len(texts) == 2 * 100 and all(text.startswith("de ") for text in texts[:100]) and set(texts[100:]) == {"x"}
+    Task.column_names = ("nothing",)
+    with pytest.raises(ValueError, match="Task task has no texts for a context, in sentence1, sentence2"):
+        context_texts(Task, "en", SIZE)
