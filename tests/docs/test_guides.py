@@ -18,6 +18,8 @@ REDUCED = {
     "prepare_data": "--num_proc 1",
     "pretrain": PRETRAINING,
     "finetune_embeddings": "--max_steps 2 --eval_steps 2 --per_device_train_batch_size 8 --report_to none",
+    "train_contextual": "--max_steps 2 --eval_steps 2 --context_size 4 --mini_batch_size 4 --report_to none "
+    "--per_device_train_batch_size 8",
     "run_glue": "--max_length 32 --num_train_epochs 1 --max_steps 2 --eval_steps 1 --report_to none",
     "pseudo_perplexity": "--lengths 16 32 --min_tokens 32 --max_documents 2 --sample 2",
 }
@@ -45,6 +47,12 @@ def test_embed(guide_runner, workplace):
     shutil.rmtree(workplace / "runs/embeddings")
     run(guide_runner, "guides/embed.md")
     assert (workplace / "runs/embeddings/model/modules.json").is_file()
+
+
+def test_contextual_embeddings(guide_runner, workplace, capsys):
+    run(guide_runner, "guides/contextual_embeddings.md")
+    assert guide_runner.names["scores"].shape == (1, len(guide_runner.names["corpus"]))
+    assert "'read bytes': 3 passages" in capsys.readouterr().out
 
 
 def test_classify(guide_runner, capsys):
