@@ -9,6 +9,7 @@ from sentence_transformers import SentenceTransformer
 from torch.nn import functional as F
 
 from neobert_hf import NeoBERTModel
+from neobert_hf.checkpoints.model_folder import read_config
 from neobert_hf.embeddings.contextual import (
     build_contextual_encoder,
     context_fingerprint,
@@ -17,7 +18,13 @@ from neobert_hf.embeddings.contextual import (
     is_contextual,
     mean_cosine,
 )
-from neobert_hf.embeddings.models import build_encoder
+from neobert_hf.embeddings.models import (
+    build_encoder,
+    build_multi_vector_encoder,
+    build_reranker,
+    build_sparse_encoder,
+    load_trained_model,
+)
 from tests.helpers.other_encoders import save_other_encoder
 
 
@@ -156,3 +163,19 @@ def test_refused(model, encoder, tokenizer, texts, tmp_path):
     (tmp_path / "absolute" / "config.json").write_text(json.dumps(config | {"rope": False}))
     with pytest.raises(ValueError, match="`rope` is False"):
         build_contextual_encoder(str(tmp_path / "absolute"), 48, **SETTINGS)
+
+
+def test_no_other_recipe_or_tool_reads_the_first_stage_by_mistake(model, tmp_path):
+    path = str(tmp_path / "model")
+    model.save_pretrained(path)
+    for build in (build_encoder, build_multi_vector_encoder):
+        with pytest.raises(ValueError, match="is a contextual model, which needs a context"):
+            build(path, 48)
+    with pytest.raises(ValueError, match="is a contextual model, which needs a context"):
+        load_trained_model(path)
+    # There is no such head, and so no model to train or to export.
+    for build in (build_sparse_encoder, build_reranker):
+        with pytest.raises(ValueError, match="NeoBERTContextualConfig"):
+            build(path, 48)
+    with pytest.raises(ValueError, match="a model of type 'neobert_contextual'; it must be 'neobert'"):
+        read_config(tmp_path / "model")

@@ -16,6 +16,7 @@ from inspect import signature
 
 import torch
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.model import BaseModel
 from sentence_transformers.sentence_transformer.modules import Transformer
 from torch.nn import functional as F
 from transformers import AutoConfig
@@ -81,9 +82,19 @@ def _from_encoder(path: str, config: NeoBERTConfig, **context: float) -> Sentenc
     return sentences
 
 
-def is_contextual(model: SentenceTransformer) -> bool:
-    """Whether a model embeds with a context."""
+def is_contextual(model: BaseModel | list[Transformer]) -> bool:
+    """Whether a model, or a list of its modules, embeds with a context."""
     return isinstance(getattr(model[0], "model", None), NeoBERTContextualModel)
+
+
+def refuse_contextual(model: BaseModel | list[Transformer], path: str) -> None:
+    """For recipes and helpers that know no context: they would read the first stage, which is for contexts only.
+
+    Raises:
+        ValueError: if the model is a contextual one.
+    """
+    if is_contextual(model):
+        raise ValueError(f"{path} is a contextual model, which needs a context: give a model that embeds without one.")
 
 
 def embed_context(

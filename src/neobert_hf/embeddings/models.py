@@ -18,7 +18,7 @@ from transformers import AutoConfig
 
 from neobert_hf import NeoBERTForMaskedLM
 from neobert_hf.common.token_limits import tokens_read
-from neobert_hf.embeddings.contextual import is_contextual
+from neobert_hf.embeddings.contextual import refuse_contextual
 from neobert_hf.embeddings.flattening import flatten_inputs
 from neobert_hf.embeddings.inference import check_encoder
 
@@ -43,6 +43,7 @@ def transformer_module(
         config_kwargs=options,
     )
     check_encoder(transformer, path)
+    refuse_contextual([transformer], path)
     transformer.max_seq_length = tokens_read(transformer.model, max_length, transformer.max_seq_length)
     return transformer
 
@@ -81,6 +82,7 @@ def build_multi_vector_encoder(path: str, max_length: int, trust_remote_code: bo
     """
     encoder = MultiVectorEncoder(path, trust_remote_code=trust_remote_code, model_kwargs={"dtype": torch.float32})
     check_encoder(encoder[0], path)
+    refuse_contextual(encoder, path)
     encoder.max_seq_length = tokens_read(encoder[0].model, max_length, encoder.max_seq_length)
     return encoder
 
@@ -156,8 +158,7 @@ def load_trained_model(path: str, trust_remote_code: bool = False) -> SentenceTr
     """A trained embedding model that helps to train another one, as a miner or a guide: folder or Hub id."""
     model = SentenceTransformer(path, trust_remote_code=trust_remote_code)
     check_encoder(model[0], path)
-    if is_contextual(model):
-        raise ValueError(f"{path} is a contextual model, which needs a context: give a model that embeds without one.")
+    refuse_contextual(model, path)
     return model
 
 
