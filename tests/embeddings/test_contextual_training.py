@@ -398,6 +398,7 @@ def test_a_first_model_and_a_warning_when_the_first_stage_collapses(settings, tr
     assert np.abs(np.asarray(stored["positive_vector"][:3]) - expected).max() < 1e-5
 
 
+@pytest.mark.slow
 def test_two_processes_run(settings, tmp_path):
     changes = settings(max_steps=2, save_steps=2, eval_strategy="no", only="pairs")
     environments = launched_environments("cpu_ddp.yaml", 2)
