@@ -20,7 +20,7 @@ def bm25_ndcg(queries: list[str], relevant: list[str], documents: list[str], cut
     table.create_index("text", config=FTS())
     gains = 0.0
     for query, right in zip(queries, relevant, strict=True):
-        rows = table.search(MatchQuery(query, "text"), query_type="fts").select(["text", "_score"]).limit(cutoff).to_list()
-        found = [row["text"] for row in rows]
+        search = table.search(MatchQuery(query, "text"), query_type="fts").select(["text", "_score"])
+        found = [row["text"] for row in search.limit(cutoff).to_list()]
         gains += 1 / math.log2(2 + found.index(right)) if right in found else 0.0
     return gains / len(queries)
