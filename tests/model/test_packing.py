@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import DataCollatorWithFlattening
 
-from neobert_hf import NeoBERTForMaskedLM
+from neobert_hf import NeoBERTForMaskedLM, NeoBERTModel
 from neobert_hf.packing_neobert import find_documents
 from tests.helpers.models import CPU_BACKENDS, packed_batch, positions_of, ragged_batch, small_model
 
@@ -137,3 +137,28 @@ def test_attention_memory_does_not_grow_with_the_square():
     with Watch():
         model(ids, attention_mask=mask)
     assert largest < 8192 * 1024, "a length x length tensor was made"
+
+
+def test_bfloat16_training_attends_in_float32_on_a_cpu():
+    """No product of attention is in bfloat16, which oneDNN would compile for every length; gradients flow as before."""
+    model = small_model(NeoBERTModel).train()
+    ids, offsets = torch.randint(5, 60, (1, 9)), torch.tensor([0, 4, 9])
+    arguments = {"input_ids": ids, "cu_seq_lens_q": offsets, "cu_seq_lens_k": offsets}
+    dtypes = []
+
+    class SeeAttention(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            if "scaled_dot_product" in str(function):
+                dtypes.append(next(arg.dtype for arg in args if isinstance(arg, torch.Tensor)))
+            return function(*args, **(kwargs or {}))
+
+    def gradients(bfloat16):
+        model.zero_grad()
+        with SeeAttention(), torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
+            states = model(**arguments).last_hidden_state
+            states.float().pow(2).sum().backward()
+        return torch.cat([weight.grad.flatten() for weight in model.parameters()])
+
+    expected, found = gradients(False), gradients(True)
+    assert set(dtypes) == {torch.float32} and len(dtypes) == 2 * 2 * 2 * model.config.num_hidden_layers
+    assert (found - expected).norm() < 0.05 * expected.norm()

@@ -115,3 +115,31 @@ def test_packed_and_padded_losses_are_equal_and_naive_is_not(tokenizer):
 def test_settings_without_meaning_are_errors(tokenizer, settings, message):
     with pytest.raises(ValueError, match=message):
         MLMCollator(tokenizer, **settings)
+
+
+def test_rows_that_are_filled_up_have_the_same_loss(tokenizer):
+    """What fills a packed row is one more document, of padding; a bfloat16 row has the same loss and gradients."""
+    plain = MLMCollator(tokenizer)(documents())
+    filled = MLMCollator(tokenizer, row_multiple=64)(documents())
+    total = sum(LENGTHS)
+    assert filled["input_ids"].shape == (1, 128) and filled["cu_seq_lens_q"].tolist()[-2:] == [total, 128]
+    assert (filled["input_ids"][0, total:] == 0).all() and (filled["labels"][0, total:] == -100).all()
+    for name in ("input_ids", "labels"):
+        assert torch.equal(filled[name][:, :total], plain[name])
+    exact = MLMCollator(tokenizer, row_multiple=total)(documents())
+    assert exact["input_ids"].shape == (1, total)
+    model = small_model(NeoBERTForMaskedLM, vocab_size=100).train()
+
+    def loss_and_gradient(batch, bfloat16: bool):
+        with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
+            loss = model(**batch).loss
+        model.zero_grad()
+        loss.backward()
+        return loss.item(), model.model.encoder.weight.grad.clone()
+
+    # A step of bfloat16 is 2^-8.
+    for bfloat16, tolerance in ((False, 1e-6), (True, 2**-7)):
+        loss, gradient = loss_and_gradient(plain, bfloat16)
+        again, other = loss_and_gradient(filled, bfloat16)
+        assert abs(again / loss - 1) < tolerance
+        assert (other[1:] - gradient[1:]).norm() < tolerance * gradient.norm() and other[0].abs().max() == 0
