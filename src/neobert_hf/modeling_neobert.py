@@ -264,8 +264,8 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
 
     @classmethod
     def _load_pretrained_model(cls, model, state_dict, checkpoint_files, load_config, *args, **kwargs):
-        # Called when Transformers knows config and files, and before it allocates anything; for an adapter of PEFT by
-        # keyword, with a file that holds no whole model. What a quantized checkpoint stores is no floating-point number.
+        # Called when Transformers knows config and files, and before it allocates anything. An adapter of PEFT comes by
+        # keyword, with a file that holds no whole model. A quantized checkpoint stores no floating-point numbers.
         tensors = {}
         if checkpoint_files and load_config.hf_quantizer is None and not model._hf_peft_config_loaded:
             tensors = read_checkpoint(checkpoint_files, partial(load_state_dict, weights_only=load_config.weights_only))
