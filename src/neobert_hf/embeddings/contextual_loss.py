@@ -63,9 +63,7 @@ class ContextualLoss(CachedLossMixin, nn.Module):
         """
         features = list(sentence_features)
         if any("cu_seq_lens_q" in each for each in features):
-            raise ValueError(
-                "Flattened inputs have no row for each text: set `unpad_inputs` of the module to False."
-            )
+            raise ValueError("Flattened inputs have no row for each text: set `unpad_inputs` of the module to False.")
         texts = self.draw_context(features[1])
         ranges = _minibatch_ranges(texts, self.mini_batch_size)
         trained = torch.is_grad_enabled()
