@@ -261,6 +261,7 @@ def finished_rounds(file) -> int:
     return sum(len(cell["rounds"]) for cell in json.loads(file.read_text())["cells"].values())
 
 
+@pytest.mark.slow
 def test_benchmark_resumes_and_reports(tmp_path, monkeypatch):
     """Killed with SIGKILL in the middle, the same command measures what is missing only; a model that is not there and
     lengths beyond a model's positions are lines of the report."""

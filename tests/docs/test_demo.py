@@ -14,6 +14,7 @@ from tests.helpers.models import ROOT
 demo = load_example("demo")
 
 
+@pytest.mark.slow
 def test_all_steps_run(tmp_path, monkeypatch, capfd):
     """With a smaller model and fewer texts."""
     monkeypatch.chdir(ROOT)

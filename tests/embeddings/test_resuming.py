@@ -49,7 +49,7 @@ def whole(data, encoder, trained, tmp_path_factory):
     return build
 
 
-@pytest.mark.parametrize("name", LONG)
+@pytest.mark.parametrize("name", ["dense", "sparse", pytest.param("taught", marks=pytest.mark.slow)])
 def test_killed_and_resumed_ends_with_the_same_bits(whole, tmp_path, capsys, name):
     kind, (changes, expected) = LONG[name][0], whole(name)
     changes = changes | {"output_dir": tmp_path / "run"}

@@ -80,6 +80,7 @@ def test_from_documents_to_numbers_and_an_index(flags, whole, material, capsys):
     assert ".md [" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_ends_with_the_same_numbers(flags, whole, tmp_path):
     output = tmp_path / "run"
     process = start(flags(output), script="retrieval_from_documents")
