@@ -175,8 +175,8 @@ def lay_out_batch(config, inputs: BatchInputs, backend: AttentionBackend) -> Bat
     position_ids = inputs.position_ids
     if position_ids is None:
         position_ids = default_positions(config, inputs, mask, document_ids)
-    batch = Batch(inputs.tokens, position_ids, inputs.span, inputs.shape, mask, document_ids)
-    batch.prefix_length = inputs.prefix_length
+    layout = {"attention_mask": mask, "document_ids": document_ids, "prefix_length": inputs.prefix_length}
+    batch = Batch(inputs.tokens, position_ids, inputs.span, inputs.shape, **layout)
     ragged = mask is not None or document_ids is not None
     if traced:
         return _lay_out_in_a_graph(config, inputs, backend, batch) if ragged else batch

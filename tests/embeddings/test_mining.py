@@ -100,9 +100,9 @@ def test_what_was_mined_belongs_to_the_reranker_and_the_margins(trained, data, t
 
 
 def test_what_cannot_check_anything_is_refused(trained, encoder):
-    with pytest.raises(ValueError, match="`cross_encoder` is 'x' without a `miner`: set one, or leave it out"):
+    with pytest.raises(ValueError, match="`cross_encoder` is 'x' without `miner`: set that, or leave it out"):
         DenseArguments("m", "d", cross_encoder="x")
-    with pytest.raises(ValueError, match="`absolute_margin` is 0.1 without a `miner`"):
+    with pytest.raises(ValueError, match="`absolute_margin` is 0.1 without `miner`"):
         RerankerArguments("m", "d", absolute_margin=0.1)
     with pytest.raises(ValueError, match="no trained reranker: `architectures` .* \\['NeoBERTForMaskedLM'\\]"):
         load_trained_reranker(str(encoder))

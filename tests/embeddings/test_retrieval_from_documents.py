@@ -1,5 +1,6 @@
 """examples/retrieval_from_documents.py, whole, on a folder of small documents."""
 
+import contextlib
 import json
 import math
 import random
@@ -37,7 +38,7 @@ def material(corpus, tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def flags(material, encoder):
     def build(output: Path, **changes) -> list[str]:
         settings = {"documents": material / "documents", "model": encoder, "output_dir": output}
@@ -48,14 +49,16 @@ def flags(material, encoder):
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory) -> Path:
-    """Where the run is that nothing interrupts."""
-    return tmp_path_factory.mktemp("whole") / "run"
+def whole(flags, tmp_path_factory) -> Path:
+    """A run that nothing interrupted, with what it printed beside it in `printed.txt`."""
+    folder = tmp_path_factory.mktemp("whole")
+    with open(folder / "printed.txt", "w") as file, contextlib.redirect_stdout(file):
+        recipe.main(flags(folder / "run"))
+    return folder / "run"
 
 
-def test_from_documents_to_numbers_and_an_index(flags, whole, material, capsys):
-    recipe.main(flags(whole))
-    printed = capsys.readouterr().out
+def test_from_documents_to_numbers_and_an_index(whole, material, capsys):
+    printed = (whole.parent / "printed.txt").read_text()
     assert all(f"\n{step}. " in "\n" + printed for step in range(1, 7))
     train, held_out = (Dataset.from_parquet(str(whole / f"pairs{part}.parquet")) for part in ("", "_held_out"))
     assert set(train["kind"]) == {"title", "sentence"} and len(train) > 3 * len(held_out) > 15

@@ -105,9 +105,7 @@ class MiningArguments(RecipeArguments):
 
     def __post_init__(self):
         super().__post_init__()
-        for name in ("absolute_margin", "cross_encoder"):
-            if self.miner is None and getattr(self, name) is not None:
-                raise ValueError(f"`{name}` is {getattr(self, name)!r} without a `miner`: set one, or leave it out.")
+        check_needed(self, "miner", ("absolute_margin", "cross_encoder"))
 
 
 @dataclass

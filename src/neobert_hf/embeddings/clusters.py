@@ -115,11 +115,10 @@ def find_clusters(queries: np.ndarray, positives: np.ndarray, size: int, seed: i
     count = min(math.ceil(len(rows) / size), len(np.unique(rows, axis=0)))
     fitted = KMeans(count, n_init=1, random_state=seed).fit(rows)
     centres = normalize(fitted.cluster_centers_)
-    order, left = [0], set(range(1, len(centres)))
-    while left:
-        nearest = max(left, key=lambda number: float(centres[order[-1]] @ centres[number]))
-        order.append(nearest)
-        left.remove(nearest)
+    order, left = [0], np.ones(len(centres), dtype=bool)
+    while len(order) < len(centres):
+        left[order[-1]] = False
+        order.append(int(np.where(left, centres @ centres[order[-1]], -np.inf).argmax()))
     return np.argsort(order)[fitted.labels_].astype(np.int32)
 
 
@@ -139,7 +138,8 @@ class ClusterBatchSampler:
         columns = [pairs["query"][:], pairs["positive"][:]]
         self.texts = [tuple(numbers.setdefault(text, len(numbers)) for text in row) for row in zip(*columns)]
         clusters = np.asarray(pairs[CLUSTER][:])
-        self.clusters = [np.flatnonzero(clusters == number).tolist() for number in np.unique(clusters)]
+        rows = np.argsort(clusters, kind="stable")
+        self.clusters = [part.tolist() for part in np.split(rows, np.flatnonzero(np.diff(clusters[rows])) + 1)]
         self.batch_size = batch_size
         # Sentence Transformers and Accelerate ask for it.
         self.drop_last = True

@@ -37,7 +37,6 @@ from sentence_transformers.sentence_transformer.losses import (
 )
 from sentence_transformers.util import pairwise_cos_sim
 from torch import nn
-from transformers import AutoConfig
 from transformers.utils import cached_file
 
 from neobert_hf.common.atomic_writes import atomic_write, tidy_folder, write_json
@@ -46,7 +45,13 @@ from neobert_hf.embeddings.arguments import DenseArguments
 from neobert_hf.embeddings.descriptions import PairDataset
 from neobert_hf.embeddings.inference import check_finite
 from neobert_hf.embeddings.mining import prompt_of_helper
-from neobert_hf.embeddings.models import check_prefixes, load_trained_model, load_trained_reranker, with_prefixes
+from neobert_hf.embeddings.models import (
+    check_prefixes,
+    has_classifier,
+    load_trained_model,
+    load_trained_reranker,
+    with_prefixes,
+)
 from neobert_hf.embeddings.pairs import most_negatives
 from neobert_hf.embeddings.recipe import Run
 from neobert_hf.training.run_checkpoints import CheckpointError
@@ -160,10 +165,8 @@ def kind_of(path: str, trust_remote_code: bool = False) -> str:
         kind = json.loads(Path(settings).read_text(encoding="utf-8")).get("model_type", "SentenceTransformer")
     elif find("modules.json"):
         kind = "SentenceTransformer"
-    else:
-        names = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code).architectures or []
-        if any(name.endswith("ForSequenceClassification") for name in names):
-            kind = "CrossEncoder"
+    elif has_classifier(path, trust_remote_code):
+        kind = "CrossEncoder"
     if kind not in ("SentenceTransformer", "CrossEncoder"):
         found = kind or "an encoder without a trained pooling or head"
         raise ValueError(

@@ -98,9 +98,14 @@ def build_reranker(path: str, max_length: int, trust_remote_code: bool = False) 
 
 def describe_reranker(path: str, trust_remote_code: bool = False) -> str:
     """The model that a reranker starts from, and whether its classification head is new."""
-    architectures = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code).architectures or []
-    trained = any(name.endswith("ForSequenceClassification") for name in architectures)
+    trained = has_classifier(path, trust_remote_code)
     return f"{path}, with {'its own' if trained else 'a new'} classification head"
+
+
+def has_classifier(path: str, trust_remote_code: bool = False) -> bool:
+    """Whether a model, a folder or Hub id, was saved with a head for sequences."""
+    architectures = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code).architectures or []
+    return any(name.endswith("ForSequenceClassification") for name in architectures)
 
 
 def info_nce_loss(

@@ -121,7 +121,7 @@ class MixtureTrainer(ResumableTrainer):
 
         Saved from its checkpoint once more, the model would be the same, and its `tokenizer_config.json` would not.
         """
-        if self.run.checkpoint is None or not self.is_finished(self.run.checkpoint) or not (output / "model").is_dir():
+        if not self.run.finished or not (output / "model").is_dir():
             return False
         try:
             # Written last, and of this training only if it ends where this one does.

@@ -44,9 +44,8 @@ def read_data(data: DataArguments, arguments: PretrainingArguments) -> Pretraini
     sampler = MLMBatchSampler(documents, data, arguments.seed, *process)
     tokenizer = load_tokenizer(data.train_data, manifest)
     masks = (data.mlm_probability, data.mask_replace_prob, data.random_replace_prob)
-    collator = MLMCollator(tokenizer, *masks, data.layout, data.max_length, arguments.seed)
-    if arguments.bf16 and arguments.device.type == "cpu":
-        collator.row_multiple = CPU_ROW_MULTIPLE
+    row_multiple = CPU_ROW_MULTIPLE if arguments.bf16 and arguments.device.type == "cpu" else 1
+    collator = MLMCollator(tokenizer, *masks, data.layout, data.max_length, arguments.seed, row_multiple)
     train = MicroBatches(documents, sampler, collator)
     if data.validation_data is None:
         if arguments.eval_strategy != "no":
