@@ -104,11 +104,12 @@ def first_round(compute: float) -> list[Candidate]:
 
 
 def second_round(losses: dict[Candidate, float], compute: float) -> list[Candidate]:
-    """The best of each size, with more compute: which size is best depends on how much there is."""
+    """The best of each size, with more compute: which is best depends on how much there is. So may the best rate."""
     best = [
         min((one for one in losses if (one.size, one.masks) == (size, BERT_MASKS)), key=losses.get) for size in SIZES
     ]
-    return [replace(candidate, compute=compute) for candidate in best]
+    middle = best[len(best) // 2]
+    return [replace(one, compute=compute) for one in [*best, replace(middle, rate=middle.rate / 2)]]
 
 
 @dataclass

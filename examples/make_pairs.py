@@ -10,8 +10,8 @@ Headings with their text, sentences with their paragraph, and neighbouring parag
 from collections import Counter
 from pathlib import Path
 
-from neobert_hf.common.atomic_writes import atomic_write
 from neobert_hf.common.settings import parse_config
+from neobert_hf.common.stored_rows import store_rows
 from neobert_hf.embeddings.text_pairs import TextPairSettings, make_pairs
 
 
@@ -24,11 +24,9 @@ def main(args: list[str] | None = None) -> None:
     parts = make_pairs(settings)
 
     # 3. One file, or one of each part, whole or not at all
-    output.parent.mkdir(parents=True, exist_ok=True)
     for part, pairs in parts.items():
         file = output if part == "train" else output.with_stem(f"{output.stem}_{part}")
-        with atomic_write(file) as partial:
-            pairs.to_parquet(partial)
+        store_rows(pairs, file)
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in Counter(pairs["kind"]).items())
         print(f"{file}: {len(pairs):,} pairs ({kinds})", flush=True)
 

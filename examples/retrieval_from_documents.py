@@ -155,7 +155,7 @@ def index_documents(settings: RetrievalArguments, model: Path) -> None:
 
 def report(output: Path) -> None:
     """Print nDCG@10 of the three models and of BM25 on the held-out pairs, and write it to `report.json`."""
-    train, held_out = (Dataset.from_parquet(str(output / name)) for name in ("pairs.parquet", "pairs_held_out.parquet"))
+    train, held_out = (load_rows(output / name) for name in ("pairs.parquet", "pairs_held_out.parquet"))
     texts = list(dict.fromkeys([*held_out["positive"], *train["positive"]]))
     evaluated = collect_scores(output / "evaluation", set())
     names = {"before": "before fine-tuning", "pairs_alone": "after, on the pairs alone"}

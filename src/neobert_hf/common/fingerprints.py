@@ -75,7 +75,7 @@ def checkpoint_fingerprint(model: str, patterns: Iterable[str] = CHECKPOINT_FILE
 
 def model_files_fingerprint(model: str) -> str:
     """As `checkpoint_fingerprint`, of all files that a model of several modules depends on."""
-    return checkpoint_fingerprint(model, ("**/*.safetensors", "**/*.bin", "**/*.json", "**/*.txt"))
+    return checkpoint_fingerprint(model, ("**/*.safetensors", "**/*.bin", "**/*.json", "**/*.txt", "**/*.model"))
 
 
 def data_fingerprint(data: Dataset) -> str:

@@ -18,6 +18,7 @@ from neobert_hf.common.row_files import (
     read_rows,
     suffix_of,
 )
+from neobert_hf.common.stored_rows import verified_pages
 
 
 def stream_text(
@@ -145,7 +146,8 @@ def load_table(name: str, source: str, subset: str | None, split: str) -> Datase
         _read_through(json_texts, files)
     try:
         if files:
-            table = load_dataset(builder, data_files=files, split=split)
+            options = {"fragment_scan_options": verified_pages()} if builder == "parquet" else {}
+            table = load_dataset(builder, data_files=files, split=split, **options)
         else:
             table = load_dataset(source, subset, split=split)
         # Images and sounds are no texts, and reading a row would fetch them from wherever they are said to be.

@@ -20,8 +20,8 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.preprocessing import normalize
 from transformers import set_seed
 
-from neobert_hf.common.atomic_writes import atomic_write
 from neobert_hf.common.fingerprints import model_files_fingerprint
+from neobert_hf.common.stored_rows import load_rows, store_rows
 from neobert_hf.embeddings.descriptions import PairDataset
 from neobert_hf.embeddings.inference import check_finite
 from neobert_hf.embeddings.mining import prompt_of_helper
@@ -44,6 +44,7 @@ def add_clusters(run: Run, batch_sizes: dict[str, int]) -> None:
 
     Raises:
         CheckpointError: if training has begun, and with clusters that are not there.
+        ResultError: if those that are there are damaged.
     """
     folder, settings = Path(run.arguments.output_dir) / "clusters", run.settings
     first_model = model_files_fingerprint(settings.first_model) if settings.first_model else "TF-IDF"
@@ -62,10 +63,8 @@ def add_clusters(run: Run, batch_sizes: dict[str, int]) -> None:
                     )
                 queries, positives = embed_pairs(pairs, description, run)
                 clusters = find_clusters(queries, positives, batch_sizes[name], run.arguments.seed)
-                folder.mkdir(parents=True, exist_ok=True)
-                with atomic_write(file) as partial:
-                    with_clusters(pairs, clusters, queries, positives).to_parquet(partial)
-            run.data.train[name] = Dataset.from_parquet(str(file))
+                store_rows(with_clusters(pairs, clusters, queries, positives), file)
+            run.data.train[name] = load_rows(file)
     # A new head must be the same whether or not loading the first model has drawn numbers.
     set_seed(run.arguments.seed)
 

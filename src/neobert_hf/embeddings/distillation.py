@@ -39,8 +39,9 @@ from sentence_transformers.util import pairwise_cos_sim
 from torch import nn
 from transformers.utils import cached_file
 
-from neobert_hf.common.atomic_writes import atomic_write, tidy_folder, write_json
+from neobert_hf.common.atomic_writes import tidy_folder
 from neobert_hf.common.fingerprints import data_fingerprint, model_files_fingerprint, value_checksum
+from neobert_hf.common.stored_rows import load_rows, store_rows
 from neobert_hf.embeddings.arguments import DenseArguments
 from neobert_hf.embeddings.descriptions import PairDataset
 from neobert_hf.embeddings.inference import check_finite
@@ -59,6 +60,8 @@ from neobert_hf.training.run_checkpoints import CheckpointError
 
 # Of a file of results: as much work as an interruption may cost.
 PART_ROWS = 2_000
+# Of the file that says what the results are.
+ANSWERS = Features({"unit": Value("string"), "width": Value("int32")})
 
 
 @dataclass
@@ -184,6 +187,7 @@ def add_teacher(run: Run, model: SentenceTransformer) -> Answers:
 
     Raises:
         CheckpointError: if training has begun, and with other results.
+        ResultError: if results are damaged.
         ValueError: if the teacher cannot teach this, or a dataset has no documents to compare.
     """
     settings, width = run.settings, model.get_embedding_dimension()
@@ -255,11 +259,10 @@ def _missing_parts(folder: Path, rows: int) -> list[int]:
 
 def _what_it_answers(folder: Path, teacher: Teacher, width: int) -> Answers:
     """What the results in a folder are, from a file once that is written; refused if the model cannot learn them."""
-    file = folder / "answers.json"
+    file = folder / "answers.parquet"
     if not file.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        write_json(file, asdict(teacher.answers()))
-    answers = Answers(**json.loads(file.read_text(encoding="utf-8")))
+        store_rows(Dataset.from_list([asdict(teacher.answers())], ANSWERS), file)
+    answers = Answers(**load_rows(file)[0])
     if answers.width is not None and answers.width < width:
         raise ValueError(
             f"Embeddings of the teacher {teacher.path} have {answers.width} numbers, and those of the model to train "
@@ -278,10 +281,9 @@ def _read_missing(folder: Path, rows: Dataset, teacher: Teacher, description: Pa
     for number in missing:
         first, behind = number * PART_ROWS, min((number + 1) * PART_ROWS, len(rows))
         results = teacher.read(rows.select(range(first, behind)), prompts)
-        with atomic_write(_part(folder, number)) as file:
-            Dataset.from_dict({"label": results}, features).to_parquet(file)
+        store_rows(Dataset.from_dict({"label": results}, features), _part(folder, number))
         print(f"teacher: {description.name}, {behind:,} of {len(rows):,} rows", flush=True)
-    return Dataset.from_parquet([str(_part(folder, number)) for number in _parts(len(rows))])
+    return concatenate_datasets([load_rows(_part(folder, number)) for number in _parts(len(rows))])
 
 
 class DistillationLoss(nn.Module):

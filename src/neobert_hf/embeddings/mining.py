@@ -16,8 +16,8 @@ from sentence_transformers.base.model import BaseModel
 from sentence_transformers.util import mine_hard_negatives
 from transformers import set_seed
 
-from neobert_hf.common.atomic_writes import atomic_write
 from neobert_hf.common.fingerprints import model_files_fingerprint
+from neobert_hf.common.stored_rows import load_rows, store_rows
 from neobert_hf.embeddings.arguments import MiningArguments
 from neobert_hf.embeddings.descriptions import PairDataset
 from neobert_hf.embeddings.inference import prompt_of
@@ -53,25 +53,20 @@ def mine_negatives(
         begun: whether training has begun, with what was mined then.
 
     Raises:
-        CheckpointError: if training has begun, and with other negatives.
+        CheckpointError: if training has begun, and what was mined is not there.
+        ResultError: if the file is damaged.
         ValueError: if `cross_encoder` is no trained reranker.
     """
     miner = model_files_fingerprint(settings.miner)
     file = folder / f"{_name_of_file(pairs, description, miner, settings)}.parquet"
     if begun and not file.exists():
-        # Earlier versions knew the miner by its path.
-        file = folder / f"{_name_of_file(pairs, description, settings.miner, settings)}.parquet"
-        if not file.exists():
-            raise CheckpointError(
-                f"The run in {folder.parent} has begun with other hard negatives: {folder} has none that "
-                f"{settings.miner} mined as it is now. Start anew with another `output_dir`."
-            )
+        raise CheckpointError(
+            f"The run in {folder.parent} has begun with hard negatives, and {file} is missing. Restore it, or start "
+            "anew with another `output_dir`."
+        )
     if not file.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        mined = pairs.map(_find_negatives(pairs, description, settings))
-        with atomic_write(file) as partial:
-            mined.to_parquet(partial)
-    return Dataset.from_parquet(str(file))
+        store_rows(pairs.map(_find_negatives(pairs, description, settings)), file)
+    return load_rows(file)
 
 
 def _find_negatives(pairs: Dataset, description: PairDataset, settings: MiningArguments) -> Callable[[dict], dict]:
