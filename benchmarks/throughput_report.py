@@ -5,6 +5,7 @@ import io
 import shlex
 import statistics
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 from encoders import count_parameters
@@ -161,7 +162,9 @@ def plot(rows: list[dict], file: Path) -> None:
     plot_lines(file, panels)
 
 
-def markdown(record: dict, rows: list[dict], entries: list[dict], parameters: dict, failures: dict, plot: str) -> str:
+def markdown(
+    record: dict, rows: list[dict], entries: list[dict], parameters: dict, failures: dict, plot: str | None
+) -> str:
     settings, ceilings = dict(record["settings"]), [ceiling / 1e9 for ceiling in record["ceilings"]]
     versions = f"torch {settings.pop('torch')}, transformers {settings.pop('transformers')}"
     machine, dtype = settings.pop("machine"), settings.pop("dtype")
@@ -179,7 +182,8 @@ def markdown(record: dict, rows: list[dict], entries: list[dict], parameters: di
                 sections.append(f"## {title}, {layout} batches\n\nThousand real tokens a second, in brackets MFU.")
                 sections.append("\n".join(matrix(rows, mode, layout, parameters)))
     sections += ["## Ragged over full, real tokens a second", "\n".join(ragged_over_full(rows))]
-    sections += [f"![throughput]({plot})", "## Memory of training", "\n".join(training_memory(entries))]
+    sections += [f"![throughput]({plot})"] if plot else []
+    sections += ["## Memory of training", "\n".join(training_memory(entries))]
     sections += ["## All", "\n".join(all_rows(rows))]
     if failures:
         sections += ["## Not measured", "\n".join(f"* {name}: {why}" for name, why in failures.items())]
@@ -189,7 +193,7 @@ def markdown(record: dict, rows: list[dict], entries: list[dict], parameters: di
 def write_report(
     record: dict, entries: list[dict], configs: dict[str, PretrainedConfig], failures: dict[str, str], path: Path
 ) -> None:
-    """Write `path`.md, .csv and .png.
+    """Write `path`.md, .csv and, where there is matplotlib, .png.
 
     Args:
         record: the whole content of the file of measurements.
@@ -204,6 +208,8 @@ def write_report(
     # Beside the extension: the name may hold points.
     files = {extension: path.with_name(f"{path.name}.{extension}") for extension in ("md", "csv", "png")}
     write_text(files["csv"], to_csv(rows))
-    plot(rows, files["png"])
-    write_text(files["md"], markdown(record, rows, entries, parameters, failures, files["png"].name))
+    if plotted := find_spec("matplotlib") is not None:
+        plot(rows, files["png"])
+    image = files["png"].name if plotted else None
+    write_text(files["md"], markdown(record, rows, entries, parameters, failures, image))
     print(files["md"].read_text(encoding="utf-8"))

@@ -28,6 +28,24 @@ transformers.utils.logging.disable_progress_bar()
 gc.freeze()
 
 
+GPU_TEST = "mark.gpu"
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With `-m gpu` only files with such tests are imported: the others need packages that a GPU image may lack."""
+    if "gpu" not in config.getoption("markexpr").replace("not gpu", ""):
+        return None
+    files = [collection_path] if collection_path.is_file() else collection_path.rglob("test_*.py")
+    return not any(GPU_TEST in file.read_text(encoding="utf-8") for file in files) or None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
+
+
 @pytest.fixture(autouse=True)
 def seed():
     torch.manual_seed(0)

@@ -300,7 +300,7 @@ def test_benchmark_resumes_and_reports(tmp_path, monkeypatch):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.slow
 def test_benchmark_on_a_gpu(tmp_path):
     """Batches are searched for, memory is measured, compiled models run; gradient checkpointing needs less memory."""
     changes = {"lengths": "512", "training_lengths": "4096", "max_tokens": 65536, "max_rows": 16, "compile": "true"}

@@ -146,7 +146,8 @@ def test_all_kinds_load_in_a_fresh_process_with_the_same_outputs(trained, tmp_pa
 
 DEVICES = [
     "cpu",
-    pytest.param("cuda", marks=pytest.mark.gpu),
+    # Not `-m gpu`, which runs where nothing but torch and Transformers is installed.
+    pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")),
     pytest.param("mps", marks=pytest.mark.skipif(not torch.backends.mps.is_available(), reason="no Apple GPU")),
 ]
 

@@ -4,13 +4,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from neobert_hf.common.atomic_writes import write_png
+
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 def markdown_table(head: Sequence[Any], rows: Sequence[Sequence[Any]]) -> list[str]:
@@ -71,7 +73,7 @@ class Panel:
     lengths: Sequence[int] | None = None
     legend: dict[str, Any] = field(default_factory=dict)
 
-    def draw(self, axes: Axes) -> None:
+    def draw(self, axes: "Axes") -> None:
         axes.set(**self.labels)
         for line in self.lines:
             if line.points:
@@ -85,6 +87,9 @@ class Panel:
 
 def plot_lines(file: Path, panels: Sequence[Panel], columns: int = 2, size: tuple[float, float] = (5, 3.7)) -> None:
     """Write a PNG with the panels, from the first on, in rows of so many, each of that width and height in inches."""
+    # Not at the top: tables need no matplotlib, which the image of a GPU may lack.
+    from matplotlib.figure import Figure
+
     columns = min(columns, len(panels))
     rows = -(-len(panels) // columns)
     figure = Figure(figsize=(size[0] * columns + 1, size[1] * rows), layout="constrained")
