@@ -21,11 +21,11 @@ import run_mteb
 import semantic_search
 import torch
 import yaml
-from datasets import Dataset
 
 from neobert_hf.common.atomic_writes import write_json, write_text
 from neobert_hf.common.locks import folder_lock
 from neobert_hf.common.settings import Count, Range, check_ranges, parse_config
+from neobert_hf.common.stored_rows import load_rows
 from neobert_hf.embeddings.arguments import DenseArguments, EmbeddingArguments
 from neobert_hf.evaluation.mteb.report import collect_scores
 from neobert_hf.search.keywords import bm25_ndcg

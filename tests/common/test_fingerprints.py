@@ -3,7 +3,7 @@
 import pytest
 from datasets import Dataset
 
-from neobert_hf.common.fingerprints import checkpoint_fingerprint, data_fingerprint
+from neobert_hf.common.fingerprints import checkpoint_fingerprint, data_fingerprint, model_files_fingerprint
 from tests.helpers.models import small_model
 
 
@@ -46,3 +46,13 @@ def test_checkpoints_are_told_apart(tmp_path, monkeypatch):
     assert checkpoint_fingerprint("me/mine") == commit
     with pytest.raises(OSError, match="couldn.t find them in the cached files"):
         checkpoint_fingerprint("me/other")
+
+
+def test_the_vocabulary_of_sentencepiece_is_a_part_of_a_model(tmp_path):
+    (tmp_path / "1_Transformer").mkdir()
+    (tmp_path / "config.json").write_text("{}")
+    prints = set()
+    for content in (b"one", b"two"):
+        (tmp_path / "1_Transformer" / "sentencepiece.bpe.model").write_bytes(content)
+        prints.add(model_files_fingerprint(str(tmp_path)))
+    assert len(prints) == 2

@@ -17,13 +17,14 @@ from torch import distributed
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
+from neobert_hf.common.results import ResultError
 from neobert_hf.embeddings.clusters import ClusterBatchSampler, find_clusters
 from neobert_hf.embeddings.contextual import build_contextual_encoder, embed_context
 from neobert_hf.embeddings.contextual_loss import ContextualLoss
 from neobert_hf.embeddings.contextual_training import ContextualArguments, ContextualCollator
 from neobert_hf.embeddings.models import build_encoder
 from neobert_hf.training.run_checkpoints import CheckpointError, complete_checkpoints, step_of
-from tests.helpers.embedding_runs import SMALL, assert_same_weights, losses_of
+from tests.helpers.embedding_runs import SMALL, assert_same_weights, flip_a_bit, losses_of
 from tests.helpers.examples import load_example
 from tests.helpers.models import ROOT
 from tests.helpers.pretraining_runs import ScriptProcesses, launched_environments, start
@@ -371,7 +372,11 @@ def test_without_its_clusters_a_run_does_not_go_on(whole, settings, tmp_path):
     changes = settings(eval_steps=12, save_steps=4)
     with pytest.raises(CheckpointError, match="(?s)context_size: 8 there, 6 now"):
         run(changes | {"context_size": 6})
-    next((tmp_path / "run" / "clusters").iterdir()).unlink()
+    stored = next((tmp_path / "run" / "clusters").iterdir())
+    flip_a_bit(stored)
+    with pytest.raises(ResultError, match=f"{stored} is damaged"):
+        run(changes)
+    stored.unlink()
     with pytest.raises(CheckpointError, match="has begun with clusters, and .* is missing"):
         run(changes)
 

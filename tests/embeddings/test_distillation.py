@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from sentence_transformers import CrossEncoder, SentenceTransformer
 from torch.nn import functional as F
 
+from neobert_hf.common.results import ResultError
 from neobert_hf.embeddings import distillation
 from neobert_hf.embeddings.arguments import DenseArguments
 from neobert_hf.embeddings.batches import DistillationCollator
@@ -25,7 +26,7 @@ from neobert_hf.embeddings.models import build_encoder
 from neobert_hf.embeddings.recipe import prepare_run
 from neobert_hf.training.run_checkpoints import CheckpointError
 from tests.embeddings.test_resuming import interrupted
-from tests.helpers.embedding_runs import losses_of, run, to_flags
+from tests.helpers.embedding_runs import flip_a_bit, losses_of, run, to_flags
 
 
 PROMPT = "Find the answer. "
@@ -189,7 +190,7 @@ def test_results_are_stored_and_read_once(teachers, taught, edit, tmp_path, monk
     again, _ = taught(**changes)
     assert again[:] == rows[:] and "30 of 200" not in capsys.readouterr().out
     assert {part: part.stat().st_mtime_ns for part in parts[:-1]} == {part: times[part] for part in parts[:-1]}
-    assert sorted(file.name for file in folder.iterdir()) == ["answers.json", *(part.name for part in parts)]
+    assert sorted(file.name for file in folder.iterdir()) == ["answers.parquet", *(part.name for part in parts)]
     # Another run takes them, and needs no teacher.
     with monkeypatch.context() as patch:
         patch.delattr(distillation, "load_trained_reranker")
@@ -220,6 +221,12 @@ def test_another_teacher_speaks_anew_and_not_to_a_run_that_has_begun(teachers, t
     shutil.rmtree(tmp_path / "lost" / "teacher" / folder.name)
     with pytest.raises(CheckpointError, match="has begun with what its teacher said, and .* does not hold all of it"):
         run("dense", settings(**changes, output_dir=tmp_path / "lost"))
+    for name in ("part-00000.parquet", "answers.parquet"):
+        shutil.copytree(folder, tmp_path / "lost" / "teacher" / folder.name)
+        flip_a_bit(tmp_path / "lost" / "teacher" / folder.name / name)
+        with pytest.raises(ResultError, match=f"{name} is damaged"):
+            run("dense", settings(**changes, output_dir=tmp_path / "lost"))
+        shutil.rmtree(tmp_path / "lost" / "teacher" / folder.name)
     change_weights(str(teacher))
     with pytest.raises(CheckpointError, match="teacher_fingerprint: .* there, .* now"):
         run("dense", settings(**changes))

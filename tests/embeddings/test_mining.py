@@ -7,11 +7,13 @@ import torch
 from datasets import Dataset
 from safetensors.torch import load_file, save_file
 
+from neobert_hf.common.results import ResultError
 from neobert_hf.embeddings.arguments import DenseArguments, EmbeddingArguments, RerankerArguments
 from neobert_hf.embeddings.mining import mine_negatives
 from neobert_hf.embeddings.models import load_trained_reranker
 from neobert_hf.embeddings.recipe import read_data, run_settings
-from tests.helpers.embedding_runs import described, load
+from neobert_hf.training.run_checkpoints import CheckpointError
+from tests.helpers.embedding_runs import described, flip_a_bit, load
 
 
 PROMPT = "Find the text. "
@@ -53,6 +55,19 @@ def test_negatives_are_further_from_the_query_than_the_margin(trained, pairs, tm
     closest = min(((right - wrong) / abs(right)).min().item() for right, wrong in found)
     # The margin decides: without one, negatives come this close.
     assert (closest < 0.05) == (relative == 0 and absolute is None)
+
+
+def test_damage_to_what_was_mined_is_no_other_negatives(trained, pairs, tmp_path):
+    chosen = settings(trained, negatives=3)
+    mine_negatives(pairs, described(PROMPT), chosen, tmp_path)
+    (file,) = tmp_path.iterdir()
+    flip_a_bit(file)
+    for begun in (False, True):
+        with pytest.raises(ResultError, match=f"{file} is damaged"):
+            mine_negatives(pairs, described(PROMPT), chosen, tmp_path, begun)
+    file.unlink()
+    with pytest.raises(CheckpointError, match=f"has begun with hard negatives, and {file} is missing"):
+        mine_negatives(pairs, described(PROMPT), chosen, tmp_path, begun=True)
 
 
 def test_that_nothing_was_found_is_said_aloud(trained, pairs, tmp_path, capsys):

@@ -62,6 +62,13 @@ def described(instruction: str) -> PairDataset:
     return PairDataset("described", instruction, [])
 
 
+def flip_a_bit(file: Path) -> None:
+    """In the first pages of a Parquet file."""
+    content = bytearray(file.read_bytes())
+    content[100] ^= 4
+    file.write_bytes(content)
+
+
 def losses_of(log: list[dict]) -> list[float]:
     return [entry["loss"] for entry in log if "loss" in entry]
 

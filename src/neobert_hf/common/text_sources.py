@@ -9,6 +9,7 @@ from datasets import Dataset, IterableDataset, load_dataset
 from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
 from datasets.features.features import require_decoding
 
+from neobert_hf.common.paths import looks_like_path
 from neobert_hf.common.row_files import (
     BUILDERS,
     COMPRESSIONS,
@@ -210,9 +211,7 @@ def local_files(source: str) -> list[Path]:
         files = [path] if path.is_file() else [Path(file) for file in glob.glob(str(path), recursive=True)]
         files = [file for file in files if file.is_file()]
     if not files:
-        # A Hub id is `name` or `owner/name` and no path that exists here.
-        no_id = path.exists() or path.is_absolute() or source.count("/") > 1 or suffix_of(path)
-        if no_id or set("*?[~\\") & set(source):
+        if looks_like_path(source) or suffix_of(path):
             raise FileNotFoundError(
                 f"{source!r} matches no file; give a file, a pattern, a folder or a Hub dataset id."
             )
