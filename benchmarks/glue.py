@@ -27,11 +27,11 @@ from sklearn.pipeline import make_pipeline
 from neobert_hf.common.atomic_writes import write_json, write_text
 from neobert_hf.common.report import Line, Panel, markdown_table, mean_interval, plot_lines
 from neobert_hf.common.settings import parse_config
-from neobert_hf.evaluation.glue.metric import GlueMetric
 from neobert_hf.evaluation.glue.report import group_runs
 from neobert_hf.evaluation.glue.results import Results
 from neobert_hf.evaluation.glue.runs import Hyperparameters
 from neobert_hf.evaluation.glue.tasks import load_task, read_tasks
+from neobert_hf.training.metrics import ScoreMetric
 
 
 TASKS = ROOT / "configs" / "glue" / "debian_sections.yaml"
@@ -84,7 +84,7 @@ def tf_idf(data: Path) -> dict[str, float]:
     classifier = make_pipeline(vectorizer, LogisticRegression(C=10, max_iter=1000))
     classifier.fit(splits["train"]["text"][:], splits["train"]["label"][:])
     predictions = classifier.predict(splits["validation"]["text"][:])
-    scores = GlueMetric(task.metrics).compute(predictions=predictions, references=splits["validation"]["label"][:])
+    scores = ScoreMetric(task.metrics).compute(predictions=predictions, references=splits["validation"]["label"][:])
     return scores | {"seconds": time.monotonic() - began}
 
 

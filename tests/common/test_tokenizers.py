@@ -24,12 +24,12 @@ from neobert_hf.embeddings.models import (
     build_reranker,
     build_sparse_encoder,
 )
-from neobert_hf.evaluation.glue import recipe as glue
-from neobert_hf.evaluation.glue.models import StartingPoint
 from neobert_hf.evaluation.pseudo_perplexity import recipe as pseudo_perplexity
 from neobert_hf.pretraining.preparing import PrepareArguments, load_fast_tokenizer
 from neobert_hf.pretraining.tokenizer import train_bpe, train_wordpiece
 from neobert_hf.search.encoder import EmbeddingSettings, PassageEncoder
+from neobert_hf.training import starting_points
+from neobert_hf.training.starting_points import StartingPoint
 from tests.helpers.embedding_runs import described
 from tests.helpers.models import ROOT, small_model
 from tests.helpers.small_tokenizer import small_tokenizer, tiny_tokenizer
@@ -143,7 +143,7 @@ def load_in_every_room(folder: Path) -> dict:
         "multi_vector": lambda: build_multi_vector_encoder(name, 8),
         "reranker": lambda: build_reranker(name, 8),
         "miner": lambda: mine_negatives(pairs, described(""), reranker, folder / "mined"),
-        "glue": lambda: glue.tokenizer_of(StartingPoint(name)),
+        "glue": lambda: starting_points.tokenizer_of(StartingPoint(name)),
         "pseudo_perplexity": lambda: pseudo_perplexity.tokenizer_of(name),
         "convert": lambda: convert(ConvertSettings(name, str(folder / "new"), to="original")),
         "doctor": lambda: check_tokenizer_of_folder(ModelFolder(folder)),

@@ -9,8 +9,9 @@ import torch
 from safetensors.torch import load_file
 from sentence_transformers import CrossEncoder, SentenceTransformer
 
-from neobert_hf.embeddings.adapters import add_lora, describe_lora, linear_layers, load_adapter, merge_lora
+from neobert_hf.embeddings.adapters import add_lora
 from neobert_hf.embeddings.models import build_encoder, build_reranker
+from neobert_hf.training.adapters import describe_adapters, linear_layers, load_adapters, merge_adapters
 from neobert_hf.training.run_checkpoints import CheckpointError
 from tests.embeddings.test_resuming import interrupted
 from tests.helpers.embedding_runs import assert_same_weights, losses_of, run, to_flags
@@ -58,7 +59,7 @@ def test_the_merged_model_is_the_trained_one(encoder, tokenizer, tmp_path, name,
     trained = outputs(model)
     assert (trained - before).abs().max() > 1e-3
     model.save_pretrained(str(tmp_path / "checkpoint"))
-    merge_lora(model)
+    merge_adapters(model.transformers_model)
     # Sums of float32 in another order.
     assert torch.allclose(outputs(model), trained, atol=2e-6) and set(model.state_dict()) == names
     model.save_pretrained(str(tmp_path / "merged"))
@@ -66,7 +67,7 @@ def test_the_merged_model_is_the_trained_one(encoder, tokenizer, tmp_path, name,
     assert torch.equal(outputs(type(model)(str(tmp_path / "merged"), device="cpu")), outputs(model))
     torch.manual_seed(0)
     again = with_adapters(build(path, 24))
-    load_adapter(again, tmp_path / "checkpoint")
+    load_adapters(again.transformers_model, tmp_path / "checkpoint")
     assert torch.equal(outputs(again), trained)
 
 
@@ -78,14 +79,14 @@ def test_only_the_linear_layers_of_the_blocks_get_adapters(encoder, tmp_path):
     assert len(trained) == 16 and all(".lora_" in name for name in trained)
     count = sum(weight.numel() for weight in trained.values())
     frozen = sum(weight.numel() for weight in build_encoder(str(encoder), 24).parameters())
-    line = describe_lora(model)
+    line = describe_adapters(model)
     assert f"{count:,} parameters are trained in place of {frozen:,};" in line
     # 4 bytes of a frozen weight, 16 of a trained one.
     assert f"take {(4 * frozen + 16 * count) / 1e6:,.1f} MB in place of {16 * frozen / 1e6:,.1f} MB" in line
     model.save_pretrained(str(tmp_path / "checkpoint"))
     with pytest.raises(CheckpointError, match="holds other adapters than the model has: classifier.bias is in one"):
         other = build_reranker(str(encoder), 24)
-        load_adapter(with_adapters(other), tmp_path / "checkpoint")
+        load_adapters(with_adapters(other).transformers_model, tmp_path / "checkpoint")
 
 
 def test_a_run_with_adapters_leaves_a_plain_model(settings, encoder, tmp_path, capsys):

@@ -4,6 +4,7 @@ A model's folder may come from anybody. Its `modules.json`, its index of shards 
 make a command read, copy and publish files of the user that lie elsewhere.
 """
 
+import difflib
 import os
 import re
 from collections.abc import Iterable
@@ -82,3 +83,34 @@ def check_file_name(name: object, what: str) -> str:
             "hold no slashes and control characters, and be more than dots and spaces."
         )
     return name
+
+
+def looks_like_path(name: str) -> bool:
+    """Whether a name can be no id of the Hub, which is `name` or `owner/name`; or begins with a folder that is here."""
+    first, slash, _ = name.partition("/")
+    odd = (
+        name.startswith((".", "~", "/")) or name.endswith("/") or name.count("/") > 1 or bool(set("*?[\\") & set(name))
+    )
+    return odd or Path(name).exists() or (bool(slash) and Path(first).is_dir())
+
+
+def check_exists(name: str, setting: str) -> None:
+    """Refuse a path that does not exist, where Transformers would look for a repository of that name on the Hub.
+
+    Args:
+        name: a path, or the id of a repository.
+        setting: what named it, for the message.
+
+    Raises:
+        FileNotFoundError: naming the nearest path that exists.
+    """
+    path = Path(name).expanduser()
+    if path.exists() or not looks_like_path(name):
+        return
+    folder = next(parent for parent in path.parents if parent.exists())
+    found = sorted(file.name for file in folder.glob("*"))
+    near = difflib.get_close_matches(path.relative_to(folder).parts[0], found, n=1)
+    advice = (
+        f"did you mean {str(folder / near[0])!r}?" if near else f"{folder.absolute()} holds {', '.join(found[:8])}."
+    )
+    raise FileNotFoundError(f"`{setting}` is {name!r}, and there is no such file or folder; {advice}")

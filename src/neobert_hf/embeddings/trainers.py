@@ -15,7 +15,6 @@ from sentence_transformers.base.model import BaseModel
 from torch.utils.data import BatchSampler, ConcatDataset
 
 from neobert_hf.common.atomic_writes import write_json
-from neobert_hf.embeddings.adapters import describe_lora, load_adapter, merge_lora
 from neobert_hf.embeddings.batches import (
     ContrastiveCollator,
     DistillationCollator,
@@ -30,6 +29,7 @@ from neobert_hf.embeddings.models import describe_reranker
 from neobert_hf.embeddings.pairs import most_negatives
 from neobert_hf.embeddings.prompts import add_to_card, describe_choice, set_prompts
 from neobert_hf.embeddings.recipe import Run, TrainingData
+from neobert_hf.training.adapters import describe_adapters, load_adapters, merge_adapters
 from neobert_hf.training.launching import check_launch, end_processes
 from neobert_hf.training.trainer import ResumableTrainer
 
@@ -108,7 +108,7 @@ class MixtureTrainer(ResumableTrainer):
         output = Path(self.args.output_dir)
         if not self.is_saved(output):
             if self.has_adapters:
-                merge_lora(self.model)
+                merge_adapters(self.model.transformers_model)
             self.save_whole(output / "model")
             if self.is_world_process_zero():
                 write_json(output / "log.json", self.state.log_history)
@@ -154,7 +154,7 @@ class MixtureTrainer(ResumableTrainer):
             f"{self.args.gradient_accumulation_steps} batches a step and process"
         )
         if self.has_adapters:
-            lines.append(describe_lora(self.model))
+            lines.append(describe_adapters(self.model))
         lines.append(describe_choice(self.run.data))
         lines.append(f"resuming from {self.run.checkpoint}" if self.run.checkpoint else f"starting from {self.start()}")
         return "\n".join(lines)
@@ -191,7 +191,7 @@ class MixtureTrainer(ResumableTrainer):
     def _load_from_checkpoint(self, checkpoint_path: str) -> None:
         if self.has_adapters:
             # Sentence Transformers would load the frozen weights once more, in the type they are stored in.
-            load_adapter(self.model, Path(checkpoint_path))
+            load_adapters(self.model.transformers_model, Path(checkpoint_path))
         else:
             super()._load_from_checkpoint(checkpoint_path)
 

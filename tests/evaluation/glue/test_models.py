@@ -8,8 +8,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import BertForMaskedLM
 
-from neobert_hf.evaluation.glue.models import StartingPoint, build_classifier
+from neobert_hf.evaluation.glue.models import build_classifier
 from neobert_hf.training.run_checkpoints import CheckpointError, Progress, mark_complete
+from neobert_hf.training.starting_points import StartingPoint
 from tests.helpers.examples import load_example
 from tests.helpers.glue_runs import TASKS, best_of, model_folder, save_encoder
 from tests.helpers.other_encoders import ENCODERS, save_other_encoder

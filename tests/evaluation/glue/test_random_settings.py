@@ -9,11 +9,11 @@ from datasets import Dataset, DatasetDict
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from neobert_hf.evaluation.glue.metric import GlueMetric
 from neobert_hf.evaluation.glue.recipe import GlueSettings
 from neobert_hf.evaluation.glue.report import summarize
 from neobert_hf.evaluation.glue.runs import Hyperparameters, Run
 from neobert_hf.evaluation.glue.trainer import GlueArguments, TaskData
+from neobert_hf.training.metrics import ScoreMetric
 from tests.helpers.glue_runs import TASKS
 from tests.helpers.properties import any_number, reproducible, settings_with_any_number
 from tests.helpers.small_tokenizer import small_tokenizer
@@ -103,7 +103,7 @@ def test_ids_of_texts_and_pairs():
 def test_metrics_of_labels(pairs):
     predicted, labels = map(list, zip(*pairs))
     hits = Counter(pairs)
-    found = GlueMetric(["accuracy", "f1", "macro_f1", "matthews_correlation"]).compute(
+    found = ScoreMetric(["accuracy", "f1", "macro_f1", "matthews_correlation"]).compute(
         predictions=predicted, references=labels
     )
 
@@ -140,7 +140,7 @@ def test_metrics_of_scores(pairs):
     predicted, labels = ([float(value) for value in values] for values in zip(*pairs))
     if len(set(labels)) == 1:
         return
-    found = GlueMetric(["pearson", "spearmanr"]).compute(predictions=predicted, references=labels)
+    found = ScoreMetric(["pearson", "spearmanr"]).compute(predictions=predicted, references=labels)
     expected = {"pearson": 0.0, "spearmanr": 0.0}
     if len(set(predicted)) > 1:
         expected = {

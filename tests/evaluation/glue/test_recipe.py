@@ -14,9 +14,10 @@ from sklearn.metrics import accuracy_score
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
 from neobert_hf.common.results import ResultError
-from neobert_hf.evaluation.glue.models import StartingPoint, build_classifier
+from neobert_hf.evaluation.glue.models import build_classifier
 from neobert_hf.evaluation.glue.tasks import load_task
 from neobert_hf.training.run_checkpoints import CheckpointError
+from neobert_hf.training.starting_points import StartingPoint
 from tests.helpers.examples import load_example
 from tests.helpers.glue_runs import GRID, TASKS, best_of, model_folder, results_of, start_process
 from tests.helpers.models import ROOT

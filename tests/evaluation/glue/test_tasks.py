@@ -17,7 +17,6 @@ from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
 from neobert_hf.common.results import folder_of_results
 from neobert_hf.common.settings import parse_config
-from neobert_hf.evaluation.glue.metric import GlueMetric
 from neobert_hf.evaluation.glue.recipe import GlueSettings
 from neobert_hf.evaluation.glue.report import read_published
 from neobert_hf.evaluation.glue.results import Results
@@ -32,6 +31,7 @@ from neobert_hf.evaluation.glue.runs import (
 )
 from neobert_hf.evaluation.glue.tasks import load_task, read_tasks
 from neobert_hf.evaluation.glue.trainer import GlueArguments
+from neobert_hf.training.metrics import ScoreMetric
 from tests.helpers.models import ROOT
 
 
@@ -49,17 +49,17 @@ def test_metrics_equal_scikit_learn_and_scipy():
         "macro_f1": f1_score(labels, predicted, average="macro"),
         "matthews_correlation": matthews_corrcoef(labels, predicted),
     }
-    assert GlueMetric(list(expected)).compute(predictions=predicted, references=labels) == expected
+    assert ScoreMetric(list(expected)).compute(predictions=predicted, references=labels) == expected
     # From their definitions.
     hits = sum(guess == label == 1 for guess, label in zip(predicted, labels))
     assert expected["f1"] == pytest.approx(2 * hits / (sum(predicted) + sum(labels)), abs=1e-12)
     scores = [draw.random() * 5 for _ in range(100)]
     noisy = [score + draw.gauss(0, 1) for score in scores]
-    computed = GlueMetric(["pearson", "spearmanr"]).compute(predictions=noisy, references=scores)
+    computed = ScoreMetric(["pearson", "spearmanr"]).compute(predictions=noisy, references=scores)
     assert computed == pytest.approx(
         {"pearson": pearsonr(noisy, scores).statistic, "spearmanr": spearmanr(noisy, scores).statistic}, abs=1e-12
     )
-    constant = GlueMetric(["pearson", "spearmanr"]).compute(predictions=[2.0] * 100, references=scores)
+    constant = ScoreMetric(["pearson", "spearmanr"]).compute(predictions=[2.0] * 100, references=scores)
     assert constant == {"pearson": 0.0, "spearmanr": 0.0}
 
 

@@ -6,21 +6,21 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
-from transformers import AutoConfig, PreTrainedTokenizerBase, set_seed
+from transformers import set_seed
 
 from neobert_hf.common.fingerprints import data_fingerprint, reading_fingerprint
 from neobert_hf.common.locks import folder_lock
 from neobert_hf.common.results import ResultError, write_result
 from neobert_hf.common.settings import Count, CountOrZero, NotNegative, Range, check_ranges, nearest
 from neobert_hf.common.token_limits import tokens_read
-from neobert_hf.common.tokenizers import load_tokenizer
-from neobert_hf.evaluation.glue.models import StartingPoint, build_classifier, newest_checkpoints
+from neobert_hf.evaluation.glue.models import build_classifier
 from neobert_hf.evaluation.glue.results import RUN_ARGUMENTS, Results
 from neobert_hf.evaluation.glue.runs import Hyperparameters, Run, grid, order_tasks, read_hyperparameters
 from neobert_hf.evaluation.glue.tasks import GlueTask, load_task, read_tasks
 from neobert_hf.evaluation.glue.trainer import GlueArguments, GlueTrainer, TaskData
 from neobert_hf.training.arguments import result_settings
 from neobert_hf.training.run_checkpoints import newest_checkpoint
+from neobert_hf.training.starting_points import StartingPoint, newest_checkpoints, tokenizer_of
 from neobert_hf.training.trainer import Diverged
 
 
@@ -107,12 +107,6 @@ def find_start(settings: GlueSettings) -> StartingPoint:
         model = str(backbone[-1])
     name = " + ".join(map(str, backbone)) or model
     return StartingPoint(model, name, backbone, settings.trust_remote_code)
-
-
-def tokenizer_of(start: StartingPoint) -> PreTrainedTokenizerBase:
-    options = {"trust_remote_code": start.trust_remote_code}
-    config = AutoConfig.from_pretrained(start.model, **options)
-    return load_tokenizer(start.model, getattr(config, "vocab_size", None), **options)
 
 
 class GlueEvaluation:

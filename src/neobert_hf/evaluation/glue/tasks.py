@@ -16,7 +16,7 @@ from huggingface_hub.errors import StrictDataclassError
 from neobert_hf.common.paths import check_file_name
 from neobert_hf.common.settings import nearest, read_yaml
 from neobert_hf.common.text_sources import load_table
-from neobert_hf.evaluation.glue.metric import CLASSIFICATION, CORRELATIONS
+from neobert_hf.training.metrics import CLASSIFICATION, CORRELATIONS
 
 
 # QQP has a few broken lines in half a million.

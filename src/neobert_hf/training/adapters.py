@@ -1,0 +1,119 @@
+"""LoRA (https://arxiv.org/abs/2106.09685): beside each frozen matrix two small ones are trained, then merged.
+
+Gradients and the optimizer's moments take three times the memory of the weights that are trained. Where those are a
+hundredth of all, a model fits that could not be trained as a whole. A checkpoint holds the small matrices alone. What a
+run leaves as `model/` is merged: a plain model, as after any other training.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors.torch import load_file
+from torch import nn
+from transformers import PreTrainedModel, set_seed
+
+from neobert_hf.training.run_checkpoints import CheckpointError
+
+
+# The weight, its gradient and the two moments of AdamW, all in float32.
+FROZEN_BYTES, TRAINED_BYTES = 4, 16
+
+
+@dataclass(frozen=True)
+class Lora:
+    """The adapters of a run.
+
+    Args:
+        rank: of the small matrices.
+        alpha: what they add is multiplied by this over their rank; twice the rank if None.
+        dropout: of what goes into them.
+        with_head: train the head, which is new, as a whole beside them.
+    """
+
+    rank: int
+    alpha: float | None = None
+    dropout: float | None = None
+    with_head: bool = True
+
+
+def add_adapters(model: PreTrainedModel, lora: Lora, seed: int) -> None:
+    """Freeze an encoder and add adapters to its linear layers; they depend on the seed alone."""
+    from peft import LoraConfig
+
+    # And not on what was drawn before.
+    set_seed(seed)
+    config = LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha or 2 * lora.rank,
+        lora_dropout=lora.dropout or 0.0,
+        target_modules=linear_layers(model),
+        modules_to_save=head_modules(model) if lora.with_head else None,
+    )
+    model.add_adapter(config)
+
+
+def linear_layers(encoder: nn.Module) -> list[str]:
+    """The linear layers of the encoder's blocks: `qkv`, `wo`, `w12` and `w3` of every one, in a NeoBERT."""
+    blocks = tuple(f"{name}." for name, module in encoder.named_modules() if isinstance(module, nn.ModuleList))
+    layers = [
+        name for name, module in encoder.named_modules() if isinstance(module, nn.Linear) and name.startswith(blocks)
+    ]
+    if not layers:
+        raise ValueError(f"{type(encoder).__name__} has no linear layers in blocks: leave `lora_rank` out.")
+    return layers
+
+
+def head_modules(encoder: nn.Module) -> list[str]:
+    """What a classifier has on top of its encoder, and the encoder's pooler, which is as new or of another task."""
+    children = [
+        name
+        for name, module in encoder.named_children()
+        if name != encoder.base_model_prefix and any(True for _ in module.parameters())
+    ]
+    return [*children, "pooler"] if getattr(encoder.base_model, "pooler", None) is not None else children
+
+
+def load_adapters(model: PreTrainedModel, checkpoint: Path) -> None:
+    """Take over the adapters of a checkpoint.
+
+    Raises:
+        CheckpointError: if it holds other ones than the model has.
+    """
+    from peft import get_peft_model_state_dict, set_peft_model_state_dict
+
+    file = checkpoint / "adapter_model.safetensors"
+    weights = {name.removeprefix("base_model.model."): weight for name, weight in load_file(file).items()}
+    if differing := weights.keys() ^ get_peft_model_state_dict(model).keys():
+        raise CheckpointError(
+            f"{file} holds other adapters than the model has: {min(differing)} is in one of them only."
+        )
+    set_peft_model_state_dict(model, weights)
+
+
+def merge_adapters(model: PreTrainedModel) -> None:
+    """Add the adapters to the weights beside them, so that a plain model is left."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.utils import ModulesToSaveWrapper
+
+    for name, module in list(model.named_modules()):
+        if isinstance(module, BaseTunerLayer):
+            module.merge()
+            model.set_submodule(name, module.get_base_layer())
+        elif isinstance(module, ModulesToSaveWrapper):
+            model.set_submodule(name, module.modules_to_save[module.active_adapter])
+    # Otherwise Transformers would still save adapters.
+    model.delete_adapter("default")
+
+
+def describe_adapters(model: nn.Module) -> str:
+    """How much is trained in place of all weights, and what memory that takes beside what the texts of a batch take."""
+    parameters = list(model.named_parameters())
+    trained = sum(weight.numel() for _, weight in parameters if weight.requires_grad)
+    frozen = sum(weight.numel() for _, weight in parameters if not weight.requires_grad)
+    added = (".lora_", ".modules_to_save.")
+    plain = sum(weight.numel() for name, weight in parameters if not any(mark in name for mark in added))
+    memory, before = FROZEN_BYTES * frozen + TRAINED_BYTES * trained, TRAINED_BYTES * plain
+    return (
+        f"LoRA: {trained:,} parameters are trained in place of {plain:,}; weights, gradients and AdamW's moments take "
+        f"{memory / 1e6:,.1f} MB in place of {before / 1e6:,.1f} MB"
+    )

@@ -1,0 +1,204 @@
+"""Fine-tuning as the paper does (appendix C), for every kind of head: length, evaluations, the best checkpoint.
+
+Beside that, what a user may choose: LoRA, and smaller learning rates for lower layers (https://arxiv.org/abs/1801.06146).
+"""
+
+import shutil
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated
+
+import torch
+from torch import nn
+from torch.utils.data import Sampler, SequentialSampler
+from transformers import EarlyStoppingCallback, PreTrainedModel, TrainerState, TrainingArguments
+
+from neobert_hf.common.atomic_writes import atomic_folder
+from neobert_hf.common.settings import Count, Positive, Range
+from neobert_hf.training.adapters import Lora, add_adapters, describe_adapters, load_adapters, merge_adapters
+from neobert_hf.training.arguments import check_fixed, check_inherited
+from neobert_hf.training.run_checkpoints import check_content
+from neobert_hf.training.trainer import ResumableTrainer
+
+
+# Settings of Transformers that would undo what this recipe promises, and the only values it runs with.
+FIXED = {
+    # The Trainer skips what a resumed run has trained on, which makes a resume exact; only row numbers are drawn again.
+    "ignore_data_skip": False,
+    # Batch sizes are the paper's, in one pass: steps, evaluations and warm-up count batches.
+    "gradient_accumulation_steps": 1,
+    # It would also leave the last rows out of every evaluation.
+    "dataloader_drop_last": False,
+    # The best evaluation would be one of fewer.
+    "eval_delay": 0,
+    "metric_for_best_model": "score",
+    "greater_is_better": True,
+    # The evaluations without improvement are counted by a callback.
+    "restore_callback_states_from_checkpoint": True,
+}
+
+# What evaluations of the Trainer also log, by the ends of the names.
+TIMINGS = ("runtime", "_per_second", "_preparation_time")
+
+
+@dataclass
+class FineTuningArguments(TrainingArguments):
+    """Transformers' arguments with the defaults of the paper (appendix C, and a point of its grid) and its code."""
+
+    per_device_train_batch_size: int = field(default=32, metadata={"help": "rows of a step"})
+    learning_rate: float = field(default=2e-5, metadata={"help": "at its peak"})
+    weight_decay: float = field(default=0.01, metadata={"help": "decoupled; not on norms and biases"})
+    per_device_eval_batch_size: int = field(default=64, metadata={"help": "rows evaluated at a time"})
+    num_train_epochs: float = field(default=10, metadata={"help": "over the training split"})
+    warmup_steps: float = field(default=0.06, metadata={"help": "optimizer steps, or a share of all if below 1"})
+    early_stopping_patience: Count = field(default=15, metadata={"help": "evaluations without a better score"})
+    eval_steps: float | None = field(
+        default=None, metadata={"help": "steps between evaluations; min(500, a tenth of an epoch) if unset"}
+    )
+    layer_decay: Annotated[float, Range(above=0, most=1)] = field(
+        default=1.0, metadata={"help": "the rate of a block is that of the block above it times this"}
+    )
+    lora_rank: Count | None = field(
+        default=None, metadata={"help": "train adapters of this rank in the linear layers of the blocks (LoRA)"}
+    )
+    lora_alpha: Positive | None = field(
+        default=None, metadata={"help": "what adapters add is multiplied by this over their rank; twice that if unset"}
+    )
+    lora_dropout: Annotated[float, Range(0, below=1)] | None = field(
+        default=None, metadata={"help": "of what goes into the adapters; none if unset"}
+    )
+    report_to: str | None = field(default="none", metadata={"help": "tensorboard, wandb, trackio, ... or none"})
+    save_total_limit: int | None = field(default=1, metadata={"help": "complete checkpoints kept beside the best"})
+    logging_nan_inf_filter: bool = field(default=False, metadata={"help": "fixed"})
+    metric_for_best_model: str | None = field(default="score", metadata={"help": "fixed"})
+    restore_callback_states_from_checkpoint: bool = field(default=True, metadata={"help": "fixed"})
+
+    def __post_init__(self):
+        check_inherited(self)
+        for name in ("lora_alpha", "lora_dropout"):
+            if self.lora_rank is None and getattr(self, name) is not None:
+                raise ValueError(f"`{name}` is {getattr(self, name)!r} without `lora_rank`: set that, or leave it out.")
+        super().__post_init__()
+
+    def planned(self, rows: int) -> "FineTuningArguments":
+        """The arguments of a run on so many training rows: its steps, evaluations and checkpoints."""
+        if self.eval_steps is not None and (self.eval_steps not in Range(1, 2**53) or self.eval_steps % 1):
+            raise ValueError(f"`eval_steps` is {self.eval_steps}; it must be a whole number of steps, 1 or more.")
+        batches = -(-rows // self.per_device_train_batch_size)
+        if self.max_steps < 1 and not 1 <= self.num_train_epochs * batches < 2**53:
+            raise ValueError(
+                f"`num_train_epochs` is {self.num_train_epochs}; over {batches:,} batches it must make 1 step or more, "
+                f"and fewer than {2**53:,}."
+            )
+        every = int(self.eval_steps or max(1, min(500, batches // 10)))
+        arguments = replace(
+            self,
+            max_steps=self.max_steps if self.max_steps > 0 else int(self.num_train_epochs * batches),
+            **dict.fromkeys(("eval_strategy", "save_strategy", "logging_strategy"), "steps"),
+            **dict.fromkeys(("eval_steps", "save_steps", "logging_steps"), every),
+        )
+        check_fixed(arguments, FIXED)
+        return arguments
+
+
+class EarlyStopping(EarlyStoppingCallback):
+    """Without its warning that the best weights are not loaded: `load_best` takes them from their checkpoint."""
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        pass
+
+
+class FineTuningTrainer(ResumableTrainer):
+    """Fine-tuning with early stopping, of a model from `build_model` with arguments from `planned`.
+
+    `compute_metrics` must give a `score`: the larger, the better.
+    """
+
+    def __init__(self, model: PreTrainedModel, args: FineTuningArguments, **kwargs):
+        if args.lora_rank is not None:
+            add_adapters(model, Lora(args.lora_rank, args.lora_alpha, args.lora_dropout), args.seed)
+            print(describe_adapters(model), flush=True)
+        super().__init__(model, args, callbacks=[EarlyStopping(args.early_stopping_patience)], **kwargs)
+
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        """With a rate of its own for each block, if `layer_decay` says so."""
+        new = self.optimizer is None
+        optimizer = super().create_optimizer(model)
+        if new and self.args.layer_decay < 1:
+            factors = layer_factors(self.model, self.args.layer_decay)
+            optimizer.param_groups[:] = [
+                group
+                | {"params": [weight for weight in group["params"] if factors[weight] == factor]}
+                | {"lr": group["lr"] * factor}
+                for group in optimizer.param_groups
+                for factor in sorted(set(factors.values()))
+            ]
+        return optimizer
+
+    def _get_eval_sampler(self, eval_dataset) -> Sampler:
+        # Scores belong to rows by their number, which `group_by_length` would change here, too.
+        return SequentialSampler(eval_dataset)
+
+    def is_finished(self, checkpoint: Path) -> bool:
+        """Also after early stopping: one evaluation more could be a better one."""
+        state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
+        without_improvement = state.stateful_callbacks["EarlyStopping"]["attributes"]["early_stopping_patience_counter"]
+        return super().is_finished(checkpoint) or without_improvement >= self.args.early_stopping_patience
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: PreTrainedModel | None = None) -> None:
+        if self.args.lora_rank is not None:
+            load_adapters(self.model, Path(resume_from_checkpoint))
+            return
+        # Files have other names and shapes than the modules of some models (NomicBERT, GTE), which Transformers' own
+        # way leaves out with a warning.
+        with torch.random.fork_rng():
+            loaded = type(self.model).from_pretrained(
+                resume_from_checkpoint, config=self.model.config, dtype=torch.float32
+            )
+        self.model.load_state_dict(loaded.state_dict())
+
+    @property
+    def best_checkpoint(self) -> Path:
+        return Path(self.args.output_dir) / f"checkpoint-{self.state.best_global_step}"
+
+    def load_best(self) -> None:
+        """Give the model the weights of the best evaluation."""
+        check_content(self.best_checkpoint)
+        self._load_from_checkpoint(str(self.best_checkpoint))
+        self.model.to(self.args.device)
+
+    def save_best(self, folder: Path) -> None:
+        """Make a model of the best checkpoint, for `from_pretrained`. Adapters are merged into it."""
+        check_content(self.best_checkpoint)
+        training_files = shutil.ignore_patterns("*.pt", "*.pth", "*.bin", "trainer_state.json", "complete.json")
+        with atomic_folder(folder) as partial_folder:
+            if self.args.lora_rank is None:
+                shutil.copytree(self.best_checkpoint, partial_folder, ignore=training_files, dirs_exist_ok=True)
+            else:
+                self.load_best()
+                merge_adapters(self.model)
+                self.model.save_pretrained(partial_folder)
+                self.processing_class.save_pretrained(partial_folder)
+
+    def evaluations(self) -> list[dict]:
+        """Step, loss and metrics of each evaluation."""
+        return [
+            {key.removeprefix("eval_"): value for key, value in entry.items() if not key.endswith(TIMINGS)}
+            for entry in self.state.log_history
+            if "eval_score" in entry
+        ]
+
+
+def layer_factors(model: PreTrainedModel, decay: float) -> dict[nn.Parameter, float]:
+    """What the learning rate of each parameter is multiplied with: 1 above the blocks, least in the embeddings."""
+    lists = {name: module for name, module in model.named_modules() if isinstance(module, nn.ModuleList)}
+    if not lists:
+        raise ValueError(f"{type(model).__name__} has no blocks: leave `layer_decay` out.")
+    name, blocks = max(lists.items(), key=lambda item: sum(weight.numel() for weight in item[1].parameters()))
+    depths, below = {}, True
+    for parameter_name, weight in model.named_parameters():
+        inside = parameter_name.startswith(f"{name}.")
+        below = below and not inside
+        number = int(parameter_name.removeprefix(f"{name}.").split(".")[0]) if inside else len(blocks)
+        depths[weight] = 0 if below else number + 1
+    return {weight: decay ** (len(blocks) + 1 - depth) for weight, depth in depths.items()}

@@ -1,0 +1,157 @@
+"""Models to fine-tune: any encoder of Transformers with a new head, from one checkpoint or the mean of several."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.core_model_loading import revert_weight_conversion
+
+from neobert_hf.common.fingerprints import checkpoint_fingerprint
+from neobert_hf.common.paths import check_exists
+from neobert_hf.common.tokenizers import load_tokenizer
+from neobert_hf.training.run_checkpoints import CheckpointError, check_content, complete_checkpoints
+
+
+# The dropout before the classifier, where models do not call it `classifier_dropout`.
+DROPOUTS = {
+    "albert": "classifier_dropout_prob",
+    "deberta": "cls_dropout",
+    "deberta-v2": "cls_dropout",
+    "distilbert": "seq_classif_dropout",
+}
+
+
+@dataclass
+class StartingPoint:
+    """What fine-tuning starts from.
+
+    Args:
+        model: path or Hub id: the configuration, the tokenizer and, without `backbone`, the weights.
+        name: what result files call it.
+        backbone: checkpoints whose backbone to start from instead, the mean of several.
+        trust_remote_code: run code from the model's repository.
+    """
+
+    model: str
+    name: str = ""
+    backbone: list[Path] = field(default_factory=list)
+    trust_remote_code: bool = False
+
+    def __post_init__(self):
+        check_exists(self.model, "model")
+
+    def fingerprint(self) -> str:
+        """What tells these weights from others under the same name."""
+        return " + ".join(checkpoint_fingerprint(str(checkpoint)) for checkpoint in self.backbone or [self.model])
+
+
+def newest_checkpoints(run: str, number: int) -> list[Path]:
+    """The newest complete checkpoints of a pretraining run, oldest first."""
+    checkpoints = complete_checkpoints(Path(run))
+    if not 1 <= number <= len(checkpoints):
+        raise CheckpointError(
+            f"{run} holds {len(checkpoints)} complete checkpoints, and `average_checkpoints` is {number}. Give the "
+            "folder of a pretraining run as `model`; `save_total_limit` says how many it keeps."
+        )
+    for checkpoint in checkpoints[-number:]:
+        check_content(checkpoint)
+    return checkpoints[-number:]
+
+
+def task_config(
+    start: StartingPoint, labels: list[str] | None, problem: str | None, dropout: float
+) -> PreTrainedConfig:
+    """The model's configuration with what its new head is for.
+
+    Args:
+        labels: the names of the head's outputs, in their order; None leaves what the head has by itself.
+        problem: `problem_type` of Transformers, for classifiers of texts.
+        dropout: before the head.
+    """
+    config = AutoConfig.from_pretrained(start.model, trust_remote_code=start.trust_remote_code)
+    if labels is not None:
+        # These two set `num_labels`, too.
+        config.id2label = dict(enumerate(labels))
+        config.label2id = {name: number for number, name in enumerate(labels)}
+    config.problem_type = problem
+    setattr(config, DROPOUTS.get(config.model_type, "classifier_dropout"), dropout)
+    return config
+
+
+def build_model(start: StartingPoint, auto_class: Any, config: PreTrainedConfig) -> PreTrainedModel:
+    """Any encoder of Transformers in float32, with a new head.
+
+    Args:
+        auto_class: which head, such as `AutoModelForTokenClassification`.
+        config: of `task_config`.
+    """
+    # Some checkpoints (DeBERTa-v3) are 16-bit, in which AdamW's steps get lost.
+    options = {"config": config, "dtype": torch.float32, "trust_remote_code": start.trust_remote_code}
+    if start.backbone:
+        model = auto_class.from_config(**options)
+        load_backbone(model, start.backbone)
+        return model
+    try:
+        return auto_class.from_pretrained(start.model, **options)
+    except RuntimeError as error:
+        raise ValueError(
+            f"The weights of {start.model} do not fit its config.json (hidden_size {config.hidden_size}) with "
+            f"{config.num_labels} labels; the report above has the shapes that were found and expected. ({error})"
+        ) from error
+
+
+def tokenizer_of(start: StartingPoint) -> PreTrainedTokenizerBase:
+    options = {"trust_remote_code": start.trust_remote_code}
+    config = AutoConfig.from_pretrained(start.model, **options)
+    return load_tokenizer(start.model, getattr(config, "vocab_size", None), **options)
+
+
+def load_backbone(classifier: PreTrainedModel, checkpoints: list[Path]) -> None:
+    """Load all weights but the head's from a checkpoint, or the mean of several; the head stays as it is."""
+    means = average_backbones(classifier, checkpoints)
+    # `from_pretrained` translates from the names and shapes in files to those of the modules. The head that it draws
+    # for this copy is not used, and the generator is put back to where it was.
+    with torch.random.fork_rng():
+        loaded = type(classifier).from_pretrained(None, config=classifier.config, state_dict=means, dtype=torch.float32)
+    classifier.base_model.load_state_dict(loaded.base_model.state_dict())
+
+
+def average_backbones(classifier: PreTrainedModel, checkpoints: list[Path]) -> dict[str, torch.Tensor]:
+    """The mean of each backbone tensor over checkpoints, in float32, under the names that files have."""
+    prefix = f"{classifier.base_model_prefix}."
+    # Files have other names and shapes than the modules of some models (NomicBERT's and GTE's projections).
+    stored = revert_weight_conversion(classifier, classifier.state_dict())
+    shapes = {name: tensor.shape for name, tensor in stored.items() if name.startswith(prefix)}
+    means = {}
+    for checkpoint in checkpoints:
+        file = checkpoint / "model.safetensors"
+        if not file.is_file():
+            raise ValueError(f"{checkpoint} holds no model.safetensors: save the whole model in one file.")
+        tensors = {name: tensor for name, tensor in load_file(file).items() if name.startswith(prefix)}
+        pooler = f"{prefix}pooler."
+        if not means and not any(name.startswith(pooler) for name in tensors):
+            # Masked language models have no pooler: it is new then, as the head is.
+            shapes = {name: shape for name, shape in shapes.items() if not name.startswith(pooler)}
+        check_backbone(file, tensors, shapes)
+        for name, tensor in tensors.items():
+            share = tensor.float() / len(checkpoints)
+            means[name] = means[name] + share if name in means else share
+    return means
+
+
+def check_backbone(file: Path, tensors: dict[str, torch.Tensor], shapes: dict[str, torch.Size]) -> None:
+    """Refuse a file whose tensors are not those of the model, by name and shape."""
+    missing = sorted(shapes.keys() - tensors.keys())
+    unknown = sorted(tensors.keys() - shapes.keys())
+    if missing or unknown:
+        problem = "lacks" if missing else "has beyond the model's own"
+        raise ValueError(f"{file} is of another backbone: it {problem} {', '.join((missing or unknown)[:5])}.")
+    for name, shape in shapes.items():
+        if tensors[name].shape != shape:
+            raise ValueError(
+                f"{file} is of another backbone: {name} has the shape {list(tensors[name].shape)} there; expected is "
+                f"{list(shape)}."
+            )
