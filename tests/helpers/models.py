@@ -8,7 +8,8 @@ from neobert_hf import NeoBERTConfig, NeoBERTModel
 
 
 ROOT = Path(__file__).parent.parent.parent
-SHARED = ROOT.parent / "shared"
+# Beside the clone, or in it: to a machine with a GPU only the clone is copied.
+SHARED = ROOT / "shared" if (ROOT / "shared").is_dir() else ROOT.parent / "shared"
 
 # Varlen and masked backends that run on a CPU. Flash kernels need a GPU; test_flash.py has a stand-in for them.
 CPU_BACKENDS = ("sdpa", "eager", "flex_attention")
