@@ -1,12 +1,14 @@
 """Checks of what a caller passes to a forward pass: an error that names the argument, before a number comes out.
 
-Values are read on the host, those of an ordinary batch at once: each read waits for a GPU. Labels there are checked by
-an assertion that nobody waits for. While tracing or capturing only shapes and dtypes are read.
+Values are checked on the host. A GPU makes the host wait for every value that it gives away, so everything that is
+looked at, for the checks and for the layout of the batch, comes from there in one read (`read_on_host`). Labels on a
+GPU are checked by an assertion that nobody waits for. While tracing or capturing only shapes and dtypes are read.
 
 This file is also served from the Hub as remote code, so it imports nothing from the package.
 """
 
 import math
+from dataclasses import replace
 
 import torch
 from transformers.utils import logging
@@ -27,11 +29,12 @@ MASK_MEANING = (
 )
 
 
-def check_inputs(config, inputs: BatchInputs, require_tokens: bool = False) -> None:
-    """Refuse everything that would give a wrong number or a crash deep inside.
+# What the layout of a batch depends on, beside the shape of its tokens.
+LAYOUT_ARGUMENTS = ("attention_mask", "position_ids", "cu_seq_lens_q", "cu_seq_lens_k", "seq_idx")
 
-    Args:
-        require_tokens: every row must hold a real token, for heads that would give an answer to padding otherwise.
+
+def check_inputs(config, inputs: BatchInputs) -> None:
+    """Refuse what does not fit by shape, dtype and company, without looking at a value.
 
     Raises:
         ValueError: naming the argument, what was found and what is allowed.
@@ -39,21 +42,92 @@ def check_inputs(config, inputs: BatchInputs, require_tokens: bool = False) -> N
     if (inputs.input_ids is None) == (inputs.inputs_embeds is None):
         found = "neither" if inputs.input_ids is None else "both"
         raise ValueError(f"Pass exactly one of `input_ids` and `inputs_embeds`; got {found}.")
-    read_values = not is_tracing(inputs.tokens)
     _check_tokens(config, inputs)
     if inputs.attention_mask is not None:
         _check_attention_mask(inputs.attention_mask, inputs.shape)
     if inputs.position_ids is not None:
         _check_position_ids(inputs.position_ids, inputs.shape)
-    if read_values:
-        _check_values(config, inputs, require_tokens)
     if inputs.cu_seq_lens_q is not None:
-        _check_packing(inputs, read_values)
+        _check_packing(inputs)
     elif inputs.cu_seq_lens_k is not None or inputs.max_length_q is not None or inputs.max_length_k is not None:
         raise ValueError("`cu_seq_lens_k`, `max_length_q` and `max_length_k` mean nothing without `cu_seq_lens_q`.")
     if inputs.seq_idx is not None:
-        _check_seq_idx(inputs, read_values)
+        _check_seq_idx(inputs)
     _check_prefix(config, inputs)
+    if not is_tracing(inputs.tokens) and 0 in inputs.shape:
+        raise ValueError(f"The batch has shape {inputs.shape}: it must hold at least one row and one column.")
+
+
+def read_on_host(config, inputs: BatchInputs) -> tuple[BatchInputs, dict[str, tuple[int, int]]]:
+    """The batch with everything but its tokens on the host, and smallest and largest values by name, in one read.
+
+    Under `padding` the values say whether the first and last column hold padding, where no mask says so.
+    """
+    given = {name: value for name in LAYOUT_ARGUMENTS if (value := getattr(inputs, name)) is not None}
+    looked_at = {name: given[name] for name in ("attention_mask", "position_ids") if name in given}
+    ids = inputs.input_ids
+    if ids is not None:
+        looked_at["input_ids"] = ids
+        if config.pad_token_id is not None and not given.keys() & {"attention_mask", "cu_seq_lens_q"}:
+            looked_at["padding"] = torch.stack((ids[:, 0], ids[:, -1])) == config.pad_token_id
+    limits = [
+        torch.stack((value.int() if value.dtype == torch.bool else value).aminmax()).long()
+        for value in looked_at.values()
+    ]
+    host = inputs
+    if inputs.tokens.device.type == "cpu":
+        numbers = torch.cat(limits).tolist() if limits else []
+    elif limits or given:
+        # As numbers of 4 bytes: only values beyond the limits are larger, and those are refused by them.
+        limits = [pair.view(torch.int32) for pair in limits]
+        parts = [*limits, *(value.flatten().to(torch.int32) for value in given.values())]
+        parts = torch.cat(parts).cpu().split([len(part) for part in parts])
+        numbers = [number for pair in parts[: len(limits)] for number in pair.view(torch.int64).tolist()]
+        values = parts[len(limits) :]
+        host = replace(inputs, **{name: new.view(given[name].shape) for name, new in zip(given, values)})
+    pairs = zip(numbers[::2], numbers[1::2]) if limits else ()
+    return host, dict(zip(looked_at, pairs))
+
+
+def check_contents(config, host: BatchInputs, limits: dict[str, tuple[int, int]], require_tokens: bool = False) -> None:
+    """Refuse values that would give a wrong number or a crash deep inside.
+
+    Args:
+        host, limits: what `read_on_host` returns.
+        require_tokens: every row must hold a real token, for heads that would give an answer to padding otherwise.
+
+    Raises:
+        ValueError: naming the argument, what was found and what is allowed.
+    """
+    allowed = {
+        "input_ids": (config.vocab_size - 1, f"allowed is 0 to {config.vocab_size - 1}."),
+        "attention_mask": (1, f"it must be {MASK_MEANING}"),
+        # Angles are computed in float32, which has no 16,777,217.
+        "position_ids": (MOST_POSITIONS, f"allowed is 0 to {MOST_POSITIONS}."),
+    }
+    for name, (largest, needed) in allowed.items():
+        low, high = limits.get(name, (0, 0))
+        if low < 0 or high > largest:
+            raise ValueError(f"`{name}` runs from {low} to {high}, {needed}")
+    if require_tokens and host.attention_mask is not None:
+        _check_rows(host.attention_mask.bool())
+    if host.cu_seq_lens_q is not None:
+        _check_packed_values(host)
+    if host.seq_idx is not None:
+        _check_borders(host)
+
+
+def check_on_device(inputs: BatchInputs) -> None:
+    """What a graph can check, or a GPU that nobody waits for. A failed check is an error there, too, only later."""
+    if inputs.cu_seq_lens_q is None:
+        return
+    if inputs.attention_mask is not None:
+        raise ValueError("While compiling, `cu_seq_lens_q` excludes an `attention_mask`: leave it out.")
+    offsets, longest = inputs.cu_seq_lens_q, inputs.max_length_q
+    lengths = offsets.diff()
+    fits = (offsets[0] == 0) & (offsets[-1] == inputs.shape[1]) & (lengths > 0).all()
+    fits = fits if longest is None else fits & (lengths.max() <= longest)
+    torch._assert_async(fits, "cu_seq_lens_q must rise from 0 to the number of tokens, by at most max_length_q")
 
 
 def _check_tokens(config, inputs: BatchInputs) -> None:
@@ -97,32 +171,10 @@ def _check_prefix(config, inputs: BatchInputs) -> None:
     refuse_values("prefix_embeds", prefix, ~prefix.isfinite(), "a finite number everywhere")
 
 
-def _check_values(config, inputs: BatchInputs, require_tokens: bool) -> None:
-    """Smallest and largest value of each argument, and whether a row is all padding, in one read."""
-    if 0 in inputs.shape:
-        raise ValueError(f"The batch has shape {inputs.shape}: it must hold at least one row and one column.")
-    mask = inputs.attention_mask
-    allowed = {
-        "input_ids": (inputs.input_ids, config.vocab_size - 1, f"allowed is 0 to {config.vocab_size - 1}."),
-        "attention_mask": (mask, 1, f"it must be {MASK_MEANING}"),
-        # Angles are computed in float32, which has no 16,777,217.
-        "position_ids": (inputs.position_ids, MOST_POSITIONS, f"allowed is 0 to {MOST_POSITIONS}."),
-    }
-    allowed = {name: rule for name, rule in allowed.items() if rule[0] is not None}
-    tensors = [tensor.int() if tensor.dtype == torch.bool else tensor for tensor, *_ in allowed.values()]
-    read = [torch.stack(tensor.aminmax()) for tensor in tensors]
-    rows = require_tokens and mask is not None
-    if rows:
-        read.append(mask.bool().any(-1).aminmax().min.unsqueeze(0))
-    if not read:
-        return
-    found = torch.cat([values.long() for values in read]).tolist()
-    for number, (name, (_, largest, needed)) in enumerate(allowed.items()):
-        low, high = found[2 * number : 2 * number + 2]
-        if low < 0 or high > largest:
-            raise ValueError(f"`{name}` runs from {low} to {high}, {needed}")
-    if rows and not found[-1]:
-        row = mask.bool().any(-1).logical_not().nonzero()[0].item()
+def _check_rows(mask: torch.Tensor) -> None:
+    empty = ~mask.any(-1)
+    if empty.any():
+        row = empty.nonzero()[0].item()
         raise ValueError(
             f"Row {row} of `attention_mask` is all 0: a row without a token has no answer. Leave such rows out."
         )
@@ -144,7 +196,7 @@ def _check_position_ids(position_ids: torch.Tensor, shape: tuple[int, int]) -> N
         raise ValueError(f"`position_ids` has shape {found}, it must be {shape} or {(1, shape[1])}.")
 
 
-def _check_packing(inputs: BatchInputs, read_values: bool) -> None:
+def _check_packing(inputs: BatchInputs) -> None:
     _check_integers("cu_seq_lens_q", inputs.cu_seq_lens_q, ("documents + 1",))
     rows = inputs.shape[0]
     if rows != 1:
@@ -154,19 +206,19 @@ def _check_packing(inputs: BatchInputs, read_values: bool) -> None:
             f"`max_length_q` is {inputs.max_length_q} and `max_length_k` is {inputs.max_length_k}; in an encoder they "
             "are the same: pass both, or neither."
         )
-    if not read_values:
-        _check_offsets_in_a_graph(inputs)
-        return
-    longest = _check_offsets(inputs)
-    if inputs.max_length_q is not None and not inputs.max_length_q >= longest:  # NaN as well
+
+
+def _check_packed_values(host: BatchInputs) -> None:
+    longest = _check_offsets(host)
+    if host.max_length_q is not None and not host.max_length_q >= longest:  # NaN as well
         # A varlen kernel told too small a maximum leaves the rest of the document out without an error.
-        raise ValueError(f"`max_length_q` is {inputs.max_length_q}, but the longest document has {longest} tokens.")
-    if inputs.attention_mask is not None and not inputs.attention_mask.bool().all():
+        raise ValueError(f"`max_length_q` is {host.max_length_q}, but the longest document has {longest} tokens.")
+    if host.attention_mask is not None and not host.attention_mask.bool().all():
         raise ValueError("`cu_seq_lens_q` excludes an `attention_mask` with padding: strip the padding.")
-    if inputs.position_ids is not None:
-        inside = torch.ones(inputs.shape[1] - 1, dtype=torch.bool, device=inputs.position_ids.device)
-        inside[inputs.cu_seq_lens_q[1:-1].long() - 1] = False
-        if (inputs.position_ids[0].diff()[inside] <= 0).any():
+    if host.position_ids is not None:
+        inside = torch.ones(host.shape[1] - 1, dtype=torch.bool)
+        inside[host.cu_seq_lens_q[1:-1].long() - 1] = False
+        if (host.position_ids[0].diff()[inside] <= 0).any():
             raise ValueError("`position_ids` does not increase within every document of `cu_seq_lens_q`.")
 
 
@@ -184,29 +236,19 @@ def _check_offsets(inputs: BatchInputs) -> int:
     return max(lengths)
 
 
-def _check_offsets_in_a_graph(inputs: BatchInputs) -> None:
-    if inputs.attention_mask is not None:
-        raise ValueError("While compiling, `cu_seq_lens_q` excludes an `attention_mask`: leave it out.")
-    offsets, longest = inputs.cu_seq_lens_q, inputs.max_length_q
-    lengths = offsets.diff()
-    fits = (offsets[0] == 0) & (offsets[-1] == inputs.shape[1]) & (lengths > 0).all()
-    fits = fits if longest is None else fits & (lengths.max() <= longest)
-    # The one way to look at values inside a graph: a failed check there is an error, too.
-    torch._assert_async(fits, "cu_seq_lens_q must rise from 0 to the number of tokens, by at most max_length_q")
-
-
-def _check_seq_idx(inputs: BatchInputs, read_values: bool) -> None:
-    """It numbers the documents of a packed row for other kinds of layers; here it has to agree with what is read."""
+def _check_seq_idx(inputs: BatchInputs) -> None:
     if inputs.cu_seq_lens_q is None and inputs.position_ids is None:
         raise ValueError("`seq_idx` alone keeps nothing apart: pass `cu_seq_lens_q` or restarting `position_ids`, too.")
     if tuple(inputs.seq_idx.shape) not in (inputs.shape, (1, inputs.shape[1])):
         raise ValueError(f"`seq_idx` has shape {tuple(inputs.seq_idx.shape)}, it must be {inputs.shape}.")
-    if not read_values:
-        return
-    mask = torch.ones(inputs.shape, dtype=torch.bool, device=inputs.tokens.device)
-    mask = mask if inputs.attention_mask is None else inputs.attention_mask.bool()
-    documents = number_documents(inputs, mask)
-    borders = [None if ids is None else ids.expand(inputs.shape).diff() != 0 for ids in (documents, inputs.seq_idx)]
+
+
+def _check_borders(host: BatchInputs) -> None:
+    """`seq_idx` numbers the documents for other kinds of layers; here it has to agree with what is read."""
+    mask = torch.ones(host.shape, dtype=torch.bool)
+    mask = mask if host.attention_mask is None else host.attention_mask.bool()
+    documents = number_documents(host, mask)
+    borders = [None if ids is None else ids.expand(host.shape).diff() != 0 for ids in (documents, host.seq_idx)]
     borders[0] = torch.zeros_like(borders[1]) if borders[0] is None else borders[0]
     if ((borders[0] != borders[1]) & mask[:, 1:] & mask[:, :-1]).any():
         raise ValueError("`seq_idx` changes at other tokens than the documents of `cu_seq_lens_q` or `position_ids`.")
@@ -282,6 +324,10 @@ def check_answers(start_positions: torch.Tensor, end_positions: torch.Tensor, ro
     if is_tracing(start_positions):
         return
     start, end = start_positions.flatten(), end_positions.flatten()
+    if start.device.type == "cuda":
+        fits = ((start >= 0) & (end >= start)).all()
+        torch._assert_async(fits, "`start_positions` must be 0 or more, and `end_positions` not before them")
+        return
     for row, (first, last) in enumerate(torch.stack((start, end), 1).tolist()):
         for name, position in zip(answers, (first, last)):
             if position < 0:

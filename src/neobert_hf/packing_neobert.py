@@ -8,6 +8,9 @@ A batch reaches the encoder in one of three layouts:
 * masked: shape (batch, length) with a mask, for the backends that cannot do varlen (`eager`, `flex_attention`) and
   while tracing, where shapes must not depend on data.
 
+Where the tokens lie on a GPU, masks, positions and offsets are read from there once, before, and the layout is built on
+the host: each value that the host asks a GPU for makes it wait until the GPU has done everything before.
+
 This file is also served from the Hub as remote code, so it imports nothing from the package.
 """
 
@@ -93,7 +96,8 @@ class Batch:
         padded_shape: (B, S).
         attention_mask: bool (B, S), True at real tokens; None where all are real or the padding is stripped.
         document_ids: int (B, S), equal within a document; None unless the masked layout has packed rows.
-        cu_seq_lens: int32 (documents + 1,), token offsets of the documents; None unless varlen.
+        cu_seq_lens: int32 (documents + 1,), token offsets of the documents; None unless varlen. On the host where
+            documents are computed one by one.
         lengths: the same as a list of document lengths; None for a kernel that takes all documents at once.
         max_length: length of the longest document.
         real_indices: int (T,), where the real tokens lie in the flattened (B, S) batch; None if nothing was stripped.
@@ -111,6 +115,14 @@ class Batch:
     max_length: int | None = None
     real_indices: torch.Tensor | None = None
     prefix_length: int = 0
+
+    def to(self, device: torch.device) -> "Batch":
+        """The batch where its tokens are; what the host alone reads stays there."""
+        names = ["position_ids", "attention_mask", "document_ids", "real_indices"]
+        if self.lengths is None:
+            names.append("cu_seq_lens")
+        given = {name: value for name in names if (value := getattr(self, name)) is not None}
+        return replace(self, **{name: value.to(device, non_blocking=True) for name, value in given.items()})
 
     def varlen_arguments(self) -> dict:
         """What attention is told about documents that lie end to end, under the names of Transformers."""
@@ -161,15 +173,18 @@ def put_prefix_before(inputs: BatchInputs, embed: Callable[[torch.Tensor], torch
     return replace(inputs, input_ids=None, inputs_embeds=embeddings, attention_mask=mask, prefix_length=prefix.shape[1])
 
 
-def lay_out_batch(config, inputs: BatchInputs, backend: AttentionBackend) -> Batch:
+def lay_out_batch(config, inputs: BatchInputs, backend: AttentionBackend, values_on_host: bool) -> Batch:
     """Choose the layout and move the batch into it; `inputs` are as `check_inputs` accepts them.
 
     The batch is described in the masked layout first, which can hold everything. Where it has neither padding nor
     packed rows that is the dense one; otherwise it becomes varlen if the backend can.
+
+    Args:
+        values_on_host: masks, positions and offsets are there, as `read_on_host` gives them. Otherwise shapes must not
+            depend on values: while tracing, and for batches that `stays_on_device` allows.
     """
-    traced = is_tracing(inputs.tokens)
     mask = None if inputs.attention_mask is None else inputs.attention_mask.bool()
-    if mask is not None and not traced and mask.all():
+    if mask is not None and values_on_host and mask.all():
         mask = None
     document_ids = number_documents(inputs, mask)
     position_ids = inputs.position_ids
@@ -178,19 +193,33 @@ def lay_out_batch(config, inputs: BatchInputs, backend: AttentionBackend) -> Bat
     layout = {"attention_mask": mask, "document_ids": document_ids, "prefix_length": inputs.prefix_length}
     batch = Batch(inputs.tokens, position_ids, inputs.span, inputs.shape, **layout)
     ragged = mask is not None or document_ids is not None
-    if traced:
-        return _lay_out_in_a_graph(config, inputs, backend, batch) if ragged else batch
+    if not values_on_host:
+        return _lay_out_unread(config, inputs, backend, batch) if ragged else batch
     if ragged and backend.takes_documents:
-        return _strip(batch, backend)
-    if ragged or inputs.position_ids is not None:
+        batch = _strip(batch, backend)
+    elif ragged or inputs.position_ids is not None:
         batch.span = int((position_ids if mask is None else position_ids * mask).max()) + 1
-    return batch
+    return batch.to(batch.tokens.device)
 
 
-def _lay_out_in_a_graph(config, inputs: BatchInputs, backend: AttentionBackend, batch: Batch) -> Batch:
-    """While tracing: the masked layout, or what the caller packed, since shapes must not depend on data."""
-    rope_type = config.rope_parameters["rope_type"]
-    if rope_type in ("dynamic", "longrope"):
+def stays_on_device(config, inputs: BatchInputs, backend: AttentionBackend) -> bool:
+    """Whether a batch can be laid out without knowing a value: whole rows, or packed with all that a kernel needs."""
+    if inputs.attention_mask is not None or inputs.position_ids is not None or inputs.seq_idx is not None:
+        return False
+    if inputs.cu_seq_lens_q is None:
+        return True
+    longest_is_given = isinstance(inputs.max_length_q, int) and not isinstance(inputs.max_length_q, bool)
+    return backend.in_one_kernel and longest_is_given and not _needs_longest_document(config)
+
+
+def _needs_longest_document(config) -> bool:
+    return config.rope_parameters["rope_type"] in ("dynamic", "longrope")
+
+
+def _lay_out_unread(config, inputs: BatchInputs, backend: AttentionBackend, batch: Batch) -> Batch:
+    """The masked layout, or what the caller packed, where shapes must not depend on data."""
+    if _needs_longest_document(config):
+        rope_type = config.rope_parameters["rope_type"]
         raise ValueError(
             f"RoPE of type {rope_type!r} depends on the longest document, which is not known while compiling or "
             "exporting padded or packed input: use type 'yarn' or 'linear'."
@@ -209,20 +238,21 @@ def _lay_out_in_a_graph(config, inputs: BatchInputs, backend: AttentionBackend, 
 def _strip(batch: Batch, backend: AttentionBackend) -> Batch:
     """From the masked to the varlen layout: one row of real tokens, cut into documents."""
     batch_size, length = batch.padded_shape
-    tokens, device = batch.tokens, batch.tokens.device
+    tokens, host = batch.tokens, batch.position_ids.device
     # A row's number is its document unless the row is packed; numbers only have to differ between neighbours.
-    groups = torch.arange(batch_size, device=device).unsqueeze(1) * length
+    groups = torch.arange(batch_size, device=host).unsqueeze(1) * length
     groups = groups + (0 if batch.document_ids is None else batch.document_ids)
     groups = groups.expand(batch.padded_shape).flatten()
     position_ids = batch.position_ids.expand(batch.padded_shape).flatten()
     real_indices = None
     if batch.attention_mask is not None:
         real_indices = batch.attention_mask.flatten().nonzero().squeeze(1)
-        tokens = tokens.flatten(0, 1)[real_indices].unsqueeze(0)
         groups = groups[real_indices]
         position_ids = position_ids[real_indices]
+        real_indices = real_indices.to(tokens.device, non_blocking=True)
+        tokens = tokens.flatten(0, 1)[real_indices].unsqueeze(0)
     elif batch_size > 1:
-        real_indices = torch.arange(batch_size * length, device=device)
+        real_indices = torch.arange(batch_size * length, device=tokens.device)
         tokens = tokens.flatten(0, 1).unsqueeze(0)
 
     counts = torch.unique_consecutive(groups, return_counts=True)[1]
@@ -277,7 +307,8 @@ def default_positions(
     place; with absolute embeddings they count real tokens, as the original does.
     """
     length = inputs.prefix_length
-    positions = torch.arange(inputs.shape[1] - length, device=inputs.tokens.device).unsqueeze(0)
+    known = mask if mask is not None else document_ids if document_ids is not None else inputs.tokens
+    positions = torch.arange(inputs.shape[1] - length, device=known.device).unsqueeze(0)
     if inputs.cu_seq_lens_q is not None:
         return positions - inputs.cu_seq_lens_q.to(torch.int32)[document_ids]
     if mask is not None and not config.rope:
@@ -291,13 +322,13 @@ def number_documents(inputs: BatchInputs, mask: torch.Tensor | None) -> torch.Te
     """The number of each token's document in its row, (1, S) or (B, S); None where each row is one document."""
     if inputs.cu_seq_lens_q is not None:
         ends = inputs.cu_seq_lens_q[1:].to(torch.int32)
-        columns = torch.arange(inputs.shape[1], device=inputs.tokens.device, dtype=torch.int32)
+        columns = torch.arange(inputs.shape[1], device=ends.device, dtype=torch.int32)
         return torch.searchsorted(ends, columns, right=True).unsqueeze(0)
     if inputs.position_ids is None:
         return None
     document_ids = find_documents(inputs.position_ids.expand(inputs.shape), mask)
     # A graph may not depend on whether there are several.
-    return document_ids if is_tracing(inputs.tokens) or document_ids.any() else None
+    return document_ids if is_tracing(document_ids) or document_ids.any() else None
 
 
 def find_documents(position_ids: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
@@ -446,7 +477,8 @@ def _pool_documents(hidden_states: torch.Tensor, pooling: str, offsets: torch.Te
     if pooling == "cls":
         return hidden_states[offsets[:-1]]
     lengths = offsets.diff()
-    documents = torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths)
+    numbers = torch.arange(len(lengths), device=lengths.device)
+    documents = torch.repeat_interleave(numbers, lengths, output_size=len(hidden_states))
     sums = hidden_states.new_zeros(len(lengths), hidden_states.shape[-1], dtype=torch.float32)
     sums = sums.index_add(0, documents, hidden_states.float())
     return (sums / lengths.unsqueeze(1)).to(hidden_states.dtype)

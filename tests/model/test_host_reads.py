@@ -1,0 +1,95 @@
+"""A GPU is asked for values once in a forward pass: each read makes the host wait for everything before it."""
+
+import pytest
+import torch
+
+from neobert_hf import NeoBERTForMaskedLM, NeoBERTForSequenceClassification
+from tests.helpers.models import packed_batch, positions_of, ragged_batch, small_model
+from tests.helpers.pretend_cuda import model_on_device, on_device, pretend_cuda
+
+
+IDS, MASK = ragged_batch()
+PACKED_IDS, PACKED = packed_batch()
+LABELS = torch.where(torch.arange(IDS.numel()).view(IDS.shape) % 3 == 0, IDS, -100)
+SEQUENCES = (torch.arange(31) >= 13).int() + (torch.arange(31) >= 20) + (torch.arange(31) >= 21)
+OFFSETS = {name: PACKED[name] for name in ("cu_seq_lens_q", "cu_seq_lens_k")}
+
+BATCHES = {
+    "full": {"input_ids": IDS},
+    "full with a mask": {"input_ids": IDS, "attention_mask": torch.ones_like(MASK)},
+    "padded": {"input_ids": IDS, "attention_mask": MASK},
+    "padded on the left": dict(zip(("input_ids", "attention_mask"), ragged_batch(side="left"))),
+    "packed": {"input_ids": PACKED_IDS, **PACKED},
+    "packed, offsets alone": {"input_ids": PACKED_IDS, **OFFSETS},
+    "packed by positions": {"input_ids": PACKED_IDS, "position_ids": positions_of((13, 7, 1, 10))},
+    "everything": {"input_ids": PACKED_IDS, **PACKED, "position_ids": positions_of((13, 7, 1, 10))}
+    | {"attention_mask": torch.ones_like(PACKED_IDS), "seq_idx": SEQUENCES[None]},
+}
+
+
+@pytest.fixture
+def device(monkeypatch):
+    with torch.no_grad(), pretend_cuda(monkeypatch) as device:
+        yield device
+
+
+def model_of_both(cls=NeoBERTForMaskedLM, **changes):
+    """The same model on the CPU and on the device, in bfloat16, for which there is a kernel."""
+    models = [small_model(cls, embedding_init_range=0.1, **changes).to(torch.bfloat16) for _ in range(2)]
+    return models[0], model_on_device(models[1])
+
+
+def test_one_read(device):
+    """Before: 2 for full batches, 6 for padded and packed ones, 8 where positions say what is packed."""
+    model, there = model_of_both()
+    for name, batch in BATCHES.items():
+        device.reads.clear()
+        logits = there(**on_device(batch)).logits
+        assert device.reads.total() == 1, (name, device.reads)
+        assert logits.device.type == "cuda" and torch.allclose(logits.host, model(**batch).logits, atol=0.05), name
+
+
+def test_labels_are_looked_for_once(device):
+    model, there = model_of_both(sparse_prediction=True)
+    batch = BATCHES["padded"] | {"labels": LABELS}
+    outputs, expected = there(**on_device(batch)), model(**batch)
+    assert device.reads.total() == 2 and device.reads["nonzero.default"] == 1
+    assert torch.allclose(outputs.loss.host, expected.loss, atol=0.05)
+    assert outputs.logits.shape == expected.logits.shape
+
+
+def test_heads_read_nothing_more(device):
+    _, there = model_of_both(NeoBERTForSequenceClassification, classifier_pooling="mean")
+    for name in ("padded", "packed"):
+        device.reads.clear()
+        there(**on_device(BATCHES[name]))
+        assert device.reads.total() == 1, (name, device.reads)
+
+
+def test_the_read_can_be_switched_off(device):
+    """Of batches that can be laid out without knowing a value; the others are read and checked as before."""
+    model, there = model_of_both()
+    there.base_model.check_values = False
+    for name, reads in (("full", 0), ("packed", 0), ("packed, offsets alone", 1), ("padded", 1)):
+        device.reads.clear()
+        logits = there(**on_device(BATCHES[name])).logits
+        assert device.reads.total() == reads, (name, device.reads)
+        assert torch.allclose(logits.host, model(**BATCHES[name]).logits, atol=0.05), name
+    wrong = {"cu_seq_lens_q": torch.tensor([0, 9, 5, 31]), "max_length_q": 30}
+    with pytest.raises(RuntimeError, match="cu_seq_lens_q must rise"):
+        there(**on_device({"input_ids": PACKED_IDS, **wrong}))
+    with pytest.raises(ValueError, match="`attention_mask` runs from 0 to 2"):
+        there(**on_device({"input_ids": IDS, "attention_mask": 2 * MASK}))
+
+
+def test_errors_on_the_device_are_those_of_the_host(device):
+    _, there = model_of_both()
+    for batch, message in (
+        ({"input_ids": IDS + 2**33}, "`input_ids` runs from 85899345"),
+        ({"input_ids": IDS, "attention_mask": (MASK - 1) * 10000}, "`attention_mask` runs from -10000 to 0"),
+        ({"input_ids": PACKED_IDS, "cu_seq_lens_q": torch.tensor([0, 9, 5, 31])}, r"\[0, 9, 5, 31\]: it must rise"),
+        ({"input_ids": PACKED_IDS, **PACKED, "max_length_q": 5, "max_length_k": 5}, "`max_length_q` is 5"),
+        ({"input_ids": IDS[:1, :4], "position_ids": torch.tensor([[0, 3, 1, 2]])}, "goes from 3 to 1 in row 0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            there(**on_device(batch))
