@@ -11,13 +11,12 @@ from huggingface_hub.errors import StrictDataclassError
 from huggingface_hub.utils import validate_repo_id
 
 import neobert_hf
-from neobert_hf import NeoBERTConfig, NeoBERTPreTrainedModel
+from neobert_hf import NeoBERTConfig, NeoBERTContextualConfig, NeoBERTPreTrainedModel
 from neobert_hf.checkpoints.golden_outputs import GOLDEN_FILE, read_outputs
 from neobert_hf.checkpoints.model_folder import SENTENCE_CONFIG, ModelFolder, read_mapping
 from neobert_hf.common.instructions import describe_prompts
 from neobert_hf.common.results import ResultError, read_result
 from neobert_hf.common.settings import nearest, read_yaml
-from neobert_hf.configuration_neobert import MODEL_CLASSES
 from neobert_hf.modeling_neobert import swiglu_width
 from neobert_hf.training.run_checkpoints import COMPLETE, complete_checkpoints
 
@@ -36,6 +35,8 @@ DESCRIPTIONS = {
     "SparseEncoder": ("feature-extraction", "A sparse embedding model on a"),
     "MultiVectorEncoder": ("feature-extraction", "A multi-vector embedding model on a"),
     "CrossEncoder": ("text-ranking", "A reranker on a"),
+    # Not `sentence-similarity`: what compares sentences on the Hub gives no context.
+    "NeoBERTContextualModel": ("feature-extraction", "A contextual embedding model, whose two stages are each a"),
 }
 # Metadata that an earlier card of the same model may hold.
 HUB_KEYS = ("license", "license_name", "license_link", "language", "base_model", "datasets", "eval_results")
@@ -235,13 +236,15 @@ def build_card(
     """
     class_name = type(model).__name__
     sentence_class = folder.sentence_class
-    task, kind = DESCRIPTIONS[sentence_class or class_name]
+    task, kind = DESCRIPTIONS[class_name if folder.is_contextual else sentence_class or class_name]
     golden = read_outputs(folder.path / GOLDEN_FILE)
 
     library, tags = "transformers", ["neobert"]
     if sentence_class:
         library = "sentence-transformers"
         tags.append(library)
+    if folder.is_contextual:
+        tags.append("contextual")
     if onnx:
         tags += ["onnx", "transformers.js"]
     metadata = {key: getattr(facts, key) or None for key in HUB_KEYS}
@@ -254,7 +257,8 @@ def build_card(
         repo_id=repo_id,
         kind=kind,
         class_name=class_name,
-        auto_class=next(auto_class for auto_class, name in MODEL_CLASSES.items() if name == class_name),
+        auto_class=auto_class_of(type(model)),
+        context=context_of(model.config) if folder.is_contextual else None,
         sentence_class=sentence_class,
         prompts=prompts_of(folder),
         onnx=onnx,
@@ -266,6 +270,24 @@ def build_card(
     )
 
 
+def auto_class_of(cls: type[NeoBERTPreTrainedModel]) -> str:
+    """The Auto class that loads models of a class."""
+    references = cls.config_class.auto_classes.items()
+    return next(auto_class for auto_class, reference in references if reference.split(".")[-1] == cls.__name__)
+
+
+def context_of(config: NeoBERTContextualConfig) -> dict[str, Any]:
+    """A contextual model in the template's words."""
+    beside = config.context_size + config.soft_prompts
+    return {
+        "size": f"{config.context_size:,}",
+        "vectors": f"{beside:,}",
+        # Embedding without a context is possible where that was trained.
+        "optional": config.context_dropout > 0,
+        "costs": {length: f"{(beside + length) / length:.1f}" for length in (20, 128, 512)},
+    }
+
+
 def prompts_of(folder: ModelFolder) -> str:
     """What the card says of the prompts that a model of Sentence Transformers was saved with; nothing of others."""
     if folder.sentence_class is None or not (folder.path / SENTENCE_CONFIG).is_file():
@@ -273,7 +295,7 @@ def prompts_of(folder: ModelFolder) -> str:
     prompts = read_mapping(folder.path / SENTENCE_CONFIG).get("prompts") or {}
     if not isinstance(prompts, dict) or not all(isinstance(prompt, str | None) for prompt in prompts.values()):
         raise ValueError(f"`prompts` in {folder.path / SENTENCE_CONFIG} must hold a text for each name.")
-    return describe_prompts(prompts, folder.sentence_class)
+    return describe_prompts(prompts, "contextual" if folder.is_contextual else folder.sentence_class)
 
 
 def describe(model: NeoBERTPreTrainedModel) -> dict[str, Any]:

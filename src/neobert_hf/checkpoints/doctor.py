@@ -9,23 +9,37 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 
 import torch
 from torch import nn
+from transformers import PreTrainedConfig
 from transformers.dynamic_module_utils import get_relative_import_files
 
-from neobert_hf import NeoBERTForMaskedLM, modeling_neobert
-from neobert_hf.checkpoints.golden_outputs import GOLDEN_FILE, TEXT, compare_outputs, read_outputs
-from neobert_hf.checkpoints.model_folder import ModelFolder, SentenceModule, local_folder, read_mapping
+from neobert_hf import NeoBERTForMaskedLM, contextual_neobert, modeling_neobert
+from neobert_hf.checkpoints.golden_outputs import GOLDEN_FILE, TEXT, compare_outputs, made_context, read_outputs
+from neobert_hf.checkpoints.model_folder import (
+    ENCODERS_AND_CONTEXTUAL,
+    ModelFolder,
+    SentenceModule,
+    local_folder,
+    read_mapping,
+)
 from neobert_hf.checkpoints.tensors import is_rotary_table, stored_table_problems, tensor_problems
 from neobert_hf.common.settings import parse_config
 
 
 OK, FAIL, SKIP = "ok", "FAIL", "skip"
 
-# The installed files that `save_pretrained` puts beside the weights: that of the classes, and all that it imports.
-_MODEL_FILE = Path(modeling_neobert.__file__)
-SERVED_FILES = {Path(file).name: Path(file) for file in (_MODEL_FILE, *get_relative_import_files(_MODEL_FILE))}
+
+def _served_files(module: ModuleType) -> dict[str, Path]:
+    """The installed files that `save_pretrained` puts beside the weights: that of the classes, and all it imports."""
+    files = (module.__file__, *get_relative_import_files(module.__file__))
+    return {Path(file).name: Path(file) for file in files}
+
+
+SERVED_FILES = _served_files(modeling_neobert)
+CONTEXTUAL_FILES = _served_files(contextual_neobert)
 # Embeddings are often padded to a multiple of 64 or 128 rows; a tokenizer with still fewer entries is another one's.
 MOST_UNUSED_ROWS = 127
 # Values that the config of a module of Sentence Transformers may ask for without storing them: 64 MB in float32.
@@ -75,7 +89,7 @@ def diagnose(path: Path) -> list[Finding]:
     Returns:
         A finding for each of `CHECKS`, in order.
     """
-    folder = ModelFolder(path)
+    folder = ModelFolder(path, ENCODERS_AND_CONTEXTUAL)
     findings = []
     failed = set()
     for name, (check, needs) in CHECKS.items():
@@ -102,9 +116,10 @@ def check_config(folder: ModelFolder) -> str:
     if config.rope:
         positions = f"RoPE {config.rope_parameters['rope_type']}, theta {config.rope_parameters['rope_theta']:,g}"
     name = config.architectures[0] if config.architectures else "no `architectures`"
-    return (
-        f"{config.num_hidden_layers} layers x {config.hidden_size}, {name}, {config.max_length:,} tokens, {positions}"
-    )
+    size = f"{config.num_hidden_layers} layers x {config.hidden_size}"
+    if folder.is_contextual:
+        size = f"two stages of {size}, {config.context_size:,} documents in a context"
+    return f"{size}, {name}, {config.max_length:,} tokens, {positions}"
 
 
 def check_tensors(folder: ModelFolder) -> str:
@@ -149,16 +164,17 @@ def check_code(folder: ModelFolder) -> str:
     files = sorted(file.name for file in folder.path.glob("*.py"))
     if not files and not references:
         raise Skip("none: loading needs the installed package")
-    if foreign := [name for name in files if name not in SERVED_FILES]:
+    served = CONTEXTUAL_FILES if folder.is_contextual else SERVED_FILES
+    if foreign := [name for name in files if name not in served]:
         raise ValueError(f"{', '.join(foreign)}: not of this package")
     for file, key, reference in references:
         # Of the installed module: the file in the folder is compared, never run.
         module, _, cls = reference.rpartition(".")
-        if f"{module}.py" not in SERVED_FILES or not hasattr(import_module(f"neobert_hf.{module}"), cls):
+        if f"{module}.py" not in served or not hasattr(import_module(f"neobert_hf.{module}"), cls):
             raise ValueError(f"`{key}` of {file} names {reference}, which is not of this package")
-    for name, installed in SERVED_FILES.items():
+    for name, installed in served.items():
         if name not in files:
-            raise ValueError(f"{name} is missing; loading with `trust_remote_code` needs {', '.join(SERVED_FILES)}")
+            raise ValueError(f"{name} is missing; loading with `trust_remote_code` needs {', '.join(served)}")
         if (folder.path / name).read_bytes() != installed.read_bytes():
             raise ValueError(f"{name} differs from that of the installed neobert_hf")
     return f"{len(files)} files, as in the installed neobert_hf"
@@ -206,7 +222,23 @@ def check_sentence_transformers(folder: ModelFolder) -> str:
         raise ValueError(f"values that are not finite: {', '.join(infinite)}")
     text = (TEXT, TEXT) if folder.sentence_class == "CrossEncoder" else TEXT
     width = _run_modules(list(model), model.preprocess([text]))
+    if folder.is_contextual:
+        _check_context(model, folder.config)
     return f"{' > '.join(module.name for module in modules)}, {width:,} dimensions"
+
+
+def _check_context(model: nn.Module, config: PreTrainedConfig) -> None:
+    """Refuse a model whose `encode` gives something else with a context than the model itself."""
+    if "dataset_embeddings" not in {name for names in (model.module_kwargs or {}).values() for name in names}:
+        raise ValueError("modules.json does not let `encode` pass `dataset_embeddings` on: save the model again")
+    context = made_context(config)
+    found = model.encode([TEXT], prompt="", dataset_embeddings=context, convert_to_tensor=True)
+    features = model.preprocess([TEXT])
+    with torch.no_grad():
+        tokens = {name: features[name] for name in ("input_ids", "attention_mask")}
+        expected = model[0].model.eval()(**tokens, dataset_embeddings=context).pooler_output
+    if found.shape != expected.shape or not torch.allclose(found, expected, atol=1e-4 * expected.abs().max().item()):
+        raise ValueError("with a context, `encode` gives something else than the model's second stage")
 
 
 def _check_size(module: SentenceModule, files: Path) -> None:

@@ -11,6 +11,7 @@
 
 `first` and `last` are the first eight values of the first and the last row of an output, `mean` and `rms` are over all
 of it. Everything is computed in float32 on a CPU with `sdpa`. `text` and its ids are there if a tokenizer was given.
+A contextual model has the embeddings of both stages, of the second with a context that `made_context` makes.
 """
 
 import copy
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 
 GOLDEN_FILE = "golden.json"
@@ -137,11 +138,19 @@ def _compute(model: PreTrainedModel, ids: list[int]) -> dict[str, torch.Tensor]:
     model.set_attn_implementation("sdpa")
     input_ids = torch.tensor([ids])
     outputs = {"last_hidden_state": model.base_model(input_ids).last_hidden_state}
-    if model.base_model is not model:
-        # By name: the class may also come from remote code.
+    # By name: the class may also come from remote code.
+    if type(model).__name__ == "NeoBERTContextualModel":
+        outputs["first_stage"] = model(input_ids).pooler_output
+        outputs["second_stage"] = model(input_ids, dataset_embeddings=made_context(model.config)).pooler_output
+    elif model.base_model is not model:
         choices = type(model).__name__ == "NeoBERTForMultipleChoice"
         outputs |= dict(model(input_ids[None] if choices else input_ids))
     return outputs
+
+
+def made_context(config: PreTrainedConfig) -> torch.Tensor:
+    """Numbers in the place of a context, (context_size, hidden_size)."""
+    return torch.linspace(-1, 1, config.context_size * config.hidden_size).view(config.context_size, -1)
 
 
 def _describe(output: torch.Tensor) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from neobert_hf import NeoBERTConfig, NeoBERTPreTrainedModel
+from neobert_hf import NeoBERTConfig, NeoBERTContextualConfig, NeoBERTContextualModel, NeoBERTPreTrainedModel
 from neobert_hf.checkpoint_checks_neobert import indexed_files, merge_shards
 from neobert_hf.checkpoints.tensors import CLASSES, class_of_tensors, tensor_problems
 from neobert_hf.common import tokenizers
@@ -44,6 +44,9 @@ FULL_DISK = re.compile("No space left|File too large|[Qq]uota|inline_container|i
 # Keys of a config by which Transformers loads other weights or another kind of them, and a file that does it as well.
 OTHER_WEIGHTS = ("quantization_config", "transformers_weights", "fusion_config", "distributed_config")
 ADAPTER = "adapter_config.json"
+# Encoders, and contextual models, which only some tools know.
+ENCODERS = (NeoBERTConfig,)
+ENCODERS_AND_CONTEXTUAL = (NeoBERTConfig, NeoBERTContextualConfig)
 
 
 @dataclass
@@ -65,13 +68,18 @@ class SentenceModule:
 
 @dataclass
 class ModelFolder:
-    """A local folder whose parts are read when they are first asked for. Each raises ValueError if it is damaged."""
+    """A local folder whose parts are read when they are first asked for. Each raises ValueError if it is damaged.
+
+    Args:
+        known: the configs of the models that may lie there; others are refused by name.
+    """
 
     path: Path
+    known: tuple[type[NeoBERTConfig], ...] = ENCODERS
 
     @cached_property
     def config(self) -> NeoBERTConfig:
-        return read_config(self.path)
+        return read_config(self.path, self.known)
 
     @cached_property
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -88,11 +96,20 @@ class ModelFolder:
     def model_class(self) -> type[NeoBERTPreTrainedModel]:
         """The class that `architectures` names, or, where it is empty, that of the tensors."""
         names = self.config.architectures
+        if self.is_contextual:
+            if names not in (None, [], [NeoBERTContextualModel.__name__]):
+                raise ValueError(f"`architectures` is {names}; of this config it must be a NeoBERTContextualModel.")
+            return NeoBERTContextualModel
         if not names:
             return class_of_tensors(self.tensors)
         if not isinstance(names, list) or len(names) > 1 or str(names[0]) not in CLASSES:
             raise ValueError(f"`architectures` is {names}; it must be one of {', '.join(sorted(CLASSES))}.")
         return CLASSES[names[0]]
+
+    @property
+    def is_contextual(self) -> bool:
+        """Whether the model reads a context beside every text."""
+        return isinstance(self.config, NeoBERTContextualConfig)
 
     @cached_property
     def sentence_modules(self) -> list[SentenceModule]:
@@ -259,8 +276,11 @@ def read_mapping(file: Path) -> dict[str, Any]:
     return values
 
 
-def read_config(path: Path) -> NeoBERTConfig:
+def read_config(path: Path, known: tuple[type[NeoBERTConfig], ...] = ENCODERS) -> NeoBERTConfig:
     """A `config.json`, or that of a folder, of a NeoBERT model.
+
+    Args:
+        known: the classes that it may be of.
 
     Raises:
         ValueError: if it is of another model or has keys that mean nothing.
@@ -269,8 +289,10 @@ def read_config(path: Path) -> NeoBERTConfig:
     if not file.is_file():
         raise ValueError(f"{file} does not exist.")
     values = read_mapping(file)
-    if (found := values.get("model_type")) != "neobert":
-        raise ValueError(f"{file} is the config of a model of type {found!r}; it must be 'neobert'.")
+    classes = {cls.model_type: cls for cls in known}
+    if not isinstance(found := values.get("model_type"), str) or found not in classes:
+        allowed = " or ".join(map(repr, classes))
+        raise ValueError(f"{file} is the config of a model of type {found!r}; it must be {allowed}.")
     for key, value in values.items():
         # An attention with a slash is code on the Hub.
         if value and (key in OTHER_WEIGHTS or ("attn_implementation" in key and "/" in str(value))):
@@ -278,7 +300,7 @@ def read_config(path: Path) -> NeoBERTConfig:
                 f"{file} holds `{key}`: {str(value)[:100]}. Only plain weights and code are read; remove it."
             )
     try:
-        return NeoBERTConfig.from_dict(values)
+        return classes[found].from_dict(values)
     except Exception as error:  # Of values of another type anything may come.
         raise ValueError(f"{file}: {error}") from error
 

@@ -22,9 +22,10 @@ from huggingface_hub.utils import validate_repo_id
 from transformers import PreTrainedTokenizerBase
 
 from neobert_hf.checkpoints.card import build_card, check_card, gather_facts
-from neobert_hf.checkpoints.doctor import FAIL, SERVED_FILES, diagnose
+from neobert_hf.checkpoints.doctor import CONTEXTUAL_FILES, FAIL, diagnose
 from neobert_hf.checkpoints.golden_outputs import GOLDEN_FILE, record_outputs
 from neobert_hf.checkpoints.model_folder import (
+    ENCODERS_AND_CONTEXTUAL,
     INDEX,
     SENTENCE_FILES,
     ModelFolder,
@@ -46,7 +47,7 @@ from neobert_hf.common.settings import parse_config
 # Of Sentence Transformers' modules, `config.json` and `model.safetensors` in the folders that modules.json names are
 # sent as well.
 SENT = (
-    *("config.json", GOLDEN_FILE, "model.safetensors", "model-*-of-*.safetensors", INDEX, *SERVED_FILES),
+    *("config.json", GOLDEN_FILE, "model.safetensors", "model-*-of-*.safetensors", INDEX, *CONTEXTUAL_FILES),
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"),
     "additional_chat_templates/*.jinja",
     *("vocab.txt", "vocab.json", "merges.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model"),
@@ -65,8 +66,8 @@ STALE = [
     *("onnx/model*", *SENTENCE_FILES),
     *("[0-9]_*/config.json", "[0-9]_*/model.safetensors", "[0-9]_*/pytorch_model.bin"),
     *("tokenizer.json", "tokenizer_config.json", "vocab.txt", "special_tokens_map.json", "added_tokens.json"),
-    # The original's code.
-    *("model.py", "rotary.py"),
+    # The original's code, and that of contextual models alone.
+    *("model.py", "rotary.py", "contextual_neobert.py"),
 ]
 
 
@@ -165,7 +166,7 @@ def build_folder(settings: PublishSettings, folder: Path) -> None:
         ValueError: if the checkpoint is not sound, or lacks a tokenizer.
     """
     # 1. Read
-    source = ModelFolder(local_folder(settings.checkpoint))
+    source = ModelFolder(local_folder(settings.checkpoint), ENCODERS_AND_CONTEXTUAL)
     facts = gather_facts(source.path, settings.card, settings.mteb_results)
     source.check_weights()
     if settings.onnx:
@@ -188,7 +189,8 @@ def build_folder(settings: PublishSettings, folder: Path) -> None:
     exported = add_onnx(folder, tokenizer, settings.precisions) if settings.onnx else []
 
     # 4. Model card
-    card = build_card(settings.repo_id, model, ModelFolder(folder), exported, facts)
+    built = ModelFolder(folder, ENCODERS_AND_CONTEXTUAL)
+    card = build_card(settings.repo_id, model, built, exported, facts)
     card.save(folder / "README.md")
 
 
@@ -202,6 +204,11 @@ def check_exportable(source: ModelFolder) -> None:
     """Refuse ONNX files of a class that has no task there, before any work."""
     from neobert_hf.checkpoints.export import TASKS
 
+    if source.is_contextual:
+        raise ValueError(
+            f"There is no ONNX file of a contextual model, which reads {source.config.context_size:,} vectors beside "
+            "every text. Leave out `--onnx`."
+        )
     if source.model_class not in [cls for cls, _ in TASKS.values()]:
         raise ValueError(
             f"There is no ONNX file of a {source.model_class.__name__}; those of its encoder come from `neobert-hf "

@@ -21,11 +21,17 @@ from transformers import PreTrainedTokenizerBase
 # What may stand between an instruction and a text; see `separator_text`.
 Separator = Literal["space", "special_tokens"]
 
-# How a model with prompts is used, in words and as an example, by its class of Sentence Transformers.
+# How a model with prompts is used, in words and as an example, by its class of Sentence Transformers, or its kind.
 PROMPT_USE = {
     "CrossEncoder": (
         "`predict` and `rank` put `query` before the query of each pair.",
         'print(model.predict([("a query", "a document"), ("a query", "another document")]))',
+    ),
+    "contextual": (
+        "`encode_query` puts `query` before a text, `encode_document` puts `document`, and `encode` nothing.",
+        'queries = model.encode_query(["a query"], dataset_embeddings=context)\n'
+        'documents = model.encode_document(["a document", "another document"], dataset_embeddings=context)\n'
+        "print(model.similarity(queries, documents))",
     ),
     "others": (
         "`encode_query` puts `query` before a text, `encode_document` puts `document`, and `encode` nothing.",
@@ -95,17 +101,17 @@ def add_prompt(prompt: str, texts: list[str]) -> list[str]:
     return [prompt + text for text in texts]
 
 
-def describe_prompts(prompts: dict[str, str], sentence_class: str) -> str:
+def describe_prompts(prompts: dict[str, str], kind: str) -> str:
     """The part of a model card on the prompts that a model is saved with, in Markdown; empty if there are none.
 
     Args:
         prompts: by name, as `config_sentence_transformers.json` holds them.
-        sentence_class: the model's class of Sentence Transformers.
+        kind: the model's class of Sentence Transformers; `contextual` of a contextual one.
     """
     prompts = {name: prompt for name, prompt in prompts.items() if prompt}
     if not prompts:
         return ""
-    use, example = PROMPT_USE["CrossEncoder" if sentence_class == "CrossEncoder" else "others"]
+    use, example = PROMPT_USE.get(kind, PROMPT_USE["others"])
     both = any(name == "document" or name.endswith("-document") for name in prompts)
     texts = "before queries and before documents" if both else "before each query"
     lines = [f"The model was trained with a prompt {texts}. {use} Another is chosen by `prompt_name`:", ""]

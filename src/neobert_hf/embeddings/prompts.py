@@ -21,6 +21,7 @@ from sentence_transformers import CrossEncoder
 from sentence_transformers.base.model import BaseModel
 
 from neobert_hf.common.instructions import describe_prompts
+from neobert_hf.embeddings.contextual import is_contextual
 from neobert_hf.embeddings.descriptions import PairDataset
 from neobert_hf.embeddings.recipe import TrainingData
 
@@ -77,7 +78,8 @@ def describe_choice(data: TrainingData) -> str:
 
 def add_to_card(card: Path, model: BaseModel, data: TrainingData) -> None:
     """Put the prompts, and which dataset `query` is from, into the card that Sentence Transformers has written."""
-    if not (prompts := describe_prompts(model.prompts, type(model).__name__)):
+    kind = "contextual" if is_contextual(model) else type(model).__name__
+    if not (prompts := describe_prompts(model.prompts, kind)):
         return
     dataset, reason = choose_default(data)
     section = f"### Prompts\n\n{prompts}\n\n`query` is the instruction of {dataset.name}: {reason}.\n\n"
