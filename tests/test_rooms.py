@@ -23,6 +23,7 @@ ROOMS = {
     "training": {"common"},
     "pretraining": {"common", "training"},
     "embeddings": {"common", "training"},
+    "tasks": {"common", "training"},
     "evaluation/glue": {"common", "training"},
     "evaluation/mteb": {"common", "embeddings"},
     "evaluation/pseudo_perplexity": {"common"},

@@ -98,8 +98,9 @@ def test_transfer_takes_the_best_backbone_and_a_new_head(finished, flags, encode
 def test_the_report_has_the_papers_columns_and_rows(finished):
     text, content = (finished / "report.md").read_text(), json.loads((finished / "report.json").read_text())
     lines = text.splitlines()
-    assert lines[2] == "| Model | MNLI | QNLI | QQP | RTE | SST | MRPC | CoLA | STS | Avg. |"
-    assert "| NeoBERT 4096 (paper) | 89.0 | 93.7 | 90.7 | 91.3 | 95.6 | 93.4 | 66.2 | 91.8 | 89.0 |" in lines
+    # Only what was run.
+    assert lines[2] == "| Model | MNLI | RTE | SST | STS | Avg. |"
+    assert "| NeoBERT 4096 (paper) | 89.0 | 91.3 | 95.6 | 91.8 | 91.9 |" in lines
     tasks, results = content["models"]["small"], results_of(finished)
     for task, entry in tasks.items():
         scores = [100 * result["score"] for result in results.values() if result["task"] == task]
@@ -107,8 +108,7 @@ def test_the_report_has_the_papers_columns_and_rows(finished):
         assert entry["std"] == pytest.approx(statistics.stdev(scores), abs=1e-9)
     cells = [f"{tasks[task]['score']:.1f} ± {tasks[task]['std']:.1f}" for task in ("mnli", "rte", "sst2", "stsb")]
     average = statistics.mean(tasks[task]["score"] for task in tasks)
-    row = f"| **small** | {cells[0]} | - | - | {cells[1]} | {cells[2]} | - | - | {cells[3]} | {average:.1f} [4] |"
-    assert row in lines
+    assert f"| **small** | {' | '.join(cells)} | {average:.1f} |" in lines
     assert (finished / "small" / "learning_rates.png").stat().st_size > 10_000
 
 
@@ -153,7 +153,7 @@ def test_a_task_of_ones_own(flags, data_dir, tmp_path):
     assert result["score"] == pytest.approx(statistics.mean(result["metrics"].values()), abs=1e-12)
     assert AutoConfig.from_pretrained(model_folder(tmp_path, "mine")).id2label == {0: "class", 1: "none"}
     report = (tmp_path / "report.md").read_text()
-    assert "| small | mine |" in report and "| **small** |" not in report
+    assert "| small | mine |" in report and "| **small** |" not in report and "(paper)" not in report
 
 
 @pytest.mark.slow

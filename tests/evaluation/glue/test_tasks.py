@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from pydoc_data.topics import topics
 
@@ -17,7 +18,7 @@ from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
 from neobert_hf.common.results import folder_of_results
 from neobert_hf.common.settings import parse_config
-from neobert_hf.evaluation.glue.recipe import GlueSettings
+from neobert_hf.evaluation.glue.recipe import GlueSettings, choose_tasks
 from neobert_hf.evaluation.glue.report import read_published
 from neobert_hf.evaluation.glue.results import Results
 from neobert_hf.evaluation.glue.runs import (
@@ -65,6 +66,10 @@ def test_metrics_equal_scikit_learn_and_scipy():
 
 def test_wnli_is_a_task_and_not_in_the_average():
     assert "wnli" in order_tasks(TASKS, list(TASKS))
+    settings = GlueSettings("m", ["all"], str(CONFIGS / "tasks.yaml"))
+    assert "wnli" not in choose_tasks(settings) and len(choose_tasks(settings)) == 8
+    assert list(choose_tasks(replace(settings, task=["wnli"]))) == ["wnli"]
+    assert len(choose_tasks(replace(settings, task=["all", "wnli"]))) == 9
     assert "wnli" not in read_published(str(CONFIGS / "table3.yaml")).columns and len(TASKS) == 9
 
 
@@ -201,6 +206,11 @@ def test_broken_lines_are_few_or_an_error(tmp_path, capsys):
     (tmp_path / "QQP" / "train.tsv").write_text("")
     with pytest.raises(ValueError, match="train.tsv. is empty: it holds no row"):
         load_task(TASKS["qqp"], str(tmp_path))
+
+
+def test_superglue_is_described():
+    tasks = read_tasks(str(CONFIGS / "superglue.yaml"))
+    assert order_tasks(tasks, list(tasks))[0] == "allnli" and len(tasks) == 4
 
 
 def test_the_papers_hyperparameters_are_table_6(shared):

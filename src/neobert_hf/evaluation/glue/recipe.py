@@ -29,7 +29,9 @@ class GlueSettings:
     """What is trained, on which tasks, with which hyperparameters."""
 
     model: str = field(metadata={"help": "an encoder: path or Hub id; with `average_checkpoints` the folder of a run"})
-    task: list[str] = field(metadata={"help": "names from `task_config`, or `all`"})
+    task: list[str] = field(
+        metadata={"help": "names from `task_config`, or `all` but those that it trains only when named"}
+    )
     task_config: str = field(metadata={"help": "YAML file of tasks"})
     name: str | None = field(default=None, metadata={"help": "of the model in the report; made from `model` if unset"})
     data_dir: str | None = field(
@@ -67,7 +69,10 @@ def choose_tasks(settings: GlueSettings) -> dict[str, GlueTask]:
     for name in settings.task:
         if name not in tasks and name != "all":
             raise ValueError(f"{settings.task_config} has no task {name!r}{nearest(name, ['all', *tasks])}")
-    return {name: tasks[name] for name in order_tasks(tasks, tasks if "all" in settings.task else settings.task)}
+    chosen = {name for name in settings.task if name != "all"}
+    if "all" in settings.task:
+        chosen |= {name for name, task in tasks.items() if not task.only_named}
+    return {name: tasks[name] for name in order_tasks(tasks, chosen)}
 
 
 def plan_runs(settings: GlueSettings, arguments: GlueArguments, tasks: dict[str, GlueTask]) -> list[Run]:
@@ -147,7 +152,7 @@ class GlueEvaluation:
         """All settings that the weights of all runs of a task depend on, as JSON gives them back."""
         settings, arguments = self.settings, self.arguments
         # What the file says counts, not where the data lie.
-        incidental = ("source", "subset", "tsv")
+        incidental = ("source", "subset", "tsv", "only_named")
         values = result_settings(arguments, leave_out=RUN_ARGUMENTS | {"num_train_epochs"}) | {
             "model": settings.model,
             "weights": self.weights,

@@ -91,9 +91,17 @@ def score_cell(summary: dict | None) -> str:
 
 
 def published_table(models: dict[str, dict], published: Published) -> list[str]:
-    """The paper's rows, and below them one's own models on the same tasks."""
-    columns = published.columns
-    rows = [[f"{model} (paper)", *(f"{score:.1f}" for score in row)] for model, row in published.rows.items()]
+    """The paper's rows, and below them one's own models, on the tasks that one of these has; nothing without such."""
+    places = [place for place, task in enumerate(published.columns) if any(task in tasks for tasks in models.values())]
+    if not places:
+        return []
+    columns = {task: heading for place, (task, heading) in enumerate(published.columns.items()) if place in places}
+    rows = []
+    for model, row in published.rows.items():
+        scores = [row[place] for place in places]
+        # The paper's average is rounded from scores with more digits.
+        average = row[-1] if len(columns) == len(published.columns) else statistics.mean(scores)
+        rows.append([f"{model} (paper)", *(f"{score:.1f}" for score in (*scores, average))])
     for model, tasks in models.items():
         if scores := [tasks[task]["score"] for task in columns if task in tasks]:
             number = "" if len(scores) == len(columns) else f" [{len(scores)}]"
@@ -115,12 +123,13 @@ def details_table(models: dict[str, dict]) -> list[str]:
 
 def markdown(models: dict[str, dict], diverged: list[str], published: Published | None) -> str:
     lines = ["# GLUE", ""]
-    if published is not None:
-        lines += published_table(models, published)
+    if published is not None and (table := published_table(models, published)):
+        lines += table
         lines += [
             "",
             "Scores on the development set in percent; ± the standard deviation over seeds. Of two metrics, and of the "
-            "two sets of MNLI, the mean. An average with [n] is over n tasks and cannot be compared with the others.",
+            "two sets of MNLI, the mean. Averages are over the tasks shown. One with [n] is over n of "
+            "them and cannot be compared with the others.",
             "",
         ]
     lines += [*details_table(models), ""]

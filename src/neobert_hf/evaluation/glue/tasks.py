@@ -56,6 +56,7 @@ class GlueTask:
     validation: list[str] = field(default_factory=lambda: ["validation"])
     transfer_from: str | None = None
     tsv: Any = None
+    only_named: bool = False
 
     def __post_init__(self):
         check_file_name(self.name, "its name")

@@ -1,0 +1,31 @@
+"""Fine-tune any encoder to tag words: names of entities, parts of speech.
+
+    python examples/run_token_classification.py --config configs/tasks/token_classification.yaml \\
+        --model chandar-lab/NeoBERT --data conll2003/ --output_dir runs/ner
+
+The data are a folder with train.*, validation.* and test.* (CoNLL and CoNLL-U files, Parquet, JSON lines), one file, or
+a dataset of the Hub. Entities (tags such as B-PER) are scored by seqeval, other tags by accuracy. Run the same command
+again after an interruption: it resumes from the newest complete checkpoint, to the bit on a CPU. `output_dir` gets
+`model/` with a card, the best of all evaluations, and a report with scores and each tag (`report.md`, `report.json`).
+"""
+
+import neobert_hf  # noqa: F401  (registers the architecture)
+from neobert_hf.tasks.recipe import open_run
+from neobert_hf.tasks.token_classification import READERS, TokenClassification, TokenClassificationSettings
+
+
+def main(args: list[str] | None = None) -> None:
+    # 1. Settings, and the rows of all splits
+    with open_run(TokenClassificationSettings, args, READERS) as run:
+        # 2. Words and tags, checked
+        task = TokenClassification(run.settings, run.splits)
+
+        # 3. Training to the end, and the best of all evaluations
+        trainer, encoded = run.train(task)
+
+        # 4. Scores on all held-out rows, the model with its card, the report
+        print(run.report(task, trainer, encoded), flush=True)
+
+
+if __name__ == "__main__":
+    main()

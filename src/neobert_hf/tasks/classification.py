@@ -1,0 +1,278 @@
+"""Classes of texts: one class a row, several, or a number; columns guessed and said."""
+
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import ClassLabel, Dataset, DatasetDict
+from matplotlib.figure import Figure
+from sklearn.metrics import confusion_matrix, f1_score, precision_recall_fscore_support
+from transformers import AutoModelForSequenceClassification, DataCollatorWithPadding, PreTrainedTokenizerBase
+
+from neobert_hf.common.atomic_writes import write_png
+from neobert_hf.common.report import markdown_table
+from neobert_hf.common.settings import nearest
+from neobert_hf.tasks.recipe import Task, TaskSettings
+from neobert_hf.tasks.rows import check_columns, check_known, check_texts, choose_column
+from neobert_hf.training.metrics import ScoreMetric
+
+
+# What columns are usually called, the likelier name first. A dataset that has both names and numbers means the names.
+LABELS = "label_text label_name labels_text label labels category class target section topic sentiment intent score"
+LABELS = (*LABELS.split(), "rating", "y")
+TEXTS = ("text", "sentence", "content", "review", "document", "comment", "description", "title", "body", "question")
+PAIRS = (("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "question2"), ("text1", "text2"))
+PROBLEMS = ("single_label_classification", "multi_label_classification", "regression")
+# A picture of more classes could not be read.
+MOST_CLASSES_SHOWN = 60
+WORST = 10
+
+
+@dataclass
+class ClassificationSettings(TaskSettings):
+    """Which columns, which kind of labels."""
+
+    text_columns: list[str] = field(default_factory=list, metadata={"help": "one or two; guessed if empty"})
+    label_column: str | None = field(default=None, metadata={"help": "guessed if unset"})
+    problem: str | None = field(default=None, metadata={"help": f"{', '.join(PROBLEMS)}; guessed if unset"})
+    label_separator: str | None = field(default=None, metadata={"help": "between the labels of a row that has several"})
+    class_weights: bool = field(default=False, metadata={"help": "rare classes count as much as common ones in all"})
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.problem not in (None, *PROBLEMS):
+            raise ValueError(f"`problem` is {self.problem!r}{nearest(self.problem, list(PROBLEMS))}")
+        if len(self.text_columns) > 2:
+            raise ValueError(f"`text_columns` names {len(self.text_columns)} columns; a model reads one text or two.")
+
+
+class Classification(Task):
+    """See `Task`. The columns are `text`, `text_pair` where there are two, and `label`."""
+
+    kind = "text-classification"
+    auto_class = AutoModelForSequenceClassification
+
+    def __init__(self, settings: ClassificationSettings, splits: DatasetDict, smoothing: float = 0.0):
+        self.settings = settings
+        texts, label = self._choose_columns(splits["train"])
+        check_columns(splits, [*texts, label])
+        for column in texts:
+            check_texts(splits, column)
+        found = {split: _cells(table, label, settings.label_separator) for split, table in splits.items()}
+        self.problem = settings.problem or guess_problem(found["train"])
+        print(f"columns: text {' and '.join(texts)}, label {label}; {self.problem} (settings can name others)")
+        numbers = self._number_labels(found)
+        self.splits = DatasetDict()
+        for split, table in splits.items():
+            rows = table.select_columns(texts).rename_columns(dict(zip(texts, ("text", "text_pair"))))
+            self.splits[split] = rows.add_column("label", numbers[split])
+        if settings.class_weights:
+            self.loss = partial(weighted_loss, weights=self._weights(numbers["train"]), problem=self.problem)
+        if smoothing and (self.problem != PROBLEMS[0] or settings.class_weights):
+            raise ValueError(f"`label_smoothing_factor` is {smoothing}; it is for one class a row without weights.")
+
+    def _choose_columns(self, table: Dataset) -> tuple[list[str], str]:
+        settings = self.settings
+        label = choose_column(table, settings.label_column, LABELS, "label_column")
+        if settings.text_columns:
+            texts = [choose_column(table, name, (), "text_columns") for name in settings.text_columns]
+        else:
+            pair = next((list(pair) for pair in PAIRS if set(pair) <= set(table.column_names)), None)
+            strings = [
+                name
+                for name, feature in table.features.items()
+                if getattr(feature, "dtype", "") in ("string", "large_string") and name != label
+            ]
+            guesses = TEXTS if len(strings) != 1 else (*TEXTS, strings[0].lower())
+            left = table.remove_columns(label)
+            texts = pair or [choose_column(left, None, guesses, "text_columns")]
+        if label in texts:
+            raise ValueError(f"`label_column` is {label!r}, which is a column of texts, too: name another one.")
+        return texts, label
+
+    def _number_labels(self, found: dict[str, list]) -> dict[str, list]:
+        """What the labels of each row are to the model."""
+        if self.problem == "regression":
+            self.labels = ["score"]
+            return {split: _numbers(split, cells) for split, cells in found.items()}
+        several = self.problem == "multi_label_classification"
+        lists = {split: cells if several else [[cell] for cell in cells] for split, cells in found.items()}
+        used = {}
+        for split, rows in lists.items():
+            used[split] = {}
+            for number, names in enumerate(rows):
+                if not isinstance(names, list) or any(isinstance(name, list) for name in names):
+                    kind = "a list of labels, or set `label_separator`" if several else "one label"
+                    raise ValueError(
+                        f"The split {split}, row {number:,}: the label is {names!r:.60}; it must be {kind}."
+                    )
+                for name in names:
+                    if name in (None, ""):
+                        raise ValueError(f"The split {split}, row {number:,} has no label ({name!r}).")
+                    used[split].setdefault(name, number)
+        check_known(lists, used, "label")
+        self.labels = sorted(
+            used["train"], key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name)
+        )
+        ids = {name: number for number, name in enumerate(self.labels)}
+        if several:
+            rows = {split: [{ids[name] for name in names} for names in part] for split, part in lists.items()}
+            return {
+                split: [[float(number in row) for number in range(len(ids))] for row in part]
+                for split, part in rows.items()
+            }
+        return {split: [ids[name] for (name,) in part] for split, part in lists.items()}
+
+    def _weights(self, labels: list) -> torch.Tensor:
+        """As scikit-learn's `balanced`: rows over classes times the rows of the class; of several, no over yes."""
+        if self.problem == "regression":
+            raise ValueError("`class_weights` is true, and the labels are numbers: leave it out.")
+        rows = np.array(labels)
+        if self.problem == "multi_label_classification":
+            return torch.tensor((len(rows) - rows.sum(0)) / np.maximum(rows.sum(0), 1)).float()
+        counts = np.bincount(rows, minlength=len(self.labels))
+        return torch.tensor(len(rows) / (len(counts) * counts)).float()
+
+    def encode(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> DatasetDict:
+        def ids(batch: dict[str, list]) -> dict[str, list]:
+            return tokenizer(batch["text"], batch.get("text_pair"), truncation=True, max_length=max_length)
+
+        texts = [name for name in self.splits["train"].column_names if name != "label"]
+        return self.splits.map(ids, batched=True, remove_columns=texts, desc="tokenizing")
+
+    def collator(self, tokenizer: PreTrainedTokenizerBase) -> DataCollatorWithPadding:
+        return DataCollatorWithPadding(tokenizer)
+
+    def score(self, split: str, encoded: Dataset, logits: np.ndarray) -> dict[str, float]:
+        labels = np.array(self.splits[split]["label"])
+        if self.problem == "multi_label_classification":
+            found = (logits > 0).astype(int)
+            names = ("micro", "macro")
+            values = {f"{name}_f1": float(f1_score(labels, found, average=name, zero_division=0)) for name in names}
+        elif self.problem == "regression":
+            values = ScoreMetric(["pearson", "spearmanr"]).compute(predictions=logits[:, 0], references=labels)
+        else:
+            metric = ScoreMetric(["accuracy", "macro_f1"])
+            values = metric.compute(predictions=logits.argmax(-1), references=labels)
+            if self.settings.class_weights:
+                values = dict(reversed(values.items()))
+        return values | {"score": next(iter(values.values()))}
+
+    def describe(self, split: str, encoded: Dataset, logits: np.ndarray, folder: Path) -> list[str]:
+        rows = self.splits[split]
+        labels = np.array(rows["label"])
+        if self.problem == "regression":
+            errors, found = np.abs(logits[:, 0] - labels), logits[:, 0].round(3)
+            return worst_rows(rows, errors, found, labels, "distance")
+        several = self.problem == "multi_label_classification"
+        found = (logits > 0).astype(int) if several else logits.argmax(-1)
+        counted = precision_recall_fscore_support(
+            labels, found, labels=range(len(self.labels)), average=None, zero_division=0
+        )
+        table = [
+            [name, *(f"{100 * part:.1f}" for part in parts[:3]), parts[3]]
+            for name, *parts in zip(self.labels, *counted)
+        ]
+        lines = [*markdown_table(["Label", "Precision", "Recall", "F1", "Rows"], table), ""]
+        if several:
+            # The surest of the wrong decisions of a row.
+            errors = np.where(found != labels, np.abs(logits), 0).max(-1)
+            names = lambda flags: ", ".join(np.array(self.labels)[flags == 1]) or "none"  # noqa: E731
+            return lines + worst_rows(
+                rows, errors, [names(row) for row in found], [names(row) for row in labels], "logit"
+            )
+        if len(self.labels) <= MOST_CLASSES_SHOWN:
+            file = folder / f"confusion_{split}.png"
+            plot_confusion(file, confusion_matrix(labels, found, labels=range(len(self.labels))), self.labels)
+            lines += [f"![confusion matrix]({file.name})", ""]
+        # Minus the logarithm of what the right label was given.
+        losses = np.logaddexp.reduce(logits, axis=-1) - logits[np.arange(len(labels)), labels]
+        errors = np.where(found != labels, losses, 0)
+        names = np.array(self.labels)
+        return lines + worst_rows(rows, errors, names[found], names[labels], "loss")
+
+
+def _cells(table: Dataset, column: str, separator: str | None) -> list:
+    """The labels of all rows as texts, or as lists of them; None where there is none."""
+    feature, cells = table.features[column], table[column][:]
+    names = getattr(feature, "feature", feature)
+    naming = names.int2str if isinstance(names, ClassLabel) else str
+
+    def text(cell: Any) -> Any:
+        if isinstance(cell, list):
+            return [text(part) for part in cell]
+        if cell is None or (isinstance(names, ClassLabel) and cell < 0):
+            return None
+        return str(naming(cell)).strip()
+
+    cells = [text(cell) for cell in cells]
+    if separator is None:
+        return cells
+    return [[part.strip() for part in cell.split(separator) if part.strip()] if cell else [] for cell in cells]
+
+
+def guess_problem(cells: list) -> str:
+    """Lists are several classes, numbers that are not all whole a regression, everything else classes."""
+    if any(isinstance(cell, list) for cell in cells):
+        return PROBLEMS[1]
+    try:
+        numbers = [float(cell) for cell in cells]
+    except (TypeError, ValueError):
+        return PROBLEMS[0]
+    return PROBLEMS[0] if all(number.is_integer() for number in numbers) else PROBLEMS[2]
+
+
+def _numbers(split: str, cells: list) -> list[float]:
+    numbers = []
+    for row, cell in enumerate(cells):
+        try:
+            numbers.append(float(cell))
+        except (TypeError, ValueError):
+            numbers.append(np.nan)
+        if not np.isfinite(numbers[-1]):
+            raise ValueError(f"The split {split}, row {row:,}: the label is {cell!r}; a regression needs a number.")
+    if len(set(numbers)) == 1 and len(numbers) > 1 and split == "train":
+        raise ValueError(f"All training rows have the label {numbers[0]}: there is nothing to learn.")
+    return numbers
+
+
+def weighted_loss(
+    outputs: Any, labels: torch.Tensor, weights: torch.Tensor, problem: str, **kwargs: Any
+) -> torch.Tensor:
+    """The loss of the model with weights for its classes."""
+    logits, weights = outputs["logits"].float(), weights.to(outputs["logits"].device)
+    if problem == "multi_label_classification":
+        return torch.nn.functional.binary_cross_entropy_with_logits(logits, labels.float(), pos_weight=weights)
+    return torch.nn.functional.cross_entropy(logits, labels, weight=weights)
+
+
+def worst_rows(rows: Dataset, errors: np.ndarray, found: Any, right: Any, measure: str) -> list[str]:
+    """A table of the rows that are furthest from right."""
+    order = [int(number) for number in np.argsort(-errors, kind="stable")[:WORST] if errors[number] > 0]
+    if not order:
+        return ["No row is wrong."]
+    columns = [name for name in ("text", "text_pair") if name in rows.column_names]
+    table = []
+    for number in order:
+        text = " / ".join(rows[number][name] for name in columns)
+        shown = " ".join(text.split())[:160].replace("|", "\\|")
+        table.append([number, right[number], found[number], f"{errors[number]:.2f}", shown])
+    return [f"The {len(order)} worst errors:", "", *markdown_table(["Row", "Right", "Found", measure, "Text"], table)]
+
+
+def plot_confusion(file: Path, counts: np.ndarray, names: list[str]) -> None:
+    """Rows are the right classes, columns the found ones; colors are shares of a row."""
+    size = max(4, 0.28 * len(names) + 2)
+    figure = Figure(figsize=(size, size), layout="constrained")
+    axes = figure.subplots()
+    axes.imshow(counts / np.maximum(counts.sum(1, keepdims=True), 1), cmap="Blues", vmin=0, vmax=1)
+    axes.set(xlabel="found", ylabel="right")
+    axes.set_xticks(range(len(names)), names, rotation=90)
+    axes.set_yticks(range(len(names)), names)
+    if len(names) <= 15:
+        for (row, column), count in np.ndenumerate(counts):
+            axes.text(column, row, count, ha="center", va="center", fontsize="small")
+    write_png(file, figure)

@@ -1,0 +1,245 @@
+"""Answers to questions in texts, as SQuAD v1 and v2 have them: windows over long texts, and the best of all windows."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, Any
+
+import numpy as np
+from datasets import Dataset, DatasetDict
+from transformers import AutoModelForQuestionAnswering, DataCollatorWithPadding, PreTrainedTokenizerBase
+
+from neobert_hf.common.atomic_writes import write_json
+from neobert_hf.common.report import markdown_table
+from neobert_hf.common.row_files import LARGEST_JSON, open_file, read_bounded
+from neobert_hf.common.settings import Count, Range
+from neobert_hf.tasks.recipe import Task, TaskSettings
+from neobert_hf.tasks.rows import check_columns, check_texts
+from neobert_hf.training.metrics import AnswerMetric, answer_scores
+
+
+COLUMNS = ("question", "context", "answers")
+WORST = 10
+
+
+@dataclass
+class QuestionAnsweringSettings(TaskSettings):
+    """How long texts are read, and which answers are allowed."""
+
+    # As in BERT's code for SQuAD.
+    max_length: Annotated[int, Range(8)] = field(
+        default=384, metadata={"help": "tokens of a window, question included"}
+    )
+    stride: Count = field(default=128, metadata={"help": "tokens that two windows of a text have in common"})
+    max_answer_length: Count = field(default=30, metadata={"help": "tokens"})
+    best_answers: Count = field(default=20, metadata={"help": "starts and ends that are combined in each window"})
+    null_threshold: Annotated[float, Range()] = field(
+        default=0.0, metadata={"help": "no answer is given where none scores so much more than the best answer"}
+    )
+
+
+def read_squad(file: Path) -> list[dict[str, Any]]:
+    """The questions of a file in the form of SQuAD: `data`, `paragraphs`, `qas`; or a JSON array of rows, or lines."""
+    with open_file(str(file)) as handle:
+        text = read_bounded(handle, LARGEST_JSON, str(file), "write Parquet or JSON lines.").decode("utf-8-sig")
+    try:
+        content = json.loads(text)
+    except ValueError:
+        try:
+            content = [json.loads(line) for line in text.splitlines() if line.strip()]
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{file} is no JSON: {error}.") from error
+    if isinstance(content, list):
+        return content
+    try:
+        return [
+            {
+                "id": str(asked["id"]),
+                "question": asked["question"],
+                "context": paragraph["context"],
+                "answers": [
+                    {"text": answer["text"], "answer_start": answer["answer_start"]}
+                    for answer in ([] if asked.get("is_impossible") else asked["answers"])
+                ],
+            }
+            for article in content["data"]
+            for paragraph in article["paragraphs"]
+            for asked in paragraph["qas"]
+        ]
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{file} is not in the form of SQuAD: {error!r} is missing or of another type.") from error
+
+
+READERS = MappingProxyType({".json": read_squad, ".jsonl": read_squad})
+
+
+class QuestionAnswering(Task):
+    """See `Task`. The columns are `question`, `context`, and `texts` and `starts` of the right answers, maybe none."""
+
+    kind = "question-answering"
+    auto_class = AutoModelForQuestionAnswering
+
+    def __init__(self, settings: QuestionAnsweringSettings, splits: DatasetDict):
+        self.settings = settings
+        check_columns(splits, COLUMNS)
+        check_texts(splits, "question")
+        check_texts(splits, "context")
+        self.splits = DatasetDict({split: _with_answers(split, table) for split, table in splits.items()})
+        self.none_allowed = not all(self.splits["train"]["starts"])
+        for split, table in self.splits.items():
+            if not self.none_allowed and not all(table["starts"]):
+                raise ValueError(
+                    f"The split {split} has questions without an answer (row {table['starts'][:].index([]):,}), and "
+                    "every training question has one: add such training rows, or leave these out."
+                )
+        if not any(self.splits["train"]["starts"]):
+            raise ValueError("No training question has an answer: there is nothing to learn.")
+
+    def encode(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> DatasetDict:
+        """Windows of the question and a part of the text, with the answer's tokens, or the first one if it has none."""
+        if not tokenizer.is_fast:
+            raise ValueError(
+                f"{type(tokenizer).__name__} does not say which characters a piece is of: take a fast one."
+            )
+        tokenizer.padding_side = "right"
+        stride = self.settings.stride
+        # What a window must have room for beside the question.
+        room = max_length - stride - tokenizer.num_special_tokens_to_add(pair=True) - 1
+
+        def windows(batch: dict[str, list], numbers: list[int]) -> dict[str, list]:
+            lengths = map(len, tokenizer(batch["question"], add_special_tokens=False)["input_ids"])
+            for number, length in zip(numbers, lengths):
+                if length > room:
+                    raise ValueError(
+                        f"Row {number:,}: a question of {length} tokens leaves no room for a text in windows of "
+                        f"{max_length} with {stride} in common: set a larger `max_length` or a smaller `stride`."
+                    )
+            encoded = tokenizer(
+                batch["question"],
+                batch["context"],
+                truncation="only_second",
+                max_length=max_length,
+                stride=stride,
+                return_overflowing_tokens=True,
+                return_offsets_mapping=True,
+            )
+            rows = encoded.pop("overflow_to_sample_mapping")
+            spans = encoded.pop("offset_mapping")
+            columns = {"start_positions": [], "end_positions": [], "starts": [], "ends": [], "row": []}
+            for window, row in enumerate(rows):
+                of_text = [number == 1 for number in encoded.sequence_ids(window)]
+                starts = [start if inside else -1 for (start, _), inside in zip(spans[window], of_text)]
+                ends = [end if inside else -1 for (_, end), inside in zip(spans[window], of_text)]
+                place = answer_tokens(starts, ends, batch["texts"][row][:1], batch["answer_starts"][row][:1])
+                for name, value in zip(columns, (*place, starts, ends, numbers[row])):
+                    columns[name].append(value)
+            return {**encoded, **columns}
+
+        table = self.splits.rename_column("starts", "answer_starts")
+        names = table["train"].column_names
+        return table.map(windows, with_indices=True, batched=True, remove_columns=names, desc="tokenizing")
+
+    def collator(self, tokenizer: PreTrainedTokenizerBase) -> DataCollatorWithPadding:
+        return DataCollatorWithPadding(tokenizer)
+
+    def answers(self, split: str, encoded: Dataset, logits: tuple[np.ndarray, np.ndarray]) -> list[list[dict]]:
+        """Of each question the best answers of all its windows, the best first; an empty text stands for none."""
+        contexts = self.splits[split]["context"][:]
+        found: list[dict[str, float]] = [{} for _ in contexts]
+        nulls = np.full(len(contexts), np.inf)
+        for row, starts, ends, start, end in zip(encoded["row"], encoded["starts"], encoded["ends"], *logits):
+            nulls[row] = min(nulls[row], start[0] + end[0])
+            for first, last, score in self._best_spans(np.array(starts), start, end):
+                text = contexts[row][starts[first] : ends[last]].strip()
+                if text:
+                    found[row][text] = max(score, found[row].get(text, -np.inf))
+        ranked = []
+        for texts, null in zip(found, nulls):
+            best = sorted(texts.items(), key=lambda item: -item[1])[: self.settings.best_answers]
+            answers = [{"text": text, "score": round(float(score), 4)} for text, score in best]
+            none = {"text": "", "score": round(float(null), 4)}
+            if not answers:
+                answers = [none]
+            elif self.none_allowed:
+                first = null - answers[0]["score"] > self.settings.null_threshold
+                answers = [none, *answers] if first else [*answers, none]
+            ranked.append(answers)
+        return ranked
+
+    def _best_spans(self, starts: np.ndarray, start: np.ndarray, end: np.ndarray) -> list[tuple[int, int, float]]:
+        """First and last token, and score, of the likeliest answers of a window."""
+        number, (inside,) = self.settings.best_answers, np.nonzero(starts >= 0)
+        firsts = inside[np.argsort(-start[inside], kind="stable")[:number]]
+        lasts = inside[np.argsort(-end[inside], kind="stable")[:number]]
+        return [
+            (int(first), int(last), float(start[first] + end[last]))
+            for first in firsts
+            for last in lasts
+            if first <= last < first + self.settings.max_answer_length
+        ]
+
+    def score(self, split: str, encoded: Dataset, logits: tuple[np.ndarray, np.ndarray]) -> dict[str, float]:
+        found = [answers[0]["text"] for answers in self.answers(split, encoded, logits)]
+        values = AnswerMetric().compute(predictions=found, references=self.splits[split]["texts"][:])
+        return values | {"score": values["f1"]}
+
+    def describe(self, split: str, encoded: Dataset, logits: Any, folder: Path) -> list[str]:
+        ranked, rows = self.answers(split, encoded, logits), self.splits[split]
+        write_json(folder / f"answers_{split}.json", [{"row": row, "best": best} for row, best in enumerate(ranked)])
+        wrong = []
+        for row, (best, right) in enumerate(zip(ranked, rows["texts"])):
+            if answer_scores(best[0]["text"], right)[1] == 0:
+                wrong.append((-best[0]["score"], row, right[0] if right else "none", best[0]["text"] or "none"))
+        if not wrong:
+            return ["No answer is wholly wrong."]
+        cells = [
+            [row, *(" ".join(text.split())[:80].replace("|", "\\|") for text in (rows[row]["question"], right, found))]
+            for _, row, right, found in sorted(wrong)[:WORST]
+        ]
+        lines = [
+            f"The {len(cells)} surest of {len(wrong):,} wholly wrong answers (all are in answers_{split}.json):",
+            "",
+        ]
+        return lines + markdown_table(["Row", "Question", "Right", "Found"], cells)
+
+
+def _with_answers(split: str, table: Dataset) -> Dataset:
+    """The rows with their answers in one form, each where its text says."""
+    rows = {"question": table["question"][:], "context": table["context"][:], "texts": [], "starts": []}
+    # Some questions of SQuAD begin with spaces, which would count as tokens for some tokenizers.
+    rows["question"] = [question.strip() for question in rows["question"]]
+    for number, (context, answers) in enumerate(zip(rows["context"], table["answers"])):
+        where = f"The split {split}, row {number:,}"
+        if isinstance(answers, list):
+            answers = {name: [answer.get(name) for answer in answers] for name in ("text", "answer_start")}
+        texts, starts = (answers or {}).get("text") or [], (answers or {}).get("answer_start") or []
+        if len(texts) != len(starts):
+            raise ValueError(f"{where}: {len(texts)} texts of answers and {len(starts)} places; they must be as many.")
+        for text, start in zip(texts, starts):
+            if not isinstance(text, str) or not text.strip() or not isinstance(start, int):
+                raise ValueError(f"{where}: an answer is {text!r} at {start!r}; it must be a text at a number.")
+            if start < 0 or context[start : start + len(text)] != text:
+                place = context.find(text)
+                found = f"it is at {place}" if place >= 0 else "the text does not hold it"
+                raise ValueError(f"{where}: the answer {text!r:.60} is said to be at {start}; {found}.")
+        rows["texts"].append(texts)
+        rows["starts"].append(starts)
+    return Dataset.from_dict(rows)
+
+
+def answer_tokens(starts: list[int], ends: list[int], texts: list[str], places: list[int]) -> tuple[int, int]:
+    """The first and last token of an answer in a window; (0, 0) if there is none or the window does not hold it whole.
+
+    Args:
+        starts, ends: the characters of each token; -1 of those that are not of the text.
+        texts, places: the answer and its first character, or nothing.
+    """
+    inside = [number for number, start in enumerate(starts) if start >= 0]
+    if not texts or not inside:
+        return 0, 0
+    begin, end = places[0], places[0] + len(texts[0])
+    of_answer = [number for number in inside if starts[number] < end and ends[number] > begin]
+    if not of_answer or starts[inside[0]] > begin or ends[inside[-1]] < end:
+        return 0, 0
+    return of_answer[0], of_answer[-1]

@@ -1,0 +1,240 @@
+"""What the recipes for one's own tasks share: settings, rows, training to the end, the report and the card."""
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, Any
+
+import numpy as np
+from datasets import Dataset, DatasetDict
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from transformers import PreTrainedTokenizerBase, set_seed
+
+from neobert_hf.common.atomic_writes import write_json, write_text
+from neobert_hf.common.fingerprints import data_fingerprint, reading_fingerprint
+from neobert_hf.common.report import markdown_table
+from neobert_hf.common.settings import Range, check_ranges, parse_config
+from neobert_hf.common.token_limits import tokens_read
+from neobert_hf.tasks.rows import CSV_READERS, Reader, read_splits
+from neobert_hf.training.arguments import result_settings
+from neobert_hf.training.fine_tuning import FineTuningArguments, FineTuningTrainer
+from neobert_hf.training.launching import run_lock
+from neobert_hf.training.run_checkpoints import newest_checkpoint
+from neobert_hf.training.starting_points import StartingPoint, build_model, task_config, tokenizer_of
+
+
+@dataclass
+class TaskSettings:
+    """What is trained, on which rows."""
+
+    model: str = field(metadata={"help": "an encoder: path or Hub id"})
+    data: str = field(
+        metadata={"help": "a Hub dataset, a folder with train.*, validation.* and test.*, or the training file"}
+    )
+    subset: str | None = field(default=None, metadata={"help": "configuration of a Hub dataset that has several"})
+    validation_data: str | None = field(default=None, metadata={"help": "file, in place of what `data` has for it"})
+    test_data: str | None = field(default=None, metadata={"help": "file, in place of what `data` has for it"})
+    validation_share: Annotated[float, Range(above=0, below=1)] = field(
+        default=0.1, metadata={"help": "of the training rows, held out where nothing is for validation"}
+    )
+    score_test: bool = field(default=True, metadata={"help": "score the best model on the test split, if there is one"})
+    max_length: Annotated[int, Range(8)] = field(default=512, metadata={"help": "tokens the model reads at a time"})
+    classifier_dropout: Annotated[float, Range(0, below=1)] = field(default=0.1, metadata={"help": "before the head"})
+    trust_remote_code: bool = field(default=False, metadata={"help": "run code from the model's repository"})
+
+    def __post_init__(self):
+        check_ranges(self)
+
+
+class Task(ABC):
+    """One kind of task on checked rows.
+
+    Attributes:
+        kind: the Hub's name of it.
+        auto_class: of the model.
+        splits: the rows, checked, in the columns of this kind.
+        labels: names of the model's outputs; None where it has two of its own.
+        problem: `problem_type` of Transformers.
+        loss: in place of the model's own.
+        reduce_logits: what is kept of logits in an evaluation.
+    """
+
+    kind: str
+    auto_class: Any
+    splits: DatasetDict
+    labels: list[str] | None = None
+    problem: str | None = None
+    loss: Any = None
+    reduce_logits: Any = None
+
+    @abstractmethod
+    def encode(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> DatasetDict:
+        """The model's inputs of every split."""
+
+    @abstractmethod
+    def collator(self, tokenizer: PreTrainedTokenizerBase) -> Any:
+        """What makes a batch of them."""
+
+    @abstractmethod
+    def score(self, split: str, encoded: Dataset, logits: Any) -> dict[str, float]:
+        """Metrics, and `score`, which chooses the best checkpoint."""
+
+    @abstractmethod
+    def describe(self, split: str, encoded: Dataset, logits: Any, folder: Path) -> list[str]:
+        """Markdown about single labels and rows; pictures and predictions go to the folder."""
+
+
+@dataclass
+class TaskRun:
+    """A run of a recipe: its settings, and its rows as they were found."""
+
+    settings: TaskSettings
+    arguments: FineTuningArguments
+    splits: DatasetDict
+
+    def train(self, task: Task) -> tuple[FineTuningTrainer, DatasetDict]:
+        """Fine-tune to the end, from the newest checkpoint if there is one, and load the weights of the best one.
+
+        Returns:
+            The trainer, and the model's inputs of every split.
+        """
+        settings = self.settings
+        start = StartingPoint(settings.model, settings.model, trust_remote_code=settings.trust_remote_code)
+        tokenizer = tokenizer_of(start)
+        set_seed(self.arguments.seed)
+        config = task_config(start, task.labels, task.problem, settings.classifier_dropout)
+        model = build_model(start, task.auto_class, config)
+        positions = getattr(config, "max_position_embeddings", None)
+        encoded = task.encode(tokenizer, tokens_read(model, settings.max_length, tokenizer.model_max_length, positions))
+        arguments = self.arguments.planned(len(encoded["train"]))
+        values = self._values(task, arguments, start.fingerprint(), reading_fingerprint(tokenizer))
+        checkpoint, _ = newest_checkpoint(Path(arguments.output_dir), values)
+        trainer = FineTuningTrainer(
+            model,
+            arguments,
+            train_dataset=encoded["train"],
+            eval_dataset=encoded["validation"],
+            data_collator=task.collator(tokenizer),
+            processing_class=tokenizer,
+            compute_loss_func=task.loss,
+            preprocess_logits_for_metrics=task.reduce_logits,
+            compute_metrics=lambda found: task.score("validation", encoded["validation"], finite(found.predictions)),
+            settings=values,
+        )
+        print(
+            f"{', '.join(f'{len(rows):,} {split}' for split, rows in task.splits.items())} rows; "
+            f"{arguments.max_steps:,} steps on {arguments.device}, evaluated every {arguments.eval_steps} steps; "
+            f"{f'resuming from {checkpoint}' if checkpoint else f'starting from {settings.model}'}",
+            flush=True,
+        )
+        trainer.train_to_the_end(checkpoint)
+        trainer.load_best()
+        return trainer, encoded
+
+    def _values(self, task: Task, arguments: FineTuningArguments, weights: str, reading: str) -> dict:
+        """All settings that the weights depend on, as JSON gives them back. Of the data, what they say counts."""
+        incidental = ("data", "subset", "validation_data", "test_data", "score_test")
+        values = {name: value for name, value in asdict(self.settings).items() if name not in incidental}
+        used = {split: task.splits[split] for split in ("train", "validation")}
+        values |= result_settings(arguments) | {
+            "weights": weights,
+            "tokenizer_fingerprint": reading,
+            "labels": task.labels,
+            "eval_steps": arguments.eval_steps,
+            "early_stopping_patience": arguments.early_stopping_patience,
+            "data": {split: data_fingerprint(rows) for split, rows in used.items()},
+        }
+        return json.loads(json.dumps(values, default=str))
+
+    def report(self, task: Task, trainer: FineTuningTrainer, encoded: DatasetDict) -> str:
+        """Score the best model on all held-out rows, save it with its card, and write `report.md`, `report.json`.
+
+        Returns:
+            The Markdown.
+        """
+        folder, scores, details = Path(trainer.args.output_dir), {}, []
+        trainer.compute_metrics = None
+        for split in [split for split in encoded if split != "train"]:
+            logits = finite(trainer.predict(encoded[split]).predictions)
+            scores[split] = task.score(split, encoded[split], logits)
+            details += ["", f"## {split.capitalize()}", "", *task.describe(split, encoded[split], logits, folder)]
+        trainer.save_best(folder / "model")
+        names = [name for name in scores["validation"] if name != "score"]
+        rows = [
+            [split, f"{len(task.splits[split]):,}", *(f"{100 * values[name]:.2f}" for name in names)]
+            for split, values in scores.items()
+        ]
+        lines = [
+            f"# {task.kind}",
+            "",
+            f"{self.settings.model} on {self.settings.data}: {len(task.splits['train']):,} training rows; the best of "
+            f"{len(trainer.evaluations())} evaluations, at step {trainer.state.best_global_step:,}. Metrics in "
+            "percent; those of validation chose the step, and are a little too good.",
+            "",
+            *markdown_table(["Split", "Rows", *names], rows),
+            *details,
+        ]
+        text = "\n".join(lines) + "\n"
+        # What others may see names no path of this machine.
+        card = self._card(task, scores, "\n".join([lines[0], "", *lines[4 : 4 + len(rows) + 2]]))
+        evaluations = trainer.evaluations()
+        content = {"scores": scores, "evaluations": evaluations, "settings": trainer.run_settings}
+        write_json(folder / "report.json", content | {"best_step": trainer.state.best_global_step})
+        write_text(folder / "report.md", text)
+        write_text(folder / "model" / "README.md", str(card))
+        return text
+
+    def _card(self, task: Task, scores: dict[str, dict[str, float]], text: str) -> ModelCard:
+        """What the Hub shows, and what `neobert-hf publish` reads the results from."""
+        name = Path(self.settings.data).name or "data"
+        results = [
+            EvalResult(
+                task_type=task.kind,
+                dataset_type=name,
+                dataset_name=name,
+                dataset_split=split,
+                metric_type=metric,
+                metric_value=value,
+            )
+            for split, values in scores.items()
+            for metric, value in values.items()
+            if metric != "score"
+        ]
+        data = ModelCardData(
+            library_name="transformers",
+            pipeline_tag=task.kind,
+            model_name=name,
+            eval_results=results,
+            tags=["neobert_hf"],
+        )
+        return ModelCard(f"---\n{data.to_yaml()}\n---\n\n{text}\n")
+
+
+@contextmanager
+def open_run(
+    settings_class: type[TaskSettings],
+    args: list[str] | None = None,
+    readers: MappingProxyType[str, Reader] = CSV_READERS,
+) -> Iterator[TaskRun]:
+    """Read settings and rows. `output_dir` is locked while the block runs."""
+    settings, arguments = parse_config(settings_class, FineTuningArguments, args=args)
+    if arguments.world_size > 1:
+        raise ValueError(f"{arguments.world_size} processes were started; this recipe runs in one: use `python`.")
+    with run_lock(arguments):
+        yield TaskRun(settings, arguments, read_splits(settings, readers))
+
+
+def finite(logits: Any) -> Any:
+    """The logits as they are.
+
+    Raises:
+        FloatingPointError: if one is not finite; the largest of them would be anything.
+    """
+    for part in logits if isinstance(logits, tuple) else (logits,):
+        if not np.isfinite(part).all():
+            raise FloatingPointError("The model gives scores that are not finite. Train with a smaller rate.")
+    return logits

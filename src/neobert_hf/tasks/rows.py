@@ -1,0 +1,175 @@
+"""Rows for a task from one's own files or the Hub, as splits: `train`, `validation` and, where there is one, `test`."""
+
+import csv
+import glob
+import io
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from datasets import Dataset, DatasetDict, concatenate_datasets, get_dataset_split_names
+
+from neobert_hf.common.paths import check_exists
+from neobert_hf.common.row_files import LARGEST_TEXT_FILE, open_file
+from neobert_hf.common.settings import nearest
+from neobert_hf.common.text_sources import load_table
+
+
+# How files and Hub datasets call them.
+SPLITS = {"train": ("train",), "validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
+
+Reader = Callable[[Path], list[dict[str, Any]]]
+
+
+def read_csv(file: Path) -> list[dict[str, str]]:
+    """The rows of a `.csv` or `.tsv` file whose first line names the columns. In `.tsv` quotes mean nothing."""
+    tabs = ".tsv" in file.suffixes
+    csv.field_size_limit(LARGEST_TEXT_FILE)
+    with open_file(str(file)) as handle:
+        text = io.TextIOWrapper(handle, encoding="utf-8-sig", newline="")
+        options = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if tabs else {"strict": True}
+        reader, rows = csv.reader(text, **options), []
+        try:
+            head = next(reader, [])
+            if len(set(head)) < len(head) or not head:
+                raise ValueError(f"{file}: the first line must name the columns, each once; it is {head}.")
+            for row in reader:
+                if len(row) != len(head) and row:
+                    raise ValueError(
+                        f"{file}, line {reader.line_num:,} has {len(row)} fields; the first line names {len(head)}: "
+                        f"{', '.join(head)}."
+                    )
+                rows += [dict(zip(head, row))] if row else []
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise ValueError(f"{file}, after line {reader.line_num:,}: it cannot be read ({error}).") from error
+    return rows
+
+
+CSV_READERS = MappingProxyType({".csv": read_csv, ".tsv": read_csv})
+
+
+def read_splits(settings: Any, readers: MappingProxyType[str, Reader] = CSV_READERS) -> DatasetDict:
+    """Load all rows of a task.
+
+    Args:
+        settings: a `TaskSettings`.
+        readers: of files by their suffix, beside Parquet and JSON lines.
+
+    Raises:
+        FileNotFoundError: if a path does not exist.
+        ValueError: if a file cannot be read, or a split is empty.
+    """
+    check_exists(settings.data, "data")
+    folder, splits = Path(settings.data).expanduser(), {}
+    if folder.is_dir():
+        for split, names in SPLITS.items():
+            named = re.compile(rf"({'|'.join(names)})(-\d+-of-\d+)?\..+")
+            if files := sorted(file for file in folder.iterdir() if named.fullmatch(file.name)):
+                splits[split] = _read_files(split, files, readers)
+        if "train" not in splits:
+            found = ", ".join(sorted(file.name for file in folder.iterdir())[:8]) or "nothing"
+            raise ValueError(f"{folder} holds no `train.csv`, `train.parquet`, `train.jsonl` or alike, but {found}.")
+    elif files := _files(settings.data):
+        splits["train"] = _read_files("train", files, readers)
+    else:
+        splits["train"] = load_table("train", settings.data, settings.subset, "train")
+        names = get_dataset_split_names(settings.data, settings.subset)
+        for split in ("validation", "test"):
+            if found := [name for name in SPLITS[split] if name in names]:
+                splits[split] = load_table(split, settings.data, settings.subset, found[0])
+    for split in ("validation", "test"):
+        if (source := getattr(settings, f"{split}_data")) is not None:
+            check_exists(source, f"{split}_data")
+            if not (files := _files(source)):
+                raise FileNotFoundError(f"`{split}_data` is {source!r}, and there is no such file.")
+            splits[split] = _read_files(split, files, readers)
+    return _with_validation(DatasetDict(splits), settings)
+
+
+def _with_validation(splits: DatasetDict, settings: Any) -> DatasetDict:
+    """The splits that are used, with rows held out of those for training where none are for validation."""
+    if "validation" not in splits:
+        rows = len(splits["train"])
+        held_out = round(settings.validation_share * rows)
+        if not 0 < held_out < rows:
+            raise ValueError(f"{settings.data} has {rows:,} rows, too few to hold out {settings.validation_share:.0%}.")
+        parts = splits["train"].train_test_split(held_out, seed=0)
+        splits["train"], splits["validation"] = parts["train"], parts["test"]
+        print(f"{held_out:,} of {rows:,} rows are held out for validation: no file or split is for that.", flush=True)
+    if not settings.score_test:
+        splits.pop("test", None)
+    return DatasetDict({name: splits[name] for name in SPLITS if name in splits})
+
+
+def _files(pattern: str) -> list[Path]:
+    path = Path(pattern).expanduser()
+    return [path] if path.is_file() else sorted(Path(file) for file in glob.glob(str(path)) if Path(file).is_file())
+
+
+def _read_files(split: str, files: list[Path], readers: MappingProxyType[str, Reader]) -> Dataset:
+    tables = []
+    for file in files:
+        reader = next((readers[suffix] for suffix in file.suffixes[-2:] if suffix in readers), None)
+        tables.append(load_table(split, str(file), None, "train") if reader is None else _table(file, reader(file)))
+    return concatenate_datasets(tables)
+
+
+def _table(file: Path, rows: list[dict[str, Any]]) -> Dataset:
+    if not rows:
+        raise ValueError(f"{file} is empty: it holds no row.")
+    return Dataset.from_list(rows)
+
+
+def choose_column(table: Dataset, given: str | None, guesses: Sequence[str], setting: str) -> str:
+    """The column that a setting names, or the first of those that are usually called so.
+
+    Raises:
+        ValueError: if there is no such column.
+    """
+    found = table.column_names
+    if given is not None and given not in found:
+        raise ValueError(f"`{setting}` is {given!r}, and the data have no such column{nearest(given, found)}")
+    lowered = {name.lower(): name for name in reversed(found)}
+    chosen = [given] if given is not None else [lowered[name] for name in guesses if name in lowered]
+    if not chosen:
+        raise ValueError(f"Set `{setting}` to one of the columns: {', '.join(found)}. None is called as usual.")
+    return chosen[0]
+
+
+def check_columns(splits: DatasetDict, columns: Sequence[str]) -> None:
+    """Refuse splits that lack a column that the training rows have."""
+    for split, table in splits.items():
+        for name in columns:
+            if name not in table.column_names:
+                raise ValueError(
+                    f"The split {split} has no column {name!r}; it has {', '.join(table.column_names)}, and the "
+                    f"training rows have {', '.join(columns)}."
+                )
+
+
+def check_texts(splits: DatasetDict, column: str) -> None:
+    """Refuse rows whose text is none, is empty or holds spaces alone."""
+    for split, table in splits.items():
+        for number, text in enumerate(table[column]):
+            if not isinstance(text, str) or not text.strip():
+                raise ValueError(f"The split {split}, row {number:,}: {column!r} is {text!r}; it must be a text.")
+
+
+def check_known(splits: DatasetDict, used: dict[str, dict[Any, int]], what: str) -> None:
+    """Refuse labels that no training row has, and a single one.
+
+    Args:
+        used: of each split the labels, and the first row that has each.
+        what: what they are called.
+    """
+    if len(used["train"]) < 2:
+        found = ", ".join(map(str, used["train"])) or "none"
+        raise ValueError(f"All training rows have one {what}, {found}: there is nothing to tell apart.")
+    for split in splits:
+        if unknown := sorted(used[split].keys() - used["train"].keys(), key=str):
+            raise ValueError(
+                f"The split {split} has the {what} {unknown[0]!r} (row {used[split][unknown[0]]:,}), which no training "
+                f"row has; {len(unknown)} are so. Add training rows, or leave these out."
+            )

@@ -1,0 +1,248 @@
+"""Tags of words: names of entities (BIO), parts of speech.
+
+The words of a row are read as one text with a space between two, as a text of the language would be, and each piece
+belongs to the word where its characters lie. So every tokenizer makes the pieces that it was trained to make: one that
+marks the beginning of a word by the space before it would take words one by one for parts of words.
+"""
+
+from bisect import bisect_right
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+import torch
+from datasets import ClassLabel, Dataset, DatasetDict
+from sklearn.metrics import precision_recall_fscore_support
+from transformers import (
+    AutoModelForTokenClassification,
+    BatchEncoding,
+    DataCollatorForTokenClassification,
+    PreTrainedTokenizerBase,
+)
+
+from neobert_hf.common.report import markdown_table
+from neobert_hf.common.row_files import open_file
+from neobert_hf.tasks.recipe import Task, TaskSettings
+from neobert_hf.tasks.rows import CSV_READERS, check_columns, check_known, choose_column
+from neobert_hf.training.metrics import TagMetric, entities_of, is_entity_scheme
+
+
+WORDS = ("tokens", "words", "form", "text")
+TAGS = ("ner_tags", "tags", "labels", "pos_tags", "upos", "pos", "ner", "chunk_tags", "label")
+# Windows of a long row have a quarter in common, so that every word has others on both sides in one of them.
+SHARED = 4
+IGNORED = -100
+
+
+@dataclass
+class TokenClassificationSettings(TaskSettings):
+    """Which columns."""
+
+    word_column: str | None = field(default=None, metadata={"help": "lists of words; guessed if unset"})
+    tag_column: str | None = field(default=None, metadata={"help": "lists of as many tags; guessed if unset"})
+
+
+def read_conll(file: Path) -> list[dict[str, list[str]]]:
+    """A word a line, and an empty line after each sentence: the word first and the tag last, or as CoNLL-U has them.
+
+    Of CoNLL-U the tag is the universal part of speech, and the parts of a contraction are its words.
+    """
+    universal, rows, words, tags = ".conllu" in file.suffixes, [], [], []
+    with open_file(str(file)) as handle:
+        try:
+            lines = handle.read().decode("utf-8-sig").split("\n")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{file} is not UTF-8: {error}.") from error
+    for number, line in enumerate([*lines, ""], 1):
+        cells = line.rstrip("\r").split("\t") if universal else line.split()
+        if not line.strip() or cells[0] == "-DOCSTART-":
+            rows += [{"tokens": words, "tags": tags}] if words else []
+            words, tags = [], []
+        elif universal and (line.startswith("#") or not cells[0].isdecimal()):
+            continue
+        elif len(cells) < (4 if universal else 2):
+            raise ValueError(f"{file}, line {number:,} is {line!r:.60}; it must have a word and a tag.")
+        else:
+            words.append(cells[1] if universal else cells[0])
+            tags.append(cells[3] if universal else cells[-1])
+    return rows
+
+
+READERS = MappingProxyType(
+    CSV_READERS | dict.fromkeys((".conll", ".conllu", ".bio", ".iob", ".iob2", ".txt"), read_conll)
+)
+
+
+class TokenClassification(Task):
+    """See `Task`. The columns are `words`, lists of texts, and `tags`, lists of numbers."""
+
+    kind = "token-classification"
+    auto_class = AutoModelForTokenClassification
+
+    def __init__(self, settings: TokenClassificationSettings, splits: DatasetDict):
+        table = splits["train"]
+        words = choose_column(table, settings.word_column, WORDS, "word_column")
+        tags = choose_column(table, settings.tag_column, TAGS, "tag_column")
+        check_columns(splits, [words, tags])
+        print(f"columns: words {words}, tags {tags} (settings can name others)", flush=True)
+        named = {split: named_tags(table, tags, split) for split, table in splits.items()}
+        used = {}
+        for split, table in splits.items():
+            check_rows(split, table[words][:], named[split])
+            used[split] = {tag: row for row, tags in reversed([*enumerate(named[split])]) for tag in tags}
+        check_known(splits, used, "tag")
+        counts = Counter(tag for row in named["train"] for tag in row)
+        self.labels = sorted(counts, key=lambda tag: (tag != "O", tag))
+        self.entities = is_entity_scheme(self.labels)
+        # Of words that become no piece.
+        self.fallback = "O" if "O" in counts else counts.most_common(1)[0][0]
+        ids = {tag: number for number, tag in enumerate(self.labels)}
+        self.splits = DatasetDict()
+        for split, table in splits.items():
+            numbers = [[ids[tag] for tag in row] for row in named[split]]
+            self.splits[split] = Dataset.from_dict({"words": table[words][:], "tags": numbers})
+
+    def encode(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> DatasetDict:
+        """Windows of at most `max_length` pieces: `labels`, `row`, and in `word` the word that begins with a piece.
+
+        The first piece of a word has its tag, as in Transformers' own example and the paper of BERT.
+        """
+        if not tokenizer.is_fast:
+            raise ValueError(
+                f"{type(tokenizer).__name__} does not say which characters a piece is of: take a fast one."
+            )
+
+        def windows(batch: dict[str, list], numbers: list[int]) -> dict[str, list]:
+            encoded = tokenizer(
+                [" ".join(words) for words in batch["words"]],
+                truncation=True,
+                max_length=max_length,
+                stride=max_length // SHARED,
+                return_overflowing_tokens=True,
+                return_offsets_mapping=True,
+            )
+            rows = encoded.pop("overflow_to_sample_mapping")
+            words = words_of_pieces(encoded, rows, batch["words"])
+            encoded.pop("offset_mapping")
+            tags = [batch["tags"][row] for row in rows]
+            labels = [[tag[word] if word >= 0 else IGNORED for word in window] for tag, window in zip(tags, words)]
+            return {**encoded, "labels": labels, "word": words, "row": [numbers[row] for row in rows]}
+
+        options = {"with_indices": True, "batched": True, "remove_columns": ["words", "tags"], "desc": "tokenizing"}
+        encoded = self.splits.map(windows, **options)
+        for split, table in encoded.items():
+            self._report_lost(split, table)
+        return encoded
+
+    def _report_lost(self, split: str, encoded: Dataset) -> None:
+        found = {(row, word) for row, words in zip(encoded["row"], encoded["word"]) for word in words if word >= 0}
+        rows = self.splits[split]["words"]
+        lost = [word for row, words in enumerate(rows) for place, word in enumerate(words) if (row, place) not in found]
+        if lost:
+            print(
+                f"{split}: {len(lost):,} words become no piece of this tokenizer, such as {lost[0]!r}. They are not "
+                f"trained on, and their tag is said to be {self.fallback}.",
+                flush=True,
+            )
+        if not found:
+            raise ValueError(f"The split {split} has no word that becomes a piece of this tokenizer.")
+
+    def collator(self, tokenizer: PreTrainedTokenizerBase) -> DataCollatorForTokenClassification:
+        return DataCollatorForTokenClassification(tokenizer)
+
+    @staticmethod
+    def reduce_logits(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """The best tag of each piece: all of them would fill the memory. NaN stays, to be noticed."""
+        best = logits.argmax(-1).float()
+        return best.masked_fill(~logits.isfinite().all(-1), torch.nan)
+
+    def predictions(self, split: str, encoded: Dataset, best: np.ndarray) -> list[list[str]]:
+        """The tag of every word: of several windows, from the one where the word is furthest from the ends."""
+        rows = self.splits[split]["words"]
+        tags = [[self.fallback] * len(words) for words in rows]
+        margins = [[-1] * len(words) for words in rows]
+        for row, words, numbers in zip(encoded["row"], encoded["word"], best):
+            for place, word in enumerate(words):
+                margin = min(place, len(words) - 1 - place)
+                if word >= 0 and margin > margins[row][word]:
+                    tags[row][word], margins[row][word] = self.labels[int(numbers[place])], margin
+        return tags
+
+    def references(self, split: str) -> list[list[str]]:
+        return [[self.labels[number] for number in row] for row in self.splits[split]["tags"]]
+
+    def score(self, split: str, encoded: Dataset, logits: np.ndarray) -> dict[str, float]:
+        found = self.predictions(split, encoded, logits)
+        values = TagMetric(self.entities).compute(predictions=found, references=self.references(split))
+        return values | {"score": values["f1" if self.entities else "accuracy"]}
+
+    def describe(self, split: str, encoded: Dataset, logits: np.ndarray, folder: Path) -> list[str]:
+        found, right = self.predictions(split, encoded, logits), self.references(split)
+        if self.entities:
+            return markdown_table(["Entity", "Precision", "Recall", "F1", "Entities"], entities_of(found, right))
+        flat = [[tag for row in rows for tag in row] for rows in (right, found)]
+        counted = precision_recall_fscore_support(*flat, labels=self.labels, average=None, zero_division=0)
+        rows = [
+            [tag, *(f"{100 * part:.1f}" for part in parts[:3]), parts[3]] for tag, *parts in zip(self.labels, *counted)
+        ]
+        return markdown_table(["Tag", "Precision", "Recall", "F1", "Words"], rows)
+
+
+def named_tags(table: Dataset, column: str, split: str) -> list[list[str]]:
+    """The tags of all rows by name."""
+    feature = getattr(table.features[column], "feature", None)
+    if feature is None:
+        raise ValueError(f"The split {split}: {column!r} holds {table.features[column]}; it must hold lists of tags.")
+    naming = feature.int2str if isinstance(feature, ClassLabel) else str
+    rows = table[column][:]
+    for number, row in enumerate(rows):
+        if row is None or any(tag in (None, "") or (isinstance(tag, int) and tag < 0) for tag in row):
+            raise ValueError(f"The split {split}, row {number:,} has a word without a tag: {row!r:.80}.")
+    return [[naming(tag) for tag in row] for row in rows]
+
+
+def check_rows(split: str, words: list, tags: list[list[str]]) -> None:
+    """Refuse rows without words, and those whose tags are not as many."""
+    for number, (row, of_row) in enumerate(zip(words, tags)):
+        if not isinstance(row, list) or not row or not all(isinstance(word, str) and word.strip() for word in row):
+            raise ValueError(
+                f"The split {split}, row {number:,} holds {row!r:.60}; it must be a list of words, none empty."
+            )
+        if len(row) != len(of_row):
+            raise ValueError(
+                f"The split {split}, row {number:,} has {len(row)} words and {len(of_row)} tags: {' '.join(row):.60}."
+            )
+
+
+def words_of_pieces(encoded: BatchEncoding, rows: list[int], words: list[list[str]]) -> list[list[int]]:
+    """Of each piece of each window the word that begins with it; -1 of all others.
+
+    Args:
+        encoded: with the characters of each piece.
+        rows: of each window the row that it is of.
+        words: of each row.
+    """
+    starts = [np.cumsum([0, *(len(word) + 1 for word in row)])[:-1].tolist() for row in words]
+    pieces, first = [], {}
+    for window, row in enumerate(rows):
+        pieces.append([])
+        for place, (start, end) in zip(encoded.sequence_ids(window), encoded["offset_mapping"][window]):
+            word = -1
+            if place is not None and end > start:
+                # The last character tells: the first one may be the space before the word.
+                word = bisect_right(starts[row], end - 1) - 1
+                if start >= starts[row][word] + len(words[row][word]):
+                    word = -1
+            pieces[-1].append((word, start))
+            first[row, word] = min(start, first.get((row, word), start))
+    marked = []
+    for row, window in zip(rows, pieces):
+        seen, marked_window = set(), []
+        for word, start in window:
+            begins = word >= 0 and word not in seen and start == first[row, word]
+            seen.add(word)
+            marked_window.append(word if begins else -1)
+        marked.append(marked_window)
+    return marked

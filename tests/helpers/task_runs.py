@@ -1,0 +1,93 @@
+"""Small runs of the recipes for one's own tasks: rows that a tiny model can learn, and their command lines."""
+
+import csv
+import json
+import random
+from pathlib import Path
+
+from tests.helpers.pretraining_runs import to_flags
+
+
+# Of every word the tag follows from its first letter.
+TAGS = {"a": "B-PER", "b": "B-LOC", "c": "O", "d": "O"}
+SMALL = {
+    "max_length": 32,
+    "per_device_train_batch_size": 8,
+    "learning_rate": 3e-3,
+    "num_train_epochs": 2,
+    "eval_steps": 10,
+    "use_cpu": True,
+}
+
+
+def flags(output_dir: Path, model: Path, data: Path, **changes) -> list[str]:
+    return to_flags({"output_dir": output_dir, "model": model, "data": data} | SMALL | changes)
+
+
+def text_rows(number: int, seed: int = 0) -> list[dict[str, str]]:
+    """The section is the word with which a text begins."""
+    draw = random.Random(seed)
+    sections = [draw.choice(["mail", "net"]) for _ in range(number)]
+    return [
+        {"id": str(row), "description": f"{section} {draw.choice('xyz')} {draw.choice('xyz')}", "section": section}
+        for row, section in enumerate(sections)
+    ]
+
+
+def write_csv(file: Path, rows: list[dict]) -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with open(file, "w", newline="") as handle:
+        writer = csv.DictWriter(handle, rows[0].keys(), delimiter="\t" if file.suffix == ".tsv" else ",")
+        writer.writeheader()
+        writer.writerows(rows)
+    return file
+
+
+def tagged_rows(number: int, seed: int = 0, length: int = 5) -> list[dict[str, list[str]]]:
+    draw = random.Random(seed)
+    rows = [["".join(draw.choices("abcd", k=2)) for _ in range(length)] for _ in range(number)]
+    return [{"tokens": words, "tags": [TAGS[word[0]] for word in words]} for words in rows]
+
+
+def write_conll(file: Path, rows: list[dict[str, list[str]]]) -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    sentences = ["".join(f"{word} X {tag}\n" for word, tag in zip(row["tokens"], row["tags"])) for row in rows]
+    file.write_text("-DOCSTART- -X- O\n\n" + "\n".join(sentences))
+    return file
+
+
+def asked_rows(number: int, seed: int = 0, none: float = 0.0, length: int = 8) -> list[dict]:
+    """The answer is the one digit among letters; a text without a digit has none."""
+    draw = random.Random(seed)
+    rows = []
+    for row in range(number):
+        words = draw.choices("abcdefghijklm", k=length)
+        answers = []
+        if draw.random() >= none:
+            place = draw.randrange(length)
+            words[place] = draw.choice("123456789")
+            answers = [{"text": words[place], "answer_start": 2 * place}]
+        rows.append({"id": str(row), "question": "n ?", "context": " ".join(words), "answers": answers})
+    return rows
+
+
+def write_squad(file: Path, rows: list[dict]) -> Path:
+    """In the form of SQuAD's own files."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    paragraphs = [
+        {
+            "context": row["context"],
+            "qas": [
+                {name: row[name] for name in ("id", "question", "answers")} | {"is_impossible": not row["answers"]}
+            ],
+        }
+        for row in rows
+    ]
+    file.write_text(json.dumps({"version": "2", "data": [{"title": "t", "paragraphs": paragraphs}]}))
+    return file
+
+
+def write_json_lines(file: Path, rows: list[dict]) -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file

@@ -1,0 +1,185 @@
+"""The recipes for one's own tasks on small data: what they train, report, save, and that a resume changes no bit."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForSequenceClassification, pipeline
+
+from neobert_hf.checkpoints.card import gather_facts
+from neobert_hf.training import trainer as training
+from neobert_hf.training.run_checkpoints import CheckpointError
+from tests.helpers.examples import load_example
+from tests.helpers.models import ROOT
+from tests.helpers.other_encoders import ENCODERS, save_other_encoder
+from tests.helpers.task_runs import (
+    asked_rows,
+    flags,
+    tagged_rows,
+    text_rows,
+    write_conll,
+    write_csv,
+    write_json_lines,
+    write_squad,
+)
+
+
+classify, tag, answer = map(load_example, ("run_classification", "run_token_classification", "run_question_answering"))
+FEW = {"max_steps": 6, "eval_steps": 2}
+
+
+@pytest.fixture(scope="module")
+def tagged(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("tagged")
+    for seed, (name, number) in enumerate({"train": 120, "dev": 30, "test": 20}.items()):
+        write_conll(folder / f"{name}.conll", tagged_rows(number, seed))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("asked")
+    for seed, (name, number) in enumerate({"train": 200, "dev": 30}.items()):
+        write_squad(folder / f"{name}.json", asked_rows(number, seed, none=0.3, length=16))
+    return folder
+
+
+def report_of(folder: Path) -> dict:
+    return json.loads((folder / "report.json").read_text())
+
+
+def test_classes_of_a_csv_file(encoder, tmp_path, capsys):
+    rows = text_rows(200)
+    rows[5]["description"] = "a, quoted | text"
+    data = write_csv(tmp_path / "rows.csv", rows)
+    classify.main(flags(tmp_path / "run", encoder, data, class_weights=True, layer_decay=0.9))
+    printed, text = capsys.readouterr().out, (tmp_path / "run" / "report.md").read_text()
+    assert "text description, label section; single_label_classification" in printed
+    assert "20 of 200 rows are held out" in printed
+    assert report_of(tmp_path / "run")["scores"]["validation"]["macro_f1"] > 0.8
+    assert "| mail |" in text and "GLUE" not in text and "NeoBERT" not in text
+    assert (tmp_path / "run" / "confusion_validation.png").stat().st_size > 5_000
+    found = pipeline("text-classification", str(tmp_path / "run" / "model"), device="cpu")("net x y")
+    assert found[0]["label"] == "net"
+    facts = gather_facts(tmp_path / "run" / "model")
+    assert facts.eval_results[0].metric_type == "macro_f1" and facts.hyperparameters["learning_rate"] == 3e-3
+    assert str(tmp_path) not in (tmp_path / "run" / "model" / "README.md").read_text()
+
+
+def test_several_classes_a_row_and_numbers(encoder, tmp_path, capsys):
+    rows = [{"text": row["description"], "tags": f"{row['section']};all"} for row in text_rows(80)]
+    data = write_csv(tmp_path / "several.tsv", rows)
+    options = {"label_column": "tags", "label_separator": ";", "class_weights": True, "num_train_epochs": 3}
+    classify.main(flags(tmp_path / "several", encoder, data, **options))
+    assert "multi_label_classification" in capsys.readouterr().out
+    config = json.loads((tmp_path / "several" / "model" / "config.json").read_text())
+    assert config["problem_type"] == "multi_label_classification" and list(config["label2id"]) == ["all", "mail", "net"]
+    assert report_of(tmp_path / "several")["scores"]["validation"]["micro_f1"] > 0.8
+    rows = [{"text": row["description"], "score": 0.5 + (row["section"] == "net")} for row in text_rows(80)]
+    data = write_json_lines(tmp_path / "numbers.jsonl", rows)
+    classify.main(flags(tmp_path / "numbers", encoder, data, num_train_epochs=3))
+    assert "label score; regression" in capsys.readouterr().out
+    assert report_of(tmp_path / "numbers")["scores"]["validation"]["pearson"] > 0.8
+    assert "worst errors" in (tmp_path / "numbers" / "report.md").read_text()
+
+
+def test_tags_and_a_test_split(encoder, tagged, tmp_path, capsys):
+    tag.main(flags(tmp_path, encoder, tagged))
+    scores, text = report_of(tmp_path)["scores"], (tmp_path / "report.md").read_text()
+    assert scores["validation"]["f1"] > 0.9 and scores["test"]["f1"] > 0.9 and "| LOC |" in text
+    assert "120 train, 30 validation, 20 test rows" in capsys.readouterr().out
+    rows = [row | {"tags": [name[-1] for name in row["tags"]]} for row in tagged_rows(60)]
+    tag.main(flags(tmp_path / "plain", encoder, write_json_lines(tmp_path / "plain.jsonl", rows)))
+    scores = report_of(tmp_path / "plain")["scores"]["validation"]
+    assert list(scores) == ["accuracy", "score"] and scores["accuracy"] > 0.8
+
+
+def test_answers_with_windows_and_none(encoder, asked, tmp_path):
+    # Windows of 16 tokens, of which the text takes 11.
+    changes = {"stride": 4, "max_length": 16, "num_train_epochs": 2, "learning_rate": 1e-2, "eval_steps": 60}
+    answer.main(flags(tmp_path, encoder, asked, **changes))
+    scores = report_of(tmp_path)["scores"]["validation"]
+    assert scores["answer_f1"] > 0.7 and scores["no_answer_f1"] > 0.7
+    best = json.loads((tmp_path / "answers_validation.json").read_text())
+    assert len(best) == 30 and all("" in [each["text"] for each in row["best"]] for row in best)
+
+
+def same_run(first: Path, second: Path) -> bool:
+    weights = [load_file(folder / "model" / "model.safetensors") for folder in (first, second)]
+    equal = [torch.equal(tensor, weights[1][name]) for name, tensor in weights[0].items()]
+    return all(equal) and report_of(first) == report_of(second)
+
+
+RUNS = {
+    "layers": {"layer_decay": 0.8, "class_weights": True},
+    "lora": {"lora_rank": 2, "lora_dropout": 0.1, "learning_rate": 1e-2},
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_an_interrupted_run_goes_on_to_the_same_bits(encoder, tmp_path, name, monkeypatch):
+    data = write_csv(tmp_path / "rows.csv", text_rows(100))
+    changes = FEW | RUNS[name]
+    classify.main(flags(tmp_path / "whole", encoder, data, **changes))
+
+    def stop(folder, keep, best):
+        if list(folder.glob("checkpoint-4/complete.json")):
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "delete_old", stop)
+        with pytest.raises(KeyboardInterrupt):
+            classify.main(flags(tmp_path / "run", encoder, data, **changes))
+    classify.main(flags(tmp_path / "run", encoder, data, **changes))
+    assert same_run(tmp_path / "whole", tmp_path / "run")
+    # Adapters are merged: what is left is a plain model.
+    stored = load_file(tmp_path / "run" / "model" / "model.safetensors")
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "run" / "model")
+    assert stored.keys() == model.state_dict().keys()
+    # A finished run is not trained again; other settings are refused.
+    classify.main(flags(tmp_path / "run", encoder, data, **changes))
+    assert same_run(tmp_path / "whole", tmp_path / "run")
+    with pytest.raises(CheckpointError, match="max_length: 32 there, 16 now"):
+        classify.main(flags(tmp_path / "run", encoder, data, **changes | {"max_length": 16}))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ENCODERS)
+def test_other_encoders(tokenizer, tagged, asked, tmp_path, name, monkeypatch):
+    save_other_encoder(name, tmp_path / name, tokenizer)
+    data = write_csv(tmp_path / "rows.csv", text_rows(60))
+    for part, example, rows in (("c", classify, data), ("t", tag, tagged), ("a", answer, asked)):
+        changes = FEW | {"stride": 4} if part == "a" else FEW
+        if name == "gte" and part == "a":
+            continue
+        example.main(flags(tmp_path / part, tmp_path / name, rows, **changes))
+        assert (tmp_path / part / "report.md").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", ["run_classification", "run_token_classification", "run_question_answering"])
+def test_a_killed_run_goes_on_to_the_same_bits(encoder, tagged, asked, tmp_path, script):
+    rows = write_csv(tmp_path / "rows.csv", text_rows(200))
+    data = {"run_classification": rows, "run_token_classification": tagged, "run_question_answering": asked}[script]
+    options = {"eval_steps": 4} | ({"stride": 4} if script == "run_question_answering" else {})
+    load_example(script).main(flags(tmp_path / "whole", encoder, data, **options))
+    command = [
+        sys.executable,
+        str(ROOT / "examples" / f"{script}.py"),
+        *flags(tmp_path / "run", encoder, data, **options),
+    ]
+    process = subprocess.Popen(command, start_new_session=True, env=os.environ | {"ACCELERATE_USE_CPU": "true"})
+    while process.poll() is None and not list(tmp_path.glob("run/checkpoint-*/complete.json")):
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not (tmp_path / "run" / "report.json").exists()
+    load_example(script).main(flags(tmp_path / "run", encoder, data, **options))
+    assert same_run(tmp_path / "whole", tmp_path / "run")

@@ -1,0 +1,192 @@
+"""What the recipes for one's own tasks refuse before they train, and how they say it."""
+
+from types import SimpleNamespace
+
+import pytest
+from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
+
+from neobert_hf.tasks.classification import Classification, ClassificationSettings
+from neobert_hf.tasks.question_answering import READERS as ASKED
+from neobert_hf.tasks.question_answering import QuestionAnswering, QuestionAnsweringSettings
+from neobert_hf.tasks.rows import read_splits
+from neobert_hf.tasks.token_classification import (
+    READERS,
+    TokenClassification,
+    TokenClassificationSettings,
+    read_conll,
+)
+from neobert_hf.training.starting_points import StartingPoint
+from tests.helpers.task_runs import asked_rows, tagged_rows, text_rows, write_csv, write_squad
+
+
+def splits(**tables: list[dict]) -> DatasetDict:
+    return DatasetDict({name: Dataset.from_list(rows) for name, rows in tables.items()})
+
+
+def rows_of(data, **settings) -> DatasetDict:
+    defaults = {"subset": None, "validation_data": None, "test_data": None, "validation_share": 0.25}
+    return read_splits(SimpleNamespace(data=str(data), score_test=True, **defaults | settings), READERS | ASKED)
+
+
+def test_files_of_every_kind(tmp_path):
+    rows = text_rows(20)
+    for name in ("rows.csv", "rows.tsv"):
+        parts = rows_of(write_csv(tmp_path / name, rows))
+        assert {name: len(part) for name, part in parts.items()} == {"train": 15, "validation": 5}
+        assert sorted(parts["train"]["id"][:] + parts["validation"]["id"][:]) == sorted(row["id"] for row in rows)
+    (tmp_path / "folder").mkdir()
+    Dataset.from_list(rows[:9]).to_parquet(tmp_path / "folder" / "train-00000-of-00002.parquet")
+    Dataset.from_list(rows[9:12]).to_parquet(tmp_path / "folder" / "train-00001-of-00002.parquet")
+    write_csv(tmp_path / "folder" / "dev.csv", rows[12:])
+    found = rows_of(tmp_path / "folder", test_data=str(tmp_path / "rows.csv"))
+    assert {name: len(part) for name, part in found.items()} == {"train": 12, "validation": 8, "test": 20}
+    asked = asked_rows(6, none=0.5)
+    read = rows_of(write_squad(tmp_path / "squad.json", asked), validation_share=0.5)
+    read = sorted([*read["train"], *read["validation"]], key=lambda row: int(row["id"]))
+    assert read == asked
+
+
+def test_conll_files(tmp_path):
+    (tmp_path / "a.conll").write_text("-DOCSTART- -X- O\n\nU.N. NNP B-ORG\nof IN O\n\n\n# NN O\n")
+    assert read_conll(tmp_path / "a.conll") == [
+        {"tokens": ["U.N.", "of"], "tags": ["B-ORG", "O"]},
+        {"tokens": ["#"], "tags": ["O"]},
+    ]
+    lines = [
+        "# text = au lac",
+        "1-2\tau\t_\t_",
+        "1\tà\tà\tADP\t_",
+        "2\tle\tle\tDET\t_",
+        "2.1\tx\tx\tX",
+        "3\tlac\tlac\tNOUN",
+    ]
+    (tmp_path / "a.conllu").write_text("\n".join(lines))
+    assert read_conll(tmp_path / "a.conllu") == [{"tokens": ["à", "le", "lac"], "tags": ["ADP", "DET", "NOUN"]}]
+    (tmp_path / "b.conll").write_text("one O\ntwo\n")
+    with pytest.raises(ValueError, match="b.conll, line 2 is 'two'; it must have a word and a tag"):
+        read_conll(tmp_path / "b.conll")
+
+
+def test_paths_that_do_not_exist_are_said_to_be_that(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_csv(tmp_path / "data" / "reviews.csv", text_rows(8))
+    for name in ("data/review.csv", "./data/review.csv", str(tmp_path / "data" / "review.csv")):
+        with pytest.raises(FileNotFoundError, match="`data` is .*no such file or folder; did you mean .*reviews.csv"):
+            rows_of(name)
+    with pytest.raises(FileNotFoundError, match="`test_data` is 'nowhere.csv', and there is no such file"):
+        rows_of("data/reviews.csv", test_data="nowhere.csv")
+    with pytest.raises(
+        FileNotFoundError, match="`model` is 'data/model', and there is no such file or folder; .*holds"
+    ):
+        StartingPoint("data/model")
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("text,label\na,b\nc\n", "line 3 has 1 fields; the first line names 2: text, label"),
+        ("text,text\na,b\n", "must name the columns, each once"),
+        ('text,label\n"a,b\n', "cannot be read"),
+        ("text,label\n", "is empty: it holds no row"),
+        ("text,label\na,b\n", "1 rows, too few to hold out 25%"),
+    ],
+)
+def test_damaged_csv_files(tmp_path, text, message):
+    (tmp_path / "rows.csv").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        rows_of(tmp_path / "rows.csv")
+
+
+GOOD = [{"text": "a b", "label": "x"}, {"text": "c", "label": "y"}]
+BAD_CLASSES = [
+    ({}, {"train": [{"words": "a", "kind": "x"}]}, "Set `label_column` to one of the columns: words, kind"),
+    (
+        {"label_column": "lable"},
+        {},
+        "`label_column` is 'lable', and the data have no such column; did you mean 'label'",
+    ),
+    ({"text_columns": ["txt"]}, {}, "`text_columns` is 'txt', and the data have no such column; did you mean 'text'"),
+    ({}, {"test": [{"text": "a", "klass": "x"}]}, "The split test has no column 'label'; it has text, klass"),
+    ({}, {"validation": [{"text": " ", "label": "x"}]}, "split validation, row 0: 'text' is ' '; it must be a text"),
+    ({}, {"train": [*GOOD, {"text": None, "label": "x"}]}, "split train, row 2: 'text' is None"),
+    ({}, {"train": GOOD[:1]}, "All training rows have one label, x: there is nothing to tell apart"),
+    ({}, {"test": [{"text": "a", "label": "z"}]}, r"split test has the label 'z' \(row 0\), which no training row has"),
+    ({}, {"train": [*GOOD, {"text": "d", "label": None}]}, r"row 2 has no label \(None\)"),
+    ({"problem": "regression"}, {}, "row 0: the label is 'x'; a regression needs a number"),
+    ({"problem": "single_label"}, {}, "`problem` is 'single_label'; did you mean 'single_label_classification'"),
+    ({"problem": "multi_label_classification"}, {}, "it must be a list of labels, or set `label_separator`"),
+    ({"label_column": "text", "text_columns": ["text"]}, {}, "a column of texts, too"),
+]
+
+
+@pytest.mark.parametrize("settings, tables, message", BAD_CLASSES)
+def test_bad_rows_of_classes(settings, tables, message):
+    with pytest.raises(ValueError, match=message):
+        tables = {"train": GOOD, "validation": GOOD} | tables
+        Classification(ClassificationSettings("model", "data", **settings), splits(**tables))
+
+
+def test_columns_are_guessed():
+    rows = [{"label": 1, "premise": "a", "hypothesis": "b", "label_text": "x"}, GOOD[0] | {"label": 0}]
+    rows[1] = rows[0] | {"label": 0, "label_text": "y"}
+    task = Classification(ClassificationSettings("model", "data"), splits(train=rows, validation=rows))
+    assert task.labels == ["x", "y"] and task.splits["train"].column_names == ["text", "text_pair", "label"]
+    numbers = [{"words": "a", "label": str(number)} for number in (10, 9, 1)]
+    task = Classification(ClassificationSettings("model", "data"), splits(train=numbers, validation=numbers))
+    assert task.labels == ["1", "9", "10"] and task.splits["train"]["label"][:] == [2, 1, 0]
+
+
+TAGGED = tagged_rows(4)
+BAD_TAGS = [
+    ({"validation": [{"tokens": ["a", "b"], "tags": ["O"]}]}, "row 0 has 2 words and 1 tags: a b"),
+    ({"train": [*TAGGED, {"tokens": [], "tags": []}]}, "row 4 holds .*must be a list of words, none empty"),
+    ({"train": [*TAGGED, {"tokens": ["a", " "], "tags": ["O", "O"]}]}, "row 4 holds .*none empty"),
+    ({"train": [*TAGGED, {"tokens": ["a"], "tags": [None]}]}, "row 4 has a word without a tag"),
+    ({"train": [{"tokens": ["a"], "tags": ["O"]}]}, "All training rows have one tag, O"),
+    ({"test": [{"tokens": ["a"], "tags": ["B-NEW"]}]}, r"split test has the tag 'B-NEW' \(row 0\), which no training"),
+    ({"train": [{"tokens": ["a"], "tags": "O"}]}, "'tags' holds .*it must hold lists of tags"),
+    ({"train": [{"token": ["a"], "tags": ["O"]}]}, "Set `word_column` to one of the columns: token, tags"),
+]
+
+
+@pytest.mark.parametrize("tables, message", BAD_TAGS)
+def test_bad_rows_of_tags(tables, message):
+    tables = {"train": TAGGED, "validation": TAGGED} | tables
+    with pytest.raises(ValueError, match=message):
+        TokenClassification(TokenClassificationSettings("model", "data"), splits(**tables))
+
+
+def test_tags_with_names_of_the_hub():
+    features = Features({"tokens": List(Value("string")), "ner_tags": List(ClassLabel(names=["O", "B-A", "I-A"]))})
+    table = Dataset.from_dict({"tokens": [["a", "b"], ["c"]], "ner_tags": [[1, 2], [0]]}, features=features)
+    tables = DatasetDict({"train": table, "validation": table})
+    task = TokenClassification(TokenClassificationSettings("model", "data"), tables)
+    assert task.labels == ["O", "B-A", "I-A"] and task.references("train") == [["B-A", "I-A"], ["O"]] and task.entities
+
+
+ASKED_ROWS = asked_rows(4)
+BAD_ANSWERS = [
+    ([{"text": "5", "answer_start": 9}], "the answer '5' is said to be at 9; it is at 2"),
+    ([{"text": "7", "answer_start": 2}], "the answer '7' is said to be at 2; the text does not hold it"),
+    ([{"text": "", "answer_start": 2}], "an answer is '' at 2; it must be a text at a number"),
+]
+
+
+@pytest.mark.parametrize("answers, message", BAD_ANSWERS)
+def test_answers_outside_the_text(answers, message):
+    bad = {"id": "x", "question": "n ?", "context": "a 5 b", "answers": answers}
+    tables = splits(train=[*ASKED_ROWS, bad], validation=ASKED_ROWS)
+    with pytest.raises(ValueError, match=f"split train, row 4: {message}"):
+        QuestionAnswering(QuestionAnsweringSettings("model", "data"), tables)
+
+
+def test_questions_without_answers():
+    none = [row | {"answers": []} for row in ASKED_ROWS]
+    settings = QuestionAnsweringSettings("model", "data")
+    with pytest.raises(ValueError, match=r"split validation has questions without an answer \(row 0\)"):
+        QuestionAnswering(settings, splits(train=ASKED_ROWS, validation=none))
+    empty = [row | {"context": ""} for row in ASKED_ROWS]
+    with pytest.raises(ValueError, match="split train, row 0: 'context' is ''"):
+        QuestionAnswering(settings, splits(train=empty, validation=ASKED_ROWS))
+    with pytest.raises(ValueError, match="The split validation has no column 'context'"):
+        QuestionAnswering(settings, splits(train=ASKED_ROWS, validation=[{"question": "a", "answers": []}]))
