@@ -121,6 +121,22 @@ def test_cached_gradients_are_those_of_one_graph(encoder, mini_batch_size, mask)
         assert (found[name] - gradient).abs().max() <= 1e-12 * max(1, gradient.abs().max()), name
 
 
+def test_two_losses_before_a_backward_pass_keep_to_their_own_contexts(encoder):
+    model = contextual_model(encoder).eval()
+    loss, single, pending = ContextualLoss(model, 0.1, 2), [], []
+    for seed in range(2):
+        torch.manual_seed(seed)
+        loss(features_of(model, seed)).backward()
+        single.append(gradients_of(model))
+    for seed in range(2):
+        torch.manual_seed(seed)
+        pending.append(loss(features_of(model, seed)))
+    sum(pending).backward()
+    for name, gradient in gradients_of(model).items():
+        expected = single[0][name] + single[1][name]
+        assert (gradient - expected).abs().max() <= 1e-12 * max(1, expected.abs().max()), name
+
+
 def test_gradients_with_dropout_are_those_of_the_same_masks(encoder):
     """Against finite differences: dropout of 0.1 in both stages, and a third of the context hidden."""
     model = contextual_model(encoder, context_dropout=0.3).train()
