@@ -77,6 +77,9 @@ class ThroughputArguments:
         default=0.5 if CUDA else 0.0, metadata={"help": "that a measurement takes at least, in repeated steps"}
     )
     max_rows: int = field(default=512, metadata={"help": "of a batch"})
+    min_tokens: int | None = field(
+        default=None, metadata={"help": "of the smallest batch of the search, with its padding; one row if unset"}
+    )
     max_tokens: int | None = field(
         default=None if CUDA else 1024, metadata={"help": "of a batch, with its padding; what fits if unset"}
     )
@@ -91,7 +94,7 @@ class ThroughputArguments:
         for name in ("lengths", "training_lengths"):
             if min(getattr(self, name), default=1) < 1:
                 raise ValueError(f"`{name}` is {getattr(self, name)}; lengths must be at least 1.")
-        for name in ("rounds", "max_rows", "max_tokens", "layers"):
+        for name in ("rounds", "max_rows", "min_tokens", "max_tokens", "layers"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"`{name}` is {value}; it must be at least 1.")
 
@@ -114,12 +117,16 @@ class Cell(NamedTuple):
 class Record:
     """Finished measurements in one file that is rewritten whole after each.
 
+    Args:
+        sections: what the file holds beside measurements of cells, empty at first.
+
     Raises:
         ResultError: if the file is of a run with other settings, or damaged.
     """
 
-    def __init__(self, file: Path, settings: dict):
+    def __init__(self, file: Path, settings: dict, sections: tuple[str, ...] = ()):
         self.file, self.content = file, {"settings": settings, "date": None, "ceilings": [], "cells": {}}
+        self.content |= {name: {} for name in sections}
         if file.exists():
             self.content = read_result(file, set(self.content))
             check_same_settings(file, self.content["settings"], settings)
@@ -265,6 +272,8 @@ def row_counts(settings: ThroughputArguments, cell: Cell) -> list[int]:
     """Powers of two within the limits, at least the smallest: 1, or 8 of ragged sequences."""
     smallest = RAGGED_ROWS if cell.layout == "ragged" else 1
     limit = min(settings.max_rows, (settings.max_tokens or math.inf) // cell.length)
+    wanted = max(1, min(limit, (settings.min_tokens or 1) // cell.length))
+    smallest = max(smallest, 2 ** (wanted.bit_length() - 1))
     return [2**power for power in range(32) if smallest <= 2**power <= max(limit, smallest)]
 
 
@@ -279,23 +288,29 @@ def double_until_out_of_memory(measure: Callable[[int], dict], counts: list[int]
     return trials
 
 
-def take_turn(settings: ThroughputArguments, config: PretrainedConfig, cells: list[Cell], record: Record) -> None:
-    """Measure each cell once more; before its first time on a GPU, find its batch."""
+def start_turn(config: PretrainedConfig, cell: Cell, record: Record) -> Bench:
+    """The model of a turn in memory, after a measurement of what this machine can do at that moment."""
     torch.compiler.reset()
     peak, record.content["ceiling_shape"] = product_flops(torch.device(DEVICE), DTYPE)
     record.content["ceilings"].append(peak)
-    bench = Bench(config, cells[0])
-    for cell in cells:
-        entry, counts = record.of(cell), row_counts(settings, cell)
-        if "rows" not in entry and CUDA:
-            entry["trials"] = double_until_out_of_memory(partial(bench.measure, cell, seconds=0.0), counts)
-            bench.free_after_out_of_memory()
-            fastest = max(entry["trials"], key=lambda trial: trial["tokens"] / trial["seconds"], default=None)
-            entry["rows"] = fastest and fastest["rows"]
-        elif "rows" not in entry:
-            entry["rows"] = counts[-1]
-        entry["rounds"].append(entry["rows"] and bench.measure(cell, entry["rows"], settings.seconds))
-        record.save()
+    return Bench(config, cell)
+
+
+def measure_cell(settings: ThroughputArguments, bench: Bench, cell: Cell, entry: dict) -> None:
+    """Measure a cell once more; before its first time on a GPU, find its batch.
+
+    Args:
+        entry: of the record.
+    """
+    counts = row_counts(settings, cell)
+    if "rows" not in entry and CUDA:
+        entry["trials"] = double_until_out_of_memory(partial(bench.measure, cell, seconds=0.0), counts)
+        bench.free_after_out_of_memory()
+        fastest = max(entry["trials"], key=lambda trial: trial["tokens"] / trial["seconds"], default=None)
+        entry["rows"] = fastest and fastest["rows"]
+    elif "rows" not in entry:
+        entry["rows"] = counts[-1]
+    entry["rounds"].append(entry["rows"] and bench.measure(cell, entry["rows"], settings.seconds))
 
 
 def main(args: list[str] | None = None) -> None:
@@ -309,7 +324,7 @@ def main(args: list[str] | None = None) -> None:
             configs[name] = build_config(name, **({"num_hidden_layers": settings.layers} if settings.layers else {}))
         except ImportError as error:
             failures[name] = str(error)
-    limits = {name: getattr(settings, name) for name in ("layers", "seconds", "max_rows", "max_tokens")}
+    limits = {name: getattr(settings, name) for name in ("layers", "seconds", "max_rows", "min_tokens", "max_tokens")}
     versions = {"torch": torch.__version__, "transformers": transformers.__version__}
     fixed = {"machine": machine(), "dtype": str(DTYPE).removeprefix("torch."), **versions, **limits}
     record = Record(Path(settings.output_dir) / f"{DEVICE}.json", fixed)
@@ -324,11 +339,15 @@ def main(args: list[str] | None = None) -> None:
         if not pending or name in failures:
             continue
         try:
-            take_turn(settings, configs[cells[0].model], pending, record)
+            bench = start_turn(configs[cells[0].model], cells[0], record)
+            for cell in pending:
+                measure_cell(settings, bench, cell, record.of(cell))
+                record.save()
         except (ImportError, ValueError, RuntimeError) as error:
             # An attention that is not installed, a kernel that does not take this model: the others go on.
             failures[name] = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
             print(f"{name}: {failures[name]}", file=sys.stderr)
+        bench = None
         gc.collect()
         if CUDA:
             torch.cuda.empty_cache()

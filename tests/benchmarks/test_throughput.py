@@ -173,6 +173,10 @@ def test_row_counts():
     assert row_counts(settings, full._replace(layout="ragged")) == [8, 16, 32]
     assert row_counts(settings, full._replace(layout="ragged", length=2048)) == [8]
     assert row_counts(ThroughputArguments(max_rows=4, max_tokens=None), full) == [1, 2, 4]
+    settings = ThroughputArguments(max_rows=64, min_tokens=1024, max_tokens=4096)
+    assert row_counts(settings, full) == [8, 16, 32]
+    assert row_counts(settings, full._replace(length=32768)) == [1]
+    assert row_counts(settings, full._replace(layout="ragged", length=2048)) == [8]
 
 
 def entry(**changes) -> dict:

@@ -15,8 +15,7 @@ from tests.helpers.models import packed_batch, positions_of, ragged_batch, small
 from tests.helpers.plain_neobert import plain_hidden_states
 
 
-# flex_attention is the last one: it compiles a kernel for every layout, on a CPU for minutes.
-BACKENDS = ["sdpa", "flash_attention_3", "flash_attention_2", "eager", "flex_attention"]
+BACKENDS = ["sdpa", "flash_attention_3", "flash_attention_2", "eager"]
 PLACES = [("cpu", "sdpa"), ("cpu", "eager"), *(pytest.param("cuda", name, marks=pytest.mark.gpu) for name in BACKENDS)]
 DTYPES = [torch.bfloat16, torch.float32, torch.float16]
 INSTALLED = {"flash_attention_2": is_flash_attn_2_available, "flash_attention_3": is_flash_attn_3_available}
@@ -57,16 +56,12 @@ def expected_of(model, ids: torch.Tensor, places: list[torch.Tensor]) -> list[to
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("device, backend", PLACES)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("layout", ["packed", "full", "right", "left"])
-def test_numbers_are_those_of_the_plain_implementation(layout, dtype, backend, device):
+def check_numbers(model, layout: str) -> None:
     """Float32 to 1e-4, since a GPU adds in another order; 16 bits to a cosine of 0.999, as on a CPU."""
-    model = model_on(device, dtype, backend)
     ids, kwargs, places = batch_of(layout)
     found, expected = states_of(model, ids, kwargs), expected_of(model, ids, places)
     for where, states in zip(places, expected):
-        if dtype == torch.float32:
+        if model.dtype == torch.float32:
             torch.testing.assert_close(found[where], states, rtol=0, atol=1e-4)
         else:
             assert torch.cosine_similarity(found[where], states).min() >= 0.999
@@ -75,11 +70,8 @@ def test_numbers_are_those_of_the_plain_implementation(layout, dtype, backend, d
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("device, backend", PLACES)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("layout", ["packed", "left"])
-def test_a_changed_document_leaves_the_others_to_the_bit(layout, dtype, backend, device):
-    model = model_on(device, dtype, backend)
+def check_documents(model, layout: str) -> None:
+    """A changed document leaves the others the same to the bit."""
     ids, kwargs, places = batch_of(layout)
     other = ids.flatten().clone()
     other[places[1]] = (other[places[1]] + 1) % 100
@@ -88,12 +80,9 @@ def test_a_changed_document_leaves_the_others_to_the_bit(layout, dtype, backend,
         assert torch.equal(before[where], after[where]) == (number != 1), f"document {number}"
 
 
-@pytest.mark.parametrize("device, backend", PLACES)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("layout", ["packed", "right"])
-def test_gradients_are_those_of_the_plain_implementation(layout, dtype, backend, device):
+def check_gradients(model, layout: str) -> None:
     """Of every weight, by a loss that looks at each state in its own way."""
-    model = model_on(device, dtype, backend).train()
+    model.train()
     ids, kwargs, places = batch_of(layout)
     order = torch.cat(places)
     wanted = torch.randn(len(order), SIZES["hidden_size"])
@@ -103,13 +92,36 @@ def test_gradients_are_those_of_the_plain_implementation(layout, dtype, backend,
     (states_of(model, ids, kwargs)[order] * wanted).sum().backward()
     for name, parameter in model.named_parameters():
         found, expected = parameter.grad.float().cpu().flatten(), states[name].grad.flatten()
-        assert torch.cosine_similarity(found, expected, dim=0) >= (0.99999 if dtype == torch.float32 else 0.99), name
+        assert torch.cosine_similarity(found, expected, dim=0) >= (0.99999 if model.dtype == torch.float32 else 0.99), (
+            name
+        )
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("layout", ["packed", "full", "right", "left"])
+@pytest.mark.parametrize("device, backend", PLACES)
+def test_numbers_are_those_of_the_plain_implementation(layout, dtype, backend, device):
+    check_numbers(model_on(device, dtype, backend), layout)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("layout", ["packed", "left"])
+@pytest.mark.parametrize("device, backend", PLACES)
+def test_a_changed_document_leaves_the_others_to_the_bit(layout, dtype, backend, device):
+    check_documents(model_on(device, dtype, backend), layout)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("layout", ["packed", "right"])
+@pytest.mark.parametrize("device, backend", PLACES)
+def test_gradients_are_those_of_the_plain_implementation(layout, dtype, backend, device):
+    check_gradients(model_on(device, dtype, backend), layout)
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("device, backend", PLACES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("variant", ["published", "layernorm_abs"])
+@pytest.mark.parametrize("device, backend", PLACES)
 def test_recorded_outputs_of_the_original_code(shared, variant, dtype, backend, device):
     model_on(device, dtype, backend)  # Skips what is not there.
     folder = shared / "reference" / variant
@@ -150,3 +162,14 @@ def test_compiled_blocks_give_the_numbers_of_eager_ones(dtype, training):
             for (name, one), other in zip(models[0].named_parameters(), models[1].parameters()):
                 pair = [parameter.grad.float().flatten() for parameter in (one, other)]
                 assert torch.cosine_similarity(*pair, dim=0) >= 0.99, name
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("layout", ["packed", "right"])
+def test_flex_attention(layout, dtype):
+    """The last one, since it compiles a kernel for every layout; on a CPU tests/model has it."""
+    model = model_on("cuda", dtype, "flex_attention")
+    check_numbers(model, layout)
+    check_documents(model, layout)
+    check_gradients(model, layout)

@@ -1,0 +1,210 @@
+"""What the parts of a forward pass take on this machine, one number at a time. benchmarks/gpu.py keeps them.
+
+Each number is a function without arguments. It gives the seconds of one call, and its FLOPs or the bytes that it has to
+read and write, from which the report makes a rate. Products and attention are those of the published sizes, in
+bfloat16 on a GPU.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
+
+import torch
+from encoders import build_config, build_model
+from forward import CUDA, DEVICE, DTYPE
+from throughput import PAPER_LENGTHS, time_steps
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from neobert_hf.modeling_neobert import rotary_table, rotate, swiglu_width
+
+
+LONGEST = 32_768
+KERNELS_SHOWN = 14
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How large the probes are. The defaults exceed the caches of a GPU; on a CPU everything is tiny.
+
+    Args:
+        tokens: of a batch.
+        lengths: of the sequences that it is cut into.
+        copied: bytes of the tensor that is copied.
+        seconds: that a measurement takes at least, in repeated calls.
+    """
+
+    tokens: int = 65_536 if CUDA else 128
+    lengths: tuple[int, ...] = (*PAPER_LENGTHS, LONGEST) if CUDA else (16, 64)
+    copied: int = 2**31 if CUDA else 2**16
+    seconds: float = 0.2 if CUDA else 0.0
+
+
+def random(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, device=DEVICE, dtype=DTYPE)
+
+
+def time_call(call: Callable[[], None], sizes: Sizes, **work: float) -> dict:
+    """Seconds of a call behind a first one, which chooses kernels and compiles, with the work that it does."""
+    call()
+    return {"seconds": time_steps(call, sizes.seconds)} | work
+
+
+def probes(sizes: Sizes) -> dict[str, Callable[[], dict]]:
+    """All numbers by name, in the order of their worth. Nothing is measured or allocated here."""
+    config = build_config("NeoBERT")
+    width, inner = config.hidden_size, swiglu_width(config)
+    shapes = {"qkv": (width, 3 * width), "wo": (width, width), "w12": (width, 2 * inner), "w3": (inner, width)}
+    shapes["decoder"] = (width, config.vocab_size)
+    found = {"copy": partial(copy, sizes)}
+    found |= {f"product {name}": partial(product, sizes, *shape) for name, shape in shapes.items()}
+    for length in sizes.lengths:
+        for name, attend in attention_kernels(length).items():
+            found[f"attention {name} {length}"] = partial(attention, sizes, config, attend, length, False)
+    for name in ("rotation", "swiglu", "norm"):
+        for compiled in (False, True):
+            found[named(name, compiled)] = partial(elementwise, sizes, config, name, compiled)
+    for length in sizes.lengths:
+        for name, attend in attention_kernels(length).items():
+            key = f"attention with gradients {name} {length}"
+            found[key] = partial(attention, sizes, config, attend, length, True)
+    return found
+
+
+def profiles(sizes: Sizes) -> dict[str, Callable[[], dict]]:
+    """Where the time of one block goes, by kernel, in the forward pass and in training."""
+    return {
+        f"profile of a block, {mode}{', compiled' if compiled else ''}": partial(profile, sizes, mode, compiled)
+        for compiled in (False, True)
+        for mode in ("forward", "training")
+    }
+
+
+def named(name: str, compiled: bool) -> str:
+    return f"{name}, compiled" if compiled else name
+
+
+def copy(sizes: Sizes) -> dict:
+    """A tensor of many times the cache, copied on the device; bytes are those read and those written."""
+    source = torch.empty(sizes.copied, dtype=torch.uint8, device=DEVICE).random_()
+    target = torch.empty_like(source)
+    return time_call(lambda: target.copy_(source), sizes, bytes=2 * sizes.copied)
+
+
+@torch.inference_mode()
+def product(sizes: Sizes, inputs: int, outputs: int) -> dict:
+    x, weight = random(sizes.tokens, inputs), random(outputs, inputs)
+    return time_call(lambda: F.linear(x, weight), sizes, flops=2 * sizes.tokens * inputs * outputs)
+
+
+def attention_kernels(length: int) -> dict[str, Callable]:
+    """Kernels that this machine has, of queries, keys and values (batch, length, heads, dim_head)."""
+    found = {"as torch chooses": dense}
+    if CUDA:
+        found["cuDNN"] = partial(dense, backend=SDPBackend.CUDNN_ATTENTION)
+        found["flash"] = partial(dense, backend=SDPBackend.FLASH_ATTENTION)
+        found["varlen"] = varlen
+    if find_spec("flash_attn_interface"):
+        found["FlashAttention 3"] = flash_attention_3
+    return found
+
+
+def dense(query, key, value, backend: SDPBackend | None = None) -> torch.Tensor:
+    states = [x.transpose(1, 2) for x in (query, key, value)]
+    if backend is None:
+        return F.scaled_dot_product_attention(*states)
+    with sdpa_kernel(backend):
+        return F.scaled_dot_product_attention(*states)
+
+
+def varlen(query, key, value) -> torch.Tensor:
+    """FlashAttention inside torch, as padded and packed batches take it."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    rows, length = query.shape[:2]
+    offsets = torch.arange(0, (rows + 1) * length, length, device=query.device, dtype=torch.int32)
+    return varlen_attn(*(x.flatten(0, 1) for x in (query, key, value)), offsets, offsets, length, length)
+
+
+def flash_attention_3(query, key, value) -> torch.Tensor:
+    from flash_attn_interface import flash_attn_func
+
+    output = flash_attn_func(query, key, value)
+    return output[0] if isinstance(output, tuple) else output
+
+
+def attention(sizes: Sizes, config, attend: Callable, length: int, gradients: bool) -> dict:
+    """One layer's attention; with gradients the backward pass as well, which needs 2.5 times the forward pass."""
+    rows = max(1, sizes.tokens // length)
+    states = [random(rows, length, config.num_attention_heads, config.head_dim) for _ in range(3)]
+    flops = 4 * rows * length**2 * config.hidden_size
+    if not gradients:
+        with torch.inference_mode():
+            return time_call(lambda: attend(*states), sizes, flops=flops)
+    for x in states:
+        x.requires_grad_()
+    wanted = torch.randn_like(attend(*states))
+    return time_call(lambda: torch.autograd.grad(attend(*states), states, wanted), sizes, flops=3.5 * flops)
+
+
+@torch.inference_mode()
+def elementwise(sizes: Sizes, config, name: str, compiled: bool) -> dict:
+    """What stands between the products of a layer; bytes are inputs read once and outputs written once."""
+    width, inner = config.hidden_size, swiglu_width(config)
+    length = min(sizes.lengths)
+    if name == "rotation":
+        function, heads = rotate, config.num_attention_heads
+        projected = random(1, sizes.tokens, heads, 3, config.head_dim)[..., :2, :]
+        positions = torch.arange(sizes.tokens, device=DEVICE)[None] % length
+        inputs, moved = (projected, rotary_table(config, positions, length)), 2 * projected.numel()
+    elif name == "swiglu":
+        inputs, moved = (random(sizes.tokens, 2 * inner),), 3 * sizes.tokens * inner
+
+        def function(gate_and_up):
+            gate, up = gate_and_up.chunk(2, dim=-1)
+            return F.silu(gate) * up
+    else:
+        inputs, moved = (random(sizes.tokens, width), random(width)), 2 * sizes.tokens * width
+
+        def function(states, weight):
+            return F.rms_norm(states, (width,), weight, config.norm_eps)
+
+    if compiled:
+        torch.compiler.reset()
+        function = torch.compile(function, dynamic=True)
+    return time_call(lambda: function(*inputs), sizes, bytes=moved * inputs[0].element_size())
+
+
+def profile(sizes: Sizes, mode: str, compiled: bool) -> dict:
+    """Kernels of a model with one block by the time they take, and how often each is called."""
+    training = mode == "training"
+    dtype = torch.float32 if training else DTYPE
+    model = build_model(build_config("NeoBERT", num_hidden_layers=1), "sdpa", DEVICE, dtype).base_model.train(training)
+    length = sorted(sizes.lengths)[len(sizes.lengths) // 2]
+    ids = torch.randint(5, model.config.vocab_size, (max(1, sizes.tokens // length), length), device=DEVICE)
+    if compiled:
+        torch.compiler.reset()
+        model.compile(dynamic=True)
+
+    def step() -> None:
+        with torch.set_grad_enabled(training), torch.autocast(DEVICE, DTYPE, enabled=CUDA and training):
+            states = model(ids).last_hidden_state
+        if training:
+            states.float().mean().backward()
+
+    for _ in range(3):
+        step()
+    activities = [torch.profiler.ProfilerActivity.CUDA if CUDA else torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities) as recorded:
+        step()
+        if CUDA:
+            torch.cuda.synchronize()
+    time_of = "self_device_time_total" if CUDA else "self_cpu_time_total"
+    events = sorted(recorded.key_averages(), key=lambda event: -getattr(event, time_of))
+    kernels = [
+        {"name": event.key[:100], "calls": event.count, "microseconds": round(getattr(event, time_of), 1)}
+        for event in events[:KERNELS_SHOWN]
+    ]
+    total = sum(getattr(event, time_of) for event in events) / 1e6
+    return {"seconds": total, "batch": f"{ids.shape[0]} x {length}", "kernels": kernels}

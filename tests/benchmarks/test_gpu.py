@@ -1,0 +1,229 @@
+"""`make gpu` on a CPU: what is begun and when, kills, errors, other code, and the page. Speeds are never asserted."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import gpu
+import pytest
+from gpu import GpuArguments, Job, Study
+from gpu_report import goals_table, page
+
+from neobert_hf.common.results import ResultError
+from tests.benchmarks.test_dependencies import ONLY_TORCH
+from tests.benchmarks.test_throughput import entry
+from tests.helpers.models import ROOT
+
+
+def settings(folder: Path, **changes) -> GpuArguments:
+    return GpuArguments(**({"minutes": 1.0, "test_minutes": 0.0, "output_dir": str(folder), "layers": 1} | changes))
+
+
+def job(key: str, seconds: float = 0.0, measure=lambda: {"seconds": 1.0}) -> Job:
+    return Job("numbers", key, seconds, 0.0, measure)
+
+
+def study_of(folder: Path, jobs: list[Job], **changes) -> Study:
+    study = Study(settings(folder, **changes))
+    study.jobs = lambda: jobs
+    return study
+
+
+def fails() -> dict:
+    raise RuntimeError("no such kernel\nand a stack")
+
+
+def test_nothing_begins_without_the_time_for_it(tmp_path):
+    """What is cheaper goes on."""
+    study = study_of(tmp_path, [job("copy"), job("long", 61.0), job("short", 5.0)])
+    study.run(study.pending())
+    stored = json.loads((tmp_path / "gpu.json").read_text())
+    assert list(stored["numbers"]) == ["copy", "short"] and not stored["begun"]
+
+
+def test_an_error_is_kept_and_tried_again_with_other_code_only(tmp_path):
+    study = study_of(tmp_path, [job("bad", measure=fails), job("copy")])
+    study.run(study.pending())
+    stored = json.loads((tmp_path / "gpu.json").read_text())
+    assert stored["errors"]["bad"]["error"] == "RuntimeError: no such kernel" and list(stored["numbers"]) == ["copy"]
+    again = study_of(tmp_path, [job("bad"), job("copy")])
+    assert again.pending() == []
+    again.code = "other"
+    assert [found.key for found in again.pending()] == ["bad"]
+    again.run(again.pending())
+    stored = json.loads((tmp_path / "gpu.json").read_text())
+    assert not stored["errors"] and list(stored["numbers"]) == ["copy", "bad"]
+
+
+def test_numbers_of_other_model_files_are_measured_again_last(tmp_path):
+    """Until then they stay. What a kill ended comes before them, and what was never begun first."""
+    jobs = [job("rotation"), job("copy"), job("killed"), job("new")]
+    study = study_of(tmp_path, jobs[:2])
+    study.run(study.pending())
+    study.content["begun"]["killed"] = study.code
+    study.record.save()
+    again = study_of(tmp_path, jobs)
+    again.model_code = "other"
+    assert [found.key for found in again.pending()] == ["new", "killed", "rotation"]
+    again.run(again.pending())
+    assert again.pending() == [] and again.content["numbers"]["rotation"]["code"] == "other"
+
+
+def test_another_machine_or_version_is_refused(tmp_path, monkeypatch):
+    study_of(tmp_path, []).record.save()
+    monkeypatch.setattr(gpu, "machine", lambda: "another GPU")
+    with pytest.raises(ResultError, match="machine: .* now"):
+        study_of(tmp_path, [])
+
+
+def test_the_order_is_that_of_worth(tmp_path):
+    study = Study(settings(tmp_path, models=["NeoBERT", "BERT-base", "ModernBERT-base"], lengths=[16, 32]))
+    keys = [found.key for found in study.pending()]
+    assert len(set(keys)) == len(keys) and keys[0] == "copy"
+    order = [
+        "attention as torch chooses 16",
+        "rotation, compiled",
+        "NeoBERT sdpa False forward 16 full",
+        "NeoBERT sdpa True forward 16 ragged",
+        "NeoBERT sdpa True training 16 full",
+        "ModernBERT-base sdpa False forward 16 full",
+        "NeoBERT sdpa False forward 32 full",
+        "NeoBERT sdpa True training 32 full",
+        "NeoBERT sdpa False forward 64 full",
+        "profile of a block, forward",
+        "BERT-base sdpa False forward 16 full",
+    ]
+    assert [keys.index(key) for key in order] == sorted(keys.index(key) for key in order)
+
+
+def cell(model="NeoBERT", share=0.5, **changes) -> dict:
+    """A measurement at this share of products' rate of 100 FLOP/s."""
+    measured = {"rows": 4, "tokens": 400 * share, "seconds": 1.0, "flops": 100 * share, "peak_bytes": 2**30}
+    return entry(model=model, **({"length": 512, "rounds": [measured]} | changes))
+
+
+def content(*cells: dict, **changes) -> dict:
+    fixed = {"machine": "NVIDIA H200", "dtype": "bfloat16", "torch": "2", "cuda": "13", "transformers": "5"}
+    return {
+        "settings": fixed,
+        "date": "2026-11-23",
+        "ceilings": [100.0],
+        "cells": {str(number): found for number, found in enumerate(cells)},
+        "tests": {},
+        "numbers": {},
+        "errors": {},
+        "begun": {},
+    } | changes
+
+
+def verdicts(found: dict) -> dict[str, str]:
+    entries = [entry for entry in found["cells"].values() if entry["rounds"]]
+    from gpu_report import summarise
+
+    table = goals_table(found, summarise(entries, 100.0), entries)[2:]
+    return {line.split(" | ")[0].removeprefix("| "): line.split(" | ")[-1].removesuffix(" |") for line in table}
+
+
+def test_goals_are_met_missed_or_not_measured():
+    found = verdicts(content())
+    assert set(found.values()) == {"not measured", "not installed"}
+    found = verdicts(
+        content(
+            cell(share=0.56),
+            cell(share=0.5, length=4096),
+            cell(share=0.51, layout="ragged"),
+            cell(share=0.4, mode="training"),
+            cell("BERT-base", share=0.55),
+            cell("ModernBERT-base", share=0.25, length=4096),
+            cell(share=0.3, length=32768),
+            numbers={"attention FlashAttention 3 512": {"seconds": 1.0, "flops": 1.0}},
+        )
+    )
+    rate = "share of the products' rate"
+    assert found[f"Forward pass, {rate}"] == "missed at 4,096; not measured at 1,024, 2,048"
+    assert found["The same with FlashAttention 3"] == "missed at 512, 4,096; not measured at 1,024, 2,048"
+    assert found[f"Training step, {rate}"].startswith("missed at 512; not measured at")
+    assert found["Ragged batches' FLOP/s over full ones'"].startswith("met; not measured at")
+    assert found["Share of the rate over the best of the other encoders'"] == "met"
+    assert found["32,768 tokens in one sequence"] == "met"
+    assert found["Tokens/s over ModernBERT-base's at 4,096, `sdpa`"] == "reported"
+
+
+def test_the_page_shows_what_is_there_and_what_failed():
+    text = page(content())
+    assert "Not measured on a GPU yet" in text and "Nothing." in text
+    outcomes = {"tests/a.py::b": "failed", "tests/a.py::c": "passed"}
+    kernels = [{"name": "gemm", "calls": 2, "microseconds": 3.0}]
+    numbers = {
+        "copy": {"seconds": 1.0, "bytes": 4e12},
+        "attention varlen 512": {"seconds": 1.0, "flops": 3e14},
+        "profile of a block, forward": {"seconds": 1.0, "batch": "4 x 512", "kernels": kernels},
+    }
+    text = page(
+        content(
+            cell(),
+            numbers=numbers,
+            tests={"outcomes": outcomes, "finished": True},
+            errors={"product wo": {"error": "OutOfMemoryError: x", "code": "c"}},
+        )
+    )
+    for part in ("1 passed, 1 failed", "* Test tests/a.py::b", "* product wo: OutOfMemoryError: x", "| 4 TB/s |"):
+        assert part in text
+    assert "| varlen | 300 |" in text and "| gemm | 2 | 3.0 |" in text and "data sheet says 989" in text
+
+
+# What a process of its own runs: tiny encoders, a stand-in for the flash kernel, and graphs that are not compiled further.
+SCRIPT = """
+from functools import partial
+import torch
+import transformers.modeling_flash_attention_utils as flash_utils
+from tests.benchmarks import test_throughput
+from tests.model import test_flash
+test_throughput.shrink_encoders()
+functions = (test_flash.flash_attn_func, test_flash.flash_attn_varlen_func, None, None, None)
+flash_utils._lazy_imports = lambda *args, **kwargs: functions
+torch.compile = partial(torch.compile, backend="eager")
+import gpu, throughput
+
+gpu.transformers.PreTrainedModel._flash_attn_can_dispatch = lambda *args, **kwargs: True
+throughput.backends = lambda config: ["flash_attention_3", "sdpa"]
+gpu.main()
+"""
+
+
+def measured(file: Path) -> dict:
+    stored = json.loads(file.read_text())
+    return stored["numbers"] | stored["cells"] | stored["errors"]
+
+
+@pytest.mark.slow
+def test_killed_twice_it_loses_nothing_and_ends_with_the_page(tmp_path):
+    """With SIGKILL, in a process that has the packages of a GPU image; the tests for GPUs are found, and skipped."""
+    environment = ONLY_TORCH | {"PYTHONPATH": os.pathsep.join((ONLY_TORCH["PYTHONPATH"], str(ROOT)))}
+    flags = f"--output_dir {tmp_path} --models NeoBERT ModernBERT-base --minutes 9 --layers 2".split()
+    file, before = tmp_path / "gpu.json", {}
+    for kill_at in (8, 20, None):
+        process = subprocess.Popen([sys.executable, "-c", SCRIPT, *flags], cwd=ROOT, env=environment)
+        deadline = time.monotonic() + 500
+        while process.poll() is None:
+            assert time.monotonic() < deadline
+            if kill_at and file.exists() and len(measured(file)) >= kill_at:
+                os.kill(process.pid, signal.SIGKILL)
+                process.wait()
+            time.sleep(0.02)
+        assert (process.returncode == 0) == (kill_at is None)
+        stored = measured(file)
+        assert all(stored[key] == value for key, value in before.items()) and len(stored) > len(before)
+        before = stored
+    stored = json.loads(file.read_text())
+    assert not stored["errors"] and not stored["begun"]
+    assert stored["tests"]["finished"] and set(stored["tests"]["outcomes"].values()) == {"skipped"}
+    assert len(stored["tests"]["outcomes"]) > 80
+    ways = {(entry["model"], entry["attention"], entry["compiled"]) for entry in stored["cells"].values()}
+    assert len(ways) == 2 * 2 * 2
+    text = (tmp_path / "gpu.md").read_text()
+    assert "## Against the goals" in text and "## Training step, ragged batches" in text and "skipped" in text
