@@ -6,7 +6,9 @@ sentence that uses a word asks for the word's definition, which seldom shares a 
 
 import json
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import bm25s
 import numpy as np
@@ -15,6 +17,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
 
 from neobert_hf.common.atomic_writes import write_json
+from neobert_hf.embeddings.models import build_encoder
 
 
 DEVELOPMENT, TEST = 500, 1000
@@ -33,6 +36,17 @@ class Retrieval:
     queries: list[str]
     documents: list[str]
     dataset: str
+
+    @cached_property
+    def bm25_scores(self) -> np.ndarray:
+        """BM25 (https://doi.org/10.1561/1500000019) of words without English stop words, (queries, documents)."""
+        retriever = bm25s.BM25()
+        retriever.index(bm25s.tokenize(self.documents, stopwords="en", show_progress=False), show_progress=False)
+        tokens = bm25s.tokenize(self.queries, stopwords="en", show_progress=False)
+        found, values = retriever.retrieve(tokens, k=len(self.documents), show_progress=False)
+        scores = np.zeros_like(values)
+        np.put_along_axis(scores, found, values, 1)
+        return scores
 
 
 @dataclass
@@ -94,22 +108,21 @@ def ndcg_at_10(scores: np.ndarray) -> float:
     return float(np.where(ranks < 10, 1 / np.log2(ranks + 2), 0).mean())
 
 
-def dense_scores(encoder: SentenceTransformer, data: Retrieval) -> np.ndarray:
-    """Cosines, (queries, documents)."""
+def load_model(path: Path) -> SentenceTransformer:
+    """An embedding model, or an encoder, which gets mean pooling."""
+    is_encoder = not (path / "modules.json").exists()
+    return build_encoder(str(path), 128) if is_encoder else SentenceTransformer(str(path), device="cpu")
+
+
+def dense_scores(encoder: SentenceTransformer, data: Retrieval, **options: Any) -> np.ndarray:
+    """Cosines, (queries, documents).
+
+    Args:
+        options: further arguments of `encode`, such as a context.
+    """
     prompt = encoder.prompts.get(data.dataset, "")
-    queries = encoder.encode(data.queries, prompt=prompt, normalize_embeddings=True)
-    return queries @ encoder.encode(data.documents, prompt="", normalize_embeddings=True).T
-
-
-def bm25_scores(data: Retrieval) -> np.ndarray:
-    """BM25 (https://doi.org/10.1561/1500000019) of words without English stop words, (queries, documents)."""
-    retriever = bm25s.BM25()
-    retriever.index(bm25s.tokenize(data.documents, stopwords="en", show_progress=False), show_progress=False)
-    tokens = bm25s.tokenize(data.queries, stopwords="en", show_progress=False)
-    found, values = retriever.retrieve(tokens, k=len(data.documents), show_progress=False)
-    scores = np.zeros_like(values)
-    np.put_along_axis(scores, found, values, 1)
-    return scores
+    queries = encoder.encode(data.queries, prompt=prompt, normalize_embeddings=True, **options)
+    return queries @ encoder.encode(data.documents, prompt="", normalize_embeddings=True, **options).T
 
 
 def fuse(*scores: np.ndarray) -> np.ndarray:
@@ -128,7 +141,7 @@ def evaluate(encoder: SentenceTransformer, tests: TestData, file: Path) -> dict[
             dense = dense_scores(encoder, data)
             scores[f"{part} {name}"] = ndcg_at_10(dense)
             if part == "test":
-                scores[f"{part} {name} with BM25"] = ndcg_at_10(fuse(dense, bm25_scores(data)))
+                scores[f"{part} {name} with BM25"] = ndcg_at_10(fuse(dense, data.bm25_scores))
     pairs = tests.similarity
     evaluator = EmbeddingSimilarityEvaluator(pairs["sentence1"][:], pairs["sentence2"][:], pairs["score"][:])
     scores["similarity"] = float(evaluator(encoder)["spearman_cosine"])
@@ -137,4 +150,4 @@ def evaluate(encoder: SentenceTransformer, tests: TestData, file: Path) -> dict[
 
 
 def bm25_alone(tests: TestData) -> dict[str, float]:
-    return {f"test {name}": ndcg_at_10(bm25_scores(data)) for name, data in tests.test.items()}
+    return {f"test {name}": ndcg_at_10(data.bm25_scores) for name, data in tests.test.items()}

@@ -9,30 +9,32 @@ start on the same pairs, so that nothing but the way of training differs; `--tea
 the same command goes on.
 """
 
-import os
-import platform
-import shlex
 import statistics
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
-from datetime import date
-from importlib.metadata import version
 from pathlib import Path
 
-from embedding_scores import TestData, evaluate, split_pairs
-from embeddings import interval
+from embedding_report import (
+    COLUMNS,
+    SIMILARITY,
+    TESTS,
+    circumstances,
+    describe_pairs,
+    development_mean,
+    gain_cell,
+    gain_interval,
+    interval,
+)
+from embedding_scores import TestData, evaluate, load_model, split_pairs
 from matplotlib.figure import Figure
 from pretraining import ROOT, run
-from sentence_transformers import SentenceTransformer
 
 from neobert_hf.common.atomic_writes import write_json, write_png, write_text
 from neobert_hf.common.fingerprints import model_files_fingerprint, value_checksum
-from neobert_hf.common.report import markdown_table, mean_interval
+from neobert_hf.common.report import markdown_table
 from neobert_hf.common.settings import Count, Positive, check_ranges, parse_config
 
 
-COLUMNS = {"test FOLDOC": "FOLDOC", "test WordNet": "WordNet", "similarity": "similarity of news"}
 PLAIN, MINED, TAUGHT = "plain", "mined negatives", "distillation"
 MINER = "--miner {helper} --negatives 4"
 # Flags beside those of the plain recipe. A teacher compares the documents of a row, so it needs mined negatives.
@@ -108,15 +110,14 @@ class Benchmark:
     def train_and_score(self, recipe: str, rate: float, seed: int) -> tuple[Path, dict[str, float]]:
         flags = f"--learning_rate {rate} --seed {seed} {self.settings.pairs} {RECIPES[recipe].format(**self.helpers)}"
         folder = self.train("finetune_embeddings.py", "small.yaml", flags)
-        encoder = SentenceTransformer(str(folder / "model"), device="cpu")
-        return folder / "model", evaluate(encoder, self.tests, folder / "scores.json")
+        return folder / "model", evaluate(load_model(folder / "model"), self.tests, folder / "scores.json")
 
     def run_recipe(self, recipe: str) -> dict:
         """The best learning rate, the model of the first seed with it, and the scores of every seed."""
         found = {}
         for rate in self.settings.learning_rates:
             _, scores = self.train_and_score(recipe, rate, 0)
-            found[rate] = statistics.mean(value for key, value in scores.items() if key.startswith("development"))
+            found[rate] = development_mean(scores)
         rate = max(found, key=found.get)
         models, scores = zip(*(self.train_and_score(recipe, rate, seed) for seed in range(self.settings.seeds)))
         print(f"{recipe}: FOLDOC {statistics.mean(one['test FOLDOC'] for one in scores):.3f}", flush=True)
@@ -136,20 +137,6 @@ class Benchmark:
             return results | dict(zip(others, executor.map(self.run_recipe, others)))
 
 
-def describe_pairs(settings: TrainingBenchmarkArguments, split: Path) -> Path:
-    """The shipped description, with the files of this run."""
-    text = (ROOT / "configs/embeddings/small_datasets.yaml").read_text()
-    text = text.replace("../shared/data/pairs", str(split.resolve()))
-    write_text(split / "datasets.yaml", text.replace("../shared/data", str(Path(settings.data).resolve())))
-    return (split / "datasets.yaml").resolve()
-
-
-def gains(results: dict[str, dict], better: str, worse: str, key: str) -> tuple[float, float, float]:
-    """Mean and 95% interval of what one recipe adds to another, seed by seed."""
-    pairs = zip(results[better]["scores"], results[worse]["scores"])
-    return mean_interval([first[key] - second[key] for first, second in pairs])
-
-
 def comparisons(results: dict[str, dict]) -> list[tuple[str, str]]:
     """Each recipe with the plain one, and distillation with what it is added to."""
     found = [(name, PLAIN) for name in results if name != PLAIN]
@@ -159,11 +146,8 @@ def comparisons(results: dict[str, dict]) -> list[tuple[str, str]]:
 def gains_table(results: dict[str, dict]) -> list[str]:
     rows = []
     for better, worse in comparisons(results):
-        cells = []
-        for key in COLUMNS:
-            mean, lower, upper = gains(results, better, worse, key)
-            verdict = "better" if lower > 0 else "worse" if upper < 0 else "undecided"
-            cells.append(f"{mean:+.3f} ({lower:+.3f} to {upper:+.3f}): {verdict}")
+        scores = [results[name]["scores"] for name in (better, worse)]
+        cells = [gain_cell(*scores, key) for key in COLUMNS]
         rows.append([f"{better}, against {worse}", *cells])
     return markdown_table(["", *COLUMNS.values()], rows)
 
@@ -182,7 +166,7 @@ def plot(results: dict[str, dict], file: Path) -> None:
     figure = Figure(figsize=(13, 1.2 + 0.4 * len(results)), layout="constrained")
     names = [name for name in results if name != PLAIN][::-1]
     for axes, (key, title) in zip(figure.subplots(1, len(COLUMNS), sharey=True), COLUMNS.items()):
-        found = [gains(results, name, PLAIN, key) for name in names]
+        found = [gain_interval(results[name]["scores"], results[PLAIN]["scores"], key) for name in names]
         axes.barh(names, [mean for mean, *_ in found], xerr=[mean - lower for mean, lower, _ in found], capsize=3)
         axes.axvline(0, color="black", linewidth=0.8)
         axes.set_xlabel(("" if key == "similarity" else "nDCG@10, ") + title + f", above {PLAIN}")
@@ -190,17 +174,12 @@ def plot(results: dict[str, dict], file: Path) -> None:
 
 
 def report(settings: TrainingBenchmarkArguments, results: dict[str, dict]) -> str:
-    packages = ("torch", "transformers", "sentence-transformers", "peft")
-    versions = ", ".join(f"{name} {version(name)}" for name in packages)
     teacher = settings.teacher or f"a reranker, `configs/embeddings/reranker.yaml` with `{settings.reranker}`"
     sections = (
         "# What each way of training embeddings adds",
         "![what each recipe adds to the plain one](embedding_training.png)",
-        f"{date.today()}; {os.cpu_count()} cores ({platform.machine()}), float32; Python {platform.python_version()}, "
-        f"{versions}. Command: `python benchmarks/embedding_training.py {shlex.join(sys.argv[1:])}`.",
-        "Retrieval (nDCG@10): 1,000 terms, each against 1,000 entries of FOLDOC, and 1,000 sentences, each against "
-        "1,000 definitions of WordNet that no model has seen. Similarity: Spearman's coefficient of the cosine with "
-        "what people say of 1,225 pairs of news.",
+        circumstances("embedding_training", "peft"),
+        f"{TESTS} {SIMILARITY}",
         f"Every recipe is `configs/embeddings/small.yaml` with `{settings.pairs}` and the flags of the second table, "
         f"from one start. Miner and guide: the plain model of the first seed. Teacher: {teacher}. Rates "
         f"{', '.join(f'{rate:g}' for rate in settings.learning_rates)} are tried by all and chosen on other pairs; "
@@ -219,7 +198,9 @@ def main(args: list[str] | None = None) -> None:
     output = Path(settings.output_dir)
     tests = split_pairs(Path(settings.data), output / "data", settings.test_rows)
     helpers = {"teacher_dir": str((output / "teacher").resolve())}
-    benchmark = Benchmark(settings, tests, describe_pairs(settings, output / "data"), helpers)
+    benchmark = Benchmark(
+        settings, tests, describe_pairs("small_datasets.yaml", settings.data, output / "data"), helpers
+    )
 
     # 2. Trainings and scores
     results = benchmark.run_all()

@@ -10,27 +10,28 @@ chosen on held-out pairs that are not tested on, then the other seeds. Interrupt
 """
 
 import itertools
-import os
-import platform
-import shlex
 import statistics
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
-from datetime import date
-from importlib.metadata import version
 from pathlib import Path
 
-from embedding_scores import TestData, bm25_alone, evaluate, split_pairs
+from embedding_report import (
+    SIMILARITY,
+    TESTS,
+    circumstances,
+    describe_pairs,
+    development_mean,
+    gain_cell,
+    interval,
+)
+from embedding_scores import TestData, bm25_alone, evaluate, load_model, split_pairs
 from matplotlib.figure import Figure
 from pretraining import ROOT, run, save_random
-from sentence_transformers import SentenceTransformer
 
 from neobert_hf.common.atomic_writes import write_json, write_png, write_text
 from neobert_hf.common.fingerprints import checkpoint_fingerprint
 from neobert_hf.common.report import markdown_table, mean_interval
 from neobert_hf.common.settings import Count, Positive, check_ranges, parse_config
-from neobert_hf.embeddings.models import build_encoder
 
 
 RANDOM = "random"
@@ -110,9 +111,7 @@ class Benchmark:
         return output / "model"
 
     def scores(self, model: Path, file: Path) -> dict[str, float]:
-        is_encoder = not (model / "modules.json").exists()
-        encoder = build_encoder(str(model), 128) if is_encoder else SentenceTransformer(str(model), device="cpu")
-        return evaluate(encoder, self.tests, file)
+        return evaluate(load_model(model), self.tests, file)
 
     def train_and_score(self, name: str, folder: Path, stages: list[tuple[str, float]], seed: int) -> dict[str, float]:
         """Scores after some stages, each with its learning rate."""
@@ -129,7 +128,7 @@ class Benchmark:
         found = {}
         for rate in self.settings.learning_rates:
             scores = self.train_and_score(name, folder, [*stages, (stage, rate)], 0)
-            found[rate] = statistics.mean(value for key, value in scores.items() if key.startswith("development"))
+            found[rate] = development_mean(scores)
         return max(found, key=found.get)
 
     def run_all(self, name: str, folder: Path) -> dict[str, dict]:
@@ -145,25 +144,6 @@ class Benchmark:
             mean = statistics.mean(one["test FOLDOC"] for one in scores)
             print(f"{name}, {title}: FOLDOC {mean:.3f}", flush=True)
         return results
-
-
-def describe_pairs(settings: EmbeddingBenchmarkArguments, split: Path) -> dict[str, Path]:
-    """The shipped descriptions, with the files of this run."""
-    files = {}
-    for stage, name in (("contrastive", "text_pairs.yaml"), ("pairs", "small_datasets.yaml")):
-        text = (ROOT / "configs/embeddings" / name).read_text()
-        text = text.replace("data/text_pairs.parquet", str(Path(settings.text_pairs).resolve()))
-        text = text.replace("../shared/data/pairs", str(split.resolve()))
-        files[stage] = split / name
-        write_text(files[stage], text.replace("../shared/data", str(Path(settings.data).resolve())))
-    return files
-
-
-def interval(values: list[float], digits: int = 3) -> str:
-    if len(values) == 1:
-        return f"{values[0]:.{digits}f}"
-    mean, lower, _ = mean_interval(values)
-    return f"{mean:.{digits}f} ± {mean - lower:.{digits}f}"
 
 
 def scores_table(results: dict[str, dict]) -> list[str]:
@@ -183,12 +163,8 @@ def gains_table(results: dict[str, dict], starts: list[str]) -> list[str]:
     comparisons += [((name, BOTH), (name, PAIRS)) for name in [*starts, RANDOM]]
     rows = []
     for better, worse in comparisons:
-        cells = []
-        for key in COLUMNS:
-            pairs = zip(*(results[name][way]["scores"] for name, way in (better, worse)))
-            mean, lower, upper = mean_interval([first[key] - second[key] for first, second in pairs])
-            verdict = "better" if lower > 0 else "worse" if upper < 0 else "undecided"
-            cells.append(f"{mean:+.3f} ({lower:+.3f} to {upper:+.3f}): {verdict}")
+        scores = [results[name][way]["scores"] for name, way in (better, worse)]
+        cells = [gain_cell(*scores, key) for key in COLUMNS]
         rows.append([f"{', '.join(better)}, against {', '.join(worse)}", *cells])
     return markdown_table(["", *COLUMNS.values()], rows)
 
@@ -214,16 +190,11 @@ def plot(results: dict[str, dict], file: Path) -> None:
 
 
 def report(settings: EmbeddingBenchmarkArguments, results: dict[str, dict], starts: list[str]) -> str:
-    packages = ("torch", "transformers", "sentence-transformers", "bm25s")
-    versions = ", ".join(f"{name} {version(name)}" for name in packages)
     sections = (
         "# What pretraining and a contrastive stage are worth for retrieval",
         "![scores](embeddings.png)",
-        f"{date.today()}; {os.cpu_count()} cores ({platform.machine()}), float32; Python {platform.python_version()}, "
-        f"{versions}. Not measured on GPU. Command: `python benchmarks/embeddings.py {shlex.join(sys.argv[1:])}`.",
-        "Retrieval (nDCG@10): 1,000 terms, each against 1,000 entries of FOLDOC, and 1,000 sentences, each against "
-        "1,000 definitions of WordNet that no model has seen. `with BM25`: reciprocal rank fusion of both. Similarity: "
-        "Spearman's coefficient of the cosine with what people say of 1,225 pairs of news.",
+        circumstances("embeddings", "bm25s"),
+        f"{TESTS} `with BM25`: reciprocal rank fusion of both. {SIMILARITY}",
         f"Contrastive stage: `configs/embeddings/contrastive.yaml` with `{settings.contrastive}`. Pairs: "
         f"`configs/embeddings/small.yaml` with `{settings.pairs}`. Texts are cut at 64 tokens in training and 128 in "
         f"tests. Rates {', '.join(f'{rate:g}' for rate in settings.learning_rates)} are tried by all, in both stages, "
@@ -243,7 +214,11 @@ def main(args: list[str] | None = None) -> None:
     # 1. Pairs to train on, and others to test on
     split = Path(settings.output_dir) / "data"
     tests = split_pairs(Path(settings.data), split, settings.test_rows)
-    benchmark = Benchmark(settings, tests, describe_pairs(settings, split))
+    stages = {"contrastive": "text_pairs.yaml", "pairs": "small_datasets.yaml"}
+    descriptions = {
+        stage: describe_pairs(name, settings.data, split, settings.text_pairs) for stage, name in stages.items()
+    }
+    benchmark = Benchmark(settings, tests, descriptions)
 
     # 2. Trainings and scores
     jobs = {name: Path(folder) for name, folder in starts.items()} | {RANDOM: first}

@@ -24,9 +24,9 @@ from typing import Annotated
 
 import neobert_hf  # noqa: F401  (registers the architecture)
 from neobert_hf.common.locks import folder_lock
-from neobert_hf.common.settings import Range, check_ranges, parse_config
-from neobert_hf.search.encoder import EmbeddingSettings, PassageEncoder
-from neobert_hf.search.index import Hit, VectorIndex, VectorIndexError, check_identity, open_index
+from neobert_hf.common.settings import PathOrId, Range, check_ranges, parse_config
+from neobert_hf.search.encoder import EmbeddingSettings, PassageEncoder, join_index
+from neobert_hf.search.index import Hit, VectorIndex, VectorIndexError, open_index
 from neobert_hf.search.indexing import SourceSettings, update_index
 
 
@@ -61,7 +61,7 @@ class QuerySettings:
 
     text: list[str] = field(metadata={"help": "one query or several, each in quotes"})
     top_k: Annotated[int, Range(1, 10_000)] = field(default=5, metadata={"help": "passages to show"})
-    model: str | None = field(default=None, metadata={"help": "where the index's model is now, if it was moved"})
+    model: PathOrId | None = field(default=None, metadata={"help": "where the index's model is now, if it was moved"})
     json: bool = field(default=False, metadata={"help": "print one JSON object for each query"})
 
     def __post_init__(self):
@@ -78,10 +78,7 @@ def index_documents(args: list[str]) -> None:
         # 2. The model, which must be that of the index if there is one
         encoder = PassageEncoder(embedding, shared.device, shared.trust_remote_code)
         if index.identity is not None:
-            # A contextual model goes on with the context that its index was made with.
-            if encoder.needs_context and "context" in index.identity:
-                encoder.use_context(index.read_context())
-            check_identity(shared.index, index.identity, encoder.identity)
+            join_index(shared.index, index, encoder)
         for line in encoder.notes():
             print(line, file=sys.stderr)
 
@@ -103,9 +100,7 @@ def answer_queries(args: list[str]) -> None:
             raise VectorIndexError(f"The model {model} of the index {shared.index} is gone: give it by `--model`.")
         embedding = replace(EmbeddingSettings.of_index(index.identity), model=model)
         encoder = PassageEncoder(embedding, shared.device, shared.trust_remote_code)
-        if encoder.needs_context and "context" in index.identity:
-            encoder.use_context(index.read_context())
-        check_identity(shared.index, index.identity, encoder.identity)
+        join_index(shared.index, index, encoder)
 
         # 3. Search
         for line in encoder.notes() + encoder.warnings(settings.text):

@@ -16,8 +16,7 @@ from neobert_hf.search.encoder import EmbeddingSettings, PassageEncoder
 from neobert_hf.search.index import VectorIndex, VectorIndexError
 from neobert_hf.search.lancedb_index import LanceDBIndex
 from tests.helpers.examples import load_example
-from tests.helpers.models import small_model
-from tests.helpers.word_tokenizer import word_tokenizer
+from tests.helpers.search_encoder import save_search_encoder
 
 
 pytest.importorskip("lancedb")
@@ -28,14 +27,9 @@ SIZE = 6
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("contextual_search")
-    tokenizer = word_tokenizer(" ".join(topics.values()).lower(), 600, max_length=64)
-    sizes = {"vocab_size": len(tokenizer), "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 48}
-    small_model(**sizes, pad_token_id=tokenizer.pad_token_id).save_pretrained(folder / "encoder")
-    tokenizer.save_pretrained(folder / "encoder")
+    path = save_search_encoder(folder / "encoder")
     torch.manual_seed(0)
-    model = build_contextual_encoder(
-        str(folder / "encoder"), 64, context_size=SIZE, context_dropout=0.1, soft_prompts=8, text_position=0
-    )
+    model = build_contextual_encoder(path, 64, context_size=SIZE, context_dropout=0.1, soft_prompts=8, text_position=0)
     model.prompts = {"query": "find ", "document": ""}
     model.save_pretrained(str(folder / "model"))
     return folder / "model"

@@ -1,7 +1,5 @@
 """Random settings of search: refused by name, or what brute force finds."""
 
-from pydoc_data.topics import topics
-
 import numpy as np
 import pytest
 import torch
@@ -13,9 +11,8 @@ from transformers import AutoModel, AutoTokenizer
 from neobert_hf.search.encoder import EmbeddingSettings, PassageEncoder
 from neobert_hf.search.index import Passage
 from tests.helpers.examples import load_example
-from tests.helpers.models import small_model
 from tests.helpers.properties import reproducible, settings_with_any_number
-from tests.helpers.word_tokenizer import word_tokenizer
+from tests.helpers.search_encoder import save_search_encoder
 
 
 lancedb_index = pytest.importorskip("neobert_hf.search.lancedb_index", exc_type=ImportError)
@@ -24,13 +21,9 @@ QuerySettings = load_example("semantic_search").QuerySettings
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> str:
-    """An encoder of 64 tokens; Sentence Transformers adds mean pooling."""
+    """Sentence Transformers adds mean pooling."""
     folder = tmp_path_factory.mktemp("encoder")
-    tokenizer = word_tokenizer(" ".join(topics.values()).lower(), 600, max_length=64)
-    sizes = {"vocab_size": len(tokenizer), "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 48}
-    small_model(**sizes, pad_token_id=tokenizer.pad_token_id).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    SentenceTransformer(str(folder), device="cpu").save(str(folder))
+    SentenceTransformer(save_search_encoder(folder), device="cpu").save(str(folder))
     return str(folder)
 
 

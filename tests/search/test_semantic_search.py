@@ -21,9 +21,9 @@ from neobert_hf.search.index import VectorIndexError, open_index
 from neobert_hf.search.lancedb_index import LanceDBIndex
 from neobert_hf.search.passages import split_passages
 from tests.helpers.examples import load_example
-from tests.helpers.models import ROOT, small_model
+from tests.helpers.models import ROOT
 from tests.helpers.other_encoders import save_with_its_own_code
-from tests.helpers.word_tokenizer import word_tokenizer
+from tests.helpers.search_encoder import save_search_encoder
 
 
 pytest.importorskip("lancedb")
@@ -40,14 +40,10 @@ def texts() -> list[str]:
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory) -> Path:
-    """A random encoder of 64 tokens with mean pooling; attention and embeddings are far from uniform."""
+    """With mean pooling."""
     folder = tmp_path_factory.mktemp("model")
-    tokenizer = word_tokenizer(" ".join(topics.values()).lower(), 600, max_length=64)
-    sizes = {"vocab_size": len(tokenizer), "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 48}
-    small_model(**sizes, pad_token_id=tokenizer.pad_token_id).save_pretrained(folder / "encoder")
-    tokenizer.save_pretrained(folder / "encoder")
     # Sentence Transformers adds mean pooling to an encoder.
-    SentenceTransformer(str(folder / "encoder"), device="cpu").save(str(folder / "model"))
+    SentenceTransformer(save_search_encoder(folder / "encoder"), device="cpu").save(str(folder / "model"))
     return folder / "model"
 
 

@@ -24,7 +24,7 @@ from neobert_hf.common.fingerprints import model_files_fingerprint
 from neobert_hf.common.stored_rows import load_rows, store_rows
 from neobert_hf.embeddings.descriptions import PairDataset
 from neobert_hf.embeddings.inference import check_finite
-from neobert_hf.embeddings.mining import prompt_of_helper
+from neobert_hf.embeddings.mining import prompts_of_helper
 from neobert_hf.embeddings.models import load_trained_model
 from neobert_hf.embeddings.recipe import Run
 from neobert_hf.training.run_checkpoints import CheckpointError
@@ -91,10 +91,8 @@ def embed_pairs(pairs: Dataset, description: PairDataset, run: Run) -> tuple[np.
         vectors = normalize(matrix).astype(np.float32)
         return vectors[: len(queries)], vectors[len(queries) :]
     model = load_trained_model(settings.first_model, settings.trust_remote_code)
-    prompts = {"query": description.prompt, "document": description.document_prompt}
     both = []
-    for texts, (kind, prompt) in zip((queries, positives), prompts.items()):
-        prompt = prompt_of_helper("first model", model, prompt, kind)
+    for texts, prompt in zip((queries, positives), prompts_of_helper("first model", model, description)):
         vectors = model.encode(texts, prompt=prompt, normalize_embeddings=True, show_progress_bar=True)
         check_finite(vectors, texts)
         both.append(vectors.astype(np.float32))

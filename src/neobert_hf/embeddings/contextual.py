@@ -23,7 +23,7 @@ from transformers import AutoConfig
 
 from neobert_hf import NeoBERTConfig, NeoBERTContextualConfig, NeoBERTContextualModel
 from neobert_hf.common.token_limits import tokens_read
-from neobert_hf.embeddings.inference import check_encoder, prompt_of
+from neobert_hf.embeddings.inference import check_encoder, check_finite, prompt_of
 
 
 # Which output of the model is the embedding, in the words of Sentence Transformers.
@@ -122,8 +122,7 @@ def embed_context(
     fixed = {"normalize_embeddings": False, "precision": "float32", "convert_to_tensor": True}
     with model.truncate_embeddings(None):
         context = model.encode(drawn, prompt=prompt, **options | fixed).float().cpu()
-    if not context.isfinite().all():
-        raise FloatingPointError("The context is not finite: load the model in float32.")
+    check_finite(context.numpy(), drawn)
     return context.clone()
 
 

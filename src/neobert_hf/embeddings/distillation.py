@@ -45,7 +45,7 @@ from neobert_hf.common.stored_rows import load_rows, store_rows
 from neobert_hf.embeddings.arguments import DenseArguments
 from neobert_hf.embeddings.descriptions import PairDataset
 from neobert_hf.embeddings.inference import check_finite
-from neobert_hf.embeddings.mining import prompt_of_helper
+from neobert_hf.embeddings.mining import prompt_of_helper, prompts_of_helper
 from neobert_hf.embeddings.models import (
     check_prefixes,
     has_classifier,
@@ -112,10 +112,9 @@ class Teacher:
 
     def prompts(self, description: PairDataset) -> list[str]:
         """Before queries, and before documents if it reads them alone: the dataset's if it knows them, or its own."""
-        prompts = [prompt_of_helper("teacher", self.model, description.prompt)]
-        if not self.is_reranker:
-            prompts.append(prompt_of_helper("teacher", self.model, description.document_prompt, "document"))
-        return prompts
+        if self.is_reranker:
+            return [prompt_of_helper("teacher", self.model, description.prompt)]
+        return list(prompts_of_helper("teacher", self.model, description))
 
     def read(self, rows: Dataset, prompts: list[str]) -> list:
         """Embeddings of query and right document, or scores of all documents, for each row.

@@ -78,13 +78,14 @@ def _find_negatives(pairs: Dataset, description: PairDataset, settings: MiningAr
         # The function below takes no prompt for it.
         reranker.prompts["mining"] = prompt_of_helper("reranker", reranker, description.prompt)
         reranker.default_prompt_name = "mining"
+    query_prompt, document_prompt = prompts_of_helper("miner", model, description)
     labelled = mine_hard_negatives(
         pairs.select_columns(["query", "positive"]),
         model,
         cross_encoder=reranker,
         num_negatives=settings.negatives,
-        query_prompt=prompt_of_helper("miner", model, description.prompt),
-        corpus_prompt=prompt_of_helper("miner", model, description.document_prompt, "document"),
+        query_prompt=query_prompt,
+        corpus_prompt=document_prompt,
         relative_margin=settings.relative_margin,
         absolute_margin=settings.absolute_margin,
         # The formats with one row a query drop those with fewer.
@@ -104,6 +105,12 @@ def _name_of_file(pairs: Dataset, description: PairDataset, miner: str, settings
     # What was mined before these could be chosen had the first of them, and is known by a name without them.
     content += filters if filters != [0.05, None, None] else []
     return Hasher.hash(content + ([description.document_prompt] if description.document_prompt else []))
+
+
+def prompts_of_helper(who: str, model: BaseModel, description: PairDataset) -> tuple[str, str]:
+    """What another model puts before the queries of a dataset, and before its documents; see `prompt_of_helper`."""
+    query = prompt_of_helper(who, model, description.prompt)
+    return query, prompt_of_helper(who, model, description.document_prompt, "document")
 
 
 def prompt_of_helper(who: str, model: BaseModel, prompt: str, kind: Literal["query", "document"] = "query") -> str:

@@ -10,7 +10,7 @@ import torch
 from sentence_transformers.sentence_transformer.modules import Pooling
 
 from neobert_hf.common.instructions import Separator, add_prompt, as_prompt, separator_text
-from neobert_hf.common.settings import Count, CountOrZero, check_ranges
+from neobert_hf.common.settings import Count, CountOrZero, PathOrId, check_ranges
 from neobert_hf.embeddings.contextual import context_fingerprint, is_contextual
 from neobert_hf.embeddings.inference import (
     check_finite,
@@ -19,6 +19,7 @@ from neobert_hf.embeddings.inference import (
     note_on_prompt,
     prompt_of,
 )
+from neobert_hf.search.index import VectorIndex, check_identity
 from neobert_hf.search.passages import split_passages
 
 
@@ -26,7 +27,9 @@ from neobert_hf.search.passages import split_passages
 class EmbeddingSettings:
     """How vectors are made. All of this is stored with the index, and queries follow it."""
 
-    model: str = field(metadata={"help": "an embedding model, or an encoder, which gets mean pooling: path or Hub id"})
+    model: PathOrId = field(
+        metadata={"help": "an embedding model, or an encoder, which gets mean pooling: path or Hub id"}
+    )
     passage_tokens: Count | None = field(
         default=None, metadata={"help": "longer documents are cut into passages; what the model reads if unset"}
     )
@@ -158,3 +161,14 @@ class PassageEncoder:
                     f"{limit:,}: its end is not searched for."
                 )
         return lines
+
+
+def join_index(name: str, index: VectorIndex, encoder: PassageEncoder) -> None:
+    """Let an encoder embed for an index that exists: a contextual model with the context that the index was made with.
+
+    Raises:
+        VectorIndexError: if the vectors could not be compared with those of the index.
+    """
+    if encoder.needs_context and "context" in index.identity:
+        encoder.use_context(index.read_context())
+    check_identity(name, index.identity, encoder.identity)

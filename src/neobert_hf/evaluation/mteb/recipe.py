@@ -9,7 +9,7 @@ from mteb.abstasks import AbsTask
 from sentence_transformers import SentenceTransformer
 
 from neobert_hf.common.instructions import Separator, as_prompt, separator_of, separator_text
-from neobert_hf.common.settings import Count, Range, check_ranges, nearest, read_yaml
+from neobert_hf.common.settings import Count, LocalPath, PathOrId, Range, check_ranges, nearest, read_yaml
 from neobert_hf.evaluation.mteb.encoder import TYPES_WITH_QUERIES
 from neobert_hf.evaluation.mteb.local_tasks import read_local_tasks
 from neobert_hf.evaluation.mteb.report import TASK_TYPES
@@ -23,14 +23,14 @@ BENCHMARK = "MTEB(eng, v1)"
 class MTEBSettings:
     """The model, its tasks, and how it encodes."""
 
-    model: str = field(metadata={"help": "folder or Hub name"})
-    output_dir: str = field(metadata={"help": "where results of all models and the report go"})
+    model: PathOrId = field(metadata={"help": "folder or Hub name"})
+    output_dir: LocalPath = field(metadata={"help": "where results of all models and the report go"})
     name: str | None = field(default=None, metadata={"help": "of the model in the report; made from `model` if unset"})
     mteb: bool = field(default=True, metadata={"help": f"the 56 tasks of {BENCHMARK}"})
-    local_tasks: str | None = field(default=None, metadata={"help": "YAML file of tasks on your own data"})
+    local_tasks: LocalPath | None = field(default=None, metadata={"help": "YAML file of tasks on your own data"})
     tasks: list[str] = field(default_factory=list, metadata={"help": "only these of the tasks; all if unset"})
     types: list[str] = field(default_factory=list, metadata={"help": f"only these types: {', '.join(TASK_TYPES)}"})
-    instructions: str | None = field(
+    instructions: LocalPath | None = field(
         default=None, metadata={"help": "YAML file, one for each MTEB task; the model's own prompts if unset"}
     )
     separator: Separator | None = field(
@@ -40,7 +40,7 @@ class MTEBSettings:
     prompt_template: str | None = field(
         default=None, metadata={"help": "in place of `separator`: what stands before a text, with {instruction}"}
     )
-    published: str | None = field(default=None, metadata={"help": "YAML file of rows for the report"})
+    published: LocalPath | None = field(default=None, metadata={"help": "YAML file of rows for the report"})
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = field(
         default="auto", metadata={"help": "of the encoder; bfloat16 on a GPU, float32 on a CPU. Pooling is float32"}
     )
@@ -71,6 +71,11 @@ def benchmark_tasks() -> list[AbsTask]:
 
 # Of a task: its instruction, or one for `query` and one for `document`.
 Instructions = dict[str, str | dict[str, str]]
+
+
+def by_role(entry: str | dict[str, str]) -> dict[str, str]:
+    """The instructions of a task by `query` and `document`: a single one is for queries."""
+    return entry if isinstance(entry, dict) else {"query": entry}
 
 
 def collect_tasks(settings: MTEBSettings) -> tuple[list[AbsTask], Instructions]:
@@ -117,7 +122,7 @@ def read_instructions(file: str, tasks: list[AbsTask]) -> Instructions:
     instructions = read_yaml(file)
     types = {task.metadata.name: task.metadata.type for task in tasks}
     for name, entry in instructions.items():
-        roles = entry if isinstance(entry, dict) else {"query": entry}
+        roles = by_role(entry)
         if not roles.keys() <= {"query", "document"} or not all(isinstance(text, str) for text in roles.values()):
             raise ValueError(
                 f"{file} must hold one `Task: instruction` or `Task: {{query: ..., document: ...}}` a line."
@@ -153,9 +158,7 @@ def build_prompts(
     for task in tasks:
         if task.metadata.name not in instructions:
             continue
-        entry = instructions[task.metadata.name]
-        roles = entry if isinstance(entry, dict) else {"query": entry}
-        instruction = roles.get(role, "").strip()
+        instruction = by_role(instructions[task.metadata.name]).get(role, "").strip()
         prompt = template.replace("{instruction}", instruction) if instruction else ""
         prompts |= {part.metadata.name: prompt for part in (task, *parts_of(task))}
     return prompts

@@ -1,0 +1,76 @@
+"""What the benchmarks of embeddings share: the pairs to train on, and how scores become tables."""
+
+import os
+import platform
+import shlex
+import statistics
+import sys
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+
+from pretraining import ROOT
+
+from neobert_hf.common.atomic_writes import write_text
+from neobert_hf.common.report import mean_interval
+
+
+# Columns of the tables, by the keys of `embedding_scores.evaluate`.
+COLUMNS = {"test FOLDOC": "FOLDOC", "test WordNet": "WordNet", "similarity": "similarity of news"}
+TESTS = (
+    "Retrieval (nDCG@10): 1,000 terms, each against 1,000 entries of FOLDOC, and 1,000 sentences, each against "
+    "1,000 definitions of WordNet that no model has seen."
+)
+SIMILARITY = "Similarity: Spearman's coefficient of the cosine with what people say of 1,225 pairs of news."
+
+
+def describe_pairs(name: str, data: str, split: Path, text_pairs: str | None = None) -> Path:
+    """Write a shipped description with the files of a run, and return where it is.
+
+    Args:
+        name: of the description in configs/embeddings.
+        data: folder with the test sets.
+        split: folder with the pairs that `split_pairs` left to train on.
+        text_pairs: file that make_pairs.py wrote.
+    """
+    text = (ROOT / "configs/embeddings" / name).read_text()
+    if text_pairs is not None:
+        text = text.replace("../../data/text_pairs.parquet", str(Path(text_pairs).resolve()))
+    text = text.replace("../../../shared/data/pairs", str(split.resolve()))
+    file = (split / name).resolve()
+    write_text(file, text.replace("../../../shared/data", str(Path(data).resolve())))
+    return file
+
+
+def development_mean(scores: dict[str, float]) -> float:
+    """What chooses a learning rate."""
+    return statistics.mean(value for key, value in scores.items() if key.startswith("development"))
+
+
+def interval(values: list[float], digits: int = 3) -> str:
+    if len(values) == 1:
+        return f"{values[0]:.{digits}f}"
+    mean, lower, _ = mean_interval(values)
+    return f"{mean:.{digits}f} ± {mean - lower:.{digits}f}"
+
+
+def gain_interval(better: list[dict], worse: list[dict], key: str) -> tuple[float, float, float]:
+    """Mean and 95% interval of what one way of training adds to another, seed by seed."""
+    return mean_interval([first[key] - second[key] for first, second in zip(better, worse)])
+
+
+def gain_cell(better: list[dict], worse: list[dict], key: str) -> str:
+    """As `gain_interval`, and what that says."""
+    mean, lower, upper = gain_interval(better, worse, key)
+    verdict = "better" if lower > 0 else "worse" if upper < 0 else "undecided"
+    return f"{mean:+.3f} ({lower:+.3f} to {upper:+.3f}): {verdict}"
+
+
+def circumstances(script: str, *packages: str) -> str:
+    """When, where, with what and by which command a page was made."""
+    names = ("torch", "transformers", "sentence-transformers", *packages)
+    versions = ", ".join(f"{name} {version(name)}" for name in names)
+    return (
+        f"{date.today()}; {os.cpu_count()} cores ({platform.machine()}), float32; Python {platform.python_version()}, "
+        f"{versions}. Not measured on GPU. Command: `python benchmarks/{script}.py {shlex.join(sys.argv[1:])}`."
+    )
