@@ -4,7 +4,7 @@
 
 Every command runs on small data in processes of its own. A fault counts as survived if the command then ends with the
 files of an undisturbed run, to the bit, or refuses with a message that names the file. Anything else is `wrong`, and
-the exit status is 1. A round takes some five minutes of CPU time.
+the exit status is 1. A round of all commands takes some ten minutes of CPU time.
 """
 
 import argparse
@@ -23,6 +23,7 @@ from pathlib import Path
 from pydoc_data.topics import topics
 
 import yaml
+from sentence_transformers import SentenceTransformer
 
 import tests.conftest  # noqa: F401  Settings of the environment.
 from neobert_hf.common.fingerprints import file_checksum
@@ -30,6 +31,7 @@ from neobert_hf.common.report import markdown_table
 from neobert_hf.training.run_checkpoints import complete_checkpoints
 from tests.helpers import embedding_runs, glue_runs
 from tests.helpers.examples import load_example
+from tests.helpers.models import ROOT
 from tests.helpers.pretraining_runs import small_flags, start, to_flags
 from tests.helpers.small_tokenizer import small_tokenizer
 from tests.helpers.word_tokenizer import word_tokenizer
@@ -80,6 +82,14 @@ def make_material(folder: Path) -> None:
     (folder / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
     pairs = {"source": str(folder / "pairs.jsonl"), "query": "query", "positive": "positive", "instruction": "Find it."}
     (folder / "datasets.yaml").write_text(yaml.safe_dump({"train": {"pairs": pairs}}))
+    # It mines and teaches.
+    SentenceTransformer(str(folder / "encoder"), device="cpu").save(str(folder / "helper"))
+    (folder / "documents").mkdir()
+    for number, text in enumerate(words[:40]):
+        sections = [f"## {' '.join(text[at : at + 3])}\n{' '.join(text[at + 3 : at + 30])}" for at in (0, 30)]
+        (folder / "documents" / f"{number}.md").write_text("\n\n".join(sections))
+    training = {name: value for name, value in embedding_runs.SMALL.items() if name not in ("use_cpu", "bf16")}
+    (folder / "training.yaml").write_text(yaml.safe_dump(training | {"max_steps": 8, "save_steps": 4}))
     (folder / "glue").mkdir()
     glue_runs.write_rows({"sst2": glue_runs.make_rows()["sst2"]}, folder / "glue")
 
@@ -105,6 +115,12 @@ def make_commands(folder: Path) -> dict[str, Command]:
     glue = glue_runs.SMALL | {"model": folder / "glue_encoder", "data_dir": folder / "glue", "task": "sst2"}
     ppl = {"models": f"m={encoder}", "source": text, "sample": 8, "max_documents": 60, "batch_tokens": 64}
     index = {"model": encoder, "source": text, "id_column": "id", "write_every": 4, "device": "cpu"}
+    helper = folder / "helper"
+    taught = dense | {"miner": helper, "negatives": 2, "teacher": helper, "distillation": "kl"}
+    contextual = embedding_runs.SMALL | dense | {"context_size": 8, "mini_batch_size": 3, "first_model": helper}
+    contextual |= {"config": ROOT / "configs" / "embeddings" / "contextual_small.yaml", "save_steps": 4}
+    retrieval = {"documents": folder / "documents", "model": encoder, "training": folder / "training.yaml"}
+    retrieval |= {"held_out": 0.2, "negatives": 2}
     prepared = folder / "prepared"
     changes = {"max_steps": 24, "save_steps": 4, "logging_steps": 5, "dataloader_num_workers": 1, "layout": "packed"}
     pretrain = small_flags(prepared, Path("unused"), **changes)[2:]
@@ -120,6 +136,13 @@ def make_commands(folder: Path) -> dict[str, Command]:
         "pseudo_perplexity": Command("pseudo_perplexity", to_flags(ppl | {"device": "cpu"}), ("*/*/*.jsonl",)),
         "semantic_search": Command(
             "semantic_search", to_flags(index), ("passages.lance",), flag="--index", clean=stored_passages
+        ),
+        "distillation": Command(
+            "finetune_embeddings", embedding_runs.to_flags("dense", taught), ("model/*.safetensors",)
+        ),
+        "train_contextual": Command("train_contextual", to_flags(contextual), ("model/*.safetensors",)),
+        "retrieval_from_documents": Command(
+            "retrieval_from_documents", to_flags(retrieval), ("report.json", "*/model/*.safetensors")
         ),
     }
 
@@ -194,9 +217,24 @@ class Faults:
         self.count(name, "a flipped bit", outcome if named or equal else "wrong", f"{file}: {error}")
 
 
+def damage_stored_rows(faults: Faults, commands: dict[str, Command], whole: dict[str, Path]) -> None:
+    """Twenty bits of what was mined, clustered and taught, each in a run that has half its steps before it."""
+    stored = (("distillation", "mined"), ("distillation", "teacher"), ("train_contextual", "clusters"))
+    for name, place in stored:
+        if name not in whole:
+            continue
+        files = sorted(path.relative_to(whole[name]) for path in (whole[name] / place).rglob("*.parquet"))
+        for number in range(20):
+            folder = faults.new(name)
+            shutil.copytree(whole[name], folder)
+            shutil.rmtree(complete_checkpoints(folder)[-1])
+            shutil.rmtree(folder / "model")
+            faults.flip(name, commands[name], folder, folder / files[number % len(files)])
+
+
 def damage_everything(faults: Faults, commands: dict[str, Command], whole: dict[str, Path], prepared: Path) -> None:
     """A bit in every file of the newest checkpoint, in every shard, in the manifest, and in every result."""
-    for name in ("pretrain", "finetune_embeddings"):
+    for name in sorted({"pretrain", "finetune_embeddings"} & whole.keys()):
         newest = complete_checkpoints(whole[name])[-2]
         for file in sorted(path.relative_to(whole[name]) for path in newest.rglob("*") if path.is_file()):
             folder = faults.new(name)
@@ -204,12 +242,14 @@ def damage_everything(faults: Faults, commands: dict[str, Command], whole: dict[
             shutil.rmtree(complete_checkpoints(folder)[-1])
             shutil.rmtree(folder / "model")
             faults.flip(name, commands[name], folder, folder / file)
-    for file in sorted((prepared / "train").glob("*.*")):
+    damage_stored_rows(faults, commands, whole)
+    for file in sorted((prepared / "train").glob("*.*")) if "pretrain" in whole else ():
         written = file.read_bytes()
         faults.flip("pretrain", commands["pretrain"], faults.new("pretrain"), file)
         file.write_bytes(written)
     for name, pattern in (("run_glue", "*/*/*.json"), ("pseudo_perplexity", "*/*/*.jsonl")):
-        for file in sorted(path.relative_to(whole[name]) for path in whole[name].glob(pattern)) * 5:
+        found = whole[name].glob(pattern) if name in whole else ()
+        for file in sorted(path.relative_to(whole[name]) for path in found) * 5:
             folder = faults.new(name)
             shutil.copytree(whole[name], folder)
             faults.flip(name, commands[name], folder, folder / file)
@@ -219,13 +259,17 @@ def main(args: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=1, help="of kills and concurrent starts of each command")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", nargs="*", default=[], help="commands; all if unset")
     settings = parser.parse_args(args)
+    # Recipes of several steps import others, which pytest finds by its settings.
+    sys.path.insert(0, str(ROOT / "examples"))
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         make_material(folder)
         # The first process also starts the server that all are forked from.
         start([], script="prepare_data").end()
         commands = make_commands(folder)
+        commands = {name: commands[name] for name in settings.only or commands}
         faults = Faults(folder, settings.rounds, settings.seed)
         whole = {}
         for name, command in commands.items():
