@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 import shlex
 import statistics
 import sys
@@ -33,13 +34,12 @@ def describe_pairs(name: str, data: str, split: Path, text_pairs: str | None = N
         split: folder with the pairs that `split_pairs` left to train on.
         text_pairs: file that make_pairs.py wrote.
     """
+    places = {"shared/data/pairs": split, "shared/data": data, "data/text_pairs.parquet": text_pairs or ""}
     text = (ROOT / "configs/embeddings" / name).read_text()
-    if text_pairs is not None:
-        text = text.replace("../../data/text_pairs.parquet", str(Path(text_pairs).resolve()))
-    text = text.replace("../../../shared/data/pairs", str(split.resolve()))
-    file = (split / name).resolve()
-    write_text(file, text.replace("../../../shared/data", str(Path(data).resolve())))
-    return file
+    text = re.sub(rf"[./]*({'|'.join(places)})", lambda found: str(Path(places[found[1]]).resolve()), text)
+    file = split / name
+    write_text(file, text)
+    return file.resolve()
 
 
 def development_mean(scores: dict[str, float]) -> float:
