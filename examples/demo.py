@@ -33,7 +33,7 @@ from neobert_hf.common.atomic_writes import write_json, write_text
 from neobert_hf.common.locks import folder_lock
 from neobert_hf.common.report import Line, Panel, plot_lines
 from neobert_hf.common.sample_text import python_documentation
-from neobert_hf.common.settings import Count, Range, check_ranges, parse_config
+from neobert_hf.common.settings import Count, LocalPath, Range, check_ranges, parse_config
 from neobert_hf.pretraining.shards import load_shards, load_tokenizer
 
 
@@ -45,12 +45,12 @@ QUERY = "Return True if the object is a string."
 
 @dataclass
 class DemoArguments:
-    output_dir: str = field(metadata={"help": "where text, tokenizer, tokens, model and numbers go"})
+    output_dir: LocalPath = field(metadata={"help": "where text, tokenizer, tokens, model and numbers go"})
     vocab_size: Count = field(metadata={"help": "most entries that the tokenizer may have"})
     max_length: Annotated[int, Range(8)] = field(
         metadata={"help": "tokens a sequence; longer documents are cut into several"}
     )
-    pretraining: str = field(metadata={"help": "settings of examples/pretrain.py"})
+    pretraining: LocalPath = field(metadata={"help": "settings of examples/pretrain.py"})
     max_documents: Count | None = field(default=None, metadata={"help": "use only so many documents; all if unset"})
     require_learning: bool = field(
         default=True, metadata={"help": "fail unless the model beats the unigram distribution on held-out text"}

@@ -24,7 +24,7 @@ import yaml
 
 from neobert_hf.common.atomic_writes import write_json, write_text
 from neobert_hf.common.locks import folder_lock
-from neobert_hf.common.settings import Count, Range, check_ranges, parse_config
+from neobert_hf.common.settings import Count, LocalPath, PathOrId, Range, check_ranges, parse_config
 from neobert_hf.common.stored_rows import load_rows
 from neobert_hf.embeddings.arguments import DenseArguments, EmbeddingArguments
 from neobert_hf.evaluation.mteb.report import collect_scores
@@ -35,16 +35,18 @@ from neobert_hf.search.keywords import bm25_ndcg
 class RetrievalArguments:
     """The documents, the encoder, and how much is trained."""
 
-    documents: str = field(metadata={"help": "text or Markdown files, Parquet, JSON lines: a file, pattern or folder"})
-    model: str = field(metadata={"help": "an encoder: path or Hub id"})
-    output_dir: str = field(metadata={"help": "where pairs, models, numbers and the index go"})
+    documents: LocalPath = field(
+        metadata={"help": "text or Markdown files, Parquet, JSON lines: a file, pattern or folder"}
+    )
+    model: PathOrId = field(metadata={"help": "an encoder: path or Hub id"})
+    output_dir: LocalPath = field(metadata={"help": "where pairs, models, numbers and the index go"})
     column: str = field(default="text", metadata={"help": "that holds the text, unless documents are text files"})
     id_column: str | None = field(default=None, metadata={"help": "that tells rows apart, for the index"})
     kinds: list[str] = field(default_factory=lambda: ["title", "sentence"], metadata={"help": "of pairs"})
     held_out: Annotated[float, Range(above=0, below=1)] = field(
         default=0.1, metadata={"help": "share of the documents that nothing is trained on, to evaluate with"}
     )
-    training: str = field(
+    training: LocalPath = field(
         default="configs/embeddings/small.yaml", metadata={"help": "settings of examples/finetune_embeddings.py"}
     )
     max_steps: Count | None = field(
@@ -131,8 +133,8 @@ def describe_pairs(output: Path) -> None:
     columns = {"query": "query", "positive": "positive", "instruction": ""}
     train, held_out = output / "pairs.parquet", output / "pairs_held_out.parquet"
     datasets = {
-        "train": {"documents": {"source": str(train)} | columns},
-        "evaluation": {"retrieval": {"source": str(held_out)} | columns},
+        "train": {"documents": {"source": train.name} | columns},
+        "evaluation": {"retrieval": {"source": held_out.name} | columns},
     }
     write_text(output / "datasets.yaml", yaml.safe_dump(datasets, sort_keys=False))
     # The right text is to be found among those of all documents.

@@ -2,6 +2,7 @@
 
 import ast
 import math
+import re
 from dataclasses import MISSING, fields
 from functools import cache
 from importlib import import_module
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import TrainingArguments
 
-from neobert_hf.common.settings import _declared_range, _parts_of_type
+from neobert_hf.common.settings import IsPath, _declared_range, _parts_of_type
 from neobert_hf.training.arguments import RANGES
 from tests.helpers.examples import load_example
 from tests.helpers.models import ROOT
@@ -69,6 +70,26 @@ def test_every_number_has_a_range(place):
     # Of Sentence Transformers: rates by the name of a parameter, which its Trainer checks.
     bare = [name for name, (allowed, _) in numbers_of(load(*place)).items() if allowed is None]
     assert set(bare) <= {"learning_rate_mapping"}, bare
+
+
+# Whatever these words are said of is a path, and `index` may be the name of a collection of a server.
+PATH_WORDS = re.compile(r"\b(folder|path or|YAML file|Parquet|Hub dataset,|Hub id|embedding model)\b")
+NO_PATHS = {"index", "tag", "repo_id"}
+
+
+@pytest.mark.parametrize("place", CLASSES, ids=lambda place: place[1])
+def test_every_path_is_marked(place):
+    """In a YAML file paths are relative to the file."""
+    cls = load(*place)
+    hints = get_type_hints(cls, include_extras=True)
+    for setting in fields(cls):
+        parts = list(_parts_of_type(hints[setting.name]))
+        text = setting.metadata.get("help") or ""
+        if cls.__module__.startswith("transformers") or str not in parts or setting.name in NO_PATHS:
+            continue
+        own = setting.name in {name for base in cls.__mro__ if "neobert" in base.__module__ for name in vars(base)}
+        if own and PATH_WORDS.search(text):
+            assert any(isinstance(part, IsPath) for part in parts), (setting.name, text)
 
 
 def build(cls: type, name: str, value):

@@ -8,7 +8,16 @@ from typing import Annotated
 import numpy as np
 import pytest
 
-from neobert_hf.common.settings import Range, check_ranges, differences, parse_config, read_yaml
+from neobert_hf.common.settings import (
+    LocalPath,
+    NamedPathOrId,
+    PathOrId,
+    Range,
+    check_ranges,
+    differences,
+    parse_config,
+    read_yaml,
+)
 from neobert_hf.pretraining.preparing import PrepareArguments
 from tests.helpers.examples import load_example
 from tests.helpers.models import ROOT
@@ -116,7 +125,7 @@ def test_every_shipped_config_is_read():
     # What one leaves out the other holds.
     assert settings["data/refinedweb.yaml"].skip_documents == settings["data/refinedweb_validation.yaml"].max_documents
     assert settings["data/refinedweb_validation.yaml"].skip_documents == 0
-    recipes = {"pretrain", "accelerate", "embeddings", "mteb", "glue"}
+    recipes = {"pretrain", "accelerate", "embeddings", "mteb", "glue", "tasks"}
     names = {str(path.relative_to(ROOT / "configs")) for path in (ROOT / "configs").rglob("*.yaml")}
     assert {name for name in names if name.split("/")[0] not in recipes} == set(readers)
 
@@ -247,3 +256,44 @@ def test_a_fingerprint_that_older_versions_did_not_store_is_no_difference():
     assert differences({"seed": 1}, {"seed": 1, "tokenizer_fingerprint": "a"}) == []
     found = differences({"tokenizer_fingerprint": "a"}, {"tokenizer_fingerprint": "b", "seed": 1})
     assert found == [("seed", None, 1), ("tokenizer_fingerprint", "a", "b")]
+
+
+@dataclass
+class Paths:
+    output: LocalPath
+    model: PathOrId = "m"
+    others: list[NamedPathOrId] = field(default_factory=list)
+    several: list[LocalPath] | None = None
+
+
+def test_paths_of_a_file_are_relative_to_it_and_those_of_flags_to_where_one_stands(tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    for folder in ("a/b", "a/model", "runs/model", "here/own"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "a" / "base.yaml").write_text("output: ../runs/x\nmodel: model\nseveral: ['*.txt', /abs]\n")
+    (tmp_path / "a" / "b" / "own.yaml").write_text("extends: ../base.yaml\noutput: y\nothers: [m=../model, n=o/n]\n")
+
+    def read(*args: str) -> Paths:
+        return parse_config(Paths, args=list(args))[0]
+
+    monkeypatch.chdir(tmp_path)
+    expected = Paths("a/b/y", "a/model", ["m=a/model", "n=o/n"], ["a/*.txt", "/abs"])
+    assert read("--config", "a/b/own.yaml") == expected
+    assert read("--config", "a/base.yaml").output == "runs/x"
+    assert read("--config", "a/base.yaml", "--output", "x", "--model", "model").model == "model"
+    monkeypatch.chdir(tmp_path / "here")
+    assert read("--config", "../a/b/own.yaml").output == "../a/b/y"
+    assert read("--config", str(tmp_path / "a" / "b" / "own.yaml")).model == str(tmp_path / "a" / "model")
+
+
+def test_what_lies_only_where_one_stands_is_no_guess(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "runs" / "model").mkdir(parents=True)
+    for text in ("output: runs/model\n", "output: x\nmodel: runs/model\n"):
+        (tmp_path / "configs" / "a.yaml").write_text(text)
+        with pytest.raises(ValueError, match="is 'runs/model'. Paths in a file are relative.*write ../runs/model if"):
+            parse_config(Paths, args=["--config", "configs/a.yaml"])
+    (tmp_path / "configs" / "a.yaml").write_text("output: ./runs/model\nmodel: owner/name\n")
+    found = parse_config(Paths, args=["--config", "configs/a.yaml"])[0]
+    assert (found.output, found.model) == ("configs/runs/model", "owner/name")

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
 
+from neobert_hf.common.settings import parse_config, read_yaml
 from neobert_hf.tasks.classification import Classification, ClassificationSettings
 from neobert_hf.tasks.question_answering import READERS as ASKED
 from neobert_hf.tasks.question_answering import QuestionAnswering, QuestionAnsweringSettings
@@ -15,7 +16,9 @@ from neobert_hf.tasks.token_classification import (
     TokenClassificationSettings,
     read_conll,
 )
+from neobert_hf.training.fine_tuning import FineTuningArguments
 from neobert_hf.training.starting_points import StartingPoint
+from tests.helpers.models import ROOT
 from tests.helpers.task_runs import asked_rows, tagged_rows, text_rows, write_csv, write_squad
 
 
@@ -190,3 +193,25 @@ def test_questions_without_answers():
         QuestionAnswering(settings, splits(train=empty, validation=ASKED_ROWS))
     with pytest.raises(ValueError, match="The split validation has no column 'context'"):
         QuestionAnswering(settings, splits(train=ASKED_ROWS, validation=[{"question": "a", "answers": []}]))
+
+
+CONFIGS = {
+    "classification": ClassificationSettings,
+    "token_classification": TokenClassificationSettings,
+    "question_answering": QuestionAnsweringSettings,
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_shipped_settings_are_the_papers(name, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    flags = ["--config", f"configs/tasks/{name}.yaml", "--use_cpu", "true", "--bf16", "false"]
+    settings, arguments = parse_config(CONFIGS[name], FineTuningArguments, args=flags)
+    assert settings.model == "chandar-lab/NeoBERT" and arguments.output_dir == f"runs/{name}"
+    # A point of the grid, and the defaults of the classes.
+    grid = read_yaml("configs/glue/paper.yaml")
+    assert arguments.learning_rate in grid["learning_rates"] and arguments.weight_decay in grid["weight_decays"]
+    assert arguments.per_device_train_batch_size in grid["batch_sizes"]
+    bare = FineTuningArguments("x", use_cpu=True, bf16=False)
+    for key in ("learning_rate", "weight_decay", "per_device_train_batch_size", "warmup_steps", "layer_decay"):
+        assert getattr(bare, key) == getattr(arguments, key)

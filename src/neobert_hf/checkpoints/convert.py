@@ -34,7 +34,7 @@ from neobert_hf.checkpoints.tensors import (
 )
 from neobert_hf.common.atomic_writes import write_json
 from neobert_hf.common.locks import folder_lock
-from neobert_hf.common.settings import parse_config
+from neobert_hf.common.settings import LocalPath, PathOrId, parse_config
 
 
 # The second is the published one. The third is `state_dict.pt`.
@@ -61,13 +61,15 @@ ORIGINAL_AUTO_MAP = {
 class ConvertSettings:
     """What is converted, and to what."""
 
-    source: str = field(metadata={"help": "DeepSpeed folder, state_dict.pt, safetensors, a folder of these, or Hub id"})
-    output: str = field(metadata={"help": "new folder"})
+    source: PathOrId = field(
+        metadata={"help": "DeepSpeed folder, state_dict.pt, safetensors, a folder of these, or Hub id"}
+    )
+    output: LocalPath = field(metadata={"help": "new folder"})
     to: Layout = field(default="neobert_hf", metadata={"help": "layout of the output"})
-    config: str | None = field(
+    config: PathOrId | None = field(
         default=None, metadata={"help": "config.json, or a folder or Hub id that has one; the source's own if unset"}
     )
-    tokenizer: str | None = field(
+    tokenizer: PathOrId | None = field(
         default=None, metadata={"help": "folder or Hub id; the source's own, if it has one, if unset"}
     )
     tag: str | None = field(

@@ -31,7 +31,7 @@ from neobert_hf.checkpoints.model_folder import (
     new_folder,
 )
 from neobert_hf.common.locks import folder_lock
-from neobert_hf.common.settings import parse_config
+from neobert_hf.common.settings import LocalPath, PathOrId, parse_config
 from neobert_hf.configuration_neobert import NeoBERTConfig
 from neobert_hf.modeling_neobert import (
     NeoBERTForMaskedLM,
@@ -84,8 +84,8 @@ class ExportError(ValueError):
 class ExportSettings:
     """What is exported, and where to. Of a Sentence Transformers model it is the encoder."""
 
-    path: str = field(metadata={"help": "checkpoint: a local folder or a Hub id"})
-    output_dir: str = field(metadata={"help": "folder to write; must not exist yet"})
+    path: PathOrId = field(metadata={"help": "checkpoint: a local folder or a Hub id"})
+    output_dir: LocalPath = field(metadata={"help": "folder to write; must not exist yet"})
     task: str | None = field(
         default=None, metadata={"choices": list(TASKS), "help": "what the checkpoint's config names if unset"}
     )

@@ -38,7 +38,7 @@ from neobert_hf.checkpoints.model_folder import (
 from neobert_hf.common.atomic_writes import write_json
 from neobert_hf.common.locks import folder_lock
 from neobert_hf.common.paths import check_links
-from neobert_hf.common.settings import parse_config
+from neobert_hf.common.settings import LocalPath, PathOrId, parse_config
 
 
 # All that is ever sent; `*` stands for a part of a name. A list of what is forbidden would forget something: keys and
@@ -75,15 +75,17 @@ STALE = [
 class PublishSettings:
     """What is published, where, and what its card tells."""
 
-    checkpoint: str = field(metadata={"help": "folder or Hub id, with safetensors"})
+    checkpoint: PathOrId = field(metadata={"help": "folder or Hub id, with safetensors"})
     repo_id: str = field(metadata={"help": "OWNER/NAME on the Hub"})
-    card: str | None = field(
+    card: LocalPath | None = field(
         default=None, metadata={"help": "YAML file with what the model card shall say: fields of CardFacts"}
     )
-    mteb_results: str | None = field(
+    mteb_results: LocalPath | None = field(
         default=None, metadata={"help": "folder with this model's results of examples/run_mteb.py, for the card"}
     )
-    tokenizer: str | None = field(default=None, metadata={"help": "folder or Hub id; the checkpoint's own if unset"})
+    tokenizer: PathOrId | None = field(
+        default=None, metadata={"help": "folder or Hub id; the checkpoint's own if unset"}
+    )
     onnx: bool = field(default=False, metadata={"help": "add ONNX files"})
     precisions: list[str] | None = field(
         default=None, metadata={"help": "of the ONNX files, as for `neobert-hf export`; all if unset"}
@@ -91,7 +93,7 @@ class PublishSettings:
     public: bool = field(default=False, metadata={"help": "a new repository is private otherwise"})
     revision: str | None = field(default=None, metadata={"help": "branch or refs/pr/N to push to; `main` if unset"})
     pr: bool = field(default=False, metadata={"help": "open a pull request instead of changing `main`"})
-    output_dir: str | None = field(
+    output_dir: LocalPath | None = field(
         default=None, metadata={"help": "keep the built folder here; if it is there, it is sent as it is"}
     )
     dry_run: bool = field(default=False, metadata={"help": "build and check; print what would be sent"})

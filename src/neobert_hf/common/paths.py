@@ -5,6 +5,7 @@ make a command read, copy and publish files of the user that lie elsewhere.
 """
 
 import difflib
+import glob
 import os
 import re
 from collections.abc import Iterable
@@ -85,13 +86,40 @@ def check_file_name(name: object, what: str) -> str:
     return name
 
 
+def can_be_id(name: str) -> bool:
+    """Whether a name has the form of an id of the Hub, `name` or `owner/name`."""
+    parts = name.split("/")
+    return len(parts) < 3 and all(parts) and parts[0][0] not in ".~" and not set("*?[\\") & set(name)
+
+
 def looks_like_path(name: str) -> bool:
-    """Whether a name can be no id of the Hub, which is `name` or `owner/name`; or begins with a folder that is here."""
+    """Whether a name can be no id of the Hub, or is or begins with a folder that is here."""
     first, slash, _ = name.partition("/")
-    odd = (
-        name.startswith((".", "~", "/")) or name.endswith("/") or name.count("/") > 1 or bool(set("*?[\\") & set(name))
-    )
-    return odd or Path(name).exists() or (bool(slash) and Path(first).is_dir())
+    return not can_be_id(name) or Path(name).exists() or (bool(slash) and Path(first).is_dir())
+
+
+def beside_file(file: str | Path, name: str, setting: str, or_id: bool) -> str:
+    """The path that a YAML file names: relative to that file, wherever one stands.
+
+    Args:
+        setting: what names it, for the message.
+        or_id: whether it may be an id of the Hub as well, which it is if nothing of that name lies beside the file.
+
+    Raises:
+        ValueError: if nothing lies there, and something where one stands.
+    """
+    if not name or os.path.isabs(os.path.expanduser(name)):
+        return os.path.expanduser(name)
+    path = os.path.normpath(os.path.join(os.path.dirname(file), name))
+    if os.path.exists(path) or glob.glob(path, recursive=True):
+        return path
+    if not name.startswith(".") and (os.path.exists(name) or glob.glob(name, recursive=True)):
+        from_file = os.path.relpath(name, os.path.dirname(file) or ".")
+        raise ValueError(
+            f"{file}: `{setting}` is {name!r}. Paths in a file are relative to the file, and {path} does not exist: "
+            f"write {from_file} if you mean the one in {os.getcwd()}, and ./{name} if the other one."
+        )
+    return name if or_id and can_be_id(name) else path
 
 
 def check_exists(name: str, setting: str) -> None:

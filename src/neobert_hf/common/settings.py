@@ -18,6 +18,8 @@ from huggingface_hub.dataclasses import validate_typed_dict
 from huggingface_hub.errors import StrictDataclassFieldValidationError
 from transformers import HfArgumentParser
 
+from neobert_hf.common.paths import beside_file
+
 
 @dataclass(frozen=True)
 class Range:
@@ -51,6 +53,33 @@ class Range:
         given = [text.format(limit) for text, limit in limits.items() if limit is not None]
         return " and ".join(given) or "finite"
 
+
+@dataclass(frozen=True)
+class IsPath:
+    """Marks settings that are paths: in a YAML file they are relative to the file, see `beside_file`.
+
+    Args:
+        or_id: they may be ids of the Hub as well.
+        named: they are written `name=path`.
+    """
+
+    or_id: bool = False
+    named: bool = False
+
+    def resolve(self, file: str, name: str, value: Any) -> Any:
+        if isinstance(value, list):
+            return [self.resolve(file, name, item) for item in value]
+        if not isinstance(value, str):
+            return value
+        first, equals, path = value.partition("=") if self.named else ("", "", value)
+        return first + equals + beside_file(file, path, name, self.or_id)
+
+
+LocalPath = Annotated[str, IsPath()]
+PathOrId = Annotated[str, IsPath(or_id=True)]
+NamedPathOrId = Annotated[str, IsPath(or_id=True, named=True)]
+# Of the arguments that recipes inherit from Transformers.
+INHERITED_PATHS = {"output_dir": IsPath(), "logging_dir": IsPath()}
 
 Count = Annotated[int, Range(1)]
 CountOrZero = Annotated[int, Range(0)]
@@ -92,7 +121,11 @@ def _fits(item: Any, types: list, allowed: Range) -> bool:
 
 
 def _declared_range(hint: Any) -> Range | None:
-    return next((part for part in _parts_of_type(hint) if isinstance(part, Range)), None)
+    return _part_of_type(hint, Range)
+
+
+def _part_of_type(hint: Any, kind: type) -> Any:
+    return next((part for part in _parts_of_type(hint) if isinstance(part, kind)), None)
 
 
 def _parts_of_type(hint: Any) -> Iterator[Any]:
@@ -119,6 +152,8 @@ def parse_config(
     prog: str | None = None,
 ) -> tuple[Any, ...]:
     """Fill dataclasses: their defaults, then `--config FILE.yaml` (flat keys), then the other command-line flags.
+
+    Paths in a file are relative to that file (`LocalPath`, `PathOrId`), those of flags to the current folder.
 
     A file may begin with `extends: OTHER.yaml`, relative to itself: its keys override those of the other.
 
@@ -156,7 +191,8 @@ def parse_config(
     ranges = {name: found for name, hint in annotated.items() if (found := _declared_range(hint))}
     hints = {action.dest: hints[action.dest] for action in parser._actions if action.dest in hints}
     path = config.parse_known_args(args)[0].settings_file
-    values = _read_settings(path, hints) if path is not None else {}
+    marks = {name: mark for name, hint in annotated.items() if (mark := _part_of_type(hint, IsPath))}
+    values = _read_settings(path, hints, INHERITED_PATHS | marks) if path is not None else {}
     parser.set_defaults(**values)
     for action in parser._actions:
         action.required = action.required and action.dest not in values
@@ -216,17 +252,24 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     return content
 
 
-def _read_settings(path: str, hints: dict[str, Any], children: tuple[str, ...] = ()) -> dict[str, Any]:
+def _read_settings(
+    path: str, hints: dict[str, Any], marks: dict[str, IsPath], children: tuple[str, ...] = ()
+) -> dict[str, Any]:
     """The checked settings of a file, on top of those of the file that it extends."""
     values = read_yaml(path)
     if "extends" not in values:
-        return _check_values(path, values, hints)
+        return _resolve(path, _check_values(path, values, hints), marks)
     if not isinstance(parent := values.pop("extends"), str):
         raise ValueError(f"{path}: `extends` is {parent!r}; it must name another YAML file.")
     parent, children = os.path.join(os.path.dirname(path), parent), (*children, os.path.realpath(path))
     if os.path.realpath(parent) in children:
         raise ValueError(f"{path} extends {parent}, which extends it in turn.")
-    return _read_settings(parent, hints, children) | _check_values(path, values, hints)
+    own = _resolve(path, _check_values(path, values, hints), marks)
+    return _read_settings(parent, hints, marks, children) | own
+
+
+def _resolve(path: str, values: dict[str, Any], marks: dict[str, IsPath]) -> dict[str, Any]:
+    return {name: marks[name].resolve(path, name, value) if name in marks else value for name, value in values.items()}
 
 
 def _check_values(path: str, values: dict[str, Any], hints: dict[str, Any]) -> dict[str, Any]:

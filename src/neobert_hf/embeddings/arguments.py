@@ -6,7 +6,17 @@ from typing import Annotated
 
 from sentence_transformers import SentenceTransformerTrainingArguments
 
-from neobert_hf.common.settings import Count, CountOrZero, NotNegative, Positive, Range, Share, check_ranges
+from neobert_hf.common.settings import (
+    Count,
+    CountOrZero,
+    LocalPath,
+    NotNegative,
+    PathOrId,
+    Positive,
+    Range,
+    Share,
+    check_ranges,
+)
 from neobert_hf.training.arguments import check_fixed, check_inherited
 
 
@@ -63,8 +73,8 @@ class EmbeddingArguments(SentenceTransformerTrainingArguments):
 class RecipeArguments:
     """What is trained, on which data."""
 
-    model: str = field(metadata={"help": "an encoder: path or Hub id"})
-    datasets: str = field(metadata={"help": "YAML file that describes the datasets"})
+    model: PathOrId = field(metadata={"help": "an encoder: path or Hub id"})
+    datasets: LocalPath = field(metadata={"help": "YAML file that describes the datasets"})
     only: list[str] = field(default_factory=list, metadata={"help": "use these datasets of the file; all if empty"})
     max_length: Annotated[int, Range(3)] = field(default=1024, metadata={"help": "tokens; longer texts are cut"})
     max_negatives: CountOrZero | None = field(default=None, metadata={"help": "hard negatives of a row; all if unset"})
@@ -84,7 +94,7 @@ class MiningArguments(RecipeArguments):
     The two margins and the cross-encoder are called as in Sentence Transformers' `mine_hard_negatives`.
     """
 
-    miner: str | None = field(
+    miner: PathOrId | None = field(
         default=None, metadata={"help": "embedding model that finds hard negatives where a dataset has none"}
     )
     relative_margin: Share = field(
@@ -98,7 +108,7 @@ class MiningArguments(RecipeArguments):
         default=None,
         metadata={"help": "with `miner`: leave out what scores less than this below the right document, too"},
     )
-    cross_encoder: str | None = field(
+    cross_encoder: PathOrId | None = field(
         default=None,
         metadata={"help": "with `miner`: reranker whose scores take the miner's place in both margins"},
     )
@@ -131,7 +141,7 @@ class LoraArguments(RecipeArguments):
 class DistillationArguments(RecipeArguments):
     """From which model is learned, and what of it; see `distillation.py`."""
 
-    teacher: str | None = field(
+    teacher: PathOrId | None = field(
         default=None, metadata={"help": "embedding model or reranker whose scores or embeddings are learned"}
     )
     distillation: str | None = field(
@@ -144,7 +154,7 @@ class DistillationArguments(RecipeArguments):
     contrastive_weight: NotNegative | None = field(
         default=None, metadata={"help": "of the contrastive loss beside distillation; none if unset"}
     )
-    teacher_dir: str | None = field(
+    teacher_dir: LocalPath | None = field(
         default=None, metadata={"help": "where the teacher's results are kept; `output_dir`/teacher if unset"}
     )
 
@@ -180,7 +190,7 @@ class DenseArguments(DistillationArguments, LoraArguments, MiningArguments):
     matryoshka_dims: list[Count] = field(
         default_factory=list, metadata={"help": "train these prefixes of the embeddings as well"}
     )
-    guide: str | None = field(
+    guide: PathOrId | None = field(
         default=None, metadata={"help": "embedding model that tells which texts of a batch are no negatives (GIST)"}
     )
     negatives: Count | None = field(default=None, metadata={"help": "with `miner`: of a row, at most so many"})

@@ -6,7 +6,7 @@ from typing import Annotated
 import torch
 from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 
-from neobert_hf.common.settings import Count, CountOrZero, Positive, Range
+from neobert_hf.common.settings import Count, CountOrZero, PathOrId, Positive, Range
 from neobert_hf.embeddings.arguments import RecipeArguments
 from neobert_hf.embeddings.batches import ContrastiveCollator
 from neobert_hf.embeddings.clusters import CLUSTER, VECTORS, ClusterBatchSampler
@@ -36,7 +36,7 @@ class ContextualArguments(RecipeArguments):
     text_position: CountOrZero = field(
         default=0, metadata={"help": "of a text's first token: 0 (ours) or `context_size` (reference code)"}
     )
-    first_model: str | None = field(
+    first_model: PathOrId | None = field(
         default=None, metadata={"help": "embedding model that finds clusters and false negatives; TF-IDF if unset"}
     )
     false_negative_margin: Annotated[float, Range(-2, 2)] | None = field(

@@ -12,7 +12,7 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedTokenizerBase
 
 from neobert_hf.common.instructions import as_prompt, separator_text
-from neobert_hf.common.paths import check_file_name
+from neobert_hf.common.paths import beside_file, check_file_name
 from neobert_hf.common.settings import nearest, read_yaml
 
 
@@ -171,12 +171,12 @@ def _read_dataset(path: str, name: str, entry: Any, separator: str) -> PairDatas
         raise ValueError(f"{where} has an instruction and no data: add `source`, `query` and `positive`.")
     if table and parts:
         raise ValueError(f"{where}: {min(table)!r} stands beside `parts`; put it into each of them.")
-    tables = [_read_part(where, part) for part in parts or [table]]
+    tables = [_read_part(path, where, part) for part in parts or [table]]
     texts = {"document_instruction": document_instruction.strip(), "separator": separator}
     return PairDataset(name, instruction.strip(), tables, batch_size, default, **texts)
 
 
-def _read_part(where: str, entry: Any) -> Part:
+def _read_part(path: str, where: str, entry: Any) -> Part:
     """A table from its keys, whose types are checked by the class."""
     known = [key.name for key in fields(Part)]
     for key in _mapping(f"{where}, an item of `parts`", entry):
@@ -187,9 +187,13 @@ def _read_part(where: str, entry: Any) -> Part:
     # YAML gives an int where a float was meant.
     above = {column: float(number) if type(number) is int else number for column, number in above.items()}
     try:
-        return Part(**entry | {"above": above, "lookups": lookups})
+        part = Part(**entry | {"above": above, "lookups": lookups})
     except (StrictDataclassError, TypeError, ValueError) as error:
         raise ValueError(f"{where}: {error}") from error
+    for table in (part, *part.lookups.values()):
+        if table.source is not None:
+            table.source = beside_file(path, table.source, "source", or_id=True)
+    return part
 
 
 def _mapping(where: str, value: Any) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from typing import Annotated
 from datasets import Dataset, DatasetDict, Features, Value
 
 from neobert_hf.common.fingerprints import texts_checksum
-from neobert_hf.common.settings import Range, check_ranges
+from neobert_hf.common.settings import LocalPath, PathOrId, Range, check_ranges
 from neobert_hf.common.text_sources import stream_text
 
 
@@ -40,8 +40,8 @@ MOST_WORDS_OF_TITLE = 15
 class TextPairSettings:
     """Where raw text comes from, and which pairs are made of it."""
 
-    source: str = field(metadata={"help": "text files, Parquet, JSON lines, or a Hub dataset"})
-    output: str = field(metadata={"help": "Parquet file of query, positive and kind"})
+    source: PathOrId = field(metadata={"help": "text files, Parquet, JSON lines, or a Hub dataset"})
+    output: LocalPath = field(metadata={"help": "Parquet file of query, positive and kind"})
     column: str = field(default="text", metadata={"help": "that holds the text"})
     split: str = field(default="train", metadata={"help": "of a Hub dataset"})
     subset: str | None = field(default=None, metadata={"help": "configuration of a Hub dataset that has several"})

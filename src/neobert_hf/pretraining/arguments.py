@@ -5,7 +5,17 @@ from typing import Annotated, Literal
 
 from transformers import TrainingArguments
 
-from neobert_hf.common.settings import Count, CountOrZero, NotNegative, Positive, Range, Share, check_ranges
+from neobert_hf.common.settings import (
+    Count,
+    CountOrZero,
+    LocalPath,
+    NotNegative,
+    PathOrId,
+    Positive,
+    Range,
+    Share,
+    check_ranges,
+)
 from neobert_hf.pretraining.collator import Layout
 from neobert_hf.training.arguments import check_fixed, check_inherited
 
@@ -63,10 +73,12 @@ class ModelArguments:
 class DataArguments:
     """What is read, and how it becomes micro-batches."""
 
-    train_data: str = field(metadata={"help": "folder that prepare_data.py wrote"})
+    train_data: LocalPath = field(metadata={"help": "folder that prepare_data.py wrote"})
     max_length: Annotated[int, Range(8)] = field(metadata={"help": "tokens; longer documents are cut"})
-    validation_data: str | None = field(default=None, metadata={"help": "held-out folder that prepare_data.py wrote"})
-    init_from: str | None = field(
+    validation_data: LocalPath | None = field(
+        default=None, metadata={"help": "held-out folder that prepare_data.py wrote"}
+    )
+    init_from: PathOrId | None = field(
         default=None, metadata={"help": "start from this run, checkpoint or model instead of random weights"}
     )
     continue_optimizer: bool = field(default=False, metadata={"help": "with init_from: its optimizer state, too"})

@@ -25,7 +25,7 @@ from transformers import PreTrainedTokenizerFast
 from neobert_hf.common import tokenizers
 from neobert_hf.common.atomic_writes import remove, replace_folder, write_json
 from neobert_hf.common.fingerprints import texts_checksum, tokenizer_fingerprint
-from neobert_hf.common.settings import Count, CountOrZero, Range, check_ranges, differences
+from neobert_hf.common.settings import Count, CountOrZero, LocalPath, PathOrId, Range, check_ranges, differences
 from neobert_hf.common.text_sources import describe_files, files_state, stream_text
 from neobert_hf.pretraining.encoding import encode
 from neobert_hf.pretraining.shards import (
@@ -48,9 +48,11 @@ RECORD = {"shard", "source_documents", "dropped_short", "length_histogram", "sta
 
 @dataclass
 class PrepareArguments:
-    source: str = field(metadata={"help": "a Hub dataset, or a local file, pattern or folder (Parquet, JSONL, text)"})
-    tokenizer: str = field(metadata={"help": "folder or Hub name of the tokenizer"})
-    output_dir: str = field(metadata={"help": "the folder to prepare"})
+    source: PathOrId = field(
+        metadata={"help": "a Hub dataset, or a local file, pattern or folder (Parquet, JSONL, text)"}
+    )
+    tokenizer: PathOrId = field(metadata={"help": "folder or Hub name of the tokenizer"})
+    output_dir: LocalPath = field(metadata={"help": "the folder to prepare"})
     column: str = field(default="text", metadata={"help": "column that holds the text"})
     split: str = field(default="train", metadata={"help": "split of the dataset; local files are all `train`"})
     subset: str | None = field(default=None, metadata={"help": "configuration of a Hub dataset that has several"})

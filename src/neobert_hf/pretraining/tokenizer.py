@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from tqdm import tqdm
 from transformers import BertTokenizer, PreTrainedTokenizerFast
 
-from neobert_hf.common.settings import Count, Range, check_ranges
+from neobert_hf.common.settings import Count, LocalPath, PathOrId, Range, check_ranges
 from neobert_hf.common.text_sources import stream_text
 from neobert_hf.common.tokenizers import check_tokenizer
 
@@ -21,8 +21,10 @@ WORDPIECE_RESERVED = ["[PAD]", *(f"[unused{number}]" for number in range(99)), "
 
 @dataclass
 class TokenizerArguments:
-    source: str = field(metadata={"help": "a Hub dataset, or a local file, pattern or folder (Parquet, JSONL, text)"})
-    output_dir: str = field(metadata={"help": "the folder of the tokenizer; must not exist"})
+    source: PathOrId = field(
+        metadata={"help": "a Hub dataset, or a local file, pattern or folder (Parquet, JSONL, text)"}
+    )
+    output_dir: LocalPath = field(metadata={"help": "the folder of the tokenizer; must not exist"})
     column: str = field(default="text", metadata={"help": "column that holds the text"})
     split: str = field(default="train", metadata={"help": "split of the dataset; local files are all `train`"})
     subset: str | None = field(default=None, metadata={"help": "configuration of a Hub dataset that has several"})

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from tqdm import tqdm
 
-from neobert_hf.common.settings import Count, check_ranges
+from neobert_hf.common.settings import Count, PathOrId, check_ranges
 from neobert_hf.common.text_sources import local_files, stream_documents
 from neobert_hf.embeddings.contextual import embed_context
 from neobert_hf.search.encoder import PassageEncoder
@@ -20,7 +20,7 @@ from neobert_hf.search.index import Passage, VectorIndex
 class SourceSettings:
     """What is indexed, and in what portions."""
 
-    source: str = field(metadata={"help": "text or Markdown files, Parquet, JSON lines, or a Hub dataset"})
+    source: PathOrId = field(metadata={"help": "text or Markdown files, Parquet, JSON lines, or a Hub dataset"})
     name: str | None = field(
         default=None,
         metadata={"help": "of the source in the index: what was indexed under it and is gone is removed. Its path"},

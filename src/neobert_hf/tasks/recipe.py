@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase, set_seed
 from neobert_hf.common.atomic_writes import write_json, write_text
 from neobert_hf.common.fingerprints import data_fingerprint, reading_fingerprint
 from neobert_hf.common.report import markdown_table
-from neobert_hf.common.settings import Range, check_ranges, parse_config
+from neobert_hf.common.settings import LocalPath, PathOrId, Range, check_ranges, parse_config
 from neobert_hf.common.token_limits import tokens_read
 from neobert_hf.tasks.rows import CSV_READERS, Reader, read_splits
 from neobert_hf.training.arguments import result_settings
@@ -31,13 +31,15 @@ from neobert_hf.training.starting_points import StartingPoint, build_model, task
 class TaskSettings:
     """What is trained, on which rows."""
 
-    model: str = field(metadata={"help": "an encoder: path or Hub id"})
-    data: str = field(
+    model: PathOrId = field(metadata={"help": "an encoder: path or Hub id"})
+    data: PathOrId = field(
         metadata={"help": "a Hub dataset, a folder with train.*, validation.* and test.*, or the training file"}
     )
     subset: str | None = field(default=None, metadata={"help": "configuration of a Hub dataset that has several"})
-    validation_data: str | None = field(default=None, metadata={"help": "file, in place of what `data` has for it"})
-    test_data: str | None = field(default=None, metadata={"help": "file, in place of what `data` has for it"})
+    validation_data: LocalPath | None = field(
+        default=None, metadata={"help": "file, in place of what `data` has for it"}
+    )
+    test_data: LocalPath | None = field(default=None, metadata={"help": "file, in place of what `data` has for it"})
     validation_share: Annotated[float, Range(above=0, below=1)] = field(
         default=0.1, metadata={"help": "of the training rows, held out where nothing is for validation"}
     )

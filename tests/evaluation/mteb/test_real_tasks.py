@@ -103,7 +103,7 @@ def evaluate_real_tasks(names: list[str] | None, model: str, output: Path, monke
     flags = ["--config", str(CONFIGS / "eng_v1.yaml"), "--output_dir", str(output), "--name", "m"]
     for file in ("instructions", "published"):
         name = yaml.safe_load((CONFIGS / "eng_v1.yaml").read_text())[file]
-        flags += [f"--{file}", str(ROOT / name)]
+        flags += [f"--{file}", str(CONFIGS / name)]
     run_mteb.main(["--model", model, *flags, *(["--tasks", *names] if names else [])])
     return json.loads((output / "report.json").read_text())["models"]["m"], prompts
 

@@ -11,7 +11,16 @@ from transformers import set_seed
 from neobert_hf.common.fingerprints import data_fingerprint, reading_fingerprint
 from neobert_hf.common.locks import folder_lock
 from neobert_hf.common.results import ResultError, write_result
-from neobert_hf.common.settings import Count, CountOrZero, NotNegative, Range, check_ranges, nearest
+from neobert_hf.common.settings import (
+    Count,
+    CountOrZero,
+    LocalPath,
+    NotNegative,
+    PathOrId,
+    Range,
+    check_ranges,
+    nearest,
+)
 from neobert_hf.common.token_limits import tokens_read
 from neobert_hf.evaluation.glue.models import build_classifier
 from neobert_hf.evaluation.glue.results import RUN_ARGUMENTS, Results
@@ -28,13 +37,15 @@ from neobert_hf.training.trainer import Diverged
 class GlueSettings:
     """What is trained, on which tasks, with which hyperparameters."""
 
-    model: str = field(metadata={"help": "an encoder: path or Hub id; with `average_checkpoints` the folder of a run"})
+    model: PathOrId = field(
+        metadata={"help": "an encoder: path or Hub id; with `average_checkpoints` the folder of a run"}
+    )
     task: list[str] = field(
         metadata={"help": "names from `task_config`, or `all` but those that it trains only when named"}
     )
-    task_config: str = field(metadata={"help": "YAML file of tasks"})
+    task_config: LocalPath = field(metadata={"help": "YAML file of tasks"})
     name: str | None = field(default=None, metadata={"help": "of the model in the report; made from `model` if unset"})
-    data_dir: str | None = field(
+    data_dir: LocalPath | None = field(
         default=None, metadata={"help": "folder with the tasks as TSV, Parquet or JSON lines, instead of the Hub"}
     )
     max_length: Annotated[int, Range(8)] = field(
@@ -47,7 +58,7 @@ class GlueSettings:
     average_checkpoints: CountOrZero = field(
         default=0, metadata={"help": "start from the mean of the last so many checkpoints of the run `model`"}
     )
-    hyperparameters: str | None = field(default=None, metadata={"help": "YAML file with those of each task"})
+    hyperparameters: LocalPath | None = field(default=None, metadata={"help": "YAML file with those of each task"})
     seeds: list[Annotated[int, Range(0, 2**32 - 1)]] = field(
         default_factory=lambda: [0], metadata={"help": "one run each"}
     )
@@ -56,7 +67,7 @@ class GlueSettings:
     learning_rates: list[NotNegative] = field(default_factory=list, metadata={"help": "of the grid"})
     weight_decays: list[NotNegative] = field(default_factory=list, metadata={"help": "of the grid"})
     shard: str | None = field(default=None, metadata={"help": "k/n: the k-th of n machines or jobs"})
-    published: str | None = field(default=None, metadata={"help": "YAML file of rows for the report"})
+    published: LocalPath | None = field(default=None, metadata={"help": "YAML file of rows for the report"})
     trust_remote_code: bool = field(default=False, metadata={"help": "run code from the model's repository"})
 
     def __post_init__(self):

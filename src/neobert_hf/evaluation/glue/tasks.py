@@ -13,7 +13,7 @@ from datasets import ClassLabel, Dataset, DatasetDict, Value
 from huggingface_hub.dataclasses import strict
 from huggingface_hub.errors import StrictDataclassError
 
-from neobert_hf.common.paths import check_file_name
+from neobert_hf.common.paths import beside_file, check_exists, check_file_name
 from neobert_hf.common.settings import nearest, read_yaml
 from neobert_hf.common.text_sources import load_table
 from neobert_hf.training.metrics import CLASSIFICATION, CORRELATIONS
@@ -95,6 +95,7 @@ def read_tasks(path: str) -> dict[str, GlueTask]:
                 raise ValueError(f"{path}, task {name} has no meaning for the key {key!r}{nearest(str(key), known)}")
         try:
             tasks[name] = GlueTask(name=name, **entry)
+            tasks[name].source = beside_file(path, tasks[name].source, "source", or_id=True)
         except (StrictDataclassError, TypeError, ValueError) as error:
             raise ValueError(f"{path}, task {name}: {error}") from error
     for task in tasks.values():
@@ -132,6 +133,7 @@ def _load_split(task: GlueTask, data_dir: str | None, split: str) -> Dataset:
         folder = Path(task.source) if data_dir is None else Path(data_dir) / task.name
         table, place = _load_files(task.name, folder, split, tsv)
     else:
+        check_exists(task.source, f"source of the task {task.name}")
         table, place = load_table(task.name, task.source, task.subset, split), f"{task.source}, split {split}"
     return _check(task, table, columns, f"Task {task.name} ({place})")
 

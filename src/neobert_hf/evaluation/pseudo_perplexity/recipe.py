@@ -12,7 +12,7 @@ from tqdm import tqdm
 from transformers import AutoConfig, AutoModelForMaskedLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from neobert_hf.common.paths import check_file_name
-from neobert_hf.common.settings import Count, CountOrZero, Range, check_ranges
+from neobert_hf.common.settings import Count, CountOrZero, LocalPath, NamedPathOrId, PathOrId, Range, check_ranges
 from neobert_hf.common.text_sources import stream_text
 from neobert_hf.common.tokenizers import load_tokenizer
 from neobert_hf.evaluation.pseudo_perplexity.report import score_texts
@@ -31,9 +31,9 @@ from neobert_hf.evaluation.pseudo_perplexity.scoring import (
 
 @dataclass
 class PseudoPerplexityArguments:
-    models: list[str] = field(metadata={"help": "name=path or name=Hub id of each masked language model"})
-    source: str = field(metadata={"help": "text or Markdown files, Parquet, JSON lines, or a Hub dataset"})
-    output_dir: str = field(metadata={"help": "where losses, scores and the plot go"})
+    models: list[NamedPathOrId] = field(metadata={"help": "name=path or name=Hub id of each masked language model"})
+    source: PathOrId = field(metadata={"help": "text or Markdown files, Parquet, JSON lines, or a Hub dataset"})
+    output_dir: LocalPath = field(metadata={"help": "where losses, scores and the plot go"})
     text_column: str = field(default="text", metadata={"help": "that holds the text"})
     split: str = field(default="train", metadata={"help": "of a Hub dataset"})
     subset: str | None = field(default=None, metadata={"help": "configuration of a Hub dataset that has several"})
