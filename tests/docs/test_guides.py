@@ -14,6 +14,7 @@ PRETRAINING = (
     "--max_steps 2 --warmup_steps 0 --num_hidden_layers 1 --hidden_size 48 --max_length 32 --micro_batch_tokens 64 "
     "--global_batch_tokens 64 --eval_steps 2 --report_to none"
 )
+TASK = "--max_length 32 --max_steps 2 --eval_steps 1 --per_device_train_batch_size 4"
 REDUCED = {
     "prepare_data": "--num_proc 1",
     "pretrain": PRETRAINING,
@@ -21,6 +22,9 @@ REDUCED = {
     "train_contextual": "--max_steps 2 --eval_steps 2 --context_size 4 --mini_batch_size 4 --report_to none "
     "--per_device_train_batch_size 8",
     "run_glue": "--max_length 32 --num_train_epochs 1 --max_steps 2 --eval_steps 1 --report_to none",
+    "run_classification": TASK,
+    "run_token_classification": TASK,
+    "run_question_answering": f"{TASK} --max_length 64 --stride 1",
     "pseudo_perplexity": "--lengths 16 32 --min_tokens 32 --max_documents 2 --sample 2",
 }
 # The recipes for other kinds of models have tests of their own, with runs.
@@ -58,6 +62,14 @@ def test_contextual_embeddings(guide_runner, workplace, capsys):
 def test_classify(guide_runner, capsys):
     run(guide_runner, "guides/classify.md")
     assert "{'label': '" in capsys.readouterr().out
+
+
+def test_tag_and_answer(guide_runner, workplace, capsys):
+    run(guide_runner, "guides/tag.md")
+    run(guide_runner, "guides/answer.md")
+    printed = capsys.readouterr().out
+    assert "| operator |" in printed and "| validation | 24 |" in printed
+    assert (workplace / "runs/returned/answers_validation.json").is_file()
 
 
 def test_pretrain_and_adapt(guide_runner, workplace):

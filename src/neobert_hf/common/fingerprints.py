@@ -13,6 +13,8 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.utils import cached_file
 
+from neobert_hf.common.paths import check_exists
+
 
 # Of a checkpoint's folder: what the weights, the architecture and the ids of texts depend on.
 CHECKPOINT_FILES = ("*.safetensors", "pytorch_model*.bin", "config.json", "tokenizer.json")
@@ -69,6 +71,7 @@ def checkpoint_fingerprint(model: str, patterns: Iterable[str] = CHECKPOINT_FILE
     if folder.is_dir():
         files = [file for pattern in patterns for file in folder.glob(pattern)]
         return files_fingerprint({str(file.relative_to(folder)): file for file in files})
+    check_exists(model, "model")
     # The cache keeps each commit in a folder of its own.
     return Path(cached_file(model, "config.json")).parent.name
 

@@ -10,6 +10,8 @@ from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from neobert_hf.common.paths import check_exists
+
 
 # How many entries of a vocabulary are tried.
 TRIED = 500
@@ -31,6 +33,7 @@ def load_tokenizer(name_or_path: str | Path, vocab_size: int | None = None, **op
         OSError: if there is no such folder or repository.
         ValueError: if the tokenizer cannot be read, has no vocabulary or does not fit.
     """
+    check_exists(str(name_or_path), "model or tokenizer")
     try:
         tokenizer = AutoTokenizer.from_pretrained(name_or_path, **options)
     except OSError:
