@@ -198,7 +198,7 @@ def test_two_processes_have_the_mean_of_their_gradients(encoder, tmp_path):
         loss(features_of(model, seed=rank + 2)).backward()
         single.append((first, gradients_of(model)))
     for process in processes:
-        process.join(120)
+        process.join(600)
         assert process.exitcode == 0
     for rank in range(2):
         alone, shared = torch.load(tmp_path / f"{rank}.pt")
