@@ -5,7 +5,7 @@ BIN := .venv/bin
 TEST_PROCESSES ?= auto
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: demo test slow lint docs bench clean
+.PHONY: demo test slow lint docs bench gpu clean
 
 demo: .venv/.installed  ## Tokenizer, pretraining, fill-mask and search on the documentation inside Python
 	$(BIN)/python examples/demo.py --config configs/demo.yaml
@@ -25,6 +25,9 @@ docs: .venv/.installed  ## The guides and the API reference as a site, in site/;
 bench: .venv/.installed  ## Speed against bare matrix products; rewrites benchmarks/results/forward_*.md
 	MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=-1 GLIBC_TUNABLES=glibc.malloc.hugetlb=1 \
 		$(BIN)/python benchmarks/forward.py
+
+gpu: .venv/.installed  ## Tests, parts and throughput on a GPU within nine minutes; rewrites benchmarks/results/gpu.*
+	$(BIN)/python benchmarks/gpu.py --minutes 9
 
 .venv/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

@@ -276,8 +276,9 @@ class Study:
 
 
 def write_page(folder: Path) -> None:
-    """Write the page of what the file holds, which is always whole."""
-    text = page(read_result(folder / "gpu.json", {"settings", *SECTIONS}))
+    """Write the page of what the file holds, which is always whole; without it, of nothing."""
+    file, content = folder / "gpu.json", dict.fromkeys(("settings", "cells", "ceilings", *SECTIONS), {})
+    text = page(read_result(file, set(content)) if file.exists() else content)
     write_text(folder / "gpu.md", text)
     print(text, flush=True)
 

@@ -14,6 +14,7 @@ GOAL_LENGTHS = (512, 1024, 2048, 4096)
 NOT_MEASURED = "not measured"
 # Longest number of errors and tests that are listed; gpu.json has all.
 MOST_LISTED = 12
+KERNELS_SHOWN = 6
 
 
 def page(content: dict) -> str:
@@ -30,7 +31,7 @@ def page(content: dict) -> str:
     if numbers := content["numbers"]:
         sections += ["## Parts", "\n".join(parts_table(numbers, ceiling))]
         sections += ["TFLOP/s of attention, of one layer.", "\n".join(attention_table(numbers))]
-        sections += [profile_of(name, number) for name, number in numbers.items() if "kernels" in number]
+        sections += ["\n".join(profiles_table(numbers))]
     if rows:
         sections += ["## Memory of training", "\n".join(training_memory(entries))]
     sections += ["## Not measured, and failed tests", "\n".join(failures(content)) or "Nothing."]
@@ -39,11 +40,11 @@ def page(content: dict) -> str:
 
 def heading(content: dict, ceiling: float) -> str:
     settings, tests = content["settings"], content["tests"].get("outcomes", {})
-    versions = ", ".join(f"{name} {settings[name]}" for name in ("torch", "cuda", "transformers"))
     lines = ["# Speed on a GPU, on one page"]
     if not content["cells"] and not content["numbers"]:
         lines.append("**Not measured on a GPU yet.** `python benchmarks/gpu.py` measures it and writes this page.")
         return "\n\n".join(lines)
+    versions = ", ".join(f"{name} {settings[name]}" for name in ("torch", "cuda", "transformers"))
     lines.append(
         f"{settings['machine']}, {settings['dtype']}, {versions}, {content['date']}, `python benchmarks/gpu.py`, whose "
         "first lines say what is measured and how."
@@ -165,16 +166,31 @@ def attention_table(numbers: dict) -> list[str]:
     return markdown_table(["", *(f"{length:,}" for length in lengths)], table)
 
 
-def profile_of(name: str, number: dict) -> str:
-    table = [[kernel["name"], kernel["calls"], kernel["microseconds"]] for kernel in number["kernels"]]
-    title = f"{name[0].upper()}{name[1:]} ({number['batch']}): {number['seconds'] * 1e6:,.0f} microseconds."
-    return "\n".join([title, "", *markdown_table(["kernel", "calls", "microseconds"], table)])
+def profiles_table(numbers: dict) -> list[str]:
+    """The kernels that take most of a block's time."""
+    table = []
+    for name, number in numbers.items():
+        if "kernels" not in number:
+            continue
+        kernels = [
+            f"{kernel['name'][:40]} x{kernel['calls']} {kernel['microseconds'] / number['seconds'] / 1e6:.0%}"
+            for kernel in number["kernels"][:KERNELS_SHOWN]
+        ]
+        mode = name.removeprefix("profile of a block, ")
+        table.append([mode, number["batch"], f"{number['seconds'] * 1e6:,.0f}", ", ".join(kernels)])
+    return markdown_table(
+        ["a model of one block", "batch", "microseconds", "calls and share of the first kernels"], table
+    )
 
 
 def failures(content: dict) -> list[str]:
-    failed = [name for name, outcome in content["tests"].get("outcomes", {}).items() if outcome in ("failed", "error")]
+    tests = content["tests"]
+    failed = [name for name, outcome in tests.get("outcomes", {}).items() if outcome in ("failed", "error")]
     lines = [f"* Test {name}" for name in failed[:MOST_LISTED]]
+    said = tests.get("output", "").strip().splitlines()
+    if said and not tests["finished"]:
+        lines.insert(0, f"* The tests did not come to their end: {said[-1][:200]}")
     errors = [f"* {name}: {entry['error']}" for name, entry in content["errors"].items()]
     lines += errors[:MOST_LISTED]
-    rest = len(failed) + len(errors) - len(lines)
+    rest = max(0, len(failed) - MOST_LISTED) + max(0, len(errors) - MOST_LISTED)
     return lines + ([f"* and {rest} more, in gpu.json"] if rest else [])

@@ -45,6 +45,21 @@ def test_nothing_begins_without_the_time_for_it(tmp_path):
     assert list(stored["numbers"]) == ["copy", "short"] and not stored["begun"]
 
 
+def test_at_the_end_the_process_stops_in_the_middle_of_a_measurement(tmp_path, monkeypatch):
+    """With the page of all before it; a measurement that has ended is never lost."""
+    ended = []
+    monkeypatch.setattr(gpu.os, "_exit", lambda code: ended.append((code, time.monotonic())))
+    study = study_of(
+        tmp_path, [job("copy"), job("hangs", 0.0, lambda: time.sleep(2.5) or {"seconds": 2.5})], minutes=0.02
+    )
+    timer = gpu.stop_at_the_end(study)
+    study.run(study.pending())
+    timer.join()
+    ((code, moment),) = ended
+    assert code == 0 and -0.1 < moment - study.end < 1
+    assert "| copy |" in (tmp_path / "gpu.md").read_text() and "hangs" not in (tmp_path / "gpu.md").read_text()
+
+
 def test_an_error_is_kept_and_tried_again_with_other_code_only(tmp_path):
     study = study_of(tmp_path, [job("bad", measure=fails), job("copy")])
     study.run(study.pending())
@@ -78,6 +93,17 @@ def test_another_machine_or_version_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(gpu, "machine", lambda: "another GPU")
     with pytest.raises(ResultError, match="machine: .* now"):
         study_of(tmp_path, [])
+
+
+def test_without_minutes_the_page_is_written_and_nothing_measured(tmp_path, monkeypatch):
+    """Also of another machine's file."""
+    gpu.main(["--minutes", "0", "--output_dir", str(tmp_path)])
+    assert "Not measured on a GPU yet" in (tmp_path / "gpu.md").read_text() and not (tmp_path / "gpu.json").exists()
+    study = study_of(tmp_path, [job("copy", measure=lambda: {"seconds": 1.0, "bytes": 1e12})])
+    study.run(study.pending())
+    monkeypatch.setattr(gpu, "machine", lambda: "another GPU")
+    gpu.main(["--minutes", "0", "--output_dir", str(tmp_path)])
+    assert "| copy | 1,000,000 | 1 TB/s | - |" in (tmp_path / "gpu.md").read_text()
 
 
 def test_the_order_is_that_of_worth(tmp_path):
@@ -156,8 +182,9 @@ def test_goals_are_met_missed_or_not_measured():
 def test_the_page_shows_what_is_there_and_what_failed():
     text = page(content())
     assert "Not measured on a GPU yet" in text and "Nothing." in text
+    assert "to their end: no module" in page(content(tests={"output": "x\nno module\n\n", "finished": False}))
     outcomes = {"tests/a.py::b": "failed", "tests/a.py::c": "passed"}
-    kernels = [{"name": "gemm", "calls": 2, "microseconds": 3.0}]
+    kernels = [{"name": "gemm", "calls": 2, "microseconds": 300_000.0}]
     numbers = {
         "copy": {"seconds": 1.0, "bytes": 4e12},
         "attention varlen 512": {"seconds": 1.0, "flops": 3e14},
@@ -173,12 +200,11 @@ def test_the_page_shows_what_is_there_and_what_failed():
     )
     for part in ("1 passed, 1 failed", "* Test tests/a.py::b", "* product wo: OutOfMemoryError: x", "| 4 TB/s |"):
         assert part in text
-    assert "| varlen | 300 |" in text and "| gemm | 2 | 3.0 |" in text and "data sheet says 989" in text
+    assert "| varlen | 300 |" in text and "| 1,000,000 | gemm x2 30% |" in text and "data sheet says 989" in text
 
 
-# What a process of its own runs: tiny encoders, a stand-in for the flash kernel, and graphs that are not compiled further.
+# What a process of its own runs: tiny encoders, a stand-in for the flash kernel, nothing compiled, which takes minutes.
 SCRIPT = """
-from functools import partial
 import torch
 import transformers.modeling_flash_attention_utils as flash_utils
 from tests.benchmarks import test_throughput
@@ -186,7 +212,7 @@ from tests.model import test_flash
 test_throughput.shrink_encoders()
 functions = (test_flash.flash_attn_func, test_flash.flash_attn_varlen_func, None, None, None)
 flash_utils._lazy_imports = lambda *args, **kwargs: functions
-torch.compile = partial(torch.compile, backend="eager")
+torch.compile = lambda function, **options: function
 import gpu, throughput
 
 gpu.transformers.PreTrainedModel._flash_attn_can_dispatch = lambda *args, **kwargs: True

@@ -130,6 +130,11 @@ def test_checkpoints(guide_runner, workplace, capsys):
     assert (workplace / "runs/state_dict").is_dir()
 
 
+def test_gpu(guide_runner):
+    """Its commands are there; tests/benchmarks runs them on a CPU."""
+    run(guide_runner, "guides/gpu.md")
+
+
 def test_attention(guide_runner):
     run(guide_runner, "attention.md")
     assert guide_runner.names["loss"].isfinite()
