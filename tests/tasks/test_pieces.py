@@ -74,6 +74,16 @@ def test_each_word_is_tagged_once_a_window_and_found_again(name, length):
     assert task.predictions("train", encoded, perfect) == task.references("train")
 
 
+def test_of_two_windows_the_one_counts_where_a_word_is_further_from_the_ends():
+    task = tagging([["a", "b", "c", "d", "e", "f", "g", "h"]])
+    encoded = task.encode(small_tokenizer(), 8)["train"]
+    windows, found = encoded["word"][:], np.full((len(encoded), 8), -100.0)
+    assert windows == [[-1, 0, 1, 2, 3, 4, 5, -1], [-1, 4, 5, 6, 7, -1]]
+    # Words 4 and 5 are in both: 4 is third from the end and then second from the start, 5 second and third.
+    found[0], found[1, :6] = [0, 0, 1, 2, 3, 4, 0, 0], [0, 0, 5, 6, 7, 0]
+    assert task.predictions("train", encoded, found) == task.references("train")
+
+
 def test_first_pieces_by_hand():
     encoded = tagging([["cat", "sat", "😀", "cat"]]).encode(byte_level(), 64)["train"]
     # <cls> | c a t | Ġ | s a t | Ġ | four bytes | Ġcat | <sep>: a space alone is no part of a word.
@@ -120,6 +130,24 @@ def test_a_perfect_model_finds_every_answer_in_every_window(name, length):
     texts = [answers[0]["text"] for answers in found]
     values = AnswerMetric().compute(predictions=texts, references=right)
     assert values["f1"] == values["exact_match"] == 1.0
+
+
+def test_answers_of_all_windows_are_ranked_together():
+    task = asking(stride=4, max_answer_length=2, best_answers=3)
+    encoded = task.encode(small_tokenizer(), 20)["train"].filter(lambda window: window["row"] == 0)
+    assert len(encoded) == 2
+    start, end = np.full((2, 2, 20), -5.0)
+    inside = [number for number, place in enumerate(encoded["starts"][0]) if place >= 0]
+    # An answer of two tokens in the first window, which is better than none there; none in the second one.
+    start[0, inside[2]], end[0, inside[3]], start[1, 0], end[1, 0] = 4, 5, 5, 5
+    # Too long an answer, and an end before its start.
+    start[0, inside[0]], end[0, inside[1]] = 4.5, -4
+    context = task.splits["train"]["context"][0].split()
+    best = task.answers("train", encoded, (start, end))[0]
+    assert best[0] == {"text": " ".join(context[2:4]), "score": 9.0} and best[-1] == {"text": "", "score": -10.0}
+    # None is better than every answer in all windows.
+    start[:, 0] = end[:, 0] = 5
+    assert task.answers("train", encoded, (start, end))[0][0] == {"text": "", "score": 10.0}
 
 
 def test_a_question_that_leaves_no_room_is_an_error():

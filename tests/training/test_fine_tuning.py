@@ -1,0 +1,114 @@
+"""What all fine-tuning shares: rates by layer, the order of evaluations, loading of checkpoints, what is refused."""
+
+import random
+
+import pytest
+import torch
+from datasets import Dataset
+from transformers import AutoConfig, AutoModelForSequenceClassification, DataCollatorWithPadding
+
+from neobert_hf.training.fine_tuning import FineTuningArguments, FineTuningTrainer, layer_factors
+from tests.helpers.glue_runs import save_encoder
+from tests.helpers.other_encoders import save_other_encoder
+from tests.helpers.small_tokenizer import small_tokenizer
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return small_tokenizer(model_max_length=64, model_input_names=["input_ids", "attention_mask"])
+
+
+def classifier(name: str, tokenizer, folder) -> AutoModelForSequenceClassification:
+    if name == "neobert":
+        save_encoder(folder, tokenizer)
+    else:
+        save_other_encoder(name, folder, tokenizer)
+    config = AutoConfig.from_pretrained(folder, num_labels=2)
+    return AutoModelForSequenceClassification.from_pretrained(folder, config=config, dtype=torch.float32)
+
+
+@pytest.mark.parametrize("name", ["neobert", "bert", "modernbert", "deberta_v3"])
+def test_rates_fall_from_the_head_to_the_embeddings(name, tokenizer, tmp_path):
+    model = classifier(name, tokenizer, tmp_path)
+    factors = {key: layer_factors(model, 0.5)[weight] for key, weight in model.named_parameters()}
+    # Two blocks: the head 1, the blocks 1/2 and 1/4, the embeddings 1/8.
+    assert set(factors.values()) == {1.0, 0.5, 0.25, 0.125}
+    for key, factor in factors.items():
+        if "classifier" in key or "dense.weight" == key:
+            assert factor == 1.0, key
+        elif "word_embeddings" in key or key == "model.encoder.weight" or "tok_embeddings" in key:
+            assert factor == 0.125, key
+    assert {factor for key, factor in factors.items() if ".0." in key} == {0.25}
+
+
+def build(model, tokenizer, folder, rows, **changes) -> FineTuningTrainer:
+    options = {"per_device_train_batch_size": 4, "learning_rate": 1e-2, "num_train_epochs": 1, "use_cpu": True}
+    arguments = FineTuningArguments(str(folder), **options | changes).planned(len(rows))
+    return FineTuningTrainer(
+        model,
+        arguments,
+        train_dataset=rows,
+        eval_dataset=rows,
+        data_collator=DataCollatorWithPadding(tokenizer),
+        processing_class=tokenizer,
+        compute_metrics=lambda found: {"score": 0.0},
+        settings={},
+    )
+
+
+@pytest.fixture(scope="module")
+def rows(tokenizer) -> Dataset:
+    draw = random.Random(0)
+    texts = [" ".join(draw.choices("abc", k=draw.randrange(1, 20))) for _ in range(24)]
+    return Dataset.from_list([{**tokenizer(text), "label": number % 2} for number, text in enumerate(texts)])
+
+
+def test_the_optimizer_has_them(tokenizer, rows, tmp_path):
+    model = classifier("neobert", tokenizer, tmp_path / "model")
+    trainer = build(model, tokenizer, tmp_path / "run", rows, layer_decay=0.5)
+    optimizer = trainer.create_optimizer()
+    rates = {weight: group["lr"] for group in optimizer.param_groups for weight in group["params"]}
+    assert len(rates) == len(list(model.parameters()))
+    assert {name: rates[weight] for name, weight in model.named_parameters()} == {
+        name: 1e-2 * layer_factors(model, 0.5)[weight] for name, weight in model.named_parameters()
+    }
+    decays = {weight: group["weight_decay"] for group in optimizer.param_groups for weight in group["params"]}
+    assert decays[model.classifier.weight] == 0.01 and decays[model.classifier.bias] == 0.0
+
+
+def test_scores_are_in_the_order_of_rows_whatever_batches_training_has(tokenizer, rows, tmp_path):
+    model = classifier("neobert", tokenizer, tmp_path / "model").eval()
+    trainer = build(model, tokenizer, tmp_path / "run", rows, train_sampling_strategy="group_by_length")
+    found = torch.tensor(trainer.predict(rows).predictions)
+    with torch.no_grad():
+        expected = [model(torch.tensor([row["input_ids"]])).logits[0] for row in rows]
+    torch.testing.assert_close(found, torch.stack(expected), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["nomicbert", "gte"])
+def test_checkpoints_of_models_whose_files_have_other_names_are_loaded(name, tokenizer, rows, tmp_path):
+    """Transformers' own way leaves them as they are, with a warning."""
+    model = classifier(name, tokenizer, tmp_path / "model")
+    trainer = build(model, tokenizer, tmp_path / "run", rows, max_steps=1)
+    trainer.train_to_the_end(None)
+    trained = {key: weight.clone() for key, weight in model.state_dict().items()}
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.zero_()
+    trainer.state.best_global_step = 1
+    trainer.load_best()
+    assert all(torch.equal(weight, trained[key]) for key, weight in model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"lora_alpha": 2.0}, "`lora_alpha` is 2.0 without `lora_rank`: set that, or leave it out"),
+        ({"layer_decay": 0.0}, "`layer_decay` is 0.0; it must be above 0"),
+        ({"gradient_accumulation_steps": 2}, "`gradient_accumulation_steps` is 2; this recipe needs 1"),
+        ({"num_train_epochs": 0.01}, "over 3 batches it must make 1 step or more"),
+    ],
+)
+def test_bad_settings(tmp_path, changes, message):
+    with pytest.raises(ValueError, match=message):
+        FineTuningArguments(str(tmp_path), use_cpu=True, **changes).planned(80)
