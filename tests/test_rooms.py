@@ -10,6 +10,7 @@ from tests.helpers.models import ROOT
 
 PACKAGE = ROOT / "src" / "neobert_hf"
 MODEL = {
+    "attention_neobert",
     "checkpoint_checks_neobert",
     "configuration_neobert",
     "contextual_neobert",
@@ -17,6 +18,7 @@ MODEL = {
     "input_checks_neobert",
     "modeling_neobert",
     "packing_neobert",
+    "rotary_neobert",
 }
 ROOMS = {
     "common": set(),

@@ -11,6 +11,7 @@ Two habits of this file exist because their absence made the original silently w
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -27,13 +28,13 @@ from transformers.modeling_outputs import (
     SequenceClassifierOutput,
     TokenClassifierOutput,
 )
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel, load_state_dict
+from transformers.modeling_utils import PreTrainedModel, load_state_dict
 from transformers.utils import logging
-from transformers.utils.generic import can_return_tuple, is_flash_attention_requested
+from transformers.utils.generic import can_return_tuple
 from transformers.utils.import_utils import is_tracing
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
+from .attention_neobert import AttentionBackend, attention_function, choose_attention
 from .checkpoint_checks_neobert import (
     TASK_HEADS,
     check_indexes,
@@ -43,7 +44,7 @@ from .checkpoint_checks_neobert import (
     read_checkpoint,
 )
 from .configuration_neobert import MODEL_CLASSES, NeoBERTConfig
-from .cpu_neobert import blocks_to_compute_in_place, forward_in_place, rotate_as_complex
+from .cpu_neobert import blocks_to_compute_in_place, forward_in_place, is_as_built
 from .input_checks_neobert import (
     check_answers,
     check_contents,
@@ -57,58 +58,18 @@ from .input_checks_neobert import (
     read_on_host,
 )
 from .packing_neobert import (
-    AttentionBackend,
     Batch,
     BatchInputs,
     build_mask,
-    eager_attention_forward,
-    has_varlen_kernel,
     lay_out_batch,
     pool,
     put_prefix_before,
-    sdpa_attention_forward,
     stays_on_device,
 )
+from .rotary_neobert import rotary_table, rotate
 
 
 logger = logging.get_logger(__name__)
-
-
-def rotary_table(config: NeoBERTConfig, position_ids: torch.Tensor, span: int) -> torch.Tensor:
-    """Cosine and sine of the rotation angles, for a query and once more for its key.
-
-    Args:
-        position_ids: int (batch or 1, length).
-        span: the longest sequence of the batch, for the types that scale with it (`dynamic`, `longrope`).
-
-    Returns:
-        float32 (batch or 1, length, 1, 2, dim_head / 2, 2). YaRN's and LongRoPE's attention factor is in it, so that it
-        scales queries and keys alike and the scores by its square (YaRN, arXiv 2309.00071, eq. 15).
-    """
-    rope, device, attention_factor = config.rope_parameters, position_ids.device, 1.0
-    if rope["rope_type"] == "default":
-        exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32, device=device) / config.head_dim
-        inv_freq = 1.0 / (rope["rope_theta"] ** exponents)
-    else:
-        inv_freq, attention_factor = ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, device, seq_len=span)
-    # Float32 whatever the model's dtype: bfloat16 cannot tell position 257 from 256.
-    angles = position_ids[..., None, None, None].float() * inv_freq.float().expand(2, -1)
-    return torch.stack((angles.cos(), angles.sin()), dim=-1) * attention_factor
-
-
-def rotate(query_key: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """Rotate adjacent pairs (x0, x1) of queries and keys, (batch, length, heads, 2, dim_head), in float32.
-
-    Both at once: one pass over twice the data, on 2 CPU cores 4.6 ms for 4 x 512 tokens against 7.6 ms one by one.
-    """
-    known = query_key.device.type in ("cpu", "cuda") and query_key.dtype != torch.float64
-    if known and not torch.compiler.is_compiling():
-        # Not for compilers, which fuse these steps into one; and not every exporter knows complex numbers.
-        return rotate_as_complex(query_key, table)
-    x0, x1 = query_key.unflatten(-1, (-1, 2)).unbind(-1)
-    cos, sin = table.unbind(-1)
-    rotated = torch.stack((x0 * cos - x1 * sin, x0 * sin + x1 * cos), dim=-1)
-    return rotated.flatten(-2).to(query_key.dtype)
 
 
 def swiglu_width(config: NeoBERTConfig) -> int:
@@ -159,31 +120,35 @@ class NeoBERTEncoderBlock(GradientCheckpointingLayer):
         attention_mask: torch.Tensor | None = None,
         attn_implementation: str = "eager",
         in_place: bool = False,
+        compiled: Callable | None = None,
+        padded: Batch | None = None,
         **packed,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        attend = partial(
-            self._attend,
-            rotary=rotary,
-            attention_mask=attention_mask,
-            attn_implementation=attn_implementation,
-            packed=packed,
-        )
+        """The residual stream behind the block, and attention weights of the backends that have them.
+
+        Args:
+            compiled: what runs in place of `compute`, see `NeoBERTPreTrainedModel.compile`.
+            padded: the layout of the batch, if the residual stream comes and goes in the caller's shape.
+        """
+        arguments = (rotary, attention_mask, attn_implementation, packed)
         if in_place:
-            return forward_in_place(self, hidden_states, attend)
-        attended, weights = attend(self.qkv(self.attention_norm(hidden_states)))
+            return forward_in_place(self, hidden_states, partial(self._attend, arguments))
+        if padded is not None:
+            hidden_states = padded.strip(hidden_states)
+        compute = compiled or NeoBERTEncoderBlock.compute
+        hidden_states, weights = compute(self, hidden_states, *arguments)
+        return hidden_states if padded is None else padded.restore(hidden_states), weights
+
+    def compute(self, hidden_states: torch.Tensor, *arguments) -> tuple[torch.Tensor, torch.Tensor | None]:
+        attended, weights = self._attend(arguments, self.qkv(self.attention_norm(hidden_states)))
         hidden_states = hidden_states + self.dropout(self.wo(attended))
         return hidden_states + self.dropout(self.ffn(self.ffn_norm(hidden_states))), weights
 
     def _attend(
-        self,
-        qkv: torch.Tensor,
-        rotary: torch.Tensor | None,
-        attention_mask: torch.Tensor | None,
-        attn_implementation: str,
-        packed: dict,
-        rotate: Callable = rotate,
+        self, arguments: tuple, qkv: torch.Tensor, rotate: Callable = rotate
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The heads side by side, (batch, length, hidden_size), and the weights of backends that have them."""
+        rotary, attention_mask, attn_implementation, packed = arguments
         # The fused projection is laid out per head: (heads, 3, dim_head).
         qkv = qkv.unflatten(-1, (-1, 3, self.config.head_dim))
         query_key, value = qkv[..., :2, :], qkv[..., 2, :]
@@ -192,10 +157,7 @@ class NeoBERTEncoderBlock(GradientCheckpointingLayer):
         query, key = query_key.unbind(-2)
         if not value.shape[1]:  # Of a batch of nothing but padding no token is left.
             return value.flatten(2), None
-        attention = sdpa_attention_forward
-        if attn_implementation != "sdpa":
-            attention = ALL_ATTENTION_FUNCTIONS.get_interface(attn_implementation, eager_attention_forward)
-        attended, weights = attention(
+        attended, weights = attention_function(attn_implementation)(
             self,
             *(states.transpose(1, 2) for states in (query, key, value)),
             attention_mask,
@@ -204,6 +166,13 @@ class NeoBERTEncoderBlock(GradientCheckpointingLayer):
             **packed,
         )
         return attended.flatten(2), weights
+
+
+def is_looked_at(embedding: nn.Module) -> bool:
+    """Whether the embedding has hooks or is not torch's own any more: somebody may look at the shape of its output."""
+    hooks, everywhere = (embedding._backward_hooks, embedding._backward_pre_hooks), nn.modules.module
+    hooks += (everywhere._global_forward_hooks, everywhere._global_forward_pre_hooks)
+    return any(hooks) or not is_as_built(embedding, (nn.Embedding,))
 
 
 def build_norm(config: NeoBERTConfig) -> nn.Module:
@@ -248,6 +217,25 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
             init.ones_(module.weight)
             if getattr(module, "bias", None) is not None:
                 init.zeros_(module.bias)
+
+    def compile(self, **options) -> None:
+        """Compile the encoder blocks, in place. All of them share one graph, for batches of every size.
+
+        Checks, unpadding and offsets stay outside: they look at values. On a CPU without gradients blocks stay as they
+        are, which is faster there. `torch.compile(model)` instead makes a graph of everything and keeps padding.
+
+        Args:
+            options: of `torch.compile`; `dynamic` is True unless given.
+        """
+        compiled = torch.compile(NeoBERTEncoderBlock.compute, **{"dynamic": True} | options)
+        for module in self.modules():
+            if isinstance(module, NeoBERTModel):
+                module.compiled_block = compiled
+
+    def __getstate__(self) -> dict:
+        # As torch does with `compile`: a copy is not compiled, and a graph cannot be pickled.
+        state = super().__getstate__()
+        return state | {"compiled_block": None} if "compiled_block" in state else state
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path, *args, output_loading_info: bool = False, **kwargs):
@@ -304,6 +292,7 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
             self.positional_embedding = nn.Embedding(config.max_length + 1, config.hidden_size, padding_idx=0)
         self.transformer_encoder = nn.ModuleList(NeoBERTEncoderBlock(config) for _ in range(config.num_hidden_layers))
         self.layer_norm = build_norm(config)
+        self.compiled_block: Callable | None = None
         self.gradient_checkpointing = False
         self.post_init()
 
@@ -360,26 +349,29 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
         inputs = BatchInputs(input_ids, inputs_embeds, attention_mask, position_ids, *packed, *prefix)
         check_inputs(self.config, inputs)
         backend = self._choose_attention(inputs.tokens, kwargs.get("output_attentions"))
+        batch = self._lay_out(inputs, backend, require_tokens)
+        check_span(self.config, batch.span)
+        hidden_states = batch.tokens if batch.tokens.is_floating_point() else self.encoder(batch.tokens)
+        outputs = self._encode(hidden_states, batch, backend.name, return_dict=True, **kwargs)
+        return batch.restore_outputs(outputs)
+
+    def _lay_out(self, inputs: BatchInputs, backend: AttentionBackend, require_tokens: bool) -> Batch:
+        """The batch as the blocks take it. Its values are read and checked here, once."""
         on_host = not is_tracing(inputs.tokens)
         if on_host and (self.check_values or not stays_on_device(self.config, inputs, backend)):
-            inputs = self._read_and_check(inputs, require_tokens)
+            inputs, limits = read_on_host(self.config, inputs)
+            check_contents(self.config, inputs, limits, require_tokens)
+            if limits.get("padding", (0, 0))[1]:
+                self.warn_if_padding_and_no_attention_mask(inputs.input_ids, None)
         else:
             on_host = False
             check_on_device(inputs)
         inputs = put_prefix_before(inputs, self.encoder)
-        batch = lay_out_batch(self.config, inputs, backend, on_host)
-        check_span(self.config, batch.span)
-        hidden_states = batch.tokens if inputs.input_ids is None else self.encoder(batch.tokens)
-        outputs = self._encode(hidden_states, batch, backend.name, return_dict=True, **kwargs)
-        return batch.restore_outputs(outputs)
-
-    def _read_and_check(self, inputs: BatchInputs, require_tokens: bool) -> BatchInputs:
-        """The batch with masks, positions and offsets on the host, the only read of a forward pass."""
-        host, limits = read_on_host(self.config, inputs)
-        check_contents(self.config, host, limits, require_tokens)
-        if limits.get("padding", (0, 0))[1]:
-            self.warn_if_padding_and_no_attention_mask(inputs.input_ids, None)
-        return host
+        if on_host and inputs.input_ids is not None and is_looked_at(self.encoder):
+            # Whoever has changed the embedding or looks at it sees the caller's rows, on every backend. Otherwise the
+            # vectors of padding are not looked up.
+            inputs = replace(inputs, input_ids=None, inputs_embeds=self.encoder(inputs.input_ids))
+        return lay_out_batch(self.config, inputs, backend, on_host)
 
     @capture_outputs
     def _encode(self, hidden_states: torch.Tensor, batch: Batch, implementation: str, **kwargs) -> BaseModelOutput:
@@ -396,36 +388,24 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
         in_place = blocks_to_compute_in_place(
             self.transformer_encoder, hidden_states, NeoBERTEncoderBlock, NeoBERTSwiGLU
         )
-        packed = batch.varlen_arguments()
+        options = {"attention_mask": attention_mask, "attn_implementation": implementation}
+        options |= {"compiled": self.compiled_block, **batch.varlen_arguments()}
+        kept = kwargs.get("output_hidden_states", self.config.output_hidden_states)
+        if kept and torch.is_grad_enabled() and not batch.prefix_length:
+            # Hidden states in the caller's shape are part of the output's graph then, for `retain_grad`.
+            batch.kept_padded, hidden_states = True, batch.restore(hidden_states)
+            options["padded"] = batch
         for block, fast in zip(self.transformer_encoder, in_place):
-            hidden_states, _ = block(
-                hidden_states,
-                rotary=rotary,
-                attention_mask=attention_mask,
-                attn_implementation=implementation,
-                in_place=fast,
-                **packed,
-            )
+            hidden_states, _ = block(hidden_states, rotary=rotary, in_place=fast, **options)
+        hidden_states = batch.strip(hidden_states) if batch.kept_padded else hidden_states
         return BaseModelOutput(last_hidden_state=self.layer_norm(hidden_states))
 
     def _choose_attention(self, tokens: torch.Tensor, output_attentions: bool | None) -> AttentionBackend:
-        """The configured backend, or `eager` where only that can give what is asked for."""
-        name = self.config._attn_implementation
-        if output_attentions is None:
-            output_attentions = self.config.output_attentions
-        if output_attentions and name != "eager":
-            if not is_tracing(tokens):
-                logger.warning_once(f"`output_attentions=True`: `eager` attention runs instead of `{name}`.")
-            name = "eager"
-        if is_flash_attention_requested(requested_attention_implementation=name):
-            return AttentionBackend(name, takes_documents=True, in_one_kernel=True)
-        if name != "sdpa":
-            return AttentionBackend(name, takes_documents=False, in_one_kernel=False)
         device = tokens.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else self.encoder.weight.dtype
         dropout = self.config.dropout if self.training else 0.0
-        kernel = has_varlen_kernel(tokens.device, dtype, self.config.head_dim, dropout)
-        return AttentionBackend(name, takes_documents=True, in_one_kernel=kernel)
+        weights = self.config.output_attentions if output_attentions is None else output_attentions
+        return choose_attention(self.config, tokens, dtype, dropout, weights)
 
 
 class NeoBERTForMaskedLM(NeoBERTPreTrainedModel):

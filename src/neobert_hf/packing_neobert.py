@@ -16,11 +16,9 @@ This file is also served from the Hub as remote code, so it imports nothing from
 
 import copy
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import torch
-from torch import nn
 from torch.nn import functional as F
 from transformers.masking_utils import (
     ALL_MASK_ATTENTION_FUNCTIONS,
@@ -30,6 +28,8 @@ from transformers.masking_utils import (
 )
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils.import_utils import is_tracing
+
+from .attention_neobert import AttentionBackend
 
 
 @dataclass
@@ -71,21 +71,6 @@ class BatchInputs:
 
 
 @dataclass
-class AttentionBackend:
-    """What computes attention in a forward pass.
-
-    Args:
-        name: as in `config._attn_implementation`.
-        takes_documents: it can be given documents that lie end to end in one row (varlen).
-        in_one_kernel: and takes them all at once, by their offsets, so that their lengths may stay on the device.
-    """
-
-    name: str
-    takes_documents: bool
-    in_one_kernel: bool
-
-
-@dataclass
 class Batch:
     """A laid-out batch; (B, S) is the caller's shape, with the prefix if there is one, (1, T) the varlen one.
 
@@ -102,6 +87,7 @@ class Batch:
         max_length: length of the longest document.
         real_indices: int (T,), where the real tokens lie in the flattened (B, S) batch; None if nothing was stripped.
         prefix_length: how many columns of the S are the prefix.
+        kept_padded: hidden states between the blocks are in the caller's shape.
     """
 
     tokens: torch.Tensor
@@ -115,6 +101,7 @@ class Batch:
     max_length: int | None = None
     real_indices: torch.Tensor | None = None
     prefix_length: int = 0
+    kept_padded: bool = False
 
     def to(self, device: torch.device) -> "Batch":
         """The batch where its tokens are; what the host alone reads stays there."""
@@ -133,6 +120,12 @@ class Batch:
         lengths = {} if self.lengths is None else {"lengths": self.lengths}
         return offsets | longest | lengths
 
+    def strip(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Hidden states of the text in the caller's shape, (B, S, hidden_size), as the blocks take them."""
+        if self.real_indices is None:
+            return hidden_states
+        return hidden_states.flatten(0, 1)[self.real_indices.to(hidden_states.device)].unsqueeze(0)
+
     def restore(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Hidden states of the text in the caller's shape, zero at padding in every layout.
 
@@ -148,11 +141,15 @@ class Batch:
         return hidden_states[:, self.prefix_length :] if self.prefix_length else hidden_states
 
     def restore_outputs(self, outputs: BaseModelOutput) -> BaseModelOutput:
-        outputs.last_hidden_state = self.restore(outputs.last_hidden_state)
-        if outputs.hidden_states is not None:
+        """`restore` for everything that is not in the caller's shape already."""
+        last, states = outputs.last_hidden_state, outputs.hidden_states
+        outputs.last_hidden_state = self.restore(last)
+        if states is not None:
             # Transformers can be asked for some of them only, and puts None in place of the rest.
-            states = outputs.hidden_states
-            outputs.hidden_states = tuple(state if state is None else self.restore(state) for state in states)
+            done = {id(last): outputs.last_hidden_state}
+            if not self.kept_padded:
+                done |= {id(state): self.restore(state) for state in states if state is not None and state is not last}
+            outputs.hidden_states = tuple(done.get(id(state), state) for state in states)
         return outputs
 
 
@@ -380,81 +377,6 @@ def _check_starts(
             f"`position_ids` restarts at masked tokens before row {row}, column {column}: whether a document begins "
             "there cannot be known. Strip the masked tokens, or let positions increase across them."
         )
-
-
-def has_varlen_kernel(device: torch.device, dtype: torch.dtype, head_dim: int, dropout: float) -> bool:
-    """Whether torch's own FlashAttention takes such queries; it knows no dropout."""
-    return (
-        device.type == "cuda"
-        and dtype in (torch.float16, torch.bfloat16)
-        and head_dim % 8 == 0
-        and head_dim <= 256
-        and dropout == 0.0
-        and torch.cuda.get_device_capability(device) >= (8, 0)
-    )
-
-
-def eager_attention_forward(
-    module: nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    scaling: float,
-    dropout: float = 0.0,
-    **kwargs,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention written out, with its weights (batch, heads, length, length); the mask is added before the softmax."""
-    scores = query @ key.transpose(-2, -1) * scaling
-    if attention_mask is not None:
-        scores = scores + attention_mask
-    weights = scores.softmax(dim=-1, dtype=torch.float32).to(query.dtype)
-    weights = F.dropout(weights, p=dropout, training=module.training)
-    return (weights @ value).transpose(1, 2).contiguous(), weights
-
-
-def sdpa_attention_forward(
-    module: nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    scaling: float,
-    dropout: float = 0.0,
-    cu_seq_lens_q: torch.Tensor | None = None,
-    max_length_q: int | None = None,
-    lengths: list[int] | None = None,
-    **kwargs,
-) -> tuple[torch.Tensor, None]:
-    """Torch's own attention: of rows, or of documents laid end to end, (1, heads, tokens, dim_head).
-
-    Given `lengths`, one document after the other; with `cu_seq_lens_q` alone FlashAttention, all at once.
-    """
-    if lengths is not None:
-        return _attend_to_documents(query, key, value, lengths, {"dropout_p": dropout, "scale": scaling}), None
-    if cu_seq_lens_q is not None:
-        from torch.nn.attention.varlen import varlen_attn
-
-        # Its default scale is ours, 1 / sqrt(dim_head); torch 2.10 cannot be told another.
-        query, key, value = (states[0].transpose(0, 1) for states in (query, key, value))
-        output = varlen_attn(query, key, value, cu_seq_lens_q, cu_seq_lens_q, max_length_q, max_length_q)
-        return output.unsqueeze(0), None
-    output = F.scaled_dot_product_attention(query, key, value, attention_mask, dropout_p=dropout, scale=scaling)
-    return output.transpose(1, 2), None
-
-
-def _attend_to_documents(query, key, value, lengths: list[int], options: dict) -> torch.Tensor:
-    """One document after the other, (1, tokens, heads, dim_head)."""
-    dtype, precision = query.dtype, nullcontext()
-    if query.device.type == "cpu" and dtype == torch.bfloat16 and query.requires_grad:
-        # In bfloat16 oneDNN compiles the products of every length that it has not had, 17 ms each, and keeps 1,024 of
-        # them: training on documents of all lengths would compile for ever. In float32 nothing is compiled.
-        query, key, value = query.float(), key.float(), value.float()
-        precision = torch.autocast("cpu", enabled=False)
-    with precision:
-        documents = zip(query.split(lengths, dim=2), key.split(lengths, dim=2), value.split(lengths, dim=2))
-        outputs = [F.scaled_dot_product_attention(*states, **options) for states in documents]
-    return torch.cat([output.transpose(1, 2) for output in outputs], dim=1).to(dtype)
 
 
 def pool(hidden_states, pooling: str, attention_mask=None, cu_seq_lens=None) -> torch.Tensor:

@@ -1,0 +1,290 @@
+"""What computes attention: torch's own kernels, FlashAttention 3 and 4 where they are installed, attention written out.
+
+This file is also served from the Hub as remote code, so it imports nothing from the package.
+"""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from transformers.modeling_flash_attention_utils import (
+    FLASH_ATTENTION_COMPATIBILITY_MATRIX,
+    FLASH_ATTN_KERNEL_FALLBACK,
+    lazy_import_flash_attention,
+)
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.utils import is_kernels_available, logging
+from transformers.utils.generic import is_flash_attention_requested
+from transformers.utils.import_utils import is_tracing
+
+
+logger = logging.get_logger(__name__)
+
+# FlashAttention faster than torch's own, by the major compute capability of the GPU, the fastest first.
+FASTER_FLASH_ATTENTION = {9: ("flash_attention_3", "flash_attention_4"), 10: ("flash_attention_4",)}
+# The backend that runs one of them where `sdpa` is configured.
+FASTER = "faster_flash_attention"
+# Its functions for whole rows and for documents, by dtype and size of a head. Graphs cannot ask a cached function.
+FASTER_KERNELS: dict[tuple[torch.dtype, int], tuple[Callable, Callable]] = {}
+
+
+@dataclass
+class AttentionBackend:
+    """What computes attention in a forward pass.
+
+    Args:
+        name: as in `config._attn_implementation`.
+        takes_documents: it can be given documents that lie end to end in one row (varlen).
+        in_one_kernel: and takes them all at once, by their offsets, so that their lengths may stay on the device.
+    """
+
+    name: str
+    takes_documents: bool
+    in_one_kernel: bool
+
+
+def choose_attention(
+    config, tokens: torch.Tensor, dtype: torch.dtype, dropout: float, weights: bool
+) -> AttentionBackend:
+    """The configured backend, or a faster one of the same kind, or `eager` where only that can give what is asked for.
+
+    Args:
+        dtype: of queries, keys and values.
+        weights: whether attention weights are asked for.
+    """
+    name, device = config._attn_implementation, tokens.device
+    if weights and name != "eager":
+        if not is_tracing(tokens):
+            logger.warning_once(f"`output_attentions=True`: `eager` attention runs instead of `{name}`.")
+        name = "eager"
+    if is_flash_attention_requested(requested_attention_implementation=name):
+        return AttentionBackend(name, takes_documents=True, in_one_kernel=True)
+    if name != "sdpa":
+        return AttentionBackend(name, takes_documents=False, in_one_kernel=False)
+    kernel = has_varlen_kernel(device, dtype, config.head_dim, dropout)
+    if kernel and not is_tracing(tokens) and find_faster_kernel(device, dtype, config.head_dim):
+        name = FASTER
+    return AttentionBackend(name, takes_documents=True, in_one_kernel=kernel)
+
+
+def attention_function(name: str) -> Callable:
+    if name == "sdpa":
+        return sdpa_attention_forward
+    if name == FASTER:
+        return faster_attention_forward
+    return ALL_ATTENTION_FUNCTIONS.get_interface(name, eager_attention_forward)
+
+
+@cache
+def find_faster_kernel(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
+    """Whether `FASTER_KERNELS` has a kernel for such queries, after a first use that compares it with torch's own.
+
+    A package (`flash-attn-3`, `flash-attn-4`) comes before the same kernel from the Hub (package `kernels`). Where
+    there is none on a GPU that has one, that is said once.
+    """
+    candidates = FASTER_FLASH_ATTENTION.get(torch.cuda.get_device_capability(device)[0], ())
+    failures = []
+    for name in candidates:
+        installed = FLASH_ATTENTION_COMPATIBILITY_MATRIX[int(name[-1])]["general_availability_check"]()
+        if not installed and not is_kernels_available():
+            continue
+        source = name if installed else FLASH_ATTN_KERNEL_FALLBACK[name]
+        try:
+            dense, varlen = lazy_import_flash_attention(source)[0][:2]
+            _compare_with_torch(dense, varlen, device, dtype, head_dim)
+        except Exception as error:  # Whatever a compiled extension or a download may raise: torch's own is there.
+            failures.append(f"{source}: {error}")
+            continue
+        FASTER_KERNELS[dtype, head_dim] = dense, varlen
+        return True
+    if candidates:
+        logger.warning_once(
+            f"Attention runs FlashAttention 2 of torch; this GPU has a faster one, {candidates[0]}, which is not "
+            f"{'usable: ' + '; '.join(failures) if failures else 'installed: pip install neobert_hf[flash]'}."
+        )
+    return False
+
+
+def _compare_with_torch(dense: Callable, varlen: Callable, device, dtype: torch.dtype, head_dim: int) -> None:
+    """An error unless outputs and gradients are those of plain attention: versions of these kernels differ a lot."""
+    generator, lengths = torch.Generator().manual_seed(0), [5, 19]
+    with torch.inference_mode(False), torch.enable_grad(), torch.autocast(device.type, enabled=False):
+        states = torch.randn(3, 24, 2, head_dim, generator=generator).to(device, dtype)
+        offsets = torch.tensor([0, 5, 24], dtype=torch.int32).to(device)
+        for documents in (None, lengths):
+            inputs = [part.clone().requires_grad_() for part in states]
+            got = _call_flash(dense, varlen, [part.unsqueeze(0) for part in inputs], offsets, documents and 19)
+            expected_inputs = [part.float().requires_grad_() for part in states]
+            heads = [part.transpose(0, 1).unsqueeze(0) for part in expected_inputs]
+            expected = _attend_one_by_one(*heads, documents or [24])
+            pairs = [(got.float(), expected)]
+            pairs += zip(_gradients(got, inputs), _gradients(expected, expected_inputs))
+            if not all(torch.allclose(left.float(), right, atol=0.05) for left, right in pairs):
+                raise ValueError("its numbers differ from those of torch")
+
+
+def _gradients(output: torch.Tensor, inputs: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    return torch.autograd.grad(output.float().square().sum(), inputs)
+
+
+def _call_flash(dense: Callable, varlen: Callable, states, offsets, longest: int | None, **options) -> torch.Tensor:
+    """Queries, keys and values (batch, length, heads, dim_head); documents of one row where `longest` is given."""
+    if longest is None:
+        output = dense(*states, **options)
+    else:
+        limits = {"max_seqlen_q": longest, "max_seqlen_k": longest}
+        states = [part[0] for part in states]
+        output = varlen(*states, cu_seqlens_q=offsets, cu_seqlens_k=offsets, **limits, **options)
+    # Some versions return the logarithms of the softmax's sums as well.
+    output = output[0] if isinstance(output, tuple) else output
+    return output if longest is None else output.unsqueeze(0)
+
+
+def faster_attention_forward(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: None,
+    scaling: float,
+    cu_seq_lens_q: torch.Tensor | None = None,
+    max_length_q: int | None = None,
+    **kwargs,
+) -> tuple[torch.Tensor, None]:
+    """FlashAttention 3 or 4, of rows or of documents laid end to end, (batch, heads, length, dim_head)."""
+    kernels = FASTER_KERNELS[query.dtype, query.shape[-1]]
+    states = [part.transpose(1, 2) for part in (query, key, value)]
+    longest = None if cu_seq_lens_q is None else max_length_q
+    return _call_flash(*kernels, states, cu_seq_lens_q, longest, softmax_scale=scaling), None
+
+
+def has_varlen_kernel(device: torch.device, dtype: torch.dtype, head_dim: int, dropout: float) -> bool:
+    """Whether torch's own FlashAttention takes such queries; it knows no dropout."""
+    return (
+        device.type == "cuda"
+        and dtype in (torch.float16, torch.bfloat16)
+        and head_dim % 8 == 0
+        and head_dim <= 256
+        and dropout == 0.0
+        and torch.cuda.get_device_capability(device) >= (8, 0)
+    )
+
+
+def eager_attention_forward(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float,
+    dropout: float = 0.0,
+    **kwargs,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention written out, with its weights (batch, heads, length, length); the mask is added before the softmax."""
+    scores = query @ key.transpose(-2, -1) * scaling
+    if attention_mask is not None:
+        scores = scores + attention_mask
+    weights = scores.softmax(dim=-1, dtype=torch.float32).to(query.dtype)
+    weights = F.dropout(weights, p=dropout, training=module.training)
+    return (weights @ value).transpose(1, 2).contiguous(), weights
+
+
+def sdpa_attention_forward(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float,
+    dropout: float = 0.0,
+    cu_seq_lens_q: torch.Tensor | None = None,
+    max_length_q: int | None = None,
+    lengths: list[int] | None = None,
+    **kwargs,
+) -> tuple[torch.Tensor, None]:
+    """Torch's own attention: of rows, or of documents laid end to end, (1, heads, tokens, dim_head).
+
+    Offsets on the host come with `lengths` and mean one document after the other; on the device, FlashAttention.
+    """
+    if cu_seq_lens_q is not None and cu_seq_lens_q.device.type == "cpu":
+        if torch.compiler.is_compiling() and not dropout:
+            # `lengths` must not be looked at in here: a graph would be made for each number of documents.
+            return attend_to_documents(query, key, value, cu_seq_lens_q, scaling), None
+        return _attend_one_by_one(query, key, value, lengths, dropout_p=dropout, scale=scaling), None
+    if cu_seq_lens_q is not None:
+        from torch.nn.attention.varlen import varlen_attn
+
+        # Its default scale is ours, 1 / sqrt(dim_head); torch 2.10 cannot be told another.
+        query, key, value = (states[0].transpose(0, 1) for states in (query, key, value))
+        output = varlen_attn(query, key, value, cu_seq_lens_q, cu_seq_lens_q, max_length_q, max_length_q)
+        return output.unsqueeze(0), None
+    output = F.scaled_dot_product_attention(query, key, value, attention_mask, dropout_p=dropout, scale=scaling)
+    return output.transpose(1, 2), None
+
+
+def _attend_one_by_one(query, key, value, lengths: list[int], **options) -> torch.Tensor:
+    """One document after the other, (1, tokens, heads, dim_head)."""
+    dtype, precision = query.dtype, nullcontext()
+    if query.device.type == "cpu" and dtype == torch.bfloat16 and query.requires_grad:
+        # In bfloat16 oneDNN compiles the products of every length that it has not had, 17 ms each, and keeps 1,024 of
+        # them: training on documents of all lengths would compile for ever. In float32 nothing is compiled.
+        query, key, value = query.float(), key.float(), value.float()
+        precision = torch.autocast("cpu", enabled=False)
+    with precision:
+        documents = zip(query.split(lengths, dim=2), key.split(lengths, dim=2), value.split(lengths, dim=2))
+        outputs = [F.scaled_dot_product_attention(*states, **options) for states in documents]
+    return torch.cat([output.transpose(1, 2) for output in outputs], dim=1).to(dtype)
+
+
+@torch.library.custom_op("neobert::attend_to_documents", mutates_args=())
+def attend_to_documents(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cu_seq_lens: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """One document after the other, as one step of a graph, for any number of documents.
+
+    Args:
+        cu_seq_lens: int (documents + 1,), on the host.
+    """
+    return _attend_one_by_one(query, key, value, cu_seq_lens.diff().tolist(), scale=scale)
+
+
+@attend_to_documents.register_fake
+def _(query, key, value, cu_seq_lens, scale):
+    return query.new_empty(query.transpose(1, 2).shape)
+
+
+@torch.library.custom_op("neobert::attend_to_documents_backward", mutates_args=())
+def attend_to_documents_backward(
+    gradient: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cu_seq_lens: torch.Tensor,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Gradients of queries, keys and values; attention is computed a second time."""
+    lengths = cu_seq_lens.diff().tolist()
+    # Inside an operation there is no graph of autograd; `vjp` builds one of its own.
+    _, gradients = torch.func.vjp(lambda *states: _attend_one_by_one(*states, lengths, scale=scale), query, key, value)
+    return tuple(part.contiguous() for part in gradients(gradient))
+
+
+@attend_to_documents_backward.register_fake
+def _(gradient, query, key, value, cu_seq_lens, scale):
+    return tuple(part.new_empty(part.shape) for part in (query, key, value))
+
+
+def _keep_for_backward(ctx, inputs: tuple, output: torch.Tensor) -> None:
+    *states, ctx.scale = inputs
+    ctx.save_for_backward(*states)
+
+
+def _backward(ctx, gradient: torch.Tensor) -> tuple:
+    return *attend_to_documents_backward(gradient, *ctx.saved_tensors, ctx.scale), None, None
+
+
+attend_to_documents.register_autograd(_backward, setup_context=_keep_for_backward)
