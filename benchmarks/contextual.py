@@ -230,7 +230,7 @@ def report(benchmark: Benchmark, ways: dict[str, dict], results: dict[str, list[
         "![scores](contextual.png)",
         circumstances("contextual"),
         TESTS,
-        f"Both start from `{settings.model}`. Contextual: `configs/embeddings/contextual_small.yaml`, "
+        "Both start from the model of the command. Contextual: `configs/embeddings/contextual_small.yaml`, "
         f"{settings.steps:,} steps of {settings.batch_size} pairs, {settings.context_size} documents in a context. "
         f"Bi-encoder: `configs/embeddings/small.yaml`, {benchmark.equal_steps:,} steps of as many pairs. A text has "
         f"{benchmark.tokens:.0f} tokens on average, so that a step of the contextual model costs {costs:.1f} steps of "
