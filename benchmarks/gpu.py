@@ -121,7 +121,8 @@ class Study:
         self.record = Record(Path(settings.output_dir) / "gpu.json", fixed, SECTIONS)
         self.content = self.record.content
         self.model_code = fingerprint("src/neobert_hf/*.py")
-        self.code = fingerprint("src/neobert_hf/*.py", "benchmarks/*.py", "tests/gpu/*.py", "tests/model/*.py")
+        self.code = fingerprint("src/neobert_hf/*.py", "benchmarks/*.py")
+        self.tests_code = fingerprint("src/neobert_hf/*.py", "tests/gpu/*.py", "tests/model/*.py", "tests/helpers/*.py")
         self.bench, self.turn, self.tests = None, None, None
 
     def left(self) -> float:
@@ -194,10 +195,11 @@ class Study:
     # How it is done
 
     def run(self, jobs: list[Job]) -> None:
+        left_out = 0
         for job in jobs:
             opening = 0 if job.cell and job.cell[:4] == self.turn else job.opening
             if self.left() < job.seconds + opening:
-                print(f"{job.key}: no time left", flush=True)
+                left_out += 1
                 continue
             self.content["begun"][job.key] = self.code
             self.record.save()
@@ -216,6 +218,7 @@ class Study:
             self.record.save()
             print(f"{job.key}: {took} s", flush=True)
         self.close()
+        print(f"{left_out} measurements are left for the next call.", flush=True)
 
     def measure_cell(self, arguments: ThroughputArguments, config, cell: Cell) -> dict:
         if cell[:4] != self.turn:
@@ -247,9 +250,9 @@ class Study:
     def run_tests(self) -> None:
         """Each outcome goes into the file when it is known; what passed with this code does not run again."""
         tests = self.content["tests"]
-        if tests.get("code") != self.code:
+        if tests.get("code") != self.tests_code:
             tests.clear()
-            tests |= {"code": self.code, "outcomes": {}, "output": "", "finished": False}
+            tests |= {"code": self.tests_code, "outcomes": {}, "output": "", "finished": False}
         seconds = min(60 * self.settings.test_minutes, self.left() - 5)
         if tests["finished"] or seconds < LEAST_FOR_TESTS:
             return
@@ -289,8 +292,10 @@ def stop_at_the_end(study: Study) -> threading.Timer:
     def stop() -> None:
         if study.tests is not None:
             study.tests.kill()
-        write_page(Path(study.settings.output_dir))
-        os._exit(0)
+        try:
+            write_page(Path(study.settings.output_dir))
+        finally:
+            os._exit(0)
 
     timer = threading.Timer(study.left(), stop)
     timer.daemon = True

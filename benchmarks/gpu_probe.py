@@ -60,13 +60,13 @@ def probes(sizes: Sizes) -> dict[str, Callable[[], dict]]:
     found = {"copy": partial(copy, sizes)}
     found |= {f"product {name}": partial(product, sizes, *shape) for name, shape in shapes.items()}
     for length in sizes.lengths:
-        for name, attend in attention_kernels(length).items():
+        for name, attend in attention_kernels().items():
             found[f"attention {name} {length}"] = partial(attention, sizes, config, attend, length, False)
     for name in ("rotation", "swiglu", "norm"):
         for compiled in (False, True):
             found[named(name, compiled)] = partial(elementwise, sizes, config, name, compiled)
     for length in sizes.lengths:
-        for name, attend in attention_kernels(length).items():
+        for name, attend in attention_kernels().items():
             key = f"attention with gradients {name} {length}"
             found[key] = partial(attention, sizes, config, attend, length, True)
     return found
@@ -98,7 +98,7 @@ def product(sizes: Sizes, inputs: int, outputs: int) -> dict:
     return time_call(lambda: F.linear(x, weight), sizes, flops=2 * sizes.tokens * inputs * outputs)
 
 
-def attention_kernels(length: int) -> dict[str, Callable]:
+def attention_kernels() -> dict[str, Callable]:
     """Kernels that this machine has, of queries, keys and values (batch, length, heads, dim_head)."""
     found = {"as torch chooses": dense}
     if CUDA:
@@ -177,7 +177,11 @@ def elementwise(sizes: Sizes, config, name: str, compiled: bool) -> dict:
 
 
 def profile(sizes: Sizes, mode: str, compiled: bool) -> dict:
-    """Kernels of a model with one block by the time they take, and how often each is called."""
+    """Kernels of a model with one block by the time they take, and how often each is called.
+
+    Raises:
+        RuntimeError: where this machine lets no profiler see kernels.
+    """
     training = mode == "training"
     dtype = torch.float32 if training else DTYPE
     model = build_model(build_config("NeoBERT", num_hidden_layers=1), "sdpa", DEVICE, dtype).base_model.train(training)
@@ -207,4 +211,6 @@ def profile(sizes: Sizes, mode: str, compiled: bool) -> dict:
         for event in events[:KERNELS_SHOWN]
     ]
     total = sum(getattr(event, time_of) for event in events) / 1e6
+    if not total:
+        raise RuntimeError("the profiler saw no kernel.")
     return {"seconds": total, "batch": f"{ids.shape[0]} x {length}", "kernels": kernels}

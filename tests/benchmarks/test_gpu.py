@@ -74,6 +74,16 @@ def test_an_error_is_kept_and_tried_again_with_other_code_only(tmp_path):
     assert not stored["errors"] and list(stored["numbers"]) == ["copy", "bad"]
 
 
+def test_a_process_that_has_lost_the_gpu_is_replaced_by_one_with_the_rest_of_the_time(tmp_path, monkeypatch):
+    study, started = study_of(tmp_path, [job("bad", measure=fails)]), []
+    monkeypatch.setattr(gpu.torch, "zeros", lambda *args, **kwargs: fails())
+    monkeypatch.setattr(gpu.os, "execv", lambda path, words: started.append(words))
+    study.run(study.pending())
+    ((*_, flag, minutes),) = started
+    assert flag == "--minutes" and 0.9 < float(minutes) < 1
+    assert "bad" in json.loads((tmp_path / "gpu.json").read_text())["errors"]
+
+
 def test_numbers_of_other_model_files_are_measured_again_last(tmp_path):
     """Until then they stay. What a kill ended comes before them, and what was never begun first."""
     jobs = [job("rotation"), job("copy"), job("killed"), job("new")]
@@ -97,7 +107,8 @@ def test_another_machine_or_version_is_refused(tmp_path, monkeypatch):
 
 def test_without_minutes_the_page_is_written_and_nothing_measured(tmp_path, monkeypatch):
     """Also of another machine's file."""
-    gpu.main(["--minutes", "0", "--output_dir", str(tmp_path)])
+    # Of a flag that is there twice the last one counts: so a process hands on the rest of its time.
+    gpu.main(["--minutes", "9", "--output_dir", str(tmp_path), "--minutes", "0"])
     assert "Not measured on a GPU yet" in (tmp_path / "gpu.md").read_text() and not (tmp_path / "gpu.json").exists()
     study = study_of(tmp_path, [job("copy", measure=lambda: {"seconds": 1.0, "bytes": 1e12})])
     study.run(study.pending())
