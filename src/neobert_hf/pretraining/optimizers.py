@@ -16,7 +16,8 @@ def build_optimizer(model: nn.Module, arguments: PretrainingArguments) -> torch.
 
     `arguments.optimizer` is `adamw` (paper), `adam` (ablations M0 to M3: without weight decay), `soap` (paper, section
     3.3: no gain over Adam) or `muon` (hidden matrices; AdamW for embeddings, decoder, norms and biases). The last two
-    are `pytorch_optimizer`'s; Muon's updates are scaled to the size of AdamW's: one learning rate for both.
+    are `pytorch_optimizer`'s; Muon's updates are scaled to the size of AdamW's: one learning rate for both. On CUDA
+    torch's `fused` kernels run Adam and AdamW.
 
     References:
         AdamW: Loshchilov & Hutter, arXiv 1711.05101. SOAP: Vyas et al., arXiv 2409.11321. Muon: Liu et al., 2502.16982.
@@ -40,7 +41,8 @@ def build_optimizer(model: nn.Module, arguments: PretrainingArguments) -> torch.
         # matrix of 30,522 x 30,522; beyond `max_precondition_dim` that side stays as it is.
         return SOAP(groups, lr=rate, betas=(0.95, betas[1]), eps=epsilon, precondition_frequency=10)
     optimizer = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}[arguments.optimizer]
-    return optimizer(groups, lr=rate, betas=betas, eps=epsilon)
+    # None leaves the choice to torch.
+    return optimizer(groups, lr=rate, betas=betas, eps=epsilon, fused=arguments.device.type == "cuda" or None)
 
 
 def _parameter_groups(model: nn.Module, arguments: PretrainingArguments) -> list[dict]:

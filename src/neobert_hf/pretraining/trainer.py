@@ -18,11 +18,12 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase
 
-from neobert_hf.modeling_neobert import NeoBERTForMaskedLM, has_varlen_kernel
+from neobert_hf.attention_neobert import has_varlen_kernel
+from neobert_hf.modeling_neobert import NeoBERTForMaskedLM
 from neobert_hf.pretraining.arguments import PretrainingArguments
 from neobert_hf.pretraining.batches import Documents, HeldOutBatchSampler, MLMBatchSampler
 from neobert_hf.pretraining.collator import MLMCollator
-from neobert_hf.pretraining.flops import peak_flops, training_flops
+from neobert_hf.pretraining.flops import peak_flops, product_flops, training_flops
 from neobert_hf.pretraining.optimizers import build_optimizer, build_schedule
 from neobert_hf.pretraining.shards import Manifest
 from neobert_hf.training.run_checkpoints import check_engine, read_progress
@@ -89,6 +90,7 @@ class MLMTrainer(ResumableTrainer):
     Attributes:
         attention: the attention that runs, see `attention_backend`.
         peak, peak_source: FLOP/s of one device that MFU is a share of, and where the number is from.
+        product_rate: FLOP/s of its matrix products, measured, where `peak` is from a data sheet.
     """
 
     def __init__(
@@ -119,6 +121,9 @@ class MLMTrainer(ResumableTrainer):
             self.peak, self.peak_source = peak_flops(args.device, dtype)
         else:
             self.peak, self.peak_source = args.peak_tflops * 1e12, "given"
+        self.product_rate = None
+        if args.device.type == "cuda" and not self.peak_source.startswith("measured"):
+            self.product_rate = product_flops(args.device, dtype)[0]
         self.attention = attention_backend(model, args.device, dtype, data.train.collator.layout == "naive")
         if self.is_fsdp_enabled and getattr(self.accelerator.state.fsdp_plugin, "fsdp_version", 1) == 2:
             # Accelerate would hold the residual stream, the loss and the gradients in bf16. With weights gathered in
@@ -198,7 +203,8 @@ class MLMTrainer(ResumableTrainer):
     def _count(self, inputs: dict[str, torch.Tensor], logits: torch.Tensor) -> None:
         """Add a micro-batch to the counts of this process, without waiting for the device."""
         ids, labels = inputs["input_ids"], inputs["labels"]
-        labelled = labels != -100
+        # Their number is known: the logits are those of labelled positions. Looking for it would wait for the device.
+        labelled = torch.nonzero_static((labels != -100).flatten(), size=len(logits)).squeeze(1)
         if "cu_seq_lens_q" in inputs:
             lengths = inputs["cu_seq_lens_q"].diff().long()
         elif "attention_mask" in inputs:
@@ -208,8 +214,8 @@ class MLMTrainer(ResumableTrainer):
         counts = TokenCounts(
             real=(ids != self.processing_class.pad_token_id).sum(),
             padded=torch.full((), ids.numel(), device=ids.device),
-            labels=labelled.sum(),
-            correct=(logits.argmax(-1) == labels[labelled]).sum(),
+            labels=torch.full((), len(logits), device=ids.device),
+            correct=(logits.argmax(-1) == labels.flatten()[labelled]).sum(),
             squared_lengths=(lengths**2).sum(),
         )
         self._own_counts += torch.stack(counts)
@@ -233,14 +239,17 @@ class MLMTrainer(ResumableTrainer):
         self._window = TokenCounts()
         self._window_start = time.perf_counter()
         flops = training_flops(self.architecture, counts.real, counts.squared_lengths, counts.labels)
-        return {
+        rate = flops / seconds / self.args.world_size
+        # No GPU reaches its data sheet, so the share of what its matrix products reach is logged beside.
+        of_products = {} if self.product_rate is None else {"mfu_of_products": rate / self.product_rate}
+        return of_products | {
             "perplexity": math.exp(min(loss, 100)),
             "accuracy": counts.correct / max(counts.labels, 1),
             "tokens_per_second": counts.real / seconds,
             "padded_tokens_per_second": counts.padded / seconds,
             "padding_share": 1 - counts.real / max(counts.padded, 1),
             "tokens_seen": self.state.num_input_tokens_seen,
-            "mfu": flops / seconds / (self.peak * self.args.world_size),
+            "mfu": rate / self.peak,
         }
 
     def _collect_counts(self) -> None:

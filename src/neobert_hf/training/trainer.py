@@ -8,9 +8,11 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 import torch
+from accelerate.utils import DynamoBackend
 from safetensors import SafetensorError
+from torch import nn
 from torch.distributed.tensor import DTensor
-from transformers import Trainer, TrainerCallback, TrainerState
+from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerState, TrainingArguments
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from neobert_hf.common.atomic_writes import replace_folder
@@ -86,6 +88,20 @@ def ignore_sigterm(worker: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
+def compile_models(model: nn.Module, arguments: TrainingArguments) -> None:
+    """Let each model of Transformers inside compile itself, as `torch_compile` and its settings say.
+
+    NeoBERT compiles its blocks, and goes on to strip padding before them. Accelerate would compile everything at once,
+    with the padding.
+    """
+    options = {"backend": arguments.torch_compile_backend, "mode": arguments.torch_compile_mode}
+    inside = set()
+    for module in model.modules():
+        if isinstance(module, PreTrainedModel) and module not in inside:
+            module.compile(**{name: value for name, value in options.items() if value is not None})
+            inside |= set(module.modules())
+
+
 class ResumableTrainer(Trainer):
     """A Trainer whose checkpoints are whole or not used; see `run_checkpoints.py`.
 
@@ -111,6 +127,9 @@ class ResumableTrainer(Trainer):
         super().__init__(*args, **kwargs)
         if self.args.n_gpu > 1:
             raise ValueError(f"One process sees {self.args.n_gpu} GPUs: use `accelerate launch`, one process for each.")
+        if self.args.torch_compile:
+            self.accelerator.state.dynamo_plugin.backend = DynamoBackend.NO
+            compile_models(self.model, self.args)
         # The Trainer's own rotation comes before the new checkpoint is whole, and with a limit of 1 it ends training by
         # deleting the newest for the best.
         self.keep, self.args.save_total_limit = self.args.save_total_limit, None
@@ -121,6 +140,12 @@ class ResumableTrainer(Trainer):
             self.remove_callback(ProgressCallback)
             self.remove_callback(PrinterCallback)
             self.add_callback(PrintLogs())
+
+    def _prepare_input(self, data):
+        if isinstance(data, torch.Tensor) and not self.is_deepspeed_enabled:
+            # Out of pinned memory, while the GPU still computes; Transformers' own waits.
+            return data.to(self.args.device, non_blocking=True)
+        return super()._prepare_input(data)
 
     def cursor(self) -> dict:
         """Where the data stand; of a recipe that lets the Trainer skip, nothing."""

@@ -1,0 +1,92 @@
+"""`torch_compile: true` of a recipe compiles the blocks of the model: the same run, on one process and on several."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from neobert_hf import NeoBERTForMaskedLM, NeoBERTForSequenceClassification
+from neobert_hf.pretraining.arguments import PretrainingArguments
+from neobert_hf.pretraining.optimizers import build_optimizer
+from neobert_hf.training.trainer import ResumableTrainer, compile_models
+from tests.helpers.models import small_model
+from tests.helpers.pretraining_runs import run, small_flags, start_sharded, start_together
+
+
+SETTINGS = {"dropout": 0.0, "max_steps": 4, "save_steps": 4}
+# Without code generation: that takes minutes on a CPU.
+COMPILED = {"torch_compile": True, "torch_compile_backend": "eager"}
+
+
+def assert_same_run(first, second) -> None:
+    tensors, others = (load_file(folder / "model" / "model.safetensors") for folder in (first, second))
+    assert tensors.keys() == others.keys()
+    assert all((tensors[name] - others[name]).abs().max() <= 2e-5 for name in tensors)
+    losses = [
+        [entry.get("loss") for entry in json.loads((folder / "log.json").read_text())] for folder in (first, second)
+    ]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-5)
+
+
+@pytest.fixture
+def flags(prepared, tmp_path):
+    return lambda name, **changes: small_flags(prepared, tmp_path / name, **SETTINGS | changes)
+
+
+def test_the_recipe_compiles_blocks(flags, tmp_path, monkeypatch):
+    compiled = []
+    monkeypatch.setattr(NeoBERTForMaskedLM, "compile", lambda model, **options: compiled.append(options))
+    monkeypatch.setattr(torch, "compile", lambda *args, **options: pytest.fail("the whole model was compiled"))
+    run(flags("compiled", **COMPILED))
+    assert compiled == [{"backend": "eager"}]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_a_compiled_run_is_the_same_run(flags, tmp_path, checkpointing):
+    run(flags("plain"))
+    run(flags("compiled", **COMPILED, gradient_checkpointing=checkpointing))
+    assert_same_run(tmp_path / "compiled", tmp_path / "plain")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", [start_together, start_sharded])
+def test_several_processes_compile(flags, tmp_path, start):
+    """DDP and FSDP2."""
+    run(flags("plain"))
+    options = ("--mixed_precision", "no") if start is start_sharded else ()
+    start(flags("compiled", **COMPILED), *options).finish()
+    assert_same_run(tmp_path / "compiled", tmp_path / "plain")
+
+
+def test_every_model_inside_is_compiled_once(monkeypatch):
+    models = [small_model(NeoBERTForSequenceClassification), small_model(NeoBERTForMaskedLM)]
+    compile_models(nn.ModuleList(models), SimpleNamespace(torch_compile_backend="eager", torch_compile_mode=None))
+    assert all(model.base_model.compiled_block is not None for model in models)
+    assert all(module._compiled_call_impl is None for model in models for module in model.modules())
+
+
+def test_inputs_are_moved_without_waiting():
+    moved = []
+
+    class Tensor(torch.Tensor):
+        def to(self, *args, **options):
+            moved.append(options)
+            return self
+
+    trainer = SimpleNamespace(is_deepspeed_enabled=False, args=SimpleNamespace(device=torch.device("cpu")))
+    ResumableTrainer._prepare_input(trainer, torch.zeros(2).as_subclass(Tensor))
+    assert moved == [{"non_blocking": True}]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("name", ["adamw", "adam"])
+def test_adam_is_fused_on_cuda(monkeypatch, name, device):
+    settings = {"weight_decay": 0.0} if name == "adam" else {}
+    arguments = PretrainingArguments("unused", optimizer=name, use_cpu=True, bf16=False, **settings)
+    monkeypatch.setattr(PretrainingArguments, "device", torch.device(device))
+    optimizer = build_optimizer(small_model(), arguments)
+    assert optimizer.defaults["fused"] is (True if device == "cuda" else None)
