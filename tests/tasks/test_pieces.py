@@ -175,3 +175,19 @@ def test_metrics_by_hand():
     metric = TagMetric(entities=True).compute(predictions=[["B-PER", "O", "O", "B-LOC"]], references=right)
     assert metric == {"accuracy": 0.75, "f1": 0.5, "precision": 0.5, "recall": 0.5}
     assert entities_of(right, right) == [["LOC", "100.0", "100.0", "100.0", 1], ["PER", "100.0", "100.0", "100.0", 1]]
+
+
+def test_tags_of_brown(shared):
+    """Real text: every word becomes a piece of a tokenizer of letters, and every tag comes back."""
+    folder = shared / "data" / "pos_brown"
+    if not folder.is_dir():
+        pytest.skip("needs ../shared/data")
+    rows = Dataset.from_parquet(str(folder / "validation.parquet")).select(range(200))
+    splits = DatasetDict({"train": rows, "validation": rows})
+    task = TokenClassification(TokenClassificationSettings("model", "data"), splits)
+    assert len(task.labels) == 12 and not task.entities
+    encoded = task.encode(small_tokenizer(), 64)["train"]
+    perfect = np.full((len(encoded), 64), -100.0)
+    for number, labels in enumerate(encoded["labels"]):
+        perfect[number, : len(labels)] = labels
+    assert task.score("train", encoded, perfect)["accuracy"] == 1.0

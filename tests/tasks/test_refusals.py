@@ -43,6 +43,7 @@ def test_files_of_every_kind(tmp_path):
     write_csv(tmp_path / "folder" / "dev.csv", rows[12:])
     found = rows_of(tmp_path / "folder", test_data=str(tmp_path / "rows.csv"))
     assert {name: len(part) for name, part in found.items()} == {"train": 12, "validation": 8, "test": 20}
+    assert len(rows_of(str(tmp_path / "rows.*"))["train"]) == 30
     asked = asked_rows(6, none=0.5)
     read = rows_of(write_squad(tmp_path / "squad.json", asked), validation_share=0.5)
     read = sorted([*read["train"], *read["validation"]], key=lambda row: int(row["id"]))

@@ -61,17 +61,18 @@ def read_splits(settings: Any, readers: MappingProxyType[str, Reader] = CSV_READ
         FileNotFoundError: if a path does not exist.
         ValueError: if a file cannot be read, or a split is empty.
     """
-    check_exists(settings.data, "data")
+    if not (files := _files(settings.data)):
+        check_exists(settings.data, "data")
     folder, splits = Path(settings.data).expanduser(), {}
     if folder.is_dir():
         for split, names in SPLITS.items():
             named = re.compile(rf"({'|'.join(names)})(-\d+-of-\d+)?\..+")
-            if files := sorted(file for file in folder.iterdir() if named.fullmatch(file.name)):
-                splits[split] = _read_files(split, files, readers)
+            if found := sorted(file for file in folder.iterdir() if named.fullmatch(file.name)):
+                splits[split] = _read_files(split, found, readers)
         if "train" not in splits:
             found = ", ".join(sorted(file.name for file in folder.iterdir())[:8]) or "nothing"
             raise ValueError(f"{folder} holds no `train.csv`, `train.parquet`, `train.jsonl` or alike, but {found}.")
-    elif files := _files(settings.data):
+    elif files:
         splits["train"] = _read_files("train", files, readers)
     else:
         splits["train"] = load_table("train", settings.data, settings.subset, "train")
@@ -81,8 +82,8 @@ def read_splits(settings: Any, readers: MappingProxyType[str, Reader] = CSV_READ
                 splits[split] = load_table(split, settings.data, settings.subset, found[0])
     for split in ("validation", "test"):
         if (source := getattr(settings, f"{split}_data")) is not None:
-            check_exists(source, f"{split}_data")
             if not (files := _files(source)):
+                check_exists(source, f"{split}_data")
                 raise FileNotFoundError(f"`{split}_data` is {source!r}, and there is no such file.")
             splits[split] = _read_files(split, files, readers)
     return _with_validation(DatasetDict(splits), settings)
