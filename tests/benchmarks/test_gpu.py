@@ -80,7 +80,7 @@ def test_a_process_that_has_lost_the_gpu_is_replaced_by_one_with_the_rest_of_the
     monkeypatch.setattr(gpu.os, "execv", lambda path, words: started.append(words))
     study.run(study.pending())
     ((*_, flag, minutes),) = started
-    assert flag == "--minutes" and 0.9 < float(minutes) < 1
+    assert flag == "--minutes" and 0.9 < float(minutes) <= 1
     assert "bad" in json.loads((tmp_path / "gpu.json").read_text())["errors"]
 
 
