@@ -157,7 +157,9 @@ def test_other_encoders(tokenizer, tagged, asked, tmp_path, name, monkeypatch):
     data = write_csv(tmp_path / "rows.csv", text_rows(60))
     for part, example, rows in (("c", classify, data), ("t", tag, tagged), ("a", answer, asked)):
         changes = FEW | {"stride": 4} if part == "a" else FEW
-        if name == "gte" and part == "a":
+        if name in ("gte", "nomicbert") and part == "a":
+            with pytest.raises(ValueError, match="There is no AutoModelForQuestionAnswering for .*take"):
+                example.main(flags(tmp_path / part, tmp_path / name, rows, **changes))
             continue
         example.main(flags(tmp_path / part, tmp_path / name, rows, **changes))
         assert (tmp_path / part / "report.md").is_file()

@@ -96,6 +96,14 @@ def build_model(start: StartingPoint, auto_class: Any, config: PreTrainedConfig)
         return model
     try:
         return auto_class.from_pretrained(start.model, **options)
+    except ValueError as error:
+        if "Unrecognized configuration class" not in str(error):
+            raise
+        # Transformers lists all that there are.
+        raise ValueError(
+            f"There is no {auto_class.__name__} for {start.model} (`model_type` {config.model_type}): take another "
+            "encoder."
+        ) from None
     except RuntimeError as error:
         raise ValueError(
             f"The weights of {start.model} do not fit its config.json (hidden_size {config.hidden_size}) with "
