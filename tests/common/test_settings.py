@@ -297,3 +297,10 @@ def test_what_lies_only_where_one_stands_is_no_guess(tmp_path, monkeypatch):
     (tmp_path / "configs" / "a.yaml").write_text("output: ./runs/model\nmodel: owner/name\n")
     found = parse_config(Paths, args=["--config", "configs/a.yaml"])[0]
     assert (found.output, found.model) == ("configs/runs/model", "owner/name")
+
+
+def test_shipped_files_name_the_repositorys_folders_from_where_they_lie():
+    for file in (ROOT / "configs").rglob("*.yaml"):
+        if file.parent.name != "mteb":  # Whose tasks are examples, with data beside the file.
+            found = re.findall(r"^\s*\w+: (?:runs|data|configs)/\S+", file.read_text(), re.MULTILINE)
+            assert not found, f"{file}: {found[0]} is relative to the file, write ../ before it"
