@@ -35,7 +35,8 @@ BFLOAT16 = "--bf16 true --use_cpu true"
 ABLATION = (
     "--hidden_size 128 --num_hidden_layers 4 --num_attention_heads 2 --intermediate_size 512 --decoder_init_range 0.1 "
     "--micro_batch_tokens 2048 --global_batch_tokens 2048 --max_steps 600 --eval_strategy no --save_steps 600 "
-    "--mask_replace_prob 1.0 --random_replace_prob 0.0 --optimizer adamw --learning_rate 2e-3"
+    "--mask_replace_prob 1.0 --random_replace_prob 0.0 --optimizer adamw --learning_rate 2e-3 --warmup_steps 0.05 "
+    "--embedding_init_range 1.0 --tie_word_embeddings false"
 )
 SHORT = "--train_data {data}/train_short --validation_data {data}/validation_short"
 ABLATIONS = {

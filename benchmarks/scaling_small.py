@@ -44,6 +44,8 @@ class Candidate:
     Args:
         compute: floating-point operations of the whole training.
         masks: of the tokens to predict, the shares that become [MASK] and a random token.
+        tied_range: the decoder shares the embeddings' weights, which start in +- this; None: it has its own, and the
+            embeddings start in +- 1.
     """
 
     compute: float
@@ -52,12 +54,14 @@ class Candidate:
     optimizer: str = "muon"
     rate: float = 2e-3
     masks: tuple[float, float] = BERT_MASKS
+    tied_range: float | None = None
 
     @property
     def name(self) -> str:
         masks = "bert" if self.masks == BERT_MASKS else "paper"
         size = self.size.replace(" ", "")
-        return f"{self.compute:.1e}_{size}_{self.vocabulary}_{self.optimizer}_{self.rate:g}_{masks}"
+        tied = "" if self.tied_range is None else f"_tied{self.tied_range:g}"
+        return f"{self.compute:.1e}_{size}_{self.vocabulary}_{self.optimizer}_{self.rate:g}_{masks}{tied}"
 
     @property
     def config(self) -> NeoBERTConfig:
@@ -85,8 +89,10 @@ class Candidate:
             f"--config {ROOT}/configs/pretrain/small.yaml --train_data {folder}/train "
             f"--validation_data {folder}/validation --hidden_size {width} --num_hidden_layers {layers} "
             f"--num_attention_heads {heads} --intermediate_size {4 * width} --decoder_init_range {init_range} "
-            f"--optimizer {self.optimizer} --learning_rate {self.rate} --mask_replace_prob {self.masks[0]} "
-            f"--random_replace_prob {self.masks[1]} --micro_batch_tokens {STEP_TOKENS} "
+            f"--tie_word_embeddings {self.tied_range is not None} --embedding_init_range {self.tied_range or 1.0} "
+            f"--warmup_steps 0.05 --optimizer {self.optimizer} --learning_rate {self.rate} "
+            f"--mask_replace_prob {self.masks[0]} --random_replace_prob {self.masks[1]} "
+            f"--micro_batch_tokens {STEP_TOKENS} "
             f"--global_batch_tokens {STEP_TOKENS} --max_steps {self.steps} --eval_steps {max(1, self.steps // 5)} "
             f"--save_steps 500 --logging_steps {max(1, self.steps // 50)} --report_to none --bf16 true --use_cpu true"
         )
@@ -100,16 +106,18 @@ def first_round(compute: float) -> list[Candidate]:
         *(Candidate(compute, optimizer="adamw", rate=rate) for rate in (1e-3, 2e-3)),
         Candidate(compute, rate=4e-3),
         Candidate(compute, masks=PAPER_MASKS),
+        *(Candidate(compute, rate=rate, tied_range=0.1) for rate in (2e-3, 4e-3, 8e-3)),
+        Candidate(compute, rate=4e-3, tied_range=0.5),
     ]
 
 
 def second_round(losses: dict[Candidate, float], compute: float) -> list[Candidate]:
     """The best of each size, with more compute: which is best depends on how much there is. So may the best rate."""
-    best = [
-        min((one for one in losses if (one.size, one.masks) == (size, BERT_MASKS)), key=losses.get) for size in SIZES
-    ]
+    of_all_sizes = [one for one in losses if one.masks == BERT_MASKS and one.tied_range is None]
+    best = [min((one for one in of_all_sizes if one.size == size), key=losses.get) for size in SIZES]
     middle = best[len(best) // 2]
-    return [replace(one, compute=compute) for one in [*best, replace(middle, rate=middle.rate / 2)]]
+    tied = min((one for one in losses if one.tied_range), key=losses.get)
+    return [replace(one, compute=compute) for one in [*best, replace(middle, rate=middle.rate / 2), tied]]
 
 
 @dataclass
@@ -167,7 +175,7 @@ def plot(curves: dict[Candidate, list[tuple[float, float]]], losses: dict[Candid
     for compute in sorted({candidate.compute for candidate in curves}):
         lines = []
         for size in SIZES:
-            runs = [candidate for candidate in curves if (candidate.size, candidate.compute) == (size, compute)]
+            runs = [one for one in curves if (one.size, one.compute, one.masks) == (size, compute, BERT_MASKS)]
             if runs:
                 best = min(runs, key=losses.get)
                 lines.append(Line(curves[best], f"{size}, {best.vocabulary:,} entries", {"marker": "o"}))
@@ -181,10 +189,11 @@ def report(curves: dict[Candidate, list], losses: dict[Candidate, float]) -> str
     for candidate in sorted(curves, key=lambda one: (one.compute, losses[one])):
         masks = "BERT's" if candidate.masks == BERT_MASKS else "paper's"
         tokens = f"{candidate.steps * STEP_TOKENS / 1e6:.1f}"
-        settings = [f"{candidate.vocabulary:,}", candidate.optimizer, f"{candidate.rate:g}", masks, tokens]
+        decoder = f"shared, +- {candidate.tied_range:g}" if candidate.tied_range else "its own"
+        settings = [f"{candidate.vocabulary:,}", candidate.optimizer, f"{candidate.rate:g}", masks, decoder, tokens]
         found = [f"{curves[candidate][-1][1]:.3f}", f"{losses[candidate]:.4f}"]
         rows.append([f"{candidate.compute:.1e}", candidate.size, *settings, *found])
-    head = ["FLOP", "layers x width", "vocabulary", "optimizer", "rate", "masks", "million tokens"]
+    head = ["FLOP", "layers x width", "vocabulary", "optimizer", "rate", "masks", "decoder", "million tokens"]
     versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers"))
     sections = (
         "# Which small model to pretrain on a CPU",

@@ -62,6 +62,9 @@ class ModelArguments:
     rms_norm: bool = field(default=True, metadata={"help": "RMSNorm instead of LayerNorm"})
     norm_eps: Positive = field(default=1e-5, metadata={"help": "of the norms"})
     dropout: Annotated[float, Range(0, below=1)] = field(default=0.0, metadata={"help": "in every block"})
+    tie_word_embeddings: bool = field(
+        default=False, metadata={"help": "the decoder shares the embeddings' weights; not as published"}
+    )
     embedding_init_range: NotNegative = field(default=0.02, metadata={"help": "embeddings start uniform in +- this"})
     decoder_init_range: NotNegative = field(default=0.02, metadata={"help": "linear layers start uniform in +- this"})
 
