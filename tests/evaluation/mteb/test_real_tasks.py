@@ -15,7 +15,6 @@ from neobert_hf.evaluation.mteb.encoder import InstructionEncoder
 from neobert_hf.evaluation.mteb.recipe import benchmark_tasks, build_prompts, read_instructions
 from neobert_hf.evaluation.mteb.report import COLUMNS, TASK_TYPES
 from neobert_hf.evaluation.mteb.results import parts_of
-from tests.helpers.models import ROOT
 from tests.helpers.mteb_tasks import CONFIGS, INSTRUCTIONS, random_texts, record_prompts, run_mteb
 
 
