@@ -23,6 +23,11 @@ logger = logging.get_logger(__name__)
 # What a forward pass takes beside its named arguments.
 FORWARD_KWARGS = {"output_attentions", "output_hidden_states", "return_dict", "num_items_in_batch", "seq_idx"}
 
+# What other models take. Trainers and clients pass it to any model, with these values, which mean nothing here.
+INERT_KWARGS = {"use_cache": (None, False)} | dict.fromkeys(
+    ("past_key_values", "cache_position", "head_mask", "encoder_hidden_states", "encoder_attention_mask"), (None,)
+)
+
 MASK_MEANING = (
     "1 at real tokens and 0 at padding. Additive masks (0 and -inf) are not accepted; to keep the documents of a "
     "packed row apart pass `cu_seq_lens_q` or restarting `position_ids`."
@@ -63,8 +68,12 @@ def read_on_host(config, inputs: BatchInputs) -> tuple[BatchInputs, dict[str, tu
 
     Under `padding` the values say whether the first and last column hold padding, where no mask says so.
     """
+    mask, floating = inputs.attention_mask, {}
+    if mask is not None and mask.is_floating_point():
+        floating = {"floating_mask": _as_integers(mask)}
+        inputs = replace(inputs, attention_mask=floating["floating_mask"])
     given = {name: value for name in LAYOUT_ARGUMENTS if (value := getattr(inputs, name)) is not None}
-    looked_at = {name: given[name] for name in ("attention_mask", "position_ids") if name in given}
+    looked_at = {name: given[name] for name in ("attention_mask", "position_ids") if name in given} | floating
     ids = inputs.input_ids
     if ids is not None:
         looked_at["input_ids"] = ids
@@ -105,6 +114,11 @@ def check_contents(config, host: BatchInputs, limits: dict[str, tuple[int, int]]
         # Angles are computed in float32, which has no 16,777,217.
         "position_ids": (MOST_POSITIONS, f"allowed is 0 to {MOST_POSITIONS}."),
     }
+    if limits.get("floating_mask", (0, 0))[1] > 1:
+        raise ValueError(
+            "`attention_mask` of a floating dtype must hold 0 and 1 only, and a 1 in every row; this one does not. It "
+            f"must be {MASK_MEANING}"
+        )
     for name, (largest, needed) in allowed.items():
         low, high = limits.get(name, (0, 0))
         if low < 0 or high > largest:
@@ -184,9 +198,19 @@ def _check_attention_mask(attention_mask: torch.Tensor, shape: tuple[int, int]) 
     found = tuple(attention_mask.shape)
     if found != shape:
         raise ValueError(f"`attention_mask` has shape {found}, it must be {shape}, {MASK_MEANING}")
-    if attention_mask.is_floating_point() or attention_mask.is_complex():
+    # Whether numbers are 0 and 1 is seen by their values, which a graph does not show.
+    if attention_mask.is_complex() or attention_mask.is_floating_point() and is_tracing(attention_mask):
         dtype = attention_mask.dtype
         raise ValueError(f"`attention_mask` has dtype {dtype}, it must be bool or integer, {MASK_MEANING}")
+
+
+def _as_integers(mask: torch.Tensor) -> torch.Tensor:
+    """A mask of a floating dtype, as PEFT's prompts and much code by hand make them: 0, 1, and 2 for all else.
+
+    A row without a 1 is all 2: an additive mask that hides nothing is all 0.
+    """
+    numbers = torch.where(mask == 1, 1, torch.where(mask == 0, 0, 2))
+    return numbers.masked_fill(~(numbers == 1).any(-1, keepdim=True), 2)
 
 
 def _check_position_ids(position_ids: torch.Tensor, shape: tuple[int, int]) -> None:
@@ -274,7 +298,14 @@ def check_one_document_a_row(position_ids, attention_mask, shape: tuple[int, int
 
 
 def check_keywords(kwargs: dict) -> None:
-    """Refuse what a forward pass would swallow: a misspelt `attention_mask`, the `pad_mask` of the original code."""
+    """Refuse what a forward pass would swallow: a misspelt `attention_mask`, the `pad_mask` of the original code.
+
+    What other models take and means nothing here is taken out.
+    """
+    for name in INERT_KWARGS.keys() & kwargs.keys():
+        value = kwargs.pop(name)
+        if not any(value is inert for inert in INERT_KWARGS[name]):
+            raise ValueError(f"`{name}` is given, and NeoBERT, an encoder, has none: leave it out.")
     if unknown := sorted(set(kwargs) - FORWARD_KWARGS):
         raise TypeError(
             f"NeoBERT's forward pass does not know {', '.join(f'`{name}`' for name in unknown)}. Beside the named "

@@ -321,7 +321,8 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
         r"""
         Args:
             input_ids (`(batch, length)`): token ids. This or `inputs_embeds`.
-            attention_mask (`(batch, length)`, bool or integer): 1 at real tokens, 0 at padding, in any place.
+            attention_mask (`(batch, length)`): 1 at real tokens, 0 at padding, in any place. Bool or integer; a
+                floating dtype only with a 1 in every row, and not while compiling.
             position_ids (`(batch or 1, length)`): positions from 0. Where they start again at 0 a new document begins,
                 and no attention crosses the border.
             token_type_ids: accepted because BERT tokenizers emit them, and unused.

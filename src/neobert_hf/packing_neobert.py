@@ -390,7 +390,7 @@ def pool(hidden_states, pooling: str, attention_mask=None, cu_seq_lens=None) -> 
     if attention_mask is None:
         return hidden_states.float().mean(1).to(hidden_states.dtype)
     # Padding is zero already.
-    counts = attention_mask.sum(1, keepdim=True).clamp(min=1)
+    counts = attention_mask.int().sum(1, keepdim=True).clamp(min=1)
     return (hidden_states.float().sum(1) / counts).to(hidden_states.dtype)
 
 

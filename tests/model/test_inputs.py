@@ -37,7 +37,13 @@ BAD = {
     "embeds_int": ({"inputs_embeds": torch.zeros(2, 3, 64, dtype=torch.long)}, "`inputs_embeds` has dtype"),
     "mask_shape": ({"input_ids": IDS, "attention_mask": MASK[:, :5]}, r"`attention_mask` has shape \(4, 5\)"),
     "mask_4d": ({"input_ids": IDS, "attention_mask": torch.ones(4, 1, 13, 13)}, r"shape \(4, 1, 13, 13\)"),
-    "mask_float": ({"input_ids": IDS, "attention_mask": MASK.float()}, "`attention_mask` has dtype torch.float32"),
+    "mask_half": ({"input_ids": IDS, "attention_mask": MASK / 2}, "of a floating dtype must hold 0 and 1 only"),
+    "mask_infinite": ({"input_ids": IDS, "attention_mask": (1 - MASK) * -1e38 * 10}, "a 1 in every row; this one does"),
+    "mask_hides_nothing": ({"input_ids": IDS, "attention_mask": torch.zeros(MASK.shape)}, "and a 1 in every row"),
+    "mask_nan": ({"input_ids": IDS, "attention_mask": MASK * math.nan}, "must hold 0 and 1 only"),
+    "mask_complex": ({"input_ids": IDS, "attention_mask": MASK * 1j}, "`attention_mask` has dtype torch.complex64"),
+    "cache": ({"input_ids": IDS, "use_cache": True}, "`use_cache` is given, and NeoBERT, an encoder, has none"),
+    "past": ({"input_ids": IDS, "past_key_values": ()}, "`past_key_values` is given"),
     "mask_additive": ({"input_ids": IDS, "attention_mask": (MASK - 1) * 10000}, "`attention_mask` runs from -10000"),
     "mask_documents": ({"input_ids": IDS, "attention_mask": MASK * 2}, "`attention_mask` runs from 0 to 2"),
     "pad_mask": ({"input_ids": IDS, "pad_mask": MASK}, "does not know `pad_mask`"),
@@ -112,6 +118,24 @@ def test_bad_input(case, backend):
     kwargs, message = BAD[case]
     with pytest.raises((ValueError, TypeError), match=message):
         small_model(attn_implementation=backend)(**kwargs)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("backend", CPU_BACKENDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_other_models_take_means_the_same_here(dtype, backend):
+    """PEFT's prompts make masks of floating dtypes, and trainers switch caches off that no encoder has."""
+    # More tokens than bfloat16 can count.
+    ids, mask = ragged_batch([300, 13, 1])
+    inert = {"use_cache": False, "past_key_values": None, "cache_position": None, "head_mask": None}
+    for head in (NeoBERTForMaskedLM, NeoBERTForTokenClassification, NeoBERTForSequenceClassification):
+        pooling = {"classifier_pooling": "mean"} if head is NeoBERTForSequenceClassification else {}
+        model = small_model(head, attn_implementation=backend, max_length=512, **pooling).eval()
+        expected = model(ids, attention_mask=mask).logits
+        assert torch.equal(model(ids, attention_mask=mask.to(dtype), **inert).logits, expected)
+    # The labels' loss gets the same keywords.
+    loss = small_model(NeoBERTForMaskedLM).eval()(IDS, attention_mask=MASK.to(dtype), labels=IDS, use_cache=None).loss
+    assert loss.isfinite()
 
 
 def test_bad_labels():

@@ -229,6 +229,7 @@ def test_every_format_continues_where_it_stopped(tokenizers, prepare, tmp_path, 
     assert content(prepare(source, tokenizers["bpe"], tmp_path / "out", *flags)) == expected
 
 
+@pytest.mark.slow
 def test_killed_twice_and_continued_is_byte_identical(corpus, tokenizers, prepare, tmp_path):
     # 20 shards of some 0.1 s each, so that the first kill comes well before the last.
     write_jsonl(corpus, [" ".join(PARAGRAPHS[number : number + 50]) for number in range(400)])

@@ -372,6 +372,7 @@ def test_a_query_that_is_cut_is_said_to_be(index, corpus, tmp_path, capsys):
     assert "query 'of of" in warned and "has 65 tokens with its prompt and the model reads 64" in warned
 
 
+@pytest.mark.slow
 def test_killed_and_repeated_embeds_only_what_is_missing(index, corpus, texts, model, tmp_path):
     numbered = list(enumerate(texts[:10]))
     rows = {f"{i}-{j}": f"{first} {second}" for i, first in numbered for j, second in numbered}

@@ -90,6 +90,7 @@ def test_padded_batches_of_two_processes_give_the_same_weights(flags, tmp_path, 
     assert_close(tmp_path / "run", tmp_path / "1", weights=2e-5)
 
 
+@pytest.mark.slow
 def test_killed_twice_on_two_processes(flags, tmp_path):
     # Dropout, too: each process restores its own generator.
     changes = {"dropout": 0.1, "max_steps": 32, "save_steps": 4}

@@ -92,6 +92,7 @@ def assert_same_best_model(first: Path, second: Path, task: str) -> None:
         assert torch.equal(tensor, second[name]), name
 
 
+@pytest.mark.slow
 def test_a_killed_grid_goes_on_where_it_was(flags, whole_grid, tmp_path):
     process = start_process(flags(tmp_path, **GRID))
     while process.poll() is None and not (

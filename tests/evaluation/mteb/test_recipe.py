@@ -120,6 +120,7 @@ def test_finished_tasks_are_not_repeated(local, models, evaluated, tmp_path, mon
     assert encoded == []
 
 
+@pytest.mark.slow
 def test_killed_and_resumed(local, models, tmp_path):
     """`kill -9` once the first result is there: the rest follows, the first is kept."""
     tasks = ["--tasks", "Similarity", "Clusters", "Pairs"]

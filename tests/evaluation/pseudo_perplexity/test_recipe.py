@@ -207,6 +207,7 @@ def test_interval_of_one_value_is_not_known():
     assert mean_interval(np.array([2.0]), 1) == (2, 2, 2)
 
 
+@pytest.mark.slow
 def test_killed_twice_and_resumed(material, tmp_path, monkeypatch):
     """`kill -9`: in the end the file is the same to the byte, and what was there was not scored again."""
     (tmp_path / "long.jsonl").write_text("".join(json.dumps({"text": f"{letter} " * 100}) + "\n" for letter in "ab"))
