@@ -1,6 +1,6 @@
 """How close a training step on a CPU comes to its own matrix products, for NeoBERT and other encoders.
 
-    python benchmarks/training_step.py      # 3 minutes on 2 CPU cores, with the environment of `make bench`
+    python benchmarks/training_step.py      # 4 minutes on 2 CPU cores, with the environment of `make bench`
 
 A step is the loss of masked language modelling and its backward pass, without the optimizer. Its bare products are
 those of every linear layer and of attention, forward and backward, with the shapes that the model computes: a linear

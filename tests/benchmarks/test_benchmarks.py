@@ -225,3 +225,18 @@ def test_checkpoints_benchmark(tmp_path):
     assert "what checksums add, mean and 95% interval" in report and "2 rounds of four checkpoints" in report
     # Nothing that it wrote is left but the report.
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoints.md"]
+
+
+def test_a_training_step_is_compared_with_its_products(tmp_path):
+    import training_step
+
+    training_step.main(["--layers", "1", "--lengths", "8", "--repeats", "1", "--output", str(tmp_path)])
+    rows = json.loads((tmp_path / "training_step.json").read_text())["rows"]
+    assert [row["model"] for row in rows] == list(training_step.NAMES)
+    assert all(row["share_of_products"] > 0 for row in rows)
+    assert "| 8 x 8 | NeoBERT |" in (tmp_path / "training_step.md").read_text()
+    # Every linear layer is counted: three products of each block's four and of the decoder.
+    model = training_step.build_model(training_step.build_config("NeoBERT", num_hidden_layers=1), "sdpa", "cpu", None)
+    used = training_step.linear_products(model, training_step.training_step(model, 8, 8))
+    labelled = used[-1][1]
+    assert [rows for _, rows in used] == [64] * 4 + [labelled] and 0 < labelled < 32
