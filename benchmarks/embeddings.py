@@ -4,9 +4,10 @@
     python benchmarks/embeddings.py --data ../shared/data --text_pairs data/text_pairs.parquet \\
         --starts NeoBERT=runs/small/model BERT=runs/bert/model --others vectors=runs/static_vectors
 
-Each start, and random weights beside them, is scored as it is, after fine-tuning on pairs, and after a contrastive
-stage on text and fine-tuning on pairs. All get the same search: every learning rate with the first seed, the rate
-chosen on held-out pairs that are not tested on, then the other seeds. Interrupted, the same command goes on.
+Each start, and random weights beside them, is scored as it is, after fine-tuning on pairs, and, with `--text_pairs`,
+after a contrastive stage on text and fine-tuning on pairs. All get the same search: every learning rate with the first
+seed, the rate chosen on held-out pairs that are not tested on, then the other seeds. Interrupted, the same command goes
+on.
 """
 
 import itertools
@@ -43,13 +44,16 @@ COLUMNS = {
     "similarity": "similarity of news",
 }
 PLAIN, PAIRS, BOTH = "as it is", "fine-tuned on pairs", "contrastive stage, then pairs"
+STAGES = {PLAIN: (), PAIRS: ("pairs",), BOTH: ("contrastive", "pairs")}
 
 
 @dataclass
 class EmbeddingBenchmarkArguments:
     data: str = field(metadata={"help": "folder with pairs/ and the test sets"})
     starts: list[str] = field(metadata={"help": "NAME=FOLDER of each pretrained model"})
-    text_pairs: str = field(metadata={"help": "Parquet file that make_pairs.py wrote"})
+    text_pairs: str | None = field(
+        default=None, metadata={"help": "Parquet file that make_pairs.py wrote; no contrastive stage if unset"}
+    )
     others: list[str] = field(
         default_factory=list, metadata={"help": "NAME=FOLDER of Sentence Transformers models to score as they are"}
     )
@@ -134,7 +138,9 @@ class Benchmark:
     def run_all(self, name: str, folder: Path) -> dict[str, dict]:
         """Rates and scores of each seed by the way of training."""
         results = {}
-        for title, stages in ((PLAIN, ()), (PAIRS, ("pairs",)), (BOTH, ("contrastive", "pairs"))):
+        for title, stages in STAGES.items():
+            if not set(stages) <= set(self.descriptions):
+                continue
             chosen: list[tuple[str, float]] = []
             for stage in stages:
                 chosen.append((stage, self.search(name, folder, chosen, stage)))
@@ -148,7 +154,7 @@ class Benchmark:
 
 def scores_table(results: dict[str, dict]) -> list[str]:
     rows = []
-    for (name, ways), title in itertools.product(results.items(), (PLAIN, PAIRS, BOTH)):
+    for (name, ways), title in itertools.product(results.items(), STAGES):
         if title in ways:
             rates = ", ".join(f"{rate:g}" for rate in ways[title]["rates"]) or "-"
             scores = ways[title]["scores"]
@@ -161,6 +167,7 @@ def gains_table(results: dict[str, dict], starts: list[str]) -> list[str]:
     """What the first start adds to the others, and a contrastive stage to fine-tuning alone, seed by seed."""
     comparisons = [((starts[0], way), (other, way)) for way in (PAIRS, BOTH) for other in [*starts[1:], RANDOM]]
     comparisons += [((name, BOTH), (name, PAIRS)) for name in [*starts, RANDOM]]
+    comparisons = [pair for pair in comparisons if all(way in results[name] for name, way in pair)]
     rows = []
     for better, worse in comparisons:
         scores = [results[name][way]["scores"] for name, way in (better, worse)]
@@ -173,9 +180,10 @@ def plot(results: dict[str, dict], file: Path) -> None:
     """One panel a test, one group of bars a start, with the 95% interval over the seeds."""
     figure = Figure(figsize=(13, 3.8), layout="constrained")
     keys = [key for key in COLUMNS if "BM25" not in key]
+    titles = [title for title in STAGES if any(title in ways for ways in results.values())]
     for axes, key in zip(figure.subplots(1, len(keys)), keys):
         names = [name for name in results if key in next(iter(results[name].values()))["scores"][0]]
-        for number, title in enumerate((PLAIN, PAIRS, BOTH)):
+        for number, title in enumerate(titles):
             found = [
                 (place, results[name][title]["scores"]) for place, name in enumerate(names) if title in results[name]
             ]
@@ -190,16 +198,17 @@ def plot(results: dict[str, dict], file: Path) -> None:
 
 
 def report(settings: EmbeddingBenchmarkArguments, results: dict[str, dict], starts: list[str]) -> str:
+    contrastive = f"Contrastive stage: `configs/embeddings/contrastive.yaml` with `{settings.contrastive}`. "
+    contrastive = contrastive if settings.text_pairs else "No contrastive stage was run. "
     sections = (
         "# What pretraining and a contrastive stage are worth for retrieval",
         "![scores](embeddings.png)",
         circumstances("embeddings", "bm25s"),
         f"{TESTS} `with BM25`: reciprocal rank fusion of both. {SIMILARITY}",
-        f"Contrastive stage: `configs/embeddings/contrastive.yaml` with `{settings.contrastive}`. Pairs: "
-        f"`configs/embeddings/small.yaml` with `{settings.pairs}`. Texts are cut at 64 tokens in training and 128 in "
-        f"tests. Rates {', '.join(f'{rate:g}' for rate in settings.learning_rates)} are tried by all, in both stages, "
-        f"and chosen on other pairs; {settings.seeds} seeds; intervals are 95% by Student's t, and gains are taken "
-        "seed by seed.",
+        f"{contrastive}Pairs: `configs/embeddings/small.yaml` with `{settings.pairs}`. Texts are cut at 64 tokens in "
+        f"training and 128 in tests. Rates {', '.join(f'{rate:g}' for rate in settings.learning_rates)} are tried by "
+        f"all, in each stage, and chosen on other pairs; {settings.seeds} seeds; intervals are 95% by Student's t, and "
+        "gains are taken seed by seed.",
         "\n".join(gains_table(results, starts)),
         "\n".join(scores_table(results)),
     )
@@ -214,9 +223,9 @@ def main(args: list[str] | None = None) -> None:
     # 1. Pairs to train on, and others to test on
     split = Path(settings.output_dir) / "data"
     tests = split_pairs(Path(settings.data), split, settings.test_rows)
-    stages = {"contrastive": "text_pairs.yaml", "pairs": "small_datasets.yaml"}
+    files = {"pairs": "small_datasets.yaml"} | ({"contrastive": "text_pairs.yaml"} if settings.text_pairs else {})
     descriptions = {
-        stage: describe_pairs(name, settings.data, split, settings.text_pairs) for stage, name in stages.items()
+        stage: describe_pairs(name, settings.data, split, settings.text_pairs) for stage, name in files.items()
     }
     benchmark = Benchmark(settings, tests, descriptions)
 

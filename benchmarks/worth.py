@@ -4,8 +4,8 @@
 
 Two tasks: the parts of speech of words in sentences, where the same word has several, and the archive section of a
 one-line description of software. Each start is fine-tuned on 300, 3,000 and more rows with the same search: every
-learning rate and seed, the rate chosen on rows that are neither trained on nor tested on. `random` is the first start's
-architecture with random weights, others for each seed. Interrupted, the same command goes on.
+learning rate and, for texts, what the head reads, chosen on rows that are neither trained on nor tested on. `random` is
+the first start's architecture with random weights, others for each seed. Interrupted, the same command goes on.
 """
 
 import itertools
@@ -24,6 +24,9 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 from datasets import Dataset, disable_progress_bars
+from embedding_report import interval
+from sklearn.feature_extraction import DictVectorizer
+from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -48,9 +51,10 @@ from neobert_hf.common.report import Line, Panel, markdown_table, mean_interval,
 from neobert_hf.common.settings import Count, Positive, Range, check_ranges, parse_config
 
 
-RANDOM = "random"
+RANDOM, COUNTS = "random", "words alone"
+KINDS = ("fine-tuned", "probe")
 # How often the training rows are seen: the fewer, the more often.
-EPOCHS = {300: 15, 3000: 5}
+EPOCHS = {100: 40, 300: 15, 3000: 5}
 BATCH = 16
 
 
@@ -65,6 +69,7 @@ class WorthArguments:
         default_factory=lambda: [3e-4, 1e-3, 3e-3], metadata={"help": "tried by all"}
     )
     seeds: Count = field(default=5, metadata={"help": "of the rows drawn, their order, the head and random weights"})
+    search_seeds: Count = field(default=2, metadata={"help": "seeds that every learning rate is tried with"})
     development: Count = field(default=1000, metadata={"help": "rows that choose the learning rate"})
     test: Count = field(default=2000, metadata={"help": "rows that are scored"})
     max_length: Annotated[int, Range(3)] = field(default=128, metadata={"help": "tokens"})
@@ -140,11 +145,21 @@ def encode(rows: Dataset, task: Task, tokenizer: PreTrainedTokenizerFast, max_le
     return rows.map(to_ids, batched=True, remove_columns=rows.column_names)
 
 
-def build_model(start: Path, task: Task, weights: bool) -> PreTrainedModel:
+def poolings(start: Path, task: Task) -> tuple[str | None, ...]:
+    """What the head may read: the state of the first token or the mean of all; None where there is no choice.
+
+    Masked language modelling asks nothing of the first token's state. Which one is better depends on the start.
+    """
+    choice = not task.of_words and hasattr(AutoConfig.from_pretrained(start), "classifier_pooling")
+    return ("cls", "mean") if choice else (None,)
+
+
+def build_model(start: Path, task: Task, pooling: str | None, weights: bool) -> PreTrainedModel:
     auto = AutoModelForTokenClassification if task.of_words else AutoModelForSequenceClassification
+    options = {"num_labels": len(task.labels)} | ({"classifier_pooling": pooling} if pooling else {})
     if weights:
-        return auto.from_pretrained(start, num_labels=len(task.labels), dtype=torch.float32)
-    return auto.from_config(AutoConfig.from_pretrained(start, num_labels=len(task.labels)), dtype=torch.float32)
+        return auto.from_pretrained(start, dtype=torch.float32, **options)
+    return auto.from_config(AutoConfig.from_pretrained(start, **options), dtype=torch.float32)
 
 
 def accuracy(predictions: np.ndarray, labels: np.ndarray) -> float:
@@ -154,14 +169,21 @@ def accuracy(predictions: np.ndarray, labels: np.ndarray) -> float:
 
 
 def fine_tune(
-    start: Path, task: Task, rows: int, rate: float, seed: int, settings: WorthArguments, weights: bool
+    start: Path,
+    task: Task,
+    rows: int,
+    trial: tuple[float, str | None],
+    seed: int,
+    settings: WorthArguments,
+    weights: bool,
 ) -> dict:
-    """Fine-tune once. Returns the accuracy on the development and the test rows."""
+    """Fine-tune once with a learning rate and a pooling. Returns the accuracy on development and test rows."""
+    rate, pooling = trial
     tokenizer = AutoTokenizer.from_pretrained(start)
     drawn = task.train.shuffle(seed=seed).select(range(min(rows, len(task.train))))
     parts = [encode(part, task, tokenizer, settings.max_length) for part in (drawn, task.development, task.test)]
     set_seed(seed)
-    model = build_model(start, task, weights)
+    model = build_model(start, task, pooling, weights)
     collator = (DataCollatorForTokenClassification if task.of_words else DataCollatorWithPadding)(tokenizer)
     arguments = TrainingArguments(
         output_dir=settings.output_dir,
@@ -220,31 +242,77 @@ def stored(file: Path, make: Any, *arguments: Any) -> dict:
     return json.loads(file.read_text())
 
 
+def word_features(words: list[str]) -> list[dict[str, str]]:
+    """Of each word: itself, its neighbours, its last letters and whether it begins with a capital."""
+    lowered = ["<s>", *(word.lower() for word in words), "</s>"]
+    return [
+        {
+            "word": lowered[place + 1],
+            "before": lowered[place],
+            "after": lowered[place + 2],
+            "end": lowered[place + 1][-3:],
+            "capital": str(word[:1].isupper()),
+        }
+        for place, word in enumerate(words)
+    ]
+
+
+def count_features(task: Task, rows: int, seed: int) -> dict:
+    """A logistic regression without any network: on words and bigrams by TF-IDF, or on each word and its neighbours."""
+    drawn = task.train.shuffle(seed=seed).select(range(min(rows, len(task.train))))
+    features = DictVectorizer() if task.of_words else TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True)
+
+    def read(part: Dataset) -> tuple[list, list[int]]:
+        if not task.of_words:
+            return part["text"][:], part["labels"][:]
+        words = [features for row in part["text"] for features in word_features(row)]
+        return words, [tag for tags in part["labels"] for tag in tags]
+
+    texts, labels = read(drawn)
+    found = {}
+    for strength in (1.0, 10.0, 100.0):
+        classifier = make_pipeline(features, LogisticRegression(C=strength, max_iter=300)).fit(texts, labels)
+        found[classifier.score(*read(task.development))] = classifier
+    return {"test": float(found[max(found)].score(*read(task.test)))}
+
+
+def run_start(start: Path, task: Task, rows: int, settings: WorthArguments, weights: bool, folder: Path) -> dict:
+    """The best learning rate and pooling, and the test accuracies with them and of probes, one for each seed."""
+
+    def tune(trial: tuple[float, str | None], seeds: int) -> list[dict]:
+        rate, pooling = trial
+        files = [folder / f"{pooling + '_' if pooling else ''}{rate:g}_{seed}.json" for seed in range(seeds)]
+        given = (start, task, rows, trial)
+        return [stored(file, fine_tune, *given, seed, settings, weights) for seed, file in enumerate(files)]
+
+    trials = list(itertools.product(settings.learning_rates, poolings(start, task)))
+    searched = {trial: tune(trial, settings.search_seeds) for trial in trials}
+    best = max(searched, key=lambda trial: statistics.mean(run["development"] for run in searched[trial]))
+    probes = [
+        stored(folder / f"probe_{seed}.json", probe, start, task, rows, seed, settings, weights)
+        for seed in range(settings.seeds)
+    ]
+    tuned = [run["test"] for run in tune(best, settings.seeds)]
+    return {"best": best, "fine-tuned": tuned, "probe": [run["test"] for run in probes]}
+
+
 def run_all(settings: WorthArguments, starts: dict[str, Path], tasks: list[Task]) -> dict:
-    """Test accuracies by task, rows, start and kind (`fine-tuned`, `probe`): one for each seed."""
-    first, scores = next(iter(starts.values())), {}
+    """By task, rows and start: accuracies on the test rows, one for each seed, and the learning rate."""
+    first, output, scores = next(iter(starts.values())), Path(settings.output_dir), {}
     for rows, task in itertools.product(settings.rows, tasks):
+        entries = scores.setdefault(task.name, {}).setdefault(str(rows), {})
         for name, start in {**starts, RANDOM: first}.items():
-            weights = name != RANDOM
-            folder = Path(settings.output_dir, f"{name}-{checkpoint_fingerprint(str(start))[:8]}", task.name, str(rows))
-            by_rate = {}
-            for rate in settings.learning_rates:
-                by_rate[rate] = [
-                    stored(
-                        folder / f"{rate:g}_{seed}.json", fine_tune, start, task, rows, rate, seed, settings, weights
-                    )
-                    for seed in range(settings.seeds)
-                ]
-            best = max(by_rate, key=lambda rate: statistics.mean(run["development"] for run in by_rate[rate]))
-            probes = [
-                stored(folder / f"probe_{seed}.json", probe, start, task, rows, seed, settings, weights)
-                for seed in range(settings.seeds)
-            ]
-            tuned = [run["test"] for run in by_rate[best]]
-            print(task.name, rows, name, f"{best:g}", f"{statistics.mean(tuned):.4f}", flush=True)
-            entry = {"rate": best, "fine-tuned": tuned, "probe": [run["test"] for run in probes]}
-            scores.setdefault(task.name, {}).setdefault(str(rows), {})[name] = entry
+            folder = output / f"{name}-{checkpoint_fingerprint(str(start))[:8]}" / task.name / str(rows)
+            entries[name] = run_start(start, task, rows, settings, name != RANDOM, folder)
+            print(f"{task.title}, {rows} rows: {name} {statistics.mean(entries[name]['fine-tuned']):.4f}", flush=True)
+        files = [output / COUNTS / task.name / f"{rows}_{seed}.json" for seed in range(settings.seeds)]
+        counted = [stored(file, count_features, task, rows, seed) for seed, file in enumerate(files)]
+        entries[COUNTS] = {"fine-tuned": [run["test"] for run in counted]}
     return scores
+
+
+def described(trial: tuple[float, str | None] | None) -> str:
+    return ", ".join(f"{part:g}" if isinstance(part, float) else part for part in trial or ("-",) if part)
 
 
 def scores_table(scores: dict, tasks: list[Task]) -> list[str]:
@@ -253,21 +321,21 @@ def scores_table(scores: dict, tasks: list[Task]) -> list[str]:
     for task in tasks:
         for rows, entries in scores[task.name].items():
             for name, entry in entries.items():
-                cells = [task.title, f"{int(rows):,}", name, f"{entry['rate']:g}"]
-                for kind in ("fine-tuned", "probe"):
-                    mean, lower, _ = mean_interval([100 * value for value in entry[kind]])
-                    cells.append(f"{mean:.1f} ± {mean - lower:.1f}")
+                cells = [task.title, f"{int(rows):,}", name, described(entry.get("best"))]
+                for kind in KINDS:
+                    cells.append(interval([100 * share for share in entry[kind]], 1) if kind in entry else "-")
                 lines.append(cells)
-    return markdown_table(["task", "rows", "start", "best rate", "fine-tuned, %", "probe, %"], lines)
+    return markdown_table(["task", "rows", "start", "best rate, head reads", "fine-tuned, %", "probe, %"], lines)
 
 
 def gains_table(scores: dict, tasks: list[Task], starts: list[str]) -> list[str]:
     """What each start adds to random weights, seed by seed, and what the first one adds to the others."""
     pairs = [(name, RANDOM) for name in starts] + [(starts[0], name) for name in starts[1:]]
+    compared = [("fine-tuned", starts[0], COUNTS), *((kind, *pair) for kind in KINDS for pair in pairs)]
     lines = []
     for task in tasks:
         for rows, entries in scores[task.name].items():
-            for kind, (better, worse) in itertools.product(("fine-tuned", "probe"), pairs):
+            for kind, better, worse in compared:
                 gains = [100 * (a - b) for a, b in zip(entries[better][kind], entries[worse][kind])]
                 mean, lower, upper = mean_interval(gains)
                 verdict = "yes" if lower > 0 else "no" if upper < 0 else "not decided"
@@ -283,11 +351,11 @@ def plot(scores: dict, tasks: list[Task], file: Path) -> None:
         by_rows = scores[task.name]
         lines = []
         for number, name in enumerate(next(iter(by_rows.values()))):
-            for kind, style in (("fine-tuned", "-"), ("probe", ":")):
-                points = [(int(rows), 100 * statistics.mean(entry[name][kind])) for rows, entry in by_rows.items()]
-                lines.append(
-                    Line(points, f"{name}, {kind}", {"marker": "o", "color": f"C{number}", "linestyle": style})
-                )
+            for kind, style in zip(KINDS, ("-", ":")):
+                found = [(int(rows), entry[name][kind]) for rows, entry in by_rows.items() if kind in entry[name]]
+                points = [(rows, 100 * statistics.mean(scores)) for rows, scores in found]
+                look = {"marker": "o", "color": f"C{number}", "linestyle": style}
+                lines += [Line(points, f"{name}, {kind}", look)] if points else []
         labels = {"xlabel": "labelled rows", "ylabel": task.title + " (%)", "xscale": "log"}
         panels.append(Panel(lines, labels))
     plot_lines(file, panels)
@@ -300,11 +368,14 @@ def report(settings: WorthArguments, scores: dict, tasks: list[Task], starts: di
         "![accuracy against labelled rows](worth.png)",
         f"{date.today()}; {os.cpu_count()} cores ({platform.machine()}), float32; Python {platform.python_version()}, "
         f"{versions}. Not measured on GPU. Command: `python benchmarks/worth.py {shlex.join(sys.argv[1:])}`.",
-        f"Each start is fine-tuned with {settings.seeds} seeds and the rates "
-        f"{', '.join(f'{rate:g}' for rate in settings.learning_rates)}; {settings.development:,} other rows choose "
-        f"the rate, {settings.test:,} held-out rows are scored. A seed draws the training rows, their order, the new "
-        "head and the random weights, and is the same for all starts, so gains are taken seed by seed. The probe is a "
-        "logistic regression on states that stay as they are. Intervals are 95% by Student's t.",
+        f"Each start is fine-tuned with {settings.search_seeds} seeds at the rates "
+        f"{', '.join(f'{rate:g}' for rate in settings.learning_rates)}; for texts with a head that reads the state of "
+        f"the first token, and with one that reads the mean of all. {settings.development:,} other rows choose, "
+        f"{settings.seeds} seeds are fine-tuned with that and scored on {settings.test:,} held-out rows. A seed draws "
+        "the training rows, their order, the new head and the random weights, and is the same for all starts, so gains "
+        "are taken seed by seed. The probe is a logistic regression on states that stay as they are. "
+        f"`{COUNTS}` is one without any network: on TF-IDF of words and bigrams, or on each word, its neighbours and "
+        "its last letters. Intervals are 95% by Student's t.",
         "\n".join(gains_table(scores, tasks, list(starts))),
         "\n".join(scores_table(scores, tasks)),
     )

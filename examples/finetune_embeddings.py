@@ -14,6 +14,7 @@ from neobert_hf.embeddings.mining import add_mined_negatives
 from neobert_hf.embeddings.models import build_encoder, info_nce_loss, load_trained_model
 from neobert_hf.embeddings.recipe import dense_evaluator, prepare_run
 from neobert_hf.embeddings.trainers import DistillationTrainer, EmbeddingTrainer
+from neobert_hf.embeddings.whitening import add_whitening
 
 
 def main(args: list[str] | None = None) -> None:
@@ -27,6 +28,7 @@ def main(args: list[str] | None = None) -> None:
 
         # 3. Model, and the loss: contrastive, or what a teacher says, which is asked before training
         model = build_encoder(run.source, settings.max_length, settings.trust_remote_code)
+        add_whitening(model, run)
         add_lora(model, run)
         if settings.teacher is not None:
             answers = add_teacher(run, model)

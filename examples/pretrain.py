@@ -15,7 +15,14 @@ from transformers import set_seed
 from neobert_hf.common.atomic_writes import write_json
 from neobert_hf.common.settings import parse_config
 from neobert_hf.pretraining.arguments import DataArguments, ModelArguments, PretrainingArguments
-from neobert_hf.pretraining.recipe import build_model, checkpoint_settings, find_source, plot_curves, read_data
+from neobert_hf.pretraining.recipe import (
+    build_model,
+    checkpoint_settings,
+    complete_architecture,
+    find_source,
+    plot_curves,
+    read_data,
+)
 from neobert_hf.pretraining.trainer import MLMTrainer
 from neobert_hf.training.launching import check_launch, end_processes, run_lock
 from neobert_hf.training.run_checkpoints import newest_checkpoint, step_of
@@ -30,12 +37,13 @@ def main(args: list[str] | None = None) -> None:
 
 
 def pretrain(architecture: ModelArguments, settings: DataArguments, arguments: PretrainingArguments) -> None:
-    # 2. Data
+    # 2. Data, and the architecture: that of `init_from`, if it is given
     output = Path(arguments.output_dir)
+    architecture = complete_architecture(architecture, settings, output)
     data = read_data(settings, arguments)
 
     # 3. The checkpoint to resume from, if there is one
-    stored = checkpoint_settings(architecture, settings, arguments, data.manifest)
+    stored = checkpoint_settings(architecture, settings, arguments, data.manifests)
     resume, progress = newest_checkpoint(output, stored)
     if resume is not None:
         data.train.sampler.cursor = progress.cursor

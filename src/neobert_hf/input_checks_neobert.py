@@ -68,12 +68,14 @@ def read_on_host(config, inputs: BatchInputs) -> tuple[BatchInputs, dict[str, tu
 
     Under `padding` the values say whether the first and last column hold padding, where no mask says so.
     """
-    mask, floating = inputs.attention_mask, {}
-    if mask is not None and mask.is_floating_point():
-        floating = {"floating_mask": _as_integers(mask)}
-        inputs = replace(inputs, attention_mask=floating["floating_mask"])
+    mask = inputs.attention_mask
+    floating = mask is not None and mask.is_floating_point()
+    if floating:
+        inputs = replace(inputs, attention_mask=_as_integers(mask))
     given = {name: value for name in LAYOUT_ARGUMENTS if (value := getattr(inputs, name)) is not None}
-    looked_at = {name: given[name] for name in ("attention_mask", "position_ids") if name in given} | floating
+    looked_at = {name: given[name] for name in ("attention_mask", "position_ids") if name in given}
+    if floating:
+        looked_at["floating_mask"] = looked_at.pop("attention_mask")
     ids = inputs.input_ids
     if ids is not None:
         looked_at["input_ids"] = ids

@@ -88,15 +88,16 @@ def test_the_worth_of_pretraining_is_measured_on_the_same_seeds(tmp_path):
             (tmp_path / folder).mkdir(exist_ok=True)
             Dataset.from_list(rows).to_parquet(tmp_path / folder / f"{name}.parquet")
     flags = f"--data {tmp_path} --starts tiny={start} --output_dir {tmp_path}/runs --results {tmp_path} --rows 10 20"
-    flags += " --learning_rates 1e-3 3e-3 --seeds 2 --development 10 --test 20"
+    flags += " --learning_rates 1e-3 3e-3 --seeds 2 --search_seeds 1 --development 10 --test 20"
     main(flags.split())
     files = {file: file.stat().st_mtime_ns for file in (tmp_path / "runs").rglob("*.json")}
-    assert len(files) == 2 * 2 * 2 * (2 * 2 + 2)
+    # Of each start 2 rates for words, and 2 with each head for texts; the second seed needs the best only; 2 probes.
+    assert len(files) == 2 * (2 * ((2 + 1 + 2) + (4 + 1 + 2)) + 2 * 2)
     scores = json.loads((tmp_path / "worth.json").read_text())["scores"]
     assert all(len(entry["fine-tuned"]) == 2 for entry in scores["tags"]["20"].values())
     assert scores["tags"]["20"]["tiny"] != scores["tags"]["20"]["random"]
     report = (tmp_path / "worth.md").read_text()
-    assert "tiny - random, probe" in report and "NaN" not in report
+    assert "tiny - random, probe" in report and "tiny - words alone, fine-tuned" in report and "NaN" not in report
     main(flags.split())
     assert files == {file: file.stat().st_mtime_ns for file in (tmp_path / "runs").rglob("*.json")}
 

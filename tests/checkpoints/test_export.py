@@ -25,6 +25,7 @@ from neobert_hf import (
 )
 from neobert_hf.common.locks import FolderInUse, folder_lock
 from neobert_hf.embeddings.models import build_encoder
+from tests.helpers.examples import load_example
 from tests.helpers.models import ROOT, ragged_batch, small_model
 from tests.helpers.small_tokenizer import small_tokenizer
 
@@ -315,6 +316,25 @@ def test_embeddings_with_layers_after_the_pooling_are_refused(tmp_path):
     encoder = build_encoder(str(save_checkpoint(tmp_path / "encoder")), max_length=32)
     SentenceTransformer(modules=[*encoder, Dense(64, 8)]).save(str(tmp_path / "dense" / "model"))
     refused(tmp_path / "dense", ValueError, "has a module .*Dense, which would be missing")
+
+
+def test_a_linear_layer_after_the_pooling_is_inside(tmp_path):
+    """Whoever pools the file's token states gets Sentence Transformers' embeddings, and no module is applied twice."""
+    encoder = build_encoder(str(save_checkpoint(tmp_path / "encoder")), max_length=32)
+    linear = Dense(64, 64, activation_function=torch.nn.Identity())
+    torch.nn.init.normal_(linear.linear.bias)
+    model = SentenceTransformer(modules=[*encoder, linear])
+    model.save(str(tmp_path / "model"))
+    export_module.main([str(tmp_path / "model"), str(tmp_path / "out"), "--precisions", "float32"])
+    texts = ["dogs and cats", "the"]
+    example = load_example("onnx_inference").OnnxModel(tmp_path / "out")
+    expected = model.encode(texts, normalize_embeddings=True)
+    np.testing.assert_allclose(example.embed(texts), expected, atol=2e-6)
+    names = [entry["type"].rsplit(".", 1)[-1] for entry in json.loads((tmp_path / "out" / "modules.json").read_text())]
+    assert names == ["Transformer", "Pooling"]
+    # A published folder keeps the layer for PyTorch, which would then apply it once more.
+    with pytest.raises(ValueError, match="has a module .*Dense"):
+        export_module.find_pooling_files(ModelFolder(tmp_path / "model"))
 
 
 def test_outputs_that_are_not_finite_are_refused(tmp_path):

@@ -125,7 +125,7 @@ def test_every_shipped_config_is_read():
     # What one leaves out the other holds.
     assert settings["data/refinedweb.yaml"].skip_documents == settings["data/refinedweb_validation.yaml"].max_documents
     assert settings["data/refinedweb_validation.yaml"].skip_documents == 0
-    recipes = {"pretrain", "accelerate", "embeddings", "mteb", "glue", "tasks"}
+    recipes = {"adapt", "pretrain", "accelerate", "embeddings", "mteb", "glue", "tasks"}
     names = {str(path.relative_to(ROOT / "configs")) for path in (ROOT / "configs").rglob("*.yaml")}
     assert {name for name in names if name.split("/")[0] not in recipes} == set(readers)
 

@@ -27,6 +27,7 @@ CONFIGS = ROOT / "configs" / "accelerate"
 pretrain = load_example("pretrain")
 # For the server that processes are forked from.
 load_example("prepare_data")
+load_example("adapt_domain")
 
 
 # Mixture and dropout, so that a resume has to restore every source of randomness.

@@ -5,6 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from neobert_hf import NeoBERTForMaskedLM, attention_neobert
+from neobert_hf.pretraining.trainer import attention_backend
 from tests.helpers.models import packed_batch, ragged_batch, small_model
 from tests.helpers.pretend_cuda import model_on_device, on_device, pretend_cuda, varlen_attn
 
@@ -87,6 +88,14 @@ def test_the_slower_kernel_is_named_once(gpu):
     run_all()
     assert not loaded and not CALLS
     assert len(said) == 1 and "not installed: pip install neobert_hf[flash]" in said[0]
+
+
+@pytest.mark.parametrize(("packages", "name"), [((3,), "FlashAttention 3 or 4"), ((2,), "FlashAttention of torch")])
+def test_the_log_of_a_training_names_the_kernel(gpu, packages, name):
+    gpu(*packages)
+    arguments = (small_model(NeoBERTForMaskedLM), torch.device("cuda:0"), torch.bfloat16)
+    assert attention_backend(*arguments, whole_rows=False) == f"sdpa, {name} over all documents"
+    assert attention_backend(*arguments, whole_rows=True) == "sdpa"
 
 
 def test_a_kernel_that_cannot_be_loaded_is_not_used(gpu):

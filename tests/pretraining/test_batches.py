@@ -190,6 +190,40 @@ def test_memory_does_not_grow_with_the_corpus():
     assert peaks[1] < 1.1 * peaks[0]
 
 
+def test_replayed_text_is_a_share_of_its_own():
+    """The last two shards; what is drawn of the others keeps its order."""
+    options = {"replay_data": "unused", "replay_share": 0.25, "min_lengths": [0, 100], "probabilities": [0.5, 0.5]}
+    plan = MLMBatchSampler(
+        corpus(), DataArguments("unused", 128, micro_batch_tokens=512, shuffle_shards=2, **options), replayed=2
+    )
+    batches = list(islice(plan, 2000))
+    subsets = [keys[0].subset for keys in batches]
+    assert all({key.row >= 600 for key in keys} == {keys[0].subset == 2} for keys in batches)
+    assert all(LENGTHS[key.row] >= 100 for keys in batches for key in keys if key.subset == 1)
+    assert [subsets.count(subset) / 2000 for subset in range(3)] == pytest.approx([0.375, 0.375, 0.25], abs=0.04)
+    # Every document of it, an epoch after the other.
+    replayed = [key.row for keys in batches for key in keys if key.subset == 2 and key.epoch == 0]
+    assert sorted(replayed) == list(range(600, 1000))
+    # And from a cursor the same batches follow.
+    plan.advance(1000)
+    assert list(islice(plan, 1000)) == batches[1000:]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"replay_share": 0.5}, "`replay_share` is 0.5 and `replay_data` None: give both"),
+        ({"replay_data": "a"}, "give both, or neither"),
+        ({"replay_share": 1, "replay_data": "a"}, "`replay_share` is 1; it must be"),
+        ({"replay_share": -0.5, "replay_data": "a"}, "`replay_share` is -0.5"),
+        ({"replay_validation_data": "a"}, "without `validation_data`"),
+    ],
+)
+def test_replay_that_has_no_meaning_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        DataArguments("unused", 64, **options)
+
+
 def test_prepared_folders_are_read(prepared):
     manifest, tokenizer = read_manifest(prepared / "train"), load_tokenizer(prepared / "train")
     sizes = [shard["documents"] for shard in manifest.shards]

@@ -70,6 +70,7 @@ def settings_of(config: Path) -> dict:
         args=["--config", str(config), "--use_cpu", "True", "--bf16", "False"],
     )
     merged = {name: value for part in parsed for name, value in vars(part).items() if not name.startswith("_")}
+    merged |= {name: getattr(NeoBERTConfig(), name) for name in vars(ModelArguments()) if merged[name] is None}
     for name in ("output_dir", "logging_dir", "run_name", "distributed_state"):
         merged.pop(name, None)
     return merged

@@ -268,7 +268,9 @@ CHANGES = {
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("finished", [True, False])
 def test_changed_text_is_noticed_at_the_next_start(tokenizers, prepare, tmp_path, monkeypatch, change, finished):
-    source, output, flags = tmp_path / "a.jsonl", tmp_path / "out", ("--documents_per_shard", "10")
+    # One process, so that the first shard is done when the fourth one fails.
+    flags = ("--documents_per_shard", "10", "--num_proc", "1")
+    source, output = tmp_path / "a.jsonl", tmp_path / "out"
     write_jsonl(source, PARAGRAPHS[:60])
     expected = content(prepare(source, tokenizers["bpe"], tmp_path / "whole", *flags))
     with monkeypatch.context() as patch:

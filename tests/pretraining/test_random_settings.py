@@ -297,7 +297,7 @@ def test_pretraining(prepared, tmp_path):
         model = build_model(ModelArguments(**architecture), data, material, None).double()
         weights = {name: weight.detach().clone().requires_grad_() for name, weight in model.named_parameters()}
         expected = list(plain_pretraining(material.train, data, arguments, model.config, weights))
-        stored = checkpoint_settings(ModelArguments(**architecture), data, arguments, material.manifest)
+        stored = checkpoint_settings(ModelArguments(**architecture), data, arguments, material.manifests)
         trainer = MLMTrainer(model, arguments, material, stored)
         if any(math.isnan(step.loss) for step in expected):
             with pytest.raises(ValueError, match="num_items_in_batch"):

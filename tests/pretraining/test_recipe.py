@@ -279,7 +279,7 @@ def test_the_same_documents_in_another_order_are_other_data(prepared):
     arguments = PretrainingArguments("unused", max_steps=1, warmup_steps=0, bf16=False, use_cpu=True)
 
     def settings(manifest: Manifest) -> dict:
-        return checkpoint_settings(ModelArguments(), DataArguments("unused", 64), arguments, manifest)
+        return checkpoint_settings(ModelArguments(), DataArguments("unused", 64), arguments, [manifest])
 
     manifest = read_manifest(prepared / "train")
     shards = [shard | {"checksum": shard["checksum"][::-1]} for shard in manifest.shards]

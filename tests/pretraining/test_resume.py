@@ -225,6 +225,33 @@ def test_second_stage_continues_weights_and_optimizer_once(flags, finished, tmp_
     assert_same_weights(tmp_path / "run", tmp_path / "again")
 
 
+ARCHITECTURE = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "dropout")
+ARCHITECTURE += ("decoder_init_range", "embedding_init_range")
+
+
+def test_what_is_not_given_of_the_architecture_comes_from_init_from(flags, prepared, finished, tmp_path):
+    """Also when the run goes on and its start is gone."""
+    shutil.copytree(finished / "model", tmp_path / "first")
+    stage = {"init_from": tmp_path / "first", "max_steps": 4, "save_steps": 2, "min_lengths": 0, "probabilities": 1}
+    stage |= {"replay_data": prepared / "validation", "replay_share": 0.5}
+    stage |= {"validation_data": prepared / "validation", "replay_validation_data": prepared / "validation"}
+    run(flags(**stage, output_dir=tmp_path / "given"))
+    stage |= dict.fromkeys(ARCHITECTURE)
+    log = run(flags(**stage))
+    assert_same_weights(tmp_path / "run", tmp_path / "given")
+    evaluation = log[-1]
+    assert evaluation["eval_replay_loss"] == evaluation["eval_loss"]
+    forget(tmp_path / "run", after=2)
+    (tmp_path / "first").rename(tmp_path / "gone")
+    run(flags(**stage))
+    assert_same_weights(tmp_path / "run", tmp_path / "given")
+    with pytest.raises(CheckpointError, match="replay_share: 0.5 there, 0.25 now"):
+        pretrain.main(flags(**stage | {"replay_share": 0.25}))
+    # Other text is another run.
+    with pytest.raises(CheckpointError, match="corpus: "):
+        pretrain.main(flags(**stage | {"replay_data": prepared / "train"}))
+
+
 def test_second_stage_from_something_else_is_refused(flags, prepared, tmp_path):
     run(flags(output_dir=tmp_path / "first", max_steps=2, save_steps=1))
     with pytest.raises(ValueError, match="another architecture. hidden_size: 32 there, 64 now"):

@@ -73,6 +73,21 @@ def test_classes_of_a_csv_file(encoder, tmp_path, capsys):
     assert str(tmp_path) not in (tmp_path / "run" / "model" / "README.md").read_text()
 
 
+def test_the_head_may_read_the_mean_of_the_states(encoder, tokenizer, tmp_path):
+    data = write_csv(tmp_path / "rows.csv", text_rows(40))
+    classify.main(flags(tmp_path / "run", encoder, data, pooling="mean", num_train_epochs=1))
+    saved = json.loads((tmp_path / "run" / "model" / "config.json").read_text())
+    assert saved["classifier_pooling"] == "mean"
+    # Another recipe for the weights: not to be gone on with.
+    with pytest.raises(CheckpointError, match="pooling"):
+        classify.main(flags(tmp_path / "run", encoder, data, num_train_epochs=1))
+    with pytest.raises(ValueError, match="`pooling` is 'max'; it must be cls or mean"):
+        classify.main(flags(tmp_path / "run", encoder, data, pooling="max"))
+    save_other_encoder("bert", tmp_path / "bert", tokenizer)
+    with pytest.raises(ValueError, match="has no `classifier_pooling`, which would be 'mean'"):
+        classify.main(flags(tmp_path / "other", tmp_path / "bert", data, pooling="mean"))
+
+
 def test_several_classes_a_row_and_numbers(encoder, tmp_path, capsys):
     rows = [{"text": row["description"], "tags": f"{row['section']};all"} for row in text_rows(80)]
     data = write_csv(tmp_path / "several.tsv", rows)

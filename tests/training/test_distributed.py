@@ -163,8 +163,9 @@ def test_fsdp2_in_bf16_is_the_autocast_of_one_process(flags, tmp_path):
     run(flags(bf16=True, output_dir=tmp_path / "one"))
     training.finish()
     # AdamW makes a step of full length of a gradient that is nothing but rounding: 2 of 19,200 embeddings. And sums in
-    # another order round some activations to the other neighbour in bf16, 0.4% away: 1.3e-4 was seen of a loss.
-    assert_close(tmp_path / "run", tmp_path / "one", weights=1e-4, loss=3e-4, but=1e-3)
+    # another order round some activations to the other neighbour in bf16, 0.4% away: of a loss 1.3e-4 was seen on
+    # one processor and 3.1e-4 on another.
+    assert_close(tmp_path / "run", tmp_path / "one", weights=1e-4, loss=6e-4, but=1e-3)
 
 
 def test_another_number_of_processes_resumes_and_continues(flags, one_process, tmp_path):

@@ -3,12 +3,14 @@
     neobert-hf export runs/embeddings/model exported
 
 writes `onnx/model.onnx` (float32), `onnx/model_fp16.onnx`, `onnx/model_quantized.onnx` (int8) and, beside `onnx/`, the
-config, the tokenizer and, of an embedding model, the files that say how tokens are pooled.
+config, the tokenizer and, of an embedding model, the files that say how tokens are pooled. Linear layers after the
+pooling are inside: the files hold token states that have gone through them, whose mean is the embedding.
 
 Optimum does not install with Transformers 5.23, so this goes through `torch.onnx` itself. Sentence Transformers'
 `backend="onnx"` needs Optimum too: run the files with onnxruntime (`examples/onnx_inference.py`) or transformers.js.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,10 +28,13 @@ from neobert_hf.checkpoints.model_folder import (
     MODULES,
     SENTENCE_CONFIG,
     ModelFolder,
+    SentenceModule,
     copy_files,
     local_folder,
     new_folder,
+    read_json,
 )
+from neobert_hf.common.atomic_writes import write_json
 from neobert_hf.common.locks import folder_lock
 from neobert_hf.common.settings import LocalPath, PathOrId, parse_config
 from neobert_hf.configuration_neobert import NeoBERTConfig
@@ -66,6 +71,8 @@ MOST_BYTES_IN_ONE_FILE = 2**31 - 2**26
 
 # What Sentence Transformers does after the encoder and every user of the files can do with `1_Pooling/config.json`.
 POOLING_MODULES = {"Transformer", "Pooling", "Normalize"}
+# The poolings that a linear layer may go before as well as after.
+LINEAR_POOLINGS = ("mean", "cls")
 
 # Real text: special tokens and punctuation have the largest activations of a trained model.
 TEXTS = [
@@ -127,6 +134,19 @@ class Reference:
     expected: list[list[np.ndarray]]
 
 
+class LinearEncoder(nn.Module):
+    """An encoder whose token states go through linear layers, so that their mean is the embedding; padding stays 0."""
+
+    def __init__(self, model: NeoBERTModel, layers: list[nn.Linear]):
+        super().__init__()
+        self.model, self.config = model, model.config
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> dict[str, torch.Tensor]:
+        states = self.layers(self.model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state)
+        return {"last_hidden_state": states * attention_mask[..., None].to(states.dtype)}
+
+
 class ExportedModule(nn.Module):
     """A model as the files show it: ids and mask in, float32 out, whatever the weights are."""
 
@@ -164,20 +184,25 @@ def export(settings: ExportSettings) -> list[ExportedFile]:
         raise ValueError(f"{output} exists already. Delete it, or name another folder.")
     precisions = known_precisions(settings.precisions)
     source = ModelFolder(local_folder(settings.path, settings.revision))
-    pooling_files = find_pooling_files(source)
+    layers = find_linear_layers(source)
+    pooling_files = find_pooling_files(source, {layer.path for layer in layers})
     tokenizer = _sound_tokenizer(source)
 
     # 2. Model
     model, task = load_for_task(source, settings.task)
+    exported = LinearEncoder(model, [load_linear(source, layer) for layer in layers]).eval() if layers else model
 
     # 3. ONNX files
     with new_folder(output) as partial:
-        files = write_onnx(model, task, tokenizer, partial / "onnx", precisions)
+        files = write_onnx(exported, task, tokenizer, partial / "onnx", precisions)
 
         # 4. What goes with them
         _write_config(model, files, partial)
         tokenizer.save_pretrained(partial)
         copy_files(pooling_files, source.path, partial)
+        if layers:
+            entries = zip(read_json(source.path / MODULES), source.sentence_modules)
+            write_json(partial / MODULES, [entry for entry, module in entries if module not in layers])
     return files
 
 
@@ -192,18 +217,43 @@ def known_precisions(precisions: list[str] | None) -> list[str]:
     return precisions or list(FILES)
 
 
-def find_pooling_files(folder: ModelFolder) -> list[str]:
+def find_linear_layers(folder: ModelFolder) -> list[SentenceModule]:
+    """The linear layers of an embedding model, where it makes no difference whether they come before the pooling."""
+    layers, linear = [], False
+    for module in folder.sentence_modules:
+        if module.name == "Pooling":
+            linear = read_json(folder.path / module.path / "config.json").get("pooling_mode") in LINEAR_POOLINGS
+        elif module.name == "Dense" and linear:
+            config = read_json(folder.path / module.path / "config.json")
+            identity = config.get("activation_function") == "torch.nn.modules.linear.Identity"
+            if identity and not config.get("use_residual") and config["in_features"] == config["out_features"]:
+                layers.append(module)
+    return layers
+
+
+def load_linear(folder: ModelFolder, layer: SentenceModule) -> nn.Linear:
+    # Sentence Transformers is needed for models of its own only.
+    from sentence_transformers.sentence_transformer.modules import Dense
+
+    return Dense.load(str(folder.path), layer.path).linear
+
+
+def find_pooling_files(folder: ModelFolder, inside: Collection[str] = ()) -> list[str]:
     """The files by which users of an embedding model pool its tokens; none of other models.
+
+    Args:
+        inside: folders of the modules that the exported files compute themselves.
 
     Raises:
         ValueError: if there are modules after the pooling whose weights the exported files would lack.
     """
     names = [MODULES, SENTENCE_CONFIG]
     for module in folder.sentence_modules:
-        if module.name not in POOLING_MODULES:
+        if module.name not in POOLING_MODULES and module.path not in inside:
             raise ValueError(
-                f"{folder.path} has a module {module.type}, which would be missing from its embeddings: "
-                f"the export knows {', '.join(sorted(POOLING_MODULES))}. Use Sentence Transformers for this model."
+                f"{folder.path} has a module {module.type}, which would be missing from its embeddings: ONNX "
+                f"files know {', '.join(sorted(POOLING_MODULES))}, and those of `neobert-hf export` also square linear "
+                "layers after a mean. Use Sentence Transformers for this model."
             )
         if module.name == "Pooling":
             names.append(f"{module.path}/config.json")

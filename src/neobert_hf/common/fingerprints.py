@@ -55,6 +55,14 @@ def texts_checksum(texts: Iterable[str]) -> str:
     return digest.hexdigest()
 
 
+def is_held_out(text: str, share: float, seed: int = 0) -> bool:
+    """Whether a document is among this share of all, which are held out.
+
+    By the text alone: equal documents are on one side, and others that are added or removed change nothing.
+    """
+    return int(texts_checksum([str(seed), text])[:15], 16) / 16**15 < share
+
+
 def value_checksum(value: Any) -> str:
     """As `file_checksum`, of anything that JSON can hold."""
     text = json.dumps(json.loads(json.dumps(value)), sort_keys=True)

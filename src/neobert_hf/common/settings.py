@@ -5,7 +5,7 @@ import math
 import os
 import sys
 from argparse import ArgumentParser
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import takewhile
 from numbers import Integral, Real
@@ -110,6 +110,21 @@ def check_ranges(settings: Any, inherited: Mapping[str, Range] = MappingProxyTyp
                     kind = "a whole number, "
                 subject = "it" if item is value else "each"
                 raise ValueError(f"`{name}` is {value!r}; {subject} must be {kind}{allowed}.")
+
+
+@dataclass
+class RangedSettings:
+    """Settings that are refused where a number is out of its range."""
+
+    def __post_init__(self):
+        check_ranges(self)
+
+
+def check_needed(settings: Any, needed: str, names: Sequence[str]) -> None:
+    """Refuse settings that mean nothing without another one."""
+    for name in names:
+        if getattr(settings, needed) is None and getattr(settings, name) is not None:
+            raise ValueError(f"`{name}` is {getattr(settings, name)!r} without `{needed}`: set that, or leave it out.")
 
 
 def _fits(item: Any, types: list, allowed: Range) -> bool:

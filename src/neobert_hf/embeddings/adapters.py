@@ -4,7 +4,7 @@ from sentence_transformers import CrossEncoder
 from sentence_transformers.base.model import BaseModel
 
 from neobert_hf.embeddings.recipe import Run
-from neobert_hf.training.adapters import Lora, add_adapters, load_adapters
+from neobert_hf.training.adapters import add_adapters, load_adapters
 
 
 def add_lora(model: BaseModel, run: Run) -> None:
@@ -15,8 +15,6 @@ def add_lora(model: BaseModel, run: Run) -> None:
     settings = run.settings
     if settings.lora_rank is None:
         return
-    with_head = isinstance(model, CrossEncoder)
-    lora = Lora(settings.lora_rank, settings.lora_alpha, settings.lora_dropout, with_head)
-    add_adapters(model.transformers_model, lora, run.arguments.seed)
+    add_adapters(model.transformers_model, settings, run.arguments.seed, with_head=isinstance(model, CrossEncoder))
     if run.finished:
         load_adapters(model.transformers_model, run.checkpoint)

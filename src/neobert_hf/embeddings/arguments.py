@@ -1,6 +1,5 @@
 """Settings of the recipes that train embedding models and rerankers."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -14,9 +13,11 @@ from neobert_hf.common.settings import (
     PathOrId,
     Positive,
     Range,
+    RangedSettings,
     Share,
-    check_ranges,
+    check_needed,
 )
+from neobert_hf.training.adapters import LoraArguments
 from neobert_hf.training.arguments import check_fixed, check_inherited
 
 
@@ -70,7 +71,7 @@ class EmbeddingArguments(SentenceTransformerTrainingArguments):
 
 
 @dataclass
-class RecipeArguments:
+class RecipeArguments(RangedSettings):
     """What is trained, on which data."""
 
     model: PathOrId = field(metadata={"help": "an encoder: path or Hub id"})
@@ -82,9 +83,6 @@ class RecipeArguments:
         default=0.5, metadata={"help": "datasets are drawn by their size to the power of this"}
     )
     trust_remote_code: bool = field(default=False, metadata={"help": "run code from the model's repository"})
-
-    def __post_init__(self):
-        check_ranges(self)
 
 
 @dataclass
@@ -116,25 +114,6 @@ class MiningArguments(RecipeArguments):
     def __post_init__(self):
         super().__post_init__()
         check_needed(self, "miner", ("absolute_margin", "cross_encoder"))
-
-
-@dataclass
-class LoraArguments(RecipeArguments):
-    """Whether small matrices are trained in place of all weights, and which; see `adapters.py`."""
-
-    lora_rank: Count | None = field(
-        default=None, metadata={"help": "train adapters of this rank in the linear layers of the blocks (LoRA)"}
-    )
-    lora_alpha: Positive | None = field(
-        default=None, metadata={"help": "what adapters add is multiplied by this over their rank; twice that if unset"}
-    )
-    lora_dropout: Annotated[float, Range(0, below=1)] | None = field(
-        default=None, metadata={"help": "of what goes into the adapters; none if unset"}
-    )
-
-    def __post_init__(self):
-        super().__post_init__()
-        check_needed(self, "lora_rank", ("lora_alpha", "lora_dropout"))
 
 
 @dataclass
@@ -170,13 +149,6 @@ class DistillationArguments(RecipeArguments):
         check_needed(self, "teacher", ("teacher_temperature", "contrastive_weight", "teacher_dir"))
 
 
-def check_needed(settings: RecipeArguments, needed: str, names: Sequence[str]) -> None:
-    """Refuse settings that mean nothing without another one."""
-    for name in names:
-        if getattr(settings, needed) is None and getattr(settings, name) is not None:
-            raise ValueError(f"`{name}` is {getattr(settings, name)!r} without `{needed}`: set that, or leave it out.")
-
-
 @dataclass
 class DenseArguments(DistillationArguments, LoraArguments, MiningArguments):
     """What is trained, on which data, with which loss."""
@@ -194,6 +166,9 @@ class DenseArguments(DistillationArguments, LoraArguments, MiningArguments):
         default=None, metadata={"help": "embedding model that tells which texts of a batch are no negatives (GIST)"}
     )
     negatives: Count | None = field(default=None, metadata={"help": "with `miner`: of a row, at most so many"})
+    whiten: CountOrZero = field(
+        default=0, metadata={"help": "texts by which a linear layer after the pooling is made that whitens; 0: none"}
+    )
 
     def __post_init__(self):
         super().__post_init__()

@@ -133,6 +133,8 @@ def run_settings(settings: RecipeArguments, arguments: EmbeddingArguments, data:
         for name in ("miner", "cross_encoder"):
             if values[name] is not None:
                 values[f"{name}_fingerprint"] = model_files_fingerprint(values[name])
+    if not values.get("whiten"):
+        values.pop("whiten", None)
     # It moves with what it holds.
     values.pop("teacher_dir", None)
     for name in ("guide", "teacher", "first_model"):
@@ -144,7 +146,7 @@ def run_settings(settings: RecipeArguments, arguments: EmbeddingArguments, data:
 
 def _fingerprint_of_tokenizer(settings: RecipeArguments) -> str:
     """Of the tokenizer of the encoder, with what Sentence Transformers stores beside it about texts."""
-    stored = _read_beside_model(settings, str(Path(_subfolder_of_encoder(settings), "sentence_bert_config.json")))
+    stored = read_beside_model(settings.model, str(Path(_subfolder_of_encoder(settings), "sentence_bert_config.json")))
     return reading_fingerprint(_tokenizer_of_encoder(settings), stored)
 
 
@@ -154,13 +156,13 @@ def _tokenizer_of_encoder(settings: RecipeArguments) -> PreTrainedTokenizerBase:
 
 
 def _subfolder_of_encoder(settings: RecipeArguments) -> str:
-    modules = _read_beside_model(settings, "modules.json")
+    modules = read_beside_model(settings.model, "modules.json")
     return json.loads(modules)[0]["path"] if modules else ""
 
 
-def _read_beside_model(settings: RecipeArguments, name: str) -> str:
-    """What a file of the model's folder or repository holds; nothing if there is no such file."""
-    file = cached_file(settings.model, name, _raise_exceptions_for_missing_entries=False)
+def read_beside_model(model: str, name: str) -> str:
+    """What a file of a model, a folder or Hub id, holds; nothing if there is no such file."""
+    file = cached_file(model, name, _raise_exceptions_for_missing_entries=False)
     return Path(file).read_text(encoding="utf-8") if file else ""
 
 

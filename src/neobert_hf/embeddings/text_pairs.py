@@ -17,7 +17,7 @@ from typing import Annotated
 
 from datasets import Dataset, DatasetDict, Features, Value
 
-from neobert_hf.common.fingerprints import texts_checksum
+from neobert_hf.common.fingerprints import is_held_out
 from neobert_hf.common.settings import LocalPath, PathOrId, Range, check_ranges
 from neobert_hf.common.text_sources import stream_text
 
@@ -81,7 +81,8 @@ def make_pairs(settings: TextPairSettings) -> DatasetDict:
         text = document[settings.column] or ""
         # A generator of the document's own: others that are added or left out change nothing here.
         generator = random.Random(f"{settings.seed}-{number}")
-        parts["held_out" if _is_held_out(text, settings) else "train"] += pairs_of_document(text, settings, generator)
+        part = "held_out" if is_held_out(text, settings.held_out, settings.seed) else "train"
+        parts[part] += pairs_of_document(text, settings, generator)
     found, queries, trained = {part: [] for part in parts}, set(), set()
     # Training comes first: its texts are known when the others are looked at.
     for part, pairs in parts.items():
@@ -96,12 +97,6 @@ def make_pairs(settings: TextPairSettings) -> DatasetDict:
             where = " to hold out: raise `held_out`, or add documents" if part == "held_out" else ""
             raise ValueError(f"{settings.source!r} gives no pair of the kinds {', '.join(settings.kinds)}{where}.")
     return DatasetDict({part: Dataset.from_list(pairs, features=FEATURES) for part, pairs in found.items()})
-
-
-def _is_held_out(text: str, settings: TextPairSettings) -> bool:
-    """By the text alone: equal documents are on one side, and others that are added or removed change nothing."""
-    number = int(texts_checksum([str(settings.seed), text])[:15], 16) / 16**15
-    return number < settings.held_out
 
 
 def pairs_of_document(text: str, settings: TextPairSettings, generator: random.Random) -> Iterator[dict[str, str]]:

@@ -1,7 +1,7 @@
 """Settings of examples/pretrain.py: the architecture, the data, and the training."""
 
 from dataclasses import dataclass, field, fields
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from transformers import TrainingArguments
 
@@ -51,40 +51,38 @@ UNUSED = {
 
 @dataclass
 class ModelArguments:
-    """The architecture (Table 1); the defaults are the published one."""
+    """The architecture (Table 1): what is not given is that of `init_from`, or else the published one."""
 
-    hidden_size: Count = field(default=768, metadata={"help": "width"})
-    num_hidden_layers: Count = field(default=28, metadata={"help": "encoder blocks"})
-    num_attention_heads: Count = field(default=12, metadata={"help": "must divide the width"})
-    intermediate_size: Count = field(default=3072, metadata={"help": "of the MLP; SwiGLU uses two thirds"})
-    hidden_act: str = field(default="swiglu", metadata={"help": "swiglu or gelu"})
-    rope: bool = field(default=True, metadata={"help": "rotary positions instead of learned ones"})
-    rms_norm: bool = field(default=True, metadata={"help": "RMSNorm instead of LayerNorm"})
-    norm_eps: Positive = field(default=1e-5, metadata={"help": "of the norms"})
-    dropout: Annotated[float, Range(0, below=1)] = field(default=0.0, metadata={"help": "in every block"})
-    tie_word_embeddings: bool = field(
-        default=False, metadata={"help": "the decoder shares the embeddings' weights; not as published"}
+    hidden_size: Count | None = field(default=None, metadata={"help": "width"})
+    num_hidden_layers: Count | None = field(default=None, metadata={"help": "encoder blocks"})
+    num_attention_heads: Count | None = field(default=None, metadata={"help": "must divide the width"})
+    intermediate_size: Count | None = field(default=None, metadata={"help": "of the MLP; SwiGLU uses two thirds"})
+    hidden_act: str | None = field(default=None, metadata={"help": "swiglu or gelu"})
+    rope: bool | None = field(default=None, metadata={"help": "rotary positions instead of learned ones"})
+    rms_norm: bool | None = field(default=None, metadata={"help": "RMSNorm instead of LayerNorm"})
+    norm_eps: Positive | None = field(default=None, metadata={"help": "of the norms"})
+    dropout: Annotated[float, Range(0, below=1)] | None = field(default=None, metadata={"help": "in every block"})
+    tie_word_embeddings: bool | None = field(
+        default=None, metadata={"help": "the decoder shares the embeddings' weights; not as published"}
     )
-    embedding_init_range: NotNegative = field(default=0.02, metadata={"help": "embeddings start uniform in +- this"})
-    decoder_init_range: NotNegative = field(default=0.02, metadata={"help": "linear layers start uniform in +- this"})
+    embedding_init_range: NotNegative | None = field(
+        default=None, metadata={"help": "embeddings start uniform in +- this"}
+    )
+    decoder_init_range: NotNegative | None = field(
+        default=None, metadata={"help": "linear layers start uniform in +- this"}
+    )
 
     def __post_init__(self):
         check_ranges(self)
 
+    def given(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if value is not None}
 
-@dataclass
-class DataArguments:
-    """What is read, and how it becomes micro-batches."""
 
-    train_data: LocalPath = field(metadata={"help": "folder that prepare_data.py wrote"})
-    max_length: Annotated[int, Range(8)] = field(metadata={"help": "tokens; longer documents are cut"})
-    validation_data: LocalPath | None = field(
-        default=None, metadata={"help": "held-out folder that prepare_data.py wrote"}
-    )
-    init_from: PathOrId | None = field(
-        default=None, metadata={"help": "start from this run, checkpoint or model instead of random weights"}
-    )
-    continue_optimizer: bool = field(default=False, metadata={"help": "with init_from: its optimizer state, too"})
+@dataclass(kw_only=True)
+class BatchArguments:
+    """How documents become micro-batches."""
+
     global_batch_tokens: Annotated[int, Range(8)] = field(
         default=2**21, metadata={"help": "of an optimizer step, over all devices"}
     )
@@ -101,15 +99,13 @@ class DataArguments:
         default_factory=lambda: [0], metadata={"help": "subsets: at least so many tokens"}
     )
     probabilities: list[Share] = field(default_factory=lambda: [1.0], metadata={"help": "of drawing each subset"})
+    replay_share: Annotated[float, Range(0, below=1)] = field(
+        default=0.0, metadata={"help": "of the micro-batches, from other text that the model should not forget"}
+    )
     shuffle_shards: Count = field(default=8, metadata={"help": "shards whose documents are shuffled together"})
 
     def __post_init__(self):
         check_ranges(self)
-        if self.micro_batch_tokens < self.max_length:
-            raise ValueError(
-                f"`micro_batch_tokens` is {self.micro_batch_tokens:,}, less than one document of `max_length` = "
-                f"{self.max_length:,} tokens. Raise it to {self.max_length:,} or more."
-            )
         if not self.min_lengths or len(self.min_lengths) != len(self.probabilities):
             raise ValueError(
                 f"`min_lengths` names {len(self.min_lengths)} subsets and `probabilities` {len(self.probabilities)}; "
@@ -129,6 +125,41 @@ class DataArguments:
                 f"({self.micro_batch_tokens:,}) times the processes ({world_size}). Change one of them."
             )
         return steps
+
+
+@dataclass
+class DataArguments(BatchArguments):
+    """What is read, and how it becomes micro-batches."""
+
+    train_data: LocalPath = field(metadata={"help": "folder that prepare_data.py wrote"})
+    max_length: Annotated[int, Range(8)] = field(metadata={"help": "tokens; longer documents are cut"})
+    validation_data: LocalPath | None = field(
+        default=None, metadata={"help": "held-out folder that prepare_data.py wrote"}
+    )
+    replay_data: LocalPath | None = field(
+        default=None, metadata={"help": "with replay_share: the folder of the other text"}
+    )
+    replay_validation_data: LocalPath | None = field(
+        default=None, metadata={"help": "held-out folder of the other text"}
+    )
+    init_from: PathOrId | None = field(
+        default=None, metadata={"help": "start from this run, checkpoint or model instead of random weights"}
+    )
+    continue_optimizer: bool = field(default=False, metadata={"help": "with init_from: its optimizer state, too"})
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.micro_batch_tokens < self.max_length:
+            raise ValueError(
+                f"`micro_batch_tokens` is {self.micro_batch_tokens:,}, less than one document of `max_length` = "
+                f"{self.max_length:,} tokens. Raise it to {self.max_length:,} or more."
+            )
+        if bool(self.replay_share) != (self.replay_data is not None):
+            raise ValueError(
+                f"`replay_share` is {self.replay_share} and `replay_data` {self.replay_data!r}: give both, or neither."
+            )
+        if self.replay_validation_data is not None and self.validation_data is None:
+            raise ValueError("`replay_validation_data` is given without `validation_data`: give that, too.")
 
 
 @dataclass

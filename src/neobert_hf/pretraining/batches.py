@@ -28,6 +28,15 @@ class DocumentKey(NamedTuple):
     subset: int
 
 
+class Subset(NamedTuple):
+    """A part of a mixture: the documents of some shards that have at least so many tokens."""
+
+    shards: np.ndarray
+    min_length: int
+    probability: float
+    """Of the next micro-batch to be of it."""
+
+
 class Documents(torch.utils.data.Dataset):
     """Tokenised documents by key, cut to `max_length` tokens as the tokenizer would: the last special token stays.
 
@@ -93,11 +102,12 @@ class MLMBatchSampler(Sampler[list[DocumentKey]]):
 
     Args:
         documents: the corpus.
-        settings: what counts is `micro_batch_tokens`, `layout`, `min_lengths`, `probabilities`, `shuffle_shards`. A
-            padded micro-batch has `micro_batch_tokens // max_length` documents, the paper's way of counting; others
-            have at most so many real tokens.
+        settings: what counts is `micro_batch_tokens`, `layout`, `min_lengths`, `probabilities`, `shuffle_shards` and,
+            with `replayed`, `replay_share`. A padded micro-batch has `micro_batch_tokens // max_length` documents, the
+            paper's way of counting; others have at most so many real tokens.
         seed: of order and mixture.
         rank, world_size: micro-batch number n goes to process n % world_size.
+        replayed: so many shards, the last ones, are other text: one more subset, of which the others have nothing.
 
     Attributes:
         cursor: where training stands, as checkpoints store it: `micro_batches` since the start, over all processes,
@@ -108,7 +118,13 @@ class MLMBatchSampler(Sampler[list[DocumentKey]]):
     """
 
     def __init__(
-        self, documents: Documents, settings: DataArguments, seed: int = 0, rank: int = 0, world_size: int = 1
+        self,
+        documents: Documents,
+        settings: DataArguments,
+        seed: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+        replayed: int = 0,
     ):
         self.documents = documents
         self.shard_ends = np.cumsum(documents.shard_sizes)
@@ -116,8 +132,13 @@ class MLMBatchSampler(Sampler[list[DocumentKey]]):
         self.seed = seed
         self.rank = rank
         self.world_size = world_size
-        self.groups = -(-len(documents.shard_sizes) // settings.shuffle_shards)
-        subsets = [{"epoch": 0, "group": 0, "document": 0} for _ in settings.min_lengths]
+        shards = np.arange(len(documents.shard_sizes))
+        own, rest = shards[: len(shards) - replayed], 1 - settings.replay_share if replayed else 1
+        mixture = zip(settings.min_lengths, settings.probabilities)
+        self.subsets = [Subset(own, least, rest * probability) for least, probability in mixture]
+        if replayed:
+            self.subsets.append(Subset(shards[len(own) :], 0, settings.replay_share))
+        subsets = [{"epoch": 0, "group": 0, "document": 0} for _ in self.subsets]
         self.cursor = {"micro_batches": 0, "subsets": subsets}
         if sum(documents.shard_sizes) < 2:
             raise ValueError(f"The corpus holds {sum(documents.shard_sizes)} documents; pretraining needs at least 2.")
@@ -147,11 +168,14 @@ class MLMBatchSampler(Sampler[list[DocumentKey]]):
         progress = self.cursor["subsets"][0]
         rows, _ = self._shuffled_group(0, progress["epoch"], progress["group"])
         share_of_group = progress["document"] / max(len(rows), 1)
-        return progress["epoch"] + (progress["group"] + share_of_group) / self.groups
+        return progress["epoch"] + (progress["group"] + share_of_group) / self._groups(0)
+
+    def _groups(self, subset: int) -> int:
+        return -(-len(self.subsets[subset].shards) // self.settings.shuffle_shards)
 
     def _next_micro_batch(self, cursor: dict) -> tuple[np.ndarray, int, int]:
         """Rows, epoch and subset of the micro-batch at the cursor, which moves on."""
-        probabilities, subset = self.settings.probabilities, 0
+        probabilities, subset = [each.probability for each in self.subsets], 0
         if len(probabilities) > 1:
             draw = np.random.default_rng([self.seed, 1, cursor["micro_batches"]]).random()
             subset = int(np.searchsorted(np.cumsum(probabilities)[:-1], draw, side="right"))
@@ -162,14 +186,14 @@ class MLMBatchSampler(Sampler[list[DocumentKey]]):
     def _take_documents(self, subset: int, progress: dict) -> tuple[np.ndarray, int]:
         """Rows and epoch of the next documents of a subset, whose progress moves on."""
         # The rest of an epoch and all of the next one, whose groups are others.
-        for _ in range(2 * self.groups):
+        for _ in range(2 * self._groups(subset)):
             rows, ends = self._shuffled_group(subset, progress["epoch"], progress["group"])
             if len(rows):
                 break
-            self._start_next_group(progress)
+            self._start_next_group(subset, progress)
         else:
             raise ValueError(
-                f"No document has {self.settings.min_lengths[subset]:,} tokens: this subset of the mixture is empty. "
+                f"No document has {self.subsets[subset].min_length:,} tokens: this subset of the mixture is empty. "
                 "Lower its entry in `min_lengths` or drop it."
             )
         start, epoch = progress["document"], progress["epoch"]
@@ -179,13 +203,13 @@ class MLMBatchSampler(Sampler[list[DocumentKey]]):
             stop = end_of_pack(ends, start, self.settings.micro_batch_tokens)
         progress["document"] = stop
         if stop >= len(rows):
-            self._start_next_group(progress)
+            self._start_next_group(subset, progress)
         return rows[start:stop], epoch
 
-    def _start_next_group(self, progress: dict) -> None:
+    def _start_next_group(self, subset: int, progress: dict) -> None:
         progress["document"] = 0
         progress["group"] += 1
-        if progress["group"] == self.groups:
+        if progress["group"] == self._groups(subset):
             progress["group"] = 0
             progress["epoch"] += 1
 
@@ -194,12 +218,12 @@ class MLMBatchSampler(Sampler[list[DocumentKey]]):
     def _shuffled_group(self, subset: int, epoch: int, group: int) -> tuple[np.ndarray, np.ndarray]:
         """Rows of a group in the order of this epoch, and the running total of their tokens."""
         sizes, group_size = self.documents.shard_sizes, self.settings.shuffle_shards
-        shards = np.random.default_rng([self.seed, 2, subset, epoch]).permutation(len(sizes))
+        shards = np.random.default_rng([self.seed, 2, subset, epoch]).permutation(self.subsets[subset].shards)
         rows, lengths = [], []
         for shard in shards[group * group_size : (group + 1) * group_size]:
             first = int(self.shard_ends[shard]) - sizes[shard]
             tokens = self.documents.lengths(first, sizes[shard])
-            kept = np.flatnonzero(tokens >= self.settings.min_lengths[subset])
+            kept = np.flatnonzero(tokens >= self.subsets[subset].min_length)
             rows.append(first + kept)
             lengths.append(tokens[kept])
         rows, lengths = np.concatenate(rows), np.concatenate(lengths)

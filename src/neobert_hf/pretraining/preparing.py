@@ -24,7 +24,7 @@ from transformers import PreTrainedTokenizerFast
 
 from neobert_hf.common import tokenizers
 from neobert_hf.common.atomic_writes import remove, replace_folder, write_json
-from neobert_hf.common.fingerprints import texts_checksum, tokenizer_fingerprint
+from neobert_hf.common.fingerprints import is_held_out, texts_checksum, tokenizer_fingerprint
 from neobert_hf.common.settings import Count, CountOrZero, LocalPath, PathOrId, Range, check_ranges, differences
 from neobert_hf.common.text_sources import describe_files, files_state, stream_text
 from neobert_hf.pretraining.encoding import encode
@@ -69,8 +69,43 @@ class PrepareArguments:
         default=None, metadata={"help": "stop after so many documents; all if unset"}
     )
 
+    held_out_share: Annotated[float, Range(0, below=1)] = field(
+        default=0.0, metadata={"help": "hold out about this share of the documents, chosen by their text"}
+    )
+    part: Literal["train", "held_out"] = field(
+        default="train", metadata={"help": "with held_out_share: prepare the other documents, or those"}
+    )
+
     def __post_init__(self):
         check_ranges(self)
+        if self.part == "held_out" and not self.held_out_share:
+            raise ValueError("`part` is held_out, and nothing is held out: set `held_out_share` above 0.")
+
+
+def prepare(settings: PrepareArguments) -> Manifest:
+    """Prepare a folder, from its beginning or from where an interrupted run stopped, and print what it holds."""
+    # 1. Tokenizer, and all that the shards depend on
+    output = Path(settings.output_dir)
+    tokenizer = load_fast_tokenizer(settings)
+    manifest = plan_manifest(settings, tokenizer)
+
+    # 2. A folder that is finished is left alone
+    if (finished := find_finished(manifest, output)) is not None:
+        print(f"{output} is finished already; nothing to do.")
+        print(summary(finished, output))
+        return finished
+
+    # 3. Text, and a folder that knows from which settings it was begun
+    stream = begin_folder(settings, manifest, tokenizer)
+
+    # 4. Shards, each as soon as its documents are read
+    tokenizer_json = tokenizer.backend_tokenizer.to_str()
+    records = prepare_shards(stream, manifest, tokenizer_json, output, settings.num_proc)
+
+    # 5. Tokenizer and manifest, which makes the folder complete
+    finish(manifest, records, tokenizer, output)
+    print(summary(manifest, output))
+    return manifest
 
 
 def load_fast_tokenizer(settings: PrepareArguments) -> PreTrainedTokenizerFast:
@@ -100,6 +135,8 @@ def load_fast_tokenizer(settings: PrepareArguments) -> PreTrainedTokenizerFast:
 def plan_manifest(settings: PrepareArguments, tokenizer: PreTrainedTokenizerFast) -> Manifest:
     """The manifest without its results: all that the content of the shards depends on."""
     chosen = {key: getattr(settings, key) for key in ("source", "subset", "split", "skip_documents", "max_documents")}
+    if settings.held_out_share:
+        chosen |= {"held_out_share": settings.held_out_share, "part": settings.part}
     # Not len(): ids may have holes.
     vocab_size = max(tokenizer.get_vocab().values()) + 1
     return Manifest(
@@ -169,6 +206,12 @@ def begin_folder(settings: PrepareArguments, manifest: Manifest, tokenizer: PreT
             found = "1 document" if first else "0 documents"
             skip = settings.skip_documents
             skipped = f" after the first {skip:,} (`skip_documents`)" if skip else ""
+            if settings.held_out_share:
+                part = "to hold out" if settings.part == "held_out" else "to train on"
+                raise ValueError(
+                    f"{settings.source!r} holds {found} {part}{skipped}, and it must hold 2 or more: give more text, "
+                    f"or change `held_out_share`, which is {settings.held_out_share}."
+                )
             raise ValueError(
                 f"{settings.source!r} holds {found}{skipped}; a corpus has several. If all text is in one .txt file, "
                 'write JSON lines, {"text": "..."} for each document.'
@@ -198,7 +241,11 @@ def _check_share_of_unknown(texts: list[str], manifest: Manifest, tokenizer: Pre
 def _open_stream(manifest: Manifest) -> IterableDataset:
     source = manifest.source
     stream = stream_text(source["source"], manifest.column, source["split"], source["subset"])
-    return stream.skip(source["skip_documents"]) if source["skip_documents"] else stream
+    stream = stream.skip(source["skip_documents"]) if source["skip_documents"] else stream
+    if "part" not in source:
+        return stream
+    share, held_out = source["held_out_share"], source["part"] == "held_out"
+    return stream.filter(lambda row: is_held_out(row[manifest.column] or "", share) == held_out)
 
 
 def _may_have_changed(planned: Manifest, found: Manifest) -> bool:

@@ -3,10 +3,10 @@
 import hashlib
 import json
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 
 import torch
+from datasets import concatenate_datasets
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
@@ -28,6 +28,7 @@ from neobert_hf.training.run_checkpoints import (
     check_step,
     complete_checkpoints,
     step_of,
+    stored_settings,
 )
 
 
@@ -39,39 +40,50 @@ CPU_ROW_MULTIPLE = 128
 def read_data(data: DataArguments, arguments: PretrainingArguments) -> PretrainingData:
     """Open the prepared folders, and plan the micro-batches of this process."""
     manifest = read_manifest(data.train_data)
-    documents = _open_documents(data.train_data, manifest, data.max_length)
+    folders = [(data.train_data, manifest)]
+    if data.replay_data is not None:
+        folders.append((data.replay_data, _read_other(data.replay_data, data, manifest)))
+    documents = _open_documents(folders, data.max_length)
     process = (arguments.process_index, arguments.world_size)
-    sampler = MLMBatchSampler(documents, data, arguments.seed, *process)
+    replayed = len(documents.shard_sizes) - len(manifest.shards)
+    sampler = MLMBatchSampler(documents, data, arguments.seed, *process, replayed)
     tokenizer = load_tokenizer(data.train_data, manifest)
     masks = (data.mlm_probability, data.mask_replace_prob, data.random_replace_prob)
     row_multiple = CPU_ROW_MULTIPLE if arguments.bf16 and arguments.device.type == "cpu" else 1
     collator = MLMCollator(tokenizer, *masks, data.layout, data.max_length, arguments.seed, row_multiple)
     train = MicroBatches(documents, sampler, collator)
-    if data.validation_data is None:
-        if arguments.eval_strategy != "no":
-            raise ValueError(
-                "`eval_strategy` asks for a held-out loss: set `validation_data`, or `eval_strategy` to no."
-            )
-        return PretrainingData(manifest, train, None)
-    held_out_manifest = read_manifest(data.validation_data)
-    if held_out_manifest.tokenizer_fingerprint != manifest.tokenizer_fingerprint:
-        raise ValueError(f"{data.validation_data} was prepared with another tokenizer than {data.train_data}.")
-    documents = _open_documents(data.validation_data, held_out_manifest, data.max_length)
-    sampler = HeldOutBatchSampler(documents, data.micro_batch_tokens, *process)
-    # Packed and with the same masks whatever layout and seed of training are, so that runs can be compared.
-    held_out = MicroBatches(documents, sampler, replace(collator, layout="packed", seed=0))
-    return PretrainingData(manifest, train, held_out)
+    if data.validation_data is None and arguments.eval_strategy != "no":
+        raise ValueError("`eval_strategy` asks for a held-out loss: set `validation_data`, or `eval_strategy` to no.")
+
+    def open_held_out(folder: str | None) -> MicroBatches | None:
+        if folder is None:
+            return None
+        documents = _open_documents([(folder, _read_other(folder, data, manifest))], data.max_length)
+        sampler = HeldOutBatchSampler(documents, data.micro_batch_tokens, *process)
+        # Packed and with the same masks whatever layout and seed of training are, so that runs can be compared.
+        return MicroBatches(documents, sampler, replace(collator, layout="packed", seed=0))
+
+    held_out = (open_held_out(data.validation_data), open_held_out(data.replay_validation_data))
+    return PretrainingData([manifest for _, manifest in folders], train, *held_out)
 
 
-def _open_documents(folder: str, manifest: Manifest, max_length: int) -> Documents:
+def _read_other(folder: str, data: DataArguments, manifest: Manifest) -> Manifest:
+    other = read_manifest(folder)
+    if other.tokenizer_fingerprint != manifest.tokenizer_fingerprint:
+        raise ValueError(f"{folder} was prepared with another tokenizer than {data.train_data}.")
+    return other
+
+
+def _open_documents(folders: list[tuple[str, Manifest]], max_length: int) -> Documents:
+    """The documents of several folders, one after the other."""
+    shards = [(Path(folder), shard) for folder, manifest in folders for shard in manifest.shards]
+    rows = [load_shards(folder, manifest, check=False) for folder, manifest in folders]
+
     # Each shard is checked when its documents are planned: a corpus of terabytes is not read twice at every start.
-    check = partial(_check_content, Path(folder), manifest.shards)
-    sizes = [shard["documents"] for shard in manifest.shards]
-    return Documents(load_shards(folder, manifest, check=False), sizes, max_length, check)
+    def check(number: int) -> None:
+        check_shard(*shards[number], content=True)
 
-
-def _check_content(folder: Path, shards: list[dict], number: int) -> None:
-    check_shard(folder, shards[number], content=True)
+    return Documents(concatenate_datasets(rows), [shard["documents"] for _, shard in shards], max_length, check)
 
 
 def find_source(data: DataArguments) -> str | Path | None:
@@ -108,24 +120,32 @@ def find_source(data: DataArguments) -> str | Path | None:
     return data.init_from
 
 
+def complete_architecture(architecture: ModelArguments, data: DataArguments, output: Path) -> ModelArguments:
+    """Add what is not given: as in the model that `init_from` names, or else as published."""
+    if data.init_from is None:
+        found = vars(NeoBERTConfig())
+    # The model may be gone when a run goes on from its own checkpoints.
+    elif not (found := stored_settings(output)):
+        found = vars(NeoBERTConfig.from_pretrained(find_source(data)))
+    return ModelArguments(**{name: found.get(name) for name in vars(architecture)} | architecture.given())
+
+
 def build_model(
     architecture: ModelArguments, settings: DataArguments, data: PretrainingData, source: str | Path | None
 ) -> NeoBERTForMaskedLM:
     """Make a new model, or load one from `source`, which must have this architecture and tokenizer."""
-    config = {
-        **asdict(architecture),
-        "vocab_size": data.manifest.vocab_size,
-        "pad_token_id": data.tokenizer.pad_token_id,
-        "max_length": settings.max_length,
-        # The decoder runs on the masked fifth of the tokens only.
-        "sparse_prediction": True,
-    }
+    pad_token_id = data.tokenizer.pad_token_id
+    # The decoder runs on the masked fifth of the tokens only.
+    options = {"max_length": settings.max_length, "sparse_prediction": True}
     if source is None:
-        return NeoBERTForMaskedLM(NeoBERTConfig(**config))
+        vocabulary = {"vocab_size": data.manifest.vocab_size, "pad_token_id": pad_token_id}
+        return NeoBERTForMaskedLM(NeoBERTConfig(**architecture.given(), **vocabulary, **options))
     stored = NeoBERTConfig.from_pretrained(source)
-    # Rotary positions have no weights, so that a later stage may be longer.
-    free = {"dropout", "sparse_prediction"} | ({"max_length"} if stored.rope else set())
-    wanted = {name: value for name, value in config.items() if name not in free}
+    wanted = architecture.given() | {"pad_token_id": pad_token_id}
+    options |= {"dropout": wanted.pop("dropout", stored.dropout)}
+    if not stored.rope:
+        # Rotary positions have no weights, so that a later stage may be longer; others do.
+        wanted["max_length"] = settings.max_length
     if differing := differences({name: getattr(stored, name) for name in wanted}, wanted):
         found = "; ".join(f"{name}: {old!r} there, {new!r} now" for name, old, new in differing)
         raise ValueError(f"The model in {source} has another architecture. {found}.")
@@ -133,21 +153,25 @@ def build_model(
         raise ValueError(
             f"The model in {source} has another tokenizer than {settings.train_data}: prepare the data with it."
         )
-    changes = {name: config[name] for name in free}
-    return NeoBERTForMaskedLM.from_pretrained(source, dtype=torch.float32, **changes)
+    return NeoBERTForMaskedLM.from_pretrained(source, dtype=torch.float32, **options)
 
 
 def checkpoint_settings(
-    architecture: ModelArguments, data: DataArguments, arguments: PretrainingArguments, manifest: Manifest
+    architecture: ModelArguments, data: DataArguments, arguments: PretrainingArguments, manifests: list[Manifest]
 ) -> dict:
     """All settings that the trained weights depend on, as a checkpoint stores them and a resume compares them."""
-    settings = asdict(architecture) | asdict(data) | result_settings(arguments, leave_out=set(UNUSED))
+    settings = architecture.given() | asdict(data) | result_settings(arguments, leave_out=set(UNUSED))
     # The corpus counts, not where it lies.
-    del settings["train_data"], settings["validation_data"]
+    for name in ("train_data", "validation_data", "replay_data", "replay_validation_data"):
+        del settings[name]
+    if data.replay_data is None:
+        # Older checkpoints do not know it.
+        del settings["replay_share"]
     # Older shards have no checksum, and older checkpoints know the others only.
-    checksums = [shard.get("checksum") for shard in manifest.shards]
-    shards = [{name: value for name, value in shard.items() if name != "checksum"} for shard in manifest.shards]
-    settings |= {"tokenizer": manifest.tokenizer_fingerprint, "corpus": _hash(shards)}
+    shards = [shard for manifest in manifests for shard in manifest.shards]
+    checksums = [shard.get("checksum") for shard in shards]
+    shards = [{name: value for name, value in shard.items() if name != "checksum"} for shard in shards]
+    settings |= {"tokenizer": manifests[0].tokenizer_fingerprint, "corpus": _hash(shards)}
     return settings | ({"corpus_fingerprint": _hash(checksums)} if all(checksums) else {})
 
 
@@ -163,8 +187,8 @@ def plot_curves(log: list[dict], file: Path) -> None:
         return Line(points, name, {"marker": "o"} if name.startswith("eval") else {})
 
     panels = {
-        "masked loss (nats)": [line("loss"), line("eval_loss")],
-        "masked-token accuracy": [line("accuracy"), line("eval_accuracy")],
+        "masked loss (nats)": [line("loss"), line("eval_loss"), line("eval_replay_loss")],
+        "masked-token accuracy": [line("accuracy"), line("eval_accuracy"), line("eval_replay_accuracy")],
         "learning rate": [line("learning_rate")],
         "real tokens per second": [line("tokens_per_second")],
     }

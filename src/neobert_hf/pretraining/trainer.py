@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase
 
-from neobert_hf.attention_neobert import has_varlen_kernel
+from neobert_hf.attention_neobert import find_faster_kernel, has_varlen_kernel
 from neobert_hf.modeling_neobert import NeoBERTForMaskedLM
 from neobert_hf.pretraining.arguments import PretrainingArguments
 from neobert_hf.pretraining.batches import Documents, HeldOutBatchSampler, MLMBatchSampler
@@ -45,11 +45,17 @@ class MicroBatches:
 
 @dataclass
 class PretrainingData:
-    """What to train on, with the manifest of the folder, and what to evaluate on, if anything."""
+    """What to train on, with the manifests of the folders, and what to evaluate on, if anything."""
 
-    manifest: Manifest
+    manifests: list[Manifest]
     train: MicroBatches
     held_out: MicroBatches | None
+    replay_held_out: MicroBatches | None = None
+
+    @property
+    def manifest(self) -> Manifest:
+        """Of the text that is not replayed."""
+        return self.manifests[0]
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -75,7 +81,8 @@ def attention_backend(model: NeoBERTForMaskedLM, device: torch.device, dtype: to
     if name != "sdpa" or whole_rows:
         return name
     if has_varlen_kernel(device, dtype, model.config.head_dim, model.config.dropout):
-        return "sdpa, FlashAttention of torch over all documents"
+        faster = find_faster_kernel(device, dtype, model.config.head_dim)
+        return f"sdpa, FlashAttention {'3 or 4' if faster else 'of torch'} over all documents"
     return "sdpa, one call a document"
 
 
@@ -267,9 +274,26 @@ class MLMTrainer(ResumableTrainer):
         self._window_start += time.perf_counter() - start
 
     def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix: str = "eval") -> dict[str, float]:
-        """Loss in nats a label, perplexity and accuracy on the held-out documents; losses by length after cutting."""
+        """Log what `measure` finds."""
         with self._clock_stopped():
-            totals = self._held_out_totals()
+            metrics = {f"{metric_key_prefix}_{name}": value for name, value in self.measure().items()}
+        self.log(metrics)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    def measure(self) -> dict[str, float]:
+        """Loss in nats a label, perplexity and accuracy on the held-out documents; losses by length after cutting.
+
+        The same on those of replayed text, if there are any, as `replay_loss` and so on.
+        """
+        metrics = self._measure(self.data.held_out)
+        if self.data.replay_held_out is not None:
+            replayed = self._measure(self.data.replay_held_out)
+            metrics |= {f"replay_{name}": value for name, value in replayed.items()}
+        return metrics
+
+    def _measure(self, held_out: MicroBatches) -> dict[str, float]:
+        totals = self._held_out_totals(held_out)
         labels, loss, correct = totals.sum(0).tolist()
         if not labels:
             raise ValueError("No token of the held-out documents was masked: hold out more than a few words.")
@@ -278,25 +302,22 @@ class MLMTrainer(ResumableTrainer):
         for lower, upper, (labels, loss, _) in zip(lowest, [*LENGTH_EDGES, "more"], totals.tolist()):
             if labels:
                 metrics[f"loss_{lower}_to_{upper}"] = loss / labels
-        metrics = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
-        self.log(metrics)
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
     @torch.no_grad()
-    def _held_out_totals(self) -> torch.Tensor:
+    def _held_out_totals(self, held_out: MicroBatches) -> torch.Tensor:
         """Labels, summed loss and correct predictions, over all processes, of each bin of document lengths."""
         model = self._wrap_model(self.model, training=False)
         if not self.accelerator._models and model is self.model:
             model = self.accelerator.prepare_model(model, evaluation_mode=True)
         model.eval()
         totals = torch.zeros(len(LENGTH_EDGES) + 1, 3, dtype=torch.float64)
-        for number, inputs in enumerate(self._loader(self.data.held_out)):
+        for number, inputs in enumerate(self._loader(held_out)):
             lengths = inputs["cu_seq_lens_q"].diff()
             inputs = self._prepare_inputs(inputs)
             with self.compute_loss_context_manager():
                 logits = model(**inputs).logits.float()
-            if self.data.held_out.sampler.is_repeat(number):
+            if held_out.sampler.is_repeat(number):
                 continue
             labelled = inputs["labels"] != -100
             labels = inputs["labels"][labelled]

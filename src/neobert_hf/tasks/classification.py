@@ -40,9 +40,14 @@ class ClassificationSettings(TaskSettings):
     problem: str | None = field(default=None, metadata={"help": f"{', '.join(PROBLEMS)}; guessed if unset"})
     label_separator: str | None = field(default=None, metadata={"help": "between the labels of a row that has several"})
     class_weights: bool = field(default=False, metadata={"help": "rare classes count as much as common ones in all"})
+    pooling: str | None = field(
+        default=None, metadata={"help": "which states the head reads: cls or mean; as in the model's config if unset"}
+    )
 
     def __post_init__(self):
         super().__post_init__()
+        if self.pooling not in (None, "cls", "mean"):
+            raise ValueError(f"`pooling` is {self.pooling!r}; it must be cls or mean.")
         if self.problem not in (None, *PROBLEMS):
             raise ValueError(f"`problem` is {self.problem!r}{nearest(self.problem, list(PROBLEMS))}")
         if len(self.text_columns) > 2:
@@ -57,6 +62,8 @@ class Classification(Task):
 
     def __init__(self, settings: ClassificationSettings, splits: DatasetDict, smoothing: float = 0.0):
         self.settings = settings
+        if settings.pooling is not None:
+            self.config = {"classifier_pooling": settings.pooling}
         texts, label = self._choose_columns(splits["train"])
         check_columns(splits, [*texts, label])
         for column in texts:

@@ -2,7 +2,7 @@
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -22,7 +22,7 @@ from neobert_hf.common.token_limits import tokens_read
 from neobert_hf.tasks.rows import CSV_READERS, Reader, read_splits
 from neobert_hf.training.arguments import result_settings
 from neobert_hf.training.fine_tuning import FineTuningArguments, FineTuningTrainer
-from neobert_hf.training.launching import run_lock
+from neobert_hf.training.launching import check_alone, run_lock
 from neobert_hf.training.run_checkpoints import newest_checkpoint
 from neobert_hf.training.starting_points import StartingPoint, build_model, task_config, tokenizer_of
 
@@ -61,6 +61,7 @@ class Task(ABC):
         splits: the rows, checked, in the columns of this kind.
         labels: names of the model's outputs; None where it has two of its own.
         problem: `problem_type` of Transformers.
+        config: values that the model's config gets.
         loss: in place of the model's own.
         reduce_logits: what is kept of logits in an evaluation.
     """
@@ -70,6 +71,7 @@ class Task(ABC):
     splits: DatasetDict
     labels: list[str] | None = None
     problem: str | None = None
+    config: Mapping[str, Any] = MappingProxyType({})
     loss: Any = None
     reduce_logits: Any = None
 
@@ -109,6 +111,12 @@ class TaskRun:
         tokenizer = tokenizer_of(start)
         set_seed(self.arguments.seed)
         config = task_config(start, task.labels, task.problem, settings.classifier_dropout)
+        for name, value in task.config.items():
+            if not hasattr(config, name):
+                raise ValueError(
+                    f"The config of {settings.model} has no `{name}`, which would be {value!r}: leave it out."
+                )
+            setattr(config, name, value)
         model = build_model(start, task.auto_class, config)
         positions = getattr(config, "max_position_embeddings", None)
         encoded = task.encode(tokenizer, tokens_read(model, settings.max_length, tokenizer.model_max_length, positions))
@@ -170,6 +178,7 @@ class TaskRun:
             [split, f"{len(task.splits[split]):,}", *(f"{100 * values[name]:.2f}" for name in names)]
             for split, values in scores.items()
         ]
+        table = markdown_table(["Split", "Rows", *names], rows)
         lines = [
             f"# {task.kind}",
             "",
@@ -177,12 +186,12 @@ class TaskRun:
             f"{len(trainer.evaluations())} evaluations, at step {trainer.state.best_global_step:,}. Metrics in "
             "percent; those of validation chose the step, and are a little too good.",
             "",
-            *markdown_table(["Split", "Rows", *names], rows),
+            *table,
             *details,
         ]
         text = "\n".join(lines) + "\n"
         # What others may see names no path of this machine.
-        card = self._card(task, scores, "\n".join([lines[0], "", *lines[4 : 4 + len(rows) + 2]]))
+        card = self._card(task, scores, "\n".join([f"# {task.kind}", "", *table]))
         evaluations = trainer.evaluations()
         content = {"scores": scores, "evaluations": evaluations, "settings": trainer.run_settings}
         write_json(folder / "report.json", content | {"best_step": trainer.state.best_global_step})
@@ -224,8 +233,7 @@ def open_run(
 ) -> Iterator[TaskRun]:
     """Read settings and rows. `output_dir` is locked while the block runs."""
     settings, arguments = parse_config(settings_class, FineTuningArguments, args=args)
-    if arguments.world_size > 1:
-        raise ValueError(f"{arguments.world_size} processes were started; this recipe runs in one: use `python`.")
+    check_alone(arguments)
     with run_lock(arguments):
         yield TaskRun(settings, arguments, read_splits(settings, readers))
 

@@ -5,13 +5,15 @@ hundredth of all, a model fits that could not be trained as a whole. A checkpoin
 run leaves as `model/` is merged: a plain model, as after any other training.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
 from safetensors.torch import load_file
 from torch import nn
 from transformers import PreTrainedModel, set_seed
 
+from neobert_hf.common.settings import Count, Positive, Range, RangedSettings, check_needed
 from neobert_hf.training.run_checkpoints import CheckpointError
 
 
@@ -19,35 +21,41 @@ from neobert_hf.training.run_checkpoints import CheckpointError
 FROZEN_BYTES, TRAINED_BYTES = 4, 16
 
 
-@dataclass(frozen=True)
-class Lora:
-    """The adapters of a run.
+@dataclass
+class LoraArguments(RangedSettings):
+    """Whether small matrices are trained in place of all weights, and which; settings of a recipe inherit it."""
+
+    lora_rank: Count | None = field(
+        default=None, metadata={"help": "train adapters of this rank in the linear layers of the blocks (LoRA)"}
+    )
+    lora_alpha: Positive | None = field(
+        default=None, metadata={"help": "what adapters add is multiplied by this over their rank; twice that if unset"}
+    )
+    lora_dropout: Annotated[float, Range(0, below=1)] | None = field(
+        default=None, metadata={"help": "of what goes into the adapters; none if unset"}
+    )
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_needed(self, "lora_rank", ("lora_alpha", "lora_dropout"))
+
+
+def add_adapters(model: PreTrainedModel, settings: LoraArguments, seed: int, with_head: bool = True) -> None:
+    """Freeze an encoder and add adapters to its linear layers; they depend on the seed alone.
 
     Args:
-        rank: of the small matrices.
-        alpha: what they add is multiplied by this over their rank; twice the rank if None.
-        dropout: of what goes into them.
         with_head: train the head, which is new, as a whole beside them.
     """
-
-    rank: int
-    alpha: float | None = None
-    dropout: float | None = None
-    with_head: bool = True
-
-
-def add_adapters(model: PreTrainedModel, lora: Lora, seed: int) -> None:
-    """Freeze an encoder and add adapters to its linear layers; they depend on the seed alone."""
     from peft import LoraConfig
 
     # And not on what was drawn before.
     set_seed(seed)
     config = LoraConfig(
-        r=lora.rank,
-        lora_alpha=lora.alpha or 2 * lora.rank,
-        lora_dropout=lora.dropout or 0.0,
+        r=settings.lora_rank,
+        lora_alpha=settings.lora_alpha or 2 * settings.lora_rank,
+        lora_dropout=settings.lora_dropout or 0.0,
         target_modules=linear_layers(model),
-        modules_to_save=head_modules(model) if lora.with_head else None,
+        modules_to_save=head_modules(model) if with_head else None,
     )
     model.add_adapter(config)
 

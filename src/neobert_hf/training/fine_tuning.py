@@ -11,14 +11,14 @@ from typing import Annotated
 import torch
 from torch import nn
 from torch.utils.data import Sampler, SequentialSampler
-from transformers import EarlyStoppingCallback, PreTrainedModel, TrainerState, TrainingArguments
+from transformers import PreTrainedModel, TrainingArguments
 
 from neobert_hf.common.atomic_writes import atomic_folder
-from neobert_hf.common.settings import Count, Positive, Range
-from neobert_hf.training.adapters import Lora, add_adapters, describe_adapters, load_adapters, merge_adapters
+from neobert_hf.common.settings import Count, Range
+from neobert_hf.training.adapters import LoraArguments, add_adapters, describe_adapters, load_adapters, merge_adapters
 from neobert_hf.training.arguments import check_fixed, check_inherited
 from neobert_hf.training.run_checkpoints import check_content
-from neobert_hf.training.trainer import ResumableTrainer
+from neobert_hf.training.trainer import EarlyStopping, ResumableTrainer
 
 
 # Settings of Transformers that would undo what this recipe promises, and the only values it runs with.
@@ -42,7 +42,7 @@ TIMINGS = ("runtime", "_per_second", "_preparation_time")
 
 
 @dataclass
-class FineTuningArguments(TrainingArguments):
+class FineTuningArguments(LoraArguments, TrainingArguments):
     """Transformers' arguments with the defaults of the paper (appendix C, and a point of its grid) and its code."""
 
     per_device_train_batch_size: int = field(default=32, metadata={"help": "rows of a step"})
@@ -58,15 +58,6 @@ class FineTuningArguments(TrainingArguments):
     layer_decay: Annotated[float, Range(above=0, most=1)] = field(
         default=1.0, metadata={"help": "the rate of a block is that of the block above it times this"}
     )
-    lora_rank: Count | None = field(
-        default=None, metadata={"help": "train adapters of this rank in the linear layers of the blocks (LoRA)"}
-    )
-    lora_alpha: Positive | None = field(
-        default=None, metadata={"help": "what adapters add is multiplied by this over their rank; twice that if unset"}
-    )
-    lora_dropout: Annotated[float, Range(0, below=1)] | None = field(
-        default=None, metadata={"help": "of what goes into the adapters; none if unset"}
-    )
     report_to: str | None = field(default="none", metadata={"help": "tensorboard, wandb, trackio, ... or none"})
     save_total_limit: int | None = field(default=1, metadata={"help": "complete checkpoints kept beside the best"})
     logging_nan_inf_filter: bool = field(default=False, metadata={"help": "fixed"})
@@ -75,10 +66,8 @@ class FineTuningArguments(TrainingArguments):
 
     def __post_init__(self):
         check_inherited(self)
-        for name in ("lora_alpha", "lora_dropout"):
-            if self.lora_rank is None and getattr(self, name) is not None:
-                raise ValueError(f"`{name}` is {getattr(self, name)!r} without `lora_rank`: set that, or leave it out.")
-        super().__post_init__()
+        LoraArguments.__post_init__(self)
+        TrainingArguments.__post_init__(self)
 
     def planned(self, rows: int) -> "FineTuningArguments":
         """The arguments of a run on so many training rows: its steps, evaluations and checkpoints."""
@@ -101,13 +90,6 @@ class FineTuningArguments(TrainingArguments):
         return arguments
 
 
-class EarlyStopping(EarlyStoppingCallback):
-    """Without its warning that the best weights are not loaded: `load_best` takes them from their checkpoint."""
-
-    def on_train_begin(self, args, state, control, **kwargs):
-        pass
-
-
 class FineTuningTrainer(ResumableTrainer):
     """Fine-tuning with early stopping, of a model from `build_model` with arguments from `planned`.
 
@@ -116,7 +98,7 @@ class FineTuningTrainer(ResumableTrainer):
 
     def __init__(self, model: PreTrainedModel, args: FineTuningArguments, **kwargs):
         if args.lora_rank is not None:
-            add_adapters(model, Lora(args.lora_rank, args.lora_alpha, args.lora_dropout), args.seed)
+            add_adapters(model, args, args.seed)
             print(describe_adapters(model), flush=True)
         super().__init__(model, args, callbacks=[EarlyStopping(args.early_stopping_patience)], **kwargs)
 
@@ -139,12 +121,6 @@ class FineTuningTrainer(ResumableTrainer):
         # Scores belong to rows by their number, which `group_by_length` would change here, too.
         return SequentialSampler(eval_dataset)
 
-    def is_finished(self, checkpoint: Path) -> bool:
-        """Also after early stopping: one evaluation more could be a better one."""
-        state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
-        without_improvement = state.stateful_callbacks["EarlyStopping"]["attributes"]["early_stopping_patience_counter"]
-        return super().is_finished(checkpoint) or without_improvement >= self.args.early_stopping_patience
-
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: PreTrainedModel | None = None) -> None:
         if self.args.lora_rank is not None:
             load_adapters(self.model, Path(resume_from_checkpoint))
@@ -156,16 +132,6 @@ class FineTuningTrainer(ResumableTrainer):
                 resume_from_checkpoint, config=self.model.config, dtype=torch.float32
             )
         self.model.load_state_dict(loaded.state_dict())
-
-    @property
-    def best_checkpoint(self) -> Path:
-        return Path(self.args.output_dir) / f"checkpoint-{self.state.best_global_step}"
-
-    def load_best(self) -> None:
-        """Give the model the weights of the best evaluation."""
-        check_content(self.best_checkpoint)
-        self._load_from_checkpoint(str(self.best_checkpoint))
-        self.model.to(self.args.device)
 
     def save_best(self, folder: Path) -> None:
         """Make a model of the best checkpoint, for `from_pretrained`. Adapters are merged into it."""

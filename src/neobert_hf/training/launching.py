@@ -21,6 +21,12 @@ def run_lock(arguments: TrainingArguments) -> AbstractContextManager:
     return folder_lock(Path(arguments.output_dir)) if arguments.process_index == 0 else nullcontext()
 
 
+def check_alone(arguments: TrainingArguments) -> None:
+    """Refuse several processes, for recipes that run in one."""
+    if arguments.world_size > 1:
+        raise ValueError(f"{arguments.world_size} processes were started; this recipe runs in one: use `python`.")
+
+
 def check_launch(accelerator: Accelerator) -> None:
     """Compare the processes and the engine that run with those that the launcher asked for in the environment.
 

@@ -10,6 +10,7 @@ import os
 import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -107,6 +108,14 @@ def read_progress(folder: Path) -> Progress:
             found = f"{file.stat().st_size:,} bytes" if file.is_file() else "missing"
             raise DamagedCheckpoint(f"{file} is {found}; it was written with {size:,} bytes. {_advice(folder)}")
     return Progress(content["engine"], content["settings"], content["cursor"], content.get("totals", {}))
+
+
+def stored_settings(output_dir: Path) -> dict:
+    """The settings of the run whose checkpoints a folder holds, from the newest that is not damaged; {} without one."""
+    for folder in reversed(complete_checkpoints(output_dir)):
+        with suppress(DamagedCheckpoint):
+            return read_progress(folder).settings
+    return {}
 
 
 def check_content(folder: Path) -> Progress:

@@ -12,7 +12,14 @@ from accelerate.utils import DynamoBackend
 from safetensors import SafetensorError
 from torch import nn
 from torch.distributed.tensor import DTensor
-from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerState, TrainingArguments
+from transformers import (
+    EarlyStoppingCallback,
+    PreTrainedModel,
+    Trainer,
+    TrainerCallback,
+    TrainerState,
+    TrainingArguments,
+)
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from neobert_hf.common.atomic_writes import replace_folder
@@ -21,6 +28,7 @@ from neobert_hf.training.run_checkpoints import (
     CheckpointError,
     Progress,
     add_checksums,
+    check_content,
     check_engine,
     complete_checkpoints,
     delete_checkpoint,
@@ -72,6 +80,13 @@ class GoOn(TrainerCallback):
             raise CheckpointError(f"Training is at step {state.global_step} and not at {expected}, that of {resume}.")
         if resume is not None:
             self.trainer.take_over(read_progress(resume).totals)
+
+
+class EarlyStopping(EarlyStoppingCallback):
+    """Without its warning that the best weights are not loaded: `load_best` takes them from their checkpoint."""
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        pass
 
 
 class PrintLogs(TrainerCallback):
@@ -211,8 +226,23 @@ class ResumableTrainer(Trainer):
             end_processes(self.accelerator, 143)
 
     def is_finished(self, checkpoint: Path) -> bool:
-        """Whether training ended with it."""
-        return step_of(checkpoint) == self.args.max_steps
+        """Whether training ended with it, also by early stopping: one evaluation more could be a better one."""
+        callbacks = TrainerState.load_from_json(str(checkpoint / "trainer_state.json")).stateful_callbacks
+        waited = callbacks.get(EarlyStopping.__name__)
+        stopped = waited is not None and (
+            waited["attributes"]["early_stopping_patience_counter"] >= waited["args"]["early_stopping_patience"]
+        )
+        return stopped or step_of(checkpoint) == self.args.max_steps
+
+    @property
+    def best_checkpoint(self) -> Path:
+        return Path(self.args.output_dir) / f"checkpoint-{self.state.best_global_step}"
+
+    def load_best(self) -> None:
+        """Give the model the weights of the best evaluation."""
+        check_content(self.best_checkpoint)
+        self._load_from_checkpoint(str(self.best_checkpoint))
+        self.model.to(self.args.device)
 
     def save_whole(self, folder: Path) -> None:
         """Write the model beside and rename: `folder` never holds half of it."""

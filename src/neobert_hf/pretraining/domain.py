@@ -1,0 +1,326 @@
+"""The steps of examples/adapt_domain.py: a model goes on learning from the text of a domain, and is looked at twice."""
+
+import json
+import math
+import os
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import torch
+
+from neobert_hf.common.atomic_writes import atomic_folder, write_json, write_text
+from neobert_hf.common.fingerprints import checkpoint_fingerprint, is_held_out
+from neobert_hf.common.paths import check_exists
+from neobert_hf.common.report import markdown_table
+from neobert_hf.common.settings import Count, CountOrZero, PathOrId, Positive, Range, differences, list_differences
+from neobert_hf.common.text_sources import local_files, stream_text
+from neobert_hf.common.tokenizers import load_tokenizer
+from neobert_hf.configuration_neobert import NeoBERTConfig
+from neobert_hf.modeling_neobert import NeoBERTForMaskedLM
+from neobert_hf.pretraining.arguments import BatchArguments, DataArguments, ModelArguments, PretrainingArguments
+from neobert_hf.pretraining.batches import DocumentKey
+from neobert_hf.pretraining.preparing import PrepareArguments, prepare
+from neobert_hf.pretraining.recipe import checkpoint_settings, plot_curves
+from neobert_hf.pretraining.trainer import MLMTrainer, PretrainingData
+from neobert_hf.pretraining.vocabulary import add_words, choose_words
+from neobert_hf.training.arguments import check_fixed
+
+
+# What the report is about, and the only settings with which the best weights are those of the lowest domain loss.
+FIXED = {
+    "eval_strategy": "steps",
+    "save_strategy": "steps",
+    "eval_delay": 0,
+    "metric_for_best_model": "loss",
+    "greater_is_better": False,
+    # The evaluations without improvement are counted by a callback.
+    "restore_callback_states_from_checkpoint": True,
+}
+# In the folder of a model with new words.
+WORDS = "new_words.json"
+# Tokens of a document around a mask that the report shows, and guesses for each.
+SHOWN, GUESSES = 48, 5
+# What the report says of held-out text, with so many digits.
+METRICS, TIMES = {"loss": 3, "perplexity": 1}, ("before", "after")
+
+
+@dataclass(kw_only=True)
+class DomainSettings(BatchArguments):
+    """What is adapted, and to which text."""
+
+    model: PathOrId = field(metadata={"help": "a masked language model of NeoBERT: path or Hub id"})
+    domain: PathOrId = field(
+        metadata={"help": "the domain: a Hub dataset, or a local file, pattern or folder (Parquet, JSONL, text)"}
+    )
+    general: PathOrId | None = field(
+        default=None, metadata={"help": "general text, such as the model knows: a source of the same kinds"}
+    )
+    domain_column: str = field(default="text", metadata={"help": "column of the domain that holds the text"})
+    general_column: str = field(default="text", metadata={"help": "column of the general text"})
+    general_documents: Annotated[int, Range(2)] | None = field(
+        default=None, metadata={"help": "replay from so many documents of the general text; all if unset"}
+    )
+    held_out_share: Annotated[float, Range(above=0, below=1)] = field(
+        default=0.05, metadata={"help": "of the documents of each text, never trained on"}
+    )
+    held_out_documents: Annotated[int, Range(2)] = field(
+        default=1000, metadata={"help": "at most so many of them are evaluated"}
+    )
+    new_words: CountOrZero = field(
+        default=0, metadata={"help": "add so many words of the domain to a WordPiece vocabulary"}
+    )
+    epochs: Positive = field(default=4.0, metadata={"help": "over the domain, unless `max_steps` comes first"})
+    replay_share: Annotated[float, Range(0, below=1)] = field(
+        default=0.25, metadata={"help": "of the micro-batches, from the general text"}
+    )
+    global_batch_tokens: Annotated[int, Range(8)] = field(default=2**16, metadata={"help": "of an optimizer step"})
+    micro_batch_tokens: Annotated[int, Range(8)] = field(default=2**13, metadata={"help": "of one forward pass"})
+    num_proc: Count = field(default=os.cpu_count() or 1, metadata={"help": "processes that tokenise"})
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.accumulation_steps(1)
+
+    def check_texts(self) -> None:
+        """Raise what is wrong with the names of the texts, before any work."""
+        if self.replay_share and self.general is None:
+            raise ValueError(
+                f"`replay_share` is {self.replay_share}, and `general` names no text to replay: name some, or set "
+                "`replay_share` to 0; the model then forgets more, and how much is not measured."
+            )
+        for source in filter(None, (self.domain, self.general)):
+            local_files(source)
+
+
+@dataclass
+class DomainArguments(PretrainingArguments):
+    """Pretraining's arguments, for a short training that warms up again and falls to a tenth."""
+
+    learning_rate: float = field(default=1e-4, metadata={"help": "at its peak"})
+    max_steps: int = field(default=20_000, metadata={"help": "optimizer steps at most; see epochs"})
+    warmup_steps: float = field(default=0.05, metadata={"help": "optimizer steps, or a share of all if below 1"})
+    eval_steps: float | None = field(default=0.05, metadata={"help": "optimizer steps, or a share of all if below 1"})
+    early_stopping_patience: Count = field(default=4, metadata={"help": "evaluations without a lower domain loss"})
+    logging_steps: float = field(default=0.01, metadata={"help": "optimizer steps, or a share of all if below 1"})
+    save_total_limit: int | None = field(default=1, metadata={"help": "complete checkpoints kept beside the best"})
+    eval_strategy: str = field(default="steps", metadata={"help": "fixed"})
+    metric_for_best_model: str | None = field(default="loss", metadata={"help": "fixed"})
+    greater_is_better: bool | None = field(default=False, metadata={"help": "fixed"})
+    restore_callback_states_from_checkpoint: bool = field(default=True, metadata={"help": "fixed"})
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_fixed(self, FIXED)
+
+    def planned(self, settings: DomainSettings, tokens: int) -> "DomainArguments":
+        """The arguments of a run over so many tokens: its steps, and evaluations of which the last is at its end."""
+        of_domain = (1 - settings.replay_share) * settings.global_batch_tokens
+        steps = min(self.max_steps, math.ceil(settings.epochs * tokens / of_domain))
+        every = min(steps, math.ceil(self.eval_steps if self.eval_steps >= 1 else self.eval_steps * steps))
+        planned = replace(self, max_steps=every * math.ceil(steps / every), eval_steps=every, save_steps=every)
+        planned.gradient_accumulation_steps = settings.accumulation_steps(self.world_size)
+        return planned
+
+
+def load_masked_lm(source: str) -> NeoBERTForMaskedLM:
+    """Load what training starts from, in float32.
+
+    Raises:
+        FileNotFoundError, ValueError: if it is no masked language model of NeoBERT.
+    """
+    check_exists(source, "model")
+    if Path(source).is_dir() and not (Path(source) / "config.json").is_file():
+        raise FileNotFoundError(
+            f"`model`: {source} holds no config.json; it must be a folder that `save_pretrained` wrote, such as the "
+            "`model` inside the folder of a run."
+        )
+    kind = NeoBERTConfig.get_config_dict(source)[0].get("model_type")
+    if kind != NeoBERTConfig.model_type:
+        raise ValueError(f"`model` is {source!r}, of the type {kind!r}; it must be a masked language model of NeoBERT.")
+    try:
+        # The decoder runs on the masked tokens only.
+        return NeoBERTForMaskedLM.from_pretrained(source, dtype=torch.float32, sparse_prediction=True)
+    except ValueError as error:
+        raise ValueError(f"`model` is {source!r}, which is no masked language model of NeoBERT: {error}") from error
+
+
+def start_model(settings: DomainSettings, output: Path) -> tuple[NeoBERTForMaskedLM, str]:
+    """The model that training starts from, and where it is: with `new_words`, `start/`, a copy that has them.
+
+    Raises:
+        FileNotFoundError, ValueError: if `start/` is of other settings, or no such text or model is there. For more,
+            see `choose_words`.
+    """
+    settings.check_texts()
+    model = load_masked_lm(settings.model)
+    if not settings.new_words:
+        return model, settings.model
+    start = output / "start"
+    made_of = {"model": checkpoint_fingerprint(settings.model), "new_words": settings.new_words}
+    made_of |= {"held_out_share": settings.held_out_share}
+    if not (start / WORDS).is_file():
+        tokenizer = load_tokenizer(settings.model, model.config.vocab_size)
+        column, share = settings.domain_column, settings.held_out_share
+        texts = (row[column] or "" for row in stream_text(settings.domain, column))
+        texts = (text for text in texts if not is_held_out(text, share))
+        words, counted = choose_words(texts, tokenizer, settings.new_words)
+        with atomic_folder(start) as partial:
+            add_words(model, tokenizer, words, partial)
+            write_json(partial / WORDS, {"made_of": made_of, "words": list(words), **counted})
+    stored = json.loads((start / WORDS).read_text(encoding="utf-8"))["made_of"]
+    if differing := differences(stored, made_of):
+        raise ValueError(
+            f"{start} was made with other settings:\n{list_differences(differing)}\nRepeat those, or choose another "
+            "`output_dir`."
+        )
+    # Also just after it was made: products of weights that lie elsewhere in memory may be rounded in another way.
+    return load_masked_lm(str(start)), str(start)
+
+
+def prepare_text(settings: DomainSettings, start: str, max_length: int, output: Path) -> DataArguments:
+    """Tokenise both texts into `data/`, held-out documents apart, and say where what lies."""
+    sources = {
+        "domain": (settings.domain, settings.domain_column, None),
+        "general": (settings.general, settings.general_column, settings.general_documents),
+    }
+    # What is held out is little: all that may be wrong with a text shows before much work is done.
+    parts = [("domain", "held_out"), *([("general", "held_out")] if settings.general else []), ("domain", "train")]
+    parts += [("general", "train")] if settings.replay_share else []
+    folders = {part: str(output / "data" / "_".join(part)) for part in parts}
+    places = DataArguments(
+        **{each.name: getattr(settings, each.name) for each in fields(BatchArguments)},
+        train_data=folders["domain", "train"],
+        validation_data=folders["domain", "held_out"],
+        replay_data=folders.get(("general", "train")),
+        replay_validation_data=folders.get(("general", "held_out")),
+        max_length=max_length,
+        init_from=start,
+    )
+    for name, part in parts:
+        source, column, limit = sources[name]
+        arguments = PrepareArguments(
+            source=source,
+            column=column,
+            tokenizer=start,
+            output_dir=folders[name, part],
+            max_length=max_length,
+            long_documents="split",
+            num_proc=settings.num_proc,
+            held_out_share=settings.held_out_share,
+            part=part,
+            max_documents=settings.held_out_documents if part == "held_out" else limit,
+        )
+        prepare(arguments)
+    return places
+
+
+def adaptation_settings(data: DataArguments, arguments: DomainArguments, material: PretrainingData) -> dict:
+    """All settings that the weights depend on. Of the model that training starts from, the content counts."""
+    own = {"init_from": checkpoint_fingerprint(data.init_from), "eval_steps": arguments.eval_steps}
+    own |= {"early_stopping_patience": arguments.early_stopping_patience}
+    return checkpoint_settings(ModelArguments(), data, arguments, material.manifests) | own
+
+
+class Looks:
+    """What a model makes of the held-out documents, to be asked for before and after.
+
+    Of two documents one word is hidden, the longest among the first ones that is one token: chosen without asking a
+    model.
+    """
+
+    def __init__(self, trainer: MLMTrainer):
+        self.trainer, self.tokenizer = trainer, trainer.data.tokenizer
+        documents = trainer.data.held_out.documents
+        rows = sum(documents.shard_sizes)
+        keys = [DocumentKey(row, 0, 0) for row in sorted({0, rows // 2})]
+        self.masks = [mask for row in documents.__getitems__(keys) if (mask := self._hide(row["input_ids"][:SHOWN]))]
+
+    def _hide(self, ids: np.ndarray) -> tuple[torch.Tensor, int] | None:
+        tokens = [*self.tokenizer.convert_ids_to_tokens(ids.tolist()), ""]
+        # With some text before and behind.
+        inner = range(len(ids) // 4, 3 * len(ids) // 4)
+        words = [number for number in inner if tokens[number].isalpha() and tokens[number + 1][:2] != "##"]
+        return (torch.from_numpy(ids), max(words, key=lambda number: len(tokens[number]))) if words else None
+
+    @torch.no_grad()
+    def look(self) -> dict:
+        """Held-out losses and so on, see `MLMTrainer.measure`, and the guesses for each mask."""
+        found, model = self.trainer.measure(), self.trainer.model
+        guesses = []
+        for ids, position in self.masks:
+            hidden = ids.clone()
+            hidden[position] = self.tokenizer.mask_token_id
+            best = model(hidden[None].to(model.device)).logits[0, position].float().softmax(-1).topk(GUESSES)
+            tokens = self.tokenizer.convert_ids_to_tokens(best.indices.tolist())
+            guesses.append([f"{token} {share:.2f}" for token, share in zip(tokens, best.values.tolist())])
+        return found | {"guesses": guesses}
+
+    def examples(self) -> list[tuple[str, str]]:
+        """The text of each mask, with [MASK] in it, and the word that was there."""
+        shown = []
+        for ids, position in self.masks:
+            texts = [self.tokenizer.decode(part) for part in (ids[1:position], ids[position], ids[position + 1 :])]
+            shown.append((f"{texts[0]} {self.tokenizer.mask_token} {texts[2]}", texts[1]))
+        return shown
+
+
+def write_report(settings: DomainSettings, looks: Looks, before: dict, after: dict, output: Path) -> str:
+    """Write `report.md`, `report.json`, `log.json` and `curves.png`.
+
+    Args:
+        before, after: what `looks.look` gave.
+
+    Returns:
+        The Markdown.
+    """
+    state, data = looks.trainer.state, looks.trainer.data
+    texts = {"domain": ("", data.held_out), "general": ("replay_", data.replay_held_out)}
+    rows = [
+        [name, f"{sum(held_out.documents.shard_sizes):,}"]
+        + [f"{look[f'{prefix}{metric}']:.{digits}f}" for metric, digits in METRICS.items() for look in (before, after)]
+        for name, (prefix, held_out) in texts.items()
+        if held_out is not None
+    ]
+    evaluations = [entry for entry in state.log_history if "eval_loss" in entry]
+    fell = after["loss"] < before["loss"]
+    replayed = f"{settings.replay_share:.0%} of the micro-batches from {settings.general}"
+    lines = [
+        "# Adapted to a domain",
+        "",
+        f"{settings.model} on {settings.domain}: {data.manifest.documents:,} windows, {data.manifest.tokens:,} "
+        f"tokens; {replayed if settings.replay_share else 'nothing replayed'}. Best of {len(evaluations)} evaluations "
+        f"at step {state.best_global_step:,}; training ended at step {state.global_step:,} of {state.max_steps:,}."
+        + ("" if fell else " **The domain's loss did not fall: lower `learning_rate`, or give more text.**"),
+        "",
+        *markdown_table(["Held out", "Windows", *(f"{metric} {at}" for metric in METRICS for at in TIMES)], rows),
+        "",
+        "Losses are nats a masked token. Documents are held out whole, before training; of longer ones than the model "
+        "reads, each window counts.",
+        "" if settings.general else "What was forgotten is not measured: no general text was given.",
+    ]
+    content = {"before": before, "after": after, "best_step": state.best_global_step, "steps": state.global_step}
+    if settings.new_words:
+        words = json.loads((output / "start" / WORDS).read_text(encoding="utf-8"))
+        content |= {"new_words": words}
+        lines += [
+            f"{settings.new_words:,} words are new, such as {', '.join(words['words'][:10])}: the domain has "
+            f"{words['with_new_words']:,} pieces with them, and {words['pieces']:,} without. They are there before as "
+            "after: losses of a model without them are of other tokens.",
+            "",
+        ]
+    cell = [("`" + text.replace("`", "'").replace("|", "\\|") + "`", hidden) for text, hidden in looks.examples()]
+    examples = zip(cell, before["guesses"], after["guesses"])
+    lines += ["## Two hidden words", ""]
+    lines += markdown_table(
+        ["Text", "Hidden", *TIMES], [[*shown, *(", ".join(guesses) for guesses in both)] for shown, *both in examples]
+    )
+    text = "\n".join(lines).replace("\n\n\n", "\n\n") + "\n"
+    first = {"step": 0} | {f"eval_{name}": value for name, value in before.items() if name != "guesses"}
+    log = [first, *state.log_history]
+    write_json(output / "log.json", log)
+    plot_curves(log, output / "curves.png")
+    write_json(output / "report.json", content | {"settings": looks.trainer.run_settings})
+    write_text(output / "report.md", text)
+    return text

@@ -1,0 +1,146 @@
+"""Libraries that embed texts with a model."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from neobert_hf import NeoBERTForSequenceClassification
+from tests.clients.plain import TEXTS, logits, same, vectors
+
+
+@pytest.mark.clients("sentence-transformers")
+def test_sentence_transformers(encoder):
+    """The vectors are the plain model's means."""
+    from sentence_transformers import SentenceTransformer
+
+    got = SentenceTransformer(encoder, device="cpu").encode(TEXTS)  # in the table
+    assert same(got, vectors(encoder))
+
+
+@pytest.mark.clients("langchain-huggingface")
+def test_langchain(encoder):
+    """The vectors of documents and of a query are the plain model's means."""
+    from langchain_huggingface import HuggingFaceEmbeddings
+
+    embeddings = HuggingFaceEmbeddings(model_name=encoder, model_kwargs={"device": "cpu"})  # in the table
+    assert same(embeddings.embed_documents(TEXTS), vectors(encoder))
+    assert same(embeddings.embed_query(TEXTS[0]), vectors(encoder)[0])
+
+
+@pytest.mark.clients("llama-index-embeddings-huggingface")
+def test_llama_index(encoder):
+    """The vectors are the plain model's normalised means."""
+    from llama_index.embeddings.huggingface import HuggingFaceEmbedding
+
+    embeddings = HuggingFaceEmbedding(model_name=encoder, device="cpu")  # in the table
+    assert same(embeddings.get_text_embedding_batch(TEXTS), vectors(encoder, normalize=True))
+
+
+@pytest.mark.clients("txtai")
+def test_txtai(encoder):
+    """A search gives the cosines of the plain model's means."""
+    from txtai import Embeddings
+
+    embeddings = Embeddings(path=encoder, gpu=False, backend="numpy")  # in the table
+    embeddings.index(TEXTS)
+    found = dict(embeddings.search(TEXTS[1], len(TEXTS)))
+    plain = vectors(encoder, normalize=True)
+    assert same([found[row] for row in range(len(TEXTS))], plain @ plain[1])
+
+
+@pytest.mark.clients("keybert")
+def test_keybert(encoder):
+    """The scores of words are their cosines with the text."""
+    from keybert import KeyBERT
+    from sentence_transformers import SentenceTransformer
+
+    found = KeyBERT(SentenceTransformer(encoder, device="cpu")).extract_keywords(TEXTS[2])  # in the table
+    words, scores = zip(*found)
+    plain = vectors(encoder, [TEXTS[2], *words], normalize=True)
+    assert set(words) <= set(TEXTS[2].replace("?", "").split()) and same(scores, plain[1:] @ plain[0], 1e-4)
+
+
+@pytest.mark.clients("bertopic")
+def test_bertopic(encoder):
+    """Texts of the same words fall into one topic, others into another."""
+    from bertopic import BERTopic
+    from sentence_transformers import SentenceTransformer
+    from sklearn.cluster import KMeans
+    from sklearn.decomposition import PCA
+
+    parts = {"umap_model": PCA(5), "hdbscan_model": KMeans(2, random_state=0, n_init=10)}
+    texts = [
+        f"{animals} {number}" for animals in ("cat dog cow", "zzz yyy xxx www vvv uuu ttt") for number in range(10)
+    ]
+    topics, _ = BERTopic(embedding_model=SentenceTransformer(encoder), **parts).fit_transform(texts)  # in the table
+    assert len(set(topics[:10])) == len(set(topics[10:])) == 1 and topics[0] != topics[10]
+
+
+@pytest.mark.clients("infinity-emb")
+def test_infinity(encoder):
+    """The vectors of a running engine are the plain model's normalised means."""
+    from infinity_emb import AsyncEmbeddingEngine, EngineArgs
+
+    arguments = EngineArgs(
+        model_name_or_path=encoder, device="cpu", engine="torch", model_warmup=False, bettertransformer=False
+    )
+
+    async def embed():
+        engine = AsyncEmbeddingEngine.from_args(arguments)  # in the table
+        async with engine:
+            return (await engine.embed(sentences=TEXTS))[0]
+
+    assert same(np.stack(asyncio.run(embed())), vectors(encoder, normalize=True))
+
+
+@pytest.mark.clients("fastembed")
+def test_fastembed(encoder, tmp_path):
+    """The vectors of the exported file, without PyTorch, are the plain model's normalised means."""
+    from fastembed import TextEmbedding
+    from fastembed.common.model_description import ModelSource, PoolingType
+
+    from tests.helpers.onnx_checkpoints import export
+
+    export(encoder, tmp_path / "exported", precisions=["float32"])
+    TextEmbedding.add_custom_model(
+        model="me/neobert",
+        pooling=PoolingType.MEAN,
+        normalization=True,
+        sources=ModelSource(hf="me/neobert"),
+        dim=64,
+        model_file="onnx/model.onnx",
+    )
+    model = TextEmbedding("me/neobert", specific_model_path=str(tmp_path / "exported"))  # in the table
+    assert same(np.stack(list(model.embed(TEXTS))), vectors(encoder, normalize=True))
+
+
+@pytest.mark.clients("model2vec")
+def test_model2vec(encoder):
+    """The static vector of a word is the plain model's normalised mean."""
+    from model2vec.distill import distill
+
+    static = distill(encoder, device="cpu", pca_dims=None, sif_coefficient=None)  # in the table
+    assert same(static.encode(["a", "7"]), vectors(encoder, ["a", "7"], normalize=True), 1e-3)
+
+
+@pytest.mark.clients("rerankers")
+def test_rerankers(checkpoint):
+    """The scores are the logits of query and document as one pair."""
+    from rerankers import Reranker
+
+    folder = checkpoint(NeoBERTForSequenceClassification, num_labels=1)
+    ranker = Reranker(folder, model_type="cross-encoder", device="cpu", dtype="float32")  # in the table
+    scores = {result.doc_id: result.score for result in ranker.rank(query=TEXTS[1], docs=TEXTS).results}
+    expected = logits(folder, [(TEXTS[1], text) for text in TEXTS])[:, 0]
+    assert same([scores[row] for row in range(len(TEXTS))], expected)
+
+
+@pytest.mark.clients("sentence-transformers")
+def test_cross_encoder(checkpoint):
+    """The scores are the sigmoids of the logits of each pair of texts."""
+    from sentence_transformers import CrossEncoder
+
+    folder = checkpoint(NeoBERTForSequenceClassification, num_labels=1)
+    scores = CrossEncoder(folder, device="cpu").predict([(TEXTS[1], text) for text in TEXTS])  # in the table
+    assert same(scores, logits(folder, [(TEXTS[1], text) for text in TEXTS])[:, 0].sigmoid())
