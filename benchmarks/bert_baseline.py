@@ -43,8 +43,10 @@ class BertOfLabels(BertForMaskedLM):
         return MaskedLMOutput(loss=loss / (num_items_in_batch or labelled.sum()), logits=logits)
 
 
-def bert_config(neobert: Path, dropout: float, pad_token_id: int) -> BertConfig:
+def bert_config(neobert: Path, architecture: ModelArguments, pad_token_id: int) -> BertConfig:
+    """The shape is NeoBERT's; the dropout and the range of first weights are those of its training."""
     shape = NeoBERTConfig.from_pretrained(neobert)
+    dropout = architecture.dropout or 0.0
     return BertConfig(
         vocab_size=shape.vocab_size,
         hidden_size=shape.hidden_size,
@@ -53,6 +55,7 @@ def bert_config(neobert: Path, dropout: float, pad_token_id: int) -> BertConfig:
         intermediate_size=shape.intermediate_size,
         hidden_dropout_prob=dropout,
         attention_probs_dropout_prob=dropout,
+        initializer_range=architecture.decoder_init_range or shape.decoder_init_range,
         pad_token_id=pad_token_id,
         attn_implementation="eager",
     )
@@ -73,8 +76,8 @@ def main(args: list[str] | None = None) -> None:
     data = read_data(settings, arguments)
 
     # 2. The model, and where an interrupted run goes on
-    config = bert_config(own.neobert, architecture.dropout, data.tokenizer.pad_token_id)
-    stored = checkpoint_settings(architecture, settings, arguments, data.manifest)
+    config = bert_config(own.neobert, architecture, data.tokenizer.pad_token_id)
+    stored = checkpoint_settings(architecture, settings, arguments, data.manifests)
     stored |= {"bert": json.loads(config.to_json_string())}
     resume, progress = newest_checkpoint(output, stored)
     if progress is not None:

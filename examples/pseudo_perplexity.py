@@ -17,13 +17,11 @@ one tokenizer; those of others count other tokens.
 import sys
 from pathlib import Path
 
-from tqdm import tqdm
-
 import neobert_hf  # noqa: F401  (registers the architecture)
 from neobert_hf.common.locks import folder_lock
 from neobert_hf.common.results import ResultError
 from neobert_hf.common.settings import parse_config
-from neobert_hf.evaluation.pseudo_perplexity.recipe import PseudoPerplexityArguments, plan_models
+from neobert_hf.evaluation.pseudo_perplexity.recipe import PseudoPerplexityArguments, plan_models, score_all
 from neobert_hf.evaluation.pseudo_perplexity.report import write_report
 
 
@@ -38,15 +36,7 @@ def evaluate(settings: PseudoPerplexityArguments) -> None:
     models = plan_models(settings)
 
     # 2. Losses, from where an earlier run ended
-    jobs = [job for scaled in models for job in scaled.jobs]
-    done = sum(job.tokens_scored for job in jobs)
-    total = sum(job.tokens for job in jobs)
-    with tqdm(desc="scoring", initial=done, total=total, unit="token", unit_scale=True) as progress:
-        for scaled in models:
-            model = scaled.load(settings)
-            for job in scaled.jobs:
-                for tokens in job.score(model, settings.batch_tokens):
-                    progress.update(tokens)
+    score_all(models, settings)
 
     # 3. Scores, table and plot
     output = Path(settings.output_dir)

@@ -16,6 +16,7 @@ from neobert_hf.embeddings.contextual_training import (
     ContextualTrainer,
 )
 from neobert_hf.embeddings.recipe import prepare_run, retrieval_evaluator
+from neobert_hf.embeddings.whitening import trained_layers
 
 
 def main(args: list[str] | None = None) -> None:
@@ -28,6 +29,8 @@ def main(args: list[str] | None = None) -> None:
         add_clusters(run, batch_sizes)
 
         # 3. Both stages from one encoder, the loss through both, and evaluation with a context
+        if trained_layers(run.source):
+            print(f"{run.source}: its linear layer after the pooling is left out, both stages start from the encoder.")
         model = build_contextual_encoder(run.source, settings.max_length, **settings.context)
         loss = ContextualLoss(model, settings.temperature, settings.mini_batch_size)
         evaluator = retrieval_evaluator(run.data, ContextualRetrievalEvaluator)

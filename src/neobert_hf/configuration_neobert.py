@@ -293,6 +293,9 @@ class NeoBERTConfig(PreTrainedConfig):
         if "dtype" in config:
             # The original code's Transformers 4 reads only this name.
             config["torch_dtype"] = config["dtype"]
+        if "original_max_position_embeddings" in (self.rope_parameters or {}):
+            # Trainer reads the config of a checkpoint as one of no model, and its check of YaRN asks for this name.
+            config["max_position_embeddings"] = self.max_length
         return config
 
     def save_pretrained(self, save_directory, *args, **kwargs):

@@ -90,7 +90,7 @@ def test_pretrain_and_adapt(guide_runner, workplace, monkeypatch):
 
 
 def test_long_texts(guide_runner, workplace):
-    guide_runner.read_only += ("python examples/pretrain.py",)
+    guide_runner.read_only += ("python examples/extend_length.py",)
     run(guide_runner, "guides/long_texts.md")
     assert "yarn:4" in (workplace / "runs/long/pseudo_perplexity.md").read_text()
 

@@ -13,7 +13,8 @@ import torch
 from datasets import Dataset
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
-from torch import distributed
+from sentence_transformers.sentence_transformer.modules import Dense
+from torch import distributed, nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
@@ -417,6 +418,14 @@ def test_a_first_model_and_a_warning_when_the_first_stage_collapses(settings, tr
     model = SentenceTransformer(str(teacher))
     expected = model.encode(stored["positive"][:3], normalize_embeddings=True)
     assert np.abs(np.asarray(stored["positive_vector"][:3]) - expected).max() < 1e-5
+
+
+def test_a_linear_layer_that_is_left_out_is_said_to_be(settings, trained, tmp_path, capsys):
+    model = SentenceTransformer(str(trained["dense"] / "model"))
+    model.append(Dense(32, 32, activation_function=nn.Identity()))
+    model.save(str(tmp_path / "start"))
+    run(settings(max_steps=1, only="pairs", eval_strategy="no", model=tmp_path / "start"))
+    assert "start: its linear layer after the pooling is left out" in capsys.readouterr().out
 
 
 @pytest.mark.slow

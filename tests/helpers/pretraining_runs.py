@@ -28,6 +28,7 @@ pretrain = load_example("pretrain")
 # For the server that processes are forked from.
 load_example("prepare_data")
 load_example("adapt_domain")
+load_example("extend_length")
 
 
 # Mixture and dropout, so that a resume has to restore every source of randomness.

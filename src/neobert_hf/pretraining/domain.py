@@ -124,8 +124,11 @@ class DomainArguments(PretrainingArguments):
         return planned
 
 
-def load_masked_lm(source: str) -> NeoBERTForMaskedLM:
+def load_masked_lm(source: str, **changes) -> NeoBERTForMaskedLM:
     """Load what training starts from, in float32.
+
+    Args:
+        changes: of its config.
 
     Raises:
         FileNotFoundError, ValueError: if it is no masked language model of NeoBERT.
@@ -141,7 +144,7 @@ def load_masked_lm(source: str) -> NeoBERTForMaskedLM:
         raise ValueError(f"`model` is {source!r}, of the type {kind!r}; it must be a masked language model of NeoBERT.")
     try:
         # The decoder runs on the masked tokens only.
-        return NeoBERTForMaskedLM.from_pretrained(source, dtype=torch.float32, sparse_prediction=True)
+        return NeoBERTForMaskedLM.from_pretrained(source, dtype=torch.float32, sparse_prediction=True, **changes)
     except ValueError as error:
         raise ValueError(f"`model` is {source!r}, which is no masked language model of NeoBERT: {error}") from error
 

@@ -224,3 +224,17 @@ def plan_models(settings: PseudoPerplexityArguments) -> list[ScaledModel]:
     for model in models:
         model.check(settings)
     return models
+
+
+def score_all(models: list[ScaledModel], settings: PseudoPerplexityArguments) -> None:
+    """Score and store what is missing, and show how far it is."""
+    jobs = [job for scaled in models for job in scaled.jobs]
+    done, total = sum(job.tokens_scored for job in jobs), sum(job.tokens for job in jobs)
+    with tqdm(desc="scoring", initial=done, total=total, unit="token", unit_scale=True) as progress:
+        for scaled in models:
+            if all(job.tokens_scored == job.tokens for job in scaled.jobs):
+                continue
+            model = scaled.load(settings)
+            for job in scaled.jobs:
+                for tokens in job.score(model, settings.batch_tokens):
+                    progress.update(tokens)

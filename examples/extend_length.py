@@ -1,0 +1,102 @@
+"""A NeoBERT learns to read longer texts, and is measured before and after.
+
+    python examples/extend_length.py --config configs/adapt/length.yaml --model chandar-lab/NeoBERT \\
+        --text books/ --max_length 16384 --output_dir runs/neobert_16k
+
+The rotary frequencies are scaled by as much as the length grows (`--rope yarn`), or get another base
+(`--rope theta:160000`), and the model is trained on a mixture that prefers long documents. Run the same command again
+after an interruption: it goes on, to the bit on a CPU. `output_dir` gets the tokenised text (`data/`), checkpoints,
+`model/` (with tokenizer, the best of all evaluations), `report.md`, `report.json`, `lengths.png` and `curves.png`:
+pseudo-perplexity, and facts found in a text, at each length. `pip install 'neobert_hf[eval]'`. It is one process.
+"""
+
+from pathlib import Path
+
+from transformers import set_seed
+
+from neobert_hf.common.settings import parse_config
+from neobert_hf.evaluation.facts import measure_reading
+from neobert_hf.evaluation.pseudo_perplexity.recipe import PseudoPerplexityArguments
+from neobert_hf.pretraining.domain import DomainArguments, adaptation_settings, load_masked_lm
+from neobert_hf.pretraining.length import (
+    LengthSettings,
+    held_out_texts,
+    new_config,
+    prepare_long_text,
+    untrained_rope,
+    write_length_report,
+)
+from neobert_hf.pretraining.recipe import plot_curves, read_data
+from neobert_hf.pretraining.shards import read_manifest
+from neobert_hf.pretraining.trainer import MLMTrainer
+from neobert_hf.training.launching import check_alone, run_lock
+from neobert_hf.training.run_checkpoints import newest_checkpoint
+from neobert_hf.training.trainer import EarlyStopping
+
+
+def main(args: list[str] | None = None) -> None:
+    # 1. Settings
+    settings, arguments = parse_config(LengthSettings, DomainArguments, args=args)
+    check_alone(arguments)
+    with run_lock(arguments):
+        extend(settings, arguments)
+
+
+def extend(settings: LengthSettings, arguments: DomainArguments) -> None:
+    # 2. What changes in the model's config
+    output = Path(arguments.output_dir)
+    config = load_masked_lm(settings.model).config
+    changes = new_config(settings, config)
+
+    # 3. How well it reads at each length now, on documents that it will not be trained on
+    def measure(state: str, model: str, rope: list[str]) -> dict[str, dict[int, dict[str, float]]]:
+        given = PseudoPerplexityArguments(
+            models=[f"{state}={model}"],
+            source=str(held_out_texts(settings, output)),
+            output_dir=str(output / "lengths"),
+            rope=rope,
+            lengths=settings.lengths(config.max_length),
+            min_tokens=settings.max_length,
+            max_documents=settings.measured_documents,
+            sample=settings.sample,
+            batch_tokens=settings.micro_batch_tokens,
+            device=str(arguments.device),
+        )
+        return measure_reading(given, settings.facts)
+
+    measured = measure("before", settings.model, untrained_rope(settings, config))
+
+    # 4. Texts as tokens, documents held out, and as many steps as they are worth
+    places = prepare_long_text(settings, output)
+    arguments = arguments.planned(settings, read_manifest(places.train_data).tokens)
+    data = read_data(places, arguments)
+
+    # 5. The checkpoint to resume from, if there is one
+    stored = adaptation_settings(places, arguments, data) | changes
+    resume, progress = newest_checkpoint(output, stored)
+    if resume is not None:
+        data.train.sampler.cursor = progress.cursor
+
+    # 6. Training, until the held-out loss falls no more
+    model = load_masked_lm(settings.model, **changes)
+    trainer = MLMTrainer(model, arguments, data, stored)
+    print(
+        f"{arguments.max_steps:,} steps of {settings.global_batch_tokens:,} tokens on {arguments.device}; "
+        f"{f'resuming from {resume}' if resume else f'starting from {settings.model}'}",
+        flush=True,
+    )
+    set_seed(arguments.seed)
+    trainer.add_callback(EarlyStopping(arguments.early_stopping_patience))
+    trainer.train_to_the_end(resume)
+
+    # 7. The best of all evaluations, how well it reads now, the report
+    trainer.load_best()
+    model.config.sparse_prediction = False
+    trainer.save_whole(output / "model")
+    plot_curves(trainer.state.log_history, output / "curves.png")
+    measured |= measure("after", str(output / "model"), ["native"])
+    print(write_length_report(settings, measured, trainer.state.global_step, output), flush=True)
+
+
+if __name__ == "__main__":
+    main()

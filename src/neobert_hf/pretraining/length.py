@@ -1,0 +1,195 @@
+"""The steps of examples/extend_length.py: a model is trained on longer texts, with other rotary frequencies."""
+
+import json
+from dataclasses import dataclass, field, fields
+from itertools import islice
+from pathlib import Path
+from typing import Annotated
+
+from neobert_hf.common.atomic_writes import atomic_write, write_json, write_text
+from neobert_hf.common.fingerprints import is_held_out
+from neobert_hf.common.report import Line, Panel, markdown_table, plot_lines
+from neobert_hf.common.settings import Count, PathOrId, Positive, Range
+from neobert_hf.common.text_sources import stream_text
+from neobert_hf.configuration_neobert import NeoBERTConfig
+from neobert_hf.pretraining.arguments import BatchArguments, DataArguments
+from neobert_hf.pretraining.preparing import PrepareArguments, prepare
+
+
+SCALED, THETA, NATIVE = ("yarn", "linear"), "theta", "native"
+# The paper's second stage (section 3.2): of the documents, those of a quarter and of half of the length or more.
+MIXTURE = {0.0: 0.2, 0.25: 0.4, 0.5: 0.4}
+
+
+@dataclass(kw_only=True)
+class LengthSettings(BatchArguments):
+    """How much longer texts the model is to read, and what it learns that from."""
+
+    model: PathOrId = field(metadata={"help": "a masked language model of NeoBERT: path or Hub id"})
+    text: PathOrId = field(
+        metadata={"help": "long texts: a Hub dataset, or a local file, pattern or folder (Parquet, JSONL, text)"}
+    )
+    max_length: Annotated[int, Range(16)] = field(metadata={"help": "tokens of the longest texts, from now on"})
+    text_column: str = field(default="text", metadata={"help": "column that holds the text"})
+    rope: str = field(
+        default="yarn",
+        metadata={"help": "yarn or linear, by as much as the length grows; theta:NUMBER, another base; or native"},
+    )
+    held_out_share: Annotated[float, Range(above=0, below=1)] = field(
+        default=0.05, metadata={"help": "of the documents, never trained on"}
+    )
+    held_out_documents: Annotated[int, Range(2)] = field(
+        default=200, metadata={"help": "at most so many of them are evaluated"}
+    )
+    epochs: Positive = field(default=1.0, metadata={"help": "over the text, unless `max_steps` comes first"})
+    measured_documents: Count = field(
+        default=32, metadata={"help": "held-out documents of full length that the measurements before and after read"}
+    )
+    sample: Annotated[int, Range(2)] = field(
+        default=16, metadata={"help": "positions of each that pseudo-perplexity masks, at each length"}
+    )
+    facts: Annotated[int, Range(2)] = field(default=64, metadata={"help": "to be found in texts of each length"})
+    global_batch_tokens: Annotated[int, Range(8)] = field(default=2**17, metadata={"help": "of an optimizer step"})
+    num_proc: Count = field(default=1, metadata={"help": "processes that tokenise"})
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.accumulation_steps(1)
+
+    def lengths(self, trained: int) -> list[int]:
+        """Those to measure at: half of what the model was trained with, then twice as many, up to the new length."""
+        lengths = [max(16, trained // 2)]
+        while lengths[-1] < self.max_length:
+            lengths.append(min(2 * lengths[-1], self.max_length))
+        return lengths
+
+
+def new_config(settings: LengthSettings, config: NeoBERTConfig) -> dict:
+    """What changes in the model's config: its length and its rotary frequencies.
+
+    Raises:
+        ValueError: if the model has no RoPE, is not shorter, or the setting of `rope` is none for it.
+    """
+    if not config.rope:
+        raise ValueError(f"`model` {settings.model} has learned positions, which end at {config.max_length:,} tokens.")
+    if settings.max_length <= config.max_length:
+        raise ValueError(
+            f"`max_length` is {settings.max_length:,}, and {settings.model} was trained with {config.max_length:,} "
+            "tokens already: it must be more."
+        )
+    stored, kind = config.rope_parameters, settings.rope
+    length = {"max_length": settings.max_length}
+    if kind == NATIVE:
+        return length
+    if stored["rope_type"] != "default":
+        raise ValueError(f"`rope`: that of {settings.model} is scaled already, {stored}. Set `rope` to {NATIVE}.")
+    if kind in SCALED:
+        scaled = {"rope_type": kind, "factor": settings.max_length / config.max_length}
+        known = {"original_max_position_embeddings": config.max_length} if kind == "yarn" else {}
+        return length | {"rope_parameters": {"rope_theta": stored["rope_theta"]} | scaled | known}
+    name, _, number = kind.partition(":")
+    if name != THETA or not number.replace(".", "", 1).isdigit() or float(number) <= 0:
+        raise ValueError(
+            f"`rope` is {kind!r}; it must be {', '.join(SCALED)}, {NATIVE}, or {THETA}: and a number above 0, such as "
+            f"{THETA}:160000."
+        )
+    return length | {"rope_parameters": {"rope_type": "default", "rope_theta": float(number)}}
+
+
+def untrained_rope(settings: LengthSettings, config: NeoBERTConfig) -> list[str]:
+    """The settings of RoPE that the model is measured with before it is trained, as pseudo_perplexity.py names them."""
+    return [NATIVE, *([f"{settings.rope}:{settings.max_length / config.max_length:g}"] * (settings.rope in SCALED))]
+
+
+def held_out_texts(settings: LengthSettings, output: Path) -> Path:
+    """Write the held-out documents that are measured, whole, to a file of their own."""
+    file = output / "data" / "held_out.jsonl"
+    if not file.exists():
+        rows = (row[settings.text_column] or "" for row in stream_text(settings.text, settings.text_column))
+        held_out = (text for text in rows if is_held_out(text, settings.held_out_share))
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_write(file) as partial:
+            lines = (json.dumps({"text": text}) + "\n" for text in islice(held_out, settings.held_out_documents))
+            partial.write_text("".join(lines), encoding="utf-8")
+    return file
+
+
+def prepare_long_text(settings: LengthSettings, output: Path) -> DataArguments:
+    """Tokenise the text into `data/`, held-out documents apart, and say where what lies and what is mixed."""
+    places = {part: str(output / "data" / part) for part in ("held_out", "train")}
+    batches = {each.name: getattr(settings, each.name) for each in fields(BatchArguments)}
+    if settings.min_lengths == [0]:
+        batches["min_lengths"] = [int(share * settings.max_length) for share in MIXTURE]
+        batches["probabilities"] = list(MIXTURE.values())
+    data = DataArguments(
+        **batches,
+        train_data=places["train"],
+        validation_data=places["held_out"],
+        max_length=settings.max_length,
+        init_from=settings.model,
+    )
+    for part, folder in places.items():
+        prepare(
+            PrepareArguments(
+                source=settings.text,
+                column=settings.text_column,
+                tokenizer=settings.model,
+                output_dir=folder,
+                max_length=settings.max_length,
+                long_documents="split",
+                num_proc=settings.num_proc,
+                held_out_share=settings.held_out_share,
+                part=part,
+                max_documents=settings.held_out_documents if part == "held_out" else None,
+            )
+        )
+    return data
+
+
+def write_length_report(
+    settings: LengthSettings, measured: dict[str, dict[int, dict]], steps: int, output: Path
+) -> str:
+    """Write `report.md`, `report.json` and `lengths.png`.
+
+    Args:
+        measured: of each state of the model, by length: what `measure_reading` gives.
+        steps: of training.
+
+    Returns:
+        The Markdown.
+    """
+    lengths = sorted({length for each in measured.values() for length in each})
+    head = ["", *(f"{length:,}" for length in lengths)]
+    perplexities, facts = (
+        [[state, *(written.format(points[length][key]) for length in lengths)] for state, points in measured.items()]
+        for key, written in (("pseudo_perplexity", "{:,.1f}"), ("found", "{:.0%}"))
+    )
+    lines = [
+        "# Trained with longer texts",
+        "",
+        f"{settings.model} on {settings.text}: {steps:,} steps of {settings.global_batch_tokens:,} tokens, up to "
+        f"{settings.max_length:,} a text, `rope` {settings.rope}.",
+        "",
+        "![by length](lengths.png)",
+        "",
+        "Pseudo-perplexity of held-out documents, by tokens that the model reads of them (lower is better):",
+        "",
+        *markdown_table(head, perplexities),
+        "",
+        "Facts found: a statement somewhere in a text of so many tokens, a question at its end; the right one of 100 "
+        "words (1% by chance):",
+        "",
+        *markdown_table(head, facts),
+    ]
+    panels = []
+    for key, title in (("pseudo_perplexity", "pseudo-perplexity"), ("found", "share of the facts found")):
+        curves = [
+            Line([(length, each[key]) for length, each in points.items()], state, {"marker": "o"})
+            for state, points in measured.items()
+        ]
+        panels.append(Panel(curves, {"xlabel": "length (tokens)", "ylabel": title}, lengths))
+    plot_lines(output / "lengths.png", panels)
+    write_json(output / "report.json", {"measured": measured, "steps": steps})
+    text = "\n".join(lines) + "\n"
+    write_text(output / "report.md", text)
+    return text
