@@ -9,10 +9,85 @@ This file is also served from the Hub as remote code, so it imports nothing from
 """
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.weak import WeakTensorKeyDictionary
+from transformers.utils import logging
+
+
+logger = logging.get_logger(__name__)
+
+# Inputs of more tokens than this give the same speed with packed weights and without.
+PACKED_TOKENS = 256
+
+
+@dataclass
+class PackedWeight:
+    """A weight in the layout that oneDNN multiplies with, and how to tell that it is still that of the parameter.
+
+    A version counts the writes that torch sees. Those to `.data` are not among them, so some numbers are kept, too.
+    """
+
+    packed: torch.Tensor
+    version: int
+    address: int
+    sample: torch.Tensor
+
+    @classmethod
+    def of(cls, weight: nn.Parameter) -> "PackedWeight":
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach())
+        return cls(packed, weight._version, weight.data_ptr(), sample_of(weight).clone())
+
+    def is_of(self, weight: nn.Parameter) -> bool:
+        same = self.version == weight._version and self.address == weight.data_ptr()
+        return same and torch.equal(self.sample, sample_of(weight))
+
+
+# By parameter, and not in the modules: packed weights can be neither copied nor pickled nor saved.
+PACKED_WEIGHTS: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+
+
+def sample_of(weight: nn.Parameter) -> torch.Tensor:
+    """A number of each of some 64 rows, in different columns."""
+    values = weight.detach().view(-1)
+    return values[:: max(1, values.numel() // 64 - 1)]
+
+
+def pack_weights(blocks: Iterable[nn.Module]) -> None:
+    """Pack the weights of blocks, for `forward_in_place`.
+
+    Raises:
+        ValueError: if a weight is none of float32 on a CPU, or was loaded in inference mode.
+        RuntimeError: if this torch has no oneDNN.
+    """
+    if not torch.backends.mkldnn.is_available():
+        raise RuntimeError("Packing weights needs a torch with oneDNN, which this one lacks; inference works without.")
+    weights = [module.weight for block in blocks for module in block.modules() if type(module) is nn.Linear]
+    for weight in weights:
+        if weight.device.type != "cpu" or weight.dtype != torch.float32:
+            raise ValueError(
+                f"The weights are {weight.dtype} on {weight.device}; only float32 on a CPU is packed. Load the model "
+                "with dtype=torch.float32, or leave this call out."
+            )
+        if weight.is_inference():
+            raise ValueError("The weights were made in torch.inference_mode(): load the model outside of it.")
+    for weight in weights:
+        PACKED_WEIGHTS[weight] = PackedWeight.of(weight)
+
+
+def linear(hidden_states: torch.Tensor, weight: nn.Parameter) -> torch.Tensor:
+    """`F.linear`, with the packed weight if there is one and the input is short."""
+    packed = PACKED_WEIGHTS.get(weight)
+    if packed is None or hidden_states.shape[:-1].numel() > PACKED_TOKENS:
+        return F.linear(hidden_states, weight)
+    if not packed.is_of(weight):
+        del PACKED_WEIGHTS[weight]
+        logger.warning_once("Weights have changed since `prepare_for_inference`: call it again for its speed.")
+        return F.linear(hidden_states, weight)
+    return torch.ops.mkldnn._linear_pointwise(hidden_states, packed.packed, None, "none", [], "")
 
 
 def blocks_to_compute_in_place(
@@ -72,13 +147,15 @@ def forward_in_place(
     Args:
         attend: the block's attention, of the fused projection and a function that rotates queries and keys.
     """
-    qkv = F.linear(rms_norm(hidden_states, block.attention_norm), block.qkv.weight)
+    qkv = linear(rms_norm(hidden_states, block.attention_norm), block.qkv.weight)
     attended, weights = attend(qkv, rotate=rotate_in_place)
     del qkv
-    hidden_states = F.linear(attended, block.wo.weight).add_(hidden_states)
+    hidden_states = linear(attended, block.wo.weight).add_(hidden_states)
     del attended
-    gate, up = F.linear(rms_norm(hidden_states, block.ffn_norm), block.ffn.w12.weight).chunk(2, dim=-1)
+    gate, up = linear(rms_norm(hidden_states, block.ffn_norm), block.ffn.w12.weight).chunk(2, dim=-1)
     gate = F.silu(gate, inplace=True).mul_(up)
+    if block.ffn.w3.weight in PACKED_WEIGHTS:
+        return linear(gate, block.ffn.w3.weight).add_(hidden_states), weights
     # `view` and not `flatten`, which might write into a copy.
     hidden_states.view(-1, hidden_states.shape[-1]).addmm_(gate.flatten(0, 1), block.ffn.w3.weight.t())
     return hidden_states, weights

@@ -44,7 +44,7 @@ from .checkpoint_checks_neobert import (
     read_checkpoint,
 )
 from .configuration_neobert import MODEL_CLASSES, NeoBERTConfig
-from .cpu_neobert import blocks_to_compute_in_place, forward_in_place, is_as_built
+from .cpu_neobert import blocks_to_compute_in_place, forward_in_place, is_as_built, pack_weights
 from .input_checks_neobert import (
     check_answers,
     check_contents,
@@ -231,6 +231,23 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
         for module in self.modules():
             if isinstance(module, NeoBERTModel):
                 module.compiled_block = compiled
+
+    def prepare_for_inference(self) -> "NeoBERTPreTrainedModel":
+        """Pack the weights of the encoder blocks once, for short inputs on a CPU in float32.
+
+        Every product of a linear layer lays its weights out anew, which for one query takes as long as the product
+        itself. Packed weights are a second copy of the blocks' memory. They are used without gradients, for up to 256
+        tokens, and given up with a warning where the weights have changed since. Write to `.data` before this call, not
+        after it: torch does not count such writes, and those to a few numbers may stay unseen.
+
+        Returns:
+            This model.
+
+        Raises:
+            ValueError: if the weights are none of float32 on a CPU.
+        """
+        pack_weights(module for module in self.modules() if isinstance(module, NeoBERTEncoderBlock))
+        return self
 
     def __getstate__(self) -> dict:
         # As torch does with `compile`: a copy is not compiled, and a graph cannot be pickled.

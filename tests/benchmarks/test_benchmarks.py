@@ -105,7 +105,7 @@ def test_the_worth_of_pretraining_is_measured_on_the_same_seeds(tmp_path):
 @pytest.mark.slow
 def test_bert_is_pretrained_as_neobert_was(tmp_path, monkeypatch):
     """Interrupted between its last checkpoint and its model, it goes on from there."""
-    from bert_baseline import BertOfLabels, bert_config, main
+    from bert_baseline import BertOfLabels, ModelArguments, bert_config, main
 
     start = save_encoder(tmp_path / "start", word_tokenizer(" ".join(topics.values()), 300, 32))
     data = tmp_path / "data"
@@ -126,7 +126,7 @@ def test_bert_is_pretrained_as_neobert_was(tmp_path, monkeypatch):
     again = load_file(tmp_path / "bert/model/model.safetensors")
     assert weights.keys() == again.keys() and all(torch.equal(weights[name], again[name]) for name in weights)
     # Packed documents do not see each other: each alone has the same loss.
-    model = BertOfLabels(bert_config(start, 0.0, 0)).eval()
+    model = BertOfLabels(bert_config(start, ModelArguments(), 0)).eval()
     ids, labels = torch.randint(5, 60, (1, 9)), torch.full((1, 9), 7)
     whole = model(ids, labels, torch.tensor([0, 4, 9]), num_items_in_batch=9).loss
     first = model(ids[:, :4], labels[:, :4], torch.tensor([0, 4]), num_items_in_batch=9).loss
