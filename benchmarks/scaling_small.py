@@ -3,7 +3,8 @@
     python benchmarks/scaling_small.py --text ../shared/data/text
 
 Every run is `examples/pretrain.py` with `configs/pretrain/small.yaml` and a few flags, and as many tokens as the
-compute of its round allows; interrupted, the same command goes on. Rewrites benchmarks/results/scaling_small.md.
+compute of its round allows. Rewrites benchmarks/results/scaling_small.md at the end, and scaling_small.json after every
+run: what that holds is not trained again, on another machine neither.
 """
 
 import itertools
@@ -219,22 +220,26 @@ def main(args: list[str] | None = None) -> None:
     characters = {size: characters_of_a_token(output / "data" / str(size) / "validation") for size in VOCABULARIES}
 
     # 2. Two rounds of training
-    curves: dict[Candidate, list] = {}
+    results.mkdir(parents=True, exist_ok=True)
+    file, curves = results / "scaling_small.json", {}
+    known = json.loads(file.read_text()) if file.exists() else {}
 
     def train_all(candidates: list[Candidate]) -> dict[Candidate, float]:
         """The losses by character."""
+        missing = [candidate for candidate in candidates if candidate.name not in known]
         with ThreadPoolExecutor(settings.processes) as executor:
-            found = executor.map(lambda candidate: train(candidate, output, settings.limit), candidates)
-            curves.update(zip(candidates, found))
+            found = executor.map(lambda candidate: train(candidate, output, settings.limit), missing)
+            for candidate, curve in zip(missing, found):
+                known[candidate.name] = curve
+                write_json(file, known)
+        curves.update({candidate: known[candidate.name] for candidate in candidates})
         return {candidate: curves[candidate][-1][1] / characters[candidate.vocabulary] for candidate in candidates}
 
     losses = train_all(first_round(settings.compute))
     losses |= train_all(second_round(losses, settings.more_compute))
 
     # 3. Report
-    results.mkdir(parents=True, exist_ok=True)
     plot(curves, losses, results / "scaling_small.png")
-    write_json(results / "scaling_small.json", {one.name: curve for one, curve in curves.items()})
     write_text(results / "scaling_small.md", report(curves, losses))
 
 

@@ -1,12 +1,14 @@
 """The benchmark runs from its command line; what it measures is never asserted."""
 
 import json
+import os
 import random
 import subprocess
 import sys
 from pathlib import Path
 from pydoc_data.topics import topics
 
+import numpy as np
 import pytest
 import torch
 from datasets import Dataset
@@ -62,6 +64,11 @@ def test_small_models_are_compared_at_equal_compute(tmp_path, monkeypatch):
     assert len(curves) == 2 + 2 + 1 + 1 + 4 + 3 and all(len(curve) == 2 for curve in curves.values())
     text = (tmp_path / "scaling_small.md").read_text()
     assert text.count("| 1.0e+14 |") == 3 and (tmp_path / "scaling_small.png").stat().st_size > 10_000
+    # What the results hold is not trained again.
+    with monkeypatch.context() as patch:
+        patch.setattr(scaling_small, "train", None)
+        scaling_small.main([*flags, "--limit", limit])
+    assert json.loads((tmp_path / "scaling_small.json").read_text()) == curves
     # Word vectors from the same text: words that stand in the same places are more alike than others.
     from static_vectors import main
 
@@ -241,3 +248,25 @@ def test_a_training_step_is_compared_with_its_products(tmp_path):
     used = training_step.linear_products(model, training_step.training_step(model, 8, 8))
     labelled = used[-1][1]
     assert [rows for _, rows in used] == [64] * 4 + [labelled] and 0 < labelled < 32
+
+
+@pytest.mark.slow
+def test_engines_are_compared_where_they_agree(tmp_path):
+    """A small model, in one thread; OpenVINO takes part where it is installed."""
+    command = [sys.executable, "benchmarks/serving_cpu.py", "--output_dir", str(tmp_path), "--results", str(tmp_path)]
+    sizes = ["--layers", "1", "--width", "64", "--shapes", "1 x 8", "32 x 128, ragged"]
+    subprocess.run([*command, *sizes], cwd=ROOT, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    found = json.loads((tmp_path / "serving_cpu.json").read_text())["milliseconds"]
+    assert list(found) == ["1 x 8", "32 x 128, ragged"] and all(len(times) >= 5 for times in found.values())
+    text = (tmp_path / "serving_cpu.md").read_text()
+    assert f"| {found['1 x 8']['PyTorch, prepared']:,.1f} |" in text
+    assert (tmp_path / "serving_cpu.png").stat().st_size > 10_000
+    # One that computes something else is not timed.
+    from serving_cpu import check
+
+    states = np.random.default_rng(0).normal(size=(1, 2, 8)).astype(np.float32)
+    mask = torch.tensor([[1, 0]])
+    check("ONNX Runtime", states + [[[0.0], [5.0]]], states, mask)
+    for name in ("ONNX Runtime", "ONNX Runtime, int8", "PyTorch, prepared"):
+        with pytest.raises(ValueError, match=f"{name} computes something else"):
+            check(name, states[..., ::-1], states, mask)

@@ -87,6 +87,7 @@ def test_a_prepared_model_is_copied_pickled_saved_and_freed(tmp_path):
             found = other(ids, attention_mask=mask).logits[mask.bool()]
             torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
     model.save_pretrained(tmp_path)
+    gc.collect()
     before = len(PACKED_WEIGHTS)
     del model, other
     gc.collect()

@@ -1,0 +1,198 @@
+"""One query and full batches on a CPU, in PyTorch, ONNX Runtime and OpenVINO. Writes results/serving_cpu.md.
+
+    pip install openvino
+    python benchmarks/serving_cpu.py            # 20 minutes on 2 CPU cores
+
+The published architecture with random weights, the same in every engine, with the same threads, in one process; the
+engines take turns, and medians are compared. OpenVINO is left out where it is not installed.
+"""
+
+import os
+import platform
+import shlex
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from datetime import date
+from functools import partial
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import torch
+from forward import medians
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from neobert_hf import NeoBERTConfig, NeoBERTModel
+from neobert_hf.checkpoints.export import ExportSettings, export
+from neobert_hf.common.atomic_writes import write_json, write_text
+from neobert_hf.common.report import Line, Panel, markdown_table, plot_lines
+from neobert_hf.common.settings import Count, check_ranges, parse_config
+
+
+RAGGED = "32 x 128, ragged"
+# Rows and tokens, and rounds that the medians are of.
+SHAPES = {"1 x 8": 41, "1 x 32": 41, "1 x 128": 21, "8 x 128": 9, "4 x 512": 7, RAGGED: 5}
+# Of the batch that is ragged, and no longer than its 128.
+MEAN_LENGTH = 45
+# Of every embedding, the largest difference from PyTorch in float32; a cosine for the others.
+EXACT, LEAST_COSINE = 1e-3, 0.99
+
+
+@dataclass
+class ServingArguments:
+    output_dir: str = field(default="runs/serving_cpu", metadata={"help": "the model and its exported files"})
+    results: str = field(default="benchmarks/results", metadata={"help": "where the report goes"})
+    layers: Count = field(default=28, metadata={"help": "of the model; fewer for a trial"})
+    width: Count = field(default=768, metadata={"help": "of the model; less for a trial"})
+    shapes: list[str] = field(default_factory=lambda: list(SHAPES), metadata={"help": "what to measure"})
+
+    def __post_init__(self):
+        check_ranges(self)
+
+
+def make_model(settings: ServingArguments) -> Path:
+    """The model with a tokenizer, and its ONNX files in float32 and int8. Returns the folder of both."""
+    output = Path(settings.output_dir) / f"{settings.layers}_{settings.width}"
+    if not (output / "exported").exists():
+        torch.manual_seed(0)
+        sizes = {"num_hidden_layers": settings.layers, "hidden_size": settings.width, "vocab_size": 1000}
+        heads = {"num_attention_heads": settings.width // 64, "intermediate_size": 4 * settings.width}
+        NeoBERTModel(NeoBERTConfig(**sizes, **heads)).save_pretrained(output / "model")
+        names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{number}" for number in range(995))]
+        words = Tokenizer(models.WordLevel({name: number for number, name in enumerate(names)}, unk_token="[UNK]"))
+        words.pre_tokenizer = pre_tokenizers.Whitespace()
+        special = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
+        PreTrainedTokenizerFast(tokenizer_object=words, model_max_length=4096, **special).save_pretrained(
+            output / "model"
+        )
+        files = {"path": str(output / "model"), "output_dir": str(output / "exported")}
+        export(ExportSettings(**files, task="feature-extraction", precisions=["float32", "int8"]))
+    return output
+
+
+def load_engines(folder: Path) -> dict[str, Callable[[torch.Tensor, torch.Tensor], np.ndarray]]:
+    """By name, a function of ids and mask that gives the last states."""
+
+    def of_torch(dtype: torch.dtype, prepared: bool = False):
+        model = NeoBERTModel.from_pretrained(folder / "model", dtype=dtype).eval()
+        if prepared:
+            model.prepare_for_inference()
+
+        def run(ids: torch.Tensor, mask: torch.Tensor) -> np.ndarray:
+            with torch.inference_mode():
+                return model(ids, attention_mask=mask).last_hidden_state.float().numpy()
+
+        return run
+
+    def of_onnx_runtime(file: str):
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        session = onnxruntime.InferenceSession(
+            folder / "exported" / "onnx" / file, options, providers=["CPUExecutionProvider"]
+        )
+        return lambda ids, mask: session.run(None, {"input_ids": ids.numpy(), "attention_mask": mask.numpy()})[0]
+
+    engines = {
+        "PyTorch": of_torch(torch.float32),
+        "PyTorch, prepared": of_torch(torch.float32, prepared=True),
+        "ONNX Runtime": of_onnx_runtime("model.onnx"),
+        "PyTorch, bfloat16": of_torch(torch.bfloat16),
+        "ONNX Runtime, int8": of_onnx_runtime("model_quantized.onnx"),
+    }
+    if find_spec("openvino"):
+        engines |= {"OpenVINO": of_openvino(folder, "f32"), "OpenVINO, bfloat16": of_openvino(folder, "bf16")}
+    return engines
+
+
+def of_openvino(folder: Path, precision: str) -> Callable[[torch.Tensor, torch.Tensor], np.ndarray]:
+    import openvino
+
+    options = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "INFERENCE_PRECISION_HINT": precision}
+    options |= {"PERFORMANCE_HINT": "LATENCY"}
+    model = openvino.Core().compile_model(folder / "exported" / "onnx" / "model.onnx", "CPU", options)
+    return lambda ids, mask: model({"input_ids": ids.numpy(), "attention_mask": mask.numpy()})[0]
+
+
+def make_batch(shape: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Random ids and their mask. A ragged batch has one row of full length, and others of 4 tokens or more."""
+    rows, length = map(int, shape.split(",")[0].split(" x "))
+    generator = torch.Generator().manual_seed(0)
+    ids, mask = torch.randint(5, 1000, (rows, length), generator=generator), torch.ones(rows, length, dtype=torch.long)
+    if shape == RAGGED:
+        lengths = torch.randint(4, 2 * MEAN_LENGTH - 4, (rows,), generator=generator)
+        lengths[0] = length
+        mask = (torch.arange(length) < lengths[:, None]).long()
+    return ids, mask
+
+
+def check(name: str, found: np.ndarray, expected: np.ndarray, mask: torch.Tensor) -> None:
+    """Raise if an engine does not compute what PyTorch does, on real tokens."""
+    found, expected = found[mask.bool().numpy()], expected[mask.bool().numpy()]
+    exact = "," not in name or name.endswith("prepared")
+    norms = np.linalg.norm(found, axis=1) * np.linalg.norm(expected, axis=1)
+    difference, cosine = np.abs(found - expected).max(), ((found * expected).sum(1) / norms).min()
+    if (difference > EXACT) if exact else (cosine < LEAST_COSINE):
+        raise ValueError(f"{name} computes something else: largest difference {difference:.2g}, cosine {cosine:.5f}.")
+
+
+def measure(engines: dict[str, Callable], shapes: list[str]) -> dict[str, dict[str, float]]:
+    """Median milliseconds by shape and engine."""
+    found = {}
+    for shape in shapes:
+        ids, mask = make_batch(shape)
+        expected = engines["PyTorch"](ids, mask)
+        for name, run in engines.items():
+            check(name, run(ids, mask), expected, mask)
+        seconds = medians({name: partial(run, ids, mask) for name, run in engines.items()}, SHAPES[shape])
+        found[shape] = {name: 1000 * value for name, value in seconds.items()}
+        print(shape, {name: round(value, 1) for name, value in found[shape].items()}, flush=True)
+    return found
+
+
+def report(settings: ServingArguments, found: dict[str, dict[str, float]]) -> str:
+    names = list(next(iter(found.values())))
+    rows = [[shape, *(f"{times[name]:,.1f}" for name in names)] for shape, times in found.items()]
+    packages = ["torch", "transformers", "onnxruntime", *(["openvino"] if find_spec("openvino") else [])]
+    sections = (
+        "# Serving on a CPU",
+        "![times](serving_cpu.png)",
+        f"{date.today()}; {torch.get_num_threads()} threads ({platform.machine()}, {os.cpu_count()} cores); Python "
+        f"{platform.python_version()}, {', '.join(f'{name} {version(name)}' for name in packages)}. Not measured on "
+        f"GPU. Command: `python benchmarks/serving_cpu.py {shlex.join(sys.argv[1:])}`.".replace(" `.", "`."),
+        f"{settings.layers} layers of width {settings.width}, random weights, the same in all engines, one process, in "
+        "turns; median milliseconds of a forward pass, rows x tokens. `prepared` is `model.prepare_for_inference()`. "
+        f"The ragged batch has {MEAN_LENGTH} tokens a row on average, and one row of 128. Every engine was compared "
+        f"with PyTorch first: float32 to {EXACT:g}, the others to a cosine of {LEAST_COSINE} in every token.",
+        "\n".join(markdown_table(["", *names], rows)),
+    )
+    return "\n\n".join(sections) + "\n"
+
+
+def plot(found: dict[str, dict[str, float]], file: Path) -> None:
+    """Times as multiples of the fastest engine, one line an engine."""
+    shapes = list(found)
+    lines = [
+        Line([(shape, found[shape][name] / min(found[shape].values())) for shape in shapes], name, {"marker": "o"})
+        for name in found[shapes[0]]
+    ]
+    labels = {"ylabel": "time, in that of the fastest", "xlabel": "rows x tokens"}
+    plot_lines(file, [Panel(lines, labels, legend={"loc": "upper left", "bbox_to_anchor": (1, 1)})], size=(9, 4))
+
+
+def main(args: list[str] | None = None) -> None:
+    (settings,) = parse_config(ServingArguments, args=args)
+    folder = make_model(settings)
+    found = measure(load_engines(folder), settings.shapes)
+    results = Path(settings.results)
+    results.mkdir(parents=True, exist_ok=True)
+    plot(found, results / "serving_cpu.png")
+    write_json(results / "serving_cpu.json", {"settings": asdict(settings), "milliseconds": found})
+    write_text(results / "serving_cpu.md", report(settings, found))
+
+
+if __name__ == "__main__":
+    main()
