@@ -24,6 +24,9 @@ from transformers.utils.import_utils import is_tracing
 
 logger = logging.get_logger(__name__)
 
+# Attention functions of servers. A server packs the texts of its requests into one row of tokens with positions, and
+# tells its own function, by keyword arguments that pass through the model, where they begin and what it keeps of them.
+SERVERS = ("vllm",)
 # FlashAttention faster than torch's own, by the major compute capability of the GPU, the fastest first.
 FASTER_FLASH_ATTENTION = {9: ("flash_attention_3", "flash_attention_4"), 10: ("flash_attention_4",)}
 # The backend that runs one of them where `sdpa` is configured.
@@ -48,15 +51,22 @@ class AttentionBackend:
 
 
 def choose_attention(
-    config, tokens: torch.Tensor, dtype: torch.dtype, dropout: float, weights: bool
+    config, tokens: torch.Tensor, dtype: torch.dtype | None, dropout: float, weights: bool
 ) -> AttentionBackend:
     """The configured backend, or a faster one of the same kind, or `eager` where only that can give what is asked for.
 
     Args:
-        dtype: of queries, keys and values.
+        dtype: of queries, keys and values; not looked at for `SERVERS`.
         weights: whether attention weights are asked for.
+
+    Raises:
+        ValueError: if weights are asked for of a server. `eager` would not know where its texts begin.
     """
     name, device = config._attn_implementation, tokens.device
+    if name in SERVERS:
+        if weights:
+            raise ValueError(f"`output_attentions` is True; attention {name!r} has no weights: leave it out.")
+        return AttentionBackend(name, takes_documents=True, in_one_kernel=True)
     if weights and name != "eager":
         if not is_tracing(tokens):
             logger.warning_once(f"`output_attentions=True`: `eager` attention runs instead of `{name}`.")

@@ -1,5 +1,7 @@
 """Checks of the tensors that a checkpoint stores, before they become a model: an error that names the tensor.
 
+And of the plan by which they are divided among processes.
+
 This file is also served from the Hub as remote code, so it imports nothing from the package.
 """
 
@@ -17,9 +19,46 @@ from torch import nn
 # Modules on top of the backbone, for tasks that a checkpoint need not have been trained for.
 TASK_HEADS = ("dense", "classifier", "qa_outputs")
 
+BLOCKS = "transformer_encoder.*."
+# Matrices of a block that a plan divides together: each process gives the second what it has of the first.
+DIVIDED_TOGETHER = (("qkv", "wo"), ("ffn.w12", "ffn.w3"))
+
 STORED_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 # A tensor that is not all zero nearly always shows it here already.
 FIRST_VALUES = 1024
+
+
+def check_division(model: nn.Module) -> None:
+    """Refuse tensor parallelism that cuts through heads, or through a fused matrix in another way than it is laid out.
+
+    Some of these plans would run, and give wrong numbers.
+
+    Raises:
+        ValueError: naming the processes and heads, or the rules of the plan.
+    """
+    config, processes = model.config, model.tp_size or 1
+    if processes == 1:
+        return
+    plan = {name[name.find(BLOCKS) :]: style for name, style in model.tp_plan.items() if BLOCKS in name}
+    for parts in DIVIDED_TOGETHER:
+        names = [f"{BLOCKS}{part}" for part in parts]
+        given = {name: plan.pop(name, "replicate") for name in names}
+        wanted = {name: config.base_model_tp_plan[name] for name in names}
+        whole = dict.fromkeys(names, "replicate")
+        if given not in (wanted, whole):
+            raise ValueError(
+                f"`tp_plan` has {given}; it must have {wanted}, or {whole}: the columns of the second belong to the "
+                "rows of the first, which lie head by head in `qkv` and are gate and input in `w12`."
+            )
+    if plan:
+        raise ValueError(f"`tp_plan` has {plan}; inside a block it may name {sum(DIVIDED_TOGETHER, ())} only.")
+    heads = config.num_attention_heads
+    if heads % processes:
+        allowed = [number for number in range(2, heads + 1) if heads % number == 0]
+        raise ValueError(
+            f"`tp_size` is {processes} and the model has {heads} attention heads. A head belongs to one process: "
+            f"`tp_size` must be one of {allowed}."
+        )
 
 
 def tensor_fault(name: str, tensor: torch.Tensor) -> str | None:

@@ -182,6 +182,21 @@ class NeoBERTConfig(PreTrainedConfig):
         "transformer_encoder.*": "free_full_weight",
         "layer_norm": "keep_full_weight",
     }
+    # The rows of `qkv` lie head by head, so that equal parts of them are whole heads, and the same heads as the columns
+    # of `wo`. Those of `w12` are gate and input, one behind the other: each process takes a part of both. The MLP of
+    # the ablation with GELU has no names that a plan could tell apart (`ffn.*`), and is computed by every process.
+    base_model_tp_plan: ClassVar[dict[str, str]] = {
+        "encoder": "embedding_rowwise",
+        "transformer_encoder.*.qkv": "colwise",
+        "transformer_encoder.*.wo": "rowwise",
+        "transformer_encoder.*.ffn.w12": "packed_colwise",
+        "transformer_encoder.*.ffn.w3": "rowwise",
+    }
+    base_model_pp_plan: ClassVar[dict[str, tuple[list[str], list[str]]]] = {
+        "encoder": (["input_ids"], ["inputs_embeds"]),
+        "transformer_encoder": (["hidden_states", "attention_mask"], ["hidden_states"]),
+        "layer_norm": (["hidden_states"], ["hidden_states"]),
+    }
 
     vocab_size: int = bounded(30522, 1, MOST_PARAMETERS)
     hidden_size: int = bounded(768, 1, MOST_PARAMETERS)

@@ -41,6 +41,9 @@ class NeoBERTContextualConfig(NeoBERTConfig):
         "AutoConfig": "contextual_neobert.NeoBERTContextualConfig",
         "AutoModel": "contextual_neobert.NeoBERTContextualModel",
     }
+    # Those of one encoder; here are two, with a prefix that is computed between them.
+    base_model_tp_plan = None
+    base_model_pp_plan = None
 
     context_size: int = bounded(512, 1, MOST_POSITIONS)
     context_dropout: float | int = bounded(0.0, 0, 1, "[)")

@@ -14,6 +14,7 @@ import torch
 from transformers.utils import logging
 from transformers.utils.import_utils import is_tracing
 
+from .attention_neobert import SERVERS
 from .configuration_neobert import MOST_POSITIONS
 from .packing_neobert import BatchInputs, find_documents, number_documents
 
@@ -318,6 +319,13 @@ def check_keywords(kwargs: dict) -> None:
         count = torch.as_tensor(count)
         wrong = ~((count >= 1) & (count < math.inf))
         refuse_values("num_items_in_batch", count, wrong, "1 or more, as many as there are labels other than -100")
+
+
+def take_server_arguments(config, kwargs: dict) -> dict:
+    """What a server passes through the model to its own attention function, taken out of `kwargs`; else nothing."""
+    if config._attn_implementation not in SERVERS:
+        return {}
+    return {name: kwargs.pop(name) for name in kwargs.keys() - FORWARD_KWARGS - INERT_KWARGS.keys()}
 
 
 def check_labels(labels: torch.Tensor, shape: tuple[int, ...], classes: int) -> None:

@@ -34,9 +34,10 @@ from transformers.utils.generic import can_return_tuple
 from transformers.utils.import_utils import is_tracing
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
-from .attention_neobert import AttentionBackend, attention_function, choose_attention
+from .attention_neobert import SERVERS, AttentionBackend, attention_function, choose_attention
 from .checkpoint_checks_neobert import (
     TASK_HEADS,
+    check_division,
     check_indexes,
     check_names,
     check_size,
@@ -56,12 +57,14 @@ from .input_checks_neobert import (
     check_sequence_labels,
     check_span,
     read_on_host,
+    take_server_arguments,
 )
 from .packing_neobert import (
     Batch,
     BatchInputs,
     build_mask,
     lay_out_batch,
+    lay_out_served,
     pool,
     put_prefix_before,
     stays_on_device,
@@ -96,9 +99,11 @@ class NeoBERTEncoderBlock(GradientCheckpointingLayer):
 
     is_causal = False
 
-    def __init__(self, config: NeoBERTConfig):
+    def __init__(self, config: NeoBERTConfig, layer_idx: int):
         super().__init__()
         self.config = config
+        # Ours reads it nowhere: attention functions of servers find what they keep for a layer by it.
+        self.layer_idx = layer_idx
         self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size, bias=False)
         self.wo = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
         if config.hidden_act == "swiglu":
@@ -165,7 +170,8 @@ class NeoBERTEncoderBlock(GradientCheckpointingLayer):
             dropout=self.config.dropout if self.training else 0.0,
             **packed,
         )
-        return attended.flatten(2), weights
+        # A server's function may give all heads of a token as one row.
+        return attended.reshape(*value.shape[:2], -1), weights
 
 
 def is_looked_at(embedding: nn.Module) -> bool:
@@ -191,6 +197,9 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
     _supports_sdpa = True
     _supports_flex_attn = True
     _supports_attention_backend = True
+    # Transformers' way to divide a sequence among GPUs is causal.
+    _supports_context_parallel = False
+    _can_compile_fullgraph = True
     _can_record_outputs = {
         "hidden_states": OutputRecorder(NeoBERTEncoderBlock, index=0),
         "attentions": OutputRecorder(NeoBERTEncoderBlock, index=1),
@@ -276,6 +285,7 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
     def _load_pretrained_model(cls, model, state_dict, checkpoint_files, load_config, *args, **kwargs):
         # Called when Transformers knows config and files, and before it allocates anything. An adapter of PEFT comes by
         # keyword, with a file that holds no whole model. A quantized checkpoint stores no floating-point numbers.
+        check_division(model)
         tensors = {}
         if checkpoint_files and load_config.hf_quantizer is None and not model._hf_peft_config_loaded:
             tensors = read_checkpoint(checkpoint_files, partial(load_state_dict, weights_only=load_config.weights_only))
@@ -307,7 +317,9 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
         if not config.rope:
             # Row 0 is padding's, as in the original: position p lies in row p + 1.
             self.positional_embedding = nn.Embedding(config.max_length + 1, config.hidden_size, padding_idx=0)
-        self.transformer_encoder = nn.ModuleList(NeoBERTEncoderBlock(config) for _ in range(config.num_hidden_layers))
+        self.transformer_encoder = nn.ModuleList(
+            NeoBERTEncoderBlock(config, number) for number in range(config.num_hidden_layers)
+        )
         self.layer_norm = build_norm(config)
         self.compiled_block: Callable | None = None
         self.gradient_checkpointing = False
@@ -361,13 +373,17 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
             ValueError: on inputs that do not fit, naming the argument and what is allowed.
         """
         require_tokens = kwargs.pop("require_tokens", False)
+        for_server = take_server_arguments(self.config, kwargs)
         check_keywords(kwargs)
         packed = (cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k, kwargs.get("seq_idx"))
         prefix = (prefix_embeds, text_position)
         inputs = BatchInputs(input_ids, inputs_embeds, attention_mask, position_ids, *packed, *prefix)
         check_inputs(self.config, inputs)
         backend = self._choose_attention(inputs.tokens, kwargs.get("output_attentions"))
-        batch = self._lay_out(inputs, backend, require_tokens)
+        if backend.name in SERVERS:
+            batch = lay_out_served(self.config, inputs, for_server)
+        else:
+            batch = self._lay_out(inputs, backend, require_tokens)
         check_span(self.config, batch.span)
         hidden_states = batch.tokens if batch.tokens.is_floating_point() else self.encoder(batch.tokens)
         outputs = self._encode(hidden_states, batch, backend.name, return_dict=True, **kwargs)
@@ -414,13 +430,18 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
             batch.kept_padded, hidden_states = True, batch.restore(hidden_states)
             options["padded"] = batch
         for block, fast in zip(self.transformer_encoder, in_place):
-            hidden_states, _ = block(hidden_states, rotary=rotary, in_place=fast, **options)
+            output = block(hidden_states, rotary=rotary, in_place=fast, **options)
+            # On one stage of a pipeline, what stands in for the blocks of the others gives back the states alone.
+            hidden_states = output[0] if isinstance(output, tuple) else output
         hidden_states = batch.strip(hidden_states) if batch.kept_padded else hidden_states
         return BaseModelOutput(last_hidden_state=self.layer_norm(hidden_states))
 
     def _choose_attention(self, tokens: torch.Tensor, output_attentions: bool | None) -> AttentionBackend:
-        device = tokens.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else self.encoder.weight.dtype
+        device, dtype = tokens.device.type, None
+        if torch.is_autocast_enabled(device):
+            dtype = torch.get_autocast_dtype(device)
+        elif self.config._attn_implementation not in SERVERS:  # Their embeddings may be on another stage of a pipeline.
+            dtype = self.encoder.weight.dtype
         dropout = self.config.dropout if self.training else 0.0
         weights = self.config.output_attentions if output_attentions is None else output_attentions
         return choose_attention(self.config, tokens, dtype, dropout, weights)
@@ -430,6 +451,8 @@ class NeoBERTForMaskedLM(NeoBERTPreTrainedModel):
     """Masked language modelling: a linear decoder with bias, not tied to the embeddings."""
 
     _tied_weights_keys = {"decoder.weight": "model.encoder.weight"}
+    _tp_plan = {"decoder": "colwise_gather_output"}
+    _pp_plan = {"decoder": (["hidden_states"], ["logits"])}
 
     def __init__(self, config: NeoBERTConfig):
         super().__init__(config)

@@ -16,7 +16,7 @@ This file is also served from the Hub as remote code, so it imports nothing from
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch.nn import functional as F
@@ -88,6 +88,7 @@ class Batch:
         real_indices: int (T,), where the real tokens lie in the flattened (B, S) batch; None if nothing was stripped.
         prefix_length: how many columns of the S are the prefix.
         kept_padded: hidden states between the blocks are in the caller's shape.
+        for_server: what attention is told by a server that has packed the batch, under names of its own.
     """
 
     tokens: torch.Tensor
@@ -102,6 +103,7 @@ class Batch:
     real_indices: torch.Tensor | None = None
     prefix_length: int = 0
     kept_padded: bool = False
+    for_server: dict = field(default_factory=dict)
 
     def to(self, device: torch.device) -> "Batch":
         """The batch where its tokens are; what the host alone reads stays there."""
@@ -114,7 +116,7 @@ class Batch:
     def varlen_arguments(self) -> dict:
         """What attention is told about documents that lie end to end, under the names of Transformers."""
         if self.cu_seq_lens is None:
-            return {}
+            return self.for_server
         offsets = {"cu_seq_lens_q": self.cu_seq_lens, "cu_seq_lens_k": self.cu_seq_lens}
         longest = {"max_length_q": self.max_length, "max_length_k": self.max_length}
         lengths = {} if self.lengths is None else {"lengths": self.lengths}
@@ -197,6 +199,36 @@ def lay_out_batch(config, inputs: BatchInputs, backend: AttentionBackend, values
     elif ragged or inputs.position_ids is not None:
         batch.span = int((position_ids if mask is None else position_ids * mask).max()) + 1
     return batch.to(batch.tokens.device)
+
+
+def lay_out_served(config, inputs: BatchInputs, for_server: dict) -> Batch:
+    """The row of tokens that a server has packed, as it is: its attention function knows where its texts begin.
+
+    No value is read, not even to check it: a server records graphs, and warms up with rows of zeros.
+
+    Raises:
+        ValueError: on what its function would not see, and on positions that are not those of its tokens alone.
+    """
+    given = ["attention_mask", "cu_seq_lens_q", "seq_idx", "prefix_embeds"]
+    given = [f"`{name}`" for name in given if getattr(inputs, name) is not None]
+    if given or inputs.position_ids is None or inputs.shape[0] != 1:
+        found = f"{', '.join(given) or 'no mask'} and {'no' if inputs.position_ids is None else 'its'} `position_ids`"
+        raise ValueError(
+            f"Attention {config._attn_implementation!r} got a batch of shape {inputs.shape} with {found}. It takes one "
+            "row (1, tokens) with `position_ids` and none of the others: the server keeps its texts apart."
+        )
+    if _needs_longest_document(config):
+        rope_type = config.rope_parameters["rope_type"]
+        raise ValueError(
+            f"RoPE of type {rope_type!r} depends on the longest text, which a server does not tell: use type 'yarn' or "
+            "'linear'."
+        )
+    if not config.rope:
+        raise ValueError(
+            "`rope` is False: each stage of a pipeline would add the learned positions. Serve a model with RoPE."
+        )
+    # The span is what those types of RoPE would read; the server has limited the length.
+    return Batch(inputs.tokens, inputs.position_ids, span=1, padded_shape=inputs.shape, for_server=for_server)
 
 
 def stays_on_device(config, inputs: BatchInputs, backend: AttentionBackend) -> bool:
