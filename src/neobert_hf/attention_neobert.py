@@ -51,12 +51,12 @@ class AttentionBackend:
 
 
 def choose_attention(
-    config, tokens: torch.Tensor, dtype: torch.dtype | None, dropout: float, weights: bool
+    config, tokens: torch.Tensor, dtype: torch.dtype, dropout: float, weights: bool
 ) -> AttentionBackend:
     """The configured backend, or a faster one of the same kind, or `eager` where only that can give what is asked for.
 
     Args:
-        dtype: of queries, keys and values; not looked at for `SERVERS`.
+        dtype: of queries, keys and values.
         weights: whether attention weights are asked for.
 
     Raises:

@@ -135,6 +135,13 @@ def is_as_built(module: nn.Module, own_classes: tuple[type, ...]) -> bool:
     )
 
 
+def is_looked_at(embedding: nn.Module) -> bool:
+    """Whether the embedding has hooks or is not torch's own any more: somebody may look at the shape of its output."""
+    hooks, everywhere = (embedding._backward_hooks, embedding._backward_pre_hooks), nn.modules.module
+    hooks += (everywhere._global_forward_hooks, everywhere._global_forward_pre_hooks)
+    return any(hooks) or not is_as_built(embedding, (nn.Embedding,))
+
+
 def forward_in_place(
     block: nn.Module, hidden_states: torch.Tensor, attend: Callable
 ) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -45,7 +45,7 @@ from .checkpoint_checks_neobert import (
     read_checkpoint,
 )
 from .configuration_neobert import MODEL_CLASSES, NeoBERTConfig
-from .cpu_neobert import blocks_to_compute_in_place, forward_in_place, is_as_built, pack_weights
+from .cpu_neobert import blocks_to_compute_in_place, forward_in_place, is_looked_at, pack_weights
 from .input_checks_neobert import (
     check_answers,
     check_contents,
@@ -102,8 +102,7 @@ class NeoBERTEncoderBlock(GradientCheckpointingLayer):
     def __init__(self, config: NeoBERTConfig, layer_idx: int):
         super().__init__()
         self.config = config
-        # Ours reads it nowhere: attention functions of servers find what they keep for a layer by it.
-        self.layer_idx = layer_idx
+        self.layer_idx = layer_idx  # By it the attention function of a server finds what it keeps for the layer.
         self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size, bias=False)
         self.wo = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
         if config.hidden_act == "swiglu":
@@ -170,15 +169,7 @@ class NeoBERTEncoderBlock(GradientCheckpointingLayer):
             dropout=self.config.dropout if self.training else 0.0,
             **packed,
         )
-        # A server's function may give all heads of a token as one row.
-        return attended.reshape(*value.shape[:2], -1), weights
-
-
-def is_looked_at(embedding: nn.Module) -> bool:
-    """Whether the embedding has hooks or is not torch's own any more: somebody may look at the shape of its output."""
-    hooks, everywhere = (embedding._backward_hooks, embedding._backward_pre_hooks), nn.modules.module
-    hooks += (everywhere._global_forward_hooks, everywhere._global_forward_pre_hooks)
-    return any(hooks) or not is_as_built(embedding, (nn.Embedding,))
+        return attended.reshape(*value.shape[:2], -1), weights  # A server's come side by side already.
 
 
 def build_norm(config: NeoBERTConfig) -> nn.Module:
@@ -197,8 +188,7 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
     _supports_sdpa = True
     _supports_flex_attn = True
     _supports_attention_backend = True
-    # Transformers' way to divide a sequence among GPUs is causal.
-    _supports_context_parallel = False
+    _supports_context_parallel = False  # Transformers divides a sequence among GPUs with causal attention only.
     _can_compile_fullgraph = True
     _can_record_outputs = {
         "hidden_states": OutputRecorder(NeoBERTEncoderBlock, index=0),
@@ -317,9 +307,8 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
         if not config.rope:
             # Row 0 is padding's, as in the original: position p lies in row p + 1.
             self.positional_embedding = nn.Embedding(config.max_length + 1, config.hidden_size, padding_idx=0)
-        self.transformer_encoder = nn.ModuleList(
-            NeoBERTEncoderBlock(config, number) for number in range(config.num_hidden_layers)
-        )
+        blocks = (NeoBERTEncoderBlock(config, number) for number in range(config.num_hidden_layers))
+        self.transformer_encoder = nn.ModuleList(blocks)
         self.layer_norm = build_norm(config)
         self.compiled_block: Callable | None = None
         self.gradient_checkpointing = False
@@ -380,17 +369,16 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
         inputs = BatchInputs(input_ids, inputs_embeds, attention_mask, position_ids, *packed, *prefix)
         check_inputs(self.config, inputs)
         backend = self._choose_attention(inputs.tokens, kwargs.get("output_attentions"))
-        if backend.name in SERVERS:
-            batch = lay_out_served(self.config, inputs, for_server)
-        else:
-            batch = self._lay_out(inputs, backend, require_tokens)
+        batch = self._lay_out(inputs, backend, require_tokens, for_server)
         check_span(self.config, batch.span)
         hidden_states = batch.tokens if batch.tokens.is_floating_point() else self.encoder(batch.tokens)
         outputs = self._encode(hidden_states, batch, backend.name, return_dict=True, **kwargs)
         return batch.restore_outputs(outputs)
 
-    def _lay_out(self, inputs: BatchInputs, backend: AttentionBackend, require_tokens: bool) -> Batch:
+    def _lay_out(self, inputs: BatchInputs, backend: AttentionBackend, require_tokens: bool, for_server: dict) -> Batch:
         """The batch as the blocks take it. Its values are read and checked here, once."""
+        if backend.name in SERVERS:
+            return lay_out_served(self.config, inputs, for_server)
         on_host = not is_tracing(inputs.tokens)
         if on_host and (self.check_values or not stays_on_device(self.config, inputs, backend)):
             inputs, limits = read_on_host(self.config, inputs)
@@ -437,11 +425,9 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
         return BaseModelOutput(last_hidden_state=self.layer_norm(hidden_states))
 
     def _choose_attention(self, tokens: torch.Tensor, output_attentions: bool | None) -> AttentionBackend:
-        device, dtype = tokens.device.type, None
-        if torch.is_autocast_enabled(device):
-            dtype = torch.get_autocast_dtype(device)
-        elif self.config._attn_implementation not in SERVERS:  # Their embeddings may be on another stage of a pipeline.
-            dtype = self.encoder.weight.dtype
+        device = tokens.device.type
+        dtype = getattr(self.encoder, "weight", tokens).dtype  # A server may have put something else in its place.
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else dtype
         dropout = self.config.dropout if self.training else 0.0
         weights = self.config.output_attentions if output_attentions is None else output_attentions
         return choose_attention(self.config, tokens, dtype, dropout, weights)

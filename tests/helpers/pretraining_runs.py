@@ -4,11 +4,13 @@ A process that imports torch and transformers takes 8 s of CPU, a small run 1 to
 a server that has imported everything once, with the environment that `accelerate launch` would give them.
 """
 
+import importlib
 import json
 import multiprocessing
 import os
 import resource
 import signal
+import socket
 import tempfile
 import time
 from pathlib import Path
@@ -93,7 +95,7 @@ class ScriptProcesses:
     Args:
         flags: of the script.
         environments: of each process.
-        script: in examples/, or `fsdp2_on_cpu`, see there.
+        script: in examples/, or `fsdp2_on_cpu` or `divided_model`, see there.
         largest_file: bytes, beyond which the kernel refuses to write: a full disk.
     """
 
@@ -159,8 +161,8 @@ def _run_script(
     multiprocessing.set_start_method("fork", force=True)
     if largest_file is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
-    if script == "fsdp2_on_cpu":
-        from tests.helpers.fsdp2_on_cpu import main
+    if script in ("fsdp2_on_cpu", "divided_model"):
+        main = importlib.import_module(f"tests.helpers.{script}").main
     else:
         main = load_example(script).main
     main(flags)
@@ -179,6 +181,15 @@ def start_together(flags: list[str], processes: int = 2) -> ScriptProcesses:
 def start_sharded(flags: list[str], *options: str) -> ScriptProcesses:
     """Train in two processes with FSDP2."""
     return ScriptProcesses(flags, launched_environments("fsdp2.yaml", 2, *options), script="fsdp2_on_cpu")
+
+
+def start_divided(flags: list[str], processes: int) -> ScriptProcesses:
+    """Processes that hold one model together, see divided_model.py."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        shared = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(processes)}
+    environments = [shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(processes)]
+    return ScriptProcesses(flags, environments, script="divided_model")
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
