@@ -30,6 +30,7 @@ def divide(folder: Path, cls: type, processes: int = 2, plan: dict[str, str] | N
 
 
 def assert_equal(found: dict) -> None:
+    assert "error" not in found, found["error"]
     assert len(found["outputs"]) == 6 and max(found["outputs"].values()) <= OUTPUTS, found["outputs"]
     assert max(found["gradients"].values()) <= GRADIENTS, found["gradients"]
 
