@@ -1,0 +1,320 @@
+"""examples/shrink.py: what is cut and why, that distillation learns, goes on and refuses."""
+
+import copy
+import json
+import random
+import re
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForMaskedLM
+
+from neobert_hf import NeoBERTForMaskedLM
+from neobert_hf.modeling_neobert import swiglu_width
+from neobert_hf.pretraining.domain import load_masked_lm
+from neobert_hf.pretraining.shrinking import masked_loss
+from neobert_hf.training import trainer as training
+from neobert_hf.training.cutting import CutSettings, cut_model
+from neobert_hf.training.run_checkpoints import CheckpointError, complete_checkpoints
+from tests.helpers.examples import load_example
+from tests.helpers.models import ROOT, packed_batch, small_config, small_model
+from tests.helpers.pretraining_runs import assert_same_weights, start, to_flags
+
+
+example = load_example("shrink")
+SMALL = {
+    "config": ROOT / "configs" / "adapt" / "shrink.yaml",
+    "num_hidden_layers": 1,
+    "intermediate_size": 24,
+    "measured_tokens": 512,
+    "learning_rate": 5e-3,
+    "max_steps": 12,
+    "eval_steps": 3,
+    "save_steps": 3,
+    "logging_steps": 1,
+    "global_batch_tokens": 512,
+    "micro_batch_tokens": 256,
+    "bf16": False,
+    "use_cpu": True,
+    "report_to": "none",
+    "peak_tflops": 0.1,
+}
+
+
+@pytest.fixture
+def shrink_flags(finished, prepared, tmp_path):
+    def build(output_dir=tmp_path / "run", **changes) -> list[str]:
+        paths = {"model": finished / "model", "train_data": prepared / "train"}
+        paths |= {"validation_data": prepared / "validation", "output_dir": output_dir}
+        return to_flags(paths | SMALL | changes)
+
+    return build
+
+
+@pytest.fixture
+def shrink(shrink_flags, tmp_path):
+    """Runs the script in this process; its report."""
+
+    def run(output_dir=tmp_path / "run", **changes) -> dict:
+        example.main(shrink_flags(output_dir, **changes))
+        return json.loads((output_dir / "report.json").read_text())
+
+    return run
+
+
+def labelled_batch() -> dict:
+    ids, packing = packed_batch((30, 20, 14))
+    labels = ids.clone()
+    labels[:, ::2] = -100
+    return {"input_ids": ids, "labels": labels, **packing}
+
+
+def logits_of(model) -> torch.Tensor:
+    with torch.no_grad():
+        return model(**labelled_batch()).logits
+
+
+def cut(model, **sizes):
+    sizes = CutSettings(**sizes).sizes(model.config)
+    return cut_model(model, sizes, "masked loss", partial(masked_loss, model, [labelled_batch()]))
+
+
+def test_all_layers_and_the_whole_mlp_are_the_same_model_to_the_bit():
+    model = small_model(NeoBERTForMaskedLM, num_hidden_layers=3)
+    whole = copy.deepcopy(model)
+    found = cut(model, num_hidden_layers=3, intermediate_size=96)
+    assert found.rounds == [] and found.layers == [0, 1, 2] and found.norms_cut == [0.0] * 3
+    for (name, weight), (_, other) in zip(model.named_parameters(), whole.named_parameters(), strict=True):
+        assert torch.equal(weight, other), name
+    assert torch.equal(logits_of(model), logits_of(whole))
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_cut_model_is_the_large_one_with_layers_skipped_and_units_zeroed(tmp_path, tied):
+    model = small_model(NeoBERTForMaskedLM, num_hidden_layers=4, tie_word_embeddings=tied)
+    large = copy.deepcopy(model)
+    # Of 64 units 40 are kept: a multiple of 8, and what the config says.
+    found = cut(model, num_hidden_layers=2, intermediate_size=60)
+    assert found.widths == (64, 40) and len(found.layers) == 2
+    blocks = [large.model.transformer_encoder[number] for number in found.layers]
+    for block, small in zip(blocks, model.model.transformer_encoder):
+        rows = {tuple(row) for row in small.ffn.w12.weight[:40].tolist()}
+        zeroed = [row for row in range(64) if tuple(block.ffn.w12.weight[row].tolist()) not in rows]
+        assert len(zeroed) == 24
+        with torch.no_grad():
+            block.ffn.w12.weight[64:][zeroed] = 0
+    for number, block in enumerate(large.model.transformer_encoder):
+        if number not in found.layers:
+            block.register_forward_hook(lambda block, inputs, outputs: (inputs[0], None))
+    torch.testing.assert_close(logits_of(model), logits_of(large), rtol=0, atol=1e-5)
+    # Saved and loaded, by nothing but its config.
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForMaskedLM.from_pretrained(tmp_path)
+    assert (loaded.config.num_hidden_layers, loaded.config.intermediate_size) == (2, 60)
+    assert torch.equal(logits_of(loaded), logits_of(model))
+    assert loaded.num_parameters() == NeoBERTForMaskedLM(loaded.config).num_parameters() == model.num_parameters()
+
+
+def test_the_layers_and_units_that_add_nothing_go_first():
+    model = small_model(NeoBERTForMaskedLM, num_hidden_layers=4)
+    with torch.no_grad():
+        for number in (1, 2):
+            model.model.transformer_encoder[number].wo.weight.zero_()
+            model.model.transformer_encoder[number].ffn.w3.weight.zero_()
+        for number, idle in ((0, [3, 17]), (3, [20, 63])):
+            # Large weights that no activation reaches do not count, nor do large activations that nothing reads.
+            mlp = model.model.transformer_encoder[number].ffn
+            mlp.w12.weight[64 + idle[0]] = 0
+            mlp.w3.weight[:, idle[0]] *= 100
+            mlp.w12.weight[idle[1]] *= 100
+            mlp.w3.weight[:, idle[1]] = 0
+    before = logits_of(model)
+    found = cut(model, num_hidden_layers=2, intermediate_size=84)
+    assert found.layers == [0, 3] and found.widths == (64, 56)
+    assert [[number for number, value in enumerate(each) if value is None] for each in found.rounds] == [[], [1]]
+    # Without what adds nothing the loss is the same; six units of each MLP did add something, and little.
+    assert found.rounds[1][2] == pytest.approx(found.whole, abs=1e-6)
+    assert found.rounds[0][0] != pytest.approx(found.whole, abs=1e-3)
+    assert 0 < max(found.norms_cut) < 6 / 56
+    # The idle ones are gone: with nothing else cut, nothing would have changed.
+    for number, idle in ((0, 17), (1, 63)):
+        assert (model.model.transformer_encoder[number].ffn.w3.weight.norm(dim=0) > 0).all(), idle
+    assert not torch.equal(before, logits_of(model))
+    text = "\n".join(found.lines())
+    assert re.search(r"^\| 1 \| [+-]0\.0000 \| 1 \| [+-]0\.0000 \|  \|$", text, re.MULTILINE), text
+    assert re.search(r"^\| 3 \| [+-][\d.]+ \|  \|  \| [\d.]+% \|$", text, re.MULTILINE), text
+
+
+def test_every_width_that_a_config_can_say_is_cut_exactly():
+    for size in range(2, 97, 5):
+        model = small_model(NeoBERTForMaskedLM)
+        cut(model, intermediate_size=size)
+        width = swiglu_width(small_config(intermediate_size=size))
+        for block in model.model.transformer_encoder:
+            assert (block.ffn.w12.weight.shape, block.ffn.w3.weight.shape) == ((2 * width, 64), (64, width))
+
+
+def test_gelu_models_lose_layers_only():
+    model = small_model(NeoBERTForMaskedLM, hidden_act="gelu")
+    with pytest.raises(ValueError, match="`intermediate_size` is 48, and the model has `hidden_act` 'gelu'"):
+        cut(model, intermediate_size=48)
+    assert len(cut(model, num_hidden_layers=1).layers) == len(model.model.transformer_encoder) == 1
+
+
+def test_a_run_distils_and_reports(shrink, finished, tmp_path, capsys):
+    report, folder = shrink(), tmp_path / "run"
+    losses = report["losses"]
+    assert losses["distilled"] < losses["cut"] - 0.1 and report["steps"] == 12
+    model = AutoModelForMaskedLM.from_pretrained(folder / "model")
+    large = AutoModelForMaskedLM.from_pretrained(finished / "model")
+    assert isinstance(model, NeoBERTForMaskedLM) and not model.config.sparse_prediction
+    assert (model.config.num_hidden_layers, swiglu_width(model.config)) == (1, 16)
+    assert report["parameters"] == {"large": large.num_parameters(), "small": model.num_parameters()}
+    text = (folder / "report.md").read_text()
+    assert text in capsys.readouterr().out and "did not fall" not in text
+    for name, value in losses.items():
+        assert re.search(rf"^\| {name} \| [\d,]+ \| {value:.3f} \|$", text, re.MULTILINE), text
+    assert "without 1 of its 2 layers, and with 16 of the 32 units" in text
+    assert (folder / "shrink.png").stat().st_size > 10_000
+    log = json.loads((folder / "log.json").read_text())
+    assert [entry["step"] for entry in log if "eval_loss" in entry] == [0, 3, 6, 9, 12]
+    # The last held-out loss of training, by the Trainer, is that of the report.
+    assert log[-2]["eval_loss"] == pytest.approx(losses["distilled"], abs=1e-5)
+    assert not any("perplexity" in entry for entry in log if "loss" in entry)
+    # The same command does nothing but write the report again.
+    newest = complete_checkpoints(folder)[-1].stat().st_mtime_ns
+    assert shrink() == report
+    assert complete_checkpoints(folder)[-1].stat().st_mtime_ns == newest
+
+
+def test_a_model_that_is_its_teacher_has_nothing_to_learn_from_it(shrink, finished, tmp_path):
+    """Whole, and with the masked loss switched off: the loss is 0, but for what dropout changes."""
+    model = load_masked_lm(str(finished / "model"))
+    model.config.dropout = 0.0
+    model.save_pretrained(tmp_path / "large")
+    for file in (finished / "model").glob("tokenizer*"):
+        (tmp_path / "large" / file.name).write_bytes(file.read_bytes())
+    whole = {"model": tmp_path / "large", "num_hidden_layers": 2, "intermediate_size": None, "mlm_weight": 0}
+    for states in ("cosine", "mse"):
+        output = tmp_path / states
+        report = shrink(output, **whole, states=states, max_steps=3, learning_rate=0.0)
+        log = json.loads((output / "log.json").read_text())
+        assert [entry["loss"] for entry in log if "loss" in entry] == pytest.approx([0, 0, 0], abs=1e-5)
+        assert report["losses"]["large"] == report["losses"]["cut"] == report["losses"]["distilled"]
+        assert "did not fall" in (output / "report.md").read_text()
+
+
+def test_the_loss_is_the_sum_of_its_parts(shrink, tmp_path):
+    """Each weight adds its part, whatever number of micro-batches makes a step."""
+    first = {}
+    for name, changes in {
+        "logits": {"states_weight": 0, "mlm_weight": 0},
+        "states": {"states_weight": 3, "mlm_weight": 0},
+        "all": {"states_weight": 3, "mlm_weight": 2},
+        "one": {"states_weight": 3, "mlm_weight": 2, "micro_batch_tokens": 512},
+        "hot": {"states_weight": 0, "mlm_weight": 0, "temperature": 50},
+        "mse": {"states_weight": 3, "mlm_weight": 0, "states": "mse"},
+    }.items():
+        shrink(tmp_path / name, max_steps=1, learning_rate=0.0, **changes)
+        log = json.loads((tmp_path / name / "log.json").read_text())
+        first[name] = next(entry["loss"] for entry in log if "loss" in entry)
+    masked = (first["all"] - first["states"]) / 2
+    assert 4 < masked < 9 and 0 < first["states"] - first["logits"] < 3 * 2
+    assert len({round(first[name], 3) for name in ("logits", "states", "hot", "mse")}) == 4
+
+
+def test_an_interrupted_run_goes_on_to_the_same_bits(shrink, tmp_path, monkeypatch):
+    whole = shrink(tmp_path / "whole")
+
+    def stop(folder, keep, best):
+        if (folder / "checkpoint-6" / "complete.json").is_file():
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "delete_old", stop)
+        with pytest.raises(KeyboardInterrupt):
+            shrink()
+    assert shrink() == whole
+    assert_same_weights(tmp_path / "run", tmp_path / "whole")
+    for name, value in (("temperature", 3.0), ("states", "mse"), ("states_weight", 1.0), ("mlm_weight", 0.0)):
+        with pytest.raises(CheckpointError, match=rf"{name}: \S+ there, {value} now"):
+            shrink(**{name: value})
+    with pytest.raises(ValueError, match="(?s)start was made with other settings.*intermediate_size: 24 there, 36 now"):
+        shrink(intermediate_size=36)
+
+
+def test_another_teacher_is_refused(shrink, finished, tmp_path):
+    """By its weights, not only by where it lies; also if the cut model is made anew."""
+    shrink(max_steps=3)
+    other = load_masked_lm(str(finished / "model"))
+    other.decoder.bias.data[5] += 1
+    other.save_pretrained(tmp_path / "other")
+    for file in (finished / "model").glob("tokenizer*"):
+        (tmp_path / "other" / file.name).write_bytes(file.read_bytes())
+    with pytest.raises(ValueError, match="(?s)start was made with other settings.*model: "):
+        shrink(max_steps=3, model=tmp_path / "other")
+    (tmp_path / "run" / "start").rename(tmp_path / "aside")
+    with pytest.raises(CheckpointError, match="teacher: "):
+        shrink(max_steps=3, model=tmp_path / "other")
+
+
+@pytest.mark.slow
+def test_killed_twice_ends_with_the_same_bits(shrink_flags, tmp_path):
+    changes = {"max_steps": 36, "eval_steps": 4, "save_steps": 4}
+    start(shrink_flags(tmp_path / "whole", **changes), script="shrink").finish()
+    generator = random.Random(0)
+    for _ in range(2):
+        run = start(shrink_flags(**changes), script="shrink")
+        seen = newest(tmp_path / "run")
+        while newest(tmp_path / "run") <= seen:
+            run.check_running()
+        time.sleep(0.4 * generator.random())
+        run.kill()
+    output = start(shrink_flags(**changes), script="shrink").finish()
+    assert re.search(r"resuming from \S+checkpoint-[1-9]", output)
+    assert_same_weights(tmp_path / "run", tmp_path / "whole")
+    reports = [json.loads((tmp_path / name / "report.json").read_text()) for name in ("run", "whole")]
+    assert reports[0] == reports[1]
+
+
+def newest(folder: Path) -> int:
+    return max([int(path.name.split("-")[1]) for path in complete_checkpoints(folder)], default=0)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_hidden_layers": None, "intermediate_size": None}, "are not given: set one of them, or both"),
+        ({"num_hidden_layers": 3}, "`num_hidden_layers` is 3; it must be 2 or less, which the large model has"),
+        ({"num_hidden_layers": 0}, "`num_hidden_layers` is 0; it must be"),
+        ({"intermediate_size": 56}, "`intermediate_size` is 56; it must be 48 or less"),
+        ({"intermediate_size": 1}, "`intermediate_size` is 1; it must be"),
+        ({"temperature": 0}, "`temperature` is 0"),
+        ({"states_weight": -1}, "`states_weight` is -1"),
+        ({"mlm_weight": float("nan")}, "`mlm_weight` is nan"),
+        ({"measured_tokens": 0}, "`measured_tokens` is 0"),
+        ({"replay_share": 0.5}, "`replay_share` is 0.5"),
+        ({"model": "./nowhere"}, "`model` is './nowhere', and there is no such file or folder"),
+        ({"train_data": "nowhere"}, "nowhere"),
+        ({"validation_data": "nowhere"}, "nowhere"),
+        ({"micro_batch_tokens": 32, "global_batch_tokens": 32}, "less than one document of `max_length` = 64"),
+        ({"global_batch_tokens": 500}, "must be a multiple of"),
+        ({"max_length": 64}, "Unknown argument '--max_length'"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_measured(shrink, tmp_path, change, message):
+    with pytest.raises((ValueError, FileNotFoundError), match="(?s)" + message):
+        shrink(**change)
+    assert not (tmp_path / "run" / "start").exists()
+
+
+def test_text_of_another_tokenizer_is_refused(shrink, tmp_path):
+    small_model(NeoBERTForMaskedLM).save_pretrained(tmp_path / "other")
+    from tests.helpers.small_tokenizer import small_tokenizer
+
+    small_tokenizer(model_max_length=64).save_pretrained(tmp_path / "other")
+    with pytest.raises(ValueError, match="was prepared with another tokenizer than that of .*other"):
+        shrink(model=tmp_path / "other")
