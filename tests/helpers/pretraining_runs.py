@@ -31,6 +31,7 @@ pretrain = load_example("pretrain")
 load_example("prepare_data")
 load_example("adapt_domain")
 load_example("extend_length")
+load_example("shrink")
 
 
 # Mixture and dropout, so that a resume has to restore every source of randomness.

@@ -203,8 +203,8 @@ def test_a_model_that_is_its_teacher_has_nothing_to_learn_from_it(shrink, finish
         report = shrink(output, **whole, states=states, max_steps=3, learning_rate=0.0)
         log = json.loads((output / "log.json").read_text())
         assert [entry["loss"] for entry in log if "loss" in entry] == pytest.approx([0, 0, 0], abs=1e-5)
-        assert report["losses"]["large"] == report["losses"]["cut"] == report["losses"]["distilled"]
-        assert "did not fall" in (output / "report.md").read_text()
+        # Weights that lie elsewhere in memory may be multiplied in another order.
+        assert list(report["losses"].values()) == pytest.approx([report["losses"]["large"]] * 3, abs=1e-5)
 
 
 def test_the_loss_is_the_sum_of_its_parts(shrink, tmp_path):
@@ -223,6 +223,7 @@ def test_the_loss_is_the_sum_of_its_parts(shrink, tmp_path):
         first[name] = next(entry["loss"] for entry in log if "loss" in entry)
     masked = (first["all"] - first["states"]) / 2
     assert 4 < masked < 9 and 0 < first["states"] - first["logits"] < 3 * 2
+    assert "did not fall" in (tmp_path / "all" / "report.md").read_text()
     assert len({round(first[name], 3) for name in ("logits", "states", "hot", "mse")}) == 4
 
 
@@ -240,7 +241,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(shrink, tmp_path, monkeypat
     assert shrink() == whole
     assert_same_weights(tmp_path / "run", tmp_path / "whole")
     for name, value in (("temperature", 3.0), ("states", "mse"), ("states_weight", 1.0), ("mlm_weight", 0.0)):
-        with pytest.raises(CheckpointError, match=rf"{name}: \S+ there, {value} now"):
+        with pytest.raises(CheckpointError, match=rf"{name}: \S+ there, {value!r} now"):
             shrink(**{name: value})
     with pytest.raises(ValueError, match="(?s)start was made with other settings.*intermediate_size: 24 there, 36 now"):
         shrink(intermediate_size=36)

@@ -229,7 +229,11 @@ def write_report(settings: ShrinkSettings, trainer: Distiller, cut: Cut, losses:
         f"{settings.model} without {dropped} of its {dropped + len(cut.layers)} layers, and with {cut.widths[1]:,} of "
         f"the {cut.widths[0]:,} units of each MLP: {parameters['small'] / parameters['large']:.1%} of its parameters. "
         f"Distilled for {trainer.state.global_step:,} steps of {settings.global_batch_tokens:,} tokens."
-        + ("" if after < losses["cut"] else " **The loss did not fall: lower `learning_rate`, or train longer.**"),
+        + (
+            ""
+            if round(after, 3) < round(losses["cut"], 3)
+            else " **The loss did not fall: lower `learning_rate`, or train longer.**"
+        ),
         "",
         *markdown_table(head, rows),
         "",

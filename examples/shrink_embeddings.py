@@ -1,0 +1,39 @@
+"""A smaller embedding model cut out of a large one: without the layers and units that its embeddings need least.
+
+    python examples/shrink_embeddings.py --model runs/embeddings/model --texts my_texts/ --num_hidden_layers 14
+
+`output_dir` gets `model/`, a Sentence Transformers model, `report.md`, `report.json` and `shrink.png`. Train it then to
+give the embeddings of the large one: `examples/finetune_embeddings.py --teacher ... --distillation mse`.
+"""
+
+from pathlib import Path
+
+from neobert_hf.common.locks import folder_lock
+from neobert_hf.common.settings import parse_config
+from neobert_hf.embeddings.shrinking import (
+    EmbeddingCutSettings,
+    cut_encoder,
+    load_large_model,
+    read_texts,
+    save_cut,
+)
+
+
+def main(args: list[str] | None = None) -> None:
+    # 1. Settings
+    (settings,) = parse_config(EmbeddingCutSettings, args=args)
+    with folder_lock(Path(settings.output_dir)):
+        # 2. The large model, and texts of the kind that it will read
+        model, sizes = load_large_model(settings)
+        texts = read_texts(settings)
+        parameters = sum(weight.numel() for weight in model.parameters())
+
+        # 3. The cut: what turns the embeddings least
+        cut = cut_encoder(model, sizes, texts)
+
+        # 4. The model and the report
+        print(save_cut(model, cut, settings, texts, parameters), flush=True)
+
+
+if __name__ == "__main__":
+    main()

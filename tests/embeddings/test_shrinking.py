@@ -1,0 +1,98 @@
+"""examples/shrink_embeddings.py: what is left of an embedding model, and that it can be distilled."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Dense, StaticEmbedding
+
+from neobert_hf.embeddings.models import build_encoder
+from tests.helpers.embedding_runs import run
+from tests.helpers.examples import load_example
+
+
+TEXTS = ["a list", "a function of two numbers", "what is the name of an object in the class statement"]
+
+
+@pytest.fixture
+def large(encoder, tmp_path) -> SentenceTransformer:
+    """With prompts and a linear layer behind the pooling; lies in tmp_path / "large"."""
+    layer = Dense(32, 16, activation_function=torch.nn.Identity())
+    prompts = {"query": "the question ", "document": "a text "}
+    model = SentenceTransformer(modules=[*build_encoder(str(encoder), 48), layer], prompts=prompts, device="cpu")
+    model.save(str(tmp_path / "large"))
+    return model.eval()
+
+
+@pytest.fixture
+def shrink(large, corpus, tmp_path):
+    def cut(**changes) -> SentenceTransformer:
+        settings = {"model": tmp_path / "large", "texts": corpus / "train.jsonl", "measured_texts": 40}
+        settings |= {"output_dir": tmp_path / "cut"} | changes
+        flags = [part for name, value in settings.items() for part in (f"--{name}", str(value))]
+        load_example("shrink_embeddings").main(flags)
+        return SentenceTransformer(str(tmp_path / "cut" / "model"), device="cpu").eval()
+
+    return cut
+
+
+def test_all_of_it_is_the_same_model_to_the_bit(shrink, large):
+    small = shrink(num_hidden_layers=2, intermediate_size=48)
+    for name, weight in large.state_dict().items():
+        assert torch.equal(small.state_dict()[name], weight), name
+    assert np.array_equal(small.encode(TEXTS), large.encode(TEXTS))
+
+
+def test_less_of_it_is_smaller_and_all_else_stays(shrink, large, data, tmp_path, capsys):
+    small = shrink(num_hidden_layers=1, intermediate_size=24)
+    config = small[0].model.config
+    assert (config.num_hidden_layers, config.intermediate_size) == (1, 24)
+    assert small[0].model.transformer_encoder[0].ffn.w3.weight.shape == (32, 16)
+    assert small.prompts == large.prompts and small.get_embedding_dimension() == 16
+    assert torch.equal(small[2].linear.weight, large[2].linear.weight)
+    report = json.loads((tmp_path / "cut" / "report.json").read_text())
+    (found,) = report["cut"]["rounds"]
+    # What was measured: the embeddings of documents, with their prompt, turn least without the layer that went.
+    assert report["cut"]["layers"] == [found.index(max(found))]
+    assert 0 < min(found) < max(found) < 2 and report["cut"]["whole"] == pytest.approx(0, abs=1e-6)
+    text = (tmp_path / "cut" / "report.md").read_text()
+    assert text in capsys.readouterr().out and f"{report['parameters']['small']:,} of its" in text
+    assert (tmp_path / "cut" / "shrink.png").stat().st_size > 10_000
+    # The guide's next command brings it back nearer.
+    settings = {"model": tmp_path / "cut" / "model", "teacher": tmp_path / "large", "distillation": "mse", "whiten": 0}
+    settings |= {"datasets": data / "datasets.yaml", "output_dir": tmp_path / "distilled", "eval_strategy": "no"}
+    run("dense", settings | {"max_steps": 12, "per_device_train_batch_size": 32})
+    trained = SentenceTransformer(str(tmp_path / "distilled" / "model"), device="cpu")
+    texts = [json.loads(line)["body"] for line in (data / "pairs.jsonl").read_text().splitlines()]
+    before, after = (np.square(model.encode(texts) - large.encode(texts)).mean() for model in (small, trained))
+    assert after < 0.9 * before
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({}, "are not given: set one of them, or both"),
+        ({"num_hidden_layers": 3}, "`num_hidden_layers` is 3; it must be 2 or less"),
+        ({"intermediate_size": 1}, "`intermediate_size` is 1; it must be"),
+        ({"num_hidden_layers": 1, "measured_texts": 0}, "`measured_texts` is 0"),
+        ({"num_hidden_layers": 1, "model": "./nowhere"}, "`model` is './nowhere', and there is no such file"),
+        ({"num_hidden_layers": 1, "texts": "nowhere.jsonl"}, "nowhere.jsonl"),
+        ({"num_hidden_layers": 1, "column": "body"}, "body"),
+    ],
+)
+def test_bad_input_is_refused(shrink, tmp_path, change, message):
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        shrink(**change)
+    assert not (tmp_path / "cut").exists()
+
+
+def test_texts_without_text_and_other_models_are_refused(shrink, tokenizer, tmp_path):
+    (tmp_path / "empty.jsonl").write_text('{"text": " "}\n')
+    with pytest.raises(ValueError, match="holds no text in the column 'text'"):
+        shrink(num_hidden_layers=1, texts=tmp_path / "empty.jsonl")
+    static = StaticEmbedding(tokenizer.backend_tokenizer, embedding_dim=8)
+    SentenceTransformer(modules=[static]).save(str(tmp_path / "static"))
+    with pytest.raises(ValueError, match="begins with StaticEmbedding; it must be an embedding model of NeoBERT"):
+        shrink(num_hidden_layers=1, model=tmp_path / "static")
