@@ -4,6 +4,7 @@ import copy
 import json
 import random
 import re
+import shutil
 import time
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,7 @@ from transformers import AutoModelForMaskedLM
 from neobert_hf import NeoBERTForMaskedLM
 from neobert_hf.modeling_neobert import swiglu_width
 from neobert_hf.pretraining.domain import load_masked_lm
-from neobert_hf.pretraining.shrinking import masked_loss
+from neobert_hf.pretraining.shrinking import Distiller, masked_loss
 from neobert_hf.training import trainer as training
 from neobert_hf.training.cutting import CutSettings, cut_model
 from neobert_hf.training.run_checkpoints import CheckpointError, complete_checkpoints
@@ -190,41 +191,58 @@ def test_a_run_distils_and_reports(shrink, finished, tmp_path, capsys):
     assert complete_checkpoints(folder)[-1].stat().st_mtime_ns == newest
 
 
-def test_a_model_that_is_its_teacher_has_nothing_to_learn_from_it(shrink, finished, tmp_path):
-    """Whole, and with the masked loss switched off: the loss is 0, but for what dropout changes."""
+@pytest.fixture
+def large(finished, tmp_path) -> Path:
+    """Without dropout, so that its loss can be computed again."""
     model = load_masked_lm(str(finished / "model"))
     model.config.dropout = 0.0
     model.save_pretrained(tmp_path / "large")
     for file in (finished / "model").glob("tokenizer*"):
-        (tmp_path / "large" / file.name).write_bytes(file.read_bytes())
-    whole = {"model": tmp_path / "large", "num_hidden_layers": 2, "intermediate_size": None, "mlm_weight": 0}
-    for states in ("cosine", "mse"):
-        output = tmp_path / states
-        report = shrink(output, **whole, states=states, max_steps=3, learning_rate=0.0)
-        log = json.loads((output / "log.json").read_text())
-        assert [entry["loss"] for entry in log if "loss" in entry] == pytest.approx([0, 0, 0], abs=1e-5)
-        # Weights that lie elsewhere in memory may be multiplied in another order.
-        assert list(report["losses"].values()) == pytest.approx([report["losses"]["large"]] * 3, abs=1e-5)
+        shutil.copy(file, tmp_path / "large")
+    return tmp_path / "large"
 
 
-def test_the_loss_is_the_sum_of_its_parts(shrink, tmp_path):
-    """Each weight adds its part, whatever number of micro-batches makes a step."""
-    first = {}
-    for name, changes in {
-        "logits": {"states_weight": 0, "mlm_weight": 0},
-        "states": {"states_weight": 3, "mlm_weight": 0},
-        "all": {"states_weight": 3, "mlm_weight": 2},
-        "one": {"states_weight": 3, "mlm_weight": 2, "micro_batch_tokens": 512},
-        "hot": {"states_weight": 0, "mlm_weight": 0, "temperature": 50},
-        "mse": {"states_weight": 3, "mlm_weight": 0, "states": "mse"},
-    }.items():
-        shrink(tmp_path / name, max_steps=1, learning_rate=0.0, **changes)
-        log = json.loads((tmp_path / name / "log.json").read_text())
-        first[name] = next(entry["loss"] for entry in log if "loss" in entry)
-    masked = (first["all"] - first["states"]) / 2
-    assert 4 < masked < 9 and 0 < first["states"] - first["logits"] < 3 * 2
-    assert "did not fall" in (tmp_path / "all" / "report.md").read_text()
-    assert len({round(first[name], 3) for name in ("logits", "states", "hot", "mse")}) == 4
+def first_loss(folder: Path) -> float:
+    return next(entry["loss"] for entry in json.loads((folder / "log.json").read_text()) if "loss" in entry)
+
+
+def test_a_model_that_is_its_teacher_has_nothing_to_learn_from_it(shrink, large, tmp_path):
+    """Whole, and with the masked loss switched off."""
+    report = shrink(model=large, num_hidden_layers=2, intermediate_size=None, mlm_weight=0, max_steps=1)
+    assert first_loss(tmp_path / "run") == pytest.approx(0, abs=1e-5)
+    # Weights that lie elsewhere in memory may be multiplied in another order.
+    assert list(report["losses"].values()) == pytest.approx([report["losses"]["large"]] * 3, abs=1e-5)
+    assert "did not fall" in (tmp_path / "run" / "report.md").read_text()
+
+
+@pytest.mark.parametrize(("states", "layout"), [("cosine", "packed"), ("mse", "padded")])
+def test_the_loss_is_its_formula(shrink, large, tmp_path, monkeypatch, states, layout):
+    """Over both micro-batches of a step, with dense logits and without Torch's losses."""
+    seen, compute_loss = [], Distiller.compute_loss
+
+    def record(trainer, model, inputs, *args, **options):
+        seen.append(dict(inputs))
+        return compute_loss(trainer, model, inputs, *args, **options)
+
+    monkeypatch.setattr(Distiller, "compute_loss", record)
+    weights = {"temperature": 3, "states_weight": 0.7, "mlm_weight": 0.3}
+    shrink(model=large, states=states, layout=layout, max_steps=1, **weights)
+    models = [AutoModelForMaskedLM.from_pretrained(folder).eval() for folder in (tmp_path / "run" / "start", large)]
+    labels = sum((inputs["labels"] != -100).sum() for inputs in seen)
+    expected = 0
+    for inputs in seen:
+        chosen = (wanted := inputs.pop("labels")) != -100
+        with torch.no_grad():
+            small, taught = (model(**inputs, output_hidden_states=True) for model in models)
+        own, other = ((each.logits[chosen].double() / 3).softmax(-1) for each in (small, taught))
+        real = inputs["input_ids"] != models[0].config.pad_token_id
+        first, second = (each.hidden_states[-1][real].double() for each in (small, taught))
+        cosine = (first * second).sum(1) / first.norm(dim=1) / second.norm(dim=1)
+        distance = (1 - cosine if states == "cosine" else ((first - second) ** 2).mean(1)).mean()
+        masked = -small.logits[chosen].double().log_softmax(-1).gather(1, wanted[chosen][:, None]).sum()
+        expected += (9 * (other * (other.log() - own.log())).sum() + 0.3 * masked) / labels
+        expected += 0.7 * distance * chosen.sum() / labels
+    assert len(seen) == 2 and first_loss(tmp_path / "run") == pytest.approx(expected.item(), rel=1e-5)
 
 
 def test_an_interrupted_run_goes_on_to_the_same_bits(shrink, tmp_path, monkeypatch):
@@ -254,7 +272,7 @@ def test_another_teacher_is_refused(shrink, finished, tmp_path):
     other.decoder.bias.data[5] += 1
     other.save_pretrained(tmp_path / "other")
     for file in (finished / "model").glob("tokenizer*"):
-        (tmp_path / "other" / file.name).write_bytes(file.read_bytes())
+        shutil.copy(file, tmp_path / "other")
     with pytest.raises(ValueError, match="(?s)start was made with other settings.*model: "):
         shrink(max_steps=3, model=tmp_path / "other")
     (tmp_path / "run" / "start").rename(tmp_path / "aside")
