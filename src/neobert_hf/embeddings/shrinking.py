@@ -1,6 +1,6 @@
 """The steps of examples/shrink_embeddings.py: a smaller embedding model is cut out of a large one."""
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Annotated
@@ -99,6 +99,6 @@ def save_cut(
     with atomic_folder(output / "model") as partial:
         model.save_pretrained(str(partial), create_model_card=False)
     plot_lines(output / "shrink.png", [cut.panel()])
-    write_json(output / "report.json", {"parameters": {"large": parameters, "small": small}, "cut": cut.to_dict()})
+    write_json(output / "report.json", {"parameters": {"large": parameters, "small": small}, "cut": asdict(cut)})
     write_text(output / "report.md", text := "\n".join(lines) + "\n")
     return text

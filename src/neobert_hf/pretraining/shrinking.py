@@ -1,7 +1,7 @@
 """The steps of examples/shrink.py: a model is cut, and learns from the one that it was cut out of."""
 
 import json
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
@@ -139,7 +139,7 @@ def make_start(
         with atomic_folder(start) as partial_folder:
             model.save_pretrained(partial_folder)
             data.tokenizer.save_pretrained(partial_folder)
-            write_json(partial_folder / CUT, {"made_of": made_of, "cut": cut.to_dict(), "losses": losses})
+            write_json(partial_folder / CUT, {"made_of": made_of, "cut": asdict(cut), "losses": losses})
     stored = json.loads((start / CUT).read_text(encoding="utf-8"))
     if differing := differences(stored["made_of"], made_of):
         raise ValueError(
@@ -251,7 +251,7 @@ def write_report(settings: ShrinkSettings, trainer: Distiller, cut: Cut, losses:
     labels = {"xlabel": "step", "ylabel": "masked loss (nats)", "title": "held-out text"}
     plot_lines(output / "shrink.png", [cut.panel(), Panel(curves, labels)])
     write_json(output / "log.json", log)
-    content = {"losses": losses, "parameters": parameters, "cut": cut.to_dict(), "steps": trainer.state.global_step}
+    content = {"losses": losses, "parameters": parameters, "cut": asdict(cut), "steps": trainer.state.global_step}
     write_json(output / "report.json", content | {"settings": trainer.run_settings})
     write_text(output / "report.md", text)
     return text

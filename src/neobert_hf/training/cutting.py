@@ -12,7 +12,7 @@ activations as in Minitron, Muralidharan et al. 2024, arXiv 2407.14679).
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Annotated
 
 import torch
@@ -101,9 +101,6 @@ class Cut:
             Line(dropped, "when it was dropped", {"marker": "x", "markersize": 7, "linestyle": "none"}),
         ]
         return Panel(lines, {"xlabel": "layer", "ylabel": f"rise of {self.measured}", "title": "what each layer adds"})
-
-    def to_dict(self) -> dict:
-        return asdict(replace(self, widths=list(self.widths)))
 
 
 def _lowest(found: list[float | None]) -> tuple[int, float]:
