@@ -232,15 +232,10 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
                 module.compiled_block = compiled
 
     def prepare_for_inference(self) -> "NeoBERTPreTrainedModel":
-        """Pack the weights of the encoder blocks once, for short inputs on a CPU in float32.
+        """Lay the weights of the blocks out once for oneDNN, and return the model: for up to 256 tokens on a CPU.
 
-        Every product of a linear layer lays its weights out anew, which for one query takes as long as the product
-        itself. Packed weights are a second copy of the blocks' memory. They are used without gradients, for up to 256
-        tokens, and given up with a warning where the weights have changed since. Write to `.data` before this call, not
-        after it: torch does not count such writes, and those to a few numbers may stay unseen.
-
-        Returns:
-            This model.
+        A second copy in memory, used without gradients, and given up with a warning where the weights have changed.
+        Write to `.data` before, not after: torch does not count such writes, and those to few numbers stay unseen.
 
         Raises:
             ValueError: if the weights are none of float32 on a CPU.
