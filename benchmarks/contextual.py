@@ -30,20 +30,23 @@ from embedding_scores import Retrieval, TestData, dense_scores, load_model, ndcg
 from matplotlib.figure import Figure
 from pretraining import ROOT, run
 from sentence_transformers import SentenceTransformer
+from transformers import set_seed
 
 from neobert_hf.common.atomic_writes import write_json, write_png, write_text
 from neobert_hf.common.fingerprints import model_files_fingerprint, value_checksum
 from neobert_hf.common.report import markdown_table, mean_interval
 from neobert_hf.common.settings import Count, Positive, check_ranges, parse_config
-from neobert_hf.embeddings.contextual import embed_context
+from neobert_hf.embeddings.contextual import build_contextual_encoder, embed_context
 from neobert_hf.embeddings.models import build_encoder
 
 
 START, BI_ENCODER = "the start, as it is", "bi-encoder"
+UNTRAINED = "own context, before training"
 OWN, NULL, OTHER, SHUFFLED = "own context", "no context", "another corpus's context", "own context, shuffled"
 COLUMNS = {"test FOLDOC": "FOLDOC", "test WordNet": "WordNet"}
 # What is subtracted from what.
 COMPARISONS = [(OWN, BI_ENCODER), (OWN, NULL), (OWN, OTHER), (OWN, SHUFFLED), (NULL, BI_ENCODER), (BI_ENCODER, START)]
+COMPARISONS += [(UNTRAINED, START), (OWN, UNTRAINED)]
 # Of the contextual recipe.
 SOFT_PROMPTS = 8
 # A forward pass is one, a backward pass two. Cached gradients need one forward pass more.
@@ -159,6 +162,17 @@ class Benchmark:
         # One for every seed, to be compared with each.
         return [self.score(model, self.output / f"start_{value_checksum(identity)}")] * self.settings.seeds
 
+    def run_untrained(self) -> list[dict[str, float]]:
+        """The start with a context that it has not learned to read, by seed of the new layers."""
+        settings, scores = self.settings, []
+        sizes = {"context_size": settings.context_size, "soft_prompts": SOFT_PROMPTS}
+        identity = value_checksum([settings.test_rows, model_files_fingerprint(settings.model), sizes])
+        for seed in range(settings.seeds):
+            set_seed(seed)
+            model = build_contextual_encoder(settings.model, MAX_LENGTH, **sizes)
+            scores.append(self.score(model.eval(), self.output / f"untrained_{identity}_{seed}", OWN))
+        return scores
+
     def run_way(self, way: str) -> dict:
         """The best learning rate, and of every seed the scores, by context, and the last `context_cosine`."""
         context = OWN if way == OWN else None
@@ -261,7 +275,7 @@ def main(args: list[str] | None = None) -> None:
     benchmark = Benchmark(settings, tests, describe_pairs("small_datasets.yaml", settings.data, split))
 
     # 2. Trainings and scores
-    results = {START: benchmark.run_start()}
+    results = {START: benchmark.run_start(), UNTRAINED: benchmark.run_untrained()}
     with ThreadPoolExecutor(settings.processes) as executor:
         ways = dict(zip((BI_ENCODER, OWN), executor.map(benchmark.run_way, (BI_ENCODER, OWN))))
     results |= ways[BI_ENCODER]["scores"] | ways[OWN]["scores"]

@@ -31,8 +31,9 @@ def test_a_context_is_compared_with_none_and_others(tmp_path):
     assert "own context, against bi-encoder" in report and "nan" not in report
     assert (tmp_path / "contextual.png").stat().st_size > 10_000
     files = {file: file.stat().st_mtime_ns for file in (tmp_path / "runs").rglob("*.json")}
-    # Four trainings; a file for each number of the start, of two bi-encoders, and of two models with four contexts.
+    # Four trainings; a file for each number of the start, of two untrained ones, of two bi-encoders, of two models with
+    # four contexts.
     assert len([file for file in files if file.name == "log.json"]) == 4
-    assert len([file for file in files if file.name.startswith(("test ", "development "))]) == 4 * (1 + 2 + 2 * 4)
+    assert len([file for file in files if file.name.startswith(("test ", "development "))]) == 4 * (1 + 2 + 2 + 2 * 4)
     main(command)
     assert files == {file: file.stat().st_mtime_ns for file in (tmp_path / "runs").rglob("*.json")}
