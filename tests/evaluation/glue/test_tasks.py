@@ -1,14 +1,10 @@
 """GLUE without training: tasks, files, metrics, protocol, shares, and the paper's tables as data."""
 
-import json
 import os
 import random
-import subprocess
-import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
-from pydoc_data.topics import topics
 
 import pytest
 import torch
@@ -248,35 +244,3 @@ def test_the_example_of_a_task_has_the_labels_of_its_data(shared):
     folder = shared / "data" / "classification_debian_sections"
     table = Dataset.from_parquet(str(folder / "train.parquet"))
     assert {row["label"]: row["label_text"] for row in table} == dict(enumerate(task.labels))
-
-
-@pytest.mark.slow
-def test_the_benchmark_runs(tmp_path):
-    """All of it, of two steps."""
-    documents = [{"text": text} for text in topics.values()]
-    (task,) = read_tasks(str(CONFIGS / "debian_sections.yaml")).values()
-    sections = [{"sentence": f"{name} tool", "label": number} for number, name in enumerate(task.labels)]
-    for folder, rows in (("text", documents), ("sections", sections)):
-        (tmp_path / folder).mkdir()
-        for split in ("train", "validation"):
-            Dataset.from_list(rows).to_parquet(tmp_path / folder / f"{split}.parquet")
-    flags = {
-        "text": tmp_path / "text",
-        "data": tmp_path / "sections",
-        "results": tmp_path,
-        "output_dir": tmp_path / "runs",
-        "pretraining": tmp_path / "pretraining",
-        "rows": "30",
-        "epochs": "1",
-        "seeds": "2",
-        "limit": "--max_steps 2",
-        "pretraining_limit": "--max_steps 2 --hidden_size 64 --num_attention_heads 2 --use_cpu true",
-    }
-    command = [sys.executable, "benchmarks/glue.py", *(f"--{name}={value}" for name, value in flags.items())]
-    subprocess.run(command, cwd=ROOT, check=True)
-    results = json.loads((tmp_path / "glue.json").read_text())
-    assert {name: len(runs) for name, runs in results["runs"].items()} == {"pretrained": 4, "random": 4}
-    assert results["rows"] == {"train": 30, "validation": 41}
-    text = (tmp_path / "glue.md").read_text()
-    assert "| TF-IDF, logistic regression | - |" in text and text.count("| random | ") == 2
-    assert (tmp_path / "glue.png").stat().st_size > 10_000
