@@ -131,16 +131,16 @@ class Benchmark:
                 f"--max_steps {self.equal_steps} --max_negatives 0",
             ),
         }[way]
+        places = f"--config {ROOT}/configs/embeddings/{config} --datasets {self.datasets} --model {settings.model}"
         flags = (
-            f"--config {ROOT}/configs/embeddings/{config} --datasets {self.datasets} --model {settings.model} "
             f"--max_length {MAX_LENGTH} --per_device_train_batch_size {settings.batch_size} --learning_rate {rate} "
             f"--seed {seed} --eval_strategy no --save_steps 200 --report_to none {own} {settings.limit}"
         )
-        identity = [flags, settings.test_rows, model_files_fingerprint(settings.model)]
+        identity = [config, flags, settings.test_rows, model_files_fingerprint(settings.model)]
         folder = self.output.resolve() / value_checksum(identity)
         if not (folder / "log.json").exists():
             folder.mkdir(parents=True, exist_ok=True)
-            run(script, f"{flags} --output_dir {folder}", folder / "output.txt", threads=1)
+            run(script, f"{places} {flags} --output_dir {folder}", folder / "output.txt", threads=1)
         return folder
 
     def score(self, model: SentenceTransformer, folder: Path, context: str | None = None) -> dict[str, float]:
