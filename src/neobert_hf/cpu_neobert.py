@@ -56,8 +56,15 @@ def sample_of(weight: nn.Parameter) -> torch.Tensor:
     return values[:: max(1, values.numel() // 64 - 1)]
 
 
-def pack_weights(blocks: Iterable[nn.Module]) -> None:
-    """Pack the weights of blocks, for `forward_in_place`.
+def prepare_for_inference(model: nn.Module) -> nn.Module:
+    """Lay the weights of the encoder blocks out once for oneDNN: for inputs of up to 256 tokens on a CPU, in float32.
+
+    Every product lays its weights out anew, which for one query takes as long as the product itself. The packed weights
+    are a second copy in memory, used without gradients, and given up with a warning where the weights have changed.
+    Write to `.data` before, not after: torch does not count such writes, and those to few numbers stay unseen.
+
+    Returns:
+        The model, so that calls can be chained.
 
     Raises:
         ValueError: if a weight is none of float32 on a CPU, or was loaded in inference mode.
@@ -65,7 +72,8 @@ def pack_weights(blocks: Iterable[nn.Module]) -> None:
     """
     if not torch.backends.mkldnn.is_available():
         raise RuntimeError("Packing weights needs a torch with oneDNN, which this one lacks; inference works without.")
-    weights = [module.weight for block in blocks for module in block.modules() if type(module) is nn.Linear]
+    blocks = [block for module in model.modules() for block in getattr(module, "transformer_encoder", ())]
+    weights = [part.weight for block in blocks for part in block.modules() if type(part) is nn.Linear]
     for weight in weights:
         if weight.device.type != "cpu" or weight.dtype != torch.float32:
             raise ValueError(
@@ -76,6 +84,7 @@ def pack_weights(blocks: Iterable[nn.Module]) -> None:
             raise ValueError("The weights were made in torch.inference_mode(): load the model outside of it.")
     for weight in weights:
         PACKED_WEIGHTS[weight] = PackedWeight.of(weight)
+    return model
 
 
 def linear(hidden_states: torch.Tensor, weight: nn.Parameter) -> torch.Tensor:

@@ -45,7 +45,7 @@ from .checkpoint_checks_neobert import (
     read_checkpoint,
 )
 from .configuration_neobert import MODEL_CLASSES, NeoBERTConfig
-from .cpu_neobert import blocks_to_compute_in_place, forward_in_place, is_looked_at, pack_weights
+from .cpu_neobert import blocks_to_compute_in_place, forward_in_place, is_looked_at, prepare_for_inference
 from .input_checks_neobert import (
     check_answers,
     check_contents,
@@ -113,8 +113,7 @@ class NeoBERTEncoderBlock(GradientCheckpointingLayer):
                 nn.GELU(),
                 nn.Linear(config.intermediate_size, config.hidden_size, bias=False),
             )
-        self.attention_norm = build_norm(config)
-        self.ffn_norm = build_norm(config)
+        self.attention_norm, self.ffn_norm = build_norm(config), build_norm(config)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(
@@ -173,8 +172,7 @@ class NeoBERTEncoderBlock(GradientCheckpointingLayer):
 
 
 def build_norm(config: NeoBERTConfig) -> nn.Module:
-    norm = nn.RMSNorm if config.rms_norm else nn.LayerNorm
-    return norm(config.hidden_size, eps=config.norm_eps)
+    return (nn.RMSNorm if config.rms_norm else nn.LayerNorm)(config.hidden_size, eps=config.norm_eps)
 
 
 class NeoBERTPreTrainedModel(PreTrainedModel):
@@ -194,6 +192,8 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
         "hidden_states": OutputRecorder(NeoBERTEncoderBlock, index=0),
         "attentions": OutputRecorder(NeoBERTEncoderBlock, index=1),
     }
+
+    prepare_for_inference = prepare_for_inference
 
     def __init__(self, config: NeoBERTConfig, *args, **kwargs):
         config.validate_architecture()
@@ -230,18 +230,6 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
         for module in self.modules():
             if isinstance(module, NeoBERTModel):
                 module.compiled_block = compiled
-
-    def prepare_for_inference(self) -> "NeoBERTPreTrainedModel":
-        """Lay the weights of the blocks out once for oneDNN, and return the model: for up to 256 tokens on a CPU.
-
-        A second copy in memory, used without gradients, and given up with a warning where the weights have changed.
-        Write to `.data` before, not after: torch does not count such writes, and those to few numbers stay unseen.
-
-        Raises:
-            ValueError: if the weights are none of float32 on a CPU.
-        """
-        pack_weights(module for module in self.modules() if isinstance(module, NeoBERTEncoderBlock))
-        return self
 
     def __getstate__(self) -> dict:
         # As torch does with `compile`: a copy is not compiled, and a graph cannot be pickled.
@@ -413,8 +401,8 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
             batch.kept_padded, hidden_states = True, batch.restore(hidden_states)
             options["padded"] = batch
         for block, fast in zip(self.transformer_encoder, in_place):
+            # On a stage of a pipeline, what stands in for the blocks of others gives back the states alone.
             output = block(hidden_states, rotary=rotary, in_place=fast, **options)
-            # On one stage of a pipeline, what stands in for the blocks of the others gives back the states alone.
             hidden_states = output[0] if isinstance(output, tuple) else output
         hidden_states = batch.strip(hidden_states) if batch.kept_padded else hidden_states
         return BaseModelOutput(last_hidden_state=self.layer_norm(hidden_states))
