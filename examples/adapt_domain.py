@@ -14,11 +14,10 @@ from pathlib import Path
 from transformers import set_seed
 
 from neobert_hf.common.settings import parse_config
+from neobert_hf.pretraining.adapting import AdaptationArguments, adaptation_settings
 from neobert_hf.pretraining.domain import (
-    DomainArguments,
     DomainSettings,
     Looks,
-    adaptation_settings,
     prepare_text,
     start_model,
     write_report,
@@ -33,20 +32,20 @@ from neobert_hf.training.trainer import EarlyStopping
 
 def main(args: list[str] | None = None) -> None:
     # 1. Settings
-    settings, arguments = parse_config(DomainSettings, DomainArguments, args=args)
+    settings, arguments = parse_config(DomainSettings, AdaptationArguments, args=args)
     check_alone(arguments)
     with run_lock(arguments):
         adapt(settings, arguments)
 
 
-def adapt(settings: DomainSettings, arguments: DomainArguments) -> None:
+def adapt(settings: DomainSettings, arguments: AdaptationArguments) -> None:
     # 2. The model, with more words if they are asked for
     output = Path(arguments.output_dir)
     model, start = start_model(settings, output)
 
     # 3. Both texts as tokens, documents held out of each, and as many steps as the domain is worth
     places = prepare_text(settings, start, model.config.max_length, output)
-    arguments = arguments.planned(settings, read_manifest(places.train_data).tokens)
+    arguments = arguments.planned(settings, settings.epochs, read_manifest(places.train_data).tokens)
     data = read_data(places, arguments)
 
     # 4. The checkpoint to resume from, if there is one

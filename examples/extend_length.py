@@ -17,7 +17,7 @@ from transformers import set_seed
 from neobert_hf.common.settings import parse_config
 from neobert_hf.evaluation.facts import measure_reading
 from neobert_hf.evaluation.pseudo_perplexity.recipe import PseudoPerplexityArguments
-from neobert_hf.pretraining.domain import DomainArguments, adaptation_settings, load_masked_lm
+from neobert_hf.pretraining.adapting import AdaptationArguments, adaptation_settings, load_masked_lm
 from neobert_hf.pretraining.length import (
     LengthSettings,
     held_out_texts,
@@ -36,13 +36,13 @@ from neobert_hf.training.trainer import EarlyStopping
 
 def main(args: list[str] | None = None) -> None:
     # 1. Settings
-    settings, arguments = parse_config(LengthSettings, DomainArguments, args=args)
+    settings, arguments = parse_config(LengthSettings, AdaptationArguments, args=args)
     check_alone(arguments)
     with run_lock(arguments):
         extend(settings, arguments)
 
 
-def extend(settings: LengthSettings, arguments: DomainArguments) -> None:
+def extend(settings: LengthSettings, arguments: AdaptationArguments) -> None:
     # 2. What changes in the model's config
     output = Path(arguments.output_dir)
     config = load_masked_lm(settings.model).config
@@ -68,7 +68,7 @@ def extend(settings: LengthSettings, arguments: DomainArguments) -> None:
 
     # 4. Texts as tokens, documents held out, and as many steps as they are worth
     places = prepare_long_text(settings, output)
-    arguments = arguments.planned(settings, read_manifest(places.train_data).tokens)
+    arguments = arguments.planned(settings, settings.epochs, read_manifest(places.train_data).tokens)
     data = read_data(places, arguments)
 
     # 5. The checkpoint to resume from, if there is one

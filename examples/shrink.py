@@ -14,8 +14,8 @@ from pathlib import Path
 from transformers import set_seed
 
 from neobert_hf.common.settings import parse_config
+from neobert_hf.pretraining.adapting import load_masked_lm
 from neobert_hf.pretraining.arguments import PretrainingArguments
-from neobert_hf.pretraining.domain import load_masked_lm
 from neobert_hf.pretraining.shrinking import (
     Distiller,
     ShrinkSettings,

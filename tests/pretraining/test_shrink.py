@@ -15,7 +15,7 @@ from transformers import AutoModelForMaskedLM
 
 from neobert_hf import NeoBERTForMaskedLM
 from neobert_hf.modeling_neobert import swiglu_width
-from neobert_hf.pretraining.domain import load_masked_lm
+from neobert_hf.pretraining.adapting import load_masked_lm
 from neobert_hf.pretraining.shrinking import Distiller, masked_loss
 from neobert_hf.training import trainer as training
 from neobert_hf.training.cutting import CutSettings, cut_model

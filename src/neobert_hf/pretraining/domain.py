@@ -1,9 +1,8 @@
 """The steps of examples/adapt_domain.py: a model goes on learning from the text of a domain, and is looked at twice."""
 
 import json
-import math
 import os
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated
 
@@ -12,32 +11,20 @@ import torch
 
 from neobert_hf.common.atomic_writes import atomic_folder, write_json, write_text
 from neobert_hf.common.fingerprints import checkpoint_fingerprint, is_held_out
-from neobert_hf.common.paths import check_exists
 from neobert_hf.common.report import markdown_table
 from neobert_hf.common.settings import Count, CountOrZero, PathOrId, Positive, Range, differences, list_differences
 from neobert_hf.common.text_sources import local_files, stream_text
 from neobert_hf.common.tokenizers import load_tokenizer
-from neobert_hf.configuration_neobert import NeoBERTConfig
 from neobert_hf.modeling_neobert import NeoBERTForMaskedLM
-from neobert_hf.pretraining.arguments import BatchArguments, DataArguments, ModelArguments, PretrainingArguments
+from neobert_hf.pretraining.adapting import load_masked_lm
+from neobert_hf.pretraining.arguments import BatchArguments, DataArguments
 from neobert_hf.pretraining.batches import DocumentKey
 from neobert_hf.pretraining.preparing import PrepareArguments, prepare
-from neobert_hf.pretraining.recipe import checkpoint_settings, plot_curves
-from neobert_hf.pretraining.trainer import MLMTrainer, PretrainingData
+from neobert_hf.pretraining.recipe import plot_curves
+from neobert_hf.pretraining.trainer import MLMTrainer
 from neobert_hf.pretraining.vocabulary import add_words, choose_words
-from neobert_hf.training.arguments import check_fixed
 
 
-# What the report is about, and the only settings with which the best weights are those of the lowest domain loss.
-FIXED = {
-    "eval_strategy": "steps",
-    "save_strategy": "steps",
-    "eval_delay": 0,
-    "metric_for_best_model": "loss",
-    "greater_is_better": False,
-    # The evaluations without improvement are counted by a callback.
-    "restore_callback_states_from_checkpoint": True,
-}
 # In the folder of a model with new words.
 WORDS = "new_words.json"
 # Tokens of a document around a mask that the report shows, and guesses for each.
@@ -92,61 +79,6 @@ class DomainSettings(BatchArguments):
             )
         for source in filter(None, (self.domain, self.general)):
             local_files(source)
-
-
-@dataclass
-class DomainArguments(PretrainingArguments):
-    """Pretraining's arguments, for a short training that warms up again and falls to a tenth."""
-
-    learning_rate: float = field(default=1e-4, metadata={"help": "at its peak"})
-    max_steps: int = field(default=20_000, metadata={"help": "optimizer steps at most; see epochs"})
-    warmup_steps: float = field(default=0.05, metadata={"help": "optimizer steps, or a share of all if below 1"})
-    eval_steps: float | None = field(default=0.05, metadata={"help": "optimizer steps, or a share of all if below 1"})
-    early_stopping_patience: Count = field(default=4, metadata={"help": "evaluations without a lower domain loss"})
-    logging_steps: float = field(default=0.01, metadata={"help": "optimizer steps, or a share of all if below 1"})
-    save_total_limit: int | None = field(default=1, metadata={"help": "complete checkpoints kept beside the best"})
-    eval_strategy: str = field(default="steps", metadata={"help": "fixed"})
-    metric_for_best_model: str | None = field(default="loss", metadata={"help": "fixed"})
-    greater_is_better: bool | None = field(default=False, metadata={"help": "fixed"})
-    restore_callback_states_from_checkpoint: bool = field(default=True, metadata={"help": "fixed"})
-
-    def __post_init__(self):
-        super().__post_init__()
-        check_fixed(self, FIXED)
-
-    def planned(self, settings: DomainSettings, tokens: int) -> "DomainArguments":
-        """The arguments of a run over so many tokens: its steps, and evaluations of which the last is at its end."""
-        of_domain = (1 - settings.replay_share) * settings.global_batch_tokens
-        steps = min(self.max_steps, math.ceil(settings.epochs * tokens / of_domain))
-        every = min(steps, math.ceil(self.eval_steps if self.eval_steps >= 1 else self.eval_steps * steps))
-        planned = replace(self, max_steps=every * math.ceil(steps / every), eval_steps=every, save_steps=every)
-        planned.gradient_accumulation_steps = settings.accumulation_steps(self.world_size)
-        return planned
-
-
-def load_masked_lm(source: str, **changes) -> NeoBERTForMaskedLM:
-    """Load what training starts from, in float32.
-
-    Args:
-        changes: of its config.
-
-    Raises:
-        FileNotFoundError, ValueError: if it is no masked language model of NeoBERT.
-    """
-    check_exists(source, "model")
-    if Path(source).is_dir() and not (Path(source) / "config.json").is_file():
-        raise FileNotFoundError(
-            f"`model`: {source} holds no config.json; it must be a folder that `save_pretrained` wrote, such as the "
-            "`model` inside the folder of a run."
-        )
-    kind = NeoBERTConfig.get_config_dict(source)[0].get("model_type")
-    if kind != NeoBERTConfig.model_type:
-        raise ValueError(f"`model` is {source!r}, of the type {kind!r}; it must be a masked language model of NeoBERT.")
-    try:
-        # The decoder runs on the masked tokens only.
-        return NeoBERTForMaskedLM.from_pretrained(source, dtype=torch.float32, sparse_prediction=True, **changes)
-    except ValueError as error:
-        raise ValueError(f"`model` is {source!r}, which is no masked language model of NeoBERT: {error}") from error
 
 
 def start_model(settings: DomainSettings, output: Path) -> tuple[NeoBERTForMaskedLM, str]:
@@ -217,13 +149,6 @@ def prepare_text(settings: DomainSettings, start: str, max_length: int, output: 
         )
         prepare(arguments)
     return places
-
-
-def adaptation_settings(data: DataArguments, arguments: DomainArguments, material: PretrainingData) -> dict:
-    """All settings that the weights depend on. Of the model that training starts from, the content counts."""
-    own = {"init_from": checkpoint_fingerprint(data.init_from), "eval_steps": arguments.eval_steps}
-    own |= {"early_stopping_patience": arguments.early_stopping_patience}
-    return checkpoint_settings(ModelArguments(), data, arguments, material.manifests) | own
 
 
 class Looks:

@@ -24,8 +24,8 @@ from neobert_hf.common.settings import (
 )
 from neobert_hf.common.tokenizers import load_tokenizer
 from neobert_hf.modeling_neobert import NeoBERTForMaskedLM
+from neobert_hf.pretraining.adapting import load_masked_lm
 from neobert_hf.pretraining.arguments import BatchArguments, DataArguments, ModelArguments, PretrainingArguments
-from neobert_hf.pretraining.domain import load_masked_lm
 from neobert_hf.pretraining.recipe import checkpoint_settings, read_data
 from neobert_hf.pretraining.shards import read_manifest
 from neobert_hf.pretraining.trainer import MicroBatches, MLMTrainer, PretrainingData

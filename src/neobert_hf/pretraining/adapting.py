@@ -1,0 +1,91 @@
+"""What recipes share that let a trained model go on learning: adapting to a domain, longer texts, shrinking."""
+
+import math
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+
+from neobert_hf.common.fingerprints import checkpoint_fingerprint
+from neobert_hf.common.paths import check_exists
+from neobert_hf.common.settings import Count
+from neobert_hf.configuration_neobert import NeoBERTConfig
+from neobert_hf.modeling_neobert import NeoBERTForMaskedLM
+from neobert_hf.pretraining.arguments import BatchArguments, DataArguments, ModelArguments, PretrainingArguments
+from neobert_hf.pretraining.recipe import checkpoint_settings
+from neobert_hf.pretraining.trainer import PretrainingData
+from neobert_hf.training.arguments import check_fixed
+
+
+# The only settings with which the best weights are those of the lowest held-out loss, which reports are about.
+FIXED = {
+    "eval_strategy": "steps",
+    "save_strategy": "steps",
+    "eval_delay": 0,
+    "metric_for_best_model": "loss",
+    "greater_is_better": False,
+    # The evaluations without improvement are counted by a callback.
+    "restore_callback_states_from_checkpoint": True,
+}
+
+
+@dataclass
+class AdaptationArguments(PretrainingArguments):
+    """Pretraining's arguments, for a short training that warms up again and falls to a tenth."""
+
+    learning_rate: float = field(default=1e-4, metadata={"help": "at its peak"})
+    max_steps: int = field(default=20_000, metadata={"help": "optimizer steps at most; see epochs"})
+    warmup_steps: float = field(default=0.05, metadata={"help": "optimizer steps, or a share of all if below 1"})
+    eval_steps: float | None = field(default=0.05, metadata={"help": "optimizer steps, or a share of all if below 1"})
+    early_stopping_patience: Count = field(default=4, metadata={"help": "evaluations without a lower held-out loss"})
+    logging_steps: float = field(default=0.01, metadata={"help": "optimizer steps, or a share of all if below 1"})
+    save_total_limit: int | None = field(default=1, metadata={"help": "complete checkpoints kept beside the best"})
+    eval_strategy: str = field(default="steps", metadata={"help": "fixed"})
+    metric_for_best_model: str | None = field(default="loss", metadata={"help": "fixed"})
+    greater_is_better: bool | None = field(default=False, metadata={"help": "fixed"})
+    restore_callback_states_from_checkpoint: bool = field(default=True, metadata={"help": "fixed"})
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_fixed(self, FIXED)
+
+    def planned(self, settings: BatchArguments, epochs: float, tokens: int) -> "AdaptationArguments":
+        """The arguments of a run over so many tokens: its steps, and evaluations of which the last is at its end."""
+        of_text = (1 - settings.replay_share) * settings.global_batch_tokens
+        steps = min(self.max_steps, math.ceil(epochs * tokens / of_text))
+        every = min(steps, math.ceil(self.eval_steps if self.eval_steps >= 1 else self.eval_steps * steps))
+        planned = replace(self, max_steps=every * math.ceil(steps / every), eval_steps=every, save_steps=every)
+        planned.gradient_accumulation_steps = settings.accumulation_steps(self.world_size)
+        return planned
+
+
+def load_masked_lm(source: str, **changes) -> NeoBERTForMaskedLM:
+    """Load what training starts from, in float32.
+
+    Args:
+        changes: of its config.
+
+    Raises:
+        FileNotFoundError, ValueError: if it is no masked language model of NeoBERT.
+    """
+    check_exists(source, "model")
+    if Path(source).is_dir() and not (Path(source) / "config.json").is_file():
+        raise FileNotFoundError(
+            f"`model`: {source} holds no config.json; it must be a folder that `save_pretrained` wrote, such as the "
+            "`model` inside the folder of a run."
+        )
+    kind = NeoBERTConfig.get_config_dict(source)[0].get("model_type")
+    if kind != NeoBERTConfig.model_type:
+        raise ValueError(f"`model` is {source!r}, of the type {kind!r}; it must be a masked language model of NeoBERT.")
+    try:
+        # The decoder runs on the masked tokens only.
+        return NeoBERTForMaskedLM.from_pretrained(source, dtype=torch.float32, sparse_prediction=True, **changes)
+    except ValueError as error:
+        raise ValueError(f"`model` is {source!r}, which is no masked language model of NeoBERT: {error}") from error
+
+
+def adaptation_settings(data: DataArguments, arguments: AdaptationArguments, material: PretrainingData) -> dict:
+    """All settings that the weights depend on. Of the model that training starts from, the content counts."""
+    own = {"init_from": checkpoint_fingerprint(data.init_from), "eval_steps": arguments.eval_steps}
+    own |= {"early_stopping_patience": arguments.early_stopping_patience}
+    return checkpoint_settings(ModelArguments(), data, arguments, material.manifests) | own
