@@ -267,6 +267,7 @@ def report(benchmark: Benchmark, ways: dict[str, dict], results: dict[str, list[
 
 def main(args: list[str] | None = None) -> None:
     (settings,) = parse_config(ContextualBenchmarkArguments, args=args)
+    given = asdict(settings)
     settings.model = str(Path(settings.model).resolve())
 
     # 1. Pairs to train on, and others to test on
@@ -284,7 +285,7 @@ def main(args: list[str] | None = None) -> None:
     folder = Path(settings.results)
     folder.mkdir(parents=True, exist_ok=True)
     plot(results, folder / "contextual.png")
-    values = {"settings": asdict(settings), "costs": benchmark.costs, "ways": ways, "results": results}
+    values = {"settings": given, "costs": benchmark.costs, "ways": ways, "results": results}
     write_json(folder / "contextual.json", values)
     write_text(folder / "contextual.md", report(benchmark, ways, results))
 

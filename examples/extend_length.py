@@ -49,10 +49,12 @@ def extend(settings: LengthSettings, arguments: AdaptationArguments) -> None:
     changes = new_config(settings, config)
 
     # 3. How well it reads at each length now, on documents that it will not be trained on
+    held_out = held_out_texts(settings, output)
+
     def measure(state: str, model: str, rope: list[str]) -> dict[str, dict[int, dict[str, float]]]:
         given = PseudoPerplexityArguments(
             models=[f"{state}={model}"],
-            source=str(held_out_texts(settings, output)),
+            source=str(held_out),
             output_dir=str(output / "lengths"),
             rope=rope,
             lengths=settings.lengths(config.max_length),

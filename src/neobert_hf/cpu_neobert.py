@@ -89,7 +89,8 @@ def prepare_for_inference(model: nn.Module) -> nn.Module:
 
 def linear(hidden_states: torch.Tensor, weight: nn.Parameter) -> torch.Tensor:
     """`F.linear`, with the packed weight if there is one and the input is short."""
-    packed = PACKED_WEIGHTS.get(weight)
+    # Nothing is looked up where no model is prepared: whatever runs between two products finds cold caches.
+    packed = PACKED_WEIGHTS.get(weight) if len(PACKED_WEIGHTS) else None
     if packed is None or hidden_states.shape[:-1].numel() > PACKED_TOKENS:
         return F.linear(hidden_states, weight)
     if not packed.is_of(weight):
@@ -170,7 +171,7 @@ def forward_in_place(
     del attended
     gate, up = linear(rms_norm(hidden_states, block.ffn_norm), block.ffn.w12.weight).chunk(2, dim=-1)
     gate = F.silu(gate, inplace=True).mul_(up)
-    if block.ffn.w3.weight in PACKED_WEIGHTS:
+    if len(PACKED_WEIGHTS) and block.ffn.w3.weight in PACKED_WEIGHTS:
         return linear(gate, block.ffn.w3.weight).add_(hidden_states), weights
     # `view` and not `flatten`, which might write into a copy.
     hidden_states.view(-1, hidden_states.shape[-1]).addmm_(gate.flatten(0, 1), block.ffn.w3.weight.t())

@@ -3,7 +3,6 @@
 import json
 import random
 import shutil
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,11 +16,10 @@ from neobert_hf.common.fingerprints import identifying_config
 from neobert_hf.pretraining import preparing
 from neobert_hf.pretraining.shards import load_shards, read_manifest
 from neobert_hf.pretraining.vocabulary import add_words, choose_words
-from neobert_hf.training import trainer as training
 from neobert_hf.training.run_checkpoints import CheckpointError, complete_checkpoints
 from tests.helpers.examples import load_example
 from tests.helpers.models import ROOT, small_model
-from tests.helpers.pretraining_runs import assert_same_weights, start, to_flags
+from tests.helpers.pretraining_runs import assert_same_weights, interrupted_behind, kill_twice, start, to_flags
 
 
 adapt_domain = load_example("adapt_domain")
@@ -134,17 +132,11 @@ def test_the_best_weights_are_kept(adapt, tmp_path):
     assert "not measured: no general text" in (tmp_path / "run" / "report.md").read_text()
 
 
-def test_an_interrupted_run_goes_on_to_the_same_bits(adapt, tmp_path, monkeypatch):
+def test_an_interrupted_run_goes_on_to_the_same_bits(adapt, tmp_path):
     whole = adapt(tmp_path / "whole", new_words=3)
 
-    def stop(folder, keep, best):
-        if (folder / "checkpoint-6" / "complete.json").is_file():
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(training, "delete_old", stop)
-        with pytest.raises(KeyboardInterrupt):
-            adapt(new_words=3)
+    with interrupted_behind("checkpoint-6"):
+        adapt(new_words=3)
     assert adapt(new_words=3) == whole
     assert_same_weights(tmp_path / "run", tmp_path / "whole")
     with pytest.raises(CheckpointError, match="learning_rate: 0.005 there, 0.001 now"):
@@ -157,22 +149,10 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(adapt, tmp_path, monkeypatc
 def test_killed_twice_ends_with_the_same_bits(domain_flags, tmp_path):
     changes = {"max_steps": 36, "eval_steps": 4, "new_words": 4, "early_stopping_patience": 9}
     start(domain_flags(tmp_path / "whole", **changes), script="adapt_domain").finish()
-    generator = random.Random(0)
-    for _ in range(2):
-        run = start(domain_flags(**changes), script="adapt_domain")
-        seen = len(complete_checkpoints(tmp_path / "run")) and int(newest(tmp_path / "run"))
-        while newest(tmp_path / "run") <= seen:
-            run.check_running()
-        time.sleep(0.4 * generator.random())
-        run.kill()
-    start(domain_flags(**changes), script="adapt_domain").finish()
+    kill_twice(domain_flags(**changes), tmp_path / "run", "adapt_domain")
     assert_same_weights(tmp_path / "run", tmp_path / "whole")
     reports = [json.loads((tmp_path / name / "report.json").read_text()) for name in ("run", "whole")]
     assert reports[0] == reports[1]
-
-
-def newest(folder: Path) -> int:
-    return max([int(path.name.split("-")[1]) for path in complete_checkpoints(folder)], default=0)
 
 
 def test_the_weights_that_it_starts_from_count(adapt, finished, tmp_path):

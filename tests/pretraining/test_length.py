@@ -1,8 +1,6 @@
 """examples/extend_length.py: a model reads farther, is measured before and after; runs go on and refuse."""
 
 import json
-import random
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -17,11 +15,10 @@ from neobert_hf.common.results import ResultError
 from neobert_hf.evaluation.facts import FACT, ask, choose_candidates, find_facts
 from neobert_hf.pretraining import preparing
 from neobert_hf.pretraining.length import LengthSettings, new_config
-from neobert_hf.training import trainer as training
 from neobert_hf.training.run_checkpoints import CheckpointError, complete_checkpoints
 from tests.helpers.examples import load_example
 from tests.helpers.models import ROOT, small_config
-from tests.helpers.pretraining_runs import assert_same_weights, start, to_flags
+from tests.helpers.pretraining_runs import assert_same_weights, interrupted_behind, kill_twice, start, to_flags
 from tests.helpers.word_tokenizer import word_tokenizer
 
 
@@ -79,7 +76,11 @@ def extend(length_flags, tmp_path, monkeypatch):
 
 
 def test_a_run_reads_longer_texts_and_reports_before_and_after(extend, text, tmp_path):
-    report, folder = extend(), tmp_path / "run"
+    folder = tmp_path / "run"
+    # Of an interrupted run with another share: it is not measured on.
+    (folder / "data").mkdir(parents=True)
+    (folder / "data" / "held_out.jsonl").write_text(text.read_text())
+    report = extend()
     measured = report["measured"]
     assert list(measured) == ["before", "before, yarn:2", "after"] and report["steps"] == 6
     for curve in measured.values():
@@ -110,17 +111,11 @@ def test_another_base_and_an_own_mixture(extend, tmp_path):
     assert (stored["min_lengths"], stored["probabilities"]) == ([0, 400], [0.5, 0.5])
 
 
-def test_an_interrupted_run_goes_on_to_the_same_bits(extend, tmp_path, monkeypatch):
+def test_an_interrupted_run_goes_on_to_the_same_bits(extend, tmp_path):
     whole = extend(tmp_path / "whole")
 
-    def stop(folder, keep, best):
-        if (folder / "checkpoint-4" / "complete.json").is_file():
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(training, "delete_old", stop)
-        with pytest.raises(KeyboardInterrupt):
-            extend()
+    with interrupted_behind("checkpoint-4"):
+        extend()
     assert extend() == whole
     assert_same_weights(tmp_path / "run", tmp_path / "whole")
     with pytest.raises(CheckpointError, match="rope_parameters: "):
@@ -133,14 +128,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(extend, tmp_path, monkeypat
 def test_killed_twice_ends_with_the_same_bits(length_flags, tmp_path):
     changes = {"max_steps": 24, "eval_steps": 4, "early_stopping_patience": 9}
     start(length_flags(tmp_path / "whole", **changes), script="extend_length").finish()
-    generator = random.Random(0)
-    for wanted in (1, 2):
-        run = start(length_flags(**changes), script="extend_length")
-        while len(complete_checkpoints(tmp_path / "run")) < wanted:
-            run.check_running()
-        time.sleep(0.4 * generator.random())
-        run.kill()
-    start(length_flags(**changes), script="extend_length").finish()
+    kill_twice(length_flags(**changes), tmp_path / "run", "extend_length")
     assert_same_weights(tmp_path / "run", tmp_path / "whole")
     reports = [(tmp_path / name / "report.json").read_text() for name in ("run", "whole")]
     assert reports[0] == reports[1]

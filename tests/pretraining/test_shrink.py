@@ -2,10 +2,8 @@
 
 import copy
 import json
-import random
 import re
 import shutil
-import time
 from functools import partial
 from pathlib import Path
 
@@ -17,12 +15,11 @@ from neobert_hf import NeoBERTForMaskedLM
 from neobert_hf.modeling_neobert import swiglu_width
 from neobert_hf.pretraining.adapting import load_masked_lm
 from neobert_hf.pretraining.shrinking import Distiller, masked_loss
-from neobert_hf.training import trainer as training
 from neobert_hf.training.cutting import CutSettings, cut_model
 from neobert_hf.training.run_checkpoints import CheckpointError, complete_checkpoints
 from tests.helpers.examples import load_example
 from tests.helpers.models import ROOT, packed_batch, small_config, small_model
-from tests.helpers.pretraining_runs import assert_same_weights, start, to_flags
+from tests.helpers.pretraining_runs import assert_same_weights, interrupted_behind, kill_twice, start, to_flags
 
 
 example = load_example("shrink")
@@ -251,17 +248,11 @@ def test_the_loss_is_its_formula(shrink, large, tmp_path, monkeypatch, states, l
     assert len(seen) == 2 and first_loss(tmp_path / "run") == pytest.approx(expected.item(), rel=1e-5)
 
 
-def test_an_interrupted_run_goes_on_to_the_same_bits(shrink, tmp_path, monkeypatch):
+def test_an_interrupted_run_goes_on_to_the_same_bits(shrink, tmp_path):
     whole = shrink(tmp_path / "whole")
 
-    def stop(folder, keep, best):
-        if (folder / "checkpoint-6" / "complete.json").is_file():
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(training, "delete_old", stop)
-        with pytest.raises(KeyboardInterrupt):
-            shrink()
+    with interrupted_behind("checkpoint-6"):
+        shrink()
     assert shrink() == whole
     assert_same_weights(tmp_path / "run", tmp_path / "whole")
     for name, value in (("temperature", 3.0), ("states", "mse"), ("states_weight", 1.0), ("mlm_weight", 0.0)):
@@ -290,23 +281,11 @@ def test_another_teacher_is_refused(shrink, finished, tmp_path):
 def test_killed_twice_ends_with_the_same_bits(shrink_flags, tmp_path):
     changes = {"max_steps": 36, "eval_steps": 4, "save_steps": 4}
     start(shrink_flags(tmp_path / "whole", **changes), script="shrink").finish()
-    generator = random.Random(0)
-    for _ in range(2):
-        run = start(shrink_flags(**changes), script="shrink")
-        seen = newest(tmp_path / "run")
-        while newest(tmp_path / "run") <= seen:
-            run.check_running()
-        time.sleep(0.4 * generator.random())
-        run.kill()
-    output = start(shrink_flags(**changes), script="shrink").finish()
+    output = kill_twice(shrink_flags(**changes), tmp_path / "run", "shrink")
     assert re.search(r"resuming from \S+checkpoint-[1-9]", output)
     assert_same_weights(tmp_path / "run", tmp_path / "whole")
     reports = [json.loads((tmp_path / name / "report.json").read_text()) for name in ("run", "whole")]
     assert reports[0] == reports[1]
-
-
-def newest(folder: Path) -> int:
-    return max([int(path.name.split("-")[1]) for path in complete_checkpoints(folder)], default=0)
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,11 @@ from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, pipeline
 
 from neobert_hf.checkpoints.card import gather_facts
-from neobert_hf.training import trainer as training
 from neobert_hf.training.run_checkpoints import CheckpointError
 from tests.helpers.examples import load_example
 from tests.helpers.models import ROOT
 from tests.helpers.other_encoders import ENCODERS, save_other_encoder
+from tests.helpers.pretraining_runs import interrupted_behind
 from tests.helpers.task_runs import (
     asked_rows,
     flags,
@@ -139,19 +139,13 @@ RUNS = {
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_an_interrupted_run_goes_on_to_the_same_bits(encoder, tmp_path, name, monkeypatch):
+def test_an_interrupted_run_goes_on_to_the_same_bits(encoder, tmp_path, name):
     data = write_csv(tmp_path / "rows.csv", text_rows(100))
     changes = FEW | RUNS[name]
     classify.main(flags(tmp_path / "whole", encoder, data, **changes))
 
-    def stop(folder, keep, best):
-        if list(folder.glob("checkpoint-4/complete.json")):
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(training, "delete_old", stop)
-        with pytest.raises(KeyboardInterrupt):
-            classify.main(flags(tmp_path / "run", encoder, data, **changes))
+    with interrupted_behind("checkpoint-4"):
+        classify.main(flags(tmp_path / "run", encoder, data, **changes))
     classify.main(flags(tmp_path / "run", encoder, data, **changes))
     assert same_run(tmp_path / "whole", tmp_path / "run")
     # Adapters are merged: what is left is a plain model.

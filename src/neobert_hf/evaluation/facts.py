@@ -9,7 +9,6 @@ References:
     The passkeys of Mohtashami & Jaggi, arXiv 2305.16300, as a question to a masked language model.
 """
 
-import json
 import random
 import statistics
 from collections.abc import Sequence
@@ -18,8 +17,7 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from neobert_hf.common.atomic_writes import write_json
-from neobert_hf.common.results import check_same_settings
+from neobert_hf.common.results import check_same_settings, read_result, write_result
 from neobert_hf.evaluation.pseudo_perplexity.recipe import (
     PseudoPerplexityArguments,
     plan_models,
@@ -48,13 +46,18 @@ class Question:
     answer: int
 
 
+def question_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """The sentence of the fact with a mask for its word, without special tokens."""
+    return tokenizer(FACT.format(tokenizer.mask_token), add_special_tokens=False)["input_ids"]
+
+
 def choose_candidates(tokenizer: PreTrainedTokenizerBase, seed: int = 0) -> list[int]:
     """Ids of words that are one token in the sentence of the fact.
 
     Raises:
         ValueError: if the vocabulary has too few of them.
     """
-    frame = tokenizer(FACT.format(tokenizer.mask_token), add_special_tokens=False)["input_ids"]
+    frame = question_ids(tokenizer)
     ids, found = sorted(tokenizer.get_vocab().values()), []
     random.Random(seed).shuffle(ids)
     for number in ids:
@@ -86,15 +89,14 @@ def ask(
         candidates: ids of the words that facts are about.
         length: tokens of each text, fact, question and special tokens included.
     """
-    frame = tokenizer(FACT.format(tokenizer.mask_token), add_special_tokens=False)["input_ids"]
-    generator, questions = random.Random(seed), []
-    start, end = tokenizer(tokenizer.mask_token)["input_ids"][0], tokenizer(tokenizer.mask_token)["input_ids"][-1]
+    frame, generator, questions = question_ids(tokenizer), random.Random(seed), []
+    around = tokenizer(tokenizer.mask_token)["input_ids"]
     for number in range(count):
         answer = generator.randrange(len(candidates))
         fact = [candidates[answer] if each == tokenizer.mask_token_id else each for each in frame]
         text = texts[number % len(texts)][: length - len(fact) - len(frame) - 2]
         place = round(len(text) * (number + 0.5) / count)
-        ids = [start, *text[:place], *fact, *text[place:], *frame, end]
+        ids = [around[0], *text[:place], *fact, *text[place:], *frame, around[-1]]
         questions.append(Question(torch.tensor(ids), answer))
     return questions
 
@@ -151,8 +153,8 @@ def measure_reading(settings: PseudoPerplexityArguments, facts: int) -> dict[str
                 model = model or scaled.load(settings)
                 questions = ask(tokenizer, texts, candidates, job.cut, facts)
                 results = find_facts(model, questions, candidates, job.mask_id, settings.batch_tokens)
-                write_json(file, {"settings": identity, "results": results})
-            stored = json.loads(file.read_text(encoding="utf-8"))
+                write_result(file, {"settings": identity, "results": results})
+            stored = read_result(file, {"settings", "results"})
             check_same_settings(file, stored["settings"], identity)
             curve[job.cut] = stored["results"]
     return {

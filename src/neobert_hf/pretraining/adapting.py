@@ -1,5 +1,6 @@
 """What recipes share that let a trained model go on learning: adapting to a domain, longer texts, shrinking."""
 
+import json
 import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -8,7 +9,7 @@ import torch
 
 from neobert_hf.common.fingerprints import checkpoint_fingerprint
 from neobert_hf.common.paths import check_exists
-from neobert_hf.common.settings import Count
+from neobert_hf.common.settings import Count, differences, list_differences
 from neobert_hf.configuration_neobert import NeoBERTConfig
 from neobert_hf.modeling_neobert import NeoBERTForMaskedLM
 from neobert_hf.pretraining.arguments import BatchArguments, DataArguments, ModelArguments, PretrainingArguments
@@ -89,3 +90,21 @@ def adaptation_settings(data: DataArguments, arguments: AdaptationArguments, mat
     own = {"init_from": checkpoint_fingerprint(data.init_from), "eval_steps": arguments.eval_steps}
     own |= {"early_stopping_patience": arguments.early_stopping_patience}
     return checkpoint_settings(ModelArguments(), data, arguments, material.manifests) | own
+
+
+def read_start(file: Path, made_of: dict) -> dict:
+    """What a file says of the model in its folder, which training starts from.
+
+    Args:
+        made_of: the settings that it has to be made with, which the file names under `made_of`.
+
+    Raises:
+        ValueError: naming the settings that differ.
+    """
+    stored = json.loads(file.read_text(encoding="utf-8"))
+    if differing := differences(stored["made_of"], made_of):
+        raise ValueError(
+            f"{file.parent} was made with other settings:\n{list_differences(differing)}\nRepeat those, or choose "
+            "another `output_dir`."
+        )
+    return stored

@@ -116,6 +116,10 @@ class BatchArguments:
                 f"`probabilities` is {list(self.probabilities)} with sum {sum(self.probabilities):g}; it must be 1."
             )
 
+    def of_batches(self) -> dict[str, Any]:
+        """These settings alone, of settings that have more."""
+        return {each.name: getattr(self, each.name) for each in fields(BatchArguments)}
+
     def accumulation_steps(self, world_size: int) -> int:
         """Micro-batches of each process in an optimizer step, so that the global batch is the same on any number."""
         steps, rest = divmod(self.global_batch_tokens, self.micro_batch_tokens * world_size)

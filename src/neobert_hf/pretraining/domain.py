@@ -2,7 +2,7 @@
 
 import json
 import os
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
@@ -12,11 +12,11 @@ import torch
 from neobert_hf.common.atomic_writes import atomic_folder, write_json, write_text
 from neobert_hf.common.fingerprints import checkpoint_fingerprint, is_held_out
 from neobert_hf.common.report import markdown_table
-from neobert_hf.common.settings import Count, CountOrZero, PathOrId, Positive, Range, differences, list_differences
+from neobert_hf.common.settings import Count, CountOrZero, PathOrId, Positive, Range
 from neobert_hf.common.text_sources import local_files, stream_text
 from neobert_hf.common.tokenizers import load_tokenizer
 from neobert_hf.modeling_neobert import NeoBERTForMaskedLM
-from neobert_hf.pretraining.adapting import load_masked_lm
+from neobert_hf.pretraining.adapting import load_masked_lm, read_start
 from neobert_hf.pretraining.arguments import BatchArguments, DataArguments
 from neobert_hf.pretraining.batches import DocumentKey
 from neobert_hf.pretraining.preparing import PrepareArguments, prepare
@@ -104,12 +104,7 @@ def start_model(settings: DomainSettings, output: Path) -> tuple[NeoBERTForMaske
         with atomic_folder(start) as partial:
             add_words(model, tokenizer, words, partial)
             write_json(partial / WORDS, {"made_of": made_of, "words": list(words), **counted})
-    stored = json.loads((start / WORDS).read_text(encoding="utf-8"))["made_of"]
-    if differing := differences(stored, made_of):
-        raise ValueError(
-            f"{start} was made with other settings:\n{list_differences(differing)}\nRepeat those, or choose another "
-            "`output_dir`."
-        )
+    read_start(start / WORDS, made_of)
     # Also just after it was made: products of weights that lie elsewhere in memory may be rounded in another way.
     return load_masked_lm(str(start)), str(start)
 
@@ -125,7 +120,7 @@ def prepare_text(settings: DomainSettings, start: str, max_length: int, output: 
     parts += [("general", "train")] if settings.replay_share else []
     folders = {part: str(output / "data" / "_".join(part)) for part in parts}
     places = DataArguments(
-        **{each.name: getattr(settings, each.name) for each in fields(BatchArguments)},
+        **settings.of_batches(),
         train_data=folders["domain", "train"],
         validation_data=folders["domain", "held_out"],
         replay_data=folders.get(("general", "train")),

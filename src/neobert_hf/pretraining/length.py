@@ -1,12 +1,12 @@
 """The steps of examples/extend_length.py: a model is trained on longer texts, with other rotary frequencies."""
 
 import json
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Annotated
 
-from neobert_hf.common.atomic_writes import atomic_write, write_json, write_text
+from neobert_hf.common.atomic_writes import write_json, write_text
 from neobert_hf.common.fingerprints import is_held_out
 from neobert_hf.common.report import Line, Panel, markdown_table, plot_lines
 from neobert_hf.common.settings import Count, PathOrId, Positive, Range
@@ -103,21 +103,20 @@ def untrained_rope(settings: LengthSettings, config: NeoBERTConfig) -> list[str]
 
 def held_out_texts(settings: LengthSettings, output: Path) -> Path:
     """Write the held-out documents that are measured, whole, to a file of their own."""
+    # Anew at every start: a file of an interrupted run may be of other settings or another text.
     file = output / "data" / "held_out.jsonl"
-    if not file.exists():
-        rows = (row[settings.text_column] or "" for row in stream_text(settings.text, settings.text_column))
-        held_out = (text for text in rows if is_held_out(text, settings.held_out_share))
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(file) as partial:
-            lines = (json.dumps({"text": text}) + "\n" for text in islice(held_out, settings.held_out_documents))
-            partial.write_text("".join(lines), encoding="utf-8")
+    rows = (row[settings.text_column] or "" for row in stream_text(settings.text, settings.text_column))
+    held_out = (text for text in rows if is_held_out(text, settings.held_out_share))
+    lines = (json.dumps({"text": text}) + "\n" for text in islice(held_out, settings.held_out_documents))
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_text(file, "".join(lines))
     return file
 
 
 def prepare_long_text(settings: LengthSettings, output: Path) -> DataArguments:
     """Tokenise the text into `data/`, held-out documents apart, and say where what lies and what is mixed."""
     places = {part: str(output / "data" / part) for part in ("held_out", "train")}
-    batches = {each.name: getattr(settings, each.name) for each in fields(BatchArguments)}
+    batches = settings.of_batches()
     if settings.min_lengths == [0]:
         batches["min_lengths"] = [int(share * settings.max_length) for share in MIXTURE]
         batches["probabilities"] = list(MIXTURE.values())

@@ -1,7 +1,6 @@
 """The steps of examples/shrink.py: a model is cut, and learns from the one that it was cut out of."""
 
-import json
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
@@ -19,12 +18,10 @@ from neobert_hf.common.settings import (
     Positive,
     Range,
     check_ranges,
-    differences,
-    list_differences,
 )
 from neobert_hf.common.tokenizers import load_tokenizer
 from neobert_hf.modeling_neobert import NeoBERTForMaskedLM
-from neobert_hf.pretraining.adapting import load_masked_lm
+from neobert_hf.pretraining.adapting import load_masked_lm, read_start
 from neobert_hf.pretraining.arguments import BatchArguments, DataArguments, ModelArguments, PretrainingArguments
 from neobert_hf.pretraining.recipe import checkpoint_settings, read_data
 from neobert_hf.pretraining.shards import read_manifest
@@ -74,7 +71,7 @@ def read_teacher(
     settings.sizes(teacher.config)
     arguments.gradient_accumulation_steps = settings.accumulation_steps(arguments.world_size)
     places = DataArguments(
-        **{each.name: getattr(settings, each.name) for each in fields(BatchArguments)},
+        **settings.of_batches(),
         train_data=settings.train_data,
         validation_data=settings.validation_data,
         max_length=teacher.config.max_length,
@@ -140,12 +137,7 @@ def make_start(
             model.save_pretrained(partial_folder)
             data.tokenizer.save_pretrained(partial_folder)
             write_json(partial_folder / CUT, {"made_of": made_of, "cut": asdict(cut), "losses": losses})
-    stored = json.loads((start / CUT).read_text(encoding="utf-8"))
-    if differing := differences(stored["made_of"], made_of):
-        raise ValueError(
-            f"{start} was made with other settings:\n{list_differences(differing)}\nRepeat those, or choose another "
-            "`output_dir`."
-        )
+    stored = read_start(start / CUT, made_of)
     return Cut(**stored["cut"]), stored["losses"]
 
 
