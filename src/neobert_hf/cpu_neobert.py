@@ -5,7 +5,7 @@ The model file decides per forward pass which blocks may do so (`blocks_to_compu
 `forward_in_place` for them; everything else runs as it is written there. Speeds in this file are those of the whole
 published model on 2 CPU cores.
 
-This file is also served from the Hub as remote code, so it imports nothing from the package.
+This file is also served from the Hub as remote code, so it imports nothing from the package but its siblings.
 """
 
 from collections.abc import Callable, Iterable
@@ -17,11 +17,15 @@ from torch.nn import functional as F
 from torch.utils.weak import WeakTensorKeyDictionary
 from transformers.utils import logging
 
+from .rotary_neobert import rotate
+
 
 logger = logging.get_logger(__name__)
 
 # Inputs of more tokens than this give the same speed with packed weights and without.
 PACKED_TOKENS = 256
+# Int8 values of a row of states are stored as uint8, which CPUs multiply with int8: 0 becomes this.
+ZERO_POINT = 128
 
 
 @dataclass
@@ -45,6 +49,45 @@ class PackedWeight:
         same = self.version == weight._version and self.address == weight.data_ptr()
         return same and torch.equal(self.sample, sample_of(weight))
 
+    def is_for(self, hidden_states: torch.Tensor) -> bool:
+        """Whether a product with these states gains something."""
+        return hidden_states.shape[:-1].numel() <= PACKED_TOKENS
+
+    def multiply(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return torch.ops.mkldnn._linear_pointwise(hidden_states, self.packed, None, "none", [], "")
+
+
+@dataclass
+class Int8Weight(PackedWeight):
+    """A weight in int8, with a scale for each of its rows. States become int8 at each product, with one for each token.
+
+    Tokens share no scale, so what a text gives does not depend on the batch that it is in. ONNX Runtime's and torch's
+    own dynamic int8 take one scale for all tokens of a batch.
+    """
+
+    scales: torch.Tensor
+
+    @classmethod
+    def of(cls, weight: nn.Parameter) -> "Int8Weight":
+        scales = scales_of(weight.detach())
+        rounded = (weight.detach() / scales).round().to(torch.int8)
+        packed = torch.ops.onednn.qlinear_prepack(rounded, None)
+        return cls(packed, weight._version, weight.data_ptr(), sample_of(weight).clone(), scales.flatten())
+
+    def is_for(self, hidden_states: torch.Tensor) -> bool:
+        return True
+
+    def multiply(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        rows = hidden_states.flatten(0, -2)
+        scales = scales_of(rows)
+        # Conversion cuts the fraction off, so a half more rounds.
+        rounded = (rows / scales).add_(ZERO_POINT + 0.5).to(torch.uint8)
+        product = torch.ops.onednn.qlinear_pointwise(
+            rounded, 1.0, ZERO_POINT, self.packed, self.scales, torch.zeros_like(self.scales, dtype=torch.int32),
+            None, 1.0, 0, torch.float32, "none", [], "",
+        )  # fmt: skip
+        return product.mul_(scales).unflatten(0, hidden_states.shape[:-1])
+
 
 # By parameter, and not in the modules: packed weights can be neither copied nor pickled nor saved.
 PACKED_WEIGHTS: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
@@ -56,54 +99,68 @@ def sample_of(weight: nn.Parameter) -> torch.Tensor:
     return values[:: max(1, values.numel() // 64 - 1)]
 
 
-def prepare_for_inference(model: nn.Module) -> nn.Module:
-    """Lay the weights of the encoder blocks out once for oneDNN: for inputs of up to 256 tokens on a CPU, in float32.
+def scales_of(rows: torch.Tensor) -> torch.Tensor:
+    """What each row is divided by to lie in +- 127, (rows, 1). Of a row of zeros: some number that is not 0."""
+    return rows.abs().amax(-1, keepdim=True).div_(127).clamp_(min=torch.finfo(torch.float32).tiny)
 
-    Every product lays its weights out anew, which for one query takes as long as the product itself. The packed weights
-    are a second copy in memory, used without gradients, and given up with a warning where the weights have changed.
-    Write to `.data` before, not after: torch does not count such writes, and those to few numbers stay unseen.
+
+def prepare_for_inference(model: nn.Module, int8: bool = False) -> nn.Module:
+    """Lay the weights of the encoder blocks out once for oneDNN, or store them as int8: for a CPU, without gradients.
+
+    Every product lays its weights out anew, which for one query takes as long as the product itself. Packed weights
+    are a second copy in memory, used for inputs of up to 256 tokens. Given up with a warning where weights have
+    changed: write to `.data` before, not after, since torch does not count such writes and those to few numbers stay
+    unseen.
+
+    Args:
+        int8: multiply weights and states as int8 (LLM.int8's vector-wise scales, arXiv 2208.07339, section 3), for
+            inputs of any length; a quarter more memory. The outputs are approximate then: measure what that costs.
 
     Returns:
         The model, so that calls can be chained.
 
     Raises:
-        ValueError: if a weight is none of float32 on a CPU, or was loaded in inference mode.
+        ValueError: if a weight is on no CPU, of another dtype than float32 or (without `int8`) bfloat16, or was loaded
+            in inference mode.
         RuntimeError: if this torch has no oneDNN.
     """
     if not torch.backends.mkldnn.is_available():
         raise RuntimeError("Packing weights needs a torch with oneDNN, which this one lacks; inference works without.")
     blocks = [block for module in model.modules() for block in getattr(module, "transformer_encoder", ())]
     weights = [part.weight for block in blocks for part in block.modules() if type(part) is nn.Linear]
+    allowed = (torch.float32,) if int8 else (torch.float32, torch.bfloat16)
     for weight in weights:
-        if weight.device.type != "cpu" or weight.dtype != torch.float32:
+        if weight.device.type != "cpu" or weight.dtype not in allowed:
             raise ValueError(
-                f"The weights are {weight.dtype} on {weight.device}; only float32 on a CPU is packed. Load the model "
-                "with dtype=torch.float32, or leave this call out."
+                f"The weights are {weight.dtype} on {weight.device}; allowed on a CPU: "
+                f"{' and '.join(map(str, allowed))}. Load the model with dtype=torch.float32, or leave this call out."
             )
         if weight.is_inference():
             raise ValueError("The weights were made in torch.inference_mode(): load the model outside of it.")
     for weight in weights:
-        PACKED_WEIGHTS[weight] = PackedWeight.of(weight)
+        PACKED_WEIGHTS[weight] = (Int8Weight if int8 else PackedWeight).of(weight)
     return model
 
 
 def linear(hidden_states: torch.Tensor, weight: nn.Parameter) -> torch.Tensor:
-    """`F.linear`, with the packed weight if there is one and the input is short."""
+    """`F.linear`, with the packed weight if there is one that helps."""
     # Nothing is looked up where no model is prepared: whatever runs between two products finds cold caches.
     packed = PACKED_WEIGHTS.get(weight) if len(PACKED_WEIGHTS) else None
-    if packed is None or hidden_states.shape[:-1].numel() > PACKED_TOKENS:
+    if packed is None or not packed.is_for(hidden_states):
         return F.linear(hidden_states, weight)
     if not packed.is_of(weight):
         del PACKED_WEIGHTS[weight]
         logger.warning_once("Weights have changed since `prepare_for_inference`: call it again for its speed.")
         return F.linear(hidden_states, weight)
-    return torch.ops.mkldnn._linear_pointwise(hidden_states, packed.packed, None, "none", [], "")
+    return packed.multiply(hidden_states)
 
 
 def blocks_to_compute_in_place(
     blocks: Iterable[nn.Module], hidden_states: torch.Tensor, block_class: type, mlp_class: type
 ) -> list[bool]:
-    """Whether the inside of each block is nobody's business but ours: float32 on a CPU, without gradients, as written.
+    """Whether the inside of each block is nobody's business but ours: on a CPU, without gradients, as written.
+
+    In float32, or in bfloat16 where weights are packed: only then is there something to gain.
 
     Autocast, compilers, exporters and hooks on all modules have to see every step. Hooks on the block itself see no
     difference, and do not count.
@@ -115,7 +172,7 @@ def blocks_to_compute_in_place(
     global_hooks = nn.modules.module
     if (
         hidden_states.device.type != "cpu"
-        or hidden_states.dtype != torch.float32
+        or hidden_states.dtype not in (torch.float32, torch.bfloat16)
         or torch.is_grad_enabled()
         or torch.is_autocast_enabled("cpu")
         or torch.compiler.is_compiling()
@@ -127,6 +184,7 @@ def blocks_to_compute_in_place(
     own_classes = (nn.Linear, nn.RMSNorm, nn.Dropout, mlp_class)
     return [
         type(block) is block_class
+        and (hidden_states.dtype == torch.float32 or block.qkv.weight in PACKED_WEIGHTS)
         and not (block.dropout.training and block.dropout.p)
         and all(is_as_built(part, own_classes) for child in block.children() for part in child.modules())
         for block in blocks
@@ -179,13 +237,17 @@ def forward_in_place(
 
 
 def rms_norm(hidden_states: torch.Tensor, norm: nn.RMSNorm) -> torch.Tensor:
-    """RMSNorm (Zhang and Sennrich, 2019) of float32, in fewer passes than torch's on a CPU."""
+    """RMSNorm (Zhang and Sennrich, 2019), in fewer passes than torch's on a CPU if it is float32."""
+    if hidden_states.dtype != torch.float32:
+        return F.rms_norm(hidden_states, norm.weight.shape, norm.weight, norm.eps)
     length = torch.linalg.vector_norm(hidden_states, dim=-1, keepdim=True)
     mean_square = torch.addcmul(length.new_full((), norm.eps), length, length, value=1 / hidden_states.shape[-1])
     return (hidden_states * mean_square.rsqrt_()).mul_(norm.weight)
 
 
 def rotate_in_place(query_key: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """`rotate_as_complex` of rotary_neobert.py for float32, which it overwrites."""
+    """`rotate` of rotary_neobert.py, which overwrites float32."""
+    if query_key.dtype != torch.float32:
+        return rotate(query_key, table)
     torch.view_as_complex(query_key.unflatten(-1, (-1, 2))).mul_(torch.view_as_complex(table))
     return query_key

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from neobert_hf import NeoBERTForMaskedLM, NeoBERTModel, cpu_neobert
-from neobert_hf.cpu_neobert import PACKED_TOKENS, PACKED_WEIGHTS
+from neobert_hf.cpu_neobert import PACKED_TOKENS, PACKED_WEIGHTS, Int8Weight
 from tests.helpers.models import ragged_batch, small_model
 
 
@@ -19,9 +19,8 @@ def products(monkeypatch) -> list[int]:
 
     def counting(hidden_states, weight):
         packed = PACKED_WEIGHTS.get(weight)
-        tokens = hidden_states.shape[:-1].numel()
-        if packed is not None and tokens <= PACKED_TOKENS and packed.is_of(weight):
-            seen.append(tokens)
+        if packed is not None and packed.is_for(hidden_states) and packed.is_of(weight):
+            seen.append(hidden_states.shape[:-1].numel())
         return plain(hidden_states, weight)
 
     monkeypatch.setattr(cpu_neobert, "linear", counting)
@@ -46,9 +45,53 @@ def test_packed_weights_give_the_same_states(rows, products):
     assert (tokens <= PACKED_TOKENS) is (rows < 40)
 
 
+@pytest.mark.parametrize("lengths", [[13], [13, 7, 1, 10]])
+def test_packed_bfloat16_gives_the_same_states(lengths, products):
+    model = small_model(NeoBERTModel).bfloat16()
+    ids, mask = ragged_batch(lengths)
+    expected = states(model, ids, mask)
+    found = states(model.prepare_for_inference(), ids, mask)
+    # Two steps of bfloat16 at 4, the largest state: a product may sum in another order.
+    torch.testing.assert_close(found, expected, rtol=0, atol=2**-5)
+    assert products == [int(mask.sum())] * 8
+
+
+def test_int8_is_the_product_of_rounded_rows():
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(2, 3, 64, generator=generator) * torch.tensor([1e-3, 1.0, 1e3])[:, None]
+    rows[0, 0] = 0
+    weight = torch.nn.Parameter(torch.randn(96, 64, generator=generator) * 10 ** torch.linspace(-3, 3, 96)[:, None])
+    found = Int8Weight.of(weight).multiply(rows)
+    of_rows, of_weight = (part.double().abs().amax(-1, keepdim=True) / 127 for part in (rows, weight.detach()))
+    whole = (rows / of_rows.clamp(min=1e-30)).round() @ (weight.detach() / of_weight).round().t()
+    expected = whole * of_rows * of_weight.flatten()
+    # A value between two numbers may be rounded either way, by one of 127 in a sum of 64.
+    assert ((found - expected).abs() <= 1e-6 * expected.abs() + 130 * of_rows * of_weight.flatten()).all()
+    torch.testing.assert_close((found / of_rows.clamp(min=1e-30) / of_weight.flatten()).float(), whole.float(), rtol=0, atol=1.0)
+    assert not found[0, 0].any()
+    rows[1, 2, 5] = torch.nan
+    assert Int8Weight.of(weight).multiply(rows)[1, 2].isnan().all()
+
+
+def test_in_int8_no_text_depends_on_its_batch(products):
+    """With one scale for a whole batch it would: the first text has an embedding fifty times as large."""
+    model = small_model(NeoBERTModel)
+    model.encoder.weight.data[7] *= 50
+    ids, mask = ragged_batch([13, 7, 1, 10])
+    ids[0, 3] = 7
+    exact = states(model, ids, mask)
+    model.prepare_for_inference(int8=True)
+    together = states(model, ids, mask)
+    assert products == [31] * 8 and not torch.equal(together, exact)
+    assert torch.cosine_similarity(together, exact, dim=-1).min() > 0.99
+    alone = [states(model, row[kept.bool()][None], kept[kept.bool()][None]) for row, kept in zip(ids, mask)]
+    assert torch.equal(torch.cat(alone), together)
+
+
+@pytest.mark.parametrize("int8", [False, True])
 @pytest.mark.parametrize("change", ["optimizer", "load", "data", "new data", "deleted"])
-def test_changed_weights_count(change, products, caplog):
-    model = small_model(NeoBERTModel).prepare_for_inference()
+def test_changed_weights_count(change, int8, products, caplog):
+    model = small_model(NeoBERTModel).prepare_for_inference(int8)
     ids, mask = ragged_batch()
     states(model, ids, mask)
     weight = model.transformer_encoder[0].ffn.w12.weight
@@ -70,12 +113,18 @@ def test_changed_weights_count(change, products, caplog):
     found = states(model, ids, mask)
     fresh = small_model(NeoBERTModel)
     fresh.load_state_dict(model.state_dict())
+    if int8:
+        # A weight that has not changed is still in int8.
+        fresh.prepare_for_inference(int8)
+        for weight, other in zip(model.parameters(), fresh.parameters()):
+            if other in PACKED_WEIGHTS and weight not in PACKED_WEIGHTS:
+                del PACKED_WEIGHTS[other]
     torch.testing.assert_close(found, states(fresh, ids, mask), rtol=0, atol=1e-5)
-    assert len(products) < 8
-    model.prepare_for_inference()
+    assert sum(weight in PACKED_WEIGHTS for weight in model.parameters()) < 8
     products.clear()
-    torch.testing.assert_close(states(model, ids, mask), found, rtol=0, atol=1e-5)
-    assert len(products) == 8
+    found, expected = (states(one.prepare_for_inference(int8), ids, mask) for one in (model, fresh))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    assert len(products) == 16
 
 
 def test_a_prepared_model_is_copied_pickled_saved_and_freed(tmp_path):
@@ -111,8 +160,10 @@ def test_an_ablation_that_runs_module_by_module_is_as_it_was(products):
 
 
 def test_other_weights_are_refused():
-    with pytest.raises(ValueError, match="The weights are torch.bfloat16 on cpu; only float32 on a CPU is packed"):
-        small_model(NeoBERTModel).bfloat16().prepare_for_inference()
+    with pytest.raises(ValueError, match="The weights are torch.float16 on cpu; allowed on a CPU: torch.float32 and"):
+        small_model(NeoBERTModel).half().prepare_for_inference()
+    with pytest.raises(ValueError, match="The weights are torch.bfloat16 on cpu; allowed on a CPU: torch.float32. Lo"):
+        small_model(NeoBERTModel).bfloat16().prepare_for_inference(int8=True)
     with torch.inference_mode():
         model = small_model(NeoBERTModel)
     with pytest.raises(ValueError, match=r"made in torch.inference_mode\(\): load the model outside"):
