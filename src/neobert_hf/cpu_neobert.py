@@ -8,8 +8,10 @@ published model on 2 CPU cores.
 This file is also served from the Hub as remote code, so it imports nothing from the package but its siblings.
 """
 
+import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -29,74 +31,100 @@ ZERO_POINT = 128
 
 
 @dataclass
-class PackedWeight:
-    """A weight in the layout that oneDNN multiplies with, and how to tell that it is still that of the parameter.
+class Written:
+    """What a weight was when it was packed, to tell whether somebody has written to it since.
 
     A version counts the writes that torch sees. Those to `.data` are not among them, so some numbers are kept, too.
+
+    Args:
+        numbers: a view of them in the weight.
+        values: what they were.
     """
 
-    packed: torch.Tensor
     version: int
     address: int
-    sample: torch.Tensor
+    numbers: torch.Tensor
+    values: torch.Tensor
+
+    @classmethod
+    def of(cls, weight: nn.Parameter) -> "Written":
+        flat = weight.detach().view(-1)
+        # Of some 16 rows, in different columns. Each is a miss of the cache.
+        numbers = flat[:: max(1, flat.numel() // 16 - 1)]
+        return cls(weight._version, weight.data_ptr(), numbers, numbers.clone())
+
+    def is_still(self, weight: nn.Parameter, same_numbers: bool = False) -> bool:
+        """Whether nobody has written to the weight; `same_numbers` if the numbers are known to be what they were."""
+        same = self.version == weight._version and self.address == weight.data_ptr()
+        return same and (same_numbers or torch.equal(self.numbers, self.values))
+
+
+@dataclass
+class PackedWeight:
+    """A weight in the layout that oneDNN multiplies with."""
+
+    written: Written
+    packed: torch.Tensor
 
     @classmethod
     def of(cls, weight: nn.Parameter) -> "PackedWeight":
-        packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach())
-        return cls(packed, weight._version, weight.data_ptr(), sample_of(weight).clone())
-
-    def is_of(self, weight: nn.Parameter) -> bool:
-        same = self.version == weight._version and self.address == weight.data_ptr()
-        return same and torch.equal(self.sample, sample_of(weight))
+        return cls(Written.of(weight), torch.ops.mkldnn._reorder_linear_weight(weight.detach()))
 
     def is_for(self, hidden_states: torch.Tensor) -> bool:
         """Whether a product with these states gains something."""
         return hidden_states.shape[:-1].numel() <= PACKED_TOKENS
 
-    def multiply(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return torch.ops.mkldnn._linear_pointwise(hidden_states, self.packed, None, "none", [], "")
+    def multiply(self, hidden_states: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
+        if residual is None:
+            return torch.ops.mkldnn._linear_pointwise.default(hidden_states, self.packed, None, "none", [], "")
+        return torch.ops.mkldnn._linear_pointwise.binary(hidden_states, residual, self.packed, None, "add")
 
 
 @dataclass
-class Int8Weight(PackedWeight):
+class Int8Weight:
     """A weight in int8, with a scale for each of its rows. States become int8 at each product, with one for each token.
 
     Tokens share no scale, so what a text gives does not depend on the batch that it is in. ONNX Runtime's and torch's
     own dynamic int8 take one scale for all tokens of a batch.
+
+    Args:
+        packed: int8, in the layout that oneDNN multiplies with.
+        scales: float32 (rows).
+        zero_points: of the rows: 0, int32 (rows).
     """
 
+    written: Written
+    packed: torch.Tensor
     scales: torch.Tensor
+    zero_points: torch.Tensor
 
     @classmethod
     def of(cls, weight: nn.Parameter) -> "Int8Weight":
         scales = scales_of(weight.detach())
         rounded = (weight.detach() / scales).round().to(torch.int8)
         packed = torch.ops.onednn.qlinear_prepack(rounded, None)
-        return cls(packed, weight._version, weight.data_ptr(), sample_of(weight).clone(), scales.flatten())
+        return cls(Written.of(weight), packed, scales.flatten(), torch.zeros(len(scales), dtype=torch.int32))
 
     def is_for(self, hidden_states: torch.Tensor) -> bool:
         return True
 
-    def multiply(self, hidden_states: torch.Tensor) -> torch.Tensor:
+    def multiply(self, hidden_states: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
         rows = hidden_states.flatten(0, -2)
         scales = scales_of(rows)
         # Conversion cuts the fraction off, so a half more rounds.
         rounded = (rows / scales).add_(ZERO_POINT + 0.5).to(torch.uint8)
-        product = torch.ops.onednn.qlinear_pointwise(
-            rounded, 1.0, ZERO_POINT, self.packed, self.scales, torch.zeros_like(self.scales, dtype=torch.int32),
-            None, 1.0, 0, torch.float32, "none", [], "",
-        )  # fmt: skip
-        return product.mul_(scales).unflatten(0, hidden_states.shape[:-1])
+        weight = (self.packed, self.scales, self.zero_points)
+        product = torch.ops.onednn.qlinear_pointwise.default(
+            rounded, 1.0, ZERO_POINT, *weight, None, 1.0, 0, torch.float32, "none", [], ""
+        )
+        if residual is None:
+            return product.mul_(scales).unflatten(0, hidden_states.shape[:-1])
+        return torch.addcmul(residual, product.view(residual.shape), scales.unflatten(0, hidden_states.shape[:-1]))
 
 
+NUMBERS = ("numbers", "values")
 # By parameter, and not in the modules: packed weights can be neither copied nor pickled nor saved.
 PACKED_WEIGHTS: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
-
-
-def sample_of(weight: nn.Parameter) -> torch.Tensor:
-    """A number of each of some 64 rows, in different columns."""
-    values = weight.detach().view(-1)
-    return values[:: max(1, values.numel() // 64 - 1)]
 
 
 def scales_of(rows: torch.Tensor) -> torch.Tensor:
@@ -142,32 +170,59 @@ def prepare_for_inference(model: nn.Module, int8: bool = False) -> nn.Module:
     return model
 
 
-def linear(hidden_states: torch.Tensor, weight: nn.Parameter) -> torch.Tensor:
-    """`F.linear`, with the packed weight if there is one that helps."""
-    # Nothing is looked up where no model is prepared: whatever runs between two products finds cold caches.
-    packed = PACKED_WEIGHTS.get(weight) if len(PACKED_WEIGHTS) else None
-    if packed is None or not packed.is_for(hidden_states):
-        return F.linear(hidden_states, weight)
-    if not packed.is_of(weight):
-        del PACKED_WEIGHTS[weight]
-        logger.warning_once("Weights have changed since `prepare_for_inference`: call it again for its speed.")
-        return F.linear(hidden_states, weight)
-    return packed.multiply(hidden_states)
+class BlockWeights(NamedTuple):
+    """What is packed of the four products of a block; None where nothing is."""
+
+    qkv: PackedWeight | Int8Weight | None
+    wo: PackedWeight | Int8Weight | None
+    w12: PackedWeight | Int8Weight | None
+    w3: PackedWeight | Int8Weight | None
+
+
+def packed_weights(weights: list[nn.Parameter]) -> list[PackedWeight | Int8Weight | None]:
+    """What is packed of each weight, and given up if somebody has written to the weight since."""
+    if not len(PACKED_WEIGHTS):
+        return [None for _ in weights]
+    found = [PACKED_WEIGHTS.get(weight) for weight in weights]
+    written = [one.written for one in found if one is not None]
+    # One comparison for all. If it fails, each tells for itself.
+    same = not written or torch.equal(*(torch.cat([getattr(one, name) for one in written]) for name in NUMBERS))
+    for place, (weight, one) in enumerate(zip(weights, found)):
+        if one is not None and not one.written.is_still(weight, same):
+            del PACKED_WEIGHTS[weight]
+            found[place] = None
+            logger.warning_once("Weights have changed since `prepare_for_inference`: call it again for its speed.")
+    return found
+
+
+def linear(
+    hidden_states: torch.Tensor,
+    weight: nn.Parameter,
+    packed: PackedWeight | Int8Weight | None,
+    residual: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """`F.linear`, with the packed weight if there is one that helps, and added to `residual` if there is one."""
+    if packed is not None and packed.is_for(hidden_states):
+        return packed.multiply(hidden_states, residual)
+    product = F.linear(hidden_states, weight)
+    return product if residual is None else product.add_(residual)
 
 
 def blocks_to_compute_in_place(
     blocks: Iterable[nn.Module], hidden_states: torch.Tensor, block_class: type, mlp_class: type
-) -> list[bool]:
+) -> list[BlockWeights | None]:
     """Whether the inside of each block is nobody's business but ours: on a CPU, without gradients, as written.
 
-    In float32, or in bfloat16 where weights are packed: only then is there something to gain.
-
-    Autocast, compilers, exporters and hooks on all modules have to see every step. Hooks on the block itself see no
-    difference, and do not count.
+    In float32, or in bfloat16 where weights are packed: only then is there something to gain. Autocast, compilers,
+    exporters and hooks on all modules have to see every step. Hooks on the block itself see no difference, and do not
+    count.
 
     Args:
         hidden_states: what the first block is given.
         block_class, mlp_class: the classes of the model file; blocks of any other class run as they are.
+
+    Returns:
+        For each block what `forward_in_place` needs, or None if it may not be called.
     """
     global_hooks = nn.modules.module
     if (
@@ -180,15 +235,25 @@ def blocks_to_compute_in_place(
         or global_hooks._global_forward_hooks
         or global_hooks._global_forward_pre_hooks
     ):
-        return [False for _ in blocks]
+        return [None for _ in blocks]
     own_classes = (nn.Linear, nn.RMSNorm, nn.Dropout, mlp_class)
-    return [
+    own = [
         type(block) is block_class
-        and (hidden_states.dtype == torch.float32 or block.qkv.weight in PACKED_WEIGHTS)
         and not (block.dropout.training and block.dropout.p)
         and all(is_as_built(part, own_classes) for child in block.children() for part in child.modules())
         for block in blocks
     ]
+    layers = [
+        layer
+        for block, fast in zip(blocks, own)
+        if fast
+        for layer in (block.qkv, block.wo, block.ffn.w12, block.ffn.w3)
+    ]
+    packed = iter(packed_weights([layer.weight for layer in layers]))
+    found = [BlockWeights(*itertools.islice(packed, 4)) if fast else None for fast in own]
+    if hidden_states.dtype == torch.float32:
+        return found
+    return [one if one is not None and None not in one else None for one in found]
 
 
 def is_as_built(module: nn.Module, own_classes: tuple[type, ...]) -> bool:
@@ -211,7 +276,7 @@ def is_looked_at(embedding: nn.Module) -> bool:
 
 
 def forward_in_place(
-    block: nn.Module, hidden_states: torch.Tensor, attend: Callable
+    block: nn.Module, hidden_states: torch.Tensor, attend: Callable, packed: BlockWeights
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """`NeoBERTEncoderBlock.forward`, for blocks of which `blocks_to_compute_in_place` says that it may.
 
@@ -221,16 +286,17 @@ def forward_in_place(
 
     Args:
         attend: the block's attention, of the fused projection and a function that rotates queries and keys.
+        packed: what `blocks_to_compute_in_place` gave for the block.
     """
-    qkv = linear(rms_norm(hidden_states, block.attention_norm), block.qkv.weight)
+    qkv = linear(rms_norm(hidden_states, block.attention_norm), block.qkv.weight, packed.qkv)
     attended, weights = attend(qkv, rotate=rotate_in_place)
     del qkv
-    hidden_states = linear(attended, block.wo.weight).add_(hidden_states)
+    hidden_states = linear(attended, block.wo.weight, packed.wo, hidden_states)
     del attended
-    gate, up = linear(rms_norm(hidden_states, block.ffn_norm), block.ffn.w12.weight).chunk(2, dim=-1)
+    gate, up = linear(rms_norm(hidden_states, block.ffn_norm), block.ffn.w12.weight, packed.w12).chunk(2, dim=-1)
     gate = F.silu(gate, inplace=True).mul_(up)
-    if len(PACKED_WEIGHTS) and block.ffn.w3.weight in PACKED_WEIGHTS:
-        return linear(gate, block.ffn.w3.weight).add_(hidden_states), weights
+    if packed.w3 is not None and packed.w3.is_for(gate):
+        return packed.w3.multiply(gate, hidden_states), weights
     # `view` and not `flatten`, which might write into a copy.
     hidden_states.view(-1, hidden_states.shape[-1]).addmm_(gate.flatten(0, 1), block.ffn.w3.weight.t())
     return hidden_states, weights

@@ -122,7 +122,7 @@ class NeoBERTEncoderBlock(GradientCheckpointingLayer):
         rotary: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
         attn_implementation: str = "eager",
-        in_place: bool = False,
+        in_place: tuple | None = None,
         compiled: Callable | None = None,
         padded: Batch | None = None,
         **packed,
@@ -135,7 +135,7 @@ class NeoBERTEncoderBlock(GradientCheckpointingLayer):
         """
         arguments = (rotary, attention_mask, attn_implementation, packed)
         if in_place:
-            return forward_in_place(self, hidden_states, partial(self._attend, arguments))
+            return forward_in_place(self, hidden_states, partial(self._attend, arguments), in_place)
         if padded is not None:
             hidden_states = padded.strip(hidden_states)
         compute = compiled or NeoBERTEncoderBlock.compute

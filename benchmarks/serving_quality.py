@@ -1,0 +1,192 @@
+"""What each precision of serving_cpu.py costs in quality, on small trained models. Writes results/serving_quality.json.
+
+    python benchmarks/serving_quality.py --data ../shared/data
+
+Embedding models and classifiers are trained from a small pretrained model, one of each for each seed, and scored in
+every engine: retrieval, similarity and accuracy. serving_cpu.py puts the scores beside its times. Interrupted, the same
+command goes on.
+"""
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import torch
+from datasets import Dataset
+from embedding_report import describe_pairs
+from embedding_scores import TestData, evaluate, split_pairs
+from pretraining import ROOT, run
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Normalize
+from torch import nn
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers.modeling_outputs import BaseModelOutput
+
+from neobert_hf.checkpoints.export import FILES, ExportSettings, export
+from neobert_hf.common.atomic_writes import write_json
+from neobert_hf.common.settings import Count, check_ranges, parse_config
+
+
+# By the names of serving_cpu.py: what runs the model, and its precision.
+ENGINES = {
+    "PyTorch": ("torch", "float32"),
+    "PyTorch, bfloat16": ("torch", "bfloat16"),
+    "PyTorch, int8": ("torch", "int8"),
+    "ONNX Runtime": ("onnx", "float32"),
+    "ONNX Runtime, int8": ("onnx", "int8"),
+}
+BATCH = 32
+
+
+@dataclass
+class QualityArguments:
+    data: str = field(metadata={"help": "folder with pairs/, the test sets and classification_debian_sections/"})
+    start: str = field(default="benchmarks/models/small", metadata={"help": "the pretrained model"})
+    output_dir: str = field(default="runs/serving_quality", metadata={"help": "models, their files and scores"})
+    results: str = field(default="benchmarks/results", metadata={"help": "where the scores go"})
+    seeds: Count = field(default=3, metadata={"help": "models of each kind"})
+    pairs: str = field(
+        default="--only foldoc wordnet_usage --alpha 0 --max_steps 300",
+        metadata={"help": "further flags of the embedding models' training"},
+    )
+    sections: str = field(default="--max_steps 1000", metadata={"help": "further flags of the classifiers' training"})
+    test_rows: Count | None = field(default=None, metadata={"help": "rows to test on, for a trial"})
+
+    def __post_init__(self):
+        check_ranges(self)
+
+
+class OnnxEncoder(nn.Module):
+    """An exported encoder in the place of the PyTorch one in a Sentence Transformers model."""
+
+    def __init__(self, session: onnxruntime.InferenceSession, config):
+        super().__init__()
+        self.session, self.config = session, config
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, **_) -> BaseModelOutput:
+        (states,) = self.session.run(None, {"input_ids": input_ids.numpy(), "attention_mask": attention_mask.numpy()})
+        return BaseModelOutput(last_hidden_state=torch.from_numpy(states))
+
+
+def session_of(folder: Path, precision: str) -> onnxruntime.InferenceSession:
+    return onnxruntime.InferenceSession(folder / "onnx" / FILES[precision], providers=["CPUExecutionProvider"])
+
+
+def exported(model: Path, folder: Path, task: str) -> Path:
+    if not folder.exists():
+        export(ExportSettings(str(model), str(folder), task=task, precisions=["float32", "int8"]))
+    return folder
+
+
+def load_encoder(model: Path, engine: str, precision: str) -> SentenceTransformer:
+    dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
+    encoder = SentenceTransformer(str(model), device="cpu", model_kwargs={"dtype": dtype})
+    transformer = encoder[0]
+    if engine == "torch":
+        if precision == "int8":
+            transformer.model.prepare_for_inference(int8=True)
+        return encoder
+    session = session_of(exported(model, model.with_name("exported"), "feature-extraction"), precision)
+    transformer.model = OnnxEncoder(session, transformer.model.config)
+    # Linear layers after the pooling are inside the exported file.
+    modules = [transformer, encoder[1], Normalize()]
+    return SentenceTransformer(modules=modules, prompts=encoder.prompts, device="cpu")
+
+
+def load_classifier(model: Path, engine: str, precision: str) -> Callable[[torch.Tensor, torch.Tensor], np.ndarray]:
+    """A function of ids and mask that gives the logits."""
+    if engine == "onnx":
+        session = session_of(exported(model, model.with_name("exported"), "text-classification"), precision)
+        return lambda ids, mask: session.run(None, {"input_ids": ids.numpy(), "attention_mask": mask.numpy()})[0]
+    dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
+    classifier = AutoModelForSequenceClassification.from_pretrained(model, dtype=dtype).eval()
+    if precision == "int8":
+        classifier.prepare_for_inference(int8=True)
+
+    @torch.no_grad()
+    def logits(ids: torch.Tensor, mask: torch.Tensor) -> np.ndarray:
+        return classifier(ids, attention_mask=mask).logits.float().numpy()
+
+    return logits
+
+
+def accuracy(model: Path, logits: Callable, rows: Dataset) -> float:
+    """Of batches of texts of like length, as a server would make them."""
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    names = {
+        label: number
+        for number, label in enumerate(json.loads((model / "config.json").read_text())["id2label"].values())
+    }
+    rows = rows.map(lambda row: {"characters": len(row["sentence"])}).sort("characters")
+    right = 0
+    for batch in rows.iter(BATCH):
+        encoded = tokenizer(batch["sentence"], padding=True, truncation=True, max_length=128, return_tensors="pt")
+        found = logits(encoded["input_ids"], encoded["attention_mask"]).argmax(-1)
+        right += sum(number == names[label] for number, label in zip(found, batch["label_text"]))
+    return right / len(rows)
+
+
+def train(settings: QualityArguments, split: Path, seed: int) -> tuple[Path, Path]:
+    """An embedding model and a classifier of this seed, unless they are there."""
+    output, data = Path(settings.output_dir).resolve(), Path(settings.data).resolve()
+    threads = int(os.environ.get("OMP_NUM_THREADS", 2))
+    common = f"--model {Path(settings.start).resolve()} --learning_rate 1e-3 --seed {seed}"
+    common += " --report_to none --use_cpu true --bf16 false"
+    datasets = describe_pairs("small_datasets.yaml", settings.data, split)
+    sections = data / "classification_debian_sections"
+    runs = {
+        "finetune_embeddings.py": f"--config {ROOT}/configs/embeddings/small.yaml --datasets {datasets} "
+        f"--max_length 64 --eval_strategy no {settings.pairs}",
+        "run_classification.py": f"--config {ROOT}/configs/tasks/classification.yaml --data {sections} "
+        f"--text_columns sentence --label_column label_text --pooling mean --max_length 128 {settings.sections}",
+    }
+    models = []
+    for script, flags in runs.items():
+        folder = output / f"{Path(script).stem}_{seed}"
+        if not (folder / "model").exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            run(script, f"{common} {flags} --output_dir {folder}", folder / "output.txt", threads)
+        models.append(folder / "model")
+    return tuple(models)
+
+
+def score(models: tuple[Path, Path], name: str, tests: TestData, sections: Dataset) -> dict[str, float]:
+    """All scores of an engine, which are kept beside the models."""
+    embeddings, classifier = models
+    file = embeddings.with_name(f"scores {name}.json")
+    found = evaluate(load_encoder(embeddings, *ENGINES[name]), tests, file)
+    if "accuracy" not in found:
+        found["accuracy"] = accuracy(classifier, load_classifier(classifier, *ENGINES[name]), sections)
+        write_json(file, found)
+    return found
+
+
+def main(args: list[str] | None = None) -> None:
+    (settings,) = parse_config(QualityArguments, args=args)
+
+    # 1. Rows to train on, and others to test on
+    split = Path(settings.output_dir) / "data"
+    tests = split_pairs(Path(settings.data), split, settings.test_rows)
+    sections = Dataset.from_parquet(str(Path(settings.data) / "classification_debian_sections/validation.parquet"))
+    sections = sections.select(range(min(len(sections), settings.test_rows or len(sections))))
+
+    # 2. Models, and their scores in every engine
+    scores: dict[str, list[dict[str, float]]] = {name: [] for name in ENGINES}
+    for seed in range(settings.seeds):
+        models = train(settings, split, seed)
+        for name in ENGINES:
+            scores[name].append(score(models, name, tests, sections))
+            print(seed, name, {key: round(value, 4) for key, value in scores[name][-1].items()}, flush=True)
+
+    # 3. The file
+    results = Path(settings.results)
+    results.mkdir(parents=True, exist_ok=True)
+    write_json(results / "serving_quality.json", {"settings": asdict(settings), "scores": scores})
+
+
+if __name__ == "__main__":
+    main()
