@@ -4,12 +4,15 @@
     python benchmarks/serving_cpu.py            # 20 minutes on 2 CPU cores
 
 The published architecture with random weights, the same in every engine, with the same threads, in one process; the
-engines take turns, and medians are compared. OpenVINO is left out where it is not installed.
+engines take turns, and medians are compared. OpenVINO is left out where it is not installed, bfloat16 where the CPU
+does not multiply it. What each precision costs in quality is what serving_quality.py has written, if it has.
 """
 
+import json
 import os
 import platform
 import shlex
+import statistics
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -40,6 +43,14 @@ SHAPES = {"1 x 8": 41, "1 x 32": 41, "1 x 128": 21, "8 x 128": 9, "4 x 512": 7, 
 MEAN_LENGTH = 45
 # Of every embedding, the largest difference from PyTorch in float32; a cosine for the others.
 EXACT, LEAST_COSINE = 1e-3, 0.99
+
+# Scores of serving_quality.py.
+QUALITY = {
+    "test FOLDOC": "FOLDOC, nDCG@10",
+    "test WordNet": "WordNet, nDCG@10",
+    "similarity": "news, Spearman",
+    "accuracy": "sections, accuracy",
+}
 
 
 @dataclass
@@ -159,7 +170,41 @@ def measure(engines: dict[str, Callable], shapes: list[str]) -> dict[str, dict[s
     return found
 
 
-def report(settings: ServingArguments, found: dict[str, dict[str, float]]) -> str:
+def weight_megabytes(folder: Path) -> dict[str, float]:
+    """What the weights take in memory. Packed ones are a second copy of the blocks' weights, in int8 a small one."""
+    model = NeoBERTModel.from_pretrained(folder / "model")
+    blocks = sum(weight.numel() for weight in model.transformer_encoder.parameters())
+    everything = sum(weight.numel() for weight in model.parameters())
+    files = {path.name: path.stat().st_size for path in (folder / "exported" / "onnx").iterdir()}
+    taken = {
+        "PyTorch": 4 * everything,
+        "PyTorch, prepared": 4 * (everything + blocks),
+        "PyTorch, int8": 4 * everything + blocks,
+        "PyTorch, bfloat16": 2 * everything,
+        "PyTorch, bfloat16, prepared": 2 * (everything + blocks),
+        "ONNX Runtime": files["model.onnx"],
+        "ONNX Runtime, int8": files["model_quantized.onnx"],
+    }
+    return {name: size / 1e6 for name, size in taken.items()}
+
+
+def quality_table(found: dict[str, dict[str, float]], sizes: dict[str, float], quality: dict) -> list[str]:
+    """Speed, size and quality of each engine. Of quality: the mean, and what it is above float32 in PyTorch."""
+    rows = []
+    for name, size in sizes.items():
+        times = [f"{found[shape][name]:,.1f}" if name in found[shape] else "-" for shape in found]
+        # Laid out another way, the weights give the same numbers.
+        scores, exact = quality["scores"].get(name), quality["scores"]["PyTorch"]
+        cells = []
+        for key in QUALITY:
+            gains = [one[key] - other[key] for one, other in zip(scores or [], exact)]
+            mean = f"{statistics.mean(one[key] for one in scores):.3f}" if scores else "-"
+            cells.append(f"{mean} ({statistics.mean(gains):+.4f})" if gains and name != "PyTorch" else mean)
+        rows.append([name, f"{size:,.0f}", *times, *cells])
+    return markdown_table(["", "weights, MB", *found, *QUALITY.values()], rows)
+
+
+def report(settings: ServingArguments, found: dict[str, dict[str, float]], quality: dict | None, folder: Path) -> str:
     names = list(next(iter(found.values())))
     rows = [[shape, *(f"{times[name]:,.1f}" for name in names)] for shape, times in found.items()]
     packages = ["torch", "transformers", "onnxruntime", *(["openvino"] if find_spec("openvino") else [])]
@@ -175,18 +220,38 @@ def report(settings: ServingArguments, found: dict[str, dict[str, float]]) -> st
         f"with PyTorch first: float32 to {EXACT:g}, the others to a cosine of {LEAST_COSINE} in every token.",
         "\n".join(markdown_table(["", *names], rows)),
     )
+    if quality:
+        sections += (
+            "## Speed, size and quality",
+            f"Quality is that of small models, {quality['settings']['seeds']} of each kind, trained from "
+            "`benchmarks/models/small` by `python benchmarks/serving_quality.py`: nDCG@10 of 1,000 queries, Spearman's "
+            "coefficient of 1,225 pairs of news, and the share of 4,441 descriptions that are put into the right one "
+            "of 41 sections. In brackets: above PyTorch in float32. Times and sizes are of the large model above.",
+            "\n".join(quality_table(found, weight_megabytes(folder), quality)),
+        )
     return "\n\n".join(sections) + "\n"
 
 
-def plot(found: dict[str, dict[str, float]], file: Path) -> None:
-    """Times as multiples of the fastest engine, one line an engine."""
+def plot(found: dict[str, dict[str, float]], quality: dict | None, file: Path) -> None:
+    """Times as multiples of the fastest engine, one line an engine; and quality against time, one point an engine."""
     shapes = list(found)
     lines = [
         Line([(shape, found[shape][name] / min(found[shape].values())) for shape in shapes], name, {"marker": "o"})
         for name in found[shapes[0]]
     ]
     labels = {"ylabel": "time, in that of the fastest", "xlabel": "rows x tokens"}
-    plot_lines(file, [Panel(lines, labels, legend={"loc": "upper left", "bbox_to_anchor": (1, 1)})], size=(9, 4))
+    panels = [Panel(lines, labels, legend={"loc": "upper left", "fontsize": "x-small"})]
+    if quality:
+        shape, key = shapes[-1], next(iter(QUALITY))
+        points = []
+        for number, name in enumerate(found[shape]):
+            if name in quality["scores"]:
+                mean = statistics.mean(one[key] for one in quality["scores"][name])
+                style = {"marker": "o", "color": f"C{number}", "linestyle": ""}
+                points.append(Line([(found[shape][name], mean)], name, style))
+        labels = {"xlabel": f"milliseconds, {shape}", "ylabel": QUALITY[key], "xscale": "log"}
+        panels.append(Panel(points, labels, legend={"fontsize": "x-small"}))
+    plot_lines(file, panels, size=(6 * len(panels), 4))
 
 
 def main(args: list[str] | None = None) -> None:
@@ -195,9 +260,11 @@ def main(args: list[str] | None = None) -> None:
     found = measure(load_engines(folder), settings.shapes)
     results = Path(settings.results)
     results.mkdir(parents=True, exist_ok=True)
-    plot(found, results / "serving_cpu.png")
+    quality = results / "serving_quality.json"
+    quality = json.loads(quality.read_text()) if quality.exists() else None
+    plot(found, quality, results / "serving_cpu.png")
     write_json(results / "serving_cpu.json", {"settings": asdict(settings), "milliseconds": found})
-    write_text(results / "serving_cpu.md", report(settings, found))
+    write_text(results / "serving_cpu.md", report(settings, found, quality, folder))
 
 
 if __name__ == "__main__":

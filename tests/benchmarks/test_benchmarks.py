@@ -251,6 +251,29 @@ def test_a_training_step_is_compared_with_its_products(tmp_path):
 
 
 @pytest.mark.slow
+def test_quality_stands_beside_speed_and_size(tmp_path, shared):
+    """Models that have been trained for three steps, of the pretrained one."""
+    command = [sys.executable, "benchmarks/serving_quality.py", "--data", str(shared / "data"), "--seeds", "1"]
+    command += ["--output_dir", str(tmp_path), "--results", str(tmp_path), "--test_rows", "40"]
+    few = "--max_steps 3 --per_device_train_batch_size 8"
+    command += ["--pairs", f"--only foldoc {few}", "--sections", few]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    subprocess.run(command, cwd=ROOT, check=True, env=environment)
+    quality = json.loads((tmp_path / "serving_quality.json").read_text())
+    exact, onnx, int8 = (quality["scores"][name][0] for name in ("PyTorch", "ONNX Runtime", "PyTorch, int8"))
+    # Every engine was asked, and int8 is another one.
+    assert onnx == pytest.approx(exact, abs=1e-3) and exact != int8 == pytest.approx(exact, abs=0.1)
+
+    from serving_cpu import ServingArguments, make_model, quality_table, weight_megabytes
+
+    folder = make_model(ServingArguments(output_dir=str(tmp_path), layers=1, width=64))
+    sizes = weight_megabytes(folder)
+    assert sizes["PyTorch, int8"] < sizes["PyTorch, prepared"] and sizes["ONNX Runtime, int8"] < sizes["PyTorch"]
+    table = quality_table({"1 x 8": {"PyTorch": 1.25}}, sizes, quality)
+    assert table[2].startswith(f"| PyTorch | {sizes['PyTorch']:,.0f} | 1.2 | {exact['test FOLDOC']:.3f} |")
+
+
+@pytest.mark.slow
 def test_engines_are_compared_where_they_agree(tmp_path):
     """A small model, in one thread; OpenVINO takes part where it is installed."""
     command = [sys.executable, "benchmarks/serving_cpu.py", "--output_dir", str(tmp_path), "--results", str(tmp_path)]
@@ -259,7 +282,7 @@ def test_engines_are_compared_where_they_agree(tmp_path):
     found = json.loads((tmp_path / "serving_cpu.json").read_text())["milliseconds"]
     assert list(found) == ["1 x 8", "32 x 128, ragged"] and all(len(times) >= 5 for times in found.values())
     text = (tmp_path / "serving_cpu.md").read_text()
-    assert f"| {found['1 x 8']['PyTorch, prepared']:,.1f} |" in text
+    assert f"| {found['1 x 8']['PyTorch, prepared']:,.1f} |" in text and "size and quality" not in text
     assert (tmp_path / "serving_cpu.png").stat().st_size > 10_000
     # One that computes something else is not timed.
     from serving_cpu import check
