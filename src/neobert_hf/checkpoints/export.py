@@ -4,7 +4,8 @@
 
 writes `onnx/model.onnx` (float32), `onnx/model_fp16.onnx`, `onnx/model_quantized.onnx` (int8) and, beside `onnx/`, the
 config, the tokenizer and, of an embedding model, the files that say how tokens are pooled. Linear layers after the
-pooling are inside: the files hold token states that have gone through them, whose mean is the embedding.
+pooling are inside: the files hold token states that have gone through them, whose mean is the embedding. Text
+Embeddings Inference, a server, takes the folder as well.
 
 Optimum does not install with Transformers 5.23, so this goes through `torch.onnx` itself. Sentence Transformers'
 `backend="onnx"` needs Optimum too: run the files with onnxruntime (`examples/onnx_inference.py`) or transformers.js.
@@ -26,7 +27,8 @@ from transformers import PreTrainedTokenizerBase
 from neobert_hf.checkpoints.doctor import check_tokenizer
 from neobert_hf.checkpoints.model_folder import (
     MODULES,
-    SENTENCE_CONFIG,
+    SENTENCE_FILES,
+    TRANSFORMER_CONFIG,
     ModelFolder,
     SentenceModule,
     copy_files,
@@ -72,7 +74,16 @@ MOST_BYTES_IN_ONE_FILE = 2**31 - 2**26
 # What Sentence Transformers does after the encoder and every user of the files can do with `1_Pooling/config.json`.
 POOLING_MODULES = {"Transformer", "Pooling", "Normalize"}
 # The poolings that a linear layer may go before as well as after.
-LINEAR_POOLINGS = ("mean", "cls")
+LINEAR_POOLINGS = (["mean"], ["cls"])
+# Of `pooling_mode`, with the keys that Sentence Transformers wrote in its place before, one a mode.
+POOLING_KEYS = {
+    "cls": "pooling_mode_cls_token",
+    "max": "pooling_mode_max_tokens",
+    "mean": "pooling_mode_mean_tokens",
+    "mean_sqrt_len_tokens": "pooling_mode_mean_sqrt_len_tokens",
+    "weightedmean": "pooling_mode_weightedmean_tokens",
+    "lasttoken": "pooling_mode_lasttoken",
+}
 
 # Real text: special tokens and punctuation have the largest activations of a trained model.
 TEXTS = [
@@ -194,12 +205,14 @@ def export(settings: ExportSettings) -> list[ExportedFile]:
 
     # 3. ONNX files
     with new_folder(output) as partial:
+        # The checks of the files set its truncation and padding, which it would store.
+        tokenizer.save_pretrained(partial)
         files = write_onnx(exported, task, tokenizer, partial / "onnx", precisions)
 
         # 4. What goes with them
         _write_config(model, files, partial)
-        tokenizer.save_pretrained(partial)
         copy_files(pooling_files, source.path, partial)
+        complete_settings(partial, model.config, tokenizer)
         if layers:
             entries = zip(read_json(source.path / MODULES), source.sentence_modules)
             write_json(partial / MODULES, [entry for entry, module in entries if module not in layers])
@@ -222,7 +235,7 @@ def find_linear_layers(folder: ModelFolder) -> list[SentenceModule]:
     layers, linear = [], False
     for module in folder.sentence_modules:
         if module.name == "Pooling":
-            linear = read_json(folder.path / module.path / "config.json").get("pooling_mode") in LINEAR_POOLINGS
+            linear = pooling_modes(read_json(folder.path / module.path / "config.json")) in LINEAR_POOLINGS
         elif module.name == "Dense" and linear:
             config = read_json(folder.path / module.path / "config.json")
             identity = config.get("activation_function") == "torch.nn.modules.linear.Identity"
@@ -247,7 +260,7 @@ def find_pooling_files(folder: ModelFolder, inside: Collection[str] = ()) -> lis
     Raises:
         ValueError: if there are modules after the pooling whose weights the exported files would lack.
     """
-    names = [MODULES, SENTENCE_CONFIG]
+    names = list(SENTENCE_FILES)
     for module in folder.sentence_modules:
         if module.name not in POOLING_MODULES and module.path not in inside:
             raise ValueError(
@@ -461,6 +474,43 @@ def _write_config(model: NeoBERTPreTrainedModel, files: list[ExportedFile], fold
         del config.auto_map  # It names code files, and the folder holds none.
     config.update(external_data_config(files))
     config.to_json_file(folder / "config.json")
+
+
+def complete_settings(folder: Path, config: NeoBERTConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Say in the keys of Text Embeddings Inference, too, what a written folder's settings say already.
+
+    It refuses a config without `max_position_embeddings`; versions that do not know `pooling_mode`, also a pooling
+    without one key a mode, and settings of Sentence Transformers without `max_seq_length`. See `router/src/lib.rs` in
+    https://github.com/huggingface/text-embeddings-inference. Sentence Transformers reads the folder as before.
+    """
+    file = folder / "config.json"
+    write_json(file, read_json(file) | {"max_position_embeddings": config.max_length})
+    for module in ModelFolder(folder).sentence_modules:
+        if module.name == "Transformer":
+            file = folder / module.path / TRANSFORMER_CONFIG
+            settings = read_json(file) if file.is_file() else {}
+            # What Sentence Transformers derives where it is not stored.
+            length = settings.get("max_seq_length") or min(tokenizer.model_max_length, config.max_length)
+            write_json(file, settings | {"max_seq_length": length})
+        elif module.name == "Pooling":
+            file = folder / module.path / "config.json"
+            settings = read_json(file)
+            modes = pooling_modes(settings)
+            keys = {key: mode in modes for mode, key in POOLING_KEYS.items()}
+            write_json(file, settings | keys | {"pooling_mode": modes[0] if len(modes) == 1 else modes})
+
+
+def pooling_modes(settings: dict) -> list[str]:
+    """Of `1_Pooling/config.json`, as any version of Sentence Transformers writes it; several are concatenated.
+
+    Raises:
+        ValueError: if one is not known.
+    """
+    modes = settings.get("pooling_mode") or [mode for mode, key in POOLING_KEYS.items() if settings.get(key)] or "mean"
+    modes = [modes] if isinstance(modes, str) else modes
+    if not isinstance(modes, list) or not all(mode in POOLING_KEYS for mode in modes):
+        raise ValueError(f"The pooling is {modes}; known are {', '.join(POOLING_KEYS)}.")
+    return modes
 
 
 def external_data_config(files: list[ExportedFile]) -> dict:

@@ -32,7 +32,8 @@ INDEX = "model.safetensors.index.json"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt")
 # Files of Sentence Transformers beside those of its modules. The first lists the modules.
 MODULES, SENTENCE_CONFIG = "modules.json", "config_sentence_transformers.json"
-SENTENCE_FILES = (MODULES, SENTENCE_CONFIG, "sentence_bert_config.json")
+TRANSFORMER_CONFIG = "sentence_bert_config.json"
+SENTENCE_FILES = (MODULES, SENTENCE_CONFIG, TRANSFORMER_CONFIG)
 SENTENCE_CLASSES = ("SentenceTransformer", "SparseEncoder", "MultiVectorEncoder", "CrossEncoder")
 # Their modules that store no other files than `config.json` and `model.safetensors`, and load no further modules.
 SENTENCE_MODULES = (

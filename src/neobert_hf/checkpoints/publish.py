@@ -246,6 +246,7 @@ def add_onnx(folder: Path, tokenizer: PreTrainedTokenizerBase, precisions: list[
     model, task = export.load_for_task(built)
     files = export.write_onnx(model, task, tokenizer, folder / "onnx", export.known_precisions(precisions))
     write_json(folder / "config.json", read_json(folder / "config.json") | export.external_data_config(files))
+    export.complete_settings(folder, built.config, tokenizer)
     return files
 
 
