@@ -1,6 +1,5 @@
 import json
 import os
-import runpy
 import shutil
 import subprocess
 import sys
@@ -11,7 +10,7 @@ import pytest
 import torch
 from huggingface_hub import ModelCard
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Dense, Normalize
+from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling
 from transformers import pipeline
 
 from neobert_hf import (
@@ -240,26 +239,91 @@ print(json.dumps({calls}))"""
     return json.loads(done.stdout)
 
 
-def test_example_embeds_as_sentence_transformers_does(embedding_model):
+# Of many lengths, in no order; the last is cut at 32 tokens, like the encoder's. Batches of three have padding.
+RAGGED = ["cats and dogs " * 3, *TEXTS, "", "the " * 20, "a b", "a long document about many cats and as many dogs " * 2]
+
+
+def test_example_encodes_as_sentence_transformers_does(embedding_model):
     encoder = SentenceTransformer(str(embedding_model / "model"), device="cpu")
-    # The last is cut at 32 tokens, like the encoder's.
-    texts = [*TEXTS, "a long document about many cats and as many dogs"]
-    got = np.array(example(embedding_model / "exported", f"model.embed({texts!r}, batch_size=3).tolist()"))
-    assert np.abs(got - encoder.encode(texts)).max() <= 1e-5
-    # The prompts of the model came along.
-    got = np.array(example(embedding_model / "exported", f"model.embed({texts!r}, 'query').tolist()"))
-    assert np.abs(got - encoder.encode_query(texts)).max() <= 1e-5 < np.abs(got - encoder.encode(texts)).max()
+    calls = {
+        f"model.encode({RAGGED!r}, batch_size=3)": encoder.encode(RAGGED),
+        f"model.encode({RAGGED!r}, prompt='the ')": encoder.encode(RAGGED, prompt="the "),
+        f"model.encode({RAGGED!r}, prompt_name='query')": encoder.encode(RAGGED, prompt_name="query"),
+        f"model.encode_query({RAGGED!r}, batch_size=2)": encoder.encode_query(RAGGED),
+        f"model.encode_document({RAGGED!r})": encoder.encode_document(RAGGED),
+        "model.encode('one text')": encoder.encode("one text"),
+    }
+    results = example(embedding_model / "exported", f"[call.tolist() for call in ({', '.join(calls)})]")
+    for got, (call, expected) in zip(results, calls.items()):
+        assert np.shape(got) == expected.shape and np.abs(np.array(got) - expected).max() <= 1e-5, call
+    # The prompts make a difference.
+    assert np.abs(encoder.encode(RAGGED) - encoder.encode_query(RAGGED)).max() > 0.01
 
 
-def test_example_embeds_without_a_mask_token_and_says_what_it_cannot_pool(embedding_model, tmp_path):
-    """Older versions of Sentence Transformers wrote a key for each mode of pooling."""
+VARIANTS = {
+    "no prompts, no norm": ({}, "mean", None),
+    "default prompt": ({"prompts": {"the": "the "}, "default_prompt_name": "the"}, "mean", None),
+    "first token": ({"prompts": {"query": "cats "}}, "cls", None),
+    "shorter texts": ({}, "mean", 6),
+    "longer texts": ({}, "mean", 48),
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_example_follows_the_settings_of_the_model(embedding_model, tmp_path, monkeypatch, variant):
+    """Without a module that normalises, with a default prompt, another pooling, and a length of the module's own."""
+    options, pooling, length = VARIANTS[variant]
+    use_traced(monkeypatch, embedding_model / "exported" / "onnx" / "model.onnx")
+    transformer = build_encoder(str(embedding_model / "model"), max_length=32)[0]
+    SentenceTransformer(modules=[transformer, Pooling(64, pooling)], **options).save(str(tmp_path / "model"))
+    if length:
+        edit_json(tmp_path / "model" / "sentence_bert_config.json", max_seq_length=length)
+    export(tmp_path / "model", tmp_path / "exported", precisions=["float32"])
+    encoder = SentenceTransformer(str(tmp_path / "model"), device="cpu")
+    model = load_example("onnx_inference").OnnxModel(tmp_path / "exported")
+    for name, arguments in (("encode", {}), ("encode_query", {}), ("encode", {"normalize_embeddings": True})):
+        expected = getattr(encoder, name)(RAGGED, **arguments)
+        np.testing.assert_allclose(getattr(model, name)(RAGGED, **arguments), expected, atol=1e-5)
+
+
+def test_example_computes_little_padding(embedding_model, monkeypatch):
+    """Texts of two lengths, given in turns, make batches of one length."""
+    model = load_example("onnx_inference").OnnxModel(embedding_model / "exported")
+    run, shares = model.run, []
+    monkeypatch.setattr(model, "run", lambda texts: (shares.append(run(texts)[1].mean()), run(texts))[1])
+    texts = ["the", "the " * 9] * 4
+    assert np.array_equal(model.encode(texts, batch_size=4)[::2], np.repeat(model.encode(["the"]), 4, 0))
+    assert shares == [1, 1, 1]
+
+
+def test_example_runs_in_openvino(embedding_model):
+    pytest.importorskip("openvino", reason="pip install openvino")
+    encoder = SentenceTransformer(str(embedding_model / "model"), device="cpu")
+    expected = encoder.encode(RAGGED)
+    model = load_example("onnx_inference").OnnxModel
+    got = model(embedding_model / "exported", engine="openvino").encode(RAGGED, batch_size=3)
+    np.testing.assert_allclose(got, expected, atol=1e-5)
+    got = model(embedding_model / "exported", "int8", engine="openvino").encode(RAGGED, batch_size=3)
+    assert (got * expected).sum(1).min() >= 0.99
+    with pytest.raises(ValueError, match="The engine is 'tensorrt'; it must be one of onnxruntime, openvino"):
+        load_example("onnx_inference").open_session("model.onnx", "tensorrt")
+
+
+def test_example_encodes_without_a_mask_token_and_says_what_it_cannot_pool(embedding_model, tmp_path):
     shutil.copytree(embedding_model / "exported", tmp_path / "folder")
     edit_json(tmp_path / "folder" / "tokenizer_config.json", mask_token=None)
-    onnx_model = runpy.run_path(str(ROOT / "examples" / "onnx_inference.py"))["OnnxModel"]
-    assert onnx_model(tmp_path / "folder").embed(["one"]).shape == (1, 64)
-    (tmp_path / "folder" / "1_Pooling" / "config.json").write_text('{"pooling_mode_cls_token": true}')
-    with pytest.raises(ValueError, match="`pooling_mode` None; this example knows 'mean' and 'cls'.*save the model"):
-        onnx_model(tmp_path / "folder").embed(["one"])
+    onnx_model = load_example("onnx_inference").OnnxModel
+    assert onnx_model(tmp_path / "folder").encode(["one"]).shape == (1, 64)
+    with pytest.raises(ValueError, match="no prompt 'other'; it has query, document"):
+        onnx_model(tmp_path / "folder").encode(["one"], prompt_name="other")
+    pooling = tmp_path / "folder" / "1_Pooling" / "config.json"
+    for changes, message in (
+        ({"include_prompt": False}, "`include_prompt` False; this example knows 'mean' and 'cls' over all tokens"),
+        ({"pooling_mode": "max"}, "the `pooling_mode` 'max'"),
+    ):
+        edit_json(pooling, **changes)
+        with pytest.raises(ValueError, match=message):
+            onnx_model(tmp_path / "folder").encode(["one"])
 
 
 def test_example_fills_masks_as_the_pipeline_does(masked_lm):
@@ -329,7 +393,7 @@ def test_a_linear_layer_after_the_pooling_is_inside(tmp_path):
     texts = ["dogs and cats", "the"]
     example = load_example("onnx_inference").OnnxModel(tmp_path / "out")
     expected = model.encode(texts, normalize_embeddings=True)
-    np.testing.assert_allclose(example.embed(texts), expected, atol=2e-6)
+    np.testing.assert_allclose(example.encode(texts, normalize_embeddings=True), expected, atol=2e-6)
     names = [entry["type"].rsplit(".", 1)[-1] for entry in json.loads((tmp_path / "out" / "modules.json").read_text())]
     assert names == ["Transformer", "Pooling"]
     # A published folder keeps the layer for PyTorch, which would then apply it once more.
@@ -400,7 +464,7 @@ def test_a_file_that_misses_its_tolerance_is_not_written(masked_lm, tmp_path, mo
 
 
 def test_published_folders_have_onnx_files(embedding_model, tmp_path, monkeypatch):
-    """And their `config.json`, written anew after the files, is as it was before them."""
+    """And their `config.json`, written anew after the files, says nothing else than before them."""
     use_traced(monkeypatch, embedding_model / "exported" / "onnx" / "model.onnx")
     settings = PublishSettings(str(embedding_model / "model"), "me/model", onnx=True, precisions=["float32"])
     folders = [tmp_path / "with", tmp_path / "without"]
@@ -412,7 +476,12 @@ def test_published_folders_have_onnx_files(embedding_model, tmp_path, monkeypatc
     assert files - others == {"onnx/model.onnx"} and others < files
     card = ModelCard.load(folders[0] / "README.md")
     assert "| `onnx/model.onnx` | float32 | largest difference" in card.text and "onnx" in card.data.tags
-    assert len({(folder / "config.json").read_text() for folder in folders}) == 1
+    configs = [json.loads((folder / "config.json").read_text()) for folder in folders]
+    assert configs[0] == configs[1] | {"max_position_embeddings": 64}
+    # Sentence Transformers loads both as the same model.
+    texts, encoders = ["a document", "the " * 40], [SentenceTransformer(str(folder)) for folder in folders]
+    assert np.array_equal(*(encoder.encode(texts) for encoder in encoders))
+    assert len({encoder.max_seq_length for encoder in encoders}) == 1
 
 
 def test_what_the_tolerances_measure():
