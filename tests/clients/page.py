@@ -26,6 +26,7 @@ IN_THE_TABLE = "# in the table"
 NOT_INSTALLED = {
     "adapters 1.3.0": "transformers~=4.57.6",
     "flair 0.15.1": "transformers<5.0.0,>=4.25.0",
+    "optimum-intel 2.2.0": "transformers<5.6,>=4.51",
     "optimum-onnx 0.1.0": "transformers<4.58.0,>=4.36",
     "pylate 1.6.0": "transformers<=5.3.0,>=4.41.0",
     "spacy-transformers 1.4.0": "transformers<4.53.3,>=3.4.0",
