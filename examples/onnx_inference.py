@@ -85,7 +85,7 @@ class OnnxModel:
         if prompt is None:
             prompt = self.find_prompt(prompt_name)
         prompted = [prompt + text for text in ([texts] if isinstance(texts, str) else texts)]
-        # Texts of one length stand together: 256 docstrings, 51 tokens on average, took 3.1 times as long as given.
+        # Texts of one length stand together: in the order given, 256 docstrings took 3.1 times as long.
         order = np.argsort([-len(text) for text in prompted], kind="stable")
         embeddings = np.empty((len(prompted), self.config["hidden_size"]), dtype=np.float32)
         for start in range(0, len(order), batch_size):
