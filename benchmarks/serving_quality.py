@@ -127,7 +127,7 @@ def accuracy(model: Path, logits: Callable, rows: Dataset) -> float:
         encoded = tokenizer(batch["sentence"], padding=True, truncation=True, max_length=128, return_tensors="pt")
         found = logits(encoded["input_ids"], encoded["attention_mask"]).argmax(-1)
         right += sum(number == names[label] for number, label in zip(found, batch["label_text"]))
-    return right / len(rows)
+    return float(right / len(rows))
 
 
 def train(settings: QualityArguments, split: Path, seed: int) -> tuple[Path, Path]:
@@ -172,7 +172,9 @@ def main(args: list[str] | None = None) -> None:
     split = Path(settings.output_dir) / "data"
     tests = split_pairs(Path(settings.data), split, settings.test_rows)
     sections = Dataset.from_parquet(str(Path(settings.data) / "classification_debian_sections/validation.parquet"))
-    sections = sections.select(range(min(len(sections), settings.test_rows or len(sections))))
+    if settings.test_rows:
+        sections = sections.select(range(settings.test_rows))
+        tests.similarity = tests.similarity.select(range(settings.test_rows))
 
     # 2. Models, and their scores in every engine
     scores: dict[str, list[dict[str, float]]] = {name: [] for name in ENGINES}

@@ -1,6 +1,7 @@
 """The steps of examples/extend_length.py: a model is trained on longer texts, with other rotary frequencies."""
 
 import json
+import os
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -50,7 +51,7 @@ class LengthSettings(BatchArguments):
     )
     facts: Annotated[int, Range(2)] = field(default=64, metadata={"help": "to be found in texts of each length"})
     global_batch_tokens: Annotated[int, Range(8)] = field(default=2**17, metadata={"help": "of an optimizer step"})
-    num_proc: Count = field(default=1, metadata={"help": "processes that tokenise"})
+    num_proc: Count = field(default=os.cpu_count() or 1, metadata={"help": "processes that tokenise"})
 
     def __post_init__(self):
         super().__post_init__()
