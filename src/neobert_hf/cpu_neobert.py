@@ -150,10 +150,12 @@ def prepare_for_inference(model: nn.Module, int8: bool = False) -> nn.Module:
     Raises:
         ValueError: if a weight is on no CPU, of another dtype than float32 or (without `int8`) bfloat16, or was loaded
             in inference mode.
-        RuntimeError: if this torch has no oneDNN.
+        RuntimeError: if this torch has no oneDNN, or with `int8` the CPU no instructions that add without overflow.
     """
     if not torch.backends.mkldnn.is_available():
         raise RuntimeError("Packing weights needs a torch with oneDNN, which this one lacks; inference works without.")
+    if int8:
+        check_int8_products()
     blocks = [block for module in model.modules() for block in getattr(module, "transformer_encoder", ())]
     weights = [part.weight for block in blocks for part in block.modules() if type(part) is nn.Linear]
     allowed = (torch.float32,) if int8 else (torch.float32, torch.bfloat16)
@@ -168,6 +170,20 @@ def prepare_for_inference(model: nn.Module, int8: bool = False) -> nn.Module:
     for weight in weights:
         PACKED_WEIGHTS[weight] = (Int8Weight if int8 else PackedWeight).of(weight)
     return model
+
+
+def check_int8_products() -> None:
+    """Raise RuntimeError if sums of int8 products overflow.
+
+    Without VNNI, x86 CPUs add two products in 16 bits. Of 256 ones times ones oneDNN with AVX2 makes 2.
+    """
+    ones = torch.ones(4, 256)
+    found = Int8Weight.of(nn.Parameter(ones)).multiply(ones, None)
+    if (found - 256).abs().max() > 1:
+        raise RuntimeError(
+            f"This CPU gets sums of int8 products wrong: {found[0, 0]:.0f} in place of 256. They need a CPU with VNNI. "
+            "Leave `int8` out, or load the model with dtype=torch.bfloat16 if the CPU is fast with it."
+        )
 
 
 class BlockWeights(NamedTuple):
@@ -253,7 +269,7 @@ def blocks_to_compute_in_place(
     found = [BlockWeights(*itertools.islice(packed, 4)) if fast else None for fast in own]
     if hidden_states.dtype == torch.float32:
         return found
-    return [one if one is not None and None not in one else None for one in found]
+    return [one if one and all(one) else None for one in found]
 
 
 def is_as_built(module: nn.Module, own_classes: tuple[type, ...]) -> bool:

@@ -2,14 +2,18 @@
 
 import copy
 import gc
+import os
 import pickle
+import platform
+import subprocess
+import sys
 
 import pytest
 import torch
 
 from neobert_hf import NeoBERTForMaskedLM, NeoBERTModel
 from neobert_hf.cpu_neobert import PACKED_TOKENS, PACKED_WEIGHTS, Int8Weight, PackedWeight
-from tests.helpers.models import ragged_batch, small_model
+from tests.helpers.models import ROOT, ragged_batch, small_model
 
 
 @pytest.fixture
@@ -19,7 +23,8 @@ def products(monkeypatch) -> list[int]:
     for kind in (PackedWeight, Int8Weight):
 
         def counting(weight, hidden_states, residual, plain=kind.multiply):
-            seen.append(hidden_states.shape[:-1].numel())
+            if hidden_states.dim() == 3:  # Not the one that tries whether the CPU can do it.
+                seen.append(hidden_states.shape[:-1].numel())
             return plain(weight, hidden_states, residual)
 
         monkeypatch.setattr(kind, "multiply", counting)
@@ -155,6 +160,23 @@ def test_an_ablation_that_runs_module_by_module_is_as_it_was(products):
     ids, mask = ragged_batch()
     expected = states(model, ids, mask)
     assert torch.equal(states(model.prepare_for_inference(), ids, mask), expected) and not products
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="an option of oneDNN for x86 CPUs")
+def test_a_cpu_that_adds_wrongly_is_refused():
+    code = "from tests.helpers.models import *; small_model(NeoBERTModel).prepare_for_inference(int8=True)"
+    code = f"from neobert_hf import NeoBERTModel; {code}"
+    old_cpu = os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX2"}
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=old_cpu, capture_output=True, text=True)
+    assert "RuntimeError: This CPU gets sums of int8 products wrong: " in run.stderr and run.returncode == 1
+
+
+@pytest.mark.parametrize("int8", [False, True])
+def test_a_batch_of_nothing_but_padding(int8):
+    model = small_model(NeoBERTModel).prepare_for_inference(int8)
+    ids = torch.full((2, 5), model.config.pad_token_id)
+    with torch.no_grad():
+        assert not model(ids, attention_mask=torch.zeros_like(ids)).last_hidden_state.any()
 
 
 def test_other_weights_are_refused():
