@@ -200,11 +200,13 @@ def plot(results: dict[str, dict], file: Path) -> None:
 def report(settings: EmbeddingBenchmarkArguments, results: dict[str, dict], starts: list[str]) -> str:
     contrastive = f"Contrastive stage: `configs/embeddings/contrastive.yaml` with `{settings.contrastive}`. "
     contrastive = contrastive if settings.text_pairs else "No contrastive stage was run. "
+    others = [f"`{other.split('=', 1)[0]}` (`{other.split('=', 1)[1]}`)" for other in settings.others]
+    others = f" Only scored: {', '.join(others)}; `static_vectors.py` makes word vectors of the text." if others else ""
     sections = (
         "# What pretraining and a contrastive stage are worth for retrieval",
         "![scores](embeddings.png)",
         circumstances("embeddings", "bm25s"),
-        f"{TESTS} `with BM25`: reciprocal rank fusion of both. {SIMILARITY}",
+        f"{TESTS} `with BM25`: reciprocal rank fusion of both. {SIMILARITY}{others}",
         f"{contrastive}Pairs: `configs/embeddings/small.yaml` with `{settings.pairs}`. Texts are cut at 64 tokens in "
         f"training and 128 in tests. Rates {', '.join(f'{rate:g}' for rate in settings.learning_rates)} are tried by "
         f"all, in each stage, and chosen on other pairs; {settings.seeds} seeds; intervals are 95% by Student's t, and "
