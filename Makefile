@@ -5,7 +5,7 @@ BIN := .venv/bin
 TEST_PROCESSES ?= auto
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: demo test slow clients lint docs bench gpu clean
+.PHONY: demo test slow everything clients lint docs bench gpu clean
 
 demo: .venv/.installed  ## Tokenizer, pretraining, fill-mask and search on the documentation inside Python
 	$(BIN)/python examples/demo.py --config configs/demo.yaml
@@ -15,6 +15,9 @@ test: .venv/.installed  ## The tests, without those marked slow, gpu or hub
 
 slow: .venv/.installed  ## The tests marked slow
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal -m "slow and not gpu and not hub"
+
+everything: .venv/.installed  ## Both of these in one run, which imports everything once
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal -m "not gpu and not hub and not clients"
 
 clients: .venv-clients/.installed  ## The tests of third-party clients, half an hour; rewrites docs/clients.md
 	.venv-clients/bin/python -m pytest -n $(TEST_PROCESSES) --dist worksteal -m clients tests/clients
@@ -34,14 +37,14 @@ gpu: .venv/.installed  ## Tests, parts and throughput on a GPU within nine minut
 
 .venv/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install -q -c constraints.txt torch
-	$(BIN)/pip install -q -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install -q --no-compile -c constraints.txt torch
+	$(BIN)/pip install -q --no-compile -c constraints.txt -e '.[dev]'
 	touch $@
 
 .venv-clients/.installed: pyproject.toml tests/clients/requirements.txt tests/clients/constraints.txt
 	$(PYTHON) -m venv .venv-clients
-	.venv-clients/bin/pip install -q -c tests/clients/constraints.txt torch
-	.venv-clients/bin/pip install -q -c tests/clients/constraints.txt -e '.[export]' -r tests/clients/requirements.txt
+	.venv-clients/bin/pip install -q --no-compile -c tests/clients/constraints.txt torch
+	.venv-clients/bin/pip install -q --no-compile -c tests/clients/constraints.txt -e '.[export]' -r tests/clients/requirements.txt
 	touch $@
 
 clean:

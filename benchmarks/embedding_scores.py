@@ -5,6 +5,8 @@ sentence that uses a word asks for the word's definition, which seldom shares a 
 """
 
 import json
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -27,7 +29,7 @@ FUSION_CONSTANT = 60
 
 @dataclass
 class Retrieval:
-    """Queries, and documents of which the one with the query's number is right.
+    """Queries, and as many documents or more, of which the one with the query's number is right.
 
     Args:
         dataset: under whose name a model that was fine-tuned on such pairs keeps the prompt of its queries.
@@ -61,40 +63,82 @@ class TestData:
 def split_pairs(data: Path, output: Path, limit: int | None = None) -> TestData:
     """Hold rows of the pairs out. What is left to train on is written to `output`, under the names of the sources.
 
+    The text for pretraining holds nearly all of WordNet's definitions. So only those that are not in it are asked for,
+    a third of them to develop; the others are there to be confused with.
+
     Args:
+        data: folder with pairs/, the test sets and text/train.parquet, which models were pretrained on.
         limit: rows to develop and to test on, for a trial.
     """
     development, test = limit or DEVELOPMENT, limit or TEST
     pairs = {file.name: Dataset.from_parquet(str(file)) for file in sorted((data / "pairs").glob("*.parquet"))}
     foldoc = pairs["foldoc.parquet"].shuffle(seed=0)
-    usage = pairs["wordnet_usage.parquet"].shuffle(seed=0)
-    # A definition is held out with all its rows, so that no model has seen it.
-    first_rows = {definition: row for row, definition in reversed(list(enumerate(usage["positive"])))}
-    held_rows = sorted(first_rows.values())[: development + test]
-    held = usage.select(held_rows)
-    held_definitions = set(held["positive"])
-    output.mkdir(parents=True, exist_ok=True)
-    foldoc.select(range(development, len(foldoc))).to_parquet(output / "foldoc.parquet")
-    for name in ("wordnet.parquet", "wordnet_usage.parquet"):
-        kept = [row for row, text in enumerate(pairs[name]["positive"]) if text not in held_definitions]
-        pairs[name].select(kept).to_parquet(output / name)
-
-    def of_rows(rows: Dataset, document: str, dataset: str) -> Retrieval:
-        return Retrieval(rows["query"][:], rows[document][:], dataset)
-
     foldoc_test = Dataset.from_parquet(str(data / "retrieval_foldoc_test.parquet"))
     foldoc_test = foldoc_test.select(range(min(test, len(foldoc_test))))
+
+    # A definition is held out with all its rows, so that no model is fine-tuned on it.
+    usage = pairs["wordnet_usage.parquet"].shuffle(seed=0)
+    first_rows = {definition: row for row, definition in reversed(list(enumerate(usage["positive"])))}
+    places = Dataset.from_parquet(str(data / "text/train.parquet"))["text"]
+    unread = unread_texts(sorted(first_rows), places)
+    asked = sorted(first_rows[definition] for definition in unread)[: development + test]
+    others = sorted(set(first_rows.values()) - set(asked))[: development + test - len(asked)]
+    to_develop, to_test = asked[: len(asked) // 3], asked[len(asked) // 3 :]
+    spare = development - len(to_develop)
+
+    output.mkdir(parents=True, exist_ok=True)
+    # Some entries of FOLDOC stand there under several terms.
+    held = {*foldoc[:development]["positive"], *foldoc_test["document"]}
+    _without(foldoc, held).to_parquet(output / "foldoc.parquet")
+    held = set(usage.select([*asked, *others])["positive"])
+    for name in ("wordnet.parquet", "wordnet_usage.parquet"):
+        _without(pairs[name], held).to_parquet(output / name)
+
+    def of_usage(asked: list[int], others: list[int]) -> Retrieval:
+        rows = usage.select([*asked, *others])
+        return Retrieval(rows["query"][: len(asked)], rows["positive"][:], "wordnet_usage")
+
+    foldoc_development = foldoc.select(range(development))
     return TestData(
         development={
-            "FOLDOC": of_rows(foldoc.select(range(development)), "positive", "foldoc"),
-            "WordNet": of_rows(held.select(range(development)), "positive", "wordnet_usage"),
+            "FOLDOC": Retrieval(foldoc_development["query"][:], foldoc_development["positive"][:], "foldoc"),
+            "WordNet": of_usage(to_develop, others[:spare]),
         },
         test={
-            "FOLDOC": of_rows(foldoc_test, "document", "foldoc"),
-            "WordNet": of_rows(held.select(range(development, development + test)), "positive", "wordnet_usage"),
+            "FOLDOC": Retrieval(foldoc_test["query"][:], foldoc_test["document"][:], "foldoc"),
+            "WordNet": of_usage(to_test, others[spare:]),
         },
         similarity=Dataset.from_parquet(str(data / "sts_lee.parquet")),
     )
+
+
+def _without(pairs: Dataset, held: set[str]) -> Dataset:
+    return pairs.select([row for row, text in enumerate(pairs["positive"]) if text not in held])
+
+
+def unread_texts(texts: list[str], places: Iterable[str]) -> list[str]:
+    """Those whose words do not stand in one row in any of the `places`, whatever the case and the punctuation."""
+    numbers: dict[str, int] = {}
+
+    def to_numbers(text: str) -> list[int]:
+        return [numbers.setdefault(word, len(numbers)) for word in re.findall(r"\w+", text.lower())]
+
+    # Every place ends with a number that is no word's.
+    read = np.array([number for place in places for number in (*to_numbers(place), -1)])
+    found = [np.array(to_numbers(text)) for text in texts]
+    order = np.argsort(read, kind="stable")
+    # Where in `order` the places of each number begin; the last one ends them.
+    starts = np.searchsorted(read[order], np.arange(len(numbers) + 1))
+    counts = np.diff(starts)
+
+    def is_read(words: np.ndarray) -> bool:
+        # From where the rarest word stands, which is at the fewest places.
+        rarest = counts[words].argmin()
+        starting = order[starts[words[rarest]] : starts[words[rarest] + 1]] - rarest
+        starting = starting[(starting >= 0) & (starting + len(words) <= len(read))]
+        return any((read[start : start + len(words)] == words).all() for start in starting)
+
+    return [text for text, words in zip(texts, found) if not is_read(words)]
 
 
 def ndcg_at_10(scores: np.ndarray) -> float:

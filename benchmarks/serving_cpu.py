@@ -224,9 +224,10 @@ def report(settings: ServingArguments, found: dict[str, dict[str, float]], quali
         sections += (
             "## Speed, size and quality",
             f"Quality is that of small models, {quality['settings']['seeds']} of each kind, trained from "
-            "`benchmarks/models/small` by `python benchmarks/serving_quality.py`: nDCG@10 of 1,000 queries, Spearman's "
-            "coefficient of 1,225 pairs of news, and the share of 4,441 descriptions that are put into the right one "
-            "of 41 sections. In brackets: above PyTorch in float32. Times and sizes are of the large model above.",
+            "`benchmarks/models/small` by `python benchmarks/serving_quality.py`: nDCG@10 of searches in two "
+            "dictionaries, Spearman's coefficient of 1,225 pairs of news, and the share of 4,441 descriptions that are "
+            "put into the right one of 41 sections. In brackets: above PyTorch in float32. Times and sizes are of the "
+            "large model above.",
             "\n".join(quality_table(found, weight_megabytes(folder), quality)),
         )
     return "\n\n".join(sections) + "\n"

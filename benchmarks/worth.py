@@ -52,6 +52,7 @@ from neobert_hf.common.settings import Count, Positive, Range, check_ranges, par
 
 
 RANDOM, COUNTS = "random", "words alone"
+MEAN = "mean of the tasks"
 KINDS = ("fine-tuned", "probe")
 # How often the training rows are seen: the fewer, the more often.
 EPOCHS = {100: 40, 300: 15, 3000: 5}
@@ -332,16 +333,27 @@ def gains_table(scores: dict, tasks: list[Task], starts: list[str]) -> list[str]
     """What each start adds to random weights, seed by seed, and what the first one adds to the others."""
     pairs = [(name, RANDOM) for name in starts] + [(starts[0], name) for name in starts[1:]]
     compared = [("fine-tuned", starts[0], COUNTS), *((kind, *pair) for kind in KINDS for pair in pairs)]
+    by_title = {task.title: scores[task.name] for task in tasks} | {MEAN: mean_of_tasks(scores)}
     lines = []
-    for task in tasks:
-        for rows, entries in scores[task.name].items():
-            for kind, better, worse in compared:
-                gains = [100 * (a - b) for a, b in zip(entries[better][kind], entries[worse][kind])]
-                mean, lower, upper = mean_interval(gains)
-                verdict = "yes" if lower > 0 else "no" if upper < 0 else "not decided"
-                cells = [task.title, f"{int(rows):,}", f"{better} - {worse}, {kind}"]
-                lines.append([*cells, f"{mean:+.1f} ({lower:+.1f} to {upper:+.1f})", verdict])
+    for title, by_rows in by_title.items():
+        for (rows, entries), (kind, better, worse) in itertools.product(by_rows.items(), compared):
+            gains = [100 * (a - b) for a, b in zip(entries[better][kind], entries[worse][kind])]
+            mean, lower, upper = mean_interval(gains)
+            verdict = "yes" if lower > 0 else "no" if upper < 0 else "not decided"
+            cells = [title, f"{int(rows):,}", f"{better} - {worse}, {kind}"]
+            lines.append([*cells, f"{mean:+.1f} ({lower:+.1f} to {upper:+.1f})", verdict])
     return markdown_table(["task", "rows", "", "points, 95% interval", "better?"], lines)
+
+
+def mean_of_tasks(scores: dict) -> dict:
+    """As the scores of a task, by rows, start and kind: the mean over all tasks, seed by seed."""
+    first, means = next(iter(scores.values())), {}
+    for rows, entries in first.items():
+        for name, kind in itertools.product(entries, KINDS):
+            if kind in entries[name]:
+                of_tasks = zip(*(by_rows[rows][name][kind] for by_rows in scores.values()))
+                means.setdefault(rows, {}).setdefault(name, {})[kind] = list(map(statistics.mean, of_tasks))
+    return means
 
 
 def plot(scores: dict, tasks: list[Task], file: Path) -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,8 +18,11 @@ from sentence_transformers import SentenceTransformer
 
 from tests.helpers.examples import load_example
 from tests.helpers.glue_runs import save_encoder
-from tests.helpers.models import ROOT
+from tests.helpers.models import ROOT, SHARED
 from tests.helpers.word_tokenizer import word_tokenizer
+
+
+SHARED_TEXT = SHARED / "data" / "text" / "train.parquet"
 
 
 def test_scaling_document_holds_the_tables_of_its_command():
@@ -104,6 +108,12 @@ def test_the_worth_of_pretraining_is_measured_on_the_same_seeds(tmp_path):
     assert all(len(entry["fine-tuned"]) == 2 for entry in scores["tags"]["20"].values())
     assert scores["tags"]["20"]["tiny"] != scores["tags"]["20"]["random"]
     report = (tmp_path / "worth.md").read_text()
+    gains = [
+        100 * (scores[task]["20"]["tiny"]["probe"][seed] - scores[task]["20"]["random"]["probe"][seed])
+        for task in scores
+        for seed in range(2)
+    ]
+    assert f"| mean of the tasks | 20 | tiny - random, probe | {sum(gains) / 4:+.1f} " in report
     assert "tiny - random, probe" in report and "tiny - words alone, fine-tuned" in report and "NaN" not in report
     main(flags.split())
     assert files == {file: file.stat().st_mtime_ns for file in (tmp_path / "runs").rglob("*.json")}
@@ -149,6 +159,8 @@ def made_pairs(folder: Path) -> tuple[Path, Path, list[dict]]:
     rows = [{"query": " ".join(t.split()[:4]), "positive": t, "negative": u} for t, u in zip(texts, texts[1:])]
     for name in ("wordnet", "wordnet_usage", "foldoc"):
         Dataset.from_list(rows).to_parquet(data / "pairs" / f"{name}.parquet")
+    (data / "text").mkdir()
+    Dataset.from_dict({"text": texts[8:]}).to_parquet(data / "text/train.parquet")
     Dataset.from_list(rows).to_parquet(folder / "text_pairs.parquet")
     test = [{"query": row["query"], "document": row["positive"]} for row in rows[:50]]
     Dataset.from_list(test).to_parquet(data / "retrieval_foldoc_test.parquet")
@@ -156,6 +168,49 @@ def made_pairs(folder: Path) -> tuple[Path, Path, list[dict]]:
     Dataset.from_list(pairs[:20]).to_parquet(data / "sts_lee.parquet")
     start = save_encoder(folder / "start", word_tokenizer(" ".join(texts), 300, 32))
     return data, start, rows
+
+
+def test_a_text_is_read_where_its_words_stand_in_a_row():
+    from embedding_scores import unread_texts
+
+    places = ["Put it on, (slowly) and", "then sit.", "A cat, a mat; a cat sat."]
+    read = ["on slowly", "A CAT SAT!", "then", "a mat"]
+    unread = ["and then", "sit on", "a cat a cat", "a dog"]
+    assert unread_texts([*read, *unread], places) == unread
+
+
+def test_what_was_read_is_asked_for_by_nothing(tmp_path):
+    from embedding_scores import split_pairs
+
+    data, _, rows = made_pairs(tmp_path)
+    tests = split_pairs(data, tmp_path / "split", 10)
+    unread = {row["positive"] for row in rows[:8]}
+    asked = []
+    for retrieval in (tests.development["WordNet"], tests.test["WordNet"]):
+        assert len(retrieval.documents) == 10
+        found = list(zip(retrieval.queries, retrieval.documents))
+        assert set(found) <= {(row["query"], row["positive"]) for row in rows}
+        asked += [definition for _, definition in found]
+    assert set(asked) == unread and len(asked) == 8
+    # What is scored on is not trained on, under another term neither.
+    for name, retrievals in (("wordnet_usage", "WordNet"), ("wordnet", "WordNet"), ("foldoc", "FOLDOC")):
+        left = set(Dataset.from_parquet(str(tmp_path / f"split/{name}.parquet"))["positive"])
+        held = {text for part in (tests.development, tests.test) for text in part[retrievals].documents}
+        assert held and left and not held & left, name
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not SHARED_TEXT.exists(), reason="needs ../shared/data")
+def test_what_retrieval_asks_for_stands_nowhere_in_the_text_for_pretraining(tmp_path):
+    from embedding_scores import split_pairs
+
+    tests = split_pairs(SHARED_TEXT.parent.parent, tmp_path)
+    texts = Dataset.from_parquet(str(SHARED_TEXT))["text"]
+    text = " ".join(word for text in texts for word in re.findall(r"\w+", text.lower()))
+    for retrieval in (tests.development["WordNet"], tests.test["WordNet"]):
+        for definition in retrieval.documents[: len(retrieval.queries) : 10]:
+            words = " ".join(re.findall(r"\w+", definition.lower()))
+            assert f" {words} " not in text, definition
 
 
 @pytest.mark.slow

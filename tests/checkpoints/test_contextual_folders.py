@@ -94,7 +94,7 @@ def test_without_the_package_the_code_of_the_folder_does_the_same(trained, publi
     (site / "others.pth").write_text(str(Path(torch.__file__).parent.parent) + "\n")
     command = [str(tmp_path / "venv" / "bin" / "python"), "-c", STRANGER, str(published), str(tmp_path / "expected.pt")]
     clean = {"HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PATH": sys.path[0]}
-    subprocess.run(command, check=True, env=clean, cwd=tmp_path, timeout=300)
+    subprocess.run(command, check=True, env=clean, cwd=tmp_path, timeout=1500)
 
 
 def test_the_card_says_how_it_is_used_and_what_it_costs(published, tmp_path, monkeypatch):

@@ -29,6 +29,10 @@ from tests.helpers.models import ROOT, ragged_batch, small_model
 from tests.helpers.small_tokenizer import small_tokenizer
 
 
+# Exports and pushes of whole folders take a minute each where the machine is busy.
+pytestmark = pytest.mark.slow
+
+
 onnx = pytest.importorskip("onnx", reason="pip install 'neobert_hf[export]'")
 pytest.importorskip("onnxruntime", reason="pip install 'neobert_hf[export]'")
 

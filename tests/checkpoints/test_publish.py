@@ -34,6 +34,10 @@ from tests.helpers.models import ROOT, small_config, small_model
 from tests.helpers.small_tokenizer import small_tokenizer
 
 
+# Exports and pushes of whole folders take a minute each where the machine is busy.
+pytestmark = pytest.mark.slow
+
+
 CARD = """
 license: mit
 language: [en]
@@ -97,7 +101,7 @@ def environment(hub: HubServer, work: Path, name: str) -> dict[str, str]:
 
 def run_client(python: str, hub: HubServer, work: Path, name: str, **changes) -> dict:
     command = [python, str(ROOT / "tests" / "helpers" / "hub_clients.py"), name, str(work)]
-    subprocess.run(command, check=True, env=environment(hub, work, name) | changes, timeout=300)
+    subprocess.run(command, check=True, env=environment(hub, work, name) | changes, timeout=1500)
     return torch.load(work / f"{name}.pt", weights_only=False)
 
 

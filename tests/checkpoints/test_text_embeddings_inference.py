@@ -21,6 +21,10 @@ from neobert_hf.embeddings.models import build_encoder
 from tests.helpers.onnx_checkpoints import export, save_checkpoint
 
 
+# Exports and pushes of whole folders take a minute each where the machine is busy.
+pytestmark = pytest.mark.slow
+
+
 pytest.importorskip("onnx", reason="pip install 'neobert_hf[export]'")
 onnxruntime = pytest.importorskip("onnxruntime", reason="pip install 'neobert_hf[export]'")
 

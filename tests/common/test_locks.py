@@ -28,13 +28,13 @@ class Holder:
         held = forked.Event()
         self.process = forked.Process(target=self._hold, args=(folder, held))
         self.process.start()
-        assert held.wait(30)
+        assert held.wait(300)
 
     def _hold(self, folder: Path, held) -> None:
         with folder_lock(folder):
             child = os.fork()
             if not child:
-                self.lasting.wait(30)
+                self.lasting.wait(300)
                 os._exit(0)
             held.set()
             signal.pause()

@@ -20,7 +20,7 @@ def run_notebook(name: str, **parameters) -> str:
     cells = [number for number, cell in enumerate(notebook.cells) if "parameters" in cell.metadata.get("tags", [])]
     values = "\n".join(f"{key} = {value!r}" for key, value in parameters.items())
     notebook.cells.insert(cells[0] + 1, nbformat.v4.new_code_cell(values))
-    NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(NOTEBOOKS)}}).execute()
+    NotebookClient(notebook, timeout=1500, resources={"metadata": {"path": str(NOTEBOOKS)}}).execute()
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     return "".join(output.get("text", "") for output in outputs)
 

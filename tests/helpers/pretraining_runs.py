@@ -138,7 +138,7 @@ class ScriptProcesses:
         for process in self.processes:
             os.killpg(process.pid, number)
 
-    def end(self, timeout: float = 300) -> list[int]:
+    def end(self, timeout: float = 1500) -> list[int]:
         """Wait for the end and return the exit codes."""
         for process in self.processes:
             process.join(timeout)

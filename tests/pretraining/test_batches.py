@@ -239,9 +239,9 @@ def test_a_late_cursor_costs_no_replay():
     plan = sampler(probabilities=(0.5, 0.5), min_lengths=(0, 100))
     position = {"epoch": 40_000, "group": 1, "document": 20}
     plan.cursor = {"micro_batches": 900_000 * 64, "subsets": [dict(position), dict(position)]}
-    start = time.perf_counter()
+    start = time.process_time()
     keys = next(iter(plan))
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
     assert keys[0].epoch == 40_000
 
 

@@ -87,6 +87,7 @@ def test_checkpoints_of_pretraining_store_these_names():
         ({"max_steps": -1}, "`max_steps` is -1; it must be 1 or more"),
         ({"resume_from_checkpoint": "checkpoint-5"}, "`resume_from_checkpoint` is .*leave it out: the same command"),
         ({"learning_rate": math.nan}, "`learning_rate` is nan; it must be a number, 0 or more"),
+        ({"warmup_steps": 1.5}, "`warmup_steps` is 1.5; it must be a whole number of optimizer steps, or a share"),
         ({"weight_decay": -0.1}, "`weight_decay` is -0.1; it must be 0 or more"),
         ({"adam_epsilon": math.inf}, "`adam_epsilon` is inf; it must be a number, 1e-37 or more"),
         ({"max_grad_norm": math.nan}, "`max_grad_norm` is nan"),

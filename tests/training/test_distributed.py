@@ -129,7 +129,7 @@ def test_sigterm_to_the_launcher_stops_all_processes_at_one_step(flags, tmp_path
         if re.search(r"step 1 of|'loss'", line):
             break
     process.terminate()
-    output += process.communicate(timeout=100)[0]
+    output += process.communicate(timeout=1500)[0]
     assert "Stopped by SIGTERM after step" in output, output[-4000:]
     assert "2 x cpu, engine MULTI_CPU; 2 micro-batches" in output
     assert last_step(tmp_path / "run") == int(re.search(r"after step (\d+)", output)[1])
@@ -190,6 +190,6 @@ def test_a_launch_that_did_not_happen_is_an_error(flags, tmp_path, config, cpu):
     environments = launched_environments(config, 2, *FLOAT32)
     environments = [environment | {"ACCELERATE_USE_CPU": cpu} for environment in environments]
     training = ScriptProcesses(flags(use_cpu=cpu == "true"), environments)
-    assert 0 not in training.end(timeout=100)
+    assert 0 not in training.end(timeout=1500)
     assert "were asked for, but this process runs" in training.output, training.output[-3000:]
     assert not list((tmp_path / "run").glob("checkpoint-*"))

@@ -16,8 +16,9 @@ def build_optimizer(model: nn.Module, arguments: PretrainingArguments) -> torch.
 
     `arguments.optimizer` is `adamw` (paper), `adam` (ablations M0 to M3: without weight decay), `soap` (paper, section
     3.3: no gain over Adam) or `muon` (hidden matrices; AdamW for embeddings, decoder, norms and biases). The last two
-    are `pytorch_optimizer`'s; Muon's updates are scaled to the size of AdamW's: one learning rate for both. On CUDA
-    torch's `fused` kernels run Adam and AdamW.
+    are `pytorch_optimizer`'s; Muon's updates are scaled to the size of AdamW's: one learning rate for both. On a CPU
+    without AVX512-BF16 it computes in float32, elsewhere in bfloat16. On CUDA torch's `fused` kernels run Adam and
+    AdamW.
 
     References:
         AdamW: Loshchilov & Hutter, arXiv 1711.05101. SOAP: Vyas et al., arXiv 2409.11321. Muon: Liu et al., 2502.16982.
@@ -28,10 +29,14 @@ def build_optimizer(model: nn.Module, arguments: PretrainingArguments) -> torch.
     if arguments.optimizer == "muon":
         from pytorch_optimizer import Muon
 
+        from neobert_hf.pretraining.muon import Float32Muon
+
         for group in groups:
             if not group["use_muon"]:
                 group |= {"lr": rate, "betas": betas, "eps": epsilon}
-        return Muon(groups, lr=rate, weight_decay=arguments.weight_decay, use_adjusted_lr=True)
+        emulates_bfloat16 = arguments.device.type == "cpu" and not torch.cpu._is_avx512_bf16_supported()
+        muon = Float32Muon if emulates_bfloat16 else Muon
+        return muon(groups, lr=rate, weight_decay=arguments.weight_decay, use_adjusted_lr=True)
     for group in groups:
         del group["use_muon"]
     if arguments.optimizer == "soap":

@@ -275,11 +275,13 @@ def plot_confusion(file: Path, counts: np.ndarray, names: list[str]) -> None:
     size = max(4, 0.28 * len(names) + 2)
     figure = Figure(figsize=(size, size), layout="constrained")
     axes = figure.subplots()
-    axes.imshow(counts / np.maximum(counts.sum(1, keepdims=True), 1), cmap="Blues", vmin=0, vmax=1)
+    shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
     axes.set(xlabel="found", ylabel="right")
     axes.set_xticks(range(len(names)), names, rotation=90)
     axes.set_yticks(range(len(names)), names)
     if len(names) <= 15:
         for (row, column), count in np.ndenumerate(counts):
-            axes.text(column, row, count, ha="center", va="center", fontsize="small")
+            color = "white" if shares[row, column] > 0.5 else "black"
+            axes.text(column, row, count, ha="center", va="center", fontsize="small", color=color)
     write_png(file, figure)

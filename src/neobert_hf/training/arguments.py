@@ -70,6 +70,12 @@ def check_inherited(arguments: TrainingArguments) -> None:
         ValueError: naming the setting.
     """
     check_ranges(arguments, RANGES)
+    warmup = arguments.warmup_steps
+    if warmup > 1 and warmup != int(warmup):
+        # Transformers would take the 1 of 1.5: one step in place of what was meant.
+        raise ValueError(
+            f"`warmup_steps` is {warmup}; it must be a whole number of optimizer steps, or a share of all below 1."
+        )
     if arguments.resume_from_checkpoint is not None:
         raise ValueError(
             f"`resume_from_checkpoint` is {arguments.resume_from_checkpoint!r}; leave it out: the same command with "

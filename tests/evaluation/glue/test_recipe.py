@@ -163,7 +163,7 @@ def test_processes_of_accelerate_take_runs_of_their_own(flags, tmp_path):
     process = start_process(
         flags(tmp_path / "two", **changes), *launcher, str(ROOT / "configs/accelerate/cpu_ddp.yaml")
     )
-    output = process.communicate(timeout=300)[0]
+    output = process.communicate(timeout=1500)[0]
     assert process.returncode == 0, output[-3000:]
     assert "share 1 of 2" in output and "share 2 of 2" in output
     run_glue.main(flags(tmp_path / "one", **changes))

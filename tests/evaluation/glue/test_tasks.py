@@ -3,6 +3,7 @@
 import os
 import random
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -127,13 +128,18 @@ def test_a_dependent_task_waits_for_the_runs_of_others(tmp_path, capsys):
     results.file(runs[0]).write_text("{}")
     thread = threading.Thread(target=lambda: results.wait_for(runs, 0.01))
     thread.start()
-    thread.join(0.2)
-    assert thread.is_alive() and capsys.readouterr().out == (
+    printed = ""
+    while not printed.endswith("\n"):
+        assert thread.is_alive()
+        time.sleep(0.01)
+        printed += capsys.readouterr().out
+    assert printed == (
         f"waiting for 1 runs of other processes or shards: {runs[1].name}. If nothing runs them, start their shard, or "
         "the same command without `--shard`.\n"
     )
+    assert thread.is_alive()
     results.file(runs[1]).write_text("{}")
-    thread.join(5)
+    thread.join(300)
     assert not thread.is_alive()
 
 
