@@ -4,15 +4,25 @@ benchmarks/results/domain.md and domain.png.
     python benchmarks/domain.py --text ../shared/data/text/train.parquet
 
 A model is pretrained on all other text, and examples/adapt_domain.py adapts it, with five seeds for each way. Documents
-are held out by their text, so those that adapting holds out of the general text were held out of pretraining, too.
-Interrupted, the same command goes on.
+are held out by their text, so those that adapting holds out of the general text were held out of pretraining, too. The
+model and the adapted ones are then fine-tuned for two tasks of the domain, which are tested on documents that none of
+them has read. Interrupted, the same command goes on.
 """
 
 import json
+import platform
+import shlex
+import sys
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from datetime import date
+from importlib.metadata import version
 from pathlib import Path
 
 from datasets import load_dataset
+from domain_tasks import LABELLED, is_test_document, prepare_tasks, retrieval_score, tags_score, test_pairs
+from embedding_scores import Retrieval, ndcg_at_10
 from pretraining import ROOT, run
 
 from neobert_hf.common.atomic_writes import atomic_write, write_text
@@ -27,6 +37,9 @@ WAYS = {
     "25% replay, 500 new words": "--new_words 500",
 }
 HELD_OUT = "--held_out_share 0.05 --num_proc 2"
+# What is fine-tuned for the tasks of the domain, and these.
+BEFORE, ADAPTED = "not adapted", "25% replay"
+RETRIEVAL, TAGS = "text found by its heading or a sentence, nDCG@10", "words marked as code, F1"
 
 
 @dataclass
@@ -42,20 +55,35 @@ class DomainBenchmark:
         "--mask_replace_prob 0.8 --random_replace_prob 0.1",
         metadata={"help": "further flags of every adaptation"},
     )
+    retrieval: str = field(
+        default="--max_steps 200 --learning_rate 1e-3 --use_cpu true",
+        metadata={"help": "further flags of fine-tuning for retrieval"},
+    )
+    tags: str = field(
+        default="--learning_rate 1e-3 --per_device_train_batch_size 16 --num_train_epochs 15 --eval_steps 57",
+        metadata={"help": "further flags of fine-tuning for tags"},
+    )
+    processes: Count = field(default=2, metadata={"help": "runs at a time, of one thread each"})
 
     def __post_init__(self):
         check_ranges(self)
 
 
 def divide(settings: DomainBenchmark, data: Path) -> None:
-    """Write the domain and all other text as two files."""
+    """Write all documents of the domain, those of them that models may be adapted to, and all other text."""
     data.mkdir(parents=True, exist_ok=True)
     rows = load_dataset("parquet", data_files=settings.text, split="train")
-    chosen = [source == settings.domain for source in rows["source"]]
-    for name, wanted in (("domain", True), ("general", False)):
-        part = rows.select([number for number, of_domain in enumerate(chosen) if of_domain is wanted])
+    parts = {"whole_domain": [], "domain": [], "general": []}
+    for number, row in enumerate(rows):
+        if row["source"] != settings.domain:
+            parts["general"].append(number)
+            continue
+        parts["whole_domain"].append(number)
+        if not is_test_document(row["text"]):
+            parts["domain"].append(number)
+    for name, numbers in parts.items():
         with atomic_write(data / f"{name}.parquet") as partial:
-            part.to_parquet(partial)
+            rows.select(numbers).to_parquet(partial)
 
 
 def pretrain(settings: DomainBenchmark, output: Path) -> Path:
@@ -73,23 +101,50 @@ def pretrain(settings: DomainBenchmark, output: Path) -> Path:
         run("prepare_data.py", f"{flags} --part {part} --output_dir {data}/{part}", log)
     folders = f"--train_data {data}/train --validation_data {data}/held_out --output_dir {output}/pretraining"
     flags = f"--config {ROOT}/configs/pretrain/small.yaml --use_cpu true --report_to none {settings.pretraining}"
-    run("pretrain.py", f"{flags} {folders}", log)
+    run("pretrain.py", f"{flags} {folders}", log, threads=1)
     return model
+
+
+def folder_of(output: Path, way: str, seed: int) -> Path:
+    return output / f"{'_'.join(way.replace(',', '').replace('%', '').split())}_{seed}"
 
 
 def adapt(settings: DomainBenchmark, output: Path, model: Path, way: str, seed: int) -> dict:
     """The report of one adaptation."""
-    folder = output / f"{'_'.join(way.replace(',', '').replace('%', '').split())}_{seed}"
+    folder = folder_of(output, way, seed)
     if not (folder / "report.json").exists():
         texts = f"--domain {output}/data/domain.parquet --general {output}/data/general.parquet {HELD_OUT}"
         flags = f"--config {ROOT}/configs/adapt/domain.yaml --model {model} {texts} --use_cpu true --bf16 false"
         flags += f" --report_to none {settings.adapting} {WAYS[way]} --seed {seed} --output_dir {folder}"
-        run("adapt_domain.py", flags, output / "log.txt")
+        run("adapt_domain.py", flags, output / "log.txt", threads=1)
     return json.loads((folder / "report.json").read_text()) | {"log": json.loads((folder / "log.json").read_text())}
 
 
-def report(settings: DomainBenchmark, reports: dict[str, list[dict]]) -> None:
-    """The table of losses before and after, and the picture of both over the steps of the first seed."""
+def score_tasks(settings: DomainBenchmark, output: Path, model: Path, way: str, seed: int) -> dict[str, float]:
+    """Percent that the model, or an adapted one, reaches in the tasks of the domain after fine-tuning."""
+    folder, tasks = folder_of(output, way, seed), output / "tasks"
+    start = model if way == BEFORE else folder / "model"
+    retrieval = retrieval_score(start, tasks, folder / "retrieval", seed, settings.retrieval)
+    return {
+        RETRIEVAL: 100 * retrieval,
+        TAGS: 100 * tags_score(start, tasks, folder / "tags", seed, settings.tags),
+    }
+
+
+def task_rows(scores: dict[str, list[dict[str, float]]], pairs: Retrieval) -> list[list[str]]:
+    """Of each task: before and after, and the gain seed by seed."""
+    rows = []
+    alone = {RETRIEVAL: f"{100 * ndcg_at_10(pairs.bm25_scores):.1f}", TAGS: "-"}
+    for task in (RETRIEVAL, TAGS):
+        before, after = ([run[task] for run in scores[way]] for way in (BEFORE, ADAPTED))
+        mean, lower, upper = mean_interval([one - other for one, other in zip(after, before)])
+        cells = [f"{mean_interval(values)[0]:.1f}" for values in (before, after)]
+        rows.append([task, alone[task], *cells, f"{mean:+.1f} ({lower:+.1f} to {upper:+.1f})"])
+    return rows
+
+
+def loss_rows(reports: dict[str, list[dict]]) -> list[list[str]]:
+    """Of each way: losses before and after, on the domain and on general text."""
     rows = []
     for way, runs in reports.items():
         cells = [way]
@@ -98,18 +153,37 @@ def report(settings: DomainBenchmark, reports: dict[str, list[dict]]) -> None:
             after = mean_interval([run["after"][name] for run in runs])[0]
             cells += [f"{runs[0]['before'][name]:.3f}", f"{after:.3f}", f"{mean:+.3f} ({lower:+.3f} to {upper:+.3f})"]
         rows.append([*cells, ", ".join(str(run["best_step"]) for run in runs)])
+    return rows
+
+
+def report(settings: DomainBenchmark, reports: dict[str, list[dict]], scores: dict[str, list[dict]]) -> None:
+    """The losses before and after, their picture over the steps of the first seed, and the tasks."""
     head = ["", "domain before", "after", "change", "general before", "after", "change", "best steps"]
+    versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers"))
+    tasks = Path(settings.output_dir) / "tasks"
+    pairs = test_pairs(tasks)
     text = [
         "# Adapting to a domain",
+        "",
+        "![Held-out losses over the steps of adapting](domain.png)",
+        "",
+        f"{date.today()}; CPU ({platform.machine()}), one thread a run; {versions}. Not measured on GPU.",
         "",
         f"Masked loss in nats on held-out documents, mean of {settings.seeds} seeds; changes with 95% intervals "
         f"(Student's t). The domain is {settings.domain}. With new words the tokens are others: compare along the row.",
         "",
-        "`python benchmarks/domain.py --text ../shared/data/text/train.parquet`",
+        *markdown_table(head, loss_rows(reports)),
         "",
-        *markdown_table(head, rows),
+        "## What it is worth",
         "",
-        "![Held-out losses over the steps of adapting](domain.png)",
+        f"The model as it is, and adapted with {ADAPTED}, fine-tuned alike: for retrieval on pairs that "
+        f"`make_pairs.py` makes of the domain's documents, for tags on {LABELLED} sentences. Both are tested on "
+        f"documents that no model has read: {len(pairs.queries):,} queries among {len(pairs.documents):,} texts, and "
+        "all sentences in which something is marked as code. Percent, mean of the seeds.",
+        "",
+        *markdown_table(["", "BM25", "before", "adapted", "gain, 95% interval"], task_rows(scores, pairs)),
+        "",
+        f"`python benchmarks/domain.py {shlex.join(sys.argv[1:])}`",
     ]
     panels = []
     for name, title in (("eval_loss", "domain"), ("eval_replay_loss", "general text")):
@@ -128,8 +202,18 @@ def main(args: list[str] | None = None) -> None:
     output = Path(settings.output_dir)
     output.mkdir(parents=True, exist_ok=True)
     model = pretrain(settings, output)
-    reports = {way: [adapt(settings, output, model, way, seed) for seed in range(settings.seeds)] for way in WAYS}
-    report(settings, reports)
+    prepare_tasks(output / "data" / "whole_domain.parquet", output / "tasks")
+
+    def of_all_seeds(work: Callable[..., dict], ways: Iterable[str]) -> dict[str, list[dict]]:
+        """What the work gives for every way and seed; the seeds are runs of their own, some at a time."""
+        jobs = [(way, seed) for way in ways for seed in range(settings.seeds)]
+        with ThreadPoolExecutor(settings.processes) as executor:
+            found = list(executor.map(lambda job: work(settings, output, model, *job), jobs))
+        return {way: [one for one, job in zip(found, jobs) if job[0] == way] for way in ways}
+
+    reports = of_all_seeds(adapt, WAYS)
+    scores = of_all_seeds(score_tasks, (BEFORE, ADAPTED))
+    report(settings, reports, scores)
 
 
 if __name__ == "__main__":
