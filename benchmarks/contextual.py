@@ -17,10 +17,10 @@ from itertools import islice
 from pathlib import Path
 
 import torch
+from circumstances import circumstances
 from datasets import Dataset
 from embedding_report import (
     TESTS,
-    circumstances,
     describe_pairs,
     development_mean,
     gain_cell,
@@ -247,7 +247,7 @@ def report(benchmark: Benchmark, ways: dict[str, dict], results: dict[str, list[
     sections = (
         "# Contextual embeddings against a bi-encoder, at equal compute",
         "![scores](contextual.png)",
-        circumstances("contextual"),
+        circumstances("contextual", "sentence-transformers"),
         TESTS,
         "Both start from the model of the command. Contextual: `configs/embeddings/contextual_small.yaml`, "
         f"{settings.steps:,} steps of {settings.batch_size} pairs, {settings.context_size} documents in a context. "

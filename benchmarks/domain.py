@@ -10,16 +10,12 @@ them has read. Interrupted, the same command goes on.
 """
 
 import json
-import platform
-import shlex
-import sys
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from datetime import date
-from importlib.metadata import version
 from pathlib import Path
 
+from circumstances import circumstances
 from datasets import load_dataset
 from domain_tasks import LABELLED, is_test_document, prepare_tasks, retrieval_score, tags_score, test_pairs
 from embedding_scores import Retrieval, ndcg_at_10
@@ -159,7 +155,6 @@ def loss_rows(reports: dict[str, list[dict]]) -> list[list[str]]:
 def report(settings: DomainBenchmark, reports: dict[str, list[dict]], scores: dict[str, list[dict]]) -> None:
     """The losses before and after, their picture over the steps of the first seed, and the tasks."""
     head = ["", "domain before", "after", "change", "general before", "after", "change", "best steps"]
-    versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers"))
     tasks = Path(settings.output_dir) / "tasks"
     pairs = test_pairs(tasks)
     text = [
@@ -167,7 +162,7 @@ def report(settings: DomainBenchmark, reports: dict[str, list[dict]], scores: di
         "",
         "![Held-out losses over the steps of adapting](domain.png)",
         "",
-        f"{date.today()}; CPU ({platform.machine()}), one thread a run; {versions}. Not measured on GPU.",
+        circumstances("domain", precision="adapted in bfloat16 autocast if the command says so, else float32"),
         "",
         f"Masked loss in nats on held-out documents, mean of {settings.seeds} seeds; changes with 95% intervals "
         f"(Student's t). The domain is {settings.domain}. With new words the tokens are others: compare along the row.",
@@ -182,8 +177,6 @@ def report(settings: DomainBenchmark, reports: dict[str, list[dict]], scores: di
         "all sentences in which something is marked as code. Percent, mean of the seeds.",
         "",
         *markdown_table(["", "BM25", "before", "adapted", "gain, 95% interval"], task_rows(scores, pairs)),
-        "",
-        f"`python benchmarks/domain.py {shlex.join(sys.argv[1:])}`",
     ]
     panels = []
     for name, title in (("eval_loss", "domain"), ("eval_replay_loss", "general text")):

@@ -1,13 +1,7 @@
 """What the benchmarks of embeddings share: the pairs to train on, and how scores become tables."""
 
-import os
-import platform
 import re
-import shlex
 import statistics
-import sys
-from datetime import date
-from importlib.metadata import version
 from pathlib import Path
 
 from pretraining import ROOT
@@ -65,13 +59,3 @@ def gain_cell(better: list[dict], worse: list[dict], key: str) -> str:
     mean, lower, upper = gain_interval(better, worse, key)
     verdict = "better" if lower > 0 else "worse" if upper < 0 else "undecided"
     return f"{mean:+.3f} ({lower:+.3f} to {upper:+.3f}): {verdict}"
-
-
-def circumstances(script: str, *packages: str) -> str:
-    """When, where, with what and by which command a page was made."""
-    names = ("torch", "transformers", "sentence-transformers", *packages)
-    versions = ", ".join(f"{name} {version(name)}" for name in names)
-    return (
-        f"{date.today()}; {os.cpu_count()} cores ({platform.machine()}), float32; Python {platform.python_version()}, "
-        f"{versions}. Not measured on GPU. Command: `python benchmarks/{script}.py {shlex.join(sys.argv[1:])}`."
-    )

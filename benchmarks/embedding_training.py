@@ -14,11 +14,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from circumstances import circumstances
 from embedding_report import (
     COLUMNS,
     SIMILARITY,
     TESTS,
-    circumstances,
     describe_pairs,
     development_mean,
     gain_cell,
@@ -178,7 +178,7 @@ def report(settings: TrainingBenchmarkArguments, results: dict[str, dict]) -> st
     sections = (
         "# What each way of training embeddings adds",
         "![what each recipe adds to the plain one](embedding_training.png)",
-        circumstances("embedding_training", "peft"),
+        circumstances("embedding_training", "sentence-transformers", "peft"),
         f"{TESTS} {SIMILARITY}",
         f"Every recipe is `configs/embeddings/small.yaml` with `{settings.pairs}` and the flags of the second table, "
         f"from one start. Miner and guide: the plain model of the first seed. Teacher: {teacher}. Rates "

@@ -9,16 +9,12 @@ Interrupted, the same command goes on.
 
 import itertools
 import json
-import platform
-import shlex
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from datetime import date
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
+from circumstances import circumstances
 from pretraining import ROOT, run
 
 from neobert_hf.common.atomic_writes import write_text
@@ -119,13 +115,12 @@ def main(args: list[str] | None = None) -> None:
         length: states({way: [reports[length, way, seed] for seed in range(settings.seeds)] for way in WAYS})
         for length in settings.lengths
     }
-    versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers"))
     text = [
         "# Reading longer texts: what training adds to YaRN",
         "",
         "![Facts found and pseudo-perplexity against length](length.png)",
         "",
-        f"{date.today()}; CPU ({platform.machine()}), one thread a run; {versions}. Not measured on GPU.",
+        circumstances("length"),
         "",
         f"The small model knows 256 tokens. Of {settings.seeds} seeds of training: means with 95% intervals (Student's "
         "t); without training there is one model. A fact is a statement somewhere in the text and a question at its "
@@ -133,11 +128,10 @@ def main(args: list[str] | None = None) -> None:
         "training; of the model's pretraining they were a part, in windows of 256 tokens.",
         "",
         *itertools.chain.from_iterable(itertools.starmap(tables, measured.items())),
-        f"`python benchmarks/length.py {shlex.join(sys.argv[1:])}`",
     ]
     results = Path(settings.results)
     plot(measured, results / "length.png")
-    write_text(results / "length.md", "\n".join(text) + "\n")
+    write_text(results / "length.md", "\n".join(text).rstrip() + "\n")
 
 
 if __name__ == "__main__":

@@ -6,15 +6,10 @@ The models are those of both stages of benchmarks/pretraining.py, 256 and 1,024 
 `examples/pseudo_perplexity.py`; interrupted, the same command goes on.
 """
 
-import os
-import platform
-import shlex
-import sys
 from dataclasses import dataclass, field
-from datetime import date
-from importlib.metadata import version
 from pathlib import Path
 
+from circumstances import circumstances
 from datasets import Dataset, concatenate_datasets
 from pretraining import run
 
@@ -79,13 +74,10 @@ def difference_table(scores: list[dict], lengths: list[int]) -> list[str]:
 
 
 def report(settings: BenchmarkArguments, scores: list[dict]) -> str:
-    versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "datasets"))
     sections = (
         "# Pseudo-perplexity of a small NeoBERT against length",
-        f"{date.today()}; {os.cpu_count()} cores ({platform.machine()}), float32; Python {platform.python_version()}, "
-        f"{versions}. Not measured on GPU.",
-        f"Command: `python benchmarks/pseudo_perplexity.py {shlex.join(sys.argv[1:])}`, which runs "
-        f"`examples/pseudo_perplexity.py` with `--rope {ROPE['short']}` for the model of the first stage of "
+        circumstances("pseudo_perplexity", "datasets"),
+        f"It runs `examples/pseudo_perplexity.py` with `--rope {ROPE['short']}` for the model of the first stage of "
         f"[pretraining.md](pretraining.md) (256 tokens) and `--rope {ROPE['long']}` for that of the second (1,024).",
         f"The first tokens of {len({row['document'] for row in scores})} documents of {max(settings.lengths):,} tokens "
         "or more (encyclopedia articles, and held-out documents of the sources of training), the same at every length; "

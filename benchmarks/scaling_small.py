@@ -9,16 +9,11 @@ run: what that holds is not trained again, on another machine neither.
 
 import itertools
 import json
-import os
-import platform
-import shlex
-import sys
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
-from datetime import date
-from importlib.metadata import version
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from circumstances import circumstances
 from pretraining import ROOT, run
 
 from neobert_hf import NeoBERTConfig
@@ -112,13 +107,9 @@ def first_round(compute: float) -> list[Candidate]:
     ]
 
 
-def second_round(losses: dict[Candidate, float], compute: float) -> list[Candidate]:
-    """The best of each size, with more compute: which is best depends on how much there is. So may the best rate."""
-    of_all_sizes = [one for one in losses if one.masks == BERT_MASKS and one.tied_range is None]
-    best = [min((one for one in of_all_sizes if one.size == size), key=losses.get) for size in SIZES]
-    middle = best[len(best) // 2]
-    tied = min((one for one in losses if one.tied_range), key=losses.get)
-    return [replace(one, compute=compute) for one in [*best, replace(middle, rate=middle.rate / 2), tied]]
+def second_round(compute: float) -> list[Candidate]:
+    """The settings of configs/pretrain/small.yaml in every size: which is best depends on how much compute there is."""
+    return [Candidate(compute, size=size, rate=4e-3, tied_range=0.5) for size in SIZES]
 
 
 @dataclass
@@ -126,8 +117,8 @@ class SweepArguments:
     text: str = field(metadata={"help": "folder with train.parquet and validation.parquet"})
     output_dir: str = field(default="runs/scaling_small", metadata={"help": "data, runs and logs"})
     processes: Count = field(default=1, metadata={"help": "runs at a time, of one thread each"})
-    compute: Positive = field(default=2.5e13, metadata={"help": "floating-point operations of a run"})
-    more_compute: Positive = field(default=1e14, metadata={"help": "of the best of each size, in a second round"})
+    compute: Positive = field(default=1.5e13, metadata={"help": "floating-point operations of a run"})
+    more_compute: Positive = field(default=6e13, metadata={"help": "of each size, in a second round"})
     results: str = field(default="benchmarks/results", metadata={"help": "where the report goes"})
     limit: str = field(default="", metadata={"help": "further flags of every run, for a trial"})
 
@@ -195,13 +186,10 @@ def report(curves: dict[Candidate, list], losses: dict[Candidate, float]) -> str
         found = [f"{curves[candidate][-1][1]:.3f}", f"{losses[candidate]:.4f}"]
         rows.append([f"{candidate.compute:.1e}", candidate.size, *settings, *found])
     head = ["FLOP", "layers x width", "vocabulary", "optimizer", "rate", "masks", "decoder", "million tokens"]
-    versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers"))
     sections = (
         "# Which small model to pretrain on a CPU",
         "![held-out loss against compute](scaling_small.png)",
-        f"{date.today()}; {os.cpu_count()} cores ({platform.machine()}), one thread a run, bfloat16 autocast; Python "
-        f"{platform.python_version()}, {versions}. Not measured on GPU. Command: `python benchmarks/scaling_small.py "
-        f"{shlex.join(sys.argv[1:])}`.",
+        circumstances("scaling_small", precision="one thread a run, bfloat16 autocast"),
         "All runs of a round have the same compute, not the same steps. Losses by token compare runs of one "
         "vocabulary; the last column, divided by the characters of a token, compares all. Masks of the two kinds are "
         "not equally hard to fill: their losses are not compared.",
@@ -236,7 +224,7 @@ def main(args: list[str] | None = None) -> None:
         return {candidate: curves[candidate][-1][1] / characters[candidate.vocabulary] for candidate in candidates}
 
     losses = train_all(first_round(settings.compute))
-    losses |= train_all(second_round(losses, settings.more_compute))
+    losses |= train_all(second_round(settings.more_compute))
 
     # 3. Report
     plot(curves, losses, results / "scaling_small.png")

@@ -9,16 +9,14 @@ Interrupted, the same command goes on. Leave the machine alone while it starts: 
 """
 
 import json
-import platform
 import statistics
 import time
 from dataclasses import dataclass, field
-from datetime import date
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
 import torch
+from circumstances import circumstances
 from pretraining import ROOT, run
 
 from neobert_hf import NeoBERTConfig, NeoBERTModel
@@ -137,16 +135,14 @@ def report(settings: ShrinkBenchmark, losses: dict, milliseconds: dict, configs:
             points.append((milliseconds[name], mean))
             cells.append(f"{mean:.3f} ({lower:.3f} to {upper:.3f})")
         rows.append([name, *cells])
-    versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers"))
     text = [
         "# A smaller model: out of a large one, or from nothing",
         "",
-        f"{date.today()}; {torch.get_num_threads()} threads ({platform.machine()}), float32; {versions}. Masked loss "
-        f"in nats on held-out text, mean of {settings.seeds} seeds with 95% intervals (Student's t); median ms of "
-        f"the encoder for {TEXTS} x {LENGTH} tokens. Steps are those of distillation, and those from random weights "
-        "that cost as many floating-point operations; the training of the large model is not counted.",
+        circumstances("shrink"),
         "",
-        "`python benchmarks/shrink.py --text ../shared/data/text`",
+        f"Masked loss in nats on held-out text, mean of {settings.seeds} seeds with 95% intervals (Student's t); "
+        f"median ms of the encoder for {TEXTS} x {LENGTH} tokens. Steps are those of distillation, and those from "
+        "random weights that cost as many floating-point operations; the training of the large model is not counted.",
         "",
         *markdown_table(["", "Parameters", "ms", "Steps", "Cut only", "Distilled", "From random weights"], rows),
         "",

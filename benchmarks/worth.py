@@ -10,19 +10,14 @@ the first start's architecture with random weights, others for each seed. Interr
 
 import itertools
 import json
-import os
-import platform
-import shlex
 import statistics
-import sys
 from dataclasses import asdict, dataclass, field
-from datetime import date
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import torch
+from circumstances import circumstances
 from datasets import Dataset, disable_progress_bars
 from embedding_report import interval
 from sklearn.feature_extraction import DictVectorizer
@@ -374,12 +369,10 @@ def plot(scores: dict, tasks: list[Task], file: Path) -> None:
 
 
 def report(settings: WorthArguments, scores: dict, tasks: list[Task], starts: dict[str, Path]) -> str:
-    versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "scikit-learn"))
     sections = (
         "# What pretraining is worth where labels are few",
         "![accuracy against labelled rows](worth.png)",
-        f"{date.today()}; {os.cpu_count()} cores ({platform.machine()}), float32; Python {platform.python_version()}, "
-        f"{versions}. Not measured on GPU. Command: `python benchmarks/worth.py {shlex.join(sys.argv[1:])}`.",
+        circumstances("worth", "scikit-learn"),
         f"Each start is fine-tuned with {settings.search_seeds} seeds at the rates "
         f"{', '.join(f'{rate:g}' for rate in settings.learning_rates)}; for texts with a head that reads the state of "
         f"the first token, and with one that reads the mean of all. {settings.development:,} other rows choose, "

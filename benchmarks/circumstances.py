@@ -1,0 +1,22 @@
+"""What every page of results says of how it was made."""
+
+import os
+import platform
+import shlex
+import sys
+from datetime import date
+from importlib.metadata import version
+
+
+def circumstances(script: str, *packages: str, precision: str = "float32") -> str:
+    """When, where, with what and by which command a page was made.
+
+    Args:
+        packages: whose versions matter, beside torch and Transformers.
+    """
+    versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", *packages))
+    return (
+        f"{date.today()}; {os.cpu_count()} cores ({platform.machine()}), {precision}; Python "
+        f"{platform.python_version()}, {versions}. Not measured on GPU. Command: "
+        f"`{shlex.join(['python', f'benchmarks/{script}.py', *sys.argv[1:]])}`."
+    )
