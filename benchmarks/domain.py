@@ -28,7 +28,6 @@ from neobert_hf.common.settings import Count, LocalPath, check_ranges, parse_con
 
 WAYS = {
     "25% replay": "",
-    "5% replay": "--replay_share 0.05",
     "no replay": "--replay_share 0",
     "25% replay, 500 new words": "--new_words 500",
 }
