@@ -41,7 +41,7 @@ def guide_data(tmp_path_factory) -> Path:
     for name in ("small", "domain"):
         model.save_pretrained(folder / "runs" / name / "model")
         tokenizer.save_pretrained(folder / "runs" / name / "model")
-    SentenceTransformer(str(folder / "runs/small/model")).save(str(folder / "runs/embeddings/model"))
+    SentenceTransformer(str(folder / "runs/tiny/model")).save(str(folder / "runs/embeddings/model"))
     return folder
 
 
@@ -58,4 +58,4 @@ def workplace(guide_data, tmp_path, monkeypatch) -> Path:
 
 @pytest.fixture
 def runner(workplace) -> PageRunner:
-    return PageRunner(model=workplace / "runs/small/model")
+    return PageRunner(model=workplace / "runs/tiny/model")

@@ -39,7 +39,7 @@ READ_ONLY = ("python examples/train_sparse", "python examples/train_multi", "pyt
 # Its teacher would be one of them.
 DISTILLATION = (
     "python examples/finetune_embeddings.py --config configs/embeddings/small.yaml --datasets my/datasets.yaml "
-    "--model runs/small/model --miner runs/embeddings/model --negatives 4 --teacher",
+    "--model runs/tiny/model --miner runs/embeddings/model --negatives 4 --teacher",
 )
 
 
@@ -83,10 +83,10 @@ def test_tag_and_answer(guide_runner, workplace, capsys):
 def test_pretrain_and_adapt(guide_runner, workplace, monkeypatch):
     """Adapting starts from the run before it."""
     monkeypatch.setattr(preparing, "start_workers", ThreadPoolExecutor)
-    for name in ("runs/small", "runs/domain"):
+    for name in ("runs/tiny", "runs/domain"):
         shutil.rmtree(workplace / name)
     run(guide_runner, "guides/pretrain.md")
-    assert (workplace / "runs/small/curves.png").is_file()
+    assert (workplace / "runs/tiny/curves.png").is_file()
     run(guide_runner, "guides/adapt.md")
     assert (workplace / "runs/domain/model/model.safetensors").is_file()
     assert "| general |" in (workplace / "runs/domain/report.md").read_text()
@@ -130,7 +130,7 @@ def test_serve_and_publish(guide_runner, workplace, capsys):
 
 
 def test_checkpoints(guide_runner, workplace, capsys):
-    shutil.copytree(workplace / "runs/small/model", workplace / "original/checkpoint")
+    shutil.copytree(workplace / "runs/tiny/model", workplace / "original/checkpoint")
     shutil.move(workplace / "original/checkpoint/config.json", workplace / "original")
     guide_runner.read_only += ("neobert-hf export",)
     run(guide_runner, "checkpoints.md")
