@@ -28,6 +28,7 @@ from neobert_hf.common.settings import Count, LocalPath, check_ranges, parse_con
 
 WAYS = {
     "25% replay": "",
+    "5% replay": "--replay_share 0.05",
     "no replay": "--replay_share 0",
     "25% replay, 500 new words": "--new_words 500",
 }
@@ -43,6 +44,7 @@ class DomainBenchmark:
     domain: str = field(default="linux-kernel-docs", metadata={"help": "the value of `source` that is the domain"})
     output_dir: LocalPath = field(default="runs/domain_benchmark", metadata={"help": "folder of data, runs and logs"})
     results: LocalPath = field(default="benchmarks/results", metadata={"help": "folder of the report"})
+    ways: list[str] = field(default_factory=lambda: list(WAYS), metadata={"help": f"of {', '.join(WAYS)}"})
     seeds: Count = field(default=5, metadata={"help": "runs of each way"})
     pretraining: str = field(default="--max_steps 6000", metadata={"help": "further flags of pretraining"})
     adapting: str = field(
@@ -62,6 +64,10 @@ class DomainBenchmark:
 
     def __post_init__(self):
         check_ranges(self)
+        if ADAPTED not in self.ways or not set(self.ways) <= set(WAYS):
+            raise ValueError(
+                f"`ways` is {self.ways}; it must be {ADAPTED!r}, perhaps with others of {', '.join(WAYS)}."
+            )
 
 
 def divide(settings: DomainBenchmark, data: Path) -> None:
@@ -203,7 +209,7 @@ def main(args: list[str] | None = None) -> None:
             found = list(executor.map(lambda job: work(settings, output, model, *job), jobs))
         return {way: [one for one, job in zip(found, jobs) if job[0] == way] for way in ways}
 
-    reports = of_all_seeds(adapt, WAYS)
+    reports = of_all_seeds(adapt, settings.ways)
     scores = of_all_seeds(score_tasks, (BEFORE, ADAPTED))
     report(settings, reports, scores)
 

@@ -38,7 +38,7 @@ def guide_data(tmp_path_factory) -> Path:
         file.write_text("".join(rows))
     tokenizer = small_tokenizer(model_max_length=64)
     model = small_model(NeoBERTForMaskedLM, pad_token_id=tokenizer.pad_token_id)
-    for name in ("small", "domain"):
+    for name in ("tiny", "domain"):
         model.save_pretrained(folder / "runs" / name / "model")
         tokenizer.save_pretrained(folder / "runs" / name / "model")
     SentenceTransformer(str(folder / "runs/tiny/model")).save(str(folder / "runs/embeddings/model"))
