@@ -374,13 +374,13 @@ def report(settings: WorthArguments, scores: dict, tasks: list[Task], starts: di
         "![accuracy against labelled rows](worth.png)",
         circumstances("worth", "scikit-learn"),
         f"Each start is fine-tuned with {settings.search_seeds} seeds at the rates "
-        f"{', '.join(f'{rate:g}' for rate in settings.learning_rates)}; for texts with a head that reads the state of "
-        f"the first token, and with one that reads the mean of all. {settings.development:,} other rows choose, "
-        f"{settings.seeds} seeds are fine-tuned with that and scored on {settings.test:,} held-out rows. A seed draws "
-        "the training rows, their order, the new head and the random weights, and is the same for all starts, so gains "
-        "are taken seed by seed. The probe is a logistic regression on states that stay as they are. "
-        f"`{COUNTS}` is one without any network: on TF-IDF of words and bigrams, or on each word, its neighbours and "
-        "its last letters. Intervals are 95% by Student's t.",
+        f"{', '.join(f'{rate:g}' for rate in settings.learning_rates)}; texts both with a head that reads the state "
+        "of the first token and with one that reads the mean of all. The rate and the head are chosen by the accuracy "
+        f"on {settings.development:,} rows that are in no training; then {settings.seeds} seeds are scored on "
+        f"{settings.test:,} held-out rows. A seed draws the training rows, their order, the new head and the random "
+        "weights, and is the same for all starts, so gains are taken seed by seed. `probe`: a logistic regression on "
+        f"the states of the model, which is not trained. `{COUNTS}`: one without any network, on TF-IDF of words and "
+        "bigrams, or on each word, its neighbours and its last letters. Intervals are 95% by Student's t.",
         "\n".join(gains_table(scores, tasks, list(starts))),
         "\n".join(scores_table(scores, tasks)),
     )
