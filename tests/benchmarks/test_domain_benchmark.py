@@ -6,7 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import domain
 import domain_tasks
-import pytest
 from datasets import Dataset
 
 from neobert_hf.pretraining import preparing
@@ -20,7 +19,6 @@ def in_markup(number: int, text: str) -> str:
     return f"Part {number}\n======\n\n{text}\n\nThe function ``{words[0]}()`` takes {' '.join(words[1:9])} of it.\n"
 
 
-@pytest.mark.slow
 def test_every_way_is_in_the_report(corpus, tmp_path, monkeypatch):
     texts = [json.loads(line)["text"] for line in (corpus / "train.jsonl").read_text().splitlines()]
     rows = [

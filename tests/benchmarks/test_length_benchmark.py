@@ -14,7 +14,6 @@ from tests.helpers.models import ROOT
 from tests.helpers.one_by_one import OneByOne
 
 
-@pytest.mark.slow
 def test_every_way_is_in_the_report(tmp_path, monkeypatch):
     Dataset.from_list([{"text": topics[name]} for name in sorted(topics)]).to_parquet(tmp_path / "text.parquet")
     done = []
