@@ -10,7 +10,7 @@ from datasets import Dataset
 
 from neobert_hf.pretraining import preparing
 from tests.helpers.examples import load_example
-from tests.helpers.one_by_one import OneByOne
+from tests.helpers.one_by_one import OneByOne, run_here
 
 
 def in_markup(number: int, text: str) -> str:
@@ -27,14 +27,8 @@ def test_every_way_is_in_the_report(corpus, tmp_path, monkeypatch):
     ]
     Dataset.from_list(rows).to_parquet(tmp_path / "text.parquet")
     done = []
-
-    def run(script, flags, log, threads=2):
-        """In this process: every script of its own imports everything anew."""
-        done.append(script)
-        load_example(script.removesuffix(".py")).main(flags.split())
-
     for module in (domain, domain_tasks):
-        monkeypatch.setattr(module, "run", run)
+        monkeypatch.setattr(module, "run", run_here(done))
     monkeypatch.setattr(preparing, "start_workers", ThreadPoolExecutor)
     monkeypatch.setattr(domain, "ThreadPoolExecutor", OneByOne)
     few = "--max_steps 2 --eval_steps 1 --warmup_steps 0 --micro_batch_tokens 64 --global_batch_tokens 64 --bf16 false"

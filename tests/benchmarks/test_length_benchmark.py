@@ -9,21 +9,14 @@ import pytest
 from datasets import Dataset
 
 from neobert_hf.pretraining import preparing
-from tests.helpers.examples import load_example
 from tests.helpers.models import ROOT
-from tests.helpers.one_by_one import OneByOne
+from tests.helpers.one_by_one import OneByOne, run_here
 
 
 def test_every_way_is_in_the_report(tmp_path, monkeypatch):
     Dataset.from_list([{"text": topics[name]} for name in sorted(topics)]).to_parquet(tmp_path / "text.parquet")
     done = []
-
-    def run(script, flags, log, threads):
-        """In this process: every script of its own imports everything anew."""
-        done.append(script)
-        load_example(script.removesuffix(".py")).main(flags.split())
-
-    monkeypatch.setattr(length, "run", run)
+    monkeypatch.setattr(length, "run", run_here(done))
     monkeypatch.setattr(length, "ThreadPoolExecutor", OneByOne)
     monkeypatch.setattr(preparing, "start_workers", ThreadPoolExecutor)
     few = "--max_steps 1 --eval_steps 1 --global_batch_tokens 512 --micro_batch_tokens 512 --held_out_share 0.3 "

@@ -11,8 +11,8 @@ from transformers import AutoTokenizer
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM
 from neobert_hf.pretraining import preparing
 from neobert_hf.pretraining.flops import training_flops
-from tests.helpers.examples import load_example
 from tests.helpers.models import ROOT, small_model
+from tests.helpers.one_by_one import run_here
 
 
 def test_both_ways_are_in_the_report(corpus, tmp_path, monkeypatch):
@@ -22,13 +22,7 @@ def test_both_ways_are_in_the_report(corpus, tmp_path, monkeypatch):
         texts = [json.loads(line)["text"] for line in (corpus / f"{name}.jsonl").read_text().splitlines()]
         Dataset.from_list([{"text": text} for text in texts[:count]]).to_parquet(tmp_path / f"{name}.parquet")
     done = []
-
-    def run(script, flags, log):
-        """In this process: every script of its own imports everything anew."""
-        done.append(script)
-        load_example(script.removesuffix(".py")).main(flags.split())
-
-    monkeypatch.setattr(shrink, "run", run)
+    monkeypatch.setattr(shrink, "run", run_here(done))
     monkeypatch.setattr(preparing, "start_workers", ThreadPoolExecutor)
     monkeypatch.setattr(shrink, "SIZES", {"1/2 layers": (2, 1)})
     monkeypatch.setattr(shrink, "MEASURED_TOKENS", 512)
