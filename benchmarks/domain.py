@@ -65,9 +65,7 @@ class DomainBenchmark:
     def __post_init__(self):
         check_ranges(self)
         if ADAPTED not in self.ways or not set(self.ways) <= set(WAYS):
-            raise ValueError(
-                f"`ways` is {self.ways}; it must be {ADAPTED!r}, perhaps with others of {', '.join(WAYS)}."
-            )
+            raise ValueError(f"`ways` is {self.ways}; it must name {ADAPTED!r}, perhaps with others of {list(WAYS)}.")
 
 
 def divide(settings: DomainBenchmark, data: Path) -> None:
