@@ -15,6 +15,7 @@ MODEL = {
     "configuration_neobert",
     "contextual_neobert",
     "cpu_neobert",
+    "gradients_neobert",
     "input_checks_neobert",
     "modeling_neobert",
     "packing_neobert",

@@ -19,7 +19,8 @@ from torch.nn import functional as F
 from torch.utils.weak import WeakTensorKeyDictionary
 from transformers.utils import logging
 
-from .rotary_neobert import rotate
+from .gradients_neobert import NeoBERTRMSNorm, inverse_root_mean_square, split_and_rotate
+from .rotary_neobert import rotate_in_place
 
 
 logger = logging.get_logger(__name__)
@@ -252,7 +253,7 @@ def blocks_to_compute_in_place(
         or global_hooks._global_forward_pre_hooks
     ):
         return [None for _ in blocks]
-    own_classes = (nn.Linear, nn.RMSNorm, nn.Dropout, mlp_class)
+    own_classes = (nn.Linear, NeoBERTRMSNorm, nn.Dropout, mlp_class)
     own = [
         type(block) is block_class
         and not (block.dropout.training and block.dropout.p)
@@ -301,11 +302,11 @@ def forward_in_place(
     memory (1.01), and no calls of modules, whose code and data the matrix products have pushed out of the cache (1.01).
 
     Args:
-        attend: the block's attention, of the fused projection and a function that rotates queries and keys.
+        attend: the block's attention, of the fused projection and a function that takes it apart, with its rotation.
         packed: what `blocks_to_compute_in_place` gave for the block.
     """
     qkv = linear(rms_norm(hidden_states, block.attention_norm), block.qkv.weight, packed.qkv)
-    attended, weights = attend(qkv, rotate=rotate_in_place)
+    attended, weights = attend(qkv, split=split_and_rotate_in_place)
     del qkv
     hidden_states = linear(attended, block.wo.weight, packed.wo, hidden_states)
     del attended
@@ -322,14 +323,13 @@ def rms_norm(hidden_states: torch.Tensor, norm: nn.RMSNorm) -> torch.Tensor:
     """RMSNorm (Zhang and Sennrich, 2019), in fewer passes than torch's on a CPU if it is float32."""
     if hidden_states.dtype != torch.float32:
         return F.rms_norm(hidden_states, norm.weight.shape, norm.weight, norm.eps)
-    length = torch.linalg.vector_norm(hidden_states, dim=-1, keepdim=True)
-    mean_square = torch.addcmul(length.new_full((), norm.eps), length, length, value=1 / hidden_states.shape[-1])
-    return (hidden_states * mean_square.rsqrt_()).mul_(norm.weight)
+    return (hidden_states * inverse_root_mean_square(hidden_states, norm.eps)).mul_(norm.weight)
 
 
-def rotate_in_place(query_key: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """`rotate` of rotary_neobert.py, which overwrites float32."""
-    if query_key.dtype != torch.float32:
-        return rotate(query_key, table)
-    torch.view_as_complex(query_key.unflatten(-1, (-1, 2))).mul_(torch.view_as_complex(table))
-    return query_key
+def split_and_rotate_in_place(
+    qkv: torch.Tensor, table: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """`split_and_rotate` of gradients_neobert.py, which overwrites float32."""
+    if table is None or qkv.dtype != torch.float32:
+        return split_and_rotate(qkv, table)
+    return *rotate_in_place(qkv[..., :2, :], table).unbind(-2), qkv[..., 2, :]

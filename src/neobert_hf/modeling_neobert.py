@@ -46,6 +46,7 @@ from .checkpoint_checks_neobert import (
 )
 from .configuration_neobert import MODEL_CLASSES, NeoBERTConfig
 from .cpu_neobert import blocks_to_compute_in_place, forward_in_place, is_looked_at, prepare_for_inference
+from .gradients_neobert import NeoBERTRMSNorm, split_and_rotate, swiglu
 from .input_checks_neobert import (
     check_answers,
     check_contents,
@@ -69,7 +70,7 @@ from .packing_neobert import (
     put_prefix_before,
     stays_on_device,
 )
-from .rotary_neobert import rotary_table, rotate
+from .rotary_neobert import rotary_table
 
 
 logger = logging.get_logger(__name__)
@@ -90,8 +91,7 @@ class NeoBERTSwiGLU(nn.Module):
         self.w3 = nn.Linear(width, config.hidden_size, bias=False)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        gate, up = self.w12(hidden_states).chunk(2, dim=-1)
-        return self.w3(F.silu(gate) * up)
+        return self.w3(swiglu(self.w12(hidden_states)))
 
 
 class NeoBERTEncoderBlock(GradientCheckpointingLayer):
@@ -148,16 +148,12 @@ class NeoBERTEncoderBlock(GradientCheckpointingLayer):
         return hidden_states + self.dropout(self.ffn(self.ffn_norm(hidden_states))), weights
 
     def _attend(
-        self, arguments: tuple, qkv: torch.Tensor, rotate: Callable = rotate
+        self, arguments: tuple, qkv: torch.Tensor, split: Callable = split_and_rotate
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The heads side by side, (batch, length, hidden_size), and the weights of backends that have them."""
         rotary, attention_mask, attn_implementation, packed = arguments
         # The fused projection is laid out per head: (heads, 3, dim_head).
-        qkv = qkv.unflatten(-1, (-1, 3, self.config.head_dim))
-        query_key, value = qkv[..., :2, :], qkv[..., 2, :]
-        if rotary is not None:
-            query_key = rotate(query_key, rotary)
-        query, key = query_key.unbind(-2)
+        query, key, value = split(qkv.unflatten(-1, (-1, 3, self.config.head_dim)), rotary)
         if not value.shape[1]:  # Of a batch of nothing but padding no token is left.
             return value.flatten(2), None
         attended, weights = attention_function(attn_implementation)(
@@ -172,7 +168,7 @@ class NeoBERTEncoderBlock(GradientCheckpointingLayer):
 
 
 def build_norm(config: NeoBERTConfig) -> nn.Module:
-    return (nn.RMSNorm if config.rms_norm else nn.LayerNorm)(config.hidden_size, eps=config.norm_eps)
+    return (NeoBERTRMSNorm if config.rms_norm else nn.LayerNorm)(config.hidden_size, eps=config.norm_eps)
 
 
 class NeoBERTPreTrainedModel(PreTrainedModel):

@@ -53,3 +53,11 @@ def rotate_as_complex(query_key: torch.Tensor, table: torch.Tensor) -> torch.Ten
     """
     pairs = torch.view_as_complex(query_key.unflatten(-1, (-1, 2)).float())
     return torch.view_as_real(pairs * torch.view_as_complex(table)).flatten(-2).to(query_key.dtype)
+
+
+def rotate_in_place(query_key: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """`rotate` on a CPU, written over the queries and keys, which may be strided; `table` as there."""
+    if query_key.dtype != torch.float32:
+        return query_key.copy_(rotate_as_complex(query_key, table))
+    torch.view_as_complex(query_key.unflatten(-1, (-1, 2))).mul_(torch.view_as_complex(table))
+    return query_key

@@ -9,7 +9,7 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from neobert_hf import NeoBERTConfig, NeoBERTModel
-from neobert_hf.modeling_neobert import rotary_table, rotate
+from neobert_hf.rotary_neobert import rotary_table, rotate
 from tests.helpers.models import CPU_BACKENDS, positions_of, small_config, small_model
 
 

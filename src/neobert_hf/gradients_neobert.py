@@ -1,0 +1,133 @@
+"""The steps between the matrix products of a block, with faster backward passes for training on a CPU.
+
+Autograd goes back one operation at a time, and each writes new memory: the halves of `w12` and the queries, keys and
+values of `qkv` come back as pieces, which it pads with zeros, adds up or lays side by side. The functions of this file
+write each gradient once, where it belongs: on 2 CPU cores 3.5 ms a layer in place of 6 (8 x 128 tokens).
+
+Elsewhere (on GPUs, for compilers, exporters and transforms of torch.func) the formulas are left to
+torch. Where gradients of gradients are asked for, it differentiates them.
+
+This file is also served from the Hub as remote code, so it imports nothing from the package but its siblings.
+"""
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from .rotary_neobert import rotate, rotate_in_place
+
+
+def is_eager_on_cpu(states: torch.Tensor) -> bool:
+    """Whether the functions of this file may take over: on a CPU, where nobody else looks at each operation."""
+    return (
+        type(states) is torch.Tensor
+        and states.device.type == "cpu"
+        and states.dtype in (torch.float32, torch.bfloat16)
+        and not torch.compiler.is_compiling()
+        and not torch.jit.is_tracing()
+        and not torch._C._are_functorch_transforms_active()
+    )
+
+
+def split_and_rotate(qkv: torch.Tensor, table: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Queries, keys and values (batch, length, heads, dim_head) of `qkv` (batch, length, heads, 3, dim_head).
+
+    Args:
+        table: by which queries and keys are rotated, see `rotary_table`; None without RoPE.
+    """
+    own = table is not None and is_eager_on_cpu(qkv)
+    return SplitAndRotate.apply(qkv, table) if own else _split_and_rotate(qkv, table)
+
+
+def _split_and_rotate(qkv: torch.Tensor, table: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+    query_key, value = qkv[..., :2, :], qkv[..., 2, :]
+    return *(query_key if table is None else rotate(query_key, table)).unbind(-2), value
+
+
+class SplitAndRotate(torch.autograd.Function):
+    """`split_and_rotate`, which goes back into one tensor."""
+
+    @staticmethod
+    def forward(ctx, qkv: torch.Tensor, table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        ctx.save_for_backward(qkv, table)
+        return _split_and_rotate(qkv, table)
+
+    @staticmethod
+    def backward(ctx, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        qkv, table = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            parts = _split_and_rotate(qkv, table)
+            return *torch.autograd.grad(parts, qkv, gradients, create_graph=True), None
+        found = torch.stack(gradients, dim=-2)
+        # The rotation back is that by the conjugate.
+        rotate_in_place(found[..., :2, :], torch.view_as_real(torch.view_as_complex(table).conj_physical()))
+        return found, None
+
+
+class NeoBERTRMSNorm(nn.RMSNorm):
+    """RMSNorm (Zhang and Sennrich, 2019, arXiv 1910.07467)."""
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        if is_eager_on_cpu(hidden_states) and hidden_states.dtype == self.weight.dtype == torch.float32:
+            return RMSNorm.apply(hidden_states, self.weight, self.eps)
+        return super().forward(hidden_states)
+
+
+def inverse_root_mean_square(hidden_states: torch.Tensor, eps: float) -> torch.Tensor:
+    """What RMSNorm multiplies with, (..., 1): on a CPU in float32 twice as fast as inside of torch's."""
+    length = torch.linalg.vector_norm(hidden_states, dim=-1, keepdim=True)
+    mean_square = torch.addcmul(length.new_full((), eps), length, length, value=1 / hidden_states.shape[-1])
+    return mean_square.rsqrt_()
+
+
+class RMSNorm(torch.autograd.Function):
+    """The norm of float32 states, which keeps one number a token for the way back."""
+
+    @staticmethod
+    def forward(ctx, hidden_states: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        inverse = inverse_root_mean_square(hidden_states, eps)
+        ctx.save_for_backward(hidden_states, weight, inverse)
+        ctx.eps = eps
+        return (hidden_states * inverse).mul_(weight)
+
+    @staticmethod
+    def backward(ctx, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+        hidden_states, weight, inverse = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            normed = F.rms_norm(hidden_states, weight.shape, weight, ctx.eps)
+            return *torch.autograd.grad(normed, (hidden_states, weight), gradient, create_graph=True), None
+        products = (gradient * hidden_states).flatten(0, -2)
+        of_weight = inverse.flatten() @ products
+        # y = w x r with r = (mean of x^2 + eps) ** -0.5, whose own gradient is -r^3 x / n.
+        through_inverse = (products @ weight).view_as(inverse) * inverse.pow(3).div_(-weight.numel())
+        return (gradient * weight).mul_(inverse).addcmul_(hidden_states, through_inverse), of_weight, None
+
+
+def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
+    """SiLU of the first half times the second half (Shazeer, 2020, arXiv 2002.05202): (..., 2 x width) to (..., width)."""
+    if is_eager_on_cpu(gate_up):
+        return SwiGLU.apply(gate_up)
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate) * up
+
+
+class SwiGLU(torch.autograd.Function):
+    """`swiglu`, which keeps its input only, and goes back into one tensor."""
+
+    @staticmethod
+    def forward(ctx, gate_up: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(gate_up)
+        gate, up = gate_up.chunk(2, dim=-1)
+        return F.silu(gate).mul_(up)
+
+    @staticmethod
+    def backward(ctx, gradient: torch.Tensor) -> torch.Tensor:
+        (gate_up,) = ctx.saved_tensors
+        gate, up = gate_up.chunk(2, dim=-1)
+        if torch.is_grad_enabled():
+            return torch.autograd.grad(F.silu(gate) * up, gate_up, gradient, create_graph=True)[0]
+        found = torch.empty_like(gate_up, memory_format=torch.contiguous_format)
+        of_gate, of_up = found.chunk(2, dim=-1)
+        torch.mul(gradient, F.silu(gate), out=of_up)
+        torch.ops.aten.silu_backward.grad_input(gradient * up, gate, grad_input=of_gate)
+        return found
