@@ -104,7 +104,7 @@ class RMSNorm(torch.autograd.Function):
 
 
 def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
-    """SiLU of the first half times the second half (Shazeer, 2020, arXiv 2002.05202): (..., 2 x width) to (..., width)."""
+    """SiLU of the first half times the second half (Shazeer, 2020, arXiv 2002.05202), (..., width)."""
     if is_eager_on_cpu(gate_up):
         return SwiGLU.apply(gate_up)
     gate, up = gate_up.chunk(2, dim=-1)

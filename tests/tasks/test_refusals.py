@@ -77,6 +77,9 @@ def test_paths_that_do_not_exist_are_said_to_be_that(tmp_path, monkeypatch):
     for name in ("data/review.csv", "./data/review.csv", str(tmp_path / "data" / "review.csv")):
         with pytest.raises(FileNotFoundError, match="`data` is .*no such file or folder; did you mean .*reviews.csv"):
             rows_of(name)
+    for name in ("nowhere.csv", "my.rows.TSV", "owner/rows.jsonl.gz"):
+        with pytest.raises(FileNotFoundError, match=f"`data` is '{name}', and there is no such file or folder"):
+            rows_of(name)
     with pytest.raises(FileNotFoundError, match="`test_data` is 'nowhere.csv', and there is no such file"):
         rows_of("data/reviews.csv", test_data="nowhere.csv")
     with pytest.raises(

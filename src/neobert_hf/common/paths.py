@@ -16,6 +16,8 @@ from pathlib import Path, PurePosixPath
 LONGEST_NAME = 200
 # Separators of any system, and characters that nobody sees.
 NOT_IN_A_NAME = re.compile(r"[/\\\x00-\x1f\x7f]")
+# What ends in one of these is a file with rows, and no repository of the Hub.
+DATA_FILE = re.compile(r"\.(csv|tsv|jsonl?|parquet|txt|md|conllu?|bio|iob2?)(\.(gz|bz2|xz|zst))?$", re.IGNORECASE)
 # Of a Hub repository in the cache: `models--OWNER--NAME/snapshots/COMMIT`, full of links to `../../blobs`.
 CACHED = ("models--", "datasets--")
 
@@ -87,9 +89,10 @@ def check_file_name(name: object, what: str) -> str:
 
 
 def can_be_id(name: str) -> bool:
-    """Whether a name has the form of an id of the Hub, `name` or `owner/name`."""
+    """Whether a name has the form of an id of the Hub, `name` or `owner/name`, and not that of a file with rows."""
     parts = name.split("/")
-    return len(parts) < 3 and all(parts) and parts[0][0] not in ".~" and not set("*?[\\") & set(name)
+    formed = len(parts) < 3 and all(parts) and parts[0][0] not in ".~" and not set("*?[\\") & set(name)
+    return formed and not DATA_FILE.search(name)
 
 
 def looks_like_path(name: str) -> bool:

@@ -211,7 +211,7 @@ def local_files(source: str) -> list[Path]:
         files = [path] if path.is_file() else [Path(file) for file in glob.glob(str(path), recursive=True)]
         files = [file for file in files if file.is_file()]
     if not files:
-        if looks_like_path(source) or suffix_of(path):
+        if looks_like_path(source):
             raise FileNotFoundError(
                 f"{source!r} matches no file; give a file, a pattern, a folder or a Hub dataset id."
             )
