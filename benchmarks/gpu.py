@@ -38,7 +38,7 @@ import torch
 import transformers
 from encoders import ENCODERS, build_config
 from forward import CUDA, DEVICE, DTYPE, machine
-from gpu_probe import LONGEST, Sizes, probes, profiles
+from gpu_probe import LONGEST, Sizes, probes, profiles, small_batches
 from gpu_report import page
 from throughput import PAPER_LENGTHS, Cell, Record, ThroughputArguments, measure_cell, plan, start_turn
 
@@ -142,6 +142,7 @@ class Study:
         yield from self.cells([name for name in others if name == RIVAL], first, [])
         yield from self.cells([NEOBERT], every, every, compile=True)
         yield from self.cells([NEOBERT], long, [], compile=True)
+        yield from (Job("numbers", key, 45, 0, measure) for key, measure in small_batches(sizes).items())
         yield from (Job("numbers", key, 45, 0, measure) for key, measure in profiles(sizes).items())
         yield from self.cells(others, every, [])
         yield from self.cells(others, [], first)

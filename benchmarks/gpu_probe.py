@@ -11,13 +11,15 @@ from functools import partial
 from importlib.util import find_spec
 
 import torch
-from encoders import build_config, build_model
+from encoders import build_config, build_model, forward_flops
 from forward import CUDA, DEVICE, DTYPE
 from throughput import PAPER_LENGTHS, time_steps
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from neobert_hf.modeling_neobert import rotary_table, rotate, swiglu_width
+from neobert_hf.gradients_neobert import swiglu
+from neobert_hf.modeling_neobert import swiglu_width
+from neobert_hf.rotary_neobert import rotary_table, rotate
 
 
 LONGEST = 32_768
@@ -32,12 +34,16 @@ class Sizes:
         tokens: of a batch.
         lengths: of the sequences that it is cut into.
         copied: bytes of the tensor that is copied.
+        few: tokens of small batches.
+        layers: of the model that reads these.
         seconds: that a measurement takes at least, in repeated calls.
     """
 
     tokens: int = 65_536 if CUDA else 128
     lengths: tuple[int, ...] = (*PAPER_LENGTHS, LONGEST) if CUDA else (16, 64)
     copied: int = 2**31 if CUDA else 2**16
+    few: tuple[int, ...] = (32, 512, 2048) if CUDA else (16,)
+    layers: int = 28 if CUDA else 1
     seconds: float = 0.2 if CUDA else 0.0
 
 
@@ -70,6 +76,18 @@ def probes(sizes: Sizes) -> dict[str, Callable[[], dict]]:
             key = f"attention with gradients {name} {length}"
             found[key] = partial(attention, sizes, config, attend, length, True)
     return found
+
+
+def small_batches(sizes: Sizes) -> dict[str, Callable[[], dict]]:
+    """Whether recorded graphs help where kernels are shorter than what it takes to start them."""
+    ways = [(compiled, graph) for compiled in (False, True) for graph in (False, True) if CUDA or not graph]
+    return {
+        named(f"forward of {tokens:,} tokens", compiled) + (", CUDA graph" if graph else ""): partial(
+            small_batch, sizes, tokens, compiled, graph
+        )
+        for compiled, graph in ways
+        for tokens in sizes.few
+    }
 
 
 def profiles(sizes: Sizes) -> dict[str, Callable[[], dict]]:
@@ -159,11 +177,7 @@ def elementwise(sizes: Sizes, config, name: str, compiled: bool) -> dict:
         positions = torch.arange(sizes.tokens, device=DEVICE)[None] % length
         inputs, moved = (projected, rotary_table(config, positions, length)), 2 * projected.numel()
     elif name == "swiglu":
-        inputs, moved = (random(sizes.tokens, 2 * inner),), 3 * sizes.tokens * inner
-
-        def function(gate_and_up):
-            gate, up = gate_and_up.chunk(2, dim=-1)
-            return F.silu(gate) * up
+        function, inputs, moved = swiglu, (random(sizes.tokens, 2 * inner),), 3 * sizes.tokens * inner
     else:
         inputs, moved = (random(sizes.tokens, width), random(width)), 2 * sizes.tokens * width
 
@@ -174,6 +188,28 @@ def elementwise(sizes: Sizes, config, name: str, compiled: bool) -> dict:
         torch.compiler.reset()
         function = torch.compile(function, dynamic=True)
     return time_call(lambda: function(*inputs), sizes, bytes=moved * inputs[0].element_size())
+
+
+@torch.inference_mode()
+def small_batch(sizes: Sizes, tokens: int, compiled: bool, graph: bool) -> dict:
+    """A forward pass of one sequence; `graph`: its kernels are recorded once and started together."""
+    config = build_config("NeoBERT", num_hidden_layers=sizes.layers)
+    model = build_model(config, "sdpa", DEVICE, DTYPE).base_model.eval()
+    # Nothing may be read while it is recorded.
+    model.check_values = False
+    ids = torch.randint(5, config.vocab_size, (1, tokens), device=DEVICE)
+    flops = forward_flops(model, torch.tensor([tokens]), 0)
+    if compiled:
+        torch.compiler.reset()
+        model.compile(dynamic=True)
+    if not graph:
+        return time_call(lambda: model(ids), sizes, flops=flops)
+    for _ in range(3):  # Kernels are chosen and compiled before.
+        model(ids)
+    recorded = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(recorded):
+        model(ids)
+    return time_call(recorded.replay, sizes, flops=flops)
 
 
 def profile(sizes: Sizes, mode: str, compiled: bool) -> dict:
