@@ -4,7 +4,6 @@ FOLDOC explains computing terms: a term asks for its entry, which often holds th
 sentence that uses a word asks for the word's definition, which seldom shares a word with it.
 """
 
-import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -18,7 +17,6 @@ from datasets import Dataset
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
 
-from neobert_hf.common.atomic_writes import write_json
 from neobert_hf.embeddings.models import build_encoder
 
 
@@ -175,10 +173,8 @@ def fuse(*scores: np.ndarray) -> np.ndarray:
     return sum(1 / (FUSION_CONSTANT + rank) for rank in ranks)
 
 
-def evaluate(encoder: SentenceTransformer, tests: TestData, file: Path) -> dict[str, float]:
-    """All scores of a model, which are kept in a file."""
-    if file.exists():
-        return json.loads(file.read_text())
+def evaluate(encoder: SentenceTransformer, tests: TestData) -> dict[str, float]:
+    """All scores of a model."""
     scores = {}
     for part, retrievals in (("development", tests.development), ("test", tests.test)):
         for name, data in retrievals.items():
@@ -189,7 +185,6 @@ def evaluate(encoder: SentenceTransformer, tests: TestData, file: Path) -> dict[
     pairs = tests.similarity
     evaluator = EmbeddingSimilarityEvaluator(pairs["sentence1"][:], pairs["sentence2"][:], pairs["score"][:])
     scores["similarity"] = float(evaluator(encoder)["spearman_cosine"])
-    write_json(file, scores)
     return scores
 
 

@@ -6,13 +6,14 @@ Every recipe starts from the same model and trains on the same pairs for as many
 learning rate with the first seed, the rate chosen on held-out pairs that are not tested on, then the other seeds. The
 model that mines and guides is the plain one of the first seed. The teacher is a reranker that is trained from the same
 start on the same pairs, so that nothing but the way of training differs; `--teacher` takes another one. Interrupted,
-the same command goes on.
+the same command goes on, on another machine as well: see stored_runs.py.
 """
 
 import statistics
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from threading import Lock
 
 from circumstances import circumstances
 from embedding_report import (
@@ -28,6 +29,7 @@ from embedding_report import (
 from embedding_scores import TestData, evaluate, load_model, split_pairs
 from matplotlib.figure import Figure
 from pretraining import ROOT, run
+from stored_runs import StoredRuns
 
 from neobert_hf.common.atomic_writes import write_json, write_png, write_text
 from neobert_hf.common.fingerprints import model_files_fingerprint, value_checksum
@@ -35,6 +37,7 @@ from neobert_hf.common.report import markdown_table
 from neobert_hf.common.settings import Count, Positive, check_ranges, parse_config
 
 
+TRAIN = "finetune_embeddings.py"
 PLAIN, MINED, TAUGHT = "plain", "mined negatives", "distillation"
 MINER = "--miner {helper} --negatives 4"
 # Flags beside those of the plain recipe. A teacher compares the documents of a row, so it needs mined negatives.
@@ -80,58 +83,84 @@ class Benchmark:
 
     Args:
         datasets: YAML file of the pairs to train on.
-        helpers: values for the braces in `RECIPES`, as far as they are known.
     """
 
     settings: TrainingBenchmarkArguments
     tests: TestData
     datasets: Path
-    helpers: dict[str, str]
+    runs: StoredRuns
+    lock: Lock = field(default_factory=Lock)
 
-    def train(self, script: str, config: str, flags: str) -> Path:
-        """Train unless that is done, and return the folder of the run, whose name tells its flags and its start."""
+    @property
+    def output(self) -> Path:
+        return Path(self.settings.output_dir).resolve()
+
+    def train(self, script: str, config: str, flags: str, *helpers: str) -> Path:
+        """Train unless that is done, and return the folder of the run, whose name tells its flags and its start.
+
+        Args:
+            helpers: folders of models that the flags name.
+        """
         flags = (
             f"--config {ROOT}/configs/embeddings/{config} --datasets {self.datasets} --model {self.settings.start} "
             f"--max_length 64 --eval_strategy no --save_steps 200 --report_to none {flags} {self.settings.limit}"
         )
-        output = Path(self.settings.output_dir).resolve()
-        helpers = [self.helpers[name] for name in ("helper", "teacher") if name in self.helpers]
-        used = [self.settings.start, *(folder for folder in helpers if folder in flags)]
-        folder = output / value_checksum([flags, *map(model_files_fingerprint, used)])
+        used = [self.settings.start, *helpers]
+        folder = self.output / value_checksum([flags, *map(model_files_fingerprint, used)])
         if not (folder / "log.json").exists():
             folder.mkdir(parents=True, exist_ok=True)
             # The same for all runs: mined once.
-            (output / "mined").mkdir(exist_ok=True)
+            (self.output / "mined").mkdir(exist_ok=True)
             if not (folder / "mined").exists():
-                (folder / "mined").symlink_to(output / "mined")
+                (folder / "mined").symlink_to(self.output / "mined")
             run(script, f"{flags} --output_dir {folder}", folder / "output.txt", threads=1)
         return folder
 
-    def train_and_score(self, recipe: str, rate: float, seed: int) -> tuple[Path, dict[str, float]]:
-        flags = f"--learning_rate {rate} --seed {seed} {self.settings.pairs} {RECIPES[recipe].format(**self.helpers)}"
-        folder = self.train("finetune_embeddings.py", "small.yaml", flags)
-        return folder / "model", evaluate(load_model(folder / "model"), self.tests, folder / "scores.json")
+    def flags(self, rate: float, seed: int) -> str:
+        return f"--learning_rate {rate:g} --seed {seed} {self.settings.pairs}"
+
+    def scores(self, recipe: str, rate: float, seed: int) -> dict[str, float]:
+        def train_and_score() -> dict[str, float]:
+            flags = f"{self.flags(rate, seed)} {RECIPES[recipe].format_map(self.helpers if recipe != PLAIN else {})}"
+            helpers = [] if recipe == PLAIN else [self.helpers["helper"], self.helpers["teacher"]]
+            used = [folder for folder in helpers if folder in flags]
+            return evaluate(load_model(self.train(TRAIN, "small.yaml", flags, *used) / "model"), self.tests)
+
+        settings = self.settings
+        told = [model_files_fingerprint(settings.start), f"{self.flags(rate, seed)} {RECIPES[recipe]}".strip()]
+        if "{teacher}" in RECIPES[recipe]:
+            told.append(f"teacher: {settings.teacher or settings.reranker}")
+        told += [settings.limit] * bool(settings.limit) + [f"{settings.test_rows} test rows"] * bool(settings.test_rows)
+        return self.runs.result("; ".join(told), train_and_score)
+
+    def best_rate(self, recipe: str) -> float:
+        """By the first seed, on the development pairs."""
+        return max(self.settings.learning_rates, key=lambda rate: development_mean(self.scores(recipe, rate, 0)))
 
     def run_recipe(self, recipe: str) -> dict:
-        """The best learning rate, the model of the first seed with it, and the scores of every seed."""
-        found = {}
-        for rate in self.settings.learning_rates:
-            _, scores = self.train_and_score(recipe, rate, 0)
-            found[rate] = development_mean(scores)
-        rate = max(found, key=found.get)
-        models, scores = zip(*(self.train_and_score(recipe, rate, seed) for seed in range(self.settings.seeds)))
+        """The best learning rate, and the scores of every seed with it."""
+        rate = self.best_rate(recipe)
+        scores = [self.scores(recipe, rate, seed) for seed in range(self.settings.seeds)]
         print(f"{recipe}: FOLDOC {statistics.mean(one['test FOLDOC'] for one in scores):.3f}", flush=True)
-        return {"rate": rate, "model": str(models[0]), "scores": list(scores)}
+        return {"rate": rate, "scores": scores}
 
-    def train_teacher(self) -> str:
-        """A reranker from the same start, with the documents that the plain model confuses as wrong ones."""
-        flags = f"{MINER.format(**self.helpers)} --seed 0 {self.settings.reranker}"
-        return str(self.train("train_reranker.py", "reranker.yaml", flags) / "model")
+    @property
+    def helpers(self) -> dict[str, str]:
+        """Folders for the braces in `RECIPES`, made when a run that is not stored first needs them.
+
+        The miner and guide is the plain model of the first seed. The teacher is a reranker from the same start, with
+        the documents that the plain model confuses as wrong ones.
+        """
+        with self.lock:
+            plain = self.train(TRAIN, "small.yaml", f"{self.flags(self.best_rate(PLAIN), 0)} ")
+            found = {"helper": str(plain / "model"), "teacher_dir": str(self.output / "teacher")}
+            if not (teacher := self.settings.teacher):
+                flags = f"{MINER.format_map(found)} --seed 0 {self.settings.reranker}"
+                teacher = str(self.train("train_reranker.py", "reranker.yaml", flags, found["helper"]) / "model")
+            return found | {"teacher": teacher}
 
     def run_all(self) -> dict[str, dict]:
         results = {PLAIN: self.run_recipe(PLAIN)}
-        self.helpers |= {"helper": results[PLAIN]["model"]}
-        self.helpers |= {"teacher": self.settings.teacher or self.train_teacher()}
         others = [name for name in RECIPES if name in self.settings.recipes and name != PLAIN]
         with ThreadPoolExecutor(self.settings.processes) as executor:
             return results | dict(zip(others, executor.map(self.run_recipe, others)))
@@ -173,12 +202,12 @@ def plot(results: dict[str, dict], file: Path) -> None:
     write_png(file, figure)
 
 
-def report(settings: TrainingBenchmarkArguments, results: dict[str, dict]) -> str:
+def report(settings: TrainingBenchmarkArguments, results: dict[str, dict], runs: StoredRuns) -> str:
     teacher = settings.teacher or f"a reranker, `configs/embeddings/reranker.yaml` with `{settings.reranker}`"
     sections = (
         "# What each way of training embeddings adds",
         "![what each recipe adds to the plain one](embedding_training.png)",
-        circumstances("embedding_training", "sentence-transformers", "peft"),
+        circumstances("embedding_training", "sentence-transformers", "peft", runs=runs),
         f"{TESTS} {SIMILARITY}",
         f"Every recipe is `configs/embeddings/small.yaml` with `{settings.pairs}` and the flags of the second table, "
         f"from one start. Miner and guide: the plain model of the first seed. Teacher: {teacher}. Rates "
@@ -197,20 +226,18 @@ def main(args: list[str] | None = None) -> None:
     # 1. Pairs to train on, and others to test on
     output = Path(settings.output_dir)
     tests = split_pairs(Path(settings.data), output / "data", settings.test_rows)
-    helpers = {"teacher_dir": str((output / "teacher").resolve())}
-    benchmark = Benchmark(
-        settings, tests, describe_pairs("small_datasets.yaml", settings.data, output / "data"), helpers
-    )
+    folder = Path(settings.results)
+    runs = StoredRuns(folder / "single_runs" / "embedding_training.json")
+    benchmark = Benchmark(settings, tests, describe_pairs("small_datasets.yaml", settings.data, output / "data"), runs)
 
     # 2. Trainings and scores
     results = benchmark.run_all()
 
     # 3. Report
-    folder = Path(settings.results)
     folder.mkdir(parents=True, exist_ok=True)
     plot(results, folder / "embedding_training.png")
     write_json(folder / "embedding_training.json", {"settings": asdict(settings), "results": results})
-    write_text(folder / "embedding_training.md", report(settings, results))
+    write_text(folder / "embedding_training.md", report(settings, results, runs))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@
 Each start, and random weights beside them, is scored as it is, after fine-tuning on pairs, and, with `--text_pairs`,
 after a contrastive stage on text and fine-tuning on pairs. All get the same search: every learning rate with the first
 seed, the rate chosen on held-out pairs that are not tested on, then the other seeds. Interrupted, the same command goes
-on.
+on, on another machine as well: see stored_runs.py.
 """
 
 import itertools
@@ -28,6 +28,7 @@ from embedding_report import (
 from embedding_scores import TestData, bm25_alone, evaluate, load_model, split_pairs
 from matplotlib.figure import Figure
 from pretraining import ROOT, run, save_random
+from stored_runs import StoredRuns
 
 from neobert_hf.common.atomic_writes import write_json, write_png, write_text
 from neobert_hf.common.fingerprints import checkpoint_fingerprint
@@ -45,6 +46,7 @@ COLUMNS = {
 }
 PLAIN, PAIRS, BOTH = "as it is", "fine-tuned on pairs", "contrastive stage, then pairs"
 STAGES = {PLAIN: (), PAIRS: ("pairs",), BOTH: ("contrastive", "pairs")}
+CONFIGS = {"contrastive": "contrastive.yaml", "pairs": "small.yaml"}
 
 
 @dataclass
@@ -84,6 +86,7 @@ class Benchmark:
     settings: EmbeddingBenchmarkArguments
     tests: TestData
     descriptions: dict[str, Path]
+    runs: StoredRuns
 
     @property
     def output(self) -> Path:
@@ -98,34 +101,38 @@ class Benchmark:
             save_random(folder, random, seed)
         return random
 
+    def flags(self, stage: str, rate: float) -> str:
+        """Of a stage, without the seed and those that name files."""
+        own = {"contrastive": self.settings.contrastive, "pairs": self.settings.pairs}[stage]
+        return f"--max_length 64 --learning_rate {rate:g} {own} {self.settings.limit}".strip()
+
     def train(self, model: Path, output: Path, stage: str, rate: float, seed: int) -> Path:
         """Fine-tune unless that is done, and return the folder of the model."""
         if not (output / "log.json").exists():
             output.mkdir(parents=True, exist_ok=True)
-            config, flags = {
-                "contrastive": ("contrastive.yaml", self.settings.contrastive),
-                "pairs": ("small.yaml", self.settings.pairs),
-            }[stage]
             flags = (
-                f"--config {ROOT}/configs/embeddings/{config} --datasets {self.descriptions[stage]} --model {model} "
-                f"--output_dir {output} --max_length 64 --learning_rate {rate} --seed {seed} --eval_strategy no "
-                f"--save_steps 200 --report_to none {flags} {self.settings.limit}"
+                f"--config {ROOT}/configs/embeddings/{CONFIGS[stage]} --datasets {self.descriptions[stage]} "
+                f"--model {model} --output_dir {output} --seed {seed} --eval_strategy no --save_steps 200 "
+                f"--report_to none {self.flags(stage, rate)}"
             )
             run("finetune_embeddings.py", flags, output / "output.txt", threads=1)
         return output / "model"
 
-    def scores(self, model: Path, file: Path) -> dict[str, float]:
-        return evaluate(load_model(model), self.tests, file)
-
     def train_and_score(self, name: str, folder: Path, stages: list[tuple[str, float]], seed: int) -> dict[str, float]:
         """Scores after some stages, each with its learning rate."""
-        model = self.start(name, folder, seed)
-        place = self.output / f"{name}-{checkpoint_fingerprint(str(folder))[:8]}"
-        for stage, rate in stages:
-            place = place / f"{stage}_{rate:g}_{seed}"
-            model = self.train(model, place, stage, rate, seed)
-        place.mkdir(parents=True, exist_ok=True)
-        return self.scores(model, place / f"scores_{seed}.json")
+        fingerprint = checkpoint_fingerprint(str(folder))[:8]
+
+        def train_all() -> dict[str, float]:
+            model, place = self.start(name, folder, seed), self.output / f"{name}-{fingerprint}"
+            for stage, rate in stages:
+                place = place / f"{stage}_{rate:g}_{seed}"
+                model = self.train(model, place, stage, rate, seed)
+            return evaluate(load_model(model), self.tests)
+
+        start = f"{'random weights' if name == RANDOM else 'weights'} of {fingerprint}"
+        told = [start, *(f"{CONFIGS[stage]} {self.flags(stage, rate)}" for stage, rate in stages), f"seed {seed}"]
+        told += [f"{self.settings.test_rows} test rows"] * (self.settings.test_rows is not None)
+        return self.runs.result("; ".join(told), train_all)
 
     def search(self, name: str, folder: Path, stages: list[tuple[str, float]], stage: str) -> float:
         """The learning rate of one more stage that is best on development pairs, with the first seed."""
@@ -197,7 +204,7 @@ def plot(results: dict[str, dict], file: Path) -> None:
     write_png(file, figure)
 
 
-def report(settings: EmbeddingBenchmarkArguments, results: dict[str, dict], starts: list[str]) -> str:
+def report(settings: EmbeddingBenchmarkArguments, results: dict[str, dict], starts: list[str], runs: StoredRuns) -> str:
     contrastive = f"Contrastive stage: `configs/embeddings/contrastive.yaml` with `{settings.contrastive}`. "
     contrastive = contrastive if settings.text_pairs else "No contrastive stage was run. "
     others = [f"`{other.split('=', 1)[0]}` (`{other.split('=', 1)[1]}`)" for other in settings.others]
@@ -205,7 +212,7 @@ def report(settings: EmbeddingBenchmarkArguments, results: dict[str, dict], star
     sections = (
         "# What pretraining and a contrastive stage are worth for retrieval",
         "![scores](embeddings.png)",
-        circumstances("embeddings", "sentence-transformers", "bm25s"),
+        circumstances("embeddings", "sentence-transformers", "bm25s", runs=runs),
         f"{TESTS} `with BM25`: reciprocal rank fusion of both. {SIMILARITY}{others}",
         f"{contrastive}Pairs: `configs/embeddings/small.yaml` with `{settings.pairs}`. Texts are cut at 64 tokens in "
         f"training and 128 in tests. Rates {', '.join(f'{rate:g}' for rate in settings.learning_rates)} are tried by "
@@ -229,15 +236,15 @@ def main(args: list[str] | None = None) -> None:
     descriptions = {
         stage: describe_pairs(name, settings.data, split, settings.text_pairs) for stage, name in files.items()
     }
-    benchmark = Benchmark(settings, tests, descriptions)
+    runs = StoredRuns(Path(settings.results) / "single_runs" / "embeddings.json")
+    benchmark = Benchmark(settings, tests, descriptions, runs)
 
     # 2. Trainings and scores
     jobs = {name: Path(folder) for name, folder in starts.items()} | {RANDOM: first}
     with ThreadPoolExecutor(settings.processes) as executor:
         results = dict(zip(jobs, executor.map(benchmark.run_all, jobs, jobs.values())))
     for name, folder in (other.split("=", 1) for other in settings.others):
-        file = Path(settings.output_dir) / f"{name}.json"
-        results[name] = {PLAIN: {"rates": [], "scores": [benchmark.scores(Path(folder), file)]}}
+        results[name] = {PLAIN: {"rates": [], "scores": [evaluate(load_model(Path(folder)), tests)]}}
     results["BM25"] = {PLAIN: {"rates": [], "scores": [bm25_alone(tests)]}}
 
     # 3. Report
@@ -245,7 +252,7 @@ def main(args: list[str] | None = None) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     plot(results, folder / "embeddings.png")
     write_json(folder / "embeddings.json", {"settings": asdict(settings), "results": results})
-    write_text(folder / "embeddings.md", report(settings, results, list(starts)))
+    write_text(folder / "embeddings.md", report(settings, results, list(starts), runs))
 
 
 if __name__ == "__main__":

@@ -205,10 +205,15 @@ def table(rows: list[dict]) -> str:
 def machine() -> str:
     if CUDA:
         return torch.cuda.get_device_name()
-    model = [line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")]
     allocator = [f"{name}={value}" for name, value in sorted(os.environ.items()) if name in ALLOCATOR]
-    processor = model[0] if model else platform.processor()
-    return ", ".join([processor, f"{torch.get_num_threads()} threads", *allocator])
+    return ", ".join([processor(), f"{torch.get_num_threads()} threads", *allocator])
+
+
+def processor() -> str:
+    """The name of the CPU, as Linux tells it."""
+    told = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    model = [line.split(":")[1].strip() for line in told if line.startswith("model name")]
+    return model[0] if model else platform.processor()
 
 
 def main() -> None:

@@ -4,7 +4,7 @@
 
 examples/extend_length.py trains the small model, which knows 256 tokens, with each new length and way of positions.
 Before, and with each seed after it, it measures pseudo-perplexity and how many facts are found, at every length.
-Interrupted, the same command goes on.
+Interrupted, the same command goes on, on another machine as well: see stored_runs.py.
 """
 
 import itertools
@@ -16,8 +16,10 @@ from typing import Annotated
 
 from circumstances import circumstances
 from pretraining import ROOT, run
+from stored_runs import StoredRuns
 
 from neobert_hf.common.atomic_writes import write_text
+from neobert_hf.common.fingerprints import checkpoint_fingerprint
 from neobert_hf.common.report import Line, Panel, markdown_table, mean_interval, plot_lines
 from neobert_hf.common.settings import Count, LocalPath, Range, check_ranges, parse_config
 
@@ -48,8 +50,26 @@ class LengthBenchmark:
         check_ranges(self)
 
 
-def extend(settings: LengthBenchmark, length: int, way: str, seed: int) -> dict[str, dict[str, dict[str, float]]]:
+def extend(
+    settings: LengthBenchmark, runs: StoredRuns, length: int, way: str, seed: int
+) -> dict[str, dict[str, dict[str, float]]]:
     """By state of the model and length: `found` in percent, and `pseudo_perplexity`."""
+    told = [
+        checkpoint_fingerprint(settings.model)[:8],
+        f"{length} tokens",
+        WAYS[way],
+        settings.training,
+        f"seed {seed}",
+    ]
+    measured = runs.result("; ".join(told), lambda: train(settings, length, way, seed))
+    for points in measured.values():
+        for point in points.values():
+            point["found"] *= 100
+    return measured
+
+
+def train(settings: LengthBenchmark, length: int, way: str, seed: int) -> dict:
+    """What extend_length.py measures."""
     folder = Path(settings.output_dir) / f"{length}_{way.split()[0].lower()}_{seed}"
     if not (folder / "report.json").exists():
         folder.mkdir(parents=True, exist_ok=True)
@@ -57,11 +77,7 @@ def extend(settings: LengthBenchmark, length: int, way: str, seed: int) -> dict[
         flags += f" --max_length {length} {WAYS[way]} --seed {seed} --use_cpu true --report_to none"
         flags += f" --output_dir {folder} {settings.training}"
         run("extend_length.py", flags, folder / "log.txt", threads=1)
-    measured = json.loads((folder / "report.json").read_text())["measured"]
-    for points in measured.values():
-        for point in points.values():
-            point["found"] *= 100
-    return measured
+    return json.loads((folder / "report.json").read_text())["measured"]
 
 
 def states(runs: dict[str, list[dict]]) -> dict[str, list[dict]]:
@@ -108,9 +124,10 @@ def plot(measured: dict[int, dict[str, list[dict]]], file: Path) -> None:
 
 def main(args: list[str] | None = None) -> None:
     (settings,) = parse_config(LengthBenchmark, args=args)
+    runs = StoredRuns(Path(settings.results) / "single_runs" / "length.json")
     jobs = list(itertools.product(settings.lengths, WAYS, range(settings.seeds)))
     with ThreadPoolExecutor(settings.processes) as executor:
-        reports = dict(zip(jobs, executor.map(lambda job: extend(settings, *job), jobs)))
+        reports = dict(zip(jobs, executor.map(lambda job: extend(settings, runs, *job), jobs)))
     measured = {
         length: states({way: [reports[length, way, seed] for seed in range(settings.seeds)] for way in WAYS})
         for length in settings.lengths
@@ -120,7 +137,7 @@ def main(args: list[str] | None = None) -> None:
         "",
         "![Facts found and pseudo-perplexity against length](length.png)",
         "",
-        circumstances("length"),
+        circumstances("length", runs=runs),
         "",
         f"The small model knows 256 tokens. Of {settings.seeds} seeds of training: means with 95% intervals (Student's "
         "t); without training there is one model. A fact is a statement somewhere in the text and a question at its "

@@ -3,8 +3,8 @@
     python benchmarks/scaling_small.py --text ../shared/data/text
 
 Every run is `examples/pretrain.py` with `configs/pretrain/small.yaml` and a few flags, and as many tokens as the
-compute of its round allows. Rewrites benchmarks/results/scaling_small.md at the end, and scaling_small.json after every
-run: what that holds is not trained again, on another machine neither.
+compute of its round allows. Rewrites benchmarks/results/scaling_small.md. Interrupted, the same command goes on, on
+another machine as well: see stored_runs.py.
 """
 
 import itertools
@@ -15,9 +15,10 @@ from pathlib import Path
 
 from circumstances import circumstances
 from pretraining import ROOT, run
+from stored_runs import StoredRuns
 
 from neobert_hf import NeoBERTConfig
-from neobert_hf.common.atomic_writes import write_json, write_text
+from neobert_hf.common.atomic_writes import write_text
 from neobert_hf.common.report import Line, Panel, markdown_table, plot_lines
 from neobert_hf.common.settings import Count, Positive, check_ranges, parse_config
 from neobert_hf.pretraining.flops import training_flops
@@ -176,7 +177,7 @@ def plot(curves: dict[Candidate, list[tuple[float, float]]], losses: dict[Candid
     plot_lines(file, panels)
 
 
-def report(curves: dict[Candidate, list], losses: dict[Candidate, float]) -> str:
+def report(curves: dict[Candidate, list], losses: dict[Candidate, float], runs: StoredRuns) -> str:
     rows = []
     for candidate in sorted(curves, key=lambda one: (one.compute, losses[one])):
         masks = "BERT's" if candidate.masks == BERT_MASKS else "paper's"
@@ -189,7 +190,7 @@ def report(curves: dict[Candidate, list], losses: dict[Candidate, float]) -> str
     sections = (
         "# Which small model to pretrain on a CPU",
         "![held-out loss against compute](scaling_small.png)",
-        circumstances("scaling_small", precision="one thread a run, bfloat16 autocast"),
+        circumstances("scaling_small", precision="one thread a run, bfloat16 autocast", runs=runs),
         "All runs of a round have the same compute, not the same steps. Losses by token compare runs of one "
         "vocabulary; the last column, divided by the characters of a token, compares all. Masks of the two kinds are "
         "not equally hard to fill: their losses are not compared.",
@@ -209,18 +210,16 @@ def main(args: list[str] | None = None) -> None:
 
     # 2. Two rounds of training
     results.mkdir(parents=True, exist_ok=True)
-    file, curves = results / "scaling_small.json", {}
-    known = json.loads(file.read_text()) if file.exists() else {}
+    runs, curves = StoredRuns(results / "single_runs" / "scaling_small.json"), {}
 
     def train_all(candidates: list[Candidate]) -> dict[Candidate, float]:
         """The losses by character."""
-        missing = [candidate for candidate in candidates if candidate.name not in known]
+
+        def curve(candidate: Candidate) -> list[tuple[float, float]]:
+            return runs.result(candidate.name, lambda: train(candidate, output, settings.limit))
+
         with ThreadPoolExecutor(settings.processes) as executor:
-            found = executor.map(lambda candidate: train(candidate, output, settings.limit), missing)
-            for candidate, curve in zip(missing, found):
-                known[candidate.name] = curve
-                write_json(file, known)
-        curves.update({candidate: known[candidate.name] for candidate in candidates})
+            curves.update(zip(candidates, executor.map(curve, candidates)))
         return {candidate: curves[candidate][-1][1] / characters[candidate.vocabulary] for candidate in candidates}
 
     losses = train_all(first_round(settings.compute))
@@ -228,7 +227,7 @@ def main(args: list[str] | None = None) -> None:
 
     # 3. Report
     plot(curves, losses, results / "scaling_small.png")
-    write_text(results / "scaling_small.md", report(curves, losses))
+    write_text(results / "scaling_small.md", report(curves, losses, runs))
 
 
 if __name__ == "__main__":

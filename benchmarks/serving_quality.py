@@ -158,11 +158,11 @@ def score(models: tuple[Path, Path], name: str, tests: TestData, sections: Datas
     """All scores of an engine, which are kept beside the models."""
     embeddings, classifier = models
     file = embeddings.with_name(f"scores {name}.json")
-    found = evaluate(load_encoder(embeddings, *ENGINES[name]), tests, file)
-    if "accuracy" not in found:
+    if not file.exists():
+        found = evaluate(load_encoder(embeddings, *ENGINES[name]), tests)
         found["accuracy"] = accuracy(classifier, load_classifier(classifier, *ENGINES[name]), sections)
         write_json(file, found)
-    return found
+    return json.loads(file.read_text())
 
 
 def main(args: list[str] | None = None) -> None:

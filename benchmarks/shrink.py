@@ -5,7 +5,8 @@ shrink.png.
 
 For each size, examples/shrink.py makes a model out of the large one, and examples/pretrain.py trains one of the same
 size from random weights for as many floating-point operations. What the large model cost is not counted: it is there.
-Interrupted, the same command goes on. Leave the machine alone while it starts: latencies are measured then.
+Interrupted, the same command goes on, on another machine as well: see stored_runs.py. Leave the machine alone while it
+starts: latencies are measured then.
 """
 
 import json
@@ -18,9 +19,11 @@ from typing import Annotated
 import torch
 from circumstances import circumstances
 from pretraining import ROOT, run
+from stored_runs import StoredRuns
 
 from neobert_hf import NeoBERTConfig, NeoBERTModel
 from neobert_hf.common.atomic_writes import write_json, write_text
+from neobert_hf.common.fingerprints import checkpoint_fingerprint
 from neobert_hf.common.report import Line, Panel, markdown_table, mean_interval, plot_lines
 from neobert_hf.common.settings import Count, LocalPath, Range, check_ranges, parse_config
 from neobert_hf.pretraining.flops import training_flops
@@ -123,22 +126,32 @@ def both_ways(settings: ShrinkBenchmark, output: Path, name: str, configs: dict[
     return report["losses"] | {"scratch": scratch, "parameters": report["parameters"]}
 
 
-def report(settings: ShrinkBenchmark, losses: dict, milliseconds: dict, configs: dict[str, NeoBERTConfig]) -> None:
+def stored_ways(settings: ShrinkBenchmark, runs: StoredRuns, *job) -> dict:
+    _, name, _, seed = job
+    told = [checkpoint_fingerprint(settings.model)[:8], name, f"{settings.steps} x {settings.global_batch_tokens}"]
+    told += filter(None, [settings.training, settings.distilling, settings.pretraining])
+    return runs.result("; ".join([*told, f"seed {seed}"]), lambda: both_ways(settings, *job))
+
+
+def report(
+    settings: ShrinkBenchmark, runs: StoredRuns, losses: dict, milliseconds: dict, configs: dict[str, NeoBERTConfig]
+) -> None:
     lines, (first, *_) = {"distilled": [], "scratch": []}, next(iter(losses.values()))
     large = f"{first['large']:.3f}"
     rows = [["large", f"{first['parameters']['large']:,}", f"{milliseconds['large']:.2f}", "", large, large, ""]]
-    for name, runs in losses.items():
+    for name, of_seeds in losses.items():
         steps = f"{settings.steps:,} / {scratch_steps(settings, configs['large'], configs[name]):,}"
-        cells = [f"{runs[0]['parameters']['small']:,}", f"{milliseconds[name]:.2f}", steps, f"{runs[0]['cut']:.3f}"]
+        one = of_seeds[0]
+        cells = [f"{one['parameters']['small']:,}", f"{milliseconds[name]:.2f}", steps, f"{one['cut']:.3f}"]
         for way, points in lines.items():
-            mean, lower, upper = mean_interval([each[way] for each in runs])
+            mean, lower, upper = mean_interval([each[way] for each in of_seeds])
             points.append((milliseconds[name], mean))
             cells.append(f"{mean:.3f} ({lower:.3f} to {upper:.3f})")
         rows.append([name, *cells])
     text = [
         "# A smaller model: out of a large one, or from nothing",
         "",
-        circumstances("shrink"),
+        circumstances("shrink", runs=runs),
         "",
         f"Masked loss in nats on held-out text, mean of {settings.seeds} seeds with 95% intervals (Student's t); "
         f"median ms of the encoder for {TEXTS} x {LENGTH} tokens. Steps are those of distillation, and those from "
@@ -167,10 +180,12 @@ def main(args: list[str] | None = None) -> None:
         name: latency(config, output / f"latency_{number}.json")
         for number, (name, config) in enumerate(configs.items())
     }
+    runs = StoredRuns(Path(settings.results) / "single_runs" / "shrink.json")
     losses = {
-        name: [both_ways(settings, output, name, configs, seed) for seed in range(settings.seeds)] for name in SIZES
+        name: [stored_ways(settings, runs, output, name, configs, seed) for seed in range(settings.seeds)]
+        for name in SIZES
     }
-    report(settings, losses, milliseconds, configs)
+    report(settings, runs, losses, milliseconds, configs)
 
 
 if __name__ == "__main__":

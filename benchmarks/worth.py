@@ -5,15 +5,15 @@
 Two tasks: the parts of speech of words in sentences, where the same word has several, and the archive section of a
 one-line description of software. Each start is fine-tuned on 300, 3,000 and more rows with the same search: every
 learning rate and, for texts, what the head reads, chosen on rows that are neither trained on nor tested on. `random` is
-the first start's architecture with random weights, others for each seed. Interrupted, the same command goes on.
+the first start's architecture with random weights, others for each seed. Interrupted, the same command goes on,
+on another machine as well: see stored_runs.py.
 """
 
 import itertools
-import json
 import statistics
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
+from stored_runs import StoredRuns
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -58,14 +59,14 @@ BATCH = 16
 class WorthArguments:
     data: str = field(metadata={"help": "folder with pos_brown/ and classification_debian_sections/"})
     starts: list[str] = field(metadata={"help": "NAME=FOLDER of each pretrained model"})
-    output_dir: str = field(default="runs/worth", metadata={"help": "one result file for each fine-tuning"})
+    output_dir: str = field(default="runs/worth", metadata={"help": "what the Trainer writes"})
     results: str = field(default="benchmarks/results", metadata={"help": "where the report goes"})
     rows: list[Count] = field(default_factory=lambda: [300, 3000], metadata={"help": "to train on"})
     learning_rates: list[Positive] = field(
         default_factory=lambda: [3e-4, 1e-3, 3e-3], metadata={"help": "tried by all"}
     )
     seeds: Count = field(default=5, metadata={"help": "of the rows drawn, their order, the head and random weights"})
-    search_seeds: Count = field(default=2, metadata={"help": "seeds that every learning rate is tried with"})
+    search_seeds: Count = field(default=1, metadata={"help": "seeds that every learning rate is tried with"})
     development: Count = field(default=1000, metadata={"help": "rows that choose the learning rate"})
     test: Count = field(default=2000, metadata={"help": "rows that are scored"})
     max_length: Annotated[int, Range(3)] = field(default=128, metadata={"help": "tokens"})
@@ -230,14 +231,6 @@ def probe(start: Path, task: Task, rows: int, seed: int, settings: WorthArgument
     return {"test": float(classifier.score(*states(task.test)))}
 
 
-def stored(file: Path, make: Any, *arguments: Any) -> dict:
-    """What a file holds, or what is made and kept in it."""
-    if not file.exists():
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_json(file, make(*arguments))
-    return json.loads(file.read_text())
-
-
 def word_features(words: list[str]) -> list[dict[str, str]]:
     """Of each word: itself, its neighbours, its last letters and whether it begins with a capital."""
     lowered = ["<s>", *(word.lower() for word in words), "</s>"]
@@ -272,39 +265,67 @@ def count_features(task: Task, rows: int, seed: int) -> dict:
     return {"test": float(found[max(found)].score(*read(task.test)))}
 
 
-def run_start(start: Path, task: Task, rows: int, settings: WorthArguments, weights: bool, folder: Path) -> dict:
-    """The best learning rate and pooling, and the test accuracies with them and of probes, one for each seed."""
+@dataclass
+class Benchmark:
+    """All fine-tunings and scores of one command."""
 
-    def tune(trial: tuple[float, str | None], seeds: int) -> list[dict]:
-        rate, pooling = trial
-        files = [folder / f"{pooling + '_' if pooling else ''}{rate:g}_{seed}.json" for seed in range(seeds)]
-        given = (start, task, rows, trial)
-        return [stored(file, fine_tune, *given, seed, settings, weights) for seed, file in enumerate(files)]
+    settings: WorthArguments
+    runs: StoredRuns
 
-    trials = list(itertools.product(settings.learning_rates, poolings(start, task)))
-    searched = {trial: tune(trial, settings.search_seeds) for trial in trials}
-    best = max(searched, key=lambda trial: statistics.mean(run["development"] for run in searched[trial]))
-    probes = [
-        stored(folder / f"probe_{seed}.json", probe, start, task, rows, seed, settings, weights)
-        for seed in range(settings.seeds)
-    ]
-    tuned = [run["test"] for run in tune(best, settings.seeds)]
-    return {"best": best, "fine-tuned": tuned, "probe": [run["test"] for run in probes]}
+    def name_of(self, *told: str) -> str:
+        """Of a run: what differs between runs, and what all runs of a command share."""
+        return "; ".join([*told, f"{self.settings.max_length} tokens, {self.settings.test} to test on"])
 
+    def run_start(self, name: str, start: Path, task: Task, rows: int) -> dict:
+        """The best learning rate and pooling, and the test accuracies with them and of probes, one for each seed."""
+        settings, weights = self.settings, name != RANDOM
+        weights_of = f"{'weights' if weights else 'random weights'} of {checkpoint_fingerprint(str(start))[:8]}"
+        given = (weights_of, task.name, f"{rows} rows")
 
-def run_all(settings: WorthArguments, starts: dict[str, Path], tasks: list[Task]) -> dict:
-    """By task, rows and start: accuracies on the test rows, one for each seed, and the learning rate."""
-    first, output, scores = next(iter(starts.values())), Path(settings.output_dir), {}
-    for rows, task in itertools.product(settings.rows, tasks):
-        entries = scores.setdefault(task.name, {}).setdefault(str(rows), {})
-        for name, start in {**starts, RANDOM: first}.items():
-            folder = output / f"{name}-{checkpoint_fingerprint(str(start))[:8]}" / task.name / str(rows)
-            entries[name] = run_start(start, task, rows, settings, name != RANDOM, folder)
-            print(f"{task.title}, {rows} rows: {name} {statistics.mean(entries[name]['fine-tuned']):.4f}", flush=True)
-        files = [output / COUNTS / task.name / f"{rows}_{seed}.json" for seed in range(settings.seeds)]
-        counted = [stored(file, count_features, task, rows, seed) for seed, file in enumerate(files)]
-        entries[COUNTS] = {"fine-tuned": [run["test"] for run in counted]}
-    return scores
+        def tune(trial: tuple[float, str | None], seed: int) -> dict:
+            rate, pooling = trial
+            told = self.name_of(*given, described(trial), f"seed {seed}")
+            return self.runs.result(told, lambda: fine_tune(start, task, rows, trial, seed, settings, weights))
+
+        def search() -> tuple[float, str | None]:
+            def score(trial: tuple[float, str | None]) -> float:
+                return statistics.mean(tune(trial, seed)["development"] for seed in range(settings.search_seeds))
+
+            return max(itertools.product(settings.learning_rates, poolings(start, task)), key=score)
+
+        rates = ", ".join(f"{rate:g}" for rate in settings.learning_rates)
+        told = self.name_of(*given, f"best of {rates}", f"{settings.search_seeds} seeds")
+        best = self.runs.result(told, search)
+
+        def probe_once(seed: int) -> dict:
+            told = self.name_of(*given, "probe", f"seed {seed}")
+            return self.runs.result(told, lambda: probe(start, task, rows, seed, settings, weights))
+
+        seeds = range(settings.seeds)
+        return {
+            "best": best,
+            "fine-tuned": [tune(tuple(best), seed)["test"] for seed in seeds],
+            "probe": [probe_once(seed)["test"] for seed in seeds],
+        }
+
+    def run_counts(self, task: Task, rows: int) -> dict:
+        def count_once(seed: int) -> dict:
+            told = self.name_of(COUNTS, task.name, f"{rows} rows", f"seed {seed}")
+            return self.runs.result(told, lambda: count_features(task, rows, seed))
+
+        return {"fine-tuned": [count_once(seed)["test"] for seed in range(self.settings.seeds)]}
+
+    def run_all(self, starts: dict[str, Path], tasks: list[Task]) -> dict:
+        """By task, rows and start: accuracies on the test rows, one for each seed, and the learning rate."""
+        first, scores = next(iter(starts.values())), {}
+        for rows, task in itertools.product(self.settings.rows, tasks):
+            entries = scores.setdefault(task.name, {}).setdefault(str(rows), {})
+            for name, start in {**starts, RANDOM: first}.items():
+                entries[name] = self.run_start(name, start, task, rows)
+                mean = statistics.mean(entries[name]["fine-tuned"])
+                print(f"{task.title}, {rows} rows: {name} {mean:.4f}", flush=True)
+            entries[COUNTS] = self.run_counts(task, rows)
+        return scores
 
 
 def described(trial: tuple[float, str | None] | None) -> str:
@@ -368,13 +389,14 @@ def plot(scores: dict, tasks: list[Task], file: Path) -> None:
     plot_lines(file, panels)
 
 
-def report(settings: WorthArguments, scores: dict, tasks: list[Task], starts: dict[str, Path]) -> str:
+def report(benchmark: Benchmark, scores: dict, tasks: list[Task], starts: dict[str, Path]) -> str:
+    settings = benchmark.settings
     sections = (
         "# What pretraining is worth where labels are few",
         "![accuracy against labelled rows](worth.png)",
-        circumstances("worth", "scikit-learn"),
-        f"Each start is fine-tuned with {settings.search_seeds} seeds at the rates "
-        f"{', '.join(f'{rate:g}' for rate in settings.learning_rates)}; texts both with a head that reads the state "
+        circumstances("worth", "scikit-learn", runs=benchmark.runs),
+        f"Each start is fine-tuned at the rates {', '.join(f'{rate:g}' for rate in settings.learning_rates)} with "
+        f"{settings.search_seeds} or more seeds; texts both with a head that reads the state "
         "of the first token and with one that reads the mean of all. The rate and the head are chosen by the accuracy "
         f"on {settings.development:,} rows that are in no training; then {settings.seeds} seeds are scored on "
         f"{settings.test:,} held-out rows. A seed draws the training rows, their order, the new head and the random "
@@ -392,12 +414,13 @@ def main(args: list[str] | None = None) -> None:
     disable_progress_bars()
     starts = {name: Path(folder) for name, folder in (start.split("=", 1) for start in settings.starts)}
     tasks = read_tasks(settings)
-    scores = run_all(settings, starts, tasks)
     results = Path(settings.results)
     results.mkdir(parents=True, exist_ok=True)
+    benchmark = Benchmark(settings, StoredRuns(results / "single_runs" / "worth.json"))
+    scores = benchmark.run_all(starts, tasks)
     plot(scores, tasks, results / "worth.png")
     write_json(results / "worth.json", {"settings": asdict(settings), "scores": scores})
-    write_text(results / "worth.md", report(settings, scores, tasks, starts))
+    write_text(results / "worth.md", report(benchmark, scores, tasks, starts))
 
 
 if __name__ == "__main__":
