@@ -31,7 +31,7 @@ from pretraining import ROOT, run, save_random
 from stored_runs import StoredRuns
 
 from neobert_hf.common.atomic_writes import write_json, write_png, write_text
-from neobert_hf.common.fingerprints import checkpoint_fingerprint
+from neobert_hf.common.fingerprints import checkpoint_fingerprint, file_checksum
 from neobert_hf.common.report import markdown_table, mean_interval
 from neobert_hf.common.settings import Count, Positive, check_ranges, parse_config
 
@@ -131,6 +131,8 @@ class Benchmark:
 
         start = f"{'random weights' if name == RANDOM else 'weights'} of {fingerprint}"
         told = [start, *(f"{CONFIGS[stage]} {self.flags(stage, rate)}" for stage, rate in stages), f"seed {seed}"]
+        if any(stage == "contrastive" for stage, _ in stages):
+            told.append(f"texts of {file_checksum(Path(self.settings.text_pairs))[:8]}")
         told += [f"{self.settings.test_rows} test rows"] * (self.settings.test_rows is not None)
         return self.runs.result("; ".join(told), train_all)
 
