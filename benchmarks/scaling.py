@@ -4,12 +4,14 @@ docs/scaling.md.
     python benchmarks/scaling.py
 
 Nothing here is a speed that was measured on a GPU: FLOPs are counted by `neobert_hf.pretraining.flops`, kept
-activations on a CPU, where their number and dtypes are the same.
+activations on a CPU, where their number and dtypes are the same once its own backward passes are switched off.
 """
+
+from unittest import mock
 
 import torch
 
-from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM
+from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM, gradients_neobert
 from neobert_hf.common.report import markdown_table
 from neobert_hf.pretraining.flops import DATASHEET_PEAKS, training_flops
 
@@ -46,7 +48,10 @@ def kept_bytes(layers: int, tokens: int = 512) -> int:
 
     ids = torch.randint(5, 30522, (1, tokens))
     labels = torch.where(torch.arange(tokens) % 5 == 0, ids, -100)
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), torch.autocast("cpu", torch.bfloat16):
+    # A GPU leaves what stands between the products to autograd.
+    as_on_gpu = mock.patch.object(gradients_neobert, "is_eager_on_cpu", lambda states: False)
+    hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
+    with hooks, as_on_gpu, torch.autocast("cpu", torch.bfloat16):
         loss = model(ids, labels=labels).loss
     # The weights that autocast cast to bf16 are kept once, not for each token.
     cast = sum(parameter.numel() * 2 for parameter in model.parameters() if parameter.ndim > 1)
