@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 from neobert_hf import NeoBERTConfig
@@ -33,9 +34,7 @@ def plain_norm(states, weight):
 
 def own_norm(states, weight):
     norm = NeoBERTRMSNorm(32, eps=1e-5)
-    del norm.weight
-    norm.weight = weight
-    return (norm(states),)
+    return (torch.func.functional_call(norm, {"weight": weight}, states),)
 
 
 # Of each step: this file's function, the plain formula, and the shapes of what it is given.
@@ -82,17 +81,19 @@ def test_in_bfloat16_they_round_as_autograd_does(step):
         torch.testing.assert_close(left, right, atol=2**-6, rtol=2**-7)
 
 
-@pytest.mark.parametrize("step", STEPS)
-def test_gradients_of_gradients(step):
-    """What penalties on gradients differentiate."""
+@pytest.mark.parametrize("step, frozen", [*((step, None) for step in STEPS), ("norm", 0), ("norm", 1)])
+def test_gradients_of_gradients(step, frozen):
+    """What penalties on gradients differentiate, also where the states or a weight need no gradient."""
     own, plain, shapes = STEPS[step]
-    inputs = random_inputs(shapes)
+    given = random_inputs(shapes)
 
     def penalty_gradients(function):
+        inputs = given if frozen is None else [*given[:frozen], given[frozen].detach(), *given[frozen + 1 :]]
+        inputs_with = [part for part in inputs if part.requires_grad]
         outputs = function(*inputs)
         total = sum(output.pow(3).sum() for output in outputs)
-        gradients = torch.autograd.grad(total, inputs, create_graph=True)
-        return torch.autograd.grad(sum(part.square().sum() for part in gradients), inputs)
+        gradients = torch.autograd.grad(total, inputs_with, create_graph=True)
+        return torch.autograd.grad(sum(part.square().sum() for part in gradients), inputs_with)
 
     for left, right in zip(penalty_gradients(own), penalty_gradients(plain)):
         assert (left - right).abs().max() <= 1e-5 * right.abs().max()
@@ -109,11 +110,37 @@ def test_transforms_of_functions_get_the_formula(step):
     torch.testing.assert_close(gradients(own), gradients(plain), atol=2e-6, rtol=1e-6)
 
 
+@pytest.mark.parametrize("step", STEPS)
+def test_many_gradients_at_once_and_forward_gradients(step):
+    own, plain, shapes = STEPS[step]
+    inputs = random_inputs(shapes)
+    outputs = own(*inputs)
+    batches = [torch.stack([torch.ones_like(output), output.detach()]) for output in outputs]
+    batched = torch.autograd.grad(outputs, inputs, batches, is_grads_batched=True)
+    for number in range(2):
+        wanted = torch.autograd.grad(plain(*inputs), inputs, [part[number] for part in batches])
+        torch.testing.assert_close([part[number] for part in batched], list(wanted), atol=2e-6, rtol=1e-6)
+    with forward_ad.dual_level():
+        duals = [forward_ad.make_dual(part.detach(), torch.ones_like(part)) for part in inputs]
+        tangents = [[forward_ad.unpack_dual(part).tangent for part in function(*duals)] for function in (own, plain)]
+    torch.testing.assert_close(*tangents, atol=2e-6, rtol=1e-6)
+
+
+def test_a_backward_pass_inside_autocast_stays_in_float32():
+    own, plain, shapes = STEPS["norm"]
+    inputs = random_inputs(shapes)
+    wanted = torch.autograd.grad(plain(*inputs)[0].square().sum(), inputs)
+    output = own(*inputs)[0].square().sum()
+    with torch.autocast("cpu", torch.bfloat16):
+        found = torch.autograd.grad(output, inputs)
+    torch.testing.assert_close(found, wanted, atol=2e-6, rtol=1e-6)
+
+
 def test_a_training_step_takes_them_and_compilers_do_not():
     model = small_model()
     ids, _ = packed_batch((20,))
     output = model(ids).last_hidden_state
-    assert "RMSNormBackward" in output.grad_fn.name()
+    assert "RMSNormOnCPUBackward" in output.grad_fn.name()
 
     def seen(states):
         assert torch.compiler.is_compiling() != is_eager_on_cpu(states)
