@@ -121,13 +121,15 @@ class Benchmark:
 
     def scores(self, recipe: str, rate: float, seed: int) -> dict[str, float]:
         def train_and_score() -> dict[str, float]:
-            flags = f"{self.flags(rate, seed)} {RECIPES[recipe].format_map(self.helpers if recipe != PLAIN else {})}"
-            helpers = [] if recipe == PLAIN else [self.helpers["helper"], self.helpers["teacher"]]
-            used = [folder for folder in helpers if folder in flags]
+            helpers = self.helpers_of(recipe)
+            flags = f"{self.flags(rate, seed)} {RECIPES[recipe].format_map(helpers)}"
+            used = [helpers[name] for name in ("helper", "teacher") if name in helpers]
             return evaluate(load_model(self.train(TRAIN, "small.yaml", flags, *used) / "model"), self.tests)
 
         settings = self.settings
         told = [model_files_fingerprint(settings.start), f"{self.flags(rate, seed)} {RECIPES[recipe]}".strip()]
+        if "{helper}" in RECIPES[recipe]:
+            told.append(f"helper: the best of {settings.learning_rates}")
         if "{teacher}" in RECIPES[recipe]:
             told.append(f"teacher: {settings.teacher or settings.reranker}")
         told += [settings.limit] * bool(settings.limit) + [f"{settings.test_rows} test rows"] * bool(settings.test_rows)
@@ -144,20 +146,24 @@ class Benchmark:
         print(f"{recipe}: FOLDOC {statistics.mean(one['test FOLDOC'] for one in scores):.3f}", flush=True)
         return {"rate": rate, "scores": scores}
 
-    @property
-    def helpers(self) -> dict[str, str]:
-        """Folders for the braces in `RECIPES`, made when a run that is not stored first needs them.
+    def helpers_of(self, recipe: str) -> dict[str, str]:
+        """Folders for the braces in a recipe, made when a run that is not stored first needs them.
 
         The miner and guide is the plain model of the first seed. The teacher is a reranker from the same start, with
         the documents that the plain model confuses as wrong ones.
         """
+        if "{" not in RECIPES[recipe]:
+            return {}
         with self.lock:
             plain = self.train(TRAIN, "small.yaml", f"{self.flags(self.best_rate(PLAIN), 0)} ")
-            found = {"helper": str(plain / "model"), "teacher_dir": str(self.output / "teacher")}
-            if not (teacher := self.settings.teacher):
-                flags = f"{MINER.format_map(found)} --seed 0 {self.settings.reranker}"
-                teacher = str(self.train("train_reranker.py", "reranker.yaml", flags, found["helper"]) / "model")
-            return found | {"teacher": teacher}
+            found = {"helper": str(plain / "model")}
+            if "{teacher}" in RECIPES[recipe]:
+                found |= {"teacher": self.settings.teacher, "teacher_dir": str(self.output / "teacher")}
+                if found["teacher"] is None:
+                    flags = f"{MINER.format_map(found)} --seed 0 {self.settings.reranker}"
+                    teacher = self.train("train_reranker.py", "reranker.yaml", flags, found["helper"])
+                    found["teacher"] = str(teacher / "model")
+            return found
 
     def run_all(self) -> dict[str, dict]:
         results = {PLAIN: self.run_recipe(PLAIN)}
@@ -207,7 +213,7 @@ def report(settings: TrainingBenchmarkArguments, results: dict[str, dict], runs:
     sections = (
         "# What each way of training embeddings adds",
         "![what each recipe adds to the plain one](embedding_training.png)",
-        circumstances("embedding_training", "sentence-transformers", "peft", runs=runs),
+        circumstances("embedding_training", "sentence-transformers", "peft", runs=runs.circumstances()),
         f"{TESTS} {SIMILARITY}",
         f"Every recipe is `configs/embeddings/small.yaml` with `{settings.pairs}` and the flags of the second table, "
         f"from one start. Miner and guide: the plain model of the first seed. Teacher: {teacher}. Rates "

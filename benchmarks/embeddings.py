@@ -214,7 +214,7 @@ def report(settings: EmbeddingBenchmarkArguments, results: dict[str, dict], star
     sections = (
         "# What pretraining and a contrastive stage are worth for retrieval",
         "![scores](embeddings.png)",
-        circumstances("embeddings", "sentence-transformers", "bm25s", runs=runs),
+        circumstances("embeddings", "sentence-transformers", "bm25s", runs=runs.circumstances()),
         f"{TESTS} `with BM25`: reciprocal rank fusion of both. {SIMILARITY}{others}",
         f"{contrastive}Pairs: `configs/embeddings/small.yaml` with `{settings.pairs}`. Texts are cut at 64 tokens in "
         f"training and 128 in tests. Rates {', '.join(f'{rate:g}' for rate in settings.learning_rates)} are tried by "

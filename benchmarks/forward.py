@@ -22,7 +22,6 @@ import argparse
 import datetime
 import multiprocessing
 import os
-import platform
 import statistics
 import time
 from concurrent.futures import ProcessPoolExecutor
@@ -30,6 +29,7 @@ from pathlib import Path
 
 import torch
 import transformers
+from circumstances import processor
 from torch.nn import functional as F
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -207,13 +207,6 @@ def machine() -> str:
         return torch.cuda.get_device_name()
     allocator = [f"{name}={value}" for name, value in sorted(os.environ.items()) if name in ALLOCATOR]
     return ", ".join([processor(), f"{torch.get_num_threads()} threads", *allocator])
-
-
-def processor() -> str:
-    """The name of the CPU, as Linux tells it."""
-    told = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    model = [line.split(":")[1].strip() for line in told if line.startswith("model name")]
-    return model[0] if model else platform.processor()
 
 
 def main() -> None:

@@ -137,7 +137,7 @@ def main(args: list[str] | None = None) -> None:
         "",
         "![Facts found and pseudo-perplexity against length](length.png)",
         "",
-        circumstances("length", runs=runs),
+        circumstances("length", runs=runs.circumstances()),
         "",
         f"The small model knows 256 tokens. Of {settings.seeds} seeds of training: means with 95% intervals (Student's "
         "t); without training there is one model. A fact is a statement somewhere in the text and a question at its "

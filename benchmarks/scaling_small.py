@@ -190,7 +190,7 @@ def report(curves: dict[Candidate, list], losses: dict[Candidate, float], runs: 
     sections = (
         "# Which small model to pretrain on a CPU",
         "![held-out loss against compute](scaling_small.png)",
-        circumstances("scaling_small", precision="one thread a run, bfloat16 autocast", runs=runs),
+        circumstances("scaling_small", precision="one thread a run, bfloat16 autocast", runs=runs.circumstances()),
         "All runs of a round have the same compute, not the same steps. Losses by token compare runs of one "
         "vocabulary; the last column, divided by the characters of a token, compares all. Masks of the two kinds are "
         "not equally hard to fill: their losses are not compared.",

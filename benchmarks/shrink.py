@@ -151,7 +151,7 @@ def report(
     text = [
         "# A smaller model: out of a large one, or from nothing",
         "",
-        circumstances("shrink", runs=runs),
+        circumstances("shrink", runs=runs.circumstances()),
         "",
         f"Masked loss in nats on held-out text, mean of {settings.seeds} seeds with 95% intervals (Student's t); "
         f"median ms of the encoder for {TEXTS} x {LENGTH} tokens. Steps are those of distillation, and those from "

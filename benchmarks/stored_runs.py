@@ -7,7 +7,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from forward import processor
+from circumstances import processor
 
 from neobert_hf.common.atomic_writes import write_json
 

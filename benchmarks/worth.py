@@ -66,7 +66,7 @@ class WorthArguments:
         default_factory=lambda: [3e-4, 1e-3, 3e-3], metadata={"help": "tried by all"}
     )
     seeds: Count = field(default=5, metadata={"help": "of the rows drawn, their order, the head and random weights"})
-    search_seeds: Count = field(default=1, metadata={"help": "seeds that every learning rate is tried with"})
+    search_seeds: Count = field(default=2, metadata={"help": "seeds that every learning rate is tried with"})
     development: Count = field(default=1000, metadata={"help": "rows that choose the learning rate"})
     test: Count = field(default=2000, metadata={"help": "rows that are scored"})
     max_length: Annotated[int, Range(3)] = field(default=128, metadata={"help": "tokens"})
@@ -274,7 +274,8 @@ class Benchmark:
 
     def name_of(self, *told: str) -> str:
         """Of a run: what differs between runs, and what all runs of a command share."""
-        return "; ".join([*told, f"{self.settings.max_length} tokens, {self.settings.test} to test on"])
+        settings = self.settings
+        return "; ".join([*told, f"{settings.max_length} tokens", f"{settings.development} + {settings.test} rows"])
 
     def run_start(self, name: str, start: Path, task: Task, rows: int) -> dict:
         """The best learning rate and pooling, and the test accuracies with them and of probes, one for each seed."""
@@ -287,15 +288,15 @@ class Benchmark:
             told = self.name_of(*given, described(trial), f"seed {seed}")
             return self.runs.result(told, lambda: fine_tune(start, task, rows, trial, seed, settings, weights))
 
-        def search() -> tuple[float, str | None]:
+        def search() -> dict:
             def score(trial: tuple[float, str | None]) -> float:
                 return statistics.mean(tune(trial, seed)["development"] for seed in range(settings.search_seeds))
 
-            return max(itertools.product(settings.learning_rates, poolings(start, task)), key=score)
+            trials = itertools.product(settings.learning_rates, poolings(start, task))
+            return {"trial": max(trials, key=score), "seeds": settings.search_seeds}
 
         rates = ", ".join(f"{rate:g}" for rate in settings.learning_rates)
-        told = self.name_of(*given, f"best of {rates}", f"{settings.search_seeds} seeds")
-        best = self.runs.result(told, search)
+        best = self.runs.result(self.name_of(*given, f"best of {rates}"), search)
 
         def probe_once(seed: int) -> dict:
             told = self.name_of(*given, "probe", f"seed {seed}")
@@ -304,7 +305,7 @@ class Benchmark:
         seeds = range(settings.seeds)
         return {
             "best": best,
-            "fine-tuned": [tune(tuple(best), seed)["test"] for seed in seeds],
+            "fine-tuned": [tune(tuple(best["trial"]), seed)["test"] for seed in seeds],
             "probe": [probe_once(seed)["test"] for seed in seeds],
         }
 
@@ -328,8 +329,8 @@ class Benchmark:
         return scores
 
 
-def described(trial: tuple[float, str | None] | None) -> str:
-    return ", ".join(f"{part:g}" if isinstance(part, float) else part for part in trial or ("-",) if part)
+def described(trial: tuple[float, str | None]) -> str:
+    return ", ".join(f"{part:g}" if isinstance(part, float) else part for part in trial if part)
 
 
 def scores_table(scores: dict, tasks: list[Task]) -> list[str]:
@@ -338,11 +339,15 @@ def scores_table(scores: dict, tasks: list[Task]) -> list[str]:
     for task in tasks:
         for rows, entries in scores[task.name].items():
             for name, entry in entries.items():
-                cells = [task.title, f"{int(rows):,}", name, described(entry.get("best"))]
+                best = entry.get("best")
+                chosen = f"{described(best['trial'])} ({best['seeds']})" if best else "-"
+                cells = [task.title, f"{int(rows):,}", name, chosen]
                 for kind in KINDS:
                     cells.append(interval([100 * share for share in entry[kind]], 1) if kind in entry else "-")
                 lines.append(cells)
-    return markdown_table(["task", "rows", "start", "best rate, head reads", "fine-tuned, %", "probe, %"], lines)
+    return markdown_table(
+        ["task", "rows", "start", "best rate, head reads (seeds)", "fine-tuned, %", "probe, %"], lines
+    )
 
 
 def gains_table(scores: dict, tasks: list[Task], starts: list[str]) -> list[str]:
@@ -394,9 +399,9 @@ def report(benchmark: Benchmark, scores: dict, tasks: list[Task], starts: dict[s
     sections = (
         "# What pretraining is worth where labels are few",
         "![accuracy against labelled rows](worth.png)",
-        circumstances("worth", "scikit-learn", runs=benchmark.runs),
-        f"Each start is fine-tuned at the rates {', '.join(f'{rate:g}' for rate in settings.learning_rates)} with "
-        f"{settings.search_seeds} or more seeds; texts both with a head that reads the state "
+        circumstances("worth", "scikit-learn", runs=benchmark.runs.circumstances()),
+        f"Each start is fine-tuned at the rates {', '.join(f'{rate:g}' for rate in settings.learning_rates)} with as "
+        "many seeds as the last table says; texts both with a head that reads the state "
         "of the first token and with one that reads the mean of all. The rate and the head are chosen by the accuracy "
         f"on {settings.development:,} rows that are in no training; then {settings.seeds} seeds are scored on "
         f"{settings.test:,} held-out rows. A seed draws the training rows, their order, the new head and the random "

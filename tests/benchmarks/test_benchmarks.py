@@ -120,7 +120,7 @@ def test_the_worth_of_pretraining_is_measured_on_the_same_seeds(tmp_path):
     main(flags.split())
     assert (tmp_path / "single_runs/worth.json").read_text() == stored
     # Tested on other rows, they would be other runs.
-    assert all("20 to test on" in name for name in json.loads(stored))
+    assert all("10 + 20 rows" in name for name in json.loads(stored))
 
 
 @pytest.mark.slow

@@ -4,8 +4,7 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from circumstances import circumstances
-from forward import processor
+from circumstances import circumstances, processor
 from stored_runs import StoredRuns
 
 
@@ -45,5 +44,5 @@ def test_the_page_names_days_and_processors_of_the_runs_that_it_is_made_of(tmp_p
     runs = StoredRuns(tmp_path / "a.json")
     runs.result("old", lambda: 2)
     runs.result("new", lambda: 2)
-    said = circumstances("worth", runs=runs)
+    said = circumstances("worth", runs=runs.circumstances())
     assert "2026-01-02 (CPU old)" in said and f"({processor()})" in said and "CPU other" not in said
