@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from neobert_hf import NeoBERTForMaskedLM, NeoBERTForSequenceClassification
+from neobert_hf import NeoBERTForMaskedLM, NeoBERTForQuestionAnswering, NeoBERTForSequenceClassification
 from tests.helpers.models import packed_batch, positions_of, ragged_batch, small_model
 from tests.helpers.pretend_cuda import model_on_device, on_device, pretend_cuda
 
@@ -64,6 +64,31 @@ def test_heads_read_nothing_more(device):
         device.reads.clear()
         there(**on_device(BATCHES[name]))
         assert device.reads.total() == 1, (name, device.reads)
+
+
+def test_answers_are_checked_without_a_read(device):
+    model, there = model_of_both(NeoBERTForQuestionAnswering)
+    answers = {"start_positions": torch.tensor([1, 0, 2, 0]), "end_positions": torch.tensor([2, 0, 2, 0])}
+    batch = BATCHES["padded"] | answers
+    loss = there(**on_device(batch)).loss
+    assert device.reads.total() == 1 and torch.allclose(loss.host, model(**batch).loss, atol=0.05)
+    with pytest.raises(RuntimeError, match="`end_positions` not before them"):
+        there(**on_device(batch | {"end_positions": torch.tensor([0, 0, 2, 0])}))
+
+
+@pytest.mark.parametrize("name", ["full", "padded", "packed"])
+def test_hidden_states_on_the_device_are_those_of_the_host(device, name):
+    model, there = model_of_both()
+    outputs = there(**on_device(BATCHES[name]), output_hidden_states=True).hidden_states
+    for left, right in zip(outputs, model(**BATCHES[name], output_hidden_states=True).hidden_states, strict=True):
+        assert left.device.type == "cuda" and torch.allclose(left.host, right, atol=0.05)
+
+
+def test_a_prefix_on_the_device_is_read_as_on_the_host(device):
+    model, there = (one.base_model for one in model_of_both())
+    batch = BATCHES["padded"] | {"prefix_embeds": torch.randn(1, 3, 64).to(torch.bfloat16), "text_position": 1}
+    outputs = there(**on_device(batch)).last_hidden_state
+    assert torch.allclose(outputs.host, model(**batch).last_hidden_state, atol=0.05)
 
 
 def test_the_read_can_be_switched_off(device):

@@ -20,6 +20,7 @@ from neobert_hf.pretraining.flops import training_flops
 from neobert_hf.pretraining.recipe import build_model, checkpoint_settings, read_data
 from neobert_hf.pretraining.shards import Manifest, read_manifest
 from neobert_hf.pretraining.tokenizer import train_bpe
+from neobert_hf.pretraining.trainer import MLMTrainer
 from neobert_hf.training.run_checkpoints import complete_checkpoints
 from tests.helpers.examples import load_example
 from tests.helpers.plain_pretraining import plain_pretraining
@@ -54,6 +55,13 @@ def test_a_run_leaves_a_model_curves_and_numbers(flags, prepared, tmp_path):
     assert [entry["step"] for entry in evaluations] == [6, 12]
     assert all(entry["peak"] == "1e+11, given" for entry in steps)
     assert evaluations[1]["eval_loss"] < evaluations[0]["eval_loss"] < math.log(600) + 1
+
+
+def test_the_share_of_the_rate_of_products_is_logged_beside_that_of_the_data_sheet(flags, monkeypatch):
+    """On a GPU; here with a rate that is given, half of the peak."""
+    monkeypatch.setattr(MLMTrainer, "product_rate", property(lambda trainer: 5e10, lambda trainer, rate: None), False)
+    steps = [entry for entry in run(flags(max_steps=2)) if "loss" in entry]
+    assert len(steps) == 2 and all(entry["mfu_of_products"] == pytest.approx(2 * entry["mfu"]) for entry in steps)
 
 
 def test_the_same_command_again_changes_nothing(flags, finished, tmp_path):
