@@ -105,7 +105,8 @@ def test_a_guide_takes_false_negatives_out(data, encoder, mini_batch_size):
         return [row["query"] for row in rows]
 
     guided, own = scores(guide), scores(model) / 0.07
-    false = guided > guided.diagonal()[:, None]
+    # Some of the documents are the same text: equal but for the last bit, and so not closer. Others differ by 0.03.
+    false = guided > guided.diagonal()[:, None] + 1e-9
     assert 0 < false.sum() < false.numel() - len(rows)
     expected = -own.masked_fill(false, -math.inf).log_softmax(1).diagonal().mean().item()
     value = loss_of(info_nce_loss(model, 0.07, mini_batch_size, guide=guide), model, rows, "")
