@@ -27,9 +27,6 @@ class StoredRuns:
         self.file, self.lock, self.used = file, Lock(), set()
         self.runs = json.loads(file.read_text()) if file.exists() else {}
 
-    def __contains__(self, name: str) -> bool:
-        return name in self.runs
-
     def result(self, name: str, run: Callable[[], Any]) -> Any:
         """What the run of this name found, which JSON can hold; `run` makes it if it is not stored."""
         if name not in self.runs:

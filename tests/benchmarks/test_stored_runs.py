@@ -27,7 +27,7 @@ def test_a_run_that_fails_is_not_stored_and_those_before_it_are(tmp_path):
     runs.result("one", lambda: 1)
     with pytest.raises(ZeroDivisionError):
         runs.result("two", lambda: 1 / 0)
-    assert set(json.loads((tmp_path / "a.json").read_text())) == {"one"} and "two" not in runs
+    assert set(json.loads((tmp_path / "a.json").read_text())) == {"one"} and "two" not in runs.runs
 
 
 def test_threads_lose_nothing(tmp_path):
