@@ -59,6 +59,9 @@ class PretendTensor(torch.Tensor):
     def nonzero(self):
         return aten.nonzero.default(self)
 
+    def contiguous(self):
+        return self if self.is_contiguous() else aten.clone.default(self, memory_format=torch.contiguous_format)
+
     def __getitem__(self, index):
         index = index if isinstance(index, tuple) else (index,)
         missing = self.ndim - sum(part is not None and part is not Ellipsis for part in index)

@@ -84,6 +84,28 @@ def test_hidden_states_on_the_device_are_those_of_the_host(device, name):
         assert left.device.type == "cuda" and torch.allclose(left.host, right, atol=0.05)
 
 
+@pytest.mark.parametrize("name", BATCHES)
+def test_attention_weights_on_the_device_are_those_of_the_host(device, name):
+    """`eager` computes them; the mask that it adds to the scores of padded rows costs Transformers a second read."""
+    model, there = model_of_both()
+    outputs = there(**on_device(BATCHES[name]), output_attentions=True)
+    expected = model(**BATCHES[name], output_attentions=True)
+    assert device.reads.total() == 1 + ("padded" in name), device.reads
+    assert torch.allclose(outputs.logits.host, expected.logits, atol=0.05)
+    for left, right in zip(outputs.attentions, expected.attentions, strict=True):
+        assert left.device.type == "cuda" and torch.allclose(left.host, right, atol=0.01)
+
+
+def test_attention_written_out_on_the_device_is_that_of_torch(device):
+    """What a GPU without FlashAttention, and float32, can be told to use."""
+    model = small_model(NeoBERTForMaskedLM, embedding_init_range=0.1)
+    there = model_on_device(small_model(NeoBERTForMaskedLM, embedding_init_range=0.1, attn_implementation="eager"))
+    for name, batch in BATCHES.items():
+        real = batch.get("attention_mask", torch.ones_like(batch["input_ids"])).bool()
+        logits = there(**on_device(batch)).logits.host
+        assert torch.allclose(logits[real], model(**batch).logits[real], atol=1e-5), name
+
+
 def test_a_prefix_on_the_device_is_read_as_on_the_host(device):
     model, there = (one.base_model for one in model_of_both())
     batch = BATCHES["padded"] | {"prefix_embeds": torch.randn(1, 3, 64).to(torch.bfloat16), "text_position": 1}
