@@ -17,6 +17,7 @@ from datasets import Dataset
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
 
+from neobert_hf.common.paths import check_exists
 from neobert_hf.embeddings.models import build_encoder
 
 
@@ -68,6 +69,7 @@ def split_pairs(data: Path, output: Path, limit: int | None = None) -> TestData:
         data: folder with pairs/, the test sets and text/train.parquet, which models were pretrained on.
         limit: rows to develop and to test on, for a trial.
     """
+    check_exists(f"{data}/pairs", "data")
     development, test = limit or DEVELOPMENT, limit or TEST
     pairs = {file.name: Dataset.from_parquet(str(file)) for file in sorted((data / "pairs").glob("*.parquet"))}
     foldoc = pairs["foldoc.parquet"].shuffle(seed=0)
