@@ -48,11 +48,12 @@ CUDA = torch.cuda.is_available()
 DEVICE, DTYPE = ("cuda", torch.bfloat16) if CUDA else ("cpu", torch.float32)
 
 
-def medians(candidates: dict, repeats: int) -> dict[str, float]:
-    """Median seconds of each function; they take turns, so that a slow moment hits all alike."""
+def medians(candidates: dict, repeats: int, pause: float = 0.0) -> dict[str, float]:
+    """Median seconds of each function; they take turns, so that a slow moment hits all alike, `pause` seconds apart."""
     times = {name: [] for name in candidates}
     for repeat in range(repeats + 1):
         for name, function in candidates.items():
+            time.sleep(pause)
             start = time.perf_counter()
             function()
             if CUDA:
