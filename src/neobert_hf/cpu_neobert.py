@@ -9,7 +9,7 @@ This file is also served from the Hub as remote code, so it imports nothing from
 """
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -76,8 +76,9 @@ class PackedWeight:
         return hidden_states.shape[:-1].numel() <= PACKED_TOKENS
 
     def multiply(self, hidden_states: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
-        product = product_in_a_graph if torch.compiler.is_compiling() else packed_product
-        return product(hidden_states, self.packed, residual)
+        if residual is None:
+            return torch.ops.mkldnn._linear_pointwise.default(hidden_states, self.packed, None, "none", [], "")
+        return torch.ops.mkldnn._linear_pointwise.binary(hidden_states, residual, self.packed, None, "add")
 
 
 @dataclass
@@ -113,46 +114,13 @@ class Int8Weight:
         scales = scales_of(rows)
         # Conversion cuts the fraction off, so a half more rounds.
         rounded = (rows / scales).add_(ZERO_POINT + 0.5).to(torch.uint8)
-        int8_product_here = int8_product_in_a_graph if torch.compiler.is_compiling() else int8_product
-        product = int8_product_here(rounded, self.packed, self.scales, self.zero_points)
+        weight = (self.packed, self.scales, self.zero_points)
+        product = torch.ops.onednn.qlinear_pointwise.default(
+            rounded, 1.0, ZERO_POINT, *weight, None, 1.0, 0, torch.float32, "none", [], ""
+        )
         if residual is None:
             return product.mul_(scales).unflatten(0, hidden_states.shape[:-1])
         return torch.addcmul(residual, product.view(residual.shape), scales.unflatten(0, hidden_states.shape[:-1]))
-
-
-def packed_product(
-    hidden_states: torch.Tensor, packed: torch.Tensor, residual: torch.Tensor | None = None
-) -> torch.Tensor:
-    """What a packed weight gives, (..., rows of the weight), and added to `residual`."""
-    if residual is None:
-        return torch.ops.mkldnn._linear_pointwise.default(hidden_states, packed, None, "none", [], "")
-    return torch.ops.mkldnn._linear_pointwise.binary(hidden_states, residual, packed, None, "add")
-
-
-def int8_product(
-    states: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor, zero_points: torch.Tensor
-) -> torch.Tensor:
-    """Float32 sums (tokens, rows of the weight) of uint8 states (tokens, columns), times the scales of the rows."""
-    weight = (packed, scales, zero_points)
-    return torch.ops.onednn.qlinear_pointwise.default(
-        states, 1.0, ZERO_POINT, *weight, None, 1.0, 0, torch.float32, "none", [], ""
-    )
-
-
-# As one step of a graph. Of packed weights compilers know the shape alone, and torch's operations cannot be told apart
-# from those that they would lower themselves, which takes weights that are constants of the graph.
-product_in_a_graph = torch.library.custom_op("neobert::packed_product", packed_product, mutates_args=())
-int8_product_in_a_graph = torch.library.custom_op("neobert::int8_product", int8_product, mutates_args=())
-
-
-@product_in_a_graph.register_fake
-def _(hidden_states, packed, residual=None):
-    return hidden_states.new_empty((*hidden_states.shape[:-1], packed.shape[0]))
-
-
-@int8_product_in_a_graph.register_fake
-def _(states, packed, scales, zero_points):
-    return states.new_empty((states.shape[0], scales.shape[0]), dtype=torch.float32)
 
 
 NUMBERS = ("numbers", "values")
@@ -324,13 +292,8 @@ def is_looked_at(embedding: nn.Module) -> bool:
     return any(hooks) or not is_as_built(embedding, (nn.Embedding,))
 
 
-def are_all_packed(packed: BlockWeights, hidden_states: torch.Tensor) -> bool:
-    """Whether every product of a block takes a packed weight: then the steps between them are worth compiling."""
-    return all(one is not None and one.is_for(hidden_states) for one in packed)
-
-
 def forward_in_place(
-    block: nn.Module, hidden_states: torch.Tensor, arguments: tuple, packed: BlockWeights
+    block: nn.Module, hidden_states: torch.Tensor, attend: Callable, packed: BlockWeights
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """`NeoBERTEncoderBlock.forward`, for blocks of which `blocks_to_compute_in_place` says that it may.
 
@@ -339,11 +302,11 @@ def forward_in_place(
     memory (1.01), and no calls of modules, whose code and data the matrix products have pushed out of the cache (1.01).
 
     Args:
-        arguments: of the block's attention.
+        attend: the block's attention, of the fused projection and a function that takes it apart, with its rotation.
         packed: what `blocks_to_compute_in_place` gave for the block.
     """
     qkv = linear(rms_norm(hidden_states, block.attention_norm), block.qkv.weight, packed.qkv)
-    attended, weights = block._attend(arguments, qkv, split=split_and_rotate_in_place)
+    attended, weights = attend(qkv, split=split_and_rotate_in_place)
     del qkv
     hidden_states = linear(attended, block.wo.weight, packed.wo, hidden_states)
     del attended
@@ -366,7 +329,7 @@ def rms_norm(hidden_states: torch.Tensor, norm: nn.RMSNorm) -> torch.Tensor:
 def split_and_rotate_in_place(
     qkv: torch.Tensor, table: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """`split_and_rotate` of gradients_neobert.py, which overwrites float32 unless a compiler plans the memory."""
-    if table is None or qkv.dtype != torch.float32 or torch.compiler.is_compiling():
+    """`split_and_rotate` of gradients_neobert.py, which overwrites float32."""
+    if table is None or qkv.dtype != torch.float32:
         return split_and_rotate(qkv, table)
     return *rotate_in_place(qkv[..., :2, :], table).unbind(-2), qkv[..., 2, :]

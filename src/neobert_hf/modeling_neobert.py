@@ -13,7 +13,6 @@ Two habits of this file exist because their absence made the original silently w
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -46,13 +45,7 @@ from .checkpoint_checks_neobert import (
     read_checkpoint,
 )
 from .configuration_neobert import MODEL_CLASSES, NeoBERTConfig
-from .cpu_neobert import (
-    are_all_packed,
-    blocks_to_compute_in_place,
-    forward_in_place,
-    is_looked_at,
-    prepare_for_inference,
-)
+from .cpu_neobert import blocks_to_compute_in_place, forward_in_place, is_looked_at, prepare_for_inference
 from .gradients_neobert import NeoBERTRMSNorm, split_and_rotate, swiglu
 from .input_checks_neobert import (
     check_answers,
@@ -101,13 +94,6 @@ class NeoBERTSwiGLU(nn.Module):
         return self.w3(swiglu(self.w12(hidden_states)))
 
 
-class CompiledBlock(NamedTuple):
-    """What `torch.compile` made of the two functions that compute a block."""
-
-    compute: Callable
-    forward_in_place: Callable
-
-
 class NeoBERTEncoderBlock(GradientCheckpointingLayer):
     """Attention and MLP, each behind its norm and added to the residual stream; parameter names are the original's."""
 
@@ -137,24 +123,22 @@ class NeoBERTEncoderBlock(GradientCheckpointingLayer):
         attention_mask: torch.Tensor | None = None,
         attn_implementation: str = "eager",
         in_place: tuple | None = None,
-        compiled: CompiledBlock | None = None,
+        compiled: Callable | None = None,
         padded: Batch | None = None,
         **packed,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The residual stream behind the block, and attention weights of the backends that have them.
 
         Args:
-            compiled: what runs in place of `compute` and `forward_in_place`, see `NeoBERTPreTrainedModel.compile`.
+            compiled: what runs in place of `compute`, see `NeoBERTPreTrainedModel.compile`.
             padded: the layout of the batch, if the residual stream comes and goes in the caller's shape.
         """
         arguments = (rotary, attention_mask, attn_implementation, packed)
         if in_place:
-            is_compiled = compiled is not None and are_all_packed(in_place, hidden_states)
-            run = compiled.forward_in_place if is_compiled else forward_in_place
-            return run(self, hidden_states, arguments, in_place)
+            return forward_in_place(self, hidden_states, partial(self._attend, arguments), in_place)
         if padded is not None:
             hidden_states = padded.strip(hidden_states)
-        compute = compiled.compute if compiled else NeoBERTEncoderBlock.compute
+        compute = compiled or NeoBERTEncoderBlock.compute
         hidden_states, weights = compute(self, hidden_states, *arguments)
         return hidden_states if padded is None else padded.restore(hidden_states), weights
 
@@ -233,15 +217,12 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
         """Compile the encoder blocks, in place. All of them share one graph, for batches of every size.
 
         Checks, unpadding and offsets stay outside: they look at values. On a CPU without gradients blocks stay as they
-        are, which is faster there, unless their weights are packed (`prepare_for_inference`). `torch.compile(model)`
-        instead makes a graph of everything and keeps padding.
+        are, which is faster there. `torch.compile(model)` instead makes a graph of everything and keeps padding.
 
         Args:
             options: of `torch.compile`; `dynamic` is True unless given.
         """
-        options = {"dynamic": True} | options
-        functions = (NeoBERTEncoderBlock.compute, forward_in_place)
-        compiled = CompiledBlock(*(torch.compile(function, **options) for function in functions))
+        compiled = torch.compile(NeoBERTEncoderBlock.compute, **{"dynamic": True} | options)
         for module in self.modules():
             if isinstance(module, NeoBERTModel):
                 module.compiled_block = compiled
@@ -308,7 +289,7 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
         blocks = (NeoBERTEncoderBlock(config, number) for number in range(config.num_hidden_layers))
         self.transformer_encoder = nn.ModuleList(blocks)
         self.layer_norm = build_norm(config)
-        self.compiled_block: CompiledBlock | None = None
+        self.compiled_block: Callable | None = None
         self.gradient_checkpointing = False
         self.post_init()
 
