@@ -2,11 +2,11 @@
 
     python benchmarks/embedding_training.py --data ../shared/data --start runs/small/model
 
-Every recipe starts from the same model and trains on the same pairs for as many steps, and gets the same search: every
-learning rate with the first seed, the rate chosen on held-out pairs that are not tested on, then the other seeds. The
-model that mines and guides is the plain one of the first seed. The teacher is a reranker that is trained from the same
-start on the same pairs, so that nothing but the way of training differs; `--teacher` takes another one. Interrupted,
-the same command goes on, on another machine as well: see stored_runs.py.
+As retrieval_from_documents.py does: first the start is fine-tuned on pairs, once. Then every recipe goes on from that
+model, on the same pairs for as many steps, and gets the same search: every learning rate with the first seed, the rate
+chosen on held-out pairs that are not tested on, then the other seeds. The model that mines and guides is the one that
+all go on from. The teacher is a reranker that is trained from the start on the same pairs; `--teacher` takes another
+one. Interrupted, the same command goes on, on another machine as well: see stored_runs.py.
 """
 
 import statistics
@@ -55,17 +55,20 @@ RECIPES = {
 @dataclass
 class TrainingBenchmarkArguments:
     data: str = field(metadata={"help": "folder with pairs/ and the test sets"})
-    start: str = field(metadata={"help": "folder of the model that every recipe starts from"})
+    start: str = field(metadata={"help": "folder of a pretrained model"})
     teacher: str | None = field(default=None, metadata={"help": "reranker or embedding model; one is trained if unset"})
     recipes: list[str] = field(default_factory=lambda: list(RECIPES), metadata={"help": "run these, and the plain one"})
     output_dir: str = field(default="runs/embedding_training_benchmark", metadata={"help": "data, runs and logs"})
     results: str = field(default="benchmarks/results", metadata={"help": "where the report goes"})
     learning_rates: list[Positive] = field(
-        default_factory=lambda: [5e-4, 2e-3, 8e-3], metadata={"help": "tried by all; LoRA wants larger ones"}
+        default_factory=lambda: [2.5e-4, 1e-3, 4e-3], metadata={"help": "tried by all; LoRA wants larger ones"}
     )
     seeds: Count = field(default=5, metadata={"help": "of the data order, dropout and adapters"})
     processes: Count = field(default=2, metadata={"help": "runs at a time, of one thread each"})
-    pairs: str = field(default="--max_steps 300", metadata={"help": "further flags of every recipe"})
+    first: str = field(
+        default="--learning_rate 1e-3 --max_steps 300", metadata={"help": "further flags of the training before"}
+    )
+    pairs: str = field(default="--max_steps 100", metadata={"help": "further flags of every recipe"})
     reranker: str = field(default="--max_steps 600", metadata={"help": "further flags of the teacher's training"})
     limit: str = field(default="", metadata={"help": "further flags of every training, for a trial"})
     test_rows: Count | None = field(default=None, metadata={"help": "rows to develop and to test on, for a trial"})
@@ -95,18 +98,17 @@ class Benchmark:
     def output(self) -> Path:
         return Path(self.settings.output_dir).resolve()
 
-    def train(self, script: str, config: str, flags: str, *helpers: str) -> Path:
+    def train(self, script: str, config: str, flags: str, start: str, *helpers: str) -> Path:
         """Train unless that is done, and return the folder of the run, whose name tells its flags and its start.
 
         Args:
             helpers: folders of models that the flags name.
         """
         flags = (
-            f"--config {ROOT}/configs/embeddings/{config} --datasets {self.datasets} --model {self.settings.start} "
+            f"--config {ROOT}/configs/embeddings/{config} --datasets {self.datasets} --model {start} "
             f"--max_length 64 --eval_strategy no --save_steps 200 --report_to none {flags} {self.settings.limit}"
         )
-        used = [self.settings.start, *helpers]
-        folder = self.output / value_checksum([flags, *map(model_files_fingerprint, used)])
+        folder = self.output / value_checksum([flags, *map(model_files_fingerprint, (start, *helpers))])
         if not (folder / "log.json").exists():
             folder.mkdir(parents=True, exist_ok=True)
             # The same for all runs: mined once.
@@ -116,24 +118,34 @@ class Benchmark:
             run(script, f"{flags} --output_dir {folder}", folder / "output.txt", threads=1)
         return folder
 
+    def first_model(self) -> str:
+        """The folder of the model that every recipe goes on from."""
+        with self.lock:
+            return str(self.train(TRAIN, "small.yaml", self.settings.first, self.settings.start) / "model")
+
     def flags(self, rate: float, seed: int) -> str:
         return f"--learning_rate {rate:g} --seed {seed} {self.settings.pairs}"
 
     def scores(self, recipe: str, rate: float, seed: int) -> dict[str, float]:
         def train_and_score() -> dict[str, float]:
-            helpers = self.helpers_of(recipe)
-            flags = f"{self.flags(rate, seed)} {RECIPES[recipe].format_map(helpers)}"
-            used = [helpers[name] for name in ("helper", "teacher") if name in helpers]
-            return evaluate(load_model(self.train(TRAIN, "small.yaml", flags, *used) / "model"), self.tests)
+            helper = self.first_model()
+            teacher = self.teacher(helper) if "{teacher}" in RECIPES[recipe] else ""
+            names = {"helper": helper, "teacher": teacher, "teacher_dir": self.output / "teacher"}
+            flags = f"{self.flags(rate, seed)} {RECIPES[recipe].format_map(names)}"
+            folder = self.train(TRAIN, "small.yaml", flags, helper, *filter(None, [teacher]))
+            return evaluate(load_model(folder / "model"), self.tests)
 
-        settings = self.settings
-        told = [model_files_fingerprint(settings.start), f"{self.flags(rate, seed)} {RECIPES[recipe]}".strip()]
-        if "{helper}" in RECIPES[recipe]:
-            told.append(f"helper: the best of {settings.learning_rates}")
+        told = [f"{self.flags(rate, seed)} {RECIPES[recipe]}".strip()]
         if "{teacher}" in RECIPES[recipe]:
-            told.append(f"teacher: {settings.teacher or settings.reranker}")
-        told += [settings.limit] * bool(settings.limit) + [f"{settings.test_rows} test rows"] * bool(settings.test_rows)
-        return self.runs.result("; ".join(told), train_and_score)
+            told.append(f"teacher: {self.settings.teacher or self.settings.reranker}")
+        return self.runs.result(self.name_of(*told), train_and_score)
+
+    def name_of(self, *told: str) -> str:
+        """Of a run: what differs between runs, and what all runs of a command share."""
+        settings = self.settings
+        told = (model_files_fingerprint(settings.start), f"after {settings.first}", *told, settings.limit)
+        rows = settings.test_rows and f"{settings.test_rows} test rows"
+        return "; ".join(filter(None, [*told, rows]))
 
     def best_rate(self, recipe: str) -> float:
         """By the first seed, on the development pairs."""
@@ -146,24 +158,17 @@ class Benchmark:
         print(f"{recipe}: FOLDOC {statistics.mean(one['test FOLDOC'] for one in scores):.3f}", flush=True)
         return {"rate": rate, "scores": scores}
 
-    def helpers_of(self, recipe: str) -> dict[str, str]:
-        """Folders for the braces in a recipe, made when a run that is not stored first needs them.
-
-        The miner and guide is the plain model of the first seed. The teacher is a reranker from the same start, with
-        the documents that the plain model confuses as wrong ones.
-        """
-        if "{" not in RECIPES[recipe]:
-            return {}
+    def teacher(self, miner: str) -> str:
+        """The folder of a reranker, made from the start with the documents that the miner confuses as wrong ones."""
+        if self.settings.teacher is not None:
+            return self.settings.teacher
+        flags = f"{MINER.format(helper=miner)} --seed 0 {self.settings.reranker}"
         with self.lock:
-            plain = self.train(TRAIN, "small.yaml", f"{self.flags(self.best_rate(PLAIN), 0)} ")
-            found = {"helper": str(plain / "model")}
-            if "{teacher}" in RECIPES[recipe]:
-                found |= {"teacher": self.settings.teacher, "teacher_dir": str(self.output / "teacher")}
-                if found["teacher"] is None:
-                    flags = f"{MINER.format_map(found)} --seed 0 {self.settings.reranker}"
-                    teacher = self.train("train_reranker.py", "reranker.yaml", flags, found["helper"])
-                    found["teacher"] = str(teacher / "model")
-            return found
+            return str(self.train("train_reranker.py", "reranker.yaml", flags, self.settings.start, miner) / "model")
+
+    def run_first(self) -> dict[str, float]:
+        """The scores of the model that every recipe goes on from."""
+        return self.runs.result(self.name_of(), lambda: evaluate(load_model(Path(self.first_model())), self.tests))
 
     def run_all(self) -> dict[str, dict]:
         results = {PLAIN: self.run_recipe(PLAIN)}
@@ -187,8 +192,9 @@ def gains_table(results: dict[str, dict]) -> list[str]:
     return markdown_table(["", *COLUMNS.values()], rows)
 
 
-def scores_table(results: dict[str, dict]) -> list[str]:
-    rows = [
+def scores_table(before: dict[str, float], results: dict[str, dict]) -> list[str]:
+    rows = [["before", "-", "-", *(f"{before[key]:.3f}" for key in COLUMNS)]]
+    rows += [
         [name, f"`{RECIPES[name]}`" if RECIPES[name] else "-", f"{result['rate']:g}"]
         + [interval([one[key] for one in result["scores"]]) for key in COLUMNS]
         for name, result in results.items()
@@ -208,19 +214,22 @@ def plot(results: dict[str, dict], file: Path) -> None:
     write_png(file, figure)
 
 
-def report(settings: TrainingBenchmarkArguments, results: dict[str, dict], runs: StoredRuns) -> str:
+def report(
+    settings: TrainingBenchmarkArguments, before: dict[str, float], results: dict[str, dict], runs: StoredRuns
+) -> str:
     teacher = settings.teacher or f"a reranker, `configs/embeddings/reranker.yaml` with `{settings.reranker}`"
     sections = (
         "# What each way of training embeddings adds",
         "![what each recipe adds to the plain one](embedding_training.png)",
         circumstances("embedding_training", "sentence-transformers", "peft", runs=runs.circumstances()),
         f"{TESTS} {SIMILARITY}",
-        f"Every recipe is `configs/embeddings/small.yaml` with `{settings.pairs}` and the flags of the second table, "
-        f"from one start. Miner and guide: the plain model of the first seed. Teacher: {teacher}. Rates "
+        f"The pretrained model is fine-tuned once: `configs/embeddings/small.yaml` with `{settings.first}`. From what "
+        f"that gives (`before`) every recipe goes on with `{settings.pairs}` and the flags of the second table. It is "
+        f"the miner and the guide, too. Teacher: {teacher}. Rates "
         f"{', '.join(f'{rate:g}' for rate in settings.learning_rates)} are tried by all and chosen on other pairs; "
         f"{settings.seeds} seeds; intervals are 95% by Student's t, and gains are taken seed by seed.",
         "\n".join(gains_table(results)),
-        "\n".join(scores_table(results)),
+        "\n".join(scores_table(before, results)),
     )
     return "\n\n".join(sections) + "\n"
 
@@ -237,13 +246,13 @@ def main(args: list[str] | None = None) -> None:
     benchmark = Benchmark(settings, tests, describe_pairs("small_datasets.yaml", settings.data, output / "data"), runs)
 
     # 2. Trainings and scores
-    results = benchmark.run_all()
+    before, results = benchmark.run_first(), benchmark.run_all()
 
     # 3. Report
     folder.mkdir(parents=True, exist_ok=True)
     plot(results, folder / "embedding_training.png")
-    write_json(folder / "embedding_training.json", {"settings": asdict(settings), "results": results})
-    write_text(folder / "embedding_training.md", report(settings, results, runs))
+    write_json(folder / "embedding_training.json", {"settings": asdict(settings), "before": before, "results": results})
+    write_text(folder / "embedding_training.md", report(settings, before, results, runs))
 
 
 if __name__ == "__main__":
