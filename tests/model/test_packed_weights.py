@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from neobert_hf import NeoBERTForMaskedLM, NeoBERTModel
-from neobert_hf.cpu_neobert import PACKED_TOKENS, PACKED_WEIGHTS, Int8Weight, PackedWeight
+from neobert_hf.cpu_neobert import PACKED_WEIGHTS, Int8Weight, PackedWeight
 from tests.helpers.models import ROOT, ragged_batch, small_model
 
 
@@ -43,10 +43,8 @@ def test_packed_weights_give_the_same_states(rows, products):
     expected = states(model, ids, mask)
     assert model.prepare_for_inference() is model
     torch.testing.assert_close(states(model, ids, mask), expected, rtol=0, atol=1e-5)
-    tokens = int(mask.sum())
-    # Four products in each of two blocks, unless the input is long.
-    assert products == ([tokens] * 8 if tokens <= PACKED_TOKENS else [])
-    assert (tokens <= PACKED_TOKENS) is (rows < 40)
+    # Four products in each of two blocks.
+    assert products == [int(mask.sum())] * 8
 
 
 @pytest.mark.parametrize("lengths", [[13], [13, 7, 1, 10]])
