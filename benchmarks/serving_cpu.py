@@ -25,6 +25,7 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 import torch
+from circumstances import processor
 from forward import medians
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -215,7 +216,7 @@ def report(settings: ServingArguments, found: dict[str, dict[str, float]], quali
     sections = (
         "# Serving on a CPU",
         "![times](serving_cpu.png)",
-        f"{date.today()}; {torch.get_num_threads()} threads ({platform.machine()}, {os.cpu_count()} cores); Python "
+        f"{date.today()}; {torch.get_num_threads()} threads ({processor()}, {os.cpu_count()} cores); Python "
         f"{platform.python_version()}, {', '.join(f'{name} {version(name)}' for name in packages)}. Not measured on "
         f"GPU. Command: `python benchmarks/serving_cpu.py {shlex.join(sys.argv[1:])}`.".replace(" `.", "`."),
         f"{settings.layers} layers of width {settings.width}, random weights, the same in all engines, one process, in "

@@ -1,6 +1,7 @@
 import math
 
 import pytest
+from matplotlib.image import imread
 from scipy import stats
 
 from neobert_hf.common.report import Line, Panel, markdown_table, mean_interval, plot_lines
@@ -32,3 +33,8 @@ def test_panels_are_drawn_whole(tmp_path):
     plot_lines(tmp_path / "plot.png", [Panel(lines, {"title": "one"}, lengths=[1, 2])] * 3, columns=2)
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
     assert [file.name for file in tmp_path.iterdir()] == ["plot.png"]
+    # The place that no panel has taken is empty: without a frame it is white.
+    picture = imread(tmp_path / "plot.png")
+    height, width, _ = picture.shape
+    assert (picture[height // 2 + 5 :, width // 2 + 5 :] == 1).all()
+    assert not (picture[height // 2 + 5 :, : width // 2] == 1).all()

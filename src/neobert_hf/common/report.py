@@ -93,9 +93,9 @@ def plot_lines(file: Path, panels: Sequence[Panel], columns: int = 2, size: tupl
     columns = min(columns, len(panels))
     rows = -(-len(panels) // columns)
     figure = Figure(figsize=(size[0] * columns + 1, size[1] * rows), layout="constrained")
-    grid = figure.subplots(rows, columns, squeeze=False).flat
+    grid = list(figure.subplots(rows, columns, squeeze=False).flat)
     for axes, panel in zip(grid, panels):
         panel.draw(axes)
-    for axes in list(grid)[len(panels) :]:
+    for axes in grid[len(panels) :]:
         axes.set_axis_off()
     write_png(file, figure)
