@@ -210,6 +210,7 @@ def plot(results: dict[str, dict], file: Path) -> None:
         found = [gain_interval(results[name]["scores"], results[PLAIN]["scores"], key) for name in names]
         axes.barh(names, [mean for mean, *_ in found], xerr=[mean - lower for mean, lower, _ in found], capsize=3)
         axes.axvline(0, color="black", linewidth=0.8)
+        axes.locator_params(axis="x", nbins=5)
         axes.set_xlabel(("" if key == "similarity" else "nDCG@10, ") + title + f", above {PLAIN}")
     write_png(file, figure)
 
@@ -217,7 +218,10 @@ def plot(results: dict[str, dict], file: Path) -> None:
 def report(
     settings: TrainingBenchmarkArguments, before: dict[str, float], results: dict[str, dict], runs: StoredRuns
 ) -> str:
-    teacher = settings.teacher or f"a reranker, `configs/embeddings/reranker.yaml` with `{settings.reranker}`"
+    teacher = ""
+    if any("{teacher}" in RECIPES[name] for name in results):
+        made = f"a reranker, `configs/embeddings/reranker.yaml` with `{settings.reranker}`"
+        teacher = f"Teacher: {settings.teacher or made}. "
     sections = (
         "# What each way of training embeddings adds",
         "![what each recipe adds to the plain one](embedding_training.png)",
@@ -225,7 +229,7 @@ def report(
         f"{TESTS} {SIMILARITY}",
         f"The pretrained model is fine-tuned once: `configs/embeddings/small.yaml` with `{settings.first}`. From what "
         f"that gives (`before`) every recipe goes on with `{settings.pairs}` and the flags of the second table. It is "
-        f"the miner and the guide, too. Teacher: {teacher}. Rates "
+        f"the miner and the guide, too. {teacher}Rates "
         f"{', '.join(f'{rate:g}' for rate in settings.learning_rates)} are tried by all and chosen on other pairs; "
         f"{settings.seeds} seeds; intervals are 95% by Student's t, and gains are taken seed by seed.",
         "\n".join(gains_table(results)),

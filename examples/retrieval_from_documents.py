@@ -31,6 +31,14 @@ from neobert_hf.evaluation.mteb.report import collect_scores
 from neobert_hf.search.keywords import bm25_ndcg
 
 
+# The models that are compared, and what the report calls them.
+STAGES = {
+    "before": "before fine-tuning",
+    "pairs_alone": "after, on the pairs alone",
+    "hard_negatives": "after, with hard negatives",
+}
+
+
 @dataclass
 class RetrievalArguments:
     """The documents, the encoder, and how much is trained."""
@@ -90,16 +98,17 @@ def main(args: list[str] | None = None) -> None:
         print("4. Fine-tuning with hard negatives", flush=True)
         mining = ["--miner", str(first), "--negatives", str(settings.negatives)]
         finetune_embeddings.main([*training_flags(settings, str(first), output / "hard_negatives"), *mining])
-        model = output / "hard_negatives" / "model"
-        evaluate(settings, str(model), "hard_negatives", max_length)
+        evaluate(settings, str(output / "hard_negatives" / "model"), "hard_negatives", max_length)
 
-        # 6. The index of all documents
+        # 6. The index of all documents, by the model that finds more of the held-out pairs
         print("5. The index", flush=True)
-        index_documents(settings, model)
+        scores = read_scores(output)
+        better = max(("pairs_alone", "hard_negatives"), key=scores.get)
+        index_documents(settings, output / better / "model")
 
         # 7. Numbers, and what to do next
         print("6. Numbers", flush=True)
-        report(output)
+        report(output, scores, better)
     query = ["python", "examples/semantic_search.py", "query", "--index", str(output / "index"), "--text", "..."]
     print(f"Ask it:\n  {shlex.join(query)}")
 
@@ -155,21 +164,26 @@ def index_documents(settings: RetrievalArguments, model: Path) -> None:
     semantic_search.main(flags if settings.id_column is None else [*flags, "--id_column", settings.id_column])
 
 
-def report(output: Path) -> None:
+def read_scores(output: Path) -> dict[str, float]:
+    """nDCG@10 of the three models on the held-out pairs, by the names of their evaluations."""
+    evaluated = collect_scores(output / "evaluation", set())
+    return {name: evaluated[name]["local"]["HeldOutPairs"]["score"] / 100 for name in STAGES}
+
+
+def report(output: Path, scores: dict[str, float], better: str) -> None:
     """Print nDCG@10 of the three models and of BM25 on the held-out pairs, and write it to `report.json`."""
     train, held_out = (load_rows(output / name) for name in ("pairs.parquet", "pairs_held_out.parquet"))
     texts = list(dict.fromkeys([*held_out["positive"], *train["positive"]]))
-    evaluated = collect_scores(output / "evaluation", set())
-    names = {"before": "before fine-tuning", "pairs_alone": "after, on the pairs alone"}
-    names["hard_negatives"] = "after, with hard negatives"
-    scores = {words: evaluated[name]["local"]["HeldOutPairs"]["score"] / 100 for name, words in names.items()}
+    scores = {words: scores[name] for name, words in STAGES.items()}
     scores["BM25, which knows words only"] = bm25_ndcg(held_out["query"][:], held_out["positive"][:], texts)
-    write_json(output / "report.json", {"queries": len(held_out), "texts": len(texts), "ndcg_at_10": scores})
+    found = {"queries": len(held_out), "texts": len(texts), "ndcg_at_10": scores, "indexed": better}
+    write_json(output / "report.json", found)
     print(
         f"nDCG@10 of {len(held_out):,} held-out queries among {len(texts):,} texts, also in {output / 'report.json'}:"
     )
     for words, score in scores.items():
         print(f"  {words:<32}{score:.3f}")
+    print(f"The index is that of the better model, {output / better / 'model'}.")
 
 
 if __name__ == "__main__":

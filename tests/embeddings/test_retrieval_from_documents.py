@@ -14,6 +14,7 @@ import yaml
 from datasets import Dataset
 
 from neobert_hf.common.results import ResultError
+from neobert_hf.search.index import open_index
 from tests.helpers.embedding_runs import SMALL, assert_same_weights
 from tests.helpers.examples import load_example
 from tests.helpers.pretraining_runs import start
@@ -70,6 +71,10 @@ def test_from_documents_to_numbers_and_an_index(whole, material, capsys):
     assert report["queries"] == len(held_out) and len(report["ndcg_at_10"]) == 4
     for name, score in report["ndcg_at_10"].items():
         assert 0 <= score <= 1 and f"  {name:<32}{score:.3f}\n" in printed
+    _, alone, hard, _ = report["ndcg_at_10"].values()
+    assert report["indexed"] == ("hard_negatives" if hard > alone else "pairs_alone")
+    assert f"better model, {whole / report['indexed'] / 'model'}.\n" in printed
+    assert open_index(str(whole / "index")).identity["model"] == str(whole / report["indexed"] / "model")
     # The words of a title do not stand in the section under it; those of its document's other parts do not help.
     mined = Dataset.from_parquet(str(next((whole / "hard_negatives" / "mined").iterdir())))
     assert any(mined["negatives"]) and set(mined["query"]) == set(train["query"])
