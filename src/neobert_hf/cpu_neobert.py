@@ -127,10 +127,10 @@ def scales_of(rows: torch.Tensor) -> torch.Tensor:
 def prepare_for_inference(model: nn.Module, int8: bool = False) -> nn.Module:
     """Lay the weights of the encoder blocks out once for oneDNN, or store them as int8: for a CPU, without gradients.
 
-    Every product lays its weights out anew, which for one query takes as long as the product itself. Of long inputs an
-    AMD EPYC computes packed products in 0.83 of the time (1,024 tokens), and Intel Xeons as fast as others. Packed
-    weights are a second copy in memory. Given up with a warning where weights have changed: write to `.data` before,
-    not after, since torch does not count such writes and those to few numbers stay unseen.
+    Every product lays its weights out anew, which for one query takes as long as the product itself. An AMD EPYC
+    computes packed products of long inputs in 0.83 of the time (1,024 tokens); on Intel Xeons these gain nothing.
+    Packed weights are a second copy in memory. Given up with a warning where weights have changed: write to `.data`
+    before, not after, since torch does not count such writes and those to few numbers stay unseen.
 
     Args:
         int8: multiply weights and states as int8 (LLM.int8's vector-wise scales, arXiv 2208.07339, section 3); a
