@@ -105,7 +105,7 @@ class Benchmark:
             helpers: folders of models that the flags name.
         """
         flags = (
-            f"--config {ROOT}/configs/embeddings/{config} --datasets {self.datasets} --model {start} "
+            f"--config {ROOT}/configs/embeddings/{config} --datasets {self.datasets} --model {Path(start).resolve()} "
             f"--max_length 64 --eval_strategy no --save_steps 200 --report_to none {flags} {self.settings.limit}"
         )
         folder = self.output / value_checksum([flags, *map(model_files_fingerprint, (start, *helpers))])
@@ -240,7 +240,6 @@ def report(
 
 def main(args: list[str] | None = None) -> None:
     (settings,) = parse_config(TrainingBenchmarkArguments, args=args)
-    settings.start = str(Path(settings.start).resolve())
 
     # 1. Pairs to train on, and others to test on
     output = Path(settings.output_dir)

@@ -9,23 +9,17 @@ does not multiply it. What each precision costs in quality is what serving_quali
 """
 
 import json
-import os
-import platform
-import shlex
 import statistics
-import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from datetime import date
 from functools import partial
-from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import onnxruntime
 import torch
-from circumstances import processor
+from circumstances import circumstances, processor
 from forward import medians
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -212,13 +206,12 @@ def quality_table(found: dict[str, dict[str, float]], sizes: dict[str, float], q
 def report(settings: ServingArguments, found: dict[str, dict[str, float]], quality: dict | None, folder: Path) -> str:
     names = list(next(iter(found.values())))
     rows = [[shape, *(f"{times[name]:,.1f}" for name in names)] for shape, times in found.items()]
-    packages = ["torch", "transformers", "onnxruntime", *(["openvino"] if find_spec("openvino") else [])]
+    packages = ["onnxruntime", *(["openvino"] if find_spec("openvino") else [])]
+    precision = f"{torch.get_num_threads()} threads of {processor()}"
     sections = (
         "# Serving on a CPU",
         "![times](serving_cpu.png)",
-        f"{date.today()}; {torch.get_num_threads()} threads ({processor()}, {os.cpu_count()} cores); Python "
-        f"{platform.python_version()}, {', '.join(f'{name} {version(name)}' for name in packages)}. Not measured on "
-        f"GPU. Command: `python benchmarks/serving_cpu.py {shlex.join(sys.argv[1:])}`.".replace(" `.", "`."),
+        circumstances("serving_cpu", *packages, precision=precision),
         f"{settings.layers} layers of width {settings.width}, random weights, the same in all engines, one process, in "
         f"turns with {PAUSE_SECONDS:g} seconds between them; median milliseconds of a forward pass, rows x tokens. "
         f"`prepared` is `model.prepare_for_inference()`. The ragged batch has {MEAN_LENGTH} tokens a row on average, "
