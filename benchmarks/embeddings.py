@@ -5,9 +5,9 @@
         --starts NeoBERT=runs/small/model BERT=runs/bert/model --others vectors=runs/static_vectors
 
 Each start, and random weights beside them, is scored as it is, after fine-tuning on pairs, and, with `--text_pairs`,
-after a contrastive stage on text and fine-tuning on pairs. All get the same search: every learning rate with the first
-seed, the rate chosen on held-out pairs that are not tested on, then the other seeds. Interrupted, the same command goes
-on, on another machine as well: see stored_runs.py.
+after a contrastive stage on text, alone and before fine-tuning on pairs. All get the same search: every learning rate
+with the first seed, the rate chosen on held-out pairs that are not tested on, then the other seeds. Interrupted, the
+same command goes on, on another machine as well: see stored_runs.py.
 """
 
 import itertools
@@ -45,7 +45,8 @@ COLUMNS = {
     "similarity": "similarity of news",
 }
 PLAIN, PAIRS, BOTH = "as it is", "fine-tuned on pairs", "contrastive stage, then pairs"
-STAGES = {PLAIN: (), PAIRS: ("pairs",), BOTH: ("contrastive", "pairs")}
+CONTRASTIVE = "contrastive stage alone"
+STAGES = {PLAIN: (), CONTRASTIVE: ("contrastive",), PAIRS: ("pairs",), BOTH: ("contrastive", "pairs")}
 CONFIGS = {"contrastive": "contrastive.yaml", "pairs": "small.yaml"}
 
 
@@ -174,7 +175,8 @@ def scores_table(results: dict[str, dict]) -> list[str]:
 
 def gains_table(results: dict[str, dict], starts: list[str]) -> list[str]:
     """What the first start adds to the others, and a contrastive stage to fine-tuning alone, seed by seed."""
-    comparisons = [((starts[0], way), (other, way)) for way in (PAIRS, BOTH) for other in [*starts[1:], RANDOM]]
+    others = [*starts[1:], RANDOM]
+    comparisons = [((starts[0], way), (other, way)) for way in (CONTRASTIVE, PAIRS, BOTH) for other in others]
     comparisons += [((name, BOTH), (name, PAIRS)) for name in [*starts, RANDOM]]
     comparisons = [pair for pair in comparisons if all(way in results[name] for name, way in pair)]
     rows = []
@@ -190,6 +192,7 @@ def plot(results: dict[str, dict], file: Path) -> None:
     figure = Figure(figsize=(13, 3.8), layout="constrained")
     keys = [key for key in COLUMNS if "BM25" not in key]
     titles = [title for title in STAGES if any(title in ways for ways in results.values())]
+    width = 0.84 / len(titles)
     for axes, key in zip(figure.subplots(1, len(keys)), keys):
         names = [name for name in results if key in next(iter(results[name].values()))["scores"][0]]
         for number, title in enumerate(titles):
@@ -199,8 +202,8 @@ def plot(results: dict[str, dict], file: Path) -> None:
             values = [mean_interval([one[key] for one in scores]) for _, scores in found]
             heights = [mean for mean, _, _ in values]
             errors = [0 if lower != lower else mean - lower for mean, lower, _ in values]
-            axes.bar([place + 0.28 * number for place, _ in found], heights, 0.26, yerr=errors, label=title)
-        axes.set_xticks([place + 0.28 for place in range(len(names))], names)
+            axes.bar([place + width * number for place, _ in found], heights, 0.93 * width, yerr=errors, label=title)
+        axes.set_xticks([place + 0.42 - width / 2 for place in range(len(names))], names)
         axes.set_title(("" if key == "similarity" else "nDCG@10, ") + COLUMNS[key])
     axes.legend(fontsize="small")
     write_png(file, figure)
