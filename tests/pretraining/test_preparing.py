@@ -550,8 +550,18 @@ def test_unknown_hub_datasets(monkeypatch):
         raise text_sources.DatasetNotFoundError("Dataset 'owner/nothing' doesn't exist on the Hub")
 
     monkeypatch.setattr(text_sources, "load_dataset", missing)
-    with pytest.raises(FileNotFoundError, match="'owner/nothing' is neither a local file"):
+    with pytest.raises(FileNotFoundError, match="'owner/nothing' is no local file.*the Hub has no such"):
         stream_text("owner/nothing", "text")
+
+
+@pytest.mark.parametrize("name", ["nowhere", "owner/nothing"])
+def test_without_the_hub_a_name_is_first_said_to_be_no_file(name):
+    """Tests run with `HF_HUB_OFFLINE`: see conftest.py."""
+    expected = f"{name!r} is no local file, pattern or folder, and the Hub cannot be asked"
+    with pytest.raises(ConnectionError, match=expected):
+        stream_text(name, "text")
+    with pytest.raises(ConnectionError, match=f"Dataset pairs: {expected}"):
+        text_sources.load_table("pairs", name, None, "train")
 
 
 def test_hub_datasets_are_streamed(tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 import glob
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from datasets import Dataset, IterableDataset, load_dataset
@@ -41,6 +42,7 @@ def stream_text(
 
     Raises:
         FileNotFoundError: if nothing local matches and no such Hub dataset exists.
+        ConnectionError: if nothing local matches and the Hub cannot be reached.
         ValueError: if the files, the split or the column cannot be used; while rows are read, naming file and row.
 
     Example:
@@ -66,12 +68,8 @@ def stream_text(
 
 
 def _stream_from_hub(source: str, columns: tuple[str, ...], split: str, subset: str | None) -> IterableDataset:
-    try:
+    with _on_hub(source):
         splits = load_dataset(source, subset, streaming=True)
-    except DatasetNotFoundError as error:
-        raise FileNotFoundError(
-            f"{source!r} is neither a local file, pattern or folder nor a dataset on the Hub."
-        ) from error
     if split not in splits:
         raise ValueError(f"{source!r} has no split {split!r}; it has {', '.join(map(repr, splits))}.")
     dataset = splits[split]
@@ -136,6 +134,7 @@ def load_table(name: str, source: str, subset: str | None, split: str) -> Datase
 
     Raises:
         FileNotFoundError: if the source is neither on the Hub nor here.
+        ConnectionError: if it is not here and the Hub cannot be reached.
         ValueError: if the split is not there, empty or not readable.
     """
     found = local_files(source)
@@ -150,14 +149,11 @@ def load_table(name: str, source: str, subset: str | None, split: str) -> Datase
             options = {"fragment_scan_options": verified_pages()} if builder == "parquet" else {}
             table = load_dataset(builder, data_files=files, split=split, **options)
         else:
-            table = load_dataset(source, subset, split=split)
+            with _on_hub(source, f"Dataset {name}: "):
+                table = load_dataset(source, subset, split=split)
         # Images and sounds are no texts, and reading a row would fetch them from wherever they are said to be.
         decoded = [name for name, feature in table.features.items() if require_decoding(feature)]
         return table.remove_columns(decoded)
-    except DatasetNotFoundError as error:
-        raise FileNotFoundError(
-            f"Dataset {name}: {source!r} is neither a local file, pattern or folder nor a dataset on the Hub."
-        ) from error
     except (ValueError, StopIteration, DatasetGenerationError) as error:
         # `datasets` raises StopIteration without a message for JSON files without a line.
         reason = error.__cause__ or str(error) or "no row"
@@ -170,6 +166,18 @@ def load_table(name: str, source: str, subset: str | None, split: str) -> Datase
         raise ValueError(
             f"Dataset {name}: the split {split!r} of {source!r} is empty or cannot be read ({reason})."
         ) from error
+
+
+@contextmanager
+def _on_hub(source: str, before: str = "") -> Iterator[None]:
+    """Say of a name that nothing local bears and that cannot be loaded from the Hub that it is neither."""
+    absent = f"{before}{source!r} is no local file, pattern or folder"
+    try:
+        yield
+    except DatasetNotFoundError as error:
+        raise FileNotFoundError(f"{absent}, and the Hub has no such dataset that you can read.") from error
+    except ConnectionError as error:
+        raise ConnectionError(f"{absent}, and the Hub cannot be asked for a dataset of that name ({error}).") from error
 
 
 def _read_through(reader: Callable[[str], Iterator], files: list[str]) -> None:
