@@ -9,6 +9,7 @@ Interrupted, the same command goes on, on another machine as well: see stored_ru
 
 import itertools
 import json
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,10 +39,11 @@ class LengthBenchmark:
     results: LocalPath = field(default="benchmarks/results", metadata={"help": "folder of the report"})
     lengths: list[Count] = field(default_factory=lambda: [1024, 2048], metadata={"help": "in tokens, to train with"})
     seeds: Annotated[int, Range(2)] = field(default=5, metadata={"help": "trainings of each length and way"})
+    native: bool = field(default=True, metadata={"help": "train with positions as they are, too"})
     processes: Count = field(default=2, metadata={"help": "runs at a time, of one thread each"})
     training: str = field(
-        default="--learning_rate 1e-3 --global_batch_tokens 8192 --micro_batch_tokens 8192 --max_steps 100 "
-        "--eval_steps 50 --held_out_documents 60 --measured_documents 16 --sample 8 --facts 64 --num_proc 2 "
+        default="--learning_rate 3e-4 --global_batch_tokens 8192 --micro_batch_tokens 8192 --max_steps 80 "
+        "--eval_steps 40 --held_out_documents 60 --measured_documents 16 --sample 8 --facts 64 --num_proc 2 "
         "--mask_replace_prob 0.8 --random_replace_prob 0.1 --bf16 false",
         metadata={"help": "further flags of every training"},
     )
@@ -70,9 +72,13 @@ def extend(
 
 def train(settings: LengthBenchmark, length: int, way: str, seed: int) -> dict:
     """What extend_length.py measures."""
-    folder = Path(settings.output_dir) / f"{length}_{way.split()[0].lower()}_{seed}"
+    first, folder = (Path(settings.output_dir) / f"{length}_{way.split()[0].lower()}_{number}" for number in (0, seed))
     if not (folder / "report.json").exists():
         folder.mkdir(parents=True, exist_ok=True)
+        if seed and (first / "report.json").exists():
+            # Tokens, and what is measured before training, are the same for all seeds: 3 minutes of a core each time.
+            for part in ("data", "lengths/before"):
+                shutil.copytree(first / part, folder / part, dirs_exist_ok=True)
         flags = f"--config {ROOT}/configs/adapt/length.yaml --model {settings.model} --text {settings.text}"
         flags += f" --max_length {length} {WAYS[way]} --seed {seed} --use_cpu true --report_to none"
         flags += f" --output_dir {folder} {settings.training}"
@@ -125,11 +131,12 @@ def plot(measured: dict[int, dict[str, list[dict]]], file: Path) -> None:
 def main(args: list[str] | None = None) -> None:
     (settings,) = parse_config(LengthBenchmark, args=args)
     runs = StoredRuns(Path(settings.results) / "single_runs" / "length.json")
-    jobs = list(itertools.product(settings.lengths, WAYS, range(settings.seeds)))
+    ways = list(WAYS) if settings.native else ["YaRN"]
+    jobs = list(itertools.product(settings.lengths, ways, range(settings.seeds)))
     with ThreadPoolExecutor(settings.processes) as executor:
         reports = dict(zip(jobs, executor.map(lambda job: extend(settings, runs, *job), jobs)))
     measured = {
-        length: states({way: [reports[length, way, seed] for seed in range(settings.seeds)] for way in WAYS})
+        length: states({way: [reports[length, way, seed] for seed in range(settings.seeds)] for way in ways})
         for length in settings.lengths
     }
     text = [
