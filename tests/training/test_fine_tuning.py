@@ -7,8 +7,10 @@ import torch
 from datasets import Dataset
 from transformers import AutoConfig, AutoModelForSequenceClassification, DataCollatorWithPadding
 
+from neobert_hf import NeoBERTForMaskedLM
 from neobert_hf.training.fine_tuning import FineTuningArguments, FineTuningTrainer, layer_factors
 from tests.helpers.glue_runs import save_encoder
+from tests.helpers.models import small_model
 from tests.helpers.other_encoders import save_other_encoder
 from tests.helpers.small_tokenizer import small_tokenizer
 
@@ -98,6 +100,15 @@ def test_checkpoints_of_models_whose_files_have_other_names_are_loaded(name, tok
     trainer.state.best_global_step = 1
     trainer.load_best()
     assert all(torch.equal(weight, trained[key]) for key, weight in model.state_dict().items())
+
+
+def test_tied_weights_are_not_said_to_be_missing(tokenizer, rows, tmp_path, caplog):
+    """A checkpoint holds them once; "missing keys" would read as weights that were made up."""
+    model = small_model(NeoBERTForMaskedLM, vocab_size=len(tokenizer), tie_word_embeddings=True)
+    trainer = build(model, tokenizer, tmp_path / "run", rows)
+    trainer.save_model(str(tmp_path / "saved"))
+    trainer._load_from_checkpoint(str(tmp_path / "saved"))
+    assert "missing keys" not in caplog.text
 
 
 @pytest.mark.parametrize(

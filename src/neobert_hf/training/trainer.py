@@ -244,6 +244,12 @@ class ResumableTrainer(Trainer):
         self._load_from_checkpoint(str(self.best_checkpoint))
         self.model.to(self.args.device)
 
+    def _issue_warnings_after_load(self, load_result) -> None:
+        # Checkpoints hold a weight that is tied to another once. Transformers warns that the second name is missing.
+        tied = getattr(self.model, "all_tied_weights_keys", {})
+        missing = [name for name in load_result.missing_keys if name not in tied]
+        super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
+
     def save_whole(self, folder: Path) -> None:
         """Write the model beside and rename: `folder` never holds half of it."""
         if self.is_fsdp_enabled:
