@@ -39,7 +39,7 @@ READ_ONLY = ("python examples/train_sparse", "python examples/train_multi", "pyt
 # Its teacher would be one of them.
 DISTILLATION = (
     "python examples/finetune_embeddings.py --config configs/embeddings/small.yaml --datasets my/datasets.yaml "
-    "--model runs/tiny/model --miner runs/embeddings/model --negatives 4 --teacher",
+    "--model runs/embeddings/model --miner runs/embeddings/model --negatives 4 --teacher",
 )
 
 
@@ -58,7 +58,7 @@ def test_embed(guide_runner, workplace):
     shutil.rmtree(workplace / "runs/embeddings")
     run(guide_runner, "guides/embed.md")
     assert (workplace / "runs/embeddings/model/modules.json").is_file()
-    assert (workplace / "runs/smaller/model/modules.json").is_file()
+    assert (workplace / "runs/smaller_embeddings/model/modules.json").is_file()
 
 
 def test_contextual_embeddings(guide_runner, workplace, capsys):
@@ -90,7 +90,7 @@ def test_pretrain_and_adapt(guide_runner, workplace, monkeypatch):
     run(guide_runner, "guides/adapt.md")
     assert (workplace / "runs/domain/model/model.safetensors").is_file()
     assert "| general |" in (workplace / "runs/domain/report.md").read_text()
-    assert "| distilled |" in (workplace / "runs/smaller/report.md").read_text()
+    assert "| distilled |" in (workplace / "runs/smaller_mlm/report.md").read_text()
 
 
 def test_long_texts(guide_runner, workplace):
