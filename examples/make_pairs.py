@@ -8,7 +8,6 @@ Headings with their text, sentences with their paragraph, and neighbouring parag
 """
 
 from collections import Counter
-from pathlib import Path
 
 from neobert_hf.common.settings import parse_config
 from neobert_hf.common.stored_rows import store_rows
@@ -18,14 +17,13 @@ from neobert_hf.embeddings.text_pairs import TextPairSettings, make_pairs
 def main(args: list[str] | None = None) -> None:
     # 1. Settings
     (settings,) = parse_config(TextPairSettings, args=args)
-    output = Path(settings.output)
 
     # 2. Pairs
     parts = make_pairs(settings)
 
     # 3. One file, or one of each part, whole or not at all
     for part, pairs in parts.items():
-        file = output if part == "train" else output.with_stem(f"{output.stem}_{part}")
+        file = settings.file_of(part)
         store_rows(pairs, file)
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in Counter(pairs["kind"]).items())
         print(f"{file}: {len(pairs):,} pairs ({kinds})", flush=True)

@@ -110,6 +110,7 @@ def main(args: list[str] | None = None) -> None:
         print("6. Numbers", flush=True)
         report(output, scores, better)
     query = ["python", "examples/semantic_search.py", "query", "--index", str(output / "index"), "--text", "..."]
+    query += ["--trust_remote_code", "true"] if settings.trust_remote_code else []
     print(f"Ask it:\n  {shlex.join(query)}")
 
 
@@ -161,6 +162,7 @@ def evaluate(settings: RetrievalArguments, model: str, name: str, max_length: in
 def index_documents(settings: RetrievalArguments, model: Path) -> None:
     flags = ["index", "--index", str(Path(settings.output_dir, "index")), "--model", str(model)]
     flags += ["--source", settings.documents, "--column", settings.column]
+    flags += ["--trust_remote_code", str(settings.trust_remote_code)]
     semantic_search.main(flags if settings.id_column is None else [*flags, "--id_column", settings.id_column])
 
 

@@ -19,7 +19,7 @@ def main(args: list[str] | None = None) -> None:
     # 1. Settings, and the rows of all splits
     with open_run(QuestionAnsweringSettings, args, READERS) as run:
         # 2. Questions, texts and answers, checked
-        task = QuestionAnswering(run.settings, run.splits)
+        task = QuestionAnswering(run.settings, run.splits, run.arguments.label_smoothing_factor)
 
         # 3. Training to the end, and the best of all evaluations
         trainer, encoded = run.train(task)

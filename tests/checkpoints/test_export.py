@@ -405,6 +405,14 @@ def test_a_linear_layer_after_the_pooling_is_inside(tmp_path):
         export_module.find_pooling_files(ModelFolder(tmp_path / "model"))
 
 
+def test_a_linear_layer_behind_a_normalisation_is_refused(tmp_path):
+    """Before the pooling it would give other embeddings, and the file's own check would not see that."""
+    encoder = build_encoder(str(save_checkpoint(tmp_path / "encoder")), max_length=32)
+    linear = Dense(64, 64, activation_function=torch.nn.Identity())
+    SentenceTransformer(modules=[*encoder, Normalize(), linear]).save(str(tmp_path / "folder" / "model"))
+    refused(tmp_path / "folder", ValueError, "has a module .*Dense")
+
+
 def test_outputs_that_are_not_finite_are_refused(tmp_path):
     model = small_model()
     model.transformer_encoder[1].wo.weight.data.uniform_(2e38, 3e38)

@@ -19,9 +19,9 @@ from neobert_hf.embeddings.distillation import (
     DistillationLoss,
     add_teacher,
     comparable_rows,
-    kind_of,
     principal_axes,
 )
+from neobert_hf.embeddings.inference import kind_of
 from neobert_hf.embeddings.models import build_encoder
 from neobert_hf.embeddings.recipe import prepare_run
 from neobert_hf.training.run_checkpoints import CheckpointError

@@ -33,6 +33,7 @@ from neobert_hf.embeddings.models import (
     build_multi_vector_encoder,
     build_sparse_encoder,
     describe_reranker,
+    load_trained_model,
 )
 from neobert_hf.embeddings.recipe import read_data, reranking_evaluator, retrieval_evaluator
 from neobert_hf.training.run_checkpoints import CheckpointError
@@ -266,6 +267,15 @@ def test_token_vectors_can_be_quantised(trained):
     for text in vectors:
         assert quantize_embeddings(text, "int8", calibration_embeddings=ranges).shape == text.shape
         assert quantize_embeddings(text, "ubinary").shape == (len(text), 16)
+
+
+@pytest.mark.parametrize("kind", ["sparse", "multi_vector", "reranker"])
+def test_models_of_other_kinds_are_not_taken_for_dense_ones(trained, kind):
+    """Sentence Transformers would drop the head, average the states, and say so in one line of its log."""
+    names = {"sparse": "SparseEncoder", "multi_vector": "MultiVectorEncoder", "reranker": "CrossEncoder"}
+    for load_dense in (load_trained_model, lambda path: load_embedding_model(path, torch.float32, device="cpu")):
+        with pytest.raises(ValueError, match=f"is a {names[kind]}; this needs a dense embedding model"):
+            load_dense(str(trained[kind] / "model"))
 
 
 def test_a_roberta_reads_no_more_tokens_than_it_has_positions_for(tokenizer, tmp_path):

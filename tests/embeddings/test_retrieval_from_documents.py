@@ -14,9 +14,11 @@ import yaml
 from datasets import Dataset
 
 from neobert_hf.common.results import ResultError
+from neobert_hf.common.settings import parse_config
 from neobert_hf.search.index import open_index
 from tests.helpers.embedding_runs import SMALL, assert_same_weights
 from tests.helpers.examples import load_example
+from tests.helpers.other_encoders import save_with_its_own_code
 from tests.helpers.pretraining_runs import start
 
 
@@ -154,3 +156,12 @@ def test_bm25_is_that_of_its_definition():
     found = bm25_ndcg(queries, [documents[number] for number in relevant], documents)
     assert found == pytest.approx(sum(gains) / 5)
     assert bm25_ndcg(["red"], [documents[0]], documents, cutoff=1) == 0
+
+
+def test_leave_to_run_a_models_own_code_is_passed_on(material, flags, tokenizer, tmp_path, capsys):
+    """To the index as well, which comes after all trainings."""
+    save_with_its_own_code(tmp_path / "own", tokenizer)
+    options = flags(tmp_path / "run", trust_remote_code=True, model=tmp_path / "own")
+    (settings,) = parse_config(recipe.RetrievalArguments, args=options)
+    recipe.index_documents(settings, tmp_path / "own")
+    assert "40 documents embedded" in capsys.readouterr().out

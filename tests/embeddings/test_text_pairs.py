@@ -50,6 +50,13 @@ def test_a_markdown_heading_needs_no_blank_line_and_code_is_no_text():
     assert not any("pip install" in query + positive for _, query, positive in pairs(text))
 
 
+def test_held_out_pairs_of_an_earlier_run_do_not_come_into_training(tmp_path):
+    (tmp_path / "pairs_held_out.parquet").touch()
+    with pytest.raises(ValueError, match="pairs_held_out.parquet is of an earlier run, .*delete it, or set `held_out`"):
+        settings(output=str(tmp_path / "pairs.parquet"))
+    settings(output=str(tmp_path / "pairs.parquet"), held_out=0.1)
+
+
 def test_documents_are_held_out_whole(tmp_path):
     """Equal ones on one side, the same ones whatever stands beside them, and no text on both sides."""
     footer = "Licensed under the terms of the licence, which you find in a file beside it. It allows much to everybody."

@@ -143,6 +143,12 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(adapt, tmp_path):
         adapt(new_words=3, learning_rate=1e-3)
     with pytest.raises(ValueError, match="(?s)start was made with other settings.*new_words: 3 there, 4 now"):
         adapt(new_words=4)
+    # Of another text its words would be others, also where what was prepared of the first one has been deleted.
+    other = tmp_path / "other.jsonl"
+    other.write_text("".join(json.dumps({"text": f"other words {number}"}) + "\n" for number in range(60)))
+    shutil.rmtree(tmp_path / "run" / "data")
+    with pytest.raises(ValueError, match="(?s)start was made with other settings.*domain_fingerprint"):
+        adapt(new_words=3, domain=other)
 
 
 @pytest.mark.slow

@@ -564,6 +564,14 @@ def test_without_the_hub_a_name_is_first_said_to_be_no_file(name):
         text_sources.load_table("pairs", name, None, "train")
 
 
+def test_local_files_have_no_subset(tmp_path):
+    """Otherwise all of them would be read, the test rows among those for training."""
+    (tmp_path / "en").mkdir()
+    write_jsonl(tmp_path / "en" / "train.jsonl", ["x y"])
+    with pytest.raises(ValueError, match="Dataset pairs: .* is local and has no subset 'en'"):
+        text_sources.load_table("pairs", str(tmp_path), "en", "train")
+
+
 def test_hub_datasets_are_streamed(tmp_path, monkeypatch):
     """What stream_text asks `datasets` for, and what it does with the splits; local files stand in for the Hub's."""
     calls, load_dataset = [], text_sources.load_dataset

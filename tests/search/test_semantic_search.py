@@ -18,6 +18,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 
 from neobert_hf.search.index import VectorIndexError, open_index
+from neobert_hf.search.indexing import SourceSettings
 from neobert_hf.search.lancedb_index import LanceDBIndex
 from neobert_hf.search.passages import split_passages
 from tests.helpers.examples import load_example
@@ -349,6 +350,16 @@ def test_the_model_may_move_but_not_vanish(index, query, corpus, model, tmp_path
         query("text")
     assert query("text", model=tmp_path / "there") == expected
     assert index(corpus, model=tmp_path / "there") == [0, 0, 60, 0, 0, 0]
+
+
+def test_parts_of_a_hub_dataset_are_sources_of_their_own():
+    """Under one name, all documents of the first would be deleted as gone when the second is indexed."""
+    names = [
+        SourceSettings("owner/wiki", **part).name_in_index
+        for part in ({}, {"subset": "en"}, {"subset": "de"}, {"subset": "de", "split": "test"}, {"split": "test"})
+    ]
+    assert names == ["owner/wiki", "owner/wiki:en", "owner/wiki:de", "owner/wiki:de:test", "owner/wiki:test"]
+    assert SourceSettings("owner/wiki", subset="en", name="mine").name_in_index == "mine"
 
 
 def test_a_model_with_its_own_code_needs_leave_to_run_it(index, query, corpus, encoder, tmp_path):

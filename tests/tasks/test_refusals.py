@@ -50,8 +50,24 @@ def test_files_of_every_kind(tmp_path):
     assert read == asked
 
 
+def test_what_lies_beside_a_file_is_not_read_as_well(tmp_path):
+    """A backup, the same rows in two formats, and subsets that are folders: each once doubled or mixed the rows."""
+    folder = tmp_path / "folder"
+    write_csv(folder / "train.csv", text_rows(8))
+    write_csv(folder / "dev.csv", text_rows(4))
+    write_csv(folder / "train.csv.bak", text_rows(8, seed=1))
+    assert rows_of(folder)["train"]["section"][:] == [row["section"] for row in text_rows(8)]
+    Dataset.from_list(text_rows(4)).to_parquet(folder / "valid.parquet")
+    with pytest.raises(ValueError, match="several files for validation: dev.csv, valid.parquet. Keep one"):
+        rows_of(folder)
+    (folder / "valid.parquet").unlink()
+    for local in (folder, folder / "train.csv"):
+        with pytest.raises(ValueError, match="`subset` is 'en', and .* is local: name its folder"):
+            rows_of(local, subset="en")
+
+
 def test_conll_files(tmp_path):
-    (tmp_path / "a.conll").write_text("-DOCSTART- -X- O\n\nU.N. NNP B-ORG\nof IN O\n\n\n# NN O\n")
+    (tmp_path / "a.conll").write_text("-DOCSTART- -X- O\n\nU.N. NNP B-ORG\nof IN O\n\n# id 5\tdomain=en\n\n# NN O\n")
     assert read_conll(tmp_path / "a.conll") == [
         {"tokens": ["U.N.", "of"], "tags": ["B-ORG", "O"]},
         {"tokens": ["#"], "tags": ["O"]},
@@ -105,6 +121,8 @@ def test_damaged_csv_files(tmp_path, text, message):
 
 
 GOOD = [{"text": "a b", "label": "x"}, {"text": "c", "label": "y"}]
+MULTI_HOT = [{"text": "a", "label": [1.0, 0.0, 0.0]}, {"text": "b", "label": [0.0, 1.0, 1.0]}]
+ONE = {"text": "a", "label": "1"}
 BAD_CLASSES = [
     ({}, {"train": [{"words": "a", "kind": "x"}]}, "Set `label_column` to one of the columns: words, kind"),
     (
@@ -123,6 +141,17 @@ BAD_CLASSES = [
     ({"problem": "single_label"}, {}, "`problem` is 'single_label'; did you mean 'single_label_classification'"),
     ({"problem": "multi_label_classification"}, {}, "it must be a list of labels, or set `label_separator`"),
     ({"label_column": "text", "text_columns": ["text"]}, {}, "a column of texts, too"),
+    ({}, {"train": MULTI_HOT, "validation": MULTI_HOT}, "lists of 3 numbers 0 and 1, one for each class"),
+    (
+        {"label_separator": ";"},
+        {"train": MULTI_HOT, "validation": MULTI_HOT},
+        "`label_separator` is ';', and 'label' holds lists of labels: leave it out",
+    ),
+    (
+        {"problem": "regression"},
+        {"train": [{"text": "a", "label": "1"}, {"text": "b", "label": "2"}], "validation": [ONE, ONE]},
+        "All rows of the split validation have the label 1.0: no correlation",
+    ),
 ]
 
 
@@ -197,6 +226,24 @@ def test_questions_without_answers():
         QuestionAnswering(settings, splits(train=empty, validation=ASKED_ROWS))
     with pytest.raises(ValueError, match="The split validation has no column 'context'"):
         QuestionAnswering(settings, splits(train=ASKED_ROWS, validation=[{"question": "a", "answers": []}]))
+
+
+def test_answers_that_cannot_be_found_are_counted(tokenizer, capsys):
+    """An answer over two windows, and one of more tokens than an answer may have."""
+    rows = [
+        {"id": name, "question": "a ?", "context": context, "answers": [{"text": answer, "answer_start": 0}]}
+        for name, context, answer in (("x", "a b c", "a"), ("y", "a b c", "a b c"), ("z", "b " * 40, "b " * 39 + "b"))
+    ]
+    settings = QuestionAnsweringSettings("model", "data", stride=4, max_answer_length=2)
+    task = QuestionAnswering(settings, splits(train=rows, validation=rows[:1]))
+    encoded = task.encode(tokenizer, 16)
+    assert capsys.readouterr().out.strip().splitlines() == [
+        "train: of 3 answers 1 are in no window as a whole and count as none (raise `stride`), 1 are longer than "
+        "`max_answer_length` and cannot be found."
+    ]
+    assert not any(last for row, last in zip(encoded["train"]["row"], encoded["train"]["end_positions"]) if row == 2)
+    with pytest.raises(ValueError, match="`label_smoothing_factor` is 0.1; answers are not smoothed"):
+        QuestionAnswering(settings, splits(train=rows, validation=rows), smoothing=0.1)
 
 
 CONFIGS = {

@@ -241,6 +241,9 @@ def find_linear_layers(folder: ModelFolder) -> list[SentenceModule]:
             identity = config.get("activation_function") == "torch.nn.modules.linear.Identity"
             if identity and not config.get("use_residual") and config["in_features"] == config["out_features"]:
                 layers.append(module)
+        elif module.name == "Normalize":
+            # It divides every vector by a number of its own: what follows cannot come before the pooling.
+            linear = False
     return layers
 
 

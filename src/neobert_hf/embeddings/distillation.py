@@ -16,7 +16,6 @@ References:
     (MSE of embeddings), https://arxiv.org/abs/2212.03533 (KL beside a contrastive loss, E5).
 """
 
-import json
 import random
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -37,18 +36,16 @@ from sentence_transformers.sentence_transformer.losses import (
 )
 from sentence_transformers.util import pairwise_cos_sim
 from torch import nn
-from transformers.utils import cached_file
 
 from neobert_hf.common.atomic_writes import tidy_folder
 from neobert_hf.common.fingerprints import data_fingerprint, model_files_fingerprint, value_checksum
 from neobert_hf.common.stored_rows import load_rows, store_rows
 from neobert_hf.embeddings.arguments import DenseArguments
 from neobert_hf.embeddings.descriptions import PairDataset
-from neobert_hf.embeddings.inference import check_finite
+from neobert_hf.embeddings.inference import check_finite, kind_of
 from neobert_hf.embeddings.mining import prompt_of_helper, prompts_of_helper
 from neobert_hf.embeddings.models import (
     check_prefixes,
-    has_classifier,
     load_trained_model,
     load_trained_reranker,
     with_prefixes,
@@ -91,7 +88,7 @@ class Teacher:
     def __init__(self, path: str, embeddings: bool, device: torch.device, trust_remote_code: bool = False):
         self.path, self.embeddings, self.device, self.trust_remote_code = path, embeddings, device, trust_remote_code
         self.fingerprint = model_files_fingerprint(path)
-        self.is_reranker = kind_of(path, trust_remote_code) == "CrossEncoder"
+        self.is_reranker = kind_of_teacher(path, trust_remote_code) == "CrossEncoder"
         if self.is_reranker and embeddings:
             raise ValueError(
                 f"{path} is a reranker, which has no embeddings: set `distillation` to margin_mse or kl, or give an "
@@ -151,24 +148,13 @@ class Teacher:
         return vectors[[places[text] for text in texts]]
 
 
-def kind_of(path: str, trust_remote_code: bool = False) -> str:
+def kind_of_teacher(path: str, trust_remote_code: bool = False) -> str:
     """`SentenceTransformer` or `CrossEncoder`: what lies in a folder, or under a Hub id.
 
     Raises:
         ValueError: if it is neither.
     """
-
-    def find(name: str) -> str | None:
-        return cached_file(path, name, _raise_exceptions_for_missing_entries=False)
-
-    kind = None
-    if settings := find("config_sentence_transformers.json"):
-        # Models of before version 5 do not say what they are.
-        kind = json.loads(Path(settings).read_text(encoding="utf-8")).get("model_type", "SentenceTransformer")
-    elif find("modules.json"):
-        kind = "SentenceTransformer"
-    elif has_classifier(path, trust_remote_code):
-        kind = "CrossEncoder"
+    kind = kind_of(path, trust_remote_code)
     if kind not in ("SentenceTransformer", "CrossEncoder"):
         found = kind or "an encoder without a trained pooling or head"
         raise ValueError(

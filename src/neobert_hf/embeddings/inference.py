@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -10,6 +11,8 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.model import BaseModel
 from sentence_transformers.sentence_transformer.modules import Transformer
 from torch import nn
+from transformers import AutoConfig
+from transformers.utils import cached_file
 
 from neobert_hf.common.fingerprints import add_weights, identifying_config
 from neobert_hf.common.instructions import separator_of
@@ -31,9 +34,10 @@ def load_embedding_model(
         options: further arguments of `SentenceTransformer`: `device`, `truncate_dim`, `trust_remote_code`.
 
     Raises:
-        ValueError: if the model has no Transformers encoder, as one of static embeddings, another's tokenizer, or fewer
-            dimensions than `truncate_dim`.
+        ValueError: if the model is of another kind, has no Transformers encoder, as one of static embeddings, another's
+            tokenizer, or fewer dimensions than `truncate_dim`.
     """
+    refuse_other_kinds(path, options.get("trust_remote_code", False))
     model = SentenceTransformer(path, model_kwargs={"dtype": dtype}, **options)
     if not isinstance(model[0], Transformer):
         raise ValueError(
@@ -50,6 +54,35 @@ def load_embedding_model(
     for module in others:
         module.float()
     return model.eval()
+
+
+def kind_of(path: str, trust_remote_code: bool = False) -> str | None:
+    """What Sentence Transformers calls a trained model, a folder or Hub id: `SentenceTransformer`, `SparseEncoder`,
+    `MultiVectorEncoder` or `CrossEncoder`. None of an encoder without a trained pooling or head.
+    """
+
+    def find(name: str) -> str | None:
+        return cached_file(path, name, _raise_exceptions_for_missing_entries=False)
+
+    if settings := find("config_sentence_transformers.json"):
+        # Models of before version 5 do not say what they are.
+        return json.loads(Path(settings).read_text(encoding="utf-8")).get("model_type", "SentenceTransformer")
+    if find("modules.json"):
+        return "SentenceTransformer"
+    return "CrossEncoder" if has_classifier(path, trust_remote_code) else None
+
+
+def has_classifier(path: str, trust_remote_code: bool = False) -> bool:
+    """Whether a model, a folder or Hub id, was saved with a head for sequences."""
+    architectures = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code).architectures or []
+    return any(name.endswith("ForSequenceClassification") for name in architectures)
+
+
+def refuse_other_kinds(path: str, trust_remote_code: bool = False) -> None:
+    """Refuse what Sentence Transformers would turn into a dense model: it drops the head and averages the states."""
+    kind = kind_of(path, trust_remote_code)
+    if kind not in (None, "SentenceTransformer"):
+        raise ValueError(f"{path} is a {kind}; this needs a dense embedding model (SentenceTransformer).")
 
 
 def check_encoder(encoder: nn.Module, path: str) -> None:

@@ -20,7 +20,7 @@ from neobert_hf import NeoBERTForMaskedLM
 from neobert_hf.common.token_limits import tokens_read
 from neobert_hf.embeddings.contextual import refuse_contextual
 from neobert_hf.embeddings.flattening import flatten_inputs
-from neobert_hf.embeddings.inference import check_encoder
+from neobert_hf.embeddings.inference import check_encoder, has_classifier, refuse_other_kinds
 
 
 def transformer_module(
@@ -102,12 +102,6 @@ def describe_reranker(path: str, trust_remote_code: bool = False) -> str:
     return f"{path}, with {'its own' if trained else 'a new'} classification head"
 
 
-def has_classifier(path: str, trust_remote_code: bool = False) -> bool:
-    """Whether a model, a folder or Hub id, was saved with a head for sequences."""
-    architectures = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code).architectures or []
-    return any(name.endswith("ForSequenceClassification") for name in architectures)
-
-
 def info_nce_loss(
     encoder: SentenceTransformer,
     temperature: float,
@@ -160,7 +154,12 @@ def check_prefixes(encoder: SentenceTransformer, dimensions: Sequence[int]) -> N
 
 
 def load_trained_model(path: str, trust_remote_code: bool = False) -> SentenceTransformer:
-    """A trained embedding model that helps to train another one, as a miner or a guide: folder or Hub id."""
+    """A trained embedding model that helps to train another one, as a miner or a guide: folder or Hub id.
+
+    Raises:
+        ValueError: if it is of another kind.
+    """
+    refuse_other_kinds(path, trust_remote_code)
     model = SentenceTransformer(path, trust_remote_code=trust_remote_code)
     check_encoder(model[0], path)
     refuse_contextual(model, path)

@@ -13,6 +13,7 @@ import random
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated
 
 from datasets import Dataset, DatasetDict, Features, Value
@@ -62,6 +63,16 @@ class TextPairSettings:
             raise ValueError(f"`kinds` is {self.kinds}; it must name some of {', '.join(MAKERS)}.")
         if not self.output.endswith(".parquet"):
             raise ValueError(f"`output` is {self.output!r}; it must be a file that ends in .parquet.")
+        if not self.held_out and self.file_of("held_out").exists():
+            raise ValueError(
+                f"{self.file_of('held_out')} is of an earlier run, and its pairs would be trained on: delete it, or "
+                "set `held_out`."
+            )
+
+    def file_of(self, part: str) -> Path:
+        """`output`, and beside it `OUTPUT_held_out` for what is held out."""
+        output = Path(self.output)
+        return output if part == "train" else output.with_stem(f"{output.stem}_{part}")
 
 
 def make_pairs(settings: TextPairSettings) -> DatasetDict:

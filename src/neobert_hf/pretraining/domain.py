@@ -10,10 +10,10 @@ import numpy as np
 import torch
 
 from neobert_hf.common.atomic_writes import atomic_folder, write_json, write_text
-from neobert_hf.common.fingerprints import checkpoint_fingerprint, is_held_out
+from neobert_hf.common.fingerprints import checkpoint_fingerprint, is_held_out, value_checksum
 from neobert_hf.common.report import markdown_table
 from neobert_hf.common.settings import Count, CountOrZero, PathOrId, Positive, Range
-from neobert_hf.common.text_sources import local_files, stream_text
+from neobert_hf.common.text_sources import describe_files, local_files, stream_text
 from neobert_hf.common.tokenizers import load_tokenizer
 from neobert_hf.modeling_neobert import NeoBERTForMaskedLM
 from neobert_hf.pretraining.adapting import load_masked_lm, read_start
@@ -95,6 +95,8 @@ def start_model(settings: DomainSettings, output: Path) -> tuple[NeoBERTForMaske
     start = output / "start"
     made_of = {"model": checkpoint_fingerprint(settings.model), "new_words": settings.new_words}
     made_of |= {"held_out_share": settings.held_out_share}
+    text = [settings.domain, settings.domain_column, describe_files(settings.domain)]
+    made_of |= {"domain_fingerprint": value_checksum(text)}
     if not (start / WORDS).is_file():
         tokenizer = load_tokenizer(settings.model, model.config.vocab_size)
         column, share = settings.domain_column, settings.held_out_share

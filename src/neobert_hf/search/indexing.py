@@ -37,8 +37,13 @@ class SourceSettings:
 
     @property
     def name_in_index(self) -> str:
-        default = os.path.abspath(os.path.expanduser(self.source)) if local_files(self.source) else self.source
-        return self.name or default
+        if self.name:
+            return self.name
+        if local_files(self.source):
+            return os.path.abspath(os.path.expanduser(self.source))
+        # Each part of a Hub dataset is a source of its own: otherwise all of the first would be gone from the second.
+        parts = [self.source, *([self.subset] if self.subset else []), *([self.split] if self.split != "train" else [])]
+        return ":".join(parts)
 
     def stream(self) -> Iterator[tuple[str | None, str | None]]:
         """Id and text of each document; that the source can be read is checked at once."""

@@ -26,6 +26,8 @@ LABELS = (*LABELS.split(), "rating", "y")
 TEXTS = ("text", "sentence", "content", "review", "document", "comment", "description", "title", "body", "question")
 PAIRS = (("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "question2"), ("text1", "text2"))
 PROBLEMS = ("single_label_classification", "multi_label_classification", "regression")
+# What lists with a number for each class hold.
+FLAGS = {"0", "1", "0.0", "1.0", "False", "True"}
 # A picture of more classes could not be read.
 MOST_CLASSES_SHOWN = 60
 WORST = 10
@@ -121,6 +123,8 @@ class Classification(Task):
                         raise ValueError(f"The split {split}, row {number:,} has no label ({name!r}).")
                     used[split].setdefault(name, number)
         check_known(lists, used, "label")
+        if several:
+            _refuse_multi_hot(lists["train"])
         self.labels = sorted(
             used["train"], key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name)
         )
@@ -218,7 +222,19 @@ def _cells(table: Dataset, column: str, separator: str | None) -> list:
     cells = [text(cell) for cell in cells]
     if separator is None:
         return cells
+    if any(isinstance(cell, list) for cell in cells):
+        raise ValueError(f"`label_separator` is {separator!r}, and {column!r} holds lists of labels: leave it out.")
     return [[part.strip() for part in cell.split(separator) if part.strip()] if cell else [] for cell in cells]
+
+
+def _refuse_multi_hot(rows: list[list[str]]) -> None:
+    """A number for each class, as `[1.0, 0.0, 0.0]`, would be read as the names of two classes, 0.0 and 1.0."""
+    lengths = {len(row) for row in rows}
+    if len(lengths) == 1 and max(lengths) > 1 and {name for row in rows for name in row} <= FLAGS:
+        raise ValueError(
+            f"The labels are lists of {max(lengths)} numbers 0 and 1, one for each class. They must be lists of the "
+            "names of the classes that a row has."
+        )
 
 
 def guess_problem(cells: list) -> str:
@@ -241,8 +257,9 @@ def _numbers(split: str, cells: list) -> list[float]:
             numbers.append(np.nan)
         if not np.isfinite(numbers[-1]):
             raise ValueError(f"The split {split}, row {row:,}: the label is {cell!r}; a regression needs a number.")
-    if len(set(numbers)) == 1 and len(numbers) > 1 and split == "train":
-        raise ValueError(f"All training rows have the label {numbers[0]}: there is nothing to learn.")
+    if len(set(numbers)) == 1 and len(numbers) > 1 and split != "test":
+        reason = "there is nothing to learn" if split == "train" else "no correlation with them is defined"
+        raise ValueError(f"All rows of the split {split} have the label {numbers[0]}: {reason}.")
     return numbers
 
 

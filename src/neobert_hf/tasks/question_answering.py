@@ -80,8 +80,10 @@ class QuestionAnswering(Task):
     kind = "question-answering"
     auto_class = AutoModelForQuestionAnswering
 
-    def __init__(self, settings: QuestionAnsweringSettings, splits: DatasetDict):
+    def __init__(self, settings: QuestionAnsweringSettings, splits: DatasetDict, smoothing: float = 0.0):
         self.settings = settings
+        if smoothing:
+            raise ValueError(f"`label_smoothing_factor` is {smoothing}; answers are not smoothed: leave it out.")
         check_columns(splits, COLUMNS)
         check_texts(splits, "question")
         check_texts(splits, "context")
@@ -138,7 +140,24 @@ class QuestionAnswering(Task):
 
         table = self.splits.rename_column("starts", "answer_starts")
         names = table["train"].column_names
-        return table.map(windows, with_indices=True, batched=True, remove_columns=names, desc="tokenizing")
+        encoded = table.map(windows, with_indices=True, batched=True, remove_columns=names, desc="tokenizing")
+        for split, windows_of_split in encoded.items():
+            self._say_what_cannot_be_found(split, windows_of_split)
+        return encoded
+
+    def _say_what_cannot_be_found(self, split: str, encoded: Dataset) -> None:
+        whole, short = set(), set()
+        for row, first, last in zip(encoded["row"], encoded["start_positions"], encoded["end_positions"]):
+            whole |= {row} if last else set()
+            short |= {row} if last and last - first < self.settings.max_answer_length else set()
+        answered = {row for row, starts in enumerate(self.splits[split]["starts"]) if starts}
+        cut, long = len(answered - whole), len(whole - short)
+        if cut or long:
+            print(
+                f"{split}: of {len(answered):,} answers {cut:,} are in no window as a whole and count as none (raise "
+                f"`stride`), {long:,} are longer than `max_answer_length` and cannot be found.",
+                flush=True,
+            )
 
     def collator(self, tokenizer: PreTrainedTokenizerBase) -> DataCollatorWithPadding:
         return DataCollatorWithPadding(tokenizer)

@@ -12,7 +12,7 @@ from typing import Any
 from datasets import Dataset, DatasetDict, concatenate_datasets, get_dataset_split_names
 
 from neobert_hf.common.paths import check_exists
-from neobert_hf.common.row_files import LARGEST_TEXT_FILE, open_file
+from neobert_hf.common.row_files import COMPRESSIONS, LARGEST_TEXT_FILE, open_file
 from neobert_hf.common.settings import nearest
 from neobert_hf.common.text_sources import load_table
 
@@ -64,10 +64,11 @@ def read_splits(settings: Any, readers: MappingProxyType[str, Reader] = CSV_READ
     if not (files := _files(settings.data)):
         check_exists(settings.data, "data")
     folder, splits = Path(settings.data).expanduser(), {}
+    if settings.subset is not None and (folder.is_dir() or files):
+        raise ValueError(f"`subset` is {settings.subset!r}, and {settings.data} is local: name its folder as `data`.")
     if folder.is_dir():
-        for split, names in SPLITS.items():
-            named = re.compile(rf"({'|'.join(names)})(-\d+-of-\d+)?\..+")
-            if found := sorted(file for file in folder.iterdir() if named.fullmatch(file.name)):
+        for split in SPLITS:
+            if found := _files_of_split(folder, split):
                 splits[split] = _read_files(split, found, readers)
         if "train" not in splits:
             found = ", ".join(sorted(file.name for file in folder.iterdir())[:8]) or "nothing"
@@ -107,6 +108,21 @@ def _with_validation(splits: DatasetDict, settings: Any) -> DatasetDict:
 def _files(pattern: str) -> list[Path]:
     path = Path(pattern).expanduser()
     return [path] if path.is_file() else sorted(Path(file) for file in glob.glob(str(path)) if Path(file).is_file())
+
+
+def _files_of_split(folder: Path, split: str) -> list[Path]:
+    """Its one file, or numbered parts of it. Not `train.csv.bak`.
+
+    Raises:
+        ValueError: if there are several that are no parts: the same rows may be in each.
+    """
+    compressed = "|".join(re.escape(suffix) for suffix in COMPRESSIONS)
+    named = re.compile(rf"({'|'.join(SPLITS[split])})(-\d+-of-\d+)?\.\w+({compressed})?")
+    found = sorted(file for file in folder.iterdir() if named.fullmatch(file.name))
+    if len(found) > 1 and not all(named.fullmatch(file.name)[2] for file in found):
+        names = ", ".join(file.name for file in found)
+        raise ValueError(f"{folder} has several files for {split}: {names}. Keep one of them there.")
+    return found
 
 
 def _read_files(split: str, files: list[Path], readers: MappingProxyType[str, Reader]) -> Dataset:

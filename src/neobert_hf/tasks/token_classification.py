@@ -5,6 +5,7 @@ belongs to the word where its characters lie. So every tokenizer makes the piece
 marks the beginning of a word by the space before it would take words one by one for parts of words.
 """
 
+import re
 from bisect import bisect_right
 from collections import Counter
 from dataclasses import dataclass, field
@@ -44,6 +45,10 @@ class TokenClassificationSettings(TaskSettings):
     tag_column: str | None = field(default=None, metadata={"help": "lists of as many tags; guessed if unset"})
 
 
+# Before a sentence, as in MultiCoNER and CoNLL-U: `# id 5239d808 domain=en`. A word may be `#` as well.
+COMMENT = re.compile(r"#\s*(id|sent_id|text|newdoc|newpar|global\.columns)\b.*=")
+
+
 def read_conll(file: Path) -> list[dict[str, list[str]]]:
     """A word a line, and an empty line after each sentence: the word first and the tag last, or as CoNLL-U has them.
 
@@ -61,6 +66,8 @@ def read_conll(file: Path) -> list[dict[str, list[str]]]:
             rows += [{"tokens": words, "tags": tags}] if words else []
             words, tags = [], []
         elif universal and (line.startswith("#") or not cells[0].isdecimal()):
+            continue
+        elif not words and COMMENT.match(line):
             continue
         elif len(cells) < (4 if universal else 2):
             raise ValueError(f"{file}, line {number:,} is {line!r:.60}; it must have a word and a tag.")
