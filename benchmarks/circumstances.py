@@ -9,6 +9,10 @@ from importlib.metadata import version
 from pathlib import Path
 
 
+# The precision of pages with trainings.
+AS_TOLD = "trained in bfloat16 autocast where the flags say so, measured in float32"
+
+
 def circumstances(script: str, *packages: str, precision: str = "float32", runs: str = "") -> str:
     """When, where, with what and by which command a page was made.
 

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from threading import Lock
 
-from circumstances import circumstances
+from circumstances import AS_TOLD, circumstances
 from embedding_report import (
     COLUMNS,
     SIMILARITY,
@@ -225,7 +225,9 @@ def report(
     sections = (
         "# What each way of training embeddings adds",
         "![what each recipe adds to the plain one](embedding_training.png)",
-        circumstances("embedding_training", "sentence-transformers", "peft", runs=runs.circumstances()),
+        circumstances(
+            "embedding_training", "sentence-transformers", "peft", precision=AS_TOLD, runs=runs.circumstances()
+        ),
         f"{TESTS} {SIMILARITY}",
         f"The pretrained model is fine-tuned once: `configs/embeddings/small.yaml` with `{settings.first}`. From what "
         f"that gives (`before`) every recipe goes on with `{settings.pairs}` and the flags of the second table. It is "

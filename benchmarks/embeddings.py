@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from circumstances import circumstances
+from circumstances import AS_TOLD, circumstances
 from embedding_report import (
     SIMILARITY,
     TESTS,
@@ -217,7 +217,7 @@ def report(settings: EmbeddingBenchmarkArguments, results: dict[str, dict], star
     sections = (
         "# What pretraining and a contrastive stage are worth for retrieval",
         "![scores](embeddings.png)",
-        circumstances("embeddings", "sentence-transformers", "bm25s", runs=runs.circumstances()),
+        circumstances("embeddings", "sentence-transformers", "bm25s", precision=AS_TOLD, runs=runs.circumstances()),
         f"{TESTS} `with BM25`: reciprocal rank fusion of both. {SIMILARITY}{others}",
         f"{contrastive}Pairs: `configs/embeddings/small.yaml` with `{settings.pairs}`. Texts are cut at 64 tokens in "
         f"training and 128 in tests. Rates {', '.join(f'{rate:g}' for rate in settings.learning_rates)} are tried by "

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
-from circumstances import circumstances
+from circumstances import AS_TOLD, circumstances
 from pretraining import ROOT, run
 from stored_runs import StoredRuns
 
@@ -43,8 +43,8 @@ class LengthBenchmark:
     processes: Count = field(default=2, metadata={"help": "runs at a time, of one thread each"})
     training: str = field(
         default="--learning_rate 3e-4 --global_batch_tokens 8192 --micro_batch_tokens 8192 --max_steps 80 "
-        "--eval_steps 40 --held_out_documents 60 --measured_documents 16 --sample 8 --facts 64 --num_proc 2 "
-        "--mask_replace_prob 0.8 --random_replace_prob 0.1 --bf16 false",
+        "--eval_steps 40 --held_out_documents 40 --measured_documents 12 --sample 8 --facts 64 --num_proc 1 "
+        "--mask_replace_prob 0.8 --random_replace_prob 0.1 --bf16 true",
         metadata={"help": "further flags of every training"},
     )
 
@@ -144,12 +144,14 @@ def main(args: list[str] | None = None) -> None:
         "",
         "![Facts found and pseudo-perplexity against length](length.png)",
         "",
-        circumstances("length", runs=runs.circumstances()),
+        circumstances("length", precision=AS_TOLD, runs=runs.circumstances()),
         "",
         f"The small model knows 256 tokens. Of {settings.seeds} seeds of training: means with 95% intervals (Student's "
         "t); without training there is one model. A fact is a statement somewhere in the text and a question at its "
         "end, with 100 words to choose from (1% by chance). The documents that are read are held out of this "
         "training; of the model's pretraining they were a part, in windows of 256 tokens.",
+        "",
+        f"Each training is `extend_length.py` with `{settings.training}`.",
         "",
         *itertools.chain.from_iterable(itertools.starmap(tables, measured.items())),
     ]
