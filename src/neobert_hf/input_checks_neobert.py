@@ -332,7 +332,7 @@ def check_labels(labels: torch.Tensor, shape: tuple[int, ...], classes: int) -> 
     """Losses flatten what they get, so labels of another shape with as many entries would pass."""
     if tuple(labels.shape) != tuple(shape):
         raise ValueError(f"`labels` has shape {tuple(labels.shape)}, it must be {tuple(shape)}: one for each output.")
-    if labels.is_floating_point() or labels.dtype == torch.bool:
+    if labels.dtype != torch.int64:
         raise ValueError(f"`labels` has dtype {labels.dtype}, it must be torch.int64: they are classes.")
     wrong = ((labels < 0) | (labels >= classes)) & (labels != -100)
     refuse_values("labels", labels, wrong, f"0 to {classes - 1}, or -100 for none")
@@ -351,6 +351,8 @@ def check_sequence_labels(labels: torch.Tensor, logits: torch.Tensor, problem_ty
         needed = (rows,) if one_each else (rows, classes)
         raise ValueError(f"`labels` has shape {tuple(labels.shape)}, it must be {needed}: one for each output.")
     if problem_type == "multi_label_classification":
+        if not labels.is_floating_point():
+            raise ValueError(f"`labels` has dtype {labels.dtype}; several classes a row need floats: labels.float().")
         refuse_values("labels", labels, ~((labels >= 0) & (labels <= 1)), "0 or 1, or a probability between them")
     else:
         refuse_values("labels", labels, ~labels.isfinite(), "a finite number")

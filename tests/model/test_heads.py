@@ -111,6 +111,22 @@ def test_classification_losses(num_labels, labels, loss):
     assert model.accepts_loss_kwargs is False
 
 
+@pytest.mark.parametrize(
+    "labels, problem_type, message",
+    [
+        (torch.tensor([0, 2, 1, 1], dtype=torch.int16), None, "has dtype torch.int16, it must be torch.int64"),
+        (torch.tensor([0, 2, 1, 1], dtype=torch.int32), None, "has dtype torch.int32, it must be torch.int64"),
+        (torch.tensor([[0, 1, 1]] * 4), "multi_label_classification", "torch.int64; several classes .* labels.float()"),
+    ],
+)
+def test_labels_of_other_dtypes_are_refused(labels, problem_type, message):
+    """Transformers would take int16 for several classes a row, for good: it writes that into the config."""
+    model = small_model(NeoBERTForSequenceClassification, num_labels=3, problem_type=problem_type)
+    with pytest.raises(ValueError, match=message):
+        model(IDS, attention_mask=MASK, labels=labels)
+    assert model.config.problem_type == problem_type
+
+
 def test_token_classification():
     model = small_model(NeoBERTForTokenClassification, num_labels=5)
     labels = torch.randint(0, 5, IDS.shape).masked_fill(MASK == 0, -100)

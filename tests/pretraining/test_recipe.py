@@ -197,6 +197,7 @@ def test_held_out_masks_are_the_same_for_every_seed(flags, prepared):
         ({"max_steps": -1}, "`max_steps` is -1"),
         ({"warmup_steps": 100}, "`warmup_steps` is 100.0; it must be from 0 to `max_steps`, 12"),
         ({"optimizer": "adam"}, "`weight_decay` is 0.1; .*set it to 0"),
+        ({"optimizer": "soap", "adam_beta1": 0.8}, "`adam_beta1` is 0.8; `optimizer` soap has 0.95 always"),
         ({"eval_strategy": "steps"}, "set `validation_data`"),
         ({"num_attention_heads": 5}, "num_attention_heads"),
         ({"mlm_probability": 0}, "`mlm_probability` is .*above 0"),

@@ -260,6 +260,8 @@ def test_second_stage_from_something_else_is_refused(flags, prepared, tmp_path):
         pretrain.main(flags(init_from=tmp_path / "first" / "model", continue_optimizer=True))
     with pytest.raises(ValueError, match="needs `init_from`"):
         pretrain.main(flags(continue_optimizer=True))
+    with pytest.raises(ValueError, match="`optimizer` was 'adamw'; it is 'muon' now. Set it to the same"):
+        pretrain.main(flags(init_from=tmp_path / "first", continue_optimizer=True, optimizer="muon"))
     file = tmp_path / "first" / "model" / "tokenizer.json"
     tokenizer = json.loads(file.read_text())
     vocabulary = tokenizer["model"]["vocab"]

@@ -58,9 +58,15 @@ def test_what_lies_beside_a_file_is_not_read_as_well(tmp_path):
     write_csv(folder / "train.csv.bak", text_rows(8, seed=1))
     assert rows_of(folder)["train"]["section"][:] == [row["section"] for row in text_rows(8)]
     Dataset.from_list(text_rows(4)).to_parquet(folder / "valid.parquet")
-    with pytest.raises(ValueError, match="several files for validation: dev.csv, valid.parquet. Keep one"):
+    with pytest.raises(
+        ValueError, match="The split validation: dev.csv, valid.parquet in .* neither one file nor all parts"
+    ):
         rows_of(folder)
     (folder / "valid.parquet").unlink()
+    Dataset.from_list(text_rows(4)).to_parquet(folder / "test-00000-of-00002.parquet")
+    with pytest.raises(ValueError, match="The split test: test-00000-of-00002.parquet in .* Restore what is missing"):
+        rows_of(folder)
+    (folder / "test-00000-of-00002.parquet").unlink()
     for local in (folder, folder / "train.csv"):
         with pytest.raises(ValueError, match="`subset` is 'en', and .* is local: name its folder"):
             rows_of(local, subset="en")

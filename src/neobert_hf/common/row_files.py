@@ -6,6 +6,7 @@ no address that a file names is fetched. Every error names the file and the row.
 
 import io
 import json
+import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -18,11 +19,33 @@ import pyarrow.parquet as pq
 
 BUILDERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".txt": "text", ".md": "text"}
 COMPRESSIONS = {".gz", ".bz2", ".xz", ".zst"}
+# Of a split in several files: its number and how many there are.
+PART = re.compile(r"-(\d+)-of-(\d+)\.")
 # A text file is one document, which is held in memory whole.
 LARGEST_TEXT_FILE = 64 * 2**20
 # A line of a JSON lines file, a JSON array, or a compressed Parquet file.
 LARGEST_JSON = 256 * 2**20
 PARQUET_ROWS = 1_000
+
+
+def check_parts(files: list[Path], what: str) -> None:
+    """Refuse what is neither one file nor all parts of one: a copy that broke off, or the same rows twice.
+
+    Args:
+        files: one or more, of one split. Parts are numbered as on the Hub, `-00000-of-00002`.
+        what: the split, for the message.
+    """
+    parts = [PART.search(file.name) for file in files]
+    if len(files) == 1 and parts[0] is None:
+        return
+    numbers = [int(part[1]) for part in parts if part]
+    kinds = {(part[2], file.name[part.end() :]) for part, file in zip(parts, files) if part}
+    if not all(parts) or len(kinds) > 1 or sorted(numbers) != list(range(int(parts[0][2]))):
+        names = ", ".join(file.name for file in files)
+        raise ValueError(
+            f"{what}: {names} in {files[0].parent} are neither one file nor all parts of one. Restore what is missing, "
+            "or keep one of them there."
+        )
 
 
 def suffix_of(file: Path) -> str | None:

@@ -211,6 +211,8 @@ class PretrainingArguments(TrainingArguments):
                 raise ValueError(f"`{name}` is {getattr(self, name).value!r}; it must be 'steps' or 'no'.")
         if self.optimizer == "adam" and self.weight_decay:
             raise ValueError(f"`weight_decay` is {self.weight_decay}; with `optimizer` adam it must be 0: set it to 0.")
+        if self.optimizer == "soap" and self.adam_beta1 not in (0.9, 0.95):
+            raise ValueError(f"`adam_beta1` is {self.adam_beta1}; `optimizer` soap has 0.95 always: leave it out.")
         if self.get_warmup_steps(self.max_steps) > self.max_steps:
             raise ValueError(
                 f"`warmup_steps` is {self.warmup_steps}; it must be from 0 to `max_steps`, {self.max_steps}."

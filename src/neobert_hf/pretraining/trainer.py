@@ -147,7 +147,15 @@ class MLMTrainer(ResumableTrainer):
                 "`continue_optimizer` cannot be combined with DeepSpeed, whose optimizer state has its own layout. "
                 "Use DDP or FSDP2 for this stage, or set it to false."
             )
-        check_engine(self.optimizer_from, read_progress(self.optimizer_from), self.engine)
+        progress = read_progress(self.optimizer_from)
+        check_engine(self.optimizer_from, progress, self.engine)
+        for name in ("optimizer", "decay_norms_and_biases"):
+            stored, given = progress.settings.get(name), getattr(self.args, name)
+            if name in progress.settings and stored != given and {stored, given} != {"adam", "adamw"}:
+                raise ValueError(
+                    f"`continue_optimizer` takes the optimizer over from {self.optimizer_from}, where `{name}` was "
+                    f"{stored!r}; it is {given!r} now. Set it to the same, or `continue_optimizer` to false."
+                )
 
     def get_train_dataloader(self) -> DataLoader:
         # Not prepared by accelerate: the sampler gives each process its share already.

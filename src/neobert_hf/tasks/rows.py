@@ -12,7 +12,7 @@ from typing import Any
 from datasets import Dataset, DatasetDict, concatenate_datasets, get_dataset_split_names
 
 from neobert_hf.common.paths import check_exists
-from neobert_hf.common.row_files import COMPRESSIONS, LARGEST_TEXT_FILE, open_file
+from neobert_hf.common.row_files import COMPRESSIONS, LARGEST_TEXT_FILE, check_parts, open_file
 from neobert_hf.common.settings import nearest
 from neobert_hf.common.text_sources import load_table
 
@@ -111,17 +111,12 @@ def _files(pattern: str) -> list[Path]:
 
 
 def _files_of_split(folder: Path, split: str) -> list[Path]:
-    """Its one file, or numbered parts of it. Not `train.csv.bak`.
-
-    Raises:
-        ValueError: if there are several that are no parts: the same rows may be in each.
-    """
+    """Its one file, or all numbered parts of it. Not `train.csv.bak`."""
     compressed = "|".join(re.escape(suffix) for suffix in COMPRESSIONS)
     named = re.compile(rf"({'|'.join(SPLITS[split])})(-\d+-of-\d+)?\.\w+({compressed})?")
     found = sorted(file for file in folder.iterdir() if named.fullmatch(file.name))
-    if len(found) > 1 and not all(named.fullmatch(file.name)[2] for file in found):
-        names = ", ".join(file.name for file in found)
-        raise ValueError(f"{folder} has several files for {split}: {names}. Keep one of them there.")
+    if found:
+        check_parts(found, f"The split {split}")
     return found
 
 

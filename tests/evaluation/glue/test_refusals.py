@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,11 @@ from datasets import ClassLabel, Dataset, Features, Value
 
 from neobert_hf.common.results import ResultError
 from neobert_hf.evaluation.glue.report import collect
+from neobert_hf.evaluation.glue.tasks import load_task, read_tasks
 from neobert_hf.training.run_checkpoints import CheckpointError
 from tests.helpers.examples import load_example
 from tests.helpers.glue_runs import GRID, TRAINING_ROWS, best_of, model_folder, save_encoder
+from tests.helpers.models import ROOT
 
 
 run_glue = load_example("run_glue")
@@ -136,6 +139,24 @@ def test_bad_rows_are_refused_before_training(flags, data_dir, tmp_path, change,
     assert not (tmp_path / "run").exists()
 
 
+def test_files_of_a_split_are_one_or_all_parts(tmp_path):
+    """A copy that broke off was read as the whole, and so were old parts beside a new file."""
+    rows = Dataset.from_list([{"sentence": "a", "label": 0}, {"sentence": "b", "label": 1}])
+    task = replace(read_tasks(str(ROOT / "configs/glue/tasks.yaml"))["sst2"], source=str(tmp_path), subset=None)
+    for split in ("train", "validation"):
+        rows.to_parquet(tmp_path / f"{split}-00000-of-00002.parquet")
+    with pytest.raises(ValueError, match="split train: train-00000-of-00002.parquet in .* Restore what is missing"):
+        load_task(task, None)
+    for split in ("train", "validation"):
+        rows.to_parquet(tmp_path / f"{split}-00001-of-00002.parquet")
+    assert len(load_task(task, None)["train"]) == 4
+    rows.to_parquet(tmp_path / "train.parquet")
+    with pytest.raises(ValueError, match="train.parquet in .* are neither one file nor all parts of one"):
+        load_task(task, None)
+    with pytest.raises(ValueError, match="is local and has no subset 'v2': name its folder"):
+        load_task(replace(task, subset="v2"), None)
+
+
 def test_missing_splits_and_other_label_maps_are_refused_before_training(flags, data_dir, tmp_path):
     shutil.copytree(data_dir, tmp_path / "data")
     (tmp_path / "data" / "mnli" / "validation_mismatched.parquet").unlink()
@@ -164,6 +185,7 @@ BAD_FLAGS = [
     ({"learning_rate": None}, "no hyperparameters for sst2 in None: add them, or give"),
     ({"grid": True, "batch_sizes": "8", "learning_rates": "1e-5"}, "'batch_size' is set"),
     (GRID | {"weight_decays": None}, "one of them is empty"),
+    ({"seed": 3}, "`seed` is 3, and runs take theirs from `seeds`: --seeds 3"),
     ({"shard": "9/8"}, "k from 1 to n, such as 3/8"),
     ({"gradient_accumulation_steps": 2}, "`gradient_accumulation_steps` is 2; this recipe needs 1"),
     ({"ignore_data_skip": True}, "`ignore_data_skip` is True; this recipe needs False"),

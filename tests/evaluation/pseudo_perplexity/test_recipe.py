@@ -18,6 +18,7 @@ from datasets import Dataset
 from transformers import (
     AutoConfig,
     AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
     BertConfig,
     DebertaV2Config,
     ElectraConfig,
@@ -379,6 +380,8 @@ def test_models_that_do_not_fit_fail_before_any_is_scored(material, tmp_path):
     save(small_model(NeoBERTForMaskedLM, rope_parameters={"rope_type": "yarn", "factor": 2.0}), tmp_path / "scaled")
     save(small_model(NeoBERTForMaskedLM), tmp_path / "unmasked")
     small_tokenizer(mask_token=None).save_pretrained(tmp_path / "unmasked")
+    classifier = AutoModelForSequenceClassification.from_config(AutoConfig.from_pretrained(material / "bert"))
+    save(classifier, tmp_path / "classifier")
     (tmp_path / "long.txt").write_text("a " * 70)
     long = ["--source", str(tmp_path / "long.txt"), "--text_column", "text"]
     for model, flags, message in (
@@ -386,6 +389,7 @@ def test_models_that_do_not_fit_fail_before_any_is_scored(material, tmp_path):
         (tmp_path / "absolute", ["--rope", "yarn:2"], "this neobert has no RoPE to scale"),
         (tmp_path / "scaled", ["--rope", "yarn:2"], "scaled already"),
         (tmp_path / "unmasked", [], "no mask token"),
+        (tmp_path / "classifier", [], "classifier is no masked language model: it lacks cls.predictions"),
         (material / "bert", long, "other cannot read a sequence of 72 tokens"),
         (tmp_path / "absolute", long, "other cannot read a sequence of 72 tokens"),
     ):

@@ -90,6 +90,8 @@ def plan_runs(settings: GlueSettings, arguments: GlueArguments, tasks: dict[str,
     """All runs of all processes and shards, in order."""
     if not settings.seeds:
         raise ValueError("`seeds` is empty: give one or more.")
+    if arguments.seed != GlueArguments.seed:
+        raise ValueError(f"`seed` is {arguments.seed}, and runs take theirs from `seeds`: --seeds {arguments.seed}.")
     given = {
         "batch_size": arguments.per_device_train_batch_size,
         "learning_rate": arguments.learning_rate,

@@ -14,6 +14,7 @@ from huggingface_hub.dataclasses import strict
 from huggingface_hub.errors import StrictDataclassError
 
 from neobert_hf.common.paths import beside_file, check_exists, check_file_name
+from neobert_hf.common.row_files import check_parts
 from neobert_hf.common.settings import nearest, read_yaml
 from neobert_hf.common.text_sources import load_table
 from neobert_hf.training.metrics import CLASSIFICATION, CORRELATIONS
@@ -130,6 +131,10 @@ def _load_split(task: GlueTask, data_dir: str | None, split: str) -> Dataset:
         table, place = _read_tsv(task, tsv), str(tsv)
         columns = dict(zip([*task.tsv.texts, task.tsv.label], columns.values()))
     elif data_dir is not None or Path(task.source).is_dir():
+        if data_dir is None and task.subset is not None:
+            raise ValueError(
+                f"Task {task.name}: {task.source!r} is local and has no subset {task.subset!r}: name its folder."
+            )
         folder = Path(task.source) if data_dir is None else Path(data_dir) / task.name
         table, place = _load_files(task.name, folder, split, tsv)
     else:
@@ -148,6 +153,7 @@ def _load_files(name: str, folder: Path, split: str, tsv: Path | None) -> tuple[
             f"Task {name} has no split {split!r}: expected {folder / split}.parquet or .jsonl"
             f"{f', or {tsv}' if tsv else ''}; found in {folder}: {found if folder.is_dir() else 'no such folder'}."
         )
+    check_parts(files, f"Task {name}, split {split}")
     pattern = str(files[0]) if len(files) == 1 else str(folder / f"{split}-*-of-*{files[0].suffix}")
     return load_table(name, pattern, None, "train"), pattern
 

@@ -134,7 +134,12 @@ class ScaledModel:
     def load(self, settings: PseudoPerplexityArguments) -> PreTrainedModel:
         config = AutoConfig.from_pretrained(self.path)
         scale_rope(config, self.rope)
-        model = AutoModelForMaskedLM.from_pretrained(self.path, config=config, dtype=getattr(torch, settings.dtype))
+        model, info = AutoModelForMaskedLM.from_pretrained(
+            self.path, config=config, dtype=getattr(torch, settings.dtype), output_loading_info=True
+        )
+        if missing := sorted(info["missing_keys"]):
+            # Transformers would draw them at random, and say so between two progress bars.
+            raise ValueError(f"{self.path} is no masked language model: it lacks {', '.join(missing[:4])}.")
         return model.to(settings.device or ("cuda" if torch.cuda.is_available() else "cpu")).eval()
 
     def check(self, settings: PseudoPerplexityArguments) -> None:
