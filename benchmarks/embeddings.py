@@ -27,6 +27,7 @@ from embedding_report import (
 )
 from embedding_scores import TestData, bm25_alone, evaluate, load_model, split_pairs
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 from pretraining import ROOT, run, save_random
 from stored_runs import StoredRuns
 
@@ -189,23 +190,24 @@ def gains_table(results: dict[str, dict], starts: list[str]) -> list[str]:
 
 def plot(results: dict[str, dict], file: Path) -> None:
     """One panel a test, one group of bars a start, with the 95% interval over the seeds."""
-    figure = Figure(figsize=(13, 3.8), layout="constrained")
+    figure = Figure(figsize=(13, 4.2), layout="constrained")
     keys = [key for key in COLUMNS if "BM25" not in key]
-    titles = [title for title in STAGES if any(title in ways for ways in results.values())]
-    width = 0.84 / len(titles)
+    colors = {title: f"C{number}" for number, title in enumerate(STAGES)}
+    width = 0.84 / len(STAGES)
     for axes, key in zip(figure.subplots(1, len(keys)), keys):
         names = [name for name in results if key in next(iter(results[name].values()))["scores"][0]]
-        for number, title in enumerate(titles):
-            found = [
-                (place, results[name][title]["scores"]) for place, name in enumerate(names) if title in results[name]
-            ]
-            values = [mean_interval([one[key] for one in scores]) for _, scores in found]
-            heights = [mean for mean, _, _ in values]
-            errors = [0 if lower != lower else mean - lower for mean, lower, _ in values]
-            axes.bar([place + width * number for place, _ in found], heights, 0.93 * width, yerr=errors, label=title)
-        axes.set_xticks([place + 0.42 - width / 2 for place in range(len(names))], names)
+        for place, name in enumerate(names):
+            ways = [title for title in STAGES if title in results[name]]
+            for number, title in enumerate(ways):
+                mean, lower, _ = mean_interval([one[key] for one in results[name][title]["scores"]])
+                error = 0 if lower != lower else mean - lower
+                at = place + width * (number - (len(ways) - 1) / 2)
+                axes.bar(at, mean, 0.93 * width, yerr=error, color=colors[title])
+        axes.set_xticks(range(len(names)), names)
         axes.set_title(("" if key == "similarity" else "nDCG@10, ") + COLUMNS[key])
-    axes.legend(fontsize="small")
+    shown = [title for title in STAGES if any(title in ways for ways in results.values())]
+    patches = [Patch(color=colors[title], label=title) for title in shown]
+    figure.legend(handles=patches, loc="outside lower center", ncols=len(patches))
     write_png(file, figure)
 
 
