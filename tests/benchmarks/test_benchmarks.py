@@ -132,9 +132,11 @@ def test_bert_is_pretrained_as_neobert_was(tmp_path, monkeypatch):
     start = save_encoder(tmp_path / "start", word_tokenizer(" ".join(topics.values()), 300, 32))
     data = tmp_path / "data"
     Dataset.from_list([{"text": text} for text in topics.values()]).to_parquet(tmp_path / "text.parquet")
-    source = f"--source {tmp_path}/text.parquet --tokenizer {start} --output_dir {data} --max_length 32 --num_proc 1"
-    load_example("prepare_data").main(source.split())
-    flags = f"--neobert {start} --config configs/pretrain/small.yaml --train_data {data} --validation_data {data}"
+    source = f"--source {tmp_path}/text.parquet --tokenizer {start} --max_length 32 --num_proc 1 --held_out_share 0.2"
+    for part in ("train", "held_out"):
+        load_example("prepare_data").main([*source.split(), "--part", part, "--output_dir", f"{data}/{part}"])
+    flags = f"--neobert {start} --config configs/pretrain/small.yaml --train_data {data}/train"
+    flags += f" --validation_data {data}/held_out"
     flags += " --max_steps 4 --eval_steps 2 --save_steps 2 --logging_steps 1 --report_to none --use_cpu true"
     flags += f" --max_length 32 --micro_batch_tokens 64 --global_batch_tokens 64 --output_dir {tmp_path}/bert"
     monkeypatch.chdir(ROOT)
@@ -236,7 +238,9 @@ def test_embeddings_benchmark(tmp_path):
     held = set(Dataset.from_parquet(str(tmp_path / "runs/data/wordnet.parquet"))["positive"])
     assert len(held) == len({row["positive"] for row in rows}) - 2 * 10
     report = (tmp_path / "embeddings.md").read_text()
-    assert "tiny, fine-tuned on pairs, against random" in report and "nan" not in report
+    for way in ("contrastive stage alone", "fine-tuned on pairs", "contrastive stage, then pairs"):
+        assert f"tiny, {way}, against random" in report
+    assert "nan" not in report
     assert (tmp_path / "embeddings.png").stat().st_size > 10_000
     # What the results hold is not trained again, on a machine that has nothing else neither.
     shutil.rmtree(tmp_path / "runs")

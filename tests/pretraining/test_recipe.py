@@ -218,6 +218,20 @@ def test_validation_data_of_another_tokenizer_is_refused(flags, prepared, tmp_pa
         pretrain.main(flags(validation_data=tmp_path / "other"))
 
 
+def test_validation_data_that_are_trained_on_are_refused(flags, prepared, corpus, tmp_path):
+    """Their loss would be too good, and nothing would show it."""
+    with pytest.raises(ValueError, match="train holds the same text as .*train, which is trained on"):
+        pretrain.main(flags(validation_data=prepared / "train"))
+    tokenizer = prepared / "train" / "tokenizer"
+    for share, part in ((0.1, "train"), (0.3, "held_out")):
+        options = f"--source {corpus}/train.jsonl --tokenizer {tokenizer} --max_length 64 --num_proc 1"
+        options += f" --held_out_share {share} --part {part} --output_dir {tmp_path}/{part}"
+        load_example("prepare_data").main(options.split())
+    message = "held_out was prepared with `held_out_share` 0.3, and 0.1 was that of .*train, which is trained on"
+    with pytest.raises(ValueError, match=message):
+        pretrain.main(flags(train_data=tmp_path / "train", validation_data=tmp_path / "held_out"))
+
+
 @pytest.mark.parametrize("optimizer", ["soap", "muon"])
 def test_library_optimizers_train_and_resume(flags, tmp_path, optimizer):
     changes = {"optimizer": optimizer, "min_lengths": 0, "probabilities": 1}

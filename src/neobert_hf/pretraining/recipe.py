@@ -58,7 +58,10 @@ def read_data(data: DataArguments, arguments: PretrainingArguments) -> Pretraini
     def open_held_out(folder: str | None) -> MicroBatches | None:
         if folder is None:
             return None
-        documents = _open_documents([(folder, _read_other(folder, data, manifest))], data.max_length)
+        other = _read_other(folder, data, manifest)
+        for trained_on, trained in folders:
+            _check_held_out(folder, other, trained_on, trained)
+        documents = _open_documents([(folder, other)], data.max_length)
         sampler = HeldOutBatchSampler(documents, data.micro_batch_tokens, *process)
         # Packed and with the same masks whatever layout and seed of training are, so that runs can be compared.
         return MicroBatches(documents, sampler, replace(collator, layout="packed", seed=0))
@@ -72,6 +75,22 @@ def _read_other(folder: str, data: DataArguments, manifest: Manifest) -> Manifes
     if other.tokenizer_fingerprint != manifest.tokenizer_fingerprint:
         raise ValueError(f"{folder} was prepared with another tokenizer than {data.train_data}.")
     return other
+
+
+def _check_held_out(folder: str, held_out: Manifest, trained_on: str, trained: Manifest) -> None:
+    """Refuse text that is trained on, as far as the two folders tell: its loss would be too good."""
+    shares = [each.source.get("held_out_share") for each in (held_out, trained)]
+    places = [[each.source.get(name) for name in ("source", "subset", "split")] for each in (held_out, trained)]
+    if {shard["checksum"] for shard in held_out.shards} & {shard["checksum"] for shard in trained.shards}:
+        found = "holds the same text as"
+    elif places[0] == places[1] and all(shares) and shares[0] != shares[1]:
+        found = f"was prepared with `held_out_share` {shares[0]}, and {shares[1]} was that of"
+    else:
+        return
+    raise ValueError(
+        f"{folder} {found} {trained_on}, which is trained on: its loss would be too good. Prepare both with one "
+        "`held_out_share`, one of them with `part` held_out."
+    )
 
 
 def _open_documents(folders: list[tuple[str, Manifest]], max_length: int) -> Documents:

@@ -152,6 +152,7 @@ class GlueEvaluation:
 
     def prepare(self, tasks: dict[str, GlueTask]) -> None:
         """Load the data of all tasks, and check them and earlier results before anything is trained."""
+        self.results.check_model({"weights": self.weights, "tokenizer_fingerprint": self.reading})
         self.data = {name: TaskData(task, load_task(task, self.settings.data_dir)) for name, task in tasks.items()}
         for name, task in tasks.items():
             self.shared_settings[name] = self._settings_of(self.data[name])

@@ -48,6 +48,16 @@ class Results:
             check_same_settings(file, stored, settings)
         return list(results.values())
 
+    def check_model(self, fingerprints: dict[str, str]) -> None:
+        """A row of the report is one model: the results of all its tasks must be of the same weights and tokenizer.
+
+        Raises:
+            ResultError: naming the first file of another model.
+        """
+        for file in sorted(self.folder.glob("*/bs*_seed*.json")):
+            stored = read_result(file, KEYS)["settings"]
+            check_same_settings(file, {name: stored[name] for name in fingerprints if name in stored}, fingerprints)
+
     def best_first(self, task: str) -> list[dict]:
         """All results of a task that have a score, as `of_task` reads them."""
         scored = [result for result in self.of_task(task) if result["score"] is not None]
