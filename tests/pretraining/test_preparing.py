@@ -566,8 +566,9 @@ def test_without_the_hub_a_name_is_first_said_to_be_no_file(name):
 
 def test_local_files_have_no_subset(tmp_path):
     """Otherwise all of them would be read, the test rows among those for training."""
-    (tmp_path / "en").mkdir()
-    write_jsonl(tmp_path / "en" / "train.jsonl", ["x y"])
+    for subset in ("de", "en"):
+        (tmp_path / subset).mkdir()
+        write_jsonl(tmp_path / subset / "train.jsonl", ["x y"])
     with pytest.raises(ValueError, match="Dataset pairs: .* is local and has no subset 'en'"):
         text_sources.load_table("pairs", str(tmp_path), "en", "train")
 

@@ -138,7 +138,7 @@ def load_table(name: str, source: str, subset: str | None, split: str) -> Datase
         ValueError: if the split is not there, empty or not readable.
     """
     found = local_files(source)
-    if found and subset is not None:
+    if len(found) > 1 and subset is not None:
         raise ValueError(f"Dataset {name}: {source!r} is local and has no subset {subset!r}: name its files or folder.")
     files, builder = list(map(str, found)), builder_of(found) if found else None
     if builder == "text":
