@@ -24,6 +24,7 @@ import yaml
 
 from neobert_hf.common.atomic_writes import write_json, write_text
 from neobert_hf.common.locks import folder_lock
+from neobert_hf.common.paths import check_exists
 from neobert_hf.common.settings import Count, LocalPath, PathOrId, Range, check_ranges, parse_config
 from neobert_hf.common.stored_rows import load_rows
 from neobert_hf.embeddings.arguments import DenseArguments, EmbeddingArguments
@@ -75,6 +76,7 @@ class RetrievalArguments:
 def main(args: list[str] | None = None) -> None:
     # 1. Settings, those of the training as well
     (settings,) = parse_config(RetrievalArguments, args=args)
+    check_exists(settings.model, "model")
     output = Path(settings.output_dir)
     max_length = check_training(settings)
 

@@ -278,6 +278,14 @@ def test_models_of_other_kinds_are_not_taken_for_dense_ones(trained, kind):
             load_dense(str(trained[kind] / "model"))
 
 
+def test_a_model_that_does_not_exist_is_said_to_be_that(tmp_path, monkeypatch):
+    """Not that a path is no name of a repository."""
+    monkeypatch.chdir(tmp_path)
+    for load_dense in (load_trained_model, lambda path: load_embedding_model(path, torch.float32, device="cpu")):
+        with pytest.raises(FileNotFoundError, match="'runs/embeddings/model', and there is no such file or folder"):
+            load_dense("runs/embeddings/model")
+
+
 def test_a_roberta_reads_no_more_tokens_than_it_has_positions_for(tokenizer, tmp_path):
     save_other_encoder("roberta", tmp_path / "roberta", tokenizer)
     path = str(tmp_path / "roberta")

@@ -158,6 +158,12 @@ def test_bm25_is_that_of_its_definition():
     assert bm25_ndcg(["red"], [documents[0]], documents, cutoff=1) == 0
 
 
+def test_a_model_that_does_not_exist_is_refused_before_work(flags, tmp_path):
+    with pytest.raises(FileNotFoundError, match="`model` is 'runs/small/model', and there is no such file or folder"):
+        recipe.main(flags(tmp_path / "run", model="runs/small/model"))
+    assert not (tmp_path / "run").exists()
+
+
 def test_leave_to_run_a_models_own_code_is_passed_on(material, flags, tokenizer, tmp_path, capsys):
     """To the index as well, which comes after all trainings."""
     save_with_its_own_code(tmp_path / "own", tokenizer)

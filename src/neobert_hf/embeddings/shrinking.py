@@ -9,7 +9,6 @@ import numpy as np
 from sentence_transformers import SentenceTransformer
 
 from neobert_hf.common.atomic_writes import atomic_folder, write_json, write_text
-from neobert_hf.common.paths import check_exists
 from neobert_hf.common.report import plot_lines
 from neobert_hf.common.settings import LocalPath, PathOrId, Range
 from neobert_hf.common.text_sources import stream_text
@@ -40,7 +39,6 @@ def load_large_model(settings: EmbeddingCutSettings) -> tuple[SentenceTransforme
     Raises:
         FileNotFoundError, ValueError: if there is no such model, or it is none of NeoBERT, or not larger.
     """
-    check_exists(settings.model, "model")
     model = load_trained_model(settings.model).float().eval()
     encoder = getattr(model[0], "model", None)
     if not isinstance(encoder, NeoBERTModel):
