@@ -233,7 +233,7 @@ def test_what_is_not_given_of_the_architecture_comes_from_init_from(flags, prepa
     """Also when the run goes on and its start is gone."""
     shutil.copytree(finished / "model", tmp_path / "first")
     stage = {"init_from": tmp_path / "first", "max_steps": 4, "save_steps": 2, "min_lengths": 0, "probabilities": 1}
-    stage |= {"replay_data": prepared / "validation", "replay_share": 0.5}
+    stage |= {"replay_data": prepared / "train", "replay_share": 0.5}
     stage |= {"validation_data": prepared / "validation", "replay_validation_data": prepared / "validation"}
     run(flags(**stage, output_dir=tmp_path / "given"))
     stage |= dict.fromkeys(ARCHITECTURE)
@@ -248,8 +248,9 @@ def test_what_is_not_given_of_the_architecture_comes_from_init_from(flags, prepa
     with pytest.raises(CheckpointError, match="replay_share: 0.5 there, 0.25 now"):
         pretrain.main(flags(**stage | {"replay_share": 0.25}))
     # Other text is another run.
+    stage |= {"eval_strategy": "no", "validation_data": None, "replay_validation_data": None}
     with pytest.raises(CheckpointError, match="corpus: "):
-        pretrain.main(flags(**stage | {"replay_data": prepared / "train"}))
+        pretrain.main(flags(**stage | {"replay_data": prepared / "validation"}))
 
 
 def test_second_stage_from_something_else_is_refused(flags, prepared, tmp_path):
