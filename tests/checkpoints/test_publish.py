@@ -27,6 +27,7 @@ from neobert_hf.checkpoints.golden_outputs import GOLDEN_FILE
 from neobert_hf.checkpoints.publish import STALE, PublishSettings, build_folder, check_folder
 from neobert_hf.cli import main
 from neobert_hf.configuration_neobert import AUTO_MAP
+from neobert_hf.embeddings.inference import load_embedding_model, model_fingerprint
 from tests.helpers.examples import load_example
 from tests.helpers.hub_clients import TEXTS, outputs
 from tests.helpers.hub_server import TOKEN, HubServer
@@ -560,13 +561,15 @@ def test_dry_run_prints_what_would_be_sent(work, tmp_path, capsys):
 
 
 def test_mteb_results_are_in_the_model_index(work, tmp_path):
-    result = {"task": "STS12", "type": "STS", "metric": "cosine_spearman", "score": 0.71, "settings": {}}
+    model = model_fingerprint(load_embedding_model(str(work / "mlm"), torch.float32))
+    result = {"task": "STS12", "type": "STS", "metric": "cosine_spearman", "score": 0.71}
+    result |= {"settings": {"model": model, "dtype": "float32"}, "result": {"dataset_revision": "abc"}}
     shutil.copytree(work / "mlm", tmp_path / "mlm")
     earlier = [result_of("STS12", 0.5), result_of("STS13", 0.6)]
     earlier[0].metric_type = "cosine_spearman"
     data = ModelCardData(eval_results=earlier, model_name="mlm")
     (tmp_path / "mlm" / "README.md").write_text(f"---\n{data}\n---\n")
-    (tmp_path / "STS12.json").write_text(json.dumps(result | {"result": {"dataset_revision": "abc"}}))
+    (tmp_path / "STS12.json").write_text(json.dumps(result))
     found = gather_facts(tmp_path / "mlm", None, str(tmp_path)).eval_results
     assert [(one.dataset_name, one.metric_value) for one in found] == [("STS13", 0.6), ("MTEB STS12", 0.71)]
     facts = gather_facts(work / "mlm", str(work / "card.yaml"), str(tmp_path))
@@ -577,6 +580,13 @@ def test_mteb_results_are_in_the_model_index(work, tmp_path):
         gather_facts(work / "mlm", None, str(work))
     with pytest.raises(ValueError, match="config.json is no result"):
         gather_facts(work / "mlm", None, str(work / "mlm"))
+    for name, value, message in (
+        ("model", "other", "STS12.json is not the result of .*mlm as it is"),
+        ("truncate_dim", 8, "STS12.json was measured with `truncate_dim` 8"),
+    ):
+        (tmp_path / "STS12.json").write_text(json.dumps(result | {"settings": result["settings"] | {name: value}}))
+        with pytest.raises(ValueError, match=message):
+            gather_facts(work / "mlm", None, str(tmp_path))
 
 
 def test_example_builds_the_same_folder(work, tmp_path, capsys):

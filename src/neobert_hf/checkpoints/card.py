@@ -4,6 +4,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from huggingface_hub.dataclasses import strict
@@ -103,14 +104,14 @@ def gather_facts(source: Path, file: str | None = None, mteb_results: str | None
             place of earlier ones of the same tasks.
 
     Raises:
-        ValueError: if the file or the card is not in this form.
+        ValueError: if the file or the card is not in this form, or the results are of another model.
     """
     try:
         facts = facts_of_run(source) | facts_of_card(source)
         if file is not None:
             facts |= read_facts(file)
         if mteb_results is not None:
-            results = read_mteb_results(Path(mteb_results))
+            results = read_mteb_results(Path(mteb_results), source)
             measured = {_what_is_measured(result) for result in results}
             others = [result for result in facts.get("eval_results", []) if _what_is_measured(result) not in measured]
             facts["eval_results"] = [*others, *results]
@@ -152,11 +153,31 @@ def read_facts(file: str) -> dict[str, Any]:
     return values
 
 
-def read_mteb_results(folder: Path) -> list[EvalResult]:
-    """A result for each task."""
-    results = [read_result(file, RESULT_KEYS) for file in sorted(folder.glob("*.json"))]
+def read_mteb_results(folder: Path, model: Path) -> list[EvalResult]:
+    """A result for each task, all of this model as it is."""
+    files = sorted(folder.glob("*.json"))
+    results = [read_result(file, RESULT_KEYS) for file in files]
     if not results:
         raise ValueError(f"{folder} holds no results of examples/run_mteb.py: name the folder of one model in it.")
+    # Not at the top: it takes Sentence Transformers ten seconds to be imported, and most cards need none of it.
+    from neobert_hf.embeddings.inference import load_embedding_model, model_fingerprint
+
+    fingerprints = {}
+    for file, result in zip(files, results):
+        measured, dtype, kept = (result["settings"].get(name) for name in ("model", "dtype", "truncate_dim"))
+        if kept is not None:
+            raise ValueError(
+                f"{file} was measured with `truncate_dim` {kept}, and a card would show it as the score of whole "
+                "embeddings. Write it into the file of `card` under a name that says so, or leave it out."
+            )
+        if dtype not in fingerprints:
+            loaded = load_embedding_model(str(model), getattr(torch, dtype), device="cpu")
+            fingerprints[dtype] = model_fingerprint(loaded)
+        if fingerprints[dtype] != measured:
+            raise ValueError(
+                f"{file} is not the result of {model} as it is: its weights, tokenizer, prompts or `max_length` were "
+                "others. Evaluate this model."
+            )
     return [
         EvalResult(
             task_type=result["type"].lower(),

@@ -1,7 +1,9 @@
 """Result files of evaluations: of each run a JSON file with the settings that the result depends on."""
 
 import json
+from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 from neobert_hf.common.atomic_writes import write_json
 from neobert_hf.common.paths import check_file_name
@@ -46,6 +48,20 @@ def read_result(file: Path, keys: set[str]) -> dict:
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not -1 <= value <= 1:
             raise ResultError(f"{file}: `{name}` is {value!r}; it must be from -1 to 1. {again}")
     return content
+
+
+def note_on_data(read: list[tuple[str, Any]]) -> list[str]:
+    """A line of a report on the tasks that models were given different data of; none if there is no such task.
+
+    Args:
+        read: of every result that the report compares, its task and what tells its data from others.
+    """
+    data = defaultdict(set)
+    for task, told in read:
+        data[task].add(json.dumps(told, sort_keys=True))
+    if differing := [task for task, found in data.items() if len(found) > 1]:
+        return [f"Not all models were given the same data of {', '.join(differing)}: do not compare them there.", ""]
+    return []
 
 
 def write_result(file: Path, content: dict) -> None:

@@ -66,8 +66,24 @@ class FineTuningArguments(LoraArguments, TrainingArguments):
 
     def __post_init__(self):
         check_inherited(self)
+        self._check_intervals()
         LoraArguments.__post_init__(self)
         TrainingArguments.__post_init__(self)
+
+    def _check_intervals(self) -> None:
+        """Refuse other moments to evaluate, save and log than `eval_steps`: `planned` would overwrite them."""
+        for name, untouched in (("eval", "no"), ("save", "steps"), ("logging", "steps")):
+            if (strategy := getattr(self, f"{name}_strategy")) not in (untouched, "steps"):
+                raise ValueError(
+                    f"`{name}_strategy` is {strategy!r}; this recipe evaluates, saves and logs at every `eval_steps`."
+                )
+        for name in ("save_steps", "logging_steps"):
+            every = getattr(self, name)
+            # 500 is what Transformers has where nothing is given.
+            if every not in (500, self.eval_steps):
+                raise ValueError(
+                    f"`{name}` is {every}; this recipe evaluates, saves and logs at the same steps: set `eval_steps`."
+                )
 
     def planned(self, rows: int) -> "FineTuningArguments":
         """The arguments of a run on so many training rows: its steps, evaluations and checkpoints."""

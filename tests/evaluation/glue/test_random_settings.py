@@ -155,6 +155,7 @@ def test_metrics_of_scores(pairs):
 def test_means_over_seeds(runs):
     results = [
         {"score": score, "metrics": {"f1": score / 2}, "hyperparameters": dict.fromkeys(point, size), "run": "r"}
+        | {"settings": {"data": "rows"}}
         for size, score in runs
     ]
     scores = {size: [100 * score for other, score in runs if other == size] for size, _ in runs}

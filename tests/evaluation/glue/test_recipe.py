@@ -1,6 +1,7 @@
 """examples/run_glue.py on small data in GLUE's form: what it trains, and what it reports."""
 
 import json
+import shutil
 import statistics
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTok
 
 from neobert_hf.common.results import ResultError
 from neobert_hf.evaluation.glue.models import build_classifier
+from neobert_hf.evaluation.glue.report import write_report
 from neobert_hf.evaluation.glue.tasks import load_task
 from neobert_hf.training.run_checkpoints import CheckpointError
 from neobert_hf.training.starting_points import StartingPoint
@@ -110,6 +112,17 @@ def test_the_report_has_the_papers_columns_and_rows(finished):
     average = statistics.mean(tasks[task]["score"] for task in tasks)
     assert f"| **small** | {' | '.join(cells)} | {average:.1f} |" in lines
     assert (finished / "small" / "learning_rates.png").stat().st_size > 10_000
+
+
+def test_the_report_says_which_tasks_had_other_data(finished, tmp_path):
+    shutil.copytree(finished / "small", tmp_path / "small")
+    shutil.copytree(finished / "small", tmp_path / "second")
+    assert "the same data" not in write_report(tmp_path, "small", None)
+    for file in (tmp_path / "second" / "rte").glob("*.json"):
+        content = json.loads(file.read_text())
+        content["settings"]["data"]["train"] = "other"
+        file.write_text(json.dumps(content))
+    assert "same data of rte: do not compare them there." in write_report(tmp_path, "small", None)
 
 
 def test_a_point_of_a_grid_that_diverges_is_recorded_and_left_out(flags, tmp_path):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from neobert_hf.common.atomic_writes import write_json, write_text
 from neobert_hf.common.report import Line, Panel, markdown_table, plot_lines
+from neobert_hf.common.results import note_on_data
 from neobert_hf.common.settings import read_yaml
 from neobert_hf.evaluation.glue.results import Results
 from neobert_hf.evaluation.glue.runs import Hyperparameters
@@ -51,7 +52,8 @@ def summarize(results: list[dict]) -> dict:
 
     Returns:
         `score`, the mean over seeds; `std`, its standard deviation, None of one seed; `seeds`; the mean of each of
-        `metrics`; `hyperparameters`; how many `runs` there were, and how many hyperparameters were `searched`.
+        `metrics`; `hyperparameters`; how many `runs` there were, and how many hyperparameters were `searched`;
+        the fingerprints of the `data`.
     """
     groups = group_runs(results)
     best, runs = next(iter(groups.items()))
@@ -64,6 +66,7 @@ def summarize(results: list[dict]) -> dict:
         "hyperparameters": str(best),
         "runs": len(results),
         "searched": len(groups),
+        "data": results[0]["settings"].get("data"),
     }
 
 
@@ -133,6 +136,7 @@ def markdown(models: dict[str, dict], diverged: list[str], published: Published 
             "",
         ]
     lines += [*details_table(models), ""]
+    lines += note_on_data([(task, entry["data"]) for tasks in models.values() for task, entry in tasks.items()])
     if diverged:
         lines += [f"Diverged, and in no mean: {', '.join(diverged)}.", ""]
     return "\n".join(lines)

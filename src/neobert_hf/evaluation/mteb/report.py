@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from neobert_hf.common.atomic_writes import write_json, write_png, write_text
 from neobert_hf.common.report import markdown_table
-from neobert_hf.common.results import read_result
+from neobert_hf.common.results import note_on_data, read_result
 from neobert_hf.common.settings import read_yaml
 from neobert_hf.evaluation.mteb.results import RESULT_KEYS
 
@@ -43,8 +43,8 @@ def collect_scores(folder: Path, mteb_tasks: set[str]) -> dict[str, dict]:
         mteb_tasks: the names of the 56 tasks; all others are local.
 
     Returns:
-        For each model its `tasks` and its `local` tasks (type, metric, score), and its `types` by column of Table 4
-        (mean, and over how many tasks). Scores and means are in percent.
+        For each model its `tasks` and its `local` tasks (type, metric, score, data), and its `types` by column of
+        Table 4 (mean, and over how many tasks). Scores and means are in percent.
     """
     models = {}
     for model in sorted(path for path in folder.iterdir() if path.is_dir()):
@@ -52,6 +52,7 @@ def collect_scores(folder: Path, mteb_tasks: set[str]) -> dict[str, dict]:
         for file in sorted(model.glob("*.json")):
             result = read_result(file, RESULT_KEYS)
             entry = {"type": result["type"], "metric": result["metric"], "score": 100 * result["score"]}
+            entry["data"] = result["settings"].get("dataset")
             if result["task"] not in mteb_tasks:
                 local[result["task"]] = entry
                 continue
@@ -78,6 +79,7 @@ def format_report(models: dict[str, dict], published: dict[str, list[float]]) ->
         if any(model[part] for model in models.values()):
             scores = {name: model[part] for name, model in models.items()}
             lines += [f"## {title}", "", *_table_of_tasks(scores), ""]
+            lines += note_on_data([(task, entry["data"]) for one in scores.values() for task, entry in one.items()])
     return "\n".join(lines)
 
 
