@@ -1,12 +1,12 @@
 """A smaller model out of a large one: layers and units of the MLP are cut, and the rest is distilled from the whole.
 
     python examples/shrink.py --config configs/adapt/shrink.yaml --model chandar-lab/NeoBERT --num_hidden_layers 14 \\
-        --train_data data/train --validation_data data/held_out --output_dir runs/shrink
+        --text texts/ --output_dir runs/shrink
 
-The text is what examples/prepare_data.py wrote with the model's tokenizer. Run the same command again after an
-interruption: it goes on, to the bit on a CPU. `output_dir` gets `start/` (the cut model), checkpoints, `model/` (with
-tokenizer), `report.md`, `report.json`, `log.json` and `shrink.png`. It is one process. For an embedding model, see
-examples/shrink_embeddings.py.
+Text that examples/prepare_data.py wrote with the model's tokenizer is given by `--train_data` and `--validation_data`
+instead. Run the same command again after an interruption: it goes on, to the bit on a CPU. `output_dir` gets `data/`
+(the text as tokens), `start/` (the cut model), checkpoints, `model/` (with tokenizer), `report.md`, `report.json`,
+`log.json` and `shrink.png`. It is one process. For an embedding model, see examples/shrink_embeddings.py.
 """
 
 from pathlib import Path
@@ -42,7 +42,7 @@ def shrink(settings: ShrinkSettings, arguments: PretrainingArguments) -> None:
     teacher, places, data = read_teacher(settings, arguments, output)
 
     # 3. The cut: what matters least on held-out text
-    cut, losses = make_start(settings, teacher, data, output)
+    cut, losses = make_start(settings, teacher, places, data, output)
 
     # 4. The checkpoint to resume from, if there is one; of a finished run it is the model
     stored = distillation_settings(settings, places, arguments, data)

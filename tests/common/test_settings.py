@@ -15,6 +15,7 @@ from neobert_hf.common.settings import (
     Range,
     check_ranges,
     differences,
+    nearest,
     parse_config,
     read_yaml,
 )
@@ -99,14 +100,21 @@ def test_errors_in_extended_files_name_the_file(tmp_path, base, text, message):
         parse(tmp_path, text)
 
 
+def test_an_unknown_name_is_taken_for_one_that_begins_alike():
+    known = ["--ddp_find_unused_parameters", "--learning_rate", "--rope", "--eval_steps", "--eval_strategy"]
+    meant = {"--rope_parameters": "--rope", "--eval_step": "--eval_steps", "--lerning_rate": "--learning_rate"}
+    for wrong, right in meant.items():
+        assert nearest(wrong, known) == f"; did you mean {right!r}?"
+
+
 def test_a_file_that_is_not_there_names_the_nearest(tmp_path):
     for name, text in (("settings", "extends: bse.yaml\n"), ("base", "steps: 1\n")):
         (tmp_path / f"{name}.yaml").write_text(text)
-    for wanted, missing, nearest in (
+    for wanted, missing, meant in (
         ("seting.yaml", "seting.yaml", "settings.yaml"),
         ("settings.yaml", "bse.yaml", "base.yaml"),
     ):
-        with pytest.raises(FileNotFoundError, match=f"no file .*{missing}; did you mean '{nearest}'"):
+        with pytest.raises(FileNotFoundError, match=f"no file .*{missing}; did you mean '{meant}'"):
             parse_config(Settings, args=["--config", str(tmp_path / wanted)])
     with pytest.raises(FileNotFoundError, match="no file .*a.yaml; there are no settings in .*none"):
         parse_config(Settings, args=["--config", str(tmp_path / "none" / "a.yaml")])

@@ -92,6 +92,9 @@ def test_a_run_reads_longer_texts_and_reports_before_and_after(extend, text, tmp
     assert isinstance(model, NeoBERTForMaskedLM) and model.config.max_length == 512
     scaled = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 256, "rope_theta": 10000.0}
     assert model.config.rope_parameters == scaled and not model.config.sparse_prediction
+    # Of the documents, those of a quarter and of half of the length or more.
+    stored = json.loads((complete_checkpoints(folder)[-1] / "complete.json").read_text())["settings"]
+    assert (stored["min_lengths"], stored["probabilities"]) == ([0, 128, 256], [0.2, 0.4, 0.4])
     # What was measured was not trained on, and is long enough to be.
     held_out = [json.loads(line)["text"] for line in (folder / "data" / "held_out.jsonl").open()]
     assert len(held_out) == 12 and all(is_held_out(text, 0.3) for text in held_out)
@@ -122,6 +125,20 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(extend, tmp_path):
         extend(rope="theta:40000")
     with pytest.raises(ResultError, match="sample: 2 there, 3 now"):
         extend(sample=3)
+
+
+@pytest.mark.slow
+def test_8192_tokens(extend, tmp_path):
+    """32 times as many as the model knows, in one document and in one micro-batch."""
+    book = tmp_path / "books.jsonl"
+    pages = [" ".join(topics[name] for name in sorted(topics)[first:]) for first in range(40)]
+    book.write_text("".join(json.dumps({"text": page}) + "\n" for page in pages))
+    tokens = {"max_length": 8192, "micro_batch_tokens": 8192, "global_batch_tokens": 8192}
+    report = extend(text=book, max_steps=2, eval_steps=1, sample=2, facts=2, **tokens)
+    assert list(report["measured"]["after"]) == ["128", "256", "512", "1024", "2048", "4096", "8192"]
+    assert all(point["pseudo_perplexity"] > 1 for point in report["measured"]["after"].values())
+    config = AutoModelForMaskedLM.from_pretrained(tmp_path / "run" / "model").config
+    assert config.max_length == 8192 and config.rope_parameters["factor"] == 32.0
 
 
 @pytest.mark.slow

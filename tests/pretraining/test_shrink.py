@@ -4,6 +4,7 @@ import copy
 import json
 import re
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +14,9 @@ from transformers import AutoModelForMaskedLM
 
 from neobert_hf import NeoBERTForMaskedLM
 from neobert_hf.modeling_neobert import swiglu_width
+from neobert_hf.pretraining import preparing
 from neobert_hf.pretraining.adapting import load_masked_lm
+from neobert_hf.pretraining.shards import read_manifest
 from neobert_hf.pretraining.shrinking import Distiller, masked_loss
 from neobert_hf.training.cutting import CutSettings, cut_model
 from neobert_hf.training.run_checkpoints import CheckpointError, complete_checkpoints
@@ -40,6 +43,9 @@ SMALL = {
     "report_to": "none",
     "peak_tflops": 0.1,
 }
+
+
+NO_FOLDERS = {"train_data": None, "validation_data": None}
 
 
 @pytest.fixture
@@ -306,6 +312,10 @@ def test_killed_twice_ends_with_the_same_bits(shrink_flags, tmp_path):
         ({"validation_data": "nowhere"}, "nowhere"),
         ({"micro_batch_tokens": 32, "global_batch_tokens": 32}, "less than one document of `max_length` = 64"),
         ({"global_batch_tokens": 500}, "must be a multiple of"),
+        ({"text": "a.jsonl"}, "`text` is .*a.jsonl', `train_data` .*: give `text`, or both folders in its place"),
+        ({"train_data": None, "validation_data": None}, "`text` is None, .*: give `text`, or both folders"),
+        ({"validation_data": None}, "`text` is None, .* and `validation_data` None: give `text`, or both folders"),
+        (NO_FOLDERS | {"text": "./nowhere.jsonl"}, "'.*nowhere.jsonl'.* no such file|nowhere.jsonl' matches no file"),
         ({"max_length": 64}, "Unknown argument '--max_length'"),
     ],
 )
@@ -313,6 +323,20 @@ def test_bad_input_is_refused_before_anything_is_measured(shrink, tmp_path, chan
     with pytest.raises((ValueError, FileNotFoundError), match="(?s)" + message):
         shrink(**change)
     assert not (tmp_path / "run" / "start").exists()
+
+
+def test_raw_text_is_prepared_on_the_way(shrink, prepared, tmp_path, monkeypatch):
+    monkeypatch.setattr(preparing, "start_workers", ThreadPoolExecutor)
+    raw = NO_FOLDERS | {"text": prepared / "train.jsonl", "held_out_share": 0.1, "max_steps": 3}
+    report = shrink(**raw)
+    held_out, train = (read_manifest(str(tmp_path / "run" / "data" / part)) for part in ("held_out", "train"))
+    assert held_out.source["part"] == "held_out" and train.source["part"] == "train"
+    assert 0.05 < held_out.source_documents / (held_out.source_documents + train.source_documents) < 0.2
+    assert report["steps"] == 3 and report["losses"]["distilled"] < report["losses"]["cut"]
+    # Once more, nothing is prepared or trained anew.
+    assert shrink(**raw) == report
+    with pytest.raises(ValueError, match="held_out_share"):
+        shrink(**raw | {"held_out_share": 0.2})
 
 
 def test_text_of_another_tokenizer_is_refused(shrink, tmp_path):

@@ -1,7 +1,6 @@
 """The steps of examples/adapt_domain.py: a model goes on learning from the text of a domain, and is looked at twice."""
 
 import json
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -12,14 +11,14 @@ import torch
 from neobert_hf.common.atomic_writes import atomic_folder, write_json, write_text
 from neobert_hf.common.fingerprints import checkpoint_fingerprint, is_held_out, value_checksum
 from neobert_hf.common.report import markdown_table
-from neobert_hf.common.settings import Count, CountOrZero, PathOrId, Positive, Range
+from neobert_hf.common.settings import CountOrZero, PathOrId, Positive, Range
 from neobert_hf.common.text_sources import describe_files, local_files, stream_text
 from neobert_hf.common.tokenizers import load_tokenizer
 from neobert_hf.modeling_neobert import NeoBERTForMaskedLM
 from neobert_hf.pretraining.adapting import load_masked_lm, read_start
 from neobert_hf.pretraining.arguments import BatchArguments, DataArguments
 from neobert_hf.pretraining.batches import DocumentKey
-from neobert_hf.pretraining.preparing import PrepareArguments, prepare
+from neobert_hf.pretraining.raw_text import RawTextSettings
 from neobert_hf.pretraining.recipe import plot_curves
 from neobert_hf.pretraining.trainer import MLMTrainer
 from neobert_hf.pretraining.vocabulary import add_words, choose_words
@@ -34,7 +33,7 @@ METRICS, TIMES = {"loss": 3, "perplexity": 1}, ("before", "after")
 
 
 @dataclass(kw_only=True)
-class DomainSettings(BatchArguments):
+class DomainSettings(RawTextSettings, BatchArguments):
     """What is adapted, and to which text."""
 
     model: PathOrId = field(metadata={"help": "a masked language model of NeoBERT: path or Hub id"})
@@ -49,9 +48,6 @@ class DomainSettings(BatchArguments):
     general_documents: Annotated[int, Range(2)] | None = field(
         default=None, metadata={"help": "replay from so many documents of the general text; all if unset"}
     )
-    held_out_share: Annotated[float, Range(above=0, below=1)] = field(
-        default=0.05, metadata={"help": "of the documents of each text, never trained on"}
-    )
     held_out_documents: Annotated[int, Range(2)] = field(
         default=1000, metadata={"help": "at most so many of them are evaluated"}
     )
@@ -64,7 +60,6 @@ class DomainSettings(BatchArguments):
     )
     global_batch_tokens: Annotated[int, Range(8)] = field(default=2**16, metadata={"help": "of an optimizer step"})
     micro_batch_tokens: Annotated[int, Range(8)] = field(default=2**13, metadata={"help": "of one forward pass"})
-    num_proc: Count = field(default=os.cpu_count() or 1, metadata={"help": "processes that tokenise"})
 
     def __post_init__(self):
         super().__post_init__()
@@ -130,21 +125,9 @@ def prepare_text(settings: DomainSettings, start: str, max_length: int, output: 
         max_length=max_length,
         init_from=start,
     )
-    for name, part in parts:
+    for (name, part), folder in folders.items():
         source, column, limit = sources[name]
-        arguments = PrepareArguments(
-            source=source,
-            column=column,
-            tokenizer=start,
-            output_dir=folders[name, part],
-            max_length=max_length,
-            long_documents="split",
-            num_proc=settings.num_proc,
-            held_out_share=settings.held_out_share,
-            part=part,
-            max_documents=settings.held_out_documents if part == "held_out" else limit,
-        )
-        prepare(arguments)
+        settings.prepare_part(part, Path(folder), source, column, start, max_length, limit)
     return places
 
 

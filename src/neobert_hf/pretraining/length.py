@@ -1,7 +1,6 @@
 """The steps of examples/extend_length.py: a model is trained on longer texts, with other rotary frequencies."""
 
 import json
-import os
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -14,7 +13,7 @@ from neobert_hf.common.settings import Count, PathOrId, Positive, Range
 from neobert_hf.common.text_sources import stream_text
 from neobert_hf.configuration_neobert import NeoBERTConfig
 from neobert_hf.pretraining.arguments import BatchArguments, DataArguments
-from neobert_hf.pretraining.preparing import PrepareArguments, prepare
+from neobert_hf.pretraining.raw_text import RawTextSettings
 
 
 SCALED, THETA, NATIVE = ("yarn", "linear"), "theta", "native"
@@ -23,7 +22,7 @@ MIXTURE = {0.0: 0.2, 0.25: 0.4, 0.5: 0.4}
 
 
 @dataclass(kw_only=True)
-class LengthSettings(BatchArguments):
+class LengthSettings(RawTextSettings, BatchArguments):
     """How much longer texts the model is to read, and what it learns that from."""
 
     model: PathOrId = field(metadata={"help": "a masked language model of NeoBERT: path or Hub id"})
@@ -36,12 +35,6 @@ class LengthSettings(BatchArguments):
         default="yarn",
         metadata={"help": "yarn or linear, by as much as the length grows; theta:NUMBER, another base; or native"},
     )
-    held_out_share: Annotated[float, Range(above=0, below=1)] = field(
-        default=0.05, metadata={"help": "of the documents, never trained on"}
-    )
-    held_out_documents: Annotated[int, Range(2)] = field(
-        default=200, metadata={"help": "at most so many of them are evaluated"}
-    )
     epochs: Positive = field(default=1.0, metadata={"help": "over the text, unless `max_steps` comes first"})
     measured_documents: Count = field(
         default=32, metadata={"help": "held-out documents of full length that the measurements before and after read"}
@@ -51,7 +44,6 @@ class LengthSettings(BatchArguments):
     )
     facts: Annotated[int, Range(2)] = field(default=64, metadata={"help": "to be found in texts of each length"})
     global_batch_tokens: Annotated[int, Range(8)] = field(default=2**17, metadata={"help": "of an optimizer step"})
-    num_proc: Count = field(default=os.cpu_count() or 1, metadata={"help": "processes that tokenise"})
 
     def __post_init__(self):
         super().__post_init__()
@@ -116,34 +108,21 @@ def held_out_texts(settings: LengthSettings, output: Path) -> Path:
 
 def prepare_long_text(settings: LengthSettings, output: Path) -> DataArguments:
     """Tokenise the text into `data/`, held-out documents apart, and say where what lies and what is mixed."""
-    places = {part: str(output / "data" / part) for part in ("held_out", "train")}
+    text = (settings.text, settings.text_column, settings.model, settings.max_length)
+    # What is held out is little: all that may be wrong with a text shows before much work is done.
+    parts = ("held_out", "train")
+    places = {part: settings.prepare_part(part, output / "data" / part, *text) for part in parts}
     batches = settings.of_batches()
     if settings.min_lengths == [0]:
         batches["min_lengths"] = [int(share * settings.max_length) for share in MIXTURE]
         batches["probabilities"] = list(MIXTURE.values())
-    data = DataArguments(
+    return DataArguments(
         **batches,
         train_data=places["train"],
         validation_data=places["held_out"],
         max_length=settings.max_length,
         init_from=settings.model,
     )
-    for part, folder in places.items():
-        prepare(
-            PrepareArguments(
-                source=settings.text,
-                column=settings.text_column,
-                tokenizer=settings.model,
-                output_dir=folder,
-                max_length=settings.max_length,
-                long_documents="split",
-                num_proc=settings.num_proc,
-                held_out_share=settings.held_out_share,
-                part=part,
-                max_documents=settings.held_out_documents if part == "held_out" else None,
-            )
-        )
-    return data
 
 
 def write_length_report(

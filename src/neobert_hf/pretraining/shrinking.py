@@ -23,6 +23,7 @@ from neobert_hf.common.tokenizers import load_tokenizer
 from neobert_hf.modeling_neobert import NeoBERTForMaskedLM
 from neobert_hf.pretraining.adapting import load_masked_lm, read_start
 from neobert_hf.pretraining.arguments import BatchArguments, DataArguments, ModelArguments, PretrainingArguments
+from neobert_hf.pretraining.raw_text import RawTextSettings
 from neobert_hf.pretraining.recipe import checkpoint_settings, read_data
 from neobert_hf.pretraining.shards import read_manifest
 from neobert_hf.pretraining.trainer import MicroBatches, MLMTrainer, PretrainingData
@@ -38,12 +39,18 @@ OF_PRETRAINING = ("perplexity", "mfu", "mfu_of_products")
 
 
 @dataclass(kw_only=True)
-class ShrinkSettings(BatchArguments, CutSettings):
+class ShrinkSettings(RawTextSettings, BatchArguments, CutSettings):
     """Which model becomes smaller, how small, and how it is distilled."""
 
     model: PathOrId = field(metadata={"help": "the large masked language model of NeoBERT: path or Hub id"})
-    train_data: LocalPath = field(metadata={"help": "folder that prepare_data.py wrote with the model's tokenizer"})
-    validation_data: LocalPath = field(metadata={"help": "held-out folder of the same kind"})
+    text: PathOrId | None = field(
+        default=None, metadata={"help": "a Hub dataset, or a local file, pattern or folder (Parquet, JSONL, text)"}
+    )
+    text_column: str = field(default="text", metadata={"help": "column that holds the text"})
+    train_data: LocalPath | None = field(
+        default=None, metadata={"help": "in place of `text`: what prepare_data.py wrote with the model's tokenizer"}
+    )
+    validation_data: LocalPath | None = field(default=None, metadata={"help": "held-out folder of the same kind"})
     measured_tokens: Annotated[int, Range(8)] = field(
         default=2**14, metadata={"help": "of the held-out text, on which layers and units are measured"}
     )
@@ -57,12 +64,18 @@ class ShrinkSettings(BatchArguments, CutSettings):
     def __post_init__(self):
         check_ranges(self)
         super().__post_init__()
+        folders = (self.train_data, self.validation_data)
+        if (self.text is None) == (folders == (None, None)) or (self.text is None and None in folders):
+            raise ValueError(
+                f"`text` is {self.text!r}, `train_data` {self.train_data!r} and `validation_data` "
+                f"{self.validation_data!r}: give `text`, or both folders in its place."
+            )
 
 
 def read_teacher(
     settings: ShrinkSettings, arguments: PretrainingArguments, output: Path
 ) -> tuple[NeoBERTForMaskedLM, DataArguments, PretrainingData]:
-    """The large model, and the prepared text.
+    """The large model, and the text in its tokens: the prepared folders, or what is made of raw text in `data/`.
 
     Raises:
         FileNotFoundError, ValueError: if the model, the sizes and the text do not go together.
@@ -70,10 +83,16 @@ def read_teacher(
     teacher = load_masked_lm(settings.model).to(arguments.device).eval().requires_grad_(False)
     settings.sizes(teacher.config)
     arguments.gradient_accumulation_steps = settings.accumulation_steps(arguments.world_size)
+    train, held_out = settings.train_data, settings.validation_data
+    if settings.text is not None:
+        text = (settings.text, settings.text_column, settings.model, teacher.config.max_length)
+        # What is held out is little: all that may be wrong with a text shows before much work is done.
+        held_out = settings.prepare_part("held_out", output / "data" / "held_out", *text)
+        train = settings.prepare_part("train", output / "data" / "train", *text)
     places = DataArguments(
         **settings.of_batches(),
-        train_data=settings.train_data,
-        validation_data=settings.validation_data,
+        train_data=train,
+        validation_data=held_out,
         max_length=teacher.config.max_length,
         init_from=str(output / "start"),
     )
@@ -81,7 +100,7 @@ def read_teacher(
     tokenizer = load_tokenizer(settings.model, teacher.config.vocab_size)
     if tokenizer_fingerprint(tokenizer) != data.manifest.tokenizer_fingerprint:
         raise ValueError(
-            f"{settings.train_data} was prepared with another tokenizer than that of {settings.model}: prepare the "
+            f"{train} was prepared with another tokenizer than that of {settings.model}: prepare the "
             "text with the model's."
         )
     return teacher, places, data
@@ -111,7 +130,7 @@ def masked_loss(model: NeoBERTForMaskedLM, batches: list[dict]) -> float:
 
 
 def make_start(
-    settings: ShrinkSettings, teacher: NeoBERTForMaskedLM, data: PretrainingData, output: Path
+    settings: ShrinkSettings, teacher: NeoBERTForMaskedLM, places: DataArguments, data: PretrainingData, output: Path
 ) -> tuple[Cut, dict[str, float]]:
     """Write `start/`, the cut model, unless it is there.
 
@@ -125,7 +144,7 @@ def make_start(
     masks = ("mlm_probability", "mask_replace_prob", "random_replace_prob", "micro_batch_tokens", "measured_tokens")
     made_of = {"model": checkpoint_fingerprint(settings.model), **sizes}
     made_of |= {name: getattr(settings, name) for name in masks}
-    made_of |= {"held_out": value_checksum(read_manifest(settings.validation_data).shards)}
+    made_of |= {"held_out": value_checksum(read_manifest(places.validation_data).shards)}
     if not (start / CUT).is_file():
         print(f"measuring the layers of {settings.model} on {settings.measured_tokens:,} tokens", flush=True)
         model = load_masked_lm(settings.model).to(teacher.device).eval()
