@@ -131,10 +131,13 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(extend, tmp_path):
 def test_8192_tokens(extend, tmp_path):
     """32 times as many as the model knows, in one document and in one micro-batch."""
     book = tmp_path / "books.jsonl"
-    pages = [" ".join(topics[name] for name in sorted(topics)[first:]) for first in range(40)]
+    whole = " ".join(topics[name] for name in sorted(topics))
+    # Some 10,000 tokens each.
+    pages = [whole[start : start + 40_000] for start in range(0, 10_000, 1_000)]
     book.write_text("".join(json.dumps({"text": page}) + "\n" for page in pages))
     tokens = {"max_length": 8192, "micro_batch_tokens": 8192, "global_batch_tokens": 8192}
-    report = extend(text=book, max_steps=2, eval_steps=1, sample=2, facts=2, **tokens)
+    few = {"sample": 2, "facts": 2, "measured_documents": 1, "held_out_documents": 2}
+    report = extend(text=book, max_steps=2, eval_steps=2, **few, **tokens)
     assert list(report["measured"]["after"]) == ["128", "256", "512", "1024", "2048", "4096", "8192"]
     assert all(point["pseudo_perplexity"] > 1 for point in report["measured"]["after"].values())
     config = AutoModelForMaskedLM.from_pretrained(tmp_path / "run" / "model").config
