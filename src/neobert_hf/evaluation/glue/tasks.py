@@ -4,6 +4,7 @@ Whatever a source looks like, it becomes splits with the columns `text`, `text_p
 """
 
 import math
+import os
 import re
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -50,6 +51,8 @@ class GlueTask:
     texts: list[str]
     metrics: list[str]
     labels: list[str] | None = None
+    source_labels: dict[str, str] | None = None
+    unlabelled: int | None = None
     label_range: list[Any] | None = None
     subset: str | None = None
     label: str = "label"
@@ -76,29 +79,36 @@ class GlueTask:
             raise ValueError(f"'f1' is of two labels, and there are {len(self.labels)}: take 'macro_f1'.")
         if self.label_range is not None and (self.labels is not None or len(self.label_range) != 2):
             raise ValueError("`label_range` is for a regression: its smallest and its largest label.")
+        if self.source_labels is not None and set(self.source_labels.values()) != set(self.labels or []):
+            raise ValueError(
+                f"`source_labels` makes {', '.join(sorted(set(self.source_labels.values())))} of the source's labels; "
+                f"`labels` is {self.labels}: name each of these, and no other."
+            )
+        if self.unlabelled is not None and (self.labels is None or 0 <= self.unlabelled < len(self.numbers)):
+            raise ValueError(
+                f"`unlabelled` is {self.unlabelled}: it is for a classification, and must be the number of no label."
+            )
 
     @property
     def columns(self) -> dict[str, str]:
         """Our name of each column by its name in the source."""
         return dict(zip([*self.texts, self.label], ["text", "text_pair"][: len(self.texts)] + ["label"]))
 
+    @property
+    def numbers(self) -> dict[str, int]:
+        """What each label of the source, in the order of their numbers there, is to the model."""
+        names = self.source_labels or {name: name for name in self.labels or []}
+        return {name: self.labels.index(label) for name, label in names.items()}
+
 
 def read_tasks(path: str) -> dict[str, GlueTask]:
     """Read a file such as `configs/glue/tasks.yaml`."""
-    content = read_yaml(path)
-    if not content or not all(isinstance(entry, dict) for entry in content.values()):
-        raise ValueError(f"{path} must hold tasks by name, each with `source`, `texts` and `metrics`.")
-    known = [field.name for field in fields(GlueTask) if field.name != "name"]
     tasks = {}
-    for name, entry in content.items():
-        for key in entry:
-            if key not in known:
-                raise ValueError(f"{path}, task {name} has no meaning for the key {key!r}{nearest(str(key), known)}")
+    for name, (file, entry) in _read_entries(path).items():
         try:
             tasks[name] = GlueTask(name=name, **entry)
-            tasks[name].source = beside_file(path, tasks[name].source, "source", or_id=True)
         except (StrictDataclassError, TypeError, ValueError) as error:
-            raise ValueError(f"{path}, task {name}: {error}") from error
+            raise ValueError(f"{file}, task {name}: {error}") from error
     for task in tasks.values():
         if task.transfer_from is not None and task.transfer_from not in tasks:
             raise ValueError(
@@ -106,6 +116,33 @@ def read_tasks(path: str) -> dict[str, GlueTask]:
                 f"{nearest(task.transfer_from, list(tasks))}"
             )
     return tasks
+
+
+def _read_entries(path: str, children: tuple[str, ...] = ()) -> dict[str, tuple[str, dict[str, Any]]]:
+    """Each task of a file and of the one that it extends: the file that describes it last, and its keys."""
+    content = read_yaml(path)
+    entries, parent = {}, content.pop("extends", None)
+    if isinstance(parent, str):
+        parent, children = os.path.join(os.path.dirname(path), parent), (*children, os.path.realpath(path))
+        if os.path.realpath(parent) in children:
+            raise ValueError(f"{path} extends {parent}, which extends it in turn.")
+        entries = _read_entries(parent, children)
+    elif parent is not None:
+        raise ValueError(f"{path}: `extends` is {parent!r}; it must name another file of tasks.")
+    if not content or not all(isinstance(entry, dict) for entry in content.values()):
+        raise ValueError(f"{path} must hold tasks by name, each with `source`, `texts` and `metrics`.")
+    known = [field.name for field in fields(GlueTask) if field.name != "name"]
+    for name, entry in content.items():
+        for key in entry:
+            if key not in known:
+                raise ValueError(f"{path}, task {name} has no meaning for the key {key!r}{nearest(str(key), known)}")
+        if isinstance(entry.get("source"), str):
+            try:
+                entry["source"] = beside_file(path, entry["source"], "source", or_id=True)
+            except ValueError as error:
+                raise ValueError(f"{path}, task {name}: {error}") from error
+        entries[name] = (path, entries[name][1] | entry if name in entries else entry)
+    return entries
 
 
 def load_task(task: GlueTask, data_dir: str | None = None) -> DatasetDict:
@@ -189,18 +226,25 @@ def _check(task: GlueTask, table: Dataset, columns: dict[str, str], place: str) 
             raise ValueError(f"{place}: {missing:,} rows have no {column!r} (None), first row {first:,}. Correct them.")
     labels = _number_labels(task, table, label, place)
     table = table.select_columns(texts).rename_columns({column: columns[column] for column in texts})
-    return table.add_column("label", labels)
+    table = table.add_column("label", labels)
+    if None not in labels:
+        return table
+    kept = [row for row, number in enumerate(labels) if number is not None]
+    print(f"{place}: {len(labels) - len(kept):,} rows have no label ({task.unlabelled}) and are left out", flush=True)
+    if not kept:
+        raise ValueError(f"{place}: all rows have the label {task.unlabelled}, which stands for none.")
+    return table.select(kept)
 
 
-def _number_labels(task: GlueTask, table: Dataset, column: str, place: str) -> list[int | float]:
-    """What the label of each row is to the model."""
-    feature = table.features[column]
-    if isinstance(feature, ClassLabel) and feature.names != task.labels:
-        raise ValueError(f"{place}: the labels are {feature.names} in this order; the task expects {task.labels}.")
+def _number_labels(task: GlueTask, table: Dataset, column: str, place: str) -> list[int | float | None]:
+    """What the label of each row is to the model; None where the row has none."""
+    feature, expected = table.features[column], list(task.numbers)
+    if isinstance(feature, ClassLabel) and feature.names != expected:
+        raise ValueError(f"{place}: the labels are {feature.names} in this order; the task expects {expected}.")
     labels = table.with_format(None)[column][:]
     numbers = {label: _number(task, label) for label in table.unique(column)}
     for label, number in numbers.items():
-        if number is None:
+        if number is None and (label is None or label != task.unlabelled):
             raise ValueError(
                 f"{place}: row {labels.index(label):,} has the label {label!r}; the task expects {_allowed(task)}."
             )
@@ -210,11 +254,12 @@ def _number_labels(task: GlueTask, table: Dataset, column: str, place: str) -> l
 def _number(task: GlueTask, label: Any) -> int | float | None:
     """What a label is to the model; None if it is none of the task's."""
     if task.labels is not None:
-        if label in task.labels:
-            return task.labels.index(label)
+        if label in task.numbers:
+            return task.numbers[label]
         if isinstance(label, str) and label.isdecimal():
             label = int(label)
-        return int(label) if isinstance(label, int) and 0 <= label < len(task.labels) else None
+        known = isinstance(label, int) and 0 <= label < len(task.numbers)
+        return list(task.numbers.values())[label] if known else None
     try:
         number = float(label)
     except (TypeError, ValueError):
@@ -225,5 +270,5 @@ def _number(task: GlueTask, label: Any) -> int | float | None:
 
 def _allowed(task: GlueTask) -> str:
     if task.labels is not None:
-        return ", ".join(f"{number} {name}" for number, name in enumerate(task.labels))
+        return ", ".join(f"{number} {name}" for number, name in enumerate(task.numbers))
     return "numbers" if task.label_range is None else "numbers from {} to {}".format(*task.label_range)
