@@ -166,7 +166,7 @@ class GlueEvaluation:
         """All settings that the weights of all runs of a task depend on, as JSON gives them back."""
         settings, arguments = self.settings, self.arguments
         # What the file says counts, not where the data lie.
-        incidental = ("source", "subset", "tsv", "only_named")
+        incidental = ("source", "subset", "tsv", "only_named", "empty_texts")
         # Results of versions that did not know these keys are of tasks without them.
         newer = ("source_labels", "unlabelled")
         values = result_settings(arguments, leave_out=RUN_ARGUMENTS | {"num_train_epochs"}) | {

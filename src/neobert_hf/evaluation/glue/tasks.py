@@ -53,6 +53,7 @@ class GlueTask:
     labels: list[str] | None = None
     source_labels: dict[str, str] | None = None
     unlabelled: int | None = None
+    empty_texts: int = 0
     label_range: list[Any] | None = None
     subset: str | None = None
     label: str = "label"
@@ -155,9 +156,17 @@ def load_task(task: GlueTask, data_dir: str | None = None) -> DatasetDict:
 
     Raises:
         FileNotFoundError: if a source is neither on the Hub nor here.
-        ValueError: if a split or a column is missing, a text is none, or a label is not in the map.
+        ValueError: if a split or a column is missing, a text is none or empty, a label is not in the map, or all
+            training rows have the same.
     """
-    return DatasetDict({split: _load_split(task, data_dir, split) for split in (task.train, *task.validation)})
+    splits = DatasetDict({split: _load_split(task, data_dir, split) for split in (task.train, *task.validation)})
+    if len(found := splits[task.train].unique("label")) < 2:
+        label = found[0] if task.labels is None else task.labels[found[0]]
+        raise ValueError(
+            f"Task {task.name}: all {len(splits[task.train]):,} rows of the split {task.train!r}, from row 0 on, have "
+            f"one label, {label}: there is nothing to tell apart. Add rows with another one."
+        )
+    return splits
 
 
 def _load_split(task: GlueTask, data_dir: str | None, split: str) -> Dataset:
@@ -224,6 +233,7 @@ def _check(task: GlueTask, table: Dataset, columns: dict[str, str], place: str) 
         if missing := table.data.column(column).null_count:
             first = table[column][:].index(None)
             raise ValueError(f"{place}: {missing:,} rows have no {column!r} (None), first row {first:,}. Correct them.")
+    _check_not_empty(task, table, texts, place)
     labels = _number_labels(task, table, label, place)
     table = table.select_columns(texts).rename_columns({column: columns[column] for column in texts})
     table = table.add_column("label", labels)
@@ -234,6 +244,18 @@ def _check(task: GlueTask, table: Dataset, columns: dict[str, str], place: str) 
     if not kept:
         raise ValueError(f"{place}: all rows have the label {task.unlabelled}, which stands for none.")
     return table.select(kept)
+
+
+def _check_not_empty(task: GlueTask, table: Dataset, texts: list[str], place: str) -> None:
+    """Refuse texts that are empty or hold spaces alone, but for as many rows as the task says to be known."""
+    columns = [table[column][:] for column in texts]
+    empty = [row for row, found in enumerate(zip(*columns)) if not all(text.strip() for text in found)]
+    if len(empty) > task.empty_texts:
+        column = next(name for name, column in zip(texts, columns) if not column[empty[0]].strip())
+        raise ValueError(
+            f"{place}: row {empty[0]:,} has an empty {column!r}; {len(empty):,} rows have an empty text, and "
+            f"{task.empty_texts:,} may. Correct them, leave them out, or give the task `empty_texts: {len(empty)}`."
+        )
 
 
 def _number_labels(task: GlueTask, table: Dataset, column: str, place: str) -> list[int | float | None]:
