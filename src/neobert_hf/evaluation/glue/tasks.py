@@ -23,6 +23,8 @@ from neobert_hf.training.metrics import CLASSIFICATION, CORRELATIONS
 
 # QQP has a few broken lines in half a million.
 MOST_BROKEN_LINES = 1e-4
+# A column in a text that is made of several.
+COLUMN = re.compile(r"\{([^{}]*)\}")
 
 
 @strict
@@ -92,7 +94,7 @@ class GlueTask:
 
     @property
     def columns(self) -> dict[str, str]:
-        """Our name of each column by its name in the source."""
+        """Our name of each text and of the label by what they are in the source: a column, or a text with columns."""
         return dict(zip([*self.texts, self.label], ["text", "text_pair"][: len(self.texts)] + ["label"]))
 
     @property
@@ -223,18 +225,22 @@ def _check(task: GlueTask, table: Dataset, columns: dict[str, str], place: str) 
     """The columns under our names, with numbers for labels."""
     if not len(table):
         raise ValueError(f"{place} is empty: it holds no row.")
-    for column in columns:
+    *texts, label = columns
+    used = list(dict.fromkeys(column for text in texts for column in _columns_in(text, table)))
+    for column in (*used, label):
         if column not in table.column_names:
             raise ValueError(f"{place} has no column {column!r}; it has {', '.join(map(repr, table.column_names))}.")
-    *texts, label = columns
-    for column in texts:
+    for column in used:
         if table.features[column] not in (Value("string"), Value("large_string")):
             raise ValueError(f"{place}: the column {column!r} holds {table.features[column]}, not text.")
         if missing := table.data.column(column).null_count:
             first = table[column][:].index(None)
             raise ValueError(f"{place}: {missing:,} rows have no {column!r} (None), first row {first:,}. Correct them.")
-    _check_not_empty(task, table, texts, place)
+    _check_not_empty(task, table, used, place)
     labels = _number_labels(task, table, label, place)
+    for text in texts:
+        if text not in table.column_names:
+            table = table.add_column(text, _fill(text, table))
     table = table.select_columns(texts).rename_columns({column: columns[column] for column in texts})
     table = table.add_column("label", labels)
     if None not in labels:
@@ -246,12 +252,25 @@ def _check(task: GlueTask, table: Dataset, columns: dict[str, str], place: str) 
     return table.select(kept)
 
 
-def _check_not_empty(task: GlueTask, table: Dataset, texts: list[str], place: str) -> None:
+def _columns_in(text: str, table: Dataset) -> list[str]:
+    """The columns that one of the `texts` of a task is made of: the one that it names, or those in braces."""
+    return [text] if text in table.column_names else COLUMN.findall(text) or [text]
+
+
+def _fill(text: str, table: Dataset) -> list[str]:
+    """A text with columns in braces, for each row."""
+    # What stands between columns, and in turn a column.
+    between, names = COLUMN.split(text)[::2], COLUMN.findall(text)
+    rows = zip(*(table[name][:] for name in names))
+    return ["".join(part for pair in zip(between, (*row, "")) for part in pair) for row in rows]
+
+
+def _check_not_empty(task: GlueTask, table: Dataset, used: list[str], place: str) -> None:
     """Refuse texts that are empty or hold spaces alone, but for as many rows as the task says to be known."""
-    columns = [table[column][:] for column in texts]
+    columns = [table[column][:] for column in used]
     empty = [row for row, found in enumerate(zip(*columns)) if not all(text.strip() for text in found)]
     if len(empty) > task.empty_texts:
-        column = next(name for name, column in zip(texts, columns) if not column[empty[0]].strip())
+        column = next(name for name, column in zip(used, columns) if not column[empty[0]].strip())
         raise ValueError(
             f"{place}: row {empty[0]:,} has an empty {column!r}; {len(empty):,} rows have an empty text, and "
             f"{task.empty_texts:,} may. Correct them, leave them out, or give the task `empty_texts: {len(empty)}`."
