@@ -4,12 +4,15 @@ import pytest
 import yaml
 from datasets import ClassLabel, Dataset, Features, Value
 
-from neobert_hf.evaluation.glue.recipe import GlueSettings, choose_tasks
+from neobert_hf.common.settings import parse_config
+from neobert_hf.evaluation.glue.recipe import GlueSettings, choose_tasks, plan_runs
 from neobert_hf.evaluation.glue.runs import read_hyperparameters
 from neobert_hf.evaluation.glue.tasks import load_task, read_tasks
+from neobert_hf.evaluation.glue.trainer import GlueArguments
 from tests.helpers.examples import load_example
 from tests.helpers.glue_runs import best_of, make_rows, results_of, write_rows
 from tests.helpers.models import ROOT
+from tests.helpers.pages import blocks_of
 
 
 CONFIGS = ROOT / "configs" / "glue"
@@ -92,6 +95,21 @@ def test_the_released_transfer_runs(flags, encoder, nli_dir, tmp_path):
     best = {task: best_of(tmp_path / "run", task)["run"] for task in starts}
     expected = {"mnli": best["snli"], "rte": best["mnli"], "wnli": best["allnli"]}
     assert starts == expected | dict.fromkeys(("snli", "allnli"), str(encoder))
+
+
+def test_the_guides_commands_have_all_that_they_need():
+    """Tasks, what these start from, and hyperparameters; the data are the Hub's."""
+    planned = []
+    for block in blocks_of(ROOT / "docs" / "guides" / "evaluate.md"):
+        for command in block.commands() if block.language == "bash" else []:
+            if "examples/run_glue.py" in command:
+                args = [str(ROOT / word) if word.startswith("configs/") else word for word in command[2:]]
+                parsed = parse_config(GlueSettings, GlueArguments, args=[*args, "--bf16", "0", "--use_cpu", "1"])
+                tasks = choose_tasks(parsed[0])
+                planned.append([run.task for run in plan_runs(*parsed, tasks)])
+                assert {task.transfer_from for task in tasks.values()} - {None} <= set(tasks)
+    superglue = ["allnli", "wic", "wsc", "copa", "multirc", "boolq", "cb", "rte"]
+    assert [sorted(names) for names in planned] == [sorted(RELEASED), sorted(superglue)]
 
 
 BAD_FILES = [
