@@ -56,7 +56,10 @@ def test_result_files_store_what_they_did_before(finished):
         "optim per_device_train_batch_size rows schedule seed start task tokenizer_fingerprint "
         "transfer warmup_steps weight_decay weights"
     )
-    assert sorted(best_of(finished, "rte")["settings"]) == names.split()
+    settings = best_of(finished, "rte")["settings"]
+    assert sorted(settings) == names.split()
+    described = "label label_range labels metrics name texts train transfer_from validation"
+    assert sorted(settings["task"]) == described.split()
 
 
 def test_other_weights_or_data_in_the_same_place_are_refused(flags, data_dir, tokenizer, tmp_path):
