@@ -10,11 +10,11 @@ from pathlib import Path
 
 import torch
 from datasets import ClassLabel, Dataset, Features, Value
-from transformers import PreTrainedTokenizerBase
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerBase
 
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM
 from neobert_hf.evaluation.glue.results import Results
-from neobert_hf.evaluation.glue.tasks import read_tasks
+from neobert_hf.evaluation.glue.tasks import load_task, read_tasks
 from tests.helpers.models import ROOT
 
 
@@ -131,6 +131,18 @@ def best_of(folder: Path, task: str) -> dict:
 
 def model_folder(folder: Path, task: str) -> Path:
     return folder / "small" / best_of(folder, task)["run"] / "model"
+
+
+def predictions_of(folder: Path, data_dir: Path, task: str, split: str) -> tuple[list, list]:
+    """With Transformers alone, from the saved model."""
+    model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    part = load_task(TASKS[task], str(data_dir))[split]
+    texts = [part[column][:] for column in part.column_names if column != "label"]
+    with torch.no_grad():
+        inputs = tokenizer(*texts, padding=True, truncation=True, max_length=32, return_tensors="pt")
+        logits = model(**inputs).logits
+    return (logits.argmax(-1) if TASKS[task].labels else logits[:, 0].double()).tolist(), part["label"][:]
 
 
 def start_process(flags: list[str], *launcher: str) -> subprocess.Popen:

@@ -4,7 +4,6 @@ import json
 import shutil
 import statistics
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,16 +11,15 @@ import yaml
 from safetensors.torch import load_file
 from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import accuracy_score
-from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoConfig
 
 from neobert_hf.common.results import ResultError
 from neobert_hf.evaluation.glue.models import build_classifier
 from neobert_hf.evaluation.glue.report import write_report
-from neobert_hf.evaluation.glue.tasks import load_task
 from neobert_hf.training.run_checkpoints import CheckpointError
 from neobert_hf.training.starting_points import StartingPoint
 from tests.helpers.examples import load_example
-from tests.helpers.glue_runs import GRID, TASKS, best_of, model_folder, results_of, start_process
+from tests.helpers.glue_runs import GRID, TASKS, best_of, model_folder, predictions_of, results_of, start_process
 from tests.helpers.models import ROOT
 
 
@@ -41,18 +39,6 @@ def test_tasks_run_in_dependency_order_and_learn(finished):
         assert result["score"] == max(entry["score"] for entry in result["evaluations"])
         steps = [entry["step"] for entry in result["evaluations"]]
         assert steps == list(range(10, 2 * result["settings"]["rows"]["train"] // 8 + 1, 10))
-
-
-def predictions_of(folder: Path, data_dir: Path, task: str, split: str) -> tuple[list, list]:
-    """With Transformers alone, from the saved model."""
-    model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    part = load_task(TASKS[task], str(data_dir))[split]
-    texts = [part[column][:] for column in part.column_names if column != "label"]
-    with torch.no_grad():
-        inputs = tokenizer(*texts, padding=True, truncation=True, max_length=32, return_tensors="pt")
-        logits = model(**inputs).logits
-    return (logits.argmax(-1) if TASKS[task].labels else logits[:, 0].double()).tolist(), part["label"][:]
 
 
 def test_results_are_those_of_the_saved_models(finished, data_dir):

@@ -56,7 +56,10 @@ def test_result_files_store_what_they_did_before(finished):
         "optim per_device_train_batch_size rows schedule seed start task tokenizer_fingerprint "
         "transfer warmup_steps weight_decay weights"
     )
-    assert sorted(best_of(finished, "rte")["settings"]) == names.split()
+    settings = best_of(finished, "rte")["settings"]
+    assert sorted(settings) == names.split()
+    described = "label label_range labels metrics name texts train transfer_from validation"
+    assert sorted(settings["task"]) == described.split()
 
 
 def test_other_weights_or_data_in_the_same_place_are_refused(flags, data_dir, tokenizer, tmp_path):
@@ -123,6 +126,14 @@ BAD_ROWS = [
     (lambda rows: [*rows, rows[0] | {"label": None}], f"row {TRAINING_ROWS} has the label None"),
     (lambda rows: [row | {"label": "good"} for row in rows], "row 0 has the label 'good'"),
     (lambda rows: [*rows, rows[0] | {"sentence": None}], rf"have no 'sentence' \(None\), first row {TRAINING_ROWS}"),
+    (
+        lambda rows: [*rows, rows[0] | {"sentence": " "}, rows[0] | {"sentence": ""}],
+        f"row {TRAINING_ROWS} has an empty 'sentence'; 2 rows have an empty text, and 0 may.*`empty_texts: 2`",
+    ),
+    (
+        lambda rows: [row for row in rows if row["label"] == 1],
+        f"all {TRAINING_ROWS // 2} rows of the split 'train', from row 0 on, have one label, positive: there is",
+    ),
     (lambda rows: [row | {"sentence": 3} for row in rows], "the column 'sentence' holds .*int64.*, not text"),
     (
         lambda rows: [{"text": row["sentence"], "label": 0} for row in rows],
@@ -137,6 +148,27 @@ def test_bad_rows_are_refused_before_training(flags, data_dir, tmp_path, change,
     with pytest.raises(ValueError, match=message):
         run_glue.main(flags(tmp_path / "run", data_dir=edit(data_dir, tmp_path, change)))
     assert not (tmp_path / "run").exists()
+
+
+def test_qqp_has_two_empty_questions_and_no_more(tmp_path):
+    """As in the real data; and a regression with one value has nothing to learn either."""
+    tasks = read_tasks(str(ROOT / "configs/glue/tasks.yaml"))
+    assert {name: task.empty_texts for name, task in tasks.items() if task.empty_texts} == {"qqp": 2}
+    row = {"question1": "How can I create an Android app?", "question2": "a", "label": 0}
+    rows = [row, row | {"label": 1}, row | {"question2": ""}, row | {"question2": " "}]
+    (tmp_path / "qqp").mkdir()
+    for split in ("train", "validation"):
+        Dataset.from_list(rows).to_parquet(tmp_path / "qqp" / f"{split}.parquet")
+    assert load_task(tasks["qqp"], str(tmp_path))["train"]["text_pair"][:] == ["a", "a", "", " "]
+    Dataset.from_list([*rows, row | {"question1": "\t"}]).to_parquet(tmp_path / "qqp" / "validation.parquet")
+    with pytest.raises(ValueError, match="validation.parquet.: row 2 has an empty 'question2'; 3 rows .* and 2 may"):
+        load_task(tasks["qqp"], str(tmp_path))
+    scored = {"sentence1": "a", "sentence2": "b", "label": 2.5}
+    (tmp_path / "stsb").mkdir()
+    for split in ("train", "validation"):
+        Dataset.from_list([scored, scored]).to_parquet(tmp_path / "stsb" / f"{split}.parquet")
+    with pytest.raises(ValueError, match="all 2 rows of the split 'train', from row 0 on, have one label, 2.5"):
+        load_task(tasks["stsb"], str(tmp_path))
 
 
 def test_files_of_a_split_are_one_or_all_parts(tmp_path):

@@ -166,7 +166,9 @@ class GlueEvaluation:
         """All settings that the weights of all runs of a task depend on, as JSON gives them back."""
         settings, arguments = self.settings, self.arguments
         # What the file says counts, not where the data lie.
-        incidental = ("source", "subset", "tsv", "only_named")
+        incidental = ("source", "subset", "tsv", "only_named", "empty_texts")
+        # Results of versions that did not know these keys are of tasks without them.
+        newer = ("source_labels", "unlabelled")
         values = result_settings(arguments, leave_out=RUN_ARGUMENTS | {"num_train_epochs"}) | {
             "model": settings.model,
             "weights": self.weights,
@@ -176,7 +178,11 @@ class GlueEvaluation:
             "max_length": settings.max_length,
             "classifier_dropout": settings.classifier_dropout,
             "early_stopping_patience": arguments.early_stopping_patience,
-            "task": {name: value for name, value in asdict(data.task).items() if name not in incidental},
+            "task": {
+                name: value
+                for name, value in asdict(data.task).items()
+                if name not in incidental and not (name in newer and value is None)
+            },
             "rows": {split: len(part) for split, part in data.splits.items()},
             "data": {split: data_fingerprint(part) for split, part in data.splits.items()},
             # As the user gave them: those of a run follow from its batch size.

@@ -4,6 +4,7 @@ Whatever a source looks like, it becomes splits with the columns `text`, `text_p
 """
 
 import math
+import os
 import re
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -22,6 +23,8 @@ from neobert_hf.training.metrics import CLASSIFICATION, CORRELATIONS
 
 # QQP has a few broken lines in half a million.
 MOST_BROKEN_LINES = 1e-4
+# A column in a text that is made of several.
+COLUMN = re.compile(r"\{([^{}]*)\}")
 
 
 @strict
@@ -50,6 +53,9 @@ class GlueTask:
     texts: list[str]
     metrics: list[str]
     labels: list[str] | None = None
+    source_labels: dict[str, str] | None = None
+    unlabelled: int | None = None
+    empty_texts: int = 0
     label_range: list[Any] | None = None
     subset: str | None = None
     label: str = "label"
@@ -76,29 +82,36 @@ class GlueTask:
             raise ValueError(f"'f1' is of two labels, and there are {len(self.labels)}: take 'macro_f1'.")
         if self.label_range is not None and (self.labels is not None or len(self.label_range) != 2):
             raise ValueError("`label_range` is for a regression: its smallest and its largest label.")
+        if self.source_labels is not None and set(self.source_labels.values()) != set(self.labels or []):
+            raise ValueError(
+                f"`source_labels` makes {', '.join(sorted(set(self.source_labels.values())))} of the source's labels; "
+                f"`labels` is {self.labels}: name each of these, and no other."
+            )
+        if self.unlabelled is not None and (self.labels is None or 0 <= self.unlabelled < len(self.numbers)):
+            raise ValueError(
+                f"`unlabelled` is {self.unlabelled}: it is for a classification, and must be the number of no label."
+            )
 
     @property
     def columns(self) -> dict[str, str]:
-        """Our name of each column by its name in the source."""
+        """Our name of each text and of the label by what they are in the source: a column, or a text with columns."""
         return dict(zip([*self.texts, self.label], ["text", "text_pair"][: len(self.texts)] + ["label"]))
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        """What each label of the source, in the order of their numbers there, is to the model."""
+        names = self.source_labels or {name: name for name in self.labels or []}
+        return {name: self.labels.index(label) for name, label in names.items()}
 
 
 def read_tasks(path: str) -> dict[str, GlueTask]:
     """Read a file such as `configs/glue/tasks.yaml`."""
-    content = read_yaml(path)
-    if not content or not all(isinstance(entry, dict) for entry in content.values()):
-        raise ValueError(f"{path} must hold tasks by name, each with `source`, `texts` and `metrics`.")
-    known = [field.name for field in fields(GlueTask) if field.name != "name"]
     tasks = {}
-    for name, entry in content.items():
-        for key in entry:
-            if key not in known:
-                raise ValueError(f"{path}, task {name} has no meaning for the key {key!r}{nearest(str(key), known)}")
+    for name, (file, entry) in _read_entries(path).items():
         try:
             tasks[name] = GlueTask(name=name, **entry)
-            tasks[name].source = beside_file(path, tasks[name].source, "source", or_id=True)
         except (StrictDataclassError, TypeError, ValueError) as error:
-            raise ValueError(f"{path}, task {name}: {error}") from error
+            raise ValueError(f"{file}, task {name}: {error}") from error
     for task in tasks.values():
         if task.transfer_from is not None and task.transfer_from not in tasks:
             raise ValueError(
@@ -106,6 +119,33 @@ def read_tasks(path: str) -> dict[str, GlueTask]:
                 f"{nearest(task.transfer_from, list(tasks))}"
             )
     return tasks
+
+
+def _read_entries(path: str, children: tuple[str, ...] = ()) -> dict[str, tuple[str, dict[str, Any]]]:
+    """Each task of a file and of the one that it extends: the file that describes it last, and its keys."""
+    content = read_yaml(path)
+    entries, parent = {}, content.pop("extends", None)
+    if isinstance(parent, str):
+        parent, children = os.path.join(os.path.dirname(path), parent), (*children, os.path.realpath(path))
+        if os.path.realpath(parent) in children:
+            raise ValueError(f"{path} extends {parent}, which extends it in turn.")
+        entries = _read_entries(parent, children)
+    elif parent is not None:
+        raise ValueError(f"{path}: `extends` is {parent!r}; it must name another file of tasks.")
+    if not content or not all(isinstance(entry, dict) for entry in content.values()):
+        raise ValueError(f"{path} must hold tasks by name, each with `source`, `texts` and `metrics`.")
+    known = [field.name for field in fields(GlueTask) if field.name != "name"]
+    for name, entry in content.items():
+        for key in entry:
+            if key not in known:
+                raise ValueError(f"{path}, task {name} has no meaning for the key {key!r}{nearest(str(key), known)}")
+        if isinstance(entry.get("source"), str):
+            try:
+                entry["source"] = beside_file(path, entry["source"], "source", or_id=True)
+            except ValueError as error:
+                raise ValueError(f"{path}, task {name}: {error}") from error
+        entries[name] = (path, entries[name][1] | entry if name in entries else entry)
+    return entries
 
 
 def load_task(task: GlueTask, data_dir: str | None = None) -> DatasetDict:
@@ -118,9 +158,17 @@ def load_task(task: GlueTask, data_dir: str | None = None) -> DatasetDict:
 
     Raises:
         FileNotFoundError: if a source is neither on the Hub nor here.
-        ValueError: if a split or a column is missing, a text is none, or a label is not in the map.
+        ValueError: if a split or a column is missing, a text is none or empty, a label is not in the map, or all
+            training rows have the same.
     """
-    return DatasetDict({split: _load_split(task, data_dir, split) for split in (task.train, *task.validation)})
+    splits = DatasetDict({split: _load_split(task, data_dir, split) for split in (task.train, *task.validation)})
+    if len(found := splits[task.train].unique("label")) < 2:
+        label = found[0] if task.labels is None else task.labels[found[0]]
+        raise ValueError(
+            f"Task {task.name}: all {len(splits[task.train]):,} rows of the split {task.train!r}, from row 0 on, have "
+            f"one label, {label}: there is nothing to tell apart. Add rows with another one."
+        )
+    return splits
 
 
 def _load_split(task: GlueTask, data_dir: str | None, split: str) -> Dataset:
@@ -177,30 +225,67 @@ def _check(task: GlueTask, table: Dataset, columns: dict[str, str], place: str) 
     """The columns under our names, with numbers for labels."""
     if not len(table):
         raise ValueError(f"{place} is empty: it holds no row.")
-    for column in columns:
+    *texts, label = columns
+    used = list(dict.fromkeys(column for text in texts for column in _columns_in(text, table)))
+    for column in (*used, label):
         if column not in table.column_names:
             raise ValueError(f"{place} has no column {column!r}; it has {', '.join(map(repr, table.column_names))}.")
-    *texts, label = columns
-    for column in texts:
+    for column in used:
         if table.features[column] not in (Value("string"), Value("large_string")):
             raise ValueError(f"{place}: the column {column!r} holds {table.features[column]}, not text.")
         if missing := table.data.column(column).null_count:
             first = table[column][:].index(None)
             raise ValueError(f"{place}: {missing:,} rows have no {column!r} (None), first row {first:,}. Correct them.")
+    _check_not_empty(task, table, used, place)
     labels = _number_labels(task, table, label, place)
+    for text in texts:
+        if text not in table.column_names:
+            table = table.add_column(text, _fill(text, table))
     table = table.select_columns(texts).rename_columns({column: columns[column] for column in texts})
-    return table.add_column("label", labels)
+    table = table.add_column("label", labels)
+    if None not in labels:
+        return table
+    kept = [row for row, number in enumerate(labels) if number is not None]
+    print(f"{place}: {len(labels) - len(kept):,} rows have no label ({task.unlabelled}) and are left out", flush=True)
+    if not kept:
+        raise ValueError(f"{place}: all rows have the label {task.unlabelled}, which stands for none.")
+    return table.select(kept)
 
 
-def _number_labels(task: GlueTask, table: Dataset, column: str, place: str) -> list[int | float]:
-    """What the label of each row is to the model."""
-    feature = table.features[column]
-    if isinstance(feature, ClassLabel) and feature.names != task.labels:
-        raise ValueError(f"{place}: the labels are {feature.names} in this order; the task expects {task.labels}.")
+def _columns_in(text: str, table: Dataset) -> list[str]:
+    """The columns that one of the `texts` of a task is made of: the one that it names, or those in braces."""
+    return [text] if text in table.column_names else COLUMN.findall(text) or [text]
+
+
+def _fill(text: str, table: Dataset) -> list[str]:
+    """A text with columns in braces, for each row."""
+    # What stands between columns, and in turn a column.
+    between, names = COLUMN.split(text)[::2], COLUMN.findall(text)
+    rows = zip(*(table[name][:] for name in names))
+    return ["".join(part for pair in zip(between, (*row, "")) for part in pair) for row in rows]
+
+
+def _check_not_empty(task: GlueTask, table: Dataset, used: list[str], place: str) -> None:
+    """Refuse texts that are empty or hold spaces alone, but for as many rows as the task says to be known."""
+    columns = [table[column][:] for column in used]
+    empty = [row for row, found in enumerate(zip(*columns)) if not all(text.strip() for text in found)]
+    if len(empty) > task.empty_texts:
+        column = next(name for name, column in zip(used, columns) if not column[empty[0]].strip())
+        raise ValueError(
+            f"{place}: row {empty[0]:,} has an empty {column!r}; {len(empty):,} rows have an empty text, and "
+            f"{task.empty_texts:,} may. Correct them, leave them out, or give the task `empty_texts: {len(empty)}`."
+        )
+
+
+def _number_labels(task: GlueTask, table: Dataset, column: str, place: str) -> list[int | float | None]:
+    """What the label of each row is to the model; None where the row has none."""
+    feature, expected = table.features[column], list(task.numbers)
+    if isinstance(feature, ClassLabel) and feature.names != expected:
+        raise ValueError(f"{place}: the labels are {feature.names} in this order; the task expects {expected}.")
     labels = table.with_format(None)[column][:]
     numbers = {label: _number(task, label) for label in table.unique(column)}
     for label, number in numbers.items():
-        if number is None:
+        if number is None and (label is None or label != task.unlabelled):
             raise ValueError(
                 f"{place}: row {labels.index(label):,} has the label {label!r}; the task expects {_allowed(task)}."
             )
@@ -210,11 +295,12 @@ def _number_labels(task: GlueTask, table: Dataset, column: str, place: str) -> l
 def _number(task: GlueTask, label: Any) -> int | float | None:
     """What a label is to the model; None if it is none of the task's."""
     if task.labels is not None:
-        if label in task.labels:
-            return task.labels.index(label)
+        if label in task.numbers:
+            return task.numbers[label]
         if isinstance(label, str) and label.isdecimal():
             label = int(label)
-        return int(label) if isinstance(label, int) and 0 <= label < len(task.labels) else None
+        known = isinstance(label, int) and 0 <= label < len(task.numbers)
+        return list(task.numbers.values())[label] if known else None
     try:
         number = float(label)
     except (TypeError, ValueError):
@@ -225,5 +311,5 @@ def _number(task: GlueTask, label: Any) -> int | float | None:
 
 def _allowed(task: GlueTask) -> str:
     if task.labels is not None:
-        return ", ".join(f"{number} {name}" for number, name in enumerate(task.labels))
+        return ", ".join(f"{number} {name}" for number, name in enumerate(task.numbers))
     return "numbers" if task.label_range is None else "numbers from {} to {}".format(*task.label_range)
