@@ -24,6 +24,7 @@ import torch._dynamo  # noqa: F401  Optimizers import it at their first step: 2 
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from accelerate.utils.launch import prepare_multi_gpu_env
 from safetensors.torch import load_file
+from torch._dynamo.utils import counters
 
 from neobert_hf.training import trainer as training
 from neobert_hf.training.run_checkpoints import COMPLETE, complete_checkpoints, step_of
@@ -172,7 +173,13 @@ def _run_script(
         main = importlib.import_module(f"tests.helpers.{script}").main
     else:
         main = load_example(script).main
-    main(flags)
+    if "--torch_compile" not in flags:
+        main(flags)
+        return
+    # Else a block that is compiled too often runs as it is, without a word.
+    with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
+        main(flags)
+    print(f"{counters['stats']['unique_graphs']} graphs were compiled", flush=True)
 
 
 def start(flags: list[str], **options) -> ScriptProcesses:
