@@ -125,16 +125,19 @@ def test_the_order_is_that_of_worth(tmp_path):
     assert len(set(keys)) == len(keys) and keys[0] == "copy"
     order = [
         "attention as torch chooses 16",
-        "rotation, compiled",
+        "rotation",
         "NeoBERT sdpa False forward 16 full",
-        "NeoBERT sdpa True forward 16 ragged",
-        "NeoBERT sdpa True training 16 full",
         "ModernBERT-base sdpa False forward 16 full",
+        "NeoBERT sdpa True forward 16 ragged",
         "NeoBERT sdpa False forward 32 full",
+        "NeoBERT sdpa True training 16 full",
         "NeoBERT sdpa True training 32 full",
         "NeoBERT sdpa False forward 64 full",
         "profile of a block, forward",
         "BERT-base sdpa False forward 16 full",
+        "rotation, compiled",
+        "attention with gradients as torch chooses 16",
+        "forward of 16 tokens",
     ]
     assert [keys.index(key) for key in order] == sorted(keys.index(key) for key in order)
 
