@@ -7,9 +7,13 @@ In this order, which is that of worth:
 
 1. the tests for GPUs (`pytest -m gpu`);
 2. the parts of a forward pass (gpu_probe.py), then NeoBERT and ModernBERT-base at 512, 4,096 and 8,192 tokens;
-3. NeoBERT, eager and compiled, at all lengths, its training, and the memory that takes with and without checkpointing;
-4. 32,768 tokens in one sequence, small batches with and without CUDA graphs, the kernels of one block, the other
-   encoders.
+3. NeoBERT, eager and compiled, at all lengths, and its training;
+4. 32,768 tokens in one sequence, the memory of training with and without checkpointing, the kernels of one block, the
+   other encoders;
+5. the parts of a backward pass and compiled ones, small batches with and without CUDA graphs, training of the other
+   encoders, and those compiled.
+
+By the longest times that are allowed for them, three calls of nine minutes are for 1 and 2, for 3, and for 4.
 
 What is measured of a model, and how, is throughput.py's. Batches are those of 16,384 to 131,072 tokens, of which the
 fastest counts.
@@ -113,6 +117,19 @@ def fingerprint(*patterns: str) -> str:
     return digest.hexdigest()[:16]
 
 
+def is_late(key: str) -> bool:
+    """Whether a part of the model is measured behind whole models."""
+    return key.endswith("compiled") or key.startswith("attention with gradients")
+
+
+def part_seconds(key: str) -> tuple[float, float]:
+    """Seconds that a number may take, and those on top to build a model and compile for it."""
+    compiled = 40 if "compiled" in key else 0
+    if key.startswith(("forward of", "profile")):
+        return 5, 5 + compiled
+    return 3, compiled / 2
+
+
 class Study:
     """The measurements, their file, and the time that is left."""
 
@@ -139,15 +156,22 @@ class Study:
         sizes = Sizes(lengths=(*settings.lengths, settings.longest))
         first, every, long = settings.first_lengths, settings.lengths, [settings.longest]
         others = [name for name in settings.models if name != NEOBERT]
-        yield from (Job("numbers", key, 15, 0, measure) for key, measure in probes(sizes).items())
-        yield from self.cells([NEOBERT], first, [], compile=True)
-        yield from self.cells([NEOBERT], [], first[:1], compile=True)
+        parts = [Job("numbers", key, *part_seconds(key), measure) for key, measure in probes(sizes).items()]
+        yield from (job for job in parts if not is_late(job.key))
+        yield from self.cells([NEOBERT], first, [])
         yield from self.cells([name for name in others if name == RIVAL], first, [])
-        yield from self.cells([NEOBERT], every, every, compile=True)
+        yield from self.cells([NEOBERT], first, [], compile=True)
+        yield from self.cells([NEOBERT], every, [], compile=True)
+        training = self.cells([NEOBERT], [], every, compile=True)
+        yield from (job for job in training if job.cell.mode == "training")
         yield from self.cells([NEOBERT], long, [], compile=True)
-        yield from (Job("numbers", key, 45, 20, measure) for key, measure in small_batches(sizes).items())
-        yield from (Job("numbers", key, 45, 0, measure) for key, measure in profiles(sizes).items())
+        yield from (job for job in training if job.cell.mode == "checkpointing")
+        found = profiles(sizes).items()
+        yield from (Job("numbers", key, *part_seconds(key), measure) for key, measure in found)
         yield from self.cells(others, every, [])
+        yield from parts
+        found = small_batches(sizes).items()
+        yield from (Job("numbers", key, *part_seconds(key), measure) for key, measure in found)
         yield from self.cells(others, [], first)
         yield from self.cells(others, every, [], compile=True)
 
@@ -170,11 +194,11 @@ class Study:
                 self.content["errors"][name] = {"error": str(error), "code": self.code}
         found = []
         for cell in (cell for turn in plan(arguments, configs) for cell in turn):
-            seconds, opening = (8, 5) if cell.mode == "forward" else (15, 5)
+            seconds, opening = (5, 5) if cell.mode == "forward" else (10, 5)
             if cell.compiled:
                 opening = 60 if cell.mode == "forward" else 120
-            if cell.attention == "flex_attention":
-                seconds += 40
+            if cell.attention == "flex_attention":  # It is compiled, for whole rows and for ragged ones.
+                seconds, opening = seconds + 5, opening + 40
             measure = partial(self.measure_cell, arguments, configs[cell.model], cell)
             found.append(Job("cells", cell.key, seconds, opening, measure, cell))
         return found

@@ -8,7 +8,6 @@ bfloat16 on a GPU.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from importlib.util import find_spec
 
 import torch
 from encoders import build_config, build_model, forward_flops
@@ -17,6 +16,7 @@ from throughput import PAPER_LENGTHS, time_steps
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from neobert_hf.attention_neobert import FASTER_KERNELS, find_faster_kernel
 from neobert_hf.gradients_neobert import swiglu
 from neobert_hf.modeling_neobert import swiglu_width
 from neobert_hf.rotary_neobert import rotary_table, rotate
@@ -66,13 +66,13 @@ def probes(sizes: Sizes) -> dict[str, Callable[[], dict]]:
     found = {"copy": partial(copy, sizes)}
     found |= {f"product {name}": partial(product, sizes, *shape) for name, shape in shapes.items()}
     for length in sizes.lengths:
-        for name, attend in attention_kernels().items():
+        for name, attend in attention_kernels(config.head_dim).items():
             found[f"attention {name} {length}"] = partial(attention, sizes, config, attend, length, False)
     for name in ("rotation", "swiglu", "norm"):
         for compiled in (False, True):
             found[named(name, compiled)] = partial(elementwise, sizes, config, name, compiled)
     for length in sizes.lengths:
-        for name, attend in attention_kernels().items():
+        for name, attend in attention_kernels(config.head_dim).items():
             key = f"attention with gradients {name} {length}"
             found[key] = partial(attention, sizes, config, attend, length, True)
     return found
@@ -116,15 +116,16 @@ def product(sizes: Sizes, inputs: int, outputs: int) -> dict:
     return time_call(lambda: F.linear(x, weight), sizes, flops=2 * sizes.tokens * inputs * outputs)
 
 
-def attention_kernels() -> dict[str, Callable]:
+def attention_kernels(head_dim: int) -> dict[str, Callable]:
     """Kernels that this machine has, of queries, keys and values (batch, length, heads, dim_head)."""
     found = {"as torch chooses": dense}
     if CUDA:
         found["cuDNN"] = partial(dense, backend=SDPBackend.CUDNN_ATTENTION)
         found["flash"] = partial(dense, backend=SDPBackend.FLASH_ATTENTION)
         found["varlen"] = varlen
-    if find_spec("flash_attn_interface"):
-        found["FlashAttention 3"] = flash_attention_3
+        # What the model runs, a package or from the Hub.
+        if name := find_faster_kernel(torch.device(DEVICE), DTYPE, head_dim):
+            found[f"FlashAttention {name[-1]}"] = partial(faster, FASTER_KERNELS[DTYPE, head_dim][0])
     return found
 
 
@@ -145,10 +146,9 @@ def varlen(query, key, value) -> torch.Tensor:
     return varlen_attn(*(x.flatten(0, 1) for x in (query, key, value)), offsets, offsets, length, length)
 
 
-def flash_attention_3(query, key, value) -> torch.Tensor:
-    from flash_attn_interface import flash_attn_func
-
-    output = flash_attn_func(query, key, value)
+def faster(kernel: Callable, query, key, value) -> torch.Tensor:
+    """Some versions return the logarithms of the softmax's sums as well."""
+    output = kernel(query, key, value)
     return output[0] if isinstance(output, tuple) else output
 
 

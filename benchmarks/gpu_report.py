@@ -1,8 +1,10 @@
 """The page of benchmarks/gpu.py: what was measured, against the goals."""
 
+import math
 import statistics
 
 from encoders import ENCODERS
+from throughput import PAPER_LENGTHS, Cell
 from throughput_report import MODES, OUT_OF_MEMORY, matrix, summarise, training_memory
 
 from neobert_hf.common.report import markdown_table
@@ -10,6 +12,9 @@ from neobert_hf.pretraining.flops import DATASHEET_PEAKS
 
 
 NEOBERT, RIVAL = "NeoBERT", "ModernBERT-base"
+RIVALS_GOAL = "Share of the rate over the best of the other encoders'"
+# Of a model: eager and compiled.
+WAYS = (False, True)
 GOAL_LENGTHS = (512, 1024, 2048, 4096)
 NOT_MEASURED = "not measured"
 # Longest number of errors and tests that are listed; gpu.json has all.
@@ -22,12 +27,18 @@ def page(content: dict) -> str:
     entries = [entry for entry in content["cells"].values() if entry["rounds"]]
     ceiling = statistics.median(content["ceilings"] or [float("nan")])
     rows = summarise(entries, ceiling)
-    sections = [heading(content, ceiling), "## Against the goals", "\n".join(goals_table(content, rows, entries))]
+    sections = [
+        heading(content, ceiling),
+        "## Against the goals",
+        "\n".join(goals_table(content, rows, entries, ceiling)),
+    ]
     parameters = {name: encoder.parameters * 1e6 for name, encoder in ENCODERS.items()}
+    sheet = data_sheet(content)
+    shares = "share of the products' rate" + (" (MFU) and of the data sheet's." if sheet else " (MFU).")
     for mode, layout in (("forward", "full"), ("forward", "ragged"), ("training", "full"), ("training", "ragged")):
         if any((row["mode"], row["layout"]) == (mode, layout) for row in rows):
-            title = f"## {MODES[mode]}, {layout} batches\n\nThousand real tokens a second, in brackets the share of the"
-            sections += [f"{title} products' rate (MFU).", "\n".join(matrix(rows, mode, layout, parameters))]
+            title = f"## {MODES[mode]}, {layout} batches\n\nThousand real tokens a second, in brackets the"
+            sections += [f"{title} {shares}", "\n".join(matrix(rows, mode, layout, parameters, sheet))]
     if numbers := content["numbers"]:
         sections += ["## Parts", "\n".join(parts_table(numbers, ceiling))]
         sections += ["TFLOP/s of attention, of one layer.", "\n".join(attention_table(numbers))]
@@ -49,7 +60,7 @@ def heading(content: dict, ceiling: float) -> str:
         f"{settings['machine']}, {settings['dtype']}, {versions}, {content['date']}, `python benchmarks/gpu.py`, whose "
         "first lines say what is measured and how."
     )
-    sheet = next((peak for name, peak in DATASHEET_PEAKS.items() if name in settings["machine"]), None)
+    sheet = data_sheet(content)
     said = f"; its data sheet says {sheet / 1e12:,.0f}" if sheet else ""
     lines.append(
         f"Products' rate: {ceiling / 1e12:,.3g} TFLOP/s, the median of {len(content['ceilings'])} measurements of "
@@ -62,7 +73,13 @@ def heading(content: dict, ceiling: float) -> str:
     return "\n\n".join(lines)
 
 
-def goals_table(content: dict, rows: list[dict], entries: list[dict]) -> list[str]:
+def data_sheet(content: dict) -> float | None:
+    """FLOP/s that the maker of the GPU promises."""
+    machine = content["settings"].get("machine", "")
+    return next((peak for name, peak in DATASHEET_PEAKS.items() if name in machine), None)
+
+
+def goals_table(content: dict, rows: list[dict], entries: list[dict], ceiling: float) -> list[str]:
     found = {(row["model"], row["mode"], row["length"], row["layout"]): row for row in rows}
 
     def mfu(mode: str, length: int, layout: str = "full", model: str = NEOBERT) -> float | None:
@@ -73,10 +90,9 @@ def goals_table(content: dict, rows: list[dict], entries: list[dict]) -> list[st
     training = {length: mfu("training", length) for length in lengths if length <= 8192}
     ragged = {length: ratio(mfu("forward", length, "ragged"), mfu("forward", length)) for length in lengths}
     others = {}
-    for length in lengths:
-        rivals = [mfu("forward", length, model=name) or 0 for name in ENCODERS if name != NEOBERT]
-        if max(rivals) > 0:
-            others[length] = ratio(mfu("forward", length), max(rivals))
+    for length in PAPER_LENGTHS:
+        rivals = [mfu("forward", length, model=name) or 0 for name in rivals_at(length)]
+        others[length] = ratio(mfu("forward", length), max(rivals))
     table = [at_least("Forward pass, share of the products' rate", 0.55, forward)]
     if any(name.startswith("attention FlashAttention 3") for name in content["numbers"]):
         table.append(at_least("The same with FlashAttention 3", 0.60, forward))
@@ -84,7 +100,13 @@ def goals_table(content: dict, rows: list[dict], entries: list[dict]) -> list[st
         table.append(["The same with FlashAttention 3", "0.60", "-", "not installed"])
     table.append(at_least("Training step, share of the products' rate", 0.45, training))
     table.append(at_least("Ragged batches' FLOP/s over full ones'", 0.90, ragged))
-    table.append(at_least("Share of the rate over the best of the other encoders'", 1.0, others))
+    table.append(at_least(RIVALS_GOAL, 1.0, others, missing_rivals(content)))
+    if sheet := data_sheet(content):
+        for mode in ("forward", "training"):
+            shares = {length: mfu(mode, length) for length in lengths}
+            listed = listed_by_length({n: share * ceiling / sheet for n, share in shares.items() if share})
+            said = [listed, "reported"] if listed else ["-", NOT_MEASURED]
+            table.append([f"{MODES[mode]}, share of the data sheet's rate", "-", *said])
     table.append(longest_row(rows))
     table += rival_rows(entries)
     return markdown_table(["Goal, bfloat16 on a GPU", "at least", "measured", ""], table)
@@ -94,15 +116,53 @@ def ratio(value: float | None, other: float | None) -> float | None:
     return value / other if value and other else None
 
 
-def at_least(name: str, needed: float, found: dict[int, float | None]) -> list[str]:
-    """A line: what was found at each length, and whether all of it is enough."""
+def rivals_at(length: int) -> list[str]:
+    """The other encoders that have positions for so many tokens."""
+    return [name for name, encoder in ENCODERS.items() if name != NEOBERT and length <= (encoder.longest or math.inf)]
+
+
+def missing_rivals(content: dict) -> list[str]:
+    """Other encoders and lengths with a way to run them, eager or compiled, that was not measured yet.
+
+    A way that ended with an error was tried. It is no measurement, but a second way is one for the encoder.
+    """
+    entries = [entry for entry in content["cells"].values() if entry["rounds"]]
+    measured = {Cell(*(entry[name] for name in Cell._fields)).key for entry in entries}
+    tried = measured | set(content["errors"])
+    missing = []
+    for name in (name for name in ENCODERS if name != NEOBERT):
+        planned = [length for length in PAPER_LENGTHS if name in rivals_at(length)]
+        attentions = {key.split()[1] for key in tried if key.startswith(f"{name} ")}
+        absent = []
+        for length in planned:
+            ways = [Cell(name, attention, way, "forward", length, "full") for attention in attentions for way in WAYS]
+            keys = {cell.key for cell in ways}
+            if not keys & measured or not keys <= tried:
+                absent.append(f"{length:,}")
+        if absent:
+            missing.append(name if len(absent) == len(planned) else f"{name} at {', '.join(absent)}")
+    return missing
+
+
+def listed_by_length(found: dict[int, float]) -> str:
+    return ", ".join(f"{value:.2f} at {length:,}" for length, value in found.items())
+
+
+def at_least(name: str, needed: float, found: dict[int, float | None], missing: list[str] = ()) -> list[str]:
+    """A line: what was found at each length, and whether all of it is enough.
+
+    Args:
+        missing: what else has to be measured before the goal can be met.
+    """
     there = {length: value for length, value in found.items() if value}
-    listed = ", ".join(f"{value:.2f} at {length:,}" for length, value in there.items()) or "-"
     missed = [f"{length:,}" for length, value in there.items() if value < needed]
     absent = [f"{length:,}" for length in found if length not in there]
-    verdict = [f"missed at {', '.join(missed)}"] if missed else ["met"] if there else []
-    verdict += [f"{NOT_MEASURED} at {', '.join(absent)}" if there else NOT_MEASURED] if absent or not there else []
-    return [name, f"{needed:.2f}", listed, "; ".join(verdict)]
+    verdict = [f"missed at {', '.join(missed)}"] if missed else ["met"] if there and not missing else []
+    if absent or not there:
+        verdict.append(f"{NOT_MEASURED} at {', '.join(absent)}" if there else NOT_MEASURED)
+    if missing and there:
+        verdict.append(f"not all measured: {', '.join(missing)}")
+    return [name, f"{needed:.2f}", listed_by_length(there) or "-", "; ".join(verdict)]
 
 
 def longest_row(rows: list[dict]) -> list[str]:

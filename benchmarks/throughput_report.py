@@ -55,8 +55,14 @@ def _best(tried: list[dict]) -> dict:
     return best | {"compile_gain": compiled / eager if compiled and eager else None}
 
 
-def matrix(rows: list[dict], mode: str, layout: str, parameters: dict[str, float]) -> list[str]:
-    """Thousands of real tokens a second and MFU, a line each model and a column each length."""
+def matrix(
+    rows: list[dict], mode: str, layout: str, parameters: dict[str, float], sheet: float | None = None
+) -> list[str]:
+    """Thousands of real tokens a second and MFU, a line each model and a column each length.
+
+    Args:
+        sheet: FLOP/s of the device's data sheet, to show the share of them as well.
+    """
     lengths = sorted({row["length"] for row in rows if row["mode"] == mode})
     cells = {(row["model"], row["length"]): row for row in rows if (row["mode"], row["layout"]) == (mode, layout)}
     table = []
@@ -65,8 +71,11 @@ def matrix(rows: list[dict], mode: str, layout: str, parameters: dict[str, float
         for length in lengths:
             row = cells.get((model, length))
             speed = row and row.get("tokens_per_s")
-            shown = f"{speed / 1e3:.3g} ({row['mfu']:.0%})" if speed else OUT_OF_MEMORY if row else "-"
-            texts.append(shown)
+            if speed:
+                shares = f"{row['mfu']:.0%}" + (f", {row['gflops_per_s'] * 1e9 / sheet:.0%}" if sheet else "")
+                texts.append(f"{speed / 1e3:.3g} ({shares})")
+            else:
+                texts.append(OUT_OF_MEMORY if row else "-")
         if set(texts) != {"-"}:
             table.append([model, f"{count / 1e6:.0f}M", *texts])
     return markdown_table(["", "parameters", *(f"{length:,}" for length in lengths)], table)

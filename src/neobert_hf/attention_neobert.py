@@ -90,8 +90,8 @@ def attention_function(name: str) -> Callable:
 
 
 @cache
-def find_faster_kernel(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
-    """Whether `FASTER_KERNELS` has a kernel for such queries, after a first use that compares it with torch's own.
+def find_faster_kernel(device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
+    """Which kernel `FASTER_KERNELS` has for such queries, after a first use that compares it with torch's own.
 
     A package (`flash-attn-3`, `flash-attn-4`) comes before the same kernel from the Hub (package `kernels`). Where
     there is none on a GPU that has one, that is said once.
@@ -110,13 +110,13 @@ def find_faster_kernel(device: torch.device, dtype: torch.dtype, head_dim: int) 
             failures.append(f"{source}: {error}")
             continue
         FASTER_KERNELS[dtype, head_dim] = dense, varlen
-        return True
+        return name
     if candidates:
         logger.warning_once(
             f"Attention runs FlashAttention 2 of torch; this GPU has a faster one, {candidates[0]}, which is not "
             f"{'usable: ' + '; '.join(failures) if failures else 'installed: pip install neobert_hf[flash]'}."
         )
-    return False
+    return None
 
 
 def _compare_with_torch(dense: Callable, varlen: Callable, device, dtype: torch.dtype, head_dim: int) -> None:

@@ -101,12 +101,11 @@ def read_on_host(config, inputs: BatchInputs) -> tuple[BatchInputs, dict[str, tu
     return host, dict(zip(looked_at, pairs))
 
 
-def check_contents(config, host: BatchInputs, limits: dict[str, tuple[int, int]], require_tokens: bool = False) -> None:
+def check_contents(config, host: BatchInputs, limits: dict[str, tuple[int, int]]) -> None:
     """Refuse values that would give a wrong number or a crash deep inside.
 
     Args:
         host, limits: what `read_on_host` returns.
-        require_tokens: every row must hold a real token, for heads that would give an answer to padding otherwise.
 
     Raises:
         ValueError: naming the argument, what was found and what is allowed.
@@ -126,12 +125,13 @@ def check_contents(config, host: BatchInputs, limits: dict[str, tuple[int, int]]
         low, high = limits.get(name, (0, 0))
         if low < 0 or high > largest:
             raise ValueError(f"`{name}` runs from {low} to {high}, {needed}")
-    if require_tokens and host.attention_mask is not None:
+    if host.require_tokens and host.attention_mask is not None:
         _check_rows(host.attention_mask.bool())
     if host.cu_seq_lens_q is not None:
         _check_packed_values(host)
     if host.seq_idx is not None:
         _check_borders(host)
+    check_one_document_a_row(host)
 
 
 def check_on_device(inputs: BatchInputs) -> None:
@@ -288,12 +288,12 @@ def _check_integers(name: str, tensor: torch.Tensor, dimensions: tuple[str, ...]
         raise ValueError(f"`{name}` has dtype {tensor.dtype}, it must be torch.int64 or torch.int32.")
 
 
-def check_one_document_a_row(position_ids, attention_mask, shape: tuple[int, int]) -> None:
-    """For heads with one answer a row."""
-    if position_ids is None or is_tracing(position_ids):
+def check_one_document_a_row(inputs: BatchInputs) -> None:
+    """For heads with one answer a row, where they ask for it; offsets say that each document has an answer."""
+    positions, mask = inputs.position_ids, inputs.attention_mask
+    if not inputs.one_document or positions is None or inputs.cu_seq_lens_q is not None or is_tracing(positions):
         return
-    mask = attention_mask.bool() if attention_mask is not None else None
-    if find_documents(position_ids.expand(shape), mask).any():
+    if find_documents(positions.expand(inputs.shape), None if mask is None else mask.bool()).any():
         raise ValueError(
             "`position_ids` restarts inside a row, and this head gives one answer a row. Give each document a row; to "
             "classify the documents of one packed row pass `cu_seq_lens_q`."

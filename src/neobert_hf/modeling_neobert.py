@@ -332,6 +332,7 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
                 outputs only `attentions` has a place for them.
             text_position: position of a row's first real token behind a prefix.
             require_tokens: refuse rows that are all padding, as the heads for whole sequences and questions do.
+            one_document: refuse `position_ids` with several documents in a row, as the same heads do.
 
         Returns:
             `last_hidden_state` (batch, length, hidden_size), after the final norm; zero at padding, also where a whole
@@ -340,28 +341,29 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
         Raises:
             ValueError: on inputs that do not fit, naming the argument and what is allowed.
         """
-        require_tokens = kwargs.pop("require_tokens", False)
+        needed = {name: kwargs.pop(name, False) for name in ("require_tokens", "one_document")}
         for_server = take_server_arguments(self.config, kwargs)
         check_keywords(kwargs)
         packed = (cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k, kwargs.get("seq_idx"))
         prefix = (prefix_embeds, text_position)
-        inputs = BatchInputs(input_ids, inputs_embeds, attention_mask, position_ids, *packed, *prefix)
+        inputs = BatchInputs(input_ids, inputs_embeds, attention_mask, position_ids, *packed, *prefix, **needed)
         check_inputs(self.config, inputs)
         backend = self._choose_attention(inputs.tokens, kwargs.get("output_attentions"))
-        batch = self._lay_out(inputs, backend, require_tokens, for_server)
+        batch = self._lay_out(inputs, backend, for_server)
         check_span(self.config, batch.span)
         hidden_states = batch.tokens if batch.tokens.is_floating_point() else self.encoder(batch.tokens)
         outputs = self._encode(hidden_states, batch, backend.name, return_dict=True, **kwargs)
         return batch.restore_outputs(outputs)
 
-    def _lay_out(self, inputs: BatchInputs, backend: AttentionBackend, require_tokens: bool, for_server: dict) -> Batch:
+    def _lay_out(self, inputs: BatchInputs, backend: AttentionBackend, for_server: dict) -> Batch:
         """The batch as the blocks take it. Its values are read and checked here, once."""
         if backend.name in SERVERS:
+            check_one_document_a_row(inputs)
             return lay_out_served(self.config, inputs, for_server)
         on_host = not is_tracing(inputs.tokens)
         if on_host and (self.check_values or not stays_on_device(self.config, inputs, backend)):
             inputs, limits = read_on_host(self.config, inputs)
-            check_contents(self.config, inputs, limits, require_tokens)
+            check_contents(self.config, inputs, limits)
             if limits.get("padding", (0, 0))[1]:
                 self.warn_if_padding_and_no_attention_mask(inputs.input_ids, None)
         else:
@@ -390,7 +392,8 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
             self.transformer_encoder, hidden_states, NeoBERTEncoderBlock, NeoBERTSwiGLU
         )
         options = {"attention_mask": attention_mask, "attn_implementation": implementation}
-        options |= {"compiled": self.compiled_block, **batch.varlen_arguments()}
+        on_cpu_for_inference = hidden_states.device.type == "cpu" and not torch.is_grad_enabled()
+        options |= {"compiled": None if on_cpu_for_inference else self.compiled_block, **batch.varlen_arguments()}
         kept = kwargs.get("output_hidden_states", self.config.output_hidden_states)
         if kept and torch.is_grad_enabled() and not batch.prefix_length:
             # Hidden states in the caller's shape are part of the output's graph then, for `retain_grad`.
@@ -463,7 +466,9 @@ class NeoBERTForMaskedLM(NeoBERTPreTrainedModel):
                 # The decoder is 11% of the published model's multiplications, and 80% of its rows would be ignored.
                 labels = labels.to(hidden_states.device).flatten()
                 labelled = (labels != -100).nonzero().squeeze(1)
-                hidden_states, labels = hidden_states.flatten(0, 1)[labelled], labels[labelled]
+                # Unlike an index in brackets, whose gradient sorts the positions to add up those that come twice.
+                hidden_states = hidden_states.flatten(0, 1).index_select(0, labelled)
+                labels = labels.index_select(0, labelled)
         logits = self.decoder(hidden_states)
         if labels is not None:
             loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **kwargs)
@@ -486,10 +491,8 @@ class NeoBERTPooledClassifier(NeoBERTPreTrainedModel):
         self.classifier = nn.Linear(config.hidden_size, outputs)
         self.post_init()
 
-    def classify(self, hidden_states, attention_mask, position_ids, cu_seq_lens) -> torch.Tensor:
+    def classify(self, hidden_states, attention_mask, cu_seq_lens) -> torch.Tensor:
         """Scores (sequences, outputs); of a packed row, one sequence a document."""
-        if cu_seq_lens is None:
-            check_one_document_a_row(position_ids, attention_mask, hidden_states.shape[:2])
         if self.training and not self.dense.weight.requires_grad and not is_tracing(hidden_states):
             logger.warning_once(
                 "`dense` is frozen in training. If it is new it must be saved with the adapter, or the reloaded model "
@@ -528,9 +531,9 @@ class NeoBERTForSequenceClassification(NeoBERTPooledClassifier):
             `loss` and `logits` (sequences, num_labels); the documents of a row packed with `cu_seq_lens_q` count as
             sequences.
         """
-        kwargs |= {"return_dict": True, "require_tokens": True}
+        kwargs |= {"return_dict": True, "require_tokens": True, "one_document": True}
         outputs = self.model(input_ids, attention_mask, position_ids, token_type_ids, inputs_embeds, **kwargs)
-        logits = self.classify(outputs.last_hidden_state, attention_mask, position_ids, kwargs.get("cu_seq_lens_q"))
+        logits = self.classify(outputs.last_hidden_state, attention_mask, kwargs.get("cu_seq_lens_q"))
         loss = None
         if labels is not None:
             check_sequence_labels(labels, logits, self.config.problem_type)
@@ -578,9 +581,9 @@ class NeoBERTForMultipleChoice(NeoBERTPooledClassifier):
             None if x is None else x.flatten(0, 1) for x in (input_ids, attention_mask, position_ids, inputs_embeds)
         ]
         input_ids, attention_mask, position_ids, inputs_embeds = flat
-        embedded = {"inputs_embeds": inputs_embeds, "return_dict": True, "require_tokens": True}
-        outputs = self.model(input_ids, attention_mask, position_ids, **embedded, **kwargs)
-        logits = self.classify(outputs.last_hidden_state, attention_mask, position_ids, None).view(*tokens.shape[:2])
+        kwargs |= {"return_dict": True, "require_tokens": True, "one_document": True}
+        outputs = self.model(input_ids, attention_mask, position_ids, inputs_embeds=inputs_embeds, **kwargs)
+        logits = self.classify(outputs.last_hidden_state, attention_mask, None).view(*tokens.shape[:2])
         loss = None
         if labels is not None:
             check_labels(labels, logits.shape[:1], logits.shape[1])
@@ -672,9 +675,8 @@ class NeoBERTForQuestionAnswering(NeoBERTPreTrainedModel):
             if kwargs.get("cu_seq_lens_q") is not None:
                 raise ValueError("`cu_seq_lens_q` with answers: the softmax would run over all documents of the row.")
             tokens = input_ids if input_ids is not None else inputs_embeds
-            check_one_document_a_row(position_ids, attention_mask, tokens.shape[:2])
             check_answers(start_positions, end_positions, tokens.shape[0])
-        kwargs |= {"return_dict": True, "require_tokens": True}
+        kwargs |= {"return_dict": True, "require_tokens": True, "one_document": start_positions is not None}
         outputs = self.model(input_ids, attention_mask, position_ids, token_type_ids, inputs_embeds, **kwargs)
         start_logits, end_logits = self.qa_outputs(self.dropout(outputs.last_hidden_state)).unbind(-1)
         loss = None

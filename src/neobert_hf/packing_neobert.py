@@ -40,6 +40,8 @@ class BatchInputs:
         prefix_embeds: vectors that lie before every row, (B or 1, P, hidden_size), all at position 0.
         text_position: position of a row's first real token behind them.
         prefix_length: how many columns of tokens and mask are the prefix already, see `put_prefix_before`.
+        require_tokens: every row must hold a real token, for heads that would give an answer to padding otherwise.
+        one_document: every row must hold one document, for heads that give one answer a row.
     """
 
     input_ids: torch.Tensor | None
@@ -54,6 +56,8 @@ class BatchInputs:
     prefix_embeds: torch.Tensor | None = None
     text_position: int = 0
     prefix_length: int = 0
+    require_tokens: bool = False
+    one_document: bool = False
 
     @property
     def tokens(self) -> torch.Tensor:
@@ -126,7 +130,8 @@ class Batch:
         """Hidden states of the text in the caller's shape, (B, S, hidden_size), as the blocks take them."""
         if self.real_indices is None:
             return hidden_states
-        return hidden_states.flatten(0, 1)[self.real_indices.to(hidden_states.device)].unsqueeze(0)
+        indices = self.real_indices.to(hidden_states.device)
+        return hidden_states.flatten(0, 1).index_select(0, indices).unsqueeze(0)
 
     def restore(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Hidden states of the text in the caller's shape, zero at padding in every layout.
@@ -279,7 +284,7 @@ def _strip(batch: Batch, backend: AttentionBackend) -> Batch:
         groups = groups[real_indices]
         position_ids = position_ids[real_indices]
         real_indices = real_indices.to(tokens.device, non_blocking=True)
-        tokens = tokens.flatten(0, 1)[real_indices].unsqueeze(0)
+        tokens = tokens.flatten(0, 1).index_select(0, real_indices).unsqueeze(0)
     elif batch_size > 1:
         real_indices = torch.arange(batch_size * length, device=tokens.device)
         tokens = tokens.flatten(0, 1).unsqueeze(0)
@@ -429,7 +434,7 @@ def pool(hidden_states, pooling: str, attention_mask=None, cu_seq_lens=None) -> 
 def _pool_documents(hidden_states: torch.Tensor, pooling: str, offsets: torch.Tensor) -> torch.Tensor:
     """The same of every document in one row, (tokens, hidden_size)."""
     if pooling == "cls":
-        return hidden_states[offsets[:-1]]
+        return hidden_states.index_select(0, offsets[:-1])
     lengths = offsets.diff()
     numbers = torch.arange(len(lengths), device=lengths.device)
     documents = torch.repeat_interleave(numbers, lengths, output_size=len(hidden_states))

@@ -4,21 +4,30 @@ Each test but that of compilation runs on the CPU as well, so that it is known t
 expected are always the numbers of the plain implementation on the CPU, in float32.
 """
 
+from functools import cache
+
 import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForMaskedLM
-from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
+from transformers.modeling_flash_attention_utils import (
+    FLASH_ATTENTION_COMPATIBILITY_MATRIX,
+    FLASH_ATTN_KERNEL_FALLBACK,
+    lazy_import_flash_attention,
+)
+from transformers.utils import is_kernels_available
+from transformers.utils.generic import is_flash_attention_requested
 
 from neobert_hf import NeoBERTForMaskedLM
 from tests.helpers.models import packed_batch, positions_of, ragged_batch, small_model
 from tests.helpers.plain_neobert import plain_hidden_states
 
 
-BACKENDS = ["sdpa", "flash_attention_3", "flash_attention_2", "eager"]
+# Packages by their names in Transformers, and the kernels of the Hub in their place.
+FLASH = [f"flash_attention_{version}" for version in (3, 4, 2)]
+BACKENDS = ["sdpa", *FLASH, *(FLASH_ATTN_KERNEL_FALLBACK[name] for name in FLASH), "eager"]
 PLACES = [("cpu", "sdpa"), ("cpu", "eager"), *(pytest.param("cuda", name, marks=pytest.mark.gpu) for name in BACKENDS)]
 DTYPES = [torch.bfloat16, torch.float32, torch.float16]
-INSTALLED = {"flash_attention_2": is_flash_attn_2_available, "flash_attention_3": is_flash_attn_3_available}
 # Heads of 64, as published; kernels for GPUs differ by it.
 SIZES = {"hidden_size": 128, "num_attention_heads": 2, "intermediate_size": 192, "max_length": 512}
 LENGTHS = (130, 17, 1, 64)
@@ -26,10 +35,29 @@ LENGTHS = (130, 17, 1, 64)
 
 def model_on(device: str, dtype: torch.dtype, backend: str = "sdpa", **changes):
     """A small model; the test is skipped where there is no such backend."""
-    if backend in INSTALLED and (dtype == torch.float32 or not INSTALLED[backend]()):
-        pytest.skip(f"{backend} takes 16 bits, and its package must be installed")
+    if is_flash_attention_requested(requested_attention_implementation=backend):
+        if dtype == torch.float32 or not is_there(backend):
+            pytest.skip(f"{backend} takes 16 bits, and it must be installed, or come from the Hub")
     options = SIZES | {"embedding_init_range": 0.5, "attn_implementation": backend} | changes
     return small_model(**options).to(device, dtype)
+
+
+@cache
+def is_there(backend: str) -> bool:
+    """Whether this package, or this kernel of the Hub, can be loaded and has kernels for this GPU."""
+    if not torch.cuda.is_available():
+        return False
+    if "/" not in backend:
+        found = FLASH_ATTENTION_COMPATIBILITY_MATRIX[int(backend[-1])]
+        newest = torch.cuda.get_device_capability()[0] >= found.get("cuda_min_major_version", 8)
+        return newest and found["general_availability_check"]()
+    if not is_kernels_available():
+        return False
+    try:
+        lazy_import_flash_attention(backend)
+    except Exception:  # There is no network, or no kernel for this GPU and this torch.
+        return False
+    return True
 
 
 def batch_of(layout: str) -> tuple[torch.Tensor, dict, list[torch.Tensor]]:
@@ -119,7 +147,7 @@ def test_gradients_are_those_of_the_plain_implementation(layout, dtype, backend,
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("variant", ["published", "layernorm_abs"])
 @pytest.mark.parametrize("device, backend", PLACES)
 def test_recorded_outputs_of_the_original_code(shared, variant, dtype, backend, device):
@@ -141,7 +169,7 @@ def test_recorded_outputs_of_the_original_code(shared, variant, dtype, backend, 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("training", [False, True], ids=["forward", "training"])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_compiled_blocks_give_the_numbers_of_eager_ones(dtype, training):
     """Batches of every layout and of several shapes, one after the other: the loss of masked language modelling."""
     models = [model_on("cuda", dtype, cls=NeoBERTForMaskedLM, sparse_prediction=True).train(training) for _ in "ab"]

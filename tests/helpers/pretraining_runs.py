@@ -14,8 +14,9 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ import torch._dynamo  # noqa: F401  Optimizers import it at their first step: 2 
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from accelerate.utils.launch import prepare_multi_gpu_env
 from safetensors.torch import load_file
+from torch._dynamo.utils import counters
 
 from neobert_hf.training import trainer as training
 from neobert_hf.training.run_checkpoints import COMPLETE, complete_checkpoints, step_of
@@ -172,7 +174,18 @@ def _run_script(
         main = importlib.import_module(f"tests.helpers.{script}").main
     else:
         main = load_example(script).main
+    if "--torch_compile" in flags:
+        # Else a block that is compiled too often runs as it is, without a word.
+        torch._dynamo.config.fail_on_recompile_limit_hit = True
+        os._exit = partial(_say_graphs_and_exit, os.getpid(), os._exit)
     main(flags)
+
+
+def _say_graphs_and_exit(process: int, exit_at_once: Callable, code: int) -> None:
+    """In place of `os._exit`, with which a run of several processes ends, and its loader workers do."""
+    if os.getpid() == process:
+        print(f"{counters['stats']['unique_graphs']} graphs were compiled", flush=True)
+    exit_at_once(code)
 
 
 def start(flags: list[str], **options) -> ScriptProcesses:

@@ -1,7 +1,11 @@
 """Which kernel runs where `sdpa` is configured, on a GPU that is not there, with stand-ins for the kernels."""
 
+import gpu_probe
 import pytest
+import throughput
 import torch
+from encoders import ENCODERS, build_config
+from gpu_probe import attention_kernels
 from torch.nn import functional as F
 
 from neobert_hf import NeoBERTForMaskedLM, attention_neobert
@@ -58,6 +62,7 @@ def gpu(monkeypatch):
     with torch.no_grad(), pretend_cuda(monkeypatch):
         yield installed
     attention_neobert.find_faster_kernel.cache_clear()
+    throughput.flash_attention.cache_clear()
 
 
 def run_all() -> None:
@@ -90,12 +95,65 @@ def test_the_slower_kernel_is_named_once(gpu):
     assert len(said) == 1 and "not installed: pip install neobert_hf[flash]" in said[0]
 
 
-@pytest.mark.parametrize(("packages", "name"), [((3,), "FlashAttention 3 or 4"), ((2,), "FlashAttention of torch")])
+@pytest.mark.parametrize(("packages", "name"), [((3,), "FlashAttention 3"), ((2,), "FlashAttention of torch")])
 def test_the_log_of_a_training_names_the_kernel(gpu, packages, name):
     gpu(*packages)
     arguments = (small_model(NeoBERTForMaskedLM), torch.device("cuda:0"), torch.bfloat16)
     assert attention_backend(*arguments, whole_rows=False) == f"sdpa, {name} over all documents"
     assert attention_backend(*arguments, whole_rows=True) == "sdpa"
+
+
+@pytest.mark.parametrize(
+    ("packages", "hub", "capability", "flash"),
+    [
+        ((2, 3, 4), False, 9, "flash_attention_3"),
+        ((2, 4), False, 9, "flash_attention_4"),
+        ((), True, 9, "flash_attention_3"),
+        ((2, 3, 4), False, 10, "flash_attention_4"),
+        ((2, 3), False, 8, "flash_attention_2"),
+        ((), True, 8, "flash_attention_2"),
+        ((), False, 9, None),
+    ],
+)
+def test_the_benchmark_offers_all_encoders_the_same_kernels(gpu, monkeypatch, packages, hub, capability, flash):
+    """FlashAttention 2 of torch is NeoBERT's alone: the others get the package or the kernel of the Hub for it."""
+    _, said = gpu(*packages, hub=hub)
+    benchmark_on_gpu(monkeypatch, packages, hub)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (capability, 0))
+    assert throughput.backends(build_config("NeoBERT")) == ["sdpa"]
+    for name in [name for name in ENCODERS if name != "NeoBERT"]:
+        local = "flex_attention" if name.startswith("ModernBERT") else None
+        expected = [found for found in (flash or local, "sdpa") if found]
+        assert throughput.backends(build_config(name)) == expected, name
+    kernels = attention_kernels(64)
+    faster = {f"FlashAttention {flash[-1]}"} if flash not in (None, "flash_attention_2") else set()
+    assert set(kernels) == {"as torch chooses", "cuDNN", "flash", "varlen"} | faster
+    if faster:
+        states = torch.randn(3, 2, 8, 4, 64, dtype=torch.bfloat16)
+        assert torch.equal(kernels[faster.pop()](*states), dense_kernel(*states))
+
+
+def benchmark_on_gpu(monkeypatch, packages: tuple[int, ...], hub: bool) -> None:
+    """What throughput.py and gpu_probe.py find."""
+    for module in (throughput, gpu_probe):
+        monkeypatch.setattr(module, "CUDA", True)
+        monkeypatch.setattr(module, "DEVICE", "cuda:0")
+        monkeypatch.setattr(module, "DTYPE", torch.bfloat16)
+    monkeypatch.setattr(throughput, "is_flash_attn_2_available", lambda: 2 in packages)
+    monkeypatch.setattr(throughput, "is_kernels_available", lambda: hub)
+    monkeypatch.setattr(throughput, "lazy_import_flash_attention", attention_neobert.lazy_import_flash_attention)
+    monkeypatch.setattr(gpu_probe, "FASTER_KERNELS", attention_neobert.FASTER_KERNELS)
+    throughput.flash_attention.cache_clear()
+
+
+def test_a_kernel_of_the_hub_that_cannot_be_loaded_is_offered_to_nobody(gpu, monkeypatch, capsys):
+    def fail(name):
+        raise OSError(f"{name} is not there")
+
+    gpu(hub=True, load=fail)
+    benchmark_on_gpu(monkeypatch, (), hub=True)
+    assert throughput.backends(build_config("BERT-base")) == ["sdpa"]
+    assert "kernels-community/flash-attn2 is not there" in capsys.readouterr().err
 
 
 def test_a_kernel_that_cannot_be_loaded_is_not_used(gpu):

@@ -80,12 +80,13 @@ def test_other_ways_to_compile_blocks_do_not_count_documents():
 
 
 @torch.no_grad()
-def test_on_a_cpu_without_gradients_blocks_stay_as_they_are():
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_on_a_cpu_without_gradients_blocks_stay_as_they_are(dtype):
     """They are faster there."""
-    counter, model = CompileCounter(), small_model()
+    counter, model, eager = CompileCounter(), small_model().to(dtype), small_model().to(dtype)
     model.compile(backend=counter)
     batch = ragged_batches(2)[0]
-    assert torch.equal(model(**batch).last_hidden_state, small_model()(**batch).last_hidden_state)
+    assert torch.equal(model(**batch).last_hidden_state, eager(**batch).last_hidden_state)
     assert counter.frame_count == 0
 
 

@@ -5,13 +5,13 @@ The tensors lie on the CPU, and the kernels have stand-ins; which of them a GPU 
 
 import pytest
 import torch
-from torch._dynamo.testing import CompileCounter
+from torch._dynamo.testing import CompileCounter, CompileCounterWithBackend
 from torch._dynamo.utils import counters
 from torch.nn import functional as F
 
 from neobert_hf import NeoBERTForMaskedLM, attention_neobert
 from neobert_hf.attention_neobert import attend_to_documents, sdpa_attention_forward
-from tests.helpers.models import small_model
+from tests.helpers.models import small_config, small_model
 from tests.helpers.pretend_cuda import PretendTensor, varlen_attn
 from tests.model.test_compiled_blocks import FULL, PACKS, assert_same, ragged_batches
 
@@ -69,6 +69,49 @@ def test_compiled_blocks_share_graphs_around_the_faster_kernels(faster_kernels):
     assert_same(model, eager, [*ragged_batches(24), *PACKS], logits=1e-5, gradient=1e-5)
     assert counter.frame_count == 1
     assert_same(model, eager, FULL, logits=1e-5, gradient=1e-5)
+    assert counter.frame_count == 2 and not counters["graph_break"]
+
+
+@pytest.fixture
+def kernel_of_torch(monkeypatch):
+    """Blocks run torch's own FlashAttention, on tensors without data: no kernel is started, and its shapes are real."""
+    monkeypatch.setattr(attention_neobert, "has_varlen_kernel", lambda *arguments: True)
+    monkeypatch.setattr(attention_neobert, "find_faster_kernel", lambda *arguments: None)
+    # Asked about the device of the tensors, it knows no `meta`.
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda *arguments: False)
+    torch.compiler.reset()
+    counters.clear()
+    with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
+        yield
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["forward", "training"])
+def test_compiled_blocks_share_a_graph_around_the_kernel_of_torch(kernel_of_torch, training):
+    """Whatever the number of tokens, of documents, and the longest of them; whole rows have a graph of their own.
+
+    A single document first would cost one more: torch takes sizes that are equal then for one size.
+    """
+    counter = CompileCounterWithBackend("eager")
+    with torch.device("meta"):
+        config = small_config(num_hidden_layers=3)
+        model = NeoBERTForMaskedLM._from_config(config, dtype=torch.bfloat16).train(training)
+    model.base_model.check_values = False  # There are none.
+    model.compile(backend=counter)
+
+    def run(rows: int, length: int, **packed) -> None:
+        with torch.set_grad_enabled(training):
+            logits = model(torch.empty(rows, length, dtype=torch.long, device="meta"), **packed).logits
+        assert logits.shape == (rows, length, 100)
+        if training:
+            logits.float().sum().backward()
+
+    for tokens, documents, longest in ((48, 5, 20), (33, 1, 33), (7, 7, 1), (100, 9, 31), (64, 2, 40)):
+        offsets = torch.empty(documents + 1, dtype=torch.int32, device="meta")
+        run(1, tokens, cu_seq_lens_q=offsets, max_length_q=longest)
+    assert counter.frame_count == 1
+    assert any("varlen_attn" in str(node.target) for node in counter.graphs[0].graph.nodes)
+    for rows, length in ((3, 10), (2, 17)):
+        run(rows, length)
     assert counter.frame_count == 2 and not counters["graph_break"]
 
 

@@ -24,6 +24,31 @@ def mlm_labels(mask=MASK, share: float = 0.3) -> torch.Tensor:
     return labels.masked_fill(~chosen, -100)
 
 
+def steps_backwards(output: torch.Tensor) -> set[str]:
+    """The names of all steps of the backward pass."""
+    steps, pending = set(), [output.grad_fn]
+    while pending:
+        step = pending.pop()
+        if step is not None and step not in steps:
+            steps.add(step)
+            pending += [found for found, _ in step.next_functions]
+    return {step.name() for step in steps}
+
+
+@pytest.mark.parametrize("layout", ["padded", "packed"])
+def test_gradients_of_chosen_tokens_are_not_summed(layout):
+    """Labelled and real positions come once each: an index in brackets would sort them to add up what comes twice."""
+    ids, arguments = (IDS, {"attention_mask": MASK}) if layout == "padded" else packed_batch()
+    model = small_model(NeoBERTForMaskedLM, sparse_prediction=True)
+    embeddings = model.get_input_embeddings()(ids)
+    labels = mlm_labels(MASK if layout == "padded" else torch.ones_like(ids))
+    kept = {"output_hidden_states": True}
+    for options in ({}, kept):
+        loss = model(inputs_embeds=embeddings, **arguments, labels=labels, **options).loss
+        names = steps_backwards(loss)
+        assert "IndexSelectBackward0" in names and not {"IndexBackward0", "UnsafeIndexBackward0"} & names
+
+
 @pytest.mark.parametrize("num_items", [None, 7, torch.tensor(23)])
 @pytest.mark.parametrize("layout", ["padded", "packed"])
 def test_sparse_prediction_is_the_dense_loss(layout, num_items):

@@ -59,11 +59,20 @@ def test_labels_are_looked_for_once(device):
 
 
 def test_heads_read_nothing_more(device):
+    """Nor do those that look for a second document in a row, by its positions."""
     _, there = model_of_both(NeoBERTForSequenceClassification, classifier_pooling="mean")
-    for name in ("padded", "packed"):
+    positions = {"position_ids": torch.arange(IDS.shape[1])[None]}
+    for batch in (BATCHES["padded"], BATCHES["packed"], BATCHES["full"] | positions, BATCHES["padded"] | positions):
         device.reads.clear()
-        there(**on_device(BATCHES[name]))
-        assert device.reads.total() == 1, (name, device.reads)
+        there(**on_device(batch))
+        assert device.reads.total() == 1, (batch.keys(), device.reads)
+    _, there = model_of_both(NeoBERTForQuestionAnswering)
+    answers = dict.fromkeys(("start_positions", "end_positions"), torch.ones(4, dtype=torch.long))
+    device.reads.clear()
+    there(**on_device(BATCHES["padded"] | positions | answers))
+    assert device.reads.total() == 1, device.reads
+    with pytest.raises(ValueError, match="restarts inside a row"):
+        there(**on_device(BATCHES["full"] | {"position_ids": positions["position_ids"] % 7} | answers))
 
 
 def test_answers_are_checked_without_a_read(device):

@@ -1,6 +1,7 @@
 """`torch_compile: true` of a recipe compiles the blocks of the model: the same run, on one process and on several."""
 
 import json
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -58,7 +59,9 @@ def test_several_processes_compile(flags, tmp_path, start):
     """DDP and FSDP2."""
     run(flags("plain"))
     options = ("--mixed_precision", "no") if start is start_sharded else ()
-    start(flags("compiled", **COMPILED), *options).finish()
+    output = start(flags("compiled", **COMPILED), *options).finish()
+    graphs = [int(number) for number in re.findall(r"(\d+) graphs were compiled", output)]
+    assert len(graphs) == 2 and all(1 <= number <= 3 for number in graphs)
     assert_same_run(tmp_path / "compiled", tmp_path / "plain")
 
 

@@ -82,7 +82,7 @@ def attention_backend(model: NeoBERTForMaskedLM, device: torch.device, dtype: to
         return name
     if has_varlen_kernel(device, dtype, model.config.head_dim, model.config.dropout):
         faster = find_faster_kernel(device, dtype, model.config.head_dim)
-        return f"sdpa, FlashAttention {'3 or 4' if faster else 'of torch'} over all documents"
+        return f"sdpa, FlashAttention {faster[-1] if faster else 'of torch'} over all documents"
     return "sdpa, one call a document"
 
 
