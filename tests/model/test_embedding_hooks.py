@@ -2,19 +2,30 @@
 
 import pytest
 import torch
+from transformers import Trainer, TrainingArguments
 
-from neobert_hf import NeoBERTForMaskedLM
-from tests.helpers.models import packed_batch, ragged_batch, small_model
+from neobert_hf import NeoBERTForMaskedLM, NeoBERTModel
+from tests.helpers.flash_kernel import flash_model, stand_in
+from tests.helpers.models import CPU_BACKENDS, packed_batch, ragged_batch, small_model
 
 
 IDS, MASK = ragged_batch(side="left")
 PACKED_IDS, PACKED = packed_batch()
+BACKENDS = [*CPU_BACKENDS, "flash_attention_2"]
 
 
-@pytest.mark.parametrize("backend", ["sdpa", "eager"])
-def test_hooks_on_the_embedding_see_the_rows_of_the_batch(backend):
+@pytest.fixture(params=BACKENDS)
+def build(request, monkeypatch):
+    """A small model of a class, with each backend."""
+    if request.param in CPU_BACKENDS:
+        return lambda cls: small_model(cls, request.param)
+    stand_in(monkeypatch)
+    return lambda cls: flash_model(cls, request.param)
+
+
+def test_hooks_on_the_embedding_see_the_rows_of_the_batch(build):
     """As Captum's attributions and NEFTune's noise, which scales with the length that it sees."""
-    model, seen = small_model(attn_implementation=backend), []
+    model, seen = build(NeoBERTModel), []
     expected = model(IDS, attention_mask=MASK).last_hidden_state
     for register in (model.encoder.register_forward_hook, model.encoder.register_full_backward_hook):
         hook = register(lambda module, inputs, output: seen.append(tuple((*inputs, *output)[-1].shape)))
@@ -28,6 +39,26 @@ def test_hooks_on_the_embedding_see_the_rows_of_the_batch(backend):
     assert len(seen) == 2
 
 
+def test_noise_of_training_scales_with_the_length_of_the_batch(build, tmp_path):
+    """`neftune_noise_alpha` of Transformers: a step's loss is that of noisy embeddings of the padded batch."""
+    alpha, labels = 5.0, torch.where(MASK.bool(), IDS, -100)
+    model, reference, before_noise = build(NeoBERTForMaskedLM), build(NeoBERTForMaskedLM).train(), []
+    model.model.encoder.register_forward_hook(lambda *_: before_noise.append(torch.get_rng_state()))
+    rows = [{"input_ids": ids, "attention_mask": mask, "labels": label} for ids, mask, label in zip(IDS, MASK, labels)]
+    settings = {"max_steps": 1, "per_device_train_batch_size": 4, "learning_rate": 0.0, "use_cpu": True}
+    settings |= {"neftune_noise_alpha": alpha, "report_to": "none", "save_strategy": "no", "disable_tqdm": True}
+    settings["train_sampling_strategy"] = "sequential"
+    found = Trainer(model, TrainingArguments(str(tmp_path), **settings), train_dataset=rows).train().training_loss
+
+    embedded = reference.model.encoder(IDS)
+    limit = alpha / (IDS.shape[1] * embedded.shape[-1]) ** 0.5
+    (state,) = before_noise
+    torch.set_rng_state(state)
+    noisy = embedded + torch.empty_like(embedded).uniform_(-limit, limit)
+    expected, plain = (reference(inputs_embeds=x, attention_mask=MASK, labels=labels).loss for x in (noisy, embedded))
+    assert found == pytest.approx(expected.item(), abs=1e-4) and abs(found - plain.item()) > 1e-2
+
+
 def test_without_hooks_padding_is_not_looked_up(monkeypatch):
     model, looked_up = small_model(), []
     lookup = torch.nn.functional.embedding
@@ -38,16 +69,15 @@ def test_without_hooks_padding_is_not_looked_up(monkeypatch):
     assert looked_up == [(1, 31)]
 
 
-@pytest.mark.parametrize("backend", ["sdpa", "eager"])
 @pytest.mark.parametrize("layout", ["full", "padded", "packed"])
-def test_hidden_states_are_part_of_the_output(backend, layout):
+def test_hidden_states_are_part_of_the_output(build, layout):
     """Each has a gradient; without gradients the same numbers come from the shorter way."""
     batch = {
         "full": {"input_ids": IDS},
         "padded": {"input_ids": IDS, "attention_mask": MASK},
         "packed": {"input_ids": PACKED_IDS, **PACKED},
     }[layout]
-    model = small_model(NeoBERTForMaskedLM, backend)
+    model = build(NeoBERTForMaskedLM)
     outputs = model(**batch, output_hidden_states=True)
     for state in outputs.hidden_states:
         state.retain_grad()
