@@ -5,7 +5,8 @@
 
 The published architecture with random weights, the same in every engine, with the same threads, in one process; the
 engines take turns, and medians are compared. OpenVINO is left out where it is not installed, bfloat16 where the CPU
-does not multiply it. What each precision costs in quality is what serving_quality.py has written, if it has.
+does not multiply it. What each precision costs in quality is what serving_quality.py has written, if it has. Times of
+other machines stay on the page: they lie beside the results, in serving_cpu_*.json, which no run writes.
 """
 
 import json
@@ -114,6 +115,7 @@ def load_engines(folder: Path) -> dict[str, Callable[[torch.Tensor, torch.Tensor
     }
     if find_spec("openvino"):
         engines["OpenVINO"] = of_openvino(folder, "f32")
+        engines["OpenVINO, int8"] = of_openvino(folder, "f32", "model_quantized.onnx")
     # Other CPUs compute bfloat16 step by step, several times slower than float32.
     if torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported():
         engines["PyTorch, bfloat16"] = of_torch(torch.bfloat16)
@@ -123,12 +125,14 @@ def load_engines(folder: Path) -> dict[str, Callable[[torch.Tensor, torch.Tensor
     return engines
 
 
-def of_openvino(folder: Path, precision: str) -> Callable[[torch.Tensor, torch.Tensor], np.ndarray]:
+def of_openvino(
+    folder: Path, precision: str, file: str = "model.onnx"
+) -> Callable[[torch.Tensor, torch.Tensor], np.ndarray]:
     import openvino
 
     options = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "INFERENCE_PRECISION_HINT": precision}
     options |= {"PERFORMANCE_HINT": "LATENCY"}
-    model = openvino.Core().compile_model(folder / "exported" / "onnx" / "model.onnx", "CPU", options)
+    model = openvino.Core().compile_model(folder / "exported" / "onnx" / file, "CPU", options)
     return lambda ids, mask: model({"input_ids": ids.numpy(), "attention_mask": mask.numpy()})[0]
 
 
@@ -184,13 +188,17 @@ def weight_megabytes(folder: Path) -> dict[str, float]:
         "ONNX Runtime": files["model.onnx"],
         "ONNX Runtime, int8": files["model_quantized.onnx"],
     }
+    if find_spec("openvino"):
+        taken |= {"OpenVINO": files["model.onnx"], "OpenVINO, int8": files["model_quantized.onnx"]}
     return {name: size / 1e6 for name, size in taken.items()}
 
 
 def quality_table(found: dict[str, dict[str, float]], sizes: dict[str, float], quality: dict) -> list[str]:
     """Speed, size and quality of each engine. Of quality: the mean, and what it is above float32 in PyTorch."""
     rows = []
-    for name, size in sizes.items():
+    # Some engines are scored only.
+    for name in dict.fromkeys([*sizes, *quality["scores"]]):
+        size = f"{sizes[name]:,.0f}" if name in sizes else "-"
         times = [f"{found[shape][name]:,.1f}" if name in found[shape] else "-" for shape in found]
         # Laid out another way, the weights give the same numbers.
         scores, exact = quality["scores"].get(name), quality["scores"]["PyTorch"]
@@ -199,13 +207,26 @@ def quality_table(found: dict[str, dict[str, float]], sizes: dict[str, float], q
             gains = [one[key] - other[key] for one, other in zip(scores or [], exact)]
             mean = f"{statistics.mean(one[key] for one in scores):.3f}" if scores else "-"
             cells.append(f"{mean} ({statistics.mean(gains):+.4f})" if gains and name != "PyTorch" else mean)
-        rows.append([name, f"{size:,.0f}", *times, *cells])
+        rows.append([name, size, *times, *cells])
     return markdown_table(["", "weights, MB", *found, *QUALITY.values()], rows)
 
 
-def report(settings: ServingArguments, found: dict[str, dict[str, float]], quality: dict | None, folder: Path) -> str:
+def time_table(found: dict[str, dict[str, float]]) -> str:
     names = list(next(iter(found.values())))
     rows = [[shape, *(f"{times[name]:,.1f}" for name in names)] for shape, times in found.items()]
+    return "\n".join(markdown_table(["", *names], rows))
+
+
+def other_machines(results: Path) -> list[str]:
+    """Sections on what was measured elsewhere."""
+    sections = []
+    for file in sorted(results.glob("serving_cpu_*.json")):
+        stored = json.loads(file.read_text(encoding="utf-8"))
+        sections += [f"## {stored['title']}", stored["note"], time_table(stored["milliseconds"])]
+    return sections
+
+
+def report(settings: ServingArguments, found: dict[str, dict[str, float]], quality: dict | None, folder: Path) -> str:
     packages = ["onnxruntime", *(["openvino"] if find_spec("openvino") else [])]
     precision = f"{torch.get_num_threads()} threads of {processor()}"
     sections = (
@@ -217,7 +238,7 @@ def report(settings: ServingArguments, found: dict[str, dict[str, float]], quali
         f"`prepared` is `model.prepare_for_inference()`. The ragged batch has {MEAN_LENGTH} tokens a row on average, "
         f"and one row of 128. Every engine was compared with PyTorch first: float32 to {EXACT:g}, the others to a "
         f"cosine of {LEAST_COSINE} in every token.",
-        "\n".join(markdown_table(["", *names], rows)),
+        time_table(found),
     )
     if quality:
         sections += (
@@ -229,7 +250,7 @@ def report(settings: ServingArguments, found: dict[str, dict[str, float]], quali
             "large model above.",
             "\n".join(quality_table(found, weight_megabytes(folder), quality)),
         )
-    return "\n\n".join(sections) + "\n"
+    return "\n\n".join([*sections, *other_machines(Path(settings.results))]) + "\n"
 
 
 def plot(found: dict[str, dict[str, float]], quality: dict | None, file: Path) -> None:

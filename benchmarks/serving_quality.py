@@ -4,13 +4,14 @@
 
 Embedding models and classifiers are trained from a small pretrained model, one of each for each seed, and scored in
 every engine: retrieval, similarity and accuracy. serving_cpu.py puts the scores beside its times. Interrupted, the same
-command goes on.
+command goes on. OpenVINO is left out where it is not installed.
 """
 
 import json
 import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -19,9 +20,11 @@ import torch
 from datasets import Dataset
 from embedding_report import describe_pairs
 from embedding_scores import TestData, evaluate, split_pairs
+from onnxruntime.quantization import CalibrationDataReader, quantize_static
 from pretraining import ROOT, run
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize
+from serving_cpu import of_openvino
 from torch import nn
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from transformers.modeling_outputs import BaseModelOutput
@@ -38,8 +41,15 @@ ENGINES = {
     "PyTorch, int8": ("torch", "int8"),
     "ONNX Runtime": ("onnx", "float32"),
     "ONNX Runtime, int8": ("onnx", "int8"),
+    "ONNX Runtime, int8, calibrated": ("onnx", "calibrated"),
 }
+if find_spec("openvino"):
+    ENGINES |= {"OpenVINO": ("openvino", "float32"), "OpenVINO, int8": ("openvino", "int8")}
 BATCH = 32
+# Of the exported files, and of one that only this benchmark makes: scales of activations are measured once, on so many
+# of the texts that the models are trained on.
+ONNX_FILES = FILES | {"calibrated": "model_calibrated.onnx"}
+CALIBRATION_TEXTS = 300
 
 
 @dataclass
@@ -63,26 +73,52 @@ class QualityArguments:
 class OnnxEncoder(nn.Module):
     """An exported encoder in the place of the PyTorch one in a Sentence Transformers model."""
 
-    def __init__(self, session: onnxruntime.InferenceSession, config):
+    def __init__(self, outputs: Callable[[torch.Tensor, torch.Tensor], np.ndarray], config):
         super().__init__()
-        self.session, self.config = session, config
+        self.outputs, self.config = outputs, config
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, **_) -> BaseModelOutput:
-        (states,) = self.session.run(None, {"input_ids": input_ids.numpy(), "attention_mask": attention_mask.numpy()})
-        return BaseModelOutput(last_hidden_state=torch.from_numpy(states))
+        return BaseModelOutput(last_hidden_state=torch.from_numpy(self.outputs(input_ids, attention_mask)))
 
 
-def session_of(folder: Path, precision: str) -> onnxruntime.InferenceSession:
-    return onnxruntime.InferenceSession(folder / "onnx" / FILES[precision], providers=["CPUExecutionProvider"])
+def outputs_of(folder: Path, engine: str, precision: str) -> Callable[[torch.Tensor, torch.Tensor], np.ndarray]:
+    """A function of ids and mask that gives the first output of an exported file."""
+    if engine == "openvino":
+        # A copy, since an engine may write the next answer where it wrote the last.
+        run = of_openvino(folder.parent, "f32", ONNX_FILES[precision])
+        return lambda ids, mask: run(ids, mask).copy()
+    session = onnxruntime.InferenceSession(folder / "onnx" / ONNX_FILES[precision], providers=["CPUExecutionProvider"])
+    return lambda ids, mask: session.run(None, {"input_ids": ids.numpy(), "attention_mask": mask.numpy()})[0]
 
 
-def exported(model: Path, folder: Path, task: str) -> Path:
+class CalibrationBatches(CalibrationDataReader):
+    """Texts as the quantizer asks for them: padding would count as if it were text, so every batch is one text."""
+
+    def __init__(self, model: Path, texts: list[str]):
+        tokenizer = AutoTokenizer.from_pretrained(model)
+        self.batches = (dict(tokenizer(text, truncation=True, max_length=128, return_tensors="np")) for text in texts)
+
+    def get_next(self) -> dict[str, np.ndarray] | None:
+        batch = next(self.batches, None)
+        return batch and {name: batch[name].astype(np.int64) for name in ("input_ids", "attention_mask")}
+
+
+def exported(model: Path, task: str, texts: list[str]) -> Path:
+    """The folder of the model's files; that with calibrated scales is made of these texts."""
+    folder = model.with_name("exported")
     if not folder.exists():
         export(ExportSettings(str(model), str(folder), task=task, precisions=["float32", "int8"]))
+    source, file = (folder / "onnx" / ONNX_FILES[precision] for precision in ("float32", "calibrated"))
+    if not file.exists():
+        partial = file.with_suffix(".partial")
+        quantize_static(
+            source, partial, CalibrationBatches(model, texts), per_channel=True, op_types_to_quantize=["MatMul"]
+        )
+        partial.rename(file)
     return folder
 
 
-def load_encoder(model: Path, engine: str, precision: str) -> SentenceTransformer:
+def load_encoder(model: Path, engine: str, precision: str, texts: list[str]) -> SentenceTransformer:
     dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
     encoder = SentenceTransformer(str(model), device="cpu", model_kwargs={"dtype": dtype})
     transformer = encoder[0]
@@ -90,18 +126,19 @@ def load_encoder(model: Path, engine: str, precision: str) -> SentenceTransforme
         if precision == "int8":
             transformer.model.prepare_for_inference(int8=True)
         return encoder
-    session = session_of(exported(model, model.with_name("exported"), "feature-extraction"), precision)
-    transformer.model = OnnxEncoder(session, transformer.model.config)
+    folder = exported(model, "feature-extraction", texts)
+    transformer.model = OnnxEncoder(outputs_of(folder, engine, precision), transformer.model.config)
     # Linear layers after the pooling are inside the exported file.
     modules = [transformer, encoder[1], Normalize()]
     return SentenceTransformer(modules=modules, prompts=encoder.prompts, device="cpu")
 
 
-def load_classifier(model: Path, engine: str, precision: str) -> Callable[[torch.Tensor, torch.Tensor], np.ndarray]:
+def load_classifier(
+    model: Path, engine: str, precision: str, texts: list[str]
+) -> Callable[[torch.Tensor, torch.Tensor], np.ndarray]:
     """A function of ids and mask that gives the logits."""
-    if engine == "onnx":
-        session = session_of(exported(model, model.with_name("exported"), "text-classification"), precision)
-        return lambda ids, mask: session.run(None, {"input_ids": ids.numpy(), "attention_mask": mask.numpy()})[0]
+    if engine != "torch":
+        return outputs_of(exported(model, "text-classification", texts), engine, precision)
     dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
     classifier = AutoModelForSequenceClassification.from_pretrained(model, dtype=dtype).eval()
     if precision == "int8":
@@ -154,13 +191,25 @@ def train(settings: QualityArguments, split: Path, seed: int) -> tuple[Path, Pat
     return tuple(models)
 
 
-def score(models: tuple[Path, Path], name: str, tests: TestData, sections: Dataset) -> dict[str, float]:
+def calibration_texts(settings: QualityArguments, split: Path) -> tuple[list[str], list[str]]:
+    """Texts that the embedding models are trained on, and texts of the classifiers."""
+    pairs = Dataset.from_parquet(str(split / "foldoc.parquet"))
+    sections = Dataset.from_parquet(str(Path(settings.data) / "classification_debian_sections/train.parquet"))
+    return tuple(
+        rows.shuffle(seed=0).select(range(CALIBRATION_TEXTS))[column][:]
+        for rows, column in ((pairs, "positive"), (sections, "sentence"))
+    )
+
+
+def score(
+    models: tuple[Path, Path], name: str, tests: TestData, sections: Dataset, texts: tuple[list[str], list[str]]
+) -> dict[str, float]:
     """All scores of an engine, which are kept beside the models."""
     embeddings, classifier = models
     file = embeddings.with_name(f"scores {name}.json")
     if not file.exists():
-        found = evaluate(load_encoder(embeddings, *ENGINES[name]), tests)
-        found["accuracy"] = accuracy(classifier, load_classifier(classifier, *ENGINES[name]), sections)
+        found = evaluate(load_encoder(embeddings, *ENGINES[name], texts[0]), tests)
+        found["accuracy"] = accuracy(classifier, load_classifier(classifier, *ENGINES[name], texts[1]), sections)
         write_json(file, found)
     return json.loads(file.read_text())
 
@@ -179,9 +228,9 @@ def main(args: list[str] | None = None) -> None:
     # 2. Models, and their scores in every engine
     scores: dict[str, list[dict[str, float]]] = {name: [] for name in ENGINES}
     for seed in range(settings.seeds):
-        models = train(settings, split, seed)
+        models, texts = train(settings, split, seed), calibration_texts(settings, split)
         for name in ENGINES:
-            scores[name].append(score(models, name, tests, sections))
+            scores[name].append(score(models, name, tests, sections, texts))
             print(seed, name, {key: round(value, 4) for key, value in scores[name][-1].items()}, flush=True)
 
     # 3. The file

@@ -1,5 +1,7 @@
 """Checks of the tensors that a checkpoint stores, before they become a model: an error that names the tensor.
 
+The same holds before a model becomes a checkpoint.
+
 And of the plan by which they are divided among processes.
 
 This file is also served from the Hub as remote code, so it imports nothing from the package.
@@ -14,6 +16,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from torch import nn
+from transformers import PreTrainedModel
 
 
 # Modules on top of the backbone, for tasks that a checkpoint need not have been trained for.
@@ -228,3 +231,44 @@ def check_names(model: nn.Module, info: dict[str, Any], where: object) -> None:
             f"{where} does not hold a {type(model).__name__}. Tensors {found}. Load it "
             "with a class that fits; for a new decoder on a backbone build the model from the config, set `.model`."
         )
+
+
+def save_pretrained(model: PreTrainedModel, save_directory, is_main_process=True, state_dict=None, *args, **kwargs):
+    """As in Transformers, but a model that could not be loaded is refused before anything is written.
+
+    Raises:
+        ValueError: naming the key of the config or the tensors.
+    """
+    # With an adapter neither the config nor the model's own weights are written.
+    if not getattr(model, "_hf_peft_config_loaded", False):
+        check_saved_names(model, model.state_dict() if state_dict is None else state_dict, state_dict is not None)
+    return PreTrainedModel.save_pretrained(model, save_directory, is_main_process, state_dict, *args, **kwargs)
+
+
+def check_saved_names(model: PreTrainedModel, tensors: dict[str, Any], given: bool) -> None:
+    """Refuse a model that has other tensors than its config asks for, or damaged ones.
+
+    Args:
+        tensors: what is to be saved, by name.
+        given: they are the caller's own choice and may be a part of the model.
+    """
+    config = model.config.as_loaded()
+    if getattr(model, "hf_quantizer", None) is not None:  # It stores each weight as several tensors.
+        return
+    with torch.device("meta"):
+        asked = {name: tuple(tensor.shape) for name, tensor in type(model)(config).state_dict().items()}
+    there = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    wrong = {
+        f"{name} is {there[name]}, not {asked[name]}" for name in asked.keys() & there if asked[name] != there[name]
+    }
+    wrong |= {f"{name} is unknown" for name in there.keys() - asked}
+    wrong |= set() if given else {f"{name} is missing" for name in asked.keys() - there}
+    if wrong:
+        raise ValueError(
+            f"The weights are not those that the config asks for, so that what is saved could not be loaded: "
+            f"{'; '.join(sorted(wrong))}. Change the model together with `model.config`, or build one from the config."
+        )
+    for name, tensor in tensors.items():
+        # Those of other classes are divided among processes, those on the meta device lie elsewhere.
+        if type(tensor) is torch.Tensor and not tensor.is_meta and (fault := tensor_fault(name, tensor)):
+            raise ValueError(f"The tensor {name} is {fault}; what is saved could not be loaded. Nothing is written.")

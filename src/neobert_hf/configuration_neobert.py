@@ -4,6 +4,7 @@ This file is also served from the Hub as remote code, so it imports nothing from
 """
 
 import difflib
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from functools import cache
@@ -313,7 +314,21 @@ class NeoBERTConfig(PreTrainedConfig):
             config["max_position_embeddings"] = self.max_length
         return config
 
+    def as_loaded(self) -> "NeoBERTConfig":
+        """The config that loading would make of what is saved now; a finished config takes values that nobody checks.
+
+        Raises:
+            ValueError: as a new config does.
+        """
+        return type(self).from_dict(json.loads(json.dumps(self.to_diff_dict())))
+
     def save_pretrained(self, save_directory, *args, **kwargs):
+        """As in Transformers, but nothing is written of what could not be loaded.
+
+        Raises:
+            ValueError: as a new config does.
+        """
+        self.as_loaded()
         # Transformers adds the class that is saved, and keeps what another config named: the original's `model.*`.
         self.auto_map = dict(self.auto_classes)
         super().save_pretrained(save_directory, *args, **kwargs)

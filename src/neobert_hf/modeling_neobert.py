@@ -43,6 +43,7 @@ from .checkpoint_checks_neobert import (
     check_size,
     check_values,
     read_checkpoint,
+    save_pretrained,
 )
 from .configuration_neobert import MODEL_CLASSES, NeoBERTConfig
 from .cpu_neobert import blocks_to_compute_in_place, forward_in_place, is_looked_at, prepare_for_inference
@@ -190,6 +191,7 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
     }
 
     prepare_for_inference = prepare_for_inference
+    save_pretrained = save_pretrained
 
     def __init__(self, config: NeoBERTConfig, *args, **kwargs):
         config.validate_architecture()

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from pydoc_data.topics import topics
 
@@ -332,6 +333,13 @@ def test_quality_stands_beside_speed_and_size(tmp_path, shared):
     exact, onnx, int8 = (quality["scores"][name][0] for name in ("PyTorch", "ONNX Runtime", "PyTorch, int8"))
     # Every engine was asked, and int8 is another one.
     assert onnx == pytest.approx(exact, abs=1e-3) and exact != int8 == pytest.approx(exact, abs=0.1)
+    # With one scale for all texts it loses more, if not all.
+    (calibrated,) = quality["scores"]["ONNX Runtime, int8, calibrated"]
+    assert calibrated not in (exact, quality["scores"]["ONNX Runtime, int8"][0])
+    assert calibrated["accuracy"] == pytest.approx(exact["accuracy"], abs=0.3)
+    if find_spec("openvino"):
+        exact_too, int8_too = (quality["scores"][name][0] for name in ("OpenVINO", "OpenVINO, int8"))
+        assert exact_too == pytest.approx(exact, abs=1e-3) and exact != int8_too == pytest.approx(exact, abs=0.1)
 
     from serving_cpu import ServingArguments, make_model, quality_table, weight_megabytes
 
@@ -342,6 +350,19 @@ def test_quality_stands_beside_speed_and_size(tmp_path, shared):
     assert table[2].startswith(f"| PyTorch | {sizes['PyTorch']:,.0f} | 1.2 | {exact['test FOLDOC']:.3f} |")
 
 
+def test_times_of_another_machine_stay_on_the_page(tmp_path):
+    """They are data, which the next run of the benchmark puts behind its own times again."""
+    from serving_cpu import ServingArguments, other_machines, report
+
+    stored = ROOT / "benchmarks" / "results"
+    title, note, table = sections = other_machines(stored)
+    assert title == "## On a CPU with AMX" and "| 8 x 128 | 1,545.8 | 1,522.8 |" in table
+    assert (stored / "serving_cpu.md").read_text().endswith("\n\n".join(["", *sections]) + "\n")
+    shutil.copy(stored / "serving_cpu_amx.json", tmp_path)
+    page = report(ServingArguments(results=str(tmp_path)), {"1 x 8": {"PyTorch": 1.25}}, None, tmp_path)
+    assert "| 1 x 8 | 1.2 |" in page and page.endswith("\n\n".join(["", *sections]) + "\n")
+
+
 @pytest.mark.slow
 def test_engines_are_compared_where_they_agree(tmp_path):
     """A small model, in one thread; OpenVINO takes part where it is installed."""
@@ -350,6 +371,7 @@ def test_engines_are_compared_where_they_agree(tmp_path):
     subprocess.run([*command, *sizes], cwd=ROOT, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
     found = json.loads((tmp_path / "serving_cpu.json").read_text())["milliseconds"]
     assert list(found) == ["1 x 8", "32 x 128, ragged"] and all(len(times) >= 5 for times in found.values())
+    assert all(("OpenVINO, int8" in times) == bool(find_spec("openvino")) for times in found.values())
     text = (tmp_path / "serving_cpu.md").read_text()
     assert f"| {found['1 x 8']['PyTorch, prepared']:,.1f} |" in text and "size and quality" not in text
     assert (tmp_path / "serving_cpu.png").stat().st_size > 10_000

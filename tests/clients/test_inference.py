@@ -12,7 +12,8 @@ from neobert_hf import (
     NeoBERTForTokenClassification,
     NeoBERTModel,
 )
-from tests.clients.plain import TEXTS, logits, same, tokens
+from tests.clients.plain import TEXTS, logits, same, tokens, vectors
+from tests.helpers.examples import load_example
 from tests.helpers.models import ragged_batch, small_model
 
 
@@ -170,6 +171,29 @@ def test_onnxruntime(encoder, tmp_path):
     inputs = tokens(encoder)
     (states,) = session.run(None, {name: inputs[name].numpy() for name in ("input_ids", "attention_mask")})
     assert same(states, plain(encoder, NeoBERTModel).last_hidden_state)
+
+
+@pytest.mark.clients("openvino")
+def test_openvino(encoder, tmp_path):
+    """The hidden states of the exported file are the plain ones, vectors of its int8 file have a cosine of 0.99."""
+    import openvino
+
+    from tests.helpers.onnx_checkpoints import export
+
+    export(encoder, tmp_path / "exported", precisions=["float32", "int8"])
+    # On some CPUs it would round to bfloat16 unasked.
+    exact = {"INFERENCE_PRECISION_HINT": "f32"}
+    model = openvino.compile_model(tmp_path / "exported/onnx/model.onnx", "CPU", exact)  # in the table
+    inputs = tokens(encoder)
+    states = model({name: inputs[name].numpy() for name in ("input_ids", "attention_mask")})[0]
+    assert same(states, plain(encoder, NeoBERTModel).last_hidden_state)
+    # And as the example does it.
+    example = load_example("onnx_inference").OnnxModel
+    expected = vectors(encoder)
+    assert same(example(tmp_path / "exported", engine="openvino").encode(TEXTS, batch_size=3), expected)
+    found = example(tmp_path / "exported", "int8", engine="openvino").encode(TEXTS, batch_size=3)
+    cosines = torch.cosine_similarity(torch.from_numpy(found), torch.from_numpy(expected))
+    assert cosines.min() >= 0.99 and not same(found, expected)
 
 
 @pytest.mark.clients("accelerate")

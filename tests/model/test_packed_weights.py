@@ -144,6 +144,46 @@ def test_a_prepared_model_is_copied_pickled_saved_and_freed(tmp_path):
     assert len(PACKED_WEIGHTS) == before - 8
 
 
+MEMORY = """
+import sys
+
+import torch
+
+from neobert_hf import NeoBERTConfig, NeoBERTModel
+
+
+def resident() -> int:
+    with open("/proc/self/status") as status:
+        (line,) = (line for line in status if line.startswith("VmRSS"))
+    return 1024 * int(line.split()[1])
+
+
+model = NeoBERTModel(NeoBERTConfig(num_hidden_layers=4, vocab_size=1000)).eval()
+# Libraries and buffers that the first products load are no weights.
+small = NeoBERTModel(NeoBERTConfig(num_hidden_layers=1, hidden_size=64, num_attention_heads=1, vocab_size=1000)).eval()
+ids = torch.arange(1, 9)[None]
+with torch.no_grad():
+    for one in (model, small, small.prepare_for_inference(sys.argv[1] == "int8")):
+        one(ids)
+    before = resident()
+    model.prepare_for_inference(sys.argv[1] == "int8")(ids)
+    added = resident() - before
+print(added / sum(4 * weight.numel() for weight in model.transformer_encoder.parameters()))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/status")
+@pytest.mark.parametrize("kind, share", [("float32", 1.0), ("int8", 0.25)])
+def test_memory_that_packed_weights_take(kind, share):
+    """A process of its own holds no more than a second copy of the blocks' weights and a tenth."""
+    # Else glibc keeps what packing needed for a moment, in int8 up to half of the weights in a model of four layers.
+    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}
+    command = [sys.executable, "-c", MEMORY, kind]
+    run = subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True, text=True)
+    added = float(run.stdout)
+    assert 0.9 * share < added <= share + 0.1
+
+
 def test_gradients_are_those_of_the_weights():
     model, ids = small_model(NeoBERTModel), torch.tensor([[5, 6, 7]])
     model(ids).last_hidden_state.sum().backward()

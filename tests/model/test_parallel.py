@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-from transformers import ModernBertModel, ModernBertPreTrainedModel
+from transformers import ModernBertConfig, ModernBertModel, ModernBertPreTrainedModel
+from transformers.models.auto import modeling_auto
 
 import neobert_hf
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM, NeoBERTForSequenceClassification, NeoBERTModel
@@ -148,3 +149,15 @@ def test_flags_are_those_of_the_peer():
     }
     peer, ours = ModernBertModel._can_record_outputs, NeoBERTModel._can_record_outputs
     assert peer.keys() == ours.keys() and NeoBERTModel._no_split_modules == ["NeoBERTEncoderBlock"]
+
+
+def test_auto_classes_are_those_of_the_peer():
+    """Every Auto class of the Transformers that is installed which has a ModernBERT has a NeoBERT, and no other has."""
+    classes = {
+        name: cls for name, cls in vars(modeling_auto).items() if getattr(cls, "_model_mapping", None) is not None
+    }
+    peer, ours = (
+        {name for name, cls in classes.items() if config in cls._model_mapping}
+        for config in (ModernBertConfig, NeoBERTConfig)
+    )
+    assert peer == ours and len(ours) >= 6
