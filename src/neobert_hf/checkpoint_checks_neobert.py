@@ -10,6 +10,7 @@ This file is also served from the Hub as remote code, so it imports nothing from
 import json
 import zipfile
 from collections.abc import Callable
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any
 
@@ -255,6 +256,9 @@ def check_saved_names(model: PreTrainedModel, tensors: dict[str, Any], given: bo
     config = model.config.as_loaded()
     if getattr(model, "hf_quantizer", None) is not None:  # It stores each weight as several tensors.
         return
+    _, *further = signature(type(model)).parameters.values()
+    if any(one.kind not in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD) for one in further):
+        return  # A class of the user's, whose weights depend on more than the config.
     with torch.device("meta"):
         asked = {name: tuple(tensor.shape) for name, tensor in type(model)(config).state_dict().items()}
     there = {name: tuple(tensor.shape) for name, tensor in tensors.items()}

@@ -20,6 +20,7 @@ from neobert_hf import (
     NeoBERTForSequenceClassification,
     NeoBERTModel,
 )
+from neobert_hf.modeling_neobert import NeoBERTPreTrainedModel
 from tests.helpers.models import small_config, small_model
 from tests.helpers.properties import any_number, reproducible
 
@@ -203,3 +204,19 @@ def test_a_part_of_the_tensors_is_the_callers_choice(tmp_path):
     assert NeoBERTModel.from_pretrained(tmp_path)
     part["model.encoder.weight"] = part["model.encoder.weight"][:50]
     assert_refused(lambda folder: model.save_pretrained(folder, state_dict=part), tmp_path, "is .50, 64., not .100, 64")
+
+
+class ScoredModel(NeoBERTPreTrainedModel):
+    """A user's own head, whose size is no part of the config."""
+
+    def __init__(self, config: NeoBERTConfig, scores: int = 1):
+        super().__init__(config)
+        self.model = NeoBERTModel(config)
+        self.head = nn.Linear(config.hidden_size, scores)
+        self.post_init()
+
+
+def test_a_class_with_further_arguments_saves_and_loads(tmp_path):
+    model = ScoredModel(small_config(), 5)
+    model.save_pretrained(tmp_path)
+    assert torch.equal(ScoredModel.from_pretrained(tmp_path, 5).head.weight, model.head.weight)
