@@ -279,6 +279,91 @@ def test_ways_of_training_are_compared_on_the_same_seeds(tmp_path):
 
 
 @pytest.mark.slow
+def test_teachers_checks_and_instructions_are_what_a_recipe_says(tmp_path, monkeypatch):
+    """One seed of each recipe that the test above leaves out, of two steps: what is left tells what was done."""
+    import embedding_training
+    from embedding_report import describe_pairs
+    from embedding_scores import split_pairs
+    from stored_runs import StoredRuns
+
+    folders = []
+
+    def run_here(script: str, flags: str, log: Path, threads: int) -> None:
+        folders.append(log.parent)
+        load_example(script.removesuffix(".py")).main(flags.split())
+
+    # To start fifteen processes takes several minutes, and the trainings some seconds.
+    monkeypatch.setattr(embedding_training, "run", run_here)
+    data, _, rows = made_pairs(tmp_path)
+    # It reads more than the instruction, which is mostly letters to it.
+    start = save_encoder(tmp_path / "start", word_tokenizer(" ".join(row["positive"] for row in rows), 300, 64))
+    few = "--max_steps 2 --logging_steps 1 --per_device_train_batch_size 6 --use_cpu true --only foldoc wordnet_usage"
+    settings = embedding_training.TrainingBenchmarkArguments(
+        str(data), str(start), output_dir=str(tmp_path / "runs"), limit=few, embedding_teacher="--seed 1"
+    )
+    tests, runs = split_pairs(data, tmp_path / "data", 10), StoredRuns(tmp_path / "runs.json")
+    datasets = describe_pairs("small_datasets.yaml", str(data), tmp_path / "data")
+    variants = embedding_training.describe_variants(datasets)
+    benchmark = embedding_training.Benchmark(settings, tests, datasets, variants, runs)
+    asked = "Given a computing term, retrieve its dictionary entry."
+    plain = f"{asked} ", ""
+    # The prompts, and the trainings besides its own: the model before, a teacher, a model before with other datasets.
+    expected = {
+        "plain": (plain, 1),
+        "mined negatives, margin of 0.2": (plain, 0),
+        "mined negatives, checked by a reranker": (plain, 1),
+        "distillation of margins": (plain, 0),
+        "distillation of embeddings": (plain, 1),
+        "no instruction": (("", ""), 1),
+        "instructions for queries and documents": ((f"{asked} Query: ", f"{asked} Document: "), 1),
+        "instruction, special tokens behind it": ((f"{asked}[SEP] [CLS]", ""), 1),
+    }
+    weights = {}
+    for recipe, (prompts, others) in expected.items():
+        before = len(folders)
+        assert benchmark.scores(recipe, 1e-3, 0).keys() == benchmark.scores("plain", 1e-3, 0).keys()
+        assert len(folders) == before + 1 + others, recipe
+        for folder in folders[before:]:
+            stored = json.loads((folder / "model/config_sentence_transformers.json").read_text())["prompts"]
+            assert (stored["foldoc"], stored["foldoc-document"]) == prompts, recipe
+        weights[recipe] = (folders[-1] / "model/model.safetensors").read_bytes()
+    # So few steps leave a reranker to which every document is too close: what it checks is the plain recipe.
+    del weights["mined negatives, checked by a reranker"]
+    assert len(set(weights.values())) == len(weights) == len(runs.runs) - 1
+    # Each of two datasets: mined with another margin, with the usual one for the teachers, and with a check.
+    assert len(list((tmp_path / "runs" / "mined").iterdir())) == 3 * 2
+    # What the reranker says of mined documents, and the embeddings of the other teacher.
+    assert len(list((tmp_path / "runs" / "teacher").iterdir())) == 2 * 2
+
+
+def test_documents_are_scored_with_the_prompt_that_they_were_trained_with(tmp_path):
+    from embedding_scores import Retrieval, dense_scores, load_model
+
+    texts = ["the cat sat", "dogs ran on a mat", "a cat ran"]
+    encoder = load_model(save_encoder(tmp_path / "start", word_tokenizer(" ".join(texts), 60, 32)))
+    encoder.prompts |= {"animals": "the mat ", "animals-document": "dogs sat on "}
+    queries, documents = ([prompt + text for text in texts] for prompt in ("the mat ", "dogs sat on "))
+    expected = encoder.similarity(encoder.encode(queries), encoder.encode(documents)).numpy()
+    assert np.allclose(dense_scores(encoder, Retrieval(texts, texts, "animals")), expected, atol=1e-6)
+    assert not np.allclose(dense_scores(encoder, Retrieval(texts, texts, "others")), expected, atol=1e-3)
+
+
+def test_the_stored_ways_of_training_are_those_of_the_page(monkeypatch):
+    """Another wording of a recipe's flags would train all of them again."""
+    import embedding_training
+    from stored_runs import StoredRuns
+
+    results = ROOT / "benchmarks" / "results"
+    page = json.loads((results / "embedding_training.json").read_text())
+    settings = embedding_training.TrainingBenchmarkArguments(**page["settings"])
+    runs = StoredRuns(results / "single_runs" / "embedding_training.json")
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(embedding_training.Benchmark, "train", None)
+    benchmark = embedding_training.Benchmark(settings, None, None, {}, runs)
+    assert benchmark.run_first() == page["before"] and benchmark.run_all() == page["results"]
+
+
+@pytest.mark.slow
 def test_forward_benchmark(tmp_path):
     flags = ["--layers", "1", "--repeats", "1", "--output", str(tmp_path)]
     subprocess.run([sys.executable, "benchmarks/forward.py", *flags], cwd=ROOT, check=True)
