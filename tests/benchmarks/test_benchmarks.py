@@ -49,6 +49,7 @@ def test_pretraining_benchmark(tmp_path):
     assert len(results["stages"]) == 2 and len(results["ablations"]) == 7
     text = (tmp_path / "pretraining.md").read_text()
     assert "learned absolute positions" in text and "stage 2 at 1,024" in text
+    assert text.startswith("# A small NeoBERT on a CPU\n\n![losses](pretraining.png)\n")
     assert (tmp_path / "pretraining.png").stat().st_size > 10_000
 
 
@@ -118,10 +119,47 @@ def test_the_worth_of_pretraining_is_measured_on_the_same_seeds(tmp_path):
     ]
     assert f"| mean of the tasks | 20 | tiny - random, probe | {sum(gains) / 4:+.1f} " in report
     assert "tiny - random, probe" in report and "tiny - words alone, fine-tuned" in report and "NaN" not in report
+    growth = report.split("Does the gain grow as labels shrink?")[1]
+    assert "The gain with 10 rows less the gain with 20" in growth and "| mean of the tasks | tiny - random" in growth
     main(flags.split())
     assert (tmp_path / "single_runs/worth.json").read_text() == stored
     # Tested on other rows, they would be other runs.
     assert all("10 + 20 rows" in name for name in json.loads(stored))
+
+
+def test_what_fewer_labels_add_to_a_gain_is_taken_seed_by_seed():
+    from worth import COUNTS, RANDOM, growth_table
+
+    def entries(start: list[float], random: list[float]) -> dict:
+        scores = {"NeoBERT": start, RANDOM: random, COUNTS: random}
+        return {name: {"fine-tuned": found, "probe": found} for name, found in scores.items()}
+
+    # Gains of 30, 40 and 50 points with 100 rows, of 10, 22 and 28 with 300.
+    by_rows = {
+        "300": entries([0.60, 0.72, 0.68], [0.50, 0.50, 0.40]),
+        "100": entries([0.50, 0.70, 0.60], [0.20, 0.30, 0.10]),
+    }
+    table = growth_table({"words": by_rows}, ["NeoBERT"])
+    # Mean of 20, 18 and 22; Student's t of two degrees of freedom is 4.303.
+    assert "| words | NeoBERT - random, fine-tuned | +20.0 (+15.0 to +25.0) | yes |" in table
+    by_rows["100"], by_rows["300"] = by_rows["300"], by_rows["100"]
+    assert "| words | NeoBERT - random, probe | -20.0 (-25.0 to -15.0) | no |" in growth_table(
+        {"words": by_rows}, ["NeoBERT"]
+    )
+
+
+def test_rates_are_not_chosen_among_runs_that_do_not_tell_which_is_better(monkeypatch):
+    """Runs that were stored with their test accuracy alone: said before anything is trained."""
+    import worth
+    from stored_runs import StoredRuns
+
+    monkeypatch.setattr(worth, "fine_tune", None)
+    folder = ROOT / "benchmarks"
+    settings = worth.WorthArguments("unused", [], learning_rates=[2e-3, 1e-3])
+    benchmark = worth.Benchmark(settings, StoredRuns(folder / "results/single_runs/worth.json"))
+    task = worth.Task("tags", "words right", None, None, None, labels=[], of_words=True)
+    with pytest.raises(ValueError, match="The run 'weights of .*; 0.001; seed 0; .* without its accuracy on develop"):
+        benchmark.run_start("NeoBERT", folder / "models/small", task, 100)
 
 
 @pytest.mark.slow
