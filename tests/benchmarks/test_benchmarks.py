@@ -402,6 +402,25 @@ def test_the_stored_ways_of_training_are_those_of_the_page(monkeypatch):
 
 
 @pytest.mark.slow
+def test_memory_is_measured_with_lora_and_without(tmp_path):
+    import lora_memory
+    from embedding_report import describe_pairs
+
+    data, _, _ = made_pairs(tmp_path)
+    datasets = describe_pairs("small_datasets.yaml", str(data), data / "pairs")
+    flags = f"--datasets {datasets} --output_dir {tmp_path}/runs --results {tmp_path} --layers 1 --steps 2"
+    few = "--only foldoc --max_length 16 --per_device_train_batch_size 4"
+    lora_memory.main([*flags.split(), "--hidden_size", "64", "--flags", few])
+    # Python with its libraries takes some hundred MB, and what both train as good as nothing.
+    found = json.loads((tmp_path / "lora_memory.json").read_text())["found"]
+    assert all(0.2 < one["peak_gb"] < 5 and one["seconds_a_step"] > 0 for one in found.values())
+    outputs = [(tmp_path / "runs" / name / "output.txt").read_text() for name in ("LoRA", "all_weights")]
+    assert ["LoRA: " in output for output in outputs] == [True, False]
+    report = (tmp_path / "lora_memory.md").read_text()
+    assert f"| LoRA | {found['LoRA']['peak_gb']:.2f} |" in report and "1 layers x 64" in report
+
+
+@pytest.mark.slow
 def test_forward_benchmark(tmp_path):
     flags = ["--layers", "1", "--repeats", "1", "--output", str(tmp_path)]
     subprocess.run([sys.executable, "benchmarks/forward.py", *flags], cwd=ROOT, check=True)
