@@ -31,7 +31,8 @@ class Retrieval:
     """Queries, and as many documents or more, of which the one with the query's number is right.
 
     Args:
-        dataset: under whose name a model that was fine-tuned on such pairs keeps the prompt of its queries.
+        dataset: under whose name a model that was fine-tuned on such pairs keeps the prompts of its queries and, with
+            `-document` behind it, of its documents.
     """
 
     queries: list[str]
@@ -164,9 +165,9 @@ def dense_scores(encoder: SentenceTransformer, data: Retrieval, **options: Any) 
     Args:
         options: further arguments of `encode`, such as a context.
     """
-    prompt = encoder.prompts.get(data.dataset, "")
+    prompt, document_prompt = (encoder.prompts.get(name, "") for name in (data.dataset, f"{data.dataset}-document"))
     queries = encoder.encode(data.queries, prompt=prompt, normalize_embeddings=True, **options)
-    return queries @ encoder.encode(data.documents, prompt="", normalize_embeddings=True, **options).T
+    return queries @ encoder.encode(data.documents, prompt=document_prompt, normalize_embeddings=True, **options).T
 
 
 def fuse(*scores: np.ndarray) -> np.ndarray:

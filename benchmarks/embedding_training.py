@@ -5,16 +5,20 @@
 As retrieval_from_documents.py does: first the start is fine-tuned on pairs, once. Then every recipe goes on from that
 model, on the same pairs for as many steps, and gets the same search: every learning rate with the first seed, the rate
 chosen on held-out pairs that are not tested on, then the other seeds. The model that mines and guides is the one that
-all go on from. The teacher is a reranker that is trained from the start on the same pairs; `--teacher` takes another
-one. Interrupted, the same command goes on, on another machine as well: see stored_runs.py.
+all go on from. The teacher of scores, which also checks what is mined, is a reranker that is trained from the start on
+the same pairs; `--teacher` takes another one. The teacher of embeddings is the start, fine-tuned for longer. A recipe
+with other instructions goes on from a start that was fine-tuned with them. Interrupted, the same command goes on, on
+another machine as well: see stored_runs.py.
 """
 
 import statistics
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from threading import Lock
 
+import yaml
 from circumstances import AS_TOLD, circumstances
 from embedding_report import (
     COLUMNS,
@@ -38,17 +42,28 @@ from neobert_hf.common.settings import Count, Positive, check_ranges, parse_conf
 
 
 TRAIN = "finetune_embeddings.py"
-PLAIN, MINED, TAUGHT = "plain", "mined negatives", "distillation"
+PLAIN, MINED = "plain", "mined negatives"
 MINER = "--miner {helper} --negatives 4"
-# Flags beside those of the plain recipe. A teacher compares the documents of a row, so it needs mined negatives.
+DATASETS = "--datasets "
+# Flags beside those of the plain recipe. A teacher compares the documents of a row, so it needs mined negatives; of one
+# that is learned by its embeddings they would be of no use. Stored runs are known by these texts.
 RECIPES = {
     PLAIN: "",
     MINED: MINER,
+    "mined negatives, margin of 0.2": MINER + " --relative_margin 0.2",
+    "mined negatives, checked by a reranker": MINER + " --cross_encoder {teacher}",
     "guide": "--guide {helper}",
     "mined negatives and guide": MINER + " --guide {helper}",
-    TAUGHT: MINER + " --teacher {teacher} --distillation kl --contrastive_weight 1 --teacher_dir {teacher_dir}",
+    "distillation": MINER + " --teacher {teacher} --distillation kl --contrastive_weight 1 --teacher_dir {teacher_dir}",
     "distillation alone": MINER + " --teacher {teacher} --distillation kl --teacher_dir {teacher_dir}",
+    "distillation of margins": MINER
+    + " --teacher {teacher} --distillation margin_mse --contrastive_weight 1 --teacher_dir {teacher_dir}",
+    "distillation of embeddings": "--teacher {embedding_teacher} --distillation mse --contrastive_weight 1 "
+    "--teacher_dir {teacher_dir}",
     "LoRA": "--lora_rank 16",
+    "no instruction": DATASETS + "{no_instruction}",
+    "instructions for queries and documents": DATASETS + "{both_instructions}",
+    "instruction, special tokens behind it": DATASETS + "{special_tokens}",
 }
 
 
@@ -70,6 +85,10 @@ class TrainingBenchmarkArguments:
     )
     pairs: str = field(default="--max_steps 100", metadata={"help": "further flags of every recipe"})
     reranker: str = field(default="--max_steps 600", metadata={"help": "further flags of the teacher's training"})
+    embedding_teacher: str = field(
+        default="--learning_rate 1e-3 --max_steps 900",
+        metadata={"help": "further flags of the training of the teacher of embeddings"},
+    )
     limit: str = field(default="", metadata={"help": "further flags of every training, for a trial"})
     test_rows: Count | None = field(default=None, metadata={"help": "rows to develop and to test on, for a trial"})
 
@@ -86,11 +105,13 @@ class Benchmark:
 
     Args:
         datasets: YAML file of the pairs to train on.
+        variants: those with other instructions, as `describe_variants` gives them.
     """
 
     settings: TrainingBenchmarkArguments
     tests: TestData
     datasets: Path
+    variants: dict[str, Path]
     runs: StoredRuns
     lock: Lock = field(default_factory=Lock)
 
@@ -118,26 +139,37 @@ class Benchmark:
             run(script, f"{flags} --output_dir {folder}", folder / "output.txt", threads=1)
         return folder
 
-    def first_model(self) -> str:
-        """The folder of the model that every recipe goes on from."""
+    def fine_tuned(self, *flags: str) -> str:
+        """The folder of the start, fine-tuned on pairs with these flags."""
         with self.lock:
-            return str(self.train(TRAIN, "small.yaml", self.settings.first, self.settings.start) / "model")
+            return str(self.train(TRAIN, "small.yaml", " ".join(filter(None, flags)), self.settings.start) / "model")
+
+    def first_model(self, recipe: str = PLAIN) -> str:
+        """The folder of the model that a recipe goes on from; that of the plain one unless it has other datasets."""
+        flags = RECIPES[recipe] if RECIPES[recipe].startswith(DATASETS) else ""
+        return self.fine_tuned(self.settings.first, flags.format_map(self.variants))
 
     def flags(self, rate: float, seed: int) -> str:
         return f"--learning_rate {rate:g} --seed {seed} {self.settings.pairs}"
 
     def scores(self, recipe: str, rate: float, seed: int) -> dict[str, float]:
+        template, settings = RECIPES[recipe], self.settings
+
         def train_and_score() -> dict[str, float]:
-            helper = self.first_model()
-            teacher = self.teacher(helper) if "{teacher}" in RECIPES[recipe] else ""
-            names = {"helper": helper, "teacher": teacher, "teacher_dir": self.output / "teacher"}
-            flags = f"{self.flags(rate, seed)} {RECIPES[recipe].format_map(names)}"
-            folder = self.train(TRAIN, "small.yaml", flags, helper, *filter(None, [teacher]))
+            helper = self.first_model(recipe)
+            teachers = {name: make() for name, make in self.teachers().items() if f"{{{name}}}" in template}
+            names = {"helper": helper, "teacher_dir": self.output / "teacher"} | teachers | self.variants
+            flags = f"{self.flags(rate, seed)} {template.format_map(names)}"
+            folder = self.train(TRAIN, "small.yaml", flags, helper, *teachers.values())
             return evaluate(load_model(folder / "model"), self.tests)
 
-        told = [f"{self.flags(rate, seed)} {RECIPES[recipe]}".strip()]
-        if "{teacher}" in RECIPES[recipe]:
-            told.append(f"teacher: {self.settings.teacher or self.settings.reranker}")
+        told = [f"{self.flags(rate, seed)} {template}".strip()]
+        if "{teacher}" in template:
+            told.append(f"teacher: {settings.teacher or settings.reranker}")
+        if "{embedding_teacher}" in template:
+            told.append(f"teacher: {settings.embedding_teacher}")
+        if template.startswith(DATASETS):
+            told.append("these datasets before as well")
         return self.runs.result(self.name_of(*told), train_and_score)
 
     def name_of(self, *told: str) -> str:
@@ -158,10 +190,18 @@ class Benchmark:
         print(f"{recipe}: FOLDOC {statistics.mean(one['test FOLDOC'] for one in scores):.3f}", flush=True)
         return {"rate": rate, "scores": scores}
 
-    def teacher(self, miner: str) -> str:
+    def teachers(self) -> dict[str, Callable[[], str]]:
+        """By the name in the flags of a recipe: what gives the folder of a teacher."""
+        return {
+            "teacher": self.reranker,
+            "embedding_teacher": lambda: self.fine_tuned(self.settings.embedding_teacher),
+        }
+
+    def reranker(self) -> str:
         """The folder of a reranker, made from the start with the documents that the miner confuses as wrong ones."""
         if self.settings.teacher is not None:
             return self.settings.teacher
+        miner = self.first_model()
         flags = f"{MINER.format(helper=miner)} --seed 0 {self.settings.reranker}"
         with self.lock:
             return str(self.train("train_reranker.py", "reranker.yaml", flags, self.settings.start, miner) / "model")
@@ -177,10 +217,31 @@ class Benchmark:
             return results | dict(zip(others, executor.map(self.run_recipe, others)))
 
 
+def describe_variants(plain: Path) -> dict[str, Path]:
+    """Write descriptions of the same pairs with other instructions, and return where they are, by what they have.
+
+    `both_instructions` are made as those of the released evaluation are: the same sentence, then what the text is.
+    """
+    written = {}
+    for name in ("no_instruction", "both_instructions", "special_tokens"):
+        content = yaml.safe_load(plain.read_text())
+        for entry in content["train"].values():
+            asked = entry["instruction"]
+            if name == "no_instruction":
+                entry["instruction"] = ""
+            if name == "both_instructions":
+                entry |= {"instruction": f"{asked} Query:", "document_instruction": f"{asked} Document:"}
+        if name == "special_tokens":
+            content["separator"] = name
+        written[name] = plain.with_name(f"{name}.yaml")
+        write_text(written[name], yaml.safe_dump(content, sort_keys=False))
+    return written
+
+
 def comparisons(results: dict[str, dict]) -> list[tuple[str, str]]:
-    """Each recipe with the plain one, and distillation with what it is added to."""
+    """Each recipe with the plain one, and what is added to mined negatives with those."""
     found = [(name, PLAIN) for name in results if name != PLAIN]
-    return found + [(TAUGHT, MINED)] * (MINED in results and TAUGHT in results)
+    return found + [(name, MINED) for name in results if RECIPES[name].startswith(MINER + " ") and MINED in results]
 
 
 def gains_table(results: dict[str, dict]) -> list[str]:
@@ -221,7 +282,11 @@ def report(
     teacher = ""
     if any("{teacher}" in RECIPES[name] for name in results):
         made = f"a reranker, `configs/embeddings/reranker.yaml` with `{settings.reranker}`"
-        teacher = f"Teacher: {settings.teacher or made}. "
+        teacher = f"Teacher, and what checks mined negatives: {settings.teacher or made}. "
+    if any("{embedding_teacher}" in RECIPES[name] for name in results):
+        teacher += f"Teacher of embeddings: the start fine-tuned with `{settings.embedding_teacher}`. "
+    if any(RECIPES[name].startswith(DATASETS) for name in results):
+        teacher += "Recipes with other `--datasets`, that is other instructions, had these before, too. "
     sections = (
         "# What each way of training embeddings adds",
         "![what each recipe adds to the plain one](embedding_training.png)",
@@ -248,7 +313,8 @@ def main(args: list[str] | None = None) -> None:
     tests = split_pairs(Path(settings.data), output / "data", settings.test_rows)
     folder = Path(settings.results)
     runs = StoredRuns(folder / "single_runs" / "embedding_training.json")
-    benchmark = Benchmark(settings, tests, describe_pairs("small_datasets.yaml", settings.data, output / "data"), runs)
+    datasets = describe_pairs("small_datasets.yaml", settings.data, output / "data")
+    benchmark = Benchmark(settings, tests, datasets, describe_variants(datasets), runs)
 
     # 2. Trainings and scores
     before, results = benchmark.run_first(), benchmark.run_all()

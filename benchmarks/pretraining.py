@@ -163,6 +163,7 @@ def report(stages: dict[str, list[dict]], losses: dict[str, list[float]], bf16: 
     versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "accelerate", "datasets"))
     sections = (
         "# A small NeoBERT on a CPU",
+        "![losses](pretraining.png)",
         f"{date.today()}; {os.cpu_count()} cores ({platform.machine()}), float32"
         f"{', both stages in bfloat16 autocast' if bf16 else ''}; Python {platform.python_version()}, {versions}. Not "
         "measured on GPU.\n\nCommand: `python benchmarks/pretraining.py --text ../shared/data/text"
@@ -181,7 +182,6 @@ def report(stages: dict[str, list[dict]], losses: dict[str, list[float]], bf16: 
                 }
             )
         ),
-        "![losses](pretraining.png)",
         "## Ablation pairs",
         "3 million parameters, 600 steps of 2,048 tokens; the runs of a seed share data order, masks and test text. "
         "Positive differences are worse than the pair: the first line, and for the last line the one before it.",

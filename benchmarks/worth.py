@@ -277,22 +277,39 @@ class Benchmark:
         settings = self.settings
         return "; ".join([*told, f"{settings.max_length} tokens", f"{settings.development} + {settings.test} rows"])
 
+    def check_choice(self, names: list[str]) -> None:
+        """Refuse, before anything is trained, to choose among runs that were stored without what chooses."""
+        for name in names:
+            if name in self.runs.runs and "development" not in self.runs.runs[name]["found"]:
+                raise ValueError(
+                    f"The run {name!r} in {self.runs.file} was stored without its accuracy on development rows, so "
+                    "rates cannot be chosen anew. Give `learning_rates` and `rows` that the file holds a `best of` "
+                    "for, or another folder of `results`, where all is trained."
+                )
+
     def run_start(self, name: str, start: Path, task: Task, rows: int) -> dict:
         """The best learning rate and pooling, and the test accuracies with them and of probes, one for each seed."""
         settings, weights = self.settings, name != RANDOM
         weights_of = f"{'weights' if weights else 'random weights'} of {checkpoint_fingerprint(str(start))[:8]}"
         given = (weights_of, task.name, f"{rows} rows")
 
+        def name_of_trial(trial: tuple[float, str | None], seed: int) -> str:
+            return self.name_of(*given, described(trial), f"seed {seed}")
+
         def tune(trial: tuple[float, str | None], seed: int) -> dict:
-            rate, pooling = trial
-            told = self.name_of(*given, described(trial), f"seed {seed}")
-            return self.runs.result(told, lambda: fine_tune(start, task, rows, trial, seed, settings, weights))
+            def train_and_score() -> dict:
+                return fine_tune(start, task, rows, trial, seed, settings, weights)
+
+            return self.runs.result(name_of_trial(trial, seed), train_and_score)
 
         def search() -> dict:
             def score(trial: tuple[float, str | None]) -> float:
                 return statistics.mean(tune(trial, seed)["development"] for seed in range(settings.search_seeds))
 
-            trials = itertools.product(settings.learning_rates, poolings(start, task))
+            trials = list(itertools.product(settings.learning_rates, poolings(start, task)))
+            self.check_choice(
+                [name_of_trial(*each) for each in itertools.product(trials, range(settings.search_seeds))]
+            )
             return {"trial": max(trials, key=score), "seeds": settings.search_seeds}
 
         rates = ", ".join(f"{rate:g}" for rate in settings.learning_rates)
@@ -350,20 +367,43 @@ def scores_table(scores: dict, tasks: list[Task]) -> list[str]:
     )
 
 
-def gains_table(scores: dict, tasks: list[Task], starts: list[str]) -> list[str]:
-    """What each start adds to random weights, seed by seed, and what the first one adds to the others."""
+def comparisons(starts: list[str]) -> list[tuple[str, str, str]]:
+    """Kind, and what is compared with what: each start with random weights, and the first one with all others."""
     pairs = [(name, RANDOM) for name in starts] + [(starts[0], name) for name in starts[1:]]
-    compared = [("fine-tuned", starts[0], COUNTS), *((kind, *pair) for kind in KINDS for pair in pairs)]
-    by_title = {task.title: scores[task.name] for task in tasks} | {MEAN: mean_of_tasks(scores)}
+    return [("fine-tuned", starts[0], COUNTS), *((kind, *pair) for kind in KINDS for pair in pairs)]
+
+
+def gains(entries: dict, kind: str, better: str, worse: str) -> list[float]:
+    """In points, seed by seed."""
+    return [100 * (a - b) for a, b in zip(entries[better][kind], entries[worse][kind])]
+
+
+def gain_cells(found: list[float]) -> list[str]:
+    mean, lower, upper = mean_interval(found)
+    verdict = "yes" if lower > 0 else "no" if upper < 0 else "not decided"
+    return [f"{mean:+.1f} ({lower:+.1f} to {upper:+.1f})", verdict]
+
+
+def gains_table(by_title: dict[str, dict], starts: list[str]) -> list[str]:
+    """What each start adds to random weights, seed by seed, and what the first one adds to the others."""
     lines = []
     for title, by_rows in by_title.items():
-        for (rows, entries), (kind, better, worse) in itertools.product(by_rows.items(), compared):
-            gains = [100 * (a - b) for a, b in zip(entries[better][kind], entries[worse][kind])]
-            mean, lower, upper = mean_interval(gains)
-            verdict = "yes" if lower > 0 else "no" if upper < 0 else "not decided"
-            cells = [title, f"{int(rows):,}", f"{better} - {worse}, {kind}"]
-            lines.append([*cells, f"{mean:+.1f} ({lower:+.1f} to {upper:+.1f})", verdict])
+        for (rows, entries), (kind, better, worse) in itertools.product(by_rows.items(), comparisons(starts)):
+            found = gain_cells(gains(entries, kind, better, worse))
+            lines.append([title, f"{int(rows):,}", f"{better} - {worse}, {kind}", *found])
     return markdown_table(["task", "rows", "", "points, 95% interval", "better?"], lines)
+
+
+def growth_table(by_title: dict[str, dict], starts: list[str]) -> list[str]:
+    """By how much more each start adds with the fewest rows than with the most, seed by seed."""
+    lines = []
+    for title, by_rows in by_title.items():
+        fewest, most = (by_rows[choose(by_rows, key=int)] for choose in (min, max))
+        for kind, better, worse in comparisons(starts):
+            pairs = zip(gains(fewest, kind, better, worse), gains(most, kind, better, worse))
+            found = gain_cells([few - many for few, many in pairs])
+            lines.append([title, f"{better} - {worse}, {kind}", *found])
+    return markdown_table(["task", "", "points, 95% interval", "does the gain grow?"], lines)
 
 
 def mean_of_tasks(scores: dict) -> dict:
@@ -396,6 +436,14 @@ def plot(scores: dict, tasks: list[Task], file: Path) -> None:
 
 def report(benchmark: Benchmark, scores: dict, tasks: list[Task], starts: dict[str, Path]) -> str:
     settings = benchmark.settings
+    by_title = {task.title: scores[task.name] for task in tasks} | {MEAN: mean_of_tasks(scores)}
+    growth = []
+    if len(settings.rows) > 1:
+        growth.append(
+            f"Does the gain grow as labels shrink? The gain with {min(settings.rows):,} rows less the gain with "
+            f"{max(settings.rows):,}, seed by seed; the fewer rows of a seed are among its more."
+        )
+        growth.append("\n".join(growth_table(by_title, list(starts))))
     sections = (
         "# What pretraining is worth where labels are few",
         "![accuracy against labelled rows](worth.png)",
@@ -408,7 +456,8 @@ def report(benchmark: Benchmark, scores: dict, tasks: list[Task], starts: dict[s
         "weights, and is the same for all starts, so gains are taken seed by seed. `probe`: a logistic regression on "
         f"the states of the model, which is not trained. `{COUNTS}`: one without any network, on TF-IDF of words and "
         "bigrams, or on each word, its neighbours and its last letters. Intervals are 95% by Student's t.",
-        "\n".join(gains_table(scores, tasks, list(starts))),
+        "\n".join(gains_table(by_title, list(starts))),
+        *growth,
         "\n".join(scores_table(scores, tasks)),
     )
     return "\n\n".join(sections) + "\n"

@@ -50,6 +50,7 @@ def test_pretraining_benchmark(tmp_path):
     assert len(results["stages"]) == 2 and len(results["ablations"]) == 7
     text = (tmp_path / "pretraining.md").read_text()
     assert "learned absolute positions" in text and "stage 2 at 1,024" in text
+    assert text.startswith("# A small NeoBERT on a CPU\n\n![losses](pretraining.png)\n")
     assert (tmp_path / "pretraining.png").stat().st_size > 10_000
 
 
@@ -119,10 +120,47 @@ def test_the_worth_of_pretraining_is_measured_on_the_same_seeds(tmp_path):
     ]
     assert f"| mean of the tasks | 20 | tiny - random, probe | {sum(gains) / 4:+.1f} " in report
     assert "tiny - random, probe" in report and "tiny - words alone, fine-tuned" in report and "NaN" not in report
+    growth = report.split("Does the gain grow as labels shrink?")[1]
+    assert "The gain with 10 rows less the gain with 20" in growth and "| mean of the tasks | tiny - random" in growth
     main(flags.split())
     assert (tmp_path / "single_runs/worth.json").read_text() == stored
     # Tested on other rows, they would be other runs.
     assert all("10 + 20 rows" in name for name in json.loads(stored))
+
+
+def test_what_fewer_labels_add_to_a_gain_is_taken_seed_by_seed():
+    from worth import COUNTS, RANDOM, growth_table
+
+    def entries(start: list[float], random: list[float]) -> dict:
+        scores = {"NeoBERT": start, RANDOM: random, COUNTS: random}
+        return {name: {"fine-tuned": found, "probe": found} for name, found in scores.items()}
+
+    # Gains of 30, 40 and 50 points with 100 rows, of 10, 22 and 28 with 300.
+    by_rows = {
+        "300": entries([0.60, 0.72, 0.68], [0.50, 0.50, 0.40]),
+        "100": entries([0.50, 0.70, 0.60], [0.20, 0.30, 0.10]),
+    }
+    table = growth_table({"words": by_rows}, ["NeoBERT"])
+    # Mean of 20, 18 and 22; Student's t of two degrees of freedom is 4.303.
+    assert "| words | NeoBERT - random, fine-tuned | +20.0 (+15.0 to +25.0) | yes |" in table
+    by_rows["100"], by_rows["300"] = by_rows["300"], by_rows["100"]
+    assert "| words | NeoBERT - random, probe | -20.0 (-25.0 to -15.0) | no |" in growth_table(
+        {"words": by_rows}, ["NeoBERT"]
+    )
+
+
+def test_rates_are_not_chosen_among_runs_that_do_not_tell_which_is_better(monkeypatch):
+    """Runs that were stored with their test accuracy alone: said before anything is trained."""
+    import worth
+    from stored_runs import StoredRuns
+
+    monkeypatch.setattr(worth, "fine_tune", None)
+    folder = ROOT / "benchmarks"
+    settings = worth.WorthArguments("unused", [], learning_rates=[2e-3, 1e-3])
+    benchmark = worth.Benchmark(settings, StoredRuns(folder / "results/single_runs/worth.json"))
+    task = worth.Task("tags", "words right", None, None, None, labels=[], of_words=True)
+    with pytest.raises(ValueError, match="The run 'weights of .*; 0.001; seed 0; .* without its accuracy on develop"):
+        benchmark.run_start("NeoBERT", folder / "models/small", task, 100)
 
 
 @pytest.mark.slow
@@ -277,6 +315,110 @@ def test_ways_of_training_are_compared_on_the_same_seeds(tmp_path):
     main(command)
     assert not list((tmp_path / "runs").rglob("log.json"))
     assert json.loads((tmp_path / "embedding_training.json").read_text())["results"] == results
+
+
+@pytest.mark.slow
+def test_teachers_checks_and_instructions_are_what_a_recipe_says(tmp_path, monkeypatch):
+    """One seed of each recipe that the test above leaves out, of two steps: what is left tells what was done."""
+    import embedding_training
+    from embedding_report import describe_pairs
+    from embedding_scores import split_pairs
+    from stored_runs import StoredRuns
+
+    folders = []
+
+    def run_here(script: str, flags: str, log: Path, threads: int) -> None:
+        folders.append(log.parent)
+        load_example(script.removesuffix(".py")).main(flags.split())
+
+    # To start fifteen processes takes several minutes, and the trainings some seconds.
+    monkeypatch.setattr(embedding_training, "run", run_here)
+    data, _, rows = made_pairs(tmp_path)
+    # It reads more than the instruction, which is mostly letters to it.
+    start = save_encoder(tmp_path / "start", word_tokenizer(" ".join(row["positive"] for row in rows), 300, 64))
+    few = "--max_steps 2 --logging_steps 1 --per_device_train_batch_size 6 --use_cpu true --only foldoc wordnet_usage"
+    settings = embedding_training.TrainingBenchmarkArguments(
+        str(data), str(start), output_dir=str(tmp_path / "runs"), limit=few, embedding_teacher="--seed 1"
+    )
+    tests, runs = split_pairs(data, tmp_path / "data", 10), StoredRuns(tmp_path / "runs.json")
+    datasets = describe_pairs("small_datasets.yaml", str(data), tmp_path / "data")
+    variants = embedding_training.describe_variants(datasets)
+    benchmark = embedding_training.Benchmark(settings, tests, datasets, variants, runs)
+    asked = "Given a computing term, retrieve its dictionary entry."
+    plain = f"{asked} ", ""
+    # The prompts, and the trainings besides its own: the model before, a teacher, a model before with other datasets.
+    expected = {
+        "plain": (plain, 1),
+        "mined negatives, margin of 0.2": (plain, 0),
+        "mined negatives, checked by a reranker": (plain, 1),
+        "distillation of margins": (plain, 0),
+        "distillation of embeddings": (plain, 1),
+        "no instruction": (("", ""), 1),
+        "instructions for queries and documents": ((f"{asked} Query: ", f"{asked} Document: "), 1),
+        "instruction, special tokens behind it": ((f"{asked}[SEP] [CLS]", ""), 1),
+    }
+    weights = {}
+    for recipe, (prompts, others) in expected.items():
+        before = len(folders)
+        assert benchmark.scores(recipe, 1e-3, 0).keys() == benchmark.scores("plain", 1e-3, 0).keys()
+        assert len(folders) == before + 1 + others, recipe
+        for folder in folders[before:]:
+            stored = json.loads((folder / "model/config_sentence_transformers.json").read_text())["prompts"]
+            assert (stored["foldoc"], stored["foldoc-document"]) == prompts, recipe
+        weights[recipe] = (folders[-1] / "model/model.safetensors").read_bytes()
+    # So few steps leave a reranker to which every document is too close: what it checks is the plain recipe.
+    del weights["mined negatives, checked by a reranker"]
+    assert len(set(weights.values())) == len(weights) == len(runs.runs) - 1
+    # Each of two datasets: mined with another margin, with the usual one for the teachers, and with a check.
+    assert len(list((tmp_path / "runs" / "mined").iterdir())) == 3 * 2
+    # What the reranker says of mined documents, and the embeddings of the other teacher.
+    assert len(list((tmp_path / "runs" / "teacher").iterdir())) == 2 * 2
+
+
+def test_documents_are_scored_with_the_prompt_that_they_were_trained_with(tmp_path):
+    from embedding_scores import Retrieval, dense_scores, load_model
+
+    texts = ["the cat sat", "dogs ran on a mat", "a cat ran"]
+    encoder = load_model(save_encoder(tmp_path / "start", word_tokenizer(" ".join(texts), 60, 32)))
+    encoder.prompts |= {"animals": "the mat ", "animals-document": "dogs sat on "}
+    queries, documents = ([prompt + text for text in texts] for prompt in ("the mat ", "dogs sat on "))
+    expected = encoder.similarity(encoder.encode(queries), encoder.encode(documents)).numpy()
+    assert np.allclose(dense_scores(encoder, Retrieval(texts, texts, "animals")), expected, atol=1e-6)
+    assert not np.allclose(dense_scores(encoder, Retrieval(texts, texts, "others")), expected, atol=1e-3)
+
+
+def test_the_stored_ways_of_training_are_those_of_the_page(monkeypatch):
+    """Another wording of a recipe's flags would train all of them again."""
+    import embedding_training
+    from stored_runs import StoredRuns
+
+    results = ROOT / "benchmarks" / "results"
+    page = json.loads((results / "embedding_training.json").read_text())
+    settings = embedding_training.TrainingBenchmarkArguments(**page["settings"])
+    runs = StoredRuns(results / "single_runs" / "embedding_training.json")
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(embedding_training.Benchmark, "train", None)
+    benchmark = embedding_training.Benchmark(settings, None, None, {}, runs)
+    assert benchmark.run_first() == page["before"] and benchmark.run_all() == page["results"]
+
+
+@pytest.mark.slow
+def test_memory_is_measured_with_lora_and_without(tmp_path):
+    import lora_memory
+    from embedding_report import describe_pairs
+
+    data, _, _ = made_pairs(tmp_path)
+    datasets = describe_pairs("small_datasets.yaml", str(data), data / "pairs")
+    flags = f"--datasets {datasets} --output_dir {tmp_path}/runs --results {tmp_path} --layers 1 --steps 2"
+    few = "--only foldoc --max_length 16 --per_device_train_batch_size 4"
+    lora_memory.main([*flags.split(), "--hidden_size", "64", "--flags", few])
+    # Python with its libraries takes some hundred MB, and what both train as good as nothing.
+    found = json.loads((tmp_path / "lora_memory.json").read_text())["found"]
+    assert all(0.2 < one["peak_gb"] < 5 and one["seconds_a_step"] > 0 for one in found.values())
+    outputs = [(tmp_path / "runs" / name / "output.txt").read_text() for name in ("LoRA", "all_weights")]
+    assert ["LoRA: " in output for output in outputs] == [True, False]
+    report = (tmp_path / "lora_memory.md").read_text()
+    assert f"| LoRA | {found['LoRA']['peak_gb']:.2f} |" in report and "1 layers x 64" in report
 
 
 @pytest.mark.slow

@@ -86,16 +86,22 @@ def test_the_loss_is_the_papers_over_all_documents_and_hard_negatives(data, enco
     assert abs(without - expected) > 1e-3
 
 
+def turned_guide(encoder) -> SentenceTransformer:
+    """A guide that finds other texts alike than the encoder does."""
+    guide = build_encoder(str(encoder), 48).eval()
+    with torch.no_grad():
+        for weight in guide.parameters():
+            weight.copy_(weight.flip(0))
+    return guide
+
+
 @pytest.mark.parametrize("mini_batch_size", [None, 2])
 def test_a_guide_takes_false_negatives_out(data, encoder, mini_batch_size):
     """Against InfoNCE without the documents that the guide finds closer to a query than the right one."""
     rows, model = batch_and_model(data, encoder)
     rows = [row | {"negatives": [f"{text} indeed" for text in row["negatives"]]} for row in rows]
     documents = [row["positive"] for row in rows] + [text for row in rows for text in row["negatives"]]
-    guide = build_encoder(str(encoder), 48).eval()
-    with torch.no_grad():
-        for weight in guide.parameters():
-            weight.copy_(weight.flip(0))
+    guide = turned_guide(encoder)
 
     def scores(encoder) -> torch.Tensor:
         queries, texts = (torch.tensor(encoder.encode(some)).double() for some in (queries_of(rows), documents))
@@ -116,16 +122,23 @@ def test_a_guide_takes_false_negatives_out(data, encoder, mini_batch_size):
     assert abs(expected - info_nce(model, queries_of(rows), documents, 0.07)) > 1e-3
 
 
-def test_the_cached_loss_has_the_same_gradients(data, encoder):
-    gradients = []
-    for mini_batch_size in (None, 2):
+@pytest.mark.parametrize("guided", [False, True])
+def test_the_cached_loss_has_the_same_gradients(data, encoder, guided):
+    def gradients(mini_batch_size: int | None, guide: SentenceTransformer | None) -> dict[str, torch.Tensor]:
         rows, model = batch_and_model(data, encoder)
-        loss_of(info_nce_loss(model, 0.07, mini_batch_size, [16]), model, rows, "").backward()
-        gradients.append({name: parameter.grad for name, parameter in model.named_parameters()})
-    assert gradients[0].keys() == gradients[1].keys()
-    for name, gradient in gradients[0].items():
+        loss_of(info_nce_loss(model, 0.07, mini_batch_size, [16], guide), model, rows, "").backward()
+        return {name: parameter.grad for name, parameter in model.named_parameters()}
+
+    guide = turned_guide(encoder) if guided else None
+    whole, cached = gradients(None, guide), gradients(2, guide)
+    assert whole.keys() == cached.keys()
+    for name, gradient in whole.items():
         # Sums in another order, in float32.
-        assert (gradient - gradients[1][name]).norm() < 1e-4 * gradient.norm(), name
+        assert (gradient - cached[name]).norm() < 1e-4 * gradient.norm(), name
+    if guided:
+        name = "0.model.transformer_encoder.0.qkv.weight"
+        plain = gradients(None, None)[name]
+        assert (plain - whole[name]).norm() > 0.01 * plain.norm()
 
 
 def test_matryoshka_trains_the_prefixes_as_well(settings, data, encoder, tmp_path):
@@ -187,10 +200,15 @@ def test_the_papers_settings():
     assert (arguments.adam_beta2, arguments.weight_decay, arguments.get_warmup_steps(2000)) == (0.95, 0.01, 2000)
 
 
+MINED = "--only foldoc --miner {dense} --negatives 2"
 REAL = {
     "plain": "",
     "LoRA": "--lora_rank 8 --learning_rate 5e-3",
-    "embeddings of a teacher": "--distillation mse --contrastive_weight 1 --only foldoc",
+    "embeddings of a teacher": "--distillation mse --contrastive_weight 1 --only foldoc --teacher {dense}",
+    "probabilities of a reranker": MINED + " --distillation kl --contrastive_weight 1 --teacher {reranker}",
+    "margins of a reranker": MINED + " --distillation margin_mse --contrastive_weight 1 --teacher {reranker}",
+    # The scores of so small a reranker lie within any margin.
+    "negatives that a reranker checks": MINED + " --relative_margin 0 --cross_encoder {reranker}",
 }
 
 
@@ -200,9 +218,8 @@ def test_the_small_configuration_learns(shared, encoder, trained, tmp_path, monk
     monkeypatch.chdir(ROOT)
     config = str(ROOT / "configs" / "embeddings" / "small.yaml")
     changes = ["--max_steps", "60", "--eval_steps", "30", "--save_steps", "30", "--report_to", "none", "--use_cpu", "1"]
-    changes += REAL[name].split()
-    if "distillation" in REAL[name]:
-        changes += ["--teacher", str(trained["dense"] / "model")]
+    helpers = {kind: trained[kind] / "model" for kind in ("dense", "reranker") if f"{{{kind}}}" in REAL[name]}
+    changes += REAL[name].format(**helpers).split()
     load_example("finetune_embeddings").main(
         ["--config", config, "--model", str(encoder), "--output_dir", str(tmp_path), *changes]
     )

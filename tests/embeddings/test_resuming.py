@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from neobert_hf.common.stored_rows import load_rows
 from neobert_hf.training.run_checkpoints import COMPLETE, CheckpointError, complete_checkpoints, step_of
 from tests.helpers.embedding_runs import KINDS, assert_same_weights, load, losses_of, run, to_flags
 from tests.helpers.pretraining_runs import ScriptProcesses, launched_environments, start
@@ -130,6 +131,41 @@ def test_guided_and_mined_runs_resume_with_the_same_bits_and_the_same_models(tra
     interrupted(tmp_path / "whole", tmp_path / "other", step=6)
     with pytest.raises(CheckpointError, match="(?s)guide_fingerprint.*miner_fingerprint"):
         run("dense", settings(**changes, output_dir=tmp_path / "other"))
+
+
+# What is set, and models that help, by their kinds.
+HELPED = {
+    "margins": ({"only": "triplets nested", "distillation": "margin_mse"}, {"teacher": "reranker"}),
+    "embeddings": ({"only": "pairs", "distillation": "mse", "contrastive_weight": 0.1}, {"teacher": "dense"}),
+    # The scores of so small a reranker lie within any margin.
+    "checked": (
+        {"only": "pairs", "negatives": 2, "relative_margin": 0},
+        {"miner": "dense", "cross_encoder": "reranker"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HELPED)
+def test_taught_and_checked_runs_resume_with_the_same_bits(trained, settings, tmp_path, name):
+    changes, helpers = HELPED[name]
+    changes = changes | {role: trained[kind] / "model" for role, kind in helpers.items()} | {"eval_strategy": "no"}
+    whole = tmp_path / "whole"
+    run("dense", settings(**changes, output_dir=whole))
+    interrupted(whole, tmp_path / "run", step=6)
+    run("dense", settings(**changes))
+    assert_same_weights(tmp_path / "run", whole)
+    # What the helpers said was there, and had something to say.
+    kept = "mined" if "miner" in helpers else "teacher"
+    folders = (whole, tmp_path / "run")
+    files = [sorted(file.relative_to(folder) for file in (folder / kept).rglob("*.parquet")) for folder in folders]
+    assert files[0] == files[1] != []
+    if kept == "mined":
+        assert sum(map(bool, load_rows(whole / files[0][0])["negatives"])) > 10
+    # Without them it would be another model.
+    plain = {name: value for name, value in changes.items() if name in ("only", "eval_strategy")}
+    run("dense", settings(**plain, output_dir=tmp_path / "plain"))
+    with pytest.raises(AssertionError):
+        assert_same_weights(tmp_path / "plain", whole)
 
 
 def test_the_losses_of_a_resumed_run_count_the_same_steps(settings, tmp_path):

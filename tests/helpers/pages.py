@@ -115,6 +115,8 @@ class PageRunner:
     def _run_script(self, words: list[str], read_only: bool) -> None:
         (script,) = (word for word in words if word.endswith(".py"))
         launcher, args = words[: words.index(script)], words[words.index(script) + 1 :]
+        if launcher[0] == "timeout":
+            launcher = launcher[2:]
         assert launcher == ["python"] or launcher[:2] == ["accelerate", "launch"], words
         for option in launcher[2:]:
             assert not option.endswith(".yaml") or (ROOT / option).is_file(), option
