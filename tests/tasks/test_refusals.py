@@ -206,6 +206,37 @@ def test_tags_with_names_of_the_hub():
     assert task.labels == ["O", "B-A", "I-A"] and task.references("train") == [["B-A", "I-A"], ["O"]] and task.entities
 
 
+NUMBERED = [{"tokens": ["a", "b"], "tags": [0, 1]}, {"tokens": ["c"], "tags": [2]}]
+NAMES = ["O", "B-PER", "I-PER"]
+
+
+def test_tags_that_are_bare_numbers_want_names():
+    """They would be labels called 0 and 1, and names of entities would be scored by accuracy."""
+    tables = splits(train=NUMBERED, validation=NUMBERED)
+    settings = TokenClassificationSettings("model", "data", tag_names=NAMES)
+    task = TokenClassification(settings, tables)
+    assert task.labels == ["O", "B-PER", "I-PER"] and task.references("train") == [["O", "B-PER"], ["I-PER"]]
+    assert task.entities
+    message = r"split train: 'tags' holds the numbers 0, 1, 2, and nothing says .*Set `tag_names` to the names of 0, 1"
+    with pytest.raises(ValueError, match=message):
+        TokenClassification(TokenClassificationSettings("model", "data"), tables)
+
+
+@pytest.mark.parametrize(
+    "names, rows, message",
+    [
+        (["O", "B-PER"], NUMBERED, "'tags' has the tag 2, and `tag_names` names 2, from 0 on: add it"),
+        (NAMES, TAGGED, "`tag_names` is given, and 'tags' of the split train has names already: leave it out"),
+        ([], [{"tokens": ["a"], "tags": [0.5]}], "'tags' holds lists of float64; tags must be texts, or numbers"),
+        (["O", "B-A", "O"], NUMBERED, "`tag_names` has 'O'; it must name every tag once, and none may be empty"),
+    ],
+)
+def test_names_that_do_not_fit_the_tags(names, rows, message):
+    with pytest.raises(ValueError, match=message):
+        settings = TokenClassificationSettings("model", "data", tag_names=names)
+        TokenClassification(settings, splits(train=rows, validation=rows))
+
+
 ASKED_ROWS = asked_rows(4)
 BAD_ANSWERS = [
     ([{"text": "5", "answer_start": 9}], "the answer '5' is said to be at 9; it is at 2"),
