@@ -51,6 +51,11 @@ def read_squad(file: Path) -> list[dict[str, Any]]:
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{file} is no JSON: {error}.") from error
     if isinstance(content, list):
+        for number, row in enumerate(content):
+            if not isinstance(row, dict):
+                raise ValueError(
+                    f"{file}, row {number:,} is {row!r:.60}; it must be an object with {', '.join(COLUMNS)}."
+                )
         return content
     try:
         return [
@@ -230,11 +235,7 @@ def _with_answers(split: str, table: Dataset) -> Dataset:
     rows["question"] = [question.strip() for question in rows["question"]]
     for number, (context, answers) in enumerate(zip(rows["context"], table["answers"])):
         where = f"The split {split}, row {number:,}"
-        if isinstance(answers, list):
-            answers = {name: [answer.get(name) for answer in answers] for name in ("text", "answer_start")}
-        texts, starts = (answers or {}).get("text") or [], (answers or {}).get("answer_start") or []
-        if len(texts) != len(starts):
-            raise ValueError(f"{where}: {len(texts)} texts of answers and {len(starts)} places; they must be as many.")
+        texts, starts = _texts_and_starts(answers, where)
         for text, start in zip(texts, starts):
             if not isinstance(text, str) or not text.strip() or not isinstance(start, int):
                 raise ValueError(f"{where}: an answer is {text!r} at {start!r}; it must be a text at a number.")
@@ -245,6 +246,28 @@ def _with_answers(split: str, table: Dataset) -> Dataset:
         rows["texts"].append(texts)
         rows["starts"].append(starts)
     return Dataset.from_dict(rows)
+
+
+def _texts_and_starts(answers: Any, where: str) -> tuple[list, list]:
+    """The answers of a row, which are a list of texts with their places, or a list of texts and one of places."""
+    if answers is None or answers == []:
+        return [], []
+    names = ("text", "answer_start")
+    if isinstance(answers, list) and all(
+        isinstance(answer, dict) and set(names) <= answer.keys() for answer in answers
+    ):
+        return tuple([answer[name] for answer in answers] for name in names)
+    if not isinstance(answers, dict) or not all(isinstance(answers.get(name), list) for name in names):
+        raise ValueError(
+            f"{where}: `answers` is {answers!r:.80}; it must be as in SQuAD, a list such as "
+            '[{"text": "cat", "answer_start": 4}] or {"text": ["cat"], "answer_start": [4]}, empty if there is none.'
+        )
+    if len(answers["text"]) != len(answers["answer_start"]):
+        raise ValueError(
+            f"{where}: {len(answers['text'])} texts of answers and {len(answers['answer_start'])} places; they must be "
+            "as many."
+        )
+    return answers["text"], answers["answer_start"]
 
 
 def answer_tokens(starts: list[int], ends: list[int], texts: list[str], places: list[int]) -> tuple[int, int]:
