@@ -20,35 +20,16 @@ from tests.helpers.models import ROOT
 from tests.helpers.other_encoders import ENCODERS, save_other_encoder
 from tests.helpers.pretraining_runs import interrupted_behind
 from tests.helpers.task_runs import (
-    asked_rows,
     flags,
     tagged_rows,
     text_rows,
-    write_conll,
     write_csv,
     write_json_lines,
-    write_squad,
 )
 
 
 classify, tag, answer = map(load_example, ("run_classification", "run_token_classification", "run_question_answering"))
 FEW = {"max_steps": 6, "eval_steps": 2}
-
-
-@pytest.fixture(scope="module")
-def tagged(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("tagged")
-    for seed, (name, number) in enumerate({"train": 120, "dev": 30, "test": 20}.items()):
-        write_conll(folder / f"{name}.conll", tagged_rows(number, seed))
-    return folder
-
-
-@pytest.fixture(scope="module")
-def asked(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("asked")
-    for seed, (name, number) in enumerate({"train": 200, "dev": 30}.items()):
-        write_squad(folder / f"{name}.json", asked_rows(number, seed, none=0.3, length=16))
-    return folder
 
 
 def report_of(folder: Path) -> dict:
