@@ -155,23 +155,40 @@ def test_other_encoders(tokenizer, tagged, asked, tmp_path, name, monkeypatch):
         assert (tmp_path / part / "report.md").is_file()
 
 
+def kill_behind_a_new_checkpoint(command: list[str], folder: Path) -> str:
+    """Run until there is a checkpoint more than before, then kill it; what it printed."""
+    before, printed = set(folder.glob("checkpoint-*/complete.json")), folder.parent / "printed.txt"
+    with open(printed, "w") as handle:
+        environment = os.environ | {"ACCELERATE_USE_CPU": "true"}
+        process = subprocess.Popen(command, start_new_session=True, env=environment, stdout=handle)
+        while process.poll() is None and not set(folder.glob("checkpoint-*/complete.json")) - before:
+            time.sleep(0.01)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    assert process.returncode == -signal.SIGKILL and not (folder / "report.json").exists()
+    return printed.read_text()
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("script", ["run_classification", "run_token_classification", "run_question_answering"])
-def test_a_killed_run_goes_on_to_the_same_bits(encoder, tagged, asked, tmp_path, script):
-    rows = write_csv(tmp_path / "rows.csv", text_rows(200))
-    data = {"run_classification": rows, "run_token_classification": tagged, "run_question_answering": asked}[script]
-    options = {"eval_steps": 4} | ({"stride": 4} if script == "run_question_answering" else {})
+@pytest.mark.parametrize(
+    "script, data, options",
+    [
+        ("run_classification", "labelled", {}),
+        ("run_token_classification", "tagged", {"lora_rank": 2, "lora_dropout": 0.1}),
+        ("run_question_answering", "asked", {"stride": 4}),
+    ],
+)
+def test_a_run_killed_twice_goes_on_to_the_same_bits(request, encoder, tmp_path, capsys, script, data, options):
+    data, options = request.getfixturevalue(data), {"max_steps": 40, "eval_steps": 4} | options
     load_example(script).main(flags(tmp_path / "whole", encoder, data, **options))
     command = [
         sys.executable,
         str(ROOT / "examples" / f"{script}.py"),
         *flags(tmp_path / "run", encoder, data, **options),
     ]
-    process = subprocess.Popen(command, start_new_session=True, env=os.environ | {"ACCELERATE_USE_CPU": "true"})
-    while process.poll() is None and not list(tmp_path.glob("run/checkpoint-*/complete.json")):
-        time.sleep(0.01)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    assert not (tmp_path / "run" / "report.json").exists()
+    assert "starting from" in kill_behind_a_new_checkpoint(command, tmp_path / "run")
+    assert f"resuming from {tmp_path / 'run'}/checkpoint-" in kill_behind_a_new_checkpoint(command, tmp_path / "run")
+    capsys.readouterr()
     load_example(script).main(flags(tmp_path / "run", encoder, data, **options))
+    assert f"resuming from {tmp_path / 'run'}/checkpoint-" in capsys.readouterr().out
     assert same_run(tmp_path / "whole", tmp_path / "run")
