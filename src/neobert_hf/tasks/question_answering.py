@@ -11,7 +11,7 @@ from datasets import Dataset, DatasetDict
 from transformers import AutoModelForQuestionAnswering, DataCollatorWithPadding, PreTrainedTokenizerBase
 
 from neobert_hf.common.atomic_writes import write_json
-from neobert_hf.common.report import markdown_table
+from neobert_hf.common.report import Line, Panel, markdown_table, means_by_length, plot_lines
 from neobert_hf.common.row_files import LARGEST_JSON, open_file, read_bounded
 from neobert_hf.common.settings import Count, Range
 from neobert_hf.tasks.recipe import Task, TaskSettings
@@ -211,21 +211,42 @@ class QuestionAnswering(Task):
     def describe(self, split: str, encoded: Dataset, logits: Any, folder: Path) -> list[str]:
         ranked, rows = self.answers(split, encoded, logits), self.splits[split]
         write_json(folder / f"answers_{split}.json", [{"row": row, "best": best} for row, best in enumerate(ranked)])
-        wrong = []
+        wrong, scores = [], []
         for row, (best, right) in enumerate(zip(ranked, rows["texts"])):
-            if answer_scores(best[0]["text"], right)[1] == 0:
+            scores.append(answer_scores(best[0]["text"], right)[1])
+            if scores[-1] == 0:
                 wrong.append((-best[0]["score"], row, right[0] if right else "none", best[0]["text"] or "none"))
+        plot_by_length(folder / f"f1_by_length_{split}.png", rows, scores)
+        picture = [f"![F1 by the length of the text and of the answer](f1_by_length_{split}.png)", ""]
         if not wrong:
-            return ["No answer is wholly wrong."]
+            return [*picture, "No answer is wholly wrong."]
         cells = [
             [row, *(" ".join(text.split())[:80].replace("|", "\\|") for text in (rows[row]["question"], right, found))]
             for _, row, right, found in sorted(wrong)[:WORST]
         ]
         lines = [
+            *picture,
             f"The {len(cells)} surest of {len(wrong):,} wholly wrong answers (all are in answers_{split}.json):",
             "",
         ]
         return lines + markdown_table(["Row", "Question", "Right", "Found"], cells)
+
+
+def plot_by_length(file: Path, rows: Dataset, scores: list[float]) -> None:
+    """The F1 of questions with short and with long texts, and with short and with long answers."""
+    percent, texts = 100 * np.array(scores), np.array([len(text.split()) for text in rows["context"]])
+    answers = np.array([len(texts[0].split()) if texts else 0 for texts in rows["texts"]])
+    lines = [
+        Line(means_by_length(texts[chosen], percent[chosen]), label, {"marker": "o"})
+        for label, chosen in (("with an answer", answers > 0), ("without one", answers == 0))
+    ]
+    by_answer = Line(means_by_length(answers[answers > 0], percent[answers > 0]), None, {"marker": "o"})
+    axis = {"ylabel": "F1, percent", "ylim": (-3, 103)}
+    panels = [
+        Panel(lines, {"xlabel": "words of the text", **axis}, legend={"loc": "lower left"}),
+        Panel([by_answer], {"xlabel": "words of the right answer", **axis}),
+    ]
+    plot_lines(file, panels)
 
 
 def _with_answers(split: str, table: Dataset) -> Dataset:

@@ -16,7 +16,7 @@ from types import MappingProxyType
 import numpy as np
 import torch
 from datasets import ClassLabel, Dataset, DatasetDict
-from sklearn.metrics import precision_recall_fscore_support
+from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 from transformers import (
     AutoModelForTokenClassification,
     BatchEncoding,
@@ -24,7 +24,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from neobert_hf.common.report import markdown_table
+from neobert_hf.common.report import markdown_table, plot_confusion
 from neobert_hf.common.row_files import open_file
 from neobert_hf.tasks.recipe import Task, TaskSettings
 from neobert_hf.tasks.rows import CSV_READERS, check_columns, check_known, choose_column
@@ -196,14 +196,20 @@ class TokenClassification(Task):
 
     def describe(self, split: str, encoded: Dataset, logits: np.ndarray, folder: Path) -> list[str]:
         found, right = self.predictions(split, encoded, logits), self.references(split)
-        if self.entities:
-            return markdown_table(["Entity", "Precision", "Recall", "F1", "Entities"], entities_of(found, right))
         flat = [[tag for row in rows for tag in row] for rows in (right, found)]
+        # Of entities the picture is of words, too: which type each is of, wherever its entity begins.
+        kind = (lambda tag: tag.partition("-")[2] or tag) if self.entities else (lambda tag: tag)
+        names = list(dict.fromkeys(map(kind, self.labels)))
+        counts = confusion_matrix(*([kind(tag) for tag in tags] for tags in flat), labels=names)
+        picture = plot_confusion(folder / f"confusion_{split}.png", counts, names)
+        if self.entities:
+            head = ["Entity", "Precision", "Recall", "F1", "Entities"]
+            return [*markdown_table(head, entities_of(found, right)), "", *picture]
         counted = precision_recall_fscore_support(*flat, labels=self.labels, average=None, zero_division=0)
         rows = [
             [tag, *(f"{100 * part:.1f}" for part in parts[:3]), parts[3]] for tag, *parts in zip(self.labels, *counted)
         ]
-        return markdown_table(["Tag", "Precision", "Recall", "F1", "Words"], rows)
+        return [*markdown_table(["Tag", "Precision", "Recall", "F1", "Words"], rows), "", *picture]
 
 
 def named_tags(table: Dataset, column: str, split: str, names: Sequence[str] = ()) -> list[list[str]]:
