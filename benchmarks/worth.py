@@ -11,6 +11,7 @@ on another machine as well: see stored_runs.py.
 
 import itertools
 import statistics
+from collections import Counter, defaultdict
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -47,7 +48,7 @@ from neobert_hf.common.report import Line, Panel, markdown_table, mean_interval,
 from neobert_hf.common.settings import Count, Positive, Range, check_ranges, parse_config
 
 
-RANDOM, COUNTS = "random", "words alone"
+RANDOM, COUNTS, COMMONEST = "random", "words alone", "commonest label"
 MEAN = "mean of the tasks"
 KINDS = ("fine-tuned", "probe")
 # How often the training rows are seen: the fewer, the more often.
@@ -265,6 +266,27 @@ def count_features(task: Task, rows: int, seed: int) -> dict:
     return {"test": float(found[max(found)].score(*read(task.test)))}
 
 
+def commonest_label(task: Task, rows: int, seed: int) -> float:
+    """The accuracy of the label that a word, or a text, most often has in the training rows."""
+    drawn = task.train.shuffle(seed=seed).select(range(min(rows, len(task.train))))
+    if not task.of_words:
+        ((label, _),) = Counter(drawn["labels"]).most_common(1)
+        return statistics.mean(label == right for right in task.test["labels"])
+    counts = defaultdict(Counter)
+    for words, tags in zip(drawn["text"], drawn["labels"]):
+        for word, tag in zip(words, tags):
+            counts[word][tag] += 1
+    # Of words that no training row has: what most words are.
+    ((other, _),) = sum(counts.values(), Counter()).most_common(1)
+    best = {word: found.most_common(1)[0][0] for word, found in counts.items()}
+    right = [
+        best.get(word, other) == tag
+        for words, tags in zip(task.test["text"], task.test["labels"])
+        for word, tag in zip(words, tags)
+    ]
+    return statistics.mean(right)
+
+
 @dataclass
 class Benchmark:
     """All fine-tunings and scores of one command."""
@@ -343,6 +365,9 @@ class Benchmark:
                 mean = statistics.mean(entries[name]["fine-tuned"])
                 print(f"{task.title}, {rows} rows: {name} {mean:.4f}", flush=True)
             entries[COUNTS] = self.run_counts(task, rows)
+            entries[COMMONEST] = {
+                "fine-tuned": [commonest_label(task, rows, seed) for seed in range(self.settings.seeds)]
+            }
         return scores
 
 
@@ -454,7 +479,8 @@ def report(benchmark: Benchmark, scores: dict, tasks: list[Task], starts: dict[s
         f"on {settings.development:,} rows that are in no training; then {settings.seeds} seeds are scored on "
         f"{settings.test:,} held-out rows. A seed draws the training rows, their order, the new head and the random "
         "weights, and is the same for all starts, so gains are taken seed by seed. `probe`: a logistic regression on "
-        f"the states of the model, which is not trained. `{COUNTS}`: one without any network, on TF-IDF of words and "
+        f"the states of the model, which is not trained. `{COMMONEST}`: what each word, or a text, most often is in "
+        f"the training rows. `{COUNTS}`: a regression without any network, on TF-IDF of words and "
         "bigrams, or on each word, its neighbours and its last letters. Intervals are 95% by Student's t.",
         "\n".join(gains_table(by_title, list(starts))),
         *growth,

@@ -7,7 +7,8 @@ The data are a folder with train.* and validation.* (SQuAD's own JSON, Parquet, 
 Texts longer than a window are read in several, which overlap. Where training questions have no answer, the model learns
 to say so. Run the same command again after an interruption: it resumes from the newest complete checkpoint, to the bit
 on a CPU. `output_dir` gets `model/` with a card, the best of all evaluations, a report with exact match and F1
-(`report.md`, `report.json`), and the best answers to every question (`answers_validation.json`).
+(`report.md`, `report.json`), a picture of F1 by length (`f1_by_length_validation.png`), and the best answers to every
+question (`answers_validation.json`).
 """
 
 import neobert_hf  # noqa: F401  (registers the architecture)

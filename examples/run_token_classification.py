@@ -6,7 +6,8 @@
 The data are a folder with train.*, validation.* and test.* (CoNLL and CoNLL-U files, Parquet, JSON lines), one file, or
 a dataset of the Hub. Entities (tags such as B-PER) are scored by seqeval, other tags by accuracy. Run the same command
 again after an interruption: it resumes from the newest complete checkpoint, to the bit on a CPU. `output_dir` gets
-`model/` with a card, the best of all evaluations, and a report with scores and each tag (`report.md`, `report.json`).
+`model/` with a card, the best of all evaluations, a report with scores and each tag (`report.md`, `report.json`), and a
+picture of which tags are taken for which (`confusion_validation.png`).
 """
 
 import neobert_hf  # noqa: F401  (registers the architecture)

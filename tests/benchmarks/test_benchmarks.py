@@ -87,6 +87,17 @@ def test_small_models_are_compared_at_equal_compute(tmp_path, monkeypatch):
     assert similarity(statement, expression, 0) > similarity(statement, underscore, 0)
 
 
+def test_the_commonest_label_by_hand():
+    """Of a word that has several tags the commonest one; of a new word what most words are; of texts one for all."""
+    from worth import Task, commonest_label
+
+    train = Dataset.from_list([{"text": ["a", "b"], "labels": [0, 1]}] * 2 + [{"text": ["a", "c"], "labels": [1, 1]}])
+    test = Dataset.from_list([{"text": ["a", "b", "new", "c"], "labels": [0, 0, 1, 1]}])
+    assert commonest_label(Task("t", "t", train, train, test, ["x", "y"], True), 3, seed=0) == 0.75
+    texts = [Dataset.from_list([{"text": "a", "labels": label} for label in labels]) for labels in ("001", "0111")]
+    assert commonest_label(Task("t", "t", texts[0], texts[0], texts[1], ["x", "y"], False), 3, seed=0) == 0.25
+
+
 @pytest.mark.slow
 def test_the_worth_of_pretraining_is_measured_on_the_same_seeds(tmp_path):
     """Both tasks, from one start and from random weights; the second run repeats nothing."""
@@ -112,6 +123,8 @@ def test_the_worth_of_pretraining_is_measured_on_the_same_seeds(tmp_path):
     scores = json.loads((tmp_path / "worth.json").read_text())["scores"]
     assert all(len(entry["fine-tuned"]) == 2 for entry in scores["tags"]["20"].values())
     assert scores["tags"]["20"]["tiny"] != scores["tags"]["20"]["random"]
+    # A word has one tag here.
+    assert scores["tags"]["20"]["commonest label"] == {"fine-tuned": [1.0, 1.0]}
     report = (tmp_path / "worth.md").read_text()
     gains = [
         100 * (scores[task]["20"]["tiny"]["probe"][seed] - scores[task]["20"]["random"]["probe"][seed])

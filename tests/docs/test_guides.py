@@ -78,6 +78,8 @@ def test_tag_and_answer(guide_runner, workplace, capsys):
     printed = capsys.readouterr().out
     assert "| operator |" in printed and "| validation | 24 |" in printed
     assert (workplace / "runs/returned/answers_validation.json").is_file()
+    for picture in ("code/confusion_validation.png", "returned/f1_by_length_validation.png"):
+        assert (workplace / "runs" / picture).stat().st_size > 5_000
 
 
 def test_pretrain_and_adapt(guide_runner, workplace, monkeypatch):

@@ -118,6 +118,7 @@ class Handler(BaseHTTPRequestHandler):
         if parts[0] == "api":
             repo_id, rest = "/".join(parts[2:4]), parts[4:] or ["revision", "main"]
         else:
+            parts = parts[1:] if parts[0] == "datasets" else parts
             repo_id, rest = "/".join(parts[:2]).removesuffix(".git"), parts[2:]
         repository = self.hub.repositories.get(repo_id)
         if repository is None or (repository.private and not token):
@@ -242,7 +243,19 @@ class Handler(BaseHTTPRequestHandler):
 
     def tree(self, repo_id: str, repository: Repository, rest: list[str], body: bytes) -> None:
         if found := self.find(repository, rest[0]):
-            self.send([self.entry(path, content) for path, content in found[1].items()])
+            folder = "/".join(rest[1:])
+            inside = {
+                path: content for path, content in found[1].items() if path.startswith(f"{folder}/" if folder else "")
+            }
+            # Folders are listed, and what is in them where the whole tree is asked for.
+            depth = folder.count("/") + 1 if folder else 0
+            folders = {"/".join(path.split("/")[: depth + 1]) for path in inside if path.count("/") > depth}
+            whole = self.query.get("recursive", ["false"])[0].lower() == "true"
+            entries = [{"type": "directory", "path": path, "size": 0, "oid": path} for path in sorted(folders)]
+            entries += [
+                self.entry(path, content) for path, content in inside.items() if whole or path.count("/") == depth
+            ]
+            self.send(entries)
 
     def paths_info(self, repo_id: str, repository: Repository, rest: list[str], body: bytes) -> None:
         if found := self.find(repository, rest[0]):

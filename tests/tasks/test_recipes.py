@@ -10,12 +10,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from datasets import ClassLabel, Dataset, Features, List, Value
+from huggingface_hub import ModelCard
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, pipeline
 
 from neobert_hf.checkpoints.card import gather_facts
 from neobert_hf.training.run_checkpoints import CheckpointError
 from tests.helpers.examples import load_example
+from tests.helpers.hub_server import HubServer, Repository
 from tests.helpers.models import ROOT
 from tests.helpers.other_encoders import ENCODERS, save_other_encoder
 from tests.helpers.pretraining_runs import interrupted_behind
@@ -24,7 +27,6 @@ from tests.helpers.task_runs import (
     flags,
     tagged_rows,
     text_rows,
-    write_conll,
     write_csv,
     write_json_lines,
     write_squad,
@@ -35,24 +37,18 @@ classify, tag, answer = map(load_example, ("run_classification", "run_token_clas
 FEW = {"max_steps": 6, "eval_steps": 2}
 
 
-@pytest.fixture(scope="module")
-def tagged(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("tagged")
-    for seed, (name, number) in enumerate({"train": 120, "dev": 30, "test": 20}.items()):
-        write_conll(folder / f"{name}.conll", tagged_rows(number, seed))
-    return folder
-
-
-@pytest.fixture(scope="module")
-def asked(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("asked")
-    for seed, (name, number) in enumerate({"train": 200, "dev": 30}.items()):
-        write_squad(folder / f"{name}.json", asked_rows(number, seed, none=0.3, length=16))
-    return folder
-
-
 def report_of(folder: Path) -> dict:
     return json.loads((folder / "report.json").read_text())
+
+
+def card_of(folder: Path, kind: str) -> dict[tuple[str, str], float]:
+    """What the model's card says of its scores; nothing in it is of this machine, and the model is of that kind."""
+    facts, text = gather_facts(folder / "model"), (folder / "model" / "README.md").read_text()
+    assert str(folder) not in text and f"# {kind}" in text
+    assert {result.task_type for result in facts.eval_results} == {kind}
+    assert facts.hyperparameters["learning_rate"] == report_of(folder)["settings"]["learning_rate"]
+    assert ModelCard(text).data.pipeline_tag == kind
+    return {(result.dataset_split, result.metric_type): result.metric_value for result in facts.eval_results}
 
 
 def test_classes_of_a_csv_file(encoder, tmp_path, capsys):
@@ -109,6 +105,11 @@ def test_tags_and_a_test_split(encoder, tagged, tmp_path, capsys):
     tag.main(flags(tmp_path, encoder, tagged))
     scores, text = report_of(tmp_path)["scores"], (tmp_path / "report.md").read_text()
     assert scores["validation"]["f1"] > 0.9 and scores["test"]["f1"] > 0.9 and "| LOC |" in text
+    assert card_of(tmp_path, "token-classification") == {
+        (split, name): scores[split][name]
+        for split in ("validation", "test")
+        for name in ("f1", "precision", "recall", "accuracy")
+    }
     assert "120 train, 30 validation, 20 test rows" in capsys.readouterr().out
     rows = [row | {"tags": [name[-1] for name in row["tags"]]} for row in tagged_rows(60)]
     tag.main(flags(tmp_path / "plain", encoder, write_json_lines(tmp_path / "plain.jsonl", rows)))
@@ -122,8 +123,65 @@ def test_answers_with_windows_and_none(encoder, asked, tmp_path):
     answer.main(flags(tmp_path, encoder, asked, **changes))
     scores = report_of(tmp_path)["scores"]["validation"]
     assert scores["answer_f1"] > 0.7 and scores["no_answer_f1"] > 0.7
+    names = ("f1", "exact_match", "answer_f1", "no_answer_f1")
+    assert card_of(tmp_path, "question-answering") == {("validation", name): scores[name] for name in names}
     best = json.loads((tmp_path / "answers_validation.json").read_text())
     assert len(best) == 30 and all("" in [each["text"] for each in row["best"]] for row in best)
+
+
+def test_questions_that_all_have_answers(encoder, tmp_path):
+    """SQuAD v1 has no `is_impossible`: none is never said, and no score is of questions without an answer."""
+    for seed, (name, number) in enumerate({"train": 200, "dev": 30}.items()):
+        write_squad(tmp_path / "data" / f"{name}.json", asked_rows(number, seed), version=1)
+    assert "is_impossible" not in (tmp_path / "data" / "train.json").read_text()
+    answer.main(flags(tmp_path / "run", encoder, tmp_path / "data", stride=4, learning_rate=1e-2))
+    scores = report_of(tmp_path / "run")["scores"]["validation"]
+    assert scores["f1"] > 0.7 and not any("no_answer" in name for name in scores)
+    best = json.loads((tmp_path / "run" / "answers_validation.json").read_text())
+    assert len(best) == 30 and not any(each["text"] == "" for row in best for each in row["best"])
+
+
+def test_lists_of_classes_of_pairs_of_texts(encoder, tmp_path, capsys):
+    """One class follows from the first text and one from the second, so both are read."""
+    rows = [
+        {"premise": first["description"], "hypothesis": f"{number} x", "labels": [first["section"], names[number]]}
+        for names in [{3: "three", 5: "five"}]
+        for first, second in zip(text_rows(160), text_rows(160, seed=1))
+        for number in [3 if second["section"] == "mail" else 5]
+    ]
+    data = write_json_lines(tmp_path / "rows.jsonl", rows)
+    classify.main(flags(tmp_path / "run", encoder, data, learning_rate=1e-2, num_train_epochs=3))
+    assert "text premise and hypothesis, label labels; multi_label_classification" in capsys.readouterr().out
+    assert report_of(tmp_path / "run")["scores"]["validation"]["macro_f1"] > 0.9
+    config = json.loads((tmp_path / "run" / "model" / "config.json").read_text())
+    assert list(config["label2id"]) == ["five", "mail", "net", "three"]
+
+
+@pytest.mark.slow
+def test_tags_of_a_dataset_of_the_hub(encoder, tmp_path):
+    """Parquet whose tags are numbers with their names, as the dataset that the shipped configuration names."""
+    names = ClassLabel(names=["B-LOC", "O", "B-PER"])
+    features = Features({"tokens": List(Value("string")), "ner_tags": List(names), "pos_tags": List(Value("int64"))})
+    files = {}
+    for seed, (split, number) in enumerate({"train": 120, "validation": 30, "test": 20}.items()):
+        rows = [
+            {"tokens": row["tokens"], "ner_tags": names.str2int(row["tags"]), "pos_tags": [0] * len(row["tags"])}
+            for row in tagged_rows(number, seed)
+        ]
+        Dataset.from_list(rows, features=features).to_parquet(tmp_path / "part.parquet")
+        files[f"data/{split}-00000-of-00001.parquet"] = (tmp_path / "part.parquet").read_bytes()
+    with HubServer() as hub:
+        hub.repositories["me/tags"] = Repository(private=False)
+        hub.repositories["me/tags"].commit("main", files)
+        changes = {"HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": "1", "HF_HUB_OFFLINE": "0", "HF_DATASETS_OFFLINE": "0"}
+        changes |= {"HF_HOME": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, ROOT / "examples" / "run_token_classification.py"]
+        command += flags(tmp_path / "run", encoder, "me/tags")
+        done = subprocess.run(command, env=os.environ | changes, capture_output=True, text=True, timeout=900)
+        assert done.returncode == 0, done.stderr
+    assert "120 train, 30 validation, 20 test rows" in done.stdout and "tags ner_tags" in done.stdout
+    scores = report_of(tmp_path / "run")["scores"]
+    assert scores["validation"]["f1"] > 0.9 and scores["test"]["f1"] > 0.9
 
 
 def same_run(first: Path, second: Path) -> bool:
@@ -174,23 +232,40 @@ def test_other_encoders(tokenizer, tagged, asked, tmp_path, name, monkeypatch):
         assert (tmp_path / part / "report.md").is_file()
 
 
+def kill_behind_a_new_checkpoint(command: list[str], folder: Path) -> str:
+    """Run until there is a checkpoint more than before, then kill it; what it printed."""
+    before, printed = set(folder.glob("checkpoint-*/complete.json")), folder.parent / "printed.txt"
+    with open(printed, "w") as handle:
+        environment = os.environ | {"ACCELERATE_USE_CPU": "true"}
+        process = subprocess.Popen(command, start_new_session=True, env=environment, stdout=handle)
+        while process.poll() is None and not set(folder.glob("checkpoint-*/complete.json")) - before:
+            time.sleep(0.01)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    assert process.returncode == -signal.SIGKILL and not (folder / "report.json").exists()
+    return printed.read_text()
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("script", ["run_classification", "run_token_classification", "run_question_answering"])
-def test_a_killed_run_goes_on_to_the_same_bits(encoder, tagged, asked, tmp_path, script):
-    rows = write_csv(tmp_path / "rows.csv", text_rows(200))
-    data = {"run_classification": rows, "run_token_classification": tagged, "run_question_answering": asked}[script]
-    options = {"eval_steps": 4} | ({"stride": 4} if script == "run_question_answering" else {})
+@pytest.mark.parametrize(
+    "script, data, options",
+    [
+        ("run_classification", "labelled", {}),
+        ("run_token_classification", "tagged", {"lora_rank": 2, "lora_dropout": 0.1}),
+        ("run_question_answering", "asked", {"stride": 4}),
+    ],
+)
+def test_a_run_killed_twice_goes_on_to_the_same_bits(request, encoder, tmp_path, capsys, script, data, options):
+    data, options = request.getfixturevalue(data), {"max_steps": 40, "eval_steps": 4} | options
     load_example(script).main(flags(tmp_path / "whole", encoder, data, **options))
     command = [
         sys.executable,
         str(ROOT / "examples" / f"{script}.py"),
         *flags(tmp_path / "run", encoder, data, **options),
     ]
-    process = subprocess.Popen(command, start_new_session=True, env=os.environ | {"ACCELERATE_USE_CPU": "true"})
-    while process.poll() is None and not list(tmp_path.glob("run/checkpoint-*/complete.json")):
-        time.sleep(0.01)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    assert not (tmp_path / "run" / "report.json").exists()
+    assert "starting from" in kill_behind_a_new_checkpoint(command, tmp_path / "run")
+    assert f"resuming from {tmp_path / 'run'}/checkpoint-" in kill_behind_a_new_checkpoint(command, tmp_path / "run")
+    capsys.readouterr()
     load_example(script).main(flags(tmp_path / "run", encoder, data, **options))
+    assert f"resuming from {tmp_path / 'run'}/checkpoint-" in capsys.readouterr().out
     assert same_run(tmp_path / "whole", tmp_path / "run")

@@ -206,19 +206,58 @@ def test_tags_with_names_of_the_hub():
     assert task.labels == ["O", "B-A", "I-A"] and task.references("train") == [["B-A", "I-A"], ["O"]] and task.entities
 
 
+NUMBERED = [{"tokens": ["a", "b"], "tags": [0, 1]}, {"tokens": ["c"], "tags": [2]}]
+NAMES = ["O", "B-PER", "I-PER"]
+
+
+def test_tags_that_are_bare_numbers_want_names():
+    """They would be labels called 0 and 1, and names of entities would be scored by accuracy."""
+    tables = splits(train=NUMBERED, validation=NUMBERED)
+    settings = TokenClassificationSettings("model", "data", tag_names=NAMES)
+    task = TokenClassification(settings, tables)
+    assert task.labels == ["O", "B-PER", "I-PER"] and task.references("train") == [["O", "B-PER"], ["I-PER"]]
+    assert task.entities
+    message = r"split train: 'tags' holds the numbers 0, 1, 2, and nothing says .*Set `tag_names` to the names of 0, 1"
+    with pytest.raises(ValueError, match=message):
+        TokenClassification(TokenClassificationSettings("model", "data"), tables)
+
+
+@pytest.mark.parametrize(
+    "names, rows, message",
+    [
+        (["O", "B-PER"], NUMBERED, "'tags' has the tag 2, and `tag_names` names 2, from 0 on: add it"),
+        (NAMES, TAGGED, "`tag_names` is given, and 'tags' of the split train has names already: leave it out"),
+        ([], [{"tokens": ["a"], "tags": [0.5]}], "'tags' holds lists of float64; tags must be texts, or numbers"),
+        (["O", "B-A", "O"], NUMBERED, "`tag_names` has 'O'; it must name every tag once, and none may be empty"),
+    ],
+)
+def test_names_that_do_not_fit_the_tags(names, rows, message):
+    with pytest.raises(ValueError, match=message):
+        settings = TokenClassificationSettings("model", "data", tag_names=names)
+        TokenClassification(settings, splits(train=rows, validation=rows))
+
+
 ASKED_ROWS = asked_rows(4)
 BAD_ANSWERS = [
     ([{"text": "5", "answer_start": 9}], "the answer '5' is said to be at 9; it is at 2"),
     ([{"text": "7", "answer_start": 2}], "the answer '7' is said to be at 2; the text does not hold it"),
     ([{"text": "", "answer_start": 2}], "an answer is '' at 2; it must be a text at a number"),
+    ([{"text": "5", "answer_start": "2"}], "an answer is '5' at '2'; it must be a text at a number"),
+    ({"text": ["5", "5"], "answer_start": [2]}, "2 texts of answers and 1 places; they must be as many"),
+    ("5", "`answers` is '5'; it must be as in SQuAD, a list such as .*, empty if there is none"),
+    (["5"], r"`answers` is \['5'\]; it must be as in SQuAD"),
+    ([{"text": "5"}], r"`answers` is \[\{'text': '5'\}\]; it must be as in SQuAD"),
+    ({"text": "5", "answer_start": 2}, "`answers` is {'text': '5', 'answer_start': 2}; it must be as in SQuAD"),
+    # Read as no answer once, so that a model learned to say so.
+    ({"texts": ["5"]}, r"`answers` is {'texts': \['5'\]}; it must be as in SQuAD"),
 ]
 
 
 @pytest.mark.parametrize("answers, message", BAD_ANSWERS)
 def test_answers_outside_the_text(answers, message):
     bad = {"id": "x", "question": "n ?", "context": "a 5 b", "answers": answers}
-    tables = splits(train=[*ASKED_ROWS, bad], validation=ASKED_ROWS)
-    with pytest.raises(ValueError, match=f"split train, row 4: {message}"):
+    tables = splits(train=[bad, bad], validation=ASKED_ROWS)
+    with pytest.raises(ValueError, match=f"split train, row 0: {message}"):
         QuestionAnswering(QuestionAnsweringSettings("model", "data"), tables)
 
 
@@ -230,8 +269,41 @@ def test_questions_without_answers():
     empty = [row | {"context": ""} for row in ASKED_ROWS]
     with pytest.raises(ValueError, match="split train, row 0: 'context' is ''"):
         QuestionAnswering(settings, splits(train=empty, validation=ASKED_ROWS))
-    with pytest.raises(ValueError, match="The split validation has no column 'context'"):
-        QuestionAnswering(settings, splits(train=ASKED_ROWS, validation=[{"question": "a", "answers": []}]))
+    blank = [*ASKED_ROWS, ASKED_ROWS[0] | {"question": " "}]
+    with pytest.raises(ValueError, match="split validation, row 4: 'question' is ' '; it must be a text"):
+        QuestionAnswering(settings, splits(train=ASKED_ROWS, validation=blank))
+    with pytest.raises(ValueError, match="No training question has an answer: there is nothing to learn"):
+        QuestionAnswering(settings, splits(train=none, validation=none))
+
+
+def test_columns_of_questions():
+    settings = QuestionAnsweringSettings("model", "data")
+    short = [{"question": "a", "answers": []}]
+    for split in ("train", "validation"):
+        message = (
+            f"The split {split} has no column 'context'; it has question, answers. Every split must have question, "
+            "context, answers: rename its columns, or add what is missing"
+        )
+        with pytest.raises(ValueError, match=message):
+            QuestionAnswering(settings, splits(**{"train": ASKED_ROWS, "validation": ASKED_ROWS} | {split: short}))
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("", "rows.json is empty: it holds no row"),
+        ("[]", "rows.json is empty: it holds no row"),
+        ("[{}, {}]", "rows.json is empty: it holds no row"),
+        ('{"data": []}', "rows.json is empty: it holds no row"),
+        ('[{"question": "a"}, "b"]', "rows.json, row 1 is 'b'; it must be an object with question, context, answers"),
+        ("{}", r"rows.json is not in the form of SQuAD: KeyError\('data'\)"),
+        ("{", "rows.json is no JSON"),
+    ],
+)
+def test_files_without_questions(tmp_path, text, message):
+    (tmp_path / "rows.json").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        rows_of(tmp_path / "rows.json")
 
 
 def test_answers_that_cannot_be_found_are_counted(tokenizer, capsys):

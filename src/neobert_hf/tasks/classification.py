@@ -8,12 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 from datasets import ClassLabel, Dataset, DatasetDict
-from matplotlib.figure import Figure
 from sklearn.metrics import confusion_matrix, f1_score, precision_recall_fscore_support
 from transformers import AutoModelForSequenceClassification, DataCollatorWithPadding, PreTrainedTokenizerBase
 
-from neobert_hf.common.atomic_writes import write_png
-from neobert_hf.common.report import markdown_table
+from neobert_hf.common.report import markdown_table, plot_confusion
 from neobert_hf.common.settings import nearest
 from neobert_hf.tasks.recipe import Task, TaskSettings
 from neobert_hf.tasks.rows import check_columns, check_known, check_texts, choose_column
@@ -28,8 +26,6 @@ PAIRS = (("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "q
 PROBLEMS = ("single_label_classification", "multi_label_classification", "regression")
 # What lists with a number for each class hold.
 FLAGS = {"0", "1", "0.0", "1.0", "False", "True"}
-# A picture of more classes could not be read.
-MOST_CLASSES_SHOWN = 60
 WORST = 10
 
 
@@ -195,10 +191,8 @@ class Classification(Task):
             return lines + worst_rows(
                 rows, errors, [names(row) for row in found], [names(row) for row in labels], "logit"
             )
-        if len(self.labels) <= MOST_CLASSES_SHOWN:
-            file = folder / f"confusion_{split}.png"
-            plot_confusion(file, confusion_matrix(labels, found, labels=range(len(self.labels))), self.labels)
-            lines += [f"![confusion matrix]({file.name})", ""]
+        counts = confusion_matrix(labels, found, labels=range(len(self.labels)))
+        lines += plot_confusion(folder / f"confusion_{split}.png", counts, self.labels)
         # Minus the logarithm of what the right label was given.
         losses = np.logaddexp.reduce(logits, axis=-1) - logits[np.arange(len(labels)), labels]
         errors = np.where(found != labels, losses, 0)
@@ -285,20 +279,3 @@ def worst_rows(rows: Dataset, errors: np.ndarray, found: Any, right: Any, measur
         shown = " ".join(text.split())[:160].replace("|", "\\|")
         table.append([number, right[number], found[number], f"{errors[number]:.2f}", shown])
     return [f"The {len(order)} worst errors:", "", *markdown_table(["Row", "Right", "Found", measure, "Text"], table)]
-
-
-def plot_confusion(file: Path, counts: np.ndarray, names: list[str]) -> None:
-    """Rows are the right classes, columns the found ones; colors are shares of a row."""
-    size = max(4, 0.28 * len(names) + 2)
-    figure = Figure(figsize=(size, size), layout="constrained")
-    axes = figure.subplots()
-    shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-    axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
-    axes.set(xlabel="found", ylabel="right")
-    axes.set_xticks(range(len(names)), names, rotation=90)
-    axes.set_yticks(range(len(names)), names)
-    if len(names) <= 15:
-        for (row, column), count in np.ndenumerate(counts):
-            color = "white" if shares[row, column] > 0.5 else "black"
-            axes.text(column, row, count, ha="center", va="center", fontsize="small", color=color)
-    write_png(file, figure)

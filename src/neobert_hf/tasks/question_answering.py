@@ -11,7 +11,7 @@ from datasets import Dataset, DatasetDict
 from transformers import AutoModelForQuestionAnswering, DataCollatorWithPadding, PreTrainedTokenizerBase
 
 from neobert_hf.common.atomic_writes import write_json
-from neobert_hf.common.report import markdown_table
+from neobert_hf.common.report import Line, Panel, markdown_table, means_by_length, plot_lines
 from neobert_hf.common.row_files import LARGEST_JSON, open_file, read_bounded
 from neobert_hf.common.settings import Count, Range
 from neobert_hf.tasks.recipe import Task, TaskSettings
@@ -51,6 +51,11 @@ def read_squad(file: Path) -> list[dict[str, Any]]:
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{file} is no JSON: {error}.") from error
     if isinstance(content, list):
+        for number, row in enumerate(content):
+            if not isinstance(row, dict):
+                raise ValueError(
+                    f"{file}, row {number:,} is {row!r:.60}; it must be an object with {', '.join(COLUMNS)}."
+                )
         return content
     try:
         return [
@@ -206,21 +211,42 @@ class QuestionAnswering(Task):
     def describe(self, split: str, encoded: Dataset, logits: Any, folder: Path) -> list[str]:
         ranked, rows = self.answers(split, encoded, logits), self.splits[split]
         write_json(folder / f"answers_{split}.json", [{"row": row, "best": best} for row, best in enumerate(ranked)])
-        wrong = []
+        wrong, scores = [], []
         for row, (best, right) in enumerate(zip(ranked, rows["texts"])):
-            if answer_scores(best[0]["text"], right)[1] == 0:
+            scores.append(answer_scores(best[0]["text"], right)[1])
+            if scores[-1] == 0:
                 wrong.append((-best[0]["score"], row, right[0] if right else "none", best[0]["text"] or "none"))
+        plot_by_length(folder / f"f1_by_length_{split}.png", rows, scores)
+        picture = [f"![F1 by the length of the text and of the answer](f1_by_length_{split}.png)", ""]
         if not wrong:
-            return ["No answer is wholly wrong."]
+            return [*picture, "No answer is wholly wrong."]
         cells = [
             [row, *(" ".join(text.split())[:80].replace("|", "\\|") for text in (rows[row]["question"], right, found))]
             for _, row, right, found in sorted(wrong)[:WORST]
         ]
         lines = [
+            *picture,
             f"The {len(cells)} surest of {len(wrong):,} wholly wrong answers (all are in answers_{split}.json):",
             "",
         ]
         return lines + markdown_table(["Row", "Question", "Right", "Found"], cells)
+
+
+def plot_by_length(file: Path, rows: Dataset, scores: list[float]) -> None:
+    """The F1 of questions with short and with long texts, and with short and with long answers."""
+    percent, texts = 100 * np.array(scores), np.array([len(text.split()) for text in rows["context"]])
+    answers = np.array([len(texts[0].split()) if texts else 0 for texts in rows["texts"]])
+    lines = [
+        Line(means_by_length(texts[chosen], percent[chosen]), label, {"marker": "o"})
+        for label, chosen in (("with an answer", answers > 0), ("without one", answers == 0))
+    ]
+    by_answer = Line(means_by_length(answers[answers > 0], percent[answers > 0]), None, {"marker": "o"})
+    axis = {"ylabel": "F1, percent", "ylim": (-3, 103)}
+    panels = [
+        Panel(lines, {"xlabel": "words of the text", **axis}, legend={"loc": "lower left"}),
+        Panel([by_answer], {"xlabel": "words of the right answer", **axis}),
+    ]
+    plot_lines(file, panels)
 
 
 def _with_answers(split: str, table: Dataset) -> Dataset:
@@ -230,11 +256,7 @@ def _with_answers(split: str, table: Dataset) -> Dataset:
     rows["question"] = [question.strip() for question in rows["question"]]
     for number, (context, answers) in enumerate(zip(rows["context"], table["answers"])):
         where = f"The split {split}, row {number:,}"
-        if isinstance(answers, list):
-            answers = {name: [answer.get(name) for answer in answers] for name in ("text", "answer_start")}
-        texts, starts = (answers or {}).get("text") or [], (answers or {}).get("answer_start") or []
-        if len(texts) != len(starts):
-            raise ValueError(f"{where}: {len(texts)} texts of answers and {len(starts)} places; they must be as many.")
+        texts, starts = _texts_and_starts(answers, where)
         for text, start in zip(texts, starts):
             if not isinstance(text, str) or not text.strip() or not isinstance(start, int):
                 raise ValueError(f"{where}: an answer is {text!r} at {start!r}; it must be a text at a number.")
@@ -245,6 +267,28 @@ def _with_answers(split: str, table: Dataset) -> Dataset:
         rows["texts"].append(texts)
         rows["starts"].append(starts)
     return Dataset.from_dict(rows)
+
+
+def _texts_and_starts(answers: Any, where: str) -> tuple[list, list]:
+    """The answers of a row, which are a list of texts with their places, or a list of texts and one of places."""
+    if answers is None or answers == []:
+        return [], []
+    names = ("text", "answer_start")
+    if isinstance(answers, list) and all(
+        isinstance(answer, dict) and set(names) <= answer.keys() for answer in answers
+    ):
+        return tuple([answer[name] for answer in answers] for name in names)
+    if not isinstance(answers, dict) or not all(isinstance(answers.get(name), list) for name in names):
+        raise ValueError(
+            f"{where}: `answers` is {answers!r:.80}; it must be as in SQuAD, a list such as "
+            '[{"text": "cat", "answer_start": 4}] or {"text": ["cat"], "answer_start": [4]}, empty if there is none.'
+        )
+    if len(answers["text"]) != len(answers["answer_start"]):
+        raise ValueError(
+            f"{where}: {len(answers['text'])} texts of answers and {len(answers['answer_start'])} places; they must be "
+            "as many."
+        )
+    return answers["text"], answers["answer_start"]
 
 
 def answer_tokens(starts: list[int], ends: list[int], texts: list[str], places: list[int]) -> tuple[int, int]:

@@ -129,7 +129,7 @@ def _read_files(split: str, files: list[Path], readers: MappingProxyType[str, Re
 
 
 def _table(file: Path, rows: list[dict[str, Any]]) -> Dataset:
-    if not rows:
+    if not any(rows):
         raise ValueError(f"{file} is empty: it holds no row.")
     return Dataset.from_list(rows)
 
@@ -151,13 +151,13 @@ def choose_column(table: Dataset, given: str | None, guesses: Sequence[str], set
 
 
 def check_columns(splits: DatasetDict, columns: Sequence[str]) -> None:
-    """Refuse splits that lack a column that the training rows have."""
+    """Refuse splits that lack a column that is read."""
     for split, table in splits.items():
         for name in columns:
             if name not in table.column_names:
                 raise ValueError(
-                    f"The split {split} has no column {name!r}; it has {', '.join(table.column_names)}, and the "
-                    f"training rows have {', '.join(columns)}."
+                    f"The split {split} has no column {name!r}; it has {', '.join(table.column_names) or 'none'}. "
+                    f"Every split must have {', '.join(columns)}: rename its columns, or add what is missing."
                 )
 
 

@@ -8,6 +8,7 @@ marks the beginning of a word by the space before it would take words one by one
 import re
 from bisect import bisect_right
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -15,7 +16,7 @@ from types import MappingProxyType
 import numpy as np
 import torch
 from datasets import ClassLabel, Dataset, DatasetDict
-from sklearn.metrics import precision_recall_fscore_support
+from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 from transformers import (
     AutoModelForTokenClassification,
     BatchEncoding,
@@ -23,7 +24,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from neobert_hf.common.report import markdown_table
+from neobert_hf.common.report import markdown_table, plot_confusion
 from neobert_hf.common.row_files import open_file
 from neobert_hf.tasks.recipe import Task, TaskSettings
 from neobert_hf.tasks.rows import CSV_READERS, check_columns, check_known, choose_column
@@ -43,6 +44,14 @@ class TokenClassificationSettings(TaskSettings):
 
     word_column: str | None = field(default=None, metadata={"help": "lists of words; guessed if unset"})
     tag_column: str | None = field(default=None, metadata={"help": "lists of as many tags; guessed if unset"})
+    tag_names: list[str] = field(
+        default_factory=list, metadata={"help": "of tags that are bare numbers: the names of 0, 1, 2, ... in order"}
+    )
+
+    def __post_init__(self):
+        super().__post_init__()
+        if doubled := [name for name in self.tag_names if not name.strip() or self.tag_names.count(name) > 1]:
+            raise ValueError(f"`tag_names` has {doubled[0]!r}; it must name every tag once, and none may be empty.")
 
 
 # Before a sentence, as in MultiCoNER and CoNLL-U: `# id 5239d808 domain=en`. A word may be `#` as well.
@@ -94,7 +103,7 @@ class TokenClassification(Task):
         tags = choose_column(table, settings.tag_column, TAGS, "tag_column")
         check_columns(splits, [words, tags])
         print(f"columns: words {words}, tags {tags} (settings can name others)", flush=True)
-        named = {split: named_tags(table, tags, split) for split, table in splits.items()}
+        named = {split: named_tags(table, tags, split, settings.tag_names) for split, table in splits.items()}
         used = {}
         for split, table in splits.items():
             check_rows(split, table[words][:], named[split])
@@ -187,26 +196,52 @@ class TokenClassification(Task):
 
     def describe(self, split: str, encoded: Dataset, logits: np.ndarray, folder: Path) -> list[str]:
         found, right = self.predictions(split, encoded, logits), self.references(split)
-        if self.entities:
-            return markdown_table(["Entity", "Precision", "Recall", "F1", "Entities"], entities_of(found, right))
         flat = [[tag for row in rows for tag in row] for rows in (right, found)]
+        # Of entities the picture is of words, too: which type each is of, wherever its entity begins.
+        kind = (lambda tag: tag.partition("-")[2] or tag) if self.entities else (lambda tag: tag)
+        names = list(dict.fromkeys(map(kind, self.labels)))
+        counts = confusion_matrix(*([kind(tag) for tag in tags] for tags in flat), labels=names)
+        picture = plot_confusion(folder / f"confusion_{split}.png", counts, names)
+        if self.entities:
+            head = ["Entity", "Precision", "Recall", "F1", "Entities"]
+            return [*markdown_table(head, entities_of(found, right)), "", *picture]
         counted = precision_recall_fscore_support(*flat, labels=self.labels, average=None, zero_division=0)
         rows = [
             [tag, *(f"{100 * part:.1f}" for part in parts[:3]), parts[3]] for tag, *parts in zip(self.labels, *counted)
         ]
-        return markdown_table(["Tag", "Precision", "Recall", "F1", "Words"], rows)
+        return [*markdown_table(["Tag", "Precision", "Recall", "F1", "Words"], rows), "", *picture]
 
 
-def named_tags(table: Dataset, column: str, split: str) -> list[list[str]]:
-    """The tags of all rows by name."""
-    feature = getattr(table.features[column], "feature", None)
-    if feature is None:
-        raise ValueError(f"The split {split}: {column!r} holds {table.features[column]}; it must hold lists of tags.")
-    naming = feature.int2str if isinstance(feature, ClassLabel) else str
-    rows = table[column][:]
+def named_tags(table: Dataset, column: str, split: str, names: Sequence[str] = ()) -> list[list[str]]:
+    """The tags of all rows by name.
+
+    Args:
+        names: of tags that are bare numbers.
+    """
+    where = f"The split {split}: {column!r}"
+    if (feature := getattr(table.features[column], "feature", None)) is None:
+        raise ValueError(f"{where} holds {table.features[column]}; it must hold lists of tags.")
+    kind, rows = str(getattr(feature, "dtype", feature)), table[column][:]
+    # Numbers would be labels that are called 0 and 3, which name no entity: seqeval would never be asked.
+    bare = not isinstance(feature, ClassLabel) and kind.startswith(("int", "uint"))
+    if not bare and names:
+        raise ValueError(f"`tag_names` is given, and {column!r} of the split {split} has names already: leave it out.")
+    if not bare and not isinstance(feature, ClassLabel) and kind not in ("string", "large_string", "null"):
+        raise ValueError(f"{where} holds lists of {kind}; tags must be texts, or numbers whose names are known.")
     for number, row in enumerate(rows):
         if row is None or any(tag in (None, "") or (isinstance(tag, int) and tag < 0) for tag in row):
             raise ValueError(f"The split {split}, row {number:,} has a word without a tag: {row!r:.80}.")
+    if bare:
+        used = sorted({tag for row in rows for tag in row})
+        if not names:
+            raise ValueError(
+                f"{where} holds the numbers {', '.join(map(str, used[:8]))}{', ...' if len(used) > 8 else ''}, and "
+                "nothing says which tags they are. Set `tag_names` to the names of 0, 1, 2, ... in order, such as "
+                "[O, B-PER, I-PER], or give the tags as texts."
+            )
+        if used and used[-1] >= len(names):
+            raise ValueError(f"{where} has the tag {used[-1]}, and `tag_names` names {len(names)}, from 0 on: add it.")
+    naming = names.__getitem__ if bare else feature.int2str if isinstance(feature, ClassLabel) else str
     return [[naming(tag) for tag in row] for row in rows]
 
 

@@ -1,0 +1,103 @@
+"""What reports say of single rows, and what their pictures show: from scores that are made up, so from no training."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from datasets import Dataset, DatasetDict
+
+from neobert_hf.common.report import plot_confusion
+from neobert_hf.tasks.classification import Classification, ClassificationSettings
+from neobert_hf.tasks.question_answering import QuestionAnswering, QuestionAnsweringSettings
+from neobert_hf.tasks.token_classification import TokenClassification, TokenClassificationSettings
+from tests.helpers.small_tokenizer import small_tokenizer
+from tests.helpers.task_runs import asked_rows, tagged_rows
+
+
+def both_splits(rows: list[dict]) -> DatasetDict:
+    table = Dataset.from_list(rows)
+    return DatasetDict({"train": table, "validation": table})
+
+
+def classes(rows: list[dict], **settings) -> Classification:
+    return Classification(ClassificationSettings("model", "data", **settings), both_splits(rows))
+
+
+def table_below(lines: list[str], title: str) -> list[list[str]]:
+    """The cells of the table under a line, without its head."""
+    rows = lines[lines.index(title) + 4 :]
+    return [row.removeprefix("| ").removesuffix(" |").split(" | ") for row in rows]
+
+
+# How sure of the wrong class the model is of each row; the last one is right.
+MARGINS = [3, 9, 1, 7, 12, 5, 2, 11, 4, 8, 6, 10, 13, -2]
+
+
+def test_the_ten_worst_errors_are_the_worst_in_their_order(tmp_path):
+    rows = [{"text": f"row\n{number} a|b {'x' * 200}", "label": "yn"[number % 2]} for number in range(len(MARGINS))]
+    task = classes(rows)
+    logits = np.zeros((len(rows), 2))
+    # The labels are n and y; of an even row y is right.
+    for number, margin in enumerate(MARGINS):
+        logits[number, number % 2] = margin
+    found = table_below(task.describe("validation", None, logits, tmp_path), "The 10 worst errors:")
+    order = sorted(range(13), key=lambda number: -MARGINS[number])[:10]
+    assert [int(cells[0]) for cells in found] == order and order[:3] == [12, 4, 7]
+    assert found[0] == ["12", "y", "n", f"{math.log1p(math.exp(13)):.2f}", f"row 12 a\\|b {'x' * 200}"[:161]]
+    assert found[2][:4] == ["7", "n", "y", f"{math.log1p(math.exp(11)):.2f}"]
+
+
+def test_errors_of_numbers_and_of_several_classes(tmp_path):
+    task = classes([{"text": f"t{number}", "label": number + 0.5} for number in range(3)])
+    lines = task.describe("validation", None, np.array([[1.5], [1.5], [5.5]]), tmp_path)
+    assert table_below(lines, "The 2 worst errors:") == [
+        ["2", "2.5", "5.5", "3.00", "t2"],
+        ["0", "0.5", "1.5", "1.00", "t0"],
+    ]
+    task = classes([{"text": f"t{number}", "label": names} for number, names in enumerate((["a"], ["a", "b"], ["b"]))])
+    lines = task.describe("validation", None, np.array([[1.0, 2.0], [-4.0, -3.0], [-1.0, 1.0]]), tmp_path)
+    assert table_below(lines, "The 2 worst errors:") == [
+        ["1", "a, b", "none", "4.00", "t1"],
+        ["0", "a", "a, b", "2.00", "t0"],
+    ]
+    right = task.describe("validation", None, np.array([[1.0, -2.0], [4.0, 3.0], [-1.0, 1.0]]), tmp_path)
+    assert right[-1] == "No row is wrong."
+
+
+def test_the_surest_wrong_answers_and_the_picture(tmp_path):
+    rows = asked_rows(13)
+    task = QuestionAnswering(QuestionAnsweringSettings("model", "data", stride=4, best_answers=1), both_splits(rows))
+    encoded = task.encode(small_tokenizer(), 64)["validation"]
+    start, expected = np.full((len(rows), 64), -50.0), []
+    for number, window in enumerate(encoded):
+        right, words = window["start_positions"], rows[number]["context"].split()
+        first = right - rows[number]["answers"][0]["answer_start"] // 2
+        # The word beside the answer, with another certainty for each row; the last row is right.
+        place = right if number == 12 else right - 1 if right > first else right + 1
+        start[number, place] = MARGINS[number]
+        expected.append([str(number), "n ?", words[right - first], words[place - first]])
+    lines = task.describe("validation", encoded, (start, start), tmp_path)
+    found = table_below(lines, "The 10 surest of 12 wholly wrong answers (all are in answers_validation.json):")
+    order = sorted(range(12), key=lambda number: -MARGINS[number])[:10]
+    assert found == [expected[number] for number in order]
+    assert len(json.loads((tmp_path / "answers_validation.json").read_text())) == 13
+    assert "(f1_by_length_validation.png)" in lines[0]
+    assert (tmp_path / "f1_by_length_validation.png").stat().st_size > 5_000
+
+
+@pytest.mark.parametrize("entities", [True, False])
+def test_the_picture_of_tags(tmp_path, entities):
+    """Of entities it is of their types, whether a word begins one or not."""
+    rows = tagged_rows(8) if entities else [{"tokens": ["a", "b", "c"], "tags": ["x", "y-1", "z"]}]
+    rows += [{"tokens": ["a", "a"], "tags": ["B-PER", "I-PER"]}] if entities else []
+    task = TokenClassification(TokenClassificationSettings("model", "data"), both_splits(rows))
+    encoded = task.encode(small_tokenizer(), 64)["validation"]
+    # The first tag, O or x, is said of every word.
+    lines = task.describe("validation", encoded, np.zeros((len(encoded), 64)), tmp_path)
+    names = ["O", "LOC", "PER"] if entities else ["x", "y-1", "z"]
+    tags = [tag.split("-")[-1] if entities else tag for row in rows for tag in row["tags"]]
+    counts = np.array([[tags.count(name), 0, 0] for name in names])
+    shown = plot_confusion(tmp_path / "expected.png", counts, names)
+    assert lines[-2:] == ["![confusion matrix](confusion_validation.png)", ""] and len(shown) == 2
+    assert (tmp_path / "confusion_validation.png").read_bytes() == (tmp_path / "expected.png").read_bytes()
