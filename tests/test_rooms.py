@@ -31,7 +31,7 @@ ROOMS = {
     "evaluation/mteb": {"common", "embeddings"},
     "evaluation/pseudo_perplexity": {"common"},
     "search": {"common", "embeddings"},
-    "checkpoints": {"common", "training"},
+    "checkpoints": {"common", "training", "embeddings"},
 }
 
 

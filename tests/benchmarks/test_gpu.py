@@ -268,9 +268,9 @@ SCRIPT = """
 import torch
 import transformers.modeling_flash_attention_utils as flash_utils
 from tests.benchmarks import test_throughput
-from tests.model import test_flash
+from tests.helpers import flash_kernel
 test_throughput.shrink_encoders()
-functions = (test_flash.flash_attn_func, test_flash.flash_attn_varlen_func, None, None, None)
+functions = (flash_kernel.flash_attn_func, flash_kernel.flash_attn_varlen_func, None, None, None)
 flash_utils._lazy_imports = lambda *args, **kwargs: functions
 torch.compile = lambda function, **options: function
 import gpu, throughput

@@ -561,9 +561,10 @@ def test_dry_run_prints_what_would_be_sent(work, tmp_path, capsys):
 
 
 def test_mteb_results_are_in_the_model_index(work, tmp_path):
-    model = model_fingerprint(load_embedding_model(str(work / "mlm"), torch.float32))
+    loaded = load_embedding_model(str(work / "mlm"), torch.float32)
+    own = {"model": model_fingerprint(loaded), "dtype": "float32", "max_length": loaded.max_seq_length}
     result = {"task": "STS12", "type": "STS", "metric": "cosine_spearman", "score": 0.71}
-    result |= {"settings": {"model": model, "dtype": "float32"}, "result": {"dataset_revision": "abc"}}
+    result |= {"settings": own, "result": {"dataset_revision": "abc"}}
     shutil.copytree(work / "mlm", tmp_path / "mlm")
     earlier = [result_of("STS12", 0.5), result_of("STS13", 0.6)]
     earlier[0].metric_type = "cosine_spearman"
@@ -576,6 +577,10 @@ def test_mteb_results_are_in_the_model_index(work, tmp_path):
     assert [(one.dataset_name, one.metric_value) for one in facts.eval_results] == [
         ("RefinedWeb", 9.5), ("MTEB STS12", 0.71)
     ]  # fmt: skip
+    # Of texts that were cut to less than the model reads, the card says so.
+    (tmp_path / "STS12.json").write_text(json.dumps(result | {"settings": own | {"max_length": 16}}))
+    (found,) = gather_facts(work / "mlm", None, str(tmp_path)).eval_results
+    assert found.dataset_name == "MTEB STS12, texts cut at 16 tokens"
     with pytest.raises(ValueError, match="holds no results"):
         gather_facts(work / "mlm", None, str(work))
     with pytest.raises(ValueError, match="config.json is no result"):

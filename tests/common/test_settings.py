@@ -100,9 +100,9 @@ def test_errors_in_extended_files_name_the_file(tmp_path, base, text, message):
         parse(tmp_path, text)
 
 
-def test_an_unknown_name_is_taken_for_one_that_begins_alike():
-    known = ["--ddp_find_unused_parameters", "--learning_rate", "--rope", "--eval_steps", "--eval_strategy"]
-    meant = {"--rope_parameters": "--rope", "--eval_step": "--eval_steps", "--lerning_rate": "--learning_rate"}
+def test_an_unknown_name_is_taken_for_the_one_that_it_begins_with_or_is_like():
+    known = ["--ddp_find_unused_parameters", "--learning_rate", "--rope", "--num_train_epochs", "--train_data"]
+    meant = {"--rope_parameters": "--rope", "--train_epochs": "--num_train_epochs", "--lerning_rate": "--learning_rate"}
     for wrong, right in meant.items():
         assert nearest(wrong, known) == f"; did you mean {right!r}?"
 

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent.parent
 # Beside the clone, or in it: to a machine with a GPU only the clone is copied.
 SHARED = ROOT / "shared" if (ROOT / "shared").is_dir() else ROOT.parent / "shared"
 
-# Varlen and masked backends that run on a CPU. Flash kernels need a GPU; test_flash.py has a stand-in for them.
+# Varlen and masked backends that run on a CPU. Flash kernels need a GPU; flash_kernel.py has a stand-in for them.
 CPU_BACKENDS = ("sdpa", "eager", "flex_attention")
 
 

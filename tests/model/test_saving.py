@@ -10,7 +10,7 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoConfig
 
@@ -220,3 +220,27 @@ def test_a_class_with_further_arguments_saves_and_loads(tmp_path):
     model = ScoredModel(small_config(), 5)
     model.save_pretrained(tmp_path)
     assert torch.equal(ScoredModel.from_pretrained(tmp_path, 5).head.weight, model.head.weight)
+
+
+class OwnSizes(NeoBERTForMaskedLM):
+    """It makes its config itself."""
+
+    def __init__(self):
+        super().__init__(small_config())
+
+
+def test_a_class_that_makes_its_own_config_saves(tmp_path):
+    OwnSizes().save_pretrained(tmp_path)
+    assert NeoBERTForMaskedLM.from_pretrained(tmp_path).config.hidden_size == small_config().hidden_size
+
+
+def test_weights_that_another_library_stores_in_parts_are_saved(tmp_path):
+    model = small_model()
+    tensors = model.state_dict()
+    weight = tensors.pop("transformer_encoder.0.qkv.weight")
+    parts = {
+        "transformer_encoder.0.qkv.weight._data": weight.char(),
+        "transformer_encoder.0.qkv.input_scale": weight[0],
+    }
+    model.save_pretrained(tmp_path, state_dict=tensors | parts)
+    assert "transformer_encoder.0.qkv.weight._data" in load_file(tmp_path / "model.safetensors")

@@ -264,6 +264,11 @@ def test_answers_outside_the_text(answers, message):
 def test_questions_without_answers():
     none = [row | {"answers": []} for row in ASKED_ROWS]
     settings = QuestionAnsweringSettings("model", "data")
+    # `{}` for none, in a file whose other rows have both keys.
+    both = [{name: [one[name] for one in row["answers"]] for name in ("text", "answer_start")} for row in ASKED_ROWS]
+    rows = [row | {"answers": answers} for row, answers in zip(ASKED_ROWS, both)]
+    mixed = [*rows, ASKED_ROWS[0] | {"answers": {}}]
+    assert len(QuestionAnswering(settings, splits(train=mixed, validation=mixed)).splits["train"]) == len(mixed)
     with pytest.raises(ValueError, match=r"split validation has questions without an answer \(row 0\)"):
         QuestionAnswering(settings, splits(train=ASKED_ROWS, validation=none))
     empty = [row | {"context": ""} for row in ASKED_ROWS]

@@ -162,7 +162,7 @@ def read_mteb_results(folder: Path, model: Path) -> list[EvalResult]:
     # Not at the top: it takes Sentence Transformers ten seconds to be imported, and most cards need none of it.
     from neobert_hf.embeddings.inference import load_embedding_model, model_fingerprint
 
-    fingerprints = {}
+    fingerprints, names = {}, []
     for file, result in zip(files, results):
         measured, dtype, kept = (result["settings"].get(name) for name in ("model", "dtype", "truncate_dim"))
         if kept is not None:
@@ -173,21 +173,24 @@ def read_mteb_results(folder: Path, model: Path) -> list[EvalResult]:
         if dtype not in fingerprints:
             loaded = load_embedding_model(str(model), getattr(torch, dtype), device="cpu")
             fingerprints[dtype] = model_fingerprint(loaded)
+            own_limit = loaded.max_seq_length
         if fingerprints[dtype] != measured:
             raise ValueError(
-                f"{file} is not the result of {model} as it is: its weights, tokenizer, prompts or `max_length` were "
-                "others. Evaluate this model."
+                f"{file} is not the result of {model} as it is: its weights, tokenizer or prompts were others. "
+                "Evaluate this model."
             )
+        limit = result["settings"].get("max_length")
+        names.append(f"MTEB {result['task']}" + (f", texts cut at {limit:,} tokens" if limit != own_limit else ""))
     return [
         EvalResult(
             task_type=result["type"].lower(),
             dataset_type=result["task"],
-            dataset_name=f"MTEB {result['task']}",
+            dataset_name=name,
             dataset_revision=result["result"]["dataset_revision"],
             metric_type=result["metric"],
             metric_value=result["score"],
         )
-        for result in results
+        for name, result in zip(names, results)
     ]
 
 

@@ -310,12 +310,10 @@ def _check_values(path: str, values: dict[str, Any], hints: dict[str, Any]) -> d
 def nearest(name: str, known: list[str]) -> str:
     """The end of an error message about an unknown name: the known one that is most like it, or all.
 
-    One that begins with the same word comes first: `rope_parameters` is meant to be about `rope`, and not about
-    `ddp_find_unused_parameters`.
+    One that it begins with comes first: `rope_parameters` is about `rope`, and not about `ddp_find_unused_parameters`.
     """
-    first_words = {one: one.strip("-").split("_")[0] for one in (name, *known)}
-    akin = [one for one in known if first_words[one] == first_words[name]]
-    matches = difflib.get_close_matches(name, akin, n=1, cutoff=0.4) or difflib.get_close_matches(name, known, n=1)
+    begins = [one for one in known if name.startswith(f"{one}_")]
+    matches = begins or difflib.get_close_matches(name, known, n=1)
     return f"; did you mean {matches[0]!r}?" if matches else f"; known are {', '.join(sorted(known))}."
 
 

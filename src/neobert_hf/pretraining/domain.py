@@ -16,7 +16,7 @@ from neobert_hf.common.text_sources import describe_files, local_files, stream_t
 from neobert_hf.common.tokenizers import load_tokenizer
 from neobert_hf.modeling_neobert import NeoBERTForMaskedLM
 from neobert_hf.pretraining.adapting import load_masked_lm, read_start
-from neobert_hf.pretraining.arguments import BatchArguments, DataArguments
+from neobert_hf.pretraining.arguments import DataArguments
 from neobert_hf.pretraining.batches import DocumentKey
 from neobert_hf.pretraining.raw_text import RawTextSettings
 from neobert_hf.pretraining.recipe import plot_curves
@@ -33,7 +33,7 @@ METRICS, TIMES = {"loss": 3, "perplexity": 1}, ("before", "after")
 
 
 @dataclass(kw_only=True)
-class DomainSettings(RawTextSettings, BatchArguments):
+class DomainSettings(RawTextSettings):
     """What is adapted, and to which text."""
 
     model: PathOrId = field(metadata={"help": "a masked language model of NeoBERT: path or Hub id"})

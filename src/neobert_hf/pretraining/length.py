@@ -12,7 +12,7 @@ from neobert_hf.common.report import Line, Panel, markdown_table, plot_lines
 from neobert_hf.common.settings import Count, PathOrId, Positive, Range
 from neobert_hf.common.text_sources import stream_text
 from neobert_hf.configuration_neobert import NeoBERTConfig
-from neobert_hf.pretraining.arguments import BatchArguments, DataArguments
+from neobert_hf.pretraining.arguments import DataArguments
 from neobert_hf.pretraining.raw_text import RawTextSettings
 
 
@@ -22,7 +22,7 @@ MIXTURE = {0.0: 0.2, 0.25: 0.4, 0.5: 0.4}
 
 
 @dataclass(kw_only=True)
-class LengthSettings(RawTextSettings, BatchArguments):
+class LengthSettings(RawTextSettings):
     """How much longer texts the model is to read, and what it learns that from."""
 
     model: PathOrId = field(metadata={"help": "a masked language model of NeoBERT: path or Hub id"})

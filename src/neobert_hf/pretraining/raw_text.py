@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from neobert_hf.common.settings import Count, Range
+from neobert_hf.pretraining.arguments import BatchArguments
 from neobert_hf.pretraining.preparing import PrepareArguments, prepare
 
 
 @dataclass(kw_only=True)
-class RawTextSettings:
-    """How raw text is prepared."""
+class RawTextSettings(BatchArguments):
+    """How raw text is prepared, and what batches are made of it."""
 
     held_out_share: Annotated[float, Range(above=0, below=1)] = field(
         default=0.05, metadata={"help": "of the documents of a text, never trained on"}

@@ -1,6 +1,6 @@
 """The steps of examples/shrink.py: a model is cut, and learns from the one that it was cut out of."""
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
@@ -22,7 +22,7 @@ from neobert_hf.common.settings import (
 from neobert_hf.common.tokenizers import load_tokenizer
 from neobert_hf.modeling_neobert import NeoBERTForMaskedLM
 from neobert_hf.pretraining.adapting import load_masked_lm, read_start
-from neobert_hf.pretraining.arguments import BatchArguments, DataArguments, ModelArguments, PretrainingArguments
+from neobert_hf.pretraining.arguments import DataArguments, ModelArguments, PretrainingArguments
 from neobert_hf.pretraining.raw_text import RawTextSettings
 from neobert_hf.pretraining.recipe import checkpoint_settings, read_data
 from neobert_hf.pretraining.shards import read_manifest
@@ -30,6 +30,8 @@ from neobert_hf.pretraining.trainer import MicroBatches, MLMTrainer, Pretraining
 from neobert_hf.training.cutting import Cut, CutSettings, cut_model
 
 
+# Settings that say nothing of a text that is prepared already.
+OF_RAW_TEXT = ("text_column", "held_out_share", "held_out_documents", "num_proc")
 # In the folder of the cut model.
 CUT = "cut.json"
 # What distillation is, beside the batches and the arguments of training.
@@ -39,7 +41,7 @@ OF_PRETRAINING = ("perplexity", "mfu", "mfu_of_products")
 
 
 @dataclass(kw_only=True)
-class ShrinkSettings(RawTextSettings, BatchArguments, CutSettings):
+class ShrinkSettings(RawTextSettings, CutSettings):
     """Which model becomes smaller, how small, and how it is distilled."""
 
     model: PathOrId = field(metadata={"help": "the large masked language model of NeoBERT: path or Hub id"})
@@ -64,12 +66,19 @@ class ShrinkSettings(RawTextSettings, BatchArguments, CutSettings):
     def __post_init__(self):
         check_ranges(self)
         super().__post_init__()
+
+    def check_text(self) -> None:
+        """Raise what is wrong with the names of the text, before any work."""
         folders = (self.train_data, self.validation_data)
         if (self.text is None) == (folders == (None, None)) or (self.text is None and None in folders):
             raise ValueError(
                 f"`text` is {self.text!r}, `train_data` {self.train_data!r} and `validation_data` "
                 f"{self.validation_data!r}: give `text`, or both folders in its place."
             )
+        defaults = {entry.name: entry.default for entry in fields(self) if entry.name in OF_RAW_TEXT}
+        given = [name for name, default in defaults.items() if getattr(self, name) != default]
+        if self.text is None and given:
+            raise ValueError(f"`{given[0]}` is for raw text, and `train_data` is prepared already: leave it out.")
 
 
 def read_teacher(
@@ -80,6 +89,7 @@ def read_teacher(
     Raises:
         FileNotFoundError, ValueError: if the model, the sizes and the text do not go together.
     """
+    settings.check_text()
     teacher = load_masked_lm(settings.model).to(arguments.device).eval().requires_grad_(False)
     settings.sizes(teacher.config)
     arguments.gradient_accumulation_steps = settings.accumulation_steps(arguments.world_size)

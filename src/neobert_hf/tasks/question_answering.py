@@ -271,9 +271,10 @@ def _with_answers(split: str, table: Dataset) -> Dataset:
 
 def _texts_and_starts(answers: Any, where: str) -> tuple[list, list]:
     """The answers of a row, which are a list of texts with their places, or a list of texts and one of places."""
-    if answers is None or answers == []:
-        return [], []
     names = ("text", "answer_start")
+    # A file with rows of both forms gives None for each key that `{}` lacks.
+    if answers in (None, [], dict.fromkeys(names)):
+        return [], []
     if isinstance(answers, list) and all(
         isinstance(answer, dict) and set(names) <= answer.keys() for answer in answers
     ):

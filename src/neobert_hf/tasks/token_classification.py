@@ -44,13 +44,14 @@ class TokenClassificationSettings(TaskSettings):
 
     word_column: str | None = field(default=None, metadata={"help": "lists of words; guessed if unset"})
     tag_column: str | None = field(default=None, metadata={"help": "lists of as many tags; guessed if unset"})
-    tag_names: list[str] = field(
-        default_factory=list, metadata={"help": "of tags that are bare numbers: the names of 0, 1, 2, ... in order"}
+    tag_names: list[str] | None = field(
+        default=None, metadata={"help": "of tags that are bare numbers: the names of 0, 1, 2, ... in order"}
     )
 
     def __post_init__(self):
         super().__post_init__()
-        if doubled := [name for name in self.tag_names if not name.strip() or self.tag_names.count(name) > 1]:
+        names = self.tag_names or []
+        if doubled := [name for name in names if not name.strip() or names.count(name) > 1]:
             raise ValueError(f"`tag_names` has {doubled[0]!r}; it must name every tag once, and none may be empty.")
 
 
@@ -103,7 +104,7 @@ class TokenClassification(Task):
         tags = choose_column(table, settings.tag_column, TAGS, "tag_column")
         check_columns(splits, [words, tags])
         print(f"columns: words {words}, tags {tags} (settings can name others)", flush=True)
-        named = {split: named_tags(table, tags, split, settings.tag_names) for split, table in splits.items()}
+        named = {split: named_tags(table, tags, split, settings.tag_names or ()) for split, table in splits.items()}
         used = {}
         for split, table in splits.items():
             check_rows(split, table[words][:], named[split])

@@ -77,6 +77,9 @@ class FineTuningArguments(LoraArguments, TrainingArguments):
                 raise ValueError(
                     f"`{name}_strategy` is {strategy!r}; this recipe evaluates, saves and logs at every `eval_steps`."
                 )
+        if self.eval_strategy == "steps" and self.eval_steps is None:
+            # Transformers would make 500 of it, more than a small run has.
+            raise ValueError("`eval_strategy` is 'steps' without `eval_steps`: set these, or leave both out.")
         for name in ("save_steps", "logging_steps"):
             every = getattr(self, name)
             # 500 is what Transformers has where nothing is given.

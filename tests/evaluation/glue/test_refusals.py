@@ -224,6 +224,7 @@ BAD_FLAGS = [
     ({"eval_steps": 0.5}, "`eval_steps` is 0.5; it must be a whole number of steps"),
     ({"greater_is_better": False}, "`greater_is_better` is False; this recipe needs True"),
     ({"eval_strategy": "epoch"}, "`eval_strategy` is 'epoch'; this recipe evaluates, saves and logs at every"),
+    ({"eval_strategy": "steps", "eval_steps": None}, "`eval_strategy` is 'steps' without `eval_steps`"),
     ({"save_strategy": "no"}, "`save_strategy` is 'no'"),
     ({"save_steps": 7}, "`save_steps` is 7.0; this recipe evaluates, saves and logs at the same steps"),
     ({"eval_delay": 20}, "`eval_delay` is 20.0; this recipe needs 0"),

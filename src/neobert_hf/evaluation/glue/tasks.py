@@ -236,8 +236,8 @@ def _check(task: GlueTask, table: Dataset, columns: dict[str, str], place: str) 
         if missing := table.data.column(column).null_count:
             first = table[column][:].index(None)
             raise ValueError(f"{place}: {missing:,} rows have no {column!r} (None), first row {first:,}. Correct them.")
-    _check_not_empty(task, table, used, place)
     labels = _number_labels(task, table, label, place)
+    _check_not_empty(task, table, used, labels, place)
     for text in texts:
         if text not in table.column_names:
             table = table.add_column(text, _fill(text, table))
@@ -265,10 +265,11 @@ def _fill(text: str, table: Dataset) -> list[str]:
     return ["".join(part for pair in zip(between, (*row, "")) for part in pair) for row in rows]
 
 
-def _check_not_empty(task: GlueTask, table: Dataset, used: list[str], place: str) -> None:
-    """Refuse texts that are empty or hold spaces alone, but for as many rows as the task says to be known."""
+def _check_not_empty(task: GlueTask, table: Dataset, used: list[str], labels: list, place: str) -> None:
+    """Refuse labelled texts that are empty or of spaces alone, but for as many rows as the task says to be known."""
     columns = [table[column][:] for column in used]
-    empty = [row for row, found in enumerate(zip(*columns)) if not all(text.strip() for text in found)]
+    rows = enumerate(zip(labels, zip(*columns)))
+    empty = [row for row, (label, found) in rows if label is not None and not all(text.strip() for text in found)]
     if len(empty) > task.empty_texts:
         column = next(name for name, column in zip(used, columns) if not column[empty[0]].strip())
         raise ValueError(
