@@ -6,11 +6,11 @@ benchmarks/results/domain.md and domain.png.
 A model is pretrained on all other text, and examples/adapt_domain.py adapts it, with five seeds for each way. Documents
 are held out by their text, so those that adapting holds out of the general text were held out of pretraining, too. The
 model and the adapted ones are then fine-tuned for two tasks of the domain, which are tested on documents that none of
-them has read. Interrupted, the same command goes on.
+them has read. Interrupted, the same command goes on, on another machine as well: see stored_runs.py.
 """
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +20,7 @@ from datasets import load_dataset
 from domain_tasks import LABELLED, is_test_document, prepare_tasks, retrieval_score, tags_score, test_pairs
 from embedding_scores import Retrieval, ndcg_at_10
 from pretraining import ROOT, run
+from stored_runs import StoredRuns
 
 from neobert_hf.common.atomic_writes import atomic_write, write_text
 from neobert_hf.common.report import Line, Panel, markdown_table, mean_interval, plot_lines
@@ -90,8 +91,6 @@ def pretrain(settings: DomainBenchmark, output: Path) -> Path:
     data, log, model = output / "data", output / "log.txt", output / "pretraining" / "model"
     if model.exists():
         return model
-    if not (data / "general.parquet").exists():
-        divide(settings, data)
     general = f"--source {data}/general.parquet"
     if not (data / "tokenizer").exists():
         run("train_tokenizer.py", f"{general} --vocab_size 8192 --output_dir {data}/tokenizer", log)
@@ -116,13 +115,19 @@ def adapt(settings: DomainBenchmark, output: Path, model: Path, way: str, seed: 
         flags = f"--config {ROOT}/configs/adapt/domain.yaml --model {model} {texts} --use_cpu true --bf16 false"
         flags += f" --report_to none {settings.adapting} {WAYS[way]} --seed {seed} --output_dir {folder}"
         run("adapt_domain.py", flags, output / "log.txt", threads=1)
-    return json.loads((folder / "report.json").read_text()) | {"log": json.loads((folder / "log.json").read_text())}
+    log = json.loads((folder / "log.json").read_text())
+    evaluations = [entry for entry in log if "eval_loss" in entry]
+    return json.loads((folder / "report.json").read_text()) | {"evaluations": evaluations}
 
 
 def score_tasks(settings: DomainBenchmark, output: Path, model: Path, way: str, seed: int) -> dict[str, float]:
     """Percent that the model, or an adapted one, reaches in the tasks of the domain after fine-tuning."""
     folder, tasks = folder_of(output, way, seed), output / "tasks"
-    start = model if way == BEFORE else folder / "model"
+    start = model
+    if way != BEFORE:
+        # Not again if it was adapted here; another machine may have stored the report only.
+        adapt(settings, output, model, way, seed)
+        start = folder / "model"
     retrieval = retrieval_score(start, tasks, folder / "retrieval", seed, settings.retrieval)
     return {
         RETRIEVAL: 100 * retrieval,
@@ -155,7 +160,7 @@ def loss_rows(reports: dict[str, list[dict]]) -> list[list[str]]:
     return rows
 
 
-def report(settings: DomainBenchmark, reports: dict[str, list[dict]], scores: dict[str, list[dict]]) -> None:
+def report(settings: DomainBenchmark, runs: StoredRuns, reports: dict, scores: dict[str, list[dict]]) -> None:
     """The losses before and after, their picture over the steps of the first seed, and the tasks."""
     head = ["", "domain before", "after", "change", "general before", "after", "change", "best steps"]
     tasks = Path(settings.output_dir) / "tasks"
@@ -165,7 +170,7 @@ def report(settings: DomainBenchmark, reports: dict[str, list[dict]], scores: di
         "",
         "![Held-out losses over the steps of adapting](domain.png)",
         "",
-        circumstances("domain", precision=AS_TOLD),
+        circumstances("domain", precision=AS_TOLD, runs=runs.circumstances()),
         "",
         f"Masked loss in nats on held-out documents, mean of {settings.seeds} seeds; changes with 95% intervals "
         f"(Student's t). The domain is {settings.domain}. With new words the tokens are others: compare along the row.",
@@ -184,8 +189,8 @@ def report(settings: DomainBenchmark, reports: dict[str, list[dict]], scores: di
     panels = []
     for name, title in (("eval_loss", "domain"), ("eval_replay_loss", "general text")):
         lines = [
-            Line([(entry["step"], entry[name]) for entry in runs[0]["log"] if name in entry], way, {"marker": "o"})
-            for way, runs in reports.items()
+            Line([(entry["step"], entry[name]) for entry in of_seeds[0]["evaluations"]], way, {"marker": "o"})
+            for way, of_seeds in reports.items()
         ]
         panels.append(Panel(lines, {"xlabel": "step", "ylabel": "masked loss (nats)", "title": title}))
     results = Path(settings.results)
@@ -193,23 +198,43 @@ def report(settings: DomainBenchmark, reports: dict[str, list[dict]], scores: di
     write_text(results / "domain.md", "\n".join(text) + "\n")
 
 
+def stored_results(settings: DomainBenchmark, runs: StoredRuns, output: Path) -> tuple[dict, dict]:
+    """By way, one for each seed: the reports of the adaptations, and the scores in the tasks."""
+    told = [settings.domain, settings.pretraining]
+    of_tasks = [*told, settings.retrieval, settings.tags]
+    jobs = [(adapt, way, seed, [*told, settings.adapting]) for way in settings.ways for seed in range(settings.seeds)]
+    for way in (BEFORE, ADAPTED):
+        names = of_tasks if way == BEFORE else [*of_tasks, settings.adapting]
+        jobs += [(score_tasks, way, seed, names) for seed in range(settings.seeds)]
+
+    def name_of(work: Callable[..., dict], way: str, seed: int, told: list[str]) -> str:
+        return "; ".join([work.__name__, *told, way, f"seed {seed}"])
+
+    if not {name_of(*job) for job in jobs} <= set(runs.runs):
+        model = pretrain(settings, output)
+
+    def result(job: tuple) -> dict:
+        work, way, seed, _ = job
+        return runs.result(name_of(*job), lambda: work(settings, output, model, way, seed))
+
+    found = {adapt: {}, score_tasks: {}}
+    with ThreadPoolExecutor(settings.processes) as executor:
+        # Tasks need the adapted models, so they come after all of these.
+        for work in found:
+            of_work = [job for job in jobs if job[0] is work]
+            for (_, way, *_), one in zip(of_work, executor.map(result, of_work)):
+                found[work].setdefault(way, []).append(one)
+    return found[adapt], found[score_tasks]
+
+
 def main(args: list[str] | None = None) -> None:
     (settings,) = parse_config(DomainBenchmark, args=args)
-    output = Path(settings.output_dir)
+    output, runs = Path(settings.output_dir), StoredRuns(Path(settings.results) / "single_runs" / "domain.json")
     output.mkdir(parents=True, exist_ok=True)
-    model = pretrain(settings, output)
+    if not (output / "data" / "general.parquet").exists():
+        divide(settings, output / "data")
     prepare_tasks(output / "data" / "whole_domain.parquet", output / "tasks")
-
-    def of_all_seeds(work: Callable[..., dict], ways: Iterable[str]) -> dict[str, list[dict]]:
-        """What the work gives for every way and seed; the seeds are runs of their own, some at a time."""
-        jobs = [(way, seed) for way in ways for seed in range(settings.seeds)]
-        with ThreadPoolExecutor(settings.processes) as executor:
-            found = list(executor.map(lambda job: work(settings, output, model, *job), jobs))
-        return {way: [one for one, job in zip(found, jobs) if job[0] == way] for way in ways}
-
-    reports = of_all_seeds(adapt, settings.ways)
-    scores = of_all_seeds(score_tasks, (BEFORE, ADAPTED))
-    report(settings, reports, scores)
+    report(settings, runs, *stored_results(settings, runs, output))
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ import multiprocessing
 import os
 import statistics
 import time
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
@@ -92,15 +93,19 @@ def build(layers: int) -> NeoBERTModel:
     return NeoBERTModel(NeoBERTConfig(num_hidden_layers=layers)).to(DEVICE, DTYPE).eval()
 
 
-def full_batches_by_process(processes: int, *arguments) -> list[dict]:
-    """Of every shape the row of the process in the middle, with the range of all."""
+def in_processes(processes: int, share: str, measure: Callable[..., list[dict]], *arguments) -> list[dict]:
+    """Of every row that `measure` gives that of the process in the middle by its `share`, with the shares of all."""
     # One process after the other, each a new one.
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), max_tasks_per_child=1) as executor:
-        runs = [executor.submit(full_batches, *arguments).result() for _ in range(processes)]
+        runs = [executor.submit(measure, *arguments).result() for _ in range(processes)]
+    return middle_rows(share, runs)
+
+
+def middle_rows(share: str, runs: list[list[dict]]) -> list[dict]:
     middle = []
     for rows in zip(*runs):
-        rows = sorted(rows, key=lambda row: row["share_of_bound"])
-        shares = [f"{row['share_of_bound']:.3f}" for row in rows]
+        rows = sorted(rows, key=lambda row: row[share])
+        shares = [f"{row[share]:.3f}" for row in rows]
         middle.append(rows[len(rows) // 2] | {"share_by_process": ", ".join(shares)})
     return middle
 
@@ -223,7 +228,8 @@ def main() -> None:
 
     scale = 16 if CUDA else 1
     shapes = [(8 * scale, 128), (4 * scale, 512)]
-    full = full_batches_by_process(arguments.processes, arguments.layers, shapes, arguments.repeats)
+    measured = (full_batches, arguments.layers, shapes, arguments.repeats)
+    full = in_processes(arguments.processes, "share_of_bound", *measured)
     model = build(arguments.layers)
     results = {
         "Full batches": full,

@@ -76,6 +76,7 @@ def difference_table(scores: list[dict], lengths: list[int]) -> list[str]:
 def report(settings: BenchmarkArguments, scores: list[dict]) -> str:
     sections = (
         "# Pseudo-perplexity of a small NeoBERT against length",
+        "![pseudo-perplexity](pseudo_perplexity.png)",
         circumstances("pseudo_perplexity", "datasets"),
         f"It runs `examples/pseudo_perplexity.py` with `--rope {ROPE['short']}` for the model of the first stage of "
         f"[pretraining.md](pretraining.md) (256 tokens) and `--rope {ROPE['long']}` for that of the second (1,024).",
@@ -84,7 +85,6 @@ def report(settings: BenchmarkArguments, scores: list[dict]) -> str:
         f"of each {settings.sample} random positions, the same for all curves of a length. Geometric mean over "
         "documents:",
         table(curves(scores)).rstrip(),
-        "![pseudo-perplexity](pseudo_perplexity.png)",
         "Documents differ much, so the intervals of single points (in the JSON file) are wide. On the same positions, "
         "the mean loss with a 95% interval over documents (below 0 is better):",
         "\n".join(difference_table(scores, settings.lengths)),

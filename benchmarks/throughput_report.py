@@ -180,6 +180,7 @@ def markdown(
     limits = ", ".join(f"`{name}` {value}" for name, value in settings.items())
     sections = [
         "# Throughput of encoders",
+        *([f"![throughput]({plot})"] if plot else []),
         f"{machine}, {dtype}, {versions}, {record['date']}, `python {shlex.join(sys.argv)}` ({limits}). What is "
         "measured and how is written at the top of `benchmarks/throughput.py`.",
         f"Ceiling: {statistics.median(ceilings):,.0f} GFLOP/s in {record['ceiling_shape']} matrix products, the median "
@@ -191,7 +192,6 @@ def markdown(
                 sections.append(f"## {title}, {layout} batches\n\nThousand real tokens a second, in brackets MFU.")
                 sections.append("\n".join(matrix(rows, mode, layout, parameters)))
     sections += ["## Ragged over full, real tokens a second", "\n".join(ragged_over_full(rows))]
-    sections += [f"![throughput]({plot})"] if plot else []
     sections += ["## Memory of training", "\n".join(training_memory(entries))]
     sections += ["## All", "\n".join(all_rows(rows))]
     if failures:

@@ -52,7 +52,7 @@ RANDOM, COUNTS, COMMONEST = "random", "words alone", "commonest label"
 MEAN = "mean of the tasks"
 KINDS = ("fine-tuned", "probe")
 # How often the training rows are seen: the fewer, the more often.
-EPOCHS = {100: 40, 300: 15, 3000: 5}
+EPOCHS = {100: 40, 300: 15, 1000: 8, 3000: 5}
 BATCH = 16
 
 
@@ -63,6 +63,9 @@ class WorthArguments:
     output_dir: str = field(default="runs/worth", metadata={"help": "what the Trainer writes"})
     results: str = field(default="benchmarks/results", metadata={"help": "where the report goes"})
     rows: list[Count] = field(default_factory=lambda: [300, 3000], metadata={"help": "to train on"})
+    rows_of_sections: list[Count] = field(
+        default_factory=list, metadata={"help": "further ones, of the sections only; more than there are: all"}
+    )
     learning_rates: list[Positive] = field(
         default_factory=lambda: [3e-4, 1e-3, 3e-3], metadata={"help": "tried by all"}
     )
@@ -220,11 +223,13 @@ def probe(start: Path, task: Task, rows: int, seed: int, settings: WorthArgument
 
     def states(part: Dataset) -> tuple[np.ndarray, np.ndarray]:
         found, labels = [], []
-        for row in encode(part, task, tokenizer, settings.max_length):
-            state = model(torch.tensor([row["input_ids"]])).last_hidden_state[0]
-            tags = torch.tensor(row["labels"])
-            found.append(state[tags != -100] if task.of_words else state.mean(0, keepdim=True))
-            labels.append(tags[tags != -100] if task.of_words else tags[None])
+        for batch in encode(part, task, tokenizer, settings.max_length).batch(64):
+            inputs = tokenizer.pad({"input_ids": batch["input_ids"]}, return_tensors="pt")
+            lengths = inputs["attention_mask"].sum(1).tolist()
+            for state, length, tags in zip(model(**inputs).last_hidden_state, lengths, batch["labels"]):
+                tags, state = torch.tensor(tags), state[:length]
+                found.append(state[tags != -100] if task.of_words else state.mean(0, keepdim=True))
+                labels.append(tags[tags != -100] if task.of_words else tags[None])
         return torch.cat(found).numpy(), torch.cat(labels).numpy()
 
     classifier = make_pipeline(StandardScaler(), LogisticRegression(max_iter=300))
@@ -358,7 +363,9 @@ class Benchmark:
     def run_all(self, starts: dict[str, Path], tasks: list[Task]) -> dict:
         """By task, rows and start: accuracies on the test rows, one for each seed, and the learning rate."""
         first, scores = next(iter(starts.values())), {}
-        for rows, task in itertools.product(self.settings.rows, tasks):
+        sections = next(task for task in tasks if task.name == "sections")
+        of_sections = [(min(rows, len(sections.train)), sections) for rows in self.settings.rows_of_sections]
+        for rows, task in sorted([*itertools.product(self.settings.rows, tasks), *of_sections], key=lambda job: job[0]):
             entries = scores.setdefault(task.name, {}).setdefault(str(rows), {})
             for name, start in {**starts, RANDOM: first}.items():
                 entries[name] = self.run_start(name, start, task, rows)
@@ -432,9 +439,12 @@ def growth_table(by_title: dict[str, dict], starts: list[str]) -> list[str]:
 
 
 def mean_of_tasks(scores: dict) -> dict:
-    """As the scores of a task, by rows, start and kind: the mean over all tasks, seed by seed."""
-    first, means = next(iter(scores.values())), {}
+    """As the scores of a task, by rows, start and kind: the mean of all that have these rows, seed by seed."""
+    first, *others = scores.values()
+    means = {}
     for rows, entries in first.items():
+        if not all(rows in other for other in others):
+            continue
         for name, kind in itertools.product(entries, KINDS):
             if kind in entries[name]:
                 of_tasks = zip(*(by_rows[rows][name][kind] for by_rows in scores.values()))
@@ -465,8 +475,8 @@ def report(benchmark: Benchmark, scores: dict, tasks: list[Task], starts: dict[s
     growth = []
     if len(settings.rows) > 1:
         growth.append(
-            f"Does the gain grow as labels shrink? The gain with {min(settings.rows):,} rows less the gain with "
-            f"{max(settings.rows):,}, seed by seed; the fewer rows of a seed are among its more."
+            "Does the gain grow as labels shrink? The gain with the fewest rows of a task less the gain with its most, "
+            "seed by seed; the fewer rows of a seed are among its more."
         )
         growth.append("\n".join(growth_table(by_title, list(starts))))
     sections = (
@@ -481,7 +491,8 @@ def report(benchmark: Benchmark, scores: dict, tasks: list[Task], starts: dict[s
         "weights, and is the same for all starts, so gains are taken seed by seed. `probe`: a logistic regression on "
         f"the states of the model, which is not trained. `{COMMONEST}`: what each word, or a text, most often is in "
         f"the training rows. `{COUNTS}`: a regression without any network, on TF-IDF of words and "
-        "bigrams, or on each word, its neighbours and its last letters. Intervals are 95% by Student's t.",
+        "bigrams, or on each word, its neighbours and its last letters. The mean of the tasks is taken where both have "
+        "as many rows. Intervals are 95% by Student's t.",
         "\n".join(gains_table(by_title, list(starts))),
         *growth,
         "\n".join(scores_table(scores, tasks)),

@@ -114,13 +114,16 @@ def test_the_worth_of_pretraining_is_measured_on_the_same_seeds(tmp_path):
             (tmp_path / folder).mkdir(exist_ok=True)
             Dataset.from_list(rows).to_parquet(tmp_path / folder / f"{name}.parquet")
     flags = f"--data {tmp_path} --starts tiny={start} --output_dir {tmp_path}/runs --results {tmp_path} --rows 10 20"
-    flags += " --learning_rates 1e-3 3e-3 --seeds 2 --search_seeds 1 --development 10 --test 20"
+    flags += " --learning_rates 1e-3 3e-3 --seeds 2 --search_seeds 1 --development 10 --test 20 --rows_of_sections 999"
     main(flags.split())
     stored = (tmp_path / "single_runs/worth.json").read_text()
     # Of each start 2 rates for words, and 2 with each head for texts, and the best of them; the second seed needs the
     # best only; 2 probes.
-    assert len(json.loads(stored)) == 2 * (2 * ((2 + 1 + 1 + 2) + (4 + 1 + 1 + 2)) + 2 * 2)
+    of_words, of_texts = 2 + 1 + 1 + 2, 4 + 1 + 1 + 2
+    assert len(json.loads(stored)) == 2 * (2 * (of_words + of_texts) + 2 * 2) + 2 * of_texts + 2
     scores = json.loads((tmp_path / "worth.json").read_text())["scores"]
+    # Of 80 texts 10 are for development.
+    assert set(scores["tags"]) == {"10", "20"} and set(scores["sections"]) == {"10", "20", "70"}
     assert all(len(entry["fine-tuned"]) == 2 for entry in scores["tags"]["20"].values())
     assert scores["tags"]["20"]["tiny"] != scores["tags"]["20"]["random"]
     # A word has one tag here.
@@ -134,7 +137,7 @@ def test_the_worth_of_pretraining_is_measured_on_the_same_seeds(tmp_path):
     assert f"| mean of the tasks | 20 | tiny - random, probe | {sum(gains) / 4:+.1f} " in report
     assert "tiny - random, probe" in report and "tiny - words alone, fine-tuned" in report and "NaN" not in report
     growth = report.split("Does the gain grow as labels shrink?")[1]
-    assert "The gain with 10 rows less the gain with 20" in growth and "| mean of the tasks | tiny - random" in growth
+    assert "mean of the tasks | 70" not in report and "| mean of the tasks | tiny - random" in growth
     main(flags.split())
     assert (tmp_path / "single_runs/worth.json").read_text() == stored
     # Tested on other rows, they would be other runs.
@@ -331,6 +334,31 @@ def test_ways_of_training_are_compared_on_the_same_seeds(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_smaller_embedding_model_is_made_in_three_ways(tmp_path, monkeypatch):
+    """Of two steps each, from the same large model; the second run repeats nothing."""
+    import shrink_embeddings
+
+    monkeypatch.setattr(shrink_embeddings, "SIZES", {"1/2 layers": 2})
+    data, start, _ = made_pairs(tmp_path)
+    limit = "--logging_steps 1 --per_device_train_batch_size 6 --use_cpu true --whiten 50"
+    flags = f"--data {data} --start {start} --results {tmp_path} --output_dir {tmp_path}/runs --learning_rates 1e-3"
+    command = [*flags.split(), "--seeds", "2", "--test_rows", "10", "--steps", "2", "--limit", limit]
+    command += ["--large", "--max_steps 2"]
+    shrink_embeddings.main(command)
+    stored = json.loads((tmp_path / "single_runs/shrink_embeddings.json").read_text())
+    # The large model, and of each way two seeds.
+    assert len(stored) == 1 + 3 * 2 and len({json.dumps(run["found"]) for run in stored.values()}) == 7
+    configs = [json.loads(file.read_text()) for file in tmp_path.glob("runs/1_2_layers*/model/config.json")]
+    assert [config["num_hidden_layers"] for config in configs] == [1] * 6
+    report = (tmp_path / "shrink_embeddings.md").read_text()
+    assert "nan" not in report and all(f"| 1/2 layers: {way} |" in report for way in shrink_embeddings.WAYS)
+    assert (tmp_path / "shrink_embeddings.png").stat().st_size > 10_000
+    shutil.rmtree(tmp_path / "runs")
+    shrink_embeddings.main(command)
+    assert not list((tmp_path / "runs").rglob("log.json"))
+
+
+@pytest.mark.slow
 def test_teachers_checks_and_instructions_are_what_a_recipe_says(tmp_path, monkeypatch):
     """One seed of each recipe that the test above leaves out, of two steps: what is left tells what was done."""
     import embedding_training
@@ -463,7 +491,7 @@ def test_checkpoints_benchmark(tmp_path):
 def test_a_training_step_is_compared_with_its_products(tmp_path):
     import training_step
 
-    training_step.main(["--layers", "1", "--lengths", "8", "--repeats", "1", "--output", str(tmp_path)])
+    training_step.main("--layers 1 --lengths 8 --repeats 1 --processes 2 --output".split() + [str(tmp_path)])
     rows = json.loads((tmp_path / "training_step.json").read_text())["rows"]
     assert [row["model"] for row in rows] == list(training_step.NAMES)
     assert all(row["share_of_products"] > 0 for row in rows)

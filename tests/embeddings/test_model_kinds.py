@@ -278,6 +278,13 @@ def test_models_of_other_kinds_are_not_taken_for_dense_ones(trained, kind):
             load_dense(str(trained[kind] / "model"))
 
 
+def test_an_encoder_without_a_pooling_helps_no_other_model(tokenizer, tmp_path):
+    """As a miner, a guide or a teacher it would be taken with a mean that nobody has trained."""
+    save_other_encoder("roberta", tmp_path / "encoder", tokenizer)
+    with pytest.raises(ValueError, match="encoder is no embedding model: it has no modules.json.*finetune_embeddings"):
+        load_trained_model(str(tmp_path / "encoder"))
+
+
 def test_a_model_that_does_not_exist_is_said_to_be_that(tmp_path, monkeypatch):
     """Not that a path is no name of a repository."""
     monkeypatch.chdir(tmp_path)

@@ -267,20 +267,29 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     return content
 
 
-def _read_settings(
-    path: str, hints: dict[str, Any], marks: dict[str, IsPath], children: tuple[str, ...] = ()
-) -> dict[str, Any]:
-    """The checked settings of a file, on top of those of the file that it extends."""
-    values = read_yaml(path)
-    if "extends" not in values:
-        return _resolve(path, _check_values(path, values, hints), marks)
-    if not isinstance(parent := values.pop("extends"), str):
+def read_extended(path: str, children: tuple[str, ...] = ()) -> list[tuple[str, dict[str, Any]]]:
+    """A YAML file and those that it extends, each with its path and its other keys, the farthest ancestor first.
+
+    Raises:
+        FileNotFoundError, ValueError: as `read_yaml`; if `extends` names no file, or one that extends this one.
+    """
+    content = read_yaml(path)
+    if "extends" not in content:
+        return [(path, content)]
+    if not isinstance(parent := content.pop("extends"), str):
         raise ValueError(f"{path}: `extends` is {parent!r}; it must name another YAML file.")
     parent, children = os.path.join(os.path.dirname(path), parent), (*children, os.path.realpath(path))
     if os.path.realpath(parent) in children:
         raise ValueError(f"{path} extends {parent}, which extends it in turn.")
-    own = _resolve(path, _check_values(path, values, hints), marks)
-    return _read_settings(parent, hints, marks, children) | own
+    return [*read_extended(parent, children), (path, content)]
+
+
+def _read_settings(path: str, hints: dict[str, Any], marks: dict[str, IsPath]) -> dict[str, Any]:
+    """The checked settings of a file, on top of those of the files that it extends."""
+    settings = {}
+    for file, values in read_extended(path):
+        settings |= _resolve(file, _check_values(file, values, hints), marks)
+    return settings
 
 
 def _resolve(path: str, values: dict[str, Any], marks: dict[str, IsPath]) -> dict[str, Any]:

@@ -115,7 +115,7 @@ def test_the_guides_commands_have_all_that_they_need():
 
 BAD_FILES = [
     ({"extends": "mine.yaml"}, "extends it in turn"),
-    ({"extends": ["base.yaml"]}, r"`extends` is \['base.yaml'\]; it must name another file of tasks"),
+    ({"extends": ["base.yaml"]}, r"`extends` is \['base.yaml'\]; it must name another YAML file"),
     ({"extends": "bases.yaml"}, "no file .*bases.yaml; did you mean 'base.yaml'"),
     ({"extends": "base.yaml", "snli": {"sorce": "a"}}, "mine.yaml, task snli has no meaning for the key 'sorce'"),
     ({"extends": "base.yaml", "snli": {"labels": ["a"]}}, "mine.yaml, task snli: .*two names or more"),

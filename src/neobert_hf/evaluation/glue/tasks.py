@@ -4,7 +4,6 @@ Whatever a source looks like, it becomes splits with the columns `text`, `text_p
 """
 
 import math
-import os
 import re
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -16,7 +15,7 @@ from huggingface_hub.errors import StrictDataclassError
 
 from neobert_hf.common.paths import beside_file, check_exists, check_file_name
 from neobert_hf.common.row_files import check_parts
-from neobert_hf.common.settings import nearest, read_yaml
+from neobert_hf.common.settings import nearest, read_extended
 from neobert_hf.common.text_sources import load_table
 from neobert_hf.training.metrics import CLASSIFICATION, CORRELATIONS
 
@@ -121,31 +120,30 @@ def read_tasks(path: str) -> dict[str, GlueTask]:
     return tasks
 
 
-def _read_entries(path: str, children: tuple[str, ...] = ()) -> dict[str, tuple[str, dict[str, Any]]]:
-    """Each task of a file and of the one that it extends: the file that describes it last, and its keys."""
-    content = read_yaml(path)
-    entries, parent = {}, content.pop("extends", None)
-    if isinstance(parent, str):
-        parent, children = os.path.join(os.path.dirname(path), parent), (*children, os.path.realpath(path))
-        if os.path.realpath(parent) in children:
-            raise ValueError(f"{path} extends {parent}, which extends it in turn.")
-        entries = _read_entries(parent, children)
-    elif parent is not None:
-        raise ValueError(f"{path}: `extends` is {parent!r}; it must name another file of tasks.")
-    if not content or not all(isinstance(entry, dict) for entry in content.values()):
-        raise ValueError(f"{path} must hold tasks by name, each with `source`, `texts` and `metrics`.")
-    known = [field.name for field in fields(GlueTask) if field.name != "name"]
-    for name, entry in content.items():
-        for key in entry:
-            if key not in known:
-                raise ValueError(f"{path}, task {name} has no meaning for the key {key!r}{nearest(str(key), known)}")
-        if isinstance(entry.get("source"), str):
-            try:
-                entry["source"] = beside_file(path, entry["source"], "source", or_id=True)
-            except ValueError as error:
-                raise ValueError(f"{path}, task {name}: {error}") from error
-        entries[name] = (path, entries[name][1] | entry if name in entries else entry)
+def _read_entries(path: str) -> dict[str, tuple[str, dict[str, Any]]]:
+    """Each task of a file and of those that it extends: the file that describes it last, and its keys."""
+    entries: dict[str, tuple[str, dict[str, Any]]] = {}
+    for file, content in read_extended(path):
+        if not content or not all(isinstance(entry, dict) for entry in content.values()):
+            raise ValueError(f"{file} must hold tasks by name, each with `source`, `texts` and `metrics`.")
+        for name, entry in content.items():
+            inherited = entries[name][1] if name in entries else {}
+            entries[name] = (file, inherited | _check_entry(file, name, entry))
     return entries
+
+
+def _check_entry(file: str, name: str, entry: dict[str, Any]) -> dict[str, Any]:
+    """The entry, its `source` relative to the file."""
+    known = [field.name for field in fields(GlueTask) if field.name != "name"]
+    for key in entry:
+        if key not in known:
+            raise ValueError(f"{file}, task {name} has no meaning for the key {key!r}{nearest(str(key), known)}")
+    if isinstance(source := entry.get("source"), str):
+        try:
+            return entry | {"source": beside_file(file, source, "source", or_id=True)}
+        except ValueError as error:
+            raise ValueError(f"{file}, task {name}: {error}") from error
+    return entry
 
 
 def load_task(task: GlueTask, data_dir: str | None = None) -> DatasetDict:

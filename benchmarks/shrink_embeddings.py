@@ -1,0 +1,230 @@
+"""Is a smaller embedding model better cut out of a large one, or trained from nothing? Rewrites
+benchmarks/results/shrink_embeddings.md and shrink_embeddings.png.
+
+    python benchmarks/shrink_embeddings.py --data ../shared/data
+
+The large model is the start, fine-tuned on pairs. For each size, examples/shrink_embeddings.py cuts layers out of it,
+and the rest is trained to give its embeddings (`distilled`) or on the pairs. Random weights of the same size are
+trained on the pairs. All get as many floating-point operations and the same search: every learning rate with the first
+seed, the rate chosen on held-out pairs that are not tested on, then the other seeds. What the large model cost is not
+counted. Interrupted, the same command goes on, on another machine as well: see stored_runs.py. Leave the machine alone
+while it starts: latencies are measured then.
+"""
+
+import itertools
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from circumstances import AS_TOLD, circumstances
+from embedding_report import COLUMNS, SIMILARITY, TESTS, describe_pairs, development_mean, interval
+from embedding_scores import TestData, evaluate, load_model, split_pairs
+from pretraining import ROOT, run
+from shrink import LENGTH, TEXTS, latency
+from stored_runs import StoredRuns
+from transformers import AutoTokenizer, set_seed
+
+from neobert_hf import NeoBERTConfig, NeoBERTModel
+from neobert_hf.common.atomic_writes import write_text
+from neobert_hf.common.fingerprints import checkpoint_fingerprint
+from neobert_hf.common.report import Line, Panel, markdown_table, mean_interval, plot_lines
+from neobert_hf.common.settings import Count, LocalPath, Positive, check_ranges, parse_config
+from neobert_hf.pretraining.flops import training_flops
+
+
+# The large model has this many times as many layers.
+SIZES = {"1/2 layers": 2, "1/4 layers": 4}
+DISTILLED, CUT, RANDOM = "cut, then distilled", "cut, then trained on pairs", "random weights, trained on pairs"
+WAYS = (DISTILLED, CUT, RANDOM)
+# Tokens of a text, on average.
+MEAN_LENGTH = 30
+
+
+@dataclass
+class EmbeddingShrinkBenchmark:
+    data: LocalPath = field(metadata={"help": "folder with pairs/ and the test sets"})
+    start: LocalPath = field(default="benchmarks/models/small", metadata={"help": "folder of a pretrained model"})
+    output_dir: LocalPath = field(default="runs/shrink_embeddings_benchmark", metadata={"help": "data, runs and logs"})
+    results: LocalPath = field(default="benchmarks/results", metadata={"help": "folder of the report"})
+    learning_rates: list[Positive] = field(default_factory=lambda: [1e-3, 4e-3], metadata={"help": "tried by all"})
+    seeds: Count = field(default=5, metadata={"help": "of the data order and of random weights"})
+    processes: Count = field(default=2, metadata={"help": "runs at a time, of one thread each"})
+    large: str = field(
+        default="--learning_rate 1e-3 --max_steps 300", metadata={"help": "further flags of the large one's training"}
+    )
+    steps: Count = field(default=150, metadata={"help": "of distillation; the other ways get as much computing"})
+    limit: str = field(default="", metadata={"help": "further flags of every training, for a trial"})
+    test_rows: Count | None = field(default=None, metadata={"help": "rows to develop and to test on, for a trial"})
+
+    def __post_init__(self):
+        check_ranges(self)
+
+
+@dataclass
+class Benchmark:
+    """All trainings and scores of one command.
+
+    Args:
+        config: of the start.
+        datasets: YAML file of the pairs.
+    """
+
+    settings: EmbeddingShrinkBenchmark
+    config: NeoBERTConfig
+    tests: TestData
+    datasets: Path
+    runs: StoredRuns
+
+    @property
+    def output(self) -> Path:
+        return Path(self.settings.output_dir)
+
+    def config_of(self, size: str) -> NeoBERTConfig:
+        layers = self.config.num_hidden_layers // SIZES[size]
+        return NeoBERTConfig(**self.config.to_dict() | {"num_hidden_layers": layers})
+
+    def steps_of(self, size: str, way: str) -> int:
+        """The steps that cost what distillation does, where the large model runs forward: a third of its training."""
+        of_large, of_small = (training_flops(each, 1, MEAN_LENGTH, 0) for each in (self.config, self.config_of(size)))
+        share = 1 if way == DISTILLED else (of_small + of_large / 3) / of_small
+        return round(share * self.settings.steps)
+
+    def train(self, model: Path, folder: Path, flags: str) -> Path:
+        """Fine-tune unless that is done, and return the folder of the model."""
+        if not (folder / "log.json").exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            flags = (
+                f"--config {ROOT}/configs/embeddings/small.yaml --datasets {self.datasets} --model {model} "
+                f"--output_dir {folder} --max_length 64 --eval_strategy no --save_steps 200 --report_to none {flags}"
+            )
+            run("finetune_embeddings.py", f"{flags} {self.settings.limit}", folder / "output.txt", threads=1)
+        return folder / "model"
+
+    def large(self) -> Path:
+        return self.train(Path(self.settings.start), self.output / "large", self.settings.large)
+
+    def start_of(self, size: str, way: str, seed: int) -> Path:
+        """What a way begins with: the cut model, or random weights of this seed."""
+        name = size.replace("/", "_").replace(" ", "_")
+        layers = self.config_of(size).num_hidden_layers
+        if way != RANDOM:
+            cut = self.output / f"cut_{name}"
+            if not (cut / "report.md").exists():
+                texts = self.output / "data" / "foldoc.parquet"
+                flags = f"--model {self.large()} --texts {texts} --column positive --num_hidden_layers {layers}"
+                run("shrink_embeddings.py", f"{flags} --output_dir {cut}", self.output / "cut.txt", threads=1)
+            return cut / "model"
+        random = self.output / f"random_{name}_{seed}"
+        if not (random / "tokenizer_config.json").exists():
+            set_seed(seed)
+            NeoBERTModel(self.config_of(size)).save_pretrained(random)
+            AutoTokenizer.from_pretrained(self.settings.start).save_pretrained(random)
+        return random
+
+    def scores(self, size: str, way: str, rate: float, seed: int) -> dict[str, float]:
+        flags = f"--learning_rate {rate:g} --max_steps {self.steps_of(size, way)} --seed {seed}"
+
+        def train_and_score() -> dict[str, float]:
+            folder = self.output / "_".join(f"{size} {way} {rate:g} {seed}".replace("/", " ").replace(",", "").split())
+            own = ""
+            if way == DISTILLED:
+                own = f"--teacher {self.large()} --distillation mse --teacher_dir {self.output}/teacher"
+            model = self.train(self.start_of(size, way, seed), folder, f"{flags} {own}")
+            return evaluate(load_model(model), self.tests)
+
+        return self.runs.result(self.name_of(size, way, flags), train_and_score)
+
+    def name_of(self, *told: str) -> str:
+        """Of a run: what differs between runs, and what all runs of a command share."""
+        settings = self.settings
+        rows = settings.test_rows and f"{settings.test_rows} test rows"
+        told = (checkpoint_fingerprint(settings.start)[:8], f"large: {settings.large}", *told, settings.limit, rows)
+        return "; ".join(filter(None, told))
+
+    def run_way(self, size: str, way: str) -> dict:
+        """The best learning rate, and the scores of every seed with it."""
+        rates = self.settings.learning_rates
+        rate = max(rates, key=lambda rate: development_mean(self.scores(size, way, rate, 0)))
+        return {"rate": rate, "scores": [self.scores(size, way, rate, seed) for seed in range(self.settings.seeds)]}
+
+    def run_large(self) -> dict[str, float]:
+        return self.runs.result(self.name_of(), lambda: evaluate(load_model(self.large()), self.tests))
+
+    def run_all(self) -> dict[tuple[str, str], dict]:
+        """By size and way. One run of each size that needs the cut model comes first, alone."""
+        for size in SIZES:
+            self.scores(size, DISTILLED, self.settings.learning_rates[0], 0)
+        jobs = list(itertools.product(SIZES, WAYS))
+        with ThreadPoolExecutor(self.settings.processes) as executor:
+            return dict(zip(jobs, executor.map(lambda job: self.run_way(*job), jobs)))
+
+
+def report(benchmark: Benchmark, large: dict[str, float], found: dict, milliseconds: dict[str, float]) -> None:
+    settings = benchmark.settings
+    rows = [["large", f"{milliseconds['large']:.2f}", "", "", *(f"{large[key]:.3f}" for key in COLUMNS)]]
+    for (size, way), one in found.items():
+        cells = [interval([scores[key] for scores in one["scores"]]) for key in COLUMNS]
+        steps = f"{benchmark.steps_of(size, way):,}"
+        rows.append([f"{size}: {way}", f"{milliseconds[size]:.2f}", steps, f"{one['rate']:g}", *cells])
+    text = [
+        "# A smaller embedding model: out of a large one, or from nothing",
+        "",
+        "![Retrieval over the latency, by where the small model comes from](shrink_embeddings.png)",
+        "",
+        circumstances(
+            "shrink_embeddings", "sentence-transformers", precision=AS_TOLD, runs=benchmark.runs.circumstances()
+        ),
+        "",
+        f"{TESTS} {SIMILARITY}",
+        "",
+        f"The large model is fine-tuned on pairs: `configs/embeddings/small.yaml` with `{settings.large}`. Median ms "
+        f"of the encoder for {TEXTS} x {LENGTH} tokens. Steps cost as many floating-point operations in all ways of a "
+        f"size. Rates {', '.join(f'{rate:g}' for rate in settings.learning_rates)} are tried by all and chosen on "
+        f"other pairs; means of {settings.seeds} seeds with 95% intervals (Student's t).",
+        "",
+        *markdown_table(["", "ms", "steps", "rate", *COLUMNS.values()], rows),
+    ]
+    panels = []
+    for key in ("test FOLDOC", "test WordNet"):
+        lines = [
+            Line(
+                sorted(
+                    (milliseconds[size], mean_interval([each[key] for each in one["scores"]])[0])
+                    for (size, of_way), one in found.items()
+                    if of_way == way
+                ),
+                way,
+                {"marker": "o"},
+            )
+            for way in WAYS
+        ]
+        lines.append(Line([(milliseconds["large"], large[key])], "large", {"marker": "*", "markersize": 9}))
+        labels = {"xlabel": f"ms for {TEXTS} x {LENGTH} tokens", "ylabel": "nDCG@10", "title": COLUMNS[key]}
+        panels.append(Panel(lines, labels))
+    results = Path(settings.results)
+    plot_lines(results / "shrink_embeddings.png", panels)
+    write_text(results / "shrink_embeddings.md", "\n".join(text) + "\n")
+
+
+def main(args: list[str] | None = None) -> None:
+    (settings,) = parse_config(EmbeddingShrinkBenchmark, args=args)
+    output, results = Path(settings.output_dir), Path(settings.results)
+    output.mkdir(parents=True, exist_ok=True)
+    tests = split_pairs(Path(settings.data), output / "data", settings.test_rows)
+    datasets = describe_pairs("small_datasets.yaml", settings.data, output / "data")
+    runs = StoredRuns(results / "single_runs" / "shrink_embeddings.json")
+    benchmark = Benchmark(settings, NeoBERTConfig.from_pretrained(settings.start), tests, datasets, runs)
+
+    # Before training, which warms the machine up.
+    configs = {"large": benchmark.config} | {size: benchmark.config_of(size) for size in SIZES}
+    milliseconds = {
+        name: latency(config, output / f"latency_{number}.json")
+        for number, (name, config) in enumerate(configs.items())
+    }
+    large, found = benchmark.run_large(), benchmark.run_all()
+    results.mkdir(parents=True, exist_ok=True)
+    report(benchmark, large, found, milliseconds)
+
+
+if __name__ == "__main__":
+    main()
