@@ -11,6 +11,7 @@ the one in the middle counts. Rewrites benchmarks/results/training_step.md.
 
 import argparse
 import datetime
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from transformers import PreTrainedModel
 from neobert_hf.common.atomic_writes import write_json, write_text
 
 
+COMPILED = ", compiled"
 NAMES = ("NeoBERT", "BERT-base", "ModernBERT-base")
 
 
@@ -81,16 +83,20 @@ def training_step(model: PreTrainedModel, batch: int, length: int) -> Callable[[
     return step
 
 
-def measure_all(layers: int, shapes: list[tuple[int, int]], repeats: int) -> list[dict]:
-    return [row for shape in shapes for row in measure(layers, *shape, repeats)]
+def measure_all(names: list[str], layers: int, shapes: list[tuple[int, int]], repeats: int) -> list[dict]:
+    return [row for shape in shapes for row in measure(names, layers, *shape, repeats)]
 
 
-def measure(layers: int, batch: int, length: int, repeats: int) -> list[dict]:
+def measure(names: list[str], layers: int, batch: int, length: int, repeats: int) -> list[dict]:
     candidates = {}
-    for name in NAMES:
-        model = build_model(build_config(name, num_hidden_layers=layers), "sdpa", "cpu", torch.float32).train()
+    for name in names:
+        config = build_config(name.removesuffix(COMPILED), num_hidden_layers=layers)
+        model = build_model(config, "sdpa", "cpu", torch.float32).train()
         step = training_step(model, batch, length)
         candidates |= {name: step, f"{name}, products": bare_products(model, step, batch, length)}
+        if name.endswith(COMPILED):
+            # After the products, which are counted by hooks on the layers inside blocks.
+            model.compile(dynamic=True)
     seconds = medians(candidates, repeats)
     return [
         {
@@ -100,7 +106,7 @@ def measure(layers: int, batch: int, length: int, repeats: int) -> list[dict]:
             "products_s": seconds[f"{name}, products"],
             "share_of_products": seconds[f"{name}, products"] / seconds[name],
         }
-        for name in NAMES
+        for name in names
     ]
 
 
@@ -109,15 +115,20 @@ def main(args: list[str] | None = None) -> None:
     parser.add_argument("--processes", type=int, default=3, help="of each row the one in the middle counts")
     parser.add_argument("--repeats", type=int, default=7, help="measured rounds; the median of them counts")
     parser.add_argument("--layers", type=int, default=4, help="of each model")
+    parser.add_argument(
+        "--models", nargs="+", default=NAMES, help=f"with '{COMPILED}' behind it, its blocks are compiled"
+    )
     parser.add_argument("--lengths", type=int, nargs="+", default=[128, 512], help="tokens; of 128 8 rows, of 512 4")
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results", help="folder for the tables")
     settings = parser.parse_args(args)
 
     shapes = [(8 if length <= 128 else 4, length) for length in settings.lengths]
-    measured = (measure_all, settings.layers, shapes, settings.repeats)
+    measured = (measure_all, settings.models, settings.layers, shapes, settings.repeats)
     rows = in_processes(settings.processes, "share_of_products", *measured)
     versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
     flags = f"--processes {settings.processes} --repeats {settings.repeats} --layers {settings.layers}"
+    if tuple(settings.models) != NAMES:
+        flags += f" --models {shlex.join(settings.models)}"
     command = f"python benchmarks/training_step.py {flags}"
     setting = f"{machine()}, float32, {settings.layers} layers, {versions}, {datetime.date.today()}, `{command}`"
     text = f"# A training step and its bare products\n\n{setting}\n\n{table(rows)}\n"

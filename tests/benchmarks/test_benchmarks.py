@@ -491,9 +491,10 @@ def test_checkpoints_benchmark(tmp_path):
 def test_a_training_step_is_compared_with_its_products(tmp_path):
     import training_step
 
-    training_step.main("--layers 1 --lengths 8 --repeats 1 --processes 2 --output".split() + [str(tmp_path)])
+    flags = f"--layers 1 --lengths 8 --repeats 1 --processes 2 --output {tmp_path} --models".split()
+    training_step.main([*flags, *training_step.NAMES, "NeoBERT, compiled"])
     rows = json.loads((tmp_path / "training_step.json").read_text())["rows"]
-    assert [row["model"] for row in rows] == list(training_step.NAMES)
+    assert [row["model"] for row in rows] == [*training_step.NAMES, "NeoBERT, compiled"]
     assert all(row["share_of_products"] > 0 for row in rows)
     assert "| 8 x 8 | NeoBERT |" in (tmp_path / "training_step.md").read_text()
     # Every linear layer is counted: three products of each block's four and of the decoder.
