@@ -11,6 +11,7 @@ from sentence_transformers.sentence_transformer.modules import Dense, StaticEmbe
 from neobert_hf.embeddings.models import build_encoder
 from tests.helpers.embedding_runs import run
 from tests.helpers.examples import load_example
+from tests.helpers.pretraining_runs import assert_same_weights, start
 
 
 TEXTS = ["a list", "a function of two numbers", "what is the name of an object in the class statement"]
@@ -68,6 +69,26 @@ def test_less_of_it_is_smaller_and_all_else_stays(shrink, large, data, tmp_path,
     texts = [json.loads(line)["body"] for line in (data / "pairs.jsonl").read_text().splitlines()]
     before, after = (np.square(model.encode(texts) - large.encode(texts)).mean() for model in (small, trained))
     assert after < 0.9 * before
+
+
+@pytest.mark.slow
+def test_killed_twice_it_cuts_the_same_model(large, corpus, tmp_path):
+    """While it measures, and as it writes: nothing is left half done, and the third run ends as one that was let be."""
+    flags = ["--model", f"{tmp_path}/large", "--texts", f"{corpus}/train.jsonl", "--num_hidden_layers", "1"]
+    flags += ["--measured_texts", "300"]
+    start([*flags, "--output_dir", f"{tmp_path}/whole"], script="shrink_embeddings").finish()
+    output = tmp_path / "run"
+    for sign in (tmp_path / ".run.lock", output / "model.partial"):
+        assert not sign.exists()
+        run = start([*flags, "--output_dir", str(output)], script="shrink_embeddings")
+        while not sign.exists():
+            assert all(process.is_alive() for process in run.processes), run.output
+        run.kill()
+    assert not (output / "report.md").exists()
+    start([*flags, "--output_dir", str(output)], script="shrink_embeddings").finish()
+    assert_same_weights(output, tmp_path / "whole")
+    assert (output / "report.md").read_text() == (tmp_path / "whole" / "report.md").read_text()
+    assert not (output / "model.partial").exists()
 
 
 @pytest.mark.parametrize(
