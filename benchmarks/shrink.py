@@ -31,6 +31,8 @@ from neobert_hf.pretraining.flops import training_flops
 
 # Of the layers and of the MLP's width, what is kept.
 SIZES = {"1/2 MLP": (1, 2), "1/2 layers": (2, 1), "1/2 layers, 1/2 MLP": (2, 2), "1/4 layers": (4, 1)}
+# Documents, the first ones, on which losses are measured: some 130,000 tokens of the shared text.
+VALIDATION_DOCUMENTS = 60
 # Tokens of a window, on average, and the share of them that is predicted; as in benchmarks/scaling_small.py.
 MEAN_LENGTH, PREDICTED = 180, 0.2
 MEASURED_TOKENS = 16384
@@ -74,6 +76,8 @@ def prepare(settings: ShrinkBenchmark, data: Path, max_length: int) -> None:
     for name in ("train", "validation"):
         flags = f"--source {settings.text}/{name}.parquet --tokenizer {settings.model} --max_length {max_length}"
         flags += f" --long_documents split --output_dir {data}/{name} --documents_per_shard 1000 --num_proc 2"
+        if name == "validation":
+            flags += f" --max_documents {VALIDATION_DOCUMENTS}"
         run("prepare_data.py", flags, data / "log.txt")
 
 
