@@ -9,6 +9,7 @@ Interrupted, the same command goes on, on another machine as well: see stored_ru
 starts: latencies are measured then.
 """
 
+import itertools
 import json
 import statistics
 import time
@@ -185,10 +186,10 @@ def main(args: list[str] | None = None) -> None:
         for number, (name, config) in enumerate(configs.items())
     }
     runs = StoredRuns(Path(settings.results) / "single_runs" / "shrink.json")
-    losses = {
-        name: [stored_ways(settings, runs, output, name, configs, seed) for seed in range(settings.seeds)]
-        for name in SIZES
-    }
+    losses = {name: [] for name in SIZES}
+    # All sizes with one seed before the next one, so that a run with fewer seeds has them all.
+    for seed, name in itertools.product(range(settings.seeds), SIZES):
+        losses[name].append(stored_ways(settings, runs, output, name, configs, seed))
     report(settings, runs, losses, milliseconds, configs)
 
 
