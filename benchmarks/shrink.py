@@ -4,16 +4,20 @@ shrink.png.
     python benchmarks/shrink.py --text ../shared/data/text
 
 For each size, examples/shrink.py makes a model out of the large one, and examples/pretrain.py trains one of the same
-size from random weights for as many floating-point operations. What the large model cost is not counted: it is there.
-Interrupted, the same command goes on, on another machine as well: see stored_runs.py. Leave the machine alone while it
-starts: latencies are measured then.
+size from random weights for as many floating-point operations. Both get the same search: every learning rate with the
+first seed, then the other seeds with the best one. What the large model cost is not counted: it is there. Interrupted,
+the same command goes on, on another machine as well: see stored_runs.py. Leave the machine alone while it starts:
+latencies are measured then.
 """
 
 import itertools
 import json
+import re
 import statistics
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -26,11 +30,13 @@ from neobert_hf import NeoBERTConfig, NeoBERTModel
 from neobert_hf.common.atomic_writes import write_json, write_text
 from neobert_hf.common.fingerprints import checkpoint_fingerprint
 from neobert_hf.common.report import Line, Panel, markdown_table, mean_interval, plot_lines
-from neobert_hf.common.settings import Count, LocalPath, Range, check_ranges, parse_config
+from neobert_hf.common.settings import Count, LocalPath, Positive, Range, check_ranges, parse_config
 from neobert_hf.pretraining.flops import training_flops
 
 
-# Of the layers and of the MLP's width, what is kept.
+DISTILLED, SCRATCH = "distilled", "scratch"
+WAYS = (DISTILLED, SCRATCH)
+# The large model has this many times as many layers, and as wide an MLP.
 SIZES = {"1/2 MLP": (1, 2), "1/2 layers": (2, 1), "1/2 layers, 1/2 MLP": (2, 2), "1/4 layers": (4, 1)}
 # Documents, the first ones, on which losses are measured: some 130,000 tokens of the shared text.
 VALIDATION_DOCUMENTS = 60
@@ -51,12 +57,14 @@ class ShrinkBenchmark:
     steps: Count = field(default=2000, metadata={"help": "of distillation"})
     global_batch_tokens: Count = field(default=2048, metadata={"help": "of a step, in both ways"})
     training: str = field(
-        default="--optimizer muon --learning_rate 4e-3 --warmup_steps 0.02 --micro_batch_tokens 2048 "
+        default="--optimizer muon --warmup_steps 0.02 --micro_batch_tokens 2048 "
         "--mask_replace_prob 0.8 --random_replace_prob 0.1 --bf16 false",
         metadata={"help": "further flags of both ways"},
     )
-    distilling: str = field(default="", metadata={"help": "further flags of distillation"})
-    pretraining: str = field(default="", metadata={"help": "further flags of training from nothing"})
+    learning_rates: list[Positive] = field(
+        default_factory=lambda: [1e-3, 4e-3, 8e-3], metadata={"help": "tried by both, with the first seed"}
+    )
+    processes: Count = field(default=2, metadata={"help": "runs at a time, of one thread each"})
 
     def __post_init__(self):
         check_ranges(self)
@@ -107,51 +115,80 @@ def scratch_steps(settings: ShrinkBenchmark, large: NeoBERTConfig, small: NeoBER
     return round((distilling + measuring) / (settings.global_batch_tokens * of_small))
 
 
-def both_ways(settings: ShrinkBenchmark, output: Path, name: str, configs: dict[str, NeoBERTConfig], seed: int) -> dict:
-    """Held-out losses of one size and seed: `large`, `cut`, `distilled` and `scratch`."""
-    config, folder = configs[name], output / f"{name.replace('/', '_').replace(', ', '_').replace(' ', '_')}_{seed}"
+def run_way(
+    settings: ShrinkBenchmark,
+    output: Path,
+    configs: dict[str, NeoBERTConfig],
+    name: str,
+    way: str,
+    rate: float,
+    seed: int,
+) -> dict:
+    """The held-out loss of one size; of a distilled model that of the large one and of the cut one, too."""
+    config, folder = configs[name], output / "_".join(re.findall(r"\w+", f"{name} {rate:g} {seed}"))
     folder.mkdir(exist_ok=True)
     common = f"--train_data {output}/data/train --validation_data {output}/data/validation --use_cpu true --seed {seed}"
     common += f" --report_to none --global_batch_tokens {settings.global_batch_tokens} {settings.training}"
-    sizes = f"--num_hidden_layers {config.num_hidden_layers} --intermediate_size {config.intermediate_size}"
-    if not (folder / "distilled" / "report.json").exists():
-        flags = f"--config {ROOT}/configs/adapt/shrink.yaml --model {settings.model} {sizes} {common}"
-        flags += f" --max_steps {settings.steps} --measured_tokens {MEASURED_TOKENS} --output_dir {folder}/distilled"
-        run("shrink.py", f"{flags} {settings.distilling}", folder / "log.txt")
-    if not (folder / "scratch" / "log.json").exists():
+    common += f" --learning_rate {rate:g} --num_hidden_layers {config.num_hidden_layers}"
+    common += f" --intermediate_size {config.intermediate_size}"
+    if way == DISTILLED:
+        if not (folder / DISTILLED / "report.json").exists():
+            flags = f"--config {ROOT}/configs/adapt/shrink.yaml --model {settings.model} {common}"
+            flags += f" --max_steps {settings.steps} --eval_steps {settings.steps} --measured_tokens {MEASURED_TOKENS}"
+            run("shrink.py", f"{flags} --output_dir {folder}/{DISTILLED}", folder / "log.txt", threads=1)
+        report = json.loads((folder / DISTILLED / "report.json").read_text())
+        losses = report["losses"]
+        parameters = {f"{model} parameters": count for model, count in report["parameters"].items()}
+        return {"loss": losses["distilled"], "large": losses["large"], "cut": losses["cut"]} | parameters
+    if not (folder / SCRATCH / "log.json").exists():
         steps = scratch_steps(settings, configs["large"], config)
-        flags = f"--config {ROOT}/configs/pretrain/small.yaml {sizes} {common} --hidden_size {config.hidden_size}"
+        flags = f"--config {ROOT}/configs/pretrain/small.yaml {common} --hidden_size {config.hidden_size}"
         flags += f" --num_attention_heads {config.num_attention_heads} --max_length {config.max_length}"
         flags += f" --tie_word_embeddings {config.tie_word_embeddings} --max_steps {steps} --eval_steps {steps}"
-        flags += f" --save_steps 0.1 --output_dir {folder}/scratch"
-        run("pretrain.py", f"{flags} {settings.pretraining}", folder / "log.txt")
-    log = json.loads((folder / "scratch" / "log.json").read_text())
-    report = json.loads((folder / "distilled" / "report.json").read_text())
-    scratch = next(entry["eval_loss"] for entry in reversed(log) if "eval_loss" in entry)
-    return report["losses"] | {"scratch": scratch, "parameters": report["parameters"]}
+        run("pretrain.py", f"{flags} --save_steps 0.1 --output_dir {folder}/{SCRATCH}", folder / "log.txt", threads=1)
+    log = json.loads((folder / SCRATCH / "log.json").read_text())
+    return {"loss": next(entry["eval_loss"] for entry in reversed(log) if "eval_loss" in entry)}
 
 
-def stored_ways(settings: ShrinkBenchmark, runs: StoredRuns, *job) -> dict:
-    _, name, _, seed = job
-    told = [checkpoint_fingerprint(settings.model)[:8], name, f"{settings.steps} x {settings.global_batch_tokens}"]
-    told += filter(None, [settings.training, settings.distilling, settings.pretraining])
-    return runs.result("; ".join([*told, f"seed {seed}"]), lambda: both_ways(settings, *job))
+def run_all(settings: ShrinkBenchmark, runs: StoredRuns, output: Path, configs: dict[str, NeoBERTConfig]) -> dict:
+    """By size and way: the best learning rate with the first seed, and what every seed found with it."""
+
+    def result(name: str, way: str, rate: float, seed: int) -> dict:
+        told = [checkpoint_fingerprint(settings.model)[:8], name, way]
+        told += [f"{settings.steps} x {settings.global_batch_tokens}", settings.training, f"rate {rate:g}"]
+        work = partial(run_way, settings, output, configs, name, way, rate, seed)
+        return runs.result("; ".join([*told, f"seed {seed}"]), work)
+
+    def best_rate(name: str, way: str) -> float:
+        return min(settings.learning_rates, key=lambda rate: result(name, way, rate, 0)["loss"])
+
+    jobs = list(itertools.product(SIZES, WAYS))
+    with ThreadPoolExecutor(settings.processes) as executor:
+        rates = dict(zip(jobs, executor.map(lambda job: best_rate(*job), jobs)))
+        # All of a seed before the next one, so that a command with fewer seeds has them all.
+        more = [(*job, rates[job], seed) for seed in range(settings.seeds) for job in jobs]
+        found = list(executor.map(lambda one: result(*one), more))
+    return {
+        job: {"rate": rates[job], "runs": [one for one, (*of, _, _) in zip(found, more) if tuple(of) == job]}
+        for job in jobs
+    }
 
 
 def report(
-    settings: ShrinkBenchmark, runs: StoredRuns, losses: dict, milliseconds: dict, configs: dict[str, NeoBERTConfig]
+    settings: ShrinkBenchmark, runs: StoredRuns, found: dict, milliseconds: dict, configs: dict[str, NeoBERTConfig]
 ) -> None:
-    lines, (first, *_) = {"distilled": [], "scratch": []}, next(iter(losses.values()))
+    lines = {way: [] for way in WAYS}
+    first = found[next(iter(SIZES)), DISTILLED]["runs"][0]
     large = f"{first['large']:.3f}"
-    rows = [["large", f"{first['parameters']['large']:,}", f"{milliseconds['large']:.2f}", "", large, large, ""]]
-    for name, of_seeds in losses.items():
+    rows = [["large", f"{first['large parameters']:,}", f"{milliseconds['large']:.2f}", "", large, large, ""]]
+    for name in SIZES:
         steps = f"{settings.steps:,} / {scratch_steps(settings, configs['large'], configs[name]):,}"
-        one = of_seeds[0]
-        cells = [f"{one['parameters']['small']:,}", f"{milliseconds[name]:.2f}", steps, f"{one['cut']:.3f}"]
+        one = found[name, DISTILLED]["runs"][0]
+        cells = [f"{one['small parameters']:,}", f"{milliseconds[name]:.2f}", steps, f"{one['cut']:.3f}"]
         for way, points in lines.items():
-            mean, lower, upper = mean_interval([each[way] for each in of_seeds])
+            mean, lower, upper = mean_interval([each["loss"] for each in found[name, way]["runs"]])
             points.append((milliseconds[name], mean))
-            cells.append(f"{mean:.3f} ({lower:.3f} to {upper:.3f})")
+            cells.append(f"{mean:.3f} ({lower:.3f} to {upper:.3f}), rate {found[name, way]['rate']:g}")
         rows.append([name, *cells])
     text = [
         "# A smaller model: out of a large one, or from nothing",
@@ -160,7 +197,9 @@ def report(
         "",
         f"Masked loss in nats on held-out text, mean of {settings.seeds} seeds with 95% intervals (Student's t); "
         f"median ms of the encoder for {TEXTS} x {LENGTH} tokens. Steps are those of distillation, and those from "
-        "random weights that cost as many floating-point operations; the training of the large model is not counted.",
+        "random weights that cost as many floating-point operations; the training of the large model is not counted. "
+        f"Rates {', '.join(f'{rate:g}' for rate in settings.learning_rates)} are tried by both, and chosen by the loss "
+        "of the first seed.",
         "",
         *markdown_table(["", "Parameters", "ms", "Steps", "Cut only", "Distilled", "From random weights"], rows),
         "",
@@ -186,11 +225,8 @@ def main(args: list[str] | None = None) -> None:
         for number, (name, config) in enumerate(configs.items())
     }
     runs = StoredRuns(Path(settings.results) / "single_runs" / "shrink.json")
-    losses = {name: [] for name in SIZES}
-    # All sizes with one seed before the next one, so that a run with fewer seeds has them all.
-    for seed, name in itertools.product(range(settings.seeds), SIZES):
-        losses[name].append(stored_ways(settings, runs, output, name, configs, seed))
-    report(settings, runs, losses, milliseconds, configs)
+    found = run_all(settings, runs, output, configs)
+    report(settings, runs, found, milliseconds, configs)
 
 
 if __name__ == "__main__":

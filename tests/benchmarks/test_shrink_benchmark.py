@@ -12,7 +12,7 @@ from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM
 from neobert_hf.pretraining import preparing
 from neobert_hf.pretraining.flops import training_flops
 from tests.helpers.models import ROOT, small_model
-from tests.helpers.one_by_one import run_here
+from tests.helpers.one_by_one import OneByOne, run_here
 
 
 def test_both_ways_are_in_the_report(corpus, tmp_path, monkeypatch):
@@ -23,14 +23,21 @@ def test_both_ways_are_in_the_report(corpus, tmp_path, monkeypatch):
         Dataset.from_list([{"text": text} for text in texts[:count]]).to_parquet(tmp_path / f"{name}.parquet")
     done = []
     monkeypatch.setattr(shrink, "run", run_here(done))
+    monkeypatch.setattr(shrink, "ThreadPoolExecutor", OneByOne)
     monkeypatch.setattr(preparing, "start_workers", ThreadPoolExecutor)
     monkeypatch.setattr(shrink, "SIZES", {"1/2 layers": (2, 1)})
     monkeypatch.setattr(shrink, "MEASURED_TOKENS", 512)
     flags = ["--text", f"{tmp_path}", "--model", f"{tmp_path}/large", "--seeds", "2", "--steps", "1"]
     flags += ["--output_dir", f"{tmp_path}/runs", "--results", str(tmp_path), "--global_batch_tokens", "256"]
+    flags += ["--learning_rates", "1e-3", "1e-1", "--processes", "1"]
     flags += ["--training", "--micro_batch_tokens 256 --bf16 false --warmup_steps 0 --peak_tflops 0.1"]
     shrink.main(flags)
-    assert [done.count(f"{name}.py") for name in ("prepare_data", "shrink", "pretrain")] == [2, 2, 2]
+    # Of each way two rates with the first seed, and the better one with the second.
+    assert [done.count(f"{name}.py") for name in ("prepare_data", "shrink", "pretrain")] == [2, 3, 3]
+    stored = json.loads((tmp_path / "single_runs" / "shrink.json").read_text())
+    losses = {name.split("; ", 4)[-1]: run["found"]["loss"] for name, run in stored.items() if "; distilled; " in name}
+    first = {name: loss for name, loss in losses.items() if name.endswith("seed 0")}
+    assert min(first, key=first.get).replace("seed 0", "seed 1") in losses
     report = (tmp_path / "shrink.md").read_text()
     assert "nan" not in report and all(f"| {name} | " in report for name in ("large", *shrink.SIZES))
     assert (tmp_path / "shrink.png").stat().st_size > 10_000

@@ -3,7 +3,13 @@
 import pytest
 import torch
 
-from neobert_hf import NeoBERTForMaskedLM, NeoBERTForMultipleChoice, NeoBERTForTokenClassification, rotary_neobert
+from neobert_hf import (
+    NeoBERTForMaskedLM,
+    NeoBERTForMultipleChoice,
+    NeoBERTForSequenceClassification,
+    NeoBERTForTokenClassification,
+    rotary_neobert,
+)
 from tests.helpers.models import packed_batch, positions_of, ragged_batch, small_model
 from tests.helpers.pretend_cuda import model_on_device, on_device, pretend_cuda
 
@@ -14,11 +20,14 @@ LABELS = torch.where(torch.arange(IDS.numel()).view(IDS.shape) % 3 == 0, IDS, -1
 BATCHES = {
     "full": {"input_ids": IDS},
     "padded": {"input_ids": IDS, "attention_mask": MASK},
+    "padded, mask of floats": {"input_ids": IDS, "attention_mask": MASK.float()},
     "packed": {"input_ids": PACKED_IDS, **PACKED},
     "packed by positions": {"input_ids": PACKED_IDS, "position_ids": positions_of((13, 7, 1, 10))},
 }
 YARN, DYNAMIC = ({"rope_parameters": {"rope_type": name, "factor": 2.0}} for name in ("yarn", "dynamic"))
 CHOICES = {name: value.view(2, 2, -1) for name, value in BATCHES["padded"].items()} | {"labels": torch.tensor([1, 0])}
+# BERT's: learned positions, LayerNorm, GELU.
+BERTS_PARTS = {"rope": False, "rms_norm": False, "hidden_act": "gelu"}
 CLASSES = {"labels": torch.where(LABELS == -100, LABELS, LABELS % 3)}
 # Of each: the class, its configuration, dtype, and what is passed beside a batch; None: the batch is `CHOICES`.
 ROUTES = {
@@ -27,9 +36,11 @@ ROUTES = {
     "YaRN": (NeoBERTForMaskedLM, YARN, torch.bfloat16, {}),
     # Shorter than the longest sequence, so that its angles depend on that.
     "dynamic RoPE": (NeoBERTForMaskedLM, DYNAMIC | {"max_length": 8}, torch.bfloat16, {}),
+    "parts of BERT": (NeoBERTForMaskedLM, BERTS_PARTS, torch.bfloat16, {}),
     "dropout": (NeoBERTForMaskedLM, {"dropout": 0.2}, torch.float32, {}),
     "number of labels": (NeoBERTForMaskedLM, {}, torch.float32, {"num_items_in_batch": torch.tensor(23)}),
     "token classification": (NeoBERTForTokenClassification, {"num_labels": 3}, torch.bfloat16, {}),
+    "sequence classification": (NeoBERTForSequenceClassification, {"num_labels": 3}, torch.bfloat16, {}),
     "multiple choice": (NeoBERTForMultipleChoice, {}, torch.bfloat16, None),
 }
 
@@ -44,6 +55,9 @@ def batches_of(route: str) -> dict[str, dict]:
     cls, _, _, extra = ROUTES[route]
     if extra is None:
         return {"choices": CHOICES}
+    if cls is NeoBERTForSequenceClassification:
+        labels = {"labels": torch.arange(len(IDS)) % 3}
+        return {name: batch | labels for name, batch in BATCHES.items() if len(batch["input_ids"]) > 1}
     labels = CLASSES if cls is NeoBERTForTokenClassification else {"labels": LABELS}
     return {name: batch | (labels | extra if len(batch["input_ids"]) > 1 else {}) for name, batch in BATCHES.items()}
 
@@ -68,6 +82,29 @@ def test_numbers_are_those_of_the_host_with_one_read(device, route):
         assert torch.allclose(outputs.logits.host, expected.logits, atol=atol), name
         if "labels" in batch:
             assert torch.allclose(outputs.loss.host, expected.loss, atol=atol), name
+
+
+@pytest.mark.parametrize("mask", [None, MASK])
+def test_embeddings_in_place_of_ids(device, mask):
+    model = small_model()
+    embeds, host = torch.randn(*IDS.shape, model.config.hidden_size), small_model()
+    batch = {"inputs_embeds": embeds} | ({} if mask is None else {"attention_mask": mask})
+    expected = host.eval()(**batch).last_hidden_state
+    there = model_on_device(model.eval())
+    device.reads.clear()
+    states = there(**on_device(batch)).last_hidden_state
+    assert device.reads.total() == (mask is not None) and torch.allclose(states.host, expected, atol=1e-5)
+
+
+def test_what_is_wrong_with_rows_is_said_of_a_gpu_too(device):
+    """Rows that are all padding, where one answer for each is asked for; labels that are no class."""
+    there = model_on_device(small_model(NeoBERTForSequenceClassification, num_labels=3).to(torch.bfloat16))
+    empty = MASK.clone()
+    empty[0] = 0
+    with pytest.raises(ValueError, match="row"):
+        there(**on_device({"input_ids": IDS, "attention_mask": empty}))
+    with pytest.raises(RuntimeError, match="`labels` must be 0 to 2"):
+        there(**on_device({"input_ids": IDS, "attention_mask": MASK, "labels": torch.full((len(IDS),), 3)}))
 
 
 def test_a_gpu_rotates_by_complex_numbers(device, monkeypatch):

@@ -142,6 +142,8 @@ class ResumableTrainer(Trainer):
         super().__init__(*args, **kwargs)
         if self.args.n_gpu > 1:
             raise ValueError(f"One process sees {self.args.n_gpu} GPUs: use `accelerate launch`, one process for each.")
+        # Loaders that accelerate prepares move batches themselves; see `_prepare_input` for the others.
+        self.accelerator.dataloader_config.non_blocking = self.args.dataloader_pin_memory
         if self.args.torch_compile:
             self.accelerator.state.dynamo_plugin.backend = DynamoBackend.NO
             compile_models(self.model, self.args)
