@@ -131,7 +131,8 @@ def main(args: list[str] | None = None) -> None:
         flags += f" --models {shlex.join(settings.models)}"
     command = f"python benchmarks/training_step.py {flags}"
     setting = f"{machine()}, float32, {settings.layers} layers, {versions}, {datetime.date.today()}, `{command}`"
-    text = f"# A training step and its bare products\n\n{setting}\n\n{table(rows)}\n"
+    how = "Each row is that of the process in the middle by its share, so that rows may be of different processes."
+    text = f"# A training step and its bare products\n\n{setting}\n\n{how}\n\n{table(rows)}\n"
     print(text)
     settings.output.mkdir(parents=True, exist_ok=True)
     write_text(settings.output / "training_step.md", text)

@@ -183,6 +183,15 @@ BAD_FLAGS = [
 ]
 
 
+def test_a_warm_up_that_never_ends_is_said_to_be_that(settings, tmp_path, capsys):
+    """As that of configs/embeddings/paper.yaml in a short run."""
+    changes = {"max_steps": 2, "eval_strategy": "no", "save_steps": 2, "only": "pairs"}
+    run("dense", settings(**changes, warmup_steps=2))
+    assert "note: the learning rate warms up over 2 steps and training has 2, so it never" in capsys.readouterr().out
+    run("dense", settings(**changes, warmup_steps=1, output_dir=tmp_path / "other"))
+    assert "warms up" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("change, message", BAD_FLAGS)
 def test_bad_settings_are_refused_before_training(settings, tmp_path, change, message):
     with pytest.raises(ValueError, match=message):

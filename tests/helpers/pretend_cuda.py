@@ -143,7 +143,7 @@ def check_devices(function, tensors: list[torch.Tensor]) -> None:
 
 
 def must_read(function, args: tuple, kwargs: dict, target: str) -> bool:
-    if function is aten.index.Tensor:
+    if function in (aten.index.Tensor, aten.index_put.default, aten.index_put_.default):
         return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
     if function is aten.repeat_interleave.Tensor and kwargs.get("output_size") is not None:
         return False

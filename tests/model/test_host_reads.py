@@ -39,6 +39,33 @@ def model_of_both(cls=NeoBERTForMaskedLM, **changes):
     return models[0], model_on_device(models[1])
 
 
+WAITS = {
+    "item": lambda numbers, mask: numbers.sum().item(),
+    "tolist": lambda numbers, mask: numbers.tolist(),
+    "bool": lambda numbers, mask: bool(mask.any()),
+    "cpu": lambda numbers, mask: numbers.cpu(),
+    "nonzero": lambda numbers, mask: mask.nonzero(),
+    "boolean index": lambda numbers, mask: numbers[mask],
+    "boolean assignment": lambda numbers, mask: torch.ops.aten.index_put_(numbers, [mask], numbers.new_zeros(())),
+    "masked_select": lambda numbers, mask: torch.masked_select(numbers, mask),
+    "unique": lambda numbers, mask: torch.ops.aten._unique2(numbers),
+}
+NO_WAITS = {
+    "index": lambda numbers, mask: numbers[mask.long()],
+    "where": lambda numbers, mask: torch.where(mask, numbers, 0),
+    "nonzero of a known number": lambda numbers, mask: torch.ops.aten.nonzero_static(mask, size=2),
+    "another dtype": lambda numbers, mask: numbers.float(),
+}
+
+
+@pytest.mark.parametrize("what", [*WAITS, *NO_WAITS])
+def test_what_a_host_waits_for_is_counted(device, what):
+    numbers, mask = (tensor.to("cuda:0") for tensor in (torch.arange(4), torch.tensor([True, False, True, False])))
+    device.reads.clear()
+    (WAITS | NO_WAITS)[what](numbers, mask)
+    assert device.reads.total() == (what in WAITS)
+
+
 def test_one_read(device):
     """Before: 2 for full batches, 6 for padded and packed ones, 8 where positions say what is packed."""
     model, there = model_of_both()

@@ -43,9 +43,11 @@ def test_rates_fall_from_the_head_to_the_embeddings(name, tokenizer, tmp_path):
     assert {factor for key, factor in factors.items() if ".0." in key} == {0.25}
 
 
-def build(model, tokenizer, folder, rows, **changes) -> FineTuningTrainer:
+def build(model, tokenizer, folder, rows, pin_memory: bool = False, **changes) -> FineTuningTrainer:
     options = {"per_device_train_batch_size": 4, "learning_rate": 1e-2, "num_train_epochs": 1, "use_cpu": True}
     arguments = FineTuningArguments(str(folder), **options | changes).planned(len(rows))
+    # `use_cpu` has switched it off.
+    arguments.dataloader_pin_memory = pin_memory
     return FineTuningTrainer(
         model,
         arguments,
@@ -123,3 +125,11 @@ def test_tied_weights_are_not_said_to_be_missing(tokenizer, rows, tmp_path, capl
 def test_bad_settings(tmp_path, changes, message):
     with pytest.raises(ValueError, match=message):
         FineTuningArguments(str(tmp_path), use_cpu=True, **changes).planned(80)
+
+
+def test_batches_are_moved_without_waiting(tokenizer, rows, tmp_path):
+    """By accelerate, whose loaders wait unless they are told. That needs pinned memory, as there is on a GPU."""
+    model = classifier("neobert", tokenizer, tmp_path / "model")
+    trainer = build(model, tokenizer, tmp_path / "run", rows, pin_memory=True)
+    for loader in (trainer.get_train_dataloader(), trainer.get_eval_dataloader()):
+        assert loader.device is not None and loader._non_blocking

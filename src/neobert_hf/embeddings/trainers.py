@@ -153,6 +153,11 @@ class MixtureTrainer(ResumableTrainer):
             f"{parameters:,} parameters; {self.args.world_size} x {self.args.device.type}; "
             f"{self.args.gradient_accumulation_steps} batches a step and process"
         )
+        if (warmup := self.args.get_warmup_steps(steps := self.args.max_steps)) >= steps > 0:
+            lines.append(
+                f"note: the learning rate warms up over {warmup:,} steps and training has {steps:,}, so it never "
+                "reaches its rate; set --warmup_steps 0.1, a tenth of the steps."
+            )
         if self.has_adapters:
             lines.append(describe_adapters(self.model))
         lines.append(describe_choice(self.run.data))
