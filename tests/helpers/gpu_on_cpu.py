@@ -22,6 +22,7 @@ from tests.benchmarks.test_throughput import shrink_encoders
 
 MEMORY = 64
 real_compile, real_sdpa_kernel, real_make_batch = torch.compile, gpu_probe.sdpa_kernel, throughput.make_batch
+real_sdpa_attention = attention_neobert.sdpa_attention_forward
 
 
 class Graph:
@@ -65,6 +66,16 @@ def flash_attn_varlen_func(
     return attention_neobert.attend_to_documents(*states, cu_seqlens_q, softmax_scale or q.shape[-1] ** -0.5)[0]
 
 
+def sdpa_attention_forward(module, query, key, value, attention_mask, cu_seq_lens_q=None, **options):
+    """Offsets that lie on the CPU go to torch's varlen kernel, as those of a GPU do."""
+    if cu_seq_lens_q is None:
+        return real_sdpa_attention(module, query, key, value, attention_mask, **options)
+    documents = (states[0].transpose(0, 1) for states in (query, key, value))
+    longest = options["max_length_q"]
+    varlen = torch.nn.attention.varlen.varlen_attn
+    return varlen(*documents, cu_seq_lens_q, cu_seq_lens_q, longest, longest).unsqueeze(0), None
+
+
 def limited_make_batch(config, lengths: torch.Tensor, packed: bool) -> tuple:
     if len(lengths) * int(lengths.max()) > MEMORY:
         raise torch.OutOfMemoryError(f"a card of {MEMORY} tokens")
@@ -82,7 +93,7 @@ def stand_in_for_the_driver() -> None:
 
 
 def stand_in_for_kernels(version: int) -> None:
-    """Those of torch, and the FlashAttention of this version if it is one."""
+    """Those of torch, and the FlashAttention of this version; 0 is none, as on an image without its packages."""
     torch.compile = partial(real_compile, backend="eager")
     gpu_probe.sdpa_kernel = lambda way: nullcontext() if way is SDPBackend.CUDNN_ATTENTION else real_sdpa_kernel(way)
     torch.nn.attention.varlen.varlen_attn = flash_attn_varlen_func
@@ -92,6 +103,7 @@ def stand_in_for_kernels(version: int) -> None:
         return real_check(torch.device("cuda"), *arguments)
 
     attention_neobert.has_varlen_kernel = has_varlen_kernel
+    attention_neobert.sdpa_attention_forward = sdpa_attention_forward
     functions = (flash_attn_func, flash_attn_varlen_func, None, flash_utils._pad_input, flash_utils._unpad_input)
     flash_utils._lazy_imports = lambda *args, **kwargs: functions
     gpu.transformers.PreTrainedModel._flash_attn_can_dispatch = lambda *args, **kwargs: True
