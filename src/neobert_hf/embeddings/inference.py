@@ -83,11 +83,16 @@ def has_classifier(path: str, trust_remote_code: bool = False) -> bool:
     return any(name.endswith("ForSequenceClassification") for name in architectures)
 
 
-def refuse_other_kinds(path: str, trust_remote_code: bool = False) -> None:
-    """Refuse what Sentence Transformers would turn into a dense model: it drops the head and averages the states."""
+def refuse_other_kinds(path: str, trust_remote_code: bool = False) -> str | None:
+    """Refuse what Sentence Transformers would turn into a dense model: it drops the head and averages the states.
+
+    Returns:
+        The kind: `SentenceTransformer`, or None of an encoder without a pooling.
+    """
     kind = kind_of(path, trust_remote_code)
     if kind not in (None, "SentenceTransformer"):
         raise ValueError(f"{path} is a {kind}; this needs a dense embedding model (SentenceTransformer).")
+    return kind
 
 
 def check_encoder(encoder: nn.Module, path: str) -> None:

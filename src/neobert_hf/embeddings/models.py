@@ -20,7 +20,7 @@ from neobert_hf import NeoBERTForMaskedLM
 from neobert_hf.common.token_limits import tokens_read
 from neobert_hf.embeddings.contextual import refuse_contextual
 from neobert_hf.embeddings.flattening import flatten_inputs
-from neobert_hf.embeddings.inference import check_encoder, has_classifier, kind_of, refuse_other_kinds
+from neobert_hf.embeddings.inference import check_encoder, has_classifier, refuse_other_kinds
 
 
 def transformer_module(
@@ -160,8 +160,7 @@ def load_trained_model(path: str, trust_remote_code: bool = False) -> SentenceTr
         ValueError: if it is of another kind, or an encoder without a trained pooling: the mean of the states that
             masked language modelling leaves tells little of what a text is about.
     """
-    refuse_other_kinds(path, trust_remote_code)
-    if kind_of(path, trust_remote_code) is None:
+    if refuse_other_kinds(path, trust_remote_code) is None:
         raise ValueError(
             f"{path} is no embedding model: it has no modules.json, which names a pooling. Train it on pairs with "
             "examples/finetune_embeddings.py first, or name an embedding model on the Hub."
