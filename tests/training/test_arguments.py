@@ -4,6 +4,7 @@ import math
 
 import pytest
 from transformers import TrainingArguments
+from transformers.utils import is_torch_bf16_gpu_available
 
 from neobert_hf.pretraining.arguments import UNUSED, PretrainingArguments
 from neobert_hf.training.arguments import check_fixed, result_settings
@@ -100,3 +101,11 @@ def test_settings_that_would_break_a_promise_are_refused(changes, message):
     arguments.logging_nan_inf_filter = False
     with pytest.raises(ValueError, match=message):
         check_fixed(arguments, {"optim": "adamw_torch"} if "optim" in changes else {})
+
+
+@pytest.mark.skipif(is_torch_bf16_gpu_available(), reason="for machines that cannot train in bfloat16 by themselves")
+def test_bfloat16_without_a_gpu_is_refused_with_both_ways_out():
+    # Ours comes before Transformers' own check, which names neither.
+    with pytest.raises(ValueError, match="`bf16` is true, .*`--use_cpu true` for bfloat16, or `--bf16 false`"):
+        PretrainingArguments(output_dir="runs")
+    assert PretrainingArguments(output_dir="runs", use_cpu=True).bf16

@@ -17,7 +17,6 @@ from neobert_hf.common.settings import (
     PathOrId,
     Positive,
     Range,
-    check_ranges,
 )
 from neobert_hf.common.tokenizers import load_tokenizer
 from neobert_hf.modeling_neobert import NeoBERTForMaskedLM
@@ -64,8 +63,8 @@ class ShrinkSettings(RawTextSettings, CutSettings):
     mlm_weight: NotNegative = field(default=0.4, metadata={"help": "of the masked loss; the logits have 1"})
 
     def __post_init__(self):
-        check_ranges(self)
-        super().__post_init__()
+        RawTextSettings.__post_init__(self)
+        CutSettings.__post_init__(self)
 
     def check_text(self) -> None:
         """Raise what is wrong with the names of the text, before any work."""

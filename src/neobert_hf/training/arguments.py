@@ -6,6 +6,7 @@ from typing import Any
 
 from transformers import TrainingArguments
 from transformers.trainer_pt_utils import AcceleratorConfig
+from transformers.utils import is_torch_bf16_gpu_available, is_torch_xla_available
 
 from neobert_hf.common.settings import Range, check_ranges
 
@@ -70,6 +71,13 @@ def check_inherited(arguments: TrainingArguments) -> None:
         ValueError: naming the setting.
     """
     check_ranges(arguments, RANGES)
+    # Transformers says here only "Your setup doesn't support bf16/gpu", and not which settings are to be changed.
+    if (arguments.bf16 or arguments.bf16_full_eval) and not arguments.use_cpu:
+        if not is_torch_bf16_gpu_available() and not is_torch_xla_available():
+            raise ValueError(
+                "`bf16` is true, and no GPU here computes in bfloat16. On a CPU, give `--use_cpu true` "
+                "for bfloat16, or `--bf16 false` for float32 (faster on a CPU without AVX512-BF16 or AMX)."
+            )
     warmup = arguments.warmup_steps
     if warmup > 1 and warmup != int(warmup):
         # Transformers would take the 1 of 1.5: one step in place of what was meant.

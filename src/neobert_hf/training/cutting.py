@@ -33,6 +33,11 @@ class CutSettings(RangedSettings):
         default=None, metadata={"help": "of the MLP, of which SwiGLU uses two thirds; as it is if unset"}
     )
 
+    def __post_init__(self):
+        super().__post_init__()
+        if self.num_hidden_layers is None and self.intermediate_size is None:
+            raise ValueError("`num_hidden_layers` and `intermediate_size` are not given: set one of them, or both.")
+
     def sizes(self, config: NeoBERTConfig) -> dict[str, int]:
         """Both settings, with what the large model has where one is not given.
 
@@ -40,8 +45,6 @@ class CutSettings(RangedSettings):
             ValueError: if that is no smaller model of it.
         """
         given = {name: getattr(self, name) for name in ("num_hidden_layers", "intermediate_size")}
-        if not any(given.values()):
-            raise ValueError("`num_hidden_layers` and `intermediate_size` are not given: set one of them, or both.")
         for name, wanted in given.items():
             if wanted is not None and wanted > (has := getattr(config, name)):
                 raise ValueError(f"`{name}` is {wanted:,}; it must be {has:,} or less, which the large model has.")
