@@ -21,21 +21,22 @@ from circumstances import circumstances
 from datasets import Dataset
 from embedding_report import (
     TESTS,
+    EmbeddingBenchmarkSettings,
     describe_pairs,
     development_mean,
     gain_cell,
     interval,
+    train_once,
 )
 from embedding_scores import Retrieval, TestData, dense_scores, load_model, ndcg_at_10, split_pairs
 from matplotlib.figure import Figure
-from pretraining import ROOT, run
 from sentence_transformers import SentenceTransformer
 from transformers import set_seed
 
 from neobert_hf.common.atomic_writes import write_json, write_png, write_text
 from neobert_hf.common.fingerprints import model_files_fingerprint, value_checksum
 from neobert_hf.common.report import markdown_table, mean_interval
-from neobert_hf.common.settings import Count, Positive, check_ranges, parse_config
+from neobert_hf.common.settings import Count, Positive, parse_config
 from neobert_hf.embeddings.contextual import build_contextual_encoder, embed_context
 from neobert_hf.embeddings.models import build_encoder
 
@@ -54,25 +55,16 @@ PASSES, CACHED_PASSES = 3, 4
 MAX_LENGTH = 64
 
 
-@dataclass
-class ContextualBenchmarkArguments:
-    data: str = field(metadata={"help": "folder with pairs/ and the test sets"})
+@dataclass(kw_only=True)
+class ContextualBenchmarkArguments(EmbeddingBenchmarkSettings):
     model: str = field(metadata={"help": "folder of the fine-tuned encoder that both start from"})
     output_dir: str = field(default="runs/contextual_benchmark", metadata={"help": "data, runs and logs"})
-    results: str = field(default="benchmarks/results", metadata={"help": "where the report goes"})
     learning_rates: list[Positive] = field(
         default_factory=lambda: [1e-4, 3e-4, 1e-3], metadata={"help": "tried by both"}
     )
-    seeds: Count = field(default=5, metadata={"help": "of clusters, data order, new layers and dropout"})
-    processes: Count = field(default=2, metadata={"help": "runs at a time, of one thread each"})
     steps: Count = field(default=300, metadata={"help": "of the contextual model; the bi-encoder gets as much compute"})
     batch_size: Count = field(default=64, metadata={"help": "rows of a batch, which is one cluster"})
     context_size: Count = field(default=64, metadata={"help": "documents of a context"})
-    limit: str = field(default="", metadata={"help": "further flags of every training, for a trial"})
-    test_rows: Count | None = field(default=None, metadata={"help": "rows to develop and to test on, for a trial"})
-
-    def __post_init__(self):
-        check_ranges(self)
 
 
 @dataclass
@@ -131,17 +123,13 @@ class Benchmark:
                 f"--max_steps {self.equal_steps} --max_negatives 0",
             ),
         }[way]
-        places = f"--config {ROOT}/configs/embeddings/{config} --datasets {self.datasets} --model {settings.model}"
         flags = (
             f"--max_length {MAX_LENGTH} --per_device_train_batch_size {settings.batch_size} --learning_rate {rate} "
-            f"--seed {seed} --eval_strategy no --save_steps 200 --report_to none {own} {settings.limit}"
+            f"--seed {seed} {own} {settings.limit}"
         )
         identity = [config, flags, settings.test_rows, model_files_fingerprint(settings.model)]
         folder = self.output.resolve() / value_checksum(identity)
-        if not (folder / "log.json").exists():
-            folder.mkdir(parents=True, exist_ok=True)
-            run(script, f"{places} {flags} --output_dir {folder}", folder / "output.txt", threads=1)
-        return folder
+        return train_once(script, config, folder, f"--datasets {self.datasets} --model {settings.model} {flags}")
 
     def score(self, model: SentenceTransformer, folder: Path, context: str | None = None) -> dict[str, float]:
         """nDCG@10 of every retrieval with this context, each kept in a file."""

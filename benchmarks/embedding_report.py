@@ -1,13 +1,15 @@
-"""What the benchmarks of embeddings share: the pairs to train on, and how scores become tables."""
+"""What the benchmarks of embeddings share: settings, the pairs to train on, and how scores become tables."""
 
 import re
 import statistics
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from pretraining import ROOT
+from pretraining import ROOT, run
 
 from neobert_hf.common.atomic_writes import write_text
 from neobert_hf.common.report import mean_interval
+from neobert_hf.common.settings import Count, LocalPath, RangedSettings
 
 
 # Columns of the tables, by the keys of `embedding_scores.evaluate`.
@@ -18,6 +20,28 @@ TESTS = (
     "not hold. No model was fine-tuned on any of the 1,000."
 )
 SIMILARITY = "Similarity: Spearman's coefficient of the cosine with what people say of 1,225 pairs of news."
+
+
+@dataclass(kw_only=True)
+class EmbeddingBenchmarkSettings(RangedSettings):
+    """What the command of each benchmark takes beside settings of its own."""
+
+    data: LocalPath = field(metadata={"help": "folder with pairs/ and the test sets"})
+    results: LocalPath = field(default="benchmarks/results", metadata={"help": "folder of the report"})
+    seeds: Count = field(default=5, metadata={"help": "of all that is random"})
+    processes: Count = field(default=2, metadata={"help": "runs at a time, of one thread each"})
+    limit: str = field(default="", metadata={"help": "further flags of every training, for a trial"})
+    test_rows: Count | None = field(default=None, metadata={"help": "rows to develop and to test on, for a trial"})
+
+
+def train_once(script: str, config: str, folder: Path, flags: str) -> Path:
+    """Train with a configuration of configs/embeddings, unless that is done, and return the folder of the run."""
+    if not (folder / "log.json").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        shared = "--eval_strategy no --save_steps 200 --report_to none"
+        flags = f"--config {ROOT}/configs/embeddings/{config} {shared} {flags} --output_dir {folder}"
+        run(script, flags, folder / "output.txt", threads=1)
+    return folder
 
 
 def describe_pairs(name: str, data: str, split: Path, text_pairs: str | None = None) -> Path:

@@ -24,21 +24,22 @@ from embedding_report import (
     COLUMNS,
     SIMILARITY,
     TESTS,
+    EmbeddingBenchmarkSettings,
     describe_pairs,
     development_mean,
     gain_cell,
     gain_interval,
     interval,
+    train_once,
 )
 from embedding_scores import TestData, evaluate, load_model, split_pairs
 from matplotlib.figure import Figure
-from pretraining import ROOT, run
 from stored_runs import StoredRuns
 
 from neobert_hf.common.atomic_writes import write_json, write_png, write_text
 from neobert_hf.common.fingerprints import model_files_fingerprint, value_checksum
 from neobert_hf.common.report import markdown_table
-from neobert_hf.common.settings import Count, Positive, check_ranges, parse_config
+from neobert_hf.common.settings import Positive, parse_config
 
 
 TRAIN = "finetune_embeddings.py"
@@ -67,19 +68,15 @@ RECIPES = {
 }
 
 
-@dataclass
-class TrainingBenchmarkArguments:
-    data: str = field(metadata={"help": "folder with pairs/ and the test sets"})
+@dataclass(kw_only=True)
+class TrainingBenchmarkArguments(EmbeddingBenchmarkSettings):
     start: str = field(metadata={"help": "folder of a pretrained model"})
     teacher: str | None = field(default=None, metadata={"help": "reranker or embedding model; one is trained if unset"})
     recipes: list[str] = field(default_factory=lambda: list(RECIPES), metadata={"help": "run these, and the plain one"})
     output_dir: str = field(default="runs/embedding_training_benchmark", metadata={"help": "data, runs and logs"})
-    results: str = field(default="benchmarks/results", metadata={"help": "where the report goes"})
     learning_rates: list[Positive] = field(
         default_factory=lambda: [2.5e-4, 1e-3, 4e-3], metadata={"help": "tried by all; LoRA wants larger ones"}
     )
-    seeds: Count = field(default=5, metadata={"help": "of the data order, dropout and adapters"})
-    processes: Count = field(default=2, metadata={"help": "runs at a time, of one thread each"})
     first: str = field(
         default="--learning_rate 1e-3 --max_steps 300", metadata={"help": "further flags of the training before"}
     )
@@ -89,11 +86,9 @@ class TrainingBenchmarkArguments:
         default="--learning_rate 1e-3 --max_steps 900",
         metadata={"help": "further flags of the training of the teacher of embeddings"},
     )
-    limit: str = field(default="", metadata={"help": "further flags of every training, for a trial"})
-    test_rows: Count | None = field(default=None, metadata={"help": "rows to develop and to test on, for a trial"})
 
     def __post_init__(self):
-        check_ranges(self)
+        super().__post_init__()
         for name in self.recipes:
             if name not in RECIPES:
                 raise ValueError(f"`recipes` has {name!r}; there are {', '.join(map(repr, RECIPES))}.")
@@ -125,19 +120,15 @@ class Benchmark:
         Args:
             helpers: folders of models that the flags name.
         """
-        flags = (
-            f"--config {ROOT}/configs/embeddings/{config} --datasets {self.datasets} --model {Path(start).resolve()} "
-            f"--max_length 64 --eval_strategy no --save_steps 200 --report_to none {flags} {self.settings.limit}"
-        )
-        folder = self.output / value_checksum([flags, *map(model_files_fingerprint, (start, *helpers))])
+        flags = f"--datasets {self.datasets} --model {Path(start).resolve()} {flags} {self.settings.limit}"
+        folder = self.output / value_checksum([config, flags, *map(model_files_fingerprint, (start, *helpers))])
         if not (folder / "log.json").exists():
             folder.mkdir(parents=True, exist_ok=True)
             # The same for all runs: mined once.
             (self.output / "mined").mkdir(exist_ok=True)
             if not (folder / "mined").exists():
                 (folder / "mined").symlink_to(self.output / "mined")
-            run(script, f"{flags} --output_dir {folder}", folder / "output.txt", threads=1)
-        return folder
+        return train_once(script, config, folder, f"--max_length 64 {flags}")
 
     def fine_tuned(self, *flags: str) -> str:
         """The folder of the start, fine-tuned on pairs with these flags."""

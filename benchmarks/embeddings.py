@@ -20,21 +20,23 @@ from circumstances import AS_TOLD, circumstances
 from embedding_report import (
     SIMILARITY,
     TESTS,
+    EmbeddingBenchmarkSettings,
     describe_pairs,
     development_mean,
     gain_cell,
     interval,
+    train_once,
 )
 from embedding_scores import TestData, bm25_alone, evaluate, load_model, split_pairs
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
-from pretraining import ROOT, run, save_random
+from pretraining import save_random
 from stored_runs import StoredRuns
 
 from neobert_hf.common.atomic_writes import write_json, write_png, write_text
 from neobert_hf.common.fingerprints import checkpoint_fingerprint, file_checksum
 from neobert_hf.common.report import markdown_table, mean_interval
-from neobert_hf.common.settings import Count, Positive, check_ranges, parse_config
+from neobert_hf.common.settings import Positive, parse_config
 
 
 RANDOM = "random"
@@ -51,9 +53,8 @@ STAGES = {PLAIN: (), CONTRASTIVE: ("contrastive",), PAIRS: ("pairs",), BOTH: ("c
 CONFIGS = {"contrastive": "contrastive.yaml", "pairs": "small.yaml"}
 
 
-@dataclass
-class EmbeddingBenchmarkArguments:
-    data: str = field(metadata={"help": "folder with pairs/ and the test sets"})
+@dataclass(kw_only=True)
+class EmbeddingBenchmarkArguments(EmbeddingBenchmarkSettings):
     starts: list[str] = field(metadata={"help": "NAME=FOLDER of each pretrained model"})
     text_pairs: str | None = field(
         default=None, metadata={"help": "Parquet file that make_pairs.py wrote; no contrastive stage if unset"}
@@ -62,19 +63,11 @@ class EmbeddingBenchmarkArguments:
         default_factory=list, metadata={"help": "NAME=FOLDER of Sentence Transformers models to score as they are"}
     )
     output_dir: str = field(default="runs/embeddings_benchmark", metadata={"help": "data, runs and logs"})
-    results: str = field(default="benchmarks/results", metadata={"help": "where the report goes"})
     learning_rates: list[Positive] = field(
         default_factory=lambda: [5e-4, 2e-3], metadata={"help": "tried in both stages, by all"}
     )
-    seeds: Count = field(default=5, metadata={"help": "of the data order and of random weights"})
-    processes: Count = field(default=2, metadata={"help": "runs at a time, of one thread each"})
     contrastive: str = field(default="--max_steps 500", metadata={"help": "further flags of the contrastive stage"})
     pairs: str = field(default="--max_steps 300", metadata={"help": "further flags of fine-tuning on pairs"})
-    limit: str = field(default="", metadata={"help": "further flags of every training, for a trial"})
-    test_rows: Count | None = field(default=None, metadata={"help": "rows to develop and to test on, for a trial"})
-
-    def __post_init__(self):
-        check_ranges(self)
 
 
 @dataclass
@@ -110,15 +103,8 @@ class Benchmark:
 
     def train(self, model: Path, output: Path, stage: str, rate: float, seed: int) -> Path:
         """Fine-tune unless that is done, and return the folder of the model."""
-        if not (output / "log.json").exists():
-            output.mkdir(parents=True, exist_ok=True)
-            flags = (
-                f"--config {ROOT}/configs/embeddings/{CONFIGS[stage]} --datasets {self.descriptions[stage]} "
-                f"--model {model} --output_dir {output} --seed {seed} --eval_strategy no --save_steps 200 "
-                f"--report_to none {self.flags(stage, rate)}"
-            )
-            run("finetune_embeddings.py", flags, output / "output.txt", threads=1)
-        return output / "model"
+        flags = f"--datasets {self.descriptions[stage]} --model {model} --seed {seed} {self.flags(stage, rate)}"
+        return train_once("finetune_embeddings.py", CONFIGS[stage], output, flags) / "model"
 
     def train_and_score(self, name: str, folder: Path, stages: list[tuple[str, float]], seed: int) -> dict[str, float]:
         """Scores after some stages, each with its learning rate."""

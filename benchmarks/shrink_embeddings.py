@@ -17,9 +17,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from circumstances import AS_TOLD, circumstances
-from embedding_report import COLUMNS, SIMILARITY, TESTS, describe_pairs, development_mean, interval
+from embedding_report import (
+    COLUMNS,
+    SIMILARITY,
+    TESTS,
+    EmbeddingBenchmarkSettings,
+    describe_pairs,
+    development_mean,
+    interval,
+    train_once,
+)
 from embedding_scores import TestData, evaluate, load_model, split_pairs
-from pretraining import ROOT, run
+from pretraining import run
 from shrink import LENGTH, TEXTS, latency
 from stored_runs import StoredRuns
 from transformers import AutoTokenizer, set_seed
@@ -28,7 +37,7 @@ from neobert_hf import NeoBERTConfig, NeoBERTModel
 from neobert_hf.common.atomic_writes import write_text
 from neobert_hf.common.fingerprints import checkpoint_fingerprint
 from neobert_hf.common.report import Line, Panel, markdown_table, mean_interval, plot_lines
-from neobert_hf.common.settings import Count, LocalPath, Positive, check_ranges, parse_config
+from neobert_hf.common.settings import Count, LocalPath, Positive, parse_config
 from neobert_hf.pretraining.flops import training_flops
 
 
@@ -40,24 +49,15 @@ WAYS = (DISTILLED, CUT, RANDOM)
 MEAN_LENGTH = 30
 
 
-@dataclass
-class EmbeddingShrinkBenchmark:
-    data: LocalPath = field(metadata={"help": "folder with pairs/ and the test sets"})
+@dataclass(kw_only=True)
+class EmbeddingShrinkBenchmark(EmbeddingBenchmarkSettings):
     start: LocalPath = field(default="benchmarks/models/small", metadata={"help": "folder of a pretrained model"})
     output_dir: LocalPath = field(default="runs/shrink_embeddings_benchmark", metadata={"help": "data, runs and logs"})
-    results: LocalPath = field(default="benchmarks/results", metadata={"help": "folder of the report"})
     learning_rates: list[Positive] = field(default_factory=lambda: [1e-3, 4e-3], metadata={"help": "tried by all"})
-    seeds: Count = field(default=5, metadata={"help": "of the data order and of random weights"})
-    processes: Count = field(default=2, metadata={"help": "runs at a time, of one thread each"})
     large: str = field(
         default="--learning_rate 1e-3 --max_steps 300", metadata={"help": "further flags of the large one's training"}
     )
     steps: Count = field(default=150, metadata={"help": "of distillation; the other ways get as much computing"})
-    limit: str = field(default="", metadata={"help": "further flags of every training, for a trial"})
-    test_rows: Count | None = field(default=None, metadata={"help": "rows to develop and to test on, for a trial"})
-
-    def __post_init__(self):
-        check_ranges(self)
 
 
 @dataclass
@@ -91,14 +91,8 @@ class Benchmark:
 
     def train(self, model: Path, folder: Path, flags: str) -> Path:
         """Fine-tune unless that is done, and return the folder of the model."""
-        if not (folder / "log.json").exists():
-            folder.mkdir(parents=True, exist_ok=True)
-            flags = (
-                f"--config {ROOT}/configs/embeddings/small.yaml --datasets {self.datasets} --model {model} "
-                f"--output_dir {folder} --max_length 64 --eval_strategy no --save_steps 200 --report_to none {flags}"
-            )
-            run("finetune_embeddings.py", f"{flags} {self.settings.limit}", folder / "output.txt", threads=1)
-        return folder / "model"
+        flags = f"--datasets {self.datasets} --model {model} --max_length 64 {flags} {self.settings.limit}"
+        return train_once("finetune_embeddings.py", "small.yaml", folder, flags) / "model"
 
     def large(self) -> Path:
         return self.train(Path(self.settings.start), self.output / "large", self.settings.large)
