@@ -265,7 +265,11 @@ class NeoBERTConfig(PreTrainedConfig):
             earlier = dict(stored.get("rope_parameters") or {})
             if given.get("rope_parameters") or given.get("rope_scaling"):
                 # Another scaling replaces the stored one and keeps its base.
+                trained = earlier.get("original_max_position_embeddings", stored.get("max_length"))
                 earlier = {key: value for key, value in earlier.items() if key == "rope_theta"}
+                if trained and rope.get("rope_type", rope.get("type")) in ("yarn", "longrope"):
+                    # Otherwise a new `max_length` beside it would be taken for the length of training.
+                    earlier["original_max_position_embeddings"] = trained
             overrides["rope_parameters"] = earlier | rope
         # What is left goes on to the model, which refuses it, but nobody refuses it where only a config is loaded. Not
         # all of it is wrong there: AutoTokenizer passes its own arguments.

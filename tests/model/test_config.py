@@ -103,6 +103,27 @@ def test_overrides_at_loading_are_checked_and_completed(mlm_checkpoint):
     assert config.rope_parameters["original_max_position_embeddings"] == 64
     with pytest.raises(ValueError, match="dim_head"):
         NeoBERTConfig.from_pretrained(mlm_checkpoint, num_attention_heads=5)
+
+
+def test_another_length_is_not_taken_for_that_of_training(mlm_checkpoint, tmp_path):
+    # YaRN scales from the length of training, here 64; the new length alone would say 256.
+    yarn = {"rope_type": "yarn", "factor": 4.0}
+    longer = NeoBERTConfig.from_pretrained(mlm_checkpoint, max_length=256, rope_parameters=yarn)
+    assert (longer.max_length, longer.rope_parameters["original_max_position_embeddings"]) == (256, 64)
+    longer.save_pretrained(tmp_path)
+    longest = NeoBERTConfig.from_pretrained(tmp_path, max_length=512, rope_parameters={**yarn, "factor": 8.0})
+    assert longest.rope_parameters == {"rope_type": "yarn", "factor": 8.0, "rope_theta": 10000.0} | {
+        "original_max_position_embeddings": 64
+    }
+    known = NeoBERTConfig.from_pretrained(
+        mlm_checkpoint, max_length=256, rope_parameters=yarn | {"original_max_position_embeddings": 128}
+    )
+    assert known.rope_parameters["original_max_position_embeddings"] == 128
+    linear = NeoBERTConfig.from_pretrained(tmp_path, rope_parameters={"rope_type": "linear", "factor": 2.0})
+    assert linear.rope_parameters == {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}
+
+
+def test_misspelt_options_are_refused_at_loading(mlm_checkpoint):
     for load in (NeoBERTModel.from_pretrained, NeoBERTConfig.from_pretrained, AutoConfig.from_pretrained):
         with pytest.raises(ValueError, match="no `dropuot` .did you mean `dropout`"):
             load(mlm_checkpoint, dropuot=0.1)
