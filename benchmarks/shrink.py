@@ -38,14 +38,7 @@ DISTILLED, SCRATCH = "distilled", "scratch"
 LABELS = {DISTILLED: "cut and distilled", SCRATCH: "from random weights"}
 WAYS = (DISTILLED, SCRATCH)
 # The large model has this many times as many layers, and as wide an MLP.
-SIZES = {
-    "1/2 MLP": (1, 2),
-    "1/2 layers": (2, 1),
-    "1/2 layers, 1/2 MLP": (2, 2),
-    # A quarter of the weights of the blocks, as 1/4 layers.
-    "1/2 layers, 1/4 MLP": (2, 4),
-    "1/4 layers": (4, 1),
-}
+SIZES = {"1/2 MLP": (1, 2), "1/2 layers": (2, 1), "1/2 layers, 1/2 MLP": (2, 2), "1/4 layers": (4, 1)}
 # Documents, the first ones, on which losses are measured: some 130,000 tokens of the shared text.
 VALIDATION_DOCUMENTS = 60
 # Tokens of a window, on average, and the share of them that is predicted; as in benchmarks/scaling_small.py.

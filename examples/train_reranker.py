@@ -15,16 +15,14 @@ from neobert_hf.embeddings.arguments import RerankerArguments
 from neobert_hf.embeddings.mining import add_mined_negatives
 from neobert_hf.embeddings.models import build_reranker
 from neobert_hf.embeddings.recipe import prepare_run, reranking_evaluator
-from neobert_hf.embeddings.trainers import RerankerTrainer
+from neobert_hf.embeddings.trainers import RerankerTrainer, check_negatives
 
 
 def main(args: list[str] | None = None) -> None:
     # 1. Settings, data with an instruction for the queries of each dataset, and the checkpoint to resume from
     with prepare_run(RerankerArguments, args) as run:
         settings = run.settings
-        rows = run.arguments.per_device_train_batch_size
-        if not 0 < settings.negatives < rows:
-            raise ValueError(f"`negatives` is {settings.negatives}; batches of {rows} rows allow 1 to {rows - 1}.")
+        check_negatives(run)
 
         # 2. Hard negatives for the datasets that have none
         if settings.miner is not None:

@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from datasets import Features, Image, Value
+from datasets import Dataset, Features, Image, Value
 
 from neobert_hf.common import row_files
 from neobert_hf.common.row_files import read_rows
@@ -140,6 +140,17 @@ def test_errors_name_the_file_and_the_row(tmp_path, case):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=message):
         rows_of(tmp_path / name)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+def test_a_file_that_is_replaced_is_read_anew(tmp_path, kind):
+    """Also by a copy of the same time and size, as from an archive: `datasets` would give what it had read before."""
+    file = tmp_path / f"texts.{kind}"
+    for text in ("old", "new"):
+        rows = Dataset.from_list([{"text": text}])
+        rows.to_parquet(file) if kind == "parquet" else rows.to_json(file)
+        os.utime(file, ns=(10**18, 10**18))
+        assert load_table("mine", str(file), None, "train")["text"][:] == [text]
 
 
 def test_errors_in_parquet_name_the_row(tmp_path):

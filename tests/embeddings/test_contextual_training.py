@@ -5,12 +5,14 @@ import multiprocessing
 import random
 import shutil
 import time
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from datasets import Dataset
+from datasets import Dataset, DatasetDict
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense
@@ -19,7 +21,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from neobert_hf.common.results import ResultError
-from neobert_hf.embeddings.clusters import ClusterBatchSampler, find_clusters
+from neobert_hf.embeddings.clusters import ClusterBatchSampler, add_clusters, find_clusters
 from neobert_hf.embeddings.contextual import build_contextual_encoder, embed_context
 from neobert_hf.embeddings.contextual_loss import ContextualLoss
 from neobert_hf.embeddings.contextual_training import ContextualArguments, ContextualCollator
@@ -396,6 +398,27 @@ def test_without_its_clusters_a_run_does_not_go_on(whole, settings, tmp_path):
     stored.unlink()
     with pytest.raises(CheckpointError, match="has begun with clusters, and .* is missing"):
         run(changes)
+
+
+def test_clusters_are_stored_with_the_negatives_that_were_given(tmp_path):
+    """A run that stopped before its first checkpoint must not take old ones after they were corrected."""
+
+    def negatives(text: str) -> list[str]:
+        rows = [{"query": f"q {row}", "positive": f"p {row}", "negatives": [f"{text} {row}"]} for row in range(40)]
+        run = SimpleNamespace(
+            arguments=SimpleNamespace(output_dir=str(tmp_path), seed=0, main_process_first=lambda desc: nullcontext()),
+            settings=SimpleNamespace(first_model=None, trust_remote_code=False),
+            data=SimpleNamespace(
+                train=DatasetDict(pairs=Dataset.from_list(rows)),
+                descriptions={"pairs": SimpleNamespace(prompt="", document_prompt="")},
+            ),
+            checkpoint=None,
+        )
+        add_clusters(run, {"pairs": 8})
+        return run.data.train["pairs"][0]["negatives"]
+
+    assert [negatives("old"), negatives("new"), negatives("old")] == [["old 0"], ["new 0"], ["old 0"]]
+    assert len(list((tmp_path / "clusters").iterdir())) == 2
 
 
 def test_a_first_model_and_a_warning_when_the_first_stage_collapses(settings, trained, encoder, tmp_path, capsys):

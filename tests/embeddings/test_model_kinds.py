@@ -439,6 +439,12 @@ BAD_SETTINGS = [
     ("reranker", {"negatives": 0}, "`negatives` is 0; it must be 1 or more"),
     ("reranker", {"negatives": 8}, "`negatives` is 8; batches of 8 rows allow 1 to 7"),
     ("sparse", {"temperature": 0.1}, "Unknown argument '--temperature'"),
+    # Each was taken before, and had no effect.
+    ("dense", {"num_train_epochs": 5}, "`num_train_epochs` is 5.0; .*: set `max_steps` instead"),
+    ("dense", {"data_seed": 5}, "`data_seed` is 5; .*: set `seed` instead"),
+    ("dense", {"label_smoothing_factor": 0.1}, "`label_smoothing_factor` is 0.1; .*: leave it out"),
+    ("sparse", {"multi_dataset_batch_sampler": "round_robin"}, "`multi_dataset_batch_sampler` is .*: set `alpha`"),
+    ("reranker", {"train_sampling_strategy": "group_by_length"}, "`train_sampling_strategy` is .*: leave it out"),
     ("multi_vector", {"prompts": "Find"}, "instructions stand in"),
     ("sparse", {"only": "pairz"}, "no training dataset 'pairz'; did you mean 'pairs'"),
     ("multi_vector", {"max_steps": -1}, "`max_steps` is -1"),
@@ -450,6 +456,13 @@ def test_bad_settings_are_refused_before_training(settings, tmp_path, kind, chan
     with pytest.raises(ValueError, match=message):
         run(kind, settings(**change))
     assert not list((tmp_path / "run").glob("checkpoint-*"))
+
+
+def test_a_dataset_with_smaller_batches_has_fewer_wrong_documents_than_asked_for(settings, edit, tmp_path):
+    """The loss weighs right documents for all of them."""
+    file = edit(lambda content: content["train"]["pairs"].update(batch_size=4))
+    with pytest.raises(ValueError, match="dataset pairs, with `batch_size` 4 .*: `negatives` is 4; .* allow 1 to 3"):
+        run("reranker", settings(datasets=file, negatives=4))
 
 
 def test_a_classifier_of_several_classes_is_no_reranker(settings, encoder, tokenizer, tmp_path):

@@ -37,7 +37,10 @@ BAD_ROWS = [
     ([ROW | {"neg": ["n"]}], {"negatives": "neg.text"}, "'neg.text' does not lead to a text"),
     ([ROW], {"positive": "body.0"}, "'body.0' does not lead to a text .'0' is no part of a text"),
     ([ROW], {"positive": "body.*"}, "'body.[*]' does not lead to a text .'[*]' is no part of a text"),
-    ([ROW | {"body": ["b", "c"], "more": None}], {"positive": ["body.*", "more"]}, "no positive .more is empty"),
+    ([ROW | {"body": ["b"], "more": None}], {"positive": ["body.*", "more"]}, "no positive .more is empty"),
+    # Once both became one long text.
+    ([ROW | {"body": ["b", "c"]}], {"positive": "body.*"}, "row 0 has 2 texts at body.[*]; .*one positive.*as body.0 "),
+    ([ROW | {"title": ["b", "c"]}], {"query": "title"}, "row 0 has 2 texts at title; a row has one query"),
     ([ROW | {"body": None}], {"skip_incomplete": True}, "none of its 1 rows is left"),
     ([ROW] * 20, {}, "pairs has 20 rows and not 8 of them without a text in common"),
     ([ROW], {}, "pairs has 1 rows and not 8"),

@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Dense
+from sentence_transformers.sentence_transformer.modules import Dense, Pooling
 from torch.testing import assert_close
 
 from neobert_hf.embeddings.models import build_encoder
@@ -65,6 +65,16 @@ def test_training_begins_with_it_and_keeps_it(data, encoder, tmp_path, settings)
         SentenceTransformer(str(tmp_path / name), device="cpu").encode(texts) for name in ("whole", "second/model")
     )
     assert_close(after, before, atol=1e-4, rtol=0)
+
+
+def test_an_embedding_model_keeps_its_pooling(data, encoder, tmp_path):
+    start = tmp_path / "start"
+    SentenceTransformer(modules=[build_encoder(str(encoder), 48)[0], Pooling(32, pooling_mode="cls")]).save(str(start))
+    settings = {"model": start, "datasets": data / "datasets.yaml", "output_dir": tmp_path / "run", "max_steps": 1}
+    run("dense", settings | {"eval_strategy": "no"})
+    model = SentenceTransformer(str(tmp_path / "run" / "model"))
+    assert model[1].pooling_mode == "cls"
+    assert build_encoder(str(encoder), 48)[1].pooling_mode == "mean"
 
 
 def test_zero_is_no_layer(data, encoder, tmp_path):

@@ -95,7 +95,7 @@ def test_several_classes_a_row_and_numbers(encoder, tmp_path, capsys):
     assert report_of(tmp_path / "several")["scores"]["validation"]["micro_f1"] > 0.8
     rows = [{"text": row["description"], "score": 0.5 + (row["section"] == "net")} for row in text_rows(80)]
     data = write_json_lines(tmp_path / "numbers.jsonl", rows)
-    classify.main(flags(tmp_path / "numbers", encoder, data, num_train_epochs=3))
+    classify.main(flags(tmp_path / "numbers", encoder, data, num_train_epochs=3, validation_share=0.3))
     assert "label score; regression" in capsys.readouterr().out
     assert report_of(tmp_path / "numbers")["scores"]["validation"]["pearson"] > 0.8
     assert "worst errors" in (tmp_path / "numbers" / "report.md").read_text()
@@ -127,6 +127,27 @@ def test_answers_with_windows_and_none(encoder, asked, tmp_path):
     assert card_of(tmp_path, "question-answering") == {("validation", name): scores[name] for name in names}
     best = json.loads((tmp_path / "answers_validation.json").read_text())
     assert len(best) == 30 and all("" in [each["text"] for each in row["best"]] for row in best)
+
+
+def test_splits_may_have_other_metrics(encoder, tmp_path):
+    """F1 of questions without an answer, only where there are some. Once the run ended without a report."""
+    for split, none, seed in (("train", 0.3, 0), ("dev", 0.3, 1), ("test", 0.0, 2)):
+        write_squad(tmp_path / "data" / f"{split}.json", asked_rows(40, seed, none=none))
+    answer.main(flags(tmp_path / "run", encoder, tmp_path / "data", stride=4, max_steps=2, eval_steps=1))
+    head, _, *rows = [line for line in (tmp_path / "run" / "report.md").read_text().splitlines() if line[:2] == "| "][
+        :4
+    ]
+    cells = {row.split(" | ")[0]: dict(zip(head.split(" | "), row.split(" | "))) for row in rows}
+    assert cells["| test"]["no_answer_f1"] == "-" != cells["| validation"]["no_answer_f1"]
+
+
+def test_evaluation_in_bfloat16_does_not_round_what_adapters_are_merged_into(encoder, tmp_path):
+    data, models = write_csv(tmp_path / "rows.csv", text_rows(60)), []
+    for bf16 in (False, True):
+        output = tmp_path / str(bf16)
+        classify.main(flags(output, encoder, data, lora_rank=2, max_steps=2, eval_steps=2, bf16_full_eval=bf16))
+        models.append(load_file(output / "model" / "model.safetensors"))
+    assert all(torch.equal(models[1][name], weight) for name, weight in models[0].items())
 
 
 def test_questions_that_all_have_answers(encoder, tmp_path):

@@ -1,5 +1,6 @@
 """What the recipes for one's own tasks refuse before they train, and how they say it."""
 
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -19,7 +20,7 @@ from neobert_hf.tasks.token_classification import (
 from neobert_hf.training.fine_tuning import FineTuningArguments
 from neobert_hf.training.starting_points import StartingPoint
 from tests.helpers.models import ROOT
-from tests.helpers.task_runs import asked_rows, tagged_rows, text_rows, write_csv, write_squad
+from tests.helpers.task_runs import asked_rows, tagged_rows, text_rows, write_csv, write_json_lines, write_squad
 
 
 def splits(**tables: list[dict]) -> DatasetDict:
@@ -28,7 +29,9 @@ def splits(**tables: list[dict]) -> DatasetDict:
 
 def rows_of(data, **settings) -> DatasetDict:
     defaults = {"subset": None, "validation_data": None, "test_data": None, "validation_share": 0.25}
-    return read_splits(SimpleNamespace(data=str(data), score_test=True, **defaults | settings), READERS | ASKED)
+    # Every row is another text.
+    defaults |= {"score_test": True, "columns_read": lambda table: table.column_names}
+    return read_splits(SimpleNamespace(data=str(data), **defaults | settings), READERS | ASKED)
 
 
 def test_files_of_every_kind(tmp_path):
@@ -48,6 +51,45 @@ def test_files_of_every_kind(tmp_path):
     read = rows_of(write_squad(tmp_path / "squad.json", asked), validation_share=0.5)
     read = sorted([*read["train"], *read["validation"]], key=lambda row: int(row["id"]))
     assert read == asked
+
+
+def test_a_text_that_is_trained_on_is_not_held_out_again(tmp_path, capsys):
+    """Each text three times, and three questions about each; once the same texts stood on both sides."""
+    labelled = [{"text": f"text {number % 20}", "label": "yn"[number % 2]} for number in range(60)]
+    asked = [row | {"id": str(number)} for number, row in enumerate(3 * asked_rows(20))]
+    tagged = 3 * tagged_rows(20)
+    files = (write_csv(tmp_path / "rows.csv", labelled), write_squad(tmp_path / "squad.json", asked))
+    write_json_lines(tmp_path / "tagged.jsonl", tagged)
+    for settings, column in (
+        (ClassificationSettings(model="m", data=str(files[0])), "text"),
+        (QuestionAnsweringSettings(model="m", data=str(files[1])), "context"),
+        (TokenClassificationSettings(model="m", data=str(tmp_path / "tagged.jsonl")), "tokens"),
+    ):
+        parts = read_splits(settings, READERS | (ASKED if column == "context" else {}))
+        texts = {name: {str(text) for text in part[column]} for name, part in parts.items()}
+        assert not texts["train"] & texts["validation"]
+        assert (len(parts["train"]), len(parts["validation"])) == (54, 6)
+        assert "6 of 60 rows are held out" in capsys.readouterr().out
+    write_csv(tmp_path / "one.csv", [{"text": "the same", "label": label} for label in "yn" * 10])
+    with pytest.raises(ValueError, match="has 20 rows, of different texts 1: too few to hold out 10%"):
+        read_splits(ClassificationSettings(model="m", data=str(tmp_path / "one.csv")))
+
+
+def test_words_with_spaces_inside_stay_whole(tmp_path):
+    (tmp_path / "rows.conll").write_text(
+        "in\tO\nNew York\tB-LOC\n10\u00a0000\tB-NUM\t\n\n  two   X O \n10\u00a0000 O\n"
+    )
+    assert read_conll(tmp_path / "rows.conll") == [
+        {"tokens": ["in", "New York", "10\u00a0000"], "tags": ["O", "B-LOC", "B-NUM"]},
+        {"tokens": ["two", "10\u00a0000"], "tags": ["O", "O"]},
+    ]
+
+
+def test_json_lines_end_where_json_says(tmp_path):
+    rows = [row | {"context": f"{row['context']}\u2028\x85end"} for row in asked_rows(4)]
+    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row, ensure_ascii=False)}\r\n" for row in rows))
+    read = rows_of(tmp_path / "rows.jsonl")
+    assert sorted(row["context"] for part in read.values() for row in part) == sorted(row["context"] for row in rows)
 
 
 def test_what_lies_beside_a_file_is_not_read_as_well(tmp_path):
@@ -117,7 +159,7 @@ def test_paths_that_do_not_exist_are_said_to_be_that(tmp_path, monkeypatch):
         ("text,text\na,b\n", "must name the columns, each once"),
         ('text,label\n"a,b\n', "cannot be read"),
         ("text,label\n", "is empty: it holds no row"),
-        ("text,label\na,b\n", "1 rows, too few to hold out 25%"),
+        ("text,label\na,b\n", "1 rows, of different texts 1: too few to hold out 25%"),
     ],
 )
 def test_damaged_csv_files(tmp_path, text, message):

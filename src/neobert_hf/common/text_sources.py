@@ -149,7 +149,8 @@ def load_table(name: str, source: str, subset: str | None, split: str) -> Datase
     try:
         if files:
             options = {"fragment_scan_options": verified_pages()} if builder == "parquet" else {}
-            table = load_dataset(builder, data_files=files, split=split, **options)
+            # `datasets` knows a file by its path and time alone, and would give what a copy of the same time replaced.
+            table = load_dataset(builder, name=files_state(source), data_files=files, split=split, **options)
         else:
             with _on_hub(source, f"Dataset {name}: "):
                 table = load_dataset(source, subset, split=split)

@@ -18,7 +18,7 @@ from neobert_hf.common.settings import (
     check_needed,
 )
 from neobert_hf.training.adapters import LoraArguments
-from neobert_hf.training.arguments import check_fixed, check_inherited
+from neobert_hf.training.arguments import check_fixed, check_inherited, check_unused
 
 
 # What these recipes fix beside the settings that all recipes fix.
@@ -27,6 +27,14 @@ FIXED = {
     "dataloader_drop_last": True,
     # Skipping is what makes a resume exact; only row numbers are drawn again.
     "ignore_data_skip": False,
+}
+# Settings that these recipes do not use, and their own setting in its place, if there is one.
+UNUSED = {
+    "num_train_epochs": "max_steps",
+    "data_seed": "seed",
+    "multi_dataset_batch_sampler": "alpha",
+    "label_smoothing_factor": None,
+    "train_sampling_strategy": None,
 }
 # Others let a text into a batch twice, where it is a false negative, and not all are drawn by the seed.
 BATCH_SAMPLERS = ("no_duplicates", "no_duplicates_hashed")
@@ -68,6 +76,7 @@ class EmbeddingArguments(SentenceTransformerTrainingArguments):
             )
         super().__post_init__()
         check_fixed(self, FIXED)
+        check_unused(self, SentenceTransformerTrainingArguments, UNUSED)
 
 
 @dataclass

@@ -26,6 +26,7 @@ from neobert_hf.embeddings.descriptions import PairDataset
 from neobert_hf.embeddings.inference import check_finite
 from neobert_hf.embeddings.mining import prompts_of_helper
 from neobert_hf.embeddings.models import load_trained_model
+from neobert_hf.embeddings.pairs import most_negatives
 from neobert_hf.embeddings.recipe import Run
 from neobert_hf.training.run_checkpoints import CheckpointError
 
@@ -53,7 +54,11 @@ def add_clusters(run: Run, batch_sizes: dict[str, int]) -> None:
             description = run.data.descriptions[name]
             prompts = (description.prompt, description.document_prompt)
             texts = [pairs["query"][:], pairs["positive"][:]]
-            identity = Hasher.hash([texts, prompts, first_model, batch_sizes[name], run.arguments.seed])
+            identity = [texts, prompts, first_model, batch_sizes[name], run.arguments.seed]
+            if most_negatives(pairs):
+                # They have no say in the clusters, but lie in the same file.
+                identity.append(pairs["negatives"][:])
+            identity = Hasher.hash(identity)
             file = folder / f"{identity}.parquet"
             if not file.exists():
                 if run.checkpoint is not None:

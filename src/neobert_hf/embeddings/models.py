@@ -1,5 +1,6 @@
 """Sentence Transformers models of every kind on a pretrained encoder, and the loss of dense embeddings."""
 
+import json
 from collections.abc import Sequence
 
 import torch
@@ -21,6 +22,7 @@ from neobert_hf.common.token_limits import tokens_read
 from neobert_hf.embeddings.contextual import refuse_contextual
 from neobert_hf.embeddings.flattening import flatten_inputs
 from neobert_hf.embeddings.inference import check_encoder, has_classifier, refuse_other_kinds
+from neobert_hf.embeddings.recipe import read_beside_model
 
 
 def transformer_module(
@@ -49,10 +51,20 @@ def transformer_module(
 
 
 def build_encoder(path: str, max_length: int, trust_remote_code: bool = False) -> SentenceTransformer:
-    """A dense model: any encoder, mean pooling and cosine similarity. Arguments are those of `transformer_module`."""
+    """A dense model: any encoder with mean pooling, or an embedding model with its own; cosine similarity.
+
+    Arguments are those of `transformer_module`. Of an embedding model the other modules are not taken.
+    """
     transformer = transformer_module(path, max_length, trust_remote_code)
-    pooling = Pooling(transformer.get_embedding_dimension(), pooling_mode="mean")
+    own = saved_modules(path, Pooling)
+    pooling = own[0] if own else Pooling(transformer.get_embedding_dimension(), pooling_mode="mean")
     return SentenceTransformer(modules=[transformer, pooling], similarity_fn_name="cosine")
+
+
+def saved_modules(path: str, kind: type[nn.Module]) -> list[nn.Module]:
+    """The modules of a kind in a Sentence Transformers model (folder or Hub id); none of other models."""
+    modules = json.loads(read_beside_model(path, "modules.json") or "[]")
+    return [kind.load(path, each["path"]) for each in modules if each["type"].endswith(f".{kind.__name__}")]
 
 
 def build_sparse_encoder(path: str, max_length: int, trust_remote_code: bool = False) -> SparseEncoder:

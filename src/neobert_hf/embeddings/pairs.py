@@ -120,6 +120,11 @@ class RowReader:
                         f"{self.where}: {name} has no {role} ({path} is empty). Correct it, or set "
                         "`skip_incomplete: true` to leave such rows out."
                     )
+                if len(found) > 1 and role != "negatives":
+                    raise ValueError(
+                        f"{self.where}: {name} has {len(found)} texts at {path}; a row has one {role}. Name one of "
+                        f"them, such as {path.removesuffix('.*')}.0 for the first, or make a row of each."
+                    )
                 texts[role] += found
         return {
             "query": " ".join(texts["query"]),

@@ -231,6 +231,19 @@ class MultiVectorTrainer(MixtureTrainer, MultiVectorEncoderTrainer):
     data_collator_class = MultiVectorCollator
 
 
+def check_negatives(run: Run) -> None:
+    """Refuse batches with too few rows to take the wrong documents of a query from.
+
+    Raises:
+        ValueError: naming the dataset, if it has a smaller batch than others.
+    """
+    wanted, rows = run.settings.negatives, run.arguments.per_device_train_batch_size
+    for name, size in RerankerTrainer.choose_batch_sizes(run.data, rows).items():
+        if wanted >= size and not most_negatives(run.data.train[name]):
+            whose = "" if size == rows else f"dataset {name}, with `batch_size` {size} of its own: "
+            raise ValueError(f"{whose}`negatives` is {wanted}; batches of {size} rows allow 1 to {size - 1}.")
+
+
 class RerankerTrainer(MixtureTrainer, CrossEncoderTrainer):
     """Of rerankers, whose run has `RerankerArguments`. See `MixtureTrainer`."""
 

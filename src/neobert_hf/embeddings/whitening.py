@@ -8,15 +8,14 @@ References:
     https://arxiv.org/abs/2103.15316 and https://arxiv.org/abs/2104.01767, which whiten without training.
 """
 
-import json
-
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense
 from sklearn.covariance import ledoit_wolf
 from torch import nn
 
-from neobert_hf.embeddings.recipe import Run, TrainingData, read_beside_model
+from neobert_hf.embeddings.models import saved_modules
+from neobert_hf.embeddings.recipe import Run, TrainingData
 
 
 def add_whitening(model: SentenceTransformer, run: Run) -> None:
@@ -33,10 +32,8 @@ def add_whitening(model: SentenceTransformer, run: Run) -> None:
 
 def trained_layers(path: str) -> list[Dense]:
     """The linear layers after the pooling of a Sentence Transformers model (folder or Hub id); none of other models."""
-    modules = json.loads(read_beside_model(path, "modules.json") or "[]")
-    layers = [Dense.load(path, entry["path"]) for entry in modules if entry["type"].endswith(".Dense")]
     # Those of late interaction take single tokens.
-    return [layer for layer in layers if layer.module_input_name == "sentence_embedding"]
+    return [layer for layer in saved_modules(path, Dense) if layer.module_input_name == "sentence_embedding"]
 
 
 def pooled_states(model: SentenceTransformer, data: TrainingData, count: int) -> torch.Tensor:

@@ -17,7 +17,7 @@ from neobert_hf.common.settings import (
     check_ranges,
 )
 from neobert_hf.pretraining.collator import Layout
-from neobert_hf.training.arguments import check_fixed, check_inherited
+from neobert_hf.training.arguments import check_fixed, check_inherited, check_unused
 
 
 # Settings of Transformers that would undo what this recipe promises, and the only values it runs with.
@@ -46,6 +46,7 @@ UNUSED = {
     "label_smoothing_factor": None,
     "neftune_noise_alpha": None,
     "dataloader_drop_last": None,
+    "train_sampling_strategy": None,
 }
 
 
@@ -201,11 +202,7 @@ class PretrainingArguments(TrainingArguments):
         check_inherited(self)
         super().__post_init__()
         check_fixed(self, FIXED)
-        defaults = {field.name: field.default for field in fields(TrainingArguments)}
-        for name, instead in UNUSED.items():
-            if getattr(self, name) != defaults[name]:
-                advice = f"set `{instead}` instead" if instead else "leave it out"
-                raise ValueError(f"`{name}` is {getattr(self, name)!r}; this recipe does not use it: {advice}.")
+        check_unused(self, TrainingArguments, UNUSED)
         for name in ("save_strategy", "eval_strategy"):
             if getattr(self, name) not in ("steps", "no"):
                 raise ValueError(f"`{name}` is {getattr(self, name).value!r}; it must be 'steps' or 'no'.")

@@ -51,6 +51,28 @@ class ClassificationSettings(TaskSettings):
         if len(self.text_columns) > 2:
             raise ValueError(f"`text_columns` names {len(self.text_columns)} columns; a model reads one text or two.")
 
+    def columns_read(self, table: Dataset) -> list[str]:
+        return self.choose_columns(table)[0]
+
+    def choose_columns(self, table: Dataset) -> tuple[list[str], str]:
+        """The columns of texts, one or two, and that of labels."""
+        label = choose_column(table, self.label_column, LABELS, "label_column")
+        if self.text_columns:
+            texts = [choose_column(table, name, (), "text_columns") for name in self.text_columns]
+        else:
+            pair = next((list(pair) for pair in PAIRS if set(pair) <= set(table.column_names)), None)
+            strings = [
+                name
+                for name, feature in table.features.items()
+                if getattr(feature, "dtype", "") in ("string", "large_string") and name != label
+            ]
+            guesses = TEXTS if len(strings) != 1 else (*TEXTS, strings[0].lower())
+            left = table.remove_columns(label)
+            texts = pair or [choose_column(left, None, guesses, "text_columns")]
+        if label in texts:
+            raise ValueError(f"`label_column` is {label!r}, which is a column of texts, too: name another one.")
+        return texts, label
+
 
 class Classification(Task):
     """See `Task`. The columns are `text`, `text_pair` where there are two, and `label`."""
@@ -62,7 +84,7 @@ class Classification(Task):
         self.settings = settings
         if settings.pooling is not None:
             self.config = {"classifier_pooling": settings.pooling}
-        texts, label = self._choose_columns(splits["train"])
+        texts, label = settings.choose_columns(splits["train"])
         check_columns(splits, [*texts, label])
         for column in texts:
             check_texts(splits, column)
@@ -78,25 +100,6 @@ class Classification(Task):
             self.loss = partial(weighted_loss, weights=self._weights(numbers["train"]), problem=self.problem)
         if smoothing and (self.problem != PROBLEMS[0] or settings.class_weights):
             raise ValueError(f"`label_smoothing_factor` is {smoothing}; it is for one class a row without weights.")
-
-    def _choose_columns(self, table: Dataset) -> tuple[list[str], str]:
-        settings = self.settings
-        label = choose_column(table, settings.label_column, LABELS, "label_column")
-        if settings.text_columns:
-            texts = [choose_column(table, name, (), "text_columns") for name in settings.text_columns]
-        else:
-            pair = next((list(pair) for pair in PAIRS if set(pair) <= set(table.column_names)), None)
-            strings = [
-                name
-                for name, feature in table.features.items()
-                if getattr(feature, "dtype", "") in ("string", "large_string") and name != label
-            ]
-            guesses = TEXTS if len(strings) != 1 else (*TEXTS, strings[0].lower())
-            left = table.remove_columns(label)
-            texts = pair or [choose_column(left, None, guesses, "text_columns")]
-        if label in texts:
-            raise ValueError(f"`label_column` is {label!r}, which is a column of texts, too: name another one.")
-        return texts, label
 
     def _number_labels(self, found: dict[str, list]) -> dict[str, list]:
         """What the labels of each row are to the model."""

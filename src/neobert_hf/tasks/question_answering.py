@@ -38,6 +38,9 @@ class QuestionAnsweringSettings(TaskSettings):
         default=0.0, metadata={"help": "no answer is given where none scores so much more than the best answer"}
     )
 
+    def columns_read(self, table: Dataset) -> list[str]:
+        return ["context"]
+
 
 def read_squad(file: Path) -> list[dict[str, Any]]:
     """The questions of a file in the form of SQuAD: `data`, `paragraphs`, `qas`; or a JSON array of rows, or lines."""
@@ -47,7 +50,8 @@ def read_squad(file: Path) -> list[dict[str, Any]]:
         content = json.loads(text)
     except ValueError:
         try:
-            content = [json.loads(line) for line in text.splitlines() if line.strip()]
+            # Not `splitlines`, which also ends lines where JSON does not: at U+2028, U+2029 and U+0085.
+            content = [json.loads(line) for line in text.split("\n") if line.strip()]
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{file} is no JSON: {error}.") from error
     if isinstance(content, list):

@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any
@@ -50,6 +51,10 @@ class TaskSettings:
 
     def __post_init__(self):
         check_ranges(self)
+
+    def columns_read(self, table: Dataset) -> list[str]:
+        """The columns with what the model reads, or of it what rows may share: it is held out as a whole."""
+        raise NotImplementedError
 
 
 class Task(ABC):
@@ -168,14 +173,20 @@ class TaskRun:
         """
         folder, scores, details = Path(trainer.args.output_dir), {}, []
         trainer.compute_metrics = None
+        # First: `bf16_full_eval` rounds the weights in memory, into which adapters are merged.
+        trainer.save_best(folder / "model")
         for split in [split for split in encoded if split != "train"]:
             logits = finite(trainer.predict(encoded[split]).predictions)
             scores[split] = task.score(split, encoded[split], logits)
             details += ["", f"## {split.capitalize()}", "", *task.describe(split, encoded[split], logits, folder)]
-        trainer.save_best(folder / "model")
-        names = [name for name in scores["validation"] if name != "score"]
+        # Of some splits there are more: F1 of questions with and without an answer, only where it has both kinds.
+        names = [name for name in dict.fromkeys(chain(*scores.values())) if name != "score"]
         rows = [
-            [split, f"{len(task.splits[split]):,}", *(f"{100 * values[name]:.2f}" for name in names)]
+            [
+                split,
+                f"{len(task.splits[split]):,}",
+                *(f"{100 * values[name]:.2f}" if name in values else "-" for name in names),
+            ]
             for split, values in scores.items()
         ]
         table = markdown_table(["Split", "Rows", *names], rows)

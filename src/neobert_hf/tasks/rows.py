@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from datasets import Dataset, DatasetDict, concatenate_datasets, get_dataset_split_names
+from sklearn.model_selection import GroupShuffleSplit
 
 from neobert_hf.common.paths import check_exists
 from neobert_hf.common.row_files import COMPRESSIONS, LARGEST_TEXT_FILE, check_parts, open_file
@@ -93,13 +94,24 @@ def read_splits(settings: Any, readers: MappingProxyType[str, Reader] = CSV_READ
 def _with_validation(splits: DatasetDict, settings: Any) -> DatasetDict:
     """The splits that are used, with rows held out of those for training where none are for validation."""
     if "validation" not in splits:
-        rows = len(splits["train"])
-        held_out = round(settings.validation_share * rows)
-        if not 0 < held_out < rows:
-            raise ValueError(f"{settings.data} has {rows:,} rows, too few to hold out {settings.validation_share:.0%}.")
-        parts = splits["train"].train_test_split(held_out, seed=0)
-        splits["train"], splits["validation"] = parts["train"], parts["test"]
-        print(f"{held_out:,} of {rows:,} rows are held out for validation: no file or split is for that.", flush=True)
+        table, numbers = splits["train"], {}
+        columns = [table[name][:] for name in settings.columns_read(table) if name in table.column_names]
+        # A text that is trained on would be found again in validation, which chooses the best checkpoint.
+        groups = [numbers.setdefault(str(texts), len(numbers)) for texts in zip(*columns)] or list(range(len(table)))
+        different = len(set(groups))
+        held_out = round(settings.validation_share * different)
+        if not 0 < held_out < different:
+            raise ValueError(
+                f"{settings.data} has {len(table):,} rows, of different texts {different:,}: too few to hold out "
+                f"{settings.validation_share:.0%}."
+            )
+        ((kept, rest),) = GroupShuffleSplit(1, test_size=held_out, random_state=0).split(groups, groups=groups)
+        splits["train"], splits["validation"] = table.select(kept), table.select(rest)
+        print(
+            f"{len(rest):,} of {len(table):,} rows are held out for validation: no file or split is for that. Rows "
+            "with the same text stay together.",
+            flush=True,
+        )
     if not settings.score_test:
         splits.pop("test", None)
     return DatasetDict({name: splits[name] for name in SPLITS if name in splits})

@@ -54,6 +54,9 @@ class TokenClassificationSettings(TaskSettings):
         if doubled := [name for name in names if not name.strip() or names.count(name) > 1]:
             raise ValueError(f"`tag_names` has {doubled[0]!r}; it must name every tag once, and none may be empty.")
 
+    def columns_read(self, table: Dataset) -> list[str]:
+        return [choose_column(table, self.word_column, WORDS, "word_column")]
+
 
 # Before a sentence, as in MultiCoNER and CoNLL-U: `# id 5239d808 domain=en`. A word may be `#` as well.
 COMMENT = re.compile(r"#\s*(id|sent_id|text|newdoc|newpar|global\.columns)\b.*=")
@@ -71,7 +74,12 @@ def read_conll(file: Path) -> list[dict[str, list[str]]]:
         except UnicodeDecodeError as error:
             raise ValueError(f"{file} is not UTF-8: {error}.") from error
     for number, line in enumerate([*lines, ""], 1):
-        cells = line.rstrip("\r").split("\t") if universal else line.split()
+        line = line.rstrip("\r")
+        # Between tabs a word may hold spaces; and no-break spaces, as in 10 000, are inside of a word everywhere.
+        if universal:
+            cells = line.split("\t")
+        else:
+            cells = [cell.strip(" ") for cell in re.split("\t" if "\t" in line else " +", line.strip(" \t"))]
         if not line.strip() or cells[0] == "-DOCSTART-":
             rows += [{"tokens": words, "tags": tags}] if words else []
             words, tags = [], []
@@ -100,7 +108,7 @@ class TokenClassification(Task):
 
     def __init__(self, settings: TokenClassificationSettings, splits: DatasetDict):
         table = splits["train"]
-        words = choose_column(table, settings.word_column, WORDS, "word_column")
+        (words,) = settings.columns_read(table)
         tags = choose_column(table, settings.tag_column, TAGS, "tag_column")
         check_columns(splits, [words, tags])
         print(f"columns: words {words}, tags {tags} (settings can name others)", flush=True)

@@ -109,6 +109,23 @@ def check_fixed(arguments: TrainingArguments, fixed: dict) -> None:
         raise ValueError(f"`max_steps` is {arguments.max_steps}; it must be 1 or more: data have no end here.")
 
 
+def check_unused(arguments: TrainingArguments, base: type[TrainingArguments], unused: dict[str, str | None]) -> None:
+    """Refuse settings that a recipe does not use, where they have been set.
+
+    Args:
+        base: where their defaults are.
+        unused: by name, the setting in its place, if there is one.
+
+    Raises:
+        ValueError: naming the setting.
+    """
+    defaults = {field.name: field.default for field in fields(base)}
+    for name, instead in unused.items():
+        if getattr(arguments, name) != defaults[name]:
+            advice = f"set `{instead}` instead" if instead else "leave it out"
+            raise ValueError(f"`{name}` is {getattr(arguments, name)!r}; this recipe does not use it: {advice}.")
+
+
 def result_settings(arguments: TrainingArguments, leave_out: set[str] = frozenset()) -> dict[str, Any]:
     """The settings that trained weights depend on, by name, as JSON gives them back.
 

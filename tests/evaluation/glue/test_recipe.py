@@ -15,7 +15,8 @@ from transformers import AutoConfig
 
 from neobert_hf.common.results import ResultError
 from neobert_hf.evaluation.glue.models import build_classifier
-from neobert_hf.evaluation.glue.report import write_report
+from neobert_hf.evaluation.glue.report import collect, write_report
+from neobert_hf.evaluation.glue.results import Results
 from neobert_hf.training.run_checkpoints import CheckpointError
 from neobert_hf.training.starting_points import StartingPoint
 from tests.helpers.examples import load_example
@@ -109,6 +110,22 @@ def test_the_report_says_which_tasks_had_other_data(finished, tmp_path):
         content["settings"]["data"]["train"] = "other"
         file.write_text(json.dumps(content))
     assert "same data of rte: do not compare them there." in write_report(tmp_path, "small", None)
+
+
+def test_a_setting_with_which_seeds_diverged_does_not_win(tmp_path, monkeypatch):
+    """By the one that did not: it would be the mean of a single seed."""
+    point = {"batch_size": 8, "weight_decay": 0.0}
+    runs = [(1e-5, seed, 0.8) for seed in range(5)] + [(1e-3, seed, None if seed else 0.81) for seed in range(5)]
+    results = [
+        {"hyperparameters": point | {"learning_rate": rate}, "score": score, "metrics": {"accuracy": score}}
+        | {"run": f"{rate:g}_{seed}", "settings": {}}
+        for rate, seed, score in runs
+    ]
+    (tmp_path / "small" / "sst2").mkdir(parents=True)
+    monkeypatch.setattr(Results, "of_task", lambda self, task: results)
+    models, diverged = collect(tmp_path)
+    found = models["small"]["sst2"]
+    assert (found["score"], found["seeds"], len(diverged)) == (pytest.approx(80), 5, 4)
 
 
 def test_a_point_of_a_grid_that_diverges_is_recorded_and_left_out(flags, tmp_path):

@@ -82,7 +82,10 @@ def collect(folder: Path) -> tuple[dict[str, dict], list[str]]:
         for task in subfolders(model):
             results = Results(model).of_task(task.name)
             if scored := [result for result in results if result["score"] is not None]:
-                models[model.name][task.name] = summarize(scored)
+                # One lucky seed of a setting with which others diverged is not its mean.
+                failed = [result["hyperparameters"] for result in results if result["score"] is None]
+                safe = [result for result in scored if result["hyperparameters"] not in failed]
+                models[model.name][task.name] = summarize(safe or scored)
             diverged += [f"{model.name}/{result['run']}" for result in results if result["score"] is None]
     return dict(models), diverged
 
