@@ -361,8 +361,8 @@ def test_a_smaller_embedding_model_is_made_in_three_ways(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_teachers_checks_and_instructions_are_what_a_recipe_says(tmp_path, monkeypatch):
     """One seed of each recipe that the test above leaves out, of two steps: what is left tells what was done."""
+    import embedding_report
     import embedding_training
-    from embedding_report import describe_pairs
     from embedding_scores import split_pairs
     from stored_runs import StoredRuns
 
@@ -373,16 +373,16 @@ def test_teachers_checks_and_instructions_are_what_a_recipe_says(tmp_path, monke
         load_example(script.removesuffix(".py")).main(flags.split())
 
     # To start fifteen processes takes several minutes, and the trainings some seconds.
-    monkeypatch.setattr(embedding_training, "run", run_here)
+    monkeypatch.setattr(embedding_report, "run", run_here)
     data, _, rows = made_pairs(tmp_path)
     # It reads more than the instruction, which is mostly letters to it.
     start = save_encoder(tmp_path / "start", word_tokenizer(" ".join(row["positive"] for row in rows), 300, 64))
     few = "--max_steps 2 --logging_steps 1 --per_device_train_batch_size 6 --use_cpu true --only foldoc wordnet_usage"
     settings = embedding_training.TrainingBenchmarkArguments(
-        str(data), str(start), output_dir=str(tmp_path / "runs"), limit=few, embedding_teacher="--seed 1"
+        data=str(data), start=str(start), output_dir=str(tmp_path / "runs"), limit=few, embedding_teacher="--seed 1"
     )
     tests, runs = split_pairs(data, tmp_path / "data", 10), StoredRuns(tmp_path / "runs.json")
-    datasets = describe_pairs("small_datasets.yaml", str(data), tmp_path / "data")
+    datasets = embedding_report.describe_pairs("small_datasets.yaml", str(data), tmp_path / "data")
     variants = embedding_training.describe_variants(datasets)
     benchmark = embedding_training.Benchmark(settings, tests, datasets, variants, runs)
     asked = "Given a computing term, retrieve its dictionary entry."
