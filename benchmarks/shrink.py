@@ -38,7 +38,13 @@ DISTILLED, SCRATCH = "distilled", "scratch"
 LABELS = {DISTILLED: "cut and distilled", SCRATCH: "from random weights"}
 WAYS = (DISTILLED, SCRATCH)
 # The large model has this many times as many layers, and as wide an MLP.
-SIZES = {"1/2 MLP": (1, 2), "1/2 layers": (2, 1), "1/2 layers, 1/2 MLP": (2, 2), "1/4 layers": (4, 1)}
+SIZES = {
+    "1/2 MLP": (1, 2),
+    "1/2 layers": (2, 1),
+    "1/2 layers, 1/2 MLP": (2, 2),
+    "1/2 layers, 1/4 MLP": (2, 4),
+    "1/4 layers": (4, 1),
+}
 # Documents, the first ones, on which losses are measured: some 130,000 tokens of the shared text.
 VALIDATION_DOCUMENTS = 60
 # Tokens of a window, on average, and the share of them that is predicted; as in benchmarks/scaling_small.py.
@@ -222,8 +228,8 @@ def main(args: list[str] | None = None) -> None:
     prepare(settings, output / "data", configs["large"].max_length)
     # Before training, which warms the machine up.
     milliseconds = {
-        name: latency(config, output / f"latency_{number}.json")
-        for number, (name, config) in enumerate(configs.items())
+        name: latency(config, output / f"latency_{config.num_hidden_layers}_{config.intermediate_size}.json")
+        for name, config in configs.items()
     }
     runs = StoredRuns(Path(settings.results) / "single_runs" / "shrink.json")
     found = run_all(settings, runs, output, configs)
