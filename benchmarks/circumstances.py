@@ -11,6 +11,7 @@ from pathlib import Path
 
 # The precision of pages with trainings.
 AS_TOLD = "trained in bfloat16 autocast where the flags say so, measured in float32"
+LOSS_AS_TOLD = "trained, and losses measured, in bfloat16 autocast where the flags say so"
 
 
 def circumstances(script: str, *packages: str, precision: str = "float32", runs: str = "") -> str:

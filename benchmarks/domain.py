@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from circumstances import AS_TOLD, circumstances
+from circumstances import LOSS_AS_TOLD, circumstances
 from datasets import load_dataset
 from domain_tasks import LABELLED, is_test_document, prepare_tasks, retrieval_score, tags_score, test_pairs
 from embedding_scores import Retrieval, ndcg_at_10
@@ -170,7 +170,7 @@ def report(settings: DomainBenchmark, runs: StoredRuns, reports: dict, scores: d
         "",
         "![Held-out losses over the steps of adapting](domain.png)",
         "",
-        circumstances("domain", precision=AS_TOLD, runs=runs.circumstances()),
+        circumstances("domain", precision=LOSS_AS_TOLD, runs=runs.circumstances()),
         "",
         f"Masked loss in nats on held-out documents, mean of {settings.seeds} seeds; changes with 95% intervals "
         f"(Student's t). The domain is {settings.domain}. With new words the tokens are others: compare along the row.",

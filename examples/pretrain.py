@@ -52,13 +52,13 @@ def pretrain(architecture: ModelArguments, settings: DataArguments, arguments: P
     source = find_source(settings) if resume is None else None
     finished = resume is not None and step_of(resume) == arguments.max_steps
     set_seed(arguments.seed)
-    model = build_model(architecture, settings, data, resume if finished else source)
-    # Dropout is each process's own.
-    set_seed(arguments.seed + arguments.process_index)
+    model = build_model(architecture, settings, data, resume or source, weights=resume is None or finished)
 
     # 5. Training
     optimizer_from = source if settings.continue_optimizer else None
     trainer = MLMTrainer(model, arguments, data, stored, optimizer_from)
+    # Dropout is each process's own. The Trainer has just given all of them the same seed.
+    set_seed(arguments.seed + arguments.process_index)
     check_launch(trainer.accelerator)
     if trainer.is_world_process_zero():
         print(

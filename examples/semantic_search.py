@@ -4,12 +4,14 @@
     python examples/semantic_search.py index --index runs/search --model runs/embeddings/model \\
         --source 'corpus/*.parquet' --column body --id_column url
     python examples/semantic_search.py query --index runs/search --text "how is padding removed?"
+    python examples/semantic_search.py remove --index runs/search --name /where/docs/were
 
-`-h` after `index` or `query` lists their settings. The database is LanceDB in the folder `--index`, which needs no
-server, or with `--weaviate_url http://localhost:8080` a collection of that name in Weaviate.
+`-h` after `index`, `query` or `remove` lists their settings. The database is LanceDB in the folder `--index`, which
+needs no server, or with `--weaviate_url http://localhost:8080` a collection of that name in Weaviate.
 
 Run `index` again when documents have changed: those that did not are not embedded again, and those that are gone from
-the source are removed. After an interruption, the same command goes on. The index stores how its vectors were made, and
+the source are removed. A source that was moved is another one: `index` names those that an index holds, and `remove`
+removes one. After an interruption, the same command goes on. The index stores how its vectors were made, and
 refuses another model or other settings.
 """
 
@@ -70,6 +72,13 @@ class QuerySettings:
             raise ValueError("`text` holds an empty query.")
 
 
+@dataclass
+class RemoveSettings:
+    """What is removed."""
+
+    name: str = field(metadata={"help": "of a source in the index, as `index` prints it"})
+
+
 def index_documents(args: list[str]) -> None:
     # 1. Settings and source; that the source can be read is found out before a model is loaded
     shared, embedding, source = parse_config(SharedSettings, EmbeddingSettings, SourceSettings, args=args)
@@ -84,7 +93,10 @@ def index_documents(args: list[str]) -> None:
 
         # 3. Only what changed is embedded
         update = update_index(index, encoder, source)
+        others = [name for name in index.sources() if name != source.name_in_index]
     print(f"{source.name_in_index} in {shared.index}: {update}")
+    if others:
+        print(f"also in {shared.index}: {', '.join(others)}")
 
 
 def answer_queries(args: list[str]) -> None:
@@ -113,6 +125,20 @@ def answer_queries(args: list[str]) -> None:
                 print(format_hits(query, hits))
 
 
+def remove_source(args: list[str]) -> None:
+    shared, settings = parse_config(SharedSettings, RemoveSettings, args=args)
+    with shared.lock(), shared.open() as index:
+        names = [] if index.identity is None else index.sources()
+        if settings.name not in names:
+            raise VectorIndexError(
+                f"The index {shared.index} holds no source {settings.name!r}; it holds {', '.join(names) or 'none'}."
+            )
+        documents = sorted(index.document_hashes(settings.name))
+        index.delete(settings.name, documents)
+        index.optimize()
+    print(f"{settings.name} in {shared.index}: {len(documents):,} documents removed")
+
+
 def format_hits(query: str, hits: list[Hit]) -> str:
     """A query's passages, best first: cosine, document, number of the passage, and its beginning."""
     lines = [f"{query!r}: {len(hits)} passages", f"{'cosine':>7}  document [passage]"]
@@ -123,7 +149,7 @@ def format_hits(query: str, hits: list[Hit]) -> str:
 
 def main(args: list[str] | None = None) -> None:
     args = sys.argv[1:] if args is None else args
-    commands = {"index": index_documents, "query": answer_queries}
+    commands = {"index": index_documents, "query": answer_queries, "remove": remove_source}
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=commands, help="add `-h` for its settings")
     commands[parser.parse_args(args[:1]).command](args[1:])

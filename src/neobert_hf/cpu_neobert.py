@@ -141,7 +141,7 @@ def prepare_for_inference(model: nn.Module, int8: bool = False) -> nn.Module:
 
     Raises:
         ValueError: if a weight is on no CPU, of another dtype than float32 or (without `int8`) bfloat16, or was loaded
-            in inference mode.
+            in inference mode; if a block holds something else than was built with SwiGLU and RMSNorm, such as adapters.
         RuntimeError: if this torch has no oneDNN, or with `int8` the CPU no instructions that add without overflow.
     """
     if not torch.backends.mkldnn.is_available():
@@ -149,6 +149,14 @@ def prepare_for_inference(model: nn.Module, int8: bool = False) -> nn.Module:
     if int8:
         check_int8_products()
     blocks = [block for module in model.modules() for block in getattr(module, "transformer_encoder", ())]
+    for block in blocks:
+        parts = [part for child in block.children() for part in child.modules() if not hasattr(part, "w12")]
+        if other := [part for part in parts if type(part) not in (nn.Linear, NeoBERTRMSNorm, nn.Dropout)]:
+            kind = f"{type(other[0]).__module__}.{type(other[0]).__qualname__}"
+            raise ValueError(
+                f"A block holds a {kind}; packed weights are used by blocks of linear layers, RMSNorm and SwiGLU only. "
+                "Merge adapters first (`merge_and_unload()` of PEFT), or leave this call out."
+            )
     weights = [part.weight for block in blocks for part in block.modules() if type(part) is nn.Linear]
     allowed = (torch.float32,) if int8 else (torch.float32, torch.bfloat16)
     for weight in weights:

@@ -676,14 +676,17 @@ class NeoBERTForQuestionAnswering(NeoBERTPreTrainedModel):
         if start_positions is not None:
             if kwargs.get("cu_seq_lens_q") is not None:
                 raise ValueError("`cu_seq_lens_q` with answers: the softmax would run over all documents of the row.")
-            tokens = input_ids if input_ids is not None else inputs_embeds
-            check_answers(start_positions, end_positions, tokens.shape[0])
         kwargs |= {"return_dict": True, "require_tokens": True, "one_document": start_positions is not None}
         outputs = self.model(input_ids, attention_mask, position_ids, token_type_ids, inputs_embeds, **kwargs)
         start_logits, end_logits = self.qa_outputs(self.dropout(outputs.last_hidden_state)).unbind(-1)
         loss = None
         if start_positions is not None:
-            loss = self.loss_function(start_logits, end_logits, start_positions, end_positions)
+            check_answers(start_positions, end_positions, len(start_logits))
+            scores = (start_logits, end_logits)
+            if attention_mask is not None:
+                # Padding has a logit, too, and a row's loss must not depend on how much of it its batch needs.
+                scores = (each.masked_fill(attention_mask == 0, torch.finfo(each.dtype).min) for each in scores)
+            loss = self.loss_function(*scores, start_positions, end_positions)
         return QuestionAnsweringModelOutput(
             loss=loss,
             start_logits=start_logits,

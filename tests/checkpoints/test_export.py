@@ -57,8 +57,8 @@ def masked_lm(tmp_path_factory):
     folder = tmp_path_factory.mktemp("masked_lm")
     save_checkpoint(folder / "model", NeoBERTForMaskedLM)
     # What an interrupted export left.
-    (folder / "exported.partial" / "onnx").mkdir(parents=True)
-    (folder / "exported.partial" / "onnx" / "old.onnx").touch()
+    (folder / "exported.999999999.partial" / "onnx").mkdir(parents=True)
+    (folder / "exported.999999999.partial" / "onnx" / "old.onnx").touch()
     export(folder / "model", folder / "exported")
     return folder
 
@@ -97,7 +97,7 @@ def test_the_layout_is_that_of_transformers_js(masked_lm):
     files = sorted(str(file.relative_to(exported)) for file in exported.rglob("*") if file.is_file())
     names = ("model.onnx", "model_fp16.onnx", "model_quantized.onnx")
     assert files == ["config.json", *(f"onnx/{name}" for name in names), "tokenizer.json", "tokenizer_config.json"]
-    assert not (masked_lm / "exported.partial").exists()
+    assert not list(masked_lm.glob("*.partial"))
     for name in names:
         model = onnx.load(exported / "onnx" / name)
         assert [(opset.domain, opset.version) for opset in model.opset_import] == [("", 18)]
@@ -271,6 +271,8 @@ VARIANTS = {
     "first token": ({"prompts": {"query": "cats "}}, "cls", None),
     "shorter texts": ({}, "mean", 6),
     "longer texts": ({}, "mean", 48),
+    "fewer dimensions": ({"truncate_dim": 20}, "mean", None),
+    "the end of texts": ({}, "mean", 6),
 }
 
 
@@ -283,6 +285,8 @@ def test_example_follows_the_settings_of_the_model(embedding_model, tmp_path, mo
     SentenceTransformer(modules=[transformer, Pooling(64, pooling)], **options).save(str(tmp_path / "model"))
     if length:
         edit_json(tmp_path / "model" / "sentence_bert_config.json", max_seq_length=length)
+    if variant == "the end of texts":
+        edit_json(tmp_path / "model" / "tokenizer_config.json", truncation_side="left")
     export(tmp_path / "model", tmp_path / "exported", precisions=["float32"])
     encoder = SentenceTransformer(str(tmp_path / "model"), device="cpu")
     model = load_example("onnx_inference").OnnxModel(tmp_path / "exported")

@@ -318,6 +318,20 @@ def test_card_tells_what_is_known(work, tmp_path):
     assert "{{" not in card.text and "{%" not in card.text and not re.search(r"\n{4}", card.text)
 
 
+def test_the_card_of_an_embedding_model_says_where_texts_are_cut(work, tmp_path):
+    shutil.copytree(work / "embedder", tmp_path / "embedder")
+    model = SentenceTransformer(str(tmp_path / "embedder"), device="cpu")
+    model.max_seq_length = 16
+    model.save(str(tmp_path / "short"))
+    text = build(tmp_path, "short", tmp_path / "folder").text
+    assert "sequences of up to 16 tokens" in text and "Longer texts than 16 tokens are cut" in text
+    assert "it runs, with a warning" not in text and "64 tokens" not in text
+    published = SentenceTransformer(str(tmp_path / "folder"), device="cpu")
+    assert published.max_seq_length == 16
+    text = build(work, "mlm", tmp_path / "mlm").text
+    assert "up to 64 tokens" in text and "Beyond 64 tokens it runs, with a warning" in text
+
+
 def test_card_leaves_out_what_is_not_known(work, tmp_path):
     card = build(work, "mlm", tmp_path / "folder")
     assert card.data.license is None and card.data.eval_results is None and card.data.language is None

@@ -56,8 +56,9 @@ def test_the_old_or_the_new_folder_is_there_after_a_kill(tmp_path, monkeypatch, 
         place = tmp_path / f"{exchange}{operation}"
         place.mkdir()
         write_folder(place / "model", "old")
-        write_folder(place / "model.partial", "new")
-        killed = killed_before(operation, partial(replace_folder, place / "model.partial", place / "model"))
+        new = place / "model.999999999.partial"
+        write_folder(new, "new")
+        killed = killed_before(operation, partial(replace_folder, new, place / "model"))
         # With an exchange at once, else from the next start on.
         if not exchange:
             tidy_folder(place)
@@ -79,24 +80,26 @@ def test_leftovers_of_dead_processes_are_removed(tmp_path):
     os.waitpid(process, 0)
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep" / f"result.json.{process}.partial").write_text("{")
-    (tmp_path / "model.partial").mkdir()
+    (tmp_path / f"model.{process}.partial").mkdir()
     living = tmp_path / f"result.json.{os.getpid()}.partial"
     living.write_text("{")
     (tmp_path / "film.partial").write_text("of a browser")
+    (tmp_path / "deep" / "album.partial").mkdir()
     with folder_lock(tmp_path):
-        assert sorted(path.name for path in tmp_path.rglob("*")) == ["deep", "film.partial", living.name]
+        left = sorted(path.name for path in tmp_path.rglob("*"))
+    assert left == ["album.partial", "deep", "film.partial", living.name]
 
 
 def test_links_are_not_followed(tmp_path):
     write_folder(tmp_path / "elsewhere", "mine")
     (tmp_path / "file").write_text("mine")
-    (tmp_path / "model.partial").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / f"model.{os.getpid()}.partial").symlink_to(tmp_path / "elsewhere")
     with atomic_folder(tmp_path / "model") as new:
         (new / "0.txt").write_text("new")
     (tmp_path / f"a.json.{os.getpid()}.partial").symlink_to(tmp_path / "file")
     write_text(tmp_path / "a.json", "new")
     (tmp_path / "model.replaced.partial").symlink_to(tmp_path / "elsewhere")
-    (tmp_path / "more.partial").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "more.999999999.partial").symlink_to(tmp_path / "elsewhere")
     tidy_folder(tmp_path)
     # A folder that is a link itself, to a larger disk, say.
     (tmp_path / "linked").symlink_to(tmp_path / "elsewhere")

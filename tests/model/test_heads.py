@@ -168,8 +168,15 @@ def test_question_answering():
     start, end = torch.tensor([1, 0, 0, 4]), torch.tensor([3, 2, 0, 99])
     outputs = model(IDS, attention_mask=MASK, start_positions=start, end_positions=end)
     assert outputs.start_logits.shape == outputs.end_logits.shape == (4, 13)
-    ends = F.cross_entropy(outputs.end_logits[:3], end[:3])  # a position outside the sequence does not count
-    assert torch.allclose(outputs.loss, (F.cross_entropy(outputs.start_logits, start) + ends) / 2)
+    # The softmax is over the tokens of a row, without its padding.
+    real = [logits.masked_fill(MASK == 0, -torch.inf) for logits in (outputs.start_logits, outputs.end_logits)]
+    ends = F.cross_entropy(real[1][:3], end[:3])  # a position outside the sequence does not count
+    assert torch.allclose(outputs.loss, (F.cross_entropy(real[0], start) + ends) / 2)
+    alone = model(IDS[:1, :5], start_positions=start[:1], end_positions=end[:1]).loss
+    padded = model(IDS[:1], attention_mask=torch.arange(13)[None] < 5, start_positions=start[:1], end_positions=end[:1])
+    assert torch.allclose(padded.loss, alone, atol=1e-5)
+    with pytest.raises(ValueError, match="Pass exactly one of `input_ids` and `inputs_embeds`"):
+        model(start_positions=start, end_positions=end)
 
 
 @torch.no_grad()

@@ -10,6 +10,7 @@ import sys
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 
 from neobert_hf import NeoBERTForMaskedLM, NeoBERTModel
 from neobert_hf.cpu_neobert import PACKED_WEIGHTS, Int8Weight, PackedWeight
@@ -193,11 +194,23 @@ def test_gradients_are_those_of_the_weights():
     assert torch.equal(model.transformer_encoder[0].qkv.weight.grad, expected)
 
 
-def test_an_ablation_that_runs_module_by_module_is_as_it_was(products):
-    model = small_model(NeoBERTModel, hidden_act="gelu", rms_norm=False)
+@pytest.mark.parametrize(
+    ("changes", "part"), [({"hidden_act": "gelu"}, "container.Sequential"), ({"rms_norm": False}, "LayerNorm")]
+)
+def test_blocks_that_would_not_use_packed_weights_are_refused(changes, part):
+    """They would take memory, and a user would think that int8 costs nothing."""
+    with pytest.raises(ValueError, match=f"A block holds a torch.nn.modules.*{part}; .*Merge adapters first"):
+        small_model(NeoBERTModel, **changes).prepare_for_inference(int8=True)
+
+
+def test_adapters_are_merged_first():
+    model = get_peft_model(small_model(NeoBERTModel), LoraConfig(target_modules=["qkv"], init_lora_weights=False))
+    with pytest.raises(ValueError, match="A block holds a peft.tuners.lora.layer.Linear; packed weights"):
+        model.prepare_for_inference()
     ids, mask = ragged_batch()
-    expected = states(model, ids, mask)
-    assert torch.equal(states(model.prepare_for_inference(), ids, mask), expected) and not products
+    merged = model.merge_and_unload().eval()
+    expected = states(merged, ids, mask)
+    assert torch.allclose(states(merged.prepare_for_inference(), ids, mask), expected, atol=1e-5)
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="an option of oneDNN for x86 CPUs")

@@ -50,6 +50,18 @@ def test_special_tokens_are_never_masked(tokenizer):
     assert (collator([{"input_ids": ids, "key": DocumentKey(0, 0, 0)}])["labels"] == -100).all()
 
 
+@pytest.mark.parametrize("layout", ["packed", "padded", "naive"])
+def test_every_batch_has_something_to_predict(tokenizer, layout):
+    """Of three ordinary tokens, half of the batches would have no mask, and a step no loss."""
+    collator = MLMCollator(tokenizer, layout=layout, max_length=5)
+    batches = [collator(documents([5], epoch)) for epoch in range(50)]
+    labels = [int((batch["labels"] != -100).sum()) for batch in batches]
+    assert min(labels) == 1 and max(labels) > 1
+    for batch in batches:
+        chosen = batch["labels"] != -100
+        assert (batch["input_ids"][chosen] == tokenizer.mask_token_id).all() and (batch["labels"][chosen] > 4).all()
+
+
 def test_masks_are_a_function_of_seed_and_document(tokenizer):
     def labels(**changes):
         settings = {"seed": 0, "key": DocumentKey(5, 1, 0), "company": 0} | changes

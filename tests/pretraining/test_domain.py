@@ -14,6 +14,8 @@ from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
 from neobert_hf import NeoBERTForMaskedLM, NeoBERTForSequenceClassification
 from neobert_hf.common.fingerprints import identifying_config
 from neobert_hf.pretraining import preparing
+from neobert_hf.pretraining.adapting import AdaptationArguments
+from neobert_hf.pretraining.domain import DomainSettings
 from neobert_hf.pretraining.shards import load_shards, read_manifest
 from neobert_hf.pretraining.vocabulary import add_words, choose_words
 from neobert_hf.training.run_checkpoints import CheckpointError, complete_checkpoints
@@ -121,6 +123,18 @@ def test_training_ends_when_the_loss_falls_no_more_and_only_once(adapt, tmp_path
     newest = complete_checkpoints(tmp_path / "run")[-1].stat().st_mtime_ns
     assert adapt(**changes) == report
     assert complete_checkpoints(tmp_path / "run")[-1].stat().st_mtime_ns == newest
+
+
+def test_evaluations_divide_the_steps_and_there_are_no_more_than_asked_for(tmp_path):
+    given = {"output_dir": str(tmp_path), "bf16": False, "use_cpu": True, "report_to": "none"}
+    batches = DomainSettings(model="m", domain="d", general="g", global_batch_tokens=2**13)
+    arguments = AdaptationArguments(**given, max_steps=1000, eval_steps=400)
+    assert arguments.planned(batches, epochs=9, tokens=10**8).max_steps == 800
+    # Over a text that is read sooner, the last evaluation is at its end or soon after.
+    planned = arguments.planned(batches, epochs=1, tokens=500 * 6144)
+    assert (planned.max_steps, planned.eval_steps, planned.save_steps) == (800, 400, 400)
+    with pytest.raises(ValueError, match="`save_steps` is 50; this recipe saves where it evaluates: set `eval_steps`"):
+        AdaptationArguments(**given, save_steps=50)
 
 
 def test_the_best_weights_are_kept(adapt, tmp_path):

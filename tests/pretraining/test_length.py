@@ -114,6 +114,14 @@ def test_another_base_and_an_own_mixture(extend, tmp_path):
     assert (stored["min_lengths"], stored["probabilities"]) == ([0, 400], [0.5, 0.5])
 
 
+def test_all_documents_alike_are_a_mixture_too():
+    given = {"model": "m", "text": "t", "max_length": 512}
+    whole = LengthSettings(**given, min_lengths=[0], probabilities=[1.0]).of_batches()
+    assert (whole["min_lengths"], whole["probabilities"]) == ([0], [1.0])
+    with pytest.raises(ValueError, match="`min_lengths` is .0. and `probabilities` is None: give both, or neither"):
+        LengthSettings(**given, min_lengths=[0])
+
+
 def test_an_interrupted_run_goes_on_to_the_same_bits(extend, tmp_path):
     whole = extend(tmp_path / "whole")
 

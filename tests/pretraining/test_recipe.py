@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch.nn import functional as F
-from transformers import AutoModelForMaskedLM, pipeline, set_seed
+from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline, set_seed
 
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM
 from neobert_hf.common.settings import differences, parse_config
@@ -230,6 +230,39 @@ def test_validation_data_that_are_trained_on_are_refused(flags, prepared, corpus
     message = "held_out was prepared with `held_out_share` 0.3, and 0.1 was that of .*train, which is trained on"
     with pytest.raises(ValueError, match=message):
         pretrain.main(flags(train_data=tmp_path / "train", validation_data=tmp_path / "held_out"))
+
+
+@pytest.mark.parametrize(
+    ("trained", "held_out", "apart"),
+    [
+        ("", "--held_out_share 0.3 --part held_out", False),
+        ("", "--max_documents 20", False),
+        ("--skip_documents 19", "--max_documents 20", False),
+        ("--skip_documents 20", "--max_documents 20", True),
+        ("--held_out_share 0.3", "--held_out_share 0.3 --part held_out --max_documents 20", True),
+        # 20 of those that are held out may reach beyond row 20.
+        ("--skip_documents 20", "--held_out_share 0.3 --part held_out --max_documents 20", False),
+    ],
+)
+def test_rows_are_trained_on_or_held_out(prepared, corpus, tmp_path, monkeypatch, trained, held_out, apart):
+    monkeypatch.setattr(preparing, "start_workers", ThreadPoolExecutor)
+    for name, options in (("train", trained), ("held_out", held_out)):
+        options = f"--source {corpus}/train.jsonl --tokenizer {prepared}/train/tokenizer --max_length 64 {options}"
+        load_example("prepare_data").main(f"{options} --num_proc 1 --output_dir {tmp_path}/{name}".split())
+    data = DataArguments(f"{tmp_path}/train", 64, f"{tmp_path}/held_out", micro_batch_tokens=256)
+    arguments = PretrainingArguments(str(tmp_path), bf16=False, use_cpu=True, eval_strategy="no", report_to="none")
+    if apart:
+        assert read_data(data, arguments).held_out is not None
+        with pytest.raises(ValueError, match="`max_length` is 128, and .*train was prepared with 64"):
+            read_data(replace(data, max_length=128), arguments)
+    else:
+        with pytest.raises(ValueError, match="held_out may hold rows of .*train, which is trained on"):
+            read_data(data, arguments)
+
+
+def test_the_length_of_training_is_that_of_the_saved_tokenizer(flags, tmp_path):
+    run(flags(max_length=32, max_steps=1, warmup_steps=0, min_lengths=0, probabilities=1))
+    assert AutoTokenizer.from_pretrained(tmp_path / "run" / "model").model_max_length == 32
 
 
 @pytest.mark.parametrize("optimizer", ["soap", "muon"])

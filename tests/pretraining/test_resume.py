@@ -12,7 +12,10 @@ import pytest
 import torch
 from transformers import AutoModelForMaskedLM
 
+from neobert_hf.pretraining.arguments import DataArguments
 from neobert_hf.pretraining.batches import Documents
+from neobert_hf.pretraining.recipe import find_source
+from neobert_hf.training import trainer as training
 from neobert_hf.training.run_checkpoints import COMPLETE, CheckpointError, complete_checkpoints
 from tests.helpers.pretraining_runs import assert_same_weights, pretrain, run, start
 
@@ -253,6 +256,61 @@ def test_what_is_not_given_of_the_architecture_comes_from_init_from(flags, prepa
         pretrain.main(flags(**stage | {"replay_data": prepared / "validation"}))
 
 
+@pytest.mark.parametrize("rope", [{"rope_type": "yarn", "factor": 2.0}, {"rope_type": "default", "rope_theta": 100.0}])
+def test_what_no_setting_names_stays_that_of_init_from_when_a_run_goes_on(flags, finished, tmp_path, rope):
+    """Rotary frequencies, and rows of the vocabulary that the tokenizer has no words for."""
+    shutil.copytree(finished / "model", tmp_path / "first")
+    model = AutoModelForMaskedLM.from_pretrained(tmp_path / "first")
+    rows = model.config.vocab_size + 8
+    model.resize_token_embeddings(rows)
+    model.config.rope_parameters |= rope | ({"original_max_position_embeddings": 32} if "factor" in rope else {})
+    model.save_pretrained(tmp_path / "first")
+    stage = {"init_from": tmp_path / "first", "max_steps": 4, "save_steps": 2}
+    run(flags(**stage, output_dir=tmp_path / "whole"))
+    run(flags(**stage))
+    forget(tmp_path / "run", after=2)
+    run(flags(**stage))
+    assert_same_weights(tmp_path / "run", tmp_path / "whole")
+    config = AutoModelForMaskedLM.from_pretrained(tmp_path / "run" / "model").config
+    assert rope.items() <= config.rope_parameters.items() and config.vocab_size == rows
+
+
+def test_a_run_starts_from_the_model_of_another_and_with_its_optimizer_from_the_last_checkpoint(finished, tmp_path):
+    """The model may be that of the best evaluation, which is not the last one."""
+    shutil.copytree(finished, tmp_path / "first")
+    places = {"train_data": "unused", "max_length": 64, "init_from": str(tmp_path / "first")}
+    assert find_source(DataArguments(**places)) == tmp_path / "first" / "model"
+    assert find_source(DataArguments(**places, continue_optimizer=True)) == tmp_path / "first" / "checkpoint-12"
+
+
+def test_processes_draw_dropout_of_their_own(flags, monkeypatch):
+    """The Trainer gives all of them the seed of the settings."""
+    seeds = []
+
+    class Started(Exception):
+        pass
+
+    def begin(trainer, resume):
+        seeds.append(torch.initial_seed())
+        raise Started
+
+    monkeypatch.setattr(pretrain.MLMTrainer, "train_to_the_end", begin)
+    for number in range(2):
+        monkeypatch.setattr(pretrain.PretrainingArguments, "process_index", number)
+        with pytest.raises(Started):
+            pretrain.main(flags(seed=42))
+    assert seeds == [42, 43]
+
+
+def test_checksums_that_cannot_be_written_end_the_run(flags, tmp_path, monkeypatch):
+    def fail(folder):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(training, "add_checksums", fail)
+    with pytest.raises(SystemExit, match="The checksums of the last checkpoint could not be written .No space left"):
+        pretrain.main(flags(max_steps=2, save_steps=2))
+
+
 def test_second_stage_from_something_else_is_refused(flags, prepared, tmp_path):
     run(flags(output_dir=tmp_path / "first", max_steps=2, save_steps=1))
     with pytest.raises(ValueError, match="another architecture. hidden_size: 32 there, 64 now"):
@@ -268,11 +326,12 @@ def test_second_stage_from_something_else_is_refused(flags, prepared, tmp_path):
     vocabulary = tokenizer["model"]["vocab"]
     vocabulary["the"], vocabulary["is"] = vocabulary["is"], vocabulary["the"]
     file.write_text(json.dumps(tokenizer))
-    shutil.rmtree(tmp_path / "first" / "checkpoint-2")
-    with pytest.raises(ValueError, match="has come to step 1 of 2 only"):
-        pretrain.main(flags(init_from=tmp_path / "first"))
-    shutil.rmtree(tmp_path / "first" / "checkpoint-1")
     with pytest.raises(ValueError, match="first/model has another tokenizer"):
+        pretrain.main(flags(init_from=tmp_path / "first"))
+    # As if it had been interrupted.
+    shutil.rmtree(tmp_path / "first" / "checkpoint-2")
+    shutil.rmtree(tmp_path / "first" / "model")
+    with pytest.raises(ValueError, match="has come to step 1 of 2 only"):
         pretrain.main(flags(init_from=tmp_path / "first"))
     with pytest.raises(FileNotFoundError, match="holds neither a checkpoint nor a model"):
         pretrain.main(flags(init_from=prepared))

@@ -195,6 +195,13 @@ def test_a_run_distils_and_reports(shrink, finished, tmp_path, capsys):
     assert complete_checkpoints(folder)[-1].stat().st_mtime_ns == newest
 
 
+def test_the_three_losses_are_of_one_precision(shrink, tmp_path):
+    """Accelerate wraps the model that is trained in autocast."""
+    report = shrink(bf16=True, max_steps=2)
+    # Again, nothing is trained, and so nothing wrapped.
+    assert shrink(bf16=True, max_steps=2)["losses"] == report["losses"]
+
+
 @pytest.fixture
 def large(finished, tmp_path) -> Path:
     """Without dropout, so that its loss can be computed again."""

@@ -71,7 +71,7 @@ def index(model, tmp_path, capsys):
     def run(source, *flags: str, **changes) -> list[int]:
         settings = {"index": tmp_path / "index", "model": model, "source": source, "device": "cpu"} | changes
         semantic_search.main(["index", *(f"--{key}={value}" for key, value in settings.items()), *flags])
-        line = capsys.readouterr().out.strip().splitlines()[-1]
+        (line,) = (line for line in capsys.readouterr().out.splitlines() if "documents embedded" in line)
         return [int(number) for number in re.findall(r"\b\d+\b", line.partition(": ")[2])]
 
     return run
@@ -154,6 +154,14 @@ def test_another_prompt_than_the_models_is_said_aloud(corpus, model, tmp_path, c
     assert {name: identity[name] for name in own} == own | flags
 
 
+def test_another_comparison_than_the_models_is_said_aloud(corpus, model, tmp_path, capsys):
+    dot = SentenceTransformer(str(model), device="cpu", similarity_fn_name="dot")
+    dot.save(str(tmp_path / "dot"))
+    flags = ["--index", str(tmp_path / "index"), "--source", str(corpus), "--device", "cpu"]
+    semantic_search.main(["index", *flags, "--model", str(tmp_path / "dot")])
+    assert "saved to compare vectors by 'dot', and the index compares them by 'cosine'" in capsys.readouterr().err
+
+
 def test_an_index_of_a_model_without_prompts_goes_on_with_those_that_it_stored(query, index, corpus, capsys):
     index(corpus, query_prompt="question: ")
     assert query("a list", top_k=1)
@@ -202,6 +210,21 @@ def test_sources_do_not_touch_each_other(index, tmp_path, texts):
     # A moved source keeps its place under a name of its own.
     assert index(first, "--id_column=id", name="mine") == [1, 1, 0, 0, 0, 0]
     assert index(second, "--id_column=id", name="mine") == [2, 2, 0, 0, 0, 0]
+
+
+def test_a_source_can_be_removed_by_its_name(index, query, corpus, model, tmp_path, texts, capsys):
+    moved = write_rows(tmp_path / "moved.jsonl", {"a": texts[0], "b": texts[1]})
+    index(moved)
+    settings = ["--index", str(tmp_path / "index"), "--device", "cpu"]
+    semantic_search.main(["index", *settings, "--model", str(model), "--source", str(corpus)])
+    assert capsys.readouterr().out.endswith(f"also in {tmp_path / 'index'}: {moved}\n")
+    found = {hit["source"] for hit in query(texts[0], top_k=100)[0]}
+    assert found == {str(moved), str(corpus)}
+    with pytest.raises(VectorIndexError, match=f"holds no source 'gone'; it holds {corpus}, {moved}"):
+        semantic_search.main(["remove", *settings[:2], "--name", "gone"])
+    semantic_search.main(["remove", *settings[:2], "--name", str(moved)])
+    assert "2 documents removed" in capsys.readouterr().out
+    assert {hit["source"] for hit in query(texts[0], top_k=100)[0]} == {str(corpus)}
 
 
 def test_rows_without_ids_are_told_apart_by_their_text(index, corpus, texts, tmp_path):
@@ -279,6 +302,14 @@ def test_passages_cover_the_text_and_overlap_at_words(encoder, texts, overlap):
     # Up to the beginning of a word.
     assert max(overlaps) <= overlap + 7
     assert overlap == 19 or min(overlaps) >= overlap
+
+
+def test_a_word_that_no_overlap_leaves_room_for_brings_no_repetition(encoder, texts):
+    """Else one passage for every word start before it, each a part of the one before."""
+    long = "x" * 18
+    assert len(encoder.tokenizer(long, add_special_tokens=False)["input_ids"]) > 20 - 8
+    passages = split_passages(f"{texts[0]} {long} {texts[1]}", encoder.tokenizer, 20, 8)
+    assert not [one for one, other in zip(passages[1:], passages) if one in other]
 
 
 def test_short_texts_stay_and_longer_words_are_cut(encoder, texts):

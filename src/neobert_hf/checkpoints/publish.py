@@ -66,6 +66,8 @@ STALE = [
     *("onnx/model*", *SENTENCE_FILES),
     *("[0-9]_*/config.json", "[0-9]_*/model.safetensors", "[0-9]_*/pytorch_model.bin"),
     *("tokenizer.json", "tokenizer_config.json", "vocab.txt", "special_tokens_map.json", "added_tokens.json"),
+    # With these, Transformers would load another model and put the adapter into it.
+    *("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"),
     # The original's code, and that of contextual models alone.
     *("model.py", "rotary.py", "contextual_neobert.py"),
 ]
@@ -203,8 +205,8 @@ def module_files(folder: ModelFolder) -> list[str]:
 
 
 def check_exportable(source: ModelFolder) -> None:
-    """Refuse ONNX files of a class that has no task there, before any work."""
-    from neobert_hf.checkpoints.export import TASKS
+    """Refuse ONNX files of a class that has no task there, or of modules that they would lack, before any work."""
+    from neobert_hf.checkpoints.export import TASKS, find_pooling_files
 
     if source.is_contextual:
         raise ValueError(
@@ -216,6 +218,7 @@ def check_exportable(source: ModelFolder) -> None:
             f"There is no ONNX file of a {source.model_class.__name__}; those of its encoder come from `neobert-hf "
             "export --task feature-extraction`. Leave out `--onnx`."
         )
+    find_pooling_files(source)
 
 
 def check_files(folder: Path) -> None:

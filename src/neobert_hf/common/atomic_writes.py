@@ -5,6 +5,7 @@ folders, the old folder as `<name>.replaced.partial`. `tidy_folder` cleans up at
 """
 
 import ctypes
+import glob
 import json
 import os
 import shutil
@@ -61,9 +62,12 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
 
 
 def partial_folder(folder: Path) -> Path:
-    """Where the successor of a folder is to be written. What an earlier process left there is removed."""
-    partial = folder.with_name(folder.name + ".partial")
+    """Where this process is to write the successor of a folder. What earlier ones left there is removed."""
+    partial = folder.with_name(f"{folder.name}.{os.getpid()}.partial")
     remove(partial)
+    for other in folder.parent.glob(f"{glob.escape(folder.name)}.*.partial"):
+        if _is_left_over(other):
+            remove(other)
     return partial
 
 
@@ -117,10 +121,10 @@ def tidy_folder(folder: Path) -> None:
 
 
 def _is_left_over(partial: Path) -> bool:
-    """Whether no process writes it any more. A file that `atomic_write` did not name is somebody else's."""
+    """Whether no process writes it any more. What has no process in its name is somebody else's."""
     process = partial.stem.rpartition(".")[2]
     if not process.isdigit():
-        return partial.is_dir() or partial.is_symlink()
+        return False
     try:
         os.kill(int(process), 0)
     except (ProcessLookupError, OverflowError):

@@ -154,6 +154,8 @@ def model_fingerprint(model: SentenceTransformer) -> str:
     config = identifying_config(model[0].auto_model.config)
     modules = [{"class": type(module).__name__} | module.get_config_dict() for module in model]
     settings = [config, modules, model.prompts, model.default_prompt_name, model.similarity_fn_name]
+    # A model may be saved with fewer dimensions than its modules give.
+    settings += [model.truncate_dim] if model.truncate_dim is not None else []
     digest.update(json.dumps(settings, sort_keys=True, default=str).encode())
     digest.update(model.tokenizer.backend_tokenizer.to_str().encode())
     return digest.hexdigest()[:16]

@@ -38,6 +38,7 @@ class AdaptationArguments(PretrainingArguments):
     max_steps: int = field(default=20_000, metadata={"help": "optimizer steps at most; see epochs"})
     warmup_steps: float = field(default=0.05, metadata={"help": "optimizer steps, or a share of all if below 1"})
     eval_steps: float | None = field(default=0.05, metadata={"help": "optimizer steps, or a share of all if below 1"})
+    save_steps: float = field(default=1_000, metadata={"help": "fixed: at every `eval_steps`"})
     early_stopping_patience: Count = field(default=4, metadata={"help": "evaluations without a lower held-out loss"})
     logging_steps: float = field(default=0.01, metadata={"help": "optimizer steps, or a share of all if below 1"})
     save_total_limit: int | None = field(default=1, metadata={"help": "complete checkpoints kept beside the best"})
@@ -49,13 +50,19 @@ class AdaptationArguments(PretrainingArguments):
     def __post_init__(self):
         super().__post_init__()
         check_fixed(self, FIXED)
+        if self.save_steps not in (1_000, self.eval_steps):
+            raise ValueError(
+                f"`save_steps` is {self.save_steps:g}; this recipe saves where it evaluates: set `eval_steps`."
+            )
 
     def planned(self, settings: BatchArguments, epochs: float, tokens: int) -> "AdaptationArguments":
         """The arguments of a run over so many tokens: its steps, and evaluations of which the last is at its end."""
         of_text = (1 - settings.replay_share) * settings.global_batch_tokens
         steps = min(self.max_steps, math.ceil(epochs * tokens / of_text))
         every = min(steps, math.ceil(self.eval_steps if self.eval_steps >= 1 else self.eval_steps * steps))
-        planned = replace(self, max_steps=every * math.ceil(steps / every), eval_steps=every, save_steps=every)
+        last = every * math.ceil(steps / every)
+        last -= every if last > self.max_steps else 0
+        planned = replace(self, max_steps=last, eval_steps=every, save_steps=every)
         planned.gradient_accumulation_steps = settings.accumulation_steps(self.world_size)
         return planned
 

@@ -70,6 +70,8 @@ class MLMCollator:
     def __call__(self, documents: list[dict]) -> dict[str, torch.Tensor]:
         """Make a batch of documents as `Documents` gives them: `input_ids` (length,), int64, and `key`."""
         masked = [self.mask(document["input_ids"], document["key"]) for document in documents]
+        if all((document["labels"] == -100).all() for document in masked):
+            self._mask_one(masked[0])
         if self.layout == "packed":
             missing = -sum(len(document["input_ids"]) for document in masked) % self.row_multiple
             if missing:
@@ -88,6 +90,15 @@ class MLMCollator:
         self.masking.generator = torch.Generator().manual_seed(seed)
         masked, labels = self.masking.torch_mask_tokens(ids[None].clone(), special_tokens_mask=special[None])
         return {"input_ids": masked[0], "labels": labels[0]}
+
+    def _mask_one(self, document: dict[str, torch.Tensor]) -> None:
+        """Mask the ordinary token in the middle: a few short documents may have got no mask, and then have no loss."""
+        ids, labels = document["input_ids"], document["labels"]
+        ordinary = (~torch.isin(ids, self.special_ids)).nonzero().flatten()
+        if len(ordinary):
+            place = ordinary[len(ordinary) // 2]
+            labels[place] = ids[place]
+            ids[place] = self.tokenizer.mask_token_id
 
     def _cut_rows(self, masked: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
         """All documents end to end, cut into complete rows of `max_length` tokens."""

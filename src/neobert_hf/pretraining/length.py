@@ -9,7 +9,7 @@ from typing import Annotated
 from neobert_hf.common.atomic_writes import write_json, write_text
 from neobert_hf.common.fingerprints import is_held_out
 from neobert_hf.common.report import Line, Panel, markdown_table, plot_lines
-from neobert_hf.common.settings import Count, PathOrId, Positive, Range
+from neobert_hf.common.settings import Count, CountOrZero, PathOrId, Positive, Range, Share
 from neobert_hf.common.text_sources import stream_text
 from neobert_hf.configuration_neobert import NeoBERTConfig
 from neobert_hf.pretraining.arguments import DataArguments
@@ -44,8 +44,22 @@ class LengthSettings(RawTextSettings):
     )
     facts: Annotated[int, Range(2)] = field(default=64, metadata={"help": "to be found in texts of each length"})
     global_batch_tokens: Annotated[int, Range(8)] = field(default=2**17, metadata={"help": "of an optimizer step"})
+    min_lengths: list[CountOrZero] | None = field(
+        default=None, metadata={"help": "subsets: at least so many tokens; all, a quarter and half of the length"}
+    )
+    probabilities: list[Share] | None = field(
+        default=None, metadata={"help": "of drawing each subset; 0.2, 0.4 and 0.4 if unset"}
+    )
 
     def __post_init__(self):
+        if (self.min_lengths is None) != (self.probabilities is None):
+            raise ValueError(
+                f"`min_lengths` is {self.min_lengths} and `probabilities` is {self.probabilities}: give both, or "
+                "neither."
+            )
+        if self.min_lengths is None:
+            self.min_lengths = [int(share * self.max_length) for share in MIXTURE]
+            self.probabilities = list(MIXTURE.values())
         super().__post_init__()
         self.accumulation_steps(1)
 
@@ -112,12 +126,8 @@ def prepare_long_text(settings: LengthSettings, output: Path) -> DataArguments:
     # What is held out is little: all that may be wrong with a text shows before much work is done.
     parts = ("held_out", "train")
     places = {part: settings.prepare_part(part, output / "data" / part, *text) for part in parts}
-    batches = settings.of_batches()
-    if settings.min_lengths == [0]:
-        batches["min_lengths"] = [int(share * settings.max_length) for share in MIXTURE]
-        batches["probabilities"] = list(MIXTURE.values())
     return DataArguments(
-        **batches,
+        **settings.of_batches(),
         train_data=places["train"],
         validation_data=places["held_out"],
         max_length=settings.max_length,

@@ -47,7 +47,14 @@ def read_data(data: DataArguments, arguments: PretrainingArguments) -> Pretraini
     process = (arguments.process_index, arguments.world_size)
     replayed = len(documents.shard_sizes) - len(manifest.shards)
     sampler = MLMBatchSampler(documents, data, arguments.seed, *process, replayed)
+    if data.layout != "naive" and data.max_length > manifest.max_length:
+        raise ValueError(
+            f"`max_length` is {data.max_length}, and {data.train_data} was prepared with {manifest.max_length}: the "
+            "model would be said to read lengths that it has never seen. Lower it, or prepare the text anew."
+        )
     tokenizer = load_tokenizer(data.train_data, manifest)
+    # It is saved with the model, for which it has to cut texts.
+    tokenizer.model_max_length = data.max_length
     masks = (data.mlm_probability, data.mask_replace_prob, data.random_replace_prob)
     row_multiple = CPU_ROW_MULTIPLE if arguments.bf16 and arguments.device.type == "cpu" else 1
     collator = MLMCollator(tokenizer, *masks, data.layout, data.max_length, arguments.seed, row_multiple)
@@ -81,16 +88,31 @@ def _check_held_out(folder: str, held_out: Manifest, trained_on: str, trained: M
     """Refuse text that is trained on, as far as the two folders tell: its loss would be too good."""
     shares = [each.source.get("held_out_share") for each in (held_out, trained)]
     places = [[each.source.get(name) for name in ("source", "subset", "split")] for each in (held_out, trained)]
-    if {shard["checksum"] for shard in held_out.shards} & {shard["checksum"] for shard in trained.shards}:
+    checksums = [{shard.get("checksum") for shard in each.shards} - {None} for each in (held_out, trained)]
+    if checksums[0] & checksums[1]:
         found = "holds the same text as"
     elif places[0] == places[1] and all(shares) and shares[0] != shares[1]:
         found = f"was prepared with `held_out_share` {shares[0]}, and {shares[1]} was that of"
+    elif places[0] == places[1] and not _are_apart(held_out.source, trained.source):
+        found = "may hold rows of"
     else:
         return
     raise ValueError(
         f"{folder} {found} {trained_on}, which is trained on: its loss would be too good. Prepare both with one "
-        "`held_out_share`, one of them with `part` held_out."
+        "`held_out_share`, one of them with `part` held_out; or with rows apart, `max_documents` of one and as many "
+        "`skip_documents` of the other."
     )
+
+
+def _are_apart(held_out: dict, trained: dict) -> bool:
+    """Whether two folders of one source hold different rows: the two parts of it, or the rows of different ranges."""
+    if held_out.get("held_out_share") and held_out.get("held_out_share") == trained.get("held_out_share"):
+        if held_out["part"] != trained["part"]:
+            return True
+    first, second = sorted((held_out, trained), key=lambda source: source["skip_documents"])
+    # Of a part, documents are counted that are in it, and these may come from any number of rows.
+    most = None if first.get("held_out_share") else first["max_documents"]
+    return most is not None and first["skip_documents"] + most <= second["skip_documents"]
 
 
 def _open_documents(folders: list[tuple[str, Manifest]], max_length: int) -> Documents:
@@ -108,13 +130,16 @@ def _open_documents(folders: list[tuple[str, Manifest]], max_length: int) -> Doc
 def find_source(data: DataArguments) -> str | Path | None:
     """Find where the initial weights are, a folder or a Hub id; None for random ones.
 
-    Of a finished run it is the last checkpoint, since that holds the optimizer.
+    Of a finished run they are its `model`, which may be that of the best evaluation; with `continue_optimizer` the last
+    checkpoint, which holds the optimizer.
     """
     if data.init_from is None:
         if data.continue_optimizer:
             raise ValueError("`continue_optimizer` needs `init_from`, the checkpoint to continue from.")
         return None
     folder = Path(data.init_from)
+    if not data.continue_optimizer and (folder / "model" / "config.json").is_file():
+        return folder / "model"
     if checkpoints := complete_checkpoints(folder):
         newest = checkpoints[-1]
         check_step(newest)
@@ -127,9 +152,8 @@ def find_source(data: DataArguments) -> str | Path | None:
         return newest
     if data.continue_optimizer or (folder / COMPLETE).is_file():
         check_content(folder)
-    for model in (folder / "model", folder):
-        if (model / "config.json").is_file():
-            return model
+    if (folder / "config.json").is_file():
+        return folder
     if folder.is_dir():
         raise FileNotFoundError(f"`init_from`: {folder} holds neither a checkpoint nor a model (config.json).")
     try:
@@ -150,9 +174,18 @@ def complete_architecture(architecture: ModelArguments, data: DataArguments, out
 
 
 def build_model(
-    architecture: ModelArguments, settings: DataArguments, data: PretrainingData, source: str | Path | None
+    architecture: ModelArguments,
+    settings: DataArguments,
+    data: PretrainingData,
+    source: str | Path | None,
+    weights: bool = True,
 ) -> NeoBERTForMaskedLM:
-    """Make a new model, or load one from `source`, which must have this architecture and tokenizer."""
+    """Make a new model, or load one from `source`, which must have this architecture and tokenizer.
+
+    Args:
+        weights: of `source`. Without them it is a checkpoint whose weights the Trainer loads; what settings do not
+            name, such as rotary frequencies or spare rows of the vocabulary, still comes from there.
+    """
     pad_token_id = data.tokenizer.pad_token_id
     # The decoder runs on the masked fifth of the tokens only.
     options = {"max_length": settings.max_length, "sparse_prediction": True}
@@ -168,6 +201,8 @@ def build_model(
     if differing := differences({name: getattr(stored, name) for name in wanted}, wanted):
         found = "; ".join(f"{name}: {old!r} there, {new!r} now" for name, old, new in differing)
         raise ValueError(f"The model in {source} has another architecture. {found}.")
+    if not weights:
+        return NeoBERTForMaskedLM(NeoBERTConfig.from_pretrained(source, **options))
     if tokenizer_fingerprint(load_tokenizer_of_model(source, stored.vocab_size)) != data.manifest.tokenizer_fingerprint:
         raise ValueError(
             f"The model in {source} has another tokenizer than {settings.train_data}: prepare the data with it."

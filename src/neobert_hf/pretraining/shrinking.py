@@ -236,7 +236,9 @@ def write_report(settings: ShrinkSettings, trainer: Distiller, cut: Cut, losses:
     Returns:
         The Markdown.
     """
-    after = masked_loss(trainer.model.eval(), held_out_batches(trainer.data.held_out))
+    # Loaded anew: Accelerate has wrapped the trained one in autocast, and the other two losses are of float32.
+    after = load_masked_lm(str(output / "model")).to(trainer.teacher.device).eval()
+    after = masked_loss(after, held_out_batches(trainer.data.held_out))
     losses = losses | {"distilled": after}
     parameters = {"large": trainer.teacher.num_parameters(), "small": trainer.model.num_parameters()}
     sizes = [parameters["large"], parameters["small"], parameters["small"]]

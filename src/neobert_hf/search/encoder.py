@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 import torch
-from sentence_transformers.sentence_transformer.modules import Pooling
+from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
 
 from neobert_hf.common.instructions import Separator, add_prompt, as_prompt, separator_text
 from neobert_hf.common.settings import Count, CountOrZero, PathOrId, check_ranges
@@ -141,12 +141,18 @@ class PassageEncoder:
         return vectors
 
     def notes(self) -> list[str]:
-        """Say where another prompt than the model's own is put before texts."""
+        """Say where another prompt than the model's own is put before texts, and where it compares in another way."""
         kinds = (("queries", "query"), ("passages", "document"))
         lines = [
             note_on_prompt(self.model, f"{texts} get", self.identity[f"{kind}_prompt"], prompt_of(self.model, kind))
             for texts, kind in kinds
         ]
+        own = self.model.similarity_fn_name
+        if own != "cosine" and not any(isinstance(module, Normalize) for module in self.model):
+            lines.append(
+                f"note: this model was saved to compare vectors by {own!r}, and the index compares them by 'cosine': "
+                "the ranking may be another one."
+            )
         return [line for line in lines if line]
 
     def warnings(self, queries: list[str]) -> list[str]:

@@ -65,6 +65,10 @@ class VectorIndex(ABC):
         """Hash of each document of a source, by id; empty if writing or deleting the document was interrupted."""
 
     @abstractmethod
+    def sources(self) -> list[str]:
+        """The names of all sources that documents are from, sorted."""
+
+    @abstractmethod
     def add(self, passages: list[Passage], vectors: np.ndarray) -> None:
         """Store new documents, each with all its passages; vectors (passages, dimension) have length 1."""
 

@@ -68,6 +68,10 @@ class LanceDBIndex(VectorIndex):
         batches = first.select(["document", "hash"]).to_batches()
         return {row["document"]: row["hash"] for batch in batches for row in batch.to_pylist()}
 
+    def sources(self) -> list[str]:
+        batches = self.table.search().where("number = 0").select(["source"]).to_batches()
+        return sorted({row["source"] for batch in batches for row in batch.to_pylist()})
+
     def add(self, passages: list[Passage], vectors: np.ndarray) -> None:
         # One transaction, so that no document is ever stored in part.
         self.table.add([asdict(passage) | {"vector": vector} for passage, vector in zip(passages, vectors)])

@@ -33,8 +33,10 @@ def split_passages(text: str, tokenizer: PreTrainedTokenizerFast, size: int, ove
     while len(words) - start > size:
         end = max(word_starts_between(start, start + size), default=start + size)
         passages.append(text[offsets[start][0] : offsets[end - 1][1]])
-        candidates = word_starts_between(start, end)
+        # The next passage must begin later than this one, even if that makes the overlap shorter, and end later: where
+        # the word behind is so long that none with an overlap holds it, there is no overlap.
+        following = next(iter(word_starts[bisect_right(word_starts, end) :]), len(words))
+        candidates = [token for token in word_starts_between(start, end) if following - token <= size]
         far_enough_back = [token for token in candidates if token <= end - overlap]
-        # The next passage must begin later than this one, even if that makes the overlap shorter.
         start = max(far_enough_back, default=min(candidates, default=end))
     return [*passages, text[offsets[start][0] :]] if passages else [text]

@@ -86,6 +86,10 @@ class WeaviateIndex(VectorIndex):
             hashes[document] = text_hash if len(passages) == 1 and stored == count else ""
         return hashes
 
+    def sources(self) -> list[str]:
+        rows = self.collection.iterator(return_properties=["source"], cache_size=1000)
+        return sorted({row.properties["source"] for row in rows})
+
     def add(self, passages: list[Passage], vectors: np.ndarray) -> None:
         for some in portions(list(zip(passages, vectors)), 100):
             failed = self.collection.data.insert_many([_data_object(*pair) for pair in some]).errors

@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 import torch
-from accelerate.utils import DynamoBackend
+from accelerate.utils import DynamoBackend, broadcast_object_list
 from safetensors import SafetensorError
 from torch import nn
 from torch.distributed.tensor import DTensor
@@ -22,7 +22,7 @@ from transformers import (
 )
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
-from neobert_hf.common.atomic_writes import replace_folder
+from neobert_hf.common.atomic_writes import partial_folder, replace_folder
 from neobert_hf.training.launching import end_processes
 from neobert_hf.training.run_checkpoints import (
     CheckpointError,
@@ -142,6 +142,12 @@ class ResumableTrainer(Trainer):
         super().__init__(*args, **kwargs)
         if self.args.n_gpu > 1:
             raise ValueError(f"One process sees {self.args.n_gpu} GPUs: use `accelerate launch`, one process for each.")
+        wanted = "bf16" if self.args.bf16 else "fp16" if self.args.fp16 else "no"
+        if (found := self.accelerator.mixed_precision) != wanted:
+            raise ValueError(
+                f"Accelerate was launched for the precision {found!r}, and the settings of this run say {wanted!r}: "
+                f"give `--mixed_precision {wanted}` to `accelerate launch`, or change `bf16` or `fp16`."
+            )
         # Loaders that accelerate prepares move batches themselves; see `_prepare_input` for the others.
         self.accelerator.dataloader_config.non_blocking = self.args.dataloader_pin_memory
         if self.args.torch_compile:
@@ -192,11 +198,24 @@ class ResumableTrainer(Trainer):
     def train(self, *args, **kwargs):
         previous = signal.getsignal(signal.SIGTERM)
         try:
-            return super().train(*args, **kwargs)
+            output = super().train(*args, **kwargs)
+            self._finish_checksums()
+            return output
         finally:
             # Also after an error, when other processes may wait for this one until a signal ends them.
             signal.signal(signal.SIGTERM, previous)
             wait(self.being_added)
+
+    def _finish_checksums(self) -> None:
+        """Wait until the last checkpoint has its checksums. CheckpointError if they cannot be written."""
+        while self.being_added:
+            try:
+                self.being_added.pop().result()
+            except OSError as error:
+                raise CheckpointError(
+                    f"The checksums of the last checkpoint could not be written ({error}), so that damage to it would "
+                    f"not be noticed. {self.advice()}"
+                ) from error
 
     def train_to_the_end(self, resume: Path | None) -> None:
         """Train to the end, from a checkpoint or the start. Errors and SIGTERM end the process with a message.
@@ -257,7 +276,8 @@ class ResumableTrainer(Trainer):
         if self.is_fsdp_enabled:
             # With sharded checkpoints it would write nothing, without a word.
             self.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
-        partial = folder.with_name(folder.name + ".partial")
+        # The same folder for all processes.
+        (partial,) = map(Path, broadcast_object_list([str(partial_folder(folder))]))
         self.save_model(str(partial))
         if self.is_world_process_zero():
             (partial / "training_args.bin").unlink(missing_ok=True)
@@ -276,7 +296,7 @@ class ResumableTrainer(Trainer):
             raise FloatingPointError(f"Loss or weights are not finite after step {step}.")
         folder = Path(self.args.output_dir) / f"checkpoint-{step}"
         totals = self.totals()
-        wait(self.being_added)
+        self._finish_checksums()
         try:
             if self.is_world_process_zero() and folder.exists():
                 # An earlier run was interrupted while it saved this step.

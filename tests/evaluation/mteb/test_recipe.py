@@ -251,7 +251,7 @@ def test_fingerprint_knows_weights_architecture_and_tokenizer(models, tmp_path):
     shutil.copytree(models[0], tmp_path / "elsewhere")
     assert model_fingerprint(SentenceTransformer(str(tmp_path / "elsewhere"), device="cpu")) == first
     others = [SentenceTransformer(models[1], device="cpu")]
-    for change in range(4):
+    for change in range(5):
         model = SentenceTransformer(models[0], device="cpu")
         if change == 0:
             model[0].auto_model.config.norm_eps = 1e-3
@@ -259,11 +259,13 @@ def test_fingerprint_knows_weights_architecture_and_tokenizer(models, tmp_path):
             model[0].auto_model.layer_norm.weight.data[0] += 1e-3
         elif change == 2:
             model.prompts = {"query": "the "}
+        elif change == 3:
+            model.truncate_dim = 8
         else:
             model[1] = type(model[1])(64, pooling_mode="cls")
         others.append(model)
     prints = [model_fingerprint(model) for model in others]
-    assert len({first, *prints}) == 6
+    assert len({first, *prints}) == 7
 
 
 def test_models_that_are_refused_and_one_that_needs_its_own_code(local, tmp_path):
