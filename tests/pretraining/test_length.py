@@ -198,6 +198,7 @@ def test_a_trained_model_finds_facts_and_only_by_the_statement():
         ({"micro_batch_tokens": 256}, "less than one document of `max_length` = 512"),
         ({"text": "nowhere.jsonl"}, "nowhere.jsonl"),
         ({"text_column": "body"}, "body"),
+        ({"text_subset": "en"}, "is local and has no subset 'en'"),
         ({"sample": 1}, "`sample` is 1"),
         ({"facts": 1}, "`facts` is 1"),
     ],

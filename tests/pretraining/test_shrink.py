@@ -322,6 +322,8 @@ def test_killed_twice_ends_with_the_same_bits(shrink_flags, tmp_path):
         ({"text": "a.jsonl"}, "`text` is .*a.jsonl', `train_data` .*: give `text`, or both folders in its place"),
         ({"train_data": None, "validation_data": None}, "`text` is None, .*: give `text`, or both folders"),
         ({"validation_data": None}, "`text` is None, .* and `validation_data` None: give `text`, or both folders"),
+        ({"text_subset": "en"}, "`text_subset` is for raw text, and `train_data` is prepared already"),
+        (NO_FOLDERS | {"text": ROOT / "README.md", "text_subset": "en"}, "is local and has no subset 'en'"),
         ({"held_out_share": 0.2}, "`held_out_share` is for raw text, and `train_data` is prepared already"),
         (NO_FOLDERS | {"text": "./nowhere.jsonl"}, "'.*nowhere.jsonl'.* no such file|nowhere.jsonl' matches no file"),
         ({"max_length": 64}, "Unknown argument '--max_length'"),

@@ -45,6 +45,10 @@ class DomainSettings(RawTextSettings):
     )
     domain_column: str = field(default="text", metadata={"help": "column of the domain that holds the text"})
     general_column: str = field(default="text", metadata={"help": "column of the general text"})
+    domain_subset: str | None = field(
+        default=None, metadata={"help": "configuration of a Hub dataset that has several"}
+    )
+    general_subset: str | None = field(default=None, metadata={"help": "the same of the general text"})
     general_documents: Annotated[int, Range(2)] | None = field(
         default=None, metadata={"help": "replay from so many documents of the general text; all if unset"}
     )
@@ -91,11 +95,13 @@ def start_model(settings: DomainSettings, output: Path) -> tuple[NeoBERTForMaske
     made_of = {"model": checkpoint_fingerprint(settings.model), "new_words": settings.new_words}
     made_of |= {"held_out_share": settings.held_out_share}
     text = [settings.domain, settings.domain_column, describe_files(settings.domain)]
+    text += [settings.domain_subset] if settings.domain_subset else []
     made_of |= {"domain_fingerprint": value_checksum(text)}
     if not (start / WORDS).is_file():
         tokenizer = load_tokenizer(settings.model, model.config.vocab_size)
         column, share = settings.domain_column, settings.held_out_share
-        texts = (row[column] or "" for row in stream_text(settings.domain, column))
+        rows = stream_text(settings.domain, column, subset=settings.domain_subset)
+        texts = (row[column] or "" for row in rows)
         texts = (text for text in texts if not is_held_out(text, share))
         words, counted = choose_words(texts, tokenizer, settings.new_words)
         with atomic_folder(start) as partial:
@@ -109,8 +115,8 @@ def start_model(settings: DomainSettings, output: Path) -> tuple[NeoBERTForMaske
 def prepare_text(settings: DomainSettings, start: str, max_length: int, output: Path) -> DataArguments:
     """Tokenise both texts into `data/`, held-out documents apart, and say where what lies."""
     sources = {
-        "domain": (settings.domain, settings.domain_column, None),
-        "general": (settings.general, settings.general_column, settings.general_documents),
+        "domain": (settings.domain, settings.domain_column, settings.domain_subset, None),
+        "general": (settings.general, settings.general_column, settings.general_subset, settings.general_documents),
     }
     # What is held out is little: all that may be wrong with a text shows before much work is done.
     parts = [("domain", "held_out"), *([("general", "held_out")] if settings.general else []), ("domain", "train")]
@@ -126,8 +132,8 @@ def prepare_text(settings: DomainSettings, start: str, max_length: int, output: 
         init_from=start,
     )
     for (name, part), folder in folders.items():
-        source, column, limit = sources[name]
-        settings.prepare_part(part, Path(folder), source, column, start, max_length, limit)
+        source, column, subset, limit = sources[name]
+        settings.prepare_part(part, Path(folder), source, column, start, max_length, limit, subset)
     return places
 
 

@@ -31,6 +31,7 @@ class LengthSettings(RawTextSettings):
     )
     max_length: Annotated[int, Range(16)] = field(metadata={"help": "tokens of the longest texts, from now on"})
     text_column: str = field(default="text", metadata={"help": "column that holds the text"})
+    text_subset: str | None = field(default=None, metadata={"help": "configuration of a Hub dataset that has several"})
     rope: str = field(
         default="yarn",
         metadata={"help": "yarn or linear, by as much as the length grows; theta:NUMBER, another base; or native"},
@@ -112,8 +113,9 @@ def held_out_texts(settings: LengthSettings, output: Path) -> Path:
     """Write the held-out documents that are measured, whole, to a file of their own."""
     # Anew at every start: a file of an interrupted run may be of other settings or another text.
     file = output / "data" / "held_out.jsonl"
-    rows = (row[settings.text_column] or "" for row in stream_text(settings.text, settings.text_column))
-    held_out = (text for text in rows if is_held_out(text, settings.held_out_share))
+    rows = stream_text(settings.text, settings.text_column, subset=settings.text_subset)
+    texts = (row[settings.text_column] or "" for row in rows)
+    held_out = (text for text in texts if is_held_out(text, settings.held_out_share))
     lines = (json.dumps({"text": text}) + "\n" for text in islice(held_out, settings.held_out_documents))
     file.parent.mkdir(parents=True, exist_ok=True)
     write_text(file, "".join(lines))
@@ -125,7 +127,9 @@ def prepare_long_text(settings: LengthSettings, output: Path) -> DataArguments:
     text = (settings.text, settings.text_column, settings.model, settings.max_length)
     # What is held out is little: all that may be wrong with a text shows before much work is done.
     parts = ("held_out", "train")
-    places = {part: settings.prepare_part(part, output / "data" / part, *text) for part in parts}
+    places = {
+        part: settings.prepare_part(part, output / "data" / part, *text, subset=settings.text_subset) for part in parts
+    }
     return DataArguments(
         **settings.of_batches(),
         train_data=places["train"],

@@ -31,11 +31,13 @@ class RawTextSettings(BatchArguments):
         tokenizer: str,
         max_length: int,
         limit: int | None = None,
+        subset: str | None = None,
     ) -> str:
         """Make the `train` or the `held_out` part of a text into windows of tokens, unless the folder holds them.
 
         Args:
             limit: documents of the part `train` at most; all if None.
+            subset: the configuration of a Hub dataset that has several.
 
         Returns:
             The folder.
@@ -44,6 +46,7 @@ class RawTextSettings(BatchArguments):
             PrepareArguments(
                 source=source,
                 column=column,
+                subset=subset,
                 tokenizer=tokenizer,
                 output_dir=str(folder),
                 max_length=max_length,

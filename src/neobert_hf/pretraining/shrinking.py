@@ -30,7 +30,7 @@ from neobert_hf.training.cutting import Cut, CutSettings, cut_model
 
 
 # Settings that say nothing of a text that is prepared already.
-OF_RAW_TEXT = ("text_column", "held_out_share", "held_out_documents", "num_proc")
+OF_RAW_TEXT = ("text_column", "text_subset", "held_out_share", "held_out_documents", "num_proc")
 # In the folder of the cut model.
 CUT = "cut.json"
 # What distillation is, beside the batches and the arguments of training.
@@ -48,6 +48,7 @@ class ShrinkSettings(RawTextSettings, CutSettings):
         default=None, metadata={"help": "a Hub dataset, or a local file, pattern or folder (Parquet, JSONL, text)"}
     )
     text_column: str = field(default="text", metadata={"help": "column that holds the text"})
+    text_subset: str | None = field(default=None, metadata={"help": "configuration of a Hub dataset that has several"})
     train_data: LocalPath | None = field(
         default=None, metadata={"help": "in place of `text`: what prepare_data.py wrote with the model's tokenizer"}
     )
@@ -96,8 +97,9 @@ def read_teacher(
     if settings.text is not None:
         text = (settings.text, settings.text_column, settings.model, teacher.config.max_length)
         # What is held out is little: all that may be wrong with a text shows before much work is done.
-        held_out = settings.prepare_part("held_out", output / "data" / "held_out", *text)
-        train = settings.prepare_part("train", output / "data" / "train", *text)
+        subset = settings.text_subset
+        held_out = settings.prepare_part("held_out", output / "data" / "held_out", *text, subset=subset)
+        train = settings.prepare_part("train", output / "data" / "train", *text, subset=subset)
     places = DataArguments(
         **settings.of_batches(),
         train_data=train,
