@@ -26,6 +26,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from neobert_hf import NeoBERTConfig, NeoBERTModel
+from neobert_hf.checkpoints.compile import FILE, CompileSettings, compile_encoder, use_compiled
 from neobert_hf.checkpoints.export import ExportSettings, export
 from neobert_hf.common.atomic_writes import write_json, write_text
 from neobert_hf.common.report import Line, Panel, markdown_table, plot_lines
@@ -81,16 +82,26 @@ def make_model(settings: ServingArguments) -> Path:
         )
         files = {"path": str(output / "model"), "output_dir": str(output / "exported")}
         export(ExportSettings(**files, task="feature-extraction", precisions=["float32", "int8"]))
+    for precision in ("float32", "int8", *(["bfloat16"] if multiplies_bfloat16() else [])):
+        if not (output / precision).exists():
+            print(compile_encoder(CompileSettings(str(output / "model"), str(output / precision), precision)))
     return output
+
+
+def multiplies_bfloat16() -> bool:
+    """Other CPUs compute it step by step, several times slower than float32."""
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
 def load_engines(folder: Path) -> dict[str, Callable[[torch.Tensor, torch.Tensor], np.ndarray]]:
     """By name, a function of ids and mask that gives the last states."""
 
-    def of_torch(dtype: torch.dtype, **prepared: bool):
+    def of_torch(dtype: torch.dtype, compiled: str | None = None, **prepared: bool):
         model = NeoBERTModel.from_pretrained(folder / "model", dtype=dtype).eval()
         if prepared:
             model.prepare_for_inference(**prepared)
+        if compiled:
+            use_compiled(model, folder / compiled)
 
         def run(ids: torch.Tensor, mask: torch.Tensor) -> np.ndarray:
             with torch.inference_mode():
@@ -109,17 +120,19 @@ def load_engines(folder: Path) -> dict[str, Callable[[torch.Tensor, torch.Tensor
     engines = {
         "PyTorch": of_torch(torch.float32),
         "PyTorch, prepared": of_torch(torch.float32, int8=False),
+        "PyTorch, compiled": of_torch(torch.float32, "float32"),
         "ONNX Runtime": of_onnx_runtime("model.onnx"),
         "PyTorch, int8": of_torch(torch.float32, int8=True),
+        "PyTorch, int8, compiled": of_torch(torch.float32, "int8"),
         "ONNX Runtime, int8": of_onnx_runtime("model_quantized.onnx"),
     }
     if find_spec("openvino"):
         engines["OpenVINO"] = of_openvino(folder, "f32")
         engines["OpenVINO, int8"] = of_openvino(folder, "f32", "model_quantized.onnx")
-    # Other CPUs compute bfloat16 step by step, several times slower than float32.
-    if torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported():
+    if multiplies_bfloat16():
         engines["PyTorch, bfloat16"] = of_torch(torch.bfloat16)
         engines["PyTorch, bfloat16, prepared"] = of_torch(torch.bfloat16, int8=False)
+        engines["PyTorch, bfloat16, compiled"] = of_torch(torch.float32, "bfloat16")
         if find_spec("openvino"):
             engines["OpenVINO, bfloat16"] = of_openvino(folder, "bf16")
     return engines
@@ -164,9 +177,11 @@ def measure(engines: dict[str, Callable], shapes: list[str]) -> dict[str, dict[s
     for shape in shapes:
         ids, mask = make_batch(shape)
         expected = engines["PyTorch"](ids, mask)
-        for name, run in engines.items():
+        # Compiled code is for one text; of more, these models do what the others do.
+        asked = {name: run for name, run in engines.items() if len(ids) == 1 or "compiled" not in name}
+        for name, run in asked.items():
             check(name, run(ids, mask), expected, mask)
-        candidates = {name: partial(run, ids, mask) for name, run in engines.items()}
+        candidates = {name: partial(run, ids, mask) for name, run in asked.items()}
         seconds = medians(candidates, SHAPES[shape], PAUSE_SECONDS)
         found[shape] = {name: 1000 * value for name, value in seconds.items()}
         print(shape, {name: round(value, 1) for name, value in found[shape].items()}, flush=True)
@@ -178,11 +193,14 @@ def weight_megabytes(folder: Path) -> dict[str, float]:
     model = NeoBERTModel.from_pretrained(folder / "model")
     blocks = sum(weight.numel() for weight in model.transformer_encoder.parameters())
     everything = sum(weight.numel() for weight in model.parameters())
+    compiled = {name: (folder / name / FILE).stat().st_size for name in ("float32", "int8")}
     files = {path.name: path.stat().st_size for path in (folder / "exported" / "onnx").iterdir()}
     taken = {
         "PyTorch": 4 * everything,
         "PyTorch, prepared": 4 * (everything + blocks),
         "PyTorch, int8": 4 * everything + blocks,
+        "PyTorch, compiled": 4 * everything + compiled["float32"],
+        "PyTorch, int8, compiled": 4 * everything + compiled["int8"],
         "PyTorch, bfloat16": 2 * everything,
         "PyTorch, bfloat16, prepared": 2 * (everything + blocks),
         "ONNX Runtime": files["model.onnx"],
@@ -213,7 +231,9 @@ def quality_table(found: dict[str, dict[str, float]], sizes: dict[str, float], q
 
 def time_table(found: dict[str, dict[str, float]]) -> str:
     names = list(next(iter(found.values())))
-    rows = [[shape, *(f"{times[name]:,.1f}" for name in names)] for shape, times in found.items()]
+    rows = [
+        [shape, *(f"{times[name]:,.1f}" if name in times else "-" for name in names)] for shape, times in found.items()
+    ]
     return "\n".join(markdown_table(["", *names], rows))
 
 
@@ -235,9 +255,9 @@ def report(settings: ServingArguments, found: dict[str, dict[str, float]], quali
         circumstances("serving_cpu", *packages, precision=precision),
         f"{settings.layers} layers of width {settings.width}, random weights, the same in all engines, one process, in "
         f"turns with {PAUSE_SECONDS:g} seconds between them; median milliseconds of a forward pass, rows x tokens. "
-        f"`prepared` is `model.prepare_for_inference()`. The ragged batch has {MEAN_LENGTH} tokens a row on average, "
-        f"and one row of 128. Every engine was compared with PyTorch first: float32 to {EXACT:g}, the others to a "
-        f"cosine of {LEAST_COSINE} in every token.",
+        "`prepared` is `model.prepare_for_inference()`, `compiled` is `neobert-hf compile`, which is for single texts. "
+        f"The ragged batch has {MEAN_LENGTH} tokens a row on average, and one row of 128. Every engine was compared "
+        f"with PyTorch first: float32 to {EXACT:g}, the others to a cosine of {LEAST_COSINE} in every token.",
         time_table(found),
     )
     if quality:
@@ -257,7 +277,11 @@ def plot(found: dict[str, dict[str, float]], quality: dict | None, file: Path) -
     """Times as multiples of the fastest engine, one line an engine; and quality against time, one point an engine."""
     shapes = list(found)
     lines = [
-        Line([(shape, found[shape][name] / min(found[shape].values())) for shape in shapes], name, {"marker": "o"})
+        Line(
+            [(shape, found[shape][name] / min(found[shape].values())) for shape in shapes if name in found[shape]],
+            name,
+            {"marker": "o"},
+        )
         for name in found[shapes[0]]
     ]
     labels = {"ylabel": "time, in that of the fastest", "xlabel": "rows x tokens"}

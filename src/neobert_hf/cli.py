@@ -8,6 +8,7 @@ from importlib import import_module
 # Module of `checkpoints`: what its `main(args)` does, which returns the exit status (None is success) and raises
 # ValueError or OSError with a message for the user.
 COMMANDS = {
+    "compile": "machine code for single texts on this CPU, which PyTorch runs",
     "convert": "checkpoints of the original project into this package's layout, and back",
     "doctor": "say whether a folder or a Hub repository is healthy",
     "export": "ONNX files for onnxruntime and transformers.js, checked against PyTorch",

@@ -1,0 +1,354 @@
+"""`neobert-hf compile`: an encoder as machine code, for one text at a time on this machine's CPU.
+
+    neobert-hf compile runs/embeddings/model compiled --precision int8
+
+takes a minute or two and a C++ compiler (`apt install g++`), and writes `encoder.pt2` with `compiled.json`, which says
+what it was made of. `use_compiled` lets a model take it for single texts:
+
+```python
+>>> encoder = SentenceTransformer("runs/embeddings/model", device="cpu")
+>>> use_compiled(encoder, "compiled")
+>>> encoder.encode("one query")
+```
+
+The file is made by AOTInductor. It holds the weights in the layout that oneDNN multiplies with, and the steps between
+the products in C++, so that nothing is left to Python. One text has no padding, so nothing is lost by that; batches run
+as before.
+"""
+
+import platform
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import nn
+from torch._inductor.exc import InvalidCxxCompiler
+from torch.nn import functional as F
+from transformers.modeling_outputs import BaseModelOutput
+from transformers.utils import logging
+
+from neobert_hf.checkpoints.model_folder import ModelFolder, local_folder, new_folder, read_json
+from neobert_hf.common.atomic_writes import write_json
+from neobert_hf.common.locks import folder_lock
+from neobert_hf.common.settings import LocalPath, PathOrId, parse_config
+from neobert_hf.cpu_neobert import ZERO_POINT, check_int8_products, scales_of
+from neobert_hf.modeling_neobert import NeoBERTModel
+
+
+logger = logging.get_logger(__name__)
+
+FILE, DESCRIPTION = "encoder.pt2", "compiled.json"
+# From float32 in PyTorch: the largest difference, relative to the largest state, and a cosine for the other precisions.
+LARGEST_DIFFERENCE, LEAST_COSINE = 1e-5, 0.99
+# Tokens of the texts by which a file is checked. Weights are packed for the first, which is checked at each use, too.
+LENGTHS = (8, 2, 33, 128)
+# What the encoder may be asked beside ids, since it has no meaning for the states of one text.
+INDIFFERENT = {"return_dict", "require_tokens", "one_document", "use_cache"}
+
+
+@dataclass
+class CompileSettings:
+    """What is compiled, and where to. Of a model with a head, or of Sentence Transformers, it is the encoder."""
+
+    path: PathOrId = field(metadata={"help": "checkpoint: a local folder or a Hub id"})
+    output_dir: LocalPath = field(metadata={"help": "folder to write; must not exist yet"})
+    precision: Literal["float32", "bfloat16", "int8"] = field(
+        default="float32", metadata={"help": "of the products; int8 has a scale for each token and each row"}
+    )
+    revision: str | None = field(default=None, metadata={"help": "branch, tag or commit on the Hub"})
+
+
+class Int8Linear(nn.Module):
+    """`cpu_neobert.Int8Weight` as a layer that a graph can hold: it is packed when the graph is compiled."""
+
+    def __init__(self, layer: nn.Linear):
+        super().__init__()
+        weight = layer.weight.detach()
+        scales = scales_of(weight)
+        self.register_buffer("weight", (weight / scales).round().to(torch.int8))
+        self.register_buffer("scales", scales.flatten())
+        self.register_buffer("zero_points", torch.zeros(len(weight), dtype=torch.int32))
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        rows = hidden_states.flatten(0, -2)
+        scales = rows.abs().amax(-1, keepdim=True).div(127).clamp(min=torch.finfo(torch.float32).tiny)
+        rounded = (rows / scales + (ZERO_POINT + 0.5)).to(torch.uint8)
+        weight = (torch.ops.onednn.qlinear_prepack(self.weight, None), self.scales, self.zero_points)
+        product = torch.ops.onednn.qlinear_pointwise.default(
+            rounded, 1.0, ZERO_POINT, *weight, None, 1.0, 0, torch.float32, "none", [], ""
+        )
+        return (product * scales).unflatten(0, hidden_states.shape[:-1])
+
+
+class OneText(nn.Module):
+    """Ids (1, length) to the last hidden state (1, length, width)."""
+
+    def __init__(self, encoder: NeoBERTModel):
+        super().__init__()
+        self.encoder = encoder
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        return self.encoder(input_ids).last_hidden_state
+
+
+def main(args: list[str] | None = None) -> None:
+    """The command `neobert-hf compile`."""
+    (settings,) = parse_config(CompileSettings, args=args, positional=("path", "output_dir"), prog="neobert-hf compile")
+    with folder_lock(Path(settings.output_dir)):
+        print(compile_encoder(settings), flush=True)
+
+
+def compile_encoder(settings: CompileSettings) -> str:
+    """Write a compiled encoder, whole or not at all.
+
+    Returns:
+        One line that says what was checked.
+
+    Raises:
+        ValueError: if the checkpoint cannot be compiled as asked, before work starts; or if the file computes something
+            else than PyTorch.
+        OSError: if there is no C++ compiler.
+        RuntimeError: if the CPU has no sound int8 products.
+    """
+    # 1. Checks, and the encoder
+    output = Path(settings.output_dir)
+    if output.exists():
+        raise ValueError(f"{output} exists already. Delete it, or name another folder.")
+    encoder = load_encoder(ModelFolder(local_folder(settings.path, settings.revision)), settings.precision)
+
+    # 2. What it is to compute
+    config = encoder.config
+    texts = [example_ids(length, config.vocab_size) for length in LENGTHS if length <= config.max_length]
+    with torch.no_grad():
+        expected = [encoder(ids).last_hidden_state for ids in texts]
+
+    # 3. The compiled file, checked
+    with new_folder(output) as partial:
+        write_package(encoder, settings.precision, texts[0], partial / FILE)
+        run = torch._inductor.aoti_load_package(str(partial / FILE))
+        found = torch.cat([run(ids) for ids in texts], dim=1)
+        said = compare(found, torch.cat(expected, dim=1), settings.precision)
+
+        # 4. What it was made of
+        content = {"precision": settings.precision, "max_length": config.max_length}
+        content |= {"states": expected[0].flatten().tolist()}
+        write_json(partial / DESCRIPTION, content | asdict(Machine.here()))
+    return f"{output} is complete: {said} from PyTorch in float32, on texts of up to {LENGTHS[-1]} tokens."
+
+
+def load_encoder(folder: ModelFolder, precision: str) -> NeoBERTModel:
+    """The encoder of a checkpoint, in float32.
+
+    Raises:
+        ValueError: if it cannot be compiled.
+    """
+    if folder.is_contextual:
+        raise ValueError("A contextual model reads a context beside every text, and cannot be compiled.")
+    rope = folder.config.rope_parameters["rope_type"]
+    if rope in ("dynamic", "longrope"):
+        raise ValueError(
+            f"{folder.path} has RoPE of type {rope!r}, which depends on the length: use 'yarn' or 'linear'."
+        )
+    if precision == "int8":
+        check_int8_products()
+    if precision == "bfloat16" and not (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()):
+        raise ValueError("`precision` is bfloat16, which this CPU computes step by step: take float32 or int8.")
+    return folder.load_model(NeoBERTModel, dtype=torch.float32, attn_implementation="sdpa").eval()
+
+
+def write_package(encoder: NeoBERTModel, precision: str, ids: torch.Tensor, file: Path) -> None:
+    """Compile the encoder, whose blocks are in the precision afterwards."""
+    if precision == "bfloat16":
+        encoder.to(torch.bfloat16)
+    if precision == "int8":
+        register_shape_of_packed_weights()
+        for block in encoder.transformer_encoder:
+            for name, layer in list(block.named_modules()):
+                if type(layer) is nn.Linear:
+                    block.set_submodule(name, Int8Linear(layer))
+    length = torch.export.Dim("length", min=2, max=encoder.config.max_length)
+    with torch.no_grad():
+        program = torch.export.export(OneText(encoder), (ids,), dynamic_shapes={"input_ids": {1: length}})
+        # Weights are constants, which are packed once, while the file is made.
+        options = {"freezing": True}
+        try:
+            torch._inductor.aoti_compile_and_package(program, package_path=str(file), inductor_configs=options)
+        except InvalidCxxCompiler as error:
+            raise OSError("There is no C++ compiler, which is needed once: apt install g++.") from error
+
+
+def register_shape_of_packed_weights() -> None:
+    """Tell `torch.export` the shape that packing gives, which torch 2.13 does not."""
+    try:
+        torch.library.register_fake("onednn::qlinear_prepack")(lambda weight, shape: torch.empty_like(weight.t()))
+    except RuntimeError as error:
+        # Another call has done it, or this version of torch.
+        if "already" not in str(error):
+            raise
+
+
+def example_ids(length: int, vocab_size: int) -> torch.Tensor:
+    return torch.randint(vocab_size, (1, length), generator=torch.Generator().manual_seed(length))
+
+
+def compare(found: torch.Tensor, expected: torch.Tensor, precision: str) -> str:
+    """What was measured, in words. ValueError if it is too far away."""
+    found, expected = found.float(), expected.float()
+    if precision == "float32":
+        difference = ((found - expected).abs().max() / expected.abs().max()).item()
+        # Not a number fails as well.
+        near, said = difference <= LARGEST_DIFFERENCE, f"largest difference {difference:.1e} of the largest state"
+    else:
+        cosine = F.cosine_similarity(found, expected, dim=-1).min().item()
+        near, said = cosine >= LEAST_COSINE, f"cosine {cosine:.4f} or more"
+    if not near:
+        raise ValueError(f"The compiled encoder computes something else than PyTorch in float32: {said}.")
+    return said
+
+
+@dataclass
+class Machine:
+    """What machine code depends on."""
+
+    torch: str
+    cpu: list[str]
+    """What the CPU can do, as Linux tells it; elsewhere its name."""
+
+    @classmethod
+    def here(cls) -> "Machine":
+        file = Path("/proc/cpuinfo")
+        lines = file.read_text().splitlines() if file.exists() else []
+        flags = [line.partition(":")[2].split() for line in lines if line.startswith(("flags", "Features"))]
+        return cls(torch.__version__, sorted(flags[0]) if flags else [platform.machine(), platform.processor()])
+
+    def check(self, folder: Path) -> None:
+        """Raises:
+        ValueError: if code that was compiled there may not run here.
+        """
+        here = Machine.here()
+        again = "Compile the model again on this machine."
+        if self.torch != here.torch:
+            raise ValueError(f"{folder} was compiled with torch {self.torch}, and this is torch {here.torch}. {again}")
+        if lacking := sorted(set(self.cpu) - set(here.cpu)):
+            raise ValueError(f"{folder} was compiled for a CPU that has {', '.join(lacking)}, unlike this one. {again}")
+
+
+def use_compiled(model: nn.Module, folder: str | Path) -> nn.Module:
+    """Let a model's encoder take the compiled one for single texts, on a CPU and without gradients.
+
+    Everything else goes the way it went before: batches, hidden states, hooks inside the encoder, gradients. If weights
+    change, the compiled ones are given up with a warning; writes to `.data` are not seen.
+
+    Args:
+        model: a NeoBERT with or without a head, or a Sentence Transformers model, in eval mode.
+        folder: what `neobert-hf compile` wrote for its weights.
+
+    Returns:
+        The model, so that calls can be chained. It can be saved, but neither copied nor pickled.
+
+    Raises:
+        ValueError: if the file is of other weights, of another version of torch or for another CPU.
+    """
+    folder = Path(folder)
+    encoders = [module for module in model.modules() if isinstance(module, NeoBERTModel)]
+    if len(encoders) != 1:
+        raise ValueError(f"The model has {len(encoders)} encoders of the class NeoBERTModel; it must have one.")
+    content = read_json(folder / DESCRIPTION)
+    Machine(content["torch"], content["cpu"]).check(folder)
+    (encoder,) = encoders
+    compiled = CompiledForward(encoder, folder, content["max_length"])
+    ids = example_ids(LENGTHS[0], encoder.config.vocab_size)
+    expected = torch.tensor(content["states"]).view(1, LENGTHS[0], -1)
+    with torch.no_grad():
+        own = encoder(ids).last_hidden_state
+        # The same weights, to what the encoder's dtype tells.
+        precision = "float32" if own.dtype == torch.float32 else str(own.dtype)
+        if own.shape != expected.shape:
+            raise ValueError(f"{folder} was compiled from another model: compile this one.")
+        try:
+            compare(own, expected, precision)
+        except ValueError as error:
+            raise ValueError(f"{folder} was compiled from other weights than these: compile this model.") from error
+        compare(compiled.run(ids), expected, content["precision"])
+    encoder.forward = compiled
+    return model
+
+
+def is_hooked(module: nn.Module) -> bool:
+    """Whether somebody looks inside. Hooks by which Transformers collected hidden states before do not count."""
+    hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+    return any(not hook.__module__.startswith("transformers.") for hook in hooks)
+
+
+class CompiledForward:
+    """`forward` of an encoder that runs machine code where it may."""
+
+    def __init__(self, encoder: NeoBERTModel, folder: Path, max_length: int):
+        self.encoder, self.max_length = encoder, max_length
+        self.plain: Callable = encoder.forward
+        self.run = torch._inductor.aoti_load_package(str(folder / FILE))
+        self.weights = list(encoder.parameters())
+        self.version = self._version()
+        self.modules = list(encoder.modules())[1:]
+        self.places = [
+            (module._modules, name, child) for module in encoder.modules() for name, child in module.named_children()
+        ]
+
+    def _version(self) -> int:
+        return sum(weight._version for weight in self.weights)
+
+    def __call__(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        **kwargs,
+    ) -> BaseModelOutput | tuple:
+        one_text = position_ids is inputs_embeds is None and self._is_one_text(
+            input_ids, attention_mask, token_type_ids
+        )
+        if one_text and self._is_plain(kwargs):
+            if self.version == self._version():
+                states = self.run(input_ids)
+                return BaseModelOutput(last_hidden_state=states.to(self.weights[0].dtype))
+            logger.warning("Weights have changed since `use_compiled`: the model runs without compiled code.")
+            del self.encoder.forward
+        return self.plain(input_ids, attention_mask, position_ids, token_type_ids, inputs_embeds, **kwargs)
+
+    def _is_one_text(
+        self, ids: torch.Tensor | None, mask: torch.Tensor | None, token_types: torch.Tensor | None
+    ) -> bool:
+        """Whether it is one text without padding, of a length that was compiled, on a CPU."""
+        return (
+            ids is not None
+            and ids.dim() == 2
+            and ids.shape[0] == 1
+            and 2 <= ids.shape[1] <= self.max_length
+            and ids.dtype == torch.int64
+            and ids.device.type == self.weights[0].device.type == "cpu"
+            and (mask is None or (mask.shape == ids.shape and bool(mask.all())))
+            and (token_types is None or not token_types.any())
+        )
+
+    def _is_plain(self, kwargs: dict) -> bool:
+        """Whether only the last states are asked for, and nobody looks at what is computed on the way."""
+        config = self.encoder.config
+        return (
+            not torch.is_grad_enabled()
+            and not torch.is_autocast_enabled("cpu")
+            and not torch.compiler.is_compiling()
+            and not torch.jit.is_tracing()
+            and not self.encoder.training
+            and kwargs.get("return_dict") is not False
+            and all(value is None or value is False for name, value in kwargs.items() if name not in INDIFFERENT)
+            and not (config.output_hidden_states or config.output_attentions)
+            and not any(map(is_hooked, self.modules))
+            and all(children.get(name) is child for children, name, child in self.places)
+        )
+
+    def __reduce__(self):
+        raise TypeError("A model that uses compiled code cannot be copied or pickled: do that before `use_compiled`.")
