@@ -65,6 +65,7 @@ from .packing_neobert import (
     Batch,
     BatchInputs,
     build_mask,
+    hide_padding,
     lay_out_batch,
     lay_out_served,
     pool,
@@ -665,8 +666,7 @@ class NeoBERTForQuestionAnswering(NeoBERTPreTrainedModel):
     ) -> QuestionAnsweringModelOutput:
         r"""
         Args:
-            start_positions, end_positions (`(batch,)`): first and last token of the answer; one beyond the
-                sequence is ignored, and the loss is NaN if all are.
+            start_positions, end_positions (`(batch,)`): of the answer; if all are beyond the sequence the loss is NaN.
 
         Returns:
             `loss` (mean of the two), `start_logits` and `end_logits` (batch, length).
@@ -682,10 +682,7 @@ class NeoBERTForQuestionAnswering(NeoBERTPreTrainedModel):
         loss = None
         if start_positions is not None:
             check_answers(start_positions, end_positions, len(start_logits))
-            scores = (start_logits, end_logits)
-            if attention_mask is not None:
-                # Padding has a logit, too, and a row's loss must not depend on how much of it its batch needs.
-                scores = (each.masked_fill(attention_mask == 0, torch.finfo(each.dtype).min) for each in scores)
+            scores = (hide_padding(logits, attention_mask) for logits in (start_logits, end_logits))
             loss = self.loss_function(*scores, start_positions, end_positions)
         return QuestionAnsweringModelOutput(
             loss=loss,

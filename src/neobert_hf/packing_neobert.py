@@ -416,6 +416,11 @@ def _check_starts(
         )
 
 
+def hide_padding(logits: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
+    """Logits (batch, length) over which a softmax is one over real tokens: padding has logits as well."""
+    return logits if attention_mask is None else logits.masked_fill(attention_mask == 0, torch.finfo(logits.dtype).min)
+
+
 def pool(hidden_states, pooling: str, attention_mask=None, cu_seq_lens=None) -> torch.Tensor:
     """The first real token of each sequence, wherever the padding lies, or the mean of its real tokens."""
     if cu_seq_lens is not None:

@@ -556,6 +556,11 @@ def test_engines_are_compared_where_they_agree(tmp_path):
     found = json.loads((tmp_path / "serving_cpu.json").read_text())["milliseconds"]
     assert list(found) == ["1 x 8", "32 x 128, ragged"] and all(len(times) >= 5 for times in found.values())
     assert all(("OpenVINO, int8" in times) == bool(find_spec("openvino")) for times in found.values())
+    # Compiled code is for single texts, and for full rows in int8.
+    assert [name in times for times in found.values() for name in ("PyTorch, compiled", "PyTorch, int8, compiled")] == [
+        *(True, True),
+        *(False, False),
+    ]
     text = (tmp_path / "serving_cpu.md").read_text()
     assert f"| {found['1 x 8']['PyTorch, prepared']:,.1f} |" in text and "size and quality" not in text
     assert (tmp_path / "serving_cpu.png").stat().st_size > 10_000

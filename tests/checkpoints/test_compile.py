@@ -71,6 +71,18 @@ def test_single_texts_of_any_length_are_compiled(work, runs):
     assert runs == [2, 2, 3, 3, 21, 21, 64, 64]
 
 
+def test_long_rows_go_one_by_one_in_int8(work, runs, monkeypatch):
+    monkeypatch.setattr(compile_module, "LONG_ROW", 20)
+    folder, precision = work
+    plain, model = AutoModel.from_pretrained(folder / "model").eval(), loaded(folder, runs)
+    ids = torch.cat([IDS, IDS.flip(1), IDS.roll(3)])
+    with torch.no_grad():
+        assert_near(model(ids)[0], plain(ids)[0], precision) if precision == "int8" else model(ids)
+        for others in ((ids[:, :19],), (ids, (torch.arange(21) < torch.tensor([[21], [20], [21]])).long())):
+            assert torch.equal(model(*others)[0], plain(*others)[0])
+    assert runs == ([21] * 3 if precision == "int8" else [])
+
+
 def test_everything_else_is_as_it_was(work, runs):
     folder, _ = work
     plain, model = AutoModel.from_pretrained(folder / "model").eval(), loaded(folder, runs)

@@ -118,7 +118,7 @@ def test_all_documents_alike_are_a_mixture_too():
     given = {"model": "m", "text": "t", "max_length": 512}
     whole = LengthSettings(**given, min_lengths=[0], probabilities=[1.0]).of_batches()
     assert (whole["min_lengths"], whole["probabilities"]) == ([0], [1.0])
-    with pytest.raises(ValueError, match="`min_lengths` is .0. and `probabilities` is None: give both, or neither"):
+    with pytest.raises(ValueError, match="`min_lengths` names 1 subsets and `probabilities` 3"):
         LengthSettings(**given, min_lengths=[0])
 
 

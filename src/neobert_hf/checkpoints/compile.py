@@ -44,6 +44,9 @@ FILE, DESCRIPTION = "encoder.pt2", "compiled.json"
 LARGEST_DIFFERENCE, LEAST_COSINE = 1e-5, 0.99
 # Tokens of the texts by which a file is checked. Weights are packed for the first, which is checked at each use, too.
 LENGTHS = (8, 2, 33, 128)
+# Rows of so many tokens or more without padding are computed one after the other in int8, where that is faster than the
+# batch in PyTorch; in float32 it is not.
+LONG_ROW = 128
 # What the encoder may be asked beside ids, since it has no meaning for the states of one text.
 INDIFFERENT = {"return_dict", "require_tokens", "one_document", "use_cache"}
 
@@ -238,8 +241,9 @@ class Machine:
 def use_compiled(model: nn.Module, folder: str | Path) -> nn.Module:
     """Let a model's encoder take the compiled one for single texts, on a CPU and without gradients.
 
-    Everything else goes the way it went before: batches, hidden states, hooks inside the encoder, gradients. If weights
-    change, the compiled ones are given up with a warning; writes to `.data` are not seen.
+    In int8 also for rows of 128 tokens and more without padding. Everything else goes the way it went before: other
+    batches, hidden states, hooks inside the encoder, gradients. If weights change, the compiled code is given up with
+    a warning; writes to `.data` are not seen.
 
     Args:
         model: a NeoBERT with or without a head, or a Sentence Transformers model, in eval mode.
@@ -258,7 +262,7 @@ def use_compiled(model: nn.Module, folder: str | Path) -> nn.Module:
     content = read_json(folder / DESCRIPTION)
     Machine(content["torch"], content["cpu"]).check(folder)
     (encoder,) = encoders
-    compiled = CompiledForward(encoder, folder, content["max_length"])
+    compiled = CompiledForward(encoder, folder, content["max_length"], content["precision"] == "int8")
     ids = example_ids(LENGTHS[0], encoder.config.vocab_size)
     expected = torch.tensor(content["states"]).view(1, LENGTHS[0], -1)
     with torch.no_grad():
@@ -285,8 +289,8 @@ def is_hooked(module: nn.Module) -> bool:
 class CompiledForward:
     """`forward` of an encoder that runs machine code where it may."""
 
-    def __init__(self, encoder: NeoBERTModel, folder: Path, max_length: int):
-        self.encoder, self.max_length = encoder, max_length
+    def __init__(self, encoder: NeoBERTModel, folder: Path, max_length: int, one_by_one: bool):
+        self.encoder, self.max_length, self.one_by_one = encoder, max_length, one_by_one
         self.plain: Callable = encoder.forward
         self.run = torch._inductor.aoti_load_package(str(folder / FILE))
         self.weights = list(encoder.parameters())
@@ -308,25 +312,23 @@ class CompiledForward:
         inputs_embeds: torch.Tensor | None = None,
         **kwargs,
     ) -> BaseModelOutput | tuple:
-        one_text = position_ids is inputs_embeds is None and self._is_one_text(
-            input_ids, attention_mask, token_type_ids
-        )
-        if one_text and self._is_plain(kwargs):
+        given = (input_ids, attention_mask, token_type_ids)
+        if position_ids is inputs_embeds is None and self._are_whole_rows(*given) and self._is_plain(kwargs):
             if self.version == self._version():
-                states = self.run(input_ids)
+                states = torch.cat([self.run(row) for row in input_ids.split(1)])
                 return BaseModelOutput(last_hidden_state=states.to(self.weights[0].dtype))
             logger.warning("Weights have changed since `use_compiled`: the model runs without compiled code.")
             del self.encoder.forward
         return self.plain(input_ids, attention_mask, position_ids, token_type_ids, inputs_embeds, **kwargs)
 
-    def _is_one_text(
+    def _are_whole_rows(
         self, ids: torch.Tensor | None, mask: torch.Tensor | None, token_types: torch.Tensor | None
     ) -> bool:
-        """Whether it is one text without padding, of a length that was compiled, on a CPU."""
+        """Whether it is one text without padding, of a length that was compiled, on a CPU; or long ones in int8."""
         return (
             ids is not None
             and ids.dim() == 2
-            and ids.shape[0] == 1
+            and (len(ids) == 1 or (self.one_by_one and len(ids) and ids.shape[1] >= LONG_ROW))
             and 2 <= ids.shape[1] <= self.max_length
             and ids.dtype == torch.int64
             and ids.device.type == self.weights[0].device.type == "cpu"

@@ -9,7 +9,7 @@ from typing import Annotated
 from neobert_hf.common.atomic_writes import write_json, write_text
 from neobert_hf.common.fingerprints import is_held_out
 from neobert_hf.common.report import Line, Panel, markdown_table, plot_lines
-from neobert_hf.common.settings import Count, CountOrZero, PathOrId, Positive, Range, Share
+from neobert_hf.common.settings import Count, CountOrZero, PathOrId, Positive, Range, Share, check_ranges
 from neobert_hf.common.text_sources import stream_text
 from neobert_hf.configuration_neobert import NeoBERTConfig
 from neobert_hf.pretraining.arguments import DataArguments
@@ -53,13 +53,10 @@ class LengthSettings(RawTextSettings):
     )
 
     def __post_init__(self):
-        if (self.min_lengths is None) != (self.probabilities is None):
-            raise ValueError(
-                f"`min_lengths` is {self.min_lengths} and `probabilities` is {self.probabilities}: give both, or "
-                "neither."
-            )
+        check_ranges(self)
         if self.min_lengths is None:
             self.min_lengths = [int(share * self.max_length) for share in MIXTURE]
+        if self.probabilities is None:
             self.probabilities = list(MIXTURE.values())
         super().__post_init__()
         self.accumulation_steps(1)
