@@ -177,7 +177,7 @@ def test_what_cannot_be_compiled_is_refused_before_work(work, tmp_path, monkeypa
     monkeypatch.setattr(compile_module, "LARGEST_DIFFERENCE", -1)
     monkeypatch.setattr(compile_module, "LEAST_COSINE", 2)
     monkeypatch.setattr(compile_module, "write_package", lambda *_: None)
-    monkeypatch.setattr(torch._inductor, "aoti_load_package", lambda path: lambda ids: torch.zeros(1, 1, 64))
+    monkeypatch.setattr(torch._inductor, "aoti_load_package", lambda path: lambda ids: torch.zeros(1, ids.shape[1], 64))
     with pytest.raises(ValueError, match="The compiled encoder computes something else than PyTorch in float32"):
         compile_encoder(CompileSettings(str(folder / "model"), str(tmp_path / "out"), precision))
     assert not list(tmp_path.glob("out*"))
