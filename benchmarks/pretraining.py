@@ -45,7 +45,7 @@ ABLATIONS = {
     "GELU": "--hidden_act gelu",
     "LayerNorm": "--rms_norm false",
     "all three (M0's architecture)": "--rope false --hidden_act gelu --rms_norm false",
-    "documents of 64 tokens, packed": SHORT,
+    "documents of 64 tokens, packed": SHORT + " --max_length 64",
     "documents of 64 tokens, packed naively (M6)": SHORT + " --layout naive",
 }
 PAIRS = [(name, 0) for name in range(5)] + [(5, 5), (6, 5)]

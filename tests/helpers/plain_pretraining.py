@@ -91,6 +91,12 @@ def rows_of(train: MicroBatches, keys: list, data: DataArguments) -> list[tuple[
     """Ids and labels of each sequence within which tokens attend to each other."""
     documents = [train.collator.mask(row["input_ids"], row["key"]) for row in train.documents.__getitems__(keys)]
     rows = [(document["input_ids"], document["labels"]) for document in documents]
+    if all(label == -100 for _, labels in rows for label in labels.tolist()):
+        # Something is to be predicted in every batch: the ordinary token in the middle of its first document.
+        (ids, labels), tokenizer = rows[0], train.collator.tokenizer
+        ordinary = [place for place, token in enumerate(ids.tolist()) if token not in tokenizer.all_special_ids]
+        place = ordinary[len(ordinary) // 2]
+        labels[place], ids[place] = ids[place].item(), tokenizer.mask_token_id
     if data.layout != "naive":
         return rows
     joined = [torch.cat(parts) for parts in zip(*rows)]
