@@ -26,7 +26,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from neobert_hf import NeoBERTConfig, NeoBERTModel
-from neobert_hf.checkpoints.compile import FILE, CompileSettings, compile_encoder, use_compiled
+from neobert_hf.checkpoints.compile import FILE, CompileSettings, compile_encoder, multiplies_bfloat16, use_compiled
 from neobert_hf.checkpoints.export import ExportSettings, export
 from neobert_hf.common.atomic_writes import write_json, write_text
 from neobert_hf.common.report import Line, Panel, markdown_table, plot_lines
@@ -86,11 +86,6 @@ def make_model(settings: ServingArguments) -> Path:
         if not (output / precision).exists():
             print(compile_encoder(CompileSettings(str(output / "model"), str(output / precision), precision)))
     return output
-
-
-def multiplies_bfloat16() -> bool:
-    """Other CPUs compute it step by step, several times slower than float32."""
-    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
 def load_engines(folder: Path) -> dict[str, Callable[[torch.Tensor, torch.Tensor], np.ndarray]]:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Annotated
 
 import torch
-from circumstances import AS_TOLD, circumstances
+from circumstances import LOSS_AS_TOLD, circumstances
 from pretraining import ROOT, run
 from stored_runs import StoredRuns
 
@@ -200,7 +200,7 @@ def report(
     text = [
         "# A smaller model: out of a large one, or from nothing",
         "",
-        circumstances("shrink", precision=AS_TOLD, runs=runs.circumstances()),
+        circumstances("shrink", precision=LOSS_AS_TOLD, runs=runs.circumstances()),
         "",
         f"Masked loss in nats on held-out text, mean of {settings.seeds} seeds with 95% intervals (Student's t); "
         f"median ms of the encoder for {TEXTS} x {LENGTH} tokens. Steps are those of distillation, and those from "

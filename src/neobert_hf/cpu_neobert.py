@@ -27,6 +27,8 @@ logger = logging.get_logger(__name__)
 
 # Int8 values of a row of states are stored as uint8, which CPUs multiply with int8: 0 becomes this.
 ZERO_POINT = 128
+# What blocks that compute in place are made of, beside the MLP, which is the model file's.
+OWN_PARTS = (nn.Linear, NeoBERTRMSNorm, nn.Dropout)
 
 
 @dataclass
@@ -46,10 +48,10 @@ class Written:
     values: torch.Tensor
 
     @classmethod
-    def of(cls, weight: nn.Parameter) -> "Written":
+    def of(cls, weight: nn.Parameter, count: int = 16) -> "Written":
         flat = weight.detach().view(-1)
-        # Of some 16 rows, in different columns. Each is a miss of the cache.
-        numbers = flat[:: max(1, flat.numel() // 16 - 1)]
+        # Of some `count` rows, in different columns. Each is a miss of the cache.
+        numbers = flat[:: max(1, flat.numel() // count - 1)]
         return cls(weight._version, weight.data_ptr(), numbers, numbers.clone())
 
     def is_still(self, weight: nn.Parameter, same_numbers: bool = False) -> bool:
@@ -151,7 +153,7 @@ def prepare_for_inference(model: nn.Module, int8: bool = False) -> nn.Module:
     blocks = [block for module in model.modules() for block in getattr(module, "transformer_encoder", ())]
     for block in blocks:
         parts = [part for child in block.children() for part in child.modules() if not hasattr(part, "w12")]
-        if other := [part for part in parts if type(part) not in (nn.Linear, NeoBERTRMSNorm, nn.Dropout)]:
+        if other := [part for part in parts if type(part) not in OWN_PARTS]:
             kind = f"{type(other[0]).__module__}.{type(other[0]).__qualname__}"
             raise ValueError(
                 f"A block holds a {kind}; packed weights are used by blocks of linear layers, RMSNorm and SwiGLU only. "
@@ -195,17 +197,22 @@ class BlockWeights(NamedTuple):
     w3: PackedWeight | Int8Weight | None
 
 
+def are_still(written: list[Written], weights: list[nn.Parameter]) -> list[bool]:
+    """Whether nobody has written to each weight. Numbers are compared once for all; if they differ, one by one."""
+    same = not written or torch.equal(*(torch.cat([getattr(one, name) for one in written]) for name in NUMBERS))
+    return [one.is_still(weight, same) for one, weight in zip(written, weights)]
+
+
 def packed_weights(weights: list[nn.Parameter]) -> list[PackedWeight | Int8Weight | None]:
     """What is packed of each weight, and given up if somebody has written to the weight since."""
     if not len(PACKED_WEIGHTS):
         return [None for _ in weights]
     found = [PACKED_WEIGHTS.get(weight) for weight in weights]
-    written = [one.written for one in found if one is not None]
-    # One comparison for all. If it fails, each tells for itself.
-    same = not written or torch.equal(*(torch.cat([getattr(one, name) for one in written]) for name in NUMBERS))
-    for place, (weight, one) in enumerate(zip(weights, found)):
-        if one is not None and not one.written.is_still(weight, same):
-            del PACKED_WEIGHTS[weight]
+    places = [place for place, one in enumerate(found) if one is not None]
+    still = are_still([found[place].written for place in places], [weights[place] for place in places])
+    for place, is_still in zip(places, still):
+        if not is_still:
+            del PACKED_WEIGHTS[weights[place]]
             found[place] = None
             logger.warning_once("Weights have changed since `prepare_for_inference`: call it again for its speed.")
     return found
@@ -224,6 +231,19 @@ def linear(
     return product if residual is None else product.add_(residual)
 
 
+def is_followed() -> bool:
+    """Whether somebody has to see every step: gradients, autocast, compilers, exporters, hooks on all modules."""
+    global_hooks = nn.modules.module
+    return bool(
+        torch.is_grad_enabled()
+        or torch.is_autocast_enabled("cpu")
+        or torch.compiler.is_compiling()
+        or torch.jit.is_tracing()
+        or global_hooks._global_forward_hooks
+        or global_hooks._global_forward_pre_hooks
+    )
+
+
 def blocks_to_compute_in_place(
     blocks: Iterable[nn.Module], hidden_states: torch.Tensor, block_class: type, mlp_class: type
 ) -> list[BlockWeights | None]:
@@ -240,19 +260,10 @@ def blocks_to_compute_in_place(
     Returns:
         For each block what `forward_in_place` needs, or None if it may not be called.
     """
-    global_hooks = nn.modules.module
-    if (
-        hidden_states.device.type != "cpu"
-        or hidden_states.dtype not in (torch.float32, torch.bfloat16)
-        or torch.is_grad_enabled()
-        or torch.is_autocast_enabled("cpu")
-        or torch.compiler.is_compiling()
-        or torch.jit.is_tracing()
-        or global_hooks._global_forward_hooks
-        or global_hooks._global_forward_pre_hooks
-    ):
+    dtypes = (torch.float32, torch.bfloat16)
+    if hidden_states.device.type != "cpu" or hidden_states.dtype not in dtypes or is_followed():
         return [None for _ in blocks]
-    own_classes = (nn.Linear, NeoBERTRMSNorm, nn.Dropout, mlp_class)
+    own_classes = (*OWN_PARTS, mlp_class)
     own = [
         type(block) is block_class
         and not (block.dropout.training and block.dropout.p)

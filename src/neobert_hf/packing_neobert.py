@@ -222,7 +222,7 @@ def lay_out_served(config, inputs: BatchInputs, for_server: dict) -> Batch:
             f"Attention {config._attn_implementation!r} got a batch of shape {inputs.shape} with {found}. It takes one "
             "row (1, tokens) with `position_ids` and none of the others: the server keeps its texts apart."
         )
-    if _needs_longest_document(config):
+    if needs_longest_document(config):
         rope_type = config.rope_parameters["rope_type"]
         raise ValueError(
             f"RoPE of type {rope_type!r} depends on the longest text, which a server does not tell: use type 'yarn' or "
@@ -243,16 +243,17 @@ def stays_on_device(config, inputs: BatchInputs, backend: AttentionBackend) -> b
     if inputs.cu_seq_lens_q is None:
         return True
     longest_is_given = isinstance(inputs.max_length_q, int) and not isinstance(inputs.max_length_q, bool)
-    return backend.in_one_kernel and longest_is_given and not _needs_longest_document(config)
+    return backend.in_one_kernel and longest_is_given and not needs_longest_document(config)
 
 
-def _needs_longest_document(config) -> bool:
+def needs_longest_document(config) -> bool:
+    """Whether rotary frequencies depend on the longest document of a batch."""
     return config.rope_parameters["rope_type"] in ("dynamic", "longrope")
 
 
 def _lay_out_unread(config, inputs: BatchInputs, backend: AttentionBackend, batch: Batch) -> Batch:
     """The masked layout, or what the caller packed, where shapes must not depend on data."""
-    if _needs_longest_document(config):
+    if needs_longest_document(config):
         rope_type = config.rope_parameters["rope_type"]
         raise ValueError(
             f"RoPE of type {rope_type!r} depends on the longest document, which is not known while compiling or "

@@ -5,6 +5,7 @@ import json
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from sentence_transformers import SentenceTransformer
 from torch.nn import functional as F
 from transformers import AutoModel, AutoModelForSequenceClassification
@@ -102,6 +103,9 @@ def test_everything_else_is_as_it_was(work, runs):
         hook = model.transformer_encoder[1].register_forward_hook(lambda *_: None)
         assert torch.equal(model(IDS)[0], plain(IDS)[0])
         hook.remove()
+        everywhere = torch.nn.modules.module.register_module_forward_hook(lambda *_: None)
+        assert torch.equal(model(IDS)[0], plain(IDS)[0])
+        everywhere.remove()
     model(IDS)[0].sum().backward()
     assert model.transformer_encoder[0].qkv.weight.grad is not None and not runs
     with torch.no_grad():
@@ -125,6 +129,34 @@ def test_weights_and_modules_that_change_end_it(work, runs, caplog):
         for _ in range(2):
             assert torch.equal(model(IDS)[0], changed(IDS)[0])
     assert runs == [21] and "Weights have changed since `use_compiled`" in caplog.text
+
+
+def test_merged_adapters_end_it(work, runs, caplog):
+    """They are added to `.data`, which torch does not count."""
+    folder, _ = work
+    model = loaded(folder, runs)
+    wrapped = get_peft_model(model, LoraConfig(target_modules=["wo"], init_lora_weights=False)).eval()
+    with torch.no_grad():
+        wrapped(IDS)
+        merged = wrapped.merge_and_unload()
+        changed = AutoModel.from_pretrained(folder / "model").eval()
+        changed.load_state_dict(merged.state_dict())
+        assert torch.equal(merged(IDS)[0], changed(IDS)[0])
+    assert not runs and "Weights have changed since `use_compiled`" in caplog.text
+
+
+def test_a_second_one_takes_the_place_of_the_first(work, runs):
+    folder, _ = work
+    model = use_compiled(loaded(folder, runs), folder / "compiled")
+    runs.clear()
+    with torch.no_grad():
+        model(IDS)
+        model.layer_norm.weight.mul_(2)
+        expected = AutoModel.from_pretrained(folder / "model").eval()
+        expected.layer_norm.weight.mul_(2)
+        for _ in range(2):
+            assert torch.equal(model(IDS)[0], expected(IDS)[0])
+    assert runs == [21] and "forward" not in vars(model)
 
 
 def test_heads_and_sentence_transformers_use_it(work, runs):
@@ -171,7 +203,7 @@ def test_what_cannot_be_compiled_is_refused_before_work(work, tmp_path, monkeypa
     config = {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}}
     small_model(NeoBERTForSequenceClassification, vocab_size=200, num_labels=3).save_pretrained(tmp_path / "dynamic")
     edit_json(tmp_path / "dynamic" / "config.json", **config)
-    with pytest.raises(ValueError, match="has RoPE of type 'dynamic', which depends on the length"):
+    with pytest.raises(ValueError, match="has RoPE of type 'dynamic', which depends on the longest text of a batch"):
         compile_encoder(CompileSettings(str(tmp_path / "dynamic"), str(tmp_path / "out")))
     # A file that computes something else is not kept.
     monkeypatch.setattr(compile_module, "LARGEST_DIFFERENCE", -1)

@@ -14,7 +14,14 @@ from huggingface_hub.utils import validate_repo_id
 import neobert_hf
 from neobert_hf import NeoBERTConfig, NeoBERTContextualConfig, NeoBERTPreTrainedModel
 from neobert_hf.checkpoints.golden_outputs import GOLDEN_FILE, read_outputs
-from neobert_hf.checkpoints.model_folder import SENTENCE_CONFIG, ModelFolder, read_json, read_mapping
+from neobert_hf.checkpoints.model_folder import (
+    SENTENCE_CONFIG,
+    TRANSFORMER_CONFIG,
+    ModelFolder,
+    read_json,
+    read_mapping,
+    text_length,
+)
 from neobert_hf.common.instructions import describe_prompts
 from neobert_hf.common.results import ResultError, read_result
 from neobert_hf.common.settings import nearest, read_yaml
@@ -290,19 +297,17 @@ def build_card(
         **{key: getattr(facts, key) for key in PACKAGE_KEYS},
         golden_ids=golden["input_ids"],
         golden_values=", ".join(f"{value:.4f}" for value in golden["outputs"]["last_hidden_state"]["first"][:4]),
-        text_length=f"{text_length(folder):,}",
+        text_length=f"{tokens_read(folder):,}",
         **describe(model),
     )
 
 
-def text_length(folder: ModelFolder) -> int:
-    """Tokens of a text that are read. Sentence Transformers cuts there, without a word."""
-    longest = folder.config.max_length
+def tokens_read(folder: ModelFolder) -> int:
+    """Tokens of a text that the model reads, as it is used."""
     if not folder.sentence_class:
-        return longest
-    file = folder.path / "sentence_bert_config.json"
-    stored = read_json(file).get("max_seq_length") if file.is_file() else None
-    return stored or min(longest, folder.tokenizer.model_max_length)
+        return folder.config.max_length
+    file = folder.path / TRANSFORMER_CONFIG
+    return text_length(read_json(file) if file.is_file() else {}, folder.config, folder.tokenizer)
 
 
 def auto_class_of(cls: type[NeoBERTPreTrainedModel]) -> str:

@@ -33,7 +33,7 @@ from neobert_hf.checkpoints.model_folder import ModelFolder, local_folder, new_f
 from neobert_hf.common.atomic_writes import write_json
 from neobert_hf.common.locks import folder_lock
 from neobert_hf.common.settings import LocalPath, PathOrId, parse_config
-from neobert_hf.cpu_neobert import ZERO_POINT, check_int8_products, scales_of
+from neobert_hf.cpu_neobert import ZERO_POINT, Written, are_still, check_int8_products, is_followed, scales_of
 from neobert_hf.modeling_neobert import NeoBERTModel
 
 
@@ -149,16 +149,17 @@ def load_encoder(folder: ModelFolder, precision: str) -> NeoBERTModel:
     """
     if folder.is_contextual:
         raise ValueError("A contextual model reads a context beside every text, and cannot be compiled.")
-    rope = folder.config.rope_parameters["rope_type"]
-    if rope in ("dynamic", "longrope"):
-        raise ValueError(
-            f"{folder.path} has RoPE of type {rope!r}, which depends on the length: use 'yarn' or 'linear'."
-        )
+    folder.check_rope()
     if precision == "int8":
         check_int8_products()
-    if precision == "bfloat16" and not (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()):
+    if precision == "bfloat16" and not multiplies_bfloat16():
         raise ValueError("`precision` is bfloat16, which this CPU computes step by step: take float32 or int8.")
     return folder.load_model(NeoBERTModel, dtype=torch.float32, attn_implementation="sdpa").eval()
+
+
+def multiplies_bfloat16() -> bool:
+    """Whether this CPU does. Others compute it step by step, several times slower than float32."""
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
 def write_package(encoder: NeoBERTModel, precision: str, ids: torch.Tensor, file: Path) -> None:
@@ -243,7 +244,7 @@ def use_compiled(model: nn.Module, folder: str | Path) -> nn.Module:
 
     In int8 also for rows of 128 tokens and more without padding. Everything else goes the way it went before: other
     batches, hidden states, hooks inside the encoder, gradients. If weights change, the compiled code is given up with
-    a warning; writes to `.data` are not seen.
+    a warning; of writes to `.data` those to few numbers stay unseen.
 
     Args:
         model: a NeoBERT with or without a head, or a Sentence Transformers model, in eval mode.
@@ -262,6 +263,8 @@ def use_compiled(model: nn.Module, folder: str | Path) -> nn.Module:
     content = read_json(folder / DESCRIPTION)
     Machine(content["torch"], content["cpu"]).check(folder)
     (encoder,) = encoders
+    if isinstance(earlier := vars(encoder).get("forward"), CompiledForward):
+        earlier.give_up()
     compiled = CompiledForward(encoder, folder, content["max_length"], content["precision"] == "int8")
     ids = example_ids(LENGTHS[0], encoder.config.vocab_size)
     expected = torch.tensor(content["states"]).view(1, LENGTHS[0], -1)
@@ -294,14 +297,14 @@ class CompiledForward:
         self.plain: Callable = encoder.forward
         self.run = torch._inductor.aoti_load_package(str(folder / FILE))
         self.weights = list(encoder.parameters())
-        self.version = self._version()
+        # First and last number of each: more would take a tenth of the time of a short text. Who writes to `.data`, as
+        # merging adapters does, writes to all of a weight.
+        self.written = [Written.of(weight, count=1) for weight in self.weights]
+        self.before = vars(encoder).get("forward")
         self.modules = list(encoder.modules())[1:]
         self.places = [
             (module._modules, name, child) for module in encoder.modules() for name, child in module.named_children()
         ]
-
-    def _version(self) -> int:
-        return sum(weight._version for weight in self.weights)
 
     def __call__(
         self,
@@ -314,12 +317,19 @@ class CompiledForward:
     ) -> BaseModelOutput | tuple:
         given = (input_ids, attention_mask, token_type_ids)
         if position_ids is inputs_embeds is None and self._are_whole_rows(*given) and self._is_plain(kwargs):
-            if self.version == self._version():
+            if all(are_still(self.written, self.weights)):
                 states = torch.cat([self.run(row) for row in input_ids.split(1)])
                 return BaseModelOutput(last_hidden_state=states.to(self.weights[0].dtype))
             logger.warning("Weights have changed since `use_compiled`: the model runs without compiled code.")
-            del self.encoder.forward
+            self.give_up()
         return self.plain(input_ids, attention_mask, position_ids, token_type_ids, inputs_embeds, **kwargs)
+
+    def give_up(self) -> None:
+        """Leave the encoder as it was found."""
+        if self.before is None:
+            del self.encoder.forward
+        else:
+            self.encoder.forward = self.before
 
     def _are_whole_rows(
         self, ids: torch.Tensor | None, mask: torch.Tensor | None, token_types: torch.Tensor | None
@@ -340,10 +350,7 @@ class CompiledForward:
         """Whether only the last states are asked for, and nobody looks at what is computed on the way."""
         config = self.encoder.config
         return (
-            not torch.is_grad_enabled()
-            and not torch.is_autocast_enabled("cpu")
-            and not torch.compiler.is_compiling()
-            and not torch.jit.is_tracing()
+            not is_followed()
             and not self.encoder.training
             and kwargs.get("return_dict") is not False
             and all(value is None or value is False for name, value in kwargs.items() if name not in INDIFFERENT)

@@ -35,6 +35,7 @@ from neobert_hf.checkpoints.model_folder import (
     local_folder,
     new_folder,
     read_json,
+    text_length,
 )
 from neobert_hf.common.atomic_writes import write_json
 from neobert_hf.common.locks import folder_lock
@@ -300,11 +301,7 @@ def load_for_task(folder: ModelFolder, task: str | None = None) -> tuple[NeoBERT
             f"{folder.path} is for {config.architectures}, the task is {task!r}; pass one of {', '.join(TASKS)} as "
             "`--task`."
         )
-    if config.rope_parameters["rope_type"] in ("dynamic", "longrope"):
-        raise ValueError(
-            f"{folder.path} has RoPE of type {config.rope_parameters['rope_type']!r}, which depends on the longest "
-            "text of a batch and cannot stand in a graph: use 'yarn' or 'linear'."
-        )
+    folder.check_rope()
     model = folder.load_model(TASKS[task][0], dtype=torch.float32, attn_implementation="sdpa")
     stored = {name.removeprefix("model.") for name in folder.tensors}
     missing = {name for name, _ in model.named_parameters() if name.removeprefix("model.") not in stored}
@@ -492,9 +489,7 @@ def complete_settings(folder: Path, config: NeoBERTConfig, tokenizer: PreTrained
         if module.name == "Transformer":
             file = folder / module.path / TRANSFORMER_CONFIG
             settings = read_json(file) if file.is_file() else {}
-            # What Sentence Transformers derives where it is not stored.
-            length = settings.get("max_seq_length") or min(tokenizer.model_max_length, config.max_length)
-            write_json(file, settings | {"max_seq_length": length})
+            write_json(file, settings | {"max_seq_length": text_length(settings, config, tokenizer)})
         elif module.name == "Pooling":
             file = folder / module.path / "config.json"
             settings = read_json(file)

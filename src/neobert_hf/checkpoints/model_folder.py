@@ -24,6 +24,7 @@ from neobert_hf.checkpoints.tensors import CLASSES, class_of_tensors, tensor_pro
 from neobert_hf.common import tokenizers
 from neobert_hf.common.atomic_writes import atomic_folder
 from neobert_hf.common.paths import check_links, path_inside
+from neobert_hf.packing_neobert import needs_longest_document
 
 
 # Of a Hub repository: no ONNX, and no pickles.
@@ -174,6 +175,14 @@ class ModelFolder:
         self.check_loaded(model)
         return model
 
+    def check_rope(self) -> None:
+        """Raise ValueError if what a text gives depends on others of its batch: that cannot stand in a graph."""
+        if needs_longest_document(self.config):
+            raise ValueError(
+                f"{self.path} has RoPE of type {self.config.rope_parameters['rope_type']!r}, which depends on the "
+                "longest text of a batch and cannot stand in a graph: use 'yarn' or 'linear'."
+            )
+
     def check_loaded(self, model: nn.Module) -> None:
         """Compare what a loader made of the folder with the tensors of its files; ValueError if they differ."""
         for name, tensor in model.state_dict().items():
@@ -249,6 +258,15 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
     if Path(path).is_dir():
         check_links(Path(path))
     return tokenizers.load_tokenizer(path, trust_remote_code=False)
+
+
+def text_length(settings: dict, config: NeoBERTConfig, tokenizer: PreTrainedTokenizerBase) -> int:
+    """Tokens of a text that Sentence Transformers reads: it cuts there, without a word.
+
+    Args:
+        settings: what is in its `sentence_bert_config.json`.
+    """
+    return settings.get("max_seq_length") or min(tokenizer.model_max_length, config.max_length)
 
 
 def read_json(file: Path) -> Any:

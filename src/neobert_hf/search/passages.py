@@ -35,7 +35,8 @@ def split_passages(text: str, tokenizer: PreTrainedTokenizerFast, size: int, ove
         passages.append(text[offsets[start][0] : offsets[end - 1][1]])
         # The next passage must begin later than this one, even if that makes the overlap shorter, and end later: where
         # the word behind is so long that none with an overlap holds it, there is no overlap.
-        following = next(iter(word_starts[bisect_right(word_starts, end) :]), len(words))
+        place = bisect_right(word_starts, end)
+        following = word_starts[place] if place < len(word_starts) else len(words)
         candidates = [token for token in word_starts_between(start, end) if following - token <= size]
         far_enough_back = [token for token in candidates if token <= end - overlap]
         start = max(far_enough_back, default=min(candidates, default=end))
