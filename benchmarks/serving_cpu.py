@@ -1,18 +1,20 @@
 """One query and full batches on a CPU, in PyTorch, ONNX Runtime and OpenVINO. Writes results/serving_cpu.md.
 
     pip install openvino
-    python benchmarks/serving_cpu.py            # 10 minutes on 2 CPU cores
+    python benchmarks/serving_cpu.py            # a quarter of an hour on 2 CPU cores
 
 The published architecture with random weights, the same in every engine, with the same threads, in one process; the
-engines take turns, and medians are compared. OpenVINO is left out where it is not installed, bfloat16 where the CPU
-does not multiply it. What each precision costs in quality is what serving_quality.py has written, if it has. Times of
-other machines stay on the page: they lie beside the results, in serving_cpu_*.json, which no run writes.
+engines take turns, and medians are compared. With `--shapes` only those are measured, and the others stay as they were.
+OpenVINO is left out where it is not installed, bfloat16 where the CPU does not multiply it. What each precision costs
+in quality is what serving_quality.py has written, if it has. Times of other machines stay on the page: they lie beside
+the results, in serving_cpu_*.json, which no run writes.
 """
 
 import json
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
+from datetime import date
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,6 +24,8 @@ import onnxruntime
 import torch
 from circumstances import circumstances, processor
 from forward import medians
+from onnxruntime.quantization import CalibrationDataReader, quantize_static
+from onnxruntime.transformers.optimizer import optimize_model
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -41,8 +45,15 @@ MEAN_LENGTH = 45
 # Between turns. Threads of an engine spin for a while after its work, in wait of more, and keep a core from the next:
 # without a pause one query of 8 tokens takes int8 in PyTorch, which follows ONNX Runtime, 60 ms in place of 28.
 PAUSE_SECONDS = 0.1
+# Files that only benchmarks make. Calibrated: the scales of activations are measured once, on example texts, where the
+# exported int8 file has new ones for each batch. Fused: ONNX Runtime's optimizer has joined norms with the sums before.
+CALIBRATED, FUSED = "model_calibrated.onnx", "model_fused.onnx"
+CALIBRATION_TEXTS, CALIBRATION_LENGTH = 30, 64
 # Of every embedding, the largest difference from PyTorch in float32; a cosine for the others.
 EXACT, LEAST_COSINE = 1e-3, 0.99
+
+# Of the results, by shape: times of each engine, and when and where they were taken.
+PARTS = TIMES, PLACES = "milliseconds", "measured"
 
 # Scores of serving_quality.py.
 QUALITY = {
@@ -82,10 +93,41 @@ def make_model(settings: ServingArguments) -> Path:
         )
         files = {"path": str(output / "model"), "output_dir": str(output / "exported")}
         export(ExportSettings(**files, task="feature-extraction", precisions=["float32", "int8"]))
+    files = output / "exported" / "onnx"
+    if not (files / CALIBRATED).exists():
+        generator = np.random.default_rng(0)
+        texts = (generator.integers(5, 1000, (1, CALIBRATION_LENGTH)) for _ in range(CALIBRATION_TEXTS))
+        calibrate(files, ({"input_ids": ids, "attention_mask": np.ones_like(ids)} for ids in texts))
+    if not (files / FUSED).exists():
+        sizes = {"num_heads": settings.width // 64, "hidden_size": settings.width}
+        fused = optimize_model(str(files / "model.onnx"), "bert", opt_level=0, **sizes)
+        fused.save_model_to_file(str(files / FUSED))
     for precision in ("float32", "int8", *(["bfloat16"] if multiplies_bfloat16() else [])):
         if not (output / precision).exists():
             print(compile_encoder(CompileSettings(str(output / "model"), str(output / precision), precision)))
     return output
+
+
+class CalibrationBatches(CalibrationDataReader):
+    """Batches as the quantizer asks for them."""
+
+    def __init__(self, batches: Iterator[dict[str, np.ndarray]]):
+        self.batches = batches
+
+    def get_next(self) -> dict[str, np.ndarray] | None:
+        return next(self.batches, None)
+
+
+def calibrate(files: Path, batches: Iterator[dict[str, np.ndarray]]) -> None:
+    """Write the calibrated file beside the float32 one.
+
+    Args:
+        batches: of one text each, since padding would count as if it were text.
+    """
+    partial_file = files / f"{CALIBRATED}.partial"
+    options = {"per_channel": True, "op_types_to_quantize": ["MatMul"]}
+    quantize_static(files / "model.onnx", partial_file, CalibrationBatches(batches), **options)
+    partial_file.rename(files / CALIBRATED)
 
 
 def load_engines(folder: Path) -> dict[str, Callable[[torch.Tensor, torch.Tensor], np.ndarray]]:
@@ -117,13 +159,16 @@ def load_engines(folder: Path) -> dict[str, Callable[[torch.Tensor, torch.Tensor
         "PyTorch, prepared": of_torch(torch.float32, int8=False),
         "PyTorch, compiled": of_torch(torch.float32, "float32"),
         "ONNX Runtime": of_onnx_runtime("model.onnx"),
+        "ONNX Runtime, fused": of_onnx_runtime(FUSED),
         "PyTorch, int8": of_torch(torch.float32, int8=True),
         "PyTorch, int8, compiled": of_torch(torch.float32, "int8"),
         "ONNX Runtime, int8": of_onnx_runtime("model_quantized.onnx"),
+        "ONNX Runtime, int8, calibrated": of_onnx_runtime(CALIBRATED),
     }
     if find_spec("openvino"):
         engines["OpenVINO"] = of_openvino(folder, "f32")
-        engines["OpenVINO, int8"] = of_openvino(folder, "f32", "model_quantized.onnx")
+        # The exported int8 file takes it longer than its own float32: it wants calibrated ones.
+        engines["OpenVINO, int8, calibrated"] = of_openvino(folder, "f32", CALIBRATED)
     if multiplies_bfloat16():
         engines["PyTorch, bfloat16"] = of_torch(torch.bfloat16)
         engines["PyTorch, bfloat16, prepared"] = of_torch(torch.bfloat16, int8=False)
@@ -171,6 +216,15 @@ def is_compiled_for(engine: str, ids: torch.Tensor, mask: torch.Tensor) -> bool:
     return "compiled" not in engine or len(ids) == 1 or ("int8" in engine and bool(mask.all()))
 
 
+def earlier_times(settings: ServingArguments) -> dict[str, dict]:
+    """What earlier calls found for shapes that this one does not ask for, of the same model."""
+    file = Path(settings.results) / "serving_cpu.json"
+    stored = json.loads(file.read_text()) if file.exists() else {"settings": {}}
+    same = all(stored["settings"].get(name) == getattr(settings, name) for name in ("layers", "width"))
+    kept = set(SHAPES) - set(settings.shapes) if same else ()
+    return {name: {shape: stored[name][shape] for shape in kept if shape in stored[name]} for name in PARTS}
+
+
 def measure(engines: dict[str, Callable], shapes: list[str]) -> dict[str, dict[str, float]]:
     """Median milliseconds by shape and engine."""
     found = {}
@@ -203,10 +257,14 @@ def weight_megabytes(folder: Path) -> dict[str, float]:
         "PyTorch, bfloat16": 2 * everything,
         "PyTorch, bfloat16, prepared": 2 * (everything + blocks),
         "ONNX Runtime": files["model.onnx"],
+        "ONNX Runtime, fused": files[FUSED],
         "ONNX Runtime, int8": files["model_quantized.onnx"],
+        "ONNX Runtime, int8, calibrated": files[CALIBRATED],
     }
+    if multiplies_bfloat16():
+        taken["PyTorch, bfloat16, compiled"] = 4 * everything + (folder / "bfloat16" / FILE).stat().st_size
     if find_spec("openvino"):
-        taken |= {"OpenVINO": files["model.onnx"], "OpenVINO, int8": files["model_quantized.onnx"]}
+        taken |= {"OpenVINO": files["model.onnx"], "OpenVINO, int8, calibrated": files[CALIBRATED]}
     return {name: size / 1e6 for name, size in taken.items()}
 
 
@@ -245,28 +303,38 @@ def other_machines(results: Path) -> list[str]:
     return sections
 
 
-def report(settings: ServingArguments, found: dict[str, dict[str, float]], quality: dict | None, folder: Path) -> str:
+def report(
+    settings: ServingArguments,
+    found: dict[str, dict[str, float]],
+    places: dict[str, str],
+    quality: dict | None,
+    folder: Path,
+) -> str:
     packages = ["onnxruntime", *(["openvino"] if find_spec("openvino") else [])]
     precision = f"{torch.get_num_threads()} threads of {processor()}"
+    calls = {place: ", ".join(shape for shape in found if places[shape] == place) for place in places.values()}
+    measured = "; ".join(f"{place}: {shapes}" for place, shapes in calls.items())
     sections = (
         "# Serving on a CPU",
         "![times](serving_cpu.png)",
-        circumstances("serving_cpu", *packages, precision=precision),
+        circumstances("serving_cpu", *packages, precision=precision, runs=f"Measured {measured}."),
         f"{settings.layers} layers of width {settings.width}, random weights, the same in all engines, one process, in "
         f"turns with {PAUSE_SECONDS:g} seconds between them; median milliseconds of a forward pass, rows x tokens. "
         "`prepared` is `model.prepare_for_inference()`; `compiled` is `neobert-hf compile`, for single texts, and full "
-        f"rows in int8. The ragged batch has {MEAN_LENGTH} tokens a row on average, and one row of 128. Every engine "
-        f"was compared with PyTorch first: float32 to {EXACT:g}, others to a cosine of {LEAST_COSINE} in every token.",
+        "rows in int8; `fused` and `calibrated` are files that only this benchmark makes. The ragged batch has "
+        f"{MEAN_LENGTH} tokens a row on average, and one row of 128. Every engine was compared with PyTorch first: "
+        f"float32 to {EXACT:g}, others to a cosine of {LEAST_COSINE} in every token.",
         time_table(found),
     )
     if quality:
         sections += (
             "## Speed, size and quality",
             f"Quality is that of small models, {quality['settings']['seeds']} of each kind, trained from "
-            "`benchmarks/models/small` by `python benchmarks/serving_quality.py`: nDCG@10 of searches in two "
-            "dictionaries, Spearman's coefficient of 1,225 pairs of news, and the share of 4,441 descriptions that are "
-            "put into the right one of 41 sections. In brackets: above PyTorch in float32. Times and sizes are of the "
-            "large model above.",
+            "`benchmarks/models/small` by `python benchmarks/serving_quality.py --data ../shared/data`: nDCG@10 of "
+            "searches in two dictionaries, Spearman's coefficient of 1,225 pairs of news, and the share of 4,441 "
+            "descriptions that are put into the right one of 41 sections. In brackets: above PyTorch in float32. Times and sizes are of the "
+            "large model above. Compiled code was asked for one text at a time. Prepared and compiled in float32, and "
+            "prepared in bfloat16, give the numbers of PyTorch in that precision.",
             "\n".join(quality_table(found, weight_megabytes(folder), quality)),
         )
     return "\n\n".join([*sections, *other_machines(Path(settings.results))]) + "\n"
@@ -306,14 +374,17 @@ def plot(found: dict[str, dict[str, float]], quality: dict | None, file: Path) -
 def main(args: list[str] | None = None) -> None:
     (settings,) = parse_config(ServingArguments, args=args)
     folder = make_model(settings)
-    found = measure(load_engines(folder), settings.shapes)
-    results = Path(settings.results)
-    results.mkdir(parents=True, exist_ok=True)
-    quality = results / "serving_quality.json"
+    results = earlier_times(settings)
+    results[TIMES] |= measure(load_engines(folder), settings.shapes)
+    results[PLACES] |= dict.fromkeys(settings.shapes, f"on {date.today()} on {processor()}")
+    found, places = ({shape: results[name][shape] for shape in SHAPES if shape in results[name]} for name in PARTS)
+    output = Path(settings.results)
+    output.mkdir(parents=True, exist_ok=True)
+    quality = output / "serving_quality.json"
     quality = json.loads(quality.read_text()) if quality.exists() else None
-    plot(found, quality, results / "serving_cpu.png")
-    write_json(results / "serving_cpu.json", {"settings": asdict(settings), "milliseconds": found})
-    write_text(results / "serving_cpu.md", report(settings, found, quality, folder))
+    plot(found, quality, output / "serving_cpu.png")
+    write_json(output / "serving_cpu.json", {"settings": asdict(settings), TIMES: found, PLACES: places})
+    write_text(output / "serving_cpu.md", report(settings, found, places, quality, folder))
 
 
 if __name__ == "__main__":

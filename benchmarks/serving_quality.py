@@ -20,15 +20,16 @@ import torch
 from datasets import Dataset
 from embedding_report import describe_pairs
 from embedding_scores import TestData, evaluate, split_pairs
-from onnxruntime.quantization import CalibrationDataReader, quantize_static
 from pretraining import ROOT, run
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize
-from serving_cpu import of_openvino
+from serving_cpu import CALIBRATED, calibrate, of_openvino
 from torch import nn
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from transformers.modeling_outputs import BaseModelOutput
 
+from neobert_hf import NeoBERTModel
+from neobert_hf.checkpoints.compile import CompileSettings, compile_encoder, multiplies_bfloat16, use_compiled
 from neobert_hf.checkpoints.export import FILES, ExportSettings, export
 from neobert_hf.common.atomic_writes import write_json
 from neobert_hf.common.settings import Count, check_ranges, parse_config
@@ -39,16 +40,21 @@ ENGINES = {
     "PyTorch": ("torch", "float32"),
     "PyTorch, bfloat16": ("torch", "bfloat16"),
     "PyTorch, int8": ("torch", "int8"),
+    "PyTorch, int8, compiled": ("compiled", "int8"),
     "ONNX Runtime": ("onnx", "float32"),
     "ONNX Runtime, int8": ("onnx", "int8"),
     "ONNX Runtime, int8, calibrated": ("onnx", "calibrated"),
 }
+if multiplies_bfloat16():
+    ENGINES["PyTorch, bfloat16, compiled"] = ("compiled", "bfloat16")
 if find_spec("openvino"):
-    ENGINES |= {"OpenVINO": ("openvino", "float32"), "OpenVINO, int8": ("openvino", "int8")}
+    ENGINES |= {"OpenVINO": ("openvino", "float32"), "OpenVINO, int8, calibrated": ("openvino", "calibrated")}
+    if multiplies_bfloat16():
+        ENGINES["OpenVINO, bfloat16"] = ("openvino", "bfloat16")
 BATCH = 32
-# Of the exported files, and of one that only this benchmark makes: scales of activations are measured once, on so many
-# of the texts that the models are trained on.
-ONNX_FILES = FILES | {"calibrated": "model_calibrated.onnx"}
+# OpenVINO reads the float32 file for bfloat16. The scales of the calibrated file are measured on so many of the texts
+# that the models are trained on.
+ONNX_FILES = FILES | {"bfloat16": FILES["float32"], "calibrated": CALIBRATED}
 CALIBRATION_TEXTS = 300
 
 
@@ -85,22 +91,31 @@ def outputs_of(folder: Path, engine: str, precision: str) -> Callable[[torch.Ten
     """A function of ids and mask that gives the first output of an exported file."""
     if engine == "openvino":
         # A copy, since an engine may write the next answer where it wrote the last.
-        run = of_openvino(folder.parent, "f32", ONNX_FILES[precision])
+        run = of_openvino(folder.parent, "bf16" if precision == "bfloat16" else "f32", ONNX_FILES[precision])
         return lambda ids, mask: run(ids, mask).copy()
     session = onnxruntime.InferenceSession(folder / "onnx" / ONNX_FILES[precision], providers=["CPUExecutionProvider"])
     return lambda ids, mask: session.run(None, {"input_ids": ids.numpy(), "attention_mask": mask.numpy()})[0]
 
 
-class CalibrationBatches(CalibrationDataReader):
-    """Texts as the quantizer asks for them: padding would count as if it were text, so every batch is one text."""
+class OneByOne(nn.Module):
+    """An encoder that reads the texts of a batch one at a time, without padding, as compiled code wants them."""
 
-    def __init__(self, model: Path, texts: list[str]):
-        tokenizer = AutoTokenizer.from_pretrained(model)
-        self.batches = (dict(tokenizer(text, truncation=True, max_length=128, return_tensors="np")) for text in texts)
+    def __init__(self, encoder: NeoBERTModel):
+        super().__init__()
+        self.encoder, self.config = encoder, encoder.config
 
-    def get_next(self) -> dict[str, np.ndarray] | None:
-        batch = next(self.batches, None)
-        return batch and {name: batch[name].astype(np.int64) for name in ("input_ids", "attention_mask")}
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, *_, **__) -> BaseModelOutput:
+        states = torch.zeros(*input_ids.shape, self.config.hidden_size)
+        for row, ids, mask in zip(states, input_ids, attention_mask.bool()):
+            row[mask] = self.encoder(ids[mask][None]).last_hidden_state[0]
+        return BaseModelOutput(last_hidden_state=states)
+
+
+def compiled(model: Path, encoder: NeoBERTModel, precision: str) -> OneByOne:
+    folder = model.with_name(f"compiled_{precision}")
+    if not folder.exists():
+        print(compile_encoder(CompileSettings(str(model), str(folder), precision)), flush=True)
+    return OneByOne(use_compiled(encoder.eval(), folder))
 
 
 def exported(model: Path, task: str, texts: list[str]) -> Path:
@@ -108,23 +123,24 @@ def exported(model: Path, task: str, texts: list[str]) -> Path:
     folder = model.with_name("exported")
     if not folder.exists():
         export(ExportSettings(str(model), str(folder), task=task, precisions=["float32", "int8"]))
-    source, file = (folder / "onnx" / ONNX_FILES[precision] for precision in ("float32", "calibrated"))
-    if not file.exists():
-        partial = file.with_suffix(".partial")
-        quantize_static(
-            source, partial, CalibrationBatches(model, texts), per_channel=True, op_types_to_quantize=["MatMul"]
-        )
-        partial.rename(file)
+    if not (folder / "onnx" / CALIBRATED).exists():
+        tokenizer = AutoTokenizer.from_pretrained(model)
+        encoded = (tokenizer(text, truncation=True, max_length=128, return_tensors="np") for text in texts)
+        names = ("input_ids", "attention_mask")
+        calibrate(folder / "onnx", ({name: one[name].astype(np.int64) for name in names} for one in encoded))
     return folder
 
 
 def load_encoder(model: Path, engine: str, precision: str, texts: list[str]) -> SentenceTransformer:
-    dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
+    dtype = torch.bfloat16 if (engine, precision) == ("torch", "bfloat16") else torch.float32
     encoder = SentenceTransformer(str(model), device="cpu", model_kwargs={"dtype": dtype})
     transformer = encoder[0]
     if engine == "torch":
         if precision == "int8":
             transformer.model.prepare_for_inference(int8=True)
+        return encoder
+    if engine == "compiled":
+        transformer.model = compiled(model, transformer.model, precision)
         return encoder
     folder = exported(model, "feature-extraction", texts)
     transformer.model = OnnxEncoder(outputs_of(folder, engine, precision), transformer.model.config)
@@ -137,12 +153,14 @@ def load_classifier(
     model: Path, engine: str, precision: str, texts: list[str]
 ) -> Callable[[torch.Tensor, torch.Tensor], np.ndarray]:
     """A function of ids and mask that gives the logits."""
-    if engine != "torch":
+    if engine in ("onnx", "openvino"):
         return outputs_of(exported(model, "text-classification", texts), engine, precision)
-    dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
+    dtype = torch.bfloat16 if (engine, precision) == ("torch", "bfloat16") else torch.float32
     classifier = AutoModelForSequenceClassification.from_pretrained(model, dtype=dtype).eval()
-    if precision == "int8":
+    if (engine, precision) == ("torch", "int8"):
         classifier.prepare_for_inference(int8=True)
+    if engine == "compiled":
+        classifier.model = compiled(model, classifier.model, precision)
 
     @torch.no_grad()
     def logits(ids: torch.Tensor, mask: torch.Tensor) -> np.ndarray:

@@ -3,12 +3,12 @@ benchmarks/results/shrink_embeddings.md and shrink_embeddings.png.
 
     python benchmarks/shrink_embeddings.py --data ../shared/data
 
-The large model is the start, fine-tuned on pairs. For each size, examples/shrink_embeddings.py cuts layers out of it,
-and the rest is trained to give its embeddings (`distilled`) or on the pairs. Random weights of the same size are
-trained on the pairs. All get as many floating-point operations and the same search: every learning rate with the first
-seed, the rate chosen on held-out pairs that are not tested on, then the other seeds. What the large model cost is not
-counted. Interrupted, the same command goes on, on another machine as well: see stored_runs.py. Leave the machine alone
-while it starts: latencies are measured then.
+The large model is the start, fine-tuned on pairs. For each size, examples/shrink_embeddings.py cuts layers and units
+out of it, and the rest is trained to give its embeddings (`distilled`) or on the pairs. Random weights of the same size
+are trained on the pairs. All get as many floating-point operations and the same search: every learning rate with the
+first seed, the rate chosen on held-out pairs that are not tested on, then the other seeds. What the large model cost is
+not counted. Interrupted, the same command goes on, on another machine as well: see stored_runs.py. Leave the machine
+alone while it starts: latencies are measured then.
 """
 
 import itertools
@@ -41,8 +41,8 @@ from neobert_hf.common.settings import Count, LocalPath, Positive, parse_config
 from neobert_hf.pretraining.flops import training_flops
 
 
-# The large model has this many times as many layers.
-SIZES = {"1/2 layers": 2, "1/4 layers": 4}
+# The large model has this many times as many layers, and times the width of the MLP.
+SIZES = {"1/2 MLP": (1, 2), "1/2 layers": (2, 1), "1/2 layers, 1/4 MLP": (2, 4), "1/4 layers": (4, 1)}
 DISTILLED, CUT, RANDOM = "cut, then distilled", "cut, then trained on pairs", "random weights, trained on pairs"
 WAYS = (DISTILLED, CUT, RANDOM)
 # Tokens of a text, on average.
@@ -80,8 +80,10 @@ class Benchmark:
         return Path(self.settings.output_dir)
 
     def config_of(self, size: str) -> NeoBERTConfig:
-        layers = self.config.num_hidden_layers // SIZES[size]
-        return NeoBERTConfig(**self.config.to_dict() | {"num_hidden_layers": layers})
+        layers, mlp = SIZES[size]
+        sizes = {"num_hidden_layers": self.config.num_hidden_layers // layers}
+        sizes |= {"intermediate_size": self.config.intermediate_size // mlp}
+        return NeoBERTConfig(**self.config.to_dict() | sizes)
 
     def steps_of(self, size: str, way: str) -> int:
         """The steps that cost what distillation does, where the large model runs forward: a third of its training."""
@@ -99,19 +101,23 @@ class Benchmark:
 
     def start_of(self, size: str, way: str, seed: int) -> Path:
         """What a way begins with: the cut model, or random weights of this seed."""
-        name = size.replace("/", "_").replace(" ", "_")
-        layers = self.config_of(size).num_hidden_layers
+        name = size.replace(",", "").replace("/", "_").replace(" ", "_")
+        config = self.config_of(size)
         if way != RANDOM:
             cut = self.output / f"cut_{name}"
             if not (cut / "report.md").exists():
                 texts = self.output / "data" / "foldoc.parquet"
-                flags = f"--model {self.large()} --texts {texts} --column positive --num_hidden_layers {layers}"
+                flags = f"--model {self.large()} --texts {texts} --column positive"
+                if config.num_hidden_layers < self.config.num_hidden_layers:
+                    flags += f" --num_hidden_layers {config.num_hidden_layers}"
+                if config.intermediate_size < self.config.intermediate_size:
+                    flags += f" --intermediate_size {config.intermediate_size}"
                 run("shrink_embeddings.py", f"{flags} --output_dir {cut}", self.output / "cut.txt", threads=1)
             return cut / "model"
         random = self.output / f"random_{name}_{seed}"
         if not (random / "tokenizer_config.json").exists():
             set_seed(seed)
-            NeoBERTModel(self.config_of(size)).save_pretrained(random)
+            NeoBERTModel(config).save_pretrained(random)
             AutoTokenizer.from_pretrained(self.settings.start).save_pretrained(random)
         return random
 
@@ -212,8 +218,8 @@ def main(args: list[str] | None = None) -> None:
     # Before training, which warms the machine up.
     configs = {"large": benchmark.config} | {size: benchmark.config_of(size) for size in SIZES}
     milliseconds = {
-        name: latency(config, output / f"latency_{number}.json")
-        for number, (name, config) in enumerate(configs.items())
+        name: latency(config, output / f"latency_{config.num_hidden_layers}_{config.intermediate_size}.json")
+        for name, config in configs.items()
     }
     large, found = benchmark.run_large(), benchmark.run_all()
     results.mkdir(parents=True, exist_ok=True)

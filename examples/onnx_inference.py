@@ -31,8 +31,9 @@ class OnnxModel:
         engine: `onnxruntime` or `openvino`.
     """
 
-    def __init__(self, folder: Path, precision: str = "float32", engine: str = "onnxruntime"):
+    def __init__(self, folder: str | Path, precision: str = "float32", engine: str = "onnxruntime"):
         # 1. Settings
+        folder = Path(folder)
         self.config = read_json(folder / "config.json")
         settings = read_json(folder / "tokenizer_config.json")
         self.pooling = read_json(folder / "1_Pooling" / "config.json", {"pooling_mode": "mean"})

@@ -127,6 +127,8 @@ def check_contents(config, host: BatchInputs, limits: dict[str, tuple[int, int]]
             raise ValueError(f"`{name}` runs from {low} to {high}, {needed}")
     if host.require_tokens and host.attention_mask is not None:
         _check_rows(host.attention_mask.bool())
+    if limits.get("position_ids") == (0, 0):
+        _check_zero_positions(host)
     if host.cu_seq_lens_q is not None:
         _check_packed_values(host)
     if host.seq_idx is not None:
@@ -221,6 +223,18 @@ def _check_position_ids(position_ids: torch.Tensor, shape: tuple[int, int]) -> N
     if position_ids.shape[1] != shape[1] or position_ids.shape[0] not in (1, shape[0]):
         found = tuple(position_ids.shape)
         raise ValueError(f"`position_ids` has shape {found}, it must be {shape} or {(1, shape[1])}.")
+
+
+def _check_zero_positions(host: BatchInputs) -> None:
+    """Positions that are all 0 make every token a document. Attribution tools pass them and mean something else."""
+    mask = host.attention_mask
+    most = host.shape[1] if mask is None else int(mask.sum(-1).max())
+    if most > 1 and host.cu_seq_lens_q is None and host.seq_idx is None:
+        raise ValueError(
+            f"`position_ids` is all 0, in rows of up to {most} tokens. A 0 begins a document, so every token would be "
+            "read alone. Leave `position_ids` out for one text a row; to pack documents of one token pass "
+            "`cu_seq_lens_q`, too."
+        )
 
 
 def _check_packing(inputs: BatchInputs) -> None:

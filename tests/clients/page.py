@@ -51,7 +51,7 @@ FAILING = """
 """
 
 ENDING = """
-All-zero `position_ids`, which transformers-interpret passes as the baseline of its attributions, stay an error. A 0
+All-zero `position_ids`, which transformers-interpret passes as the baseline of its attributions, are an error. A 0
 begins a document here, as packed rows have it, so that a row of zeros would be so many documents of one token, and the
 answer another number without a warning. Captum, on which it is built, attributes to the embeddings without them.
 """

@@ -51,6 +51,10 @@ BAD = {
     "causal": ({"input_ids": IDS, "is_causal": True}, "does not know `is_causal`"),
     "positions_shape": ({"input_ids": IDS, "position_ids": torch.zeros(2, 13).long()}, "`position_ids` has shape"),
     "positions_negative": ({"input_ids": IDS[:1], "position_ids": torch.arange(-1, 12)[None]}, "`position_ids` runs"),
+    "positions_zero": (
+        {"input_ids": IDS, "attention_mask": MASK, "position_ids": torch.zeros_like(IDS)},
+        "`position_ids` is all 0, in rows of up to .* every token would be read alone",
+    ),
     "positions_large": (
         {"input_ids": IDS[:1, :3], "position_ids": torch.arange(3)[None] + 2**24},
         "`position_ids` runs from 16777216 to 16777218, allowed is 0 to 16777216",

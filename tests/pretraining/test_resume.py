@@ -335,7 +335,7 @@ def test_second_stage_from_something_else_is_refused(flags, prepared, tmp_path):
         pretrain.main(flags(init_from=tmp_path / "first"))
     with pytest.raises(FileNotFoundError, match="holds neither a checkpoint nor a model"):
         pretrain.main(flags(init_from=prepared))
-    with pytest.raises(FileNotFoundError, match="`init_from`: there is no folder .*/nowhere, and it is no Hub id"):
+    with pytest.raises(FileNotFoundError, match="`init_from` is .*/nowhere', and there is no such file or folder"):
         pretrain.main(flags(init_from=tmp_path / "nowhere"))
 
 

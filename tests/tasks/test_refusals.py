@@ -150,6 +150,9 @@ def test_paths_that_do_not_exist_are_said_to_be_that(tmp_path, monkeypatch):
         FileNotFoundError, match="`model` is 'data/model', and there is no such file or folder; .*holds"
     ):
         StartingPoint("data/model")
+    # This could be an id as well, and no Hub is at hand.
+    with pytest.raises(OSError, match=f"`model` is 'runs/model'. {tmp_path} holds no such folder, and the Hub gave no"):
+        StartingPoint("runs/model")
 
 
 @pytest.mark.parametrize(

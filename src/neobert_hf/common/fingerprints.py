@@ -13,7 +13,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.utils import cached_file
 
-from neobert_hf.common.paths import check_exists
+from neobert_hf.common.paths import check_model_exists
 
 
 # Of a checkpoint's folder: what the weights, the architecture and the ids of texts depend on.
@@ -79,7 +79,7 @@ def checkpoint_fingerprint(model: str, patterns: Iterable[str] = CHECKPOINT_FILE
     if folder.is_dir():
         files = [file for pattern in patterns for file in folder.glob(pattern)]
         return files_fingerprint({str(file.relative_to(folder)): file for file in files})
-    check_exists(model, "model")
+    check_model_exists(model, "model")
     # The cache keeps each commit in a folder of its own.
     return Path(cached_file(model, "config.json")).parent.name
 

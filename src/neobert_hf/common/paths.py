@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
+from transformers.utils.hub import cached_file
+
 
 # Linux and macOS allow names of 255 bytes; endings such as `.json` and `.1234.partial` come on top.
 LONGEST_NAME = 200
@@ -145,3 +147,29 @@ def check_exists(name: str, setting: str) -> None:
         f"did you mean {str(folder / near[0])!r}?" if near else f"{folder.absolute()} holds {', '.join(found[:8])}."
     )
     raise FileNotFoundError(f"`{setting}` is {name!r}, and there is no such file or folder; {advice}")
+
+
+def check_model_exists(name: str, setting: str) -> None:
+    """Refuse a model that is neither here nor on the Hub, in words that fit both.
+
+    `runs/model` has the form of an id. Where it does not exist Transformers would speak of the Hub alone, as of a
+    connection that failed.
+
+    Args:
+        name, setting: as of `check_exists`.
+
+    Raises:
+        OSError: saying that nothing is here, and what the Hub said.
+    """
+    check_exists(name, setting)
+    if Path(name).expanduser().exists():
+        return
+    try:
+        # A repository without this file is one, too.
+        cached_file(name, "config.json", _raise_exceptions_for_missing_entries=False)
+    except OSError as error:
+        reason = str(error).strip().splitlines()[0]
+        raise OSError(
+            f"`{setting}` is {name!r}. {Path.cwd()} holds no such folder, and the Hub gave no model of that id: "
+            f"{reason}"
+        ) from error

@@ -10,7 +10,7 @@ from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from neobert_hf.common.paths import check_exists
+from neobert_hf.common.paths import check_model_exists
 
 
 # How many entries of a vocabulary are tried.
@@ -33,7 +33,7 @@ def load_tokenizer(name_or_path: str | Path, vocab_size: int | None = None, **op
         OSError: if there is no such folder or repository.
         ValueError: if the tokenizer cannot be read, has no vocabulary or does not fit.
     """
-    check_exists(str(name_or_path), "model or tokenizer")
+    check_model_exists(str(name_or_path), "model or tokenizer")
     try:
         tokenizer = AutoTokenizer.from_pretrained(name_or_path, **options)
     except OSError:

@@ -16,7 +16,7 @@ from transformers.utils import cached_file
 
 from neobert_hf.common.fingerprints import add_weights, identifying_config
 from neobert_hf.common.instructions import separator_of
-from neobert_hf.common.paths import check_exists
+from neobert_hf.common.paths import check_model_exists
 from neobert_hf.common.token_limits import tokens_read
 from neobert_hf.common.tokenizers import check_tokenizer
 
@@ -64,7 +64,7 @@ def kind_of(path: str, trust_remote_code: bool = False) -> str | None:
     Raises:
         FileNotFoundError: if it is a path that does not exist.
     """
-    check_exists(path, "model")
+    check_model_exists(path, "model")
 
     def find(name: str) -> str | None:
         return cached_file(path, name, _raise_exceptions_for_missing_entries=False)

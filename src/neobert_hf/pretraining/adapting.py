@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from neobert_hf.common.fingerprints import checkpoint_fingerprint
-from neobert_hf.common.paths import check_exists
+from neobert_hf.common.paths import check_model_exists
 from neobert_hf.common.settings import Count, differences, list_differences
 from neobert_hf.configuration_neobert import NeoBERTConfig
 from neobert_hf.modeling_neobert import NeoBERTForMaskedLM
@@ -76,7 +76,7 @@ def load_masked_lm(source: str, **changes) -> NeoBERTForMaskedLM:
     Raises:
         FileNotFoundError, ValueError: if it is no masked language model of NeoBERT.
     """
-    check_exists(source, "model")
+    check_model_exists(source, "model")
     if Path(source).is_dir() and not (Path(source) / "config.json").is_file():
         raise FileNotFoundError(
             f"`model`: {source} holds no config.json; it must be a folder that `save_pretrained` wrote, such as the "

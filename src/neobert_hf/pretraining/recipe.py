@@ -7,10 +7,9 @@ from pathlib import Path
 
 import torch
 from datasets import concatenate_datasets
-from huggingface_hub.errors import HFValidationError
-from huggingface_hub.utils import validate_repo_id
 
 from neobert_hf.common.fingerprints import tokenizer_fingerprint
+from neobert_hf.common.paths import check_model_exists
 from neobert_hf.common.report import Line, Panel, plot_lines
 from neobert_hf.common.settings import differences
 from neobert_hf.common.tokenizers import load_tokenizer as load_tokenizer_of_model
@@ -156,10 +155,7 @@ def find_source(data: DataArguments) -> str | Path | None:
         return folder
     if folder.is_dir():
         raise FileNotFoundError(f"`init_from`: {folder} holds neither a checkpoint nor a model (config.json).")
-    try:
-        validate_repo_id(data.init_from)
-    except HFValidationError as error:
-        raise FileNotFoundError(f"`init_from`: there is no folder {folder}, and it is no Hub id.") from error
+    check_model_exists(data.init_from, "init_from")
     return data.init_from
 
 

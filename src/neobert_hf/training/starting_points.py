@@ -10,7 +10,7 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrain
 from transformers.core_model_loading import revert_weight_conversion
 
 from neobert_hf.common.fingerprints import checkpoint_fingerprint
-from neobert_hf.common.paths import check_exists
+from neobert_hf.common.paths import check_model_exists
 from neobert_hf.common.tokenizers import load_tokenizer
 from neobert_hf.training.run_checkpoints import CheckpointError, check_content, complete_checkpoints
 
@@ -41,7 +41,7 @@ class StartingPoint:
     trust_remote_code: bool = False
 
     def __post_init__(self):
-        check_exists(self.model, "model")
+        check_model_exists(self.model, "model")
 
     def fingerprint(self) -> str:
         """What tells these weights from others under the same name."""

@@ -11,7 +11,7 @@ import torch
 from tqdm import tqdm
 from transformers import AutoConfig, AutoModelForMaskedLM, PreTrainedModel, PreTrainedTokenizerBase
 
-from neobert_hf.common.paths import check_exists, check_file_name
+from neobert_hf.common.paths import check_file_name, check_model_exists
 from neobert_hf.common.settings import Count, CountOrZero, LocalPath, NamedPathOrId, PathOrId, Range, check_ranges
 from neobert_hf.common.text_sources import stream_text
 from neobert_hf.common.tokenizers import load_tokenizer
@@ -215,7 +215,7 @@ def plan_models(settings: PseudoPerplexityArguments) -> list[ScaledModel]:
     """Every model with every RoPE setting, and all that it has to score, checked before anything is scored."""
     # First what takes no time: is there a RoPE to scale, and a mask token?
     for path in settings.paths.values():
-        check_exists(path, "models")
+        check_model_exists(path, "models")
         for rope in settings.rope:
             scale_rope(AutoConfig.from_pretrained(path), rope)
     tokenizers = {name: tokenizer_of(path) for name, path in settings.paths.items()}
