@@ -332,9 +332,9 @@ def report(
             f"Quality is that of small models, {quality['settings']['seeds']} of each kind, trained from "
             "`benchmarks/models/small` by `python benchmarks/serving_quality.py --data ../shared/data`: nDCG@10 of "
             "searches in two dictionaries, Spearman's coefficient of 1,225 pairs of news, and the share of 4,441 "
-            "descriptions that are put into the right one of 41 sections. In brackets: above PyTorch in float32. Times and sizes are of the "
-            "large model above. Compiled code was asked for one text at a time. Prepared and compiled in float32, and "
-            "prepared in bfloat16, give the numbers of PyTorch in that precision.",
+            "descriptions that are put into the right one of 41 sections. In brackets: above PyTorch in float32. Times "
+            "and sizes are of the large model above. Compiled code was asked for one text at a time. Prepared and "
+            "compiled in float32, and prepared in bfloat16, give the numbers of PyTorch in that precision.",
             "\n".join(quality_table(found, weight_megabytes(folder), quality)),
         )
     return "\n\n".join([*sections, *other_machines(Path(settings.results))]) + "\n"
