@@ -105,9 +105,17 @@ def tables(length: int, measured: dict[str, list[dict]]) -> list[str]:
                 mean, lower, _ = mean_interval([one[at][key] for one in runs])
                 cells.append(f"{mean:.1f} ± {mean - lower:.1f}" if len(runs) > 1 else f"{mean:.1f}")
             rows.append([state, *cells])
+        rows.append(["trained, above YaRN alone", *(gain(measured, at, key) for at in lengths)])
         lines += [f"{title[0].upper()}{title[1:]}, by tokens that are read:", ""]
         lines += [*markdown_table(["", *(f"{int(at):,}" for at in lengths)], rows), ""]
     return lines
+
+
+def gain(measured: dict[str, list[dict]], at: str, key: str) -> str:
+    """What training adds to YaRN at one length, with the interval of the seeds of training."""
+    (alone,) = measured["not trained, YaRN"]
+    mean, lower, _ = mean_interval([one[at][key] - alone[at][key] for one in measured["trained, YaRN"]])
+    return f"{mean:+.1f} ± {mean - lower:.1f}" if len(measured["trained, YaRN"]) > 1 else f"{mean:+.1f}"
 
 
 def plot(measured: dict[int, dict[str, list[dict]]], file: Path) -> None:
@@ -148,7 +156,9 @@ def main(args: list[str] | None = None) -> None:
         "",
         f"The small model knows 256 tokens. Of {settings.seeds} seeds of training: means with 95% intervals (Student's "
         "t); without training there is one model. A fact is a statement somewhere in the text and a question at its "
-        "end, with 100 words to choose from (1% by chance). The documents that are read are held out of this "
+        "end, with 100 words to choose from (1% by chance). Intervals tell how much trainings differ, not how much "
+        "another draw of facts would: of 64 facts, of which a tenth is found, that is 7 points more or less. The "
+        "documents that are read are held out of this "
         "training; of the model's pretraining they were a part, in windows of 256 tokens.",
         "",
         f"Each training is `extend_length.py` with `{settings.training}`.",

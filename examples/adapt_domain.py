@@ -34,7 +34,7 @@ def main(args: list[str] | None = None) -> None:
     # 1. Settings
     settings, arguments = parse_config(DomainSettings, AdaptationArguments, args=args)
     check_alone(arguments)
-    with run_lock(arguments):
+    with run_lock(arguments, settings.model):
         adapt(settings, arguments)
 
 

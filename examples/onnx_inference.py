@@ -34,6 +34,8 @@ class OnnxModel:
     def __init__(self, folder: str | Path, precision: str = "float32", engine: str = "onnxruntime"):
         # 1. Settings
         folder = Path(folder)
+        if not (folder / "onnx" / FILES[precision]).exists():
+            raise FileNotFoundError(f"{folder} holds no onnx/{FILES[precision]}: `neobert-hf export` writes it.")
         self.config = read_json(folder / "config.json")
         settings = read_json(folder / "tokenizer_config.json")
         self.pooling = read_json(folder / "1_Pooling" / "config.json", {"pooling_mode": "mean"})

@@ -32,7 +32,7 @@ def main(args: list[str] | None = None) -> None:
     # 1. Settings; the global batch is the same on any number of devices
     architecture, settings, arguments = parse_config(ModelArguments, DataArguments, PretrainingArguments, args=args)
     arguments.gradient_accumulation_steps = settings.accumulation_steps(arguments.world_size)
-    with run_lock(arguments):
+    with run_lock(arguments, settings.init_from):
         pretrain(architecture, settings, arguments)
 
 

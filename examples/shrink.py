@@ -32,7 +32,7 @@ def main(args: list[str] | None = None) -> None:
     # 1. Settings
     settings, arguments = parse_config(ShrinkSettings, PretrainingArguments, args=args)
     check_alone(arguments)
-    with run_lock(arguments):
+    with run_lock(arguments, settings.model):
         shrink(settings, arguments)
 
 

@@ -10,7 +10,7 @@ from datasets import Dataset
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 from transformers import BertTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
 
-from neobert_hf import NeoBERTForMaskedLM
+from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM
 from neobert_hf.checkpoints.convert import ConvertSettings, convert
 from neobert_hf.checkpoints.doctor import check_tokenizer as check_tokenizer_of_folder
 from neobert_hf.checkpoints.model_folder import ModelFolder
@@ -89,7 +89,12 @@ def test_every_part_of_a_vocabulary_is_needed(tmp_path):
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(ValueError, match=f"tokenizer of {tmp_path} cannot be read"):
         load_tokenizer(tmp_path)
-    with pytest.raises(OSError, match="not a local folder|couldn't"):
+    for file in tmp_path.iterdir():
+        file.unlink()
+    NeoBERTConfig().save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=f"{tmp_path} has no tokenizer. Save the one that it was trained with"):
+        load_tokenizer(tmp_path)
+    with pytest.raises(OSError, match="holds no such folder, and the Hub gave no model of that id: "):
         load_tokenizer("nobody/has-this")
 
 

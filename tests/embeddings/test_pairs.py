@@ -6,6 +6,7 @@ import math
 import pytest
 from datasets import ClassLabel, Dataset, Features, Value
 
+from neobert_hf.common.text_sources import load_table
 from neobert_hf.embeddings.arguments import EmbeddingArguments, RecipeArguments
 from neobert_hf.embeddings.descriptions import read_descriptions
 from neobert_hf.embeddings.pairs import load_pairs, most_negatives
@@ -112,6 +113,33 @@ def test_scores_that_nothing_correlates_with_are_refused(settings, edit, tmp_pat
     file = edit(lambda content: content["evaluation"]["sts"].update(source=source))
     with pytest.raises(ValueError, match=message):
         run("dense", settings(datasets=file))
+
+
+def test_a_right_text_is_no_wrong_one(settings, edit, tmp_path):
+    rows = {"q": ["a", "b"], "p": ["x", "y"], "n": [["z"], ["z", "y"]]}
+    Dataset.from_dict(rows).to_parquet(tmp_path / "rows.parquet")
+    description = {"source": str(tmp_path / "rows.parquet"), "query": "q", "positive": "p", "negatives": "n.*"}
+    file = edit(lambda content: content.update(train={"mine": description | {"instruction": ""}}))
+    with pytest.raises(ValueError, match="Dataset mine .*row 1 has its right text among the wrong ones: 'y'"):
+        run("dense", settings(datasets=file))
+
+
+def test_pairs_in_csv(settings, edit, tmp_path):
+    """Cells are texts: no number, and no missing value."""
+    (tmp_path / "rows.csv").write_text('q,p\n1,NA\n"a, b",null\n')
+    table = load_table("mine", str(tmp_path / "rows.csv"), None, "train")
+    assert table["p"][:] == ["NA", "null"] and table["q"][:] == ["1", "a, b"]
+    (tmp_path / "rows.tsv").write_text('q\tp\n"x\t5\n')
+    assert load_table("mine", str(tmp_path / "rows.tsv"), None, "train")["q"][:] == ['"x']
+    (tmp_path / "rows.csv").write_text("q,p\na\n")
+    with pytest.raises(ValueError, match="rows.csv, line 2 has 1 fields; the first line names 2"):
+        load_table("mine", str(tmp_path / "rows.csv"), None, "train")
+
+
+def test_a_run_without_pairs_to_evaluate_on_says_so(settings, edit):
+    file = edit(lambda content: content.pop("evaluation"))
+    with pytest.raises(ValueError, match="describes no `evaluation`, and `eval_strategy` is steps: describe one"):
+        run("dense", settings(datasets=file, eval_strategy="steps"))
 
 
 @pytest.mark.parametrize("name", ["empty.parquet", "empty.jsonl", "broken.jsonl"])

@@ -67,6 +67,18 @@ def test_classes_of_a_csv_file(encoder, tmp_path, capsys):
     facts = gather_facts(tmp_path / "run" / "model")
     assert facts.eval_results[0].metric_type == "macro_f1" and facts.hyperparameters["learning_rate"] == 3e-3
     assert str(tmp_path) not in (tmp_path / "run" / "model" / "README.md").read_text()
+    # What it cannot go on from, or would write over.
+    trained = tmp_path / "run" / "model"
+    with pytest.raises(ValueError, match="run/model', lies where this run writes its own: name another `output_dir`"):
+        classify.main(flags(tmp_path / "run", trained, data))
+    with pytest.raises(NotADirectoryError, match="`output_dir` is .*rows.csv', which is a file: name a folder"):
+        classify.main(flags(data, encoder, data))
+    labels = len({row["section"] for row in rows})
+    two = write_csv(tmp_path / "two.csv", [{"text": f"a {number}", "label": "yn"[number % 2]} for number in range(20)])
+    with pytest.raises(ValueError, match=f"has a head for {labels} labels, and the data have 2. Start from the enc"):
+        classify.main(flags(tmp_path / "other", trained, two))
+    with pytest.raises(CheckpointError, match="name it as the start of that: `init_from` of pretrain.py, `model` of"):
+        classify.main(flags(tmp_path / "run", encoder, data, class_weights=False))
 
 
 def test_the_head_may_read_the_mean_of_the_states(encoder, tokenizer, tmp_path):

@@ -31,6 +31,7 @@ def rows_of(data, **settings) -> DatasetDict:
     defaults = {"subset": None, "validation_data": None, "test_data": None, "validation_share": 0.25}
     # Every row is another text.
     defaults |= {"score_test": True, "columns_read": lambda table: table.column_names}
+    defaults |= {"columns_compared": lambda table: ["text"]}
     return read_splits(SimpleNamespace(data=str(data), **defaults | settings), READERS | ASKED)
 
 
@@ -162,13 +163,32 @@ def test_paths_that_do_not_exist_are_said_to_be_that(tmp_path, monkeypatch):
         ("text,text\na,b\n", "must name the columns, each once"),
         ('text,label\n"a,b\n', "cannot be read"),
         ("text,label\n", "is empty: it holds no row"),
+        ("text;label\na;b\n", "the first line, 'text;label', has ';' and no comma. Save the file with commas"),
+        ("text,label\na,b\ncaf\udce9,b\n", "line 3 is not UTF-8: convert the file"),
         ("text,label\na,b\n", "1 rows, of different texts 1: too few to hold out 25%"),
     ],
 )
 def test_damaged_csv_files(tmp_path, text, message):
-    (tmp_path / "rows.csv").write_text(text)
+    (tmp_path / "rows.csv").write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(ValueError, match=message):
         rows_of(tmp_path / "rows.csv")
+
+
+def test_held_out_rows_that_are_trained_on_are_counted(tmp_path, capsys):
+    rows = [{"text": f"text {number}", "label": "yn"[number % 2]} for number in range(8)]
+    write_csv(tmp_path / "data" / "train.csv", rows)
+    write_csv(tmp_path / "data" / "validation.csv", [*rows[:2], {"text": "another", "label": "y"}])
+    write_csv(tmp_path / "data" / "test.csv", [{"text": "a third", "label": "n"}])
+    assert len(rows_of(tmp_path / "data")["validation"]) == 3
+    assert capsys.readouterr().out == (
+        "2 of 3 rows of the split validation are also trained on: their scores say little.\n"
+    )
+    write_csv(tmp_path / "data" / "test.csv", rows[3:5])
+    with pytest.raises(ValueError, match="2 of 2 rows of the split test are also trained on: every model would look"):
+        rows_of(tmp_path / "data")
+    # Questions about a text that is trained on are others.
+    settings = QuestionAnsweringSettings(model="", data="")
+    assert settings.columns_compared(None) == ["context", "question"]
 
 
 GOOD = [{"text": "a b", "label": "x"}, {"text": "c", "label": "y"}]

@@ -165,8 +165,11 @@ def check_model_exists(name: str, setting: str) -> None:
     if Path(name).expanduser().exists():
         return
     try:
-        # A repository without this file is one, too.
-        cached_file(name, "config.json", _raise_exceptions_for_missing_entries=False)
+        # Few repositories lack all of these. The last call says why there is none.
+        for file in ("config.json", "modules.json", "tokenizer.json"):
+            if cached_file(name, file, _raise_exceptions_for_missing_entries=False):
+                return
+        cached_file(name, "config.json")
     except OSError as error:
         reason = str(error).strip().splitlines()[0]
         raise OSError(

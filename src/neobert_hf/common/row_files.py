@@ -4,6 +4,7 @@ Memory stays bounded whatever a file holds: small compressed files can expand to
 no address that a file names is fetched. Every error names the file and the row.
 """
 
+import csv
 import io
 import json
 import re
@@ -17,7 +18,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 
-BUILDERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".txt": "text", ".md": "text"}
+BUILDERS = {
+    ".parquet": "parquet",
+    ".jsonl": "json",
+    ".json": "json",
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".txt": "text",
+    ".md": "text",
+}
 COMPRESSIONS = {".gz", ".bz2", ".xz", ".zst"}
 # Of a split in several files: its number and how many there are.
 PART = re.compile(r"-(\d+)-of-(\d+)\.")
@@ -65,7 +74,7 @@ def read_rows(files: list[str], columns: tuple[str, ...]) -> Iterator[dict[str, 
     Raises:
         ValueError: naming the file and the row that cannot be used.
     """
-    readers = {"parquet": _read_parquet, "json": _read_json, "text": _read_text}
+    readers = {"parquet": _read_parquet, "json": _read_json, "csv": _read_csv, "text": _read_text}
     for file in files:
         try:
             yield from readers[BUILDERS[suffix_of(Path(file))]](file, columns)
@@ -98,6 +107,60 @@ def _read_text(file: str, columns: tuple[str, ...]) -> Iterator[dict[str, Any]]:
         yield {"text": io.TextIOWrapper(io.BytesIO(content), encoding="utf-8").read()}
     except UnicodeDecodeError as error:
         raise ValueError(f"{file} is not UTF-8: {error}. Convert it, or leave it out by a pattern.") from error
+
+
+def read_csv(file: Path) -> list[dict[str, str]]:
+    """The rows of a `.csv` or `.tsv` file whose first line names the columns. In `.tsv` quotes mean nothing.
+
+    Raises:
+        ValueError: naming the file and the line that cannot be used.
+    """
+    tabs = ".tsv" in [suffix.lower() for suffix in file.suffixes]
+    csv.field_size_limit(LARGEST_TEXT_FILE)
+    with open_file(str(file)) as handle:
+        text = io.TextIOWrapper(handle, encoding="utf-8-sig", newline="")
+        options = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if tabs else {"strict": True}
+        reader, rows = csv.reader(text, **options), []
+        try:
+            head = next(reader, [])
+            if len(set(head)) < len(head) or not head:
+                raise ValueError(f"{file}: the first line must name the columns, each once; it is {head}.")
+            if len(head) == 1 and not tabs and (found := [mark for mark in ";\t" if mark in head[0]]):
+                raise ValueError(
+                    f"{file}: the first line, {head[0]!r:.60}, has {found[0]!r} and no comma. Save the file with "
+                    "commas, or with tabs as .tsv."
+                )
+            for row in reader:
+                if len(row) != len(head) and row:
+                    raise ValueError(
+                        f"{file}, line {reader.line_num:,} has {len(row)} fields; the first line names {len(head)}: "
+                        f"{', '.join(head)}."
+                    )
+                rows += [dict(zip(head, row))] if row else []
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"{file}, line {_undecodable_line(file):,} is not UTF-8: convert the file (Excel: CSV UTF-8)."
+            ) from error
+        except csv.Error as error:
+            raise ValueError(f"{file}, after line {reader.line_num:,}: it cannot be read ({error}).") from error
+    return rows
+
+
+def _undecodable_line(file: Path) -> int:
+    with open_file(str(file)) as handle:
+        for number, line in enumerate(handle, 1):
+            try:
+                line.decode()
+            except UnicodeDecodeError:
+                return number
+    raise AssertionError(f"{file} has changed while it was read.")
+
+
+def _read_csv(file: str, columns: tuple[str, ...]) -> Iterator[dict[str, Any]]:
+    for number, row in enumerate(read_csv(Path(file))):
+        if number == 0:
+            _check_columns(file, columns, list(row))
+        yield _checked({name: row[name] for name in columns}, columns, f"{file}, row {number:,}")
 
 
 def _read_json(file: str, columns: tuple[str, ...]) -> Iterator[dict[str, Any]]:

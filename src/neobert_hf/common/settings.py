@@ -261,7 +261,9 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         advice = nearest(name, siblings) if siblings else f"; there are no settings in {folder or 'this folder'}."
         raise FileNotFoundError(f"There is no file {path}{advice}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # The last two: a 13th month, 5,000 brackets.
-        raise ValueError(f"{path} is no YAML: {error}") from error
+        mark = getattr(error, "problem_mark", None)
+        where = f"line {mark.line + 1}: {error.problem}" if mark else str(error)
+        raise ValueError(f"{path} is no YAML ({where}).") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds a {type(content).__name__}; it must hold one `key: value` a line.")
     return content

@@ -1,5 +1,6 @@
 """Raw text for the scripts: Hub datasets and local files, streamed and checked before work starts."""
 
+import csv
 import glob
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +18,7 @@ from neobert_hf.common.row_files import (
     LARGEST_TEXT_FILE,
     json_rows,
     json_texts,
+    read_csv,
     read_rows,
     suffix_of,
 )
@@ -30,8 +32,8 @@ def stream_text(
 
     Args:
         source: a local file, a glob pattern, a folder (searched through), or the id of a Hub dataset. Local files are
-            Parquet, JSON lines or plain text (`.txt`, `.md`), each also compressed (`.gz`, `.bz2`, `.xz`, `.zst`). A
-            plain text file is one document, in the column `text`.
+            Parquet, JSON lines, CSV (`.csv`, `.tsv`) or plain text (`.txt`, `.md`), each also compressed (`.gz`,
+            `.bz2`, `.xz`, `.zst`). A plain text file is one document, in the column `text`.
         column: the column that holds the text.
         split: of a Hub dataset; local files form the one split `"train"`.
         subset: the configuration of a Hub dataset that has several.
@@ -128,7 +130,8 @@ def load_table(name: str, source: str, subset: str | None, split: str) -> Datase
 
     Args:
         name: of the dataset, for error messages.
-        source: a Hub dataset, or local Parquet or JSON lines files (path, pattern or folder), whose split is `train`.
+        source: a Hub dataset, or local Parquet, JSON lines or CSV files (path, pattern or folder), whose split is
+            `train`.
         subset: configuration of a Hub dataset that has several.
         split: also a slice such as `train[:1000]`.
 
@@ -142,13 +145,20 @@ def load_table(name: str, source: str, subset: str | None, split: str) -> Datase
         raise ValueError(f"Dataset {name}: {source!r} is local and has no subset {subset!r}: name its files or folder.")
     files, builder = list(map(str, found)), builder_of(found) if found else None
     if builder == "text":
-        raise ValueError(f"Dataset {name}: {source!r} is plain text; give Parquet or JSON lines.")
+        raise ValueError(f"Dataset {name}: {source!r} is plain text; give Parquet, JSON lines or CSV.")
+    if builder == "csv":
+        # `datasets` fills rows that are too short, without a word.
+        _read_through(lambda file: read_csv(Path(file)), files)
     if builder == "json":
         # `datasets` loads a line or an array whole, whatever its size.
         _read_through(json_texts, files)
     try:
         if files:
             options = {"fragment_scan_options": verified_pages()} if builder == "parquet" else {}
+            if builder == "csv":
+                # Empty cells are empty texts, and "NA" is a word.
+                tabs = {"sep": "\t", "quoting": csv.QUOTE_NONE} if suffix_of(found[0]) == ".tsv" else {}
+                options = {"encoding": "utf-8-sig", "keep_default_na": False} | tabs
             # `datasets` knows a file by its path and time alone, and would give what a copy of the same time replaced.
             table = load_dataset(builder, name=files_state(source), data_files=files, split=split, **options)
         else:

@@ -13,6 +13,10 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from neobert_hf.common.paths import check_model_exists
 
 
+# Of the files of any tokenizer of Transformers one has such a name.
+VOCABULARIES = ("tokenizer.json", "vocab.*", "*.model", "merges.txt", "tekken.json")
+
+
 # How many entries of a vocabulary are tried.
 TRIED = 500
 # Embeddings are padded to round numbers: by 900 rows in mDeBERTa-v3, by one in 40 in DeepSeek's models.
@@ -39,6 +43,9 @@ def load_tokenizer(name_or_path: str | Path, vocab_size: int | None = None, **op
     except OSError:
         raise
     except Exception as error:  # Of a damaged file anything may come, and few of them name it.
+        folder = Path(name_or_path, options.get("subfolder", ""))
+        if folder.is_dir() and not any(file for pattern in VOCABULARIES for file in folder.glob(pattern)):
+            raise ValueError(f"{folder} has no tokenizer. Save the one that it was trained with into it.") from error
         raise ValueError(f"The tokenizer of {name_or_path} cannot be read: {error}") from error
     check_tokenizer(tokenizer, vocab_size, str(name_or_path))
     return tokenizer

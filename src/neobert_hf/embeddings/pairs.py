@@ -126,9 +126,14 @@ class RowReader:
                         f"them, such as {path.removesuffix('.*')}.0 for the first, or make a row of each."
                     )
                 texts[role] += found
+        positive = " ".join(texts["positive"])
+        if positive in texts["negatives"]:
+            raise ValueError(
+                f"{self.where}: {name} has its right text among the wrong ones: {positive!r:.60}. Take it out of them."
+            )
         return {
             "query": " ".join(texts["query"]),
-            "positive": " ".join(texts["positive"]),
+            "positive": positive,
             "negatives": texts["negatives"][: self.max_negatives],
         }
 

@@ -83,9 +83,15 @@ def prepare_run(settings_class: type[RecipeArguments], args: list[str] | None = 
         CheckpointError: if the checkpoint is damaged or of a run with other settings.
     """
     settings, arguments = parse_config(settings_class, EmbeddingArguments, args=args)
-    with run_lock(arguments):
+    with run_lock(arguments, settings.model):
         set_seed(arguments.seed)
         data = read_data(settings, arguments)
+        if arguments.eval_strategy != "no" and not data.evaluation:
+            raise ValueError(
+                f"{settings.datasets} describes no `evaluation`, and `eval_strategy` is "
+                f"{arguments.eval_strategy.value}: describe one there, as configs/embeddings/small_datasets.yaml does, "
+                "or train with `--eval_strategy no`."
+            )
         values = run_settings(settings, arguments, data)
         checkpoint, _ = newest_checkpoint(Path(arguments.output_dir), values)
         run = Run(settings, arguments, data, values, checkpoint, settings.model)

@@ -41,6 +41,9 @@ class QuestionAnsweringSettings(TaskSettings):
     def columns_read(self, table: Dataset) -> list[str]:
         return ["context"]
 
+    def columns_compared(self, table: Dataset) -> list[str]:
+        return ["context", "question"]
+
 
 def read_squad(file: Path) -> list[dict[str, Any]]:
     """The questions of a file in the form of SQuAD: `data`, `paragraphs`, `qas`; or a JSON array of rows, or lines."""

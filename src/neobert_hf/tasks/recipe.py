@@ -56,6 +56,10 @@ class TaskSettings:
         """The columns with what the model reads, or of it what rows may share: it is held out as a whole."""
         raise NotImplementedError
 
+    def columns_compared(self, table: Dataset) -> list[str]:
+        """The columns with all that the model reads."""
+        return self.columns_read(table)
+
 
 class Task(ABC):
     """One kind of task on checked rows.
@@ -245,7 +249,7 @@ def open_run(
     """Read settings and rows. `output_dir` is locked while the block runs."""
     settings, arguments = parse_config(settings_class, FineTuningArguments, args=args)
     check_alone(arguments)
-    with run_lock(arguments):
+    with run_lock(arguments, settings.model):
         yield TaskRun(settings, arguments, read_splits(settings, readers))
 
 

@@ -1,8 +1,6 @@
 """Rows for a task from one's own files or the Hub, as splits: `train`, `validation` and, where there is one, `test`."""
 
-import csv
 import glob
-import io
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,7 +11,7 @@ from datasets import Dataset, DatasetDict, concatenate_datasets, get_dataset_spl
 from sklearn.model_selection import GroupShuffleSplit
 
 from neobert_hf.common.paths import check_exists
-from neobert_hf.common.row_files import COMPRESSIONS, LARGEST_TEXT_FILE, check_parts, open_file
+from neobert_hf.common.row_files import COMPRESSIONS, check_parts, read_csv
 from neobert_hf.common.settings import nearest
 from neobert_hf.common.text_sources import load_table
 
@@ -22,30 +20,6 @@ from neobert_hf.common.text_sources import load_table
 SPLITS = {"train": ("train",), "validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
 
 Reader = Callable[[Path], list[dict[str, Any]]]
-
-
-def read_csv(file: Path) -> list[dict[str, str]]:
-    """The rows of a `.csv` or `.tsv` file whose first line names the columns. In `.tsv` quotes mean nothing."""
-    tabs = ".tsv" in file.suffixes
-    csv.field_size_limit(LARGEST_TEXT_FILE)
-    with open_file(str(file)) as handle:
-        text = io.TextIOWrapper(handle, encoding="utf-8-sig", newline="")
-        options = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if tabs else {"strict": True}
-        reader, rows = csv.reader(text, **options), []
-        try:
-            head = next(reader, [])
-            if len(set(head)) < len(head) or not head:
-                raise ValueError(f"{file}: the first line must name the columns, each once; it is {head}.")
-            for row in reader:
-                if len(row) != len(head) and row:
-                    raise ValueError(
-                        f"{file}, line {reader.line_num:,} has {len(row)} fields; the first line names {len(head)}: "
-                        f"{', '.join(head)}."
-                    )
-                rows += [dict(zip(head, row))] if row else []
-        except (csv.Error, UnicodeDecodeError) as error:
-            raise ValueError(f"{file}, after line {reader.line_num:,}: it cannot be read ({error}).") from error
-    return rows
 
 
 CSV_READERS = MappingProxyType({".csv": read_csv, ".tsv": read_csv})
@@ -88,16 +62,40 @@ def read_splits(settings: Any, readers: MappingProxyType[str, Reader] = CSV_READ
                 check_exists(source, f"{split}_data")
                 raise FileNotFoundError(f"`{split}_data` is {source!r}, and there is no such file.")
             splits[split] = _read_files(split, files, readers)
+    _say_repeated(splits, settings)
     return _with_validation(DatasetDict(splits), settings)
+
+
+def _texts(table: Dataset, columns: Sequence[str]) -> list[str]:
+    """What the columns of each row hold, as one text; nothing of columns that are not there."""
+    return [str(texts) for texts in zip(*(table[name][:] for name in columns if name in table.column_names))]
+
+
+def _say_repeated(splits: dict[str, Dataset], settings: Any) -> None:
+    """Held-out rows that are trained on give scores that are too good; many published datasets have some."""
+    columns = settings.columns_compared(splits["train"])
+    trained = set(_texts(splits["train"], columns))
+    for split in splits.keys() - {"train"}:
+        texts = _texts(splits[split], columns)
+        repeated = sum(text in trained for text in texts)
+        found = f"{repeated:,} of {len(texts):,} rows of the split {split} are also trained on"
+        if repeated and repeated == len(texts):
+            raise ValueError(
+                f"{found}: every model would look good. Take them out of one of the two, or give no file for "
+                "validation, and rows are held out."
+            )
+        if repeated:
+            print(f"{found}: their scores say little.", flush=True)
 
 
 def _with_validation(splits: DatasetDict, settings: Any) -> DatasetDict:
     """The splits that are used, with rows held out of those for training where none are for validation."""
     if "validation" not in splits:
         table, numbers = splits["train"], {}
-        columns = [table[name][:] for name in settings.columns_read(table) if name in table.column_names]
         # A text that is trained on would be found again in validation, which chooses the best checkpoint.
-        groups = [numbers.setdefault(str(texts), len(numbers)) for texts in zip(*columns)] or list(range(len(table)))
+        groups = [
+            numbers.setdefault(text, len(numbers)) for text in _texts(table, settings.columns_read(table))
+        ] or list(range(len(table)))
         different = len(set(groups))
         held_out = round(settings.validation_share * different)
         if not 0 < held_out < different:

@@ -16,9 +16,25 @@ from neobert_hf.common.locks import folder_lock
 WORLD_SIZES = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 
 
-def run_lock(arguments: TrainingArguments) -> AbstractContextManager:
-    """The lock of a run's `output_dir`, which the first process takes for all; see `folder_lock`."""
-    return folder_lock(Path(arguments.output_dir)) if arguments.process_index == 0 else nullcontext()
+def run_lock(arguments: TrainingArguments, start: str | None) -> AbstractContextManager:
+    """The lock of a run's `output_dir`, which the first process takes for all; see `folder_lock`.
+
+    Args:
+        start: the model that the run starts from, if any.
+
+    Raises:
+        NotADirectoryError: if `output_dir` is a file.
+        ValueError: if the run would write its own model over the start.
+    """
+    output = Path(arguments.output_dir).expanduser()
+    if output.is_file():
+        raise NotADirectoryError(f"`output_dir` is {arguments.output_dir!r}, which is a file: name a folder.")
+    place = start and Path(start).expanduser()
+    if place and place.exists() and place.resolve() in (output.resolve(), output.resolve() / "model"):
+        raise ValueError(
+            f"The model to start from, {start!r}, lies where this run writes its own: name another `output_dir`."
+        )
+    return folder_lock(output) if arguments.process_index == 0 else nullcontext()
 
 
 def check_alone(arguments: TrainingArguments) -> None:

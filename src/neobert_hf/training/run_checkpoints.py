@@ -179,7 +179,8 @@ def check_settings(folder: Path, stored: dict, current: dict) -> None:
     if differing := differences(stored, current):
         raise CheckpointError(
             f"{folder} was written by a run with other settings:\n{list_differences(differing)}\nResume with the same "
-            "settings, or start anew with another `output_dir`. To train on from its weights, set `init_from` to it."
+            "settings, or start anew with another `output_dir`. To train on from its weights, name it as the start of "
+            "that: `init_from` of pretrain.py, `model` of every other recipe."
         )
 
 

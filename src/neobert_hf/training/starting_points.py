@@ -105,6 +105,12 @@ def build_model(start: StartingPoint, auto_class: Any, config: PreTrainedConfig)
             "encoder."
         ) from None
     except RuntimeError as error:
+        stored = AutoConfig.from_pretrained(start.model, trust_remote_code=start.trust_remote_code).num_labels
+        if stored != config.num_labels:
+            raise ValueError(
+                f"{start.model} has a head for {stored} labels, and the data have {config.num_labels}. Start from the "
+                "encoder that it was trained from."
+            ) from error
         raise ValueError(
             f"The weights of {start.model} do not fit its config.json (hidden_size {config.hidden_size}) with "
             f"{config.num_labels} labels; the report above has the shapes that were found and expected. ({error})"

@@ -30,6 +30,8 @@ def local(tmp_path_factory) -> Path:
     )
     write_rows(folder / "sts.parquet", sentence1=a, sentence2=b, score=[float(i % 7) for i in range(24)])
     write_rows(folder / "topics.parquet", text=a + b, label=[len(text) % 3 for text in a + b])
+    longer = [f"{text} mat" for text in a + b]
+    write_rows(folder / "topics_train.parquet", text=longer, label=[len(text) % 3 for text in a + b])
     write_rows(folder / "pairs.jsonl", sentence1=a, sentence2=parts[:12] + b[12:], label=[1] * 12 + [0] * 12)
     tasks = {
         "Search": {
@@ -41,7 +43,7 @@ def local(tmp_path_factory) -> Path:
         },
         "Rerank": {"type": "Reranking", "data": "rerank.jsonl", "instruction": "the dog ran"},
         "Similarity": {"type": "STS", "data": "sts.parquet", "instruction": "on a mat"},
-        "Topics": {"type": "Classification", "data": "topics.parquet", "train": "topics.parquet"},
+        "Topics": {"type": "Classification", "data": "topics.parquet", "train": "topics_train.parquet"},
         "Clusters": {"type": "Clustering", "data": "topics.parquet"},
         "Pairs": {"type": "PairClassification", "data": "pairs.jsonl"},
     }

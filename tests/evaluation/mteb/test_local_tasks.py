@@ -67,6 +67,11 @@ def test_local_tasks_that_cannot_be_read(local, tmp_path):
     refused("takes no `train`", *entry(type="STS", data=topics, train=topics))
     write_rows(tmp_path / "none.jsonl", query=["a", None], document=["a", "b"])
     refused("column 'query' .* missing values .None., the first in row 1", *entry(type="Retrieval", data="none.jsonl"))
+    write_rows(tmp_path / "blank.jsonl", query=["a", " "], document=["a", "b"])
+    refused("column 'query' .* has empty texts, the first in row 1", *entry(type="Retrieval", data="blank.jsonl"))
+    write_rows(tmp_path / "two.jsonl", text=["a", "b"], label=[1, 2])
+    two = {"data": "two.jsonl", "train": "two.jsonl"}
+    refused("all texts of `data` are also in `train`", *entry(type="Classification", **two))
     write_rows(tmp_path / "n.parquet", query=["a"], positive=[["a"]], negative=[["b", None]])
     refused(
         "column 'negative' .* missing values .None., the first in row 0", *entry(type="Reranking", data="n.parquet")

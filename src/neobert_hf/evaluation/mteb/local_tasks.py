@@ -95,6 +95,8 @@ def make_task(local: LocalTask) -> AbsTask:
         _check_scores(local.name, tables["data"])
     if "label" in columns:
         _check_labels(local, tables)
+    if local.type == "Classification":
+        _check_unseen(local.name, tables)
 
     def load_data(self, **kwargs) -> None:
         self.dataset = _mteb_format(local.type, tables)
@@ -171,6 +173,9 @@ def _check_column(where: str, table: Dataset, column: str) -> None:
     if values.null_count or (lists and pc.list_flatten(values).null_count):
         wrong = next(row for row, value in enumerate(table[column]) if value is None or (lists and None in value))
         raise ValueError(f"{where} has missing values (None), the first in row {wrong:,}. Drop those rows.")
+    if feature in TEXT and not lists and column not in ("score", "label"):
+        if blank := [row for row, text in enumerate(table[column]) if not text.strip()]:
+            raise ValueError(f"{where} has empty texts, the first in row {blank[0]:,}. Drop those rows.")
     if lists and pc.min(pc.list_value_length(values)).as_py() == 0:
         raise ValueError(f"{where} has a row without a text: any order would do. Drop it.")
 
@@ -194,6 +199,15 @@ def _check_labels(local: LocalTask, tables: dict[str, Dataset]) -> None:
         raise ValueError(
             f"Task {name}: the label {unknown[0]!r} of `data` is none of `train`: {', '.join(map(repr, learned[:5]))}."
         )
+
+
+def _check_unseen(name: str, tables: dict[str, Dataset]) -> None:
+    trained, asked = set(tables["train"]["text"]), tables["data"]["text"]
+    repeated = sum(text in trained for text in asked)
+    if repeated == len(asked):
+        raise ValueError(f"Task {name}: all texts of `data` are also in `train`: any model gets them right.")
+    if repeated:
+        print(f"Task {name}: {repeated:,} of {len(asked):,} texts of `data` are also in `train`.", flush=True)
 
 
 def _mteb_format(task_type: str, tables: dict[str, Dataset]) -> DatasetDict | dict:
