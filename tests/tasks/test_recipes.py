@@ -74,9 +74,10 @@ def test_classes_of_a_csv_file(encoder, tmp_path, capsys):
     with pytest.raises(NotADirectoryError, match="`output_dir` is .*rows.csv', which is a file: name a folder"):
         classify.main(flags(data, encoder, data))
     labels = len({row["section"] for row in rows})
-    two = write_csv(tmp_path / "two.csv", [{"text": f"a {number}", "label": "yn"[number % 2]} for number in range(20)])
-    with pytest.raises(ValueError, match=f"has a head for {labels} labels, and the data have 2. Start from the enc"):
-        classify.main(flags(tmp_path / "other", trained, two))
+    more = [{"text": f"a {number}", "label": str(number % (labels + 1))} for number in range(40)]
+    message = f"has a head for {labels} labels, and the data have {labels + 1}. Start from the encoder"
+    with pytest.raises(ValueError, match=message):
+        classify.main(flags(tmp_path / "other", trained, write_csv(tmp_path / "more.csv", more)))
     with pytest.raises(CheckpointError, match="name it as the start of that: `init_from` of pretrain.py, `model` of"):
         classify.main(flags(tmp_path / "run", encoder, data, class_weights=False))
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,9 +11,10 @@ from datasets import Dataset, DatasetDict
 from neobert_hf.common.report import plot_confusion
 from neobert_hf.tasks.classification import Classification, ClassificationSettings
 from neobert_hf.tasks.question_answering import QuestionAnswering, QuestionAnsweringSettings
+from neobert_hf.tasks.rows import read_splits
 from neobert_hf.tasks.token_classification import TokenClassification, TokenClassificationSettings
 from tests.helpers.small_tokenizer import small_tokenizer
-from tests.helpers.task_runs import asked_rows, tagged_rows
+from tests.helpers.task_runs import asked_rows, tagged_rows, write_csv
 
 
 def both_splits(rows: list[dict]) -> DatasetDict:
@@ -46,6 +48,29 @@ def test_the_ten_worst_errors_are_the_worst_in_their_order(tmp_path):
     assert [int(cells[0]) for cells in found] == order and order[:3] == [12, 4, 7]
     assert found[0] == ["12", "y", "n", f"{math.log1p(math.exp(13)):.2f}", f"row 12 a\\|b {'x' * 200}"[:161]]
     assert found[2][:4] == ["7", "n", "y", f"{math.log1p(math.exp(11)):.2f}"]
+
+
+def test_rows_are_numbered_as_in_the_file(tmp_path):
+    """However many of them are held out."""
+    settings = ClassificationSettings("model", str(tmp_path / "rows.csv"), validation_share=0.25)
+    rows = [{"text": f"text {number}", "label": "yn"[number % 2]} for number in range(40)]
+    task = Classification(settings, read_splits_of(settings, rows))
+    held_out = task.splits["validation"]["text"][:]
+    logits = np.array([[1.0, -1.0] if int(text.split()[1]) % 2 == 0 else [-1.0, 1.0] for text in held_out])
+    found = table_below(task.describe("validation", None, logits, tmp_path), "The 10 worst errors:")
+    assert [f"text {cells[0]}" for cells in found] == held_out == [cells[4] for cells in found]
+    for wrong, message in (({"label": ""}, "row 39 has no label"), ({"text": " "}, "row 39: 'text' is ' '")):
+        with pytest.raises(ValueError, match=f"The split .*, {message}"):
+            Classification(settings, read_splits_of(settings, [*rows[:-1], rows[-1] | wrong]))
+    with pytest.raises(ValueError, match="row 39: the label is 'oops'"):
+        numbers = [row | {"label": f"{number}.5"} for number, row in enumerate(rows)]
+        settings.problem = "regression"
+        Classification(settings, read_splits_of(settings, [*numbers[:-1], rows[-1] | {"label": "oops"}]))
+
+
+def read_splits_of(settings: ClassificationSettings, rows: list[dict]) -> DatasetDict:
+    write_csv(Path(settings.data), rows)
+    return read_splits(settings)
 
 
 def test_errors_of_numbers_and_of_several_classes(tmp_path):

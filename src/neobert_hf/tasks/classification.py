@@ -1,5 +1,6 @@
 """Classes of texts: one class a row, several, or a number; columns guessed and said."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,7 @@ from transformers import AutoModelForSequenceClassification, DataCollatorWithPad
 from neobert_hf.common.report import markdown_table, plot_confusion
 from neobert_hf.common.settings import nearest
 from neobert_hf.tasks.recipe import Task, TaskSettings
-from neobert_hf.tasks.rows import check_columns, check_known, check_texts, choose_column
+from neobert_hf.tasks.rows import ROW, check_columns, check_known, check_texts, choose_column, row_numbers
 from neobert_hf.training.metrics import ScoreMetric
 
 
@@ -91,6 +92,7 @@ class Classification(Task):
         found = {split: _cells(table, label, settings.label_separator) for split, table in splits.items()}
         self.problem = settings.problem or guess_problem(found["train"])
         print(f"columns: text {' and '.join(texts)}, label {label}; {self.problem} (settings can name others)")
+        self.row_numbers = {split: row_numbers(table) for split, table in splits.items()}
         numbers = self._number_labels(found)
         self.splits = DatasetDict()
         for split, table in splits.items():
@@ -105,13 +107,13 @@ class Classification(Task):
         """What the labels of each row are to the model."""
         if self.problem == "regression":
             self.labels = ["score"]
-            return {split: _numbers(split, cells) for split, cells in found.items()}
+            return {split: _numbers(split, cells, self.row_numbers[split]) for split, cells in found.items()}
         several = self.problem == "multi_label_classification"
         lists = {split: cells if several else [[cell] for cell in cells] for split, cells in found.items()}
         used = {}
         for split, rows in lists.items():
             used[split] = {}
-            for number, names in enumerate(rows):
+            for number, names in zip(self.row_numbers[split], rows):
                 if not isinstance(names, list) or any(isinstance(name, list) for name in names):
                     kind = "a list of labels, or set `label_separator`" if several else "one label"
                     raise ValueError(
@@ -172,7 +174,7 @@ class Classification(Task):
         return values | {"score": next(iter(values.values()))}
 
     def describe(self, split: str, encoded: Dataset, logits: np.ndarray, folder: Path) -> list[str]:
-        rows = self.splits[split]
+        rows = self.splits[split].add_column(ROW, list(self.row_numbers[split]))
         labels = np.array(rows["label"])
         if self.problem == "regression":
             errors, found = np.abs(logits[:, 0] - labels), logits[:, 0].round(3)
@@ -245,9 +247,9 @@ def guess_problem(cells: list) -> str:
     return PROBLEMS[0] if all(number.is_integer() for number in numbers) else PROBLEMS[2]
 
 
-def _numbers(split: str, cells: list) -> list[float]:
+def _numbers(split: str, cells: list, rows: Sequence[int]) -> list[float]:
     numbers = []
-    for row, cell in enumerate(cells):
+    for row, cell in zip(rows, cells):
         try:
             numbers.append(float(cell))
         except (TypeError, ValueError):
@@ -271,7 +273,7 @@ def weighted_loss(
 
 
 def worst_rows(rows: Dataset, errors: np.ndarray, found: Any, right: Any, measure: str) -> list[str]:
-    """A table of the rows that are furthest from right."""
+    """A table of the rows that are furthest from right, by their numbers in the file or in the split."""
     order = [int(number) for number in np.argsort(-errors, kind="stable")[:WORST] if errors[number] > 0]
     if not order:
         return ["No row is wrong."]
@@ -280,5 +282,5 @@ def worst_rows(rows: Dataset, errors: np.ndarray, found: Any, right: Any, measur
     for number in order:
         text = " / ".join(rows[number][name] for name in columns)
         shown = " ".join(text.split())[:160].replace("|", "\\|")
-        table.append([number, right[number], found[number], f"{errors[number]:.2f}", shown])
+        table.append([rows[number][ROW], right[number], found[number], f"{errors[number]:.2f}", shown])
     return [f"The {len(order)} worst errors:", "", *markdown_table(["Row", "Right", "Found", measure, "Text"], table)]

@@ -19,6 +19,9 @@ from neobert_hf.common.text_sources import load_table
 # How files and Hub datasets call them.
 SPLITS = {"train": ("train",), "validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
 
+# The column with the number that a row had before others were held out.
+ROW = "row in the file"
+
 Reader = Callable[[Path], list[dict[str, Any]]]
 
 
@@ -104,6 +107,7 @@ def _with_validation(splits: DatasetDict, settings: Any) -> DatasetDict:
                 f"{settings.validation_share:.0%}."
             )
         ((kept, rest),) = GroupShuffleSplit(1, test_size=held_out, random_state=0).split(groups, groups=groups)
+        table = table.add_column(ROW, list(range(len(table))))
         splits["train"], splits["validation"] = table.select(kept), table.select(rest)
         print(
             f"{len(rest):,} of {len(table):,} rows are held out for validation: no file or split is for that. Rows "
@@ -144,13 +148,23 @@ def _table(file: Path, rows: list[dict[str, Any]]) -> Dataset:
     return Dataset.from_list(rows)
 
 
+def row_numbers(table: Dataset) -> Sequence[int]:
+    """The numbers that rows have where the user sees them: in the file, or in the split."""
+    return table[ROW][:] if ROW in table.column_names else range(len(table))
+
+
+def columns_of(table: Dataset) -> list[str]:
+    """The columns that the user knows."""
+    return [name for name in table.column_names if name != ROW]
+
+
 def choose_column(table: Dataset, given: str | None, guesses: Sequence[str], setting: str) -> str:
     """The column that a setting names, or the first of those that are usually called so.
 
     Raises:
         ValueError: if there is no such column.
     """
-    found = table.column_names
+    found = columns_of(table)
     if given is not None and given not in found:
         raise ValueError(f"`{setting}` is {given!r}, and the data have no such column{nearest(given, found)}")
     lowered = {name.lower(): name for name in reversed(found)}
@@ -166,7 +180,7 @@ def check_columns(splits: DatasetDict, columns: Sequence[str]) -> None:
         for name in columns:
             if name not in table.column_names:
                 raise ValueError(
-                    f"The split {split} has no column {name!r}; it has {', '.join(table.column_names) or 'none'}. "
+                    f"The split {split} has no column {name!r}; it has {', '.join(columns_of(table)) or 'none'}. "
                     f"Every split must have {', '.join(columns)}: rename its columns, or add what is missing."
                 )
 
@@ -174,7 +188,7 @@ def check_columns(splits: DatasetDict, columns: Sequence[str]) -> None:
 def check_texts(splits: DatasetDict, column: str) -> None:
     """Refuse rows whose text is none, is empty or holds spaces alone."""
     for split, table in splits.items():
-        for number, text in enumerate(table[column]):
+        for number, text in zip(row_numbers(table), table[column]):
             if not isinstance(text, str) or not text.strip():
                 raise ValueError(f"The split {split}, row {number:,}: {column!r} is {text!r}; it must be a text.")
 
