@@ -173,7 +173,8 @@ def report(settings: DomainBenchmark, runs: StoredRuns, reports: dict, scores: d
         circumstances("domain", precision=LOSS_AS_TOLD, runs=runs.circumstances()),
         "",
         f"Masked loss in nats on held-out documents, mean of {settings.seeds} seeds; changes with 95% intervals "
-        f"(Student's t). The domain is {settings.domain}. With new words the tokens are others: compare along the row.",
+        f"(Student's t). The domain is {settings.domain}."
+        + (" With new words the tokens are others: compare along the row." if len(settings.ways) > 1 else ""),
         "",
         *markdown_table(head, loss_rows(reports)),
         "",

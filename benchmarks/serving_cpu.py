@@ -233,7 +233,10 @@ def measure(engines: dict[str, Callable], shapes: list[str]) -> dict[str, dict[s
         expected = engines["PyTorch"](ids, mask)
         asked = {name: run for name, run in engines.items() if is_compiled_for(name, ids, mask)}
         for name, run in asked.items():
-            check(name, run(ids, mask), expected, mask)
+            found_states = run(ids, mask)
+            # Scales for all texts do not fit random weights; serving_quality.py scores them with trained ones.
+            if "calibrated" not in name:
+                check(name, found_states, expected, mask)
         candidates = {name: partial(run, ids, mask) for name, run in asked.items()}
         seconds = medians(candidates, SHAPES[shape], PAUSE_SECONDS)
         found[shape] = {name: 1000 * value for name, value in seconds.items()}
@@ -323,7 +326,8 @@ def report(
         "`prepared` is `model.prepare_for_inference()`; `compiled` is `neobert-hf compile`, for single texts, and full "
         "rows in int8; `fused` and `calibrated` are files that only this benchmark makes. The ragged batch has "
         f"{MEAN_LENGTH} tokens a row on average, and one row of 128. Every engine was compared with PyTorch first: "
-        f"float32 to {EXACT:g}, others to a cosine of {LEAST_COSINE} in every token.",
+        f"float32 to {EXACT:g}, others to a cosine of {LEAST_COSINE} in every token. Calibrated files were not: random "
+        "weights are not what their scales are for; how they do with trained ones the next table says.",
         time_table(found),
     )
     if quality:
