@@ -131,6 +131,8 @@ def test_pairs_in_csv(settings, edit, tmp_path):
     assert table["p"][:] == ["NA", "null"] and table["q"][:] == ["1", "a, b"]
     (tmp_path / "rows.tsv").write_text('q\tp\n"x\t5\n')
     assert load_table("mine", str(tmp_path / "rows.tsv"), None, "train")["q"][:] == ['"x']
+    with pytest.raises(ValueError, match="mixes .csv and .tsv files: name those of one kind"):
+        load_table("mine", str(tmp_path / "rows.*"), None, "train")
     (tmp_path / "rows.csv").write_text("q,p\na\n")
     with pytest.raises(ValueError, match="rows.csv, line 2 has 1 fields; the first line names 2"):
         load_table("mine", str(tmp_path / "rows.csv"), None, "train")

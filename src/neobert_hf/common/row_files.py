@@ -109,7 +109,7 @@ def _read_text(file: str, columns: tuple[str, ...]) -> Iterator[dict[str, Any]]:
         raise ValueError(f"{file} is not UTF-8: {error}. Convert it, or leave it out by a pattern.") from error
 
 
-def read_csv(file: Path) -> list[dict[str, str]]:
+def csv_rows(file: Path) -> Iterator[dict[str, str]]:
     """The rows of a `.csv` or `.tsv` file whose first line names the columns. In `.tsv` quotes mean nothing.
 
     Raises:
@@ -120,7 +120,7 @@ def read_csv(file: Path) -> list[dict[str, str]]:
     with open_file(str(file)) as handle:
         text = io.TextIOWrapper(handle, encoding="utf-8-sig", newline="")
         options = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if tabs else {"strict": True}
-        reader, rows = csv.reader(text, **options), []
+        reader = csv.reader(text, **options)
         try:
             head = next(reader, [])
             if len(set(head)) < len(head) or not head:
@@ -136,14 +136,19 @@ def read_csv(file: Path) -> list[dict[str, str]]:
                         f"{file}, line {reader.line_num:,} has {len(row)} fields; the first line names {len(head)}: "
                         f"{', '.join(head)}."
                     )
-                rows += [dict(zip(head, row))] if row else []
+                if row:
+                    yield dict(zip(head, row))
         except UnicodeDecodeError as error:
             raise ValueError(
                 f"{file}, line {_undecodable_line(file):,} is not UTF-8: convert the file (Excel: CSV UTF-8)."
             ) from error
         except csv.Error as error:
             raise ValueError(f"{file}, after line {reader.line_num:,}: it cannot be read ({error}).") from error
-    return rows
+
+
+def read_csv(file: Path) -> list[dict[str, str]]:
+    """All rows of a CSV file; see `csv_rows`."""
+    return list(csv_rows(file))
 
 
 def _undecodable_line(file: Path) -> int:
@@ -157,7 +162,7 @@ def _undecodable_line(file: Path) -> int:
 
 
 def _read_csv(file: str, columns: tuple[str, ...]) -> Iterator[dict[str, Any]]:
-    for number, row in enumerate(read_csv(Path(file))):
+    for number, row in enumerate(csv_rows(Path(file))):
         if number == 0:
             _check_columns(file, columns, list(row))
         yield _checked({name: row[name] for name in columns}, columns, f"{file}, row {number:,}")

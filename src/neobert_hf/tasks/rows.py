@@ -78,7 +78,7 @@ def _say_repeated(splits: dict[str, Dataset], settings: Any) -> None:
     """Held-out rows that are trained on give scores that are too good; many published datasets have some."""
     columns = settings.columns_compared(splits["train"])
     trained = set(_texts(splits["train"], columns))
-    for split in splits.keys() - {"train"}:
+    for split in [name for name in splits if name != "train"]:
         texts = _texts(splits[split], columns)
         repeated = sum(text in trained for text in texts)
         found = f"{repeated:,} of {len(texts):,} rows of the split {split} are also trained on"
