@@ -79,12 +79,14 @@ class ShrinkBenchmark:
 
 def sizes_of(config: NeoBERTConfig) -> dict[str, NeoBERTConfig]:
     """The architectures by name, the whole one first."""
-    found = {"large": config}
-    for name, (layers, mlp) in SIZES.items():
-        sizes = {"num_hidden_layers": config.num_hidden_layers // layers}
-        sizes |= {"intermediate_size": config.intermediate_size // mlp}
-        found[name] = NeoBERTConfig(**config.to_dict() | sizes)
-    return found
+    return {"large": config} | {name: smaller(config, *shares) for name, shares in SIZES.items()}
+
+
+def smaller(config: NeoBERTConfig, layers: int, mlp: int) -> NeoBERTConfig:
+    """The architecture with so many times fewer layers, and so many times narrower MLPs."""
+    sizes = {"num_hidden_layers": config.num_hidden_layers // layers}
+    sizes |= {"intermediate_size": config.intermediate_size // mlp}
+    return NeoBERTConfig(**config.to_dict() | sizes)
 
 
 def prepare(settings: ShrinkBenchmark, data: Path, max_length: int) -> None:
@@ -97,8 +99,9 @@ def prepare(settings: ShrinkBenchmark, data: Path, max_length: int) -> None:
         run("prepare_data.py", flags, data / "log.txt")
 
 
-def latency(config: NeoBERTConfig, file: Path) -> float:
-    """Milliseconds of a forward pass of the encoder, without its decoder; kept in a file."""
+def latency(config: NeoBERTConfig, folder: Path) -> float:
+    """Milliseconds of a forward pass of the encoder, without its decoder; kept in a file of the folder."""
+    file = folder / f"latency_{config.num_hidden_layers}_{config.intermediate_size}.json"
     if not file.exists():
         torch.manual_seed(0)
         model, seconds = NeoBERTModel(config).eval(), []
@@ -227,10 +230,7 @@ def main(args: list[str] | None = None) -> None:
     configs = sizes_of(NeoBERTConfig.from_pretrained(settings.model))
     prepare(settings, output / "data", configs["large"].max_length)
     # Before training, which warms the machine up.
-    milliseconds = {
-        name: latency(config, output / f"latency_{config.num_hidden_layers}_{config.intermediate_size}.json")
-        for name, config in configs.items()
-    }
+    milliseconds = {name: latency(config, output) for name, config in configs.items()}
     runs = StoredRuns(Path(settings.results) / "single_runs" / "shrink.json")
     found = run_all(settings, runs, output, configs)
     report(settings, runs, found, milliseconds, configs)

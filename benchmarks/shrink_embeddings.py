@@ -29,7 +29,7 @@ from embedding_report import (
 )
 from embedding_scores import TestData, evaluate, load_model, split_pairs
 from pretraining import run
-from shrink import LENGTH, TEXTS, latency
+from shrink import LENGTH, TEXTS, latency, smaller
 from stored_runs import StoredRuns
 from transformers import AutoTokenizer, set_seed
 
@@ -80,10 +80,7 @@ class Benchmark:
         return Path(self.settings.output_dir)
 
     def config_of(self, size: str) -> NeoBERTConfig:
-        layers, mlp = SIZES[size]
-        sizes = {"num_hidden_layers": self.config.num_hidden_layers // layers}
-        sizes |= {"intermediate_size": self.config.intermediate_size // mlp}
-        return NeoBERTConfig(**self.config.to_dict() | sizes)
+        return smaller(self.config, *SIZES[size])
 
     def steps_of(self, size: str, way: str) -> int:
         """The steps that cost what distillation does, where the large model runs forward: a third of its training."""
@@ -217,10 +214,7 @@ def main(args: list[str] | None = None) -> None:
 
     # Before training, which warms the machine up.
     configs = {"large": benchmark.config} | {size: benchmark.config_of(size) for size in SIZES}
-    milliseconds = {
-        name: latency(config, output / f"latency_{config.num_hidden_layers}_{config.intermediate_size}.json")
-        for name, config in configs.items()
-    }
+    milliseconds = {name: latency(config, output) for name, config in configs.items()}
     large, found = benchmark.run_large(), benchmark.run_all()
     results.mkdir(parents=True, exist_ok=True)
     report(benchmark, large, found, milliseconds)

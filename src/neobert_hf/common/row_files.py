@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
+from datasets import Dataset
 
 
 BUILDERS = {
@@ -30,11 +31,18 @@ BUILDERS = {
 COMPRESSIONS = {".gz", ".bz2", ".xz", ".zst"}
 # Of a split in several files: its number and how many there are.
 PART = re.compile(r"-(\d+)-of-(\d+)\.")
+# A column with the number that a row had before others were left out.
+ROW = "number of the row"
 # A text file is one document, which is held in memory whole.
 LARGEST_TEXT_FILE = 64 * 2**20
 # A line of a JSON lines file, a JSON array, or a compressed Parquet file.
 LARGEST_JSON = 256 * 2**20
 PARQUET_ROWS = 1_000
+
+
+def number_rows(table: Dataset) -> Dataset:
+    """The table with the column `ROW`."""
+    return table.add_column(ROW, list(range(len(table))))
 
 
 def check_parts(files: list[Path], what: str) -> None:

@@ -146,9 +146,11 @@ def load_table(name: str, source: str, subset: str | None, split: str) -> Datase
     files, builder = list(map(str, found)), builder_of(found) if found else None
     if builder == "text":
         raise ValueError(f"Dataset {name}: {source!r} is plain text; give Parquet, JSON lines or CSV.")
-    if builder == "csv" and len(set(map(suffix_of, found))) > 1:
-        raise ValueError(f"Dataset {name}: {source!r} mixes .csv and .tsv files: name those of one kind by a pattern.")
     if builder == "csv":
+        if len(set(map(suffix_of, found))) > 1:
+            raise ValueError(
+                f"Dataset {name}: {source!r} mixes .csv and .tsv files: name those of one kind by a pattern."
+            )
         # `datasets` fills rows that are too short, without a word.
         _read_through(lambda file: csv_rows(Path(file)), files)
     if builder == "json":

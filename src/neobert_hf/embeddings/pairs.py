@@ -10,15 +10,13 @@ import pyarrow.compute as pc
 from datasets import ClassLabel, Dataset, Features, List, Value, concatenate_datasets
 from sentence_transformers.util import resolve_ids
 
+from neobert_hf.common.row_files import ROW, number_rows
 from neobert_hf.common.text_sources import load_table
 from neobert_hf.embeddings.descriptions import PairDataset, Part
 
 
 # What every table becomes. The list of negatives may be empty.
 FEATURES = Features({"query": Value("string"), "positive": Value("string"), "negatives": List(Value("string"))})
-
-# A column that holds the number of each row, where rows are left out.
-ROW = "number of the row"
 
 
 def load_pairs(description: PairDataset, max_negatives: int | None = None) -> Dataset:
@@ -178,7 +176,7 @@ def _load_part(name: str, part: Part, max_negatives: int | None) -> Dataset:
     reader = RowReader(where, paths, _converters(name, part, table), part.skip_incomplete, max_negatives)
     if part.above:
         # Messages name rows of the file, not of what is left of it.
-        table = table.add_column(ROW, list(range(len(table))))
+        table = number_rows(table)
         columns.append(ROW)
     for column, threshold in part.above.items():
         table = table.filter(_exceeds, input_columns=column, fn_kwargs={"threshold": threshold})

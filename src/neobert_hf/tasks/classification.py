@@ -13,9 +13,10 @@ from sklearn.metrics import confusion_matrix, f1_score, precision_recall_fscore_
 from transformers import AutoModelForSequenceClassification, DataCollatorWithPadding, PreTrainedTokenizerBase
 
 from neobert_hf.common.report import markdown_table, plot_confusion
+from neobert_hf.common.row_files import ROW
 from neobert_hf.common.settings import nearest
 from neobert_hf.tasks.recipe import Task, TaskSettings
-from neobert_hf.tasks.rows import ROW, check_columns, check_known, check_texts, choose_column, row_numbers
+from neobert_hf.tasks.rows import check_columns, check_known, check_texts, choose_column, row_numbers
 from neobert_hf.training.metrics import ScoreMetric
 
 

@@ -11,7 +11,7 @@ from datasets import Dataset, DatasetDict, concatenate_datasets, get_dataset_spl
 from sklearn.model_selection import GroupShuffleSplit
 
 from neobert_hf.common.paths import check_exists
-from neobert_hf.common.row_files import COMPRESSIONS, check_parts, read_csv
+from neobert_hf.common.row_files import COMPRESSIONS, ROW, check_parts, number_rows, read_csv
 from neobert_hf.common.settings import nearest
 from neobert_hf.common.text_sources import load_table
 
@@ -19,11 +19,7 @@ from neobert_hf.common.text_sources import load_table
 # How files and Hub datasets call them.
 SPLITS = {"train": ("train",), "validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
 
-# The column with the number that a row had before others were held out.
-ROW = "row in the file"
-
 Reader = Callable[[Path], list[dict[str, Any]]]
-
 
 CSV_READERS = MappingProxyType({".csv": read_csv, ".tsv": read_csv})
 
@@ -76,6 +72,8 @@ def _texts(table: Dataset, columns: Sequence[str]) -> list[str]:
 
 def _say_repeated(splits: dict[str, Dataset], settings: Any) -> None:
     """Held-out rows that are trained on give scores that are too good; many published datasets have some."""
+    if splits.keys() == {"train"}:
+        return
     columns = settings.columns_compared(splits["train"])
     trained = set(_texts(splits["train"], columns))
     for split in [name for name in splits if name != "train"]:
@@ -107,7 +105,7 @@ def _with_validation(splits: DatasetDict, settings: Any) -> DatasetDict:
                 f"{settings.validation_share:.0%}."
             )
         ((kept, rest),) = GroupShuffleSplit(1, test_size=held_out, random_state=0).split(groups, groups=groups)
-        table = table.add_column(ROW, list(range(len(table))))
+        table = number_rows(table)
         splits["train"], splits["validation"] = table.select(kept), table.select(rest)
         print(
             f"{len(rest):,} of {len(table):,} rows are held out for validation: no file or split is for that. Rows "

@@ -26,7 +26,7 @@ def run_lock(arguments: TrainingArguments, start: str | None) -> AbstractContext
         NotADirectoryError: if `output_dir` is a file.
         ValueError: if the run would write its own model over the start.
     """
-    output = Path(arguments.output_dir).expanduser()
+    output = Path(arguments.output_dir)
     if output.is_file():
         raise NotADirectoryError(f"`output_dir` is {arguments.output_dir!r}, which is a file: name a folder.")
     place = start and Path(start).expanduser()

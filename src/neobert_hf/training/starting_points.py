@@ -105,11 +105,14 @@ def build_model(start: StartingPoint, auto_class: Any, config: PreTrainedConfig)
             "encoder."
         ) from None
     except RuntimeError as error:
-        stored = AutoConfig.from_pretrained(start.model, trust_remote_code=start.trust_remote_code).num_labels
-        if stored != config.num_labels:
+        stored = AutoConfig.from_pretrained(start.model, trust_remote_code=start.trust_remote_code)
+        # An encoder has a number of labels, too: the default.
+        head = auto_class.__name__.removeprefix("AutoModel")
+        has_head = any(name.endswith(head) for name in stored.architectures or [])
+        if has_head and stored.num_labels != config.num_labels:
             raise ValueError(
-                f"{start.model} has a head for {stored} labels, and the data have {config.num_labels}. Start from the "
-                "encoder that it was trained from."
+                f"{start.model} has a head for {stored.num_labels} labels, and the data have {config.num_labels}. "
+                "Start from the encoder that it was trained from."
             ) from error
         raise ValueError(
             f"The weights of {start.model} do not fit its config.json (hidden_size {config.hidden_size}) with "

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import BertForMaskedLM
+from transformers import AutoModelForSequenceClassification, BertForMaskedLM
 
 from neobert_hf.evaluation.glue.models import build_classifier
 from neobert_hf.training.run_checkpoints import CheckpointError, Progress, mark_complete
-from neobert_hf.training.starting_points import StartingPoint
+from neobert_hf.training.starting_points import StartingPoint, build_model, task_config
 from tests.helpers.examples import load_example
 from tests.helpers.glue_runs import TASKS, best_of, model_folder, save_encoder
 from tests.helpers.other_encoders import ENCODERS, save_other_encoder
@@ -91,6 +91,10 @@ def test_checkpoints_of_another_width_are_refused_before_training(flags, tokeniz
     shutil.copy(encoder / "config.json", wide / "config.json")
     with pytest.raises(ValueError, match=r"weights of .*wide do not fit its config.json \(hidden_size 32\)"):
         run_glue.main(flags(tmp_path / "run", model=wide))
+    # Not that of a head: an encoder has none, though its config has two labels.
+    start = StartingPoint(str(wide))
+    with pytest.raises(ValueError, match=r"weights of .*wide do not fit its config.json .* with 3 labels"):
+        build_model(start, AutoModelForSequenceClassification, task_config(start, list("abc"), None, 0.0))
     file = run / "checkpoint-1" / "model.safetensors"
     tensors = load_file(file)
     tensors["model.more"] = tensors.pop("model.layer_norm.weight")
