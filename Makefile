@@ -19,7 +19,7 @@ slow: .venv/.installed  ## The tests marked slow
 everything: .venv/.installed  ## Both of these in one run, which imports everything once
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal -m "not gpu and not hub and not clients"
 
-clients: .venv-clients/.installed  ## The tests of third-party clients, half an hour; rewrites docs/clients.md
+clients: .venv-clients/.installed  ## The tests of third-party clients, five minutes; rewrites docs/clients.md
 	.venv-clients/bin/python -m pytest -n $(TEST_PROCESSES) --dist worksteal -m clients tests/clients
 
 lint: .venv/.installed
