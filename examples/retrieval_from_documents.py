@@ -25,11 +25,12 @@ import yaml
 from neobert_hf.common.atomic_writes import write_json, write_text
 from neobert_hf.common.locks import folder_lock
 from neobert_hf.common.paths import check_exists
-from neobert_hf.common.settings import Count, LocalPath, PathOrId, Range, check_ranges, parse_config
+from neobert_hf.common.settings import Count, LocalPath, PathOrId, Positive, Range, check_ranges, parse_config
 from neobert_hf.common.stored_rows import load_rows
 from neobert_hf.embeddings.arguments import DenseArguments, EmbeddingArguments
 from neobert_hf.evaluation.mteb.report import collect_scores
-from neobert_hf.search.keywords import bm25_ndcg
+from neobert_hf.search.encoder import EmbeddingSettings, PassageEncoder
+from neobert_hf.search.keywords import bm25_ndcg, hybrid_ndcg
 
 
 # The models that are compared, and what the report calls them.
@@ -38,6 +39,7 @@ STAGES = {
     "pairs_alone": "after, on the pairs alone",
     "hard_negatives": "after, with hard negatives",
 }
+BM25, HYBRID = "BM25, which knows words only", "the better model with BM25"
 
 
 @dataclass
@@ -62,6 +64,9 @@ class RetrievalArguments:
         default=None, metadata={"help": "optimizer steps of each of the two trainings; as in `training` if unset"}
     )
     negatives: Count = field(default=4, metadata={"help": "hard negatives of a pair, at most"})
+    keyword_weight: Positive = field(
+        default=0.5, metadata={"help": "of BM25 beside the cosine, in a search by both; see semantic_search.py"}
+    )
     trust_remote_code: bool = field(default=False, metadata={"help": "run code from the model's repository"})
 
     def __post_init__(self):
@@ -110,8 +115,9 @@ def main(args: list[str] | None = None) -> None:
 
         # 7. Numbers, and what to do next
         print("6. Numbers", flush=True)
-        report(output, scores, better)
+        hybrid_is_better = report(settings, scores, better)
     query = ["python", "examples/semantic_search.py", "query", "--index", str(output / "index"), "--text", "..."]
+    query += ["--keyword_weight", str(settings.keyword_weight)] if hybrid_is_better else []
     query += ["--trust_remote_code", "true"] if settings.trust_remote_code else []
     print(f"Ask it:\n  {shlex.join(query)}")
 
@@ -174,12 +180,22 @@ def read_scores(output: Path) -> dict[str, float]:
     return {name: evaluated[name]["local"]["HeldOutPairs"]["score"] / 100 for name in STAGES}
 
 
-def report(output: Path, scores: dict[str, float], better: str) -> None:
-    """Print nDCG@10 of the three models and of BM25 on the held-out pairs, and write it to `report.json`."""
+def report(settings: RetrievalArguments, scores: dict[str, float], better: str) -> bool:
+    """Print nDCG@10 on the held-out pairs, of the models, of BM25 and of both, and write it to `report.json`.
+
+    Returns:
+        Whether the better model finds more together with BM25.
+    """
+    output = Path(settings.output_dir)
     train, held_out = (load_rows(output / name) for name in ("pairs.parquet", "pairs_held_out.parquet"))
     texts = list(dict.fromkeys([*held_out["positive"], *train["positive"]]))
+    pairs = (held_out["query"][:], held_out["positive"][:], texts)
+    encoder = PassageEncoder(
+        EmbeddingSettings(str(output / better / "model")), trust_remote_code=settings.trust_remote_code
+    )
+    hybrid, alone = hybrid_ndcg(encoder, *pairs, settings.keyword_weight), scores[better]
     scores = {words: scores[name] for name, words in STAGES.items()}
-    scores["BM25, which knows words only"] = bm25_ndcg(held_out["query"][:], held_out["positive"][:], texts)
+    scores |= {BM25: bm25_ndcg(*pairs), HYBRID: hybrid}
     found = {"queries": len(held_out), "texts": len(texts), "ndcg_at_10": scores, "indexed": better}
     write_json(output / "report.json", found)
     print(
@@ -188,6 +204,7 @@ def report(output: Path, scores: dict[str, float], better: str) -> None:
     for words, score in scores.items():
         print(f"  {words:<32}{score:.3f}")
     print(f"The index is that of the better model, {output / better / 'model'}.")
+    return hybrid > alone
 
 
 if __name__ == "__main__":

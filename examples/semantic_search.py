@@ -4,6 +4,7 @@
     python examples/semantic_search.py index --index runs/search --model runs/embeddings/model \\
         --source 'corpus/*.parquet' --column body --id_column url
     python examples/semantic_search.py query --index runs/search --text "how is padding removed?"
+    python examples/semantic_search.py query --index runs/search --text "ECONNRESET" --keyword_weight 0.5
     python examples/semantic_search.py remove --index runs/search --name /where/docs/were
 
 `-h` after `index`, `query` or `remove` lists their settings. The database is LanceDB in the folder `--index`, which
@@ -26,7 +27,7 @@ from typing import Annotated
 
 import neobert_hf  # noqa: F401  (registers the architecture)
 from neobert_hf.common.locks import folder_lock
-from neobert_hf.common.settings import PathOrId, Range, check_ranges, parse_config
+from neobert_hf.common.settings import NotNegative, PathOrId, Range, check_ranges, parse_config
 from neobert_hf.search.encoder import EmbeddingSettings, PassageEncoder, join_index
 from neobert_hf.search.index import Hit, VectorIndex, VectorIndexError, open_index
 from neobert_hf.search.indexing import SourceSettings, update_index
@@ -63,6 +64,9 @@ class QuerySettings:
 
     text: list[str] = field(metadata={"help": "one query or several, each in quotes"})
     top_k: Annotated[int, Range(1, 10_000)] = field(default=5, metadata={"help": "passages to show"})
+    keyword_weight: NotNegative = field(
+        default=0.0, metadata={"help": "of BM25, by shared words, beside the cosine; 0: the cosine alone"}
+    )
     model: PathOrId | None = field(default=None, metadata={"help": "where the index's model is now, if it was moved"})
     json: bool = field(default=False, metadata={"help": "print one JSON object for each query"})
 
@@ -118,11 +122,11 @@ def answer_queries(args: list[str]) -> None:
         for line in encoder.notes() + encoder.warnings(settings.text):
             print(line, file=sys.stderr)
         for query, vector in zip(settings.text, encoder.embed("query", settings.text)):
-            hits = index.search(vector, settings.top_k)
+            hits = index.search_hybrid(query, vector, settings.top_k, settings.keyword_weight)
             if settings.json:
                 print(json.dumps({"query": query, "hits": [asdict(hit) for hit in hits]}))
             else:
-                print(format_hits(query, hits))
+                print(format_hits(query, hits, "score" if settings.keyword_weight else "cosine"))
 
 
 def remove_source(args: list[str]) -> None:
@@ -139,9 +143,9 @@ def remove_source(args: list[str]) -> None:
     print(f"{settings.name} in {shared.index}: {len(documents):,} documents removed")
 
 
-def format_hits(query: str, hits: list[Hit]) -> str:
-    """A query's passages, best first: cosine, document, number of the passage, and its beginning."""
-    lines = [f"{query!r}: {len(hits)} passages", f"{'cosine':>7}  document [passage]"]
+def format_hits(query: str, hits: list[Hit], score: str) -> str:
+    """A query's passages, best first: score, document, number of the passage, and its beginning."""
+    lines = [f"{query!r}: {len(hits)} passages", f"{score:>7}  document [passage]"]
     for hit in hits:
         lines += [f"{hit.score:>7.4f}  {hit.document} [{hit.number}]", f"{'':>9}{' '.join(hit.text.split())[:110]}"]
     return "\n".join(lines)

@@ -16,6 +16,7 @@ from datasets import Dataset
 from neobert_hf.common.results import ResultError
 from neobert_hf.common.settings import parse_config
 from neobert_hf.search.index import open_index
+from tests.helpers.bm25 import bm25
 from tests.helpers.embedding_runs import SMALL, assert_same_weights
 from tests.helpers.examples import load_example
 from tests.helpers.other_encoders import save_with_its_own_code
@@ -70,10 +71,10 @@ def test_from_documents_to_numbers_and_an_index(whole, material, capsys):
     sides = [{f for f, text in files.items() for p in part["positive"] if p in text} for part in (train, held_out)]
     assert sides[0] and sides[1] and sides[0].isdisjoint(sides[1])
     report = json.loads((whole / "report.json").read_text())
-    assert report["queries"] == len(held_out) and len(report["ndcg_at_10"]) == 4
+    assert report["queries"] == len(held_out) and len(report["ndcg_at_10"]) == 5
     for name, score in report["ndcg_at_10"].items():
         assert 0 <= score <= 1 and f"  {name:<32}{score:.3f}\n" in printed
-    _, alone, hard, _ = report["ndcg_at_10"].values()
+    _, alone, hard, _, hybrid = report["ndcg_at_10"].values()
     assert report["indexed"] == ("hard_negatives" if hard > alone else "pairs_alone")
     assert f"better model, {whole / report['indexed'] / 'model'}.\n" in printed
     assert open_index(str(whole / "index")).identity["model"] == str(whole / report["indexed"] / "model")
@@ -86,6 +87,7 @@ def test_from_documents_to_numbers_and_an_index(whole, material, capsys):
     assert printed.strip().splitlines()[-2] == "Ask it:"
     program, script, *words = shlex.split(command)
     assert (program, script) == ("python", "examples/semantic_search.py")
+    assert ("--keyword_weight 0.5" in command) == (hybrid > max(alone, hard))
     load_example("semantic_search").main([*words, "--device", "cpu"])
     assert ".md [" in capsys.readouterr().out
 
@@ -135,21 +137,10 @@ def test_bm25_is_that_of_its_definition():
 
     documents = ["red fox jump", "red red dog", "blue dog jump high", "green bird", "blue bird sing song loud"]
     queries = ["red dog", "blue bird", "jump", "green", "zebra"]
-    words = [document.split() for document in documents]
-    mean = sum(map(len, words)) / len(words)
-
-    def score(query: str, number: int) -> float:
-        total = 0.0
-        for word in query.split():
-            having, count = sum(word in some for some in words), words[number].count(word)
-            rarity = math.log(1 + (len(words) - having + 0.5) / (having + 0.5))
-            total += rarity * count * 2.2 / (count + 1.2 * (0.25 + 0.75 * len(words[number]) / mean))
-        return total
-
     relevant = [0, 4, 2, 3, 1]
     gains = []
     for query, right in zip(queries, relevant):
-        scores = [score(query, number) for number in range(len(documents))]
+        scores = [bm25(query, number, documents) for number in range(len(documents))]
         rank = 1 + sum(value > scores[right] for value in scores)
         gains.append(1 / math.log2(1 + rank) if scores[right] > 0 else 0.0)
     assert 0.5 < sum(gains) / 5 < 0.9

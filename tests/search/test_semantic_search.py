@@ -119,6 +119,23 @@ def test_hits_are_those_of_brute_force(index, query, corpus, texts, encoder, dim
         assert all(hit["number"] == 0 and hit["source"] == str(corpus) for hit in hits)
 
 
+def test_words_count_beside_the_cosine(index, query, corpus, texts, tmp_path, capsys):
+    index(corpus, "--id_column=id")
+    word = max(texts[5].split(), key=lambda word: (word.isalpha() and sum(word in text for text in texts) == 1, word))
+    (by_words,) = query(word, keyword_weight=3, top_k=60)
+    assert by_words[0]["text"] == texts[5] and by_words[0]["score"] > 2
+    (by_vectors,) = query(word, top_k=60)
+    scores = {hit["document"]: hit["score"] for hit in by_vectors}
+    assert all(abs(hit["score"] - scores[hit["document"]]) < 1e-5 for hit in by_words[1:])
+    # The best match by its words has 3 more.
+    assert abs(by_words[0]["score"] - scores[by_words[0]["document"]] - 3) < 1e-5
+    flags = [f"--index={tmp_path / 'index'}", "--device=cpu", "--text", word]
+    semantic_search.main(["query", "--keyword_weight=3", *flags])
+    assert capsys.readouterr().out.splitlines()[1] == "  score  document [passage]"
+    with pytest.raises(ValueError, match="`keyword_weight` is -1.0; it must be 0 or more"):
+        semantic_search.main(["query", "--keyword_weight=-1", *flags])
+
+
 def test_the_prompts_of_the_model_are_the_default(index, query, corpus, model, tmp_path):
     encoder = SentenceTransformer(str(model), prompts={"query": "question: ", "document": "text: "})
     encoder.save(str(tmp_path / "prompted"))

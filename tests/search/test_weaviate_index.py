@@ -80,6 +80,16 @@ def test_it_does_what_lancedb_does(opened, tmp_path):
     assert found[0][0].score > found[0][-1].score
 
 
+def test_words_are_not_searched(opened):
+    index = opened()
+    index.create(IDENTITY)
+    fill(index)
+    (query,) = vectors(1, seed=2)
+    with pytest.raises(VectorIndexError, match="searched by vectors only: use LanceDB, or `keyword_weight` 0"):
+        index.search_hybrid("a b", query, 3, 0.5)
+    assert index.search_hybrid("a b", query, 3, 0.0) == index.search(query, 3)
+
+
 def test_a_document_in_part_has_no_hash_and_can_be_deleted_or_written_again(opened, server):
     index = opened()
     index.create(IDENTITY)

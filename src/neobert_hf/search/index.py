@@ -18,6 +18,10 @@ import torch
 from neobert_hf.common.settings import differences, list_differences
 
 
+# Passages that a hybrid search compares: so many of the nearest vectors, and so many that share words with the query.
+CANDIDATES = 200
+
+
 class VectorIndexError(RuntimeError):
     """An index is missing, cannot be reached, or was made in another way."""
 
@@ -43,7 +47,11 @@ class Passage:
 
 @dataclass
 class Hit:
-    """A passage that a search found; `score` is the cosine of the angle between its vector and the query's."""
+    """A passage that a search found.
+
+    Args:
+        score: the cosine of the angle between its vector and the query's, and in a hybrid search what its words add.
+    """
 
     score: float
     source: str
@@ -79,6 +87,30 @@ class VectorIndex(ABC):
     def search(self, vector: np.ndarray, limit: int) -> list[Hit]:
         """Return the passages that are nearest to a vector (dimension,), best first."""
 
+    def match(self, text: str, vector: np.ndarray, limit: int) -> list[tuple[Hit, float]]:
+        """Return the passages that share words with a text, best first: each as `search` gives it, and its BM25."""
+        raise VectorIndexError("This database is searched by vectors only: use LanceDB, or `keyword_weight` 0.")
+
+    def search_hybrid(self, text: str, vector: np.ndarray, limit: int, keyword_weight: float) -> list[Hit]:
+        """Return the passages whose vectors are near and that share words with the query, best first.
+
+        The score is the cosine + `keyword_weight` x BM25 / the query's highest BM25. A sum of scores keeps by how much
+        one passage is ahead of the next, which a fusion of ranks forgets (Bruch et al., 2023,
+        https://arxiv.org/abs/2210.11934; benchmarks/results/embeddings.md compares).
+
+        Args:
+            text: the query as it was asked, without a prompt.
+            vector: of the query (dimension,).
+        """
+        if keyword_weight == 0:
+            return self.search(vector, limit)
+        matching = self.match(text, vector, max(limit, CANDIDATES))
+        found = {(hit.source, hit.document, hit.number): hit for hit in self.search(vector, max(limit, CANDIDATES))}
+        for hit, keywords in matching:
+            hit.score += keyword_weight * keywords / matching[0][1]
+            found[hit.source, hit.document, hit.number] = hit
+        return sorted(found.values(), key=lambda hit: -hit.score)[:limit]
+
     def write_context(self, context: torch.Tensor) -> None:
         """Store what a contextual model read beside every text, (context_size, hidden_size), before `create`."""
         raise VectorIndexError("This database keeps no context of a contextual model: use LanceDB, or another model.")
@@ -88,7 +120,7 @@ class VectorIndex(ABC):
         raise VectorIndexError("This database keeps no context.")
 
     def optimize(self) -> None:  # noqa: B027  (not every database needs it)
-        """Tidy up after many writes."""
+        """Tidy up after many writes, and make what was written searchable by its words."""
 
     def close(self) -> None:  # noqa: B027
         """Leave the server."""

@@ -1,11 +1,18 @@
-"""Search by words (BM25), to compare an embedding model with: full-text search of LanceDB, in memory."""
+"""Search by words (BM25), alone and together with an embedding model, to compare the model with both."""
 
 import math
+from collections.abc import Iterable
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import lancedb
 import pyarrow as pa
 from lancedb.index import FTS
 from lancedb.query import MatchQuery
+
+from neobert_hf.search.encoder import PassageEncoder
+from neobert_hf.search.index import Passage
+from neobert_hf.search.lancedb_index import LanceDBIndex
 
 
 def bm25_ndcg(queries: list[str], relevant: list[str], documents: list[str], cutoff: int = 10) -> float:
@@ -18,9 +25,41 @@ def bm25_ndcg(queries: list[str], relevant: list[str], documents: list[str], cut
     """
     table = lancedb.connect("memory://").create_table("documents", pa.table({"text": documents}))
     table.create_index("text", config=FTS())
-    gains = 0.0
-    for query, right in zip(queries, relevant, strict=True):
+
+    def found(query: str) -> list[str]:
         search = table.search(MatchQuery(query, "text"), query_type="fts").select(["text", "_score"])
-        found = [row["text"] for row in search.limit(cutoff).to_list()]
-        gains += 1 / math.log2(2 + found.index(right)) if right in found else 0.0
-    return gains / len(queries)
+        return [row["text"] for row in search.limit(cutoff).to_list()]
+
+    return _mean_ndcg(map(found, queries), relevant)
+
+
+def hybrid_ndcg(
+    encoder: PassageEncoder,
+    queries: list[str],
+    relevant: list[str],
+    documents: list[str],
+    keyword_weight: float,
+    cutoff: int = 10,
+) -> float:
+    """The mean nDCG of `VectorIndex.search_hybrid`; see `bm25_ndcg`. A document is one passage, cut if it is longer."""
+    with TemporaryDirectory() as folder:
+        index = LanceDBIndex(Path(folder))
+        index.create(encoder.identity)
+        passages = [Passage("", str(number), 0, 1, "", text) for number, text in enumerate(documents)]
+        index.add(passages, encoder.embed("document", documents))
+        index.optimize()
+        vectors = encoder.embed("query", queries)
+        hits = (
+            index.search_hybrid(query, vector, cutoff, keyword_weight)
+            for query, vector in zip(queries, vectors, strict=True)
+        )
+        return _mean_ndcg(([hit.text for hit in some] for some in hits), relevant)
+
+
+def _mean_ndcg(found: Iterable[list[str]], relevant: list[str]) -> float:
+    """Of the texts that each query found, best first, where one is the relevant one."""
+    gains = (
+        1 / math.log2(2 + texts.index(right)) if right in texts else 0.0
+        for texts, right in zip(found, relevant, strict=True)
+    )
+    return sum(gains) / len(relevant)

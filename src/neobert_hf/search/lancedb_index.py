@@ -8,6 +8,8 @@ import lancedb
 import numpy as np
 import pyarrow as pa
 import torch
+from lancedb.index import FTS
+from lancedb.query import MatchQuery
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
@@ -86,6 +88,24 @@ class LanceDBIndex(VectorIndex):
         rows = self.table.search(vector).distance_type("cosine").select(columns).limit(limit).to_list()
         return [Hit(score=1 - row.pop("_distance"), **row) for row in rows]
 
+    def match(self, text: str, vector: np.ndarray, limit: int) -> list[tuple[Hit, float]]:
+        if not self._has_keywords():
+            raise VectorIndexError(
+                f"The index {self.folder} cannot be searched by words yet: run `semantic_search.py index` again, which "
+                "embeds nothing anew."
+            )
+        columns = ["source", "document", "number", "text", "vector", "_score"]
+        search = self.table.search(MatchQuery(text, "text"), query_type="fts").select(columns).limit(limit)
+        matching = []
+        for row in search.to_list():
+            keywords, found = row.pop("_score"), np.array(row.pop("vector"))
+            cosine = float(found @ vector / (np.linalg.norm(found) * np.linalg.norm(vector)))
+            matching.append((Hit(score=cosine, **row), keywords))
+        return matching
+
+    def _has_keywords(self) -> bool:
+        return any(index.columns == ["text"] for index in self.table.list_indices())
+
     def write_context(self, context: torch.Tensor) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         with atomic_write(self.context_file) as partial:
@@ -101,6 +121,9 @@ class LanceDBIndex(VectorIndex):
             ) from error
 
     def optimize(self) -> None:
+        if not self._has_keywords():
+            # Of English: words are compared by their stems, and stop words are left out.
+            self.table.create_index("text", config=FTS())
         # Each write leaves small files and a version. Versions younger than a week stay, for processes that read them.
         self.table.optimize()
 
