@@ -27,8 +27,9 @@ from embedding_report import (
     interval,
     train_once,
 )
-from embedding_scores import TestData, bm25_alone, evaluate, load_model, split_pairs
+from embedding_scores import KEYWORD_WEIGHT, TestData, bm25_alone, evaluate, load_model, split_pairs
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from pretraining import save_random
 from stored_runs import StoredRuns
@@ -39,12 +40,12 @@ from neobert_hf.common.report import markdown_table, mean_interval
 from neobert_hf.common.settings import Positive, parse_config
 
 
-RANDOM = "random"
+RANDOM, BM25 = "random", "BM25"
 COLUMNS = {
     "test FOLDOC": "FOLDOC",
-    "test FOLDOC with BM25": "FOLDOC, with BM25",
+    "test FOLDOC and words": "FOLDOC, with BM25",
     "test WordNet": "WordNet",
-    "test WordNet with BM25": "WordNet, with BM25",
+    "test WordNet and words": "WordNet, with BM25",
     "similarity": "similarity of news",
 }
 PLAIN, PAIRS, BOTH = "as it is", "fine-tuned on pairs", "contrastive stage, then pairs"
@@ -169,21 +170,29 @@ def gains_table(results: dict[str, dict], starts: list[str]) -> list[str]:
     rows = []
     for better, worse in comparisons:
         scores = [results[name][way]["scores"] for name, way in (better, worse)]
-        cells = [gain_cell(*scores, key) for key in COLUMNS]
+        # Runs of earlier versions were not searched with by words, too.
+        cells = [gain_cell(*scores, key) if all(key in one[0] for one in scores) else "-" for key in COLUMNS]
         rows.append([f"{', '.join(better)}, against {', '.join(worse)}", *cells])
     return markdown_table(["", *COLUMNS.values()], rows)
 
 
 def plot(results: dict[str, dict], file: Path) -> None:
-    """One panel a test, one group of bars a start, with the 95% interval over the seeds."""
-    figure = Figure(figsize=(13, 4.2), layout="constrained")
-    keys = [key for key in COLUMNS if "BM25" not in key]
+    """One panel a test, one group of bars a start, with the 95% interval over the seeds; BM25 alone is a line."""
+    figure = Figure(figsize=(18, 4.2), layout="constrained")
+    alone = results[BM25][PLAIN]["scores"][0]
     colors = {title: f"C{number}" for number, title in enumerate(STAGES)}
     width = 0.84 / len(STAGES)
-    for axes, key in zip(figure.subplots(1, len(keys)), keys):
-        names = [name for name in results if key in next(iter(results[name].values()))["scores"][0]]
+    for axes, key in zip(figure.subplots(1, len(COLUMNS)), COLUMNS):
+        measured = {
+            name: [title for title in STAGES if title in ways and key in ways[title]["scores"][0]]
+            for name, ways in results.items()
+            if name != BM25
+        }
+        names = [name for name, ways in measured.items() if ways]
+        if (test := key.removesuffix(" and words")) in alone:
+            axes.axhline(alone[test], color="black", linestyle="--", linewidth=1)
         for place, name in enumerate(names):
-            ways = [title for title in STAGES if title in results[name]]
+            ways = measured[name]
             for number, title in enumerate(ways):
                 mean, lower, _ = mean_interval([one[key] for one in results[name][title]["scores"]])
                 error = 0 if lower != lower else mean - lower
@@ -193,6 +202,7 @@ def plot(results: dict[str, dict], file: Path) -> None:
         axes.set_title(("" if key == "similarity" else "nDCG@10, ") + COLUMNS[key])
     shown = [title for title in STAGES if any(title in ways for ways in results.values())]
     patches = [Patch(color=colors[title], label=title) for title in shown]
+    patches.append(Line2D([], [], color="black", linestyle="--", linewidth=1, label="BM25 alone"))
     figure.legend(handles=patches, loc="outside lower center", ncols=len(patches))
     write_png(file, figure)
 
@@ -205,8 +215,9 @@ def report(settings: EmbeddingBenchmarkArguments, results: dict[str, dict], star
     sections = (
         "# What pretraining and a contrastive stage are worth for retrieval",
         "![scores](embeddings.png)",
-        circumstances("embeddings", "sentence-transformers", "bm25s", precision=AS_TOLD, runs=runs.circumstances()),
-        f"{TESTS} `with BM25`: reciprocal rank fusion of both. {SIMILARITY}{others}",
+        circumstances("embeddings", "sentence-transformers", "lancedb", precision=AS_TOLD, runs=runs.circumstances()),
+        f"{TESTS} `with BM25`: the cosine + {KEYWORD_WEIGHT} x BM25 / the query's highest BM25, as "
+        f"`semantic_search.py query --keyword_weight {KEYWORD_WEIGHT}` ranks. {SIMILARITY}{others}",
         f"{contrastive}Pairs: `configs/embeddings/small.yaml` with `{settings.pairs}`. Texts are cut at 64 tokens in "
         f"training and 128 in tests. Rates {', '.join(f'{rate:g}' for rate in settings.learning_rates)} are tried by "
         f"all, in each stage, and chosen on other pairs; {settings.seeds} seeds; intervals are 95% by Student's t, and "
@@ -238,7 +249,7 @@ def main(args: list[str] | None = None) -> None:
         results = dict(zip(jobs, executor.map(benchmark.run_all, jobs, jobs.values())))
     for name, folder in (other.split("=", 1) for other in settings.others):
         results[name] = {PLAIN: {"rates": [], "scores": [evaluate(load_model(Path(folder)), tests)]}}
-    results["BM25"] = {PLAIN: {"rates": [], "scores": [bm25_alone(tests)]}}
+    results[BM25] = {PLAIN: {"rates": [], "scores": [bm25_alone(tests)]}}
 
     # 3. Report
     folder = Path(settings.results)
