@@ -39,7 +39,7 @@ STAGES = {
     "pairs_alone": "after, on the pairs alone",
     "hard_negatives": "after, with hard negatives",
 }
-BM25, HYBRID = "BM25, which knows words only", "the better model with BM25"
+BM25, HYBRID = "BM25, which knows words only", "both, BM25 with weight {:g}"
 
 
 @dataclass
@@ -64,8 +64,9 @@ class RetrievalArguments:
         default=None, metadata={"help": "optimizer steps of each of the two trainings; as in `training` if unset"}
     )
     negatives: Count = field(default=4, metadata={"help": "hard negatives of a pair, at most"})
-    keyword_weight: Positive = field(
-        default=0.5, metadata={"help": "of BM25 beside the cosine, in a search by both; see semantic_search.py"}
+    keyword_weights: list[Positive] = field(
+        default_factory=lambda: [0.5, 2.0],
+        metadata={"help": "of BM25 beside the cosine, each tried in a search by both; see semantic_search.py"},
     )
     trust_remote_code: bool = field(default=False, metadata={"help": "run code from the model's repository"})
 
@@ -115,9 +116,9 @@ def main(args: list[str] | None = None) -> None:
 
         # 7. Numbers, and what to do next
         print("6. Numbers", flush=True)
-        hybrid_is_better = report(settings, scores, better)
+        keyword_weight = report(settings, scores, better)
     query = ["python", "examples/semantic_search.py", "query", "--index", str(output / "index"), "--text", "..."]
-    query += ["--keyword_weight", str(settings.keyword_weight)] if hybrid_is_better else []
+    query += ["--keyword_weight", f"{keyword_weight:g}"] if keyword_weight else []
     query += ["--trust_remote_code", "true"] if settings.trust_remote_code else []
     print(f"Ask it:\n  {shlex.join(query)}")
 
@@ -180,11 +181,11 @@ def read_scores(output: Path) -> dict[str, float]:
     return {name: evaluated[name]["local"]["HeldOutPairs"]["score"] / 100 for name in STAGES}
 
 
-def report(settings: RetrievalArguments, scores: dict[str, float], better: str) -> bool:
+def report(settings: RetrievalArguments, scores: dict[str, float], better: str) -> float:
     """Print nDCG@10 on the held-out pairs, of the models, of BM25 and of both, and write it to `report.json`.
 
     Returns:
-        Whether the better model finds more together with BM25.
+        The weight of BM25 with which the better model finds most; 0 if it finds most alone.
     """
     output = Path(settings.output_dir)
     train, held_out = (load_rows(output / name) for name in ("pairs.parquet", "pairs_held_out.parquet"))
@@ -193,9 +194,10 @@ def report(settings: RetrievalArguments, scores: dict[str, float], better: str) 
     encoder = PassageEncoder(
         EmbeddingSettings(str(output / better / "model")), trust_remote_code=settings.trust_remote_code
     )
-    hybrid, alone = hybrid_ndcg(encoder, *pairs, settings.keyword_weight), scores[better]
-    scores = {words: scores[name] for name, words in STAGES.items()}
-    scores |= {BM25: bm25_ndcg(*pairs), HYBRID: hybrid}
+    by_weight = {0.0: scores[better]}
+    by_weight |= {weight: hybrid_ndcg(encoder, *pairs, weight) for weight in settings.keyword_weights}
+    scores = {words: scores[name] for name, words in STAGES.items()} | {BM25: bm25_ndcg(*pairs)}
+    scores |= {HYBRID.format(weight): by_weight[weight] for weight in settings.keyword_weights}
     found = {"queries": len(held_out), "texts": len(texts), "ndcg_at_10": scores, "indexed": better}
     write_json(output / "report.json", found)
     print(
@@ -204,7 +206,7 @@ def report(settings: RetrievalArguments, scores: dict[str, float], better: str) 
     for words, score in scores.items():
         print(f"  {words:<32}{score:.3f}")
     print(f"The index is that of the better model, {output / better / 'model'}.")
-    return hybrid > alone
+    return max(by_weight, key=by_weight.get)
 
 
 if __name__ == "__main__":
