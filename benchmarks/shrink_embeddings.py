@@ -4,11 +4,11 @@ benchmarks/results/shrink_embeddings.md and shrink_embeddings.png.
     python benchmarks/shrink_embeddings.py --data ../shared/data
 
 The large model is the start, fine-tuned on pairs. For each size, examples/shrink_embeddings.py cuts layers and units
-out of it, and the rest is trained to give its embeddings (`distilled`) or on the pairs. Random weights of the same size
-are trained on the pairs. All get as many floating-point operations and the same search: every learning rate with the
-first seed, the rate chosen on held-out pairs that are not tested on, then the other seeds. What the large model cost is
-not counted. Interrupted, the same command goes on, on another machine as well: see stored_runs.py. Leave the machine
-alone while it starts: latencies are measured then.
+out of it, and the rest is trained to give its embeddings (`distilled`), on the pairs, or both. Random weights of
+the same size are trained on the pairs. All get as many floating-point operations and the same search: every learning
+rate with the first seed, the rate chosen on held-out pairs that are not tested on, then the other seeds. What the large
+model cost is not counted. Interrupted, the same command goes on, on another machine as well: see stored_runs.py. Leave
+the machine alone while it starts: latencies are measured then.
 """
 
 import itertools
@@ -44,7 +44,8 @@ from neobert_hf.pretraining.flops import training_flops
 # The large model has this many times as many layers, and times the width of the MLP.
 SIZES = {"1/2 MLP": (1, 2), "1/2 layers": (2, 1), "1/2 layers, 1/4 MLP": (2, 4), "1/4 layers": (4, 1)}
 DISTILLED, CUT, RANDOM = "cut, then distilled", "cut, then trained on pairs", "random weights, trained on pairs"
-WAYS = (DISTILLED, CUT, RANDOM)
+BOTH = "cut, then distilled and trained on pairs"
+WAYS = (DISTILLED, BOTH, CUT, RANDOM)
 # Tokens of a text, on average.
 MEAN_LENGTH = 30
 
@@ -53,7 +54,9 @@ MEAN_LENGTH = 30
 class EmbeddingShrinkBenchmark(EmbeddingBenchmarkSettings):
     start: LocalPath = field(default="benchmarks/models/small", metadata={"help": "folder of a pretrained model"})
     output_dir: LocalPath = field(default="runs/shrink_embeddings_benchmark", metadata={"help": "data, runs and logs"})
-    learning_rates: list[Positive] = field(default_factory=lambda: [1e-3, 4e-3], metadata={"help": "tried by all"})
+    learning_rates: list[Positive] = field(
+        default_factory=lambda: [2.5e-4, 1e-3, 4e-3], metadata={"help": "tried by all"}
+    )
     large: str = field(
         default="--learning_rate 1e-3 --max_steps 300", metadata={"help": "further flags of the large one's training"}
     )
@@ -85,7 +88,7 @@ class Benchmark:
     def steps_of(self, size: str, way: str) -> int:
         """The steps that cost what distillation does, where the large model runs forward: a third of its training."""
         of_large, of_small = (training_flops(each, 1, MEAN_LENGTH, 0) for each in (self.config, self.config_of(size)))
-        share = 1 if way == DISTILLED else (of_small + of_large / 3) / of_small
+        share = 1 if way in (DISTILLED, BOTH) else (of_small + of_large / 3) / of_small
         return round(share * self.settings.steps)
 
     def train(self, model: Path, folder: Path, flags: str) -> Path:
@@ -124,8 +127,10 @@ class Benchmark:
         def train_and_score() -> dict[str, float]:
             folder = self.output / "_".join(f"{size} {way} {rate:g} {seed}".replace("/", " ").replace(",", "").split())
             own = ""
-            if way == DISTILLED:
+            if way in (DISTILLED, BOTH):
                 own = f"--teacher {self.large()} --distillation mse --teacher_dir {self.output}/teacher"
+            if way == BOTH:
+                own += " --contrastive_weight 1"
             model = self.train(self.start_of(size, way, seed), folder, f"{flags} {own}")
             return evaluate(load_model(model), self.tests)
 
