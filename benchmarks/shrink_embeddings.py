@@ -54,6 +54,7 @@ MEAN_LENGTH = 30
 class EmbeddingShrinkBenchmark(EmbeddingBenchmarkSettings):
     start: LocalPath = field(default="benchmarks/models/small", metadata={"help": "folder of a pretrained model"})
     output_dir: LocalPath = field(default="runs/shrink_embeddings_benchmark", metadata={"help": "data, runs and logs"})
+    sizes: list[str] = field(default_factory=lambda: list(SIZES), metadata={"help": f"of {'; '.join(SIZES)}"})
     learning_rates: list[Positive] = field(
         default_factory=lambda: [2.5e-4, 1e-3, 4e-3], metadata={"help": "tried by all"}
     )
@@ -61,6 +62,11 @@ class EmbeddingShrinkBenchmark(EmbeddingBenchmarkSettings):
         default="--learning_rate 1e-3 --max_steps 300", metadata={"help": "further flags of the large one's training"}
     )
     steps: Count = field(default=150, metadata={"help": "of distillation; the other ways get as much computing"})
+
+    def __post_init__(self):
+        super().__post_init__()
+        if unknown := [size for size in self.sizes if size not in SIZES]:
+            raise ValueError(f"`sizes` has {unknown[0]!r}; there are {', '.join(map(repr, SIZES))}.")
 
 
 @dataclass
@@ -154,9 +160,9 @@ class Benchmark:
 
     def run_all(self) -> dict[tuple[str, str], dict]:
         """By size and way. One run of each size that needs the cut model comes first, alone."""
-        for size in SIZES:
+        for size in self.settings.sizes:
             self.scores(size, DISTILLED, self.settings.learning_rates[0], 0)
-        jobs = list(itertools.product(SIZES, WAYS))
+        jobs = list(itertools.product(self.settings.sizes, WAYS))
         with ThreadPoolExecutor(self.settings.processes) as executor:
             return dict(zip(jobs, executor.map(lambda job: self.run_way(*job), jobs)))
 
