@@ -194,8 +194,7 @@ def report(settings: RetrievalArguments, scores: dict[str, float], better: str) 
     encoder = PassageEncoder(
         EmbeddingSettings(str(output / better / "model")), trust_remote_code=settings.trust_remote_code
     )
-    by_weight = {0.0: scores[better]}
-    by_weight |= {weight: hybrid_ndcg(encoder, *pairs, weight) for weight in settings.keyword_weights}
+    by_weight = {0.0: scores[better]} | hybrid_ndcg(encoder, *pairs, settings.keyword_weights)
     scores = {words: scores[name] for name, words in STAGES.items()} | {BM25: bm25_ndcg(*pairs)}
     scores |= {HYBRID.format(weight): by_weight[weight] for weight in settings.keyword_weights}
     found = {"queries": len(held_out), "texts": len(texts), "ndcg_at_10": scores, "indexed": better}

@@ -103,5 +103,5 @@ def test_ndcg_is_that_of_its_definition(documents, tmp_path):
         rank = 1 + (expected > expected[right]).sum()
         gains.append(1 / math.log2(1 + rank) if rank <= 20 else 0)
     assert 0 < np.mean(gains) < 1
-    found = hybrid_ndcg(encoder, queries, [documents[number] for number in relevant], documents, 0.5, cutoff=20)
-    assert found == pytest.approx(np.mean(gains))
+    found = hybrid_ndcg(encoder, queries, [documents[number] for number in relevant], documents, [0.5, 8], cutoff=20)
+    assert found[0.5] == pytest.approx(np.mean(gains)) and found[8] != found[0.5]

@@ -96,7 +96,7 @@ class VectorIndex(ABC):
 
         The score is the cosine + `keyword_weight` x BM25 / the query's highest BM25. A sum of scores keeps by how much
         one passage is ahead of the next, which a fusion of ranks forgets (Bruch et al., 2023,
-        https://arxiv.org/abs/2210.11934; benchmarks/results/embeddings.md compares).
+        https://arxiv.org/abs/2210.11934; benchmarks/NOTES.md compares).
 
         Args:
             text: the query as it was asked, without a prompt.

@@ -38,10 +38,10 @@ def hybrid_ndcg(
     queries: list[str],
     relevant: list[str],
     documents: list[str],
-    keyword_weight: float,
+    keyword_weights: list[float],
     cutoff: int = 10,
-) -> float:
-    """The mean nDCG of `VectorIndex.search_hybrid`; see `bm25_ndcg`. A document is one passage, cut if it is longer."""
+) -> dict[float, float]:
+    """The mean nDCG of `VectorIndex.search_hybrid`, by its weight; see `bm25_ndcg`. Longer documents are cut."""
     with TemporaryDirectory() as folder:
         index = LanceDBIndex(Path(folder))
         index.create(encoder.identity)
@@ -49,11 +49,12 @@ def hybrid_ndcg(
         index.add(passages, encoder.embed("document", documents))
         index.optimize()
         vectors = encoder.embed("query", queries)
-        hits = (
-            index.search_hybrid(query, vector, cutoff, keyword_weight)
-            for query, vector in zip(queries, vectors, strict=True)
-        )
-        return _mean_ndcg(([hit.text for hit in some] for some in hits), relevant)
+
+        def found(weight: float) -> Iterable[list[str]]:
+            for query, vector in zip(queries, vectors, strict=True):
+                yield [hit.text for hit in index.search_hybrid(query, vector, cutoff, weight)]
+
+        return {weight: _mean_ndcg(found(weight), relevant) for weight in keyword_weights}
 
 
 def _mean_ndcg(found: Iterable[list[str]], relevant: list[str]) -> float:
