@@ -11,17 +11,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import lancedb
 import numpy as np
-import pyarrow as pa
 from datasets import Dataset
-from lancedb.index import FTS
-from lancedb.query import MatchQuery
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
 
 from neobert_hf.common.paths import check_exists
 from neobert_hf.embeddings.models import build_encoder
+from neobert_hf.search.keywords import bm25_search
 
 
 DEVELOPMENT, TEST = 500, 1000
@@ -44,15 +41,12 @@ class Retrieval:
 
     @cached_property
     def bm25_scores(self) -> np.ndarray:
-        """BM25 (https://doi.org/10.1561/1500000019), (queries, documents), of English stems without stop words."""
-        rows = pa.table({"number": range(len(self.documents)), "text": self.documents})
-        table = lancedb.connect("memory://").create_table("documents", rows)
-        table.create_index("text", config=FTS())
+        """BM25, (queries, documents); 0 where they share no word."""
+        search = bm25_search(self.documents)
         scores = np.zeros((len(self.queries), len(self.documents)))
         for query, row in zip(self.queries, scores):
-            search = table.search(MatchQuery(query, "text"), query_type="fts").select(["number", "_score"])
-            for found in search.limit(len(self.documents)).to_list():
-                row[found["number"]] = found["_score"]
+            for number, score in search(query, len(self.documents)):
+                row[number] = score
         return scores
 
 

@@ -224,7 +224,7 @@ def main(args: list[str] | None = None) -> None:
     benchmark = Benchmark(settings, NeoBERTConfig.from_pretrained(settings.start), tests, datasets, runs)
 
     # Before training, which warms the machine up.
-    configs = {"large": benchmark.config} | {size: benchmark.config_of(size) for size in SIZES}
+    configs = {"large": benchmark.config} | {size: benchmark.config_of(size) for size in settings.sizes}
     milliseconds = {name: latency(config, output) for name, config in configs.items()}
     large, found = benchmark.run_large(), benchmark.run_all()
     results.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
 """Search by words (BM25), alone and together with an embedding model, to compare the model with both."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -15,22 +15,35 @@ from neobert_hf.search.index import Passage
 from neobert_hf.search.lancedb_index import LanceDBIndex
 
 
+def bm25_search(documents: list[str]) -> Callable[[str, int], list[tuple[int, float]]]:
+    """Index texts in memory by their words: English stems, without stop words.
+
+    Returns:
+        What gives the numbers of the documents that share words with a query, best first and so many at most, and
+        their BM25 (https://doi.org/10.1561/1500000019).
+    """
+    rows = pa.table({"number": range(len(documents)), "text": documents})
+    table = lancedb.connect("memory://").create_table("documents", rows)
+    table.create_index("text", config=FTS())
+
+    def search(query: str, limit: int) -> list[tuple[int, float]]:
+        found = table.search(MatchQuery(query, "text"), query_type="fts").select(["number", "_score"]).limit(limit)
+        return [(row["number"], row["_score"]) for row in found.to_list()]
+
+    return search
+
+
 def bm25_ndcg(queries: list[str], relevant: list[str], documents: list[str], cutoff: int = 10) -> float:
-    """The mean nDCG of BM25 over queries with one relevant document each, with English stems and without stop words.
+    """The mean nDCG of `bm25_search` over queries with one relevant document each.
 
     Args:
         relevant: the document of each query, one of `documents`.
         documents: all that is searched, each once.
         cutoff: a relevant document that is found later than this counts 0.
     """
-    table = lancedb.connect("memory://").create_table("documents", pa.table({"text": documents}))
-    table.create_index("text", config=FTS())
-
-    def found(query: str) -> list[str]:
-        search = table.search(MatchQuery(query, "text"), query_type="fts").select(["text", "_score"])
-        return [row["text"] for row in search.limit(cutoff).to_list()]
-
-    return _mean_ndcg(map(found, queries), relevant)
+    search = bm25_search(documents)
+    found = ([documents[number] for number, _ in search(query, cutoff)] for query in queries)
+    return _mean_ndcg(found, relevant)
 
 
 def hybrid_ndcg(
