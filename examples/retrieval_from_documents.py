@@ -3,7 +3,8 @@
     python examples/retrieval_from_documents.py --documents docs --model runs/small/model --output_dir runs/docs
 
 The steps are the recipes of this folder: `make_pairs.py`, `finetune_embeddings.py` twice, `run_mteb.py` and
-`semantic_search.py`. Each can be run by itself on the files in `output_dir`, with all of its settings.
+`semantic_search.py`. Each can be run by itself on the files in `output_dir`, with all of its settings. They need
+`pip install 'neobert_hf[eval,search]'`.
 
 Run the same command again after an interruption: every step goes on where it was, to the same numbers. When documents
 have changed, it refuses to mix old and new ones: choose another `output_dir`.

@@ -13,6 +13,8 @@ from neobert_hf.common.settings import parse_config
 from neobert_hf.embeddings.shrinking import (
     EmbeddingCutSettings,
     cut_encoder,
+    embeddings_to_fit,
+    fit_linear_layer,
     load_large_model,
     read_texts,
     save_cut,
@@ -25,14 +27,18 @@ def main(args: list[str] | None = None) -> None:
     with folder_lock(Path(settings.output_dir)):
         # 2. The large model, and texts of the kind that it will read
         model, sizes = load_large_model(settings)
-        texts = read_texts(settings)
+        measured, fitted = read_texts(settings)
         parameters = sum(weight.numel() for weight in model.parameters())
+        wanted = embeddings_to_fit(model, measured, fitted)
 
         # 3. The cut: what turns the embeddings least
-        cut = cut_encoder(model, sizes, texts)
+        cut = cut_encoder(model, sizes, measured)
 
-        # 4. The model and the report
-        print(save_cut(model, cut, settings, texts, parameters), flush=True)
+        # 4. A linear layer that fits the states of what is left
+        fit = fit_linear_layer(model, measured, fitted, wanted) if fitted else None
+
+        # 5. The model and the report
+        print(save_cut(model, cut, fit, settings, measured, parameters), flush=True)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Dense, StaticEmbedding
+from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, StaticEmbedding, Transformer
 
 from neobert_hf.embeddings.models import build_encoder
 from tests.helpers.embedding_runs import run
@@ -31,7 +31,7 @@ def large(encoder, tmp_path) -> SentenceTransformer:
 def shrink(large, corpus, tmp_path):
     def cut(**changes) -> SentenceTransformer:
         settings = {"model": tmp_path / "large", "texts": corpus / "train.jsonl", "measured_texts": 40}
-        settings |= {"output_dir": tmp_path / "cut"} | changes
+        settings |= {"fitted_texts": 0, "output_dir": tmp_path / "cut"} | changes
         flags = [part for name, value in settings.items() for part in (f"--{name}", str(value))]
         load_example("shrink_embeddings").main(flags)
         return SentenceTransformer(str(tmp_path / "cut" / "model"), device="cpu").eval()
@@ -71,6 +71,31 @@ def test_less_of_it_is_smaller_and_all_else_stays(shrink, large, data, tmp_path,
     assert after < 0.9 * before
 
 
+@pytest.mark.parametrize("layers", [0, 1, 2])
+def test_a_linear_layer_is_fitted_to_what_is_left(shrink, large, corpus, tmp_path, layers):
+    """One layer in place of none, one or several; the embeddings come nearer to the large model's, on other texts."""
+    for _ in range(1 - layers):
+        del large[2]
+    if layers == 2:
+        large.append(Dense(16, 12, activation_function=torch.nn.Tanh()))
+    large.append(Normalize())
+    large.save(str(tmp_path / "large"))
+    small = shrink(num_hidden_layers=1, fitted_texts=200)
+    assert [type(module) for module in small] == [Transformer, Pooling, Dense, Normalize]
+    width = (32, 16, 12)[layers]
+    assert small[2].linear.weight.shape == (width, 32) and small.prompts == large.prompts
+
+    texts = [json.loads(line)["text"] for line in (corpus / "train.jsonl").read_text().splitlines()]
+    fit = json.loads((tmp_path / "cut" / "report.json").read_text())["fit"]
+    assert fit["texts"] == 200 and 0 < fit["after"] < 0.7 * fit["before"]
+    turned = []
+    for encode in ("encode_document", "encode_query"):
+        vectors = [getattr(model, encode)(texts[:40]) for model in (small, large)]
+        turned.append(1 - (vectors[0] * vectors[1]).sum(1).mean())
+    assert fit["after"] == pytest.approx(np.mean(turned), abs=1e-5)
+    assert f"and with it by {fit['after']:.4f}" in (tmp_path / "cut" / "report.md").read_text()
+
+
 @pytest.mark.slow
 def test_killed_twice_it_cuts_the_same_model(large, corpus, tmp_path):
     """While it measures, and as it writes: nothing is left half done, and the third run ends as one that was let be."""
@@ -98,6 +123,7 @@ def test_killed_twice_it_cuts_the_same_model(large, corpus, tmp_path):
         ({"num_hidden_layers": 3}, "`num_hidden_layers` is 3; it must be 2 or less"),
         ({"intermediate_size": 1}, "`intermediate_size` is 1; it must be"),
         ({"num_hidden_layers": 1, "measured_texts": 0}, "`measured_texts` is 0"),
+        ({"num_hidden_layers": 1, "measured_texts": 10**6, "fitted_texts": 9}, "none is left to fit a linear layer on"),
         ({"num_hidden_layers": 1, "model": "./nowhere"}, "`model` is './nowhere', and there is no such file"),
         ({"num_hidden_layers": 1, "texts": "nowhere.jsonl"}, "nowhere.jsonl"),
         ({"num_hidden_layers": 1, "column": "body"}, "body"),
