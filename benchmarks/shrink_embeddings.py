@@ -4,11 +4,11 @@ benchmarks/results/shrink_embeddings.md and shrink_embeddings.png.
     python benchmarks/shrink_embeddings.py --data ../shared/data
 
 The large model is the start, fine-tuned on pairs. For each size, examples/shrink_embeddings.py cuts layers and units
-out of it, and the rest is trained to give its embeddings (`distilled`), on the pairs, or both. Random weights of
-the same size are trained on the pairs. All get as many floating-point operations and the same search: every learning
-rate with the first seed, the rate chosen on held-out pairs that are not tested on, then the other seeds. What the large
-model cost is not counted. Interrupted, the same command goes on, on another machine as well: see stored_runs.py. Leave
-the machine alone while it starts: latencies are measured then.
+out of it. The rest is tested as it is, and trained to give the embeddings of the large one (`distilled`), on the pairs,
+or both. Random weights of the same size are trained on the pairs. All get as many floating-point operations and the
+same search: every learning rate with the first seed, the rate chosen on held-out pairs that are not tested on, then the
+other seeds. What the large model cost is not counted. Interrupted, the same command goes on, on another machine as
+well: see stored_runs.py. Leave the machine alone while it starts: latencies are measured then.
 """
 
 import itertools
@@ -45,6 +45,7 @@ from neobert_hf.pretraining.flops import training_flops
 SIZES = {"1/2 MLP": (1, 2), "1/2 layers": (2, 1), "1/2 layers, 1/4 MLP": (2, 4), "1/4 layers": (4, 1)}
 DISTILLED, CUT, RANDOM = "cut, then distilled", "cut, then trained on pairs", "random weights, trained on pairs"
 BOTH = "cut, then distilled and trained on pairs"
+ONLY_CUT = "only cut"
 WAYS = (DISTILLED, BOTH, CUT, RANDOM)
 # Tokens of a text, on average.
 MEAN_LENGTH = 30
@@ -56,10 +57,10 @@ class EmbeddingShrinkBenchmark(EmbeddingBenchmarkSettings):
     output_dir: LocalPath = field(default="runs/shrink_embeddings_benchmark", metadata={"help": "data, runs and logs"})
     sizes: list[str] = field(default_factory=lambda: list(SIZES), metadata={"help": f"of {'; '.join(SIZES)}"})
     learning_rates: list[Positive] = field(
-        default_factory=lambda: [2.5e-4, 1e-3, 4e-3], metadata={"help": "tried by all"}
+        default_factory=lambda: [6e-5, 2.5e-4, 1e-3, 4e-3], metadata={"help": "tried by all"}
     )
     large: str = field(
-        default="--learning_rate 1e-3 --max_steps 300", metadata={"help": "further flags of the large one's training"}
+        default="--learning_rate 1e-3 --max_steps 900", metadata={"help": "further flags of the large one's training"}
     )
     steps: Count = field(default=150, metadata={"help": "of distillation; the other ways get as much computing"})
 
@@ -67,6 +68,11 @@ class EmbeddingShrinkBenchmark(EmbeddingBenchmarkSettings):
         super().__post_init__()
         if unknown := [size for size in self.sizes if size not in SIZES]:
             raise ValueError(f"`sizes` has {unknown[0]!r}; there are {', '.join(map(repr, SIZES))}.")
+
+
+def as_name(text: str) -> str:
+    """For a folder."""
+    return "_".join(text.replace("/", " ").replace(",", "").split())
 
 
 @dataclass
@@ -105,39 +111,39 @@ class Benchmark:
     def large(self) -> Path:
         return self.train(Path(self.settings.start), self.output / "large", self.settings.large)
 
-    def start_of(self, size: str, way: str, seed: int) -> Path:
-        """What a way begins with: the cut model, or random weights of this seed."""
-        name = size.replace(",", "").replace("/", "_").replace(" ", "_")
-        config = self.config_of(size)
-        if way != RANDOM:
-            cut = self.output / f"cut_{name}"
-            if not (cut / "report.md").exists():
-                texts = self.output / "data" / "foldoc.parquet"
-                flags = f"--model {self.large()} --texts {texts} --column positive"
-                if config.num_hidden_layers < self.config.num_hidden_layers:
-                    flags += f" --num_hidden_layers {config.num_hidden_layers}"
-                if config.intermediate_size < self.config.intermediate_size:
-                    flags += f" --intermediate_size {config.intermediate_size}"
-                run("shrink_embeddings.py", f"{flags} --output_dir {cut}", self.output / "cut.txt", threads=1)
-            return cut / "model"
-        random = self.output / f"random_{name}_{seed}"
-        if not (random / "tokenizer_config.json").exists():
+    def cut(self, size: str) -> Path:
+        """The cut model, not trained since."""
+        config, folder = self.config_of(size), self.output / f"cut_{as_name(size)}"
+        if not (folder / "report.md").exists():
+            texts = self.output / "data" / "foldoc.parquet"
+            flags = f"--model {self.large()} --texts {texts} --column positive"
+            if config.num_hidden_layers < self.config.num_hidden_layers:
+                flags += f" --num_hidden_layers {config.num_hidden_layers}"
+            if config.intermediate_size < self.config.intermediate_size:
+                flags += f" --intermediate_size {config.intermediate_size}"
+            run("shrink_embeddings.py", f"{flags} --output_dir {folder}", self.output / "cut.txt", threads=1)
+        return folder / "model"
+
+    def random(self, size: str, seed: int) -> Path:
+        folder = self.output / f"random_{as_name(size)}_{seed}"
+        if not (folder / "tokenizer_config.json").exists():
             set_seed(seed)
-            NeoBERTModel(config).save_pretrained(random)
-            AutoTokenizer.from_pretrained(self.settings.start).save_pretrained(random)
-        return random
+            NeoBERTModel(self.config_of(size)).save_pretrained(folder)
+            AutoTokenizer.from_pretrained(self.settings.start).save_pretrained(folder)
+        return folder
 
     def scores(self, size: str, way: str, rate: float, seed: int) -> dict[str, float]:
         flags = f"--learning_rate {rate:g} --max_steps {self.steps_of(size, way)} --seed {seed}"
 
         def train_and_score() -> dict[str, float]:
-            folder = self.output / "_".join(f"{size} {way} {rate:g} {seed}".replace("/", " ").replace(",", "").split())
+            folder = self.output / as_name(f"{size} {way} {rate:g} {seed}")
             own = ""
             if way in (DISTILLED, BOTH):
                 own = f"--teacher {self.large()} --distillation mse --teacher_dir {self.output}/teacher"
             if way == BOTH:
                 own += " --contrastive_weight 1"
-            model = self.train(self.start_of(size, way, seed), folder, f"{flags} {own}")
+            start = self.random(size, seed) if way == RANDOM else self.cut(size)
+            model = self.train(start, folder, f"{flags} {own}")
             return evaluate(load_model(model), self.tests)
 
         return self.runs.result(self.name_of(size, way, flags), train_and_score)
@@ -155,25 +161,30 @@ class Benchmark:
         rate = max(rates, key=lambda rate: development_mean(self.scores(size, way, rate, 0)))
         return {"rate": rate, "scores": [self.scores(size, way, rate, seed) for seed in range(self.settings.seeds)]}
 
+    def run_cut(self, size: str) -> dict[str, float]:
+        return self.runs.result(self.name_of(size, ONLY_CUT), lambda: evaluate(load_model(self.cut(size)), self.tests))
+
     def run_large(self) -> dict[str, float]:
         return self.runs.result(self.name_of(), lambda: evaluate(load_model(self.large()), self.tests))
 
     def run_all(self) -> dict[tuple[str, str], dict]:
         """By size and way. One run of each size that needs the cut model comes first, alone."""
+        cut = {(size, ONLY_CUT): {"rate": None, "scores": [self.run_cut(size)]} for size in self.settings.sizes}
         for size in self.settings.sizes:
             self.scores(size, DISTILLED, self.settings.learning_rates[0], 0)
         jobs = list(itertools.product(self.settings.sizes, WAYS))
         with ThreadPoolExecutor(self.settings.processes) as executor:
-            return dict(zip(jobs, executor.map(lambda job: self.run_way(*job), jobs)))
+            return cut | dict(zip(jobs, executor.map(lambda job: self.run_way(*job), jobs)))
 
 
 def report(benchmark: Benchmark, large: dict[str, float], found: dict, milliseconds: dict[str, float]) -> None:
     settings = benchmark.settings
     rows = [["large", f"{milliseconds['large']:.2f}", "", "", *(f"{large[key]:.3f}" for key in COLUMNS)]]
-    for (size, way), one in found.items():
+    for size, way in itertools.product(settings.sizes, (ONLY_CUT, *WAYS)):
+        one = found[size, way]
         cells = [interval([scores[key] for scores in one["scores"]]) for key in COLUMNS]
-        steps = f"{benchmark.steps_of(size, way):,}"
-        rows.append([f"{size}: {way}", f"{milliseconds[size]:.2f}", steps, f"{one['rate']:g}", *cells])
+        trained = ["", ""] if way == ONLY_CUT else [f"{benchmark.steps_of(size, way):,}", f"{one['rate']:g}"]
+        rows.append([f"{size}: {way}", f"{milliseconds[size]:.2f}", *trained, *cells])
     text = [
         "# A smaller embedding model: out of a large one, or from nothing",
         "",
@@ -204,7 +215,7 @@ def report(benchmark: Benchmark, large: dict[str, float], found: dict, milliseco
                 way,
                 {"marker": "o"},
             )
-            for way in WAYS
+            for way in (*WAYS, ONLY_CUT)
         ]
         lines.append(Line([(milliseconds["large"], large[key])], "large", {"marker": "*", "markersize": 9}))
         labels = {"xlabel": f"ms for {TEXTS} x {LENGTH} tokens", "ylabel": "nDCG@10", "title": COLUMNS[key]}

@@ -13,7 +13,7 @@ from neobert_hf.common.settings import parse_config
 from neobert_hf.embeddings.shrinking import (
     EmbeddingCutSettings,
     cut_encoder,
-    embeddings_to_fit,
+    embeddings_to_keep,
     fit_linear_layer,
     load_large_model,
     read_texts,
@@ -27,18 +27,18 @@ def main(args: list[str] | None = None) -> None:
     with folder_lock(Path(settings.output_dir)):
         # 2. The large model, and texts of the kind that it will read
         model, sizes = load_large_model(settings)
-        measured, fitted = read_texts(settings)
+        texts = read_texts(settings)
         parameters = sum(weight.numel() for weight in model.parameters())
-        wanted = embeddings_to_fit(model, measured, fitted)
+        wanted = embeddings_to_keep(model, texts[1])
 
-        # 3. The cut: what turns the embeddings least
-        cut = cut_encoder(model, sizes, measured)
+        # 3. The cut: what the embeddings need least
+        cut = cut_encoder(model, sizes, texts[0])
 
-        # 4. A linear layer that fits the states of what is left
-        fit = fit_linear_layer(model, measured, fitted, wanted) if fitted else None
+        # 4. A linear layer that brings what is left nearest to the embeddings of the large model
+        lost = fit_linear_layer(model, texts[1], wanted)
 
         # 5. The model and the report
-        print(save_cut(model, cut, fit, settings, measured, parameters), flush=True)
+        print(save_cut(model, cut, lost, settings, texts, parameters), flush=True)
 
 
 if __name__ == "__main__":

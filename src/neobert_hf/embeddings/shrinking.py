@@ -2,7 +2,8 @@
 
 The states of the encoder are other ones after the cut, and a linear layer that was trained on those of the large model
 does not fit them. So it is computed anew, by ridge regression: of all linear layers the one after which the embeddings
-are nearest to those of the large model. That takes no training, and a model that had no such layer gets one.
+are nearest to those of the large model. That takes no training, and a model that had no such layer gets one. Layers are
+dropped by the same measure: what even the best linear layer behind those that are left cannot restore.
 """
 
 from dataclasses import asdict, dataclass, field
@@ -14,7 +15,6 @@ import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense, Pooling
-from sentence_transformers.util import pairwise_cos_sim
 from sklearn.linear_model import RidgeCV
 from torch import nn
 
@@ -37,14 +37,11 @@ class EmbeddingCutSettings(CutSettings):
         metadata={"help": "a Hub dataset, or a local file, pattern or folder (Parquet, JSONL, text)"}
     )
     column: str = field(default="text", metadata={"help": "that holds the text"})
-    measured_texts: Annotated[int, Range(1)] = field(
+    measured_texts: Annotated[int, Range(2)] = field(
         default=200, metadata={"help": "the first ones, on which layers and units are measured"}
     )
-    fitted_texts: Annotated[int, Range(0)] = field(
-        default=2000,
-        metadata={
-            "help": "those behind them, on which a linear layer after the pooling is fitted; 0 leaves it as it was"
-        },
+    fitted_texts: Annotated[int, Range(2)] = field(
+        default=10_000, metadata={"help": "the first ones, on which the linear layer after the pooling is fitted"}
     )
     output_dir: LocalPath = field(default="runs/shrink_embeddings", metadata={"help": "folder of model and report"})
 
@@ -68,146 +65,131 @@ def load_large_model(settings: EmbeddingCutSettings) -> tuple[SentenceTransforme
 def read_texts(settings: EmbeddingCutSettings) -> tuple[list[str], list[str]]:
     """The first texts of the source that are not empty: those to measure on, and those to fit a layer on."""
     rows = (row[settings.column] for row in stream_text(settings.texts, settings.column))
-    wanted = settings.measured_texts + settings.fitted_texts
+    wanted = max(settings.measured_texts, settings.fitted_texts)
     texts = list(islice((text for text in rows if text and text.strip()), wanted))
-    if not texts:
-        raise ValueError(f"{settings.texts!r} holds no text in the column {settings.column!r}: name another one.")
-    measured, fitted = texts[: settings.measured_texts], texts[settings.measured_texts :]
-    if settings.fitted_texts and not fitted:
+    if len(texts) < 2:
         raise ValueError(
-            f"{settings.texts!r} holds {len(texts):,} texts, and `measured_texts` is {settings.measured_texts:,}: none "
-            "is left to fit a linear layer on. Give more texts or set a smaller `measured_texts`, or `fitted_texts` to "
-            "0, which leaves the layer as it was."
+            f"{settings.texts!r} holds {len(texts)} texts in the column {settings.column!r}; it must hold two or more. "
+            "Name another column or source."
         )
-    return measured, fitted
+    return texts[: settings.measured_texts], texts[: settings.fitted_texts]
 
 
-def cut_encoder(model: SentenceTransformer, sizes: dict[str, int], texts: list[str]) -> Cut:
-    """Cut the encoder, in place. What is measured is how far the embeddings of the texts turn: 1 - cosine, on average.
-
-    A masked loss would say nothing of what an embedding model is for, and it has no decoder.
-    """
-
-    def embed() -> np.ndarray:
-        vectors = model.encode_document(texts, normalize_embeddings=True, show_progress_bar=False)
-        check_finite(vectors, texts)
-        return vectors
-
-    whole = embed()
-    return cut_model(model[0].model, sizes, "1 - cosine", lambda: float(1 - (whole * embed()).sum(1).mean()))
-
-
-@dataclass
-class Fit:
-    """What a linear layer that was fitted anew does: 1 - cosine with the embeddings of the large model, on average.
-
-    Args:
-        texts: on which it was fitted. The cosines are those of the measured texts, which are others.
-        before: with the layers that the large model has after its pooling.
-        after: with the new layer in their place.
-    """
-
-    texts: int
-    before: float
-    after: float
-
-    def line(self) -> str:
-        return (
-            f"A linear layer after the pooling was fitted on {self.texts:,} other texts. Without it the embeddings "
-            f"turn by {self.before:.4f} (1 - cosine, on average), and with it by {self.after:.4f}."
-        )
-
-
-def last_linear(model: SentenceTransformer) -> int:
-    """The place of the last linear layer behind the pooling, or of the pooling if there is none."""
-    return max(place for place, module in enumerate(model) if isinstance(module, (Pooling, Dense)))
-
-
-def outputs(model: SentenceTransformer, place: int, texts: list[str]) -> np.ndarray:
-    """What the module at a place gives for texts as queries and, where those have another prompt, as documents too.
+def module_outputs(model: SentenceTransformer, kinds: tuple[type[nn.Module], ...], texts: list[str]) -> np.ndarray:
+    """What the last module of some kinds gives for texts as documents and, where those have another prompt, as queries.
 
     Returns:
-        (texts or twice as many, width): text by text.
+        (texts or twice as many, width), float64.
+
+    Raises:
+        FloatingPointError: if it is not finite.
     """
-    part = SentenceTransformer(modules=list(model)[: place + 1], prompts=model.prompts, device=model.device)
+    part = SentenceTransformer(
+        modules=list(model)[: last(model, kinds) + 1], prompts=model.prompts, device=model.device
+    )
     ways = [part.encode_document]
     if model.prompts.get("query") != model.prompts.get("document"):
         ways.append(part.encode_query)
-    vectors = np.stack([encode(texts, show_progress_bar=False) for encode in ways], axis=1)
-    return vectors.reshape(-1, vectors.shape[-1])
+    found = []
+    for encode in ways:
+        found.append(encode(texts, show_progress_bar=False))
+        check_finite(found[-1], texts)
+    return np.concatenate(found).astype(np.float64)
 
 
-def embeddings_to_fit(model: SentenceTransformer, measured: list[str], fitted: list[str]) -> list[np.ndarray]:
-    """What the last linear layer of the large model gives for both lists of texts; nothing if none are to be fitted."""
-    return [outputs(model, last_linear(model), texts) for texts in (measured, fitted)] if fitted else []
+def last(model: SentenceTransformer, kinds: tuple[type[nn.Module], ...]) -> int:
+    return max(place for place, module in enumerate(model) if isinstance(module, kinds))
 
 
-def fit_linear_layer(
-    model: SentenceTransformer, measured: list[str], fitted: list[str], wanted: list[np.ndarray]
-) -> Fit:
-    """Put one linear layer, in place, after the pooling: that which brings the embeddings nearest to the wanted ones.
+def embeddings_to_keep(model: SentenceTransformer, texts: list[str]) -> np.ndarray:
+    """The embeddings of the large model, before they are normalized; see `module_outputs`."""
+    return module_outputs(model, (Pooling, Dense), texts)
 
-    How much its weights are held small (ridge regression) is chosen by leave-one-out cross-validation.
+
+def best_linear_layer(states: np.ndarray, wanted: np.ndarray) -> tuple[RidgeCV, float]:
+    """Ridge regression, its penalty chosen by leave-one-out cross-validation.
 
     Args:
-        model: after the cut.
-        measured: texts to tell how near they come.
-        fitted: texts to fit on.
-        wanted: of the large model, from `embeddings_to_fit`.
+        states: behind the pooling, (texts, width).
+        wanted: the embeddings of the large model.
+
+    Returns:
+        The regression, and the share of the variance of `wanted` that it does not explain, by leave-one-out.
     """
-    end = last_linear(model)
-    pooling = max(place for place, module in enumerate(model) if isinstance(module, Pooling))
-    before = mean_turn(outputs(model, end, measured), wanted[0])
-    states = outputs(model, pooling, fitted).astype(np.float64)
     # In units of the states: how much they vary, over all texts.
     penalties = np.logspace(-7, 1, 17) * states.var(0).mean() * len(states)
-    ridge = RidgeCV(penalties).fit(states, wanted[1])
+    ridge = RidgeCV(penalties).fit(states, wanted)
+    return ridge, float(-ridge.best_score_ / wanted.var(0).mean())
+
+
+def cut_encoder(model: SentenceTransformer, sizes: dict[str, int], texts: list[str]) -> Cut:
+    """Cut the encoder, in place. What is measured is how much of the embeddings no linear layer restores.
+
+    A masked loss would say nothing of what an embedding model is for, and it has no decoder.
+    """
+    wanted = embeddings_to_keep(model, texts)
+
+    def lost() -> float:
+        return best_linear_layer(module_outputs(model, (Pooling,), texts), wanted)[1]
+
+    return cut_model(model[0].model, sizes, "the share of the embeddings that is lost", lost)
+
+
+def fit_linear_layer(model: SentenceTransformer, texts: list[str], wanted: np.ndarray) -> float:
+    """Put one linear layer, in place, after the pooling: that which brings the embeddings nearest to the wanted ones.
+
+    Args:
+        model: after the cut. Linear layers that it has are removed.
+        wanted: `embeddings_to_keep` of the large model.
+
+    Returns:
+        The share of the embeddings that is lost all the same.
+    """
+    ridge, lost = best_linear_layer(module_outputs(model, (Pooling,), texts), wanted)
     weight, bias = (torch.from_numpy(each).float() for each in (ridge.coef_, ridge.intercept_))
     layer = Dense(*weight.T.shape, activation_function=nn.Identity(), init_weight=weight, init_bias=bias)
-    for place in range(end, pooling, -1):
+    pooling = last(model, (Pooling,))
+    for place in range(last(model, (Pooling, Dense)), pooling, -1):
         del model[place]
     model.insert(pooling + 1, layer.to(model.device))
-    return Fit(len(fitted), before, mean_turn(outputs(model, pooling + 1, measured), wanted[0]))
-
-
-def mean_turn(first: np.ndarray, second: np.ndarray) -> float:
-    """1 - cosine of each row of two matrices, on average."""
-    return float(1 - pairwise_cos_sim(first, second).mean())
+    return lost
 
 
 def save_cut(
     model: SentenceTransformer,
     cut: Cut,
-    fit: Fit | None,
+    lost: float,
     settings: EmbeddingCutSettings,
-    texts: list[str],
+    texts: tuple[list[str], list[str]],
     parameters: int,
 ) -> str:
     """Write `model/`, `report.md`, `report.json` and `shrink.png`.
 
     Args:
-        fit: of the linear layer; None if it is as it was.
-        texts: on which was measured.
+        lost: of `fit_linear_layer`.
+        texts: of `read_texts`.
         parameters: of the large model.
 
     Returns:
         The Markdown.
     """
-    output = Path(settings.output_dir)
+    output, (measured, fitted) = Path(settings.output_dir), texts
     small = sum(weight.numel() for weight in model.parameters())
     lines = [
         "# A smaller embedding model",
         "",
         f"{settings.model} with {small:,} of its {parameters:,} parameters, {small / parameters:.1%}, measured on "
-        f"{len(texts):,} texts of {settings.texts}. It has not been trained since: distil it from the large one.",
+        f"{len(measured):,} texts of {settings.texts}. It has not been trained since: distil it from the large one.",
+        "",
+        f"A linear layer after the pooling was fitted on {len(fitted):,} texts to give the embeddings of the large "
+        f"model. Of their variance {lost:.1%} is lost (leave-one-out).",
         "",
         *cut.lines(),
-        *(["", fit.line()] if fit else []),
     ]
     with atomic_folder(output / "model") as partial:
         model.save_pretrained(str(partial), create_model_card=False)
     plot_lines(output / "shrink.png", [cut.panel()])
-    found = {"parameters": {"large": parameters, "small": small}, "cut": asdict(cut), "fit": fit and asdict(fit)}
-    write_json(output / "report.json", found)
+    sizes = {"large": parameters, "small": small}
+    write_json(output / "report.json", {"parameters": sizes, "cut": asdict(cut), "lost": lost})
     write_text(output / "report.md", text := "\n".join(lines) + "\n")
     return text
