@@ -11,6 +11,7 @@ This file is also served from the Hub as remote code, so it imports nothing from
 import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -96,8 +97,8 @@ class Int8Weight:
     zero_points: torch.Tensor
 
     @classmethod
-    def of(cls, weight: nn.Parameter) -> "Int8Weight":
-        scales = scales_of(weight.detach())
+    def of(cls, weight: nn.Parameter, largest: int | None = None) -> "Int8Weight":
+        scales = scales_of(weight.detach(), largest or largest_int8_weight())
         rounded = (weight.detach() / scales).round().to(torch.int8)
         packed = torch.ops.onednn.qlinear_prepack(rounded, None)
         return cls(Written.of(weight), packed, scales.flatten(), torch.zeros(len(scales), dtype=torch.int32))
@@ -121,9 +122,9 @@ NUMBERS = ("numbers", "values")
 PACKED_WEIGHTS: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
-def scales_of(rows: torch.Tensor) -> torch.Tensor:
-    """What each row is divided by to lie in +- 127, (rows, 1). Of a row of zeros: some number that is not 0."""
-    return rows.abs().amax(-1, keepdim=True).div_(127).clamp_(min=torch.finfo(torch.float32).tiny)
+def scales_of(rows: torch.Tensor, largest: int = 127) -> torch.Tensor:
+    """What each row is divided by to lie in +- `largest`, (rows, 1). Of a row of zeros: some number that is not 0."""
+    return rows.abs().amax(-1, keepdim=True).div_(largest).clamp_(min=torch.finfo(torch.float32).tiny)
 
 
 def prepare_for_inference(model: nn.Module, int8: bool = False) -> nn.Module:
@@ -136,7 +137,8 @@ def prepare_for_inference(model: nn.Module, int8: bool = False) -> nn.Module:
 
     Args:
         int8: multiply weights and states as int8 (LLM.int8's vector-wise scales, arXiv 2208.07339, section 3); a
-            quarter more memory. The outputs are approximate then: measure what that costs.
+            quarter more memory. The outputs are approximate then, more so without VNNI (see `largest_int8_weight`):
+            measure what that costs.
 
     Returns:
         The model, so that calls can be chained.
@@ -144,12 +146,14 @@ def prepare_for_inference(model: nn.Module, int8: bool = False) -> nn.Module:
     Raises:
         ValueError: if a weight is on no CPU, of another dtype than float32 or (without `int8`) bfloat16, or was loaded
             in inference mode; if a block holds something else than was built with SwiGLU and RMSNorm, such as adapters.
-        RuntimeError: if this torch has no oneDNN, or with `int8` the CPU no instructions that add without overflow.
+        RuntimeError: if this torch has no oneDNN, or the CPU has no
+            instructions for bfloat16 weights or, with `int8`, adds products wrongly.
     """
     if not torch.backends.mkldnn.is_available():
         raise RuntimeError("Packing weights needs a torch with oneDNN, which this one lacks; inference works without.")
     if int8:
-        check_int8_products()
+        largest_int8_weight()
+    packs_bfloat16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
     blocks = [block for module in model.modules() for block in getattr(module, "transformer_encoder", ())]
     for block in blocks:
         parts = [part for child in block.children() for part in child.modules() if not hasattr(part, "w12")]
@@ -167,6 +171,11 @@ def prepare_for_inference(model: nn.Module, int8: bool = False) -> nn.Module:
                 f"The weights are {weight.dtype} on {weight.device}; allowed on a CPU: "
                 f"{' and '.join(map(str, allowed))}. Load the model with dtype=torch.float32, or leave this call out."
             )
+        if weight.dtype == torch.bfloat16 and not packs_bfloat16:
+            raise RuntimeError(
+                "This CPU has no instructions for bfloat16 (AVX512 or AVX-NE-CONVERT), and computes it step by step: load "
+                "the model with dtype=torch.float32."
+            )
         if weight.is_inference():
             raise ValueError("The weights were made in torch.inference_mode(): load the model outside of it.")
     for weight in weights:
@@ -174,18 +183,24 @@ def prepare_for_inference(model: nn.Module, int8: bool = False) -> nn.Module:
     return model
 
 
-def check_int8_products() -> None:
-    """Raise RuntimeError if sums of int8 products overflow.
+@cache
+def largest_int8_weight() -> int:
+    """127, or 63 on an x86 CPU without VNNI: it adds two products in 16 bits, which 2 * 255 * 127 overflows.
 
-    Without VNNI, x86 CPUs add two products in 16 bits. Of 256 ones times ones oneDNN with AVX2 makes 2.
+    Of 256 ones times ones oneDNN with AVX2 makes 2 if weights go up to 127.
+
+    Raises:
+        RuntimeError: if sums are wrong with 63, too.
     """
     ones = torch.ones(4, 256)
-    found = Int8Weight.of(nn.Parameter(ones)).multiply(ones, None)
-    if (found - 256).abs().max() > 1:
-        raise RuntimeError(
-            f"This CPU gets sums of int8 products wrong: {found[0, 0]:.0f} in place of 256. They need a CPU with VNNI. "
-            "Leave `int8` out, or load the model with dtype=torch.bfloat16 if the CPU is fast with it."
-        )
+    for largest in (127, 63):
+        found = Int8Weight.of(nn.Parameter(ones), largest).multiply(ones, None)
+        if (found - 256).abs().max() <= 1:
+            return largest
+    raise RuntimeError(
+        f"This CPU gets sums of int8 products wrong: {found[0, 0]:.0f} in place of 256. Leave `int8` out, or load the "
+        "model with dtype=torch.bfloat16 if the CPU is fast with it."
+    )
 
 
 class BlockWeights(NamedTuple):

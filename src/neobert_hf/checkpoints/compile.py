@@ -33,7 +33,7 @@ from neobert_hf.checkpoints.model_folder import ModelFolder, local_folder, new_f
 from neobert_hf.common.atomic_writes import write_json
 from neobert_hf.common.locks import folder_lock
 from neobert_hf.common.settings import LocalPath, PathOrId, parse_config
-from neobert_hf.cpu_neobert import ZERO_POINT, Written, are_still, check_int8_products, is_followed, scales_of
+from neobert_hf.cpu_neobert import ZERO_POINT, Written, are_still, is_followed, largest_int8_weight, scales_of
 from neobert_hf.modeling_neobert import NeoBERTModel
 
 
@@ -69,7 +69,7 @@ class Int8Linear(nn.Module):
     def __init__(self, layer: nn.Linear):
         super().__init__()
         weight = layer.weight.detach()
-        scales = scales_of(weight)
+        scales = scales_of(weight, largest_int8_weight())
         self.register_buffer("weight", (weight / scales).round().to(torch.int8))
         self.register_buffer("scales", scales.flatten())
         self.register_buffer("zero_points", torch.zeros(len(weight), dtype=torch.int32))
@@ -151,7 +151,7 @@ def load_encoder(folder: ModelFolder, precision: str) -> NeoBERTModel:
         raise ValueError("A contextual model reads a context beside every text, and cannot be compiled.")
     folder.check_rope()
     if precision == "int8":
-        check_int8_products()
+        largest_int8_weight()
     if precision == "bfloat16" and not multiplies_bfloat16():
         raise ValueError("`precision` is bfloat16, which this CPU computes step by step: take float32 or int8.")
     return folder.load_model(NeoBERTModel, dtype=torch.float32, attn_implementation="sdpa").eval()
