@@ -146,8 +146,8 @@ def prepare_for_inference(model: nn.Module, int8: bool = False) -> nn.Module:
     Raises:
         ValueError: if a weight is on no CPU, of another dtype than float32 or (without `int8`) bfloat16, or was loaded
             in inference mode; if a block holds something else than was built with SwiGLU and RMSNorm, such as adapters.
-        RuntimeError: if this torch has no oneDNN, or the CPU has no
-            instructions for bfloat16 weights or, with `int8`, adds products wrongly.
+        RuntimeError: if this torch has no oneDNN, or the CPU has no instructions for bfloat16 weights or, with `int8`,
+            adds products wrongly.
     """
     if not torch.backends.mkldnn.is_available():
         raise RuntimeError("Packing weights needs a torch with oneDNN, which this one lacks; inference works without.")
@@ -173,8 +173,8 @@ def prepare_for_inference(model: nn.Module, int8: bool = False) -> nn.Module:
             )
         if weight.dtype == torch.bfloat16 and not packs_bfloat16:
             raise RuntimeError(
-                "This CPU has no instructions for bfloat16 (AVX512 or AVX-NE-CONVERT), and computes it step by step: load "
-                "the model with dtype=torch.float32."
+                "This CPU has no instructions for bfloat16 (AVX512 or AVX-NE-CONVERT), and computes it step by step: "
+                "load the model with dtype=torch.float32."
             )
         if weight.is_inference():
             raise ValueError("The weights were made in torch.inference_mode(): load the model outside of it.")
