@@ -4,8 +4,8 @@ benchmarks/results/shrink_embeddings.md and shrink_embeddings.png.
     python benchmarks/shrink_embeddings.py --data ../shared/data
 
 The large model is the start, fine-tuned on pairs. For each size, examples/shrink_embeddings.py cuts layers and units
-out of it. The rest is tested as it is, and trained to give the embeddings of the large one (`distilled`), on the pairs,
-or both. Random weights of the same size are trained on the pairs. All get as many floating-point operations and the
+out of it. The rest is tested as it is, and trained to give the embeddings of the large one (`distilled`) or on the
+pairs. Random weights of the same size are trained on the pairs. All get as many floating-point operations and the
 same search: every learning rate with the first seed, the rate chosen on held-out pairs that are not tested on, then the
 other seeds. What the large model cost is not counted. Interrupted, the same command goes on, on another machine as
 well: see stored_runs.py. Leave the machine alone while it starts: latencies are measured then.
@@ -44,9 +44,8 @@ from neobert_hf.pretraining.flops import training_flops
 # The large model has this many times as many layers, and times the width of the MLP.
 SIZES = {"1/2 MLP": (1, 2), "1/2 layers": (2, 1), "1/2 layers, 1/4 MLP": (2, 4), "1/4 layers": (4, 1)}
 DISTILLED, CUT, RANDOM = "cut, then distilled", "cut, then trained on pairs", "random weights, trained on pairs"
-BOTH = "cut, then distilled and trained on pairs"
 ONLY_CUT = "only cut"
-WAYS = (DISTILLED, BOTH, CUT, RANDOM)
+WAYS = (DISTILLED, CUT, RANDOM)
 # Tokens of a text, on average.
 MEAN_LENGTH = 30
 
@@ -100,7 +99,7 @@ class Benchmark:
     def steps_of(self, size: str, way: str) -> int:
         """The steps that cost what distillation does, where the large model runs forward: a third of its training."""
         of_large, of_small = (training_flops(each, 1, MEAN_LENGTH, 0) for each in (self.config, self.config_of(size)))
-        share = 1 if way in (DISTILLED, BOTH) else (of_small + of_large / 3) / of_small
+        share = 1 if way == DISTILLED else (of_small + of_large / 3) / of_small
         return round(share * self.settings.steps)
 
     def train(self, model: Path, folder: Path, flags: str) -> Path:
@@ -138,10 +137,8 @@ class Benchmark:
         def train_and_score() -> dict[str, float]:
             folder = self.output / as_name(f"{size} {way} {rate:g} {seed}")
             own = ""
-            if way in (DISTILLED, BOTH):
+            if way == DISTILLED:
                 own = f"--teacher {self.large()} --distillation mse --teacher_dir {self.output}/teacher"
-            if way == BOTH:
-                own += " --contrastive_weight 1"
             start = self.random(size, seed) if way == RANDOM else self.cut(size)
             model = self.train(start, folder, f"{flags} {own}")
             return evaluate(load_model(model), self.tests)

@@ -77,7 +77,8 @@ def test_numbers_are_those_of_the_host_with_one_read(device, route):
         assert device.reads.total() == 1, (name, device.reads)
         torch.manual_seed(0)
         expected = host(**batch)
-        atol = 1e-5 if dtype == torch.float32 else 0.05
+        # Four steps of bfloat16 between 2 and 4: CPUs without instructions for it round in other places.
+        atol = 1e-5 if dtype == torch.float32 else 2**-4
         assert outputs.logits.device.type == "cuda", name
         assert torch.allclose(outputs.logits.host, expected.logits, atol=atol), name
         if "labels" in batch:
