@@ -5,7 +5,7 @@ import torch
 
 from neobert_hf import NeoBERTForMaskedLM, NeoBERTForQuestionAnswering, NeoBERTForSequenceClassification
 from tests.helpers.models import packed_batch, positions_of, ragged_batch, small_model
-from tests.helpers.pretend_cuda import model_on_device, on_device, pretend_cuda
+from tests.helpers.pretend_cuda import BFLOAT16_ATOL, model_on_device, on_device, pretend_cuda
 
 
 IDS, MASK = ragged_batch()
@@ -13,9 +13,6 @@ PACKED_IDS, PACKED = packed_batch()
 LABELS = torch.where(torch.arange(IDS.numel()).view(IDS.shape) % 3 == 0, IDS, -100)
 SEQUENCES = (torch.arange(31) >= 13).int() + (torch.arange(31) >= 20) + (torch.arange(31) >= 21)
 OFFSETS = {name: PACKED[name] for name in ("cu_seq_lens_q", "cu_seq_lens_k")}
-
-# Four steps of bfloat16 between 2 and 4: CPUs without instructions for it round in other places.
-BFLOAT16 = 2**-4
 
 BATCHES = {
     "full": {"input_ids": IDS},
@@ -76,7 +73,9 @@ def test_one_read(device):
         device.reads.clear()
         logits = there(**on_device(batch)).logits
         assert device.reads.total() == 1, (name, device.reads)
-        assert logits.device.type == "cuda" and torch.allclose(logits.host, model(**batch).logits, atol=BFLOAT16), name
+        assert logits.device.type == "cuda" and torch.allclose(
+            logits.host, model(**batch).logits, atol=BFLOAT16_ATOL
+        ), name
 
 
 def test_labels_are_looked_for_once(device):
@@ -84,7 +83,7 @@ def test_labels_are_looked_for_once(device):
     batch = BATCHES["padded"] | {"labels": LABELS}
     outputs, expected = there(**on_device(batch)), model(**batch)
     assert device.reads.total() == 2 and device.reads["nonzero.default"] == 1
-    assert torch.allclose(outputs.loss.host, expected.loss, atol=BFLOAT16)
+    assert torch.allclose(outputs.loss.host, expected.loss, atol=0.05)
     assert outputs.logits.shape == expected.logits.shape
 
 
@@ -110,7 +109,7 @@ def test_answers_are_checked_without_a_read(device):
     answers = {"start_positions": torch.tensor([1, 0, 2, 0]), "end_positions": torch.tensor([2, 0, 2, 0])}
     batch = BATCHES["padded"] | answers
     loss = there(**on_device(batch)).loss
-    assert device.reads.total() == 1 and torch.allclose(loss.host, model(**batch).loss, atol=BFLOAT16)
+    assert device.reads.total() == 1 and torch.allclose(loss.host, model(**batch).loss, atol=0.05)
     with pytest.raises(RuntimeError, match="`end_positions` not before them"):
         there(**on_device(batch | {"end_positions": torch.tensor([0, 0, 2, 0])}))
 
@@ -120,7 +119,7 @@ def test_hidden_states_on_the_device_are_those_of_the_host(device, name):
     model, there = model_of_both()
     outputs = there(**on_device(BATCHES[name]), output_hidden_states=True).hidden_states
     for left, right in zip(outputs, model(**BATCHES[name], output_hidden_states=True).hidden_states, strict=True):
-        assert left.device.type == "cuda" and torch.allclose(left.host, right, atol=BFLOAT16)
+        assert left.device.type == "cuda" and torch.allclose(left.host, right, atol=0.05)
 
 
 @pytest.mark.parametrize("name", BATCHES)
@@ -130,7 +129,7 @@ def test_attention_weights_on_the_device_are_those_of_the_host(device, name):
     outputs = there(**on_device(BATCHES[name]), output_attentions=True)
     expected = model(**BATCHES[name], output_attentions=True)
     assert device.reads.total() == 1 + ("padded" in name), device.reads
-    assert torch.allclose(outputs.logits.host, expected.logits, atol=BFLOAT16)
+    assert torch.allclose(outputs.logits.host, expected.logits, atol=BFLOAT16_ATOL)
     for left, right in zip(outputs.attentions, expected.attentions, strict=True):
         assert left.device.type == "cuda" and torch.allclose(left.host, right, atol=0.01)
 
@@ -149,7 +148,7 @@ def test_a_prefix_on_the_device_is_read_as_on_the_host(device):
     model, there = (one.base_model for one in model_of_both())
     batch = BATCHES["padded"] | {"prefix_embeds": torch.randn(1, 3, 64).to(torch.bfloat16), "text_position": 1}
     outputs = there(**on_device(batch)).last_hidden_state
-    assert torch.allclose(outputs.host, model(**batch).last_hidden_state, atol=BFLOAT16)
+    assert torch.allclose(outputs.host, model(**batch).last_hidden_state, atol=0.05)
 
 
 def test_the_read_can_be_switched_off(device):
@@ -160,7 +159,7 @@ def test_the_read_can_be_switched_off(device):
         device.reads.clear()
         logits = there(**on_device(BATCHES[name])).logits
         assert device.reads.total() == reads, (name, device.reads)
-        assert torch.allclose(logits.host, model(**BATCHES[name]).logits, atol=BFLOAT16), name
+        assert torch.allclose(logits.host, model(**BATCHES[name]).logits, atol=BFLOAT16_ATOL), name
     wrong = {"cu_seq_lens_q": torch.tensor([0, 9, 5, 31]), "max_length_q": 30}
     with pytest.raises(RuntimeError, match="cu_seq_lens_q must rise"):
         there(**on_device({"input_ids": PACKED_IDS, **wrong}))
