@@ -190,8 +190,8 @@ def report(stages: dict[str, list[dict]], losses: dict[str, list[float]], bf16: 
     return "\n\n".join(sections) + "\n"
 
 
-def main() -> None:
-    (settings,) = parse_config(BenchmarkArguments)
+def main(args: list[str] | None = None) -> None:
+    (settings,) = parse_config(BenchmarkArguments, args=args)
     output = Path(settings.output_dir)
     data = output / "data"
     prepare(Path(settings.text), data)

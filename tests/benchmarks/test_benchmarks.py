@@ -17,7 +17,9 @@ import torch
 from datasets import Dataset
 from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
+from transformers import AutoTokenizer
 
+from neobert_hf import NeoBERTForMaskedLM
 from tests.helpers.examples import load_example
 from tests.helpers.glue_runs import save_encoder
 from tests.helpers.models import ROOT, SHARED
@@ -38,14 +40,14 @@ def test_scaling_document_holds_the_tables_of_its_command():
 @pytest.mark.slow
 def test_pretraining_benchmark(tmp_path):
     """Every run of it, of two steps."""
+    import pretraining
+
     documents = [{"text": text} for text in topics.values()]
     for name, part in (("train", documents), ("validation", documents[:10])):
         Dataset.from_list(part).to_parquet(tmp_path / f"{name}.parquet")
     limit = "--max_steps 2 --logging_steps 1 --eval_steps 2 --use_cpu true --hidden_size 64 --num_attention_heads 2"
-    command = [sys.executable, "benchmarks/pretraining.py", "--text", str(tmp_path), "--results", str(tmp_path)]
-    subprocess.run(
-        [*command, "--output_dir", str(tmp_path / "runs"), "--seeds", "1", "--limit", limit], cwd=ROOT, check=True
-    )
+    flags = f"--text {tmp_path} --results {tmp_path} --output_dir {tmp_path}/runs --seeds 1 --limit"
+    pretraining.main([*flags.split(), limit])
     results = json.loads((tmp_path / "pretraining.json").read_text())
     assert len(results["stages"]) == 2 and len(results["ablations"]) == 7
     text = (tmp_path / "pretraining.md").read_text()
@@ -510,13 +512,25 @@ def test_a_training_step_is_compared_with_its_products(tmp_path):
 
 @pytest.mark.slow
 def test_quality_stands_beside_speed_and_size(tmp_path, shared):
-    """Models that have been trained for three steps, of the pretrained one."""
-    command = [sys.executable, "benchmarks/serving_quality.py", "--data", str(shared / "data"), "--seeds", "1"]
-    command += ["--output_dir", str(tmp_path), "--results", str(tmp_path), "--test_rows", "40"]
+    """Models that have been trained for three steps, of two layers of the pretrained one: g++ compiles each layer."""
+    from serving_quality import main
+
+    start = NeoBERTForMaskedLM.from_pretrained(ROOT / "benchmarks/models/small", dtype=torch.float32)
+    del start.model.transformer_encoder[2:]
+    start.config.num_hidden_layers = 2
+    start.save_pretrained(tmp_path / "start")
+    AutoTokenizer.from_pretrained(ROOT / "benchmarks/models/small").save_pretrained(tmp_path / "start")
+    # What models were pretrained on is searched for every definition: a minute for all of it.
+    (tmp_path / "data/text").mkdir(parents=True)
+    for path in (shared / "data").iterdir():
+        if path.name != "text":
+            (tmp_path / "data" / path.name).symlink_to(path)
+    places = Dataset.from_parquet(str(shared / "data/text/train.parquet")).select(range(100))
+    places.to_parquet(tmp_path / "data/text/train.parquet")
+    flags = f"--data {tmp_path}/data --start {tmp_path}/start --seeds 1 --test_rows 40"
+    flags += f" --output_dir {tmp_path}/runs --results {tmp_path}"
     few = "--max_steps 3 --per_device_train_batch_size 8"
-    command += ["--pairs", f"--only foldoc {few}", "--sections", few]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    subprocess.run(command, cwd=ROOT, check=True, env=environment)
+    main([*flags.split(), "--pairs", f"--only foldoc --whiten 500 {few}", "--sections", few])
     quality = json.loads((tmp_path / "serving_quality.json").read_text())
     exact, onnx, int8 = (quality["scores"][name][0] for name in ("PyTorch", "ONNX Runtime", "PyTorch, int8"))
     # Every engine was asked, and int8 is another one.

@@ -2,9 +2,12 @@
 
 import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
+import yaml
+from datasets import Dataset
 from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 from torch.nn import functional as F
@@ -209,11 +212,12 @@ def test_the_papers_settings():
     assert (arguments.adam_beta2, arguments.weight_decay, arguments.get_warmup_steps(2000)) == (0.95, 0.01, 2000)
 
 
-MINED = "--only foldoc --miner {dense} --negatives 2"
+FEW = "--datasets {few} "
+MINED = FEW + "--miner {dense} --negatives 2"
 REAL = {
     "plain": "",
     "LoRA": "--lora_rank 8 --learning_rate 5e-3",
-    "embeddings of a teacher": "--distillation mse --contrastive_weight 1 --only foldoc --teacher {dense}",
+    "embeddings of a teacher": FEW + "--distillation mse --contrastive_weight 1 --teacher {dense}",
     "probabilities of a reranker": MINED + " --distillation kl --contrastive_weight 1 --teacher {reranker}",
     "margins of a reranker": MINED + " --distillation margin_mse --contrastive_weight 1 --teacher {reranker}",
     # The scores of so small a reranker lie within any margin.
@@ -221,14 +225,27 @@ REAL = {
 }
 
 
+@pytest.fixture
+def few_pairs(shared, tmp_path):
+    """A description of 1,000 real pairs. A reranker reads forty documents for each that is mined."""
+    description = yaml.safe_load((ROOT / "configs/embeddings/small_datasets.yaml").read_text())
+    description["train"] = {"foldoc": description["train"]["foldoc"] | {"source": str(tmp_path / "foldoc.parquet")}}
+    for dataset in description["evaluation"].values():
+        dataset["source"] = str(shared / "data" / Path(dataset["source"]).name)
+    pairs = Dataset.from_parquet(str(shared / "data/pairs/foldoc.parquet"))
+    pairs.select(range(1000)).to_parquet(tmp_path / "foldoc.parquet")
+    (tmp_path / "few.yaml").write_text(yaml.safe_dump(description))
+    return tmp_path / "few.yaml"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", REAL)
-def test_the_small_configuration_learns(shared, encoder, trained, tmp_path, monkeypatch, name):
+def test_the_small_configuration_learns(few_pairs, encoder, trained, tmp_path, monkeypatch, name):
     monkeypatch.chdir(ROOT)
     config = str(ROOT / "configs" / "embeddings" / "small.yaml")
     changes = ["--max_steps", "60", "--eval_steps", "30", "--save_steps", "30", "--report_to", "none", "--use_cpu", "1"]
     helpers = {kind: trained[kind] / "model" for kind in ("dense", "reranker") if f"{{{kind}}}" in REAL[name]}
-    changes += REAL[name].format(**helpers).split()
+    changes += REAL[name].format(few=few_pairs, **helpers).split()
     load_example("finetune_embeddings").main(
         ["--config", config, "--model", str(encoder), "--output_dir", str(tmp_path), *changes]
     )
