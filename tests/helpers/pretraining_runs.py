@@ -19,9 +19,11 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+import matplotlib.pyplot  # noqa: F401  Here and below: what scripts import while they run, 1 to 2 s each.
 import pytest
+import pytorch_optimizer  # noqa: F401
 import torch
-import torch._dynamo  # noqa: F401  Optimizers import it at their first step: 2 s.
+import torch._dynamo  # noqa: F401
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from accelerate.utils.launch import prepare_multi_gpu_env
 from safetensors.torch import load_file
@@ -36,10 +38,8 @@ from tests.helpers.models import ROOT
 CONFIGS = ROOT / "configs" / "accelerate"
 pretrain = load_example("pretrain")
 # For the server that processes are forked from.
-load_example("prepare_data")
-load_example("adapt_domain")
-load_example("extend_length")
-load_example("shrink")
+for script in ("prepare_data", "adapt_domain", "extend_length", "shrink", "finetune_embeddings", "run_classification"):
+    load_example(script)
 
 
 # Mixture and dropout, so that a resume has to restore every source of randomness.
