@@ -7,6 +7,9 @@ import pytest
 from tests.benchmarks.test_benchmarks import made_pairs
 
 
+pytestmark = pytest.mark.usefixtures("forked_scripts")
+
+
 @pytest.mark.slow
 def test_a_context_is_compared_with_none_and_others(tmp_path):
     """Both ways with two seeds, of few steps; what is there is not computed again."""
