@@ -54,7 +54,7 @@ def on_page_markdown(markdown, page, config, files):
     def to_site(match: re.Match) -> str:
         path = posixpath.normpath(posixpath.join(posixpath.dirname(page_in_repository), match[1]))
         if path == "benchmarks/results":
-            path = "benchmarks/results/throughput_cpu.md"
+            path = "benchmarks/results/README.md"
         target = ADDED.get(path, path.removeprefix("docs/"))
         return posixpath.relpath(target, posixpath.dirname(page.file.src_uri) or ".")
 

@@ -40,7 +40,7 @@ Libraries that work with a NeoBERT model as they are, each seen by a test that c
 These {tests} tests take 3 GB of disk and, with a package index at hand, five minutes of a quiet CPU core; `.ci/run`
 leaves them out.
 
-The lines are those of the tests in `tests/clients/`, behind `import neobert_hf`; `encoder`, `classifier`, `masked_lm`
+The lines are those of the tests in `tests/clients/`, after `import neobert_hf`; `encoder`, `classifier`, `masked_lm`
 and `folder` are folders of saved models. All of it was seen on a CPU in float32, with small random models, torch
 {torch} and Transformers {transformers}. Not seen: bfloat16 and float16, GPUs, the published weights, several processes,
 and servers (of vectors or of models) other than those that run inside a test.
