@@ -11,6 +11,8 @@ from functools import cache
 import torch
 from torch import nn
 from torch.nn import functional as F
+from transformers.integrations.flex_attention import flex_attention_forward as flex_attention_of_transformers
+from transformers.integrations.sdpa_attention import sdpa_attention_forward as sdpa_of_transformers
 from transformers.modeling_flash_attention_utils import (
     FLASH_ATTENTION_COMPATIBILITY_MATRIX,
     FLASH_ATTN_KERNEL_FALLBACK,
@@ -73,7 +75,7 @@ def choose_attention(
         name = "eager"
     if is_flash_attention_requested(requested_attention_implementation=name):
         return AttentionBackend(name, takes_documents=True, in_one_kernel=True)
-    if name != "sdpa":
+    if name != "sdpa" or is_replaced(name):
         return AttentionBackend(name, takes_documents=False, in_one_kernel=False)
     kernel = has_varlen_kernel(device, dtype, config.head_dim, dropout)
     if kernel and not is_tracing(tokens) and find_faster_kernel(device, dtype, config.head_dim):
@@ -81,12 +83,18 @@ def choose_attention(
     return AttentionBackend(name, takes_documents=True, in_one_kernel=kernel)
 
 
+def is_replaced(name: str) -> bool:
+    """Whether somebody has put a function of their own in the place of Transformers', as DeepSpeed's Ulysses does."""
+    built_in = {"sdpa": sdpa_of_transformers, "flex_attention": flex_attention_of_transformers}
+    return ALL_ATTENTION_FUNCTIONS[name] is not built_in[name]
+
+
 def attention_function(name: str) -> Callable:
-    if name == "sdpa":
-        return sdpa_attention_forward
     if name == FASTER:
         return faster_attention_forward
-    if name == "flex_attention":
+    if name == "sdpa" and not is_replaced(name):
+        return sdpa_attention_forward
+    if name == "flex_attention" and not is_replaced(name):
         return flex_attention_forward
     return ALL_ATTENTION_FUNCTIONS.get_interface(name, eager_attention_forward)
 

@@ -233,6 +233,7 @@ def check_names(model: nn.Module, info: dict[str, Any], where: object) -> None:
             f"{where} does not hold a {type(model).__name__}. Tensors {found}. Load it "
             "with a class that fits; for a new decoder on a backbone build the model from the config, set `.model`."
         )
+    check_tying(model)
 
 
 def save_pretrained(model: PreTrainedModel, save_directory, is_main_process=True, state_dict=None, *args, **kwargs):
@@ -247,6 +248,20 @@ def save_pretrained(model: PreTrainedModel, save_directory, is_main_process=True
     return PreTrainedModel.save_pretrained(model, save_directory, is_main_process, state_dict, *args, **kwargs)
 
 
+def check_tying(model: PreTrainedModel) -> None:
+    """Refuse a decoder that shares its weight with the embeddings, or does not, unlike the config says."""
+    decoder, tied = model.get_output_embeddings(), model.config.tie_word_embeddings
+    weights = [part.weight for part in (decoder, model.get_input_embeddings()) if part is not None]
+    # Quantised or divided weights and those that lie elsewhere are for their libraries to tie.
+    if len(weights) < 2 or any(type(weight) is not nn.Parameter or weight.is_meta for weight in weights):
+        return
+    if (weights[0] is weights[1]) != tied:
+        has, instead = ("a weight of its own", False) if tied else ("the weight of the embeddings", True)
+        raise ValueError(
+            f"`tie_word_embeddings` is {tied}, and the decoder has {has}: set it to {instead}, or change the decoder."
+        )
+
+
 def check_saved_names(model: PreTrainedModel, tensors: dict[str, Any], given: bool) -> None:
     """Refuse a model that has other tensors than its config asks for, or damaged ones.
 
@@ -257,6 +272,8 @@ def check_saved_names(model: PreTrainedModel, tensors: dict[str, Any], given: bo
     config = model.config.as_loaded()
     if type(model).__name__ not in MODEL_CLASSES.values():
         return  # A class of the user's, whose weights may depend on more than the config.
+    if not given:
+        check_tying(model)
     with torch.device("meta"):
         asked = {name: tuple(tensor.shape) for name, tensor in type(model)(config).state_dict().items()}
     parts = {name.rpartition(".")[0] for name in tensors}

@@ -155,7 +155,8 @@ class NeoBERTConfig(PreTrainedConfig):
             `dynamic`, `yarn` or `longrope`; keys as in Transformers. `rope_scaling` and `rope_theta` of older
             configs are read as well.
         sparse_prediction (`bool`): When labels are given, `NeoBERTForMaskedLM` runs its decoder on the labelled
-            positions only: same loss, a fifth of the decoder's work at 20% masking, logits of those positions only.
+            positions only: same loss, a fifth of the decoder's work at 20% masking, logits of those positions only. A
+            plain `Trainer` cuts such logits to the number of rows when it evaluates: give it no `compute_metrics`.
         tie_word_embeddings (`bool`): Share the decoder's weight with the embeddings. Off, as published; the original
             code cannot read a tied checkpoint.
 

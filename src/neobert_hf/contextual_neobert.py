@@ -177,18 +177,21 @@ def mean_of_tokens(
     NeoBERT's hidden states reach 130: their sums overflow in float16 and lose the small dimensions in bfloat16.
 
     Args:
-        prompt_length: tokens; or a tensor whose values are all the same, as Sentence Transformers has it in training.
+        prompt_length: tokens, of all rows or of each; Sentence Transformers gives a tensor in training.
+
+    Raises:
+        ValueError: if it is negative.
     """
     states = hidden_states.to(torch.promote_types(hidden_states.dtype, torch.float32))
-    if isinstance(prompt_length, torch.Tensor):
-        prompt_length = int(prompt_length.flatten()[0])
-    if attention_mask is None and not prompt_length:
+    if attention_mask is None and prompt_length is None:
         return states.mean(1)
     if attention_mask is None:
         attention_mask = torch.ones(states.shape[:2], dtype=torch.bool, device=states.device)
     kept = attention_mask.bool().to(states.device)
-    if prompt_length:
-        kept = kept & (kept.cumsum(-1) > prompt_length)
+    if prompt_length is not None:
+        lengths = torch.as_tensor(prompt_length, device=states.device)
+        refuse_values("prompt_length", lengths, lengths < 0, "0 or more")
+        kept = kept & (kept.cumsum(-1) > lengths.reshape(-1, 1))
     # A row without a token behind its prompt becomes NaN, which is noticed; zeros would not be.
     return (states * kept.unsqueeze(-1)).sum(1) / kept.sum(1, keepdim=True)
 

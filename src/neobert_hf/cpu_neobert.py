@@ -247,10 +247,12 @@ def linear(
 
 
 def is_followed() -> bool:
-    """Whether somebody has to see every step: gradients, autocast, compilers, exporters, hooks on all modules."""
+    """Whether somebody has to see every step: gradients of both modes, autocast, compilers, exporters, global hooks."""
     global_hooks = nn.modules.module
     return bool(
         torch.is_grad_enabled()
+        # Derivatives in forward mode, which `no_grad` does not switch off.
+        or torch.autograd.forward_ad._current_level >= 0
         or torch.is_autocast_enabled("cpu")
         or torch.compiler.is_compiling()
         or torch.jit.is_tracing()

@@ -7,6 +7,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from sentence_transformers import SentenceTransformer
+from torch import nn
 from torch.nn import functional as F
 from transformers import AutoModel, AutoModelForSequenceClassification
 
@@ -129,6 +130,32 @@ def test_weights_and_modules_that_change_end_it(work, runs, caplog):
         for _ in range(2):
             assert torch.equal(model(IDS)[0], changed(IDS)[0])
     assert runs == [21] and "Weights have changed since `use_compiled`" in caplog.text
+
+
+REPLACED = {
+    "a parameter": lambda model: setattr(
+        model.transformer_encoder[0].qkv, "weight", nn.Parameter(2 * model.transformer_encoder[0].qkv.weight)
+    ),
+    "all, by assigning": lambda model: model.load_state_dict(
+        {name: 1.3 * tensor for name, tensor in model.state_dict().items()}, assign=True
+    ),
+    "a bias": lambda model: setattr(model.transformer_encoder[0].qkv, "bias", nn.Parameter(torch.ones(192))),
+    "a forward": lambda model: setattr(model.transformer_encoder[0].wo, "forward", lambda states: 2 * states),
+    "another layer": lambda model: model.transformer_encoder.append(copy.deepcopy(model.transformer_encoder[0])),
+    "an eps": lambda model: setattr(model.transformer_encoder[0].attention_norm, "eps", 0.5),
+}
+
+
+@pytest.mark.parametrize("what", REPLACED)
+@torch.no_grad()
+def test_what_is_replaced_is_computed_with(work, runs, what):
+    folder, _ = work
+    model, plain = loaded(folder, runs), AutoModel.from_pretrained(folder / "model").eval()
+    before = plain(IDS)[0]
+    REPLACED[what](model)
+    REPLACED[what](plain)
+    found = model(IDS)[0]
+    assert torch.equal(found, plain(IDS)[0]) and not torch.equal(found, before) and not runs
 
 
 def test_merged_adapters_end_it(work, runs, caplog):

@@ -7,6 +7,7 @@ import torch
 from encoders import ENCODERS, build_config
 from gpu_probe import attention_kernels
 from torch.nn import functional as F
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from neobert_hf import NeoBERTForMaskedLM, attention_neobert
 from neobert_hf.pretraining.trainer import attention_backend
@@ -189,3 +190,21 @@ def test_a_wrong_kernel_is_noticed():
     for dense, varlen in ((doubled, varlen_kernel), (dense_kernel, of_one_document), (detached, varlen_kernel)):
         with pytest.raises(ValueError, match="differ"):
             compare(dense, varlen, cpu, torch.float32, 16)
+
+
+@pytest.mark.parametrize("name", ["sdpa", "flex_attention"])
+def test_a_function_in_the_place_of_transformers_own_is_called(name, monkeypatch):
+    """DeepSpeed's Ulysses replaces all of them, and each process would attend to its own part of the sequence."""
+    called, own = [], ALL_ATTENTION_FUNCTIONS[name]
+
+    def counting(*args, **kwargs):
+        called.append(name)
+        return own(*args, **kwargs)
+
+    model, (ids, mask) = small_model(attn_implementation=name, hidden_size=128, num_attention_heads=4), ragged_batch()
+    with torch.no_grad():
+        expected = model(ids, attention_mask=mask).last_hidden_state
+        monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, name, counting)
+        found = model(ids, attention_mask=mask).last_hidden_state
+    assert len(called) == model.config.num_hidden_layers
+    assert (found - expected)[mask.bool()].abs().max() <= 1e-5

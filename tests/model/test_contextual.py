@@ -131,6 +131,12 @@ def test_the_prompt_is_read_and_not_pooled(context):
         for tokens, kept in ((ids, mask), (left, left_mask)):
             options = {"attention_mask": kept, "dataset_embeddings": context, "prompt_length": length}
             assert (model(tokens, **options).pooler_output - expected).abs().max() <= 1e-5
+    lengths = torch.tensor([1, 0, 2, 2])
+    found = model(ids, attention_mask=mask, dataset_embeddings=context, prompt_length=lengths).pooler_output
+    alone = [plain_embedding(model, row[:n], context, int(k)) for row, n, k in zip(ids, LENGTHS, lengths)]
+    assert (found - torch.stack(alone)).abs().max() <= 1e-5
+    with pytest.raises(ValueError, match="`prompt_length` holds -1, it must be 0 or more"):
+        model(ids, attention_mask=mask, dataset_embeddings=context, prompt_length=-1)
     # The first stage pools it, as the reference code does.
     first = [model(ids, attention_mask=mask, prompt_length=length).pooler_output for length in (None, 2)]
     assert torch.equal(*first)

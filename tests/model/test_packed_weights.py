@@ -258,3 +258,17 @@ def test_other_weights_are_refused():
         model = small_model(NeoBERTModel)
     with pytest.raises(ValueError, match=r"made in torch.inference_mode\(\): load the model outside"):
         model.prepare_for_inference()
+
+
+@pytest.mark.parametrize("int8", [False, True])
+def test_derivatives_in_forward_mode(int8):
+    """`no_grad` does not switch them off, and products with packed weights have none."""
+    plain, prepared = (small_model(attn_implementation="eager") for _ in range(2))
+    prepared.prepare_for_inference(int8=int8)
+    states, tangent = (torch.randn(1, 5, 64, generator=torch.Generator().manual_seed(seed)) for seed in range(2))
+    with torch.no_grad():
+        found, expected = (
+            torch.func.jvp(lambda x, model=model: model(inputs_embeds=x).last_hidden_state, (states,), (tangent,))[1]
+            for model in (prepared, plain)
+        )
+    assert expected.abs().max() > 0.1 and (found - expected).abs().max() <= 1e-5

@@ -177,6 +177,15 @@ def test_metrics_by_hand():
     assert entities_of(right, right) == [["LOC", "100.0", "100.0", "100.0", 1], ["PER", "100.0", "100.0", "100.0", 1]]
 
 
+def test_entities_of_a_single_word_and_their_last_words_count_in_bilou():
+    right = [["U-PER", "U-PER", "O", "B-LOC", "L-LOC", "B-LOC", "L-LOC"]]
+    wrong = [["B-PER", "L-PER", "O", "B-LOC", "I-LOC", "I-LOC", "L-LOC"]]
+    metric = TagMetric(entities=True)
+    assert metric.compute(predictions=wrong, references=right)["f1"] == 0.0
+    assert metric.compute(predictions=right, references=right)["f1"] == 1.0
+    assert entities_of(wrong, right) == [["LOC", "0.0", "0.0", "0.0", 2], ["PER", "0.0", "0.0", "0.0", 2]]
+
+
 def test_tags_of_brown(shared):
     """Real text: every word becomes a piece of a tokenizer of letters, and every tag comes back."""
     folder = shared / "data" / "pos_brown"

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -128,6 +129,19 @@ def test_tags_and_a_test_split(encoder, tagged, tmp_path, capsys):
     tag.main(flags(tmp_path / "plain", encoder, write_json_lines(tmp_path / "plain.jsonl", rows)))
     scores = report_of(tmp_path / "plain")["scores"]["validation"]
     assert list(scores) == ["accuracy", "score"] and scores["accuracy"] > 0.8
+
+
+def test_scores_do_not_depend_on_the_side_of_padding(encoder, tagged, tmp_path):
+    """Nor on a limit of the model that is smaller than the setting, which is what the report then says."""
+    scores = []
+    for side in ("right", "left"):
+        model = shutil.copytree(encoder, tmp_path / f"{side}_model")
+        file = model / "tokenizer_config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"padding_side": side}))
+        tag.main(flags(tmp_path / side, model, tagged, max_length=1000, **FEW))
+        scores.append(report_of(tmp_path / side)["scores"])
+        assert report_of(tmp_path / side)["settings"]["max_length"] == 64
+    assert scores[0] == scores[1]
 
 
 def test_answers_with_windows_and_none(encoder, asked, tmp_path):

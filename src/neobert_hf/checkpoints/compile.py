@@ -243,8 +243,8 @@ def use_compiled(model: nn.Module, folder: str | Path) -> nn.Module:
     """Let a model's encoder take the compiled one for single texts, on a CPU and without gradients.
 
     In int8 also for rows of 128 tokens and more without padding. Everything else goes the way it went before: other
-    batches, hidden states, hooks inside the encoder, gradients. If weights change, the compiled code is given up with
-    a warning; of writes to `.data` those to few numbers stay unseen.
+    batches, hidden states, hooks or other modules inside the encoder, gradients. If weights change or are replaced, the
+    compiled code is given up with a warning; of writes to `.data` those to few numbers stay unseen.
 
     Args:
         model: a NeoBERT with or without a head, or a Sentence Transformers model, in eval mode.
@@ -289,6 +289,28 @@ def is_hooked(module: nn.Module) -> bool:
     return any(not hook.__module__.startswith("transformers.") for hook in hooks)
 
 
+class Built:
+    """What a module was made of when its code was compiled: parameters, modules, numbers such as the eps of a norm."""
+
+    def __init__(self, module: nn.Module):
+        self.module = module
+        self.parameters, self.children = dict(module._parameters), dict(module._modules)
+        self.numbers = {name: value for name, value in vars(module).items() if type(value) in (int, float)}
+
+    def has_its_weights(self) -> bool:
+        return _are_same(self.parameters, self.module._parameters)
+
+    def has_its_parts(self) -> bool:
+        there = vars(self.module)
+        return _are_same(self.children, self.module._modules) and all(
+            there.get(name) == value for name, value in self.numbers.items()
+        )
+
+
+def _are_same(before: dict, now: dict) -> bool:
+    return len(before) == len(now) and all(now.get(name) is value for name, value in before.items())
+
+
 class CompiledForward:
     """`forward` of an encoder that runs machine code where it may."""
 
@@ -301,10 +323,8 @@ class CompiledForward:
         # merging adapters does, writes to all of a weight.
         self.written = [Written.of(weight, count=1) for weight in self.weights]
         self.before = vars(encoder).get("forward")
-        self.modules = list(encoder.modules())[1:]
-        self.places = [
-            (module._modules, name, child) for module in encoder.modules() for name, child in module.named_children()
-        ]
+        self.built = [Built(module) for module in encoder.modules()]
+        self.inner = list(encoder.modules())[1:]
 
     def __call__(
         self,
@@ -317,7 +337,8 @@ class CompiledForward:
     ) -> BaseModelOutput | tuple:
         given = (input_ids, attention_mask, token_type_ids)
         if position_ids is inputs_embeds is None and self._are_whole_rows(*given) and self._is_plain(kwargs):
-            if all(are_still(self.written, self.weights)):
+            unchanged = all(one.has_its_weights() for one in self.built)
+            if unchanged and all(are_still(self.written, self.weights)):
                 states = torch.cat([self.run(row) for row in input_ids.split(1)])
                 return BaseModelOutput(last_hidden_state=states.to(self.weights[0].dtype))
             logger.warning("Weights have changed since `use_compiled`: the model runs without compiled code.")
@@ -342,7 +363,7 @@ class CompiledForward:
             and 2 <= ids.shape[1] <= self.max_length
             and ids.dtype == torch.int64
             and ids.device.type == self.weights[0].device.type == "cpu"
-            and (mask is None or (mask.shape == ids.shape and bool(mask.all())))
+            and (mask is None or (mask.shape == ids.shape and bool((mask == 1).all())))
             and (token_types is None or not token_types.any())
         )
 
@@ -355,8 +376,8 @@ class CompiledForward:
             and kwargs.get("return_dict") is not False
             and all(value is None or value is False for name, value in kwargs.items() if name not in INDIFFERENT)
             and not (config.output_hidden_states or config.output_attentions)
-            and not any(map(is_hooked, self.modules))
-            and all(children.get(name) is child for children, name, child in self.places)
+            and not any(is_hooked(module) or "forward" in vars(module) for module in self.inner)
+            and all(one.has_its_parts() for one in self.built)
         )
 
     def __reduce__(self):

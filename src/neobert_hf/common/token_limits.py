@@ -1,6 +1,6 @@
 """How many tokens a model can read."""
 
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 
 def tokens_read(model: PreTrainedModel, *limits: int | None) -> int | None:
@@ -20,3 +20,25 @@ def tokens_read(model: PreTrainedModel, *limits: int | None) -> int | None:
     shifted = [table for table in tables if getattr(table, "padding_idx", None) is not None]
     left = [table.num_embeddings - table.padding_idx - 1 for table in shifted]
     return min([limit for limit in (*limits, *left) if limit is not None], default=None)
+
+
+def length_to_cut_at(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, wanted: int) -> int:
+    """`wanted` tokens, or what the model reads where that is less, which is printed.
+
+    A model whose RoPE is scaled reads as many times the tokens of its config, and a tokenizer that repeats the config's
+    number limits nothing further.
+    """
+    positions = getattr(model.config, "max_position_embeddings", None)
+    reached = _positions_reached(model.config, positions)
+    limit = reached if tokenizer.model_max_length == positions else tokenizer.model_max_length
+    length = tokens_read(model, wanted, limit, reached)
+    if length < wanted:
+        print(f"Texts are cut at {length:,} tokens, all that the model reads; `max_length` is {wanted:,}.", flush=True)
+    return length
+
+
+def _positions_reached(config: PreTrainedConfig, positions: int | None) -> int | None:
+    rope = getattr(config, "rope_parameters", None) or {}
+    if positions is None or "factor" not in rope:
+        return positions
+    return max(positions, int(rope.get("original_max_position_embeddings", positions) * rope["factor"]))

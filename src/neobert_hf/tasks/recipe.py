@@ -19,7 +19,7 @@ from neobert_hf.common.atomic_writes import write_json, write_text
 from neobert_hf.common.fingerprints import data_fingerprint, reading_fingerprint
 from neobert_hf.common.report import markdown_table
 from neobert_hf.common.settings import LocalPath, PathOrId, Range, check_ranges, parse_config
-from neobert_hf.common.token_limits import tokens_read
+from neobert_hf.common.token_limits import length_to_cut_at
 from neobert_hf.tasks.rows import CSV_READERS, Reader, read_splits
 from neobert_hf.training.arguments import result_settings
 from neobert_hf.training.fine_tuning import FineTuningArguments, FineTuningTrainer
@@ -127,10 +127,11 @@ class TaskRun:
                 )
             setattr(config, name, value)
         model = build_model(start, task.auto_class, config)
-        positions = getattr(config, "max_position_embeddings", None)
-        encoded = task.encode(tokenizer, tokens_read(model, settings.max_length, tokenizer.model_max_length, positions))
+        length = length_to_cut_at(model, tokenizer, settings.max_length)
+        encoded = task.encode(tokenizer, length)
         arguments = self.arguments.planned(len(encoded["train"]))
         values = self._values(task, arguments, start.fingerprint(), reading_fingerprint(tokenizer))
+        values["max_length"] = length
         checkpoint, _ = newest_checkpoint(Path(arguments.output_dir), values)
         trainer = FineTuningTrainer(
             model,

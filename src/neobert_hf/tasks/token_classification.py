@@ -139,6 +139,9 @@ class TokenClassification(Task):
                 f"{type(tokenizer).__name__} does not say which characters a piece is of: take a fast one."
             )
 
+        # The place of a piece in its window is that of its logits in the batch.
+        tokenizer.padding_side = "right"
+
         def windows(batch: dict[str, list], numbers: list[int]) -> dict[str, list]:
             encoded = tokenizer(
                 [" ".join(words) for words in batch["words"]],

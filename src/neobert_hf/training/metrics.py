@@ -71,6 +71,11 @@ def is_entity_scheme(tags: list[str]) -> bool:
     return any("-" in tag for tag in tags) and all(re.fullmatch(r"O|[BIESLU]-.+", tag) for tag in tags)
 
 
+def to_iobes(rows: list[list[str]]) -> list[list[str]]:
+    """BILOU's letters for the last word of an entity and for one of a single word, as seqeval knows them."""
+    return [[re.sub("^L-", "E-", re.sub("^U-", "S-", tag)) for tag in row] for row in rows]
+
+
 class TagMetric(evaluate.Metric):
     """Of tags of words: precision, recall and F1 of whole entities with seqeval, as `conlleval` counts; or accuracy.
 
@@ -101,9 +106,8 @@ class TagMetric(evaluate.Metric):
             from seqeval.metrics import f1_score, precision_score, recall_score
 
             metrics = {"f1": f1_score, "precision": precision_score, "recall": recall_score}
-            values |= {
-                name: float(metric(references, predictions, zero_division=0)) for name, metric in metrics.items()
-            }
+            rows = to_iobes(references), to_iobes(predictions)
+            values |= {name: float(metric(*rows, zero_division=0)) for name, metric in metrics.items()}
         return values
 
 
@@ -111,7 +115,7 @@ def entities_of(predictions: list[list[str]], references: list[list[str]]) -> li
     """Of each kind of entity: its name, precision, recall and F1 in percent, and how many there are."""
     from seqeval.metrics import classification_report
 
-    report = classification_report(references, predictions, output_dict=True, zero_division=0)
+    report = classification_report(to_iobes(references), to_iobes(predictions), output_dict=True, zero_division=0)
     return [
         [name, *(f"{100 * values[key]:.1f}" for key in ("precision", "recall", "f1-score")), int(values["support"])]
         for name, values in report.items()

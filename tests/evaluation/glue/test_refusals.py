@@ -11,7 +11,7 @@ from datasets import ClassLabel, Dataset, Features, Value
 
 from neobert_hf.common.results import ResultError
 from neobert_hf.evaluation.glue.report import collect
-from neobert_hf.evaluation.glue.tasks import load_task, read_tasks
+from neobert_hf.evaluation.glue.tasks import GlueTask, load_task, read_tasks
 from neobert_hf.training.run_checkpoints import CheckpointError
 from tests.helpers.examples import load_example
 from tests.helpers.glue_runs import GRID, TRAINING_ROWS, best_of, model_folder, save_encoder
@@ -209,6 +209,18 @@ def test_missing_splits_and_other_label_maps_are_refused_before_training(flags, 
     with pytest.raises(ValueError, match="row 0 has the label 5.1; the task expects numbers from 0 to 5"):
         run_glue.main(flags(tmp_path / "run", task="stsb", transfer=False, data_dir=tmp_path / "data"))
     assert not (tmp_path / "run").exists()
+
+
+def test_numbers_are_no_names(tmp_path):
+    """Class 1 of five that are called 1 to 5 is the one called 2."""
+    for split, kind in (("train", str), ("validation", int)):
+        rows = [{"sentence": "a", "label": kind(1)}, {"sentence": "b", "label": kind(2)}]
+        Dataset.from_list(rows).to_parquet(tmp_path / f"{split}.parquet")
+    names = ["1", "2", "3", "4", "5"]
+    task = GlueTask(name="stars", source=str(tmp_path), texts=["sentence"], metrics=["accuracy"], labels=names)
+    with pytest.raises(ValueError, match="label 1 may be the class called '1', which is number 0, or number 1. Store"):
+        load_task(task, None)
+    assert load_task(replace(task, labels=["0", *names]), None)["validation"]["label"][:] == [1, 2]
 
 
 BAD_FLAGS = [

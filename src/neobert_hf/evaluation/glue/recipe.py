@@ -21,7 +21,7 @@ from neobert_hf.common.settings import (
     check_ranges,
     nearest,
 )
-from neobert_hf.common.token_limits import tokens_read
+from neobert_hf.common.token_limits import length_to_cut_at
 from neobert_hf.evaluation.glue.models import build_classifier
 from neobert_hf.evaluation.glue.results import RUN_ARGUMENTS, Results
 from neobert_hf.evaluation.glue.runs import Hyperparameters, Run, grid, order_tasks, read_hyperparameters
@@ -238,8 +238,7 @@ class GlueEvaluation:
         resume, _ = newest_checkpoint(folder, settings)
         classifier = build_classifier(start, data.task, self.settings.classifier_dropout)
         tokenizer = tokenizer_of(start)
-        positions = getattr(classifier.config, "max_position_embeddings", None)
-        length = tokens_read(classifier, self.settings.max_length, tokenizer.model_max_length, positions)
+        length = length_to_cut_at(classifier, tokenizer, self.settings.max_length)
         trainer = GlueTrainer(classifier, arguments, data.tokenize(tokenizer, length), tokenizer, settings)
         print(
             f"{run.name}: {arguments.max_steps:,} steps on {arguments.device}, evaluated every {arguments.eval_steps} "

@@ -282,6 +282,8 @@ def _number_labels(task: GlueTask, table: Dataset, column: str, place: str) -> l
     if isinstance(feature, ClassLabel) and feature.names != expected:
         raise ValueError(f"{place}: the labels are {feature.names} in this order; the task expects {expected}.")
     labels = table.with_format(None)[column][:]
+    if not isinstance(feature, ClassLabel):
+        _check_not_ambiguous(expected, table.unique(column), place)
     numbers = {label: _number(task, label) for label in table.unique(column)}
     for label, number in numbers.items():
         if number is None and (label is None or label != task.unlabelled):
@@ -289,6 +291,16 @@ def _number_labels(task: GlueTask, table: Dataset, column: str, place: str) -> l
                 f"{place}: row {labels.index(label):,} has the label {label!r}; the task expects {_allowed(task)}."
             )
     return [numbers[label] for label in labels]
+
+
+def _check_not_ambiguous(names: list[str], labels: list, place: str) -> None:
+    """Refuse bare numbers where classes are called by numbers as well, and the two do not mean the same."""
+    for label in labels:
+        if isinstance(label, int) and str(label) in names and names.index(str(label)) != label:
+            raise ValueError(
+                f"{place}: the label {label} may be the class called {str(label)!r}, which is number "
+                f"{names.index(str(label))}, or number {label}. Store the labels as text."
+            )
 
 
 def _number(task: GlueTask, label: Any) -> int | float | None:
