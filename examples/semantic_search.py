@@ -86,6 +86,8 @@ class RemoveSettings:
 def index_documents(args: list[str]) -> None:
     # 1. Settings and source; that the source can be read is found out before a model is loaded
     shared, embedding, source = parse_config(SharedSettings, EmbeddingSettings, SourceSettings, args=args)
+    if shared.weaviate_url is None:
+        source.check_apart(shared.index)
     source.stream()
     with shared.lock(), shared.open() as index:
         # 2. The model, which must be that of the index if there is one

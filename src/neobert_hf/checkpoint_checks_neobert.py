@@ -250,10 +250,11 @@ def save_pretrained(model: PreTrainedModel, save_directory, is_main_process=True
 
 def check_tying(model: PreTrainedModel) -> None:
     """Refuse a decoder that shares its weight with the embeddings, or does not, unlike the config says."""
-    decoder, tied = model.get_output_embeddings(), model.config.tie_word_embeddings
-    weights = [part.weight for part in (decoder, model.get_input_embeddings()) if part is not None]
+    if (decoder := model.get_output_embeddings()) is None:
+        return
+    weights, tied = (decoder.weight, model.get_input_embeddings().weight), model.config.tie_word_embeddings
     # Quantised or divided weights and those that lie elsewhere are for their libraries to tie.
-    if len(weights) < 2 or any(type(weight) is not nn.Parameter or weight.is_meta for weight in weights):
+    if any(type(weight) is not nn.Parameter or weight.is_meta for weight in weights):
         return
     if (weights[0] is weights[1]) != tied:
         has, instead = ("a weight of its own", False) if tied else ("the weight of the embeddings", True)

@@ -115,6 +115,22 @@ def test_scores_that_nothing_correlates_with_are_refused(settings, edit, tmp_pat
         run("dense", settings(datasets=file))
 
 
+def test_a_query_is_not_its_own_answer(settings, edit, tmp_path):
+    file = edit(lambda content: content["train"]["pairs"].update(positive=content["train"]["pairs"]["query"]))
+    with pytest.raises(ValueError, match="`query` and `positive` both are .*: name two columns"):
+        run("dense", settings(datasets=file))
+
+
+def test_pairs_that_are_trained_on_are_no_evaluation(settings, edit, tmp_path):
+    def use_twice(content):
+        pairs = {key: content["train"]["pairs"][key] for key in ("source", "query", "positive")}
+        content["train"] = {"pairs": content["train"]["pairs"]}
+        content["evaluation"] = {"retrieval": pairs | {"instruction": ""}}
+
+    with pytest.raises(ValueError, match="rows of the retrieval dataset are also trained on: every model"):
+        run("dense", settings(datasets=edit(use_twice)))
+
+
 def test_a_right_text_is_no_wrong_one(settings, edit, tmp_path):
     rows = {"q": ["a", "b"], "p": ["x", "y"], "n": [["z"], ["z", "y"]]}
     Dataset.from_dict(rows).to_parquet(tmp_path / "rows.parquet")

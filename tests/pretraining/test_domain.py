@@ -112,7 +112,7 @@ def test_a_run_learns_the_domain_and_reports_before_and_after(adapt, finished, t
 
 
 def test_training_ends_when_the_loss_falls_no_more_and_only_once(adapt, tmp_path, capsys):
-    changes = {"learning_rate": 0.0, "early_stopping_patience": 2, "replay_share": 0, "max_steps": 18}
+    changes = {"learning_rate": 1e-30, "early_stopping_patience": 2, "replay_share": 0, "max_steps": 18}
     report = adapt(**changes)
     assert report["best_step"] == 3 and report["steps"] == 9
     assert report["after"]["loss"] == report["before"]["loss"]
@@ -191,6 +191,7 @@ def test_the_weights_that_it_starts_from_count(adapt, finished, tmp_path):
     ("change", "message"),
     [
         ({"general": None}, "`replay_share` is 0.25, and `general` names no text"),
+        ({"domain": "a.jsonl", "general": "a.jsonl"}, "`general` is the domain itself, 'a.jsonl': name text"),
         ({"domain_subset": "en"}, "is local and has no subset 'en'"),
         ({"domain_subset": "en", "new_words": 2}, "is local and has no subset 'en'"),
         ({"general_subset": "en"}, "is local and has no subset 'en'"),
@@ -226,7 +227,7 @@ def test_other_models_are_refused(adapt, finished, corpus, domain, tmp_path):
     (tmp_path / "bert" / "config.json").write_text('{"model_type": "bert"}')
     with pytest.raises(ValueError, match="of the type 'bert'; it must be a masked language model of NeoBERT"):
         adapt(model=tmp_path / "bert")
-    with pytest.raises(FileNotFoundError, match="holds no config.json; .* such as the `model` inside"):
+    with pytest.raises(FileNotFoundError, match="the folder of a run; did you mean '.*model'"):
         adapt(model=finished)
     domain.with_name("empty.jsonl").write_text("")
     with pytest.raises(ValueError, match="is empty: it holds no document"):

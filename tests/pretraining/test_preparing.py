@@ -468,6 +468,7 @@ def test_other_settings_do_not_continue_a_folder(corpus, tokenizers, prepare, tm
         ([], "c.jsonl' is empty: it holds no document"),
         (["One document only."], "holds 1 document; a corpus has several.*JSON lines"),
         (["", "a", None, " "], "None of the 4 documents has 2 tokens or more"),
+        (["", None, " "], "The first 3 documents of .* have no text in 'text': is it the column"),
     ],
 )
 def test_no_corpus(tokenizers, prepare, tmp_path, documents, message):

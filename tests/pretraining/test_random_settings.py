@@ -40,7 +40,7 @@ def arguments_with(values: dict) -> PretrainingArguments:
     return PretrainingArguments(**fixed | values)
 
 
-rates = {"learning_rate": st.floats(0, 1), "max_steps": st.integers(20, 50)}
+rates = {"learning_rate": st.floats(0, 1, exclude_min=True), "max_steps": st.integers(20, 50)}
 warmups = st.integers(0, 20) | st.floats(0, 1, exclude_max=True)
 schedules = st.sampled_from(["cosine_to_floor", "linear", "constant"])
 
@@ -64,7 +64,7 @@ def test_schedules(drawn, name):
 
 
 adam = {
-    "learning_rate": st.floats(0, 1),
+    "learning_rate": st.floats(0, 1, exclude_min=True),
     "adam_beta1": st.floats(0, 0.999),
     "adam_beta2": st.floats(0, 0.999),
     "adam_epsilon": st.floats(1e-12, 1),

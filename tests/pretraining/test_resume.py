@@ -17,6 +17,7 @@ from neobert_hf.pretraining.batches import Documents
 from neobert_hf.pretraining.recipe import find_source
 from neobert_hf.training import trainer as training
 from neobert_hf.training.run_checkpoints import COMPLETE, CheckpointError, complete_checkpoints
+from tests.helpers.models import ROOT
 from tests.helpers.pretraining_runs import assert_same_weights, pretrain, run, start
 
 
@@ -315,6 +316,8 @@ def test_second_stage_from_something_else_is_refused(flags, prepared, tmp_path):
     run(flags(output_dir=tmp_path / "first", max_steps=2, save_steps=1))
     with pytest.raises(ValueError, match="another architecture. hidden_size: 32 there, 64 now"):
         pretrain.main(flags(init_from=tmp_path / "first", hidden_size=64))
+    with pytest.raises(ValueError, match="`init_from` is .*bert', of the type 'bert'; it must be a NeoBERT"):
+        pretrain.main(flags(init_from=ROOT / "benchmarks/models/bert", output_dir=tmp_path / "of_bert"))
     with pytest.raises(CheckpointError, match="is no complete checkpoint"):
         pretrain.main(flags(init_from=tmp_path / "first" / "model", continue_optimizer=True))
     with pytest.raises(ValueError, match="needs `init_from`"):

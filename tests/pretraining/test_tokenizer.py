@@ -85,6 +85,6 @@ def test_errors_leave_nothing_behind(train, tmp_path, flags, error, message):
 
 def test_text_without_a_word_gives_no_tokenizer(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": " "}\n{"text": null}\n')
-    with pytest.raises(ValueError, match="The tokenizer of .*a.jsonl has no words"):
+    with pytest.raises(ValueError, match="The column 'text' of .*a.jsonl' holds no words to make a vocabulary of"):
         train_tokenizer.main(["--source", str(tmp_path / "a.jsonl"), "--output_dir", str(tmp_path / "out")])
     assert not (tmp_path / "out").exists()

@@ -592,3 +592,19 @@ def test_the_command_line_with_weaviate(index, corpus, texts, tmp_path, model, m
             assert abs(one.pop("score") - two.pop("score")) < 1e-5 and one == two
         with pytest.raises(VectorIndexError, match="overlap: 32 there, 3 now"):
             index(corpus, "--id_column=id", overlap=3, **location)
+
+
+def test_an_index_is_no_document(index, texts, tmp_path):
+    """Its files would be read with the documents the next time, and every index of that folder be refused."""
+    documents = tmp_path / "documents"
+    documents.mkdir()
+    (documents / "a.md").write_text(texts[0])
+    for folder in (documents, documents / "index"):
+        with pytest.raises(ValueError, match="would lie in the folder of the documents, .* choose a folder outside"):
+            index(documents, index=folder)
+    assert [file.name for file in documents.iterdir()] == ["a.md"]
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used" / "rows.csv").write_text("text\n")
+    with pytest.raises(VectorIndexError, match="used holds rows.csv, and no index: choose a folder of its own"):
+        index(documents, index=tmp_path / "used")
+    assert [file.name for file in (tmp_path / "used").iterdir()] == ["rows.csv"]

@@ -1,6 +1,7 @@
 """What a user may choose beside the paper's recipe does in all three recipes what it is for."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from transformers import (
 )
 
 from tests.helpers.examples import load_example
-from tests.helpers.task_runs import flags
+from tests.helpers.task_runs import flags, text_rows, write_csv
 
 
 RECIPES = {
@@ -92,3 +93,16 @@ def test_a_run_that_gains_nothing_stops(train):
     # Nor is it trained on by the same command.
     train(**settings)
     assert json.loads((folder / "report.json").read_text()) == report
+
+
+def test_nothing_to_train_and_no_model_are_said_before_the_rows_are_read(encoder, tmp_path):
+    """0 steps were once all epochs, and the folder of a run had "no model type"."""
+    classify, nowhere = load_example("run_classification"), tmp_path / "nowhere.csv"
+    with pytest.raises(ValueError, match="`learning_rate` is 0.0; it must be above 0"):
+        classify.main(flags(tmp_path / "run", encoder, nowhere, learning_rate=0))
+    shutil.copytree(encoder, tmp_path / "earlier" / "model")
+    with pytest.raises(FileNotFoundError, match="earlier', the folder of a run; did you mean '.*earlier/model'"):
+        classify.main(flags(tmp_path / "run", tmp_path / "earlier", nowhere))
+    data = write_csv(tmp_path / "rows.csv", text_rows(40))
+    with pytest.raises(ValueError, match="`max_steps` is 0: nothing would be trained"):
+        classify.main(flags(tmp_path / "run", encoder, data, max_steps=0))

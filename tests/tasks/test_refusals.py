@@ -9,7 +9,7 @@ from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
 from neobert_hf.common.settings import parse_config, read_yaml
 from neobert_hf.tasks.classification import Classification, ClassificationSettings
 from neobert_hf.tasks.question_answering import READERS as ASKED
-from neobert_hf.tasks.question_answering import QuestionAnswering, QuestionAnsweringSettings
+from neobert_hf.tasks.question_answering import QuestionAnswering, QuestionAnsweringSettings, read_squad
 from neobert_hf.tasks.rows import read_splits
 from neobert_hf.tasks.token_classification import (
     READERS,
@@ -316,6 +316,38 @@ BAD_ANSWERS = [
     # Read as no answer once, so that a model learned to say so.
     ({"texts": ["5"]}, r"`answers` is {'texts': \['5'\]}; it must be as in SQuAD"),
 ]
+
+
+def test_rows_are_named_by_their_number_in_the_file(tmp_path):
+    """Also after rows were held out; 36 was said of row 40 once."""
+    asked = [row | {"id": str(number)} for number, row in enumerate(asked_rows(41))]
+    asked[40]["answers"] = [{"text": "no such", "answer_start": 1}]
+    data = write_json_lines(tmp_path / "asked.jsonl", asked)
+    with pytest.raises(ValueError, match="row 40: the answer 'no such'"):
+        settings = QuestionAnsweringSettings(model="m", data=str(data))
+        QuestionAnswering(settings, read_splits(settings, ASKED))
+    tagged = tagged_rows(41)
+    tagged[40]["tags"] = tagged[40]["tags"][1:]
+    data = write_json_lines(tmp_path / "tagged.jsonl", tagged)
+    with pytest.raises(ValueError, match="row 40 has . words and . tags"):
+        settings = TokenClassificationSettings(model="m", data=str(data))
+        TokenClassification(settings, read_splits(settings, READERS))
+
+
+def test_a_column_with_a_cell_of_another_type_is_not_replaced_by_another_column(tmp_path):
+    rows = [{"text": f"text {number}", "title": f"title {number}", "label": "ab"[number % 2]} for number in range(40)]
+    data = write_json_lines(tmp_path / "rows.jsonl", rows + [{"text": 5, "title": "x", "label": "a"}])
+    settings = ClassificationSettings(model="m", data=str(data))
+    with pytest.raises(ValueError, match="row 40: 'text' is 5; it must be a text"):
+        Classification(settings, read_splits(settings))
+
+
+def test_files_of_questions_that_were_misread(tmp_path):
+    (row,) = asked_rows(1)
+    assert read_squad(write_json_lines(tmp_path / "one.jsonl", [row])) == [row]
+    (tmp_path / "latin.jsonl").write_bytes(b'{"id": "1"}\n{"id": "caf\xe9"}\n')
+    with pytest.raises(ValueError, match="latin.jsonl, line 2 is not UTF-8 .* save the file as UTF-8"):
+        read_squad(tmp_path / "latin.jsonl")
 
 
 @pytest.mark.parametrize("answers, message", BAD_ANSWERS)

@@ -162,7 +162,11 @@ def check_model_exists(name: str, setting: str) -> None:
         OSError: saying that nothing is here, and what the Hub said.
     """
     check_exists(name, setting)
-    if Path(name).expanduser().exists():
+    if (folder := Path(name).expanduser()).exists():
+        if not (folder / "config.json").exists() and (folder / "model" / "config.json").exists():
+            raise FileNotFoundError(
+                f"`{setting}` is {name!r}, the folder of a run; did you mean {str(folder / 'model')!r}?"
+            )
         return
     try:
         # Few repositories lack all of these. The last call says why there is none.

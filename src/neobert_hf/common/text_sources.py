@@ -169,8 +169,9 @@ def load_table(name: str, source: str, subset: str | None, split: str) -> Datase
             with _on_hub(source, f"Dataset {name}: "):
                 table = load_dataset(source, subset, split=split)
         # Images and sounds are no texts, and reading a row would fetch them from wherever they are said to be.
-        decoded = [name for name, feature in table.features.items() if require_decoding(feature)]
-        return table.remove_columns(decoded)
+        # `Json` is a column whose rows are of several types: who needs it refuses it.
+        media = [name for name, kind in table.features.items() if require_decoding(kind) and "Json" not in str(kind)]
+        return table.remove_columns(media)
     except (ValueError, StopIteration, DatasetGenerationError) as error:
         # `datasets` raises StopIteration without a message for JSON files without a line.
         reason = error.__cause__ or str(error) or "no row"

@@ -171,6 +171,8 @@ def _load_part(name: str, part: Part, max_negatives: int | None) -> Dataset:
     table = load_table(name, part.source, part.subset, part.split)
     paths = {role: getattr(part, role) or [] for role in FEATURES}
     paths = {role: [found] if isinstance(found, str) else found for role, found in paths.items()}
+    if paths["query"] == paths["positive"]:
+        raise ValueError(f"{where}: `query` and `positive` both are {', '.join(paths['query'])}: name two columns.")
     columns = sorted({path.split(".")[0] for of_role in paths.values() for path in of_role})
     _check_table(where, table, part, columns)
     reader = RowReader(where, paths, _converters(name, part, table), part.skip_incomplete, max_negatives)

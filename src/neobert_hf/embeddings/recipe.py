@@ -24,6 +24,7 @@ from neobert_hf.common.fingerprints import (
     model_files_fingerprint,
     reading_fingerprint,
 )
+from neobert_hf.common.held_out import report_repeated
 from neobert_hf.common.instructions import add_prompt
 from neobert_hf.common.settings import parse_config
 from neobert_hf.common.tokenizers import load_tokenizer
@@ -44,12 +45,14 @@ class TrainingData:
         train: their rows of `query`, `positive` and `negatives`, by name.
         evaluation: descriptions of the datasets for evaluation, `retrieval` and `sts`, as far as there are any.
         retrieval: the rows of the one for retrieval.
+        sts: of the one for similarity first texts, second texts and scores.
     """
 
     descriptions: dict[str, PairDataset]
     train: DatasetDict
     evaluation: dict[str, PairDataset]
     retrieval: Dataset | None
+    sts: tuple[list[str], list[str], list[float]] | None = None
 
 
 @dataclass
@@ -111,8 +114,12 @@ def read_data(settings: RecipeArguments, arguments: EmbeddingArguments) -> Train
         descriptions, evaluation = read_descriptions(settings.datasets, settings.only or None, tokenizer_of_encoder)
         train = {dataset.name: load_pairs(dataset, settings.max_negatives) for dataset in descriptions}
         retrieval = load_pairs(evaluation["retrieval"]) if "retrieval" in evaluation else None
+        sts = load_scored_pairs(evaluation["sts"]) if "sts" in evaluation else None
     by_name = {dataset.name: dataset for dataset in descriptions}
-    return TrainingData(by_name, DatasetDict(train), evaluation, retrieval)
+    if retrieval is not None:
+        trained = [pair for table in train.values() for pair in zip(table["query"], table["positive"])]
+        report_repeated(trained, list(zip(retrieval["query"], retrieval["positive"])), "the retrieval dataset")
+    return TrainingData(by_name, DatasetDict(train), evaluation, retrieval, sts)
 
 
 def run_settings(settings: RecipeArguments, arguments: EmbeddingArguments, data: TrainingData) -> dict:
@@ -194,10 +201,9 @@ def retrieval_evaluator(
 def dense_evaluator(run: Run) -> SequentialEvaluator | None:
     """Retrieval and similarity of sentences (STS), as far as there are datasets for them; None if there are none."""
     evaluators = [retrieval_evaluator(run.data)] if run.data.retrieval is not None else []
-    if "sts" in run.data.evaluation:
+    if run.data.sts is not None:
         description = run.data.evaluation["sts"]
-        with run.arguments.main_process_first(desc="reading the STS dataset"):
-            first, second, scores = load_scored_pairs(description)
+        first, second, scores = run.data.sts
         # Both sides are queries. This evaluator takes no prompt.
         first, second = (add_prompt(description.prompt, texts) for texts in (first, second))
         evaluators.append(EmbeddingSimilarityEvaluator(first, second, scores, name="sts", write_csv=False))

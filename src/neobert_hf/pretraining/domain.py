@@ -76,6 +76,15 @@ class DomainSettings(RawTextSettings):
                 f"`replay_share` is {self.replay_share}, and `general` names no text to replay: name some, or set "
                 "`replay_share` to 0; the model then forgets more, and how much is not measured."
             )
+        names = [
+            (getattr(self, name), getattr(self, f"{name}_column"), getattr(self, f"{name}_subset"))
+            for name in ("domain", "general")
+        ]
+        if names[0] == names[1]:
+            raise ValueError(
+                f"`general` is the domain itself, {self.domain!r}: name text of the kind that the model knows already, "
+                "or leave it out and set `replay_share` to 0."
+            )
         for source in filter(None, (self.domain, self.general)):
             local_files(source)
 

@@ -216,6 +216,11 @@ def begin_folder(settings: PrepareArguments, manifest: Manifest, tokenizer: PreT
                 f"{settings.source!r} holds {found}{skipped}; a corpus has several. If all text is in one .txt file, "
                 'write JSON lines, {"text": "..."} for each document.'
             )
+        if not any(text.strip() for text in first):
+            raise ValueError(
+                f"The first {len(first):,} documents of {settings.source!r} have no text in {settings.column!r}: is it "
+                "the column with the text?"
+            )
         _check_share_of_unknown(first, manifest, tokenizer)
         progress.mkdir(parents=True, exist_ok=True)
         manifest.save(progress / MANIFEST)

@@ -165,7 +165,11 @@ def complete_architecture(architecture: ModelArguments, data: DataArguments, out
         found = vars(NeoBERTConfig())
     # The model may be gone when a run goes on from its own checkpoints.
     elif not (found := stored_settings(output)):
-        found = vars(NeoBERTConfig.from_pretrained(find_source(data)))
+        source = find_source(data)
+        kind = NeoBERTConfig.get_config_dict(source)[0].get("model_type")
+        if kind != NeoBERTConfig.model_type:
+            raise ValueError(f"`init_from` is {data.init_from!r}, of the type {kind!r}; it must be a NeoBERT.")
+        found = vars(NeoBERTConfig.from_pretrained(source))
     return ModelArguments(**{name: found.get(name) for name in vars(architecture)} | architecture.given())
 
 

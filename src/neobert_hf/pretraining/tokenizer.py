@@ -54,7 +54,13 @@ def train_tokenizer(settings: TokenizerArguments) -> PreTrainedTokenizerFast:
     rows = tqdm(rows, "reading", settings.max_documents, unit=" documents", dynamic_ncols=True)
     train = {"wordpiece": train_wordpiece, "bpe": train_bpe}[settings.kind]
     tokenizer = train((row[settings.column] or "" for row in rows), settings.vocab_size, settings.max_length)
-    check_tokenizer(tokenizer, None, settings.source)
+    try:
+        check_tokenizer(tokenizer, None, settings.source)
+    except ValueError as error:
+        raise ValueError(
+            f"The column {settings.column!r} of {settings.source!r} holds no words to make a vocabulary of. Is it the "
+            "column with the text?"
+        ) from error
     return tokenizer
 
 

@@ -5,6 +5,7 @@ import os
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from tqdm import tqdm
@@ -44,6 +45,15 @@ class SourceSettings:
         # Each part of a Hub dataset is a source of its own: otherwise all of the first would be gone from the second.
         parts = [self.source, *([self.subset] if self.subset else []), *([self.split] if self.split != "train" else [])]
         return ":".join(parts)
+
+    def check_apart(self, index: str) -> None:
+        """Refuse a folder for the index whose files would be read as documents the next time."""
+        source = Path(self.source).expanduser().resolve()
+        if source.is_dir() and Path(index).expanduser().resolve().is_relative_to(source):
+            raise ValueError(
+                f"The index {index} would lie in the folder of the documents, {self.source}, and be read as one of "
+                "them: choose a folder outside."
+            )
 
     def stream(self) -> Iterator[tuple[str | None, str | None]]:
         """Id and text of each document; that the source can be read is checked at once."""

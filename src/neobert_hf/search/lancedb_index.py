@@ -61,6 +61,8 @@ class LanceDBIndex(VectorIndex):
         vector = pa.field("vector", pa.list_(pa.float32(), identity["dimension"]))
         schema = pa.schema([*strings, *numbers, vector], {IDENTITY_KEY: json.dumps(identity)})
         remove(self.leftover)
+        if others := [file.name for file in self.folder.glob("[!.]*") if file != self.context_file]:
+            raise VectorIndexError(f"{self.folder} holds {others[0]}, and no index: choose a folder of its own.")
         self.table = lancedb.connect(self.folder).create_table(TABLE, schema=schema)
         self.identity = identity
 

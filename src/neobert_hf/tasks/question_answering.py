@@ -15,7 +15,7 @@ from neobert_hf.common.report import Line, Panel, markdown_table, means_by_lengt
 from neobert_hf.common.row_files import LARGEST_JSON, open_file, read_bounded
 from neobert_hf.common.settings import Count, Range
 from neobert_hf.tasks.recipe import Task, TaskSettings
-from neobert_hf.tasks.rows import check_columns, check_texts
+from neobert_hf.tasks.rows import check_columns, check_texts, row_numbers
 from neobert_hf.training.metrics import AnswerMetric, answer_scores
 
 
@@ -48,15 +48,22 @@ class QuestionAnsweringSettings(TaskSettings):
 def read_squad(file: Path) -> list[dict[str, Any]]:
     """The questions of a file in the form of SQuAD: `data`, `paragraphs`, `qas`; or a JSON array of rows, or lines."""
     with open_file(str(file)) as handle:
-        text = read_bounded(handle, LARGEST_JSON, str(file), "write Parquet or JSON lines.").decode("utf-8-sig")
+        read = read_bounded(handle, LARGEST_JSON, str(file), "write Parquet or JSON lines.")
+    try:
+        text = read.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = read[: error.start].count(b"\n") + 1
+        raise ValueError(f"{file}, line {line:,} is not UTF-8 ({error.reason}): save the file as UTF-8.") from error
     try:
         content = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         try:
             # Not `splitlines`, which also ends lines where JSON does not: at U+2028, U+2029 and U+0085.
             content = [json.loads(line) for line in text.split("\n") if line.strip()]
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{file} is no JSON: {error}.") from error
+    if isinstance(content, dict) and "data" not in content and set(COLUMNS) & content.keys():
+        content = [content]  # JSON lines with one row.
     if isinstance(content, list):
         for number, row in enumerate(content):
             if not isinstance(row, dict):
@@ -99,12 +106,14 @@ class QuestionAnswering(Task):
         check_columns(splits, COLUMNS)
         check_texts(splits, "question")
         check_texts(splits, "context")
+        self.row_numbers = {split: row_numbers(table) for split, table in splits.items()}
         self.splits = DatasetDict({split: _with_answers(split, table) for split, table in splits.items()})
         self.none_allowed = not all(self.splits["train"]["starts"])
         for split, table in self.splits.items():
             if not self.none_allowed and not all(table["starts"]):
+                row = self.row_numbers[split][table["starts"][:].index([])]
                 raise ValueError(
-                    f"The split {split} has questions without an answer (row {table['starts'][:].index([]):,}), and "
+                    f"The split {split} has questions without an answer (row {row:,}), and "
                     "every training question has one: add such training rows, or leave these out."
                 )
         if not any(self.splits["train"]["starts"]):
@@ -216,8 +225,9 @@ class QuestionAnswering(Task):
         return values | {"score": values["f1"]}
 
     def describe(self, split: str, encoded: Dataset, logits: Any, folder: Path) -> list[str]:
-        ranked, rows = self.answers(split, encoded, logits), self.splits[split]
-        write_json(folder / f"answers_{split}.json", [{"row": row, "best": best} for row, best in enumerate(ranked)])
+        ranked, rows, numbers = self.answers(split, encoded, logits), self.splits[split], self.row_numbers[split]
+        answers = [{"row": number, "best": best} for number, best in zip(numbers, ranked)]
+        write_json(folder / f"answers_{split}.json", answers)
         wrong, scores = [], []
         for row, (best, right) in enumerate(zip(ranked, rows["texts"])):
             scores.append(answer_scores(best[0]["text"], right)[1])
@@ -227,10 +237,10 @@ class QuestionAnswering(Task):
         picture = [f"![F1 by the length of the text and of the answer](f1_by_length_{split}.png)", ""]
         if not wrong:
             return [*picture, "No answer is wholly wrong."]
-        cells = [
-            [row, *(" ".join(text.split())[:80].replace("|", "\\|") for text in (rows[row]["question"], right, found))]
-            for _, row, right, found in sorted(wrong)[:WORST]
-        ]
+        cells = []
+        for _, row, right, found in sorted(wrong)[:WORST]:
+            texts = (" ".join(text.split())[:80].replace("|", "\\|") for text in (rows[row]["question"], right, found))
+            cells.append([numbers[row], *texts])
         lines = [
             *picture,
             f"The {len(cells)} surest of {len(wrong):,} wholly wrong answers (all are in answers_{split}.json):",
@@ -261,7 +271,7 @@ def _with_answers(split: str, table: Dataset) -> Dataset:
     rows = {"question": table["question"][:], "context": table["context"][:], "texts": [], "starts": []}
     # Some questions of SQuAD begin with spaces, which would count as tokens for some tokenizers.
     rows["question"] = [question.strip() for question in rows["question"]]
-    for number, (context, answers) in enumerate(zip(rows["context"], table["answers"])):
+    for number, context, answers in zip(row_numbers(table), rows["context"], table["answers"]):
         where = f"The split {split}, row {number:,}"
         texts, starts = _texts_and_starts(answers, where)
         for text, start in zip(texts, starts):

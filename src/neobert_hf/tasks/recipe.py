@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerBase, set_seed
 
 from neobert_hf.common.atomic_writes import write_json, write_text
 from neobert_hf.common.fingerprints import data_fingerprint, reading_fingerprint
+from neobert_hf.common.paths import check_model_exists
 from neobert_hf.common.report import markdown_table
 from neobert_hf.common.settings import LocalPath, PathOrId, Range, check_ranges, parse_config
 from neobert_hf.common.token_limits import length_to_cut_at
@@ -251,6 +252,7 @@ def open_run(
     settings, arguments = parse_config(settings_class, FineTuningArguments, args=args)
     check_alone(arguments)
     with run_lock(arguments, settings.model):
+        check_model_exists(settings.model, "model")
         yield TaskRun(settings, arguments, read_splits(settings, readers))
 
 

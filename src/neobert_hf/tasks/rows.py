@@ -10,6 +10,7 @@ from typing import Any
 from datasets import Dataset, DatasetDict, concatenate_datasets, get_dataset_split_names
 from sklearn.model_selection import GroupShuffleSplit
 
+from neobert_hf.common.held_out import report_repeated
 from neobert_hf.common.paths import check_exists
 from neobert_hf.common.row_files import COMPRESSIONS, ROW, check_parts, number_rows, read_csv
 from neobert_hf.common.settings import nearest
@@ -61,32 +62,16 @@ def read_splits(settings: Any, readers: MappingProxyType[str, Reader] = CSV_READ
                 check_exists(source, f"{split}_data")
                 raise FileNotFoundError(f"`{split}_data` is {source!r}, and there is no such file.")
             splits[split] = _read_files(split, files, readers)
-    _say_repeated(splits, settings)
+    columns = settings.columns_compared(splits["train"])
+    trained = _texts(splits["train"], columns)
+    for split in splits.keys() - {"train"}:
+        report_repeated(trained, _texts(splits[split], columns), f"the split {split}")
     return _with_validation(DatasetDict(splits), settings)
 
 
 def _texts(table: Dataset, columns: Sequence[str]) -> list[str]:
     """What the columns of each row hold, as one text; nothing of columns that are not there."""
     return [str(texts) for texts in zip(*(table[name][:] for name in columns if name in table.column_names))]
-
-
-def _say_repeated(splits: dict[str, Dataset], settings: Any) -> None:
-    """Held-out rows that are trained on give scores that are too good; many published datasets have some."""
-    if splits.keys() == {"train"}:
-        return
-    columns = settings.columns_compared(splits["train"])
-    trained = set(_texts(splits["train"], columns))
-    for split in [name for name in splits if name != "train"]:
-        texts = _texts(splits[split], columns)
-        repeated = sum(text in trained for text in texts)
-        found = f"{repeated:,} of {len(texts):,} rows of the split {split} are also trained on"
-        if repeated and repeated == len(texts):
-            raise ValueError(
-                f"{found}: every model would look good. Take them out of one of the two, or give no file for "
-                "validation, and rows are held out."
-            )
-        if repeated:
-            print(f"{found}: their scores say little.", flush=True)
 
 
 def _with_validation(splits: DatasetDict, settings: Any) -> DatasetDict:

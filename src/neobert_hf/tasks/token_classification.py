@@ -27,7 +27,7 @@ from transformers import (
 from neobert_hf.common.report import markdown_table, plot_confusion
 from neobert_hf.common.row_files import open_file
 from neobert_hf.tasks.recipe import Task, TaskSettings
-from neobert_hf.tasks.rows import CSV_READERS, check_columns, check_known, choose_column
+from neobert_hf.tasks.rows import CSV_READERS, check_columns, check_known, choose_column, row_numbers
 from neobert_hf.training.metrics import TagMetric, entities_of, is_entity_scheme
 
 
@@ -115,8 +115,9 @@ class TokenClassification(Task):
         named = {split: named_tags(table, tags, split, settings.tag_names or ()) for split, table in splits.items()}
         used = {}
         for split, table in splits.items():
-            check_rows(split, table[words][:], named[split])
-            used[split] = {tag: row for row, tags in reversed([*enumerate(named[split])]) for tag in tags}
+            numbers = row_numbers(table)
+            check_rows(split, numbers, table[words][:], named[split])
+            used[split] = {tag: row for row, tags in reversed([*zip(numbers, named[split])]) for tag in tags}
         check_known(splits, used, "tag")
         counts = Counter(tag for row in named["train"] for tag in row)
         self.labels = sorted(counts, key=lambda tag: (tag != "O", tag))
@@ -240,7 +241,7 @@ def named_tags(table: Dataset, column: str, split: str, names: Sequence[str] = (
         raise ValueError(f"`tag_names` is given, and {column!r} of the split {split} has names already: leave it out.")
     if not bare and not isinstance(feature, ClassLabel) and kind not in ("string", "large_string", "null"):
         raise ValueError(f"{where} holds lists of {kind}; tags must be texts, or numbers whose names are known.")
-    for number, row in enumerate(rows):
+    for number, row in zip(row_numbers(table), rows):
         if row is None or any(tag in (None, "") or (isinstance(tag, int) and tag < 0) for tag in row):
             raise ValueError(f"The split {split}, row {number:,} has a word without a tag: {row!r:.80}.")
     if bare:
@@ -257,9 +258,9 @@ def named_tags(table: Dataset, column: str, split: str, names: Sequence[str] = (
     return [[naming(tag) for tag in row] for row in rows]
 
 
-def check_rows(split: str, words: list, tags: list[list[str]]) -> None:
+def check_rows(split: str, numbers: Sequence[int], words: list, tags: list[list[str]]) -> None:
     """Refuse rows without words, and those whose tags are not as many."""
-    for number, (row, of_row) in enumerate(zip(words, tags)):
+    for number, row, of_row in zip(numbers, words, tags):
         if not isinstance(row, list) or not row or not all(isinstance(word, str) and word.strip() for word in row):
             raise ValueError(
                 f"The split {split}, row {number:,} holds {row!r:.60}; it must be a list of words, none empty."

@@ -24,11 +24,11 @@ FIXED = {
 RANGES = {
     name: allowed
     for allowed, names in (
-        (Range(0), "learning_rate weight_decay max_grad_norm neftune_noise_alpha warmup_steps eval_delay"),
+        (Range(0), "weight_decay max_grad_norm neftune_noise_alpha warmup_steps eval_delay"),
         (Range(0), "dataloader_num_workers"),
         (Range(0, 1), "label_smoothing_factor warmup_ratio"),
         (Range(0, below=1), "adam_beta1 adam_beta2"),
-        (Range(above=0), "num_train_epochs logging_steps save_steps eval_steps"),
+        (Range(above=0), "learning_rate num_train_epochs logging_steps save_steps eval_steps"),
         # Smaller ones are 0 in float32, and weights without a gradient would become NaN.
         (Range(1e-37), "adam_epsilon"),
         (Range(1), "per_device_train_batch_size per_device_eval_batch_size gradient_accumulation_steps"),

@@ -42,7 +42,7 @@ class CutSettings(RangedSettings):
         """Both settings, with what the large model has where one is not given.
 
         Raises:
-            ValueError: if that is no smaller model of it.
+            ValueError: if it is larger than the large model, or no SwiGLU is there to cut.
         """
         given = {name: getattr(self, name) for name in ("num_hidden_layers", "intermediate_size")}
         for name, wanted in given.items():

@@ -92,6 +92,8 @@ class FineTuningArguments(LoraArguments, TrainingArguments):
         """The arguments of a run on so many training rows: its steps, evaluations and checkpoints."""
         if self.eval_steps is not None and (self.eval_steps not in Range(1, 2**53) or self.eval_steps % 1):
             raise ValueError(f"`eval_steps` is {self.eval_steps}; it must be a whole number of steps, 1 or more.")
+        if self.max_steps == 0:
+            raise ValueError("`max_steps` is 0: nothing would be trained. Leave it out, and `num_train_epochs` counts.")
         batches = -(-rows // self.per_device_train_batch_size)
         if self.max_steps < 1 and not 1 <= self.num_train_epochs * batches < 2**53:
             raise ValueError(

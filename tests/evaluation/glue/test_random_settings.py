@@ -27,7 +27,7 @@ protocol = {
 }
 point = {
     "batch_size": st.integers(1, 64),
-    "learning_rate": st.floats(0, 1e-3),
+    "learning_rate": st.floats(0, 1e-3, exclude_min=True),
     "weight_decay": st.floats(0, 1),
 }
 

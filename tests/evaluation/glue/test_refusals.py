@@ -11,7 +11,7 @@ from datasets import ClassLabel, Dataset, Features, Value
 
 from neobert_hf.common.results import ResultError
 from neobert_hf.evaluation.glue.report import collect
-from neobert_hf.evaluation.glue.tasks import GlueTask, load_task, read_tasks
+from neobert_hf.evaluation.glue.tasks import GlueTask, load_task, read_tasks, report_repeated_rows
 from neobert_hf.training.run_checkpoints import CheckpointError
 from tests.helpers.examples import load_example
 from tests.helpers.glue_runs import GRID, TRAINING_ROWS, best_of, model_folder, save_encoder
@@ -211,10 +211,23 @@ def test_missing_splits_and_other_label_maps_are_refused_before_training(flags, 
     assert not (tmp_path / "run").exists()
 
 
+def test_held_out_rows_that_are_trained_on_are_refused_or_counted(tmp_path, capsys):
+    rows = [{"sentence": text, "label": number} for number, text in enumerate("ab")]
+    for split in ("train", "validation"):
+        Dataset.from_list(rows).to_parquet(tmp_path / f"{split}.parquet")
+    names = {"source": str(tmp_path), "texts": ["sentence"], "metrics": ["accuracy"], "labels": ["no", "yes"]}
+    task = GlueTask(name="own", **names)
+    with pytest.raises(ValueError, match="2 of 2 rows of the split validation of own are also trained on: every model"):
+        report_repeated_rows(task, load_task(task))
+    Dataset.from_list([*rows, {"sentence": "c", "label": 1}]).to_parquet(tmp_path / "validation.parquet")
+    report_repeated_rows(task, load_task(task))
+    assert "2 of 3 rows of the split validation of own are also trained on: their scores" in capsys.readouterr().out
+
+
 def test_numbers_are_no_names(tmp_path):
     """Class 1 of five that are called 1 to 5 is the one called 2."""
     for split, kind in (("train", str), ("validation", int)):
-        rows = [{"sentence": "a", "label": kind(1)}, {"sentence": "b", "label": kind(2)}]
+        rows = [{"sentence": f"{split} a", "label": kind(1)}, {"sentence": f"{split} b", "label": kind(2)}]
         Dataset.from_list(rows).to_parquet(tmp_path / f"{split}.parquet")
     names = ["1", "2", "3", "4", "5"]
     task = GlueTask(name="stars", source=str(tmp_path), texts=["sentence"], metrics=["accuracy"], labels=names)

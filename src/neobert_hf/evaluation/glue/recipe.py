@@ -17,6 +17,7 @@ from neobert_hf.common.settings import (
     LocalPath,
     NotNegative,
     PathOrId,
+    Positive,
     Range,
     check_ranges,
     nearest,
@@ -25,7 +26,7 @@ from neobert_hf.common.token_limits import length_to_cut_at
 from neobert_hf.evaluation.glue.models import build_classifier
 from neobert_hf.evaluation.glue.results import RUN_ARGUMENTS, Results
 from neobert_hf.evaluation.glue.runs import Hyperparameters, Run, grid, order_tasks, read_hyperparameters
-from neobert_hf.evaluation.glue.tasks import GlueTask, load_task, read_tasks
+from neobert_hf.evaluation.glue.tasks import GlueTask, load_task, read_tasks, report_repeated_rows
 from neobert_hf.evaluation.glue.trainer import GlueArguments, GlueTrainer, TaskData
 from neobert_hf.training.arguments import result_settings
 from neobert_hf.training.run_checkpoints import newest_checkpoint
@@ -64,7 +65,7 @@ class GlueSettings:
     )
     grid: bool = field(default=False, metadata={"help": "search the three lists instead of using `hyperparameters`"})
     batch_sizes: list[Count] = field(default_factory=list, metadata={"help": "of the grid"})
-    learning_rates: list[NotNegative] = field(default_factory=list, metadata={"help": "of the grid"})
+    learning_rates: list[Positive] = field(default_factory=list, metadata={"help": "of the grid"})
     weight_decays: list[NotNegative] = field(default_factory=list, metadata={"help": "of the grid"})
     shard: str | None = field(default=None, metadata={"help": "k/n: the k-th of n machines or jobs"})
     published: LocalPath | None = field(default=None, metadata={"help": "YAML file of rows for the report"})
@@ -155,6 +156,7 @@ class GlueEvaluation:
         self.results.check_model({"weights": self.weights, "tokenizer_fingerprint": self.reading})
         self.data = {name: TaskData(task, load_task(task, self.settings.data_dir)) for name, task in tasks.items()}
         for name, task in tasks.items():
+            report_repeated_rows(task, self.data[name].splits)
             self.shared_settings[name] = self._settings_of(self.data[name])
             self.results.of_task(name, self.shared_settings[name])
             source = self._source_of(task)

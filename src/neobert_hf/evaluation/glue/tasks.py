@@ -13,6 +13,7 @@ from datasets import ClassLabel, Dataset, DatasetDict, Value
 from huggingface_hub.dataclasses import strict
 from huggingface_hub.errors import StrictDataclassError
 
+from neobert_hf.common.held_out import report_repeated
 from neobert_hf.common.paths import beside_file, check_exists, check_file_name
 from neobert_hf.common.row_files import check_parts
 from neobert_hf.common.settings import nearest, read_extended
@@ -167,6 +168,15 @@ def load_task(task: GlueTask, data_dir: str | None = None) -> DatasetDict:
             f"one label, {label}: there is nothing to tell apart. Add rows with another one."
         )
     return splits
+
+
+def report_repeated_rows(task: GlueTask, splits: DatasetDict) -> None:
+    """Print how many held-out rows are also trained on; ValueError if all of a split are."""
+    trained, *held_out = [
+        list(zip(*(table[name] for name in table.column_names if name != "label"))) for table in splits.values()
+    ]
+    for split, rows in zip(task.validation, held_out):
+        report_repeated(trained, rows, f"the split {split} of {task.name}")
 
 
 def _load_split(task: GlueTask, data_dir: str | None, split: str) -> Dataset:

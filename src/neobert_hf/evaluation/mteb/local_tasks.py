@@ -69,6 +69,8 @@ class LocalTask:
             raise ValueError(f"Task {self.name}: type {self.type} takes no `{unused.pop()}`.")
         if self.type == "Classification" and self.train is None:
             raise ValueError(f"Task {self.name}: type Classification needs `train`, the file to learn from.")
+        if len(set(self.columns.values())) < len(self.columns):
+            raise ValueError(f"Task {self.name}: `columns` names one column twice: {self.columns}.")
         if unknown := self.columns.keys() - set(columns):
             known = ", ".join(columns)
             raise ValueError(f"Task {self.name}: `columns` names {unknown.pop()!r}; type {self.type} has {known}.")

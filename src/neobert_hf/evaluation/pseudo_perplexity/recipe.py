@@ -185,6 +185,7 @@ def read_texts(
     for number, row in enumerate(tqdm(stream, "documents", unit="", leave=False)):
         text = row[settings.text_column] or ""
         tokens = len(tokenizer(text, verbose=False)["input_ids"])
+        longest = max(longest, tokens)
         if tokens < settings.min_tokens:
             continue
         for length in texts:
@@ -200,7 +201,7 @@ def read_texts(
                     "remove it, or leave short documents out with `min_tokens`."
                 )
             texts[length].append(chosen)
-        documents, longest = documents + 1, max(longest, tokens)
+        documents += 1
         if documents == settings.max_documents:
             break
     for length, found in texts.items():
