@@ -31,6 +31,7 @@ from neobert_hf.common.stored_rows import load_rows
 from neobert_hf.embeddings.arguments import DenseArguments, EmbeddingArguments
 from neobert_hf.evaluation.mteb.report import collect_scores
 from neobert_hf.search.encoder import EmbeddingSettings, PassageEncoder
+from neobert_hf.search.indexing import SourceSettings
 from neobert_hf.search.keywords import bm25_ndcg, hybrid_ndcg
 
 
@@ -84,6 +85,7 @@ def main(args: list[str] | None = None) -> None:
     # 1. Settings, those of the training as well
     (settings,) = parse_config(RetrievalArguments, args=args)
     check_exists(settings.model, "model")
+    SourceSettings(source=settings.documents).check_apart(settings.output_dir)
     output = Path(settings.output_dir)
     max_length = check_training(settings)
 

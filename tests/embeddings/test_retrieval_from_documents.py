@@ -118,8 +118,11 @@ def test_other_documents_are_noticed(flags, material, whole, tmp_path):
         recipe.main(flags(tmp_path / "run", documents=tmp_path / "more"))
 
 
-def test_bad_settings_are_refused_before_anything_is_written(flags, tmp_path, monkeypatch):
+def test_bad_settings_are_refused_before_anything_is_written(flags, material, tmp_path, monkeypatch):
     output = tmp_path / "run"
+    with pytest.raises(ValueError, match="run would lie in the folder of the documents, .*: choose a folder outside"):
+        recipe.main(flags(material / "documents" / "run"))
+    assert not (material / "documents" / "run").exists()
     with pytest.raises(ValueError, match="`held_out` is 0.0; it must be above 0 and below 1"):
         recipe.main(flags(output, held_out=0.0))
     with pytest.raises(FileNotFoundError, match="There is no file .*none.yaml"):

@@ -2,12 +2,15 @@
 
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from datasets import Dataset, DatasetDict
 from sentence_transformers.base.evaluation import SequentialEvaluator
 from sentence_transformers.cross_encoder.evaluation import CrossEncoderRerankingEvaluator
@@ -117,9 +120,19 @@ def read_data(settings: RecipeArguments, arguments: EmbeddingArguments) -> Train
         sts = load_scored_pairs(evaluation["sts"]) if "sts" in evaluation else None
     by_name = {dataset.name: dataset for dataset in descriptions}
     if retrieval is not None:
-        trained = [pair for table in train.values() for pair in zip(table["query"], table["positive"])]
-        report_repeated(trained, list(zip(retrieval["query"], retrieval["positive"])), "the retrieval dataset")
+        _report_repeated_pairs(train.values(), retrieval)
     return TrainingData(by_name, DatasetDict(train), evaluation, retrieval, sts)
+
+
+def _report_repeated_pairs(train: Iterable[Dataset], retrieval: Dataset) -> None:
+    held_out, trained = list(zip(retrieval["query"][:], retrieval["positive"][:])), set()
+    queries = pa.array([query for query, _ in held_out], pa.string())
+    for table in train:
+        # Millions of pairs do not fit into a set of Python's.
+        found = pc.is_in(table.data.column("query"), value_set=queries).to_numpy()
+        rows = table.select(np.flatnonzero(found))
+        trained |= set(zip(rows["query"][:], rows["positive"][:]))
+    report_repeated(trained, held_out, "the retrieval dataset")
 
 
 def run_settings(settings: RecipeArguments, arguments: EmbeddingArguments, data: TrainingData) -> dict:

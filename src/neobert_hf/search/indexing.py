@@ -46,13 +46,13 @@ class SourceSettings:
         parts = [self.source, *([self.subset] if self.subset else []), *([self.split] if self.split != "train" else [])]
         return ":".join(parts)
 
-    def check_apart(self, index: str) -> None:
-        """Refuse a folder for the index whose files would be read as documents the next time."""
+    def check_apart(self, folder: str) -> None:
+        """Refuse a folder for the index, or for what leads to one, whose files would be read as documents next time."""
         source = Path(self.source).expanduser().resolve()
-        if source.is_dir() and Path(index).expanduser().resolve().is_relative_to(source):
+        if source.is_dir() and Path(folder).expanduser().resolve().is_relative_to(source):
             raise ValueError(
-                f"The index {index} would lie in the folder of the documents, {self.source}, and be read as one of "
-                "them: choose a folder outside."
+                f"{folder} would lie in the folder of the documents, {self.source}, and its files would be read as "
+                "documents: choose a folder outside."
             )
 
     def stream(self) -> Iterator[tuple[str | None, str | None]]:

@@ -173,7 +173,7 @@ def load_task(task: GlueTask, data_dir: str | None = None) -> DatasetDict:
 def report_repeated_rows(task: GlueTask, splits: DatasetDict) -> None:
     """Print how many held-out rows are also trained on; ValueError if all of a split are."""
     trained, *held_out = [
-        list(zip(*(table[name] for name in table.column_names if name != "label"))) for table in splits.values()
+        list(zip(*(table[name][:] for name in table.column_names if name != "label"))) for table in splits.values()
     ]
     for split, rows in zip(task.validation, held_out):
         report_repeated(trained, rows, f"the split {split} of {task.name}")
