@@ -18,9 +18,10 @@ from neobert_hf.embeddings.whitening import add_whitening
 
 
 def main(args: list[str] | None = None) -> None:
-    # 1. Settings, data with an instruction for the queries of each dataset, and the checkpoint to resume from
+    # 1. Settings, data with an instruction for the queries of each dataset, what is evaluated, and the checkpoint to
+    # resume from
     with prepare_run(DenseArguments, args) as run:
-        settings = run.settings
+        settings, evaluator = run.settings, dense_evaluator(run)
 
         # 2. Hard negatives for the datasets that have none
         if settings.miner is not None:
@@ -39,7 +40,7 @@ def main(args: list[str] | None = None) -> None:
 
         # 4. Training to the end, with evaluation; the model with its card, and numbers
         trainer_class = EmbeddingTrainer if settings.teacher is None else DistillationTrainer
-        trainer = trainer_class(model, run, loss=loss, evaluator=dense_evaluator(run))
+        trainer = trainer_class(model, run, loss=loss, evaluator=evaluator)
         trainer.complete()
 
 

@@ -29,6 +29,8 @@ logger = logging.get_logger(__name__)
 # Attention functions of servers. A server packs the texts of its requests into one row of tokens with positions, and
 # tells its own function, by keyword arguments that pass through the model, where they begin and what it keeps of them.
 SERVERS = ("vllm",)
+# Transformers' own functions, in whose place this file has faster ones.
+BUILT_IN = {"sdpa": sdpa_of_transformers, "flex_attention": flex_attention_of_transformers}
 # FlashAttention faster than torch's own, by the major compute capability of the GPU, the fastest first.
 FASTER_FLASH_ATTENTION = {9: ("flash_attention_3", "flash_attention_4"), 10: ("flash_attention_4",)}
 # The backend that runs one of them where `sdpa` is configured.
@@ -85,8 +87,7 @@ def choose_attention(
 
 def is_replaced(name: str) -> bool:
     """Whether somebody has put a function of their own in the place of Transformers', as DeepSpeed's Ulysses does."""
-    built_in = {"sdpa": sdpa_of_transformers, "flex_attention": flex_attention_of_transformers}
-    return ALL_ATTENTION_FUNCTIONS[name] is not built_in[name]
+    return ALL_ATTENTION_FUNCTIONS[name] is not BUILT_IN[name]
 
 
 def attention_function(name: str) -> Callable:

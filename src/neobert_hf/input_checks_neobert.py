@@ -403,6 +403,14 @@ def refuse_values(name: str, values: torch.Tensor, wrong: torch.Tensor, needed: 
         raise ValueError(f"`{name}` holds {values[wrong][0].item()}, it must be {needed}.")
 
 
+def positions_reached(config) -> int | None:
+    """How many positions a model is for, with the factor of a scaled RoPE; None where it has no limit."""
+    positions, rope = getattr(config, "max_position_embeddings", None), getattr(config, "rope_parameters", None) or {}
+    if positions is None or "factor" not in rope:
+        return positions
+    return max(positions, int(rope.get("original_max_position_embeddings", positions) * rope["factor"]))
+
+
 def check_span(config, span: int) -> None:
     """Warn once where positions run past what RoPE was trained or scaled for; without RoPE there are none, an error.
 
@@ -417,10 +425,7 @@ def check_span(config, span: int) -> None:
                 "there are no positions beyond it. Truncate the input."
             )
         return
-    limit, rope = config.max_length, config.rope_parameters
-    if "factor" in rope:
-        limit = max(limit, rope.get("original_max_position_embeddings", limit) * rope["factor"])
-    if span > limit:
+    if span > positions_reached(config):
         # The same text for every length, or `warning_once` would warn once a length.
         logger.warning_once(
             f"A sequence is longer than the {config.max_length} tokens that this model is for. Quality falls with the "

@@ -316,7 +316,7 @@ def test_second_stage_from_something_else_is_refused(flags, prepared, tmp_path):
     run(flags(output_dir=tmp_path / "first", max_steps=2, save_steps=1))
     with pytest.raises(ValueError, match="another architecture. hidden_size: 32 there, 64 now"):
         pretrain.main(flags(init_from=tmp_path / "first", hidden_size=64))
-    with pytest.raises(ValueError, match="`init_from` is .*bert', of the type 'bert'; it must be a NeoBERT"):
+    with pytest.raises(ValueError, match="`init_from` is .*bert', of the type 'bert'; it must be a masked language"):
         pretrain.main(flags(init_from=ROOT / "benchmarks/models/bert", output_dir=tmp_path / "of_bert"))
     with pytest.raises(CheckpointError, match="is no complete checkpoint"):
         pretrain.main(flags(init_from=tmp_path / "first" / "model", continue_optimizer=True))

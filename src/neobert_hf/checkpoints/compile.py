@@ -20,7 +20,7 @@ import platform
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -285,30 +285,14 @@ def use_compiled(model: nn.Module, folder: str | Path) -> nn.Module:
 
 def is_hooked(module: nn.Module) -> bool:
     """Whether somebody looks inside. Hooks by which Transformers collected hidden states before do not count."""
+    if not (module._forward_hooks or module._forward_pre_hooks):
+        return False
     hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
     return any(not hook.__module__.startswith("transformers.") for hook in hooks)
 
 
-class Built:
-    """What a module was made of when its code was compiled: parameters, modules, numbers such as the eps of a norm."""
-
-    def __init__(self, module: nn.Module):
-        self.module = module
-        self.parameters, self.children = dict(module._parameters), dict(module._modules)
-        self.numbers = {name: value for name, value in vars(module).items() if type(value) in (int, float)}
-
-    def has_its_weights(self) -> bool:
-        return _are_same(self.parameters, self.module._parameters)
-
-    def has_its_parts(self) -> bool:
-        there = vars(self.module)
-        return _are_same(self.children, self.module._modules) and all(
-            there.get(name) == value for name, value in self.numbers.items()
-        )
-
-
-def _are_same(before: dict, now: dict) -> bool:
-    return len(before) == len(now) and all(now.get(name) is value for name, value in before.items())
+def _are_there(places: list[tuple[dict, str, Any]]) -> bool:
+    return all(holder.get(name) is value for holder, name, value in places)
 
 
 class CompiledForward:
@@ -323,8 +307,14 @@ class CompiledForward:
         # merging adapters does, writes to all of a weight.
         self.written = [Written.of(weight, count=1) for weight in self.weights]
         self.before = vars(encoder).get("forward")
-        self.built = [Built(module) for module in encoder.modules()]
-        self.inner = list(encoder.modules())[1:]
+        # What the code was made of, each as (a dictionary of a module, a name, what it holds). Flat lists, since every
+        # call looks at all of them: 0.2 ms with 28 layers, where an object for each module took 0.8.
+        modules = list(encoder.modules())
+        self.inner = modules[1:]
+        self.parameters = [(one._parameters, *item) for one in modules for item in one._parameters.items()]
+        self.parts = [(one._modules, *item) for one in modules for item in one._modules.items()]
+        self.parts += [(vars(one), "eps", one.eps) for one in modules if hasattr(one, "eps")]
+        self.sizes = [(one._modules, len(one._modules)) for one in modules if one._modules]
 
     def __call__(
         self,
@@ -337,8 +327,7 @@ class CompiledForward:
     ) -> BaseModelOutput | tuple:
         given = (input_ids, attention_mask, token_type_ids)
         if position_ids is inputs_embeds is None and self._are_whole_rows(*given) and self._is_plain(kwargs):
-            unchanged = all(one.has_its_weights() for one in self.built)
-            if unchanged and all(are_still(self.written, self.weights)):
+            if _are_there(self.parameters) and all(are_still(self.written, self.weights)):
                 states = torch.cat([self.run(row) for row in input_ids.split(1)])
                 return BaseModelOutput(last_hidden_state=states.to(self.weights[0].dtype))
             logger.warning("Weights have changed since `use_compiled`: the model runs without compiled code.")
@@ -377,7 +366,8 @@ class CompiledForward:
             and all(value is None or value is False for name, value in kwargs.items() if name not in INDIFFERENT)
             and not (config.output_hidden_states or config.output_attentions)
             and not any(is_hooked(module) or "forward" in vars(module) for module in self.inner)
-            and all(one.has_its_parts() for one in self.built)
+            and _are_there(self.parts)
+            and all(len(children) == size for children, size in self.sizes)
         )
 
     def __reduce__(self):

@@ -1,23 +1,23 @@
 """Held-out rows that are trained on give scores that are too good. Many published datasets have some."""
 
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Hashable, Sequence, Set
 
 
-def report_repeated(trained: Collection[Hashable], held_out: Sequence[Hashable], what: str) -> None:
+def report_repeated(trained: Set[Hashable], held_out: Sequence[Hashable], what: str, advice: str = "") -> None:
     """Print how many held-out rows are also trained on, if any are.
 
     Args:
         trained: the rows to train on.
         held_out: the rows to score, in a form in which equal rows are equal.
         what: they are, for the message.
+        advice: what else can be done than to take rows out.
 
     Raises:
         ValueError: if all are trained on.
     """
-    trained = set(trained)
     repeated = sum(row in trained for row in held_out)
     found = f"{repeated:,} of {len(held_out):,} rows of {what} are also trained on"
     if repeated and repeated == len(held_out):
-        raise ValueError(f"{found}: every model would look good. Take them out of one of the two.")
+        raise ValueError(f"{found}: every model would look good. Take them out of one of the two{advice}.")
     if repeated:
         print(f"{found}: their scores say little.", flush=True)

@@ -1,6 +1,8 @@
 """How many tokens a model can read."""
 
-from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from neobert_hf.input_checks_neobert import positions_reached
 
 
 def tokens_read(model: PreTrainedModel, *limits: int | None) -> int | None:
@@ -29,16 +31,9 @@ def length_to_cut_at(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase,
     number limits nothing further.
     """
     positions = getattr(model.config, "max_position_embeddings", None)
-    reached = _positions_reached(model.config, positions)
+    reached = positions_reached(model.config)
     limit = reached if tokenizer.model_max_length == positions else tokenizer.model_max_length
     length = tokens_read(model, wanted, limit, reached)
     if length < wanted:
         print(f"Texts are cut at {length:,} tokens, all that the model reads; `max_length` is {wanted:,}.", flush=True)
     return length
-
-
-def _positions_reached(config: PreTrainedConfig, positions: int | None) -> int | None:
-    rope = getattr(config, "rope_parameters", None) or {}
-    if positions is None or "factor" not in rope:
-        return positions
-    return max(positions, int(rope.get("original_max_position_embeddings", positions) * rope["factor"]))

@@ -48,14 +48,12 @@ class TrainingData:
         train: their rows of `query`, `positive` and `negatives`, by name.
         evaluation: descriptions of the datasets for evaluation, `retrieval` and `sts`, as far as there are any.
         retrieval: the rows of the one for retrieval.
-        sts: of the one for similarity first texts, second texts and scores.
     """
 
     descriptions: dict[str, PairDataset]
     train: DatasetDict
     evaluation: dict[str, PairDataset]
     retrieval: Dataset | None
-    sts: tuple[list[str], list[str], list[float]] | None = None
 
 
 @dataclass
@@ -117,11 +115,10 @@ def read_data(settings: RecipeArguments, arguments: EmbeddingArguments) -> Train
         descriptions, evaluation = read_descriptions(settings.datasets, settings.only or None, tokenizer_of_encoder)
         train = {dataset.name: load_pairs(dataset, settings.max_negatives) for dataset in descriptions}
         retrieval = load_pairs(evaluation["retrieval"]) if "retrieval" in evaluation else None
-        sts = load_scored_pairs(evaluation["sts"]) if "sts" in evaluation else None
     by_name = {dataset.name: dataset for dataset in descriptions}
     if retrieval is not None:
         _report_repeated_pairs(train.values(), retrieval)
-    return TrainingData(by_name, DatasetDict(train), evaluation, retrieval, sts)
+    return TrainingData(by_name, DatasetDict(train), evaluation, retrieval)
 
 
 def _report_repeated_pairs(train: Iterable[Dataset], retrieval: Dataset) -> None:
@@ -214,9 +211,10 @@ def retrieval_evaluator(
 def dense_evaluator(run: Run) -> SequentialEvaluator | None:
     """Retrieval and similarity of sentences (STS), as far as there are datasets for them; None if there are none."""
     evaluators = [retrieval_evaluator(run.data)] if run.data.retrieval is not None else []
-    if run.data.sts is not None:
+    if "sts" in run.data.evaluation:
         description = run.data.evaluation["sts"]
-        first, second, scores = run.data.sts
+        with run.arguments.main_process_first(desc="reading the STS dataset"):
+            first, second, scores = load_scored_pairs(description)
         # Both sides are queries. This evaluator takes no prompt.
         first, second = (add_prompt(description.prompt, texts) for texts in (first, second))
         evaluators.append(EmbeddingSimilarityEvaluator(first, second, scores, name="sts", write_csv=False))

@@ -10,10 +10,9 @@ import torch
 from neobert_hf.common.fingerprints import checkpoint_fingerprint
 from neobert_hf.common.paths import check_model_exists
 from neobert_hf.common.settings import Count, differences, list_differences
-from neobert_hf.configuration_neobert import NeoBERTConfig
 from neobert_hf.modeling_neobert import NeoBERTForMaskedLM
 from neobert_hf.pretraining.arguments import BatchArguments, DataArguments, ModelArguments, PretrainingArguments
-from neobert_hf.pretraining.recipe import checkpoint_settings
+from neobert_hf.pretraining.recipe import check_is_neobert, checkpoint_settings
 from neobert_hf.pretraining.trainer import PretrainingData
 from neobert_hf.training.arguments import check_fixed
 
@@ -82,9 +81,7 @@ def load_masked_lm(source: str, **changes) -> NeoBERTForMaskedLM:
             f"`model`: {source} holds no config.json; it must be a folder that `save_pretrained` wrote, such as the "
             "`model` inside the folder of a run."
         )
-    kind = NeoBERTConfig.get_config_dict(source)[0].get("model_type")
-    if kind != NeoBERTConfig.model_type:
-        raise ValueError(f"`model` is {source!r}, of the type {kind!r}; it must be a masked language model of NeoBERT.")
+    check_is_neobert(source, "model")
     try:
         # The decoder runs on the masked tokens only.
         return NeoBERTForMaskedLM.from_pretrained(source, dtype=torch.float32, sparse_prediction=True, **changes)

@@ -159,6 +159,15 @@ def find_source(data: DataArguments) -> str | Path | None:
     return data.init_from
 
 
+def check_is_neobert(source: str | Path, setting: str) -> None:
+    """Refuse a model of another architecture, which the config would do key by key."""
+    kind = NeoBERTConfig.get_config_dict(source)[0].get("model_type")
+    if kind != NeoBERTConfig.model_type:
+        raise ValueError(
+            f"`{setting}` is {str(source)!r}, of the type {kind!r}; it must be a masked language model of NeoBERT."
+        )
+
+
 def complete_architecture(architecture: ModelArguments, data: DataArguments, output: Path) -> ModelArguments:
     """Add what is not given: as in the model that `init_from` names, or else as published."""
     if data.init_from is None:
@@ -166,9 +175,7 @@ def complete_architecture(architecture: ModelArguments, data: DataArguments, out
     # The model may be gone when a run goes on from its own checkpoints.
     elif not (found := stored_settings(output)):
         source = find_source(data)
-        kind = NeoBERTConfig.get_config_dict(source)[0].get("model_type")
-        if kind != NeoBERTConfig.model_type:
-            raise ValueError(f"`init_from` is {data.init_from!r}, of the type {kind!r}; it must be a NeoBERT.")
+        check_is_neobert(source, "init_from")
         found = vars(NeoBERTConfig.from_pretrained(source))
     return ModelArguments(**{name: found.get(name) for name in vars(architecture)} | architecture.given())
 

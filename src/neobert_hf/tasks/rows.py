@@ -62,10 +62,12 @@ def read_splits(settings: Any, readers: MappingProxyType[str, Reader] = CSV_READ
                 check_exists(source, f"{split}_data")
                 raise FileNotFoundError(f"`{split}_data` is {source!r}, and there is no such file.")
             splits[split] = _read_files(split, files, readers)
-    columns = settings.columns_compared(splits["train"])
-    trained = _texts(splits["train"], columns)
-    for split in splits.keys() - {"train"}:
-        report_repeated(trained, _texts(splits[split], columns), f"the split {split}")
+    if held_out := [split for split in splits if split != "train"]:
+        columns = settings.columns_compared(splits["train"])
+        trained = set(_texts(splits["train"], columns))
+        for split in held_out:
+            advice = ", or give no file for validation, and rows are held out"
+            report_repeated(trained, _texts(splits[split], columns), f"the split {split}", advice)
     return _with_validation(DatasetDict(splits), settings)
 
 

@@ -175,6 +175,7 @@ def report_repeated_rows(task: GlueTask, splits: DatasetDict) -> None:
     trained, *held_out = [
         list(zip(*(table[name][:] for name in table.column_names if name != "label"))) for table in splits.values()
     ]
+    trained = set(trained)
     for split, rows in zip(task.validation, held_out):
         report_repeated(trained, rows, f"the split {split} of {task.name}")
 
@@ -292,9 +293,10 @@ def _number_labels(task: GlueTask, table: Dataset, column: str, place: str) -> l
     if isinstance(feature, ClassLabel) and feature.names != expected:
         raise ValueError(f"{place}: the labels are {feature.names} in this order; the task expects {expected}.")
     labels = table.with_format(None)[column][:]
+    different = table.unique(column)
     if not isinstance(feature, ClassLabel):
-        _check_not_ambiguous(expected, table.unique(column), place)
-    numbers = {label: _number(task, label) for label in table.unique(column)}
+        _check_not_ambiguous(expected, different, place)
+    numbers = {label: _number(task, label) for label in different}
     for label, number in numbers.items():
         if number is None and (label is None or label != task.unlabelled):
             raise ValueError(
