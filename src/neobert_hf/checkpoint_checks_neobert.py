@@ -9,12 +9,14 @@ This file is also served from the Hub as remote code, so it imports nothing from
 
 import json
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from threading import RLock
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -31,6 +33,22 @@ DIVIDED_TOGETHER = (("qkv", "wo"), ("ffn.w12", "ffn.w3"))
 STORED_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 # A tensor that is not all zero nearly always shows it here already.
 FIRST_VALUES = 1024
+LOADING = RLock()
+
+
+@contextmanager
+def loading(where: object) -> Iterator[None]:
+    """Let one thread load at a time, and say of a damaged file which checkpoint has it.
+
+    While a model loads, Transformers changes torch's default dtype and switches the tying of weights off, both for the
+    whole process. Two threads at once each put back what they found, so that the process could keep a default dtype of
+    float16, and later models a decoder of random numbers (seen with transformers 5.23.0).
+    """
+    with LOADING:
+        try:
+            yield
+        except SafetensorError as error:
+            raise ValueError(f"The weights of {where} are damaged: {error}.") from error
 
 
 def check_division(model: nn.Module) -> None:

@@ -15,7 +15,6 @@ from dataclasses import replace
 from functools import partial
 
 import torch
-from safetensors import SafetensorError
 from torch import nn
 from torch.nn import functional as F
 from transformers import initialization as init
@@ -42,6 +41,7 @@ from .checkpoint_checks_neobert import (
     check_names,
     check_size,
     check_values,
+    loading,
     read_checkpoint,
     save_pretrained,
 )
@@ -240,16 +240,14 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
         """As in Transformers, but a checkpoint that lacks or adds tensors or is damaged is an error, not a warning.
 
         A task head may be wholly absent from the checkpoint (it starts untrained, with Transformers' report), and heads
-        of other tasks may be present.
+        of other tasks may be present. Models that several threads load are loaded one after the other.
 
         Raises:
             ValueError: naming the tensors.
         """
         check_indexes(pretrained_model_name_or_path, kwargs.get("subfolder", ""))
-        try:
+        with loading(pretrained_model_name_or_path):
             loaded = super().from_pretrained(pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs)
-        except SafetensorError as error:
-            raise ValueError(f"The weights of {pretrained_model_name_or_path} are damaged: {error}.") from error
         check_names(*loaded, pretrained_model_name_or_path)
         return loaded if output_loading_info else loaded[0]
 
