@@ -171,6 +171,14 @@ def test_another_prompt_than_the_models_is_said_aloud(corpus, model, tmp_path, c
     assert {name: identity[name] for name in own} == own | flags
 
 
+def test_an_encoder_that_learned_no_embeddings_is_said_to_be_that(corpus, model, tmp_path, capsys):
+    semantic_search.main(["index", f"--index={tmp_path / 'a'}", f"--model={model}", f"--source={corpus}"])
+    assert "learned no embeddings" not in capsys.readouterr().err
+    encoder = save_search_encoder(tmp_path / "encoder")
+    semantic_search.main(["index", f"--index={tmp_path / 'b'}", f"--model={encoder}", f"--source={corpus}"])
+    assert f"note: {encoder} is a pretrained encoder, which has learned no embeddings" in capsys.readouterr().err
+
+
 def test_another_comparison_than_the_models_is_said_aloud(corpus, model, tmp_path, capsys):
     dot = SentenceTransformer(str(model), device="cpu", similarity_fn_name="dot")
     dot.save(str(tmp_path / "dot"))

@@ -1,6 +1,7 @@
 """What the recipes for one's own tasks refuse before they train, and how they say it."""
 
 import json
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -93,13 +94,19 @@ def test_json_lines_end_where_json_says(tmp_path):
     assert sorted(row["context"] for part in read.values() for row in part) == sorted(row["context"] for row in rows)
 
 
-def test_what_lies_beside_a_file_is_not_read_as_well(tmp_path):
+def test_what_lies_beside_a_file_is_not_read_as_well(tmp_path, capsys):
     """A backup, the same rows in two formats, and subsets that are folders: each once doubled or mixed the rows."""
     folder = tmp_path / "folder"
     write_csv(folder / "train.csv", text_rows(8))
     write_csv(folder / "dev.csv", text_rows(4))
     write_csv(folder / "train.csv.bak", text_rows(8, seed=1))
     assert rows_of(folder)["train"]["section"][:] == [row["section"] for row in text_rows(8)]
+    assert "not read" not in capsys.readouterr().out
+    write_csv(folder / "eval.csv", text_rows(4))
+    assert rows_of(folder).keys() == {"train", "validation"}
+    called = "train: train; validation: validation, valid, val, dev; test: test."
+    assert f"not read in {folder}: eval.csv. Files of splits are called so: {called}" in capsys.readouterr().out
+    (folder / "eval.csv").unlink()
     Dataset.from_list(text_rows(4)).to_parquet(folder / "valid.parquet")
     with pytest.raises(
         ValueError, match="The split validation: dev.csv, valid.parquet in .* neither one file nor all parts"
@@ -231,6 +238,20 @@ def test_bad_rows_of_classes(settings, tables, message):
     with pytest.raises(ValueError, match=message):
         tables = {"train": GOOD, "validation": GOOD} | tables
         Classification(ClassificationSettings("model", "data", **settings), splits(**tables))
+
+
+def test_labels_are_counted_before_training(capsys):
+    """What is written in two ways is two classes."""
+    rows = [{"text": f"text {number}", "label": "spam" if number < 5 else "ham"} for number in range(9)]
+    settings = ClassificationSettings("model", "data")
+    Classification(settings, splits(train=[*rows, rows[0] | {"label": "Spam"}], validation=rows))
+    assert "3 labels in training: spam 5, ham 4, Spam 1\n" in capsys.readouterr().out
+    many = [{"text": f"text {number}", "label": f"c{min(number, 29)}"} for number in range(40)]
+    Classification(settings, splits(train=many, validation=many))
+    printed = capsys.readouterr().out
+    assert "30 labels in training: c29 11, c0 1, " in printed and "c8 1, ..., c19 1, " in printed
+    TokenClassification(TokenClassificationSettings("model", "data"), splits(train=TAGGED, validation=TAGGED))
+    assert re.search(r"\d tags in training: O \d+, ", capsys.readouterr().out)
 
 
 def test_columns_are_guessed():

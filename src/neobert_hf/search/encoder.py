@@ -14,6 +14,7 @@ from neobert_hf.common.settings import Count, CountOrZero, PathOrId, check_range
 from neobert_hf.embeddings.contextual import context_fingerprint, is_contextual
 from neobert_hf.embeddings.inference import (
     check_finite,
+    kind_of,
     load_embedding_model,
     model_fingerprint,
     note_on_prompt,
@@ -77,6 +78,7 @@ class PassageEncoder:
             trust_remote_code=trust_remote_code,
         )
         name, limit = settings.model, self.model.max_seq_length
+        self.is_trained = kind_of(name, trust_remote_code) is not None
         self.context: torch.Tensor | None = None
         self.identity = {
             # Found again from any working directory.
@@ -141,7 +143,9 @@ class PassageEncoder:
         return vectors
 
     def notes(self) -> list[str]:
-        """Say where another prompt than the model's own is put before texts, and where it compares in another way."""
+        """Say where another prompt than the model's own is put before texts, where it compares in another way, and
+        that an encoder was not trained for this.
+        """
         kinds = (("queries", "query"), ("passages", "document"))
         lines = [
             note_on_prompt(self.model, f"{texts} get", self.identity[f"{kind}_prompt"], prompt_of(self.model, kind))
@@ -152,6 +156,12 @@ class PassageEncoder:
             lines.append(
                 f"note: this model was saved to compare vectors by {own!r}, and the index compares them by 'cosine': "
                 "the ranking may be another one."
+            )
+        if not self.is_trained:
+            lines.append(
+                f"note: {self.identity['model']} is a pretrained encoder, which has learned no embeddings: it "
+                "finds less than a search by words. Train it first: on pairs with `examples/finetune_embeddings.py`, "
+                "on your documents with `examples/retrieval_from_documents.py`."
             )
         return [line for line in lines if line]
 

@@ -16,7 +16,7 @@ from neobert_hf.common.report import markdown_table, plot_confusion
 from neobert_hf.common.row_files import ROW
 from neobert_hf.common.settings import nearest
 from neobert_hf.tasks.recipe import Task, TaskSettings
-from neobert_hf.tasks.rows import check_columns, check_known, check_texts, choose_column, row_numbers
+from neobert_hf.tasks.rows import check_columns, check_texts, choose_column, count_labels, row_numbers
 from neobert_hf.training.metrics import ScoreMetric
 
 
@@ -111,9 +111,7 @@ class Classification(Task):
             return {split: _numbers(split, cells, self.row_numbers[split]) for split, cells in found.items()}
         several = self.problem == "multi_label_classification"
         lists = {split: cells if several else [[cell] for cell in cells] for split, cells in found.items()}
-        used = {}
         for split, rows in lists.items():
-            used[split] = {}
             for number, names in zip(self.row_numbers[split], rows):
                 if not isinstance(names, list) or any(isinstance(name, list) for name in names):
                     kind = "a list of labels, or set `label_separator`" if several else "one label"
@@ -123,12 +121,11 @@ class Classification(Task):
                 for name in names:
                     if name in (None, ""):
                         raise ValueError(f"The split {split}, row {number:,} has no label ({name!r}).")
-                    used[split].setdefault(name, number)
-        check_known(lists, used, "label")
+        counts = count_labels(lists, self.row_numbers, "label")
         if several:
             _refuse_multi_hot(lists["train"])
         self.labels = sorted(
-            used["train"], key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name)
+            counts, key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name)
         )
         ids = {name: number for number, name in enumerate(self.labels)}
         if several:

@@ -2,6 +2,7 @@
 
 import glob
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -21,6 +22,9 @@ from neobert_hf.common.text_sources import load_table
 SPLITS = {"train": ("train",), "validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
 
 Reader = Callable[[Path], list[dict[str, Any]]]
+
+# Of a task with more, the commonest and the rarest are named.
+SHOWN_LABELS = 20
 
 CSV_READERS = MappingProxyType({".csv": read_csv, ".tsv": read_csv})
 
@@ -48,6 +52,7 @@ def read_splits(settings: Any, readers: MappingProxyType[str, Reader] = CSV_READ
         if "train" not in splits:
             found = ", ".join(sorted(file.name for file in folder.iterdir())[:8]) or "nothing"
             raise ValueError(f"{folder} holds no `train.csv`, `train.parquet`, `train.jsonl` or alike, but {found}.")
+        _report_unread(folder, {file for split in SPLITS for file in _files_of_split(folder, split)})
     elif files:
         splits["train"] = _read_files("train", files, readers)
     else:
@@ -119,6 +124,14 @@ def _files_of_split(folder: Path, split: str) -> list[Path]:
     return found
 
 
+def _report_unread(folder: Path, read: set[Path]) -> None:
+    """Name the files of the same format that are no split: `eval.csv` may be meant for one."""
+    formats = {file.suffix for file in read}
+    if others := sorted(file.name for file in folder.iterdir() if file.suffix in formats and file not in read):
+        names = "; ".join(f"{split}: {', '.join(names)}" for split, names in SPLITS.items())
+        print(f"not read in {folder}: {', '.join(others[:8])}. Files of splits are called so: {names}.", flush=True)
+
+
 def _read_files(split: str, files: list[Path], readers: MappingProxyType[str, Reader]) -> Dataset:
     tables = []
     for file in files:
@@ -178,19 +191,37 @@ def check_texts(splits: DatasetDict, column: str) -> None:
                 raise ValueError(f"The split {split}, row {number:,}: {column!r} is {text!r}; it must be a text.")
 
 
-def check_known(splits: DatasetDict, used: dict[str, dict[Any, int]], what: str) -> None:
-    """Refuse labels that no training row has, and a single one.
+def count_labels(names: dict[str, list[list[str]]], numbers: dict[str, Sequence[int]], what: str) -> Counter[str]:
+    """Say how often each label is in the training rows: `Spam` beside `spam` would be a class of its own.
 
     Args:
-        used: of each split the labels, and the first row that has each.
-        what: what they are called.
+        names: of each split, the labels of every row.
+        numbers: of each split, the numbers of its rows.
+        what: what the labels are called.
+
+    Raises:
+        ValueError: if there is one label only, or another split has some that no training row has.
     """
-    if len(used["train"]) < 2:
-        found = ", ".join(map(str, used["train"])) or "none"
+    counts = Counter(name for row in names["train"] for name in row)
+    if len(counts) < 2:
+        found = ", ".join(counts) or "none"
         raise ValueError(f"All training rows have one {what}, {found}: there is nothing to tell apart.")
-    for split in splits:
-        if unknown := sorted(used[split].keys() - used["train"].keys(), key=str):
+    for split, rows in names.items():
+        unknown = {}
+        for number, row in zip(numbers[split], rows):
+            for name in row:
+                if name not in counts:
+                    unknown.setdefault(name, number)
+        if unknown:
+            name = min(unknown)
             raise ValueError(
-                f"The split {split} has the {what} {unknown[0]!r} (row {used[split][unknown[0]]:,}), which no training "
-                f"row has; {len(unknown)} are so. Add training rows, or leave these out."
+                f"The split {split} has the {what} {name!r} (row {unknown[name]:,}), which no training row has; "
+                f"{len(unknown)} are so. Add training rows, or leave these out."
             )
+    shown = [f"{name} {count:,}" for name, count in counts.most_common()]
+    if len(shown) > SHOWN_LABELS:
+        # What was misspelt is rare.
+        half = SHOWN_LABELS // 2
+        shown[half:-half] = ["..."]
+    print(f"{len(counts):,} {what}s in training: {', '.join(shown)}", flush=True)
+    return counts

@@ -7,7 +7,6 @@ marks the beginning of a word by the space before it would take words one by one
 
 import re
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +26,7 @@ from transformers import (
 from neobert_hf.common.report import markdown_table, plot_confusion
 from neobert_hf.common.row_files import open_file
 from neobert_hf.tasks.recipe import Task, TaskSettings
-from neobert_hf.tasks.rows import CSV_READERS, check_columns, check_known, choose_column, row_numbers
+from neobert_hf.tasks.rows import CSV_READERS, check_columns, choose_column, count_labels, row_numbers
 from neobert_hf.training.metrics import TagMetric, entities_of, is_entity_scheme
 
 
@@ -113,13 +112,10 @@ class TokenClassification(Task):
         check_columns(splits, [words, tags])
         print(f"columns: words {words}, tags {tags} (settings can name others)", flush=True)
         named = {split: named_tags(table, tags, split, settings.tag_names or ()) for split, table in splits.items()}
-        used = {}
+        numbers = {split: row_numbers(table) for split, table in splits.items()}
         for split, table in splits.items():
-            numbers = row_numbers(table)
-            check_rows(split, numbers, table[words][:], named[split])
-            used[split] = {tag: row for row, tags in reversed([*zip(numbers, named[split])]) for tag in tags}
-        check_known(splits, used, "tag")
-        counts = Counter(tag for row in named["train"] for tag in row)
+            check_rows(split, numbers[split], table[words][:], named[split])
+        counts = count_labels(named, numbers, "tag")
         self.labels = sorted(counts, key=lambda tag: (tag != "O", tag))
         self.entities = is_entity_scheme(self.labels)
         # Of words that become no piece.
