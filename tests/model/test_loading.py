@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import textwrap
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -236,19 +235,6 @@ def test_tying(tied, tmp_path):
     if not tied:
         with pytest.raises(ValueError, match="is True, and the decoder has a weight of its own: set it to False"):
             NeoBERTForMaskedLM.from_pretrained(tmp_path / "tied", tie_word_embeddings=True)
-
-
-def test_threads_load_one_after_the_other(tmp_path):
-    """Transformers switches tying off and the default dtype over for all threads while one of them loads."""
-    small_model(NeoBERTForMaskedLM, tie_word_embeddings=True).save_pretrained(tmp_path)
-    dtypes = [torch.float32, torch.float16] * 10
-    with ThreadPoolExecutor(4) as executor:
-        models = list(executor.map(lambda dtype: NeoBERTForMaskedLM.from_pretrained(tmp_path, dtype=dtype), dtypes))
-    assert [model.dtype for model in models] == dtypes
-    assert all(model.decoder.weight is model.model.encoder.weight for model in models)
-    assert torch.get_default_dtype() == torch.float32
-    made = small_model(NeoBERTForMaskedLM, tie_word_embeddings=True)
-    assert made.decoder.weight is made.model.encoder.weight
 
 
 @pytest.mark.parametrize("variant", ["published", "layernorm_abs"])
