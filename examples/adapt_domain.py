@@ -23,7 +23,6 @@ from neobert_hf.pretraining.domain import (
     write_report,
 )
 from neobert_hf.pretraining.recipe import read_data
-from neobert_hf.pretraining.shards import read_manifest
 from neobert_hf.pretraining.trainer import MLMTrainer
 from neobert_hf.training.launching import check_alone, run_lock
 from neobert_hf.training.run_checkpoints import newest_checkpoint
@@ -45,8 +44,8 @@ def adapt(settings: DomainSettings, arguments: AdaptationArguments) -> None:
 
     # 3. Both texts as tokens, documents held out of each, and as many steps as the domain is worth
     places = prepare_text(settings, start, model.config.max_length, output)
-    arguments = arguments.planned(settings, settings.epochs, read_manifest(places.train_data).tokens)
     data = read_data(places, arguments)
+    arguments = arguments.planned(settings, settings.epochs, data)
 
     # 4. The checkpoint to resume from, if there is one
     stored = adaptation_settings(places, arguments, data)

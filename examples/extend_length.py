@@ -27,7 +27,6 @@ from neobert_hf.pretraining.length import (
     write_length_report,
 )
 from neobert_hf.pretraining.recipe import plot_curves, read_data
-from neobert_hf.pretraining.shards import read_manifest
 from neobert_hf.pretraining.trainer import MLMTrainer
 from neobert_hf.training.launching import check_alone, run_lock
 from neobert_hf.training.run_checkpoints import newest_checkpoint
@@ -70,8 +69,8 @@ def extend(settings: LengthSettings, arguments: AdaptationArguments) -> None:
 
     # 4. Texts as tokens, documents held out, and as many steps as they are worth
     places = prepare_long_text(settings, output)
-    arguments = arguments.planned(settings, settings.epochs, read_manifest(places.train_data).tokens)
     data = read_data(places, arguments)
+    arguments = arguments.planned(settings, settings.epochs, data)
 
     # 5. The checkpoint to resume from, if there is one
     stored = adaptation_settings(places, arguments, data) | changes

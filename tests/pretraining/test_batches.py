@@ -46,6 +46,21 @@ def first_epochs(batches, epochs: int) -> list[list[DocumentKey]]:
         taken.append(keys)
 
 
+@pytest.mark.parametrize("changes", [{}, {"layout": "padded"}, {"micro_batch_tokens": 128}, {"shuffle_shards": 5}])
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_micro_batches_that_read_the_text_so_many_times(changes, epochs):
+    """Short documents leave much of a padded micro-batch empty, and those of any length a part of a packed one."""
+    batches = sampler(**changes)
+    tokens = epochs * int(np.minimum(LENGTHS, 128).sum())
+    found = batches.micro_batches_for(tokens, 10**6)
+    assert found == len(first_epochs(batches, epochs)) > 1.1 * tokens / batches.settings.micro_batch_tokens
+    assert batches.micro_batches_for(tokens, 7) == 7 and batches.micro_batches_for(1, 7) == 1
+    assert batches.cursor["micro_batches"] == 0
+    mixed = sampler(min_lengths=[0, 100], probabilities=[0.5, 0.5], **changes)
+    taken = [key.row for keys in islice(mixed, mixed.micro_batches_for(tokens, 10**6)) for key in keys]
+    assert 0 <= np.minimum(LENGTHS[taken], 128).sum() - tokens < mixed.settings.micro_batch_tokens
+
+
 @pytest.mark.parametrize("layout", ["packed", "padded", "naive"])
 def test_every_document_once_an_epoch_within_the_budget(layout):
     batches = first_epochs(sampler(layout=layout), 3)

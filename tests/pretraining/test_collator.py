@@ -138,6 +138,9 @@ def test_rows_that_are_filled_up_have_the_same_loss(tokenizer):
     assert (filled["input_ids"][0, total:] == 0).all() and (filled["labels"][0, total:] == -100).all()
     for name in ("input_ids", "labels"):
         assert torch.equal(filled[name][:, :total], plain[name])
+    # Without RoPE there are no positions beyond the length.
+    in_pieces = MLMCollator(tokenizer, row_multiple=64, max_length=50)(documents())
+    assert torch.equal(in_pieces["input_ids"], filled["input_ids"]) and in_pieces["max_length_q"] <= 50
     exact = MLMCollator(tokenizer, row_multiple=total)(documents())
     assert exact["input_ids"].shape == (1, total)
     model = small_model(NeoBERTForMaskedLM, vocab_size=100).train()

@@ -5,7 +5,9 @@ import random
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -22,6 +24,7 @@ from neobert_hf.training.run_checkpoints import CheckpointError, complete_checkp
 from tests.helpers.examples import load_example
 from tests.helpers.models import ROOT, small_model
 from tests.helpers.pretraining_runs import assert_same_weights, interrupted_behind, kill_twice, start, to_flags
+from tests.pretraining.test_batches import LENGTHS, first_epochs, sampler
 
 
 adapt_domain = load_example("adapt_domain")
@@ -127,12 +130,16 @@ def test_training_ends_when_the_loss_falls_no_more_and_only_once(adapt, tmp_path
 
 def test_evaluations_divide_the_steps_and_there_are_no_more_than_asked_for(tmp_path):
     given = {"output_dir": str(tmp_path), "bf16": False, "use_cpu": True, "report_to": "none"}
-    batches = DomainSettings(model="m", domain="d", general="g", global_batch_tokens=2**13)
+    batches = DomainSettings(model="m", domain="d", general="g", global_batch_tokens=1024, micro_batch_tokens=512)
+    train = SimpleNamespace(sampler=sampler())
+    text = SimpleNamespace(manifest=SimpleNamespace(tokens=int(np.minimum(LENGTHS, 128).sum())), train=train)
     arguments = AdaptationArguments(**given, max_steps=1000, eval_steps=400)
-    assert arguments.planned(batches, epochs=9, tokens=10**8).max_steps == 800
+    assert arguments.planned(batches, 20, text).max_steps == 800
     # Over a text that is read sooner, the last evaluation is at its end or soon after.
-    planned = arguments.planned(batches, epochs=1, tokens=500 * 6144)
+    planned = arguments.planned(batches, 6, text)
     assert (planned.max_steps, planned.eval_steps, planned.save_steps) == (800, 400, 400)
+    every_step = AdaptationArguments(**given, max_steps=1000, eval_steps=1)
+    assert every_step.planned(batches, 6, text).max_steps == -(-len(first_epochs(sampler(), 6)) // 2)
     with pytest.raises(ValueError, match="`save_steps` is 50; this recipe saves where it evaluates: set `eval_steps`"):
         AdaptationArguments(**given, save_steps=50)
 

@@ -54,10 +54,11 @@ class AdaptationArguments(PretrainingArguments):
                 f"`save_steps` is {self.save_steps:g}; this recipe saves where it evaluates: set `eval_steps`."
             )
 
-    def planned(self, settings: BatchArguments, epochs: float, tokens: int) -> "AdaptationArguments":
-        """The arguments of a run over so many tokens: its steps, and evaluations of which the last is at its end."""
-        of_text = (1 - settings.replay_share) * settings.global_batch_tokens
-        steps = min(self.max_steps, math.ceil(epochs * tokens / of_text))
+    def planned(self, settings: BatchArguments, epochs: float, material: PretrainingData) -> "AdaptationArguments":
+        """The arguments of a run over a text: its steps, and evaluations of which the last is at its end."""
+        batches_of_a_step = settings.accumulation_steps(1)
+        tokens, most = epochs * material.manifest.tokens, self.max_steps * batches_of_a_step
+        steps = math.ceil(material.train.sampler.micro_batches_for(tokens, most) / batches_of_a_step)
         every = min(steps, math.ceil(self.eval_steps if self.eval_steps >= 1 else self.eval_steps * steps))
         last = every * math.ceil(steps / every)
         last -= every if last > self.max_steps else 0

@@ -28,6 +28,16 @@ class DocumentKey(NamedTuple):
     subset: int
 
 
+class MicroBatch(NamedTuple):
+    """Documents of one subset that are read together."""
+
+    rows: np.ndarray
+    epoch: int
+    subset: int
+    tokens: int
+    """Of the documents as they are cut, without padding."""
+
+
 class Subset(NamedTuple):
     """A part of a mixture: the documents of some shards that have at least so many tokens."""
 
@@ -150,9 +160,9 @@ class MLMBatchSampler(Sampler[list[DocumentKey]]):
         cursor = copy.deepcopy(self.cursor)
         while True:
             own = cursor["micro_batches"] % self.world_size == self.rank
-            rows, epoch, subset = self._next_micro_batch(cursor)
+            batch = self._next_micro_batch(cursor)
             if own:
-                yield [DocumentKey(row, epoch, subset) for row in rows.tolist()]
+                yield [DocumentKey(row, batch.epoch, batch.subset) for row in batch.rows.tolist()]
 
     def advance(self, micro_batches: int) -> None:
         """Move the cursor to this number of micro-batches, over all processes, since the start of training.
@@ -162,6 +172,19 @@ class MLMBatchSampler(Sampler[list[DocumentKey]]):
         """
         while self.cursor["micro_batches"] < micro_batches:
             self._next_micro_batch(self.cursor)
+
+    def micro_batches_for(self, tokens: float, most: int) -> int:
+        """How many micro-batches from the first on, over all processes, hold so many tokens; `most` at most.
+
+        Tokens of replayed text do not count. A micro-batch is seldom full: a packed one ends where the next document
+        does not fit, and a padded one has the same number of documents however short they are.
+        """
+        cursor = {"micro_batches": 0, "subsets": [{"epoch": 0, "group": 0, "document": 0} for _ in self.subsets]}
+        own = len(self.settings.min_lengths)
+        while tokens > 0 and cursor["micro_batches"] < most:
+            batch = self._next_micro_batch(cursor)
+            tokens -= batch.tokens if batch.subset < own else 0
+        return cursor["micro_batches"]
 
     def epoch(self) -> float:
         """Passes over the first subset at the cursor."""
@@ -173,18 +196,17 @@ class MLMBatchSampler(Sampler[list[DocumentKey]]):
     def _groups(self, subset: int) -> int:
         return -(-len(self.subsets[subset].shards) // self.settings.shuffle_shards)
 
-    def _next_micro_batch(self, cursor: dict) -> tuple[np.ndarray, int, int]:
-        """Rows, epoch and subset of the micro-batch at the cursor, which moves on."""
+    def _next_micro_batch(self, cursor: dict) -> MicroBatch:
+        """The micro-batch at the cursor, which moves on."""
         probabilities, subset = [each.probability for each in self.subsets], 0
         if len(probabilities) > 1:
             draw = np.random.default_rng([self.seed, 1, cursor["micro_batches"]]).random()
             subset = int(np.searchsorted(np.cumsum(probabilities)[:-1], draw, side="right"))
         cursor["micro_batches"] += 1
-        rows, epoch = self._take_documents(subset, cursor["subsets"][subset])
-        return rows, epoch, subset
+        return self._take_documents(subset, cursor["subsets"][subset])
 
-    def _take_documents(self, subset: int, progress: dict) -> tuple[np.ndarray, int]:
-        """Rows and epoch of the next documents of a subset, whose progress moves on."""
+    def _take_documents(self, subset: int, progress: dict) -> MicroBatch:
+        """The next documents of a subset, whose progress moves on."""
         # The rest of an epoch and all of the next one, whose groups are others.
         for _ in range(2 * self._groups(subset)):
             rows, ends = self._shuffled_group(subset, progress["epoch"], progress["group"])
@@ -198,13 +220,14 @@ class MLMBatchSampler(Sampler[list[DocumentKey]]):
             )
         start, epoch = progress["document"], progress["epoch"]
         if self.settings.layout == "padded":
-            stop = start + self.settings.micro_batch_tokens // self.documents.max_length
+            stop = min(start + self.settings.micro_batch_tokens // self.documents.max_length, len(rows))
         else:
             stop = end_of_pack(ends, start, self.settings.micro_batch_tokens)
         progress["document"] = stop
         if stop >= len(rows):
             self._start_next_group(subset, progress)
-        return rows[start:stop], epoch
+        tokens = ends[stop - 1] - (ends[start - 1] if start else 0)
+        return MicroBatch(rows[start:stop], epoch, subset, int(tokens))
 
     def _start_next_group(self, subset: int, progress: dict) -> None:
         progress["document"] = 0

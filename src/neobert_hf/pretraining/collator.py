@@ -74,9 +74,10 @@ class MLMCollator:
             self._mask_one(masked[0])
         if self.layout == "packed":
             missing = -sum(len(document["input_ids"]) for document in masked) % self.row_multiple
-            if missing:
-                padding = torch.full((missing,), self.tokenizer.pad_token_id)
+            while missing:  # Documents of padding, none longer than the model reads.
+                padding = torch.full((min(missing, self.max_length or missing),), self.tokenizer.pad_token_id)
                 masked.append({"input_ids": padding, "labels": torch.full_like(padding, -100)})
+                missing -= len(padding)
             return dict(self.join_rows(masked, return_tensors="pt"))
         if self.layout == "padded":
             return dict(self.pad_rows(masked))

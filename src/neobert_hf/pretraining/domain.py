@@ -214,7 +214,8 @@ def write_report(settings: DomainSettings, looks: Looks, before: dict, after: di
         "",
         f"{settings.model} on {settings.domain}: {data.manifest.documents:,} windows, {data.manifest.tokens:,} "
         f"tokens; {replayed if settings.replay_share else 'nothing replayed'}. Best of {len(evaluations)} evaluations "
-        f"at step {state.best_global_step:,}; training ended at step {state.global_step:,} of {state.max_steps:,}."
+        f"at step {state.best_global_step:,}; training ended at step {state.global_step:,} of {state.max_steps:,}. "
+        f"Until then the domain was read {state.epoch:.1f} times."
         + ("" if fell else " **The domain's loss did not fall: lower `learning_rate`, or give more text.**"),
         "",
         *markdown_table(["Held out", "Windows", *(f"{metric} {at}" for metric in METRICS for at in TIMES)], rows),

@@ -105,6 +105,11 @@ def check_fixed(arguments: TrainingArguments, fixed: dict) -> None:
     for name, value in (FIXED | fixed).items():
         if getattr(arguments, name) != value:
             raise ValueError(f"`{name}` is {getattr(arguments, name)!r}; this recipe needs {value!r}.")
+    if not arguments.accelerator_config.use_seedable_sampler:
+        raise ValueError(
+            "`accelerator_config` sets `use_seedable_sampler` to false; leave it out: a resumed run would draw the "
+            "order of its rows anew, and read some twice and others not at all."
+        )
     if arguments.max_steps < 1:
         raise ValueError(f"`max_steps` is {arguments.max_steps}; it must be 1 or more: data have no end here.")
 

@@ -4,14 +4,16 @@ Beside that, what a user may choose: LoRA, and smaller learning rates for lower 
 """
 
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
 import torch
 from torch import nn
-from torch.utils.data import Sampler, SequentialSampler
+from torch.utils.data import Dataset, Sampler, SequentialSampler
 from transformers import PreTrainedModel, TrainingArguments
+from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from neobert_hf.common.atomic_writes import atomic_folder
 from neobert_hf.common.settings import Count, Range
@@ -111,6 +113,25 @@ class FineTuningArguments(LoraArguments, TrainingArguments):
         return arguments
 
 
+class LengthGroups(LengthGroupedSampler):
+    """Rows of about the same length together, in an order that seed and epoch tell.
+
+    Transformers' own draws from torch's global generator, whose state a resumed run restores only after it has skipped
+    the rows that were read: from the second epoch on it would skip others, and read some twice.
+    """
+
+    def __init__(self, batch_size: int, lengths: list[int], seed: int):
+        super().__init__(batch_size, lengths=lengths)
+        self.seed, self.epoch = seed, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        self.generator = torch.Generator().manual_seed(self.seed + self.epoch)
+        return super().__iter__()
+
+
 class FineTuningTrainer(ResumableTrainer):
     """Fine-tuning with early stopping, of a model from `build_model` with arguments from `planned`.
 
@@ -137,6 +158,12 @@ class FineTuningTrainer(ResumableTrainer):
                 for factor in sorted(set(factors.values()))
             ]
         return optimizer
+
+    def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler | None:
+        sampler = super()._get_train_sampler(train_dataset)
+        if isinstance(sampler, LengthGroupedSampler):
+            return LengthGroups(sampler.batch_size, sampler.lengths, self.args.seed)
+        return sampler
 
     def _get_eval_sampler(self, eval_dataset) -> Sampler:
         # Scores belong to rows by their number, which `group_by_length` would change here, too.

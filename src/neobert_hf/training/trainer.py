@@ -235,6 +235,8 @@ class ResumableTrainer(Trainer):
             return
         if resume is not None:
             check_engine(resume, read_progress(resume), self.engine)
+            # It was evaluated at its start: once more would count as an evaluation without a better score.
+            self.args.eval_on_start = False
         self.resume = resume
         try:
             self.train(resume_from_checkpoint=str(resume) if resume else None)

@@ -208,6 +208,11 @@ def test_missing_splits_and_other_label_maps_are_refused_before_training(flags, 
     )
     with pytest.raises(ValueError, match="row 0 has the label 5.1; the task expects numbers from 0 to 5"):
         run_glue.main(flags(tmp_path / "run", task="stsb", transfer=False, data_dir=tmp_path / "data"))
+    Dataset.from_list([{"sentence1": text, "sentence2": "b", "label": 2.5} for text in "ac"]).to_parquet(
+        tmp_path / "data" / "stsb" / "validation.parquet"
+    )
+    with pytest.raises(ValueError, match="all 2 rows of the split 'validation' have the label 2.5: no correlation"):
+        run_glue.main(flags(tmp_path / "run", task="stsb", transfer=False, data_dir=tmp_path / "data"))
     assert not (tmp_path / "run").exists()
 
 
@@ -245,6 +250,8 @@ BAD_FLAGS = [
     ({"seed": 3}, "`seed` is 3, and runs take theirs from `seeds`: --seeds 3"),
     ({"shard": "9/8"}, "k from 1 to n, such as 3/8"),
     ({"gradient_accumulation_steps": 2}, "`gradient_accumulation_steps` is 2; this recipe needs 1"),
+    ({"label_smoothing_factor": 0.1, "task": "sst2 stsb"}, "is 0.1, and the labels of stsb are numbers"),
+    ({"accelerator_config": '{"use_seedable_sampler":false}'}, "sets `use_seedable_sampler` to false; leave it out"),
     ({"ignore_data_skip": True}, "`ignore_data_skip` is True; this recipe needs False"),
     ({"eval_steps": 0.5}, "`eval_steps` is 0.5; it must be a whole number of steps"),
     ({"greater_is_better": False}, "`greater_is_better` is False; this recipe needs True"),

@@ -16,6 +16,7 @@ from neobert_hf.evaluation.glue import recipe, report
 from neobert_hf.training.run_checkpoints import complete_checkpoints
 from tests.helpers.examples import load_example
 from tests.helpers.glue_runs import GRID, model_folder, results_of, start_process
+from tests.helpers.pretraining_runs import interrupted_behind
 
 
 run_glue = load_example("run_glue")
@@ -76,6 +77,27 @@ def test_a_run_killed_before_its_result_does_not_train_on(flags, stopped_early, 
     assert not results_of(tmp_path) and list(tmp_path.rglob("checkpoint-8/complete.json"))
     run_glue.main(flags(tmp_path, **STILL))
     assert results_of(tmp_path) == stopped_early
+
+
+@pytest.mark.parametrize("changes", [{}, {"train_sampling_strategy": "group_by_length"}])
+def test_a_run_interrupted_in_its_second_epoch_reads_the_other_rows_of_it(flags, tmp_path, changes):
+    """20 steps are an epoch. Transformers' own groups of about one length would be drawn anew."""
+    run_glue.main(flags(tmp_path / "whole", **changes))
+    with interrupted_behind("checkpoint-30"):
+        run_glue.main(flags(tmp_path / "run", **changes))
+    run_glue.main(flags(tmp_path / "run", **changes))
+    assert results_of(tmp_path / "run") == results_of(tmp_path / "whole")
+    assert_same_best_model(tmp_path / "whole", tmp_path / "run", "sst2")
+
+
+def test_an_evaluation_at_the_start_is_not_repeated(flags, stopped_early, tmp_path):
+    """It would cost one of the evaluations that early stopping waits."""
+    changes = STILL | {"eval_on_start": True}
+    run_glue.main(flags(tmp_path / "whole", **changes))
+    with interrupted_behind("checkpoint-4"):
+        run_glue.main(flags(tmp_path / "run", **changes))
+    run_glue.main(flags(tmp_path / "run", **changes))
+    assert results_of(tmp_path / "run") == results_of(tmp_path / "whole")
 
 
 @pytest.fixture(scope="module")

@@ -93,6 +93,12 @@ def plan_runs(settings: GlueSettings, arguments: GlueArguments, tasks: dict[str,
         raise ValueError("`seeds` is empty: give one or more.")
     if arguments.seed != GlueArguments.seed:
         raise ValueError(f"`seed` is {arguments.seed}, and runs take theirs from `seeds`: --seeds {arguments.seed}.")
+    numbers = [name for name, task in tasks.items() if task.labels is None]
+    if arguments.label_smoothing_factor and numbers:
+        raise ValueError(
+            f"`label_smoothing_factor` is {arguments.label_smoothing_factor}, and the labels of {numbers[0]} are "
+            "numbers: leave it out, or the task."
+        )
     given = {
         "batch_size": arguments.per_device_train_batch_size,
         "learning_rate": arguments.learning_rate,

@@ -157,8 +157,8 @@ def load_task(task: GlueTask, data_dir: str | None = None) -> DatasetDict:
 
     Raises:
         FileNotFoundError: if a source is neither on the Hub nor here.
-        ValueError: if a split or a column is missing, a text is none or empty, a label is not in the map, or all
-            training rows have the same.
+        ValueError: if a split or a column is missing, a text is none or empty, a label is not in the map, all
+            training rows have the same, or all held-out ones of a regression.
     """
     splits = DatasetDict({split: _load_split(task, data_dir, split) for split in (task.train, *task.validation)})
     if len(found := splits[task.train].unique("label")) < 2:
@@ -167,6 +167,12 @@ def load_task(task: GlueTask, data_dir: str | None = None) -> DatasetDict:
             f"Task {task.name}: all {len(splits[task.train]):,} rows of the split {task.train!r}, from row 0 on, have "
             f"one label, {label}: there is nothing to tell apart. Add rows with another one."
         )
+    for split in task.validation if task.labels is None else ():
+        if len(found := splits[split].unique("label")) < 2:
+            raise ValueError(
+                f"Task {task.name}: all {len(splits[split]):,} rows of the split {split!r} have the label {found[0]}: "
+                "no correlation with them is defined. Add rows with another one."
+            )
     return splits
 
 
