@@ -227,7 +227,8 @@ def packed_weights(weights: list[nn.Parameter]) -> list[PackedWeight | Int8Weigh
     still = are_still([found[place].written for place in places], [weights[place] for place in places])
     for place, is_still in zip(places, still):
         if not is_still:
-            del PACKED_WEIGHTS[weights[place]]
+            # Another thread may have noticed it, too.
+            PACKED_WEIGHTS.pop(weights[place], None)
             found[place] = None
             logger.warning_once("Weights have changed since `prepare_for_inference`: call it again for its speed.")
     return found

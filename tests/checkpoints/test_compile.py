@@ -158,6 +158,39 @@ def test_what_is_replaced_is_computed_with(work, runs, what):
     assert torch.equal(found, plain(IDS)[0]) and not torch.equal(found, before) and not runs
 
 
+def test_settings_that_change_are_followed(work, runs):
+    folder, _ = work
+    model, plain = loaded(folder, runs), AutoModel.from_pretrained(folder / "model").eval()
+    yarn = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 8}
+    with torch.no_grad():
+        before = plain(IDS)[0]
+        for each in (model, plain):
+            each.config.rope_parameters = dict(yarn)
+        assert torch.equal(model(IDS)[0], plain(IDS)[0]) and not torch.equal(model(IDS)[0], before)
+        model = loaded(folder, runs)
+        model.config.return_dict = False
+        assert isinstance(model(IDS), tuple) and not runs
+
+
+def test_ids_of_no_word_are_said_to_be_that(work, runs):
+    folder, _ = work
+    model = loaded(folder, runs)
+    for ids in ([5, -1, 7], [5, 200, 7]):
+        with torch.no_grad(), pytest.raises(ValueError, match="`input_ids` runs from .* allowed is 0 to 199"):
+            model(torch.tensor([ids]))
+
+
+@pytest.mark.parametrize("int8", [False, True])
+def test_a_prepared_model_may_take_it(work, runs, int8):
+    folder, precision = work
+    model = AutoModel.from_pretrained(folder / "model").eval().prepare_for_inference(int8=int8)
+    use_compiled(model, folder / "compiled")
+    runs.clear()
+    with torch.no_grad():
+        assert_near(model(IDS)[0], AutoModel.from_pretrained(folder / "model").eval()(IDS)[0], precision)
+    assert runs == [21]
+
+
 def test_merged_adapters_end_it(work, runs, caplog):
     """They are added to `.data`, which torch does not count."""
     folder, _ = work
@@ -203,9 +236,17 @@ def test_heads_and_sentence_transformers_use_it(work, runs):
 
 def test_files_of_something_else_are_refused(work, runs, tmp_path):
     folder, _ = work
-    other = AutoModel.from_pretrained(folder / "model").eval()
-    other.transformer_encoder[0].wo.weight.data[0, 0] += 0.1
-    with pytest.raises(ValueError, match="compiled was compiled from other weights than these: compile this model"):
+    # Also of a token that the text of the check has not, and where bfloat16 would hide it.
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        use_compiled(AutoModel.from_pretrained(folder / "model", dtype=dtype).eval(), folder / "compiled")
+        other = AutoModel.from_pretrained(folder / "model", dtype=dtype).eval()
+        other.encoder.weight.data[199, 0] += 0.1
+        with pytest.raises(ValueError, match="compiled was compiled from other weights than these: compile this model"):
+            use_compiled(other, folder / "compiled")
+    config = AutoModel.from_pretrained(folder / "model").config
+    config.norm_eps = 0.1
+    other = AutoModel.from_pretrained(folder / "model", config=config).eval()
+    with pytest.raises(ValueError, match="was compiled from a model with another config: compile this one"):
         use_compiled(other, folder / "compiled")
     model = AutoModel.from_pretrained(folder / "model").eval()
     content = json.loads((folder / "compiled" / "compiled.json").read_text())

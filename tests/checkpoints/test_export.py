@@ -12,7 +12,7 @@ from huggingface_hub import ModelCard
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling
-from transformers import pipeline
+from transformers import AutoTokenizer, pipeline
 
 from neobert_hf import (
     NeoBERTConfig,
@@ -298,6 +298,23 @@ def test_example_follows_the_settings_of_the_model(embedding_model, tmp_path, mo
     for name, arguments in (("encode", {}), ("encode_query", {}), ("encode", {"normalize_embeddings": True})):
         expected = getattr(encoder, name)(RAGGED, **arguments)
         np.testing.assert_allclose(getattr(model, name)(RAGGED, **arguments), expected, atol=1e-5)
+
+
+def test_lower_case_that_sentence_transformers_adds_is_exported(embedding_model, tmp_path, monkeypatch):
+    """Its setting is not the tokenizer's own."""
+    use_traced(monkeypatch, embedding_model / "exported" / "onnx" / "model.onnx")
+    shutil.copytree(embedding_model / "model", tmp_path / "model")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    tokenizer.backend_tokenizer.normalizer = None
+    tokenizer.save_pretrained(tmp_path / "model")
+    texts, encoded = ["The CAT and the Dog", "the"], {}
+    for lower in (False, True):
+        edit_json(tmp_path / "model" / "sentence_bert_config.json", do_lower_case=lower)
+        export(tmp_path / "model", tmp_path / f"exported_{lower}", precisions=["float32"])
+        encoded[lower] = SentenceTransformer(str(tmp_path / "model"), device="cpu").encode(texts)
+        model = load_example("onnx_inference").OnnxModel(tmp_path / f"exported_{lower}")
+        np.testing.assert_allclose(model.encode(texts), encoded[lower], atol=1e-5)
+    assert np.abs(encoded[False] - encoded[True])[0].max() > 0.01
 
 
 def test_example_computes_little_padding(embedding_model, monkeypatch):

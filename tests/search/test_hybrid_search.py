@@ -92,6 +92,37 @@ def test_an_index_without_words_is_an_error_until_it_is_tidied_up(index):
     assert index.search_hybrid("zebra", vector, 1, 5.0)[0].document == "new"
 
 
+def test_documents_are_replaced_in_one_version(index, documents):
+    """Those of other sources stay, and so do others of this one; of a document that is shorter now nothing is left."""
+    index.add([Passage("other", "3", 0, 1, "hash", "kept")], vectors(1))
+    long = [Passage("source", "3", number, 3, "long", f"part {number}") for number in range(3)]
+    index.replace(["3"], long, vectors(3, seed=3))
+    reader = LanceDBIndex(index.folder)
+    before, version = len(documents) + 3, index.table.version
+    assert index.table.count_rows() == reader.table.count_rows() == before
+    index.replace(["3", "5"], [*long[:1], Passage("source", "5", 0, 1, "new", "five")], vectors(2, seed=4))
+    assert index.table.version == version + 1
+    # An index that was opened before sees it as well.
+    for opened in (index, reader):
+        rows = {
+            (row["source"], row["document"], row["number"]): row["text"] for row in opened.table.to_arrow().to_pylist()
+        }
+        assert len(rows) == opened.table.count_rows() == before - 2
+        assert rows["source", "3", 0] == "part 0" and rows["source", "5", 0] == "five"
+        assert rows["other", "3", 0] == "kept" and rows["source", "4", 0] == documents[4]
+        (vector,) = vectors(1, seed=4)
+        assert opened.search(vector, 1)[0].score == pytest.approx(1, abs=1e-5)
+
+
+def test_scores_of_words_that_are_not_exact_yet_are_said_to_be_that(index, caplog):
+    (vector,) = vectors(1, seed=1)
+    index.search_hybrid(QUERY, vector, 3, 1.0)
+    assert not caplog.text
+    index.add([Passage("source", "new", 0, 1, "hash", "red bird")], vectors(1, seed=2))
+    index.search_hybrid(QUERY, vector, 3, 1.0)
+    assert "1 passages were written to" in caplog.text and "is not exact. Run `semantic_search.py index`" in caplog.text
+
+
 def test_ndcg_is_that_of_its_definition(documents, tmp_path):
     queries = [QUERY, "blue dog", "tall tree jump", "zebra"]
     relevant = [3, 8, 21, 30]

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from pydoc_data.topics import topics
 
@@ -17,6 +18,7 @@ from datasets import Dataset
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 
+from neobert_hf.search.encoder import EmbeddingSettings, PassageEncoder
 from neobert_hf.search.index import VectorIndexError, open_index
 from neobert_hf.search.indexing import SourceSettings
 from neobert_hf.search.lancedb_index import LanceDBIndex
@@ -177,6 +179,31 @@ def test_an_encoder_that_learned_no_embeddings_is_said_to_be_that(corpus, model,
     encoder = save_search_encoder(tmp_path / "encoder")
     semantic_search.main(["index", f"--index={tmp_path / 'b'}", f"--model={encoder}", f"--source={corpus}"])
     assert f"note: {encoder} is a pretrained encoder, which has learned no embeddings" in capsys.readouterr().err
+
+
+def test_a_thread_that_cuts_documents_does_not_see_where_another_cuts_queries(texts, tmp_path):
+    """Truncation is kept in the tokenizer: documents once lost what was behind a passage's length."""
+    encoder = PassageEncoder(EmbeddingSettings(save_search_encoder(tmp_path / "encoder"), overlap=2), device="cpu")
+    document, query = " ".join(texts), " ".join(texts[:8])
+    expected, vector, switching = encoder.split(document), encoder.embed("query", [query]), sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(4) as executor:
+            work = [(encoder.split, document), (encoder.embed, "query", [query])] * 200
+            found = [one.result() for one in [executor.submit(*each) for each in work]]
+        assert all(parts == expected for parts in found[::2])
+        assert all(np.array_equal(one, vector) for one in found[1::2])
+    finally:
+        sys.setswitchinterval(switching)
+
+
+def test_a_source_that_did_not_change_is_read_once(index, corpus, monkeypatch):
+    index(corpus)
+    readings, stream = [], SourceSettings.stream
+    monkeypatch.setattr(SourceSettings, "stream", lambda settings: (readings.append(1), stream(settings))[1])
+    assert index(corpus)[0] == 0
+    # The recipe looks at first whether the source can be read.
+    assert len(readings) == 2
 
 
 def test_another_comparison_than_the_models_is_said_aloud(corpus, model, tmp_path, capsys):

@@ -16,6 +16,7 @@ the products in C++, so that nothing is left to Python. One text has no padding,
 as before.
 """
 
+import copy
 import platform
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+import xxhash
 from torch import nn
 from torch._inductor.exc import InvalidCxxCompiler
 from torch.nn import functional as F
@@ -33,6 +35,7 @@ from neobert_hf.checkpoints.model_folder import ModelFolder, local_folder, new_f
 from neobert_hf.common.atomic_writes import write_json
 from neobert_hf.common.locks import folder_lock
 from neobert_hf.common.settings import LocalPath, PathOrId, parse_config
+from neobert_hf.configuration_neobert import NeoBERTConfig
 from neobert_hf.cpu_neobert import ZERO_POINT, Written, are_still, is_followed, largest_int8_weight, scales_of
 from neobert_hf.modeling_neobert import NeoBERTModel
 
@@ -47,6 +50,8 @@ LENGTHS = (8, 2, 33, 128)
 # Rows of so many tokens or more without padding are computed one after the other in int8, where that is faster than the
 # batch in PyTorch; in float32 it is not.
 LONG_ROW = 128
+# A model may be loaded in any of them, to run what is not compiled.
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # What the encoder may be asked beside ids, since it has no meaning for the states of one text.
 INDIFFERENT = {"return_dict", "require_tokens", "one_document", "use_cache"}
 
@@ -124,6 +129,7 @@ def compile_encoder(settings: CompileSettings) -> str:
     # 2. What it is to compute
     config = encoder.config
     texts = [example_ids(length, config.vocab_size) for length in LENGTHS if length <= config.max_length]
+    weights = {str(dtype): weights_checksum(encoder, dtype) for dtype in DTYPES}
     with torch.no_grad():
         expected = [encoder(ids).last_hidden_state for ids in texts]
 
@@ -136,9 +142,18 @@ def compile_encoder(settings: CompileSettings) -> str:
 
         # 4. What it was made of
         content = {"precision": settings.precision, "max_length": config.max_length}
-        content |= {"states": expected[0].flatten().tolist()}
+        content |= {"weights": weights, "states": expected[0].flatten().tolist()}
         write_json(partial / DESCRIPTION, content | asdict(Machine.here()))
     return f"{output} is complete: {said} from PyTorch in float32, on texts of up to {LENGTHS[-1]} tokens."
+
+
+def weights_checksum(encoder: NeoBERTModel, dtype: torch.dtype) -> str:
+    """Of all weights as they are when they are loaded in a dtype: xxHash, which reads some gigabytes a second."""
+    digest = xxhash.xxh3_64()
+    for name, weight in sorted(encoder.named_parameters()):
+        digest.update(f"{name} {tuple(weight.shape)}".encode())
+        digest.update(weight.detach().to(dtype).contiguous().flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()
 
 
 def load_encoder(folder: ModelFolder, precision: str) -> NeoBERTModel:
@@ -265,20 +280,20 @@ def use_compiled(model: nn.Module, folder: str | Path) -> nn.Module:
     (encoder,) = encoders
     if isinstance(earlier := vars(encoder).get("forward"), CompiledForward):
         earlier.give_up()
+    dtype = encoder.encoder.weight.dtype
+    if content.get("weights", {}).get(str(dtype)) != weights_checksum(encoder, dtype):
+        raise ValueError(f"{folder} was compiled from other weights than these: compile this model.")
     compiled = CompiledForward(encoder, folder, content["max_length"], content["precision"] == "int8")
     ids = example_ids(LENGTHS[0], encoder.config.vocab_size)
     expected = torch.tensor(content["states"]).view(1, LENGTHS[0], -1)
-    with torch.no_grad():
-        own = encoder(ids).last_hidden_state
-        # The same weights, to what the encoder's dtype tells.
-        precision = "float32" if own.dtype == torch.float32 else str(own.dtype)
-        if own.shape != expected.shape:
-            raise ValueError(f"{folder} was compiled from another model: compile this one.")
-        try:
-            compare(own, expected, precision)
-        except ValueError as error:
-            raise ValueError(f"{folder} was compiled from other weights than these: compile this model.") from error
-        compare(compiled.run(ids), expected, content["precision"])
+    # With gradients, so that it is computed with the weights themselves, and not with what was prepared of them.
+    with torch.enable_grad():
+        own = encoder(ids).last_hidden_state.detach()
+    try:
+        compare(own, expected, "float32" if own.dtype == torch.float32 else str(own.dtype))
+    except ValueError as error:
+        raise ValueError(f"{folder} was compiled from a model with another config: compile this one.") from error
+    compare(compiled.run(ids), expected, content["precision"])
     encoder.forward = compiled
     return model
 
@@ -289,6 +304,12 @@ def is_hooked(module: nn.Module) -> bool:
         return False
     hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
     return any(not hook.__module__.startswith("transformers.") for hook in hooks)
+
+
+def settings_of(config: NeoBERTConfig) -> tuple:
+    """What a user may change in a loaded model's config, and a call would follow."""
+    asked = (config.output_hidden_states, config.output_attentions, config.return_dict)
+    return *asked, config._attn_implementation, copy.deepcopy(config.rope_parameters)
 
 
 def _are_there(places: list[tuple[dict, str, Any]]) -> bool:
@@ -314,6 +335,7 @@ class CompiledForward:
         self.parameters = [(one._parameters, *item) for one in modules for item in one._parameters.items()]
         self.parts = [(one._modules, *item) for one in modules for item in one._modules.items()]
         self.parts += [(vars(one), "eps", one.eps) for one in modules if hasattr(one, "eps")]
+        self.settings = settings_of(encoder.config)
         self.sizes = [(one._modules, len(one._modules)) for one in modules if one._modules]
 
     def __call__(
@@ -328,7 +350,11 @@ class CompiledForward:
         given = (input_ids, attention_mask, token_type_ids)
         if position_ids is inputs_embeds is None and self._are_whole_rows(*given) and self._is_plain(kwargs):
             if _are_there(self.parameters) and all(are_still(self.written, self.weights)):
-                states = torch.cat([self.run(row) for row in input_ids.split(1)])
+                try:
+                    states = torch.cat([self.run(row) for row in input_ids.split(1)])
+                except RuntimeError:
+                    # Of ids that are none of the vocabulary the model says more.
+                    return self.plain(input_ids, attention_mask, token_type_ids=token_type_ids, **kwargs)
                 return BaseModelOutput(last_hidden_state=states.to(self.weights[0].dtype))
             logger.warning("Weights have changed since `use_compiled`: the model runs without compiled code.")
             self.give_up()
@@ -337,7 +363,8 @@ class CompiledForward:
     def give_up(self) -> None:
         """Leave the encoder as it was found."""
         if self.before is None:
-            del self.encoder.forward
+            # Another thread may have been here.
+            vars(self.encoder).pop("forward", None)
         else:
             self.encoder.forward = self.before
 
@@ -364,7 +391,7 @@ class CompiledForward:
             and not self.encoder.training
             and kwargs.get("return_dict") is not False
             and all(value is None or value is False for name, value in kwargs.items() if name not in INDIFFERENT)
-            and not (config.output_hidden_states or config.output_attentions)
+            and settings_of(config) == self.settings
             and not any(is_hooked(module) or "forward" in vars(module) for module in self.inner)
             and _are_there(self.parts)
             and all(len(children) == size for children, size in self.sizes)

@@ -15,6 +15,7 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HTTPError
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from tokenizers import normalizers
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
@@ -89,10 +90,15 @@ class ModelFolder:
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase | None:
-        """The folder's own, if it has one."""
+        """The folder's own, if it has one; with lower case where Sentence Transformers' settings ask for it."""
         if not any((self.path / name).is_file() for name in TOKENIZER_FILES):
             return None
-        return load_tokenizer(self.path)
+        tokenizer, file = load_tokenizer(self.path), self.path / TRANSFORMER_CONFIG
+        if file.is_file() and read_json(file).get("do_lower_case") and tokenizer.is_fast:
+            own = tokenizer.backend_tokenizer.normalizer
+            both = [normalizers.Lowercase(), *([own] if own else [])]
+            tokenizer.backend_tokenizer.normalizer = normalizers.Sequence(both)
+        return tokenizer
 
     @property
     def model_class(self) -> type[NeoBERTPreTrainedModel]:

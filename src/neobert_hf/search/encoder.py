@@ -1,5 +1,6 @@
 """The embedding model of an index: it cuts documents, embeds passages and queries, and tells how it does so."""
 
+import copy
 import os
 from dataclasses import dataclass, field, fields
 from functools import cached_property
@@ -77,6 +78,8 @@ class PassageEncoder:
             truncate_dim=settings.truncate_dim,
             trust_remote_code=trust_remote_code,
         )
+        # Its own: the one of the model remembers where it cuts, also for calls in other threads that are not to cut.
+        self.tokenizer = copy.deepcopy(self.model.tokenizer)
         name, limit = settings.model, self.model.max_seq_length
         self.is_trained = kind_of(name, trust_remote_code) is not None
         self.context: torch.Tensor | None = None
@@ -113,7 +116,7 @@ class PassageEncoder:
     @cached_property
     def text_tokens(self) -> int:
         """How many tokens of a text fit into a passage, beside the prompt and the special tokens."""
-        identity, tokenizer = self.identity, self.model.tokenizer
+        identity, tokenizer = self.identity, self.tokenizer
         limit, size = identity["max_length"], identity["passage_tokens"]
         if size is None or (limit is not None and size > limit):
             raise ValueError(f"`passage_tokens` is {size}; the model reads {limit or 'any number: set one'}.")
@@ -122,7 +125,7 @@ class PassageEncoder:
 
     def split(self, text: str) -> list[str]:
         """Cut a document into passages that the model reads whole together with the prompt."""
-        return split_passages(text, self.model.tokenizer, self.text_tokens, self.identity["overlap"])
+        return split_passages(text, self.tokenizer, self.text_tokens, self.identity["overlap"])
 
     def embed(self, kind: Literal["query", "document"], texts: list[str], batch_size: int = 32) -> np.ndarray:
         """Embed texts with the prompt of their kind.
@@ -170,7 +173,7 @@ class PassageEncoder:
         lines, limit = [], self.identity["max_length"]
         for query in queries:
             (text,) = add_prompt(self.identity["query_prompt"], [query])
-            length = len(self.model.tokenizer(text, verbose=False)["input_ids"])
+            length = len(self.tokenizer(text, verbose=False)["input_ids"])
             if limit is not None and length > limit:
                 lines.append(
                     f"warning: the query {query[:60]!r} has {length:,} tokens with its prompt and the model reads "

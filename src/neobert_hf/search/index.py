@@ -83,6 +83,11 @@ class VectorIndex(ABC):
     @abstractmethod
     def delete(self, source: str, documents: list[str]) -> None: ...
 
+    def replace(self, documents: list[str], passages: list[Passage], vectors: np.ndarray) -> None:
+        """Store documents of one source as `add` does, in the place of those that are stored already."""
+        self.delete(passages[0].source, documents)
+        self.add(passages, vectors)
+
     @abstractmethod
     def search(self, vector: np.ndarray, limit: int) -> list[Hit]:
         """Return the passages that are nearest to a vector (dimension,), best first."""

@@ -85,8 +85,7 @@ def update_index(index: VectorIndex, encoder: PassageEncoder, settings: SourceSe
     written = 0
     for passages in _passage_batches(settings, encoder, changed):
         vectors = encoder.embed("document", [passage.text for passage in passages], settings.batch_size)
-        index.delete(source, sorted({passage.document for passage in passages} & stored.keys()))
-        index.add(passages, vectors)
+        index.replace(sorted({passage.document for passage in passages} & stored.keys()), passages, vectors)
         written += len(passages)
     index.optimize()
     return (
@@ -139,6 +138,8 @@ def _read_hashes(settings: SourceSettings) -> tuple[dict[str, str], str]:
 def _passage_batches(settings: SourceSettings, encoder: PassageEncoder, changed: set[str]) -> Iterator[list[Passage]]:
     """The passages of the changed documents, `write_every` at a time or a few more, since documents stay whole."""
     source, remaining, batch = settings.name_in_index, set(changed), []
+    if not changed:
+        return
     with tqdm(total=len(changed), desc="embedding", unit=" documents") as progress:
         for document, text_hash, text in _read_documents(settings):
             if text is None or document not in remaining:
@@ -150,5 +151,7 @@ def _passage_batches(settings: SourceSettings, encoder: PassageEncoder, changed:
                 yield batch
                 batch = []
             progress.update()
+            if not remaining:
+                break
         if batch:
             yield batch

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict
+from datetime import timedelta
 from pathlib import Path
 
 import lancedb
@@ -12,10 +13,13 @@ from lancedb.index import FTS
 from lancedb.query import MatchQuery
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from transformers.utils import logging
 
 from neobert_hf.common.atomic_writes import atomic_write, remove
 from neobert_hf.search.index import Hit, Passage, VectorIndex, VectorIndexError, portions
 
+
+logger = logging.get_logger(__name__)
 
 TABLE = "passages"
 IDENTITY_KEY = b"neobert_hf"  # Of the table's metadata.
@@ -39,7 +43,8 @@ class LanceDBIndex(VectorIndex):
         if not self.folder.is_dir():
             raise VectorIndexError(f"{self.folder} is a file; an index is a folder.")
         try:
-            return lancedb.connect(self.folder).open_table(TABLE)
+            # Every search looks whether another process has written since.
+            return lancedb.connect(self.folder, read_consistency_interval=timedelta(0)).open_table(TABLE)
         except (ValueError, RuntimeError, OSError) as error:
             # An empty folder, or what a process that was killed before its first write left behind.
             if not any((self.leftover / "data").glob("*")):
@@ -80,6 +85,17 @@ class LanceDBIndex(VectorIndex):
         # One transaction, so that no document is ever stored in part.
         self.table.add([asdict(passage) | {"vector": vector} for passage, vector in zip(passages, vectors)])
 
+    def replace(self, documents: list[str], passages: list[Passage], vectors: np.ndarray) -> None:
+        if not documents:
+            return self.add(passages, vectors)
+        # One transaction, so that nobody finds the index without these documents.
+        names = ", ".join(map(_quote, documents))
+        stale = f"source = {_quote(passages[0].source)} AND document IN ({names})"
+        merge = self.table.merge_insert(["source", "document", "number"])
+        merge = merge.when_matched_update_all().when_not_matched_insert_all().when_not_matched_by_source_delete(stale)
+        rows = [asdict(passage) | {"vector": vector} for passage, vector in zip(passages, vectors)]
+        merge.execute(pa.Table.from_pylist(rows, schema=self.table.schema.remove_metadata()))
+
     def delete(self, source: str, documents: list[str]) -> None:
         for some in portions(documents, 1000):
             names = ", ".join(map(_quote, some))
@@ -91,11 +107,12 @@ class LanceDBIndex(VectorIndex):
         return [Hit(score=1 - row.pop("_distance"), **row) for row in rows]
 
     def match(self, text: str, vector: np.ndarray, limit: int) -> list[tuple[Hit, float]]:
-        if not self._has_keywords():
+        if not self._keyword_indexes():
             raise VectorIndexError(
                 f"The index {self.folder} cannot be searched by words yet: run `semantic_search.py index` again, which "
                 "embeds nothing anew."
             )
+        self._report_unindexed()
         columns = ["source", "document", "number", "text", "vector", "_score"]
         search = self.table.search(MatchQuery(text, "text"), query_type="fts").select(columns).limit(limit)
         matching = []
@@ -105,8 +122,17 @@ class LanceDBIndex(VectorIndex):
             matching.append((Hit(score=cosine, **row), keywords))
         return matching
 
-    def _has_keywords(self) -> bool:
-        return any(index.columns == ["text"] for index in self.table.list_indices())
+    def _keyword_indexes(self) -> list[str]:
+        return [index.name for index in self.table.list_indices() if index.columns == ["text"]]
+
+    def _report_unindexed(self) -> None:
+        """LanceDB scores what was written since `optimize` as well, but as if there were no other passages."""
+        new = sum(self.table.index_stats(name).num_unindexed_rows for name in self._keyword_indexes())
+        if new:
+            logger.warning(
+                f"{new:,} passages were written to {self.folder} by a run that is not at its end: what their words "
+                "add to a score is not exact. Run `semantic_search.py index` to its end."
+            )
 
     def write_context(self, context: torch.Tensor) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -123,7 +149,7 @@ class LanceDBIndex(VectorIndex):
             ) from error
 
     def optimize(self) -> None:
-        if not self._has_keywords():
+        if not self._keyword_indexes():
             # Of English: words are compared by their stems, and stop words are left out.
             self.table.create_index("text", config=FTS())
         # Each write leaves small files and a version. Versions younger than a week stay, for processes that read them.
