@@ -17,6 +17,7 @@ from neobert_hf.embeddings.arguments import DenseArguments
 from neobert_hf.embeddings.batches import DistillationCollator
 from neobert_hf.embeddings.distillation import (
     DistillationLoss,
+    Teacher,
     add_teacher,
     comparable_rows,
     principal_axes,
@@ -135,6 +136,24 @@ def test_embeddings_are_those_of_the_teacher_in_its_widest_directions(encoder):
     assert loss_of(model, rows, "embedding", axes, distillation="mse").item() == pytest.approx(expected, rel=1e-5)
     rows = [row | {"label": label} for row, label in zip(rows, projected.tolist())]
     assert loss_of(model, rows, "embedding", distillation="mse").item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_teacher_reads_each_text_once(teachers, monkeypatch):
+    """Of several rows, and in several files: a hard negative is the right document of another row."""
+    teacher = Teacher(teachers["dense"], False, torch.device("cpu"))
+    rows = Dataset.from_list(
+        [{"query": f"q{n}", "positive": f"d{n}", "negatives": [f"d{(n + 1) % 6}"]} for n in range(6)]
+    )
+    alone = [teacher.read(rows.select([number]), ["", ""])[0] for number in range(6)]
+    seen, encode = [], teacher.model.encode
+    monkeypatch.setattr(teacher.model, "encode", lambda texts, **more: (seen.extend(texts), encode(texts, **more))[1])
+    teacher.known.clear()
+    found = teacher.read(rows.select(range(3)), ["", "Page: "]) + teacher.read(rows.select(range(3, 6)), ["", "Page: "])
+    assert sorted(seen) == sorted([f"d{n}" for n in range(6)] + [f"q{n}" for n in range(6)])
+    assert not np.allclose(found, alone, atol=1e-3)
+    assert np.allclose(teacher.read(rows, ["", ""]), alone, atol=1e-5)
+    monkeypatch.setattr(distillation, "KEPT_TEXTS", 2)
+    assert np.allclose(teacher.read(rows, ["", ""]), alone, atol=1e-5) and not teacher.known[""]
 
 
 def test_rows_are_filled_up_with_documents_of_others(data):

@@ -4,7 +4,8 @@ import json
 import math
 
 import pytest
-from datasets import ClassLabel, Dataset, Features, Value
+import yaml
+from datasets import ClassLabel, Dataset, Features, List, Value
 
 from neobert_hf.common.text_sources import load_table
 from neobert_hf.embeddings.arguments import EmbeddingArguments, RecipeArguments
@@ -252,6 +253,27 @@ def test_scores_labels_and_lookups(tmp_path):
     for column, name in (("query-id", "queries"), ("corpus-id", "corpus")):
         part.lookups[column].source, part.lookups[column].split = str(tmp_path / f"{name}.parquet"), "train"
     assert load_pairs(fever[0])[:] == {"query": ["claim 2"], "positive": ["text 1"], "negatives": [[]]}
+
+
+@pytest.mark.parametrize(
+    "wrong", [[["d2", "d3"], ["d1", "d3"]], [["d2"], ["d3"]], [["d2", "d3"], ["gone"]], [[], None]]
+)
+def test_lists_of_ids_are_lists_of_texts(tmp_path, wrong):
+    """Hard negatives, often as many in every row, and sometimes not."""
+    features = Features({"q": Value("string"), "right": Value("string"), "wrong": List(Value("string"))})
+    rows = [{"q": f"q{n}", "right": f"d{n}", "wrong": wrong[n - 1]} for n in (1, 2)]
+    Dataset.from_list(rows, features=features).to_parquet(tmp_path / "rows.parquet")
+    Dataset.from_list([{"id": f"d{n}", "text": f"t{n}"} for n in (1, 2, 3)]).to_parquet(tmp_path / "corpus.parquet")
+    lookup = {"source": "corpus.parquet", "id": "id", "text": "text"}
+    entry = {"source": "rows.parquet", "query": "q", "positive": "right", "negatives": "wrong.*", "instruction": ""}
+    if not any(wrong):
+        del entry["negatives"]
+    content = {"train": {"a": entry | {"lookups": {"right": lookup, "wrong": lookup}}}}
+    (tmp_path / "datasets.yaml").write_text(yaml.safe_dump(content))
+    found = load_pairs(read_descriptions(str(tmp_path / "datasets.yaml"))[0][0])
+    assert found["positive"][:] == ["t1", "t2"]
+    expected = [[one.replace("d", "t") for one in ids or [] if one != "gone"] for ids in wrong]
+    assert found["negatives"][:] == expected
 
 
 def test_the_papers_datasets_and_instructions_are_table_7(shared):

@@ -2,6 +2,7 @@
 
 import json
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,9 +11,9 @@ from mteb.models.abs_encoder import get_prompt_name
 from mteb.types import PromptType
 
 from neobert_hf.embeddings.arguments import EmbeddingArguments, RecipeArguments, RerankerArguments
-from neobert_hf.embeddings.descriptions import read_descriptions
+from neobert_hf.embeddings.descriptions import PairDataset, read_descriptions
 from neobert_hf.embeddings.inference import prompt_of
-from neobert_hf.embeddings.mining import mine_negatives
+from neobert_hf.embeddings.mining import mine_negatives, prompts_of_helper
 from neobert_hf.embeddings.prompts import choose_default, choose_prompts
 from neobert_hf.embeddings.recipe import read_data, reranking_evaluator, retrieval_evaluator
 from neobert_hf.evaluation.mteb.recipe import benchmark_tasks
@@ -112,6 +113,8 @@ BAD_DEFAULTS = [
     ),
     (lambda c: c["train"]["pairs"].update(default="yes"), "pairs: `default` is 'yes'; it must be true or false"),
     (lambda c: c["evaluation"]["retrieval"].update(default=True), "retrieval: `default` is for training datasets"),
+    (lambda c: c["evaluation"]["retrieval"].update(batch_size=4), "retrieval: `batch_size` is for training datasets"),
+    (lambda c: c["evaluation"]["sts"].update(document_instruction="D:"), "sts: both sentences get the `instruction`"),
     (lambda c: c["train"].update(query=c["train"].pop("pairs")), "'query' is the name of another prompt"),
     (lambda c: c["train"].update(document=c["train"].pop("pairs")), "'document' is the name of another prompt"),
     (lambda c: c["train"].update(passage=c["train"].pop("pairs")), "'passage' is the name of another prompt"),
@@ -122,6 +125,23 @@ BAD_DEFAULTS = [
 def test_a_default_that_is_not_one_is_refused(edit, change, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         read_descriptions(str(edit(change)))
+
+
+def test_a_helper_reads_a_dataset_as_it_did_when_it_was_trained_on_it(capsys):
+    """Also where that was without an instruction, beside another dataset that has one."""
+    before = {"faq": PairDataset("faq", "Find.", [], default=True, document_instruction="Page:")}
+    before["plain"] = PairDataset("plain", "", [])
+    helper = SimpleNamespace(prompts=choose_prompts(SimpleNamespace(descriptions=before, evaluation={}, train={})))
+    assert prompts_of_helper("miner", helper, before["plain"]) == ("", "")
+    assert prompts_of_helper("miner", helper, before["faq"]) == ("Find. ", "Page: ")
+    assert not capsys.readouterr().out
+    assert prompts_of_helper("miner", helper, PairDataset("other", "", [])) == ("Find. ", "Page: ")
+    assert "note: the miner reads queries with its own prompt 'Find. '" in capsys.readouterr().out
+
+
+def test_a_prompt_that_leaves_no_room_is_refused(settings):
+    with pytest.raises(ValueError, match="has .* tokens with the special ones, and texts are cut at 6 .`max_length`"):
+        run("dense", settings(max_length=6, only="triplets", eval_strategy="no"))
 
 
 def test_the_papers_mixture_asks_as_msmarco():

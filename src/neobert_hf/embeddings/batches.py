@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, count
+from itertools import accumulate, count, takewhile
 
 import torch
-from sentence_transformers.base.sampler import MultiDatasetDefaultBatchSampler
+from datasets import Dataset
+from sentence_transformers.base.sampler import MultiDatasetDefaultBatchSampler, NoDuplicatesBatchSampler
 from sentence_transformers.cross_encoder.data_collator import CrossEncoderDataCollator
 from sentence_transformers.multi_vector_encoder.data_collator import MultiVectorEncoderDataCollator
 from sentence_transformers.sentence_transformer.data_collator import SentenceTransformerDataCollator
@@ -28,6 +29,24 @@ def draw_datasets(sizes: Sequence[int], alpha: float, steps: int, seed: int) -> 
     generator = torch.Generator().manual_seed(seed)
     probabilities = sampling_probabilities(sizes, alpha)
     return torch.multinomial(probabilities, steps, replacement=True, generator=generator).tolist()
+
+
+class FullBatchSampler(NoDuplicatesBatchSampler):
+    """Full batches without a text twice. A pass ends with the first batch that cannot be filled.
+
+    Sentence Transformers' own goes on from each of the rows that are left, and reads all others for each of them: once
+    the rarer of two labels was used up, 1,000 rows took 17 seconds, and the time grows with their square.
+    """
+
+    def __init__(self, dataset: Dataset, batch_size: int, **options):
+        # Otherwise the first batch that is not full would not be seen here.
+        super().__init__(dataset, batch_size, drop_last=False, **options)
+
+    def __len__(self) -> int:
+        return len(self.dataset) // self.batch_size
+
+    def _iter_one_pass(self, *functions) -> Iterator[list[int]]:
+        yield from takewhile(lambda rows: len(rows) == self.batch_size, super()._iter_one_pass(*functions))
 
 
 class MixtureBatchSampler(MultiDatasetDefaultBatchSampler):

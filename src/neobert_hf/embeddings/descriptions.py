@@ -138,6 +138,12 @@ def _check_names_of_prompts(path: str, train: list[PairDataset], evaluation: dic
     for kind, dataset in evaluation.items():
         if dataset.default:
             raise ValueError(f"{path}, dataset {kind}: `default` is for training datasets: set it for one of those.")
+        if dataset.batch_size is not None:
+            raise ValueError(f"{path}, dataset {kind}: `batch_size` is for training datasets; leave it out here.")
+        if kind == "sts" and dataset.document_prompt:
+            raise ValueError(
+                f"{path}, dataset sts: both sentences get the `instruction`; leave `document_instruction` out."
+            )
     marked = [dataset.name for dataset in train if dataset.default]
     if len(marked) > 1:
         raise ValueError(f"{path}: both {marked[0]} and {marked[1]} are the `default`; queries have one prompt.")

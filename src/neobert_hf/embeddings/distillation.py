@@ -57,6 +57,9 @@ from neobert_hf.training.run_checkpoints import CheckpointError
 
 # Of a file of results: as much work as an interruption may cost.
 PART_ROWS = 2_000
+# A gigabyte of embeddings of 1,024 numbers.
+KEPT_TEXTS = 2**18
+
 # Of the file that says what the results are.
 ANSWERS = Features({"unit": Value("string"), "width": Value("int32")})
 
@@ -88,6 +91,8 @@ class Teacher:
     def __init__(self, path: str, embeddings: bool, device: torch.device, trust_remote_code: bool = False):
         self.path, self.embeddings, self.device, self.trust_remote_code = path, embeddings, device, trust_remote_code
         self.fingerprint = model_files_fingerprint(path)
+        # Embeddings by prompt and text: a hard negative of some rows is the right document of another.
+        self.known: dict[str, dict[str, torch.Tensor]] = {}
         self.is_reranker = kind_of_teacher(path, trust_remote_code) == "CrossEncoder"
         if self.is_reranker and embeddings:
             raise ValueError(
@@ -140,12 +145,16 @@ class Teacher:
         return self.model.similarity_pairwise(first, second).float().cpu().numpy()
 
     def _embed(self, texts: tuple[str, ...] | list[str], prompt: str) -> torch.Tensor:
-        """Embeddings, (texts, width). The same text is read once."""
-        distinct = list(dict.fromkeys(texts))
-        vectors = self.model.encode(distinct, prompt=prompt, convert_to_tensor=True, show_progress_bar=False)
-        check_finite(vectors.float().cpu().numpy(), distinct)
-        places = {text: place for place, text in enumerate(distinct)}
-        return vectors[[places[text] for text in texts]]
+        """Embeddings, (texts, width). The same text is read once, unless there are more than `KEPT_TEXTS`."""
+        known = self.known.setdefault(prompt, {})
+        if new := [text for text in dict.fromkeys(texts) if text not in known]:
+            vectors = self.model.encode(new, prompt=prompt, convert_to_tensor=True, show_progress_bar=False).cpu()
+            check_finite(vectors.float().numpy(), new)
+            known |= zip(new, vectors)
+        found = torch.stack([known[text] for text in texts])
+        if len(known) > KEPT_TEXTS:
+            known.clear()
+        return found
 
 
 def kind_of_teacher(path: str, trust_remote_code: bool = False) -> str:

@@ -109,6 +109,10 @@ def _name_of_file(pairs: Dataset, description: PairDataset, miner: str, settings
 
 def prompts_of_helper(who: str, model: BaseModel, description: PairDataset) -> tuple[str, str]:
     """What another model puts before the queries of a dataset, and before its documents; see `prompt_of_helper`."""
+    name = description.name
+    if model.prompts.get(name) == description.prompt and f"{name}-document" in model.prompts:
+        # It was trained on this dataset beside others, and keeps what it read there, also where that is nothing.
+        return description.prompt, model.prompts[f"{name}-document"]
     query = prompt_of_helper(who, model, description.prompt)
     return query, prompt_of_helper(who, model, description.document_prompt, "document")
 

@@ -228,7 +228,12 @@ def _label_names(labels: list[int | None], names: list[str]) -> list[str | None]
     return [None if label is None or label < 0 else names[label] for label in labels]
 
 
-def _texts_of_ids(ids: list, column: str, resolve: Callable[[dict], dict]) -> list[str | None]:
+def _texts_of_ids(ids: list, column: str, resolve: Callable[[dict], dict]) -> list:
+    """The texts of ids, or of lists of them, such as those of several negatives."""
+    if any(isinstance(each, list) for each in ids):
+        lists = [each or [] for each in ids]
+        texts = iter(_texts_of_ids([one for each in lists for one in each], column, resolve) if any(lists) else [])
+        return [[next(texts) for _ in each] for each in lists]
     try:
         (texts,) = resolve({column: ids}).values()
     except KeyError:

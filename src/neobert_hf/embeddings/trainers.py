@@ -18,6 +18,7 @@ from neobert_hf.common.atomic_writes import write_json
 from neobert_hf.embeddings.batches import (
     ContrastiveCollator,
     DistillationCollator,
+    FullBatchSampler,
     MixtureBatchSampler,
     MultiVectorCollator,
     RerankingCollator,
@@ -57,6 +58,7 @@ class MixtureTrainer(ResumableTrainer):
             for name, description in run.data.descriptions.items()
         }
         set_prompts(model, run.data)
+        self.check_room(model)
         super().__init__(model, run.arguments, run.data.train, settings=run.values, **kwargs)
         if self.engine != "plain":
             # Sentence Transformers saves the module as it is, which is a shard there.
@@ -95,6 +97,17 @@ class MixtureTrainer(ResumableTrainer):
         documents = ["positive", "hard_negative", *(f"negative_{number}" for number in range(negatives))]
         prompts = {"query": description.prompt} | dict.fromkeys(documents, description.document_prompt)
         return {column: prompt for column, prompt in prompts.items() if prompt}
+
+    @staticmethod
+    def check_room(model: BaseModel) -> None:
+        """Refuse prompts behind which nothing of a text would be read."""
+        for prompt in model.prompts.values():
+            length = len(model.tokenizer(prompt)["input_ids"])
+            if model.max_seq_length is not None and length >= model.max_seq_length:
+                raise ValueError(
+                    f"The prompt {prompt!r} has {length} tokens with the special ones, and texts are cut at "
+                    f"{model.max_seq_length} (`max_length`): nothing would be read of them. Shorten the instruction."
+                )
 
     def complete(self) -> None:
         """Train to the end, evaluate, write `model/` and `log.json`, and leave the process group."""
@@ -173,7 +186,9 @@ class MixtureTrainer(ResumableTrainer):
         batch_size = self.batch_sizes[name]
         # Not the hard negatives: that two rows have none would count as a text in common.
         texts = dataset.with_format(None).select_columns(["query", "positive"])
-        sampler = super().get_batch_sampler(texts, batch_size, drop_last, valid_label_columns, torch.Generator(), seed)
+        hashed = self.args.batch_sampler == "no_duplicates_hashed"
+        options = {"generator": torch.Generator(), "seed": seed, "precompute_hashes": hashed}
+        sampler = FullBatchSampler(texts, batch_size, **options)
         if len(next(iter(sampler), [])) < batch_size:
             raise ValueError(
                 f"Dataset {name} has {len(dataset):,} rows and not {batch_size} of them without a text in common, as a "
@@ -248,6 +263,13 @@ class RerankerTrainer(MixtureTrainer, CrossEncoderTrainer):
     """Of rerankers, whose run has `RerankerArguments`. See `MixtureTrainer`."""
 
     data_collator_class = RerankingCollator
+
+    def __init__(self, model: BaseModel, run: Run, **kwargs):
+        if run.arguments.ddp_find_unused_parameters is None:
+            # Set by the Trainer for models that are not Transformers' own. torch's DDP does not find the tensors in
+            # what a reranker returns, takes all weights for unused, and fails in the first backward pass.
+            run.arguments.ddp_find_unused_parameters = False
+        super().__init__(model, run, **kwargs)
 
     def get_data_collator(self, **kwargs) -> RerankingCollator:
         collator = super().get_data_collator(**kwargs)

@@ -320,6 +320,11 @@ def test_a_task_that_is_called_like_a_dataset_of_the_training_has_its_prompt(mod
     encoder = InstructionEncoder(model, "m", {})
     tasks = {task.metadata.name: task.metadata for task in benchmark_tasks()}
     assert encoder.prompts_of(tasks["MSMARCO"]) == {"query": "Find. ", "document": ""}
+    model.prompts |= {"MSMARCO-document": "Page: ", "document": "Text: "}
+    assert encoder.prompts_of(tasks["MSMARCO"]) == {"query": "Find. ", "document": "Page: "}
+    del model.prompts["MSMARCO-document"]
+    assert encoder.prompts_of(tasks["MSMARCO"]) == {"query": "Find. ", "document": "Text: "}
+    model.prompts["document"] = ""
     assert encoder.prompts_of(tasks["NQ"]) == {"query": "Ask. ", "document": ""}
     assert encoder.prompts_of(tasks["STS12"]) == {"text": "Alike? "} != encoder.prompts_of(tasks["STS13"])
     assert encoder.note(list(tasks.values())) == ""

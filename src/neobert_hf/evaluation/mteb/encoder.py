@@ -62,8 +62,10 @@ class InstructionEncoder(AbsEncoder):
 
     def own_prompt(self, task: str, prompt_type: PromptType | None) -> str | None:
         """What the model was saved with for such texts: under the task's name, if it has a prompt of that name."""
-        if prompt_type != PromptType.document and task not in PROMPT_NAMES and task in self.model.prompts:
-            return self.model.prompts[task]
+        if task not in PROMPT_NAMES and task in self.model.prompts:
+            # A model with a prompt of the task's name alone has its own for all documents.
+            document = self.model.prompts.get(f"{task}-document", prompt_of(self.model, "document"))
+            return document if prompt_type == PromptType.document else self.model.prompts[task]
         return prompt_of(self.model, prompt_type.value) if prompt_type else None
 
     def prompts_of(self, task: TaskMetadata) -> dict[str, str]:
