@@ -170,6 +170,11 @@ def test_settings_that_change_are_followed(work, runs):
         model = loaded(folder, runs)
         model.config.return_dict = False
         assert isinstance(model(IDS), tuple) and not runs
+        # Asked for before.
+        model = AutoModel.from_pretrained(folder / "model", output_hidden_states=True).eval()
+        model = use_compiled(model, folder / "compiled")
+        runs.clear()
+        assert len(model(IDS).hidden_states) == 3 and not runs
 
 
 def test_ids_of_no_word_are_said_to_be_that(work, runs):

@@ -152,7 +152,7 @@ def weights_checksum(encoder: NeoBERTModel, dtype: torch.dtype) -> str:
     digest = xxhash.xxh3_64()
     for name, weight in sorted(encoder.named_parameters()):
         digest.update(f"{name} {tuple(weight.shape)}".encode())
-        digest.update(weight.detach().to(dtype).contiguous().flatten().view(torch.uint8).numpy())
+        digest.update(weight.detach().to("cpu", dtype).contiguous().flatten().view(torch.uint8).numpy())
     return digest.hexdigest()
 
 
@@ -307,9 +307,8 @@ def is_hooked(module: nn.Module) -> bool:
 
 
 def settings_of(config: NeoBERTConfig) -> tuple:
-    """What a user may change in a loaded model's config, and a call would follow."""
-    asked = (config.output_hidden_states, config.output_attentions, config.return_dict)
-    return *asked, config._attn_implementation, copy.deepcopy(config.rope_parameters)
+    """What a user may change in a loaded model's config, and its states would follow."""
+    return config._attn_implementation, config.rope_parameters
 
 
 def _are_there(places: list[tuple[dict, str, Any]]) -> bool:
@@ -335,7 +334,7 @@ class CompiledForward:
         self.parameters = [(one._parameters, *item) for one in modules for item in one._parameters.items()]
         self.parts = [(one._modules, *item) for one in modules for item in one._modules.items()]
         self.parts += [(vars(one), "eps", one.eps) for one in modules if hasattr(one, "eps")]
-        self.settings = settings_of(encoder.config)
+        self.settings = copy.deepcopy(settings_of(encoder.config))
         self.sizes = [(one._modules, len(one._modules)) for one in modules if one._modules]
 
     def __call__(
@@ -391,6 +390,8 @@ class CompiledForward:
             and not self.encoder.training
             and kwargs.get("return_dict") is not False
             and all(value is None or value is False for name, value in kwargs.items() if name not in INDIFFERENT)
+            and config.return_dict
+            and not (config.output_hidden_states or config.output_attentions)
             and settings_of(config) == self.settings
             and not any(is_hooked(module) or "forward" in vars(module) for module in self.inner)
             and _are_there(self.parts)

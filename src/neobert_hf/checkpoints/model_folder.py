@@ -96,8 +96,9 @@ class ModelFolder:
         tokenizer, file = load_tokenizer(self.path), self.path / TRANSFORMER_CONFIG
         if file.is_file() and read_json(file).get("do_lower_case") and tokenizer.is_fast:
             own = tokenizer.backend_tokenizer.normalizer
-            both = [normalizers.Lowercase(), *([own] if own else [])]
-            tokenizer.backend_tokenizer.normalizer = normalizers.Sequence(both)
+            if "Lowercase" not in str(own):
+                both = [normalizers.Lowercase(), *([own] if own else [])]
+                tokenizer.backend_tokenizer.normalizer = normalizers.Sequence(both)
         return tokenizer
 
     @property

@@ -107,12 +107,12 @@ class LanceDBIndex(VectorIndex):
         return [Hit(score=1 - row.pop("_distance"), **row) for row in rows]
 
     def match(self, text: str, vector: np.ndarray, limit: int) -> list[tuple[Hit, float]]:
-        if not self._keyword_indexes():
+        if not (names := self._keyword_indexes()):
             raise VectorIndexError(
                 f"The index {self.folder} cannot be searched by words yet: run `semantic_search.py index` again, which "
                 "embeds nothing anew."
             )
-        self._report_unindexed()
+        self._report_unindexed(names)
         columns = ["source", "document", "number", "text", "vector", "_score"]
         search = self.table.search(MatchQuery(text, "text"), query_type="fts").select(columns).limit(limit)
         matching = []
@@ -125,9 +125,9 @@ class LanceDBIndex(VectorIndex):
     def _keyword_indexes(self) -> list[str]:
         return [index.name for index in self.table.list_indices() if index.columns == ["text"]]
 
-    def _report_unindexed(self) -> None:
+    def _report_unindexed(self, names: list[str]) -> None:
         """LanceDB scores what was written since `optimize` as well, but as if there were no other passages."""
-        new = sum(self.table.index_stats(name).num_unindexed_rows for name in self._keyword_indexes())
+        new = sum(self.table.index_stats(name).num_unindexed_rows for name in names)
         if new:
             logger.warning(
                 f"{new:,} passages were written to {self.folder} by a run that is not at its end: what their words "
