@@ -233,7 +233,7 @@ def made_pairs(folder: Path) -> tuple[Path, Path, list[dict]]:
     Dataset.from_list(test).to_parquet(data / "retrieval_foldoc_test.parquet")
     pairs = [{"sentence1": t, "sentence2": u, "score": n % 5 / 5} for n, (t, u) in enumerate(zip(texts, texts[1:]))]
     Dataset.from_list(pairs[:20]).to_parquet(data / "sts_lee.parquet")
-    start = save_encoder(folder / "start", word_tokenizer(" ".join(texts), 300, 32))
+    start = save_encoder(folder / "start", word_tokenizer(" ".join(texts), 300, 64))
     return data, start, rows
 
 
