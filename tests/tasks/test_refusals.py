@@ -106,6 +106,9 @@ def test_what_lies_beside_a_file_is_not_read_as_well(tmp_path, capsys):
     assert rows_of(folder).keys() == {"train", "validation"}
     called = "train: train; validation: validation, valid, val, dev; test: test."
     assert f"not read in {folder}: eval.csv. Files of splits are called so: {called}" in capsys.readouterr().out
+    # It may be named as well.
+    assert rows_of(folder, test_data=str(folder / "eval.csv")).keys() == {"train", "validation", "test"}
+    assert "not read" not in capsys.readouterr().out
     (folder / "eval.csv").unlink()
     Dataset.from_list(text_rows(4)).to_parquet(folder / "valid.parquet")
     with pytest.raises(

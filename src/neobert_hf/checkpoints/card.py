@@ -16,9 +16,7 @@ from neobert_hf import NeoBERTConfig, NeoBERTContextualConfig, NeoBERTPreTrained
 from neobert_hf.checkpoints.golden_outputs import GOLDEN_FILE, read_outputs
 from neobert_hf.checkpoints.model_folder import (
     SENTENCE_CONFIG,
-    TRANSFORMER_CONFIG,
     ModelFolder,
-    read_json,
     read_mapping,
     text_length,
 )
@@ -306,8 +304,7 @@ def tokens_read(folder: ModelFolder) -> int:
     """Tokens of a text that the model reads, as it is used."""
     if not folder.sentence_class:
         return folder.config.max_length
-    file = folder.path / TRANSFORMER_CONFIG
-    return text_length(read_json(file) if file.is_file() else {}, folder.config, folder.tokenizer)
+    return text_length(folder.transformer_settings, folder.config, folder.tokenizer)
 
 
 def auto_class_of(cls: type[NeoBERTPreTrainedModel]) -> str:

@@ -33,6 +33,7 @@ from transformers.utils import logging
 
 from neobert_hf.checkpoints.model_folder import ModelFolder, local_folder, new_folder, read_json
 from neobert_hf.common.atomic_writes import write_json
+from neobert_hf.common.fingerprints import add_weights
 from neobert_hf.common.locks import folder_lock
 from neobert_hf.common.settings import LocalPath, PathOrId, parse_config
 from neobert_hf.configuration_neobert import NeoBERTConfig
@@ -150,9 +151,7 @@ def compile_encoder(settings: CompileSettings) -> str:
 def weights_checksum(encoder: NeoBERTModel, dtype: torch.dtype) -> str:
     """Of all weights as they are when they are loaded in a dtype: xxHash, which reads some gigabytes a second."""
     digest = xxhash.xxh3_64()
-    for name, weight in sorted(encoder.named_parameters()):
-        digest.update(f"{name} {tuple(weight.shape)}".encode())
-        digest.update(weight.detach().to("cpu", dtype).contiguous().flatten().view(torch.uint8).numpy())
+    add_weights(digest, encoder, dtype)
     return digest.hexdigest()
 
 

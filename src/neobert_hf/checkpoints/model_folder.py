@@ -93,13 +93,19 @@ class ModelFolder:
         """The folder's own, if it has one; with lower case where Sentence Transformers' settings ask for it."""
         if not any((self.path / name).is_file() for name in TOKENIZER_FILES):
             return None
-        tokenizer, file = load_tokenizer(self.path), self.path / TRANSFORMER_CONFIG
-        if file.is_file() and read_json(file).get("do_lower_case") and tokenizer.is_fast:
+        tokenizer = load_tokenizer(self.path)
+        if self.transformer_settings.get("do_lower_case") and tokenizer.is_fast:
             own = tokenizer.backend_tokenizer.normalizer
             if "Lowercase" not in str(own):
                 both = [normalizers.Lowercase(), *([own] if own else [])]
                 tokenizer.backend_tokenizer.normalizer = normalizers.Sequence(both)
         return tokenizer
+
+    @property
+    def transformer_settings(self) -> dict:
+        """Those of Sentence Transformers for the encoder, if there are any."""
+        file = self.path / TRANSFORMER_CONFIG
+        return read_json(file) if file.is_file() else {}
 
     @property
     def model_class(self) -> type[NeoBERTPreTrainedModel]:

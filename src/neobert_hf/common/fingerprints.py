@@ -99,9 +99,14 @@ def data_fingerprint(data: Dataset) -> str:
     return digest.hexdigest()[:16]
 
 
-def add_weights(digest, model: nn.Module) -> None:
-    """Add every tensor of a model, with its name and type, to a hash of `hashlib`."""
+def add_weights(digest, model: nn.Module, dtype: torch.dtype | None = None) -> None:
+    """Add every tensor of a model, with its name and type, to a hash of `hashlib` or xxHash.
+
+    Args:
+        dtype: as if the model had been loaded in it.
+    """
     for name, tensor in sorted(model.state_dict().items()):
+        tensor = tensor.to(dtype or tensor.dtype)
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
 

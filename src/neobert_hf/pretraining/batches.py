@@ -148,13 +148,16 @@ class MLMBatchSampler(Sampler[list[DocumentKey]]):
         self.subsets = [Subset(own, least, rest * probability) for least, probability in mixture]
         if replayed:
             self.subsets.append(Subset(shards[len(own) :], 0, settings.replay_share))
-        subsets = [{"epoch": 0, "group": 0, "document": 0} for _ in self.subsets]
-        self.cursor = {"micro_batches": 0, "subsets": subsets}
+        self.cursor = self._start()
         if sum(documents.shard_sizes) < 2:
             raise ValueError(f"The corpus holds {sum(documents.shard_sizes)} documents; pretraining needs at least 2.")
         # Whatever is wrong with the data of a subset shows now, not in the middle of a run.
-        for subset, progress in enumerate(subsets):
-            self._take_documents(subset, dict(progress))
+        for subset, progress in enumerate(self._start()["subsets"]):
+            self._take_documents(subset, progress)
+
+    def _start(self) -> dict:
+        """The cursor before anything is read."""
+        return {"micro_batches": 0, "subsets": [{"epoch": 0, "group": 0, "document": 0} for _ in self.subsets]}
 
     def __iter__(self) -> Iterator[list[DocumentKey]]:
         cursor = copy.deepcopy(self.cursor)
@@ -179,8 +182,7 @@ class MLMBatchSampler(Sampler[list[DocumentKey]]):
         Tokens of replayed text do not count. A micro-batch is seldom full: a packed one ends where the next document
         does not fit, and a padded one has the same number of documents however short they are.
         """
-        cursor = {"micro_batches": 0, "subsets": [{"epoch": 0, "group": 0, "document": 0} for _ in self.subsets]}
-        own = len(self.settings.min_lengths)
+        cursor, own = self._start(), len(self.settings.min_lengths)
         while tokens > 0 and cursor["micro_batches"] < most:
             batch = self._next_micro_batch(cursor)
             tokens -= batch.tokens if batch.subset < own else 0

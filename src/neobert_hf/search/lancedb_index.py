@@ -83,23 +83,20 @@ class LanceDBIndex(VectorIndex):
 
     def add(self, passages: list[Passage], vectors: np.ndarray) -> None:
         # One transaction, so that no document is ever stored in part.
-        self.table.add([asdict(passage) | {"vector": vector} for passage, vector in zip(passages, vectors)])
+        self.table.add(_rows(passages, vectors))
 
     def replace(self, documents: list[str], passages: list[Passage], vectors: np.ndarray) -> None:
         if not documents:
             return self.add(passages, vectors)
         # One transaction, so that nobody finds the index without these documents.
-        names = ", ".join(map(_quote, documents))
-        stale = f"source = {_quote(passages[0].source)} AND document IN ({names})"
         merge = self.table.merge_insert(["source", "document", "number"])
-        merge = merge.when_matched_update_all().when_not_matched_insert_all().when_not_matched_by_source_delete(stale)
-        rows = [asdict(passage) | {"vector": vector} for passage, vector in zip(passages, vectors)]
-        merge.execute(pa.Table.from_pylist(rows, schema=self.table.schema.remove_metadata()))
+        merge = merge.when_matched_update_all().when_not_matched_insert_all()
+        merge = merge.when_not_matched_by_source_delete(_condition(passages[0].source, documents))
+        merge.execute(pa.Table.from_pylist(_rows(passages, vectors), schema=self.table.schema.remove_metadata()))
 
     def delete(self, source: str, documents: list[str]) -> None:
         for some in portions(documents, 1000):
-            names = ", ".join(map(_quote, some))
-            self.table.delete(f"source = {_quote(source)} AND document IN ({names})")
+            self.table.delete(_condition(source, some))
 
     def search(self, vector: np.ndarray, limit: int) -> list[Hit]:
         columns = ["source", "document", "number", "text", "_distance"]
@@ -154,6 +151,15 @@ class LanceDBIndex(VectorIndex):
             self.table.create_index("text", config=FTS())
         # Each write leaves small files and a version. Versions younger than a week stay, for processes that read them.
         self.table.optimize()
+
+
+def _rows(passages: list[Passage], vectors: np.ndarray) -> list[dict]:
+    return [asdict(passage) | {"vector": vector} for passage, vector in zip(passages, vectors)]
+
+
+def _condition(source: str, documents: list[str]) -> str:
+    """In SQL, that a passage is of one of these documents."""
+    return f"source = {_quote(source)} AND document IN ({', '.join(map(_quote, documents))})"
 
 
 def _quote(text: str) -> str:

@@ -42,17 +42,17 @@ def read_splits(settings: Any, readers: MappingProxyType[str, Reader] = CSV_READ
     """
     if not (files := _files(settings.data)):
         check_exists(settings.data, "data")
-    folder, splits = Path(settings.data).expanduser(), {}
+    folder, splits, read = Path(settings.data).expanduser(), {}, set()
     if settings.subset is not None and (folder.is_dir() or files):
         raise ValueError(f"`subset` is {settings.subset!r}, and {settings.data} is local: name its folder as `data`.")
     if folder.is_dir():
         for split in SPLITS:
             if found := _files_of_split(folder, split):
                 splits[split] = _read_files(split, found, readers)
+                read |= set(found)
         if "train" not in splits:
             found = ", ".join(sorted(file.name for file in folder.iterdir())[:8]) or "nothing"
             raise ValueError(f"{folder} holds no `train.csv`, `train.parquet`, `train.jsonl` or alike, but {found}.")
-        _report_unread(folder, {file for split in SPLITS for file in _files_of_split(folder, split)})
     elif files:
         splits["train"] = _read_files("train", files, readers)
     else:
@@ -67,6 +67,9 @@ def read_splits(settings: Any, readers: MappingProxyType[str, Reader] = CSV_READ
                 check_exists(source, f"{split}_data")
                 raise FileNotFoundError(f"`{split}_data` is {source!r}, and there is no such file.")
             splits[split] = _read_files(split, files, readers)
+            read |= set(files)
+    if folder.is_dir():
+        _report_unread(folder, read)
     if held_out := [split for split in splits if split != "train"]:
         columns = settings.columns_compared(splits["train"])
         trained = set(_texts(splits["train"], columns))
@@ -126,8 +129,9 @@ def _files_of_split(folder: Path, split: str) -> list[Path]:
 
 def _report_unread(folder: Path, read: set[Path]) -> None:
     """Name the files of the same format that are no split: `eval.csv` may be meant for one."""
-    formats = {file.suffix for file in read}
-    if others := sorted(file.name for file in folder.iterdir() if file.suffix in formats and file not in read):
+    formats, known = {file.suffix for file in read}, {file.resolve() for file in read}
+    files = [file for file in folder.iterdir() if file.suffix in formats and file.resolve() not in known]
+    if others := sorted(file.name for file in files):
         names = "; ".join(f"{split}: {', '.join(names)}" for split, names in SPLITS.items())
         print(f"not read in {folder}: {', '.join(others[:8])}. Files of splits are called so: {names}.", flush=True)
 
