@@ -90,6 +90,15 @@ def is_replaced(name: str) -> bool:
     return ALL_ATTENTION_FUNCTIONS[name] is not BUILT_IN[name]
 
 
+def dropout_in_use(block: nn.Module) -> float:
+    """The probability with which a block drops states and attention weights: what its `nn.Dropout` says.
+
+    Tools such as TRL switch dropout off on those modules, in place of the config.
+    """
+    dropout = getattr(block, "dropout", None)
+    return dropout.p if isinstance(dropout, nn.Dropout) and dropout.training else 0.0
+
+
 def attention_function(name: str) -> Callable:
     if name == FASTER:
         return faster_attention_forward
@@ -210,7 +219,7 @@ def eager_attention_forward(
     if attention_mask is not None:
         scores = scores + attention_mask
     weights = scores.softmax(dim=-1, dtype=torch.float32).to(query.dtype)
-    weights = F.dropout(weights, p=dropout, training=module.training)
+    weights = F.dropout(weights, p=dropout) if dropout else weights
     return (weights @ value).transpose(1, 2).contiguous(), weights
 
 

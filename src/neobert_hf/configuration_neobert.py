@@ -272,6 +272,7 @@ class NeoBERTConfig(PreTrainedConfig):
                     # Otherwise a new `max_length` beside it would be taken for the length of training.
                     earlier["original_max_position_embeddings"] = trained
             overrides["rope_parameters"] = earlier | rope
+        cls._check_length_of_dynamic(stored, overrides)
         # What is left goes on to the model, which refuses it, but nobody refuses it where only a config is loaded. Not
         # all of it is wrong there: AutoTokenizer passes its own arguments.
         cls._refuse_misspelt_keys(kwargs)
@@ -284,6 +285,17 @@ class NeoBERTConfig(PreTrainedConfig):
             return super().from_dict(stored | overrides, **kwargs)
         except StrictDataclassError as error:
             raise ValueError(f"{error}".replace("\n", " ")) from error
+
+    @staticmethod
+    def _check_length_of_dynamic(stored: dict[str, Any], overrides: dict[str, Any]) -> None:
+        """RoPE of this type scales what is longer than `max_length`, and has no other name for the trained length."""
+        rope = overrides.get("rope_parameters") or stored.get("rope_parameters") or {}
+        trained, length = stored.get("max_length", 4096), overrides.get("max_length")
+        if rope.get("rope_type", rope.get("type")) == "dynamic" and length not in (None, trained):
+            raise ValueError(
+                f"`max_length` is {length} and that of the stored model {trained}. RoPE of type 'dynamic' scales texts "
+                "longer than `max_length`, which must stay the length of training: leave it out."
+            )
 
     @classmethod
     def _use_stored_names(cls, values: dict[str, Any]) -> dict[str, Any]:

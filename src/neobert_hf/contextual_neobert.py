@@ -121,7 +121,8 @@ class NeoBERTContextualModel(NeoBERTPreTrainedModel):
             pooled = mean_of_tokens(outputs.last_hidden_state, attention_mask)
             embeddings = _apply(self.first_head, pooled)
         else:
-            rows = len(input_ids if input_ids is not None else inputs_embeds)
+            # `len` would fix the size of the batch in a graph.
+            rows = (input_ids if input_ids is not None else inputs_embeds).shape[0]
             prefix = self.build_prefix(dataset_embeddings, rows)
             position = self.config.text_position
             outputs = self.second_stage(**texts, prefix_embeds=prefix, text_position=position, **kwargs)

@@ -9,7 +9,7 @@ This file is also served from the Hub as remote code, so it imports nothing from
 """
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from torch.utils.weak import WeakTensorKeyDictionary
 from transformers.utils import logging
 
+from .attention_neobert import dropout_in_use
 from .gradients_neobert import NeoBERTRMSNorm, inverse_root_mean_square, split_and_rotate
 from .rotary_neobert import rotate_in_place
 
@@ -28,8 +29,16 @@ logger = logging.get_logger(__name__)
 
 # Int8 values of a row of states are stored as uint8, which CPUs multiply with int8: 0 becomes this.
 ZERO_POINT = 128
-# What blocks that compute in place are made of, beside the MLP, which is the model file's.
-OWN_PARTS = (nn.Linear, NeoBERTRMSNorm, nn.Dropout)
+# What blocks that compute in place are made of, and how it computes. Somebody who replaces one of these functions, in
+# the whole program, wants it to be called.
+OWN_PARTS = {part: part.forward for part in (nn.Linear, NeoBERTRMSNorm, nn.Dropout)}
+OWN_FUNCTIONS = {name: getattr(F, name) for name in ("linear", "silu", "rms_norm")}
+
+
+def own_part(module_class: type[nn.Module]) -> type[nn.Module]:
+    """Marks a class of the model file of which `forward_in_place` knows what it computes: the MLP."""
+    OWN_PARTS[module_class] = module_class.forward
+    return module_class
 
 
 @dataclass
@@ -248,10 +257,12 @@ def linear(
 
 
 def is_followed() -> bool:
-    """Whether somebody has to see every step: gradients of both modes, autocast, compilers, exporters, global hooks."""
+    """Whether somebody has to see every step: gradients, autocast, compilers, hooks, other functions."""
     global_hooks = nn.modules.module
     return bool(
-        torch.is_grad_enabled()
+        any(part.forward is not forward for part, forward in OWN_PARTS.items())
+        or any(getattr(F, name) is not function for name, function in OWN_FUNCTIONS.items())
+        or torch.is_grad_enabled()
         # Derivatives in forward mode, which `no_grad` does not switch off.
         or torch.autograd.forward_ad._current_level >= 0
         or torch.is_autocast_enabled("cpu")
@@ -263,7 +274,7 @@ def is_followed() -> bool:
 
 
 def blocks_to_compute_in_place(
-    blocks: Iterable[nn.Module], hidden_states: torch.Tensor, block_class: type, mlp_class: type
+    blocks: Iterable[nn.Module], hidden_states: torch.Tensor, block_class: type
 ) -> list[BlockWeights | None]:
     """Whether the inside of each block is nobody's business but ours: on a CPU, without gradients, as written.
 
@@ -273,7 +284,7 @@ def blocks_to_compute_in_place(
 
     Args:
         hidden_states: what the first block is given.
-        block_class, mlp_class: the classes of the model file; blocks of any other class run as they are.
+        block_class: the model file's; blocks of any other class run as they are.
 
     Returns:
         For each block what `forward_in_place` needs, or None if it may not be called.
@@ -281,11 +292,10 @@ def blocks_to_compute_in_place(
     dtypes = (torch.float32, torch.bfloat16)
     if hidden_states.device.type != "cpu" or hidden_states.dtype not in dtypes or is_followed():
         return [None for _ in blocks]
-    own_classes = (*OWN_PARTS, mlp_class)
     own = [
         type(block) is block_class
-        and not (block.dropout.training and block.dropout.p)
-        and all(is_as_built(part, own_classes) for child in block.children() for part in child.modules())
+        and not dropout_in_use(block)
+        and all(is_as_built(part, OWN_PARTS) for child in block.children() for part in child.modules())
         for block in blocks
     ]
     layers = [
@@ -301,7 +311,7 @@ def blocks_to_compute_in_place(
     return [one if one and all(one) else None for one in found]
 
 
-def is_as_built(module: nn.Module, own_classes: tuple[type, ...]) -> bool:
+def is_as_built(module: nn.Module, own_classes: Container[type]) -> bool:
     """Whether nobody has put another class, hook, `forward`, bias or kind of tensor inside a block."""
     return (
         type(module) in own_classes

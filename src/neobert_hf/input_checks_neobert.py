@@ -11,6 +11,7 @@ import math
 from dataclasses import replace
 
 import torch
+from torch.nn import functional as F
 from transformers.utils import logging
 from transformers.utils.import_utils import is_tracing
 
@@ -372,18 +373,26 @@ def check_sequence_labels(labels: torch.Tensor, logits: torch.Tensor, problem_ty
         refuse_values("labels", labels, ~labels.isfinite(), "a finite number")
 
 
-def check_answers(start_positions: torch.Tensor, end_positions: torch.Tensor, rows: int) -> None:
-    """Transformers' loss takes a negative position for 0."""
+def check_answers(
+    start_positions: torch.Tensor, end_positions: torch.Tensor, rows: int, attention_mask: torch.Tensor | None = None
+) -> None:
+    """Transformers' loss takes a negative position for 0, is infinite in padding, and ignores one behind the end."""
     answers = {"start_positions": start_positions, "end_positions": end_positions}
     for name, positions in answers.items():
         if tuple(positions.shape) not in ((rows,), (rows, 1)):
             raise ValueError(f"`{name}` has shape {tuple(positions.shape)}, it must be {(rows,)}.")
-    if is_tracing(start_positions):
+    if not has_values(start_positions):
         return
     start, end = start_positions.flatten(), end_positions.flatten()
+    hidden = torch.zeros_like(start, dtype=torch.bool)
+    if attention_mask is not None:
+        mask = F.pad(attention_mask.bool().to(start.device), (0, 1), value=True)
+        for positions in (start, end):
+            hidden |= ~mask.gather(1, positions.clamp(0, mask.shape[1] - 1)[:, None])[:, 0]
     if start.device.type == "cuda":
-        fits = ((start >= 0) & (end >= start)).all()
-        torch._assert_async(fits, "`start_positions` must be 0 or more, and `end_positions` not before them")
+        fits = ((start >= 0) & (end >= start) & ~hidden).all()
+        message = "`start_positions` must be 0 or more, and `end_positions` not before them; both not in padding"
+        torch._assert_async(fits, message)
         return
     for row, (first, last) in enumerate(torch.stack((start, end), 1).tolist()):
         for name, position in zip(answers, (first, last)):
@@ -391,11 +400,22 @@ def check_answers(start_positions: torch.Tensor, end_positions: torch.Tensor, ro
                 raise ValueError(f"`{name}` holds {position} in row {row}, allowed is 0 and more.")
         if last < first:
             raise ValueError(f"`end_positions` holds {last} in row {row}, before `start_positions`, {first}.")
+    if hidden.any():
+        row = int(hidden.nonzero()[0])
+        raise ValueError(
+            f"The answer in row {row} goes from {int(start[row])} to {int(end[row])}, where `attention_mask` hides "
+            "tokens: an answer must begin and end at real tokens."
+        )
+
+
+def has_values(tensor: torch.Tensor) -> bool:
+    """Whether its numbers can be read: not in a graph, on the meta device, or in a `torch.func.vmap` over rows."""
+    return not (is_tracing(tensor) or tensor.is_meta or torch._C._functorch.is_functorch_wrapped_tensor(tensor))
 
 
 def refuse_values(name: str, values: torch.Tensor, wrong: torch.Tensor, needed: str) -> None:
     """An error where values are wrong. On a GPU the device asserts it: a read would wait for it in every step."""
-    if is_tracing(values):
+    if not has_values(values):
         return
     if values.device.type == "cuda":
         torch._assert_async(~wrong.any(), f"`{name}` must be {needed}")

@@ -33,7 +33,7 @@ from transformers.utils.generic import can_return_tuple
 from transformers.utils.import_utils import is_tracing
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
-from .attention_neobert import SERVERS, AttentionBackend, attention_function, choose_attention
+from .attention_neobert import SERVERS, AttentionBackend, attention_function, choose_attention, dropout_in_use
 from .checkpoint_checks_neobert import (
     TASK_HEADS,
     check_division,
@@ -46,7 +46,7 @@ from .checkpoint_checks_neobert import (
     save_pretrained,
 )
 from .configuration_neobert import MODEL_CLASSES, NeoBERTConfig
-from .cpu_neobert import blocks_to_compute_in_place, forward_in_place, is_looked_at, prepare_for_inference
+from .cpu_neobert import blocks_to_compute_in_place, forward_in_place, is_looked_at, own_part, prepare_for_inference
 from .gradients_neobert import NeoBERTRMSNorm, split_and_rotate, swiglu
 from .input_checks_neobert import (
     check_answers,
@@ -58,6 +58,7 @@ from .input_checks_neobert import (
     check_one_document_a_row,
     check_sequence_labels,
     check_span,
+    has_values,
     read_on_host,
     take_server_arguments,
 )
@@ -83,6 +84,7 @@ def swiglu_width(config: NeoBERTConfig) -> int:
     return 8 * -(-int(2 * config.intermediate_size / 3) // 8)
 
 
+@own_part
 class NeoBERTSwiGLU(nn.Module):
     """SwiGLU (Shazeer, 2020) with gate and input in one matrix; SiLU acts on its first half."""
 
@@ -163,7 +165,7 @@ class NeoBERTEncoderBlock(GradientCheckpointingLayer):
             *(states.transpose(1, 2) for states in (query, key, value)),
             attention_mask,
             scaling=self.config.head_dim**-0.5,
-            dropout=self.config.dropout if self.training else 0.0,
+            dropout=dropout_in_use(self),
             **packed,
         )
         return attended.reshape(*value.shape[:2], -1), weights  # A server's come side by side already.
@@ -361,7 +363,7 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
         if backend.name in SERVERS:
             check_one_document_a_row(inputs)
             return lay_out_served(self.config, inputs, for_server)
-        on_host = not is_tracing(inputs.tokens)
+        on_host = has_values(inputs.tokens)
         if on_host and (self.check_values or not stays_on_device(self.config, inputs, backend)):
             inputs, limits = read_on_host(self.config, inputs)
             check_contents(self.config, inputs, limits)
@@ -389,9 +391,7 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
             attention_mask = build_mask(self.config, implementation, hidden_states, batch)
         # All at once: between the products of two layers the same questions take ten times as long, out of cold caches.
         # A hook that another hook adds in here is called from the next forward pass on.
-        in_place = blocks_to_compute_in_place(
-            self.transformer_encoder, hidden_states, NeoBERTEncoderBlock, NeoBERTSwiGLU
-        )
+        in_place = blocks_to_compute_in_place(self.transformer_encoder, hidden_states, NeoBERTEncoderBlock)
         options = {"attention_mask": attention_mask, "attn_implementation": implementation}
         on_cpu_for_inference = hidden_states.device.type == "cpu" and not torch.is_grad_enabled()
         options |= {"compiled": None if on_cpu_for_inference else self.compiled_block, **batch.varlen_arguments()}
@@ -410,8 +410,9 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
     def _choose_attention(self, tokens: torch.Tensor, output_attentions: bool | None) -> AttentionBackend:
         device = tokens.device.type
         dtype = getattr(self.encoder, "weight", tokens).dtype  # A server may have put something else in its place.
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else dtype
-        dropout = self.config.dropout if self.training else 0.0
+        if device != "meta" and torch.is_autocast_enabled(device):
+            dtype = torch.get_autocast_dtype(device)
+        dropout = max([0.0, *map(dropout_in_use, self.transformer_encoder)])
         weights = self.config.output_attentions if output_attentions is None else output_attentions
         return choose_attention(self.config, tokens, dtype, dropout, weights)
 
@@ -679,7 +680,7 @@ class NeoBERTForQuestionAnswering(NeoBERTPreTrainedModel):
         start_logits, end_logits = self.qa_outputs(self.dropout(outputs.last_hidden_state)).unbind(-1)
         loss = None
         if start_positions is not None:
-            check_answers(start_positions, end_positions, len(start_logits))
+            check_answers(start_positions, end_positions, len(start_logits), attention_mask)
             scores = (hide_padding(logits, attention_mask) for logits in (start_logits, end_logits))
             loss = self.loss_function(*scores, start_positions, end_positions)
         return QuestionAnsweringModelOutput(

@@ -170,7 +170,7 @@ def put_prefix_before(inputs: BatchInputs, embed: Callable[[torch.Tensor], torch
     if prefix is None or not prefix.shape[1]:
         return inputs
     text = embed(inputs.input_ids) if inputs.inputs_embeds is None else inputs.inputs_embeds
-    embeddings = torch.cat((prefix.to(text).expand(len(text), -1, -1), text), dim=1)
+    embeddings = torch.cat((prefix.to(text).expand(text.shape[0], -1, -1), text), dim=1)
     mask = inputs.attention_mask
     if mask is not None:
         mask = F.pad(mask.bool(), (prefix.shape[1], 0), value=True)
@@ -194,6 +194,8 @@ def lay_out_batch(config, inputs: BatchInputs, backend: AttentionBackend, values
     position_ids = inputs.position_ids
     if position_ids is None:
         position_ids = default_positions(config, inputs, mask, document_ids)
+    elif mask is not None:
+        position_ids = position_ids * mask  # At masked tokens callers may leave what no table of positions has.
     layout = {"attention_mask": mask, "document_ids": document_ids, "prefix_length": inputs.prefix_length}
     batch = Batch(inputs.tokens, position_ids, inputs.span, inputs.shape, **layout)
     ragged = mask is not None or document_ids is not None

@@ -18,7 +18,14 @@ def rotary_table(config, position_ids: torch.Tensor, span: int) -> torch.Tensor:
         float32 (batch or 1, length, 1, 2, dim_head / 2, 2). YaRN's and LongRoPE's attention factor is in it, so that it
         scales queries and keys alike and the scores by its square (YaRN, arXiv 2309.00071, eq. 15).
     """
+    if (config.rope_parameters or {}).get("rope_theta") is None or getattr(config, "rope_theta", None) is not None:
+        config.validate_rope()  # Somebody has set RoPE on a finished config, where nobody else completes or checks it.
     rope, device, attention_factor = config.rope_parameters, position_ids.device, 1.0
+    if rope["rope_type"] == "longrope" and torch.jit.is_tracing():
+        raise ValueError(
+            "`torch.jit.trace` would keep the factors that `rope_type` 'longrope' has at the traced length. Use "
+            "`torch.compile`, or another `rope_type`."
+        )
     if rope["rope_type"] == "default":
         exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32, device=device) / config.head_dim
         inv_freq = 1.0 / (rope["rope_theta"] ** exponents)

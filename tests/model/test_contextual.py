@@ -63,6 +63,20 @@ def shuffled_left(ids: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, 
 
 
 @torch.no_grad()
+def test_an_export_takes_batches_of_any_size(context):
+    model = contextual_model()
+    ids, mask = ragged_batch(LENGTHS)
+    batch = {0: torch.export.Dim("batch", max=64), 1: torch.export.Dim("length", max=50)}
+    shapes = {"input_ids": batch, "attention_mask": batch, "dataset_embeddings": None}
+    inputs = {"input_ids": ids, "attention_mask": mask, "dataset_embeddings": context}
+    program = torch.export.export(model, (), inputs, dynamic_shapes=shapes).module()
+    ids, mask = ragged_batch((5, 20))
+    inputs = {"input_ids": ids, "attention_mask": mask, "dataset_embeddings": context}
+    found, expected = (call(**inputs)[0] for call in (program, model))
+    assert torch.allclose(found, expected, atol=1e-5)
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("backend", ["sdpa", "eager"])
 @pytest.mark.parametrize("text_position", [0, SIZE])
 @pytest.mark.parametrize("stage", ["first", "second", "null"])

@@ -5,7 +5,7 @@ import torch
 from torch.autograd import forward_ad
 from torch.nn import functional as F
 
-from neobert_hf import NeoBERTConfig
+from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM
 from neobert_hf.gradients_neobert import NeoBERTRMSNorm, is_eager_on_cpu, split_and_rotate, swiglu
 from neobert_hf.rotary_neobert import rotary_table
 from tests.helpers.models import packed_batch, small_model
@@ -108,6 +108,22 @@ def test_transforms_of_functions_get_the_formula(step):
         return torch.func.grad(lambda *states: sum(part.square().sum() for part in function(*states)))(*inputs)
 
     torch.testing.assert_close(gradients(own), gradients(plain), atol=2e-6, rtol=1e-6)
+
+
+def test_gradients_of_each_row_by_vmap():
+    """As Opacus and influence functions take them; nobody can read the numbers of the batch then."""
+    model = small_model(NeoBERTForMaskedLM)
+    ids = torch.randint(1, 100, (3, 12))
+    weights = {name: weight.detach() for name, weight in model.named_parameters()}
+
+    def loss(weights, row, label):
+        return torch.func.functional_call(model, weights, (row[None],), {"labels": label[None]}).loss
+
+    found = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))(weights, ids, ids)
+    for row in range(3):
+        expected = torch.func.grad(loss)(weights, ids[row], ids[row])
+        for name, gradient in expected.items():
+            assert torch.allclose(found[name][row], gradient, atol=1e-6), name
 
 
 @pytest.mark.parametrize("step", STEPS)

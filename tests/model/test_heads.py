@@ -177,6 +177,9 @@ def test_question_answering():
     assert torch.allclose(padded.loss, alone, atol=1e-5)
     with pytest.raises(ValueError, match="Pass exactly one of `input_ids` and `inputs_embeds`"):
         model(start_positions=start, end_positions=end)
+    row = int((MASK[:, -1] == 0).nonzero()[0])
+    with pytest.raises(ValueError, match=f"answer in row {row} goes from 1 to 12, where `attention_mask` hides"):
+        model(IDS, attention_mask=MASK, start_positions=torch.ones(4).long(), end_positions=torch.full((4,), 12))
 
 
 @torch.no_grad()
@@ -207,11 +210,28 @@ def test_dropout_acts_in_training_only():
     block.dropout.register_forward_hook(lambda *args: seen.append("sub-layer"))
     model(IDS)
     assert seen == ["sub-layer"] * 2
-    torch.manual_seed(0)
-    block.dropout.p = 0.0
-    model.transformer_encoder[1].dropout.p = 0.0
     with torch.no_grad():
-        assert not torch.equal(model(IDS).last_hidden_state, model(IDS).last_hidden_state), "attention dropout"
+        assert (model(IDS, output_attentions=True).attentions[0] == 0).any(), "attention dropout"
+
+
+@pytest.mark.parametrize("backend", CPU_BACKENDS)
+@pytest.mark.parametrize("switch_off", ["p", "eval", "identity"])
+def test_dropout_is_what_its_modules_say(backend, switch_off):
+    """TRL sets `p` to 0 on every `nn.Dropout`, others take the modules out: attention drops nothing then, either."""
+    model = small_model(attn_implementation=backend, dropout=0.5)
+    expected = model(IDS, attention_mask=MASK).last_hidden_state
+    model.train()
+    for block in model.transformer_encoder:
+        if switch_off == "p":
+            block.dropout.p = 0.0
+        elif switch_off == "eval":
+            block.dropout.eval()
+        else:
+            block.dropout = torch.nn.Identity()
+    with torch.set_grad_enabled(backend != "flex_attention"):
+        assert torch.allclose(model(IDS, attention_mask=MASK).last_hidden_state, expected, atol=1e-5)
+    with torch.no_grad():
+        assert torch.allclose(model(IDS, attention_mask=MASK).last_hidden_state, expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("cls", [NeoBERTForMaskedLM, NeoBERTForSequenceClassification, NeoBERTForTokenClassification])

@@ -96,7 +96,7 @@ def test_heads_read_nothing_more(device):
         there(**on_device(batch))
         assert device.reads.total() == 1, (batch.keys(), device.reads)
     _, there = model_of_both(NeoBERTForQuestionAnswering)
-    answers = dict.fromkeys(("start_positions", "end_positions"), torch.ones(4, dtype=torch.long))
+    answers = dict.fromkeys(("start_positions", "end_positions"), torch.zeros(4, dtype=torch.long))
     device.reads.clear()
     there(**on_device(BATCHES["padded"] | positions | answers))
     assert device.reads.total() == 1, device.reads
@@ -106,12 +106,13 @@ def test_heads_read_nothing_more(device):
 
 def test_answers_are_checked_without_a_read(device):
     model, there = model_of_both(NeoBERTForQuestionAnswering)
-    answers = {"start_positions": torch.tensor([1, 0, 2, 0]), "end_positions": torch.tensor([2, 0, 2, 0])}
+    answers = {"start_positions": torch.tensor([1, 0, 0, 0]), "end_positions": torch.tensor([2, 0, 0, 0])}
     batch = BATCHES["padded"] | answers
     loss = there(**on_device(batch)).loss
     assert device.reads.total() == 1 and torch.allclose(loss.host, model(**batch).loss, atol=0.05)
-    with pytest.raises(RuntimeError, match="`end_positions` not before them"):
-        there(**on_device(batch | {"end_positions": torch.tensor([0, 0, 2, 0])}))
+    for wrong in ([0, 0, 0, 0], [2, 0, 1, 0]):  # before the start; in the padding of the third row
+        with pytest.raises(RuntimeError, match="`end_positions` not before them; both not in padding"):
+            there(**on_device(batch | {"end_positions": torch.tensor(wrong)}))
 
 
 @pytest.mark.parametrize("name", ["full", "padded", "packed"])

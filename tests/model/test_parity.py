@@ -3,8 +3,10 @@
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.nn import functional as F
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification
 
+from neobert_hf.modeling_neobert import NeoBERTSwiGLU
 from tests.helpers.models import CPU_BACKENDS, packed_batch, positions_of, ragged_batch, small_model
 from tests.helpers.plain_neobert import plain_hidden_states
 
@@ -316,6 +318,21 @@ def test_a_weight_of_another_kind_is_left_to_its_module():
     layer = model.transformer_encoder[1].ffn.w3
     layer.weight = torch.nn.Parameter(layer.weight.detach().as_subclass(Quantised), requires_grad=False)
     assert max_difference(model(ids).last_hidden_state, expected) <= 5e-6
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("owner, name", [(torch.nn.Linear, "forward"), (NeoBERTSwiGLU, "forward"), (F, "linear")])
+def test_what_is_replaced_in_the_whole_program_is_called(owner, name, monkeypatch):
+    """As with gradients, where every module computes as it is written."""
+    model, calls = small_model(), []
+    ids, _ = packed_batch((20,))
+    written = getattr(owner, name)
+    monkeypatch.setattr(owner, name, lambda *arguments: calls.append(1) or written(*arguments))
+    model(ids)
+    without = len(calls)
+    with torch.enable_grad():
+        model(ids)
+    assert without and len(calls) == 2 * without
 
 
 @torch.no_grad()

@@ -10,7 +10,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from neobert_hf import NeoBERTConfig, NeoBERTModel
 from neobert_hf.rotary_neobert import rotary_table, rotate
-from tests.helpers.models import CPU_BACKENDS, positions_of, small_config, small_model
+from tests.helpers.models import CPU_BACKENDS, positions_of, ragged_batch, small_config, small_model
 
 
 FACTORS = [1.0 + i / 4 for i in range(8)]
@@ -137,6 +137,49 @@ def test_yarn_at_loading(tmp_path):
     with torch.no_grad():
         assert torch.equal(model(ids).last_hidden_state, expected(ids).last_hidden_state)
     assert NeoBERTConfig.from_pretrained(tmp_path).rope_parameters["rope_type"] == "default"
+
+
+def test_dynamic_scales_from_the_stored_length(tmp_path):
+    """With another `max_length`, texts between the two would not be scaled."""
+    small_model().save_pretrained(tmp_path)
+    dynamic = {"rope_type": "dynamic", "factor": 2.0}
+    with pytest.raises(ValueError, match="`max_length` is 128 and that of the stored model 64.*leave it out"):
+        NeoBERTModel.from_pretrained(tmp_path, rope_parameters=dynamic, max_length=128)
+    assert NeoBERTModel.from_pretrained(tmp_path, rope_parameters=dynamic, max_length=64).config.max_length == 64
+
+
+@torch.no_grad()
+def test_rope_that_is_set_on_a_model_is_completed_and_checked():
+    ids = torch.randint(1, 100, (1, 60))
+    yarn = {"rope_type": "yarn", "factor": 2.0}
+    expected = small_model(rope_parameters=yarn)(ids).last_hidden_state
+    for name in ("rope_parameters", "rope_scaling"):
+        model = small_model()
+        setattr(model.config, name, dict(yarn))
+        assert torch.equal(model(ids).last_hidden_state, expected)
+    model = small_model()
+    model.config.rope_theta = 100.0
+    with pytest.raises(ValueError, match="`rope_theta` is 100.0 and `rope_parameters.*two names of one setting"):
+        model(ids)
+
+
+def test_a_trace_would_keep_the_factors_of_its_length():
+    model = small_model(rope_parameters=ROPE_TYPES["longrope"])
+    with pytest.raises(ValueError, match="`torch.jit.trace` would keep the factors"):
+        torch.jit.trace(model, torch.randint(1, 100, (1, 12)), strict=False)
+
+
+@pytest.mark.parametrize("backend", CPU_BACKENDS)
+def test_positions_of_masked_tokens_are_not_looked_up(backend):
+    model = small_model(rope=False, attn_implementation=backend)
+    ids, mask = ragged_batch()
+    positions = (mask.cumsum(-1) - 1) * mask
+    with torch.no_grad():
+        expected, found = (
+            model(ids, attention_mask=mask, position_ids=positions.masked_fill(mask == 0, masked)).last_hidden_state
+            for masked in (0, 5_000)
+        )
+    assert torch.equal(found, expected)
 
 
 @pytest.mark.parametrize("rope_type", ["dynamic", "longrope"])

@@ -197,6 +197,14 @@ def test_export_with_dynamic_shapes(strict):
 
 
 @torch.no_grad()
+def test_meta_tensors_give_shapes():
+    """What tools that plan memory ask for."""
+    with torch.device("meta"):
+        states = NeoBERTModel(small_model().config)(torch.ones(2, 5, dtype=torch.long)).last_hidden_state
+    assert states.is_meta and states.shape == (2, 5, 64)
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("backend", ["sdpa", "eager"])
 def test_jit_trace(backend):
     model = small_model(attn_implementation=backend)

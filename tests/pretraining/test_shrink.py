@@ -205,8 +205,7 @@ def test_the_three_losses_are_of_one_precision(shrink, tmp_path):
 @pytest.fixture
 def large(finished, tmp_path) -> Path:
     """Without dropout, so that its loss can be computed again."""
-    model = load_masked_lm(str(finished / "model"))
-    model.config.dropout = 0.0
+    model = load_masked_lm(str(finished / "model"), dropout=0.0)
     model.save_pretrained(tmp_path / "large")
     for file in (finished / "model").glob("tokenizer*"):
         shutil.copy(file, tmp_path / "large")

@@ -106,7 +106,8 @@ class MixtureTrainer(ResumableTrainer):
             if model.max_seq_length is not None and length >= model.max_seq_length:
                 raise ValueError(
                     f"The prompt {prompt!r} has {length} tokens with the special ones, and texts are cut at "
-                    f"{model.max_seq_length} (`max_length`): nothing would be read of them. Shorten the instruction."
+                    f"{model.max_seq_length}: nothing would be read of them. Shorten the instruction or set a higher "
+                    "`max_length`."
                 )
 
     def complete(self) -> None:
