@@ -32,7 +32,7 @@ def rows_of(data, **settings) -> DatasetDict:
     defaults = {"subset": None, "validation_data": None, "test_data": None, "validation_share": 0.25}
     # Every row is another text.
     defaults |= {"score_test": True, "columns_read": lambda table: table.column_names}
-    defaults |= {"columns_compared": lambda table: ["text"]}
+    defaults |= {"columns_compared": lambda table: ["text"], "labels_of_rows": lambda table: [set()] * len(table)}
     return read_splits(SimpleNamespace(data=str(data), **defaults | settings), READERS | ASKED)
 
 
@@ -75,6 +75,46 @@ def test_a_text_that_is_trained_on_is_not_held_out_again(tmp_path, capsys):
     write_csv(tmp_path / "one.csv", [{"text": "the same", "label": label} for label in "yn" * 10])
     with pytest.raises(ValueError, match="has 20 rows, of different texts 1: too few to hold out 10%"):
         read_splits(ClassificationSettings(model="m", data=str(tmp_path / "one.csv")))
+
+
+def test_rows_are_held_out_of_every_label(tmp_path, capsys):
+    """Of 4 rare rows among 100 none was held out once, and a label of one row ended the run."""
+    rare = [{"text": f"text {number}", "label": "fraud" if number < 4 else "fine"} for number in range(100)]
+    single = [
+        {"text": f"text {number}", "label": f"c{number}" if number < 8 else "yn"[number % 2]} for number in range(60)
+    ]
+    several = [row | {"label": [row["label"], "all"]} for row in single]
+    tagged = [{"tokens": [row["text"]] * 2, "tags": row["label"]} for row in several]
+    write_json_lines(tmp_path / "several.jsonl", several)
+    write_json_lines(tmp_path / "tagged.jsonl", tagged)
+    for rows, name, number, kind in (
+        (rare, "rare.csv", 10, "classes"),
+        (single, "single.csv", 6, "classes"),
+        (several, "several.jsonl", 6, "classes"),
+        (tagged, "tagged.jsonl", 6, "tags"),
+    ):
+        data = tmp_path / name if rows in (several, tagged) else write_csv(tmp_path / name, rows)
+        settings_class, task = (
+            (ClassificationSettings, Classification)
+            if kind == "classes"
+            else (TokenClassificationSettings, TokenClassification)
+        )
+        settings = settings_class(model="m", data=str(data))
+        parts = read_splits(settings)
+        assert len(parts["validation"]) == number
+        assert parts["validation"].to_dict() == read_splits(settings)["validation"].to_dict()
+        task(settings, parts)
+        printed = capsys.readouterr().out
+        labels = parts["validation"]["tags" if kind == "tags" else "label"][:]
+        if name == "rare.csv":
+            assert labels.count("fraud") == 1 and "No validation row" not in printed
+        else:
+            assert "No validation row has 8 of them: c0, c1, c2, c3, c4, c5, c6, c7.\n" in printed
+        if name == "single.csv":
+            assert sorted(labels) == ["n"] * 3 + ["y"] * 3
+    write_csv(tmp_path / "unlike.csv", [{"text": f"text {number}", "label": f"c{number}"} for number in range(20)])
+    with pytest.raises(ValueError, match="has 20 different texts, each with a label that no other has"):
+        read_splits(ClassificationSettings(model="m", data=str(tmp_path / "unlike.csv")))
 
 
 def test_words_with_spaces_inside_stay_whole(tmp_path):

@@ -56,6 +56,14 @@ class ClassificationSettings(TaskSettings):
     def columns_read(self, table: Dataset) -> list[str]:
         return self.choose_columns(table)[0]
 
+    def labels_of_rows(self, table: Dataset) -> list[set[str]]:
+        cells = _cells(table, self.choose_columns(table)[1], self.label_separator)
+        if (self.problem or guess_problem(cells)) == "regression":
+            return super().labels_of_rows(table)
+        # What is no label is refused later.
+        rows = [cell if isinstance(cell, list) else [cell] for cell in cells]
+        return [{name for name in row if isinstance(name, str)} for row in rows]
+
     def choose_columns(self, table: Dataset) -> tuple[list[str], str]:
         """The columns of texts, one or two, and that of labels."""
         label = choose_column(table, self.label_column, LABELS, "label_column")

@@ -57,6 +57,10 @@ class TaskSettings:
         """The columns with what the model reads, or of it what rows may share: it is held out as a whole."""
         raise NotImplementedError
 
+    def labels_of_rows(self, table: Dataset) -> list[set[str]]:
+        """The labels of each row, none where rows have none: rows are held out so that all stay in training."""
+        return [set() for _ in range(len(table))]
+
     def columns_compared(self, table: Dataset) -> list[str]:
         """The columns with all that the model reads."""
         return self.columns_read(table)

@@ -4,12 +4,13 @@ import glob
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 from datasets import Dataset, DatasetDict, concatenate_datasets, get_dataset_split_names
-from sklearn.model_selection import GroupShuffleSplit
 
 from neobert_hf.common.held_out import report_repeated
 from neobert_hf.common.paths import check_exists
@@ -99,8 +100,19 @@ def _with_validation(splits: DatasetDict, settings: Any) -> DatasetDict:
                 f"{settings.data} has {len(table):,} rows, of different texts {different:,}: too few to hold out "
                 f"{settings.validation_share:.0%}."
             )
-        ((kept, rest),) = GroupShuffleSplit(1, test_size=held_out, random_state=0).split(groups, groups=groups)
+        labels = [set() for _ in range(different)]
+        labels_of_rows = settings.labels_of_rows(table)
+        for group, names in zip(groups, labels_of_rows):
+            labels[group] |= names
+        drawn = _draw_groups(labels, any(len(names) > 1 for names in labels_of_rows), held_out)
+        if not drawn:
+            raise ValueError(
+                f"{settings.data} has {different:,} different texts, each with a label that no other has: none can be "
+                "held out. Add rows of these labels, or give a file for validation as `validation_data`."
+            )
         table = number_rows(table)
+        rest = [row for row, group in enumerate(groups) if group in drawn]
+        kept = [row for row, group in enumerate(groups) if group not in drawn]
         splits["train"], splits["validation"] = table.select(kept), table.select(rest)
         print(
             f"{len(rest):,} of {len(table):,} rows are held out for validation: no file or split is for that. Rows "
@@ -110,6 +122,31 @@ def _with_validation(splits: DatasetDict, settings: Any) -> DatasetDict:
     if not settings.score_test:
         splits.pop("test", None)
     return DatasetDict({name: splits[name] for name in SPLITS if name in splits})
+
+
+def _draw_groups(labels: list[set[str]], several: bool, number: int) -> set[int]:
+    """The groups of rows to hold out, drawn so that every label stays in training.
+
+    Args:
+        labels: of each group; none where rows have no labels.
+        several: whether rows have several labels each, which cannot all be held out in their shares. Otherwise each
+            label is, with at least one group, as far as the number goes: a rare one would be in no score without it.
+        number: of groups to hold out; fewer are where labels have too few.
+    """
+    kinds = [() if several else tuple(sorted(names)) for names in labels]
+    sizes = Counter(kinds)
+    places = [(kind, place) for kind, size in sizes.items() for place in range(size - 1)]
+    # The first of every kind, and then as Sainte-Laguë shares out the seats of a parliament.
+    places.sort(key=lambda place: (place[1] > 0, -sizes[place[0]] / (place[1] + 0.5)))
+    shares = Counter(kind for kind, _ in places[:number])
+    trained = Counter(name for names in labels for name in names)
+    drawn = set()
+    for group in np.random.RandomState(0).permutation(len(labels)).tolist():
+        if shares[kinds[group]] and all(trained[name] > 1 for name in labels[group]):
+            drawn.add(group)
+            shares[kinds[group]] -= 1
+            trained.subtract(labels[group])
+    return drawn
 
 
 def _files(pattern: str) -> list[Path]:
@@ -228,4 +265,7 @@ def count_labels(names: dict[str, list[list[str]]], numbers: dict[str, Sequence[
         half = SHOWN_LABELS // 2
         shown[half:-half] = ["..."]
     print(f"{len(counts):,} {what}s in training: {', '.join(shown)}", flush=True)
+    if unseen := sorted(counts.keys() - set(chain(*names["validation"]))):
+        more = ", ..." if len(unseen) > SHOWN_LABELS else ""
+        print(f"No validation row has {len(unseen):,} of them: {', '.join(unseen[:SHOWN_LABELS])}{more}.", flush=True)
     return counts

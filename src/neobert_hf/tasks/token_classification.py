@@ -56,6 +56,11 @@ class TokenClassificationSettings(TaskSettings):
     def columns_read(self, table: Dataset) -> list[str]:
         return [choose_column(table, self.word_column, WORDS, "word_column")]
 
+    def labels_of_rows(self, table: Dataset) -> list[set[str]]:
+        cells = table[choose_column(table, self.tag_column, TAGS, "tag_column")][:]
+        # What is no list is refused later.
+        return [set(map(str, tags)) if isinstance(tags, list) else set() for tags in cells]
+
 
 # Before a sentence, as in MultiCoNER and CoNLL-U: `# id 5239d808 domain=en`. A word may be `#` as well.
 COMMENT = re.compile(r"#\s*(id|sent_id|text|newdoc|newpar|global\.columns)\b.*=")
