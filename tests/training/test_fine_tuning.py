@@ -5,10 +5,20 @@ import random
 import pytest
 import torch
 from datasets import Dataset
-from transformers import AutoConfig, AutoModelForSequenceClassification, DataCollatorWithPadding
+from tokenizers import Tokenizer
+from transformers import (
+    AutoConfig,
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    DataCollatorWithPadding,
+    DistilBertConfig,
+    DistilBertModel,
+)
 
 from neobert_hf import NeoBERTForMaskedLM
 from neobert_hf.training.fine_tuning import FineTuningArguments, FineTuningTrainer, layer_factors
+from neobert_hf.training.starting_points import StartingPoint, build_model, task_config
 from tests.helpers.glue_runs import save_encoder
 from tests.helpers.models import small_model
 from tests.helpers.other_encoders import save_other_encoder
@@ -125,6 +135,51 @@ def test_tied_weights_are_not_said_to_be_missing(tokenizer, rows, tmp_path, capl
 def test_bad_settings(tmp_path, changes, message):
     with pytest.raises(ValueError, match=message):
         FineTuningArguments(str(tmp_path), use_cpu=True, **changes).planned(80)
+
+
+def test_a_saved_tokenizer_does_not_cut(tokenizer, rows, tmp_path):
+    """That of a classifier cut texts at the length of training wherever the file was read by itself."""
+    tokenizer("a b c", truncation=True, max_length=4, padding="max_length")
+    build(classifier("neobert", tokenizer, tmp_path / "model"), tokenizer, tmp_path / "run", rows)
+    tokenizer.save_pretrained(tmp_path)
+    saved = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    assert saved.truncation is None and saved.padding is None
+    assert len(saved.encode("a b " * 50).ids) > 50
+
+
+def test_a_head_for_other_labels_is_refused(tokenizer, tmp_path):
+    """Only their number was compared once."""
+    classifier("bert", tokenizer, tmp_path / "encoder").save_pretrained(tmp_path / "unnamed")
+    model = classifier("bert", tokenizer, tmp_path / "encoder")
+    model.config.id2label = {0: "a", 1: "b"}
+    model.save_pretrained(tmp_path / "named")
+    for name, labels in (("named", "ab"), ("unnamed", "xy"), ("encoder", "xy")):
+        start = StartingPoint(str(tmp_path / name))
+        build_model(start, AutoModelForSequenceClassification, task_config(start, list(labels), None, 0.1))
+    start = StartingPoint(str(tmp_path / "named"))
+    for labels, message in (("ba", "label 0 is 'a' there and 'b' in"), ("ac", "label 1 is 'b' there and 'c' in")):
+        with pytest.raises(ValueError, match=f"{message} the data. Start from the encoder"):
+            build_model(start, AutoModelForSequenceClassification, task_config(start, list(labels), None, 0.1))
+
+
+def test_a_head_without_a_dropout_of_its_own_is_said(tokenizer, tmp_path, capsys):
+    """The setting was stored and not used."""
+    save_other_encoder("bert", tmp_path / "bert", tokenizer)
+    config = DistilBertConfig(vocab_size=len(tokenizer), dim=32, n_heads=2, n_layers=1, hidden_dim=48)
+    DistilBertModel(config).save_pretrained(tmp_path / "distilbert")
+    for name, auto_class, dropout, said in (
+        ("bert", AutoModelForSequenceClassification, 0.25, False),
+        ("bert", AutoModelForQuestionAnswering, 0.25, True),
+        ("bert", AutoModelForQuestionAnswering, 0.0, False),
+        ("distilbert", AutoModelForQuestionAnswering, 0.25, False),
+        ("distilbert", AutoModelForTokenClassification, 0.25, True),
+        ("distilbert", AutoModelForTokenClassification, 0.1, False),
+    ):
+        start = StartingPoint(str(tmp_path / name))
+        model = build_model(start, auto_class, task_config(start, None, None, dropout))
+        assert (
+            f"`classifier_dropout` {dropout} is not used: {type(model).__name__} has" in capsys.readouterr().out
+        ) == said
 
 
 def test_batches_are_moved_without_waiting(tokenizer, rows, tmp_path):

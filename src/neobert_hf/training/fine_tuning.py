@@ -143,6 +143,10 @@ class FineTuningTrainer(ResumableTrainer):
             add_adapters(model, args, args.seed)
             print(describe_adapters(model), flush=True)
         super().__init__(model, args, callbacks=[EarlyStopping(args.early_stopping_patience)], **kwargs)
+        if getattr(self.processing_class, "is_fast", False):
+            # What cut the rows of training would be saved, and cut the texts of all who load the file by itself.
+            self.processing_class.backend_tokenizer.no_truncation()
+            self.processing_class.backend_tokenizer.no_padding()
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """With a rate of its own for each block, if `layer_decay` says so."""

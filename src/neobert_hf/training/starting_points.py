@@ -15,12 +15,12 @@ from neobert_hf.common.tokenizers import load_tokenizer
 from neobert_hf.training.run_checkpoints import CheckpointError, check_content, complete_checkpoints
 
 
-# The dropout before the classifier, where models do not call it `classifier_dropout`.
+# The dropout before the head, where models do not call it `classifier_dropout`.
 DROPOUTS = {
-    "albert": "classifier_dropout_prob",
-    "deberta": "cls_dropout",
-    "deberta-v2": "cls_dropout",
-    "distilbert": "seq_classif_dropout",
+    "albert": ("classifier_dropout_prob",),
+    "deberta": ("cls_dropout",),
+    "deberta-v2": ("cls_dropout",),
+    "distilbert": ("seq_classif_dropout", "qa_dropout"),
 }
 
 
@@ -77,8 +77,13 @@ def task_config(
         config.id2label = dict(enumerate(labels))
         config.label2id = {name: number for number, name in enumerate(labels)}
     config.problem_type = problem
-    setattr(config, DROPOUTS.get(config.model_type, "classifier_dropout"), dropout)
+    for name in _dropout_names(config):
+        setattr(config, name, dropout)
     return config
+
+
+def _dropout_names(config: PreTrainedConfig) -> tuple[str, ...]:
+    return DROPOUTS.get(config.model_type, ("classifier_dropout",))
 
 
 def build_model(start: StartingPoint, auto_class: Any, config: PreTrainedConfig) -> PreTrainedModel:
@@ -93,9 +98,11 @@ def build_model(start: StartingPoint, auto_class: Any, config: PreTrainedConfig)
     if start.backbone:
         model = auto_class.from_config(**options)
         load_backbone(model, start.backbone)
+        _say_other_dropout(model)
         return model
+    _refuse_other_head(start, auto_class, config)
     try:
-        return auto_class.from_pretrained(start.model, **options)
+        model = auto_class.from_pretrained(start.model, **options)
     except ValueError as error:
         if "Unrecognized configuration class" not in str(error):
             raise
@@ -105,19 +112,46 @@ def build_model(start: StartingPoint, auto_class: Any, config: PreTrainedConfig)
             "encoder."
         ) from None
     except RuntimeError as error:
-        stored = AutoConfig.from_pretrained(start.model, trust_remote_code=start.trust_remote_code)
-        # An encoder has a number of labels, too: the default.
-        head = auto_class.__name__.removeprefix("AutoModel")
-        has_head = any(name.endswith(head) for name in stored.architectures or [])
-        if has_head and stored.num_labels != config.num_labels:
-            raise ValueError(
-                f"{start.model} has a head for {stored.num_labels} labels, and the data have {config.num_labels}. "
-                "Start from the encoder that it was trained from."
-            ) from error
         raise ValueError(
             f"The weights of {start.model} do not fit its config.json (hidden_size {config.hidden_size}) with "
             f"{config.num_labels} labels; the report above has the shapes that were found and expected. ({error})"
         ) from error
+    _say_other_dropout(model)
+    return model
+
+
+def _refuse_other_head(start: StartingPoint, auto_class: Any, config: PreTrainedConfig) -> None:
+    """Refuse a model with a head of this kind for other labels: its outputs would be taken for those of the data."""
+    stored = AutoConfig.from_pretrained(start.model, trust_remote_code=start.trust_remote_code)
+    head = auto_class.__name__.removeprefix("AutoModel")
+    # An encoder has labels, too: the default.
+    if not any(name.endswith(head) for name in stored.architectures or []):
+        return
+    advice = "Start from the encoder that it was trained from."
+    if stored.num_labels != config.num_labels:
+        raise ValueError(
+            f"{start.model} has a head for {stored.num_labels} labels, and the data have {config.num_labels}. {advice}"
+        )
+    for number, name in stored.id2label.items():
+        # These are the names of labels to which nobody gave any.
+        if name not in (f"LABEL_{number}", found := config.id2label[number]):
+            raise ValueError(
+                f"{start.model} has a head for other labels, or for the same in another order: label {number} is "
+                f"{name!r} there and {found!r} in the data. {advice}"
+            )
+
+
+def _say_other_dropout(model: PreTrainedModel) -> None:
+    """Say where a head does not drop what `task_config` was given: some models have no setting for that."""
+    wanted = getattr(model.config, _dropout_names(model.config)[0], None)
+    of_head = [module for name, module in model.named_modules() if not name.startswith(f"{model.base_model_prefix}.")]
+    found = [module.p for module in of_head if isinstance(module, torch.nn.Dropout)] or [0.0]
+    if wanted not in found:
+        print(
+            f"`classifier_dropout` {wanted} is not used: {type(model).__name__} has no such setting, and drops "
+            f"{max(found)} before its head.",
+            flush=True,
+        )
 
 
 def tokenizer_of(start: StartingPoint) -> PreTrainedTokenizerBase:
