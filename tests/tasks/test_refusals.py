@@ -252,12 +252,14 @@ BAD_CLASSES = [
         "`label_column` is 'lable', and the data have no such column; did you mean 'label'",
     ),
     ({"text_columns": ["txt"]}, {}, "`text_columns` is 'txt', and the data have no such column; did you mean 'text'"),
-    ({}, {"test": [{"text": "a", "klass": "x"}]}, "The split test has no column 'label'; it has text, klass"),
+    ({}, {"test": [{"text": "a", "klass": "x"}]}, "test has no column 'label'; it has text, klass.* `score_test` to"),
+    ({}, {"test": [{"text": "a", "label": None}]}, r"no label \(None\): give it one, or set `score_test` to false"),
     ({}, {"validation": [{"text": " ", "label": "x"}]}, "split validation, row 0: 'text' is ' '; it must be a text"),
     ({}, {"train": [*GOOD, {"text": None, "label": "x"}]}, "split train, row 2: 'text' is None"),
     ({}, {"train": GOOD[:1]}, "All training rows have one label, x: there is nothing to tell apart"),
     ({}, {"test": [{"text": "a", "label": "z"}]}, r"split test has the label 'z' \(row 0\), which no training row has"),
-    ({}, {"train": [*GOOD, {"text": "d", "label": None}]}, r"row 2 has no label \(None\)"),
+    ({}, {"test": [{"text": "a", "label": "z"}]}, "or leave these out, or set `score_test` to false"),
+    ({}, {"train": [*GOOD, {"text": "d", "label": None}]}, r"row 2 has no label \(None\): give it one\.$"),
     ({"problem": "regression"}, {}, "row 0: the label is 'x'; a regression needs a number"),
     ({"problem": "single_label"}, {}, "`problem` is 'single_label'; did you mean 'single_label_classification'"),
     ({"problem": "multi_label_classification"}, {}, "it must be a list of labels, or set `label_separator`"),
@@ -271,6 +273,11 @@ BAD_CLASSES = [
     (
         {"problem": "regression"},
         {"train": [{"text": "a", "label": "1"}, {"text": "b", "label": "2"}], "validation": [ONE, ONE]},
+        "All rows of the split validation have the label 1.0: no correlation",
+    ),
+    (
+        {"problem": "regression"},
+        {"train": [{"text": "a", "label": "1"}, {"text": "b", "label": "2"}], "validation": [ONE]},
         "All rows of the split validation have the label 1.0: no correlation",
     ),
 ]

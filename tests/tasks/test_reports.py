@@ -90,6 +90,45 @@ def test_errors_of_numbers_and_of_several_classes(tmp_path):
     assert right[-1] == "No row is wrong."
 
 
+def test_macro_f1_chooses_the_step_of_weighted_classes_also_of_several_a_row():
+    """Micro F1 did once."""
+    rows = [{"text": f"t{number}", "label": ["a", "b"] if number == 0 else ["a"]} for number in range(4)]
+    logits = np.array([[1.0, -1.0]] * 4)
+    for weights, metric in ((True, "macro_f1"), (False, "micro_f1")):
+        found = classes(rows, class_weights=weights).score("validation", None, logits)
+        assert found["score"] == found[metric] == next(iter(found.values()))
+        assert found["macro_f1"] < found["micro_f1"]
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_no_score_where_no_correlation_is_defined(number):
+    """Equal labels gave NaN once, which is no JSON, and a single row 0."""
+    rows = [{"text": f"t{row}", "label": row + 0.5} for row in range(3)]
+    tables = both_splits(rows)
+    tables["test"] = Dataset.from_list(rows[:1] * number)
+    task = Classification(ClassificationSettings("model", "data"), tables)
+    assert task.score("test", None, np.arange(number)[:, None]) == {}
+
+
+def test_columns_are_not_read_row_by_row(tmp_path, monkeypatch):
+    """It took eighty times as long."""
+
+    def no_row(column):
+        raise AssertionError("A column was read row by row.")
+
+    monkeypatch.setattr("datasets.arrow_dataset.Column.__iter__", no_row)
+    task = classes([{"text": f"t{number}", "label": "yn"[number % 2]} for number in range(4)])
+    task.describe("validation", None, np.zeros((4, 2)), tmp_path)
+    task = TokenClassification(TokenClassificationSettings("model", "data"), both_splits(tagged_rows(8)))
+    encoded = task.encode(small_tokenizer(), 64)["validation"]
+    task.describe("validation", encoded, np.zeros((len(encoded), 64)), tmp_path)
+    task = QuestionAnswering(QuestionAnsweringSettings("model", "data", stride=4), both_splits(asked_rows(8)))
+    encoded = task.encode(small_tokenizer(), 64)["validation"]
+    logits = np.zeros((len(encoded), 64))
+    task.score("validation", encoded, (logits, logits))
+    task.describe("validation", encoded, (logits, logits), tmp_path)
+
+
 def test_the_surest_wrong_answers_and_the_picture(tmp_path):
     rows = asked_rows(13)
     task = QuestionAnswering(QuestionAnsweringSettings("model", "data", stride=4, best_answers=1), both_splits(rows))

@@ -16,7 +16,7 @@ from neobert_hf.common.report import markdown_table, plot_confusion
 from neobert_hf.common.row_files import ROW
 from neobert_hf.common.settings import nearest
 from neobert_hf.tasks.recipe import Task, TaskSettings
-from neobert_hf.tasks.rows import check_columns, check_texts, choose_column, count_labels, row_numbers
+from neobert_hf.tasks.rows import check_columns, check_texts, choose_column, count_labels, or_leave_out, row_numbers
 from neobert_hf.training.metrics import ScoreMetric
 
 
@@ -128,7 +128,10 @@ class Classification(Task):
                     )
                 for name in names:
                     if name in (None, ""):
-                        raise ValueError(f"The split {split}, row {number:,} has no label ({name!r}).")
+                        raise ValueError(
+                            f"The split {split}, row {number:,} has no label ({name!r}): give it one"
+                            f"{or_leave_out(split)}."
+                        )
         counts = count_labels(lists, self.row_numbers, "label")
         if several:
             _refuse_multi_hot(lists["train"])
@@ -165,23 +168,26 @@ class Classification(Task):
         return DataCollatorWithPadding(tokenizer)
 
     def score(self, split: str, encoded: Dataset, logits: np.ndarray) -> dict[str, float]:
-        labels = np.array(self.splits[split]["label"])
+        labels = np.array(self.splits[split]["label"][:])
         if self.problem == "multi_label_classification":
             found = (logits > 0).astype(int)
             names = ("micro", "macro")
             values = {f"{name}_f1": float(f1_score(labels, found, average=name, zero_division=0)) for name in names}
         elif self.problem == "regression":
+            if np.ptp(labels) == 0:
+                # Of a test split: no correlation with equal labels is defined, and JSON has no NaN.
+                return {}
             values = ScoreMetric(["pearson", "spearmanr"]).compute(predictions=logits[:, 0], references=labels)
         else:
             metric = ScoreMetric(["accuracy", "macro_f1"])
             values = metric.compute(predictions=logits.argmax(-1), references=labels)
-            if self.settings.class_weights:
-                values = dict(reversed(values.items()))
+        if self.settings.class_weights:
+            values = dict(reversed(values.items()))
         return values | {"score": next(iter(values.values()))}
 
     def describe(self, split: str, encoded: Dataset, logits: np.ndarray, folder: Path) -> list[str]:
         rows = self.splits[split].add_column(ROW, list(self.row_numbers[split]))
-        labels = np.array(rows["label"])
+        labels = np.array(rows["label"][:])
         if self.problem == "regression":
             errors, found = np.abs(logits[:, 0] - labels), logits[:, 0].round(3)
             return worst_rows(rows, errors, found, labels, "distance")
@@ -261,10 +267,15 @@ def _numbers(split: str, cells: list, rows: Sequence[int]) -> list[float]:
         except (TypeError, ValueError):
             numbers.append(np.nan)
         if not np.isfinite(numbers[-1]):
-            raise ValueError(f"The split {split}, row {row:,}: the label is {cell!r}; a regression needs a number.")
-    if len(set(numbers)) == 1 and len(numbers) > 1 and split != "test":
+            raise ValueError(
+                f"The split {split}, row {row:,}: the label is {cell!r}; a regression needs a number. Give it one"
+                f"{or_leave_out(split)}."
+            )
+    if len(set(numbers)) == 1 and split != "test":
         reason = "there is nothing to learn" if split == "train" else "no correlation with them is defined"
-        raise ValueError(f"All rows of the split {split} have the label {numbers[0]}: {reason}.")
+        raise ValueError(
+            f"All rows of the split {split} have the label {numbers[0]}: {reason}. Add rows with other labels."
+        )
     return numbers
 
 

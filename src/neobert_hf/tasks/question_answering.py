@@ -15,7 +15,7 @@ from neobert_hf.common.report import Line, Panel, markdown_table, means_by_lengt
 from neobert_hf.common.row_files import LARGEST_JSON, open_file, read_bounded
 from neobert_hf.common.settings import Count, Range
 from neobert_hf.tasks.recipe import Task, TaskSettings
-from neobert_hf.tasks.rows import check_columns, check_texts, row_numbers
+from neobert_hf.tasks.rows import check_columns, check_texts, or_leave_out, row_numbers
 from neobert_hf.training.metrics import AnswerMetric, answer_scores
 
 
@@ -108,15 +108,16 @@ class QuestionAnswering(Task):
         check_texts(splits, "context")
         self.row_numbers = {split: row_numbers(table) for split, table in splits.items()}
         self.splits = DatasetDict({split: _with_answers(split, table) for split, table in splits.items()})
-        self.none_allowed = not all(self.splits["train"]["starts"])
+        self.none_allowed = not all(self.splits["train"]["starts"][:])
         for split, table in self.splits.items():
-            if not self.none_allowed and not all(table["starts"]):
+            if not self.none_allowed and not all(table["starts"][:]):
                 row = self.row_numbers[split][table["starts"][:].index([])]
                 raise ValueError(
                     f"The split {split} has questions without an answer (row {row:,}), and "
-                    "every training question has one: add such training rows, or leave these out."
+                    "every training question has one: add such training rows, or leave these out"
+                    f"{or_leave_out(split)}."
                 )
-        if not any(self.splits["train"]["starts"]):
+        if not any(self.splits["train"]["starts"][:]):
             raise ValueError("No training question has an answer: there is nothing to learn.")
 
     def encode(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> DatasetDict:
@@ -168,10 +169,11 @@ class QuestionAnswering(Task):
 
     def _say_what_cannot_be_found(self, split: str, encoded: Dataset) -> None:
         whole, short = set(), set()
-        for row, first, last in zip(encoded["row"], encoded["start_positions"], encoded["end_positions"]):
+        columns = (encoded[name][:] for name in ("row", "start_positions", "end_positions"))
+        for row, first, last in zip(*columns):
             whole |= {row} if last else set()
             short |= {row} if last and last - first < self.settings.max_answer_length else set()
-        answered = {row for row, starts in enumerate(self.splits[split]["starts"]) if starts}
+        answered = {row for row, starts in enumerate(self.splits[split]["starts"][:]) if starts}
         cut, long = len(answered - whole), len(whole - short)
         if cut or long:
             print(
@@ -188,7 +190,8 @@ class QuestionAnswering(Task):
         contexts = self.splits[split]["context"][:]
         found: list[dict[str, float]] = [{} for _ in contexts]
         nulls = np.full(len(contexts), np.inf)
-        for row, starts, ends, start, end in zip(encoded["row"], encoded["starts"], encoded["ends"], *logits):
+        columns = (encoded[name][:] for name in ("row", "starts", "ends"))
+        for row, starts, ends, start, end in zip(*columns, *logits):
             nulls[row] = min(nulls[row], start[0] + end[0])
             for first, last, score in self._best_spans(np.array(starts), start, end):
                 text = contexts[row][starts[first] : ends[last]].strip()
@@ -229,7 +232,7 @@ class QuestionAnswering(Task):
         answers = [{"row": number, "best": best} for number, best in zip(numbers, ranked)]
         write_json(folder / f"answers_{split}.json", answers)
         wrong, scores = [], []
-        for row, (best, right) in enumerate(zip(ranked, rows["texts"])):
+        for row, (best, right) in enumerate(zip(ranked, rows["texts"][:])):
             scores.append(answer_scores(best[0]["text"], right)[1])
             if scores[-1] == 0:
                 wrong.append((-best[0]["score"], row, right[0] if right else "none", best[0]["text"] or "none"))
@@ -251,8 +254,8 @@ class QuestionAnswering(Task):
 
 def plot_by_length(file: Path, rows: Dataset, scores: list[float]) -> None:
     """The F1 of questions with short and with long texts, and with short and with long answers."""
-    percent, texts = 100 * np.array(scores), np.array([len(text.split()) for text in rows["context"]])
-    answers = np.array([len(texts[0].split()) if texts else 0 for texts in rows["texts"]])
+    percent, texts = 100 * np.array(scores), np.array([len(text.split()) for text in rows["context"][:]])
+    answers = np.array([len(texts[0].split()) if texts else 0 for texts in rows["texts"][:]])
     lines = [
         Line(means_by_length(texts[chosen], percent[chosen]), label, {"marker": "o"})
         for label, chosen in (("with an answer", answers > 0), ("without one", answers == 0))
@@ -271,7 +274,7 @@ def _with_answers(split: str, table: Dataset) -> Dataset:
     rows = {"question": table["question"][:], "context": table["context"][:], "texts": [], "starts": []}
     # Some questions of SQuAD begin with spaces, which would count as tokens for some tokenizers.
     rows["question"] = [question.strip() for question in rows["question"]]
-    for number, context, answers in zip(row_numbers(table), rows["context"], table["answers"]):
+    for number, context, answers in zip(row_numbers(table), rows["context"], table["answers"][:]):
         where = f"The split {split}, row {number:,}"
         texts, starts = _texts_and_starts(answers, where)
         for text, start in zip(texts, starts):

@@ -213,6 +213,11 @@ def choose_column(table: Dataset, given: str | None, guesses: Sequence[str], set
     return chosen[0]
 
 
+def or_leave_out(split: str) -> str:
+    """What else can be done about a split without labels, as the end of a message."""
+    return ", or set `score_test` to false" if split == "test" else ""
+
+
 def check_columns(splits: DatasetDict, columns: Sequence[str]) -> None:
     """Refuse splits that lack a column that is read."""
     for split, table in splits.items():
@@ -220,14 +225,15 @@ def check_columns(splits: DatasetDict, columns: Sequence[str]) -> None:
             if name not in table.column_names:
                 raise ValueError(
                     f"The split {split} has no column {name!r}; it has {', '.join(columns_of(table)) or 'none'}. "
-                    f"Every split must have {', '.join(columns)}: rename its columns, or add what is missing."
+                    f"Every split must have {', '.join(columns)}: rename its columns, or add what is missing"
+                    f"{or_leave_out(split)}."
                 )
 
 
 def check_texts(splits: DatasetDict, column: str) -> None:
     """Refuse rows whose text is none, is empty or holds spaces alone."""
     for split, table in splits.items():
-        for number, text in zip(row_numbers(table), table[column]):
+        for number, text in zip(row_numbers(table), table[column][:]):
             if not isinstance(text, str) or not text.strip():
                 raise ValueError(f"The split {split}, row {number:,}: {column!r} is {text!r}; it must be a text.")
 
@@ -257,7 +263,7 @@ def count_labels(names: dict[str, list[list[str]]], numbers: dict[str, Sequence[
             name = min(unknown)
             raise ValueError(
                 f"The split {split} has the {what} {name!r} (row {unknown[name]:,}), which no training row has; "
-                f"{len(unknown)} are so. Add training rows, or leave these out."
+                f"{len(unknown)} are so. Add training rows, or leave these out{or_leave_out(split)}."
             )
     shown = [f"{name} {count:,}" for name, count in counts.most_common()]
     if len(shown) > SHOWN_LABELS:

@@ -26,7 +26,7 @@ from transformers import (
 from neobert_hf.common.report import markdown_table, plot_confusion
 from neobert_hf.common.row_files import open_file
 from neobert_hf.tasks.recipe import Task, TaskSettings
-from neobert_hf.tasks.rows import CSV_READERS, check_columns, choose_column, count_labels, row_numbers
+from neobert_hf.tasks.rows import CSV_READERS, check_columns, choose_column, count_labels, or_leave_out, row_numbers
 from neobert_hf.training.metrics import TagMetric, entities_of, is_entity_scheme
 
 
@@ -167,8 +167,10 @@ class TokenClassification(Task):
         return encoded
 
     def _report_lost(self, split: str, encoded: Dataset) -> None:
-        found = {(row, word) for row, words in zip(encoded["row"], encoded["word"]) for word in words if word >= 0}
-        rows = self.splits[split]["words"]
+        found = {
+            (row, word) for row, words in zip(encoded["row"][:], encoded["word"][:]) for word in words if word >= 0
+        }
+        rows = self.splits[split]["words"][:]
         lost = [word for row, words in enumerate(rows) for place, word in enumerate(words) if (row, place) not in found]
         if lost:
             print(
@@ -190,10 +192,10 @@ class TokenClassification(Task):
 
     def predictions(self, split: str, encoded: Dataset, best: np.ndarray) -> list[list[str]]:
         """The tag of every word: of several windows, from the one where the word is furthest from the ends."""
-        rows = self.splits[split]["words"]
+        rows = self.splits[split]["words"][:]
         tags = [[self.fallback] * len(words) for words in rows]
         margins = [[-1] * len(words) for words in rows]
-        for row, words, numbers in zip(encoded["row"], encoded["word"], best):
+        for row, words, numbers in zip(encoded["row"][:], encoded["word"][:], best):
             for place, word in enumerate(words):
                 margin = min(place, len(words) - 1 - place)
                 if word >= 0 and margin > margins[row][word]:
@@ -201,7 +203,7 @@ class TokenClassification(Task):
         return tags
 
     def references(self, split: str) -> list[list[str]]:
-        return [[self.labels[number] for number in row] for row in self.splits[split]["tags"]]
+        return [[self.labels[number] for number in row] for row in self.splits[split]["tags"][:]]
 
     def score(self, split: str, encoded: Dataset, logits: np.ndarray) -> dict[str, float]:
         found = self.predictions(split, encoded, logits)
@@ -244,7 +246,10 @@ def named_tags(table: Dataset, column: str, split: str, names: Sequence[str] = (
         raise ValueError(f"{where} holds lists of {kind}; tags must be texts, or numbers whose names are known.")
     for number, row in zip(row_numbers(table), rows):
         if row is None or any(tag in (None, "") or (isinstance(tag, int) and tag < 0) for tag in row):
-            raise ValueError(f"The split {split}, row {number:,} has a word without a tag: {row!r:.80}.")
+            raise ValueError(
+                f"The split {split}, row {number:,} has a word without a tag: {row!r:.80}. Give it one"
+                f"{or_leave_out(split)}."
+            )
     if bare:
         used = sorted({tag for row in rows for tag in row})
         if not names:
