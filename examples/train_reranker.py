@@ -28,6 +28,10 @@ def main(args: list[str] | None = None) -> None:
         if settings.miner is not None:
             add_mined_negatives(run)
 
+        # A miner reads with the instructions, the reranker only if it is to.
+        if not settings.instructions:
+            run.data = run.data.without_instructions()
+
         # 3. Model, loss and evaluation
         model = build_reranker(run.source, settings.max_length, settings.trust_remote_code)
         add_lora(model, run)

@@ -130,7 +130,9 @@ class Trained:
         if not output.exists():
             torch.manual_seed(0)
             with open(self.folder / f"{kind}.txt", "w") as file, contextlib.redirect_stdout(file):
-                run(kind, self.settings | {"output_dir": output})
+                # The others always read instructions.
+                own = {"instructions": True} if kind == "reranker" else {}
+                run(kind, self.settings | {"output_dir": output} | own)
         return output
 
     def printed(self, kind: str) -> str:

@@ -9,6 +9,7 @@ from sentence_transformers import MultiVectorEncoder, SentenceTransformer
 from transformers import AutoTokenizer
 
 from neobert_hf.common.instructions import as_prompt, separator_of, separator_text
+from neobert_hf.embeddings import mining
 from neobert_hf.embeddings.arguments import EmbeddingArguments, RecipeArguments
 from neobert_hf.embeddings.descriptions import read_descriptions
 from neobert_hf.embeddings.inference import note_on_prompt
@@ -154,9 +155,23 @@ def test_late_interaction_reads_hard_negatives_as_documents(settings, edit, monk
     assert {before for before, _ in seen} - {""} == {"Find it. ", "It. "}
 
 
+def test_a_reranker_reads_instructions_only_if_it_is_told_to(settings, trained, tmp_path, monkeypatch):
+    """Also in its evaluation. A miner reads them in any case."""
+    seen = []
+    find = mining.prompts_of_helper
+    monkeypatch.setattr(mining, "prompts_of_helper", lambda *args: seen.append(find(*args)) or seen[-1])
+    changes = {"max_steps": 1, "save_steps": 1, "eval_steps": 1, "only": "pairs", "miner": trained["dense"] / "model"}
+    run("reranker", settings(**changes))
+    assert seen == [("Find the text. ", "")]
+    model = load("reranker", tmp_path / "run")
+    assert set(model.prompts.values()) == {""}
+    arguments = torch.load(tmp_path / "run" / "checkpoint-1" / "training_args.bin", weights_only=False)
+    assert arguments.prompts == {"pairs": ""}
+
+
 def test_a_reranker_has_no_instruction_for_documents(settings, edit):
     with pytest.raises(ValueError, match="Dataset triplets has a `document_instruction`. A reranker reads"):
-        run("reranker", settings(max_steps=1, datasets=edit(instruct)))
+        run("reranker", settings(max_steps=1, datasets=edit(instruct), instructions=True))
 
 
 def test_runs_know_their_instructions_and_older_ones_go_on(encoder, data, edit):

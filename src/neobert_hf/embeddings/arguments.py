@@ -223,3 +223,7 @@ class RerankerArguments(LoraArguments, MiningArguments):
     negatives: Count = field(
         default=4, metadata={"help": "wrong documents of a query: its hard negatives, then others"}
     )
+    # With them a small model learned nothing in 300 steps; see benchmarks/NOTES.md.
+    instructions: bool = field(
+        default=False, metadata={"help": "put the instruction of a dataset before its queries, as embedding models do"}
+    )

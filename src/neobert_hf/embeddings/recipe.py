@@ -4,7 +4,7 @@ import json
 import random
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -54,6 +54,13 @@ class TrainingData:
     train: DatasetDict
     evaluation: dict[str, PairDataset]
     retrieval: Dataset | None
+
+    def without_instructions(self) -> "TrainingData":
+        descriptions, evaluation = (
+            {name: replace(dataset, instruction="", document_instruction="") for name, dataset in datasets.items()}
+            for datasets in (self.descriptions, self.evaluation)
+        )
+        return replace(self, descriptions=descriptions, evaluation=evaluation)
 
 
 @dataclass
