@@ -241,6 +241,41 @@ def test_numbers_are_no_names(tmp_path):
     assert load_task(replace(task, labels=["0", *names]), None)["validation"]["label"][:] == [1, 2]
 
 
+def own_task(folder: Path, found: list, names: list[str]) -> GlueTask:
+    """A task with a row for each label that is found, and these names of the classes."""
+    for split in ("train", "validation"):
+        rows = [{"sentence": f"{split} {number}", "label": label} for number, label in enumerate(found)]
+        Dataset.from_list(rows).to_json(folder / f"{split}.jsonl")
+    return GlueTask(name="own", source=str(folder), texts=["sentence"], metrics=["accuracy"], labels=names)
+
+
+def test_a_boolean_is_the_class_that_is_called_like_it(tmp_path):
+    """True is also the number 1 to Python, whatever the class of that number is called."""
+    task = own_task(tmp_path, [True, False], ["true", "false"])
+    for names, numbers in (
+        (["true", "false"], [0, 1]),
+        (["false", "true"], [1, 0]),
+        (["True", "maybe", "False"], [0, 2]),
+        (["no", "yes"], [1, 0]),
+        (["0", "1"], [1, 0]),
+        (["wrong", "true"], [1, 0]),
+    ):
+        assert load_task(replace(task, labels=names))["train"]["label"][:] == numbers, names
+    for names, message in (
+        (["1", "0"], "label True may be the class called '1', which is number 0, or number 1. Store"),
+        (["true", "wrong"], "label False is no class's name, and number 0 is called 'true'. Call a class 'false', or"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            load_task(replace(task, labels=names))
+
+
+def test_digits_that_no_class_is_called_by_are_refused(tmp_path):
+    task = own_task(tmp_path, ["0", "1", "2"], ["1", "2", "3"])
+    with pytest.raises(ValueError, match="row 0 has the label '0'; the task expects 0 1, 1 2, 2 3"):
+        load_task(task)
+    assert load_task(replace(task, labels=["bad", "fair", "good"]))["train"]["label"][:] == [0, 1, 2]
+
+
 BAD_FLAGS = [
     ({"task": "mnl"}, "no task 'mnl'; did you mean 'mnli'"),
     ({"task": "mnli sst2 sst"}, "no task 'sst'; did you mean 'sst2'"),

@@ -5,6 +5,7 @@ Whatever a source looks like, it becomes splits with the columns `text`, `text_p
 
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -312,21 +313,41 @@ def _number_labels(task: GlueTask, table: Dataset, column: str, place: str) -> l
 
 
 def _check_not_ambiguous(names: list[str], labels: list, place: str) -> None:
-    """Refuse bare numbers where classes are called by numbers as well, and the two do not mean the same."""
-    for label in labels:
-        if isinstance(label, int) and str(label) in names and names.index(str(label)) != label:
+    """Refuse bare numbers where classes are called by numbers as well, and the two do not mean the same.
+
+    A boolean that no class is called by is such a number, too.
+    """
+    for found in labels:
+        label = _as_named(found, names)
+        if not isinstance(label, int):
+            continue
+        if str(label) in names and names.index(str(label)) != label:
             raise ValueError(
-                f"{place}: the label {label} may be the class called {str(label)!r}, which is number "
+                f"{place}: the label {found} may be the class called {str(label)!r}, which is number "
                 f"{names.index(str(label))}, or number {label}. Store the labels as text."
             )
+        if isinstance(found, bool) and names[label] == _as_named(not found, names):
+            raise ValueError(
+                f"{place}: the label {found} is no class's name, and number {label} is called {names[label]!r}. Call "
+                f"a class {str(found).lower()!r}, or store the labels as text."
+            )
+
+
+def _as_named(label: Any, names: Iterable[str]) -> Any:
+    """A boolean as the name that a class has for it, otherwise as the number 1 or 0; another label as it is."""
+    if not isinstance(label, bool):
+        return label
+    return next((name for name in (str(label), str(label).lower()) if name in names), int(label))
 
 
 def _number(task: GlueTask, label: Any) -> int | float | None:
     """What a label is to the model; None if it is none of the task's."""
     if task.labels is not None:
+        label = _as_named(label, task.numbers)
         if label in task.numbers:
             return task.numbers[label]
-        if isinstance(label, str) and label.isdecimal():
+        # Where a class is called by a number, a text of digits is a name as well, and here one of no class.
+        if isinstance(label, str) and label.isdecimal() and not any(map(str.isdecimal, task.numbers)):
             label = int(label)
         known = isinstance(label, int) and 0 <= label < len(task.numbers)
         return list(task.numbers.values())[label] if known else None
