@@ -173,10 +173,10 @@ def _check_column(where: str, table: Dataset, column: str) -> None:
     if column not in ("score", "label", "positive", "negative") and feature not in TEXT:
         raise ValueError(f"{where} holds {feature}, not texts.")
     if values.null_count or (lists and pc.list_flatten(values).null_count):
-        wrong = next(row for row, value in enumerate(table[column]) if value is None or (lists and None in value))
+        wrong = next(row for row, value in enumerate(table[column][:]) if value is None or (lists and None in value))
         raise ValueError(f"{where} has missing values (None), the first in row {wrong:,}. Drop those rows.")
     if feature in TEXT and not lists and column not in ("score", "label"):
-        if blank := [row for row, text in enumerate(table[column]) if not text.strip()]:
+        if blank := [row for row, text in enumerate(table[column][:]) if not text.strip()]:
             raise ValueError(f"{where} has empty texts, the first in row {blank[0]:,}. Drop those rows.")
     if lists and pc.min(pc.list_value_length(values)).as_py() == 0:
         raise ValueError(f"{where} has a row without a text: any order would do. Drop it.")
@@ -204,7 +204,7 @@ def _check_labels(local: LocalTask, tables: dict[str, Dataset]) -> None:
 
 
 def _check_unseen(name: str, tables: dict[str, Dataset]) -> None:
-    trained, asked = set(tables["train"]["text"]), tables["data"]["text"]
+    trained, asked = set(tables["train"]["text"][:]), tables["data"]["text"][:]
     repeated = sum(text in trained for text in asked)
     if repeated == len(asked):
         raise ValueError(f"Task {name}: all texts of `data` are also in `train`: any model gets them right.")
@@ -240,7 +240,7 @@ def _retrieval_format(tables: dict[str, Dataset]) -> dict:
             # A dictionary keeps the order and drops repetitions.
             candidates.setdefault(query, {}).update(dict.fromkeys([*relevant[query], *negatives]))
     if "corpus" in tables:
-        for text in tables["corpus"]["document"]:
+        for text in tables["corpus"]["document"][:]:
             document_id(text)
     split = {
         "queries": Dataset.from_list([{"id": number, "text": text} for text, number in queries.items()]),
