@@ -174,6 +174,18 @@ def test_results_of_other_data_are_refused(local, models, copied, tmp_path):
         run_local(tmp_path / "data", models[0], copied, *flags)
 
 
+def test_the_result_of_another_type_is_refused(models, tmp_path):
+    """Of the same columns of the same file; its name said STS, and the score was the correlation."""
+    first, second = random_texts(8, seed=1), random_texts(8, seed=2)
+    write_rows(tmp_path / "p.jsonl", sentence1=first, sentence2=second, score=[0, 1] * 4, label=[0, 1] * 4)
+    for task_type in ("STS", "PairClassification"):
+        (tmp_path / "tasks.yaml").write_text(yaml.safe_dump({"Mine": {"type": task_type, "data": "p.jsonl"}}))
+        if task_type == "STS":
+            run_local(tmp_path, models[0], tmp_path / "out", "--name", "m")
+    with pytest.raises(ResultError, match="type: 'STS' there, 'PairClassification' now"):
+        run_local(tmp_path, models[0], tmp_path / "out", "--name", "m")
+
+
 def test_damaged_result_is_named(local, models, copied):
     (copied / "m" / "Pairs.json").write_text('{"task": "Pa')
     with pytest.raises(ResultError, match="Pairs.json is no result"):

@@ -126,7 +126,9 @@ class ResumableEvaluation:
         if not any(self.encoder.model.prompts.values()):
             # To a model without prompts of its own, an empty one is none.
             stored, current = ({**settings, "prompt": settings.get("prompt") or None} for settings in (stored, current))
-        check_same_settings(file, stored, current)
+        # Of another type, the score of the same data is one of another metric.
+        scored = {"type": task.metadata.type, "metric": task.metadata.main_score}
+        check_same_settings(file, {name: content[name] for name in scored} | stored, scored | current)
         return TaskResult.from_dict(content["result"])
 
     def _save(self, task: AbsTask, file: Path, result: TaskResult) -> None:
