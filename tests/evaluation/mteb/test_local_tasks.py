@@ -2,8 +2,11 @@
 
 import math
 
+import mteb
+import pytest
 import yaml
 from datasets import Dataset
+from sentence_transformers import SentenceTransformer
 
 from neobert_hf.evaluation.mteb.local_tasks import LocalTask, make_task, read_local_tasks
 from tests.helpers.mteb_tasks import random_texts, refused, write_rows
@@ -49,6 +52,28 @@ def test_reranking_candidates_are_positives_and_negatives(tmp_path):
     assert {name: sorted(found) for name, found in candidates.items()} == {"a": ["w", "x", "y", "z"], "b": ["x", "y"]}
     relevant = {name: sorted(text[number] for number in split["relevant_docs"][query[name]]) for name in query}
     assert relevant == {"a": ["x", "z"], "b": ["y"]}
+
+
+@pytest.mark.parametrize(
+    "labels, numbers",
+    [
+        (["spam", "ham"], {"ham": 0, "spam": 1}),
+        ([3, 2], {2: 0, 3: 1}),
+        (["c", "a", "b"], {"a": -1, "b": 0, "c": 1}),
+        ([1, 2], {1: 1, 2: 2}),
+    ],
+)
+def test_of_two_labels_one_is_number_one(models, tmp_path, labels, numbers):
+    """MTEB's average precision is of the label 1. Two labels of `data` may be some of more in `train`."""
+    texts = random_texts(24)
+    write_rows(tmp_path / "train.jsonl", text=[f"{text} mat" for text in texts], label=labels * (24 // len(labels)))
+    write_rows(tmp_path / "data.jsonl", text=texts, label=labels[:2] * 12)
+    task = make_task(LocalTask("Mine", "Classification", tmp_path / "data.jsonl", train=tmp_path / "train.jsonl"))
+    task.load_data()
+    assert task.dataset["test"]["label"][:2] == [numbers[label] for label in labels[:2]]
+    assert task.dataset["train"]["label"][: len(labels)] == [numbers[label] for label in labels]
+    (result,) = mteb.evaluate(SentenceTransformer(models[0], device="cpu"), task, cache=None).task_results
+    assert 0 < result.get_score() < 1
 
 
 def test_local_tasks_that_cannot_be_read(local, tmp_path):

@@ -217,11 +217,29 @@ def _mteb_format(task_type: str, tables: dict[str, Dataset]) -> DatasetDict | di
     if task_type in ("Retrieval", "Reranking"):
         return _retrieval_format(tables)
     if task_type == "Classification":
-        return DatasetDict(train=tables["train"], test=data)
+        numbered = _number_labels(tables)
+        return DatasetDict(train=numbered["train"], test=numbered["data"])
     if task_type == "Clustering":
         # One row is one set to cluster.
         return DatasetDict(test=Dataset.from_dict({column: [data[column][:]] for column in ("text", "label")}))
     return DatasetDict(test=data)
+
+
+def _number_labels(tables: dict[str, Dataset]) -> dict[str, Dataset]:
+    """Replace labels, which may be texts, by numbers in the same order.
+
+    Of two labels in `data`, MTEB takes the one with the number 1 for the positive one, which average precision is of,
+    and fails if there is none. Here the positive one is the number 1 if it is among them, so that scores of such data
+    stay what they were, and otherwise the last one in order, as scikit-learn has it: "spam" of "ham" and "spam".
+    Accuracy, the main score, knows no positive label.
+    """
+    learned, asked = sorted(tables["train"].unique("label")), tables["data"].unique("label")
+    positive = learned.index(1 if 1 in asked else max(asked))
+    numbers = {label: place - positive + 1 for place, label in enumerate(learned)}
+    return {
+        part: table.remove_columns("label").add_column("label", [numbers[label] for label in table["label"][:]])
+        for part, table in tables.items()
+    }
 
 
 def _retrieval_format(tables: dict[str, Dataset]) -> dict:
