@@ -153,6 +153,18 @@ def test_a_file_that_is_replaced_is_read_anew(tmp_path, kind):
         assert load_table("mine", str(file), None, "train")["text"][:] == [text]
 
 
+@pytest.mark.parametrize("kind", ["parquet", "jsonl", "csv"])
+def test_a_path_is_no_pattern(tmp_path, kind):
+    """Files in a folder called `[1] *` were said to be empty."""
+    (tmp_path / "[1] *").mkdir()
+    file = tmp_path / "[1] *" / f"rows[a].{kind}"
+    rows = Dataset.from_list([{"text": "a"}, {"text": "b"}])
+    {"parquet": rows.to_parquet, "jsonl": rows.to_json, "csv": rows.to_csv}[kind](file)
+    for source in (file, file.parent):
+        assert load_table("mine", str(source), None, "train")["text"][:] == ["a", "b"]
+        assert [row["text"] for row in stream_text(str(source), "text")] == ["a", "b"]
+
+
 def test_errors_in_parquet_name_the_row(tmp_path):
     pq.write_table(
         pa.table({"text": pa.array([b"fine"] * 1_500 + [b"\xff"]).cast(pa.binary())}), tmp_path / "b.parquet"

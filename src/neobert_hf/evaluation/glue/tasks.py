@@ -3,6 +3,7 @@
 Whatever a source looks like, it becomes splits with the columns `text`, `text_pair` where there are two, and `label`.
 """
 
+import glob
 import math
 import re
 from collections.abc import Iterable
@@ -218,7 +219,7 @@ def _load_files(name: str, folder: Path, split: str, tsv: Path | None) -> tuple[
             f"{f', or {tsv}' if tsv else ''}; found in {folder}: {found if folder.is_dir() else 'no such folder'}."
         )
     check_parts(files, f"Task {name}, split {split}")
-    pattern = str(files[0]) if len(files) == 1 else str(folder / f"{split}-*-of-*{files[0].suffix}")
+    pattern = str(files[0]) if len(files) == 1 else f"{glob.escape(str(folder / split))}-*-of-*{files[0].suffix}"
     return load_table(name, pattern, None, "train"), pattern
 
 
