@@ -20,6 +20,7 @@ from transformers import (
     AutoModelForMaskedLM,
     AutoModelForSequenceClassification,
     BertConfig,
+    ByT5Tokenizer,
     DebertaV2Config,
     ElectraConfig,
     ModernBertConfig,
@@ -169,6 +170,31 @@ def test_lengths_cut_documents_and_leave_out_shorter_ones(material, tmp_path):
     text = (tmp_path / "pseudo_perplexity.md").read_text()
     assert "| tokens | 10 | 40 |" in text and "| documents | 4 | 1 |" in text
     assert (tmp_path / "pseudo_perplexity.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("kind", ["right", "left", "in Python"])
+def test_documents_are_tokenised_once_and_cut_as_the_tokenizer_truncates(tmp_path, monkeypatch, kind):
+    tokenizer = ByT5Tokenizer() if kind == "in Python" else small_tokenizer(truncation_side=kind)
+    texts = ["a b c d e f g h", "[SEP] a b [SEP] c [MASK] d [SEP]", "a b"]
+    Dataset.from_dict({"text": texts}).to_parquet(tmp_path / "documents.parquet")
+    source = ["--models", "m=m", "--source", str(tmp_path / "documents.parquet"), "--output_dir", str(tmp_path)]
+    lengths = [4, 5, 7]
+    (settings,) = parse_config(PseudoPerplexityArguments, args=[*source, "--lengths", *map(str, lengths)])
+    expected = {
+        length: [
+            tokenizer(text, truncation=True, max_length=length)["input_ids"]
+            for text in texts
+            if len(tokenizer(text)["input_ids"]) >= length
+        ]
+        for length in lengths
+    }
+    calls, call = [], type(tokenizer).__call__
+    monkeypatch.setattr(
+        type(tokenizer), "__call__", lambda self, text, **options: (calls.append(text), call(self, text, **options))[1]
+    )
+    found = recipe.read_texts(settings, tokenizer)
+    assert {length: [text.ids.tolist() for text in cut] for length, cut in found.items()} == expected
+    assert kind == "in Python" or calls == texts
 
 
 def test_max_length_cuts_and_min_tokens_leaves_out(material, tmp_path):

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import numpy as np
 import torch
 from tqdm import tqdm
-from transformers import AutoConfig, AutoModelForMaskedLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForMaskedLM, BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 
 from neobert_hf.common.paths import check_file_name, check_model_exists
 from neobert_hf.common.settings import Count, CountOrZero, LocalPath, NamedPathOrId, PathOrId, Range, check_ranges
@@ -184,15 +184,15 @@ def read_texts(
     stream = stream_text(settings.source, settings.text_column, settings.split, settings.subset)
     for number, row in enumerate(tqdm(stream, "documents", unit="", leave=False)):
         text = row[settings.text_column] or ""
-        tokens = len(tokenizer(text, verbose=False)["input_ids"])
+        encoded = tokenizer(text, verbose=False)
+        tokens = len(encoded["input_ids"])
         longest = max(longest, tokens)
         if tokens < settings.min_tokens:
             continue
         for length in texts:
             if length is not None and tokens < length:
                 continue
-            cut = length or settings.max_length
-            ids = np.array(tokenizer(text, truncation=cut is not None, max_length=cut, verbose=False)["input_ids"])
+            ids = _cut_ids(tokenizer, text, encoded, length or settings.max_length)
             special_ids = tokenizer.all_special_ids
             chosen = choose_positions(number, ids, special_ids, settings.sample, settings.stride, settings.seed)
             if not chosen.maskable:
@@ -210,6 +210,20 @@ def read_texts(
             raise ValueError(f"No document of {settings.source!r} has {wanted}; the longest read has {longest:,}.")
         found.sort(key=lambda text: (len(text.ids), text.document))
     return texts
+
+
+def _cut_ids(tokenizer: PreTrainedTokenizerBase, text: str, encoded: BatchEncoding, length: int | None) -> np.ndarray:
+    """The ids of a text that are left at a length, as the tokenizer truncates: without tokenising the text again."""
+    ids = np.array(encoded["input_ids"])
+    if length is None or len(ids) <= length:
+        return ids
+    if not encoded.is_fast:
+        # Tokenizers in Python do not say which special tokens they have put around the text.
+        return np.array(tokenizer(text, truncation=True, max_length=length, verbose=False)["input_ids"])
+    # A special token that the text itself holds is a token of the text.
+    of_text = np.flatnonzero([sequence is not None for sequence in encoded.sequence_ids(0)])
+    surplus = len(ids) - length
+    return np.delete(ids, of_text[:surplus] if tokenizer.truncation_side == "left" else of_text[-surplus:])
 
 
 def plan_models(settings: PseudoPerplexityArguments) -> list[ScaledModel]:
