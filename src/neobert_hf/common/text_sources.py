@@ -163,10 +163,9 @@ def load_table(name: str, source: str, subset: str | None, split: str) -> Datase
                 # Empty cells are empty texts, and "NA" is a word.
                 tabs = {"sep": "\t", "quoting": csv.QUOTE_NONE} if suffix_of(found[0]) == ".tsv" else {}
                 options = {"encoding": "utf-8-sig", "keep_default_na": False} | tabs
-            # `datasets` reads a path as a pattern.
-            options["data_files"] = [glob.escape(file) for file in files]
+            paths = [glob.escape(file) for file in files]  # `datasets` reads a path as a pattern.
             # `datasets` knows a file by its path and time alone, and would give what a copy of the same time replaced.
-            table = load_dataset(builder, name=files_state(source), split=split, **options)
+            table = load_dataset(builder, name=files_state(source), data_files=paths, split=split, **options)
         else:
             with _on_hub(source, f"Dataset {name}: "):
                 table = load_dataset(source, subset, split=split)
