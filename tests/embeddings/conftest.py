@@ -125,14 +125,17 @@ class Trained:
         self.folder = folder
         self.settings = {"model": encoder, "datasets": data / "datasets.yaml"}
 
+    @staticmethod
+    def own(kind: str) -> dict:
+        """Settings of a kind: the others always read instructions."""
+        return {"instructions": True} if kind == "reranker" else {}
+
     def __getitem__(self, kind: str) -> Path:
         output = self.folder / kind
         if not output.exists():
             torch.manual_seed(0)
             with open(self.folder / f"{kind}.txt", "w") as file, contextlib.redirect_stdout(file):
-                # The others always read instructions.
-                own = {"instructions": True} if kind == "reranker" else {}
-                run(kind, self.settings | {"output_dir": output} | own)
+                run(kind, self.settings | {"output_dir": output} | self.own(kind))
         return output
 
     def printed(self, kind: str) -> str:

@@ -13,6 +13,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+import yaml
 from datasets import Dataset
 from safetensors.torch import load_file, save_file
 from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer, SparseEncoder
@@ -38,6 +39,7 @@ from neobert_hf.embeddings.models import (
 from neobert_hf.embeddings.recipe import read_data, reranking_evaluator, retrieval_evaluator
 from neobert_hf.training.run_checkpoints import CheckpointError
 from tests.helpers.embedding_runs import KINDS, described, load, losses_of, run
+from tests.helpers.models import ROOT
 from tests.helpers.other_encoders import save_other_encoder
 
 
@@ -425,6 +427,19 @@ def test_a_reranker_trains_on_mined_negatives(settings, trained, tmp_path):
     (file,) = (tmp_path / "run" / "mined").iterdir()
     assert sum(map(len, Dataset.from_parquet(str(file))["negatives"])) > 0
     assert not list((tmp_path / "run").glob("*.partial"))
+
+
+@pytest.mark.slow
+def test_a_reranker_learns_in_a_minute(shared, tmp_path):
+    """From the stored small model, on terms and their entries. The loss of what says nothing is 1.11."""
+    entry = {"source": str(shared / "data" / "pairs" / "foldoc.parquet"), "query": "query", "positive": "positive"}
+    content = {"train": {"terms": entry | {"instruction": "Given a computing term, retrieve its dictionary entry."}}}
+    (tmp_path / "terms.yaml").write_text(yaml.safe_dump(content))
+    changes = {"learning_rate": 5e-4, "per_device_train_batch_size": 16, "max_length": 64}
+    changes |= {"max_steps": 80, "warmup_steps": 10, "save_steps": 80, "eval_strategy": "no"}
+    folders = {"output_dir": tmp_path / "run", "model": ROOT / "benchmarks" / "models" / "small"}
+    losses = losses_of(run("reranker", changes | folders | {"datasets": tmp_path / "terms.yaml"}))
+    assert sum(losses[-10:]) / 10 < 1.05
 
 
 def test_a_new_head_is_said_to_be_new(trained, encoder):

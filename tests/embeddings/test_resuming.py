@@ -101,11 +101,12 @@ def test_a_resumed_run_ends_with_the_same_bits(trained, settings, tmp_path, kind
     shutil.copytree(output / "checkpoint-6", half)
     (half / COMPLETE).unlink()
     (half / "model.safetensors").write_bytes(b"half")
-    run(kind, settings(eval_strategy="no"))
+    changes = settings(eval_strategy="no") | trained.own(kind)
+    run(kind, changes)
     assert_same_weights(output, trained[kind])
     # Once more: nothing is left to train, and the model is the same, with all of its modules.
     shutil.rmtree(output / "model")
-    run(kind, settings(eval_strategy="no"))
+    run(kind, changes)
     assert_same_weights(output, trained[kind])
     texts = [("how to sort", "a list"), ("x", "for loops")] if kind == "reranker" else ["a list", "for loops and x"]
     found, expected = (load(kind, folder) for folder in (output, trained[kind]))
