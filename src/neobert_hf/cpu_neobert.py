@@ -260,9 +260,7 @@ def is_followed() -> bool:
     """Whether somebody has to see every step: gradients, autocast, compilers, hooks, other functions."""
     global_hooks = nn.modules.module
     return bool(
-        any(part.forward is not forward for part, forward in OWN_PARTS.items())
-        or any(getattr(F, name) is not function for name, function in OWN_FUNCTIONS.items())
-        or torch.is_grad_enabled()
+        torch.is_grad_enabled()
         # Derivatives in forward mode, which `no_grad` does not switch off.
         or torch.autograd.forward_ad._current_level >= 0
         or torch.is_autocast_enabled("cpu")
@@ -270,6 +268,8 @@ def is_followed() -> bool:
         or torch.jit.is_tracing()
         or global_hooks._global_forward_hooks
         or global_hooks._global_forward_pre_hooks
+        or any(part.forward is not forward for part, forward in OWN_PARTS.items())
+        or any(getattr(F, name) is not function for name, function in OWN_FUNCTIONS.items())
     )
 
 

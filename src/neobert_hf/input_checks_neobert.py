@@ -383,18 +383,18 @@ def check_answers(
             raise ValueError(f"`{name}` has shape {tuple(positions.shape)}, it must be {(rows,)}.")
     if not has_values(start_positions):
         return
-    start, end = start_positions.flatten(), end_positions.flatten()
+    ends = torch.stack((start_positions.flatten(), end_positions.flatten()), 1)
+    start, end = ends.unbind(1)
     hidden = torch.zeros_like(start, dtype=torch.bool)
     if attention_mask is not None:
-        mask = F.pad(attention_mask.bool().to(start.device), (0, 1), value=True)
-        for positions in (start, end):
-            hidden |= ~mask.gather(1, positions.clamp(0, mask.shape[1] - 1)[:, None])[:, 0]
+        mask = F.pad(attention_mask.bool().to(ends.device), (0, 1), value=True)
+        hidden = ~mask.gather(1, ends.clamp(0, mask.shape[1] - 1)).all(1)
     if start.device.type == "cuda":
         fits = ((start >= 0) & (end >= start) & ~hidden).all()
         message = "`start_positions` must be 0 or more, and `end_positions` not before them; both not in padding"
         torch._assert_async(fits, message)
         return
-    for row, (first, last) in enumerate(torch.stack((start, end), 1).tolist()):
+    for row, (first, last) in enumerate(ends.tolist()):
         for name, position in zip(answers, (first, last)):
             if position < 0:
                 raise ValueError(f"`{name}` holds {position} in row {row}, allowed is 0 and more.")
