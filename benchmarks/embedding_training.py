@@ -6,9 +6,9 @@ As retrieval_from_documents.py does: first the start is fine-tuned on pairs, onc
 model, on the same pairs for as many steps, and gets the same search: every learning rate with the first seed, the rate
 chosen on held-out pairs that are not tested on, then the other seeds. The model that mines and guides is the one that
 all go on from. The teacher of scores, which also checks what is mined, is a reranker that is trained from the start on
-the same pairs; `--teacher` takes another one. The teacher of embeddings is the start, fine-tuned for longer. A recipe
-with other instructions goes on from a start that was fine-tuned with them. Interrupted, the same command goes on, on
-another machine as well: see stored_runs.py.
+the same pairs; `--teacher` takes another one. The teacher of embeddings, which can be learned by its cosines as well, and
+guide, is the start, fine-tuned for longer. A recipe with other instructions goes on from a start that was fine-tuned
+with them. Interrupted, the same command goes on, on another machine as well: see stored_runs.py.
 """
 
 import statistics
@@ -54,6 +54,7 @@ RECIPES = {
     "mined negatives, margin of 0.2": MINER + " --relative_margin 0.2",
     "mined negatives, checked by a reranker": MINER + " --cross_encoder {teacher}",
     "guide": "--guide {helper}",
+    "guide by the teacher of embeddings": "--guide {embedding_teacher}",
     "mined negatives and guide": MINER + " --guide {helper}",
     "distillation": MINER + " --teacher {teacher} --distillation kl --contrastive_weight 1 --teacher_dir {teacher_dir}",
     "distillation alone": MINER + " --teacher {teacher} --distillation kl --teacher_dir {teacher_dir}",
@@ -61,6 +62,10 @@ RECIPES = {
     + " --teacher {teacher} --distillation margin_mse --contrastive_weight 1 --teacher_dir {teacher_dir}",
     "distillation of embeddings": "--teacher {embedding_teacher} --distillation mse --contrastive_weight 1 "
     "--teacher_dir {teacher_dir}",
+    "distillation of cosines": MINER
+    + " --teacher {embedding_teacher} --distillation kl --contrastive_weight 1 --teacher_dir {teacher_dir}",
+    "distillation of margins of cosines": MINER
+    + " --teacher {embedding_teacher} --distillation margin_mse --contrastive_weight 1 --teacher_dir {teacher_dir}",
     "LoRA": "--lora_rank 16",
     "no instruction": DATASETS + "{no_instruction}",
     "instructions for queries and documents": DATASETS + "{both_instructions}",

@@ -403,6 +403,9 @@ def test_teachers_checks_and_instructions_are_what_a_recipe_says(tmp_path, monke
         "mined negatives, checked by a reranker": (plain, 1),
         "distillation of margins": (plain, 0),
         "distillation of embeddings": (plain, 1),
+        "guide by the teacher of embeddings": (plain, 0),
+        "distillation of cosines": (plain, 0),
+        "distillation of margins of cosines": (plain, 0),
         "no instruction": (("", ""), 1),
         "instructions for queries and documents": ((f"{asked} Query: ", f"{asked} Document: "), 1),
         "instruction, special tokens behind it": ((f"{asked}[SEP] [CLS]", ""), 1),
@@ -422,8 +425,8 @@ def test_teachers_checks_and_instructions_are_what_a_recipe_says(tmp_path, monke
     assert len(set(weights.values())) == len(weights) == len(runs.runs) - 1
     # Each of two datasets: mined with another margin, with the usual one for the teachers, and with a check.
     assert len(list((tmp_path / "runs" / "mined").iterdir())) == 3 * 2
-    # What the reranker says of mined documents, and the embeddings of the other teacher.
-    assert len(list((tmp_path / "runs" / "teacher").iterdir())) == 2 * 2
+    # What the reranker says of mined documents, what the other teacher says of them, and its embeddings.
+    assert len(list((tmp_path / "runs" / "teacher").iterdir())) == 3 * 2
 
 
 def test_documents_are_scored_with_the_prompt_that_they_were_trained_with(tmp_path):
