@@ -1,11 +1,12 @@
-# Each target does all its own set-up: a virtual environment in .venv with the pinned dependencies.
+# Each target first creates what it needs: a virtual environment in .venv with the pinned dependencies.
 PYTHON ?= python3
 BIN := .venv/bin
 # Each test uses one core.
 TEST_PROCESSES ?= auto
 export TOKENIZERS_PARALLELISM := false
-# Also where the environment forbids it, libraries are compiled once, when they are first imported: without that every
-# process that a test starts compiles them anew, 24 seconds for Sentence Transformers in place of 9.
+# Emptied, so that Python stores the bytecode of libraries when they are first imported, even if the environment forbids
+# it. Otherwise every process that a test starts compiles them again: importing Sentence Transformers takes 24 seconds
+# instead of 9.
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test slow everything clients lint docs bench gpu clean
@@ -19,10 +20,10 @@ test: .venv/.installed  ## The tests, without those marked slow, gpu or hub
 slow: .venv/.installed  ## The tests marked slow
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal -m "slow and not gpu and not hub"
 
-everything: .venv/.installed  ## Both of these in one run, which imports everything once
+everything: .venv/.installed  ## The tests of `test` and `slow` in one run, so that libraries are imported once
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal -m "not gpu and not hub and not clients"
 
-clients: .venv-clients/.installed  ## The tests of third-party clients, five minutes; rewrites docs/clients.md
+clients: .venv-clients/.installed  ## The tests of third-party clients (five minutes); rewrites docs/clients.md
 	.venv-clients/bin/python -m pytest -n $(TEST_PROCESSES) --dist worksteal -m clients tests/clients
 
 lint: .venv/.installed
@@ -31,11 +32,11 @@ lint: .venv/.installed
 docs: .venv/.installed  ## The guides and the API reference as a site, in site/; a warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-bench: .venv/.installed  ## Speed against bare matrix products; rewrites benchmarks/results/forward_*.md
+bench: .venv/.installed  ## Speed compared with that of bare matrix products; rewrites benchmarks/results/forward_*.md
 	MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=-1 GLIBC_TUNABLES=glibc.malloc.hugetlb=1 \
 		$(BIN)/python benchmarks/forward.py
 
-gpu: .venv/.installed  ## Tests, parts and throughput on a GPU within nine minutes; rewrites benchmarks/results/gpu.*
+gpu: .venv/.installed  ## Tests, parts and throughput on a GPU, within nine minutes; rewrites benchmarks/results/gpu.*
 	$(BIN)/python benchmarks/gpu.py --minutes 9
 
 .venv/.installed: pyproject.toml constraints.txt

@@ -1,7 +1,7 @@
-"""What `make docs` adds to the pages of docs/: files from elsewhere, and the API reference.
+"""Adds files from outside of docs/ and the API reference to the site that `make docs` builds.
 
-Every page keeps the links that work on GitHub. In the site README.md is the front page, and the lab notes and results
-lie where they do in the repository, so links between them are rewritten here.
+The pages have links that work on GitHub. In the site, README.md is the front page, while the lab notes and results keep
+their paths, so the links between pages are rewritten here.
 """
 
 import posixpath
@@ -37,7 +37,7 @@ def on_files(files, config):
 
 
 def _api_page(title: str, modules) -> str:
-    """Markdown that mkdocstrings fills with the docstrings of the modules, whatever they are called."""
+    """Markdown that mkdocstrings fills with the docstrings of the modules."""
     lines = [f"# {title}"]
     for file in sorted(modules):
         if file.name != "__init__.py":
@@ -47,7 +47,7 @@ def _api_page(title: str, modules) -> str:
 
 
 def on_page_markdown(markdown, page, config, files):
-    """Turn links of the repository into links of the site; one that leads to no page stays, and is a warning."""
+    """Turn links of the repository into links of the site. A link that leads to no page stays, with a warning."""
     in_site = {target: source for source, target in ADDED.items()}
     page_in_repository = in_site.get(page.file.src_uri, f"docs/{page.file.src_uri}")
 

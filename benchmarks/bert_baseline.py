@@ -1,10 +1,10 @@
-"""A BERT pretrained as a NeoBERT was: by the same code, on the same tokens, with the same masks and optimizer.
+"""A BERT pretrained like a NeoBERT: by the same code, on the same tokens, with the same masks and optimizer.
 
     python benchmarks/bert_baseline.py --neobert runs/small/model --config configs/pretrain/small.yaml \\
         --output_dir runs/bert
 
-All further flags are those of the NeoBERT's training. The BERT is as wide and deep and has the same vocabulary.
-Interrupted, the same command goes on.
+All further flags are those of the NeoBERT's training. The BERT has the same width, depth and vocabulary. After an
+interruption the same command resumes.
 """
 
 import argparse
@@ -44,7 +44,7 @@ class BertOfLabels(BertForMaskedLM):
 
 
 def bert_config(neobert: Path, architecture: ModelArguments, pad_token_id: int) -> BertConfig:
-    """The shape is NeoBERT's; the dropout and the range of first weights are those of its training."""
+    """The shape is NeoBERT's; the dropout and the range of initial weights are those of its training."""
     shape = NeoBERTConfig.from_pretrained(neobert)
     dropout = architecture.dropout or 0.0
     return BertConfig(
@@ -63,10 +63,10 @@ def bert_config(neobert: Path, architecture: ModelArguments, pad_token_id: int) 
 
 def main(args: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--neobert", type=Path, required=True, help="whose shape and vocabulary the BERT gets")
+    parser.add_argument("--neobert", type=Path, required=True, help="model whose shape and vocabulary the BERT gets")
     own, flags = parser.parse_known_args(args)
 
-    # 1. Settings and data, as of NeoBERT
+    # 1. Settings and data, as for NeoBERT
     architecture, settings, arguments = parse_config(ModelArguments, DataArguments, PretrainingArguments, args=flags)
     output = Path(arguments.output_dir)
     if (output / "log.json").exists():
@@ -75,7 +75,7 @@ def main(args: list[str] | None = None) -> None:
     arguments.gradient_accumulation_steps = settings.accumulation_steps(arguments.world_size)
     data = read_data(settings, arguments)
 
-    # 2. The model, and where an interrupted run goes on
+    # 2. The model, and the point where an interrupted run resumes
     config = bert_config(own.neobert, architecture, data.tokenizer.pad_token_id)
     stored = checkpoint_settings(architecture, settings, arguments, data.manifests)
     stored |= {"bert": json.loads(config.to_json_string())}

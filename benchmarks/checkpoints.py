@@ -3,8 +3,8 @@
     python benchmarks/checkpoints.py        # three minutes
 
 A checkpoint of 111 million parameters with AdamW's state (1.3 GB) is written with and without checksums in turn, in the
-order A B B A, and the differences of neighbours are averaged: the disk's mood changes more from one minute to the next
-than the two ways differ. Writes benchmarks/results/checkpoints.md.
+order A B B A, and the differences between neighbours are averaged, because the speed of the disk changes more from one
+minute to the next than the two variants differ. Writes benchmarks/results/checkpoints.md.
 """
 
 import argparse
@@ -38,7 +38,7 @@ def build_run(layers: int) -> tuple[NeoBERTForMaskedLM, torch.optim.Optimizer]:
 
 
 def seconds_to_save(run: tuple[NeoBERTForMaskedLM, torch.optim.Optimizer], folder: Path, checksums: bool) -> float:
-    """How long training waits, as in `ResumableTrainer`: checksums are made beside the next step."""
+    """How long training waits, as in `ResumableTrainer`: checksums are computed in parallel with the next step."""
     model, optimizer = run
     started = time.perf_counter()
     model.save_pretrained(folder)
@@ -106,7 +106,7 @@ def main(args: list[str] | None = None) -> None:
     title = (
         f"{date.today()}; {os.cpu_count()} cores ({platform.machine()}), torch {version('torch')}; "
         f"{run[0].num_parameters():,} parameters, {size:.2f} GB; {settings.rounds} rounds of four checkpoints. "
-        "Command: `python benchmarks/checkpoints.py`. What is measured is written at its top."
+        "Command: `python benchmarks/checkpoints.py`. The script describes what is measured."
     )
     table = "\n".join(markdown_table(["", "found"], rows))
     report = "\n\n".join(["# What checksums add to a checkpoint", title, table]) + "\n"

@@ -1,4 +1,4 @@
-"""What every page of results says of how it was made."""
+"""The line on every page of results about how the page was made."""
 
 import os
 import platform
@@ -15,11 +15,11 @@ LOSS_AS_TOLD = "trained, and losses measured, in bfloat16 autocast where the fla
 
 
 def circumstances(script: str, *packages: str, precision: str = "float32", runs: str = "") -> str:
-    """When, where, with what and by which command a page was made.
+    """When, where, with which versions and by which command a page was made.
 
     Args:
-        packages: whose versions matter, beside torch and Transformers.
-        runs: days and processors of the runs that the page is made of, as `StoredRuns` tells them.
+        packages: packages whose versions matter, besides torch and Transformers.
+        runs: days and processors of the runs behind the page, as `StoredRuns` gives them.
     """
     versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", *packages))
     return (
@@ -30,7 +30,7 @@ def circumstances(script: str, *packages: str, precision: str = "float32", runs:
 
 
 def processor() -> str:
-    """The name of the CPU, as Linux tells it."""
+    """The name of the CPU, as Linux reports it."""
     told = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     model = [line.split(":")[1].strip() for line in told if line.startswith("model name")]
     return model[0] if model else platform.processor()

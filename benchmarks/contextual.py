@@ -3,9 +3,10 @@
     python benchmarks/contextual.py --data ../shared/data --model runs/embeddings/model
 
 Both start from the same fine-tuned encoder and train on the same pairs. They get the same search: every learning rate
-with the first seed, the rate chosen on held-out pairs that are not tested on, then the other seeds. The contextual
-model is then asked with the context of the corpus that is searched, with none, with that of another corpus, and with
-its own in another order. Every number is kept in a file of its own: interrupted, the same command goes on.
+is tried with the first seed, the rate is chosen on held-out pairs that are not tested on, and then the other seeds run
+with it. The contextual model is then tested with the context of the corpus that is searched, with no context, with the
+context of another corpus, and with its own context in another order. Every number is kept in a file of its own, so an
+interrupted command goes on when it is run again.
 """
 
 import json
@@ -45,12 +46,12 @@ START, BI_ENCODER = "the start, as it is", "bi-encoder"
 UNTRAINED = "own context, before training"
 OWN, NULL, OTHER, SHUFFLED = "own context", "no context", "another corpus's context", "own context, shuffled"
 COLUMNS = {"test FOLDOC": "FOLDOC", "test WordNet": "WordNet"}
-# What is subtracted from what.
+# The second of each pair is subtracted from the first.
 COMPARISONS = [(OWN, BI_ENCODER), (OWN, NULL), (OWN, OTHER), (OWN, SHUFFLED), (NULL, BI_ENCODER), (BI_ENCODER, START)]
 COMPARISONS += [(UNTRAINED, START), (OWN, UNTRAINED)]
-# Of the contextual recipe.
+# The value of the contextual recipe.
 SOFT_PROMPTS = 8
-# A forward pass is one, a backward pass two. Cached gradients need one forward pass more.
+# Costs of a step: a forward pass counts as one, a backward pass as two. Cached gradients need one more forward pass.
 PASSES, CACHED_PASSES = 3, 4
 MAX_LENGTH = 64
 
@@ -62,9 +63,11 @@ class ContextualBenchmarkArguments(EmbeddingBenchmarkSettings):
     learning_rates: list[Positive] = field(
         default_factory=lambda: [1e-4, 3e-4, 1e-3], metadata={"help": "tried by both"}
     )
-    steps: Count = field(default=300, metadata={"help": "of the contextual model; the bi-encoder gets as much compute"})
+    steps: Count = field(
+        default=300, metadata={"help": "steps of the contextual model; the bi-encoder gets equal compute"}
+    )
     batch_size: Count = field(default=64, metadata={"help": "rows of a batch, which is one cluster"})
-    context_size: Count = field(default=64, metadata={"help": "documents of a context"})
+    context_size: Count = field(default=64, metadata={"help": "documents in a context"})
 
 
 @dataclass
@@ -85,7 +88,7 @@ class Benchmark:
 
     @cached_property
     def tokens(self) -> float:
-        """The mean length of queries and documents as they are trained on, over the sets of pairs."""
+        """The mean number of tokens of queries and documents in training, averaged over the sets of pairs."""
         encoder = build_encoder(self.settings.model, MAX_LENGTH)
         means = []
         for file in sorted((self.output / "data").glob("*.parquet")):
@@ -104,11 +107,11 @@ class Benchmark:
 
     @property
     def equal_steps(self) -> int:
-        """Of the bi-encoder, at the compute of the contextual model."""
+        """Steps of the bi-encoder that cost as much compute as those of the contextual model."""
         return round(self.settings.steps * self.costs)
 
     def train(self, way: str, rate: float, seed: int) -> Path:
-        """Train unless that is done, and return the folder of the run, whose name tells its flags and its start."""
+        """Train unless it is done already, and return the folder of the run, whose name depends on flags and start."""
         settings = self.settings
         script, config, own = {
             OWN: (
@@ -147,7 +150,7 @@ class Benchmark:
     def run_start(self) -> list[dict[str, float]]:
         model = load_model(Path(self.settings.model))
         identity = [self.settings.test_rows, model_files_fingerprint(self.settings.model)]
-        # One for every seed, to be compared with each.
+        # The same scores for every seed, to be compared with each.
         return [self.score(model, self.output / f"start_{value_checksum(identity)}")] * self.settings.seeds
 
     def run_untrained(self) -> list[dict[str, float]]:
@@ -162,7 +165,7 @@ class Benchmark:
         return scores
 
     def run_way(self, way: str) -> dict:
-        """The best learning rate, and of every seed the scores, by context, and the last `context_cosine`."""
+        """The best learning rate and, for every seed, the scores by context and the last `context_cosine`."""
         context = OWN if way == OWN else None
 
         def load_and_score(rate: float, seed: int) -> tuple[Path, SentenceTransformer, dict[str, float]]:
@@ -192,7 +195,7 @@ def stored(file: Path, compute: Callable[[], float]) -> float:
 
 
 def given(model: SentenceTransformer, kind: str | None, data: Retrieval, other: Retrieval) -> dict[str, torch.Tensor]:
-    """What `encode` gets beside the texts."""
+    """Further arguments of `encode`: the context, if there is one."""
     if kind is None:
         return {}
     context = embed_context(model, (other if kind == OTHER else data).documents, seed=0)
@@ -218,7 +221,7 @@ def gains_table(results: dict[str, list[dict]]) -> list[str]:
 
 
 def plot(results: dict[str, list[dict]], file: Path) -> None:
-    """One panel a test, with the 95% interval over the seeds."""
+    """One panel per test, with the 95% interval over the seeds."""
     figure = Figure(figsize=(11, 3.2), layout="constrained")
     names = list(results)[::-1]
     for axes, (key, title) in zip(figure.subplots(1, len(COLUMNS), sharey=True), COLUMNS.items()):
@@ -240,13 +243,13 @@ def report(benchmark: Benchmark, ways: dict[str, dict], results: dict[str, list[
         "Both start from the model of the command. Contextual: `configs/embeddings/contextual_small.yaml`, "
         f"{settings.steps:,} steps of {settings.batch_size} pairs, {settings.context_size} documents in a context. "
         f"Bi-encoder: `configs/embeddings/small_base.yaml`, {benchmark.equal_steps:,} steps of as many pairs. A text "
-        f"has {benchmark.tokens:.0f} tokens on average, so a step of the contextual model costs {costs:.1f} of the "
-        "bi-encoder, counted in tokens that are read and passes over them.",
-        f"Rates {', '.join(f'{rate:g}' for rate in settings.learning_rates)} are tried by both and chosen on other "
-        f"pairs: {ways[OWN]['rate']:g} and {ways[BI_ENCODER]['rate']:g}. {settings.seeds} seeds; intervals are 95% by "
-        "Student's t, and gains are taken seed by seed.",
-        f"Mean cosine of a context's vectors at the end of training, by seed: {cosines}. Near 1 the first stage has "
-        "collapsed, and which corpus is given makes no difference.",
+        f"has {benchmark.tokens:.0f} tokens on average, so a step of the contextual model costs as much as {costs:.1f} "
+        "steps of the bi-encoder, counted in tokens that are read and passes over them.",
+        f"Learning rates {', '.join(f'{rate:g}' for rate in settings.learning_rates)} are tried by both and chosen on "
+        f"other pairs: {ways[OWN]['rate']:g} for the contextual model and {ways[BI_ENCODER]['rate']:g} for the "
+        f"bi-encoder. {settings.seeds} seeds; intervals are 95% by Student's t, and gains are computed seed by seed.",
+        f"Mean cosine of a context's vectors at the end of training, by seed: {cosines}. Near 1, the first stage has "
+        "collapsed, and it makes no difference which corpus is given.",
         "\n".join(gains_table(results)),
         "\n".join(scores_table(results)),
     )

@@ -1,4 +1,4 @@
-"""What adapting to a domain brings and costs: kernel documentation, which pretraining did not see. Rewrites
+"""What adapting to a domain gains and costs: kernel documentation, which pretraining did not see. Rewrites
 benchmarks/results/domain.md and domain.png.
 
     python benchmarks/domain.py --text ../shared/data/text/train.parquet
@@ -6,7 +6,7 @@ benchmarks/results/domain.md and domain.png.
 A model is pretrained on all other text, and examples/adapt_domain.py adapts it, with five seeds for each way. Documents
 are held out by their text, so those that adapting holds out of the general text were held out of pretraining, too. The
 model and the adapted ones are then fine-tuned for two tasks of the domain, which are tested on documents that none of
-them has read. Interrupted, the same command goes on, on another machine as well: see stored_runs.py.
+them has read. An interrupted command goes on when it is run again, even on another machine: see stored_runs.py.
 """
 
 import json
@@ -34,7 +34,7 @@ WAYS = {
     "25% replay, 500 new words": "--new_words 500",
 }
 HELD_OUT = "--held_out_share 0.05 --num_proc 2"
-# What is fine-tuned for the tasks of the domain, and these.
+# The models that are fine-tuned for the tasks of the domain, and these tasks.
 BEFORE, ADAPTED = "not adapted", "25% replay"
 RETRIEVAL, TAGS = "text found by its heading or a sentence, nDCG@10", "words marked as code, F1"
 
@@ -45,7 +45,7 @@ class DomainBenchmark:
     domain: str = field(default="linux-kernel-docs", metadata={"help": "the value of `source` that is the domain"})
     output_dir: LocalPath = field(default="runs/domain_benchmark", metadata={"help": "folder of data, runs and logs"})
     results: LocalPath = field(default="benchmarks/results", metadata={"help": "folder of the report"})
-    ways: list[str] = field(default_factory=lambda: list(WAYS), metadata={"help": f"of {', '.join(WAYS)}"})
+    ways: list[str] = field(default_factory=lambda: list(WAYS), metadata={"help": f"some of {', '.join(WAYS)}"})
     seeds: Count = field(default=5, metadata={"help": "runs of each way"})
     pretraining: str = field(default="--max_steps 6000", metadata={"help": "further flags of pretraining"})
     adapting: str = field(
@@ -66,7 +66,7 @@ class DomainBenchmark:
     def __post_init__(self):
         check_ranges(self)
         if ADAPTED not in self.ways or not set(self.ways) <= set(WAYS):
-            raise ValueError(f"`ways` is {self.ways}; it must name {ADAPTED!r}, perhaps with others of {list(WAYS)}.")
+            raise ValueError(f"`ways` is {self.ways}; it must name {ADAPTED!r}, and may name others of {list(WAYS)}.")
 
 
 def divide(settings: DomainBenchmark, data: Path) -> None:
@@ -87,7 +87,7 @@ def divide(settings: DomainBenchmark, data: Path) -> None:
 
 
 def pretrain(settings: DomainBenchmark, output: Path) -> Path:
-    """A model of configs/pretrain/small.yaml that has seen general text only; its folder."""
+    """The folder of a model of configs/pretrain/small.yaml that has seen general text only."""
     data, log, model = output / "data", output / "log.txt", output / "pretraining" / "model"
     if model.exists():
         return model
@@ -121,11 +121,11 @@ def adapt(settings: DomainBenchmark, output: Path, model: Path, way: str, seed: 
 
 
 def score_tasks(settings: DomainBenchmark, output: Path, model: Path, way: str, seed: int) -> dict[str, float]:
-    """Percent that the model, or an adapted one, reaches in the tasks of the domain after fine-tuning."""
+    """Scores, in percent, of the model or an adapted one in the tasks of the domain after fine-tuning."""
     folder, tasks = folder_of(output, way, seed), output / "tasks"
     start = model
     if way != BEFORE:
-        # Not again if it was adapted here; another machine may have stored the report only.
+        # Not again if it was adapted on this machine. Another machine may have stored the report only.
         adapt(settings, output, model, way, seed)
         start = folder / "model"
     retrieval = retrieval_score(start, tasks, folder / "retrieval", seed, settings.retrieval)
@@ -136,7 +136,7 @@ def score_tasks(settings: DomainBenchmark, output: Path, model: Path, way: str, 
 
 
 def task_rows(scores: dict[str, list[dict[str, float]]], pairs: Retrieval) -> list[list[str]]:
-    """Of each task: before and after, and the gain seed by seed."""
+    """For each task: before and after, and the gain seed by seed."""
     rows = []
     alone = {RETRIEVAL: f"{100 * ndcg_at_10(pairs.bm25_scores):.1f}", TAGS: "-"}
     for task in (RETRIEVAL, TAGS):
@@ -148,7 +148,7 @@ def task_rows(scores: dict[str, list[dict[str, float]]], pairs: Retrieval) -> li
 
 
 def loss_rows(reports: dict[str, list[dict]]) -> list[list[str]]:
-    """Of each way: losses before and after, on the domain and on general text."""
+    """For each way: losses before and after, on the domain and on general text."""
     rows = []
     for way, runs in reports.items():
         cells = [way]
@@ -161,7 +161,7 @@ def loss_rows(reports: dict[str, list[dict]]) -> list[list[str]]:
 
 
 def report(settings: DomainBenchmark, runs: StoredRuns, reports: dict, scores: dict[str, list[dict]]) -> None:
-    """The losses before and after, their picture over the steps of the first seed, and the tasks."""
+    """Write the losses before and after, their plot over the steps of the first seed, and the scores of the tasks."""
     head = ["", "domain before", "after", "change", "general before", "after", "change", "best steps"]
     tasks = Path(settings.output_dir) / "tasks"
     pairs = test_pairs(tasks)
@@ -174,16 +174,16 @@ def report(settings: DomainBenchmark, runs: StoredRuns, reports: dict, scores: d
         "",
         f"Masked loss in nats on held-out documents, mean of {settings.seeds} seeds; changes with 95% intervals "
         f"(Student's t). The domain is {settings.domain}."
-        + (" With new words the tokens are others: compare along the row." if len(settings.ways) > 1 else ""),
+        + (" New words change the tokens: compare losses within a row only." if len(settings.ways) > 1 else ""),
         "",
         *markdown_table(head, loss_rows(reports)),
         "",
         "## What it is worth",
         "",
-        f"The model as it is, and adapted with {ADAPTED}, fine-tuned alike: for retrieval on pairs that "
-        f"`make_pairs.py` makes of the domain's documents, for tags on {LABELLED} sentences. Both are tested on "
-        f"documents that no model has read: {len(pairs.queries):,} queries among {len(pairs.documents):,} texts, and "
-        "all sentences in which something is marked as code. Percent, mean of the seeds.",
+        f"The model as it is, and adapted with {ADAPTED}, are fine-tuned in the same way: for retrieval on pairs that "
+        f"`make_pairs.py` makes from the domain's documents, for tags on {LABELLED} sentences. Both tasks are tested "
+        f"on documents that no model has read: {len(pairs.queries):,} queries among {len(pairs.documents):,} texts, "
+        "and all sentences in which something is marked as code. Scores are in percent, and means of the seeds.",
         "",
         *markdown_table(["", "BM25", "before", "adapted", "gain, 95% interval"], task_rows(scores, pairs)),
     ]
@@ -200,7 +200,7 @@ def report(settings: DomainBenchmark, runs: StoredRuns, reports: dict, scores: d
 
 
 def stored_results(settings: DomainBenchmark, runs: StoredRuns, output: Path) -> tuple[dict, dict]:
-    """By way, one for each seed: the reports of the adaptations, and the scores in the tasks."""
+    """The reports of the adaptations, and the scores in the tasks: by way, one for each seed."""
     told = [settings.domain, settings.pretraining]
     of_tasks = [*told, settings.retrieval, settings.tags]
     jobs = [(adapt, way, seed, [*told, settings.adapting]) for way in settings.ways for seed in range(settings.seeds)]
@@ -220,7 +220,7 @@ def stored_results(settings: DomainBenchmark, runs: StoredRuns, output: Path) ->
 
     found = {adapt: {}, score_tasks: {}}
     with ThreadPoolExecutor(settings.processes) as executor:
-        # Tasks need the adapted models, so they come after all of these.
+        # Tasks need the adapted models, so they come after all adaptations.
         for work in found:
             of_work = [job for job in jobs if job[0] is work]
             for (_, way, *_), one in zip(of_work, executor.map(result, of_work)):

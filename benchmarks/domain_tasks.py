@@ -1,7 +1,7 @@
-"""What a model is worth in a domain with few labels, made from the markup of its reStructuredText.
+"""What a model is worth in a domain with few labels, which are made from the markup of its reStructuredText.
 
-Retrieval: a heading, or a sentence, asks for the text under it or around it. Tags: the words of a sentence that its
-author marked as code. Marks are taken away, so that a word and its neighbours have to tell.
+Retrieval: a heading or a sentence is the query for the text under it or around it. Tags: find the words of a sentence
+that its author marked as code. The marks are removed, so the model has only a word and its neighbours to go by.
 """
 
 import json
@@ -18,15 +18,15 @@ from neobert_hf.common.fingerprints import is_held_out
 from neobert_hf.embeddings.text_pairs import SENTENCE_END
 
 
-# Of the domain's documents, this share is for tests alone: no model reads them before.
+# This share of the domain's documents is for tests alone: no model reads them before.
 TEST_SHARE, TEST_SEED = 0.1, 1
 QUERIES = 1000
 LABELLED, DEVELOPMENT = 300, 500
 LEAST_WORDS, MOST_WORDS = 6, 60
 
-# ``code``, and what the directives of C functions, types and members have between their marks.
+# ``code``, and the text between the marks of directives for C functions, types and members.
 CODE = re.compile(r"``([^`]+)``|:c:\w+:`([^`<]+)(?: <[^>]+>)?`")
-# What is left of a sentence that has other markup, or is part of a list or of a table.
+# Marks of other markup, or of a list or table, that remain in a sentence when code is taken out.
 MARKUP = re.compile(r"[`*|]|:\w+:|--|==|^\W")
 WORD = re.compile(r"\w+|[^\w\s]")
 
@@ -36,7 +36,7 @@ def is_test_document(text: str) -> bool:
 
 
 def prepare_tasks(whole: Path, folder: Path) -> None:
-    """Make pairs and tags out of all documents of the domain, those for tests apart."""
+    """Make pairs and tags out of all documents of the domain, and keep those for tests apart."""
     if (folder / "tags_test.parquet").exists():
         return
     folder.mkdir(parents=True, exist_ok=True)
@@ -54,7 +54,7 @@ def prepare_tasks(whole: Path, folder: Path) -> None:
 
 
 def tagged_sentences(text: str) -> list[dict[str, list[str]]]:
-    """The sentences of running text in which something is marked as code: their words, each with B-, I- or O."""
+    """The sentences of running text in which something is marked as code: their words, each tagged B-, I- or O."""
     rows = []
     for paragraph in re.split(r"\n\s*\n", text):
         # What is indented is an example or part of a directive, and two dots begin a comment or a directive.
@@ -77,7 +77,7 @@ def tagged_sentences(text: str) -> list[dict[str, list[str]]]:
 
 
 def retrieval_score(model: Path, tasks: Path, folder: Path, seed: int, flags: str) -> float:
-    """nDCG@10 on the pairs of the test documents, after fine-tuning on those of the others."""
+    """nDCG@10 on the pairs of the test documents, after fine-tuning on those of the other documents."""
     if not (folder / "score.json").exists():
         common = f"--config {ROOT}/configs/embeddings/small.yaml --datasets {tasks}/pairs.yaml --model {model}"
         common += f" --output_dir {folder} --max_length 64 --eval_strategy no --save_steps 100 --seed {seed}"
@@ -89,14 +89,14 @@ def retrieval_score(model: Path, tasks: Path, folder: Path, seed: int, flags: st
 
 def test_pairs(tasks: Path) -> Retrieval:
     pairs = Dataset.from_parquet(str(tasks / "pairs_held_out.parquet")).shuffle(seed=0)
-    # A text that stands there twice would be a right answer that counts as a wrong one.
+    # If a text occurred twice, one copy would be a right answer that counts as a wrong one.
     first = {text: row for row, text in reversed(list(enumerate(pairs["positive"])))}
     pairs = pairs.select(sorted(first.values()))
     return Retrieval(pairs["query"][:QUERIES], pairs["positive"][:], "domain")
 
 
 def tags_score(model: Path, tasks: Path, folder: Path, seed: int, flags: str) -> float:
-    """F1 of whole stretches of code on the test documents, after fine-tuning on few sentences of the others."""
+    """F1 of whole spans of code on the test documents, after fine-tuning on a few sentences of the others."""
     if not (folder / "report.json").exists():
         data = folder / "data"
         data.mkdir(parents=True, exist_ok=True)

@@ -15,27 +15,27 @@ from neobert_hf.common.settings import Count, LocalPath, RangedSettings
 # Columns of the tables, by the keys of `embedding_scores.evaluate`.
 COLUMNS = {"test FOLDOC": "FOLDOC", "test WordNet": "WordNet", "similarity": "similarity of news"}
 TESTS = (
-    "Retrieval (nDCG@10): 1,000 terms, each against 1,000 entries of FOLDOC, and 316 sentences, each against 1,000 "
-    "definitions of WordNet. The text for pretraining holds nearly all definitions; those that are asked for it does "
-    "not hold. No model was fine-tuned on any of the 1,000."
+    "Retrieval (nDCG@10): each of 1,000 terms searches 1,000 entries of FOLDOC, and each of 316 sentences searches "
+    "1,000 definitions of WordNet. The pretraining text contains nearly all definitions, but none of those that answer "
+    "a query. No model was fine-tuned on any of the 1,000."
 )
-SIMILARITY = "Similarity: Spearman's coefficient of the cosine with what people say of 1,225 pairs of news."
+SIMILARITY = "Similarity: Spearman's correlation of the cosine with human judgements of 1,225 pairs of news."
 
 
 @dataclass(kw_only=True)
 class EmbeddingBenchmarkSettings(RangedSettings):
-    """What the command of each benchmark takes beside settings of its own."""
+    """The settings that every benchmark has, beside its own."""
 
     data: LocalPath = field(metadata={"help": "folder with pairs/ and the test sets"})
     results: LocalPath = field(default="benchmarks/results", metadata={"help": "folder of the report"})
-    seeds: Count = field(default=5, metadata={"help": "of all that is random"})
+    seeds: Count = field(default=5, metadata={"help": "number of seeds, of all that is random"})
     processes: Count = field(default=2, metadata={"help": "runs at a time, of one thread each"})
     limit: str = field(default="", metadata={"help": "further flags of every training, for a trial"})
     test_rows: Count | None = field(default=None, metadata={"help": "rows to develop and to test on, for a trial"})
 
 
 def train_once(script: str, config: str, folder: Path, flags: str) -> Path:
-    """Train with a configuration of configs/embeddings, unless that is done, and return the folder of the run."""
+    """Train with a configuration of configs/embeddings unless it is done already, and return the folder of the run."""
     if not (folder / "log.json").exists():
         folder.mkdir(parents=True, exist_ok=True)
         shared = "--eval_strategy no --save_steps 200 --report_to none"
@@ -45,7 +45,7 @@ def train_once(script: str, config: str, folder: Path, flags: str) -> Path:
 
 
 def describe_pairs(name: str, data: str, split: Path, text_pairs: str | None = None) -> Path:
-    """Write a shipped description with the files of a run, and return where it is.
+    """Write a copy of a shipped description that names the files of a run, and return its path.
 
     Args:
         name: of the description in configs/embeddings.
@@ -62,7 +62,7 @@ def describe_pairs(name: str, data: str, split: Path, text_pairs: str | None = N
 
 
 def development_mean(scores: dict[str, float]) -> float:
-    """What chooses a learning rate."""
+    """The score by which a learning rate is chosen."""
     return statistics.mean(value for key, value in scores.items() if key.startswith("development"))
 
 
@@ -79,7 +79,7 @@ def gain_interval(better: list[dict], worse: list[dict], key: str) -> tuple[floa
 
 
 def gain_cell(better: list[dict], worse: list[dict], key: str) -> str:
-    """As `gain_interval`, and what that says."""
+    """The result of `gain_interval`, and in a word what it says."""
     mean, lower, upper = gain_interval(better, worse, key)
     verdict = "better" if lower > 0 else "worse" if upper < 0 else "undecided"
     return f"{mean:+.3f} ({lower:+.3f} to {upper:+.3f}): {verdict}"

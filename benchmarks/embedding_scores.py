@@ -1,7 +1,8 @@
-"""How good embeddings are on real text: two dictionaries to search, alone and together with BM25, and alike news.
+"""How good embeddings are on real text: two dictionaries to search, alone and together with BM25, and similar news.
 
-FOLDOC explains computing terms: a term asks for its entry, which often holds the term. WordNet explains words: a
-sentence that uses a word asks for the word's definition, which seldom shares a word with it.
+FOLDOC explains computing terms: a query is a term, and its answer is the term's entry, which often contains the term.
+WordNet explains words: a query is a sentence that uses a word, and its answer is the definition of the word, which
+seldom shares a word with the sentence.
 """
 
 import re
@@ -23,17 +24,17 @@ from neobert_hf.search.keywords import bm25_search
 
 
 DEVELOPMENT, TEST = 500, 1000
-# Of BM25 in a search by vectors and words. Chosen on the development pairs, with one fine-tuned NeoBERT.
+# Weight of BM25 in a search by vectors and words. Chosen on the development pairs, with one fine-tuned NeoBERT.
 KEYWORD_WEIGHT = 0.5
 
 
 @dataclass
 class Retrieval:
-    """Queries, and as many documents or more, of which the one with the query's number is right.
+    """Queries, and as many documents or more. The right document of a query is the one with the same number.
 
     Args:
-        dataset: under whose name a model that was fine-tuned on such pairs keeps the prompts of its queries and, with
-            `-document` behind it, of its documents.
+        dataset: the name under which a model that was fine-tuned on such pairs keeps the prompt of queries. With
+            `-document` appended, it is the name of the prompt of documents.
     """
 
     queries: list[str]
@@ -53,7 +54,7 @@ class Retrieval:
 
 @dataclass
 class TestData:
-    """What models are scored on; `development` chooses learning rates."""
+    """What models are scored on; learning rates are chosen on `development`."""
 
     development: dict[str, Retrieval]
     test: dict[str, Retrieval]
@@ -61,10 +62,10 @@ class TestData:
 
 
 def split_pairs(data: Path, output: Path, limit: int | None = None) -> TestData:
-    """Hold rows of the pairs out. What is left to train on is written to `output`, under the names of the sources.
+    """Hold out rows of the pairs. The rows left to train on are written to `output`, under the names of the sources.
 
-    The text for pretraining holds nearly all of WordNet's definitions. So only those that are not in it are asked for,
-    a third of them to develop; the others are there to be confused with.
+    The pretraining text contains nearly all of WordNet's definitions. So only those that it does not contain are
+    answers to queries, a third of them for development. The others are only searched, as wrong documents.
 
     Args:
         data: folder with pairs/, the test sets and text/train.parquet, which models were pretrained on.
@@ -88,7 +89,7 @@ def split_pairs(data: Path, output: Path, limit: int | None = None) -> TestData:
     spare = development - len(to_develop)
 
     output.mkdir(parents=True, exist_ok=True)
-    # Some entries of FOLDOC stand there under several terms.
+    # Some entries of FOLDOC occur under several terms.
     held = {*foldoc[:development]["positive"], *foldoc_test["document"]}
     _without(foldoc, held).to_parquet(output / "foldoc.parquet")
     held = set(usage.select([*asked, *others])["positive"])
@@ -118,22 +119,22 @@ def _without(pairs: Dataset, held: set[str]) -> Dataset:
 
 
 def unread_texts(texts: list[str], places: Iterable[str]) -> list[str]:
-    """Those whose words do not stand in one row in any of the `places`, whatever the case and the punctuation."""
+    """The texts whose words do not occur in sequence in any of the `places`, ignoring case and punctuation."""
     numbers: dict[str, int] = {}
 
     def to_numbers(text: str) -> list[int]:
         return [numbers.setdefault(word, len(numbers)) for word in re.findall(r"\w+", text.lower())]
 
-    # Every place ends with a number that is no word's.
+    # Every place ends with a number that does not belong to a word.
     read = np.array([number for place in places for number in (*to_numbers(place), -1)])
     found = [np.array(to_numbers(text)) for text in texts]
     order = np.argsort(read, kind="stable")
-    # Where in `order` the places of each number begin; the last one ends them.
+    # Where in `order` the positions of each number begin. The last entry is the end of all.
     starts = np.searchsorted(read[order], np.arange(len(numbers) + 1))
     counts = np.diff(starts)
 
     def is_read(words: np.ndarray) -> bool:
-        # From where the rarest word stands, which is at the fewest places.
+        # Start from the positions of the rarest word, since there are the fewest of these.
         rarest = counts[words].argmin()
         starting = order[starts[words[rarest]] : starts[words[rarest] + 1]] - rarest
         starting = starting[(starting >= 0) & (starting + len(words) <= len(read))]
@@ -145,7 +146,7 @@ def unread_texts(texts: list[str], places: Iterable[str]) -> list[str]:
 def ndcg_at_10(scores: np.ndarray) -> float:
     """nDCG@10 of (queries, documents), where the document with the query's number is the right one.
 
-    Where others have the same score the right one comes last: embeddings that are all alike find nothing.
+    If other documents have the same score, the right one counts as last: embeddings that are all alike find nothing.
     """
     if not np.isfinite(scores).all():
         raise ValueError("The scores of a retrieval are not all finite.")
@@ -156,7 +157,7 @@ def ndcg_at_10(scores: np.ndarray) -> float:
 def load_model(path: Path) -> SentenceTransformer:
     """An embedding model, or an encoder, which gets mean pooling."""
     is_encoder = not (path / "modules.json").exists()
-    with loading(path):  # Trainings that run side by side are scored in threads, also those of a BERT.
+    with loading(path):  # Models, BERT among them, are scored in several threads at once.
         return build_encoder(str(path), 128) if is_encoder else SentenceTransformer(str(path), device="cpu")
 
 
@@ -172,7 +173,7 @@ def dense_scores(encoder: SentenceTransformer, data: Retrieval, **options: Any) 
 
 
 def hybrid(cosines: np.ndarray, keywords: np.ndarray) -> np.ndarray:
-    """Both of (queries, documents) at once, as `VectorIndex.search_hybrid` does, but over all documents."""
+    """The sum of both, (queries, documents), as in `VectorIndex.search_hybrid`, but over all documents."""
     return cosines + KEYWORD_WEIGHT * keywords / np.maximum(keywords.max(1, keepdims=True), 1e-9)
 
 

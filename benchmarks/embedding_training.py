@@ -2,13 +2,14 @@
 
     python benchmarks/embedding_training.py --data ../shared/data --start runs/small/model
 
-As retrieval_from_documents.py does: first the start is fine-tuned on pairs, once. Then every recipe goes on from that
-model, on the same pairs for as many steps, and gets the same search: every learning rate with the first seed, the rate
-chosen on held-out pairs that are not tested on, then the other seeds. The model that mines and guides is the one that
-all go on from. The teacher of scores, which also checks what is mined, is a reranker that is trained from the start on
-the same pairs; `--teacher` takes another one. The teacher of embeddings, which can be learned by its cosines as well, and
-guide, is the start, fine-tuned for longer. A recipe with other instructions goes on from a start that was fine-tuned
-with them. Interrupted, the same command goes on, on another machine as well: see stored_runs.py.
+As in retrieval_from_documents.py, the start is first fine-tuned on pairs, once. Then every recipe goes on from that
+model, on the same pairs for the same number of steps. All get the same search: every learning rate is tried with the
+first seed, the rate is chosen on held-out pairs that are not tested on, and then the other seeds run with it. The model
+that all recipes go on from is also the miner and the guide. The teacher of scores, which also checks mined negatives,
+is a reranker that is trained from the start on the same pairs; `--teacher` replaces it. The teacher of embeddings is
+the start, fine-tuned for longer. Its cosines can be learned as well, and it can be the guide. A recipe with other
+instructions goes on from a start that was fine-tuned with these instructions. An interrupted command goes on when it is
+run again, even on another machine: see stored_runs.py.
 """
 
 import statistics
@@ -46,8 +47,8 @@ TRAIN = "finetune_embeddings.py"
 PLAIN, MINED = "plain", "mined negatives"
 MINER = "--miner {helper} --negatives 4"
 DATASETS = "--datasets "
-# Flags beside those of the plain recipe. A teacher compares the documents of a row, so it needs mined negatives; of one
-# that is learned by its embeddings they would be of no use. Stored runs are known by these texts.
+# Flags beside those of the plain recipe. A teacher of scores compares the documents of a row, so it needs mined
+# negatives. To learn the embeddings of a teacher, they would be of no use. Stored runs are looked up by these texts.
 RECIPES = {
     PLAIN: "",
     MINED: MINER,
@@ -76,14 +77,17 @@ RECIPES = {
 @dataclass(kw_only=True)
 class TrainingBenchmarkArguments(EmbeddingBenchmarkSettings):
     start: str = field(metadata={"help": "folder of a pretrained model"})
-    teacher: str | None = field(default=None, metadata={"help": "reranker or embedding model; one is trained if unset"})
+    teacher: str | None = field(
+        default=None, metadata={"help": "reranker or embedding model; if unset, a reranker is trained"}
+    )
     recipes: list[str] = field(default_factory=lambda: list(RECIPES), metadata={"help": "run these, and the plain one"})
     output_dir: str = field(default="runs/embedding_training_benchmark", metadata={"help": "data, runs and logs"})
     learning_rates: list[Positive] = field(
-        default_factory=lambda: [2.5e-4, 1e-3, 4e-3], metadata={"help": "tried by all; LoRA wants larger ones"}
+        default_factory=lambda: [2.5e-4, 1e-3, 4e-3], metadata={"help": "tried by all recipes; LoRA needs larger ones"}
     )
     first: str = field(
-        default="--learning_rate 1e-3 --max_steps 300", metadata={"help": "further flags of the training before"}
+        default="--learning_rate 1e-3 --max_steps 300",
+        metadata={"help": "further flags of the training that all recipes go on from"},
     )
     pairs: str = field(default="--max_steps 100", metadata={"help": "further flags of every recipe"})
     reranker: str = field(default="--max_steps 600", metadata={"help": "further flags of the teacher's training"})
@@ -105,7 +109,7 @@ class Benchmark:
 
     Args:
         datasets: YAML file of the pairs to train on.
-        variants: those with other instructions, as `describe_variants` gives them.
+        variants: YAML files with other instructions, as `describe_variants` returns them.
     """
 
     settings: TrainingBenchmarkArguments
@@ -120,7 +124,7 @@ class Benchmark:
         return Path(self.settings.output_dir).resolve()
 
     def train(self, script: str, config: str, flags: str, start: str, *helpers: str) -> Path:
-        """Train unless that is done, and return the folder of the run, whose name tells its flags and its start.
+        """Train unless it is done already, and return the folder of the run, whose name depends on flags and start.
 
         Args:
             helpers: folders of models that the flags name.
@@ -129,7 +133,7 @@ class Benchmark:
         folder = self.output / value_checksum([config, flags, *map(model_files_fingerprint, (start, *helpers))])
         if not (folder / "log.json").exists():
             folder.mkdir(parents=True, exist_ok=True)
-            # The same for all runs: mined once.
+            # A folder for all runs, so that negatives are mined once.
             (self.output / "mined").mkdir(exist_ok=True)
             if not (folder / "mined").exists():
                 (folder / "mined").symlink_to(self.output / "mined")
@@ -141,7 +145,7 @@ class Benchmark:
             return str(self.train(TRAIN, "small.yaml", " ".join(filter(None, flags)), self.settings.start) / "model")
 
     def first_model(self, recipe: str = PLAIN) -> str:
-        """The folder of the model that a recipe goes on from; that of the plain one unless it has other datasets."""
+        """The folder of the model that a recipe goes on from: the same for all, unless a recipe has other datasets."""
         flags = RECIPES[recipe] if RECIPES[recipe].startswith(DATASETS) else ""
         return self.fine_tuned(self.settings.first, flags.format_map(self.variants))
 
@@ -169,14 +173,14 @@ class Benchmark:
         return self.runs.result(self.name_of(*told), train_and_score)
 
     def name_of(self, *told: str) -> str:
-        """Of a run: what differs between runs, and what all runs of a command share."""
+        """The name of a run: what differs between runs, and what all runs of a command share."""
         settings = self.settings
         told = (model_files_fingerprint(settings.start), f"after {settings.first}", *told, settings.limit)
         rows = settings.test_rows and f"{settings.test_rows} test rows"
         return "; ".join(filter(None, [*told, rows]))
 
     def best_rate(self, recipe: str) -> float:
-        """By the first seed, on the development pairs."""
+        """The best rate of the first seed, on the development pairs."""
         return max(self.settings.learning_rates, key=lambda rate: development_mean(self.scores(recipe, rate, 0)))
 
     def run_recipe(self, recipe: str) -> dict:
@@ -187,14 +191,14 @@ class Benchmark:
         return {"rate": rate, "scores": scores}
 
     def teachers(self) -> dict[str, Callable[[], str]]:
-        """By the name in the flags of a recipe: what gives the folder of a teacher."""
+        """Functions that return the folder of a teacher, by its name in the flags of a recipe."""
         return {
             "teacher": self.reranker,
             "embedding_teacher": lambda: self.fine_tuned(self.settings.embedding_teacher),
         }
 
     def reranker(self) -> str:
-        """The folder of a reranker, made from the start with the documents that the miner confuses as wrong ones."""
+        """The folder of a reranker that is trained from the start, with hard negatives of the miner."""
         if self.settings.teacher is not None:
             return self.settings.teacher
         miner = self.first_model()
@@ -214,9 +218,9 @@ class Benchmark:
 
 
 def describe_variants(plain: Path) -> dict[str, Path]:
-    """Write descriptions of the same pairs with other instructions, and return where they are, by what they have.
+    """Write descriptions of the same pairs with other instructions, and return their paths, by variant.
 
-    `both_instructions` are made as those of the released evaluation are: the same sentence, then what the text is.
+    `both_instructions` are made as in the released evaluation: the same sentence, followed by what the text is.
     """
     written = {}
     for name in ("no_instruction", "both_instructions", "special_tokens"):
@@ -235,7 +239,7 @@ def describe_variants(plain: Path) -> dict[str, Path]:
 
 
 def comparisons(results: dict[str, dict]) -> list[tuple[str, str]]:
-    """Each recipe with the plain one, and what is added to mined negatives with those."""
+    """Each recipe with the plain one, and recipes that add something to mined negatives also with mined negatives."""
     found = [(name, PLAIN) for name in results if name != PLAIN]
     return found + [(name, MINED) for name in results if RECIPES[name].startswith(MINER + " ") and MINED in results]
 
@@ -260,7 +264,7 @@ def scores_table(before: dict[str, float], results: dict[str, dict]) -> list[str
 
 
 def plot(results: dict[str, dict], file: Path) -> None:
-    """One panel a test: what each recipe adds to the plain one, with the 95% interval."""
+    """One panel per test: what each recipe adds to the plain one, with the 95% interval."""
     figure = Figure(figsize=(13, 1.2 + 0.4 * len(results)), layout="constrained")
     names = [name for name in results if name != PLAIN][::-1]
     for axes, (key, title) in zip(figure.subplots(1, len(COLUMNS), sharey=True), COLUMNS.items()):
@@ -278,11 +282,13 @@ def report(
     teacher = ""
     if any("{teacher}" in RECIPES[name] for name in results):
         made = f"a reranker, `configs/embeddings/reranker.yaml` with `{settings.reranker}`"
-        teacher = f"Teacher, and what checks mined negatives: {settings.teacher or made}. "
+        teacher = f"Teacher of scores, which also checks mined negatives: {settings.teacher or made}. "
     if any("{embedding_teacher}" in RECIPES[name] for name in results):
         teacher += f"Teacher of embeddings: the start fine-tuned with `{settings.embedding_teacher}`. "
     if any(RECIPES[name].startswith(DATASETS) for name in results):
-        teacher += "Recipes with other `--datasets`, that is other instructions, had these before, too. "
+        teacher += (
+            "Recipes with other `--datasets` have other instructions; their start was fine-tuned with these, too. "
+        )
     sections = (
         "# What each way of training embeddings adds",
         "![what each recipe adds to the plain one](embedding_training.png)",
@@ -290,11 +296,11 @@ def report(
             "embedding_training", "sentence-transformers", "peft", precision=AS_TOLD, runs=runs.circumstances()
         ),
         f"{TESTS} {SIMILARITY}",
-        f"The pretrained model is fine-tuned once: `configs/embeddings/small.yaml` with `{settings.first}`. From what "
-        f"that gives (`before`) every recipe goes on with `{settings.pairs}` and the flags of the second table. It is "
-        f"the miner and the guide, too. {teacher}Rates "
-        f"{', '.join(f'{rate:g}' for rate in settings.learning_rates)} are tried by all and chosen on other pairs; "
-        f"{settings.seeds} seeds; intervals are 95% by Student's t, and gains are taken seed by seed.",
+        f"The pretrained model is fine-tuned once: `configs/embeddings/small.yaml` with `{settings.first}`. Every "
+        f"recipe goes on from this model (`before`) with `{settings.pairs}` and the flags of the second table. The "
+        f"same model is the miner and the guide. {teacher}Learning rates "
+        f"{', '.join(f'{rate:g}' for rate in settings.learning_rates)} are tried by all recipes and chosen on other "
+        f"pairs; {settings.seeds} seeds; intervals are 95% by Student's t, and gains are computed seed by seed.",
         "\n".join(gains_table(results)),
         "\n".join(scores_table(before, results)),
     )

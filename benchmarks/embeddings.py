@@ -4,10 +4,11 @@
     python benchmarks/embeddings.py --data ../shared/data --text_pairs data/text_pairs.parquet \\
         --starts NeoBERT=runs/small/model BERT=runs/bert/model --others vectors=runs/static_vectors
 
-Each start, and random weights beside them, is scored as it is, after fine-tuning on pairs, and, with `--text_pairs`,
-after a contrastive stage on text, alone and before fine-tuning on pairs. All get the same search: every learning rate
-with the first seed, the rate chosen on held-out pairs that are not tested on, then the other seeds. Interrupted, the
-same command goes on, on another machine as well: see stored_runs.py.
+Each start, and random weights as well, is scored as it is and after fine-tuning on pairs. With `--text_pairs` it is
+also scored after a contrastive stage on text, alone and before fine-tuning on pairs. All get the same search: every
+learning rate is tried with the first seed, the rate is chosen on held-out pairs that are not tested on, and then the
+other seeds run with it. An interrupted command goes on when it is run again, even on another machine: see
+stored_runs.py.
 """
 
 import itertools
@@ -65,7 +66,7 @@ class EmbeddingBenchmarkArguments(EmbeddingBenchmarkSettings):
     )
     output_dir: str = field(default="runs/embeddings_benchmark", metadata={"help": "data, runs and logs"})
     learning_rates: list[Positive] = field(
-        default_factory=lambda: [5e-4, 2e-3], metadata={"help": "tried in both stages, by all"}
+        default_factory=lambda: [5e-4, 2e-3], metadata={"help": "tried in both stages, by all starts"}
     )
     contrastive: str = field(default="--max_steps 500", metadata={"help": "further flags of the contrastive stage"})
     pairs: str = field(default="--max_steps 300", metadata={"help": "further flags of fine-tuning on pairs"})
@@ -98,12 +99,12 @@ class Benchmark:
         return random
 
     def flags(self, stage: str, rate: float) -> str:
-        """Of a stage, without the seed and those that name files."""
+        """The flags of a stage, without the seed and without those that name files."""
         own = {"contrastive": self.settings.contrastive, "pairs": self.settings.pairs}[stage]
         return f"--max_length 64 --learning_rate {rate:g} {own} {self.settings.limit}".strip()
 
     def train(self, model: Path, output: Path, stage: str, rate: float, seed: int) -> Path:
-        """Fine-tune unless that is done, and return the folder of the model."""
+        """Fine-tune unless it is done already, and return the folder of the model."""
         flags = f"--datasets {self.descriptions[stage]} --model {model} --seed {seed} {self.flags(stage, rate)}"
         return train_once("finetune_embeddings.py", CONFIGS[stage], output, flags) / "model"
 
@@ -134,7 +135,7 @@ class Benchmark:
         return max(found, key=found.get)
 
     def run_all(self, name: str, folder: Path) -> dict[str, dict]:
-        """Rates and scores of each seed by the way of training."""
+        """Learning rates, and scores of each seed, by way of training."""
         results = {}
         for title, stages in STAGES.items():
             if not set(stages) <= set(self.descriptions):
@@ -162,7 +163,7 @@ def scores_table(results: dict[str, dict]) -> list[str]:
 
 
 def gains_table(results: dict[str, dict], starts: list[str]) -> list[str]:
-    """What the first start adds to the others, and a contrastive stage to fine-tuning alone, seed by seed."""
+    """Gains, seed by seed, of the first start over the others, and of a contrastive stage over fine-tuning alone."""
     others = [*starts[1:], RANDOM]
     comparisons = [((starts[0], way), (other, way)) for way in (CONTRASTIVE, PAIRS, BOTH) for other in others]
     comparisons += [((name, BOTH), (name, PAIRS)) for name in [*starts, RANDOM]]
@@ -170,14 +171,14 @@ def gains_table(results: dict[str, dict], starts: list[str]) -> list[str]:
     rows = []
     for better, worse in comparisons:
         scores = [results[name][way]["scores"] for name, way in (better, worse)]
-        # Runs of earlier versions were not searched with by words, too.
+        # Runs of earlier versions have no scores for search with BM25.
         cells = [gain_cell(*scores, key) if all(key in one[0] for one in scores) else "-" for key in COLUMNS]
         rows.append([f"{', '.join(better)}, against {', '.join(worse)}", *cells])
     return markdown_table(["", *COLUMNS.values()], rows)
 
 
 def plot(results: dict[str, dict], file: Path) -> None:
-    """One panel a test, one group of bars a start, with the 95% interval over the seeds; BM25 alone is a line."""
+    """One panel per test, one group of bars per start, with the 95% interval over the seeds; BM25 alone is a line."""
     figure = Figure(figsize=(18, 4.2), layout="constrained")
     alone = results[BM25][PLAIN]["scores"][0]
     colors = {title: f"C{number}" for number, title in enumerate(STAGES)}
@@ -211,17 +212,21 @@ def report(settings: EmbeddingBenchmarkArguments, results: dict[str, dict], star
     contrastive = f"Contrastive stage: `configs/embeddings/contrastive.yaml` with `{settings.contrastive}`. "
     contrastive = contrastive if settings.text_pairs else "No contrastive stage was run. "
     others = [f"`{other.split('=', 1)[0]}` (`{other.split('=', 1)[1]}`)" for other in settings.others]
-    others = f" Only scored: {', '.join(others)}; `static_vectors.py` makes word vectors of the text." if others else ""
+    others = (
+        f" Scored without training: {', '.join(others)}; `static_vectors.py` makes word vectors from the text."
+        if others
+        else ""
+    )
     sections = (
         "# What pretraining and a contrastive stage are worth for retrieval",
         "![scores](embeddings.png)",
         circumstances("embeddings", "sentence-transformers", "lancedb", precision=AS_TOLD, runs=runs.circumstances()),
-        f"{TESTS} `with BM25`: the cosine + {KEYWORD_WEIGHT} x BM25 / the query's highest BM25, as "
-        f"`semantic_search.py query --keyword_weight {KEYWORD_WEIGHT}` ranks. {SIMILARITY}{others}",
+        f"{TESTS} `with BM25`: the cosine + {KEYWORD_WEIGHT} x BM25 / the query's highest BM25, by "
+        f"which `semantic_search.py query --keyword_weight {KEYWORD_WEIGHT}` ranks. {SIMILARITY}{others}",
         f"{contrastive}Pairs: `configs/embeddings/small.yaml` with `{settings.pairs}`. Texts are cut at 64 tokens in "
-        f"training and 128 in tests. Rates {', '.join(f'{rate:g}' for rate in settings.learning_rates)} are tried by "
-        f"all, in each stage, and chosen on other pairs; {settings.seeds} seeds; intervals are 95% by Student's t, and "
-        "gains are taken seed by seed.",
+        f"training and 128 in tests. Learning rates {', '.join(f'{rate:g}' for rate in settings.learning_rates)} are "
+        f"tried by all starts, in each stage, and chosen on other pairs; {settings.seeds} seeds; intervals are 95% by "
+        "Student's t, and gains are computed seed by seed.",
         "\n".join(gains_table(results, starts)),
         "\n".join(scores_table(results)),
     )

@@ -2,20 +2,20 @@
 
     python benchmarks/forward.py            # make bench; 12 minutes on 2 CPU cores
 
-glibc gives large blocks back to the kernel, which then has to fill each anew, 4 KB at a time: with MALLOC_MMAP_MAX_=0,
-MALLOC_TRIM_THRESHOLD_=-1 and GLIBC_TUNABLES=glibc.malloc.hugetlb=1 in the environment, as `make bench` has it, it keeps
-them, and asks for huge pages.
+glibc gives large blocks back to the kernel, which then has to provide each one again, 4 KB at a time. With
+MALLOC_MMAP_MAX_=0, MALLOC_TRIM_THRESHOLD_=-1 and GLIBC_TUNABLES=glibc.malloc.hugetlb=1 in the environment, as in
+`make bench`, glibc keeps the blocks and asks for huge pages.
 
 Three questions, each answered by a ratio of medians measured interleaved in one run, because machines are noisy:
 
 1. full batches: time of the bare matrix products (every linear layer and both attention products, same shapes, same
-   weights) over time of the forward pass. Where a process's memory happens to lie changes it by up to 3%, so several
-   processes measure, and the one in the middle counts;
-2. ragged batches: speed-up of stripping the padding over computing it, as a share of the ideal 1 / (share of real
-   tokens);
+   weights) over time of the forward pass. The place of a process's memory changes it by up to 3%, so several
+   processes measure, and the one with the median counts;
+2. ragged batches: speed-up from stripping the padding instead of computing it, as a share of the ideal
+   1 / (share of real tokens);
 3. training step: sparse prediction (decoder on the 20% labelled positions) against dense logits.
 
-Writes benchmarks/results/forward_<device>.md and .json; the device is CUDA where there is one.
+Writes benchmarks/results/forward_<device>.md and .json; the device is CUDA if available.
 """
 
 import argparse
@@ -40,7 +40,7 @@ from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM, NeoBERTModel
 from neobert_hf.common.atomic_writes import write_json, write_text
 
 
-# `sdpa` strips padding; under another name the same kernel computes it.
+# `sdpa` strips padding; under another name, the same kernel computes it, too.
 AttentionInterface.register("padded_sdpa", sdpa_attention_forward)
 AttentionMaskInterface.register("padded_sdpa", sdpa_mask)
 
@@ -94,8 +94,8 @@ def build(layers: int) -> NeoBERTModel:
 
 
 def in_processes(processes: int, share: str, measure: Callable[..., list[dict]], *arguments) -> list[dict]:
-    """Of every row that `measure` gives that of the process in the middle by its `share`, with the shares of all."""
-    # One process after the other, each a new one.
+    """For every row of `measure`, the result of the process with the median `share`, with the shares of all."""
+    # One new process after the other.
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), max_tasks_per_child=1) as executor:
         runs = [executor.submit(measure, *arguments).result() for _ in range(processes)]
     return middle_rows(share, runs)
@@ -118,7 +118,7 @@ def full_batches(layers: int, shapes, repeats: int) -> list[dict]:
         parts = bare_products(model, batch, length)
         seconds = medians({"model": lambda ids=ids: model(ids), **parts}, repeats)
         bound = seconds["linear"] + seconds["products"]
-        # Where the fused kernel beats the plain products (it skips the score matrix) the fair bound is the lower one.
+        # If the fused kernel beats the plain products (it skips the score matrix), the fair bound is the lower one.
         strict = seconds["linear"] + min(seconds["products"], seconds["fused"])
         rows.append(
             {
@@ -134,7 +134,7 @@ def full_batches(layers: int, shapes, repeats: int) -> list[dict]:
 
 
 def ragged_lengths(batch: int, longest: int) -> torch.Tensor:
-    """Lognormal lengths with a mean of about 35% of the longest, and one of the longest."""
+    """Lognormal lengths with a mean of about 35% of the longest; one row has the longest length."""
     generator = torch.Generator().manual_seed(0)
     lengths = torch.empty(batch).log_normal_(0.0, 0.6, generator=generator)
     lengths = (lengths / lengths.mean() * 0.35 * longest).round().clamp(3, longest).long()

@@ -1,28 +1,27 @@
-"""Everything about speed on a GPU, by one command with a time limit.
+"""Everything about speed on a GPU, in one command with a time limit.
 
     python benchmarks/gpu.py                  # make gpu; on a GPU, nine minutes at most
     python benchmarks/gpu.py --minutes 0      # measures nothing: writes the page again, on any machine
 
-In this order, which is that of worth:
+In this order, the most valuable first:
 
 1. the tests for GPUs (`pytest -m gpu`);
 2. the parts of a forward pass (gpu_probe.py), then NeoBERT and ModernBERT-base at 512, 4,096 and 8,192 tokens;
 3. NeoBERT, eager and compiled, at all lengths, and its training;
 4. 32,768 tokens in one sequence, the memory of training with and without checkpointing, the kernels of one block, the
    other encoders;
-5. the parts of a backward pass and compiled ones, small batches with and without CUDA graphs, training of the other
-   encoders, and those compiled.
+5. the parts of a backward pass and compiled parts, small batches with and without CUDA graphs, training of the other
+   encoders, and the other encoders compiled.
 
-By the longest times that are allowed for them, three calls of nine minutes are for 1 and 2, for 3, and for 4.
+By their longest allowed times, three calls of nine minutes cover 1 and 2, then 3, then 4.
 
-What is measured of a model, and how, is throughput.py's. Batches are those of 16,384 to 131,072 tokens, of which the
-fastest counts.
+Models are measured as in throughput.py. Batches have 16,384 to 131,072 tokens, and the fastest counts.
 
-Every number goes into `output_dir`/gpu.json at once, so that a killed process loses none. The same command goes on
-where it stopped, on a new machine as well: GPU and versions must be those of the file. What a kill ended is tried again
-after everything else, what an error ended only once the code has changed. Last come numbers of NeoBERT's that other
-files of the model were measured with. Nothing begins for which the time is not left. Writes gpu.md beside gpu.json: one
-page, against the goals.
+Every number goes into `output_dir`/gpu.json at once, so that a killed process loses none. The same command resumes,
+also on a new machine: GPU and versions must be those of the file. A measurement that was killed is tried again after
+everything else, one that ended with an error only once the code has changed. Last, NeoBERT's numbers from older
+versions of the model files are measured again. No measurement begins without enough time left. Writes gpu.md next to
+gpu.json: one page, compared with the goals.
 """
 
 import gc

@@ -1,10 +1,11 @@
-"""Kernels and bytes of one layer's forward pass on a GPU, counted without one: how much of it is not matrix products.
+"""Kernels and bytes of one layer's forward pass on a GPU, counted without a GPU: how much is not matrix products.
 
     python benchmarks/kernel_counts.py
 
-The model runs the way of a GPU on tensors without data, in bfloat16. Every operation that is not a view counts as one
-kernel that reads its inputs and writes its outputs once; attention is one kernel. Two models of different depth are
-subtracted, so that what happens once a pass does not count. Compiled blocks fuse what is element-wise.
+The model takes the code path of a GPU on tensors without data, in bfloat16. Every operation that is not a view counts
+as one kernel that reads its inputs and writes its outputs once; attention is one kernel. The counts of two models of
+different depth are subtracted, so that what happens once per pass does not count. Compiled blocks fuse element-wise
+operations.
 """
 
 from collections import defaultdict
@@ -31,7 +32,7 @@ class KernelCount(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         out = function(*args, **(kwargs or {}))
         name = function.overloadpacket.__name__
-        # Views have an alias in what they return, and operations in place write to it.
+        # Views return an alias, and in-place operations write to it.
         is_view = any(value.alias_info and not value.alias_info.is_write for value in function._schema.returns)
         if not is_view and not name.startswith(("empty", "_assert", "detach", "is_", "_unsafe_view")):
             self.kernels[name] += 1
@@ -40,7 +41,7 @@ class KernelCount(TorchDispatchMode):
 
 
 def size_in_memory(leaf) -> int:
-    """Bytes; an expanded tensor is read from where it lies."""
+    """Bytes in memory; those of an expanded tensor count once."""
     if not isinstance(leaf, torch.Tensor):
         return 0
     numbers = 1
@@ -50,11 +51,11 @@ def size_in_memory(leaf) -> int:
 
 
 def count(layers: int, rows: int, length: int, packed: bool) -> KernelCount:
-    """The published width and so many layers, on whole rows or the same tokens as documents in one row."""
+    """Run this many layers of the published width, on whole rows, or on the same tokens packed into one row."""
     config = NeoBERTConfig(num_hidden_layers=layers, max_length=length)
     with torch.device("meta"), torch.no_grad():
         model = NeoBERTModel._from_config(config, dtype=torch.bfloat16).eval()
-        # There are no values to look at.
+        # There are no values to check.
         model.check_values = False
         inputs = {"input_ids": torch.empty((1, rows * length) if packed else (rows, length), dtype=torch.long)}
         if packed:
@@ -84,9 +85,9 @@ def main() -> None:
     attention_neobert.has_varlen_kernel = lambda *arguments: True
     attention_neobert.find_faster_kernel = lambda *arguments: None
     F.scaled_dot_product_attention = attend_to_rows
-    # A GPU has one kernel for a norm, which moves as much as a copy (`clone`). Without data torch would take it apart.
+    # A GPU has one kernel for a norm, which moves as much as a copy (`clone`). Without data, torch would decompose it.
     F.rms_norm = lambda states, *arguments: states.clone()
-    # Asked about the device of the tensors, it knows no `meta`.
+    # It does not know the device `meta` of the tensors.
     torch.is_autocast_enabled = lambda *arguments: False
     for title, (rows, length) in TOKENS.items():
         for packed in (False, True):

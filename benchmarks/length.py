@@ -37,10 +37,12 @@ class LengthBenchmark:
     model: LocalPath = field(default="benchmarks/models/small", metadata={"help": "folder of the model"})
     output_dir: LocalPath = field(default="runs/length_benchmark", metadata={"help": "folder of runs and logs"})
     results: LocalPath = field(default="benchmarks/results", metadata={"help": "folder of the report"})
-    lengths: list[Count] = field(default_factory=lambda: [1024, 2048], metadata={"help": "in tokens, to train with"})
-    seeds: Annotated[int, Range(2)] = field(default=5, metadata={"help": "trainings of each length and way"})
-    native: bool = field(default=True, metadata={"help": "train with positions as they are, too"})
-    processes: Count = field(default=2, metadata={"help": "runs at a time, of one thread each"})
+    lengths: list[Count] = field(
+        default_factory=lambda: [1024, 2048], metadata={"help": "lengths to train with, in tokens"}
+    )
+    seeds: Annotated[int, Range(2)] = field(default=5, metadata={"help": "trainings of each length and method"})
+    native: bool = field(default=True, metadata={"help": "also train with unscaled positions"})
+    processes: Count = field(default=2, metadata={"help": "parallel runs, each with one thread"})
     training: str = field(
         default="--learning_rate 3e-4 --global_batch_tokens 8192 --micro_batch_tokens 8192 --max_steps 80 "
         "--eval_steps 40 --held_out_documents 40 --measured_documents 12 --sample 8 --facts 64 --num_proc 1 "
@@ -76,7 +78,7 @@ def train(settings: LengthBenchmark, length: int, way: str, seed: int) -> dict:
     if not (folder / "report.json").exists():
         folder.mkdir(parents=True, exist_ok=True)
         if seed and (first / "report.json").exists():
-            # Tokens, and what is measured before training, are the same for all seeds: 3 minutes of a core each time.
+            # All seeds share the tokens and the measurements before training, which take 3 minutes of a core.
             for part in ("data", "lengths/before"):
                 shutil.copytree(first / part, folder / part, dirs_exist_ok=True)
         flags = f"--config {ROOT}/configs/adapt/length.yaml --model {settings.model} --text {settings.text}"
@@ -106,7 +108,7 @@ def tables(length: int, measured: dict[str, list[dict]]) -> list[str]:
                 cells.append(f"{mean:.1f} ± {mean - lower:.1f}" if len(runs) > 1 else f"{mean:.1f}")
             rows.append([state, *cells])
         rows.append(["trained, above YaRN alone", *(gain(measured, at, key) for at in lengths)])
-        lines += [f"{title[0].upper()}{title[1:]}, by tokens that are read:", ""]
+        lines += [f"{title[0].upper()}{title[1:]}, by number of tokens:", ""]
         lines += [*markdown_table(["", *(f"{int(at):,}" for at in lengths)], rows), ""]
     return lines
 
@@ -131,7 +133,7 @@ def plot(measured: dict[int, dict[str, list[dict]]], file: Path) -> None:
             )
             for state, runs in by_state.items()
         ]
-        labels = {"xlabel": "tokens that are read", "ylabel": title, "title": f"for {length:,} tokens"}
+        labels = {"xlabel": "number of tokens", "ylabel": title, "title": f"for {length:,} tokens"}
         panels.append(Panel(lines, labels, list(map(int, at))))
     plot_lines(file, panels)
 
@@ -154,12 +156,12 @@ def main(args: list[str] | None = None) -> None:
         "",
         circumstances("length", precision=AS_TOLD, runs=runs.circumstances()),
         "",
-        f"The small model knows 256 tokens. Of {settings.seeds} seeds of training: means with 95% intervals (Student's "
-        "t); without training there is one model. A fact is a statement somewhere in the text and a question at its "
-        "end, with 100 words to choose from (1% by chance). Intervals tell how much trainings differ, not how much "
-        "another draw of facts would: of 64 facts, of which a tenth is found, that is 7 points more or less. The "
-        "documents that are read are held out of this "
-        "training; of the model's pretraining they were a part, in windows of 256 tokens.",
+        f"The small model was trained with 256 tokens. Shown are means over {settings.seeds} seeds of training with "
+        "95% intervals (Student's t); without training there is one model. A fact is a statement somewhere in the text "
+        "and a question at its end, with 100 words to choose from (1% by chance). Intervals show how much trainings "
+        "differ, not how much another draw of facts would change the result: with 64 facts, of which a tenth is found, "
+        "that is 7 points more or less. The documents that are measured are held out of this training, but in windows "
+        "of 256 tokens they were part of the model's pretraining.",
         "",
         f"Each training is `extend_length.py` with `{settings.training}`.",
         "",

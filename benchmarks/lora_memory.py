@@ -1,9 +1,10 @@
-"""The memory and time of training a model of the published size with LoRA, and without. Writes results/lora_memory.md.
+"""The memory and time of training a model of the published size, with and without LoRA. Writes results/lora_memory.md.
 
     python benchmarks/lora_memory.py
 
-Random weights, configs/embeddings/lora.yaml with and without its `lora_rank`, and some steps on pairs of real text.
-Each setting is a process of its own, whose peak the system tells when it ends: with libraries, loading and saving.
+A model with random weights is trained with configs/embeddings/lora.yaml, with and without its `lora_rank`, for some
+steps on pairs of real text. Each setting runs in its own process, whose peak memory the system reports when it ends;
+this includes libraries, loading and saving.
 """
 
 import json
@@ -33,8 +34,8 @@ class MemoryArguments:
         default=f"{ROOT}/configs/embeddings/small_datasets.yaml", metadata={"help": "YAML file that describes pairs"}
     )
     tokenizer: str = field(default=f"{ROOT}/benchmarks/models/small", metadata={"help": "folder or Hub id"})
-    output_dir: str = field(default="runs/lora_memory", metadata={"help": "the model and the runs"})
-    results: str = field(default="benchmarks/results", metadata={"help": "where the report goes"})
+    output_dir: str = field(default="runs/lora_memory", metadata={"help": "folder of the model and the runs"})
+    results: str = field(default="benchmarks/results", metadata={"help": "folder of the report"})
     layers: Count = field(default=28, metadata={"help": "of the model"})
     hidden_size: Count = field(default=768, metadata={"help": "of the model"})
     steps: Count = field(default=5, metadata={"help": "of each training"})
@@ -51,14 +52,14 @@ def save_random(settings: MemoryArguments, folder: Path) -> int:
     model = NeoBERTForMaskedLM(NeoBERTConfig(**sizes, num_attention_heads=settings.hidden_size // 64))
     model.save_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(settings.tokenizer)
-    # A tokenizer has to have as many entries as the model; these stand in no text.
+    # The tokenizer needs as many entries as the model; the added ones occur in no text.
     tokenizer.add_tokens([f"[unused{number}]" for number in range(model.config.vocab_size - len(tokenizer))])
     tokenizer.save_pretrained(folder)
     return model.num_parameters()
 
 
 def without_evaluation(description: Path, file: Path) -> None:
-    """Write a description of the same training datasets alone: a run ends with an evaluation if it has one."""
+    """Write a description of only the training datasets: with evaluation data, a run would end with an evaluation."""
     train = yaml.safe_load(description.read_text())["train"]
     for entry in train.values():
         entry["source"] = str((description.parent / entry["source"]).resolve())
@@ -71,7 +72,7 @@ def measure(settings: MemoryArguments, model: Path, name: str) -> dict[str, floa
     folder.mkdir(parents=True, exist_ok=True)
     changes = {"extends": f"{ROOT}/configs/embeddings/lora.yaml", **SETTINGS[name]}
     write_text(folder / "settings.yaml", yaml.safe_dump(changes))
-    # What dataloader_num_workers starts would not be counted.
+    # Processes of dataloader workers would not be counted.
     flags = (
         f"--config {folder}/settings.yaml --datasets {model.parent}/datasets.yaml --model {model} "
         f"--output_dir {folder}/run --bf16 false --use_cpu true --max_steps {settings.steps} "
@@ -86,7 +87,7 @@ def measure(settings: MemoryArguments, model: Path, name: str) -> dict[str, floa
         sys.exit(f"{' '.join(command)} ended with {os.waitstatus_to_exitcode(status)}; see {folder}/output.txt")
     log = json.loads((folder / "run/log.json").read_text())
     seconds = next(entry["train_runtime"] for entry in log if "train_runtime" in entry) / settings.steps
-    # Linux tells it in units of 1,024 bytes.
+    # Linux reports it in units of 1,024 bytes.
     return {"peak_gb": usage.ru_maxrss * 1024 / 1e9, "seconds_a_step": seconds}
 
 
@@ -96,10 +97,10 @@ def report(settings: MemoryArguments, parameters: int, found: dict[str, dict[str
         "# Memory of training with LoRA",
         circumstances("lora_memory", "sentence-transformers", "peft"),
         f"A NeoBERT of {settings.layers} layers x {settings.hidden_size} with random weights ({parameters:,} "
-        "parameters with its decoder, which embeddings do not need), `configs/embeddings/lora.yaml` with and without "
-        f"`lora_rank`, {settings.steps} steps on real pairs (`{settings.flags}`). Peak of the resident memory of the "
-        "whole process, with Python, libraries, loading and saving. Seconds of a step hold its share of saving, and "
-        "are those of a machine that other work shared: they say little.",
+        "parameters with its decoder, which embeddings do not need) is trained with `configs/embeddings/lora.yaml`, "
+        f"with and without `lora_rank`, for {settings.steps} steps on real pairs (`{settings.flags}`). The peak is the "
+        "resident memory of the whole process, including Python, libraries, loading and saving. The seconds of a step "
+        "include a share of saving. Other work ran on the machine, so they say little.",
         "\n".join(markdown_table(["trained", "peak, GB", "seconds a step"], rows)),
     )
     return "\n\n".join(sections) + "\n"

@@ -170,9 +170,10 @@ def report(stages: dict[str, list[dict]], losses: dict[str, list[float]], bf16: 
         f"{' --bf16 true' if bf16 else ''}`. "
         "Text: 88 million characters of English documentation, speeches, books; 8,192 WordPiece entries.",
         "## Two stages (`configs/pretrain/small.yaml`, `small_long.yaml`)",
-        f"{seen[0]:,} tokens of up to 256 a document at a median of {throughput[0]:,.0f} tokens/s, then {seen[1]:,} of "
-        "up to 1,024 from the 20/40/40 mixture of all documents, those of 256 and those of 512 tokens or more, at "
-        f"{throughput[1]:,.0f} tokens/s. Masked loss in nats on 217 held-out documents, with the same masks each time:",
+        f"Stage 1: {seen[0]:,} tokens, up to 256 per document, at a median of {throughput[0]:,.0f} tokens/s. Stage 2: "
+        f"{seen[1]:,} tokens, up to 1,024 per document, from the 20/40/40 mixture of all documents, those of 256 "
+        f"tokens or more and those of 512 or more, at {throughput[1]:,.0f} tokens/s. Masked loss in nats on 217 "
+        "held-out documents, with the same masks each time:",
         "\n".join(
             length_table(
                 {
@@ -184,7 +185,8 @@ def report(stages: dict[str, list[dict]], losses: dict[str, list[float]], bf16: 
         ),
         "## Ablation pairs",
         "3 million parameters, 600 steps of 2,048 tokens; the runs of a seed share data order, masks and test text. "
-        "Positive differences are worse than the pair: the first line, and for the last line the one before it.",
+        "Each line is compared with the first line, but the last one with the line before it; positive differences are "
+        "worse.",
         "\n".join(ablation_table(losses)),
     )
     return "\n\n".join(sections) + "\n"

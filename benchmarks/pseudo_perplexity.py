@@ -1,4 +1,4 @@
-"""How far beyond its training length a small NeoBERT reads. Rewrites benchmarks/results/pseudo_perplexity.md.
+"""How well a small NeoBERT works beyond its training length. Rewrites benchmarks/results/pseudo_perplexity.md.
 
     python benchmarks/pseudo_perplexity.py --data ../shared/data
 
@@ -19,7 +19,7 @@ from neobert_hf.common.settings import parse_config
 from neobert_hf.evaluation.pseudo_perplexity.report import curve_name, curves, plot, table
 
 
-# Factors of the length that each stage was trained with, up to 8 times 256.
+# Factors relative to the training length of each stage, up to 8 times 256.
 ROPE = {"short": "native yarn:2 yarn:4 yarn:8 linear:8 dynamic:8", "long": "native yarn:2"}
 
 
@@ -31,14 +31,14 @@ class BenchmarkArguments:
     )
     long: str = field(default="runs/pretraining_benchmark/stage_2/model", metadata={"help": "model of the second"})
     lengths: list[int] = field(default_factory=lambda: [64, 128, 256, 512, 1024, 2048], metadata={"help": "in tokens"})
-    documents: int = field(default=48, metadata={"help": "of at least the longest length, drawn with seed 0"})
+    documents: int = field(default=48, metadata={"help": "documents of at least the longest length, drawn with seed 0"})
     sample: int = field(default=4, metadata={"help": "positions of each document at each length"})
     output_dir: str = field(default="runs/pseudo_perplexity_benchmark", metadata={"help": "losses and logs"})
-    results: str = field(default="benchmarks/results", metadata={"help": "where the report goes"})
+    results: str = field(default="benchmarks/results", metadata={"help": "folder of the report"})
 
 
 def write_documents(data: Path, file: Path) -> None:
-    """Both sources in one order, so that a few documents are of both."""
+    """Shuffle both sources together, so that even a few documents include both."""
     file.parent.mkdir(parents=True, exist_ok=True)
     sources = [Dataset.from_parquet(str(data / name)) for name in ("long_articles.parquet", "text/validation.parquet")]
     texts = concatenate_datasets([source.select_columns("text") for source in sources])
@@ -79,14 +79,15 @@ def report(settings: BenchmarkArguments, scores: list[dict]) -> str:
         "![pseudo-perplexity](pseudo_perplexity.png)",
         circumstances("pseudo_perplexity", "datasets"),
         f"It runs `examples/pseudo_perplexity.py` with `--rope {ROPE['short']}` for the model of the first stage of "
-        f"[pretraining.md](pretraining.md) (256 tokens) and `--rope {ROPE['long']}` for that of the second (1,024).",
+        f"[pretraining.md](pretraining.md) (256 tokens) and `--rope {ROPE['long']}` for the model of the second "
+        "stage (1,024).",
         f"The first tokens of {len({row['document'] for row in scores})} documents of {max(settings.lengths):,} tokens "
-        "or more (encyclopedia articles, and held-out documents of the sources of training), the same at every length; "
-        f"of each {settings.sample} random positions, the same for all curves of a length. Geometric mean over "
-        "documents:",
+        "or more (encyclopedia articles, and held-out documents of the training sources), the same at every length. Of "
+        f"each, {settings.sample} random positions are scored, the same for all curves at a length. Geometric mean "
+        "over documents:",
         table(curves(scores)).rstrip(),
-        "Documents differ much, so the intervals of single points (in the JSON file) are wide. On the same positions, "
-        "the mean loss with a 95% interval over documents (below 0 is better):",
+        "Documents differ a lot, so the intervals of single points (in the JSON file) are wide. The next table "
+        "compares mean losses on the same positions, with a 95% interval over documents (below 0 is better):",
         "\n".join(difference_table(scores, settings.lengths)),
     )
     return "\n\n".join(sections) + "\n"

@@ -96,7 +96,7 @@ class Candidate:
 
 
 def first_round(compute: float) -> list[Candidate]:
-    """Sizes x vocabularies x rates with Muon and BERT's masks; then, in the middle, what else was to be decided."""
+    """Sizes x vocabularies x rates with Muon and BERT's masks; then other choices, for the middle size."""
     grid = itertools.product(SIZES, VOCABULARIES, (1e-3, 2e-3))
     return [
         *(Candidate(compute, size, vocabulary, "muon", rate) for size, vocabulary, rate in grid),
@@ -206,10 +206,10 @@ def report(curves: dict[Candidate, list], losses: dict[Candidate, float], runs: 
         "# Which small model to pretrain on a CPU",
         "![held-out loss against compute](scaling_small.png)",
         circumstances("scaling_small", precision="one thread a run, bfloat16 autocast", runs=runs.circumstances()),
-        "All runs of a round have the same compute, not the same steps. Losses by token compare runs of one "
-        "vocabulary; the last column, divided by the characters of a token, compares all. Masks of the two kinds are "
-        "not equally hard to fill: their losses are not compared. With most compute, 4 x 192 is "
-        "`configs/pretrain/small.yaml` of `pretraining.md`.",
+        "All runs of a round have the same compute, not the same number of steps. Losses per token are comparable "
+        "runs with the same vocabulary; the last column, divided by the characters of a token, is comparable between "
+        "The two kinds of masks are not equally hard to fill, so their losses cannot be compared. With the most "
+        "compute, 4 x 192 is `configs/pretrain/small.yaml` of `pretraining.md`.",
         "\n".join(markdown_table([*head, "nats a token", "nats a character"], rows)),
     )
     return "\n\n".join(sections) + "\n"

@@ -321,24 +321,26 @@ def report(
         "# Serving on a CPU",
         "![times](serving_cpu.png)",
         circumstances("serving_cpu", *packages, precision=precision, runs=f"Measured {measured}."),
-        f"{settings.layers} layers of width {settings.width}, random weights, the same in all engines, one process, in "
-        f"turns with {PAUSE_SECONDS:g} seconds between them; median milliseconds of a forward pass, rows x tokens. "
+        f"{settings.layers} layers of width {settings.width}, random weights, the same in all engines. The engines "
+        f"take turns in one process, with {PAUSE_SECONDS:g} seconds in between. Times are the median milliseconds of a "
+        "forward pass, for rows x tokens. "
         "`prepared` is `model.prepare_for_inference()`; `compiled` is `neobert-hf compile`, for single texts, and full "
         "rows in int8; `fused` and `calibrated` are files that only this benchmark makes. The ragged batch has "
-        f"{MEAN_LENGTH} tokens a row on average, and one row of 128. Every engine was compared with PyTorch first: "
-        f"float32 to {EXACT:g}, others to a cosine of {LEAST_COSINE} in every token. Calibrated files were not: random "
-        "weights are not what their scales are for; how they do with trained ones the next table says.",
+        f"{MEAN_LENGTH} tokens per row on average, and one row of 128. Every engine was first compared with PyTorch: "
+        f"float32 must agree to {EXACT:g}, others to a cosine of {LEAST_COSINE} in every token. Calibrated files were "
+        "not compared, because their scales do not fit random weights; the next table shows them with trained ones.",
         time_table(found),
     )
     if quality:
         sections += (
             "## Speed, size and quality",
-            f"Quality is that of small models, {quality['settings']['seeds']} of each kind, trained from "
+            f"Quality was measured with small models, {quality['settings']['seeds']} of each kind, trained from "
             "`benchmarks/models/small` by `python benchmarks/serving_quality.py --data ../shared/data`: nDCG@10 of "
-            "searches in two dictionaries, Spearman's coefficient of 1,225 pairs of news, and the share of 4,441 "
-            "descriptions that are put into the right one of 41 sections. In brackets: above PyTorch in float32. Times "
-            "and sizes are of the large model above. Compiled code was asked for one text at a time. Prepared and "
-            "compiled in float32, and prepared in bfloat16, give the numbers of PyTorch in that precision.",
+            "searches in two dictionaries, Spearman's coefficient on 1,225 pairs of news, and the share of 4,441 "
+            "descriptions that are assigned to the right one of 41 sections. In brackets: the difference from PyTorch "
+            "in float32. Times and sizes are those of the large model above. Compiled code ran on one text at a time. "
+            "Prepared and compiled in float32, and prepared in bfloat16, give the same numbers as PyTorch in that "
+            "precision.",
             "\n".join(quality_table(found, weight_megabytes(folder), quality)),
         )
     return "\n\n".join([*sections, *other_machines(Path(settings.results))]) + "\n"

@@ -1,13 +1,13 @@
-"""Is a smaller model better cut out of a large one, or trained from nothing? Rewrites benchmarks/results/shrink.md and
+"""Is a smaller model better cut out of a large one, or trained from scratch? Rewrites benchmarks/results/shrink.md and
 shrink.png.
 
     python benchmarks/shrink.py --text ../shared/data/text
 
 For each size, examples/shrink.py makes a model out of the large one, and examples/pretrain.py trains one of the same
 size from random weights for as many floating-point operations. Both get the same search: every learning rate with the
-first seed, then the other seeds with the best one. What the large model cost is not counted: it is there. Interrupted,
-the same command goes on, on another machine as well: see stored_runs.py. Leave the machine alone while it starts:
-latencies are measured then.
+first seed, then the other seeds with the best one. The cost of the large model is not counted, since it exists already.
+An interrupted command goes on when it is run again, even on another machine: see stored_runs.py. Run nothing else on
+the machine while the command starts, since latencies are measured then.
 """
 
 import itertools
@@ -37,7 +37,7 @@ from neobert_hf.pretraining.flops import training_flops
 DISTILLED, SCRATCH = "distilled", "scratch"
 LABELS = {DISTILLED: "cut and distilled", SCRATCH: "from random weights"}
 WAYS = (DISTILLED, SCRATCH)
-# The large model has this many times as many layers, and as wide an MLP.
+# How many times as many layers the large model has, and how many times as wide an MLP.
 SIZES = {
     "1/2 MLP": (1, 2),
     "1/2 layers": (2, 1),
@@ -45,12 +45,12 @@ SIZES = {
     "1/2 layers, 1/4 MLP": (2, 4),
     "1/4 layers": (4, 1),
 }
-# Documents, the first ones, on which losses are measured: some 130,000 tokens of the shared text.
+# Number of documents, from the first, on which losses are measured: about 130,000 tokens of the shared text.
 VALIDATION_DOCUMENTS = 60
 # Tokens of a window, on average, and the share of them that is predicted; as in benchmarks/scaling_small.py.
 MEAN_LENGTH, PREDICTED = 180, 0.2
 MEASURED_TOKENS = 16384
-# Latency: texts, tokens of each, and how often.
+# Latency: texts at a time, tokens of each, and number of repetitions.
 TEXTS, LENGTH, REPEATS = 1, 128, 50
 
 
@@ -61,8 +61,8 @@ class ShrinkBenchmark:
     output_dir: LocalPath = field(default="runs/shrink_benchmark", metadata={"help": "folder of data, runs and logs"})
     results: LocalPath = field(default="benchmarks/results", metadata={"help": "folder of the report"})
     seeds: Annotated[int, Range(2)] = field(default=3, metadata={"help": "runs of each way and size"})
-    steps: Count = field(default=2000, metadata={"help": "of distillation"})
-    global_batch_tokens: Count = field(default=2048, metadata={"help": "of a step, in both ways"})
+    steps: Count = field(default=2000, metadata={"help": "steps of distillation"})
+    global_batch_tokens: Count = field(default=2048, metadata={"help": "tokens of a step, in both ways"})
     training: str = field(
         default="--optimizer muon --warmup_steps 0.02 --micro_batch_tokens 2048 "
         "--mask_replace_prob 0.8 --random_replace_prob 0.1 --bf16 false",
@@ -83,7 +83,7 @@ def sizes_of(config: NeoBERTConfig) -> dict[str, NeoBERTConfig]:
 
 
 def smaller(config: NeoBERTConfig, layers: int, mlp: int) -> NeoBERTConfig:
-    """The architecture with so many times fewer layers, and so many times narrower MLPs."""
+    """The architecture with the number of layers divided by `layers`, and the width of MLPs divided by `mlp`."""
     sizes = {"num_hidden_layers": config.num_hidden_layers // layers}
     sizes |= {"intermediate_size": config.intermediate_size // mlp}
     return NeoBERTConfig(**config.to_dict() | sizes)
@@ -116,7 +116,7 @@ def latency(config: NeoBERTConfig, folder: Path) -> float:
 
 
 def scratch_steps(settings: ShrinkBenchmark, large: NeoBERTConfig, small: NeoBERTConfig) -> int:
-    """Steps from random weights that cost what measuring and distillation do."""
+    """Steps from random weights that cost as much as measuring and distillation."""
     of_large, of_small = (training_flops(config, 1, MEAN_LENGTH, PREDICTED) for config in (large, small))
     # The large model only runs forward: a third of a training step.
     distilling = settings.steps * settings.global_batch_tokens * (of_small + of_large / 3)
@@ -134,7 +134,7 @@ def run_way(
     rate: float,
     seed: int,
 ) -> dict:
-    """The held-out loss of one size; of a distilled model that of the large one and of the cut one, too."""
+    """The held-out loss of one size; for a distilled model also the losses of the large and the cut model."""
     config, folder = configs[name], output / "_".join(re.findall(r"\w+", f"{name} {rate:g} {seed}"))
     folder.mkdir(exist_ok=True)
     common = f"--train_data {output}/data/train --validation_data {output}/data/validation --use_cpu true --seed {seed}"
@@ -161,7 +161,7 @@ def run_way(
 
 
 def run_all(settings: ShrinkBenchmark, runs: StoredRuns, output: Path, configs: dict[str, NeoBERTConfig]) -> dict:
-    """By size and way: the best learning rate with the first seed, and what every seed found with it."""
+    """By size and way: the best learning rate with the first seed, and the results of every seed with it."""
 
     def result(name: str, way: str, rate: float, seed: int) -> dict:
         told = [checkpoint_fingerprint(settings.model)[:8], name, way]
@@ -175,7 +175,7 @@ def run_all(settings: ShrinkBenchmark, runs: StoredRuns, output: Path, configs: 
     jobs = list(itertools.product(SIZES, WAYS))
     with ThreadPoolExecutor(settings.processes) as executor:
         rates = dict(zip(jobs, executor.map(lambda job: best_rate(*job), jobs)))
-        # All of a seed before the next one, so that a command with fewer seeds has them all.
+        # All runs of a seed come before those of the next one, so that a command with fewer seeds has all its runs.
         more = [(*job, rates[job], seed) for seed in range(settings.seeds) for job in jobs]
         found = list(executor.map(lambda one: result(*one), more))
     return {
@@ -201,15 +201,15 @@ def report(
             cells.append(f"{mean:.3f} ({lower:.3f} to {upper:.3f}), rate {found[name, way]['rate']:g}")
         rows.append([name, *cells])
     text = [
-        "# A smaller model: out of a large one, or from nothing",
+        "# A smaller model: cut out of a large one, or trained from scratch",
         "",
         circumstances("shrink", precision=LOSS_AS_TOLD, runs=runs.circumstances()),
         "",
         f"Masked loss in nats on held-out text, mean of {settings.seeds} seeds with 95% intervals (Student's t); "
-        f"median ms of the encoder for {TEXTS} x {LENGTH} tokens. Steps are those of distillation, and those from "
-        "random weights that cost as many floating-point operations; the training of the large model is not counted. "
-        f"Rates {', '.join(f'{rate:g}' for rate in settings.learning_rates)} are tried by both, and chosen by the loss "
-        "of the first seed.",
+        f"median time of the encoder in ms for {TEXTS} x {LENGTH} tokens. The steps are those of distillation, and "
+        "those from random weights that cost as many floating-point operations; the training of the large model is not "
+        f"counted. Learning rates {', '.join(f'{rate:g}' for rate in settings.learning_rates)} are tried by both, and "
+        "chosen by the loss of the first seed.",
         "",
         *markdown_table(["", "Parameters", "ms", "Steps", "Cut only", "Distilled", "From random weights"], rows),
         "",

@@ -1,14 +1,15 @@
-"""Is a smaller embedding model better cut out of a large one, or trained from nothing? Rewrites
+"""Is a smaller embedding model better cut out of a large one, or trained from scratch? Rewrites
 benchmarks/results/shrink_embeddings.md and shrink_embeddings.png.
 
     python benchmarks/shrink_embeddings.py --data ../shared/data
 
 The large model is the start, fine-tuned on pairs. For each size, examples/shrink_embeddings.py cuts layers and units
-out of it. The rest is tested as it is, and trained to give the embeddings of the large one (`distilled`) or on the
-pairs. Random weights of the same size are trained on the pairs. All get as many floating-point operations and the
-same search: every learning rate with the first seed, the rate chosen on held-out pairs that are not tested on, then the
-other seeds. What the large model cost is not counted. Interrupted, the same command goes on, on another machine as
-well: see stored_runs.py. Leave the machine alone while it starts: latencies are measured then.
+out of it. The cut model is tested as it is, and after training to reproduce the embeddings of the large model
+(`distilled`) or on the pairs. Random weights of the same size are trained on the pairs. All get the same number of
+floating-point operations and the same search: every learning rate is tried with the first seed, the rate is chosen on
+held-out pairs that are not tested on, and then the other seeds run with it. The cost of the large model is not counted.
+An interrupted command goes on when it is run again, even on another machine: see stored_runs.py. Run nothing else on
+the machine while the command starts, since latencies are measured then.
 """
 
 import itertools
@@ -41,7 +42,7 @@ from neobert_hf.common.settings import Count, LocalPath, Positive, parse_config
 from neobert_hf.pretraining.flops import training_flops
 
 
-# The large model has this many times as many layers, and times the width of the MLP.
+# How many times as many layers the large model has, and how many times as wide an MLP.
 SIZES = {"1/2 MLP": (1, 2), "1/2 layers": (2, 1), "1/2 layers, 1/4 MLP": (2, 4), "1/4 layers": (4, 1)}
 DISTILLED, CUT, RANDOM = "cut, then distilled", "cut, then trained on pairs", "random weights, trained on pairs"
 ONLY_CUT = "only cut"
@@ -54,14 +55,15 @@ MEAN_LENGTH = 30
 class EmbeddingShrinkBenchmark(EmbeddingBenchmarkSettings):
     start: LocalPath = field(default="benchmarks/models/small", metadata={"help": "folder of a pretrained model"})
     output_dir: LocalPath = field(default="runs/shrink_embeddings_benchmark", metadata={"help": "data, runs and logs"})
-    sizes: list[str] = field(default_factory=lambda: list(SIZES), metadata={"help": f"of {'; '.join(SIZES)}"})
+    sizes: list[str] = field(default_factory=lambda: list(SIZES), metadata={"help": f"some of {'; '.join(SIZES)}"})
     learning_rates: list[Positive] = field(
         default_factory=lambda: [6e-5, 2.5e-4, 1e-3, 4e-3], metadata={"help": "tried by all"}
     )
     large: str = field(
-        default="--learning_rate 1e-3 --max_steps 900", metadata={"help": "further flags of the large one's training"}
+        default="--learning_rate 1e-3 --max_steps 900",
+        metadata={"help": "further flags of the training of the large model"},
     )
-    steps: Count = field(default=150, metadata={"help": "of distillation; the other ways get as much computing"})
+    steps: Count = field(default=150, metadata={"help": "steps of distillation; the other ways get equal compute"})
 
     def __post_init__(self):
         super().__post_init__()
@@ -70,7 +72,7 @@ class EmbeddingShrinkBenchmark(EmbeddingBenchmarkSettings):
 
 
 def as_name(text: str) -> str:
-    """For a folder."""
+    """As the name of a folder."""
     return "_".join(text.replace("/", " ").replace(",", "").split())
 
 
@@ -97,13 +99,13 @@ class Benchmark:
         return smaller(self.config, *SIZES[size])
 
     def steps_of(self, size: str, way: str) -> int:
-        """The steps that cost what distillation does, where the large model runs forward: a third of its training."""
+        """The steps that cost as much as distillation, where running the large model costs a third of training it."""
         of_large, of_small = (training_flops(each, 1, MEAN_LENGTH, 0) for each in (self.config, self.config_of(size)))
         share = 1 if way == DISTILLED else (of_small + of_large / 3) / of_small
         return round(share * self.settings.steps)
 
     def train(self, model: Path, folder: Path, flags: str) -> Path:
-        """Fine-tune unless that is done, and return the folder of the model."""
+        """Fine-tune unless it is done already, and return the folder of the model."""
         flags = f"--datasets {self.datasets} --model {model} --max_length 64 {flags} {self.settings.limit}"
         return train_once("finetune_embeddings.py", "small.yaml", folder, flags) / "model"
 
@@ -111,7 +113,7 @@ class Benchmark:
         return self.train(Path(self.settings.start), self.output / "large", self.settings.large)
 
     def cut(self, size: str) -> Path:
-        """The cut model, not trained since."""
+        """The cut model, without further training."""
         config, folder = self.config_of(size), self.output / f"cut_{as_name(size)}"
         if not (folder / "report.md").exists():
             texts = self.output / "data" / "foldoc.parquet"
@@ -146,7 +148,7 @@ class Benchmark:
         return self.runs.result(self.name_of(size, way, flags), train_and_score)
 
     def name_of(self, *told: str) -> str:
-        """Of a run: what differs between runs, and what all runs of a command share."""
+        """The name of a run: what differs between runs, and what all runs of a command share."""
         settings = self.settings
         rows = settings.test_rows and f"{settings.test_rows} test rows"
         told = (checkpoint_fingerprint(settings.start)[:8], f"large: {settings.large}", *told, settings.limit, rows)
@@ -165,7 +167,7 @@ class Benchmark:
         return self.runs.result(self.name_of(), lambda: evaluate(load_model(self.large()), self.tests))
 
     def run_all(self) -> dict[tuple[str, str], dict]:
-        """By size and way. One run of each size that needs the cut model comes first, alone."""
+        """Results by size and way. For each size, one run that needs the cut model comes first, alone."""
         cut = {(size, ONLY_CUT): {"rate": None, "scores": [self.run_cut(size)]} for size in self.settings.sizes}
         for size in self.settings.sizes:
             self.scores(size, DISTILLED, self.settings.learning_rates[0], 0)
@@ -183,7 +185,7 @@ def report(benchmark: Benchmark, large: dict[str, float], found: dict, milliseco
         trained = ["", ""] if way == ONLY_CUT else [f"{benchmark.steps_of(size, way):,}", f"{one['rate']:g}"]
         rows.append([f"{size}: {way}", f"{milliseconds[size]:.2f}", *trained, *cells])
     text = [
-        "# A smaller embedding model: out of a large one, or from nothing",
+        "# A smaller embedding model: cut out of a large one, or trained from scratch",
         "",
         "![Retrieval over the latency, by where the small model comes from](shrink_embeddings.png)",
         "",
@@ -193,10 +195,11 @@ def report(benchmark: Benchmark, large: dict[str, float], found: dict, milliseco
         "",
         f"{TESTS} {SIMILARITY}",
         "",
-        f"The large model is fine-tuned on pairs: `configs/embeddings/small.yaml` with `{settings.large}`. Median ms "
-        f"of the encoder for {TEXTS} x {LENGTH} tokens. Steps cost as many floating-point operations in all ways of a "
-        f"size. Rates {', '.join(f'{rate:g}' for rate in settings.learning_rates)} are tried by all and chosen on "
-        f"other pairs; means of {settings.seeds} seeds with 95% intervals (Student's t).",
+        f"The large model is fine-tuned on pairs: `configs/embeddings/small.yaml` with `{settings.large}`. The "
+        f"time is the median of the encoder in ms for {TEXTS} x {LENGTH} tokens. For each size, the steps of all ways "
+        "cost the same number of floating-point operations. Learning rates "
+        f"{', '.join(f'{rate:g}' for rate in settings.learning_rates)} are tried by all ways and chosen on other "
+        f"pairs; means of {settings.seeds} seeds with 95% intervals (Student's t).",
         "",
         *markdown_table(["", "ms", "steps", "rate", *COLUMNS.values()], rows),
     ]

@@ -25,7 +25,7 @@ from neobert_hf.pretraining.shards import load_shards, load_tokenizer
 class StaticVectorArguments:
     train_data: str = field(metadata={"help": "folder that prepare_data.py wrote"})
     output_dir: str = field(metadata={"help": "where the model goes"})
-    dimensions: Count = field(default=192, metadata={"help": "of a vector"})
+    dimensions: Count = field(default=192, metadata={"help": "numbers in a vector"})
     window: Count = field(default=10, metadata={"help": "tokens to each side"})
 
     def __post_init__(self):
@@ -33,7 +33,7 @@ class StaticVectorArguments:
 
 
 def count_neighbours(documents: Dataset, vocab_size: int, window: int) -> sparse.csr_matrix:
-    """How often two tokens stand within a window, (vocab_size, vocab_size)."""
+    """How often two tokens occur within a window, (vocab_size, vocab_size)."""
     counts = sparse.csr_matrix((vocab_size, vocab_size), dtype=np.float64)
     for batch in documents.with_format("arrow").iter(5_000):
         rows = batch["input_ids"].combine_chunks()
@@ -47,7 +47,7 @@ def count_neighbours(documents: Dataset, vocab_size: int, window: int) -> sparse
 
 
 def vectors(counts: sparse.csr_matrix, dimensions: int) -> np.ndarray:
-    """Positive pointwise mutual information, reduced to so many dimensions."""
+    """Positive pointwise mutual information, reduced to this many dimensions."""
     counts = counts.tocoo()
     totals = np.asarray(counts.sum(axis=1)).ravel()
     information = np.log(counts.data * totals.sum() / (totals[counts.row] * totals[counts.col]))

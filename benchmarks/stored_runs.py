@@ -1,4 +1,4 @@
-"""Results of single runs, which no other machine has to make again."""
+"""Stored results of single runs, which no other machine has to repeat."""
 
 import json
 from collections.abc import Callable
@@ -13,11 +13,11 @@ from neobert_hf.common.atomic_writes import write_json
 
 
 class StoredRuns:
-    """What single runs found, in a JSON file that is committed beside the page that they make.
+    """The results of single runs, in a JSON file that is committed next to the page made from them.
 
-    A benchmark of many trainings takes longer than one machine is at hand. So what a run found is stored as soon as it
-    is there, under a name that tells all that it depends on: model, data, flags, seed. What the file holds is not run
-    again, on this machine or another one, and `circumstances` tells where and when the runs of a page were made.
+    A benchmark with many trainings takes longer than one machine is available. So each result is stored at once, under
+    a name that contains everything it depends on: model, data, flags, seed. A stored run is not repeated, on this
+    machine or another one, and `circumstances` says where and when the runs of a page were made.
 
     Args:
         file: written after each run; several threads may share it, several processes may not.
@@ -28,7 +28,7 @@ class StoredRuns:
         self.runs = json.loads(file.read_text()) if file.exists() else {}
 
     def result(self, name: str, run: Callable[[], Any]) -> Any:
-        """What the run of this name found, which JSON can hold; `run` makes it if it is not stored."""
+        """The stored result of the run with this name (JSON values); if there is none, `run` makes it."""
         if name not in self.runs:
             found = run()
             with self.lock:
@@ -36,10 +36,10 @@ class StoredRuns:
                 self.file.parent.mkdir(parents=True, exist_ok=True)
                 write_json(self.file, self.runs)
         self.used.add(name)
-        # As a file gives it, whether it has just been made or not.
+        # As read from a file, even if it was just made.
         return json.loads(json.dumps(self.runs[name]["found"]))
 
     def circumstances(self) -> str:
-        """When and where the runs were made that this process has asked for."""
+        """When and where the runs that this process has used were made."""
         places = sorted({(self.runs[name]["date"], self.runs[name]["processor"]) for name in self.used})
         return f"Runs of {', '.join(f'{day} ({place})' for day, place in places)}."

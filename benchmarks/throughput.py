@@ -1,27 +1,27 @@
-"""How fast NeoBERT is beside other encoders, on this machine: Table 10 and Figure 3 of the paper (sections 5.4 and F).
+"""How fast NeoBERT and other encoders are, on this machine: Table 10 and Figure 3 of the paper (sections 5.4 and F).
 
     python benchmarks/throughput.py                                              # CPU: about 25 minutes on 2 cores
     python benchmarks/throughput.py --models NeoBERT ModernBERT-base --lengths 4096 --compile true       # on a GPU
 
-Nine encoders with their published shapes and random weights (benchmarks/encoders.py). Of each: the forward pass of the
-encoder without a head (on a GPU in bfloat16), and the training step: masked language modelling of 20% of the tokens,
-backward, AdamW (on a GPU in bfloat16 autocast with float32 weights). NeoBERT and ModernBERT run the decoder on the
-labelled tokens only, as their configurations can; dropout is as published. Batches are full (every sequence has all
-tokens) or ragged (lognormal, mean 35% of the longest, at least 8 rows); only real tokens count. A ragged batch comes in
-the form that the model computes without padding where it has one: packed into one row for NeoBERT, and for the others
-where a flash attention is installed; else padded, with its mask.
+Nine encoders with their published shapes and random weights (benchmarks/encoders.py) are measured. One measurement is
+the forward pass of the encoder without a head (on a GPU in bfloat16). The other is a training step: masked language
+modelling of 20% of the tokens, backward, AdamW (on a GPU in bfloat16 autocast with float32 weights). NeoBERT and
+ModernBERT run the decoder on the labelled tokens only, which their configurations allow; dropout is as published.
+Batches are full (every sequence has all tokens) or ragged (lognormal, mean 35% of the longest, at least 8 rows); only
+real tokens count. If a model can compute a ragged batch without padding, it gets it packed into one row: NeoBERT
+always, the others if a flash attention is installed. Otherwise the batch is padded, with a mask.
 
-On a GPU the defaults are the paper's: 512 to 8,192 tokens, batches doubled from 1 row to 512 or until memory ends, the
-fastest of which counts, and the memory that training takes at 4,096 tokens with and without gradient checkpointing. On
-a CPU: 128 and 512 tokens, training at 128, one batch of at most 1,024 tokens (but 8 rows if ragged), float32, best with
-the environment of `make bench`, for all models (benchmarks/forward.py says why). BERT and RoBERTa have positions for
-512 tokens, and longer lengths are left out, as in the paper.
+On a GPU the defaults are the paper's: 512 to 8,192 tokens, batches doubled from 1 row to 512 or until memory runs out
+(the fastest counts), and the memory that training takes at 4,096 tokens with and without gradient checkpointing. On a
+CPU they are 128 and 512 tokens, training at 128, and one batch of at most 1,024 tokens (but 8 rows if ragged), in
+float32. All models are then best run in the environment of `make bench` (benchmarks/forward.py says why). BERT and
+RoBERTa have positions for 512 tokens, so longer lengths are left out, as in the paper.
 
 Models take turns, once in each round; reported are medians over the rounds. Model FLOP utilisation (MFU) is the FLOPs
-that the task needs (`encoders.forward_flops`; three times as many for training) over those of plain matrix products
-of the same dtype, measured at the beginning of every turn. Finished measurements are kept in `output_dir`: interrupted,
-the same command goes on, and with more `rounds` it adds some. Writes benchmarks/results/throughput_<device>.md, .csv
-and .png.
+that the task needs (`encoders.forward_flops`; three times as many for training) over those of plain matrix products of
+the same dtype, measured at the beginning of every turn. Finished measurements are kept in `output_dir`: after an
+interruption the same command resumes, and with more `rounds` it adds some. Writes
+benchmarks/results/throughput_<device>.md, .csv and .png.
 """
 
 import gc
@@ -74,9 +74,9 @@ class ThroughputArguments:
         },
     )
     compile: bool = field(default=False, metadata={"help": "also measure each model compiled, NeoBERT by blocks"})
-    rounds: int = field(default=3, metadata={"help": "turns of each model; medians over them count"})
+    rounds: int = field(default=3, metadata={"help": "turns of each model; results are medians over them"})
     seconds: float = field(
-        default=0.5 if CUDA else 0.0, metadata={"help": "that a measurement takes at least, in repeated steps"}
+        default=0.5 if CUDA else 0.0, metadata={"help": "minimum seconds of a measurement, in repeated steps"}
     )
     max_rows: int = field(default=512, metadata={"help": "of a batch"})
     min_tokens: int | None = field(
@@ -85,9 +85,9 @@ class ThroughputArguments:
     max_tokens: int | None = field(
         default=None if CUDA else 1024, metadata={"help": "of a batch, with its padding; what fits if unset"}
     )
-    layers: int | None = field(default=None, metadata={"help": "fewer than published, for a trial"})
+    layers: int | None = field(default=None, metadata={"help": "fewer layers than published, for a trial"})
     output_dir: str = field(default="runs/throughput", metadata={"help": "finished measurements"})
-    results: str = field(default=str(Path(__file__).parent / "results"), metadata={"help": "where the report goes"})
+    results: str = field(default=str(Path(__file__).parent / "results"), metadata={"help": "folder of the report"})
 
     def __post_init__(self):
         for name in self.models:
@@ -120,10 +120,10 @@ class Record:
     """Finished measurements in one file that is rewritten whole after each.
 
     Args:
-        sections: what the file holds beside measurements of cells, empty at first.
+        sections: further sections of the file besides measurements of cells; empty at first.
 
     Raises:
-        ResultError: if the file is of a run with other settings, or damaged.
+        ResultError: if the file comes from a run with other settings, or is damaged.
     """
 
     def __init__(self, file: Path, settings: dict, sections: tuple[str, ...] = ()):
@@ -149,7 +149,7 @@ def backends(config: PretrainedConfig) -> list[str]:
         return ["sdpa"]
     if flash := flash_attention(config.hidden_size // config.num_attention_heads):
         return [flash, "sdpa"]
-    # With `sdpa` a local window is a mask over all pairs, which flash kernels do not take.
+    # With `sdpa` a local window is a mask over all pairs, which flash kernels do not support.
     local = "sliding_attention" in (getattr(config, "layer_types", None) or [])
     return ["flex_attention", "sdpa"] if local else ["sdpa"]
 
@@ -167,7 +167,7 @@ def flash_attention(head_dim: int) -> str | None:
     if is_kernels_available():
         try:
             lazy_import_flash_attention(FLASH_ATTN_KERNEL_FALLBACK["flash_attention_2"])
-        except Exception as error:  # Whatever a download may raise: without it, the encoders have `sdpa`.
+        except Exception as error:  # A download may raise anything; without it, the encoders use `sdpa`.
             print(f"FlashAttention 2 from the Hub: {error}", file=sys.stderr)
         else:
             return "flash_attention_2"
@@ -207,7 +207,7 @@ def make_batch(config: PretrainedConfig, lengths: torch.Tensor, packed: bool) ->
     if packed:
         offsets = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).to(torch.int32)
         positions = torch.arange(longest).expand(rows, -1)[real]
-        # RoBERTa's first position lies behind its padding's.
+        # RoBERTa's first position comes after that of padding.
         positions += config.pad_token_id + 1 if config.model_type == "roberta" else 0
         inputs = {"input_ids": inputs["input_ids"][real][None], "position_ids": positions[None]}
         inputs |= {"cu_seq_lens_q": offsets, "cu_seq_lens_k": offsets}
@@ -249,7 +249,7 @@ class Bench:
         """Rows, real tokens, seconds and FLOPs of a step, and bytes of the device's memory at its peak."""
         lengths = ragged_lengths(rows, cell.length) if cell.layout == "ragged" else torch.full((rows,), cell.length)
         inputs, labels = make_batch(self.model.config, lengths, cell.layout == "ragged" and takes_packed(cell))
-        # On a CPU a single row wakes everything up; on a GPU a kernel is chosen, and compiled, for its shape.
+        # On a CPU a single row is enough to warm up; on a GPU, kernels are chosen and compiled for each shape.
         whole = CUDA or cell.compiled
         self.step(*((inputs, labels) if whole else make_batch(self.model.config, lengths[:1], False)))
         if CUDA:
@@ -272,7 +272,7 @@ class Bench:
 
 
 def time_steps(step: Callable[[], None], at_least: float) -> float:
-    """Seconds of a step. Repeated steps are queued without waiting for each, as in real use."""
+    """Seconds of a step. Repeated steps are queued without waiting for each one, as in real use."""
 
     def run(count: int) -> float:
         if CUDA:
@@ -364,7 +364,7 @@ def main(args: list[str] | None = None) -> None:
                 measure_cell(settings, bench, cell, record.of(cell))
                 record.save()
         except (ImportError, ValueError, RuntimeError) as error:
-            # An attention that is not installed, a kernel that does not take this model: the others go on.
+            # A missing attention, or a kernel that does not support this model, must not stop the others.
             failures[name] = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
             print(f"{name}: {failures[name]}", file=sys.stderr)
         bench = None

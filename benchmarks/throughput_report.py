@@ -98,7 +98,7 @@ def ragged_over_full(rows: list[dict]) -> list[str]:
 
 
 def training_memory(entries: list[dict]) -> list[str]:
-    """Largest batch of the search, and bytes a token by which the last doubling grew, at the one length."""
+    """The largest batch of the search, and the bytes per token that its last doubling added, at one length."""
     with_checkpointing = [entry for entry in entries if entry["mode"] == "checkpointing" and entry["trials"]]
     if not with_checkpointing:
         return ["Not measured."]
@@ -159,7 +159,7 @@ def plot(rows: list[dict], file: Path) -> None:
             for row in chosen:
                 if row["rows"] is not None:
                     points[row["model"]].append((row["length"], row["tokens_per_s"] / 1e3))
-            # A colour for each model in all panels, also where one of them lacks it.
+            # A model has the same colour in all panels, even if one of them lacks a model.
             lines = [
                 Line(sorted(measured), model, {"marker": "o", "color": f"C{number}"})
                 for number, (model, measured) in enumerate(points.items())
@@ -181,15 +181,17 @@ def markdown(
     sections = [
         "# Throughput of encoders",
         *([f"![throughput]({plot})"] if plot else []),
-        f"{machine}, {dtype}, {versions}, {record['date']}, `python {shlex.join(sys.argv)}` ({limits}). What is "
-        "measured and how is written at the top of `benchmarks/throughput.py`.",
+        f"{machine}, {dtype}, {versions}, {record['date']}, `python {shlex.join(sys.argv)}` ({limits}). The "
+        "top of `benchmarks/throughput.py` says what is measured, and how.",
         f"Ceiling: {statistics.median(ceilings):,.0f} GFLOP/s in {record['ceiling_shape']} matrix products, the median "
-        f"of {len(ceilings)} measurements between the others ({min(ceilings):,.0f} to {max(ceilings):,.0f}).",
+        f"of {len(ceilings)} measurements taken in between ({min(ceilings):,.0f} to {max(ceilings):,.0f}).",
     ]
     for mode, title in MODES.items():
         for layout in LAYOUTS:
             if any((row["mode"], row["layout"]) == (mode, layout) for row in rows):
-                sections.append(f"## {title}, {layout} batches\n\nThousand real tokens a second, in brackets MFU.")
+                sections.append(
+                    f"## {title}, {layout} batches\n\nThousand real tokens per second, with MFU in brackets."
+                )
                 sections.append("\n".join(matrix(rows, mode, layout, parameters)))
     sections += ["## Ragged over full, real tokens a second", "\n".join(ragged_over_full(rows))]
     sections += ["## Memory of training", "\n".join(training_memory(entries))]
@@ -202,11 +204,11 @@ def markdown(
 def write_report(
     record: dict, entries: list[dict], configs: dict[str, PretrainedConfig], failures: dict[str, str], path: Path
 ) -> None:
-    """Write `path`.md, .csv and, where there is matplotlib, .png.
+    """Write `path`.md, .csv and, if matplotlib is installed, .png.
 
     Args:
         record: the whole content of the file of measurements.
-        entries: those of its cells that are reported, with at least one round each.
+        entries: the cells of it to report, each with at least one round.
         configs: of the models, by name.
         failures: why a model or a way to run it is missing, by name.
         path: without an extension.
@@ -214,7 +216,7 @@ def write_report(
     rows = summarise(entries, statistics.median(record["ceilings"]))
     parameters = {name: count_parameters(config) for name, config in configs.items()}
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Beside the extension: the name may hold points.
+    # Not `with_suffix`: the name may contain dots.
     files = {extension: path.with_name(f"{path.name}.{extension}") for extension in ("md", "csv", "png")}
     write_text(files["csv"], to_csv(rows))
     if plotted := find_spec("matplotlib") is not None:

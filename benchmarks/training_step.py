@@ -5,8 +5,8 @@
 A step is the loss of masked language modelling and its backward pass, without the optimizer. Its bare products are
 those of every linear layer and of attention, forward and backward, with the shapes that the model computes: a linear
 layer has three of the same size, attention two forward and four backward. All take turns in one process, and medians
-are compared, because machines are noisy. So are processes, by two or three hundredths: three measure, and of each row
-the one in the middle counts. Rewrites benchmarks/results/training_step.md.
+are compared, because machines are noisy. Processes also differ, by two or three hundredths: three measure, and for each
+row the median one counts. Rewrites benchmarks/results/training_step.md.
 """
 
 import argparse
@@ -47,7 +47,7 @@ def linear_products(model: PreTrainedModel, step: Callable[[], None]) -> list[tu
 
 
 def bare_products(model: PreTrainedModel, step: Callable[[], None], batch: int, length: int) -> Callable[[], None]:
-    """What computes the matrix products of a step and nothing else."""
+    """Functions that compute the matrix products of a step and nothing else."""
     config = model.config
     linear = []
     for weight, rows in linear_products(model, step):
@@ -112,7 +112,7 @@ def measure(names: list[str], layers: int, batch: int, length: int, repeats: int
 
 def main(args: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--processes", type=int, default=3, help="of each row the one in the middle counts")
+    parser.add_argument("--processes", type=int, default=3, help="for each row the median one counts")
     parser.add_argument("--repeats", type=int, default=7, help="measured rounds; the median of them counts")
     parser.add_argument("--layers", type=int, default=4, help="of each model")
     parser.add_argument(
@@ -131,7 +131,7 @@ def main(args: list[str] | None = None) -> None:
         flags += f" --models {shlex.join(settings.models)}"
     command = f"python benchmarks/training_step.py {flags}"
     setting = f"{machine()}, float32, {settings.layers} layers, {versions}, {datetime.date.today()}, `{command}`"
-    how = "Each row is that of the process in the middle by its share, so that rows may be of different processes."
+    how = "Each row comes from the process with the median share, so rows may come from different processes."
     text = f"# A training step and its bare products\n\n{setting}\n\n{how}\n\n{table(rows)}\n"
     print(text)
     settings.output.mkdir(parents=True, exist_ok=True)

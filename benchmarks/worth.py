@@ -1,12 +1,12 @@
-"""What pretraining is worth where labels are few. Rewrites benchmarks/results/worth.md.
+"""What pretraining is worth when labels are few. Rewrites benchmarks/results/worth.md.
 
     python benchmarks/worth.py --data ../shared/data --starts NeoBERT=runs/small/model BERT=runs/bert/model
 
-Two tasks: the parts of speech of words in sentences, where the same word has several, and the archive section of a
-one-line description of software. Each start is fine-tuned on 300, 3,000 and more rows with the same search: every
-learning rate and, for texts, what the head reads, chosen on rows that are neither trained on nor tested on. `random` is
-the first start's architecture with random weights, others for each seed. Interrupted, the same command goes on,
-on another machine as well: see stored_runs.py.
+Two tasks: tagging words in sentences with their part of speech (many words have several), and predicting the archive
+section of a one-line description of software. Each start is fine-tuned on 300, 3,000 and more rows with the same search
+over learning rates and, for texts, over the input of the head. It uses rows that are neither trained on nor tested on.
+`random` is the first start's architecture with random weights, different for each seed. After an interruption the same
+command resumes, also on another machine: see stored_runs.py.
 """
 
 import itertools
@@ -51,9 +51,9 @@ from neobert_hf.common.settings import Count, Positive, Range, check_ranges, par
 RANDOM, COUNTS, COMMONEST = "random", "words alone", "commonest label"
 MEAN = "mean of the tasks"
 KINDS = ("fine-tuned", "probe")
-# How often the training rows are seen: the fewer, the more often.
+# Epochs by number of training rows: the fewer rows, the more epochs.
 EPOCHS = {100: 40, 300: 15, 1000: 8, 3000: 5}
-# Rows of a step. Many rows are seen in larger steps, which on two cores take a third of the time.
+# Rows of a step. With many training rows, steps are larger: on two cores that takes a third of the time.
 BATCH, LARGE_BATCH, MANY_ROWS = 16, 64, 10_000
 
 
@@ -61,18 +61,19 @@ BATCH, LARGE_BATCH, MANY_ROWS = 16, 64, 10_000
 class WorthArguments:
     data: str = field(metadata={"help": "folder with pos_brown/ and classification_debian_sections/"})
     starts: list[str] = field(metadata={"help": "NAME=FOLDER of each pretrained model"})
-    output_dir: str = field(default="runs/worth", metadata={"help": "what the Trainer writes"})
-    results: str = field(default="benchmarks/results", metadata={"help": "where the report goes"})
-    rows: list[Count] = field(default_factory=lambda: [300, 3000], metadata={"help": "to train on"})
+    output_dir: str = field(default="runs/worth", metadata={"help": "folder for what the Trainer writes"})
+    results: str = field(default="benchmarks/results", metadata={"help": "folder of the report"})
+    rows: list[Count] = field(default_factory=lambda: [300, 3000], metadata={"help": "numbers of rows to train on"})
     rows_of_sections: list[Count] = field(
-        default_factory=list, metadata={"help": "further ones, of the sections only; more than there are: all"}
+        default_factory=list,
+        metadata={"help": "further numbers, for the sections only; a number above all rows means all"},
     )
     learning_rates: list[Positive] = field(
-        default_factory=lambda: [3e-4, 1e-3, 3e-3], metadata={"help": "tried by all"}
+        default_factory=lambda: [3e-4, 1e-3, 3e-3], metadata={"help": "rates that every start tries"}
     )
     seeds: Count = field(default=5, metadata={"help": "of the rows drawn, their order, the head and random weights"})
-    search_seeds: Count = field(default=2, metadata={"help": "seeds that every learning rate is tried with"})
-    development: Count = field(default=1000, metadata={"help": "rows that choose the learning rate"})
+    search_seeds: Count = field(default=2, metadata={"help": "seeds with which every learning rate is tried"})
+    development: Count = field(default=1000, metadata={"help": "rows on which the learning rate is chosen"})
     test: Count = field(default=2000, metadata={"help": "rows that are scored"})
     max_length: Annotated[int, Range(3)] = field(default=128, metadata={"help": "tokens"})
 
@@ -478,25 +479,25 @@ def report(benchmark: Benchmark, scores: dict, tasks: list[Task], starts: dict[s
     growth = []
     if len(settings.rows) > 1:
         growth.append(
-            "Does the gain grow as labels shrink? The gain with the fewest rows of a task less the gain with its most, "
-            "seed by seed; the fewer rows of a seed are among its more."
+            "Does the gain grow as labels become fewer? Shown is the gain with the fewest rows of a task minus the "
+            "gain with its most rows, seed by seed. The smaller set of a seed is part of its larger set."
         )
         growth.append("\n".join(growth_table(by_title, list(starts))))
     sections = (
-        "# What pretraining is worth where labels are few",
+        "# What pretraining is worth when labels are few",
         "![accuracy against labelled rows](worth.png)",
         circumstances("worth", "scikit-learn", runs=benchmark.runs.circumstances()),
         f"Each start is fine-tuned at the rates {', '.join(f'{rate:g}' for rate in settings.learning_rates)} with as "
-        "many seeds as the last table says; texts both with a head that reads the state "
-        "of the first token and with one that reads the mean of all. The rate and the head are chosen by the accuracy "
-        f"on {settings.development:,} rows that are in no training; then {settings.seeds} seeds are scored on "
-        f"{settings.test:,} held-out rows. A step has {BATCH} rows, and {LARGE_BATCH} if there are {MANY_ROWS:,} or "
-        "more to train on. A seed draws the training rows, their order, the new head and the random "
-        "weights, and is the same for all starts, so gains are taken seed by seed. `probe`: a logistic regression on "
-        f"the states of the model, which is not trained. `{COMMONEST}`: what each word, or a text, most often is in "
-        f"the training rows. `{COUNTS}`: a regression without any network, on TF-IDF of words and "
-        "bigrams, or on each word, its neighbours and its last letters. The mean of the tasks is taken where both have "
-        "as many rows. Intervals are 95% by Student's t.",
+        "many seeds as the last table says. For texts, two heads are tried: on the hidden state of the first token, "
+        "and on the mean of all hidden states. The rate and the head are chosen by the accuracy "
+        f"on {settings.development:,} rows that are never trained on; then {settings.seeds} seeds are scored on "
+        f"{settings.test:,} held-out rows. A step has {BATCH} rows, or {LARGE_BATCH} if there are {MANY_ROWS:,} or "
+        "more training rows. A seed determines the training rows, their order, the new head and the random "
+        "weights. It is the same for all starts, so gains are computed seed by seed. `probe`: a logistic regression on "
+        f"the hidden states of the model, which is not trained. `{COMMONEST}`: the most frequent label of each word, "
+        f"or of all texts, in the training rows. `{COUNTS}`: a regression without any network, on TF-IDF of words and "
+        "bigrams, or on each word, its neighbours and its last letters. The mean of the tasks is given for numbers of "
+        "rows that both have. Intervals are 95% by Student's t.",
         "\n".join(gains_table(by_title, list(starts))),
         *growth,
         "\n".join(scores_table(scores, tasks)),

@@ -3,10 +3,11 @@
     python examples/adapt_domain.py --config configs/adapt/domain.yaml --model chandar-lab/NeoBERT \\
         --domain my_texts/ --general general.parquet --output_dir runs/my_domain
 
-Architecture, tokenizer and length are those of the model. `--new_words 1000` adds words to its vocabulary. Run the same
-command again after an interruption: it goes on, to the bit on a CPU. `output_dir` gets the tokenised text (`data/`),
-checkpoints, `model/` (with tokenizer, the best of all evaluations), `report.md`, `report.json`, `log.json` and
-`curves.png`. It is one process; for several GPUs, give `data/` and the model to examples/pretrain.py (`--init_from`).
+The adapted model keeps the architecture, tokenizer and maximum length of the original. `--new_words 1000` adds words to
+its vocabulary. After an interruption, run the same command again to resume; on a CPU the result is the same bit for
+bit. `output_dir` gets the tokenised text (`data/`), checkpoints, `model/` (the best of all evaluations, with its
+tokenizer), `report.md`, `report.json`, `log.json` and `curves.png`. The script runs in one process; on several GPUs,
+give `data/` and the model to examples/pretrain.py (`--init_from`).
 """
 
 from pathlib import Path
@@ -38,11 +39,11 @@ def main(args: list[str] | None = None) -> None:
 
 
 def adapt(settings: DomainSettings, arguments: AdaptationArguments) -> None:
-    # 2. The model, with more words if they are asked for
+    # 2. The model, with new words in its vocabulary if `new_words` asks for them
     output = Path(arguments.output_dir)
     model, start = start_model(settings, output)
 
-    # 3. Both texts as tokens, documents held out of each, and as many steps as the domain is worth
+    # 3. Both texts tokenised, with documents held out of each; the number of steps follows from the size of the domain
     places = prepare_text(settings, start, model.config.max_length, output)
     data = read_data(places, arguments)
     arguments = arguments.planned(settings, settings.epochs, data)
@@ -53,7 +54,7 @@ def adapt(settings: DomainSettings, arguments: AdaptationArguments) -> None:
     if resume is not None:
         data.train.sampler.cursor = progress.cursor
 
-    # 5. A look at the model before
+    # 5. The model is evaluated before training
     trainer = MLMTrainer(model, arguments, data, stored)
     looks = Looks(trainer)
     before = looks.look()
@@ -64,12 +65,12 @@ def adapt(settings: DomainSettings, arguments: AdaptationArguments) -> None:
         flush=True,
     )
 
-    # 6. Training, until the loss of the domain falls no more
+    # 6. Training, until the held-out loss of the domain stops falling
     set_seed(arguments.seed)
     trainer.add_callback(EarlyStopping(arguments.early_stopping_patience))
     trainer.train_to_the_end(resume)
 
-    # 7. The best of all evaluations, a look at it, the report
+    # 7. The weights of the best evaluation, evaluated again, and the report
     trainer.load_best()
     after = looks.look()
     model.config.sparse_prediction = False

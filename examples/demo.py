@@ -2,8 +2,8 @@
 
     python examples/demo.py --config configs/demo.yaml
 
-The text is what every Python installation carries: the language reference behind `help()` and the docstrings of the
-standard library. Steps 2 to 4 are the commands of the full-size recipe; each is printed as it is run.
+The text comes with every Python installation: the language reference behind `help()` and the docstrings of the standard
+library. Steps 2 to 4 run the commands of the full-size recipe and print each of them.
 """
 
 import json
@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Annotated
 
 
-# Before torch is imported, here and in the commands. Threads that wait must not spin: with another busy process on the
-# same 2 cores a training step takes 0.2 s so, and 0.8 to 2.4 s when they spin. On idle cores it costs a quarter (0.15 s
-# instead of 0.12 s).
+# This must be set before torch is imported, here and in the commands, so that waiting threads sleep and do not spin.
+# With another busy process on the same 2 cores a training step takes 0.2 s this way, and 0.8 to 2.4 s with spinning
+# threads. On idle cores a step takes a quarter longer this way (0.15 s instead of 0.12 s).
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 from sentence_transformers import SentenceTransformer
@@ -39,19 +39,20 @@ from neobert_hf.pretraining.shards import load_shards, load_tokenizer
 
 EXAMPLES = Path(__file__).parent
 SENTENCES = ["Returns [MASK] if the file exists, False otherwise.", "Return the number [MASK] items in the list."]
-# Predicates find predicates. Pretraining alone groups texts by wording; meaning takes contrastive training on top.
+# Pretraining alone groups texts by wording, so this sentence finds others that begin like it. Search by meaning needs
+# contrastive training as well.
 QUERY = "Return True if the object is a string."
 
 
 @dataclass
 class DemoArguments:
     output_dir: LocalPath = field(metadata={"help": "where text, tokenizer, tokens, model and numbers go"})
-    vocab_size: Count = field(metadata={"help": "most entries that the tokenizer may have"})
+    vocab_size: Count = field(metadata={"help": "maximum number of entries of the tokenizer"})
     max_length: Annotated[int, Range(8)] = field(
-        metadata={"help": "tokens a sequence; longer documents are cut into several"}
+        metadata={"help": "tokens per sequence; longer documents are split into several sequences"}
     )
     pretraining: LocalPath = field(metadata={"help": "settings of examples/pretrain.py"})
-    max_documents: Count | None = field(default=None, metadata={"help": "use only so many documents; all if unset"})
+    max_documents: Count | None = field(default=None, metadata={"help": "use only this many documents; all if unset"})
     require_learning: bool = field(
         default=True, metadata={"help": "fail unless the model beats the unigram distribution on held-out text"}
     )
@@ -61,11 +62,11 @@ class DemoArguments:
 
 
 def run_example(script: str, **flags) -> None:
-    """Run a script of this folder with its flags, and print the command as one would type it."""
+    """Run a script of this folder with its flags, and print the command as a user would type it."""
     command = [str(EXAMPLES / script)]
     command += [word for name, value in flags.items() for word in (f"--{name}", str(value))]
     print(f"   $ {shlex.join(['python', *command])}", flush=True)
-    # In a file, a progress bar is thousands of lines.
+    # Written to a file, a progress bar would fill thousands of lines.
     quiet = {} if sys.stderr.isatty() else {"TQDM_DISABLE": "1"}
     code = subprocess.run([sys.executable, *command], env=os.environ | quiet).returncode
     if code:
@@ -73,15 +74,15 @@ def run_example(script: str, **flags) -> None:
 
 
 def unigram_entropy(train: Path, held_out: Path) -> float:
-    """Loss in nats on held-out tokens of the best guess that ignores context, counted on the training tokens."""
+    """Loss in nats on the held-out tokens when each is guessed by its frequency in the training tokens."""
     tokenizer = load_tokenizer(train)
-    # [UNK] may stand in a text; the other four special tokens may not.
+    # [UNK] can occur in a text; the other four special tokens cannot.
     special = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
     counts = []
     for folder in (train, held_out):
         ids = Counter(token for document in load_shards(folder) for token in document["input_ids"])
         counts.append(Counter({token: count for token, count in ids.items() if token not in special}))
-    # Add-one smoothing: a token that the training text lacks would cost infinitely much.
+    # Add-one smoothing: without it, a token that the training text lacks would have an infinite loss.
     total = counts[0].total() + len(tokenizer) - len(special)
     return -sum(n * math.log((counts[0][token] + 1) / total) for token, n in counts[1].items()) / counts[1].total()
 
@@ -101,7 +102,7 @@ def plot_learning(log: list[dict], unigram: float, file: Path) -> None:
 
 
 def check_learning(loss: float, unigram: float, pretraining: str) -> None:
-    """End the demo with a message unless context helps the model on text that it has not seen."""
+    """End the demo with an error message unless the model beats the unigram distribution on held-out text."""
     if loss >= unigram:
         sys.exit(
             f"The held-out loss ({loss:.3f} nats) is not below the unigram entropy ({unigram:.3f}): the model has "
@@ -143,8 +144,8 @@ def pretrain(settings: DemoArguments, numbers: dict) -> list[str]:
     print(f"   {len(train_documents):,} documents to train on, {len(held_out_documents):,} held out")
 
     print("2. Tokenizer: WordPiece, lower case")
-    # Ties between equally frequent merges fall differently in each run: expect losses to differ by some hundredths of a
-    # nat between runs, seeds or not.
+    # Ties between equally frequent merges are broken differently in each run, so losses differ by some hundredths of a
+    # nat between runs, even with the same seed.
     common = {"max_length": settings.max_length}
     tokenizer = {"source": output / "train.jsonl", "vocab_size": settings.vocab_size} | common
     run_example("train_tokenizer.py", **tokenizer, output_dir=output / "tokenizer")
@@ -155,7 +156,7 @@ def pretrain(settings: DemoArguments, numbers: dict) -> list[str]:
         run_example("prepare_data.py", source=folder.with_suffix(".jsonl"), **common, output_dir=folder)
     unigram = numbers["unigram_entropy"] = unigram_entropy(train, held_out)
 
-    print("4. Pretraining: masked language modelling, some 3 minutes")
+    print("4. Pretraining: masked language modelling, about 3 minutes")
     data = {"train_data": train, "validation_data": held_out, "max_length": settings.max_length}
     run_example("pretrain.py", config=settings.pretraining, **data, output_dir=pretrained)
     numbers["log"] = json.loads((pretrained / "log.json").read_text())
@@ -166,9 +167,9 @@ def pretrain(settings: DemoArguments, numbers: dict) -> list[str]:
 
 
 def try_out(settings: DemoArguments, numbers: dict, held_out_documents: list[str]) -> None:
-    """Steps 5 and 6: the model guesses hidden words and searches."""
+    """Steps 5 and 6: the model predicts masked words, and searches the held-out documents."""
     model = Path(settings.output_dir, "pretraining", "model")
-    print("5. Fill-mask: the five likeliest words for each [MASK]")
+    print("5. Fill-mask: the five most likely words for each [MASK]")
     fill, numbers["fill_mask"] = pipeline("fill-mask", model=str(model)), {}
     for sentence in SENTENCES:
         guesses = [f"{guess['token_str']} {guess['score']:.2f}" for guess in fill(sentence, top_k=5)]
@@ -176,7 +177,7 @@ def try_out(settings: DemoArguments, numbers: dict, held_out_documents: list[str
         print(f"   {sentence:<60} {', '.join(guesses)}")
 
     print(f"6. Search for {QUERY!r} in held-out documents")
-    # To a folder that says nothing about pooling SentenceTransformer adds the mean, which is what we want.
+    # The folder does not define a pooling, so SentenceTransformer adds mean pooling, which is what we want.
     encoder, searched = SentenceTransformer(str(model)), held_out_documents[:200]
     scores = encoder.similarity(encoder.encode([QUERY]), encoder.encode(searched))[0]
     best = scores.topk(min(3, len(searched)))
@@ -186,7 +187,7 @@ def try_out(settings: DemoArguments, numbers: dict, held_out_documents: list[str
 
 
 def report(settings: DemoArguments, numbers: dict, seconds: float) -> None:
-    """Step 7: files with what was measured, and what to try next."""
+    """Step 7: write the measured numbers and a picture, and say what to try next."""
     output = Path(settings.output_dir)
     model, index = output / "pretraining" / "model", output / "index"
     unigram = numbers["unigram_entropy"]

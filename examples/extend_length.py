@@ -1,13 +1,14 @@
-"""A NeoBERT learns to read longer texts, and is measured before and after.
+"""Train a NeoBERT to read longer texts, and measure it before and after.
 
     python examples/extend_length.py --config configs/adapt/length.yaml --model chandar-lab/NeoBERT \\
         --text books/ --max_length 16384 --output_dir runs/neobert_16k
 
-The rotary frequencies are scaled by as much as the length grows (`--rope yarn`), or get another base
-(`--rope theta:160000`), and the model is trained on a mixture that prefers long documents. Run the same command again
-after an interruption: it goes on, to the bit on a CPU. `output_dir` gets the tokenised text (`data/`), checkpoints,
-`model/` (with tokenizer, the best of all evaluations), `report.md`, `report.json`, `lengths.png` and `curves.png`:
-pseudo-perplexity, and facts found in a text, at each length. `pip install 'neobert_hf[eval]'`. It is one process.
+The rotary frequencies are scaled by the same factor as the length (`--rope yarn`), or get another base
+(`--rope theta:160000`), and the model is trained on a mixture that prefers long documents. After an interruption, run
+the same command again to resume; on a CPU the result is the same bit for bit. `output_dir` gets the tokenised text
+(`data/`), checkpoints, `model/` (the best of all evaluations, with its tokenizer), `curves.png`, and `report.md`,
+`report.json` and `lengths.png`, which show the pseudo-perplexity and the share of facts found in a text at each length.
+The script needs `pip install 'neobert_hf[eval]'` and runs in one process.
 """
 
 from pathlib import Path
@@ -47,7 +48,7 @@ def extend(settings: LengthSettings, arguments: AdaptationArguments) -> None:
     config = load_masked_lm(settings.model).config
     changes = new_config(settings, config)
 
-    # 3. How well it reads at each length now, on documents that it will not be trained on
+    # 3. The model is measured at each length before training, on held-out documents
     held_out = held_out_texts(settings, output)
 
     def measure(state: str, model: str, rope: list[str]) -> dict[str, dict[int, dict[str, float]]]:
@@ -67,7 +68,7 @@ def extend(settings: LengthSettings, arguments: AdaptationArguments) -> None:
 
     measured = measure("before", settings.model, untrained_rope(settings, config))
 
-    # 4. Texts as tokens, documents held out, and as many steps as they are worth
+    # 4. The text tokenised, with documents held out; the number of steps follows from its size
     places = prepare_long_text(settings, output)
     data = read_data(places, arguments)
     arguments = arguments.planned(settings, settings.epochs, data)
@@ -78,7 +79,7 @@ def extend(settings: LengthSettings, arguments: AdaptationArguments) -> None:
     if resume is not None:
         data.train.sampler.cursor = progress.cursor
 
-    # 6. Training, until the held-out loss falls no more
+    # 6. Training, until the held-out loss stops falling
     model = load_masked_lm(settings.model, **changes)
     trainer = MLMTrainer(model, arguments, data, stored)
     print(
@@ -90,7 +91,7 @@ def extend(settings: LengthSettings, arguments: AdaptationArguments) -> None:
     trainer.add_callback(EarlyStopping(arguments.early_stopping_patience))
     trainer.train_to_the_end(resume)
 
-    # 7. The best of all evaluations, how well it reads now, the report
+    # 7. The weights of the best evaluation, measured again, and the report
     trainer.load_best()
     model.config.sparse_prediction = False
     trainer.save_whole(output / "model")

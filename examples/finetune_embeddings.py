@@ -3,7 +3,7 @@
     accelerate launch --config_file configs/accelerate/ddp.yaml examples/finetune_embeddings.py \\
         --config configs/embeddings/paper.yaml --model chandar-lab/NeoBERT
 
-Run the same command again after an interruption: it resumes from the newest complete checkpoint, to the bit on a CPU.
+After an interruption, run the same command again: it resumes from the newest complete checkpoint, on a CPU bit for bit.
 `output_dir` gets checkpoints, `model/` (for `SentenceTransformer(...)`, with a model card) and `log.json`.
 """
 
@@ -18,7 +18,7 @@ from neobert_hf.embeddings.whitening import add_whitening
 
 
 def main(args: list[str] | None = None) -> None:
-    # 1. Settings, data with an instruction for the queries of each dataset, what is evaluated, and the checkpoint to
+    # 1. Settings, data with an instruction for the queries of each dataset, the evaluation, and the checkpoint to
     # resume from
     with prepare_run(DenseArguments, args) as run:
         settings, evaluator = run.settings, dense_evaluator(run)
@@ -27,7 +27,7 @@ def main(args: list[str] | None = None) -> None:
         if settings.miner is not None:
             add_mined_negatives(run)
 
-        # 3. Model, and the loss: contrastive, or what a teacher says, which is asked before training
+        # 3. The model and its loss: contrastive, or distillation from a teacher, which is asked before training starts
         model = build_encoder(run.source, settings.max_length, settings.trust_remote_code)
         add_whitening(model, run)
         add_lora(model, run)
@@ -38,7 +38,7 @@ def main(args: list[str] | None = None) -> None:
             guide = load_trained_model(settings.guide, settings.trust_remote_code) if settings.guide else None
             loss = info_nce_loss(model, settings.temperature, settings.mini_batch_size, settings.matryoshka_dims, guide)
 
-        # 4. Training to the end, with evaluation; the model with its card, and numbers
+        # 4. Training to the end, with evaluation; then the model, its card and the log are saved
         trainer_class = EmbeddingTrainer if settings.teacher is None else DistillationTrainer
         trainer = trainer_class(model, run, loss=loss, evaluator=evaluator)
         trainer.complete()

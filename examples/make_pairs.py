@@ -3,8 +3,9 @@
     python examples/make_pairs.py --source corpus/ --output data/text_pairs.parquet
     python examples/finetune_embeddings.py --config configs/embeddings/contrastive.yaml --model runs/small/model
 
-Headings with their text, sentences with their paragraph, and neighbouring paragraphs; see `text_pairs.py`. With
-`--held_out 0.1` the pairs of every tenth document go to a second file, `data/text_pairs_held_out.parquet`.
+The pairs are headings with their text, sentences with their paragraph, and neighbouring paragraphs; see
+`text_pairs.py`. With `--held_out 0.1` the pairs of every tenth document go to a second file,
+`data/text_pairs_held_out.parquet`.
 """
 
 from collections import Counter
@@ -21,7 +22,7 @@ def main(args: list[str] | None = None) -> None:
     # 2. Pairs
     parts = make_pairs(settings)
 
-    # 3. One file, or one of each part, whole or not at all
+    # 3. One file, or one for each part; each file is written completely or not at all
     for part, pairs in parts.items():
         file = settings.file_of(part)
         store_rows(pairs, file)

@@ -3,10 +3,10 @@
     neobert-hf export runs/embeddings/model exported
     python examples/onnx_inference.py exported --query "a query" "a document" "another document"
 
-prints the cosine similarities of the texts for an embedding model. The model's own prompts are put before query and
-documents; without `--query` nothing is put before any text. For a masked language model, write the mask token into the
-texts: the likeliest tokens in its place are printed. With `--engine openvino` (`pip install openvino`) OpenVINO runs
-the same files.
+For an embedding model this prints the cosine similarities of the texts. With `--query`, the model's own prompts are put
+before the query and the documents; without it, no text gets a prompt. For a masked language model, write the mask token
+into the texts: the most likely tokens in its place are printed. With `--engine openvino` (`pip install openvino`)
+OpenVINO runs the same files.
 """
 
 import argparse
@@ -26,7 +26,7 @@ class OnnxModel:
     """An exported encoder or masked language model with its tokenizer.
 
     Args:
-        folder: as `neobert-hf export` writes it.
+        folder: the folder that `neobert-hf export` wrote.
         precision: `float32`, `float16` or `int8`.
         engine: `onnxruntime` or `openvino`.
     """
@@ -42,7 +42,7 @@ class OnnxModel:
         modules = read_json(folder / "modules.json", [])
         self.normalize = any(module["type"].endswith(".Normalize") for module in modules)
         sentences = read_json(folder / "config_sentence_transformers.json", {})
-        # Sentence Transformers, too, has these two without a prompt.
+        # Sentence Transformers also defines these two names, with empty prompts.
         self.prompts = {"query": "", "document": ""} | sentences.get("prompts", {})
         self.default_prompt_name = sentences.get("default_prompt_name")
         self.dimensions = sentences.get("truncate_dim") or self.config["hidden_size"]
@@ -51,7 +51,7 @@ class OnnxModel:
         self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self.mask_token = settings.get("mask_token")
         self.tokenizer.enable_padding(pad_id=self.config["pad_token_id"], pad_token=settings["pad_token"])
-        # Transformers writes 1e30 into the tokenizer's where there is no limit.
+        # Transformers writes 1e30 as the tokenizer's `model_max_length` if there is no limit.
         limit = min(settings["model_max_length"], self.config["max_length"])
         limit = read_json(folder / "sentence_bert_config.json", {}).get("max_seq_length") or limit
         self.tokenizer.enable_truncation(limit, direction=settings.get("truncation_side", "right"))
@@ -60,7 +60,7 @@ class OnnxModel:
         self.session = open_session(folder / "onnx" / FILES[precision], engine)
 
     def run(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Token ids, mask and the model's output for each token."""
+        """Token ids, attention mask and the model's output for each token."""
         encodings = self.tokenizer.encode_batch(texts)
         ids = np.array([encoding.ids for encoding in encodings], dtype=np.int64)
         mask = np.array([encoding.attention_mask for encoding in encodings], dtype=np.int64)
@@ -78,27 +78,28 @@ class OnnxModel:
         """The embeddings that `SentenceTransformer.encode` gives: (texts, width) float32, or (width,) for one text.
 
         Args:
-            prompt: what is put before each text.
-            prompt_name: one of the model's own prompts in its place; without both, the model's default, if it has one.
-            normalize_embeddings: make vectors of length 1, also where the model itself does not.
+            prompt: text that is put before each text.
+            prompt_name: one of the model's own prompts, used if `prompt` is None. If both are None, the model's default
+                prompt is used, if it has one.
+            normalize_embeddings: return vectors of length 1, even if the model itself does not normalise.
 
         Raises:
-            ValueError: if the model has no such prompt, or pools its tokens in another way than by mean or first.
+            ValueError: if the model has no such prompt, or its pooling is neither the mean nor the first token.
         """
         self.check_pooling()
         if prompt is None:
             prompt = self.find_prompt(prompt_name)
         prompted = [prompt + text for text in ([texts] if isinstance(texts, str) else texts)]
-        # Texts of one length stand together: in the order given, 256 docstrings took 3.1 times as long.
+        # Texts of similar length share a batch. In the given order, 256 docstrings took 3.1 times as long.
         order = np.argsort([-len(text) for text in prompted], kind="stable")
         embeddings = np.empty((len(prompted), self.dimensions), dtype=np.float32)
         for start in range(0, len(order), batch_size):
             places = order[start : start + batch_size]
             _, mask, states = self.run([prompted[place] for place in places])
             first = self.pooling["pooling_mode"] == "cls"
-            # Padding is zero in the output.
+            # The output is zero at padding, so a sum over all positions is a sum over the real tokens.
             pooled = states[:, 0] if first else states.sum(1) / np.maximum(mask.sum(1, keepdims=True), 1)
-            # As Sentence Transformers does: a module that normalises sees all dimensions.
+            # As in Sentence Transformers, the vector is normalised before it is truncated.
             embeddings[places] = (unit(pooled) if self.normalize else pooled)[:, : self.dimensions]
         embeddings = unit(embeddings) if normalize_embeddings else embeddings
         return embeddings[0] if isinstance(texts, str) else embeddings
@@ -122,12 +123,12 @@ class OnnxModel:
         if mode not in ("mean", "cls") or not self.pooling.get("include_prompt", True):
             raise ValueError(
                 f"1_Pooling/config.json has the `pooling_mode` {mode!r} and `include_prompt` "
-                f"{self.pooling.get('include_prompt', True)}; this example knows 'mean' and 'cls' over all tokens. If "
-                "there is no `pooling_mode`, export the model again."
+                f"{self.pooling.get('include_prompt', True)}; this example supports only 'mean' and 'cls', with "
+                "`include_prompt` true. If there is no `pooling_mode`, export the model again."
             )
 
     def fill_mask(self, text: str, top: int = 5) -> list[tuple[str, float]]:
-        """The likeliest tokens at the text's one mask token, with their probabilities."""
+        """The most likely tokens at the text's one mask token, with their probabilities."""
         ids, _, logits = self.run([text])
         (masked,) = np.nonzero(ids[0] == self.tokenizer.token_to_id(self.mask_token))
         if len(masked) != 1:
@@ -143,12 +144,12 @@ def unit(vectors: np.ndarray) -> np.ndarray:
 
 
 class OpenVinoSession:
-    """OpenVINO behind the one method of ONNX Runtime that is used here."""
+    """OpenVINO with the interface of the one method of ONNX Runtime that is used here."""
 
     def __init__(self, file: Path):
         import openvino
 
-        # On CPUs that multiply bfloat16 it would round float32 to it unasked.
+        # Without the first option, OpenVINO rounds float32 to bfloat16 on CPUs that can multiply bfloat16.
         options = {"INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"}
         self.model = openvino.Core().compile_model(file, "CPU", options)
 
@@ -167,7 +168,7 @@ def open_session(file: Path, engine: str) -> Any:
 
 
 def read_json(path: Path, missing: Any = None) -> Any:
-    """What a file holds, or `missing` where that is given and there is no file."""
+    """The content of a JSON file; if there is no file and `missing` is given, `missing`."""
     if missing is not None and not path.exists():
         return missing
     return json.loads(path.read_text(encoding="utf-8"))
@@ -177,7 +178,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("texts", nargs="+")
-    parser.add_argument("--query", help="of an embedding model; the texts are documents then")
+    parser.add_argument("--query", help="a query for an embedding model; the texts are then its documents")
     parser.add_argument("--precision", choices=FILES, default="float32")
     parser.add_argument("--engine", choices=ENGINES, default="onnxruntime")
     arguments = parser.parse_args()
@@ -195,7 +196,7 @@ def main() -> None:
             query, documents = model.encode_query([arguments.query], **unit), model.encode_document(texts, **unit)
             texts, embeddings = [arguments.query, *texts], np.vstack([query, documents])
         else:
-            # No prompt, also where the model has a default.
+            # An empty prompt, so that the model's default prompt is not used either.
             embeddings = model.encode(texts, prompt="", **unit)
         for text, similarities in zip(texts, embeddings @ embeddings.T):
             print(*(f"{similarity:6.3f}" for similarity in similarities), text)

@@ -1,12 +1,12 @@
-"""Raw text to tokenised shards for pretraining, on every core, in constant memory, resumable.
+"""Tokenise raw text into shards for pretraining: on every core, in constant memory, and resumable.
 
     python examples/prepare_data.py --config configs/data/refinedweb.yaml
     python examples/prepare_data.py --config configs/data/refinedweb_validation.yaml
 
-Two commands make two folders: the second holds the first 10,000 documents, which the first leaves out. The text is a
-Hub dataset or local files (see `neobert_hf.common.text_sources`), the folder's layout is in
-`neobert_hf.pretraining.shards`. After an interruption the same command continues. The shards depend on the settings
-only, not on `num_proc` or interruptions.
+The two commands make two folders. The validation folder holds the first 10,000 documents of the dataset, which the
+other one leaves out. The text is a Hub dataset or local files (see `neobert_hf.common.text_sources`); the layout of a
+folder is described in `neobert_hf.pretraining.shards`. After an interruption, run the same command again to continue.
+The shards depend on the settings only, not on `num_proc` or interruptions.
 """
 
 from pathlib import Path
@@ -20,7 +20,7 @@ def main(args: list[str] | None = None) -> None:
     # 1. Settings
     (settings,) = parse_config(PrepareArguments, args=args)
     with folder_lock(Path(settings.output_dir)):
-        # 2. Shards, from the beginning or from where an interrupted run stopped
+        # 2. The shards, from the beginning or from where an interrupted run stopped
         prepare(settings)
 
 

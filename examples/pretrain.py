@@ -4,7 +4,7 @@
     accelerate launch --config_file configs/accelerate/ddp.yaml examples/pretrain.py \\
         --config configs/pretrain/neobert_1024.yaml
 
-Run the same command again after an interruption: it resumes from the newest complete checkpoint, to the bit on a CPU.
+After an interruption, run the same command again: it resumes from the newest complete checkpoint, on a CPU bit for bit.
 `output_dir` gets checkpoints, `model/` (with tokenizer, for `from_pretrained`), `curves.png` and `log.json`.
 """
 
@@ -37,7 +37,7 @@ def main(args: list[str] | None = None) -> None:
 
 
 def pretrain(architecture: ModelArguments, settings: DataArguments, arguments: PretrainingArguments) -> None:
-    # 2. Data, and the architecture: that of `init_from`, if it is given
+    # 2. Data, and the architecture, which is taken from `init_from` if that is given
     output = Path(arguments.output_dir)
     architecture = complete_architecture(architecture, settings, output)
     data = read_data(settings, arguments)
@@ -48,7 +48,7 @@ def pretrain(architecture: ModelArguments, settings: DataArguments, arguments: P
     if resume is not None:
         data.train.sampler.cursor = progress.cursor
 
-    # 4. Model. On resume the Trainer loads the weights, unless there is nothing left to train
+    # 4. The model. When a run is resumed the Trainer loads the weights, unless there is nothing left to train
     source = find_source(settings) if resume is None else None
     finished = resume is not None and step_of(resume) == arguments.max_steps
     set_seed(arguments.seed)
@@ -57,26 +57,26 @@ def pretrain(architecture: ModelArguments, settings: DataArguments, arguments: P
     # 5. Training
     optimizer_from = source if settings.continue_optimizer else None
     trainer = MLMTrainer(model, arguments, data, stored, optimizer_from)
-    # Dropout is each process's own. The Trainer has just given all of them the same seed.
+    # Each process needs its own dropout, but the Trainer has just given all of them the same seed.
     set_seed(arguments.seed + arguments.process_index)
     check_launch(trainer.accelerator)
     if trainer.is_world_process_zero():
         print(
             f"{model.num_parameters():,} parameters; {arguments.world_size} x {arguments.device.type}, engine "
             f"{trainer.accelerator.distributed_type.value}; {arguments.gradient_accumulation_steps} micro-batches of "
-            f"{settings.micro_batch_tokens:,} tokens a step and process; attention: {trainer.attention}; peak "
-            f"{trainer.peak / 1e12:.2f} TFLOP/s a device ({trainer.peak_source}); "
+            f"{settings.micro_batch_tokens:,} tokens per step and process; attention: {trainer.attention}; peak "
+            f"{trainer.peak / 1e12:.2f} TFLOP/s per device ({trainer.peak_source}); "
             + (f"resuming from {resume}" if resume else f"starting from {source or 'random weights'}"),
             flush=True,
         )
     trainer.train_to_the_end(resume)
 
-    # 6. Model: whoever loads it gets logits of every position, not of the masked ones only
+    # 6. The saved model gives logits of every position, not only of the labelled ones as in training
     trainer.architecture.sparse_prediction = False
     trainer.save_whole(output / "model")
     trainer.architecture.sparse_prediction = True
 
-    # 7. Held-out loss of the last step, numbers and curves
+    # 7. The held-out loss after the last step, the log and the curves
     evaluated = {entry["step"] for entry in trainer.state.log_history if "eval_loss" in entry}
     if data.held_out is not None and trainer.state.global_step not in evaluated:
         trainer.evaluate()

@@ -7,11 +7,11 @@
     python examples/pseudo_perplexity.py --models neobert=chandar-lab/NeoBERT --source articles.jsonl --sample 64 \\
         --lengths 4096 8192 16384 32768 --rope native yarn:4 dynamic:8 --output_dir runs/long
 
-Any masked language model of Transformers, any text; `pip install 'neobert_hf[eval]'`. Of every document each position
-is masked in turn, or with `--sample` or `--stride` some of them. Run the same command again after an interruption: at
-most one batch is lost, and no position is scored twice. `output_dir` gets `scores.parquet` (a row for each model, RoPE
-setting, document and length), `pseudo_perplexity.md` and `pseudo_perplexity.png`. Pseudo-perplexities compare models of
-one tokenizer; those of others count other tokens.
+This measures any masked language model of Transformers on any text, and needs `pip install 'neobert_hf[eval]'`. Every
+position of a document is masked in turn, or only some of them with `--sample` or `--stride`. After an interruption, run
+the same command again: at most one batch is lost, and no position is scored twice. `output_dir` gets `scores.parquet`
+(a row for each model, RoPE setting, document and length), `pseudo_perplexity.md` and `pseudo_perplexity.png`. Compare
+only models with the same tokenizer: another tokenizer divides a text into other tokens.
 """
 
 import sys
@@ -26,7 +26,7 @@ from neobert_hf.evaluation.pseudo_perplexity.report import write_report
 
 
 def main(args: list[str] | None = None) -> None:
-    # 1. Settings, documents and models; nothing is scored before all of them are found right
+    # 1. Settings, documents and models, all of which are checked before anything is scored
     (settings,) = parse_config(PseudoPerplexityArguments, args=args)
     with folder_lock(Path(settings.output_dir)):
         evaluate(settings)
@@ -35,7 +35,7 @@ def main(args: list[str] | None = None) -> None:
 def evaluate(settings: PseudoPerplexityArguments) -> None:
     models = plan_models(settings)
 
-    # 2. Losses, from where an earlier run ended
+    # 2. Losses, continuing where an earlier run ended
     score_all(models, settings)
 
     # 3. Scores, table and plot

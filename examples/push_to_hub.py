@@ -1,9 +1,9 @@
-"""Publish a checkpoint on the Hub, step by step: what `neobert-hf publish` does, as Python to copy.
+"""Publish a checkpoint on the Hub step by step: the steps of `neobert-hf publish`, as Python code to copy.
 
     python examples/push_to_hub.py runs/embeddings/model me/embeddings --output_dir hub/embeddings --dry_run
 
-Look through the folder, then log in (`hf auth login`, or set `HF_TOKEN`) and leave `--dry_run` out, which also repeats
-an interrupted push. Delete the folder to build it anew.
+Look through the folder, then log in (`hf auth login`, or set `HF_TOKEN`) and run the command again without `--dry_run`.
+The same command repeats an interrupted push. Delete the folder to build it anew.
 """
 
 from neobert_hf.checkpoints.publish import (
@@ -19,11 +19,11 @@ from neobert_hf.common.settings import parse_config
 
 
 def main(args: list[str] | None = None) -> None:
-    # 1. Settings, and whether the Hub would take them
+    # 1. Settings, and a check that the Hub would accept them
     (settings,) = parse_config(PublishSettings, args=args, positional=POSITIONAL)
     check_request(settings)
 
-    # 2. A folder with weights, code, tokenizer and a card that tells what is known. Its checks raise if one fails.
+    # 2. A folder with weights, code, tokenizer and a model card. A check that fails raises an error.
     with checked_folder(settings) as folder:
         print(list_files(folder), flush=True)
 

@@ -1,13 +1,13 @@
-"""From nothing but documents to a search over them, by an embedding model trained on their own titles and sections.
+"""Search your documents with an embedding model that is trained on nothing but their own titles and sections.
 
     python examples/retrieval_from_documents.py --documents docs --model runs/small/model --output_dir runs/docs
 
-The steps are the recipes of this folder: `make_pairs.py`, `finetune_embeddings.py` twice, `run_mteb.py` and
-`semantic_search.py`. Each can be run by itself on the files in `output_dir`, with all of its settings. They need
-`pip install 'neobert_hf[eval,search]'`.
+The script runs other recipes of this folder: `make_pairs.py`, `finetune_embeddings.py` twice, `run_mteb.py` and
+`semantic_search.py`. Each of them can also be run by itself on the files in `output_dir`, with all of its settings.
+They need `pip install 'neobert_hf[eval,search]'`.
 
-Run the same command again after an interruption: every step goes on where it was, to the same numbers. When documents
-have changed, it refuses to mix old and new ones: choose another `output_dir`.
+After an interruption, run the same command again: every step continues where it stopped and gives the same numbers. If
+documents have changed since, the script refuses to mix old and new ones: choose another `output_dir`.
 """
 
 import os
@@ -46,18 +46,18 @@ BM25, HYBRID = "BM25, which knows words only", "both, BM25 with weight {:g}"
 
 @dataclass
 class RetrievalArguments:
-    """The documents, the encoder, and how much is trained."""
+    """The documents, the encoder, and the size of the training."""
 
     documents: LocalPath = field(
-        metadata={"help": "text or Markdown files, Parquet, JSON lines: a file, pattern or folder"}
+        metadata={"help": "text or Markdown files, Parquet or JSON lines: a file, pattern or folder"}
     )
-    model: PathOrId = field(metadata={"help": "an encoder: path or Hub id"})
-    output_dir: LocalPath = field(metadata={"help": "where pairs, models, numbers and the index go"})
-    column: str = field(default="text", metadata={"help": "that holds the text, unless documents are text files"})
-    id_column: str | None = field(default=None, metadata={"help": "that tells rows apart, for the index"})
-    kinds: list[str] = field(default_factory=lambda: ["title", "sentence"], metadata={"help": "of pairs"})
+    model: PathOrId = field(metadata={"help": "path or Hub id of an encoder"})
+    output_dir: LocalPath = field(metadata={"help": "folder for the pairs, models, numbers and the index"})
+    column: str = field(default="text", metadata={"help": "column of the text, unless the documents are text files"})
+    id_column: str | None = field(default=None, metadata={"help": "column that identifies a row in the index"})
+    kinds: list[str] = field(default_factory=lambda: ["title", "sentence"], metadata={"help": "kinds of pairs to make"})
     held_out: Annotated[float, Range(above=0, below=1)] = field(
-        default=0.1, metadata={"help": "share of the documents that nothing is trained on, to evaluate with"}
+        default=0.1, metadata={"help": "share of the documents that are kept out of training, for evaluation"}
     )
     training: LocalPath = field(
         default="configs/embeddings/small.yaml", metadata={"help": "settings of examples/finetune_embeddings.py"}
@@ -65,10 +65,10 @@ class RetrievalArguments:
     max_steps: Count | None = field(
         default=None, metadata={"help": "optimizer steps of each of the two trainings; as in `training` if unset"}
     )
-    negatives: Count = field(default=4, metadata={"help": "hard negatives of a pair, at most"})
+    negatives: Count = field(default=4, metadata={"help": "maximum number of hard negatives per pair"})
     keyword_weights: list[Positive] = field(
         default_factory=lambda: [0.5, 2.0],
-        metadata={"help": "of BM25 beside the cosine, each tried in a search by both; see semantic_search.py"},
+        metadata={"help": "weights of BM25 added to the cosine, each tried in a hybrid search; see semantic_search.py"},
     )
     trust_remote_code: bool = field(default=False, metadata={"help": "run code from the model's repository"})
 
@@ -82,7 +82,7 @@ class RetrievalArguments:
 
 
 def main(args: list[str] | None = None) -> None:
-    # 1. Settings, those of the training as well
+    # 1. Settings, including those of the training
     (settings,) = parse_config(RetrievalArguments, args=args)
     check_exists(settings.model, "model")
     SourceSettings(source=settings.documents).check_apart(settings.output_dir)
@@ -90,34 +90,34 @@ def main(args: list[str] | None = None) -> None:
     max_length = check_training(settings)
 
     with folder_lock(output):
-        # 2. Pairs of a title and its section, of a sentence and its paragraph; some documents are held out whole
+        # 2. Pairs of a title and its section, or of a sentence and its paragraph; some whole documents are held out
         print("1. Pairs of texts from the documents", flush=True)
         make_pairs_of_documents(settings)
         describe_pairs(output)
 
-        # 3. What the encoder finds as it is
+        # 3. Retrieval with the encoder as it is, before fine-tuning
         print("2. Held-out pairs before fine-tuning", flush=True)
         evaluate(settings, settings.model, "before", max_length)
 
-        # 4. Fine-tuning: each query against the other texts of its batch
+        # 4. Fine-tuning with in-batch negatives: each query against the other texts of its batch
         print("3. Fine-tuning on the pairs", flush=True)
         finetune_embeddings.main(training_flags(settings, settings.model, output / "pairs_alone"))
         first = output / "pairs_alone" / "model"
         evaluate(settings, str(first), "pairs_alone", max_length)
 
-        # 5. Fine-tuning goes on, against the texts that this model takes for the right ones as well
+        # 5. Fine-tuning continues with hard negatives: texts that this model takes for positives
         print("4. Fine-tuning with hard negatives", flush=True)
         mining = ["--miner", str(first), "--negatives", str(settings.negatives)]
         finetune_embeddings.main([*training_flags(settings, str(first), output / "hard_negatives"), *mining])
         evaluate(settings, str(output / "hard_negatives" / "model"), "hard_negatives", max_length)
 
-        # 6. The index of all documents, by the model that finds more of the held-out pairs
+        # 6. The index of all documents, with the model that scores better on the held-out pairs
         print("5. The index", flush=True)
         scores = read_scores(output)
         better = max(("pairs_alone", "hard_negatives"), key=scores.get)
         index_documents(settings, output / better / "model")
 
-        # 7. Numbers, and what to do next
+        # 7. Numbers, and the command for a search
         print("6. Numbers", flush=True)
         keyword_weight = report(settings, scores, better)
     query = ["python", "examples/semantic_search.py", "query", "--index", str(output / "index"), "--text", "..."]
@@ -127,7 +127,7 @@ def main(args: list[str] | None = None) -> None:
 
 
 def check_training(settings: RetrievalArguments) -> int:
-    """Read the settings of the training before work starts. Returns `max_length`, which the evaluations share."""
+    """Check the settings of the training before any work starts. Returns `max_length`, also used by the evaluations."""
     flags = training_flags(settings, settings.model, Path(settings.output_dir))
     training, _ = parse_config(DenseArguments, EmbeddingArguments, args=flags)
     return training.max_length
@@ -151,7 +151,7 @@ def make_pairs_of_documents(settings: RetrievalArguments) -> None:
 
 
 def describe_pairs(output: Path) -> None:
-    """Write what the pairs are for the training (`datasets.yaml`) and for the evaluation (`tasks.yaml`)."""
+    """Describe the pairs for the training (`datasets.yaml`) and for the evaluation (`tasks.yaml`)."""
     columns = {"query": "query", "positive": "positive", "instruction": ""}
     train, held_out = output / "pairs.parquet", output / "pairs_held_out.parquet"
     datasets = {
@@ -159,7 +159,7 @@ def describe_pairs(output: Path) -> None:
         "evaluation": {"retrieval": {"source": held_out.name} | columns},
     }
     write_text(output / "datasets.yaml", yaml.safe_dump(datasets, sort_keys=False))
-    # The right text is to be found among those of all documents.
+    # The positive of a query must be found among the texts of all documents, not only of the held-out ones.
     task = {"type": "Retrieval", "data": held_out.name, "corpus": train.name, "columns": {"document": "positive"}}
     write_text(output / "tasks.yaml", yaml.safe_dump({"HeldOutPairs": task}, sort_keys=False))
 
@@ -185,10 +185,10 @@ def read_scores(output: Path) -> dict[str, float]:
 
 
 def report(settings: RetrievalArguments, scores: dict[str, float], better: str) -> float:
-    """Print nDCG@10 on the held-out pairs, of the models, of BM25 and of both, and write it to `report.json`.
+    """Print nDCG@10 on the held-out pairs for the models, BM25 and hybrid search, and write it to `report.json`.
 
     Returns:
-        The weight of BM25 with which the better model finds most; 0 if it finds most alone.
+        The weight of BM25 that is best for the better model; 0 if the model alone is best.
     """
     output = Path(settings.output_dir)
     train, held_out = (load_rows(output / name) for name in ("pairs.parquet", "pairs_held_out.parquet"))

@@ -5,10 +5,10 @@
         --config configs/glue/paper.yaml --model chandar-lab/NeoBERT --task all --grid true --shard 3/8
 
 Without `--grid` each task gets the hyperparameters of Table 6. RTE, STS-B, MRPC and QNLI start from the best MNLI
-model. Each process of `accelerate launch` takes runs of its own, on its own GPU; each shard takes its part of them in a
-folder that all share. Run the same command again after an interruption: finished runs are not repeated, and one that
-was interrupted resumes, to the bit on a CPU. `output_dir` gets a folder for each model, with a JSON file for each run
-and the best model of each task, and a report on all of them: `report.md`, `report.json`.
+model. Each process of `accelerate launch` takes runs of its own, on its own GPU. With `--shard`, several machines each
+do a part of the runs and write to the same folder. After an interruption, run the same command again: finished runs are
+not repeated, and an interrupted run resumes, on a CPU bit for bit. `output_dir` gets a folder for each model, with a
+JSON file for each run and the best model of each task, and a report on all models: `report.md`, `report.json`.
 """
 
 import sys
@@ -40,7 +40,7 @@ def main(args: list[str] | None = None) -> None:
     check_writable(output)
     check_free(results.run_folder(run) for run in runs[share::shares])
 
-    # 2. Weights, data and earlier results of all tasks, checked before anything is trained
+    # 2. The weights, data and earlier results of all tasks are checked before anything is trained
     evaluation = GlueEvaluation(settings, arguments, runs, results)
     evaluation.prepare(tasks)
 
@@ -49,7 +49,7 @@ def main(args: list[str] | None = None) -> None:
     for run in runs[share::shares]:
         evaluation.complete(run)
 
-    # 4. Report on all models in the folder, with what other shards have finished so far
+    # 4. Report on all models in the folder, with the runs that other shards have finished so far
     print(write_report(output, name, published), flush=True)
 
 

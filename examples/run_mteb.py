@@ -4,9 +4,10 @@
     python examples/run_mteb.py --config configs/mteb/eng_v1.yaml --model chandar-lab/NeoBERT --types STS Clustering
     python examples/run_mteb.py --config configs/mteb/local.yaml --model runs/embeddings/model
 
-Any dense Sentence Transformers model with a Transformers encoder, or a pretrained encoder, which gets mean pooling
-(zero-shot). Run the same command again after an interruption: finished tasks are not repeated. `output_dir` gets a
-folder for each model with a file for each task, and a report on all: `report.md`, `report.json`, `report.png`.
+The model is any dense Sentence Transformers model with a Transformers encoder, or a pretrained encoder, which gets mean
+pooling (zero-shot). After an interruption, run the same command again: finished tasks are not repeated. `output_dir`
+gets a folder for each model with a file for each task, and a report on all models: `report.md`, `report.json`,
+`report.png`.
 
 References: section 5.2.1, appendix D, Tables 4, 8 and 9, Figure 5.
 """
@@ -35,7 +36,7 @@ from neobert_hf.evaluation.mteb.results import ResultSettings, ResumableEvaluati
 
 
 def main(args: list[str] | None = None) -> None:
-    # 1. Settings and tasks; nothing is loaded before all of them are found right
+    # 1. Settings and tasks, all of which are checked before anything is loaded
     (settings,) = parse_config(MTEBSettings, args=args)
     name = folder_of_results(settings.name, settings.model)
     tasks, instructions = collect_tasks(settings)
@@ -45,7 +46,7 @@ def main(args: list[str] | None = None) -> None:
     check_writable(output)
     check_free(output / name / task.metadata.name for task in tasks)
 
-    # 2. Model; its name is for the report only, its fingerprint tells it from others
+    # 2. The model. Its name is for the report only; results are matched to a model by its fingerprint
     device = torch.device(settings.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     dtype = choose_dtype(settings.dtype, device)
     model = load_embedding_model(
@@ -80,7 +81,7 @@ def main(args: list[str] | None = None) -> None:
         print(f"{output / 'report.md'}, {output / 'report.json'}, {output / 'report.png'}", flush=True)
     if failed:
         errors = "\n".join(f"  {task}: {error}" for task, error in failed.items())
-        sys.exit(f"{len(failed)} tasks failed:\n{errors}\nRun the same command again for these only.")
+        sys.exit(f"{len(failed)} tasks failed:\n{errors}\nRun the same command again: it repeats only these.")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Semantic search: put documents into a vector database with an embedding model, and ask it.
+"""Semantic search: index documents in a vector database with an embedding model, and query it.
 
     python examples/semantic_search.py index --index runs/search --model runs/embeddings/model --source docs
     python examples/semantic_search.py index --index runs/search --model runs/embeddings/model \\
@@ -7,13 +7,14 @@
     python examples/semantic_search.py query --index runs/search --text "ECONNRESET" --keyword_weight 0.5
     python examples/semantic_search.py remove --index runs/search --name /where/docs/were
 
-`-h` after `index`, `query` or `remove` lists their settings. The database is LanceDB in the folder `--index`, which
-needs no server, or with `--weaviate_url http://localhost:8080` a collection of that name in Weaviate.
+`-h` after `index`, `query` or `remove` lists the settings of that command. The database is LanceDB in the folder
+`--index`, which needs no server. With `--weaviate_url http://localhost:8080` it is a collection in Weaviate, and
+`--index` is its name.
 
-Run `index` again when documents have changed: those that did not are not embedded again, and those that are gone from
-the source are removed. A source that was moved is another one: `index` names those that an index holds, and `remove`
-removes one. After an interruption, the same command goes on. The index stores how its vectors were made, and
-refuses another model or other settings.
+Run `index` again when documents have changed: unchanged documents are not embedded again, and documents that are gone
+from the source are removed. A source that was moved counts as a new source: `index` prints the names of the other
+sources in the index, and `remove` removes one of them. After an interruption, run the same command again to continue.
+The index stores how its vectors were made, and refuses another model or other settings.
 """
 
 import json
@@ -35,23 +36,23 @@ from neobert_hf.search.indexing import SourceSettings, update_index
 
 @dataclass
 class SharedSettings:
-    """Where the index is, and what computes."""
+    """The index, and the device of the encoder."""
 
-    index: str = field(metadata={"help": "a folder, or with `weaviate_url` the name of a collection"})
+    index: str = field(metadata={"help": "a folder, or the name of a collection if `weaviate_url` is set"})
     weaviate_url: str | None = field(
-        default=None, metadata={"help": "of a Weaviate server; an API key is taken from WEAVIATE_API_KEY"}
+        default=None, metadata={"help": "URL of a Weaviate server; an API key is read from WEAVIATE_API_KEY"}
     )
     weaviate_grpc_port: Annotated[int, Range(1, 65535)] = field(
-        default=50051, metadata={"help": "where the same host answers gRPC"}
+        default=50051, metadata={"help": "gRPC port of the same host"}
     )
-    device: str | None = field(default=None, metadata={"help": "cuda, cpu, ...; the fastest there is if unset"})
+    device: str | None = field(default=None, metadata={"help": "cuda, cpu, ...; the fastest available one if unset"})
     trust_remote_code: bool = field(default=False, metadata={"help": "run code from the model's repository"})
 
     def __post_init__(self):
         check_ranges(self)
 
     def lock(self) -> AbstractContextManager:
-        """Of the folder. A Weaviate server sees to its own files, and the same passage is the same object there."""
+        """A lock on the folder. Weaviate needs none: it guards its own files, and stores a repeated passage once."""
         return folder_lock(Path(self.index)) if self.weaviate_url is None else nullcontext()
 
     def open(self) -> closing[VectorIndex]:
@@ -60,14 +61,14 @@ class SharedSettings:
 
 @dataclass
 class QuerySettings:
-    """What is asked."""
+    """The queries, and how the results are ranked and printed."""
 
     text: list[str] = field(metadata={"help": "one query or several, each in quotes"})
     top_k: Annotated[int, Range(1, 10_000)] = field(default=5, metadata={"help": "passages to show"})
     keyword_weight: NotNegative = field(
-        default=0.0, metadata={"help": "of BM25, by shared words, beside the cosine; 0: the cosine alone"}
+        default=0.0, metadata={"help": "weight of BM25 (shared words) added to the cosine; 0 for the cosine alone"}
     )
-    model: PathOrId | None = field(default=None, metadata={"help": "where the index's model is now, if it was moved"})
+    model: PathOrId | None = field(default=None, metadata={"help": "new folder of the index's model, if it was moved"})
     json: bool = field(default=False, metadata={"help": "print one JSON object for each query"})
 
     def __post_init__(self):
@@ -78,19 +79,19 @@ class QuerySettings:
 
 @dataclass
 class RemoveSettings:
-    """What is removed."""
+    """The source to remove."""
 
-    name: str = field(metadata={"help": "of a source in the index, as `index` prints it"})
+    name: str = field(metadata={"help": "name of a source in the index, as `index` prints it"})
 
 
 def index_documents(args: list[str]) -> None:
-    # 1. Settings and source; that the source can be read is found out before a model is loaded
+    # 1. Settings and source, which is checked to be readable before a model is loaded
     shared, embedding, source = parse_config(SharedSettings, EmbeddingSettings, SourceSettings, args=args)
     if shared.weaviate_url is None:
         source.check_apart(shared.index)
     source.stream()
     with shared.lock(), shared.open() as index:
-        # 2. The model, which must be that of the index if there is one
+        # 2. The model; if the index exists already, it must be the same one
         encoder = PassageEncoder(embedding, shared.device, shared.trust_remote_code)
         if index.identity is not None:
             join_index(shared.index, index, encoder)
@@ -115,7 +116,9 @@ def answer_queries(args: list[str]) -> None:
         # 2. The model of the index, and no other
         model = settings.model or index.identity["model"]
         if os.path.isabs(model) and not os.path.isdir(model):
-            raise VectorIndexError(f"The model {model} of the index {shared.index} is gone: give it by `--model`.")
+            raise VectorIndexError(
+                f"The model {model} of the index {shared.index} is gone: name its new folder with `--model`."
+            )
         embedding = replace(EmbeddingSettings.of_index(index.identity), model=model)
         encoder = PassageEncoder(embedding, shared.device, shared.trust_remote_code)
         join_index(shared.index, index, encoder)
@@ -146,7 +149,7 @@ def remove_source(args: list[str]) -> None:
 
 
 def format_hits(query: str, hits: list[Hit], score: str) -> str:
-    """A query's passages, best first: score, document, number of the passage, and its beginning."""
+    """The passages found for a query, best first: score, document, number and beginning of each passage."""
     lines = [f"{query!r}: {len(hits)} passages", f"{score:>7}  document [passage]"]
     for hit in hits:
         lines += [f"{hit.score:>7.4f}  {hit.document} [{hit.number}]", f"{'':>9}{' '.join(hit.text.split())[:110]}"]

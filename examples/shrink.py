@@ -1,12 +1,13 @@
-"""A smaller model out of a large one: layers and units of the MLP are cut, and the rest is distilled from the whole.
+"""Make a smaller model from a large one: cut layers and units of the MLPs, then distil the large model into the rest.
 
     python examples/shrink.py --config configs/adapt/shrink.yaml --model chandar-lab/NeoBERT --num_hidden_layers 14 \\
         --text texts/ --output_dir runs/shrink
 
-Text that examples/prepare_data.py wrote with the model's tokenizer is given by `--train_data` and `--validation_data`
-instead. Run the same command again after an interruption: it goes on, to the bit on a CPU. `output_dir` gets `data/`
-(the text as tokens), `start/` (the cut model), checkpoints, `model/` (with tokenizer), `report.md`, `report.json`,
-`log.json` and `shrink.png`. It is one process. For an embedding model, see examples/shrink_embeddings.py.
+If examples/prepare_data.py has already tokenised your text with the model's tokenizer, give its folders as
+`--train_data` and `--validation_data` instead of `--text`. After an interruption, run the same command again to resume;
+on a CPU the result is the same bit for bit. `output_dir` gets `data/` (the text as tokens), `start/` (the cut model),
+checkpoints, `model/` (with its tokenizer), `report.md`, `report.json`, `log.json` and `shrink.png`. The script runs in
+one process. For an embedding model, see examples/shrink_embeddings.py.
 """
 
 from pathlib import Path
@@ -37,14 +38,14 @@ def main(args: list[str] | None = None) -> None:
 
 
 def shrink(settings: ShrinkSettings, arguments: PretrainingArguments) -> None:
-    # 2. The large model, and text in its tokens
+    # 2. The large model, and text tokenised with its tokenizer
     output = Path(arguments.output_dir)
     teacher, places, data = read_teacher(settings, arguments, output)
 
-    # 3. The cut: what matters least on held-out text
+    # 3. The cut, which removes the layers and units that matter least on held-out text
     cut, losses = make_start(settings, teacher, places, data, output)
 
-    # 4. The checkpoint to resume from, if there is one; of a finished run it is the model
+    # 4. The checkpoint to resume from, if there is one; that of a finished run is loaded as the model
     stored = distillation_settings(settings, places, arguments, data)
     resume, progress = newest_checkpoint(output, stored)
     if resume is not None:
@@ -56,8 +57,8 @@ def shrink(settings: ShrinkSettings, arguments: PretrainingArguments) -> None:
     set_seed(arguments.seed)
     trainer = Distiller(model, arguments, data, stored, teacher, settings)
     print(
-        f"{model.num_parameters():,} of {teacher.num_parameters():,} parameters; held-out loss {losses['cut']:.3f}, of "
-        f"the large model {losses['large']:.3f}; {arguments.max_steps:,} steps of {settings.global_batch_tokens:,} "
+        f"{model.num_parameters():,} of {teacher.num_parameters():,} parameters; held-out loss {losses['cut']:.3f} "
+        f"(large model: {losses['large']:.3f}); {arguments.max_steps:,} steps of {settings.global_batch_tokens:,} "
         f"tokens on {arguments.device}; {f'resuming from {resume}' if resume else f'starting from {places.init_from}'}",
         flush=True,
     )

@@ -3,7 +3,7 @@
     accelerate launch --config_file configs/accelerate/ddp.yaml examples/train_contextual.py \\
         --config configs/embeddings/contextual.yaml --model runs/embeddings/model
 
-Run the same command again after an interruption: it resumes from the newest complete checkpoint, to the bit on a CPU.
+After an interruption, run the same command again: it resumes from the newest complete checkpoint, on a CPU bit for bit.
 `output_dir` gets `clusters/`, checkpoints, `model/` (for `SentenceTransformer(...)`, with a model card) and `log.json`.
 """
 
@@ -24,18 +24,18 @@ def main(args: list[str] | None = None) -> None:
     with prepare_run(ContextualArguments, args) as run:
         settings = run.settings
 
-        # 2. Clusters of rows that are alike, and the vectors that tell false negatives
+        # 2. Clusters of similar rows, and the vectors by which false negatives are recognised
         batch_sizes = ContextualTrainer.choose_batch_sizes(run.data, run.arguments.per_device_train_batch_size)
         add_clusters(run, batch_sizes)
 
-        # 3. Both stages from one encoder, the loss through both, and evaluation with a context
+        # 3. Two stages that start from the same encoder, a loss that trains both, and an evaluation with a context
         if trained_layers(run.source):
             print(f"{run.source}: its linear layer after the pooling is left out, both stages start from the encoder.")
         model = build_contextual_encoder(run.source, settings.max_length, **settings.context)
         loss = ContextualLoss(model, settings.temperature, settings.mini_batch_size)
         evaluator = retrieval_evaluator(run.data, ContextualRetrievalEvaluator)
 
-        # 4. Training to the end; the model with its card, and numbers
+        # 4. Training to the end; then the model, its card and the log are saved
         trainer = ContextualTrainer(model, run, loss=loss, evaluator=evaluator)
         trainer.complete()
 

@@ -1,9 +1,9 @@
-"""Training a late-interaction model (ColBERT): a vector for every token, compared by MaxSim.
+"""Train a late-interaction model (ColBERT): it gives a vector for every token, and texts are compared by MaxSim.
 
     accelerate launch --config_file configs/accelerate/ddp.yaml examples/train_multi_vector_encoder.py \\
         --config configs/embeddings/multi_vector.yaml --model runs/pretrain/model
 
-Run the same command again after an interruption: it resumes from the newest complete checkpoint, to the bit on a CPU.
+After an interruption, run the same command again: it resumes from the newest complete checkpoint, on a CPU bit for bit.
 `output_dir` gets checkpoints, `model/` (for `MultiVectorEncoder(...)`, with a model card) and `log.json`.
 """
 
@@ -24,7 +24,7 @@ def main(args: list[str] | None = None) -> None:
         loss = MultiVectorMultipleNegativesRankingLoss(model)
         evaluator = retrieval_evaluator(run.data, MultiVectorInformationRetrievalEvaluator)
 
-        # 3. Training to the end; the model with its card, and numbers
+        # 3. Training to the end; then the model, its card and the log are saved
         trainer = MultiVectorTrainer(model, run, loss=loss, evaluator=evaluator)
         trainer.complete()
 

@@ -1,9 +1,9 @@
-"""Training a reranker (cross-encoder): query and document are read together and get one score.
+"""Train a reranker (cross-encoder): it reads a query and a document together and gives the pair one score.
 
     accelerate launch --config_file configs/accelerate/ddp.yaml examples/train_reranker.py \\
         --config configs/embeddings/reranker.yaml --model runs/pretrain/model
 
-Run the same command again after an interruption: it resumes from the newest complete checkpoint, to the bit on a CPU.
+After an interruption, run the same command again: it resumes from the newest complete checkpoint, on a CPU bit for bit.
 `output_dir` gets checkpoints, `model/` (for `CrossEncoder(...)`, with a model card) and `log.json`.
 """
 
@@ -28,18 +28,18 @@ def main(args: list[str] | None = None) -> None:
         if settings.miner is not None:
             add_mined_negatives(run)
 
-        # A miner reads with the instructions, the reranker only if it is to.
+        # The miner always uses the instructions; the reranker uses them only if `instructions` is true.
         if not settings.instructions:
             run.data = run.data.without_instructions()
 
         # 3. Model, loss and evaluation
         model = build_reranker(run.source, settings.max_length, settings.trust_remote_code)
         add_lora(model, run)
-        # The right document of a query weighs as much as all of its wrong ones together.
+        # The positive of a query weighs as much as all of its negatives together.
         loss = BinaryCrossEntropyLoss(model, pos_weight=tensor(float(settings.negatives)))
         evaluator = reranking_evaluator(run.data)
 
-        # 4. Training to the end; the model with its card, and numbers
+        # 4. Training to the end; then the model, its card and the log are saved
         trainer = RerankerTrainer(model, run, loss=loss, evaluator=evaluator)
         trainer.complete()
 

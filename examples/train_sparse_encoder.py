@@ -1,9 +1,9 @@
-"""Training a sparse encoder (SPLADE) on the MLM head of a pretrained model: texts become weights of vocabulary entries.
+"""Train a sparse encoder (SPLADE) on the MLM head of a pretrained model: a text becomes weights of vocabulary entries.
 
     accelerate launch --config_file configs/accelerate/ddp.yaml examples/train_sparse_encoder.py \\
         --config configs/embeddings/sparse.yaml --model runs/pretrain/model
 
-Run the same command again after an interruption: it resumes from the newest complete checkpoint, to the bit on a CPU.
+After an interruption, run the same command again: it resumes from the newest complete checkpoint, on a CPU bit for bit.
 `output_dir` gets checkpoints, `model/` (for `SparseEncoder(...)`, with a model card) and `log.json`.
 """
 
@@ -25,14 +25,14 @@ def main(args: list[str] | None = None) -> None:
         model = build_sparse_encoder(run.source, settings.max_length, settings.trust_remote_code)
         loss = SpladeLoss(
             model,
-            # Dot products of sparse vectors are large: no temperature.
+            # Dot products of sparse vectors are large, so they need no temperature.
             SparseMultipleNegativesRankingLoss(model),
             document_regularizer_weight=settings.document_weight,
             query_regularizer_weight=settings.query_weight,
         )
         evaluator = retrieval_evaluator(run.data, SparseInformationRetrievalEvaluator)
 
-        # 3. Training to the end; the model with its card, and numbers
+        # 3. Training to the end; then the model, its card and the log are saved
         trainer = SparseTrainer(model, run, loss=loss, evaluator=evaluator)
         trainer.complete()
 

@@ -1,13 +1,13 @@
-"""A tokenizer from your own text.
+"""Train a tokenizer on your own text.
 
     python examples/train_tokenizer.py --source 'corpus/*.parquet' --kind wordpiece --output_dir runs/tokenizer
 
-`wordpiece` is made like bert-base-uncased (NeoBERT's tokenizer): lower case, 30,522 entries, the special tokens and
-unused entries at the same ids. `bpe` is byte-level and cased, with 32,000 entries, for the paper's ablation M3; it
-knows every byte, so no text gives [UNK].
+`wordpiece` makes a tokenizer like bert-base-uncased (NeoBERT's tokenizer): lower case, 30,522 entries, special tokens
+and unused entries at the same ids. `bpe` makes a byte-level, cased tokenizer with 32,000 entries, for the paper's
+ablation M3; it has an entry for every byte, so no text gives [UNK].
 
 The same text gives the same `wordpiece` entries each time, but not all at the same ids, since `tokenizers` breaks ties
-by chance: models and data of one project need one and the same folder.
+by chance. So all models and data of one project must use the same tokenizer folder.
 """
 
 from pathlib import Path
@@ -26,10 +26,10 @@ def main(args: list[str] | None = None) -> None:
         raise ValueError(f"{output} exists already: choose another `output_dir`, or delete it.")
 
     with folder_lock(output):
-        # 2. Vocabulary, from all of the text or its first `max_documents`
+        # 2. The vocabulary, from all of the text or its first `max_documents` documents
         tokenizer = train_tokenizer(settings)
 
-        # 3. A folder for `AutoTokenizer.from_pretrained`
+        # 3. A folder that `AutoTokenizer.from_pretrained` can load
         with atomic_folder(output) as partial:
             tokenizer.save_pretrained(partial)
     print(f"{output}: {len(tokenizer):,} entries", end="")

@@ -1,4 +1,4 @@
-"""What computes attention: torch's own kernels, FlashAttention 3 and 4 where they are installed, attention written out.
+"""Attention backends: torch's own kernels, FlashAttention 3 and 4 if they are installed, and a plain implementation.
 
 This file is also served from the Hub as remote code, so it imports nothing from the package.
 """
@@ -26,27 +26,29 @@ from transformers.utils.import_utils import is_tracing
 
 logger = logging.get_logger(__name__)
 
-# Attention functions of servers. A server packs the texts of its requests into one row of tokens with positions, and
-# tells its own function, by keyword arguments that pass through the model, where they begin and what it keeps of them.
+# Attention functions of servers. A server packs the texts of its requests into one row of tokens with positions. Its
+# own attention function gets further arguments, such as where each text begins, as keywords that the model passes on.
 SERVERS = ("vllm",)
-# Transformers' own functions, in whose place this file has faster ones.
+# Transformers' own functions, which this file replaces.
 BUILT_IN = {"sdpa": sdpa_of_transformers, "flex_attention": flex_attention_of_transformers}
-# FlashAttention faster than torch's own, by the major compute capability of the GPU, the fastest first.
+# FlashAttention versions that are faster than torch's own, by the major compute capability of the GPU, fastest first.
 FASTER_FLASH_ATTENTION = {9: ("flash_attention_3", "flash_attention_4"), 10: ("flash_attention_4",)}
-# The backend that runs one of them where `sdpa` is configured.
+# The backend that runs one of these if `sdpa` is configured.
 FASTER = "faster_flash_attention"
-# Its functions for whole rows and for documents, by dtype and size of a head. Graphs cannot ask a cached function.
+# Its functions for whole rows and for documents, by dtype and head size. A dictionary, since graphs cannot call a
+# cached function.
 FASTER_KERNELS: dict[tuple[torch.dtype, int], tuple[Callable, Callable]] = {}
 
 
 @dataclass
 class AttentionBackend:
-    """What computes attention in a forward pass.
+    """The attention backend of a forward pass.
 
     Args:
         name: as in `config._attn_implementation`.
-        takes_documents: it can be given documents that lie end to end in one row (varlen).
-        in_one_kernel: and takes them all at once, by their offsets, so that their lengths may stay on the device.
+        takes_documents: whether it supports documents that are concatenated in one row (varlen).
+        in_one_kernel: whether it also computes them all in one kernel, from their offsets, so that their lengths may
+            stay on the device.
     """
 
     name: str
@@ -57,23 +59,23 @@ class AttentionBackend:
 def choose_attention(
     config, tokens: torch.Tensor, dtype: torch.dtype, dropout: float, weights: bool
 ) -> AttentionBackend:
-    """The configured backend, or a faster one of the same kind, or `eager` where only that can give what is asked for.
+    """The configured backend, a faster one of the same kind, or `eager` if only that can return what is requested.
 
     Args:
         dtype: of queries, keys and values.
-        weights: whether attention weights are asked for.
+        weights: whether attention weights are requested.
 
     Raises:
-        ValueError: if weights are asked for of a server. `eager` would not know where its texts begin.
+        ValueError: if weights are requested from a server's attention. `eager` would not know where the texts begin.
     """
     name, device = config._attn_implementation, tokens.device
     if name in SERVERS:
         if weights:
-            raise ValueError(f"`output_attentions` is True; attention {name!r} has no weights: leave it out.")
+            raise ValueError(f"`output_attentions` is True, but attention {name!r} returns no weights: leave it out.")
         return AttentionBackend(name, takes_documents=True, in_one_kernel=True)
     if weights and name != "eager":
         if not is_tracing(tokens):
-            logger.warning_once(f"`output_attentions=True`: `eager` attention runs instead of `{name}`.")
+            logger.warning_once(f"`output_attentions=True`: `eager` attention is used instead of `{name}`.")
         name = "eager"
     if is_flash_attention_requested(requested_attention_implementation=name):
         return AttentionBackend(name, takes_documents=True, in_one_kernel=True)
@@ -86,14 +88,14 @@ def choose_attention(
 
 
 def is_replaced(name: str) -> bool:
-    """Whether somebody has put a function of their own in the place of Transformers', as DeepSpeed's Ulysses does."""
+    """Whether another library has replaced Transformers' function with its own, as DeepSpeed's Ulysses does."""
     return ALL_ATTENTION_FUNCTIONS[name] is not BUILT_IN[name]
 
 
 def dropout_in_use(block: nn.Module) -> float:
-    """The probability with which a block drops states and attention weights: what its `nn.Dropout` says.
+    """The dropout probability for hidden states and attention weights in a block, taken from its `nn.Dropout`.
 
-    Tools such as TRL switch dropout off on those modules, in place of the config.
+    Tools such as TRL switch dropout off on these modules, and not in the config.
     """
     dropout = getattr(block, "dropout", None)
     return dropout.p if isinstance(dropout, nn.Dropout) and dropout.training else 0.0
@@ -111,10 +113,10 @@ def attention_function(name: str) -> Callable:
 
 @cache
 def find_faster_kernel(device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
-    """Which kernel `FASTER_KERNELS` has for such queries, after a first use that compares it with torch's own.
+    """The name of the kernel in `FASTER_KERNELS` for such queries. It is loaded and compared with torch's at first use.
 
-    A package (`flash-attn-3`, `flash-attn-4`) comes before the same kernel from the Hub (package `kernels`). Where
-    there is none on a GPU that has one, that is said once.
+    An installed package (`flash-attn-3`, `flash-attn-4`) is preferred to the same kernel from the Hub (package
+    `kernels`). If a faster kernel exists for the GPU but none is usable, a warning is logged once.
     """
     candidates = FASTER_FLASH_ATTENTION.get(torch.cuda.get_device_capability(device)[0], ())
     failures = []
@@ -126,21 +128,21 @@ def find_faster_kernel(device: torch.device, dtype: torch.dtype, head_dim: int) 
         try:
             dense, varlen = lazy_import_flash_attention(source)[0][:2]
             _compare_with_torch(dense, varlen, device, dtype, head_dim)
-        except Exception as error:  # Whatever a compiled extension or a download may raise: torch's own is there.
+        except Exception as error:  # A compiled extension or a download may raise anything; torch's kernel remains.
             failures.append(f"{source}: {error}")
             continue
         FASTER_KERNELS[dtype, head_dim] = dense, varlen
         return name
     if candidates:
         logger.warning_once(
-            f"Attention runs FlashAttention 2 of torch; this GPU has a faster one, {candidates[0]}, which is not "
+            f"Attention runs torch's FlashAttention 2. {candidates[0]} is faster on this GPU, but is not "
             f"{'usable: ' + '; '.join(failures) if failures else 'installed: pip install neobert_hf[flash]'}."
         )
     return None
 
 
 def _compare_with_torch(dense: Callable, varlen: Callable, device, dtype: torch.dtype, head_dim: int) -> None:
-    """An error unless outputs and gradients are those of plain attention: versions of these kernels differ a lot."""
+    """Raise ValueError unless outputs and gradients match plain attention: versions of these kernels differ a lot."""
     generator, lengths = torch.Generator().manual_seed(0), [5, 19]
     with torch.inference_mode(False), torch.enable_grad(), torch.autocast(device.type, enabled=False):
         states = torch.randn(3, 24, 2, head_dim, generator=generator).to(device, dtype)
@@ -154,7 +156,7 @@ def _compare_with_torch(dense: Callable, varlen: Callable, device, dtype: torch.
             pairs = [(got.float(), expected)]
             pairs += zip(_gradients(got, inputs), _gradients(expected, expected_inputs))
             if not all(torch.allclose(left.float(), right, atol=0.05) for left, right in pairs):
-                raise ValueError("its numbers differ from those of torch")
+                raise ValueError("its results differ from those of torch")
 
 
 def _gradients(output: torch.Tensor, inputs: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
@@ -162,14 +164,14 @@ def _gradients(output: torch.Tensor, inputs: list[torch.Tensor]) -> tuple[torch.
 
 
 def _call_flash(dense: Callable, varlen: Callable, states, offsets, longest: int | None, **options) -> torch.Tensor:
-    """Queries, keys and values (batch, length, heads, dim_head); documents of one row where `longest` is given."""
+    """Attention of queries, keys and values (batch, length, heads, dim_head); over documents if `longest` is given."""
     if longest is None:
         output = dense(*states, **options)
     else:
         limits = {"max_seqlen_q": longest, "max_seqlen_k": longest}
         states = [part[0] for part in states]
         output = varlen(*states, cu_seqlens_q=offsets, cu_seqlens_k=offsets, **limits, **options)
-    # Some versions return the logarithms of the softmax's sums as well.
+    # Some versions also return the log-sum-exp of the softmax.
     output = output[0] if isinstance(output, tuple) else output
     return output if longest is None else output.unsqueeze(0)
 
@@ -185,7 +187,7 @@ def faster_attention_forward(
     max_length_q: int | None = None,
     **kwargs,
 ) -> tuple[torch.Tensor, None]:
-    """FlashAttention 3 or 4, of rows or of documents laid end to end, (batch, heads, length, dim_head)."""
+    """FlashAttention 3 or 4 over whole rows or over concatenated documents, (batch, heads, length, dim_head)."""
     kernels = FASTER_KERNELS[query.dtype, query.shape[-1]]
     states = [part.transpose(1, 2) for part in (query, key, value)]
     longest = None if cu_seq_lens_q is None else max_length_q
@@ -193,7 +195,7 @@ def faster_attention_forward(
 
 
 def has_varlen_kernel(device: torch.device, dtype: torch.dtype, head_dim: int, dropout: float) -> bool:
-    """Whether torch's own FlashAttention takes such queries; it knows no dropout."""
+    """Whether torch's own FlashAttention supports such queries; it does not support dropout."""
     return (
         device.type == "cuda"
         and dtype in (torch.float16, torch.bfloat16)
@@ -214,7 +216,7 @@ def eager_attention_forward(
     dropout: float = 0.0,
     **kwargs,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention written out, with its weights (batch, heads, length, length); the mask is added before the softmax."""
+    """Plain attention, which also returns its weights (batch, heads, length, length). The mask is added to scores."""
     scores = query @ key.transpose(-2, -1) * scaling
     if attention_mask is not None:
         scores = scores + attention_mask
@@ -226,10 +228,11 @@ def eager_attention_forward(
 def flex_attention_forward(
     module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask, **kwargs
 ) -> tuple[torch.Tensor, None]:
-    """FlexAttention as Transformers calls it; on a CPU heads of fewer than 32 dimensions are filled up with zeros.
+    """FlexAttention as Transformers calls it. On a CPU, heads of fewer than 32 dimensions are padded with zeros.
 
-    Without AVX512, torch 2.13.0 gives NaN or wrong states for some heads of 8 and 16 dimensions, in up to half of the
-    calls (120 tokens do, 128 do not). With 32 and more that was never seen. Zeros change no product.
+    On CPUs without AVX512, torch 2.13.0 returns NaN or wrong states for some heads of 8 and 16 dimensions, in up to
+    half of the calls (with 120 tokens, but not with 128). With 32 or more dimensions this was never seen. The zeros do
+    not change any product.
     """
     size = query.shape[-1]
     if query.device.type == "cpu" and size < 32:
@@ -251,19 +254,20 @@ def sdpa_attention_forward(
     lengths: list[int] | None = None,
     **kwargs,
 ) -> tuple[torch.Tensor, None]:
-    """Torch's own attention: of rows, or of documents laid end to end, (1, heads, tokens, dim_head).
+    """Torch's own attention over whole rows, or over concatenated documents, (1, heads, tokens, dim_head).
 
-    Offsets on the host come with `lengths` and mean one document after the other; on the device, FlashAttention.
+    If the offsets are on the host, they come with `lengths`, and documents are computed one after the other. If they
+    are on the device, FlashAttention computes all documents at once.
     """
     if cu_seq_lens_q is not None and cu_seq_lens_q.device.type == "cpu":
         if torch.compiler.is_compiling() and not dropout:
-            # `lengths` must not be looked at in here: a graph would be made for each number of documents.
+            # `lengths` must not be read here, or a graph would be compiled for each number of documents.
             return attend_to_documents(query, key, value, cu_seq_lens_q, scaling), None
         return _attend_one_by_one(query, key, value, lengths, dropout_p=dropout, scale=scaling), None
     if cu_seq_lens_q is not None:
         from torch.nn.attention.varlen import varlen_attn
 
-        # Its default scale is ours, 1 / sqrt(dim_head); torch 2.10 cannot be told another.
+        # Its default scale is the one needed, 1 / sqrt(dim_head). In torch 2.10 it has no argument for the scale.
         query, key, value = (states[0].transpose(0, 1) for states in (query, key, value))
         output = varlen_attn(query, key, value, cu_seq_lens_q, cu_seq_lens_q, max_length_q, max_length_q)
         return output.unsqueeze(0), None
@@ -272,11 +276,11 @@ def sdpa_attention_forward(
 
 
 def _attend_one_by_one(query, key, value, lengths: list[int], **options) -> torch.Tensor:
-    """One document after the other, (1, tokens, heads, dim_head)."""
+    """Attention over one document after the other; returns (1, tokens, heads, dim_head)."""
     dtype, precision = query.dtype, nullcontext()
     if query.device.type == "cpu" and dtype == torch.bfloat16 and query.requires_grad:
-        # In bfloat16 oneDNN compiles the products of every length that it has not had, 17 ms each, and keeps 1,024 of
-        # them: training on documents of all lengths would compile for ever. In float32 nothing is compiled.
+        # In bfloat16, oneDNN compiles the products for every new length, which takes 17 ms each, and caches 1,024 of
+        # them: training on documents of all lengths would never stop compiling. In float32 nothing is compiled.
         query, key, value = query.float(), key.float(), value.float()
         precision = torch.autocast("cpu", enabled=False)
     with precision:
@@ -289,7 +293,7 @@ def _attend_one_by_one(query, key, value, lengths: list[int], **options) -> torc
 def attend_to_documents(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cu_seq_lens: torch.Tensor, scale: float
 ) -> torch.Tensor:
-    """One document after the other, as one step of a graph, for any number of documents.
+    """Attention over one document after the other, as a single operation of a graph, for any number of documents.
 
     Args:
         cu_seq_lens: int (documents + 1,), on the host.
@@ -311,9 +315,9 @@ def attend_to_documents_backward(
     cu_seq_lens: torch.Tensor,
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Gradients of queries, keys and values; attention is computed a second time."""
+    """Gradients of queries, keys and values; the attention is recomputed."""
     lengths = cu_seq_lens.diff().tolist()
-    # Inside an operation there is no graph of autograd; `vjp` builds one of its own.
+    # Inside a custom operation autograd records no graph; `vjp` builds its own.
     _, gradients = torch.func.vjp(lambda *states: _attend_one_by_one(*states, lengths, scale=scale), query, key, value)
     return tuple(part.contiguous() for part in gradients(gradient))
 

@@ -1,17 +1,17 @@
-"""The command `neobert-hf`: each subcommand is the `main` of a module, which is imported when it is asked for."""
+"""The command `neobert-hf`: each subcommand is the `main` of a module, which is imported only when it is used."""
 
 import sys
 from argparse import ArgumentParser
 from importlib import import_module
 
 
-# Module of `checkpoints`: what its `main(args)` does, which returns the exit status (None is success) and raises
-# ValueError or OSError with a message for the user.
+# Modules of `checkpoints`, each with what its `main(args)` does. `main` returns the exit status (None is success) and
+# raises ValueError or OSError with a message for the user.
 COMMANDS = {
-    "compile": "machine code for single texts on this CPU, which PyTorch runs",
-    "convert": "checkpoints of the original project into this package's layout, and back",
-    "doctor": "say whether a folder or a Hub repository is healthy",
-    "export": "ONNX files for onnxruntime and transformers.js, checked against PyTorch",
+    "compile": "compile a model for single texts on this CPU, to be run in PyTorch",
+    "convert": "convert checkpoints of the original project to this package's layout, and back",
+    "doctor": "check whether a folder or a Hub repository is healthy",
+    "export": "write ONNX files for onnxruntime and transformers.js, checked against PyTorch",
     "publish": "build a complete Hub repository, check it and push it",
 }
 
@@ -26,7 +26,7 @@ def main(args: list[str] | None = None) -> int | str | None:
         What `sys.exit` takes: the exit status, or the message of an error.
     """
     args = sys.argv[1:] if args is None else args
-    parser = ArgumentParser("neobert-hf", description="Checkpoints of NeoBERT.", allow_abbrev=False)
+    parser = ArgumentParser("neobert-hf", description="Tools for NeoBERT checkpoints.", allow_abbrev=False)
     commands = parser.add_subparsers(metavar="COMMAND", dest="command", required=True)
     for name, purpose in COMMANDS.items():
         commands.add_parser(name, help=purpose, add_help=False)

@@ -31,7 +31,7 @@ AUTO_MAP = {"AutoConfig": "configuration_neobert.NeoBERTConfig"} | {
     auto_class: f"modeling_neobert.{name}" for auto_class, name in MODEL_CLASSES.items()
 }
 
-# Written by the original training script into the published config.json; none of them describes the model.
+# Keys that the original training script wrote into the published config.json; none of them describes the model.
 ORIGINAL_JUNK_KEYS = {"kwargs", "trust_remote_code", "pretrained_model_name_or_path"}
 
 # Keys that tools write into a config although no config class declares them, and one that Transformers 4 declared and
@@ -45,17 +45,17 @@ KEYS_OF_TOOLS = {
     "transformers.js_config",
 }
 
-# A key is taken for a misspelt one of ours from this similarity (of difflib) on. `dropuot` has 0.857; `sep_token_id`
-# and `cls_token_id`, which are other keys than `pad_token_id` and `eos_token_id`, have 0.833.
+# A key with at least this similarity (of difflib) to one of ours is treated as a misspelling of it. `dropuot` has
+# 0.857. `sep_token_id` and `cls_token_id` have 0.833, and are not misspellings of `pad_token_id` and `eos_token_id`.
 MISSPELT = 0.85
 
-# Rotary parameters that older configs hold beside `rope_scaling`, the older name of `rope_parameters`.
+# Rotary parameters that older configs hold outside `rope_scaling`, the older name of `rope_parameters`.
 ROPE_KEYS_OF_OLDER_CONFIGS = ("rope_theta", "original_max_position_embeddings", "partial_rotary_factor")
 
-# Float32 cannot tell larger neighbouring numbers apart, and positions become float32.
+# Positions become float32, which cannot distinguish neighbouring integers above this.
 MOST_POSITIONS = 2**24
 MOST_LABELS = 10**6
-# 400 GB in float32: nobody has such a NeoBERT, but a damaged or hostile config may ask for more than there is.
+# 400 GB in float32: nobody has such a NeoBERT, but a damaged or hostile config may ask for more memory than there is.
 MOST_PARAMETERS = 10**11
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 PROBLEM_TYPES = (None, "regression", "single_label_classification", "multi_label_classification")
@@ -63,7 +63,7 @@ PROBLEM_TYPES = (None, "regression", "single_label_classification", "multi_label
 
 @dataclass(frozen=True)
 class Interval:
-    """The numbers that a key allows; `(` and `)` in `brackets` leave the limit itself out."""
+    """The numbers that a key allows; `(` and `)` in `brackets` exclude the limit itself."""
 
     low: float
     high: float
@@ -85,7 +85,7 @@ def bounded(default: float | None, low: float, high: float, brackets: str = "[]"
     return field(default=default, metadata={"allowed": Interval(low, high, brackets)})
 
 
-# The numbers that `rope_parameters` allows. A factor makes angles smaller, so that below 1 it would shorten the model.
+# The numbers that `rope_parameters` allows. A factor divides the angles; below 1 it would shorten the model's range.
 ROPE_NUMBERS = {
     "rope_theta": Interval(1, 1e30, "(]"),
     "factor": Interval(1, MOST_POSITIONS),
@@ -100,7 +100,7 @@ ROPE_NUMBERS = {
 }
 ROPE_LISTS = ("short_factor", "long_factor")
 
-# Per RoPE type: the keys that must be given, and those that may be. Transformers only warns about wrong ones.
+# Per RoPE type: the keys that must be given, and those that may be given. Transformers only warns about wrong ones.
 ROPE_KEYS = {
     # `default` reads no length, but Transformers' own tests leave it there when they change the type.
     "default": (set(), {"original_max_position_embeddings"}),
@@ -145,18 +145,18 @@ class NeoBERTConfig(PreTrainedConfig):
             `max_position_embeddings`. A model with RoPE runs beyond it, with a warning.
         dim_head (`int`): Width of one head; the stored name of `head_dim`. Always `hidden_size / num_attention_heads`.
         pad_token_id (`int`): Id of the padding token.
-        embedding_init_range (`float`): Embeddings start uniform in +- this.
-        decoder_init_range (`float`): Linear layers start uniform in +- this.
+        embedding_init_range (`float`): Embeddings are initialised uniformly in +- this.
+        decoder_init_range (`float`): Linear layers are initialised uniformly in +- this.
         classifier_init_range (`float`): Standard deviation of the normal initialisation of the task heads.
         classifier_dropout (`float`): Dropout of the task heads.
-        classifier_pooling (`"cls"` or `"mean"`): Sequence representation that the classification head reads: the first
-            real token (original) or the mean of the real tokens.
+        classifier_pooling (`"cls"` or `"mean"`): Input of the classification head: the hidden state of the first real
+            token (original) or the mean over the real tokens.
         rope_parameters (`dict`): `{"rope_type": ..., "rope_theta": 10000.0, ...}` with type `default`, `linear`,
             `dynamic`, `yarn` or `longrope`; keys as in Transformers. `rope_scaling` and `rope_theta` of older
             configs are read as well.
         sparse_prediction (`bool`): When labels are given, `NeoBERTForMaskedLM` runs its decoder on the labelled
-            positions only: same loss, a fifth of the decoder's work at 20% masking, logits of those positions only. A
-            plain `Trainer` cuts such logits to the number of rows when it evaluates: give it no `compute_metrics`.
+            positions only: same loss, a fifth of the decoder's work at 20% masking, logits for those positions only. A
+            plain `Trainer` truncates such logits to the number of rows when it evaluates: do not use `compute_metrics`.
         tie_word_embeddings (`bool`): Share the decoder's weight with the embeddings. Off, as published; the original
             code cannot read a tied checkpoint.
 
@@ -176,7 +176,7 @@ class NeoBERTConfig(PreTrainedConfig):
     """
 
     model_type = "neobert"
-    # Where those who load a model without the package find its classes.
+    # The `auto_map` that is saved with a model, by which it can be loaded without the package.
     auto_classes: ClassVar[dict[str, str]] = AUTO_MAP
     attribute_map = {"max_position_embeddings": "max_length", "head_dim": "dim_head"}
     base_model_fsdp_plan: ClassVar[dict[Any, str]] = {
@@ -184,9 +184,9 @@ class NeoBERTConfig(PreTrainedConfig):
         "transformer_encoder.*": "free_full_weight",
         "layer_norm": "keep_full_weight",
     }
-    # The rows of `qkv` lie head by head, so that equal parts of them are whole heads, and the same heads as the columns
-    # of `wo`. Those of `w12` are gate and input, one behind the other: each process takes a part of both. The MLP of
-    # the ablation with GELU has no names that a plan could tell apart (`ffn.*`), and is computed by every process.
+    # The rows of `qkv` are ordered by head, so equal parts of them are whole heads, the same as in the columns of `wo`.
+    # The rows of `w12` are first the gate and then the input: each process takes a part of both. The modules of the
+    # GELU ablation's MLP have no distinct names for a plan (`ffn.*`), so every process computes the whole MLP.
     base_model_tp_plan: ClassVar[dict[str, str]] = {
         "encoder": "embedding_rowwise",
         "transformer_encoder.*.qkv": "colwise",
@@ -208,7 +208,7 @@ class NeoBERTConfig(PreTrainedConfig):
     hidden_act: str = "swiglu"
     rope: bool = True
     rms_norm: bool = True
-    # Float32 has nothing much smaller than the lower limit.
+    # Numbers much smaller than the lower limit cannot be represented in float32.
     norm_eps: float | int = bounded(1e-5, 1e-30, 1)
     dropout: float | int = bounded(0.0, 0, 1, "[)")
     max_length: int | None = bounded(None, 1, MOST_POSITIONS)
@@ -227,7 +227,7 @@ class NeoBERTConfig(PreTrainedConfig):
 
     def __post_init__(self, **kwargs):
         given = {name: value for name, value in kwargs.items() if name not in ORIGINAL_JUNK_KEYS}
-        # Of the fields, those that have other names too. Transformers derives RoPE defaults from them in super().
+        # The fields that have alternative names. `super().__post_init__` derives RoPE defaults from them.
         renamed = {*self.attribute_map.values(), "rope_parameters"}
         given = self._use_stored_names({name: getattr(self, name) for name in renamed} | given)
         for name in renamed:
@@ -242,7 +242,7 @@ class NeoBERTConfig(PreTrainedConfig):
             name = dtype if isinstance(dtype, str) else str(dtype).removeprefix("torch.")
             if dtype is not None and name not in DTYPES:
                 raise ValueError(f"`dtype` is {name!r}, it must be one of {', '.join(DTYPES)}.")
-        # Before Transformers makes up a name for each.
+        # Done before Transformers invents a name for each label.
         self.id2label, self.label2id = agreed_labels(self.id2label, self.label2id, given.get("num_labels"))
         self.hidden_act = self.hidden_act.lower()
         if self.max_length is None:
@@ -250,13 +250,13 @@ class NeoBERTConfig(PreTrainedConfig):
         if self.dim_head is None and self.num_attention_heads > 0:
             self.dim_head = self.hidden_size // self.num_attention_heads
         super().__post_init__(**given)
-        # `strict` runs these too, but wraps what they raise in an exception that is no ValueError.
+        # `strict` also runs these, but wraps their errors in an exception that is not a ValueError.
         self.validate_architecture()
         self.validate_rope()
 
     @classmethod
     def from_dict(cls, config_dict, **kwargs):
-        # Transformers sets overrides on the finished object, where neither the derived fields nor the checks see them:
+        # Transformers sets overrides on the finished object, where they reach neither derived fields nor checks:
         # from_pretrained(path, rope_parameters={"rope_type": "yarn", "factor": 2.0}) would run without a rope_theta.
         stored = cls._use_stored_names(config_dict)
         given = {key: kwargs.pop(key) for key in cls._known_keys() & (set(kwargs) - {"dtype"})}
@@ -265,11 +265,11 @@ class NeoBERTConfig(PreTrainedConfig):
         if rope:
             earlier = dict(stored.get("rope_parameters") or {})
             if given.get("rope_parameters") or given.get("rope_scaling"):
-                # Another scaling replaces the stored one and keeps its base.
+                # A new scaling replaces the stored one, but keeps its `rope_theta`.
                 trained = earlier.get("original_max_position_embeddings", stored.get("max_length"))
                 earlier = {key: value for key, value in earlier.items() if key == "rope_theta"}
                 if trained and rope.get("rope_type", rope.get("type")) in ("yarn", "longrope"):
-                    # Otherwise a new `max_length` beside it would be taken for the length of training.
+                    # Otherwise a new `max_length` given with it would be taken for the length of training.
                     earlier["original_max_position_embeddings"] = trained
             overrides["rope_parameters"] = earlier | rope
         cls._check_length_of_dynamic(stored, overrides)
@@ -288,18 +288,18 @@ class NeoBERTConfig(PreTrainedConfig):
 
     @staticmethod
     def _check_length_of_dynamic(stored: dict[str, Any], overrides: dict[str, Any]) -> None:
-        """RoPE of this type scales what is longer than `max_length`, and has no other name for the trained length."""
+        """RoPE of type 'dynamic' scales texts longer than `max_length`, which therefore must be the trained length."""
         rope = overrides.get("rope_parameters") or stored.get("rope_parameters") or {}
         trained, length = stored.get("max_length", 4096), overrides.get("max_length")
         if rope.get("rope_type", rope.get("type")) == "dynamic" and length not in (None, trained):
             raise ValueError(
-                f"`max_length` is {length} and that of the stored model {trained}. RoPE of type 'dynamic' scales texts "
-                "longer than `max_length`, which must stay the length of training: leave it out."
+                f"`max_length` is {length}, but that of the stored model is {trained}. RoPE of type 'dynamic' scales "
+                "texts longer than `max_length`, which must stay the length of training: leave `max_length` out."
             )
 
     @classmethod
     def _use_stored_names(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """A copy of `values` in which every setting has one name, the one under which it is saved.
+        """A copy of `values` in which every setting has only the name under which it is saved.
 
         Raises:
             ValueError: if two names of a setting are given with different values.
@@ -324,29 +324,29 @@ class NeoBERTConfig(PreTrainedConfig):
     def to_diff_dict(self) -> dict[str, Any]:
         config = super().to_diff_dict()
         if "dtype" in config:
-            # The original code's Transformers 4 reads only this name.
+            # Transformers 4, which the original code uses, reads only this name.
             config["torch_dtype"] = config["dtype"]
         if "original_max_position_embeddings" in (self.rope_parameters or {}):
-            # Trainer reads the config of a checkpoint as one of no model, and its check of YaRN asks for this name.
+            # The Trainer loads a checkpoint's config as a generic one, whose check of YaRN needs this name.
             config["max_position_embeddings"] = self.max_length
         return config
 
     def as_loaded(self) -> "NeoBERTConfig":
-        """The config that loading would make of what is saved now; a finished config takes values that nobody checks.
+        """The config that saving and loading this one would give. Assignments to a finished config are not checked.
 
         Raises:
-            ValueError: as a new config does.
+            ValueError: as when a config is created.
         """
         return type(self).from_dict(json.loads(json.dumps(self.to_diff_dict())))
 
     def save_pretrained(self, save_directory, *args, **kwargs):
-        """As in Transformers, but nothing is written of what could not be loaded.
+        """As in Transformers, but a config that could not be loaded again is not written.
 
         Raises:
-            ValueError: as a new config does.
+            ValueError: as when a config is created.
         """
         self.as_loaded()
-        # Transformers adds the class that is saved, and keeps what another config named: the original's `model.*`.
+        # Transformers adds only the saved class, and keeps other entries, such as the original's `model.*`.
         self.auto_map = dict(self.auto_classes)
         super().save_pretrained(save_directory, *args, **kwargs)
 
@@ -356,7 +356,7 @@ class NeoBERTConfig(PreTrainedConfig):
 
     @classmethod
     def _refuse_misspelt_keys(cls, keys: Iterable[str]) -> None:
-        """A misspelt setting would leave its default in force, and nobody would notice."""
+        """Raise an error, since with a misspelt setting the default would be used unnoticed."""
         known = cls._known_keys()
         hints = []
         for key in sorted(set(keys) - known - transformers_keys()):
@@ -368,22 +368,22 @@ class NeoBERTConfig(PreTrainedConfig):
 
     @classmethod
     def _warn_about_notes(cls, keys: Iterable[str]) -> None:
-        """Other keys are kept as attributes: notes of a user or a tool, or settings of a newer Transformers."""
+        """Warn about other keys, which are kept: notes of a user or a tool, or settings of a newer Transformers."""
         notes = sorted(set(keys) - cls._known_keys() - transformers_keys())
-        # Transformers itself tells tokens apart by this ending.
+        # By the ending `_token_id`, Transformers itself recognises special tokens.
         notes = [f"`{key}`" for key in notes if not key.startswith("_") and not key.endswith("_token_id")]
         if notes:
-            logger.warning_once(f"The config holds {', '.join(notes)}: kept and saved, but NeoBERT does not read it.")
+            logger.warning_once(f"The config holds {', '.join(notes)}: kept and saved, but not used by NeoBERT.")
 
     def validate_architecture(self):
-        """Sizes fit together and options exist; also run when a model is built and when the config is saved."""
+        """Check that sizes fit together and options exist; also run when a model is built and the config is saved."""
         for setting in fields(self):
             value, allowed = getattr(self, setting.name), setting.metadata.get("allowed")
             if allowed is not None and value is not None and value not in allowed:
                 raise ValueError(f"`{setting.name}` is {value}, it must be in {allowed}.")
         for name in ("is_decoder", "is_encoder_decoder", "add_cross_attention", "pruned_heads"):
             if getattr(self, name, None):
-                raise ValueError(f"`{name}` is {getattr(self, name)!r}; NeoBERT is a whole encoder: leave it out.")
+                raise ValueError(f"`{name}` is {getattr(self, name)!r}, but NeoBERT is a plain encoder: leave it out.")
         self.id2label, self.label2id = agreed_labels(self.id2label, self.label2id)
         if self.hidden_size % self.num_attention_heads or self.dim_head * self.num_attention_heads != self.hidden_size:
             raise ValueError(
@@ -391,56 +391,58 @@ class NeoBERTConfig(PreTrainedConfig):
                 f"`dim_head` ({self.dim_head}): choose heads that divide the width, and leave `dim_head` out."
             )
         if self.rope and self.dim_head % 2:
-            raise ValueError(f"RoPE rotates pairs: `dim_head` must be even, it is {self.dim_head}.")
-        # The types of its own fields Transformers does not check.
+            raise ValueError(f"RoPE rotates pairs: `dim_head` must be even, but is {self.dim_head}.")
+        # Transformers does not check the types of its own fields.
         for name, options in (("hidden_act", ("swiglu", "gelu")), ("problem_type", PROBLEM_TYPES)):
             if getattr(self, name) not in options:
                 raise ValueError(f"`{name}` is {getattr(self, name)!r}, it must be one of {options}.")
         if self.hidden_act == "swiglu" and self.intermediate_size < 2:
-            raise ValueError(f"`intermediate_size` is {self.intermediate_size}: of two thirds of it SwiGLU has none.")
+            raise ValueError(
+                f"`intermediate_size` is {self.intermediate_size}, it must be 2 or more: SwiGLU uses two thirds of it."
+            )
         if self.pad_token_id is not None and not 0 <= self.pad_token_id < self.vocab_size:
             raise ValueError(f"`pad_token_id` is {self.pad_token_id}, it must be in [0, {self.vocab_size - 1}].")
         if (parameters := self._estimate_parameters()) > MOST_PARAMETERS:
             raise ValueError(
                 f"The sizes ask for about {parameters:,} parameters (`vocab_size` {self.vocab_size:,}, `hidden_size` "
                 f"{self.hidden_size:,}, `intermediate_size` {self.intermediate_size:,}, `num_hidden_layers` "
-                f"{self.num_hidden_layers:,}); {MOST_PARAMETERS:,} are the most."
+                f"{self.num_hidden_layers:,}); at most {MOST_PARAMETERS:,} are allowed."
             )
 
     def _estimate_parameters(self) -> int:
-        """Those of matrices, without biases and norms."""
+        """The number of parameters in matrices, without biases and norms."""
         mlp = 2 * self.intermediate_size * self.hidden_size
         positions = 0 if self.rope else self.max_length
         rows = 2 * self.vocab_size + positions + self.hidden_size + len(self.id2label or ())
         return rows * self.hidden_size + self.num_hidden_layers * (4 * self.hidden_size**2 + mlp)
 
     def validate_rope(self):
-        """Stricter than Transformers, which warns about most wrong RoPE parameters and goes on."""
-        # Parameters assigned to a finished config are completed by nobody else.
+        """Stricter than Transformers, which only warns about most wrong RoPE parameters."""
+        # Parameters that were assigned to a finished config are completed only here.
         self.rope_parameters = parameters = {} if self.rope_parameters is None else self.rope_parameters
         for key in ROPE_KEYS_OF_OLDER_CONFIGS:
-            # Assigned to a finished config under its older name; nobody else would read it.
+            # The parameter may have been assigned to a finished config under its older name, which is read only here.
             value = vars(self).get(key)
             if value is not None:
                 _set_once(parameters, key, value, f"`{key}`", f"`rope_parameters[{key!r}]`")
-        if parameters.get("rope_theta") is None:  # what Transformers makes of `config.rope_scaling = {...}`
+        if parameters.get("rope_theta") is None:  # as after `config.rope_scaling = {...}` in Transformers
             parameters["rope_theta"] = self.default_theta
         self.standardize_rope_params()
         rope_type = parameters["rope_type"]
         if parameters.get("type", rope_type) != rope_type:
             raise ValueError(
-                f"`rope_parameters` has type {parameters['type']!r} and rope_type {rope_type!r}: give one."
+                f"`rope_parameters` has type {parameters['type']!r} and rope_type {rope_type!r}: give only one of them."
             )
         self._check_rope_keys(rope_type, set(parameters) - {"rope_type", "type", "rope_theta"})
         if not self.rope and rope_type != "default":
             raise ValueError(f"`rope_parameters` of type {rope_type!r} has no effect with `rope=False`.")
         self._check_rope_numbers(parameters)
-        if rope_type != "default":  # where Transformers would warn about the length that its tests leave there
+        if rope_type != "default":  # There it would warn about the length that Transformers' own tests leave behind.
             super().validate_rope()
 
     def _check_rope_numbers(self, parameters: dict[str, Any]) -> None:
         rope_type = parameters["rope_type"]
-        # Of what may be left out, None is that.
+        # None means that an optional parameter is left out.
         required = ROPE_KEYS[rope_type][0] | {"rope_theta"}
         given = {name: value for name, value in parameters.items() if value is not None or name in required}
         for name in [name for name in given if name in ROPE_NUMBERS]:
@@ -451,15 +453,19 @@ class NeoBERTConfig(PreTrainedConfig):
                 items = value if isinstance(value, (list, tuple)) and len(value) == self.dim_head // 2 else [None]
             if any(item not in ROPE_NUMBERS[name] for item in items):
                 raise ValueError(f"`rope_parameters[{name!r}]` is {value!r:.80}, it must be {needed}.")
-        # The defaults are those of Transformers.
+        # The defaults, 32 and 1, are those of Transformers.
         if given.get("beta_fast", 32) < given.get("beta_slow", 1):
-            raise ValueError(f"`rope_parameters` is {given}: `beta_fast` (else 32) is below `beta_slow` (else 1).")
+            raise ValueError(
+                f"`rope_parameters` is {given}: `beta_fast` (default 32) must not be below `beta_slow` (default 1)."
+            )
         if ("mscale" in given) != ("mscale_all_dim" in given):
-            raise ValueError("`rope_parameters` has one of `mscale` and `mscale_all_dim`: only both have an effect.")
+            raise ValueError(
+                "`rope_parameters` has only one of `mscale` and `mscale_all_dim`, which have an effect only together."
+            )
         if not isinstance(given.get("truncate", True), bool):
             raise ValueError(f"`rope_parameters['truncate']` is {given['truncate']!r}, it must be true or false.")
         if rope_type == "dynamic" and self.dim_head < 4:
-            raise ValueError(f"RoPE of type 'dynamic' needs a `dim_head` of 4 or more, it is {self.dim_head}.")
+            raise ValueError(f"RoPE of type 'dynamic' needs a `dim_head` of 4 or more, but it is {self.dim_head}.")
 
     @staticmethod
     def _check_rope_keys(rope_type: str, given: set[str]) -> None:
@@ -471,15 +477,15 @@ class NeoBERTConfig(PreTrainedConfig):
         if unknown := given - required - optional:
             allowed = sorted(required | optional | {"rope_type", "rope_theta"})
             raise ValueError(
-                f"`rope_parameters` of type {rope_type!r} does not know {sorted(unknown)}; allowed: {allowed}."
+                f"`rope_parameters` of type {rope_type!r} does not have {sorted(unknown)}; allowed: {allowed}."
             )
 
 
 @cache
 def transformers_keys() -> set[str]:
-    """Keys that Transformers, as it is installed, declares, sets or moves to the config of generation.
+    """Keys that the installed Transformers declares, sets or moves to the generation config.
 
-    Properties with a leading underscore are passed and stored without it: `attn_implementation`.
+    Properties with a leading underscore are passed and stored without it, such as `attn_implementation`.
     """
     names = {field.name for field in fields(PreTrainedConfig)} | set(GenerationConfig().to_dict())
     names |= {name for name in dir(PreTrainedConfig) if not callable(getattr(PreTrainedConfig, name, None))}
@@ -487,7 +493,7 @@ def transformers_keys() -> set[str]:
 
 
 def agreed_labels(id2label: Any, label2id: Any, num_labels: Any = None) -> tuple[dict | None, dict | None]:
-    """Both mappings between ids and names of labels, from one of them or from two that agree; None if there are none.
+    """Both mappings between ids and names of labels, from one mapping or from two that agree; None twice without any.
 
     Raises:
         ValueError: if they contradict each other or `num_labels`, or if ids are not 0, 1, 2 and so on.
@@ -502,30 +508,32 @@ def agreed_labels(id2label: Any, label2id: Any, num_labels: Any = None) -> tuple
         raise ValueError(f"{found}, they must map ids to names and names to ids.") from None
     if names is None and back is None:
         return None, None
-    # The names that Transformers makes up remain in `label2id` where a user gave names in `id2label` only.
+    # Names invented by Transformers remain in `label2id` if a user gave names in `id2label` only.
     made_up = back is not None and all(name == f"LABEL_{number}" for number, name in back.items())
     if names is None:
         names = back
     elif back not in (None, names) and not made_up:
-        raise ValueError(f"`id2label` is {id2label!r:.80} and `label2id` is {label2id!r:.80}: they must say the same.")
+        raise ValueError(f"`id2label` is {id2label!r:.80} and `label2id` is {label2id!r:.80}: they must agree.")
     unique = len(set(names.values())) == len(names) and all(isinstance(name, str) for name in names.values())
     if sorted(names) != list(range(len(names))) or len(names) not in Interval(1, MOST_LABELS) or not unique:
-        found = f"`id2label`, or `label2id` turned round, is {names!r:.80}"
-        raise ValueError(f"{found}, it must name the ids 0, 1, 2 and so on, each otherwise.")
+        found = f"`id2label`, or `label2id` inverted, is {names!r:.80}"
+        raise ValueError(f"{found}, it must give the ids 0, 1, 2 and so on different names.")
     if num_labels not in (None, len(names)):
-        raise ValueError(f"`num_labels` is {num_labels} and `id2label` has {len(names)} names: give one of them.")
+        raise ValueError(f"`num_labels` is {num_labels}, but `id2label` has {len(names)} names: give only one of them.")
     return names, {name: number for number, name in names.items()}
 
 
 def _set_once(values: dict[str, Any], name: str, value: Any, alias: str, stored: str) -> None:
-    """Set `values[name]`, unless it has another value already: `alias` and `stored` then contradict each other."""
+    """Set `values[name]`; ValueError if it has another value already: `alias` and `stored` are the same setting."""
     earlier = values.get(name)
     if earlier is not None and earlier != value:
-        raise ValueError(f"{alias} is {value!r} and {stored} is {earlier!r}: two names of one setting, give one.")
+        raise ValueError(
+            f"{alias} is {value!r} and {stored} is {earlier!r}: these are two names of one setting, give only one."
+        )
     values[name] = value
 
 
-# The code is saved with the model, for those who load it without the package.
+# The code is saved with the model, so that it can be loaded without the package.
 NeoBERTConfig.register_for_auto_class()
 
 __all__ = ["NeoBERTConfig"]

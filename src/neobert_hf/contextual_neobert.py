@@ -1,7 +1,8 @@
-"""Contextual document embeddings (CDE; Morris and Rush, 2024, arXiv 2410.02525) on two NeoBERT encoders.
+"""Contextual document embeddings (CDE; Morris and Rush, 2024, arXiv 2410.02525) with two NeoBERT encoders.
 
-The first stage makes a vector of each of J documents of a corpus, the context. The second stage embeds a query or a
-document and reads these vectors beside its tokens. Queries and documents share both stages; the stages share nothing.
+The first stage embeds each of J documents of a corpus; these vectors are the context. The second stage embeds a query
+or a document, and attends to these vectors in addition to its tokens. The same two stages are used for queries and
+documents, and the stages share no weights.
 
 This file is also served from the Hub as remote code, so besides Transformers it imports its siblings only.
 """
@@ -24,16 +25,16 @@ class NeoBERTContextualConfig(NeoBERTConfig):
     r"""Configuration of a contextual embedding model. Both stages have the architecture that `NeoBERTConfig` describes.
 
     Args:
-        context_size (`int`): J, the documents of a context. 512 in the paper (appendix G.2).
-        context_dropout (`float`): In training, the share of context vectors that one learned vector replaces, drawn
-            for each text and vector. Above 0 the model can embed without a context, too. 0 in the reference code,
-            0.005 in the article of Morris and Rush.
-        soft_prompts (`int`): Learned vectors behind those of the context. 8 in the reference code.
+        context_size (`int`): J, the number of documents in a context. 512 in the paper (appendix G.2).
+        context_dropout (`float`): In training, the probability that a context vector is replaced by one learned vector,
+            drawn for each text and vector. Above 0, the model can also embed without a context. 0 in the reference
+            code, 0.005 in the article of Morris and Rush.
+        soft_prompts (`int`): Number of learned vectors after those of the context. 8 in the reference code.
         text_position (`int`): Position of the first token of the text: 0, as without context (ours), or `context_size`
-            (the reference code). The vectors before it have position 0 all, so that their order does not matter.
+            (the reference code). All vectors before the text have position 0, so their order does not matter.
 
     Raises:
-        ValueError: as `NeoBERTConfig`, without RoPE, and with another `text_position`.
+        ValueError: as `NeoBERTConfig`; also without RoPE, and with another `text_position`.
     """
 
     model_type = "neobert_contextual"
@@ -41,7 +42,7 @@ class NeoBERTContextualConfig(NeoBERTConfig):
         "AutoConfig": "contextual_neobert.NeoBERTContextualConfig",
         "AutoModel": "contextual_neobert.NeoBERTContextualModel",
     }
-    # Those of one encoder; here are two, with a prefix that is computed between them.
+    # None: the plans of `NeoBERTConfig` are for one encoder. Here there are two, and a prefix is computed between them.
     base_model_tp_plan = None
     base_model_pp_plan = None
 
@@ -53,7 +54,7 @@ class NeoBERTContextualConfig(NeoBERTConfig):
     def validate_architecture(self):
         super().validate_architecture()
         if not self.rope:
-            raise ValueError("`rope` is False: a context lies at position 0, which learned positions do not have.")
+            raise ValueError("`rope` is False: a context needs RoPE, since learned positions have none for it.")
         if self.text_position not in (0, self.context_size):
             raise ValueError(
                 f"`text_position` is {self.text_position}, it must be 0 or `context_size` ({self.context_size})."
@@ -64,7 +65,7 @@ class NeoBERTContextualConfig(NeoBERTConfig):
 
 
 class NeoBERTContextualModel(NeoBERTPreTrainedModel):
-    """Texts to embeddings, of the first stage without a context and of the second stage with one.
+    """Embeds texts: by the first stage without a context, and by the second stage with one.
 
     References:
         The NeoBERT paper, section 5.2.2 and appendix G; Morris and Rush, 2024, arXiv 2410.02525.
@@ -98,11 +99,11 @@ class NeoBERTContextualModel(NeoBERTPreTrainedModel):
         r"""
         Args:
             input_ids, attention_mask, inputs_embeds: as in `NeoBERTModel`; one text a row.
-            dataset_embeddings (`(context_size, hidden_size)`): embeddings of the first stage, in any order, on any
-                device. `None` for an embedding of the first stage. `(0, hidden_size)` for one of the second stage
-                without a context, where that was trained (`context_dropout`).
-            prompt_length: how many of a row's first real tokens are an instruction. The second stage reads them and
-                leaves them out of the mean.
+            dataset_embeddings (`(context_size, hidden_size)`): the context: embeddings of the first stage, in any
+                order, on any device. `None` for embeddings of the first stage. `(0, hidden_size)` for embeddings of the
+                second stage without a context, if the model was trained for that (`context_dropout`).
+            prompt_length: how many of a row's first real tokens are an instruction. The second stage attends to them,
+                but leaves them out of the mean.
             token_type_ids: accepted because BERT tokenizers emit them, and unused.
 
         Returns:
@@ -110,8 +111,8 @@ class NeoBERTContextualModel(NeoBERTPreTrainedModel):
             `last_hidden_state` (batch, length, hidden_size) of the stage.
 
         Raises:
-            ValueError: on a context of another shape, and as `NeoBERTModel`.
-            TypeError: on other arguments: the texts of a packed row have no embeddings here.
+            ValueError: as `NeoBERTModel`, and on a context of a wrong shape.
+            TypeError: on unknown arguments. Packed rows are not supported.
         """
         check_keywords(kwargs)
         texts = {"input_ids": input_ids, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds}
@@ -121,7 +122,7 @@ class NeoBERTContextualModel(NeoBERTPreTrainedModel):
             pooled = mean_of_tokens(outputs.last_hidden_state, attention_mask)
             embeddings = _apply(self.first_head, pooled)
         else:
-            # `len` would fix the size of the batch in a graph.
+            # Not `len`, which would fix the batch size in a graph.
             rows = (input_ids if input_ids is not None else inputs_embeds).shape[0]
             prefix = self.build_prefix(dataset_embeddings, rows)
             position = self.config.text_position
@@ -136,10 +137,10 @@ class NeoBERTContextualModel(NeoBERTPreTrainedModel):
         )
 
     def build_prefix(self, dataset_embeddings: torch.Tensor, rows: int) -> torch.Tensor:
-        """What the second stage reads before every text: (rows or 1, context_size + soft_prompts, hidden_size).
+        """The second stage's prefix of every text: (rows or 1, context_size + soft_prompts, hidden_size).
 
         Args:
-            rows: of the batch; in training with context dropout each has a prefix of its own.
+            rows: the number of rows in the batch; in training with context dropout, each has its own prefix.
         """
         self._check_context(dataset_embeddings)
         prompts, size = self.soft_prompts.weight, self.config.context_size
@@ -164,7 +165,7 @@ class NeoBERTContextualModel(NeoBERTPreTrainedModel):
             raise ValueError(f"`dataset_embeddings` has dtype {context.dtype}, it must be a floating dtype.")
         if not len(context) and not self.config.context_dropout:
             raise ValueError(
-                "`dataset_embeddings` has no rows, and this model cannot embed without a context: it was trained with "
+                "`dataset_embeddings` has no rows, but this model cannot embed without a context: it was trained with "
                 "`context_dropout` 0. Pass a context, see `embed_context`."
             )
         refuse_values("dataset_embeddings", context, ~context.isfinite(), "a finite number everywhere")
@@ -173,15 +174,16 @@ class NeoBERTContextualModel(NeoBERTPreTrainedModel):
 def mean_of_tokens(
     hidden_states: torch.Tensor, attention_mask: torch.Tensor | None, prompt_length: int | torch.Tensor | None = None
 ) -> torch.Tensor:
-    """The mean of each row's real tokens behind its prompt, (batch, hidden_size), in float32 or wider.
+    """The mean over each row's real tokens after its prompt, (batch, hidden_size), in float32 or wider.
 
     NeoBERT's hidden states reach 130: their sums overflow in float16 and lose the small dimensions in bfloat16.
 
     Args:
-        prompt_length: tokens, of all rows or of each; Sentence Transformers gives a tensor in training.
+        prompt_length: number of prompt tokens, one for all rows or one per row; Sentence Transformers passes a tensor
+            in training.
 
     Raises:
-        ValueError: if it is negative.
+        ValueError: if `prompt_length` is negative.
     """
     states = hidden_states.to(torch.promote_types(hidden_states.dtype, torch.float32))
     if attention_mask is None and prompt_length is None:
@@ -193,16 +195,16 @@ def mean_of_tokens(
         lengths = torch.as_tensor(prompt_length, device=states.device)
         refuse_values("prompt_length", lengths, lengths < 0, "0 or more")
         kept = kept & (kept.cumsum(-1) > lengths.reshape(-1, 1))
-    # A row without a token behind its prompt becomes NaN, which is noticed; zeros would not be.
+    # A row without a token after its prompt becomes NaN, which is noticed; zeros would go unnoticed.
     return (states * kept.unsqueeze(-1)).sum(1) / kept.sum(1, keepdim=True)
 
 
 def _apply(head: nn.Sequential, pooled: torch.Tensor) -> torch.Tensor:
-    """A head in its own dtype, its output in that of the mean."""
+    """Apply a head in its own dtype; the output has the dtype of `pooled`."""
     return head(pooled.to(head[0].weight.dtype)).to(pooled.dtype)
 
 
-# The code is saved with the model, for those who load it without the package.
+# The code is saved with the model, so that it can be loaded without the package.
 NeoBERTContextualConfig.register_for_auto_class()
 NeoBERTContextualModel.register_for_auto_class("AutoModel")
 

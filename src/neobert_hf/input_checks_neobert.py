@@ -1,8 +1,8 @@
-"""Checks of what a caller passes to a forward pass: an error that names the argument, before a number comes out.
+"""Checks of the arguments of a forward pass: a wrong one raises an error that names it, before anything is computed.
 
-Values are checked on the host. A GPU makes the host wait for every value that it gives away, so everything that is
-looked at, for the checks and for the layout of the batch, comes from there in one read (`read_on_host`). Labels on a
-GPU are checked by an assertion that nobody waits for. While tracing or capturing only shapes and dtypes are read.
+Values are checked on the host. Since each read of a GPU value makes the host wait, everything that is needed for the
+checks and for the layout of the batch is copied in one read (`read_on_host`). Labels on a GPU are checked by an
+asynchronous assertion. While tracing or capturing, only shapes and dtypes are read.
 
 This file is also served from the Hub as remote code, so it imports nothing from the package.
 """
@@ -22,10 +22,10 @@ from .packing_neobert import BatchInputs, find_documents, number_documents
 
 logger = logging.get_logger(__name__)
 
-# What a forward pass takes beside its named arguments.
+# Keywords that a forward pass accepts in addition to its named arguments.
 FORWARD_KWARGS = {"output_attentions", "output_hidden_states", "return_dict", "num_items_in_batch", "seq_idx"}
 
-# What other models take. Trainers and clients pass it to any model, with these values, which mean nothing here.
+# Arguments of other models. Trainers and clients pass them to any model, with these values, which have no effect here.
 INERT_KWARGS = {"use_cache": (None, False)} | dict.fromkeys(
     ("past_key_values", "cache_position", "head_mask", "encoder_hidden_states", "encoder_attention_mask"), (None,)
 )
@@ -36,12 +36,12 @@ MASK_MEANING = (
 )
 
 
-# What the layout of a batch depends on, beside the shape of its tokens.
+# The arguments that determine the layout of a batch, in addition to the shape of its tokens.
 LAYOUT_ARGUMENTS = ("attention_mask", "position_ids", "cu_seq_lens_q", "cu_seq_lens_k", "seq_idx")
 
 
 def check_inputs(config, inputs: BatchInputs) -> None:
-    """Refuse what does not fit by shape, dtype and company, without looking at a value.
+    """Refuse arguments with a wrong shape or dtype, or in a wrong combination, without reading values.
 
     Raises:
         ValueError: naming the argument, what was found and what is allowed.
@@ -57,7 +57,7 @@ def check_inputs(config, inputs: BatchInputs) -> None:
     if inputs.cu_seq_lens_q is not None:
         _check_packing(inputs)
     elif inputs.cu_seq_lens_k is not None or inputs.max_length_q is not None or inputs.max_length_k is not None:
-        raise ValueError("`cu_seq_lens_k`, `max_length_q` and `max_length_k` mean nothing without `cu_seq_lens_q`.")
+        raise ValueError("`cu_seq_lens_k`, `max_length_q` and `max_length_k` have no effect without `cu_seq_lens_q`.")
     if inputs.seq_idx is not None:
         _check_seq_idx(inputs)
     _check_prefix(config, inputs)
@@ -68,7 +68,7 @@ def check_inputs(config, inputs: BatchInputs) -> None:
 def read_on_host(config, inputs: BatchInputs) -> tuple[BatchInputs, dict[str, tuple[int, int]]]:
     """The batch with everything but its tokens on the host, and smallest and largest values by name, in one read.
 
-    Under `padding` the values say whether the first and last column hold padding, where no mask says so.
+    If there is no mask, the values under `padding` say whether the first or last column holds padding.
     """
     mask = inputs.attention_mask
     floating = mask is not None and mask.is_floating_point()
@@ -91,7 +91,7 @@ def read_on_host(config, inputs: BatchInputs) -> tuple[BatchInputs, dict[str, tu
     if inputs.tokens.device.type == "cpu":
         numbers = torch.cat(limits).tolist() if limits else []
     elif limits or given:
-        # As numbers of 4 bytes: only values beyond the limits are larger, and those are refused by them.
+        # As 4-byte numbers: only values beyond the limits need more, and the limits, read in full, refuse these.
         limits = [pair.view(torch.int32) for pair in limits]
         parts = [*limits, *(value.flatten().to(torch.int32) for value in given.values())]
         parts = torch.cat(parts).cpu().split([len(part) for part in parts])
@@ -103,24 +103,24 @@ def read_on_host(config, inputs: BatchInputs) -> tuple[BatchInputs, dict[str, tu
 
 
 def check_contents(config, host: BatchInputs, limits: dict[str, tuple[int, int]]) -> None:
-    """Refuse values that would give a wrong number or a crash deep inside.
+    """Refuse values that would give wrong results, or crash deep inside the model.
 
     Args:
-        host, limits: what `read_on_host` returns.
+        host, limits: as returned by `read_on_host`.
 
     Raises:
         ValueError: naming the argument, what was found and what is allowed.
     """
     allowed = {
-        "input_ids": (config.vocab_size - 1, f"allowed is 0 to {config.vocab_size - 1}."),
+        "input_ids": (config.vocab_size - 1, f"but only 0 to {config.vocab_size - 1} are allowed."),
         "attention_mask": (1, f"it must be {MASK_MEANING}"),
-        # Angles are computed in float32, which has no 16,777,217.
-        "position_ids": (MOST_POSITIONS, f"allowed is 0 to {MOST_POSITIONS}."),
+        # Angles are computed in float32, which cannot represent 16,777,217.
+        "position_ids": (MOST_POSITIONS, f"but only 0 to {MOST_POSITIONS} are allowed."),
     }
     if limits.get("floating_mask", (0, 0))[1] > 1:
         raise ValueError(
-            "`attention_mask` of a floating dtype must hold 0 and 1 only, and a 1 in every row; this one does not. It "
-            f"must be {MASK_MEANING}"
+            "An `attention_mask` of a floating dtype must hold only 0 and 1, and a 1 in every row; this one does not. "
+            f"It must be {MASK_MEANING}"
         )
     for name, (largest, needed) in allowed.items():
         low, high = limits.get(name, (0, 0))
@@ -138,7 +138,7 @@ def check_contents(config, host: BatchInputs, limits: dict[str, tuple[int, int]]
 
 
 def check_on_device(inputs: BatchInputs) -> None:
-    """What a graph can check, or a GPU that nobody waits for. A failed check is an error there, too, only later."""
+    """Checks that run in a graph, or on a GPU without waiting for it. There a failed check raises an error later."""
     if inputs.cu_seq_lens_q is None:
         return
     if inputs.attention_mask is not None:
@@ -164,13 +164,13 @@ def _check_tokens(config, inputs: BatchInputs) -> None:
 
 
 def _check_prefix(config, inputs: BatchInputs) -> None:
-    """A prefix has one position. Anything that tells positions or documents in another way contradicts it."""
+    """Check a prefix. It has a single position, so other arguments that set positions or documents contradict it."""
     prefix, position = inputs.prefix_embeds, inputs.text_position
     if isinstance(position, bool) or not isinstance(position, int) or not 0 <= position <= MOST_POSITIONS:
         raise ValueError(f"`text_position` is {position!r}, it must be a whole number, 0 to {MOST_POSITIONS}.")
     if prefix is None or prefix.ndim == 3 and not prefix.shape[1]:
         if position:
-            raise ValueError(f"`text_position` is {position}: without vectors in `prefix_embeds` it means nothing.")
+            raise ValueError(f"`text_position` is {position}, but has no effect without vectors in `prefix_embeds`.")
     if prefix is None:
         return
     rows, width = inputs.shape[0], config.hidden_size
@@ -181,12 +181,12 @@ def _check_prefix(config, inputs: BatchInputs) -> None:
     if not prefix.is_floating_point():
         raise ValueError(f"`prefix_embeds` has dtype {prefix.dtype}, it must be a floating dtype.")
     if not config.rope:
-        raise ValueError("`prefix_embeds` needs RoPE: learned absolute positions have none for a prefix.")
+        raise ValueError("`prefix_embeds` needs RoPE: there is no learned absolute position for a prefix.")
     for name in ("position_ids", "cu_seq_lens_q", "seq_idx"):
         if getattr(inputs, name) is not None:
             raise ValueError(
-                f"`prefix_embeds` excludes `{name}`: the model gives a prefix and its text their positions. Give each "
-                "text a row with an `attention_mask`; padding is stripped in here."
+                f"`prefix_embeds` excludes `{name}`: the model itself sets the positions of a prefix and its text. "
+                "Give each text its own row, with an `attention_mask`; the model strips padding itself."
             )
     refuse_values("prefix_embeds", prefix, ~prefix.isfinite(), "a finite number everywhere")
 
@@ -196,7 +196,7 @@ def _check_rows(mask: torch.Tensor) -> None:
     if empty.any():
         row = empty.nonzero()[0].item()
         raise ValueError(
-            f"Row {row} of `attention_mask` is all 0: a row without a token has no answer. Leave such rows out."
+            f"Row {row} of `attention_mask` is all 0: a row without tokens has no output. Leave such rows out."
         )
 
 
@@ -204,16 +204,16 @@ def _check_attention_mask(attention_mask: torch.Tensor, shape: tuple[int, int]) 
     found = tuple(attention_mask.shape)
     if found != shape:
         raise ValueError(f"`attention_mask` has shape {found}, it must be {shape}, {MASK_MEANING}")
-    # Whether numbers are 0 and 1 is seen by their values, which a graph does not show.
+    # A floating mask is accepted if its values are only 0 and 1, which cannot be checked in a graph.
     if attention_mask.is_complex() or attention_mask.is_floating_point() and is_tracing(attention_mask):
         dtype = attention_mask.dtype
         raise ValueError(f"`attention_mask` has dtype {dtype}, it must be bool or integer, {MASK_MEANING}")
 
 
 def _as_integers(mask: torch.Tensor) -> torch.Tensor:
-    """A mask of a floating dtype, as PEFT's prompts and much code by hand make them: 0, 1, and 2 for all else.
+    """Convert a mask of a floating dtype, as PEFT's prompts and much user code make them: 0, 1, and 2 for other values.
 
-    A row without a 1 is all 2: an additive mask that hides nothing is all 0.
+    A row without a 1 becomes all 2, since an additive mask that hides nothing is all 0.
     """
     numbers = torch.where(mask == 1, 1, torch.where(mask == 0, 0, 2))
     return numbers.masked_fill(~(numbers == 1).any(-1, keepdim=True), 2)
@@ -227,14 +227,14 @@ def _check_position_ids(position_ids: torch.Tensor, shape: tuple[int, int]) -> N
 
 
 def _check_zero_positions(host: BatchInputs) -> None:
-    """Positions that are all 0 make every token a document. Attribution tools pass them and mean something else."""
+    """Refuse positions that are all 0: every token would be a document. Attribution tools pass them, meaning others."""
     mask = host.attention_mask
     most = host.shape[1] if mask is None else int(mask.sum(-1).max())
     if most > 1 and host.cu_seq_lens_q is None and host.seq_idx is None:
         raise ValueError(
             f"`position_ids` is all 0, in rows of up to {most} tokens. A 0 begins a document, so every token would be "
-            "read alone. Leave `position_ids` out for one text a row; to pack documents of one token pass "
-            "`cu_seq_lens_q`, too."
+            "a document of its own. Leave `position_ids` out if each row is one text; to pack documents of one token, "
+            "also pass `cu_seq_lens_q`."
         )
 
 
@@ -242,21 +242,21 @@ def _check_packing(inputs: BatchInputs) -> None:
     _check_integers("cu_seq_lens_q", inputs.cu_seq_lens_q, ("documents + 1",))
     rows = inputs.shape[0]
     if rows != 1:
-        raise ValueError(f"`cu_seq_lens_q` describes one packed row, the batch has {rows} rows: flatten it.")
+        raise ValueError(f"`cu_seq_lens_q` describes one packed row, but the batch has {rows} rows: flatten the batch.")
     if inputs.max_length_k is not None and inputs.max_length_k != inputs.max_length_q:
         raise ValueError(
-            f"`max_length_q` is {inputs.max_length_q} and `max_length_k` is {inputs.max_length_k}; in an encoder they "
-            "are the same: pass both, or neither."
+            f"`max_length_q` is {inputs.max_length_q} and `max_length_k` is {inputs.max_length_k}, but in an encoder "
+            "they are the same: pass the same value for both, or only `max_length_q`."
         )
 
 
 def _check_packed_values(host: BatchInputs) -> None:
     longest = _check_offsets(host)
     if host.max_length_q is not None and not host.max_length_q >= longest:  # NaN as well
-        # A varlen kernel told too small a maximum leaves the rest of the document out without an error.
+        # With too small a maximum, a varlen kernel silently leaves out the rest of the document.
         raise ValueError(f"`max_length_q` is {host.max_length_q}, but the longest document has {longest} tokens.")
     if host.attention_mask is not None and not host.attention_mask.bool().all():
-        raise ValueError("`cu_seq_lens_q` excludes an `attention_mask` with padding: strip the padding.")
+        raise ValueError("`cu_seq_lens_q` cannot be combined with padding in `attention_mask`: strip the padding.")
     if host.position_ids is not None:
         inside = torch.ones(host.shape[1] - 1, dtype=torch.bool)
         inside[host.cu_seq_lens_q[1:-1].long() - 1] = False
@@ -268,32 +268,34 @@ def _check_offsets(inputs: BatchInputs) -> int:
     """The number of tokens of the longest document."""
     offsets, length = inputs.cu_seq_lens_q.tolist(), inputs.shape[1]
     if inputs.cu_seq_lens_k is not None and inputs.cu_seq_lens_k.tolist() != offsets:
-        raise ValueError("`cu_seq_lens_q` and `cu_seq_lens_k` differ; in an encoder they are the same.")
+        raise ValueError("`cu_seq_lens_q` and `cu_seq_lens_k` differ, but in an encoder they must be the same.")
     lengths = [right - left for left, right in zip(offsets, offsets[1:])]
     if not lengths or offsets[0] != 0 or offsets[-1] != length or min(lengths) < 1:
         raise ValueError(
             f"`cu_seq_lens_q` is {offsets}: it must rise from 0 to the number of tokens ({length}) with at least one "
-            "token a document."
+            "token per document."
         )
     return max(lengths)
 
 
 def _check_seq_idx(inputs: BatchInputs) -> None:
     if inputs.cu_seq_lens_q is None and inputs.position_ids is None:
-        raise ValueError("`seq_idx` alone keeps nothing apart: pass `cu_seq_lens_q` or restarting `position_ids`, too.")
+        raise ValueError("`seq_idx` alone separates nothing: also pass `cu_seq_lens_q` or restarting `position_ids`.")
     if tuple(inputs.seq_idx.shape) not in (inputs.shape, (1, inputs.shape[1])):
         raise ValueError(f"`seq_idx` has shape {tuple(inputs.seq_idx.shape)}, it must be {inputs.shape}.")
 
 
 def _check_borders(host: BatchInputs) -> None:
-    """`seq_idx` numbers the documents for other kinds of layers; here it has to agree with what is read."""
+    """Check that `seq_idx`, which numbers the documents for other kinds of layers, agrees with the documents here."""
     mask = torch.ones(host.shape, dtype=torch.bool)
     mask = mask if host.attention_mask is None else host.attention_mask.bool()
     documents = number_documents(host, mask)
     borders = [None if ids is None else ids.expand(host.shape).diff() != 0 for ids in (documents, host.seq_idx)]
     borders[0] = torch.zeros_like(borders[1]) if borders[0] is None else borders[0]
     if ((borders[0] != borders[1]) & mask[:, 1:] & mask[:, :-1]).any():
-        raise ValueError("`seq_idx` changes at other tokens than the documents of `cu_seq_lens_q` or `position_ids`.")
+        raise ValueError(
+            "`seq_idx` changes at other tokens than those where documents begin by `cu_seq_lens_q` or `position_ids`."
+        )
 
 
 def _check_integers(name: str, tensor: torch.Tensor, dimensions: tuple[str, ...]) -> None:
@@ -304,57 +306,57 @@ def _check_integers(name: str, tensor: torch.Tensor, dimensions: tuple[str, ...]
 
 
 def check_one_document_a_row(inputs: BatchInputs) -> None:
-    """For heads with one answer a row, where they ask for it; offsets say that each document has an answer."""
+    """Refuse several documents in a row for heads with one output per row. With offsets, each document has its own."""
     positions, mask = inputs.position_ids, inputs.attention_mask
     if not inputs.one_document or positions is None or inputs.cu_seq_lens_q is not None or is_tracing(positions):
         return
     if find_documents(positions.expand(inputs.shape), None if mask is None else mask.bool()).any():
         raise ValueError(
-            "`position_ids` restarts inside a row, and this head gives one answer a row. Give each document a row; to "
-            "classify the documents of one packed row pass `cu_seq_lens_q`."
+            "`position_ids` restarts within a row, but this head has one output per row. Give each document its own "
+            "row; to classify the documents of one packed row, pass `cu_seq_lens_q`."
         )
 
 
 def check_keywords(kwargs: dict) -> None:
-    """Refuse what a forward pass would swallow: a misspelt `attention_mask`, the `pad_mask` of the original code.
+    """Refuse keywords that a forward pass would ignore, such as a misspelt `attention_mask` or the original `pad_mask`.
 
-    What other models take and means nothing here is taken out.
+    Arguments of other models that have no effect here are removed.
     """
     for name in INERT_KWARGS.keys() & kwargs.keys():
         value = kwargs.pop(name)
         if not any(value is inert for inert in INERT_KWARGS[name]):
-            raise ValueError(f"`{name}` is given, and NeoBERT, an encoder, has none: leave it out.")
+            raise ValueError(f"`{name}` is given, but NeoBERT is an encoder and does not use it: leave it out.")
     if unknown := sorted(set(kwargs) - FORWARD_KWARGS):
         raise TypeError(
-            f"NeoBERT's forward pass does not know {', '.join(f'`{name}`' for name in unknown)}. Beside the named "
-            f"arguments it takes {', '.join(f'`{name}`' for name in sorted(FORWARD_KWARGS))}."
+            f"NeoBERT's forward pass has no argument {', '.join(f'`{name}`' for name in unknown)}. Besides its named "
+            f"arguments it accepts {', '.join(f'`{name}`' for name in sorted(FORWARD_KWARGS))}."
         )
     count = kwargs.get("num_items_in_batch")
     if count is not None and not is_tracing():
         count = torch.as_tensor(count)
         wrong = ~((count >= 1) & (count < math.inf))
-        refuse_values("num_items_in_batch", count, wrong, "1 or more, as many as there are labels other than -100")
+        refuse_values("num_items_in_batch", count, wrong, "1 or more, the number of labels other than -100")
 
 
 def take_server_arguments(config, kwargs: dict) -> dict:
-    """What a server passes through the model to its own attention function, taken out of `kwargs`; else nothing."""
+    """Remove from `kwargs`, and return, what a server passes to its own attention function; empty without a server."""
     if config._attn_implementation not in SERVERS:
         return {}
     return {name: kwargs.pop(name) for name in kwargs.keys() - FORWARD_KWARGS - INERT_KWARGS.keys()}
 
 
 def check_labels(labels: torch.Tensor, shape: tuple[int, ...], classes: int) -> None:
-    """Losses flatten what they get, so labels of another shape with as many entries would pass."""
+    """Check labels. Losses flatten them, so labels of a wrong shape with the right number of entries would pass."""
     if tuple(labels.shape) != tuple(shape):
         raise ValueError(f"`labels` has shape {tuple(labels.shape)}, it must be {tuple(shape)}: one for each output.")
     if labels.dtype != torch.int64:
-        raise ValueError(f"`labels` has dtype {labels.dtype}, it must be torch.int64: they are classes.")
+        raise ValueError(f"`labels` has dtype {labels.dtype}, it must be torch.int64: labels are classes.")
     wrong = ((labels < 0) | (labels >= classes)) & (labels != -100)
-    refuse_values("labels", labels, wrong, f"0 to {classes - 1}, or -100 for none")
+    refuse_values("labels", labels, wrong, f"0 to {classes - 1}, or -100 for no label")
 
 
 def check_sequence_labels(labels: torch.Tensor, logits: torch.Tensor, problem_type: str | None) -> None:
-    """Labels of whole sequences, whose meaning Transformers' loss guesses from their dtype where no type is given."""
+    """Check labels of whole sequences. Without `problem_type`, Transformers' loss guesses their meaning by dtype."""
     rows, classes = logits.shape
     if problem_type is None and classes > 1:
         problem_type = "multi_label_classification" if labels.is_floating_point() else "single_label_classification"
@@ -367,7 +369,7 @@ def check_sequence_labels(labels: torch.Tensor, logits: torch.Tensor, problem_ty
         raise ValueError(f"`labels` has shape {tuple(labels.shape)}, it must be {needed}: one for each output.")
     if problem_type == "multi_label_classification":
         if not labels.is_floating_point():
-            raise ValueError(f"`labels` has dtype {labels.dtype}; several classes a row need floats: labels.float().")
+            raise ValueError(f"`labels` has dtype {labels.dtype}; several classes per row need floats: labels.float().")
         refuse_values("labels", labels, ~((labels >= 0) & (labels <= 1)), "0 or 1, or a probability between them")
     else:
         refuse_values("labels", labels, ~labels.isfinite(), "a finite number")
@@ -376,7 +378,10 @@ def check_sequence_labels(labels: torch.Tensor, logits: torch.Tensor, problem_ty
 def check_answers(
     start_positions: torch.Tensor, end_positions: torch.Tensor, rows: int, attention_mask: torch.Tensor | None = None
 ) -> None:
-    """Transformers' loss takes a negative position for 0, is infinite in padding, and ignores one behind the end."""
+    """Check the positions of answers.
+
+    Transformers' loss treats a negative position as 0, ignores a position after the end, and is infinite in padding.
+    """
     answers = {"start_positions": start_positions, "end_positions": end_positions}
     for name, positions in answers.items():
         if tuple(positions.shape) not in ((rows,), (rows, 1)):
@@ -391,13 +396,13 @@ def check_answers(
         hidden = ~mask.gather(1, ends.clamp(0, mask.shape[1] - 1)).all(1)
     if start.device.type == "cuda":
         fits = ((start >= 0) & (end >= start) & ~hidden).all()
-        message = "`start_positions` must be 0 or more, and `end_positions` not before them; both not in padding"
+        message = "`start_positions` must be 0 or more, `end_positions` not before them, and neither in padding"
         torch._assert_async(fits, message)
         return
     for row, (first, last) in enumerate(ends.tolist()):
         for name, position in zip(answers, (first, last)):
             if position < 0:
-                raise ValueError(f"`{name}` holds {position} in row {row}, allowed is 0 and more.")
+                raise ValueError(f"`{name}` holds {position} in row {row}, it must be 0 or more.")
         if last < first:
             raise ValueError(f"`end_positions` holds {last} in row {row}, before `start_positions`, {first}.")
     if hidden.any():
@@ -409,12 +414,12 @@ def check_answers(
 
 
 def has_values(tensor: torch.Tensor) -> bool:
-    """Whether its numbers can be read: not in a graph, on the meta device, or in a `torch.func.vmap` over rows."""
+    """Whether a tensor's values can be read: not in a graph, on the meta device or in a `torch.func.vmap` over rows."""
     return not (is_tracing(tensor) or tensor.is_meta or torch._C._functorch.is_functorch_wrapped_tensor(tensor))
 
 
 def refuse_values(name: str, values: torch.Tensor, wrong: torch.Tensor, needed: str) -> None:
-    """An error where values are wrong. On a GPU the device asserts it: a read would wait for it in every step."""
+    """Raise an error if values are wrong. On a GPU, the device asserts it: a read would wait for it in every step."""
     if not has_values(values):
         return
     if values.device.type == "cuda":
@@ -424,7 +429,7 @@ def refuse_values(name: str, values: torch.Tensor, wrong: torch.Tensor, needed: 
 
 
 def positions_reached(config) -> int | None:
-    """How many positions a model is for, with the factor of a scaled RoPE; None where it has no limit."""
+    """The number of positions that a model is meant for, including the factor of a scaled RoPE; None without limit."""
     positions, rope = getattr(config, "max_position_embeddings", None), getattr(config, "rope_parameters", None) or {}
     if positions is None or "factor" not in rope:
         return positions
@@ -432,23 +437,23 @@ def positions_reached(config) -> int | None:
 
 
 def check_span(config, span: int) -> None:
-    """Warn once where positions run past what RoPE was trained or scaled for; without RoPE there are none, an error.
+    """Warn once if positions exceed those that RoPE was trained or scaled for. Without RoPE, raise an error.
 
-    A graph cannot warn, and a comparison would fix its length: nothing is checked while tracing.
+    Nothing is checked while tracing: a graph cannot warn, and the comparison would fix the length in it.
     """
     if is_tracing():
         return
     if not config.rope:
         if span > config.max_length:
             raise ValueError(
-                f"A sequence of {span} tokens, but `max_position_embeddings` is {config.max_length}, and without RoPE "
+                f"A sequence has {span} tokens, but `max_position_embeddings` is {config.max_length}, and without RoPE "
                 "there are no positions beyond it. Truncate the input."
             )
         return
     if span > positions_reached(config):
-        # The same text for every length, or `warning_once` would warn once a length.
+        # The message does not name the length, or `warning_once` would warn once for each length.
         logger.warning_once(
-            f"A sequence is longer than the {config.max_length} tokens that this model is for. Quality falls with the "
-            "distance. YaRN extends a model without training; for twice the length, load it with "
+            f"A sequence is longer than the {config.max_length} tokens that this model is meant for. The longer it is, "
+            "the lower the quality. YaRN extends a model without training; for twice the length, load it with "
             'rope_parameters={"rope_type": "yarn", "factor": 2.0}.'
         )

@@ -1,13 +1,13 @@
 """NeoBERT: a pre-norm Transformer encoder with RoPE, RMSNorm and SwiGLU (Le Breton et al., 2025, arXiv 2502.19587).
 
-One file for training, evaluation and the Hub: it is also served from there as remote code, so besides Transformers it
+The same file is used for training, evaluation and the Hub. The Hub serves it as remote code, so besides Transformers it
 imports its siblings only.
 
-Two habits of this file exist because their absence made the original silently wrong under Transformers 5:
+Two rules of this file exist because the original, without them, was silently wrong under Transformers 5:
 
 * the model has no buffers. Whatever `from_pretrained`, `to_empty`, a meta device or `.half()` do to buffers, the rotary
   table is computed from the config in every forward pass, in float32 (about ten operations on (tokens, dim_head / 2));
-* weights are initialised through `transformers.initialization` only, which leaves loaded tensors alone.
+* weights are initialised only through `transformers.initialization`, which does not change loaded tensors.
 """
 
 from collections.abc import Callable
@@ -80,13 +80,13 @@ logger = logging.get_logger(__name__)
 
 
 def swiglu_width(config: NeoBERTConfig) -> int:
-    """Two thirds keep the parameters of the two-matrix MLP, a multiple of 8 keeps the GPU's tiles full."""
+    """Two thirds keep the number of parameters of the two-matrix MLP; a multiple of 8 keeps the GPU's tiles full."""
     return 8 * -(-int(2 * config.intermediate_size / 3) // 8)
 
 
 @own_part
 class NeoBERTSwiGLU(nn.Module):
-    """SwiGLU (Shazeer, 2020) with gate and input in one matrix; SiLU acts on its first half."""
+    """SwiGLU (Shazeer, 2020) with gate and input in one matrix; SiLU is applied to the first half of its output."""
 
     def __init__(self, config: NeoBERTConfig):
         super().__init__()
@@ -99,14 +99,14 @@ class NeoBERTSwiGLU(nn.Module):
 
 
 class NeoBERTEncoderBlock(GradientCheckpointingLayer):
-    """Attention and MLP, each behind its norm and added to the residual stream; parameter names are the original's."""
+    """Attention and MLP, each after a norm and added to the residual stream; parameter names are the original's."""
 
     is_causal = False
 
     def __init__(self, config: NeoBERTConfig, layer_idx: int):
         super().__init__()
         self.config = config
-        self.layer_idx = layer_idx  # By it the attention function of a server finds what it keeps for the layer.
+        self.layer_idx = layer_idx  # The attention function of a server looks up its data for the layer by this.
         self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size, bias=False)
         self.wo = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
         if config.hidden_act == "swiglu":
@@ -131,11 +131,11 @@ class NeoBERTEncoderBlock(GradientCheckpointingLayer):
         padded: Batch | None = None,
         **packed,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The residual stream behind the block, and attention weights of the backends that have them.
+        """The residual stream after the block, and the attention weights of backends that return them.
 
         Args:
-            compiled: what runs in place of `compute`, see `NeoBERTPreTrainedModel.compile`.
-            padded: the layout of the batch, if the residual stream comes and goes in the caller's shape.
+            compiled: a compiled version of `compute` to run instead, see `NeoBERTPreTrainedModel.compile`.
+            padded: the layout of the batch, if input and output have the caller's shape.
         """
         arguments = (rotary, attention_mask, attn_implementation, packed)
         if in_place:
@@ -154,11 +154,11 @@ class NeoBERTEncoderBlock(GradientCheckpointingLayer):
     def _attend(
         self, arguments: tuple, qkv: torch.Tensor, split: Callable = split_and_rotate
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The heads side by side, (batch, length, hidden_size), and the weights of backends that have them."""
+        """The concatenated heads, (batch, length, hidden_size), and the weights of backends that return them."""
         rotary, attention_mask, attn_implementation, packed = arguments
         # The fused projection is laid out per head: (heads, 3, dim_head).
         query, key, value = split(qkv.unflatten(-1, (-1, 3, self.config.head_dim)), rotary)
-        if not value.shape[1]:  # Of a batch of nothing but padding no token is left.
+        if not value.shape[1]:  # The batch consists of padding only, so no token is left.
             return value.flatten(2), None
         attended, weights = attention_function(attn_implementation)(
             self,
@@ -168,7 +168,7 @@ class NeoBERTEncoderBlock(GradientCheckpointingLayer):
             dropout=dropout_in_use(self),
             **packed,
         )
-        return attended.reshape(*value.shape[:2], -1), weights  # A server's come side by side already.
+        return attended.reshape(*value.shape[:2], -1), weights  # A server returns the heads concatenated already.
 
 
 def build_norm(config: NeoBERTConfig) -> nn.Module:
@@ -176,7 +176,7 @@ def build_norm(config: NeoBERTConfig) -> nn.Module:
 
 
 class NeoBERTPreTrainedModel(PreTrainedModel):
-    """Initialisation as published, and loading that refuses checkpoints which do not fit."""
+    """Initialisation as published, and loading that refuses checkpoints that do not fit."""
 
     config_class = NeoBERTConfig
     base_model_prefix = "model"
@@ -186,7 +186,7 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
     _supports_sdpa = True
     _supports_flex_attn = True
     _supports_attention_backend = True
-    _supports_context_parallel = False  # Transformers divides a sequence among GPUs with causal attention only.
+    _supports_context_parallel = False  # Transformers divides sequences among GPUs only for causal attention.
     _can_compile_fullgraph = True
     _can_record_outputs = {
         "hidden_states": OutputRecorder(NeoBERTEncoderBlock, index=0),
@@ -204,7 +204,7 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, nn.Linear):
-            # `self` is the model that owns the module; on models themselves Transformers does not always call this.
+            # `self` is the model that owns the module. Transformers does not always call this on models themselves.
             if any(module is getattr(self, name, None) for name in TASK_HEADS):
                 init.normal_(module.weight, std=self.config.classifier_init_range)
             else:
@@ -221,8 +221,8 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
     def compile(self, **options) -> None:
         """Compile the encoder blocks, in place. All of them share one graph, for batches of every size.
 
-        Checks, unpadding and offsets stay outside: they look at values. On a CPU without gradients blocks stay as they
-        are, which is faster there. `torch.compile(model)` instead makes a graph of everything and keeps padding.
+        Checks, unpadding and offsets are not compiled, since they read values. On a CPU without gradients, blocks run
+        uncompiled, which is faster there. `torch.compile(model)` instead compiles everything and keeps padding.
 
         Args:
             options: of `torch.compile`; `dynamic` is True unless given.
@@ -233,16 +233,16 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
                 module.compiled_block = compiled
 
     def __getstate__(self) -> dict:
-        # As torch does with `compile`: a copy is not compiled, and a graph cannot be pickled.
+        # As with torch's `compile`: a copy is not compiled, and a graph cannot be pickled.
         state = super().__getstate__()
         return state | {"compiled_block": None} if "compiled_block" in state else state
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path, *args, output_loading_info: bool = False, **kwargs):
-        """As in Transformers, but a checkpoint that lacks or adds tensors or is damaged is an error, not a warning.
+        """As in Transformers, but missing, unknown or damaged tensors in a checkpoint are an error, not a warning.
 
-        A task head may be wholly absent from the checkpoint (it starts untrained, with Transformers' report), and heads
-        of other tasks may be present. Models that several threads load are loaded one after the other.
+        A task head may be completely missing from the checkpoint (it is newly initialised, with Transformers' report),
+        and heads of other tasks may be present. If several threads load models, they do so one after the other.
 
         Raises:
             ValueError: naming the tensors.
@@ -255,8 +255,8 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
 
     @classmethod
     def _load_pretrained_model(cls, model, state_dict, checkpoint_files, load_config, *args, **kwargs):
-        # Called when Transformers knows config and files, and before it allocates anything. An adapter of PEFT comes by
-        # keyword, with a file that holds no whole model. A quantized checkpoint stores no floating-point numbers.
+        # Called when Transformers knows config and files, before it allocates anything. Not checked: adapters of PEFT,
+        # whose file holds no whole model, and quantized checkpoints, which store no floating-point numbers.
         check_division(model)
         tensors = {}
         if checkpoint_files and load_config.hf_quantizer is None and not model._hf_peft_config_loaded:
@@ -278,16 +278,16 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
         Le Breton et al., NeoBERT: A Next-Generation BERT, 2025, arXiv 2502.19587, section 3.1.
     """
 
-    # Every MLM checkpoint holds a decoder, and every embedding model is loaded from one: not worth a report each time.
+    # Every MLM checkpoint has a decoder, and every embedding model is loaded from one: this needs no report each time.
     _keys_to_ignore_on_load_unexpected = [r"^decoder\.(weight|bias)$"]
-    # False: batches that can be laid out without knowing a value are not read. A GPU's own assertions are left then.
+    # If False, the values of batches that can be laid out without them are not read; only the GPU's assertions remain.
     check_values = True
 
     def __init__(self, config: NeoBERTConfig):
         super().__init__(config)
         self.encoder = nn.Embedding(config.vocab_size, config.hidden_size, padding_idx=config.pad_token_id)
         if not config.rope:
-            # Row 0 is padding's, as in the original: position p lies in row p + 1.
+            # Row 0 is for padding, as in the original: position p is in row p + 1.
             self.positional_embedding = nn.Embedding(config.max_length + 1, config.hidden_size, padding_idx=0)
         blocks = (NeoBERTEncoderBlock(config, number) for number in range(config.num_hidden_layers))
         self.transformer_encoder = nn.ModuleList(blocks)
@@ -320,26 +320,26 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
     ) -> BaseModelOutput:
         r"""
         Args:
-            input_ids (`(batch, length)`): token ids. This or `inputs_embeds`.
-            attention_mask (`(batch, length)`): 1 at real tokens, 0 at padding, in any place. Bool or integer; a
-                floating dtype only with a 1 in every row, and not while compiling.
-            position_ids (`(batch or 1, length)`): positions from 0. Where they start again at 0 a new document begins,
-                and no attention crosses the border.
+            input_ids (`(batch, length)`): token ids. Pass either these or `inputs_embeds`.
+            attention_mask (`(batch, length)`): 1 at real tokens, 0 at padding, which may be anywhere. Bool or integer;
+                a floating dtype only with a 1 in every row, and not while compiling.
+            position_ids (`(batch or 1, length)`): positions from 0. Where they restart at 0, a new document begins, and
+                no attention crosses the border.
             token_type_ids: accepted because BERT tokenizers emit them, and unused.
             inputs_embeds (`(batch, length, hidden_size)`): embeddings instead of ids.
             cu_seq_lens_q, cu_seq_lens_k (`(documents + 1,)`): offsets of the documents of one packed row (batch 1),
                 as `DataCollatorWithFlattening` gives them.
-            max_length_q, max_length_k: at least the longest document; needed with `cu_seq_lens_q` while compiling only.
-            prefix_embeds (`(batch or 1, prefix, hidden_size)`): vectors before every row, which its tokens read and
-                which read them. All are at position 0, so that their order does not matter; that needs RoPE. Of the
-                outputs only `attentions` has a place for them.
-            text_position: position of a row's first real token behind a prefix.
+            max_length_q, max_length_k: at least the longest document; only needed with `cu_seq_lens_q` while compiling.
+            prefix_embeds (`(batch or 1, prefix, hidden_size)`): vectors before every row. They and its tokens attend to
+                each other. All have position 0, so that their order does not matter; this needs RoPE. Of the outputs,
+                only `attentions` includes them.
+            text_position: position of a row's first real token after a prefix.
             require_tokens: refuse rows that are all padding, as the heads for whole sequences and questions do.
             one_document: refuse `position_ids` with several documents in a row, as the same heads do.
 
         Returns:
-            `last_hidden_state` (batch, length, hidden_size), after the final norm; zero at padding, also where a whole
-            row is.
+            `last_hidden_state` (batch, length, hidden_size), after the final norm; zero at padding, also in rows that
+            are all padding.
 
         Raises:
             ValueError: on inputs that do not fit, naming the argument and what is allowed.
@@ -359,7 +359,7 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
         return batch.restore_outputs(outputs)
 
     def _lay_out(self, inputs: BatchInputs, backend: AttentionBackend, for_server: dict) -> Batch:
-        """The batch as the blocks take it. Its values are read and checked here, once."""
+        """The batch in the layout of the blocks. Its values are read and checked here, once."""
         if backend.name in SERVERS:
             check_one_document_a_row(inputs)
             return lay_out_served(self.config, inputs, for_server)
@@ -374,8 +374,8 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
             check_on_device(inputs)
         inputs = put_prefix_before(inputs, self.encoder)
         if on_host and inputs.input_ids is not None and is_looked_at(self.encoder):
-            # Whoever has changed the embedding or looks at it sees the caller's rows, on every backend. Otherwise the
-            # vectors of padding are not looked up.
+            # Hooks on the embedding, or a replacement for it, must get the caller's rows, on every backend. Otherwise
+            # padding is stripped first, and not embedded.
             inputs = replace(inputs, input_ids=None, inputs_embeds=self.encoder(inputs.input_ids))
         return lay_out_batch(self.config, inputs, backend, on_host)
 
@@ -389,19 +389,19 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
             hidden_states = hidden_states + self.positional_embedding(batch.position_ids + 1)
         if batch.attention_mask is not None or batch.document_ids is not None:
             attention_mask = build_mask(self.config, implementation, hidden_states, batch)
-        # All at once: between the products of two layers the same questions take ten times as long, out of cold caches.
-        # A hook that another hook adds in here is called from the next forward pass on.
+        # Decided once for all blocks: between the products of two layers, with cold caches, this would take ten times
+        # as long. A hook that another hook adds during the pass is therefore called only from the next pass on.
         in_place = blocks_to_compute_in_place(self.transformer_encoder, hidden_states, NeoBERTEncoderBlock)
         options = {"attention_mask": attention_mask, "attn_implementation": implementation}
         on_cpu_for_inference = hidden_states.device.type == "cpu" and not torch.is_grad_enabled()
         options |= {"compiled": None if on_cpu_for_inference else self.compiled_block, **batch.varlen_arguments()}
         kept = kwargs.get("output_hidden_states", self.config.output_hidden_states)
         if kept and torch.is_grad_enabled() and not batch.prefix_length:
-            # Hidden states in the caller's shape are part of the output's graph then, for `retain_grad`.
+            # Hidden states in the caller's shape are then part of the output's graph, so that `retain_grad` works.
             batch.kept_padded, hidden_states = True, batch.restore(hidden_states)
             options["padded"] = batch
         for block, fast in zip(self.transformer_encoder, in_place):
-            # On a stage of a pipeline, what stands in for the blocks of others gives back the states alone.
+            # On a pipeline stage, the placeholders for blocks of other stages return only the hidden states.
             output = block(hidden_states, rotary=rotary, in_place=fast, **options)
             hidden_states = output[0] if isinstance(output, tuple) else output
         hidden_states = batch.strip(hidden_states) if batch.kept_padded else hidden_states
@@ -409,7 +409,7 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
 
     def _choose_attention(self, tokens: torch.Tensor, output_attentions: bool | None) -> AttentionBackend:
         device = tokens.device.type
-        dtype = getattr(self.encoder, "weight", tokens).dtype  # A server may have put something else in its place.
+        dtype = getattr(self.encoder, "weight", tokens).dtype  # A server may have replaced the embedding.
         if device != "meta" and torch.is_autocast_enabled(device):
             dtype = torch.get_autocast_dtype(device)
         dropout = max([0.0, *map(dropout_in_use, self.transformer_encoder)])
@@ -426,7 +426,7 @@ class NeoBERTForMaskedLM(NeoBERTPreTrainedModel):
 
     def __init__(self, config: NeoBERTConfig):
         super().__init__(config)
-        self.loss_type = "ForMaskedLM"  # Transformers reads it off the class name, which a subclass changes.
+        self.loss_type = "ForMaskedLM"  # Transformers derives it from the class name, which a subclass changes.
         self.model = NeoBERTModel(config)
         self.decoder = nn.Linear(config.hidden_size, config.vocab_size)
         self.post_init()
@@ -451,12 +451,12 @@ class NeoBERTForMaskedLM(NeoBERTPreTrainedModel):
         r"""
         Args:
             labels (`(batch, length)`): ids to predict, -100 where there is nothing to predict.
-            num_items_in_batch: number of labels to divide the summed loss by, 1 or more; without it the loss is the
-                mean over the labels, which is NaN if all are -100, as in Transformers.
+            num_items_in_batch: number of labels by which the summed loss is divided, 1 or more; without it the loss is
+                the mean over the labels, which is NaN if all are -100, as in Transformers.
 
         Returns:
-            `loss` in nats, and `logits` (batch, length, vocab_size); with labels and `config.sparse_prediction` the
-            logits (labelled positions, vocab_size) of the labelled positions only, in reading order.
+            `loss` in nats, and `logits` (batch, length, vocab_size). With labels and `config.sparse_prediction`, the
+            logits are those of the labelled positions only, (labelled positions, vocab_size), in reading order.
         """
         outputs = self.model(
             input_ids, attention_mask, position_ids, token_type_ids, inputs_embeds, return_dict=True, **kwargs
@@ -465,10 +465,10 @@ class NeoBERTForMaskedLM(NeoBERTPreTrainedModel):
         if labels is not None:
             check_labels(labels, hidden_states.shape[:2], self.config.vocab_size)
             if self.config.sparse_prediction:
-                # The decoder is 11% of the published model's multiplications, and 80% of its rows would be ignored.
+                # The decoder takes 11% of the published model's multiplications; 80% of its rows would be ignored.
                 labels = labels.to(hidden_states.device).flatten()
                 labelled = (labels != -100).nonzero().squeeze(1)
-                # Unlike an index in brackets, whose gradient sorts the positions to add up those that come twice.
+                # The gradient of `hidden_states[labelled]` would sort the positions, to add up repeated ones.
                 hidden_states = hidden_states.flatten(0, 1).index_select(0, labelled)
                 labels = labels.index_select(0, labelled)
         logits = self.decoder(hidden_states)
@@ -480,9 +480,9 @@ class NeoBERTForMaskedLM(NeoBERTPreTrainedModel):
 
 
 class NeoBERTPooledClassifier(NeoBERTPreTrainedModel):
-    """A sequence's representation, a tanh layer and a classifier: the original's head, for two tasks."""
+    """The original's head, used for two tasks: pooling of a sequence, a tanh layer and a classifier."""
 
-    # The losses are plain means, so the Trainer has to divide them by its accumulation steps itself.
+    # The losses are plain means, so the Trainer itself must divide them by the number of accumulation steps.
     accepts_loss_kwargs = False
 
     def __init__(self, config: NeoBERTConfig, outputs: int):
@@ -494,11 +494,11 @@ class NeoBERTPooledClassifier(NeoBERTPreTrainedModel):
         self.post_init()
 
     def classify(self, hidden_states, attention_mask, cu_seq_lens) -> torch.Tensor:
-        """Scores (sequences, outputs); of a packed row, one sequence a document."""
+        """Scores (sequences, outputs); each document of a packed row is a sequence."""
         if self.training and not self.dense.weight.requires_grad and not is_tracing(hidden_states):
             logger.warning_once(
-                "`dense` is frozen in training. If it is new it must be saved with the adapter, or the reloaded model "
-                'gets another random one: LoraConfig(modules_to_save=["dense", "classifier"]).'
+                "`dense` is frozen in training. If it is new, it must be saved with the adapter; otherwise reloading "
+                'initialises another random one: LoraConfig(modules_to_save=["dense", "classifier"]).'
             )
         pooled = pool(hidden_states, self.config.classifier_pooling, attention_mask, cu_seq_lens)
         return self.classifier(self.dropout(torch.tanh(self.dense(self.dropout(pooled)))))
@@ -525,9 +525,9 @@ class NeoBERTForSequenceClassification(NeoBERTPooledClassifier):
     ) -> SequenceClassifierOutput:
         r"""
         Args:
-            labels (`(sequences,)` or `(sequences, num_labels)`): classes (-100 for none; the loss is NaN if all are),
-                values to regress, or a matrix of 0 and 1 or of probabilities, as `config.problem_type` says (guessed
-                from the labels' dtype if unset).
+            labels (`(sequences,)` or `(sequences, num_labels)`): classes (-100 for none; the loss is NaN if all are
+                -100), regression targets, or a matrix of 0 and 1 or of probabilities, as set by `config.problem_type`
+                (guessed from the labels' dtype if unset).
 
         Returns:
             `loss` and `logits` (sequences, num_labels); the documents of a row packed with `cu_seq_lens_q` count as
@@ -546,7 +546,7 @@ class NeoBERTForSequenceClassification(NeoBERTPooledClassifier):
 
 
 class NeoBERTForMultipleChoice(NeoBERTPooledClassifier):
-    """One of several sequences, as in SWAG; the head scores each and a softmax runs over the choices."""
+    """Multiple choice among sequences, as in SWAG: the head scores each, and a softmax runs over the choices."""
 
     def __init__(self, config: NeoBERTConfig):
         super().__init__(config, 1)
@@ -564,9 +564,9 @@ class NeoBERTForMultipleChoice(NeoBERTPooledClassifier):
     ) -> MultipleChoiceModelOutput:
         r"""
         Args:
-            input_ids, attention_mask, position_ids, inputs_embeds: as in the model, with a dimension `choices` after
-                the batch.
-            labels (`(batch,)`): index of the right choice, -100 for none; the loss is NaN if all are.
+            input_ids, attention_mask, position_ids, inputs_embeds: as in `NeoBERTModel`, with a dimension `choices`
+                after the batch.
+            labels (`(batch,)`): index of the right choice, -100 for none; the loss is NaN if all are -100.
 
         Returns:
             `loss` and `logits` (batch, choices).
@@ -578,7 +578,7 @@ class NeoBERTForMultipleChoice(NeoBERTPooledClassifier):
                 "(batch, choices, length, hidden_size) for `inputs_embeds`."
             )
         if kwargs.get("cu_seq_lens_q") is not None:
-            raise ValueError("`cu_seq_lens_q`: choices cannot be packed, their rows tell which belong together.")
+            raise ValueError("`cu_seq_lens_q`: choices cannot be packed, since their rows tell which belong together.")
         flat = [
             None if x is None else x.flatten(0, 1) for x in (input_ids, attention_mask, position_ids, inputs_embeds)
         ]
@@ -620,7 +620,7 @@ class NeoBERTForTokenClassification(NeoBERTPreTrainedModel):
     ) -> TokenClassifierOutput:
         r"""
         Args:
-            labels (`(batch, length)`): classes, -100 where there is none; the mean loss is NaN if all are.
+            labels (`(batch, length)`): classes, -100 where there is none; the mean loss is NaN if all are -100.
 
         Returns:
             `loss` and `logits` (batch, length, num_labels).
@@ -665,16 +665,16 @@ class NeoBERTForQuestionAnswering(NeoBERTPreTrainedModel):
     ) -> QuestionAnsweringModelOutput:
         r"""
         Args:
-            start_positions, end_positions (`(batch,)`): of the answer; if all are beyond the sequence the loss is NaN.
+            start_positions, end_positions (`(batch,)`): of the answer; the loss is NaN if all are beyond the sequence.
 
         Returns:
             `loss` (mean of the two), `start_logits` and `end_logits` (batch, length).
         """
         if (start_positions is None) != (end_positions is None):
-            raise ValueError("Pass both of `start_positions` and `end_positions`, or neither.")
+            raise ValueError("Pass both `start_positions` and `end_positions`, or neither.")
         if start_positions is not None:
             if kwargs.get("cu_seq_lens_q") is not None:
-                raise ValueError("`cu_seq_lens_q` with answers: the softmax would run over all documents of the row.")
+                raise ValueError("`cu_seq_lens_q` with answers: the softmax would run over all documents in the row.")
         kwargs |= {"return_dict": True, "require_tokens": True, "one_document": start_positions is not None}
         outputs = self.model(input_ids, attention_mask, position_ids, token_type_ids, inputs_embeds, **kwargs)
         start_logits, end_logits = self.qa_outputs(self.dropout(outputs.last_hidden_state)).unbind(-1)
@@ -692,7 +692,7 @@ class NeoBERTForQuestionAnswering(NeoBERTPreTrainedModel):
         )
 
 
-# The code is saved with the model, for those who load it without the package.
+# The code is saved with the model, so that it can be loaded without the package.
 for auto_class, name in MODEL_CLASSES.items():
     globals()[name].register_for_auto_class(auto_class)
 

@@ -102,7 +102,7 @@ def test_the_card_says_how_it_is_used_and_what_it_costs(published, tmp_path, mon
     assert card.data.pipeline_tag == "feature-extraction" and "contextual" in card.data.tags
     assert "whose two stages are each a [NeoBERT]" in card.text and "`NeoBERTContextualModel`" in card.text
     # (4 + 2 + 20) / 20
-    assert "a text of 20 tokens were\n1.3 times as long" in card.text
+    assert "a text of 20 tokens were 1.3 times as long" in card.text
     assert "`dataset_embeddings=context[:0]` embeds without a context." in card.text
     # Whoever copies the lines sees scores.
     monkeypatch.chdir(published.parent.parent)
@@ -142,7 +142,7 @@ DAMAGES = {
     "kwargs": (
         change_json("modules.json", lambda modules: modules[0].pop("kwargs")),
         "sentence_transformers",
-        "does not let `encode` pass `dataset_embeddings` on",
+        "`encode` cannot pass on `dataset_embeddings`",
     ),
     "class": (
         change_json("config.json", lambda values: values.update(architectures=["NeoBERTModel"])),
@@ -173,5 +173,5 @@ def test_neither_converted_nor_exported(trained, tmp_path):
     assert refused in main(["convert", str(trained), str(tmp_path / "converted")])
     assert refused in main(["export", str(trained), str(tmp_path / "exported")])
     request = ["publish", str(trained), "me/x", "--onnx", "--dry_run"]
-    assert "There is no ONNX file of a contextual model" in main(request)
+    assert "There are no ONNX files for a contextual model" in main(request)
     assert not list(tmp_path.iterdir())

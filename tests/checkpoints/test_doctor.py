@@ -81,8 +81,8 @@ def test_a_healthy_checkpoint(healthy, capsys):
     assert [line.split()[:2] for line in lines[:-1]] == [
         ["skip" if name == "sentence_transformers" else "ok", name] for name in CHECKS
     ]
-    assert "16 of a NeoBERTForMaskedLM, 83,464 float32 values" in lines[1]
-    assert "as recorded, at most 0e+00 of the largest value apart (1e-04 allowed)" in lines[-2]
+    assert "16 tensors of a NeoBERTForMaskedLM, 83,464 float32 values" in lines[1]
+    assert "as recorded; they differ by at most 0e+00 of the largest value (1e-04 allowed)" in lines[-2]
     assert lines[-1] == "Healthy."
 
 
@@ -157,7 +157,7 @@ WO = "model.transformer_encoder.1.wo.weight"
 # What is done to the folder: the check that fails, what it says. All others pass or could not be made.
 DAMAGES = {
     "no config": (remove("config.json"), "config", "config.json does not exist"),
-    "config cut": (lambda folder: os.truncate(folder / "config.json", 40), "config", "config.json is no JSON"),
+    "config cut": (lambda folder: os.truncate(folder / "config.json", 40), "config", "config.json is not valid JSON"),
     "other model": (edit_json("config.json", model_type="bert"), "config", "a model of type 'bert'"),
     "type of a value": (edit_json("config.json", hidden_size="64"), "config", "field 'hidden_size'"),
     "unknown key": (edit_json("config.json", dropuot=0.1), "config", "did you mean `dropout`"),
@@ -180,7 +180,7 @@ DAMAGES = {
         "`architectures` is ['BertModel']",
     ),
     "no weights": (remove("model.safetensors"), "tensors", "model.safetensors does not exist"),
-    "index cut": (only_index("{"), "tensors", "model.safetensors.index.json is no JSON"),
+    "index cut": (only_index("{"), "tensors", "model.safetensors.index.json is not valid JSON"),
     "empty index": (only_index("{}"), "tensors", "model.safetensors.index.json has no `weight_map`"),
     "shards beside it": (with_healthy_shards, "tensors", f"not finite: {WO}"),
     "truncated": (
@@ -205,15 +205,15 @@ DAMAGES = {
     "dtype": (
         edit_tensors(lambda t: t.update({name: x.half() for name, x in t.items()})),
         "tensors",
-        "dtype torch.float16; config.json says torch.float32",
+        "dtype torch.float16, but config.json says torch.float32",
     ),
     "rotary table": (
         edit_tensors(lambda t: t.update({"model.freqs_cis": torch.zeros(64, 8, 2)})),
         "tensors",
-        "model.freqs_cis is off by 1.0e+00",
+        "model.freqs_cis differs by 1.0e+00",
     ),
-    "more words": (larger_vocabulary, "tokenizer", "ids up to 200; the embeddings have 200 rows"),
-    "padding": (edit_json("config.json", pad_token_id=3), "tokenizer", "pads with 0, config.json says 3"),
+    "more words": (larger_vocabulary, "tokenizer", "ids up to 200, but the embeddings have 200 rows"),
+    "padding": (edit_json("config.json", pad_token_id=3), "tokenizer", "pads with 0, but config.json says 3"),
     "special id": (
         edit_json("config.json", mask_token_id=3),
         "tokenizer",
@@ -224,14 +224,14 @@ DAMAGES = {
     "edited code": (
         append("modeling_neobert.py", "\n"),
         "code",
-        "modeling_neobert.py differs from that of the installed",
+        "modeling_neobert.py differs from the file of the installed",
     ),
     "code missing": (remove("packing_neobert.py"), "code", "packing_neobert.py is missing"),
-    "foreign code": (append("model.py", "pass\n"), "code", "model.py: not of this package"),
+    "foreign code": (append("model.py", "pass\n"), "code", "model.py: not part of this package"),
     "stale auto_map": (
         edit_json("config.json", auto_map={"AutoModel": "model.NeoBERT"}),
         "code",
-        "`auto_map` of config.json names model.NeoBERT, which is not of this package",
+        "`auto_map` of config.json names model.NeoBERT, which is not part of this package",
     ),
     "unknown class": (
         edit_json("config.json", auto_map={"AutoModel": "modeling_neobert.NeoBERT"}),
@@ -271,9 +271,9 @@ DAMAGES = {
     "stale": (
         edit_tensors(lambda t: t[WO].mul_(1.01)),
         "outputs",
-        "weights or config are not those that were recorded",
+        "weights or config are not those of the recorded model",
     ),
-    "other words": (other_words, "outputs", "the tokenizer gives other ids for the recorded text"),
+    "other words": (other_words, "outputs", "the tokenizer gives wrong ids for the recorded text"),
     "golden cut": (
         lambda folder: os.truncate(folder / GOLDEN_FILE, 99),
         "outputs",
@@ -308,21 +308,21 @@ EMBEDDER_DAMAGES = {
     "no tokenizer": (remove_tokenizer, "no tokenizer: Sentence Transformers would make one"),
     "foreign module": (
         lambda folder: (folder / "modules.json").write_text('[{"type": "custom.Transformer", "path": ""}]'),
-        "modules.json names the module custom.Transformer",
+        "modules.json lists the module custom.Transformer",
     ),
-    "no list": (lambda folder: (folder / "modules.json").write_text("{}x"), "modules.json is no JSON"),
+    "no list": (lambda folder: (folder / "modules.json").write_text("{}x"), "modules.json is not valid JSON"),
     "no module": (lambda folder: (folder / "modules.json").write_text("[1]"), "modules.json must be a list of modules"),
     "other class": (edit_json("config_sentence_transformers.json", model_type="Other"), "`model_type` 'Other'"),
     "pooling": (
         edit_json("1_Pooling/config.json", embedding_dimension=768),
-        "Pooling should give 1536 dimensions and gives [128]",
+        "Pooling should output 1536 dimensions, but outputs [128]",
     ),
     "dense": (edit_json("1_Pooling/config.json", pooling_mode="mean"), "mat1 and mat2 shapes cannot be multiplied"),
     "missing": (remove("1_Pooling/config.json"), "embedding_dimension"),
     "no weights": (remove("2_Dense/model.safetensors"), "Could not find 'model.safetensors'"),
     "pickle": (
         lambda folder: (folder / "2_Dense/model.safetensors").rename(folder / "2_Dense/pytorch_model.bin"),
-        "2_Dense/pytorch_model.bin is a pickle, which is not read",
+        "2_Dense/pytorch_model.bin is a pickle, which is never read",
     ),
     "shape": (edit_dense(lambda t: t.update({"linear.weight": torch.ones(5, 128)})), "size mismatch for linear.weight"),
     "no bias": (edit_dense(lambda t: t.pop("linear.bias")), 'Missing key(s) in state_dict: "linear.bias"'),
@@ -393,11 +393,9 @@ def test_golden_outputs_of_every_class(cls, dtype, tmp_path):
 
 def test_golden_outputs_of_another_class():
     golden = record_outputs(small_model())
-    with pytest.raises(
-        ValueError, match="no `logits` was recorded: it was a NeoBERTModel, this is a NeoBERTForMaskedLM"
-    ):
+    with pytest.raises(ValueError, match="the recorded model was a NeoBERTModel, this is a NeoBERTForMaskedLM"):
         compare_outputs(small_model(NeoBERTForMaskedLM), golden)
-    with pytest.raises(ValueError, match=r"has the shape \[1, 64, 32\]; \[1, 64, 64\] was recorded"):
+    with pytest.raises(ValueError, match=r"has the shape \[1, 64, 32\], but \[1, 64, 64\] was recorded"):
         compare_outputs(small_model(hidden_size=32), golden)
 
 
@@ -409,7 +407,7 @@ def test_the_recorded_original_layout(shared):
 
 def test_paths_that_are_none(tmp_path):
     (tmp_path / "file").touch()
-    message = f"neobert-hf doctor: {tmp_path / 'file'} is a file; name the folder."
+    message = f"neobert-hf doctor: {tmp_path / 'file'} is a file; give the folder."
     assert main(["doctor", str(tmp_path / "file")]) == message
     assert main(["doctor", str(tmp_path / "nothing")]) == f"neobert-hf doctor: {tmp_path / 'nothing'} does not exist."
     assert main(["doctor", "/nowhere"]) == "neobert-hf doctor: /nowhere does not exist."

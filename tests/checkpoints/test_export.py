@@ -340,7 +340,7 @@ def test_example_encodes_without_a_mask_token_and_says_what_it_cannot_pool(embed
         onnx_model(tmp_path / "folder").encode(["one"], prompt_name="other")
     pooling = tmp_path / "folder" / "1_Pooling" / "config.json"
     for changes, message in (
-        ({"include_prompt": False}, "`include_prompt` False; this example knows 'mean' and 'cls' over all tokens"),
+        ({"include_prompt": False}, "`include_prompt` False; this example supports only 'mean' and 'cls'"),
         ({"pooling_mode": "max"}, "the `pooling_mode` 'max'"),
     ):
         edit_json(pooling, **changes)
@@ -378,7 +378,7 @@ REFUSED = [
     (NeoBERTModel, {"task": "fill-mask"}, {}, "does not hold a NeoBERTForMaskedLM"),
     (NeoBERTForMultipleChoice, {}, {}, "NeoBERTForMultipleChoice.*pass one of feature-extraction, fill-mask"),
     (NeoBERTModel, {"task": "translation"}, {}, "'translation'; pass one of"),
-    (NeoBERTModel, {"precisions": ["int4"]}, {}, "No precision int4; known are float32, float16, int8"),
+    (NeoBERTModel, {"precisions": ["int4"]}, {}, "There is no precision int4; choose from float32, float16, int8"),
     (NeoBERTModel, {}, {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "use 'yarn' or 'linear'"),
 ]
 
@@ -401,7 +401,7 @@ def test_what_cannot_be_exported_is_refused(tmp_path, cls, options, changes, mes
 def test_embeddings_with_layers_after_the_pooling_are_refused(tmp_path):
     encoder = build_encoder(str(save_checkpoint(tmp_path / "encoder")), max_length=32)
     SentenceTransformer(modules=[*encoder, Dense(64, 8)]).save(str(tmp_path / "dense" / "model"))
-    refused(tmp_path / "dense", ValueError, "has a module .*Dense, which would be missing")
+    refused(tmp_path / "dense", ValueError, "has a module .*Dense, which its embeddings would lack")
 
 
 def test_a_linear_layer_after_the_pooling_is_inside(tmp_path):
@@ -458,7 +458,7 @@ DAMAGES = {
     ),
     "more words": (
         lambda folder: small_tokenizer(250).save_pretrained(folder),
-        "ids up to 249; the embeddings have 100",
+        "ids up to 249, but the embeddings have 100",
     ),
     "no tokenizer": (lambda folder: [file.unlink() for file in folder.glob("tok*")], "model has no tokenizer. Save"),
     "no folder": (lambda folder: folder.rename(folder.with_name("elsewhere")), "model does not exist"),

@@ -188,15 +188,15 @@ FOLDERS = {
     "module up and down": (modules(path="1_Pooling/../../outside"), "must be a path inside", SENTENCE),
     "module of Windows": (modules(path="..\\outside"), "must be a path inside", SENTENCE),
     "numbered module": (modules(path=5), "must be a path inside", SENTENCE),
-    "module without type": (modules(type=5), "names the module 5", SENTENCE),
+    "module without type": (modules(type=5), "lists the module 5", SENTENCE),
     "module that loads others": (
         modules(type="sentence_transformers.base.modules.Router"),
-        "names the module sentence_transformers.base.modules.Router",
+        "lists the module sentence_transformers.base.modules.Router",
         SENTENCE,
     ),
     "module that is none": (
         modules(type="sentence_transformers.util.http_get"),
-        "names the module sentence_transformers.util.http_get",
+        "lists the module sentence_transformers.util.http_get",
         SENTENCE,
     ),
     "shard beside it": (
@@ -212,9 +212,9 @@ FOLDERS = {
     "pipe": (fifo("model.safetensors"), "model.safetensors is a pipe", ALL),
     "pipe for a tokenizer": (fifo("tokenizer.json"), "tokenizer.json is a pipe", ALL),
     # JSON
-    "deep config": (written("config.json", DEEP), "config.json is no JSON", ALL),
-    "deep index": (lambda f: [sharded()(f), written(INDEX, DEEP)(f)], "index.json is no JSON", ALL),
-    "binary config": (written("config.json", bytes(range(128, 256))), "config.json is no JSON", ALL),
+    "deep config": (written("config.json", DEEP), "config.json is not valid JSON", ALL),
+    "deep index": (lambda f: [sharded()(f), written(INDEX, DEEP)(f)], "index.json is not valid JSON", ALL),
+    "binary config": (written("config.json", bytes(range(128, 256))), "config.json is not valid JSON", ALL),
     "twice": (written("config.json", '{"model_type": "neobert", "model_type": "x"}'), "'model_type'.*twice", ALL),
     "list of rope parameters": (edited("config.json", rope_parameters=[1]), "config.json", ALL),
     "number of labels": (edited("config.json", id2label=5), "config.json", ALL),
@@ -225,18 +225,18 @@ FOLDERS = {
     ),
     "attention of the Hub": (edited("config.json", attn_implementation="a/b"), "holds `attn_implementation`", ALL),
     "length in words": (edited("tokenizer_config.json", model_max_length="x"), "`model_max_length`", ALL),
-    "no modules": (written("modules.json", "[]"), "modules.json names no module", SENTENCE),
+    "no modules": (written("modules.json", "[]"), "modules.json lists no modules", SENTENCE),
     "golden number for a text": (edited(GOLDEN_FILE, text=5), "not in the format of golden outputs", DOCTOR),
     "class by name": (edited("config.json", architectures={"a": 1}), "`architectures` is", SENTENCE),
     "list of classes": (edited("config.json", architectures=[["NeoBERTModel"]]), "`architectures` is", SENTENCE),
     "list for a mapping": (written("config_sentence_transformers.json", "[]"), "config_sentence", SENTENCE),
     "aliases": (with_alias_bomb, "README.md cannot be read: it holds a YAML alias", ("publish",)),
     "binary card": (written("README.md", b"---\n\xff\n---"), "README.md cannot be read", ("publish",)),
-    "run cut": (of_a_run('{"settings"'), "complete.json is no JSON", ("publish",)),
+    "run cut": (of_a_run('{"settings"'), "complete.json is not valid JSON", ("publish",)),
     "run without settings": (of_a_run('{"settings": 1}'), "complete.json is damaged", ("publish",)),
-    "code by number": (edited("config.json", auto_map=5), "names 5, which is not of this package", DOCTOR),
+    "code by number": (edited("config.json", auto_map=5), "names 5, which is not part of this package", DOCTOR),
     "list of pipelines": (edited("config.json", custom_pipelines=[1]), "FAIL  code", DOCTOR),
-    "deep modules": (written("modules.json", DEEP), "modules.json is no JSON", SENTENCE),
+    "deep modules": (written("modules.json", DEEP), "modules.json is not valid JSON", SENTENCE),
     "golden words": (edited(GOLDEN_FILE, input_ids=["a"]), "not in the format of golden outputs", DOCTOR),
     "golden list": (written(GOLDEN_FILE, "[]"), "not in the format of golden outputs", DOCTOR),
     "golden of no text": (edited(GOLDEN_FILE, text_ids=None), "not in the format of golden outputs", DOCTOR),
@@ -277,7 +277,7 @@ FOLDERS = {
     "complex": (tensors(lambda t: t.update({WO: t[WO].to(torch.complex64)})), f"{WO} torch.complex64", ALL),
     "four bits": (
         with_header({WO: {"dtype": "F4", "shape": [4, 4], "data_offsets": [0, 8]}}),
-        "model.safetensors is damaged|dtype|and there are 1 tensors",
+        "model.safetensors is damaged|dtype|but there are only 1 tensors",
         ALL,
     ),
     "eight bits": (tensors(lambda t: t.update({WO: t[WO].to(torch.float8_e4m3fn)})), f"{WO} torch.float8", ALL),
@@ -443,14 +443,14 @@ def test_links_inside_a_folder_are_followed(sound, tmp_path):
 
 @pytest.mark.parametrize("name", ["../x", "a/b", "..", ".", "", " ", "a\\b", "a\0b", "a\nb", "x" * 201, 5, None])
 def test_names_of_files(name):
-    with pytest.raises(ValueError, match="files are called by it"):
+    with pytest.raises(ValueError, match="files are named after it"):
         check_file_name(name, "It")
     if isinstance(name, str):
         for make in (lambda: LocalTask(name, "STS", "x"), lambda: GlueTask(name, "x", ["a"], ["pearson"])):
-            with pytest.raises(ValueError, match="files are called by it"):
+            with pytest.raises(ValueError, match="files are named after it"):
                 make()
         if "/" not in name and name.strip("."):
-            with pytest.raises(ValueError, match="files are called by it"):
+            with pytest.raises(ValueError, match="files are named after it"):
                 folder_of_results(name, "m")
     assert check_file_name("Früher.1 [b]", "It") == "Früher.1 [b]"
 
@@ -470,7 +470,7 @@ def test_state_dicts_of_strange_names_and_values(added, sound, tmp_path):
     shutil.copy(sound / "model" / "config.json", tmp_path)
     torch.save(load_file(sound / "model" / "model.safetensors") | added, tmp_path / "state_dict.pt")
     error = main(["convert", str(tmp_path / "state_dict.pt"), str(tmp_path / "output")])
-    assert re.search("a is there twice|holds more than tensors: a|unknown: 5", error), error
+    assert re.search("a occurs twice|holds values that are not tensors: a|unknown: 5", error), error
 
 
 @pytest.mark.parametrize("tag", ["../outside", "/etc", "7/../../x"])
@@ -485,7 +485,7 @@ def test_multiple_choice_has_no_onnx_and_is_told_so_first(tmp_path):
     small_tokenizer(200).save_pretrained(tmp_path / "model")
     arguments = ["publish", str(tmp_path / "model"), "me/model", "--dry_run", "--onnx"]
     error = main([*arguments, "--output_dir", str(tmp_path / "output")])
-    assert "no ONNX file of a NeoBERTForMultipleChoice" in error and "Leave out `--onnx`" in error
+    assert "no ONNX files for a NeoBERTForMultipleChoice" in error and "Leave out `--onnx`" in error
     assert "--task feature-extraction" in error and not list(tmp_path.glob("output*"))
 
 
@@ -495,8 +495,8 @@ def test_a_path_that_is_not_there_is_no_hub_id(command, tmp_path, monkeypatch):
     (tmp_path / "runs").mkdir()
     assert run(command, Path("runs/model"), tmp_path / "out").endswith("runs/model does not exist.")
     message = run(command, Path("me/model"), tmp_path / "out")
-    assert "me/model is no folder here, and not found as a Hub id" in message and "\n" not in message
-    assert "is no folder here" in run(command, Path("a model"), tmp_path / "out")
+    assert "me/model is neither a local folder nor found as a Hub id" in message and "\n" not in message
+    assert "is neither a local folder" in run(command, Path("a model"), tmp_path / "out")
 
 
 @pytest.mark.parametrize("command", ["publish", "convert", "convert --to state_dict"])

@@ -197,13 +197,13 @@ def test_folder_of_a_refused_push_stays_and_is_taken_as_it_is(published, work, c
     command = ["publish", str(work / "mlm"), "me/refused", "--dry_run", "--output_dir", str(work / "kept")]
     assert main(command) is None
     printed = capsys.readouterr().out
-    assert f"kept exists: it is taken as it is, not built from {work / 'mlm'}" in printed and "notes.md" in printed
+    assert f"kept exists: it is used as it is, not built from {work / 'mlm'}" in printed and "notes.md" in printed
     # It is checked again: the doctor's part, and the card, which may have been edited.
     edit(work / "kept" / "README.md", "library_name:", "license: other\nlibrary_name:")
     assert "needs `license_name`" in main(command)
     with_nan(work / "kept", "model.layer_norm.weight")
     assert "the check of tensors failed" in main(command)
-    assert "its card is not of me/other" in main([*command[:2], "me/other", *command[3:]])
+    assert "its card is not that of me/other" in main([*command[:2], "me/other", *command[3:]])
 
 
 def test_files_of_the_owner_stay():
@@ -500,7 +500,7 @@ def without_tokenizer(folder: Path) -> None:
 
 DAMAGES = {
     "NaN": (with_nan, "not finite: layer_norm.weight"),
-    "module": (with_foreign_module, "names the module my.*trust_remote_code"),
+    "module": (with_foreign_module, "lists the module my.*trust_remote_code"),
     "no tokenizer": (without_tokenizer, "has no tokenizer.*--tokenizer"),
     "tokenizer cut": (lambda folder: os.truncate(folder / "tokenizer.json", 99), "The tokenizer of .*source cannot be"),
     "tokenizer": (with_another_tokenizer, "Nothing is sent: the check of tokenizer failed"),
@@ -540,11 +540,11 @@ def test_unhealthy_checkpoints_are_not_published(damage, work, tmp_path):
         (["model"], "must be OWNER/NAME"),
         (["me/my model"], "Repo id must use"),
         (["me/model", "--pr", "--revision", "v2"], "leave out"),
-        (["me/model", "--output_dir", "."], ". exists, and its card is not of me/model"),
+        (["me/model", "--output_dir", "."], ". exists, but its card is not that of me/model"),
         (["me/model", "--card", "absent.yaml"], "absent.yaml"),
         (["me/model", "--dry"], "Unknown argument '--dry'"),
         (["me/model", "--precisions", "int8"], "add `--onnx`"),
-        (["me/model", "--onnx", "--precisions", "int4"], "No precision int4"),
+        (["me/model", "--onnx", "--precisions", "int4"], "There is no precision int4"),
     ],
 )
 def test_wrong_requests_are_refused(arguments, message, work):
@@ -597,10 +597,10 @@ def test_mteb_results_are_in_the_model_index(work, tmp_path):
     assert found.dataset_name == "MTEB STS12, texts cut at 16 tokens"
     with pytest.raises(ValueError, match="holds no results"):
         gather_facts(work / "mlm", None, str(work))
-    with pytest.raises(ValueError, match="config.json is no result"):
+    with pytest.raises(ValueError, match="config.json is not a result"):
         gather_facts(work / "mlm", None, str(work / "mlm"))
     for name, value, message in (
-        ("model", "other", "STS12.json is not the result of .*mlm as it is"),
+        ("model", "other", "STS12.json is not a result of .*mlm in its present state"),
         ("truncate_dim", 8, "STS12.json was measured with `truncate_dim` 8"),
     ):
         (tmp_path / "STS12.json").write_text(json.dumps(result | {"settings": result["settings"] | {name: value}}))
@@ -613,7 +613,7 @@ def test_example_builds_the_same_folder(work, tmp_path, capsys):
     for _ in range(2):
         load_example("push_to_hub").main([*flags, "--output_dir", str(tmp_path / "example")])
     printed = capsys.readouterr().out
-    assert "example exists: it is taken as it is" in printed and printed.count("Not sent.") == 2
+    assert "example exists: it is used as it is" in printed and printed.count("Not sent.") == 2
     build(work, "mlm", tmp_path / "folder", card=str(work / "card.yaml"))
     assert files_of(tmp_path / "example") == FILES
     for name in FILES:

@@ -35,15 +35,15 @@ NOT_INSTALLED = {
 BEGINNING = """\
 # Clients
 
-Libraries that work with a NeoBERT model as they are, each seen by a test that compares a number with the plain model's.
+These libraries work with a NeoBERT model unchanged. A test of each compares its numbers with those of the plain model.
 `make clients` installs them into `.venv-clients`, runs the tests and, if all pass, writes this page: do not edit it.
-These {tests} tests take 3 GB of disk and, with a package index at hand, five minutes of a quiet CPU core; `.ci/run`
+These {tests} tests need 3 GB of disk, a package index, and five minutes of an otherwise idle CPU core; `.ci/run`
 leaves them out.
 
-The lines are those of the tests in `tests/clients/`, after `import neobert_hf`; `encoder`, `classifier`, `masked_lm`
-and `folder` are folders of saved models. All of it was seen on a CPU in float32, with small random models, torch
-{torch} and Transformers {transformers}. Not seen: bfloat16 and float16, GPUs, the published weights, several processes,
-and servers (of vectors or of models) other than those that run inside a test.
+The lines of code are from the tests in `tests/clients/`, after `import neobert_hf`; `encoder`, `classifier`,
+`masked_lm` and `folder` are folders of saved models. All tests ran on a CPU in float32, with small random models, torch
+{torch} and Transformers {transformers}. Not tested: bfloat16 and float16, GPUs, the published weights, several
+processes, and servers (of vectors or of models) other than those that run inside a test.
 """
 
 FAILING = """
@@ -52,9 +52,10 @@ FAILING = """
 """
 
 ENDING = """
-All-zero `position_ids`, which transformers-interpret passes as the baseline of its attributions, are an error. A 0
-begins a document here, as packed rows have it, so that a row of zeros would be so many documents of one token, and the
-answer another number without a warning. Captum, on which it is built, attributes to the embeddings without them.
+transformers-interpret passes `position_ids` that are all 0 as the baseline of its attributions, which is an error here.
+A 0 marks the start of a packed document, so a row of zeros would mean as many documents of one token, and would give
+wrong numbers without a warning. Captum, on which transformers-interpret is built, attributes to the embeddings without
+such `position_ids`.
 """
 
 
@@ -97,7 +98,7 @@ def build_page(versions: Mapping[str, str]) -> str:
         assert versions[needed.name] not in needed.specifier, f"{release} may install now: test it"
         failing.append((*release.split(), f"It requires `{requirement}`."))
     tables = [
-        markdown_table(("Client", "Version", "One line", "What the test saw"), working),
+        markdown_table(("Client", "Version", "One line", "What the test checks"), working),
         markdown_table(("Client", "Version", "Why"), sorted(failing)),
     ]
     beginning = BEGINNING.format(tests=len(tests), torch=versions["torch"], transformers=versions["transformers"])

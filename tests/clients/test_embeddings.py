@@ -11,7 +11,7 @@ from tests.clients.plain import TEXTS, logits, same, vectors
 
 @pytest.mark.clients("sentence-transformers")
 def test_sentence_transformers(encoder):
-    """The vectors are the plain model's means."""
+    """The vectors are the plain model's mean-pooled hidden states."""
     from sentence_transformers import SentenceTransformer
 
     got = SentenceTransformer(encoder, device="cpu").encode(TEXTS)  # in the table
@@ -20,7 +20,7 @@ def test_sentence_transformers(encoder):
 
 @pytest.mark.clients("langchain-huggingface")
 def test_langchain(encoder):
-    """The vectors of documents and of a query are the plain model's means."""
+    """The vectors of documents and of a query are the plain model's mean-pooled hidden states."""
     from langchain_huggingface import HuggingFaceEmbeddings
 
     embeddings = HuggingFaceEmbeddings(model_name=encoder, model_kwargs={"device": "cpu"})  # in the table
@@ -30,7 +30,7 @@ def test_langchain(encoder):
 
 @pytest.mark.clients("llama-index-embeddings-huggingface")
 def test_llama_index(encoder):
-    """The vectors are the plain model's normalised means."""
+    """The vectors are the plain model's normalised mean-pooled hidden states."""
     from llama_index.embeddings.huggingface import HuggingFaceEmbedding
 
     embeddings = HuggingFaceEmbedding(model_name=encoder, device="cpu")  # in the table
@@ -39,7 +39,7 @@ def test_llama_index(encoder):
 
 @pytest.mark.clients("txtai")
 def test_txtai(encoder):
-    """A search gives the cosines of the plain model's means."""
+    """A search gives the cosines of the plain model's mean-pooled hidden states."""
     from txtai import Embeddings
 
     embeddings = Embeddings(path=encoder, gpu=False, backend="numpy")  # in the table
@@ -63,7 +63,7 @@ def test_keybert(encoder):
 
 @pytest.mark.clients("bertopic")
 def test_bertopic(encoder):
-    """Texts of the same words fall into one topic, others into another."""
+    """Texts with the same words get the same topic, and texts with other words another one."""
     from bertopic import BERTopic
     from sentence_transformers import SentenceTransformer
     from sklearn.cluster import KMeans
@@ -79,7 +79,7 @@ def test_bertopic(encoder):
 
 @pytest.mark.clients("infinity-emb")
 def test_infinity(encoder):
-    """The vectors of a running engine are the plain model's normalised means."""
+    """The vectors of a running engine are the plain model's normalised mean-pooled hidden states."""
     from infinity_emb import AsyncEmbeddingEngine, EngineArgs
 
     arguments = EngineArgs(
@@ -96,7 +96,7 @@ def test_infinity(encoder):
 
 @pytest.mark.clients("fastembed")
 def test_fastembed(encoder, tmp_path):
-    """The vectors of the exported file, without PyTorch, are the plain model's normalised means."""
+    """The vectors of the exported file, without PyTorch, are the plain model's normalised mean-pooled hidden states."""
     from fastembed import TextEmbedding
     from fastembed.common.model_description import ModelSource, PoolingType
 
@@ -117,7 +117,7 @@ def test_fastembed(encoder, tmp_path):
 
 @pytest.mark.clients("model2vec")
 def test_model2vec(encoder):
-    """The static vector of a word is the plain model's normalised mean."""
+    """The static vector of a word is the plain model's normalised mean-pooled hidden state."""
     from model2vec.distill import distill
 
     static = distill(encoder, device="cpu", pca_dims=None, sif_coefficient=None)  # in the table
@@ -126,7 +126,7 @@ def test_model2vec(encoder):
 
 @pytest.mark.clients("rerankers")
 def test_rerankers(checkpoint):
-    """The scores are the logits of query and document as one pair."""
+    """The scores are the logits of query and document encoded as one pair."""
     from rerankers import Reranker
 
     folder = checkpoint(NeoBERTForSequenceClassification, num_labels=1)

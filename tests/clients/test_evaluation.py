@@ -30,7 +30,7 @@ def f1(matches: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.clients("bert-score")
 def test_bert_score(encoder):
-    """F1 of every layer is that of the plain hidden states."""
+    """F1 at every layer is that computed from the plain hidden states."""
     from bert_score import BERTScorer
 
     scorer = BERTScorer(model_type=encoder, num_layers=2, all_layers=True, device="cpu")  # in the table
@@ -41,7 +41,7 @@ def test_bert_score(encoder):
 
 @pytest.mark.clients("bert-score", fails=True)
 def test_bert_score_of_one_layer(encoder):
-    """Without `all_layers=True` it cuts the list `model.encoder.layer` of BERT; the list here has another name."""
+    """Without `all_layers=True` it truncates BERT's list `model.encoder.layer`, which has another name in NeoBERT."""
     from bert_score import BERTScorer
 
     with pytest.raises(AttributeError, match="no attribute 'layer'"):
@@ -50,7 +50,7 @@ def test_bert_score_of_one_layer(encoder):
 
 @pytest.mark.clients("torchmetrics")
 def test_torchmetrics(encoder):
-    """F1 is that of the plain hidden states, where a special token counts as 0. One text a batch: see below."""
+    """F1 is that of the plain hidden states, with special tokens counted as 0. One text per batch: see below."""
     from torchmetrics.text import BERTScore
 
     score = BERTScore(encoder, num_layers=1, batch_size=1, truncation=True, max_length=64)  # in the table
@@ -61,7 +61,7 @@ def test_torchmetrics(encoder):
 
 @pytest.mark.clients("torchmetrics", fails=True)
 def test_torchmetrics_batches(encoder):
-    """In batches of several texts those with padding score 0, silently: it divides their padding's zeros by 0."""
+    """In batches of several texts, padded texts silently score 0: it divides the zeros at their padding by 0."""
     from torchmetrics.text import BERTScore
 
     score = BERTScore(encoder, num_layers=1, batch_size=2, truncation=True, max_length=64)

@@ -10,7 +10,7 @@ from tests.clients.plain import TEXTS, logits, same, tokens
 
 @pytest.mark.clients("captum")
 def test_captum(classifier):
-    """Attributions to the embedded tokens add up to the difference of the logits from those of padding."""
+    """Attributions to the token embeddings add up to the difference between the logits of the text and of padding."""
     from captum.attr import LayerIntegratedGradients
 
     model = NeoBERTForSequenceClassification.from_pretrained(classifier).eval()
@@ -29,7 +29,7 @@ def test_captum(classifier):
 
 @pytest.mark.clients("transformers-interpret", fails=True)
 def test_transformers_interpret(classifier):
-    """It compares with a text whose `position_ids` are all 0, which are many documents of one token here; see below."""
+    """Its baseline text has `position_ids` that are all 0, which means many documents of one token here; see below."""
     from transformers import AutoTokenizer
     from transformers_interpret import SequenceClassificationExplainer
 
@@ -41,7 +41,7 @@ def test_transformers_interpret(classifier):
 
 @pytest.mark.clients("bertviz")
 def test_bertviz(encoder):
-    """The page holds the attention weights of the eager backend."""
+    """The page contains the attention weights of the eager backend."""
     from bertviz import head_view
     from transformers import AutoTokenizer
 
@@ -56,7 +56,7 @@ def test_bertviz(encoder):
 
 @pytest.mark.clients("shap")
 def test_shap(classifier):
-    """The values of a text's parts add up to the difference of the model's scores from those of masked text."""
+    """The values of a text's parts add up to the difference between the scores of the text and of masked text."""
     import shap
     from transformers import pipeline
 
@@ -68,7 +68,7 @@ def test_shap(classifier):
 
 @pytest.mark.clients("lime")
 def test_lime(classifier):
-    """It explains the plain model's probabilities, and its linear model is near them."""
+    """It explains the plain model's probabilities, and its linear model is close to them."""
     from lime.lime_text import LimeTextExplainer
 
     def probabilities(texts):

@@ -68,7 +68,7 @@ def test_token_classification(checkpoint):
 
 @pytest.mark.clients("transformers")
 def test_zero_shot_classification(checkpoint):
-    """The score of a label is the plain model's entailment of its sentence, as one pair of texts."""
+    """The score of a label is the plain model's entailment score for text and label sentence as a pair."""
     from transformers import pipeline
 
     folder = checkpoint(NeoBERTForSequenceClassification, label2id={"contradiction": 0, "entailment": 1})
@@ -81,7 +81,7 @@ def test_zero_shot_classification(checkpoint):
 
 @pytest.mark.clients("torch")
 def test_torch_export():
-    """A program with free batch and length gives the plain logits for another shape."""
+    """A program exported with dynamic batch size and length gives the plain logits for another shape."""
     model = small_model(NeoBERTForMaskedLM)
     free = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
     inputs = {"input_ids": IDS, "attention_mask": MASK}
@@ -161,7 +161,7 @@ def test_bitsandbytes(masked_lm):
 
 @pytest.mark.clients("onnxruntime")
 def test_onnxruntime(encoder, tmp_path):
-    """The exported file's hidden states are the plain ones, within its 1e-5."""
+    """The exported file's hidden states are the plain ones, to the export's tolerance of 1e-5."""
     import onnxruntime
 
     from tests.helpers.onnx_checkpoints import export
@@ -175,7 +175,7 @@ def test_onnxruntime(encoder, tmp_path):
 
 @pytest.mark.clients("openvino")
 def test_openvino(encoder, tmp_path):
-    """The hidden states of the exported file are the plain ones, vectors of its int8 file have a cosine of 0.99."""
+    """The exported file's hidden states are the plain ones; vectors of its int8 file have a cosine of 0.99 to them."""
     import openvino
 
     from tests.helpers.onnx_checkpoints import export
@@ -199,7 +199,7 @@ def test_openvino(encoder, tmp_path):
 @pytest.mark.clients("accelerate")
 @torch.no_grad()
 def test_offloading(masked_lm, tmp_path):
-    """With all weights on the disk the logits are the plain ones."""
+    """With all weights offloaded to disk, the logits are the plain ones."""
     from accelerate import disk_offload
 
     model = NeoBERTForMaskedLM.from_pretrained(masked_lm).eval()
@@ -210,7 +210,7 @@ def test_offloading(masked_lm, tmp_path):
 @pytest.mark.clients("accelerate")
 @torch.no_grad()
 def test_dispatch(masked_lm, tmp_path):
-    """Empty weights that are loaded block by block, one of them on the disk, give the plain logits."""
+    """Empty weights that are loaded block by block, with one block on disk, give the plain logits."""
     from accelerate import init_empty_weights, load_checkpoint_and_dispatch
 
     with init_empty_weights():
@@ -224,7 +224,7 @@ def test_dispatch(masked_lm, tmp_path):
 @pytest.mark.clients("accelerate")
 @torch.no_grad()
 def test_compiled_regions(masked_lm):
-    """For 1 to 8 texts the logits are the plain ones, nothing is compiled after the third (no code generated)."""
+    """For 1 to 8 texts the logits are the plain ones, and nothing is compiled after the third (no code generated)."""
     from accelerate.utils import compile_regions
     from torch._dynamo.utils import counters
 

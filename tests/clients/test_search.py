@@ -13,7 +13,7 @@ def cosines(folder: str, query: int) -> np.ndarray:
 
 @pytest.mark.clients("chromadb")
 def test_chroma(encoder):
-    """The distances that its own function of embeddings gives are those of the plain vectors."""
+    """The distances computed with its own embedding function are those of the plain vectors."""
     import chromadb
     from chromadb.utils.embedding_functions import SentenceTransformerEmbeddingFunction
 
@@ -43,7 +43,7 @@ def test_qdrant(encoder):
 
 @pytest.mark.clients("lancedb")
 def test_lancedb(encoder, tmp_path):
-    """The distances that its own function of embeddings gives are those of the plain vectors."""
+    """The distances computed with its own embedding function are those of the plain vectors."""
     import lancedb
     from lancedb.embeddings import get_registry
     from lancedb.pydantic import LanceModel, Vector
@@ -74,7 +74,7 @@ def test_faiss(encoder):
 
 @pytest.mark.clients("sentence-transformers-haystack")
 def test_haystack_embedder(encoder):
-    """The vectors are the plain model's means."""
+    """The vectors are the plain model's mean-pooled hidden states."""
     from haystack import Document
     from haystack.utils import ComponentDevice
     from haystack_integrations.components.embedders.sentence_transformers import SentenceTransformersDocumentEmbedder
@@ -87,7 +87,7 @@ def test_haystack_embedder(encoder):
 
 @pytest.mark.clients("transformers-haystack")
 def test_haystack_router(classifier):
-    """A text goes the way of the plain model's larger logit."""
+    """A text is routed by the plain model's larger logit."""
     from haystack.utils import ComponentDevice
     from haystack_integrations.components.routers.transformers import TransformersTextRouter
 

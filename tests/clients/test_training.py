@@ -39,7 +39,7 @@ def peft_learns(folder: str, settings) -> None:
 
 @pytest.mark.clients("peft")
 def test_lora(classifier):
-    """Every parameter of the adapter has a gradient, the loss falls, and the base stays as it was."""
+    """Every parameter of the adapter gets a gradient, the loss falls, and the base model is unchanged."""
     from peft import LoraConfig
 
     settings = LoraConfig(
@@ -50,7 +50,7 @@ def test_lora(classifier):
 
 @pytest.mark.clients("peft")
 def test_dora(classifier):
-    """Every parameter of the adapter has a gradient, the loss falls, and the base stays as it was."""
+    """Every parameter of the adapter gets a gradient, the loss falls, and the base model is unchanged."""
     from peft import LoraConfig
 
     settings = LoraConfig(
@@ -64,7 +64,7 @@ def test_dora(classifier):
 
 @pytest.mark.clients("peft")
 def test_ia3(classifier):
-    """Every parameter of the adapter has a gradient, the loss falls, and the base stays as it was."""
+    """Every parameter of the adapter gets a gradient, the loss falls, and the base model is unchanged."""
     from peft import IA3Config
 
     settings = IA3Config(
@@ -78,7 +78,7 @@ def test_ia3(classifier):
 
 @pytest.mark.clients("peft")
 def test_prompt_tuning(classifier):
-    """Every parameter of the prompt has a gradient, the loss falls, and the base stays as it was."""
+    """Every parameter of the prompt gets a gradient, the loss falls, and the base model is unchanged."""
     from peft import PromptTuningConfig
 
     settings = PromptTuningConfig(
@@ -89,7 +89,7 @@ def test_prompt_tuning(classifier):
 
 @pytest.mark.clients("peft")
 def test_p_tuning(classifier):
-    """Every parameter of the prompt has a gradient, the loss falls, and the base stays as it was."""
+    """Every parameter of the prompt gets a gradient, the loss falls, and the base model is unchanged."""
     from peft import PromptEncoderConfig
 
     settings = PromptEncoderConfig(
@@ -132,7 +132,7 @@ def logged(trainer) -> list[float]:
 
 @pytest.mark.clients("trl")
 def test_reward_trainer(checkpoint, arguments):
-    """The loss of chosen texts against rejected ones falls."""
+    """The loss for preferring chosen texts over rejected ones falls."""
     from datasets import Dataset
     from transformers import AutoTokenizer
     from trl import RewardConfig, RewardTrainer
@@ -150,7 +150,7 @@ def test_reward_trainer(checkpoint, arguments):
 
 @pytest.mark.clients("setfit")
 def test_setfit(encoder, tmp_path):
-    """After contrastive training the classes of the training's texts are found."""
+    """After contrastive training it predicts the classes of the training texts."""
     from datasets import Dataset
     from setfit import SetFitModel, Trainer, TrainingArguments
 
@@ -165,7 +165,7 @@ def test_setfit(encoder, tmp_path):
 
 @pytest.mark.clients("sentence-transformers")
 def test_sentence_transformers_trainer(encoder, arguments):
-    """The loss of pairs against the others of the batch falls."""
+    """The contrastive loss with in-batch negatives falls."""
     from datasets import Dataset
     from sentence_transformers import (
         SentenceTransformer,
@@ -186,7 +186,7 @@ def test_sentence_transformers_trainer(encoder, arguments):
 
 @pytest.mark.clients("optuna")
 def test_hyperparameter_search(classifier, arguments):
-    """Of two learning rates the one that can learn in two steps is the best."""
+    """Of two learning rates, it selects the one with which the model can learn in two steps."""
     from optuna.samplers import GridSampler
     from transformers import Trainer, TrainingArguments
 
@@ -265,7 +265,7 @@ def test_skorch(classifier):
 
 @pytest.mark.clients("accelerate")
 def test_accelerator(classifier):
-    """A prepared model's loss falls, and the first is the plain one."""
+    """A prepared model's loss falls, and its first loss is that of the plain model."""
     from accelerate import Accelerator
 
     accelerator = Accelerator(cpu=True)
@@ -284,7 +284,7 @@ def test_accelerator(classifier):
 
 @pytest.mark.clients("datasets")
 def test_datasets(classifier):
-    """Texts that are tokenized and batched by the library give the plain logits."""
+    """Texts tokenized and batched by the library give the plain logits."""
     from datasets import Dataset
     from transformers import AutoTokenizer, DataCollatorWithPadding
 

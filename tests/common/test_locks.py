@@ -86,7 +86,7 @@ def test_a_disk_without_locks_still_keeps_processes_of_this_machine_apart(tmp_pa
 
     monkeypatch.setattr(fcntl, "flock", no_locks_there)
     with folder_lock(tmp_path / "out"):
-        assert "one on another machine would not" in capsys.readouterr().err
+        assert "not if a process on another machine does" in capsys.readouterr().err
         with pytest.raises(FolderInUse, match=f"process {os.getpid()}"), folder_lock(tmp_path / "out"):
             pytest.fail("two at a time")
 
@@ -96,7 +96,7 @@ def test_what_a_process_on_another_machine_left_is_said(tmp_path, capsys):
         note = json.loads((tmp_path / ".out.lock").read_text())
     (tmp_path / ".out.lock").write_text(json.dumps(note | {"host": "elsewhere"}))
     with folder_lock(tmp_path / "out"):
-        assert "on elsewhere), which did not end by itself" in capsys.readouterr().err
+        assert "on elsewhere), which did not end normally" in capsys.readouterr().err
     for damaged in ("", "[]", "{", "\0\0"):
         (tmp_path / ".out.lock").write_text(damaged)
         with folder_lock(tmp_path / "out"):
@@ -116,7 +116,7 @@ def test_folders_that_were_made_for_the_lock_alone_are_removed(tmp_path):
 
 def test_a_folder_that_cannot_be_written_is_an_error_at_once(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(OSError, match="file cannot be written"), folder_lock(tmp_path / "file" / "out"):
+    with pytest.raises(OSError, match="file is not writable"), folder_lock(tmp_path / "file" / "out"):
         pytest.fail("not writable")
 
 

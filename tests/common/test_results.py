@@ -49,5 +49,5 @@ def test_scores_that_cannot_be_are_refused_in_results_without_a_checksum(tmp_pat
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"score": 1}', '{"score": 1, "settings": 3}', "\0\0", '"x"'])
 def test_other_files_are_no_results(tmp_path, content):
     (tmp_path / "result.json").write_text(content)
-    with pytest.raises(ResultError, match="result.json is no result of this script"):
+    with pytest.raises(ResultError, match="result.json is not a result of this script"):
         read_result(tmp_path / "result.json", KEYS)

@@ -119,12 +119,12 @@ def jsonl(*lines: bytes) -> bytes:
 
 
 BAD = {
-    "half a line": ("a.jsonl", jsonl(b"", b'{"text": '), "a.jsonl, line 3 is no JSON"),
+    "half a line": ("a.jsonl", jsonl(b"", b'{"text": '), "a.jsonl, line 3 is not valid JSON"),
     "no object": ("a.jsonl", jsonl(b"3"), "a.jsonl, line 2 holds int 3; it must be an object"),
     "a number": ("a.jsonl", jsonl(b'{"text": 3}'), "a.jsonl, line 2: the column 'text' holds int 3, not strings"),
-    "not UTF-8": ("a.jsonl", jsonl(b'{"text": "\xff"}'), "a.jsonl, line 2 is no JSON .*utf-8"),
+    "not UTF-8": ("a.jsonl", jsonl(b'{"text": "\xff"}'), "a.jsonl, line 2 is not valid JSON .*utf-8"),
     "half a character": ("a.jsonl", jsonl(b'{"text": "\\ud800"}'), "a.jsonl, line 2: 'text' holds half a character"),
-    "brackets": ("a.jsonl", jsonl(b"[" * 100_000), "a.jsonl, line 2 is no JSON"),
+    "brackets": ("a.jsonl", jsonl(b"[" * 100_000), "a.jsonl, line 2 is not valid JSON"),
     "another column": ("a.json", b'[{"body": "x"}]', "a.json has no column 'text'; it has 'body'"),
     "an array": ("a.json", b'[{"text": "x"}, {"text": ["y"]}]', "a.json, row 1: the column 'text' holds list"),
     "text": ("a.txt", b"\xff", "a.txt is not UTF-8"),
@@ -172,7 +172,7 @@ def test_errors_in_parquet_name_the_row(tmp_path):
     with pytest.raises(ValueError, match="The column 'text' of .*b.parquet holds binary, not strings"):
         rows_of(tmp_path / "b.parquet")
     pq.write_table(pa.table({"text": ["a", "b"], "id": ["x", None]}), tmp_path / "c.parquet")
-    with pytest.raises(ValueError, match="c.parquet, row 1 has nothing in the column 'id'"):
+    with pytest.raises(ValueError, match="c.parquet, row 1 has no value in the column 'id'"):
         rows_of(tmp_path / "c.parquet", ("text", "id"))
 
 

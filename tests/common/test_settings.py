@@ -50,7 +50,7 @@ def test_file_then_flags(tmp_path):
 @pytest.mark.parametrize(
     "text, flags, message",
     [
-        ("rate: 1\nstep: 5\n", [], "settings.yaml has no meaning for the key 'step'; did you mean 'steps'"),
+        ("rate: 1\nstep: 5\n", [], "settings.yaml has the unknown key 'step'; did you mean 'steps'"),
         ("rate: 1\nsteps: many\n", [], "settings.yaml.*'steps'.*int"),
         ("rate: fast\n", [], "settings.yaml.*'rate'"),
         ("- 1\n", [], "holds a list"),
@@ -89,8 +89,8 @@ def test_extending_another_file(tmp_path):
 @pytest.mark.parametrize(
     ("base", "text", "message"),
     [
-        ("stepz: 5\n", "extends: base.yaml\nrate: 1\n", "base.yaml has no meaning for the key 'stepz'"),
-        ("rate: 1\n", "extends: base.yaml\nstepz: 1\n", "settings.yaml has no meaning for the key 'stepz'"),
+        ("stepz: 5\n", "extends: base.yaml\nrate: 1\n", "base.yaml has the unknown key 'stepz'"),
+        ("rate: 1\n", "extends: base.yaml\nstepz: 1\n", "settings.yaml has the unknown key 'stepz'"),
         ("extends: settings.yaml\n", "extends: base.yaml\n", "extends it in turn"),
     ],
 )
@@ -116,7 +116,7 @@ def test_a_file_that_is_not_there_names_the_nearest(tmp_path):
     ):
         with pytest.raises(FileNotFoundError, match=f"no file .*{missing}; did you mean '{meant}'"):
             parse_config(Settings, args=["--config", str(tmp_path / wanted)])
-    with pytest.raises(FileNotFoundError, match="no file .*a.yaml; there are no settings in .*none"):
+    with pytest.raises(FileNotFoundError, match="no file .*a.yaml; .*none holds no .yaml file"):
         parse_config(Settings, args=["--config", str(tmp_path / "none" / "a.yaml")])
 
 
@@ -149,7 +149,7 @@ def test_positional_settings_come_first(tmp_path):
     (settings,) = parse_config(Settings, args=["a", "b", "--dry_run"], positional=order)
     assert settings == Settings("a", "b", True)
     assert parse_config(Settings, args=["a", "--output", "c"], positional=order) == (Settings("a", "c"),)
-    with pytest.raises(ValueError, match="'c' on the command line is a value without a flag: at most source, output"):
+    with pytest.raises(ValueError, match="'c' on the command line is a value without a flag: only source, output"):
         parse_config(Settings, args=["a", "b", "c"], positional=order)
     with pytest.raises(ValueError, match="'a' on the command line is a value without a flag"):
         parse_config(Settings, args=["a"])
@@ -169,18 +169,18 @@ def test_a_setting_may_be_called_config(tmp_path, capsys):
     with pytest.raises(SystemExit):
         parse_config(Settings, args=["-h"], **options)
     printed = capsys.readouterr().out
-    assert printed.startswith("usage: neobert-hf convert") and "source may be left out" in printed
+    assert printed.startswith("usage: neobert-hf convert") and "before all flags: source." in printed
 
 
 @pytest.mark.parametrize(
     "content, message",
     [
         ("- a\n- b", "holds a list"),
-        ("a: [", "is no YAML .line 1: "),
-        ("a: 1\n\tb: 2", "is no YAML .line 2: found character '.t' that cannot start any token"),
+        ("a: [", "is not valid YAML .line 1: "),
+        ("a: 1\n\tb: 2", "is not valid YAML .line 2: found character '.t' that cannot start any token"),
         ("3", "holds a int"),
-        ("a: 2001-13-01", "is no YAML .month"),
-        ("a: " + "[" * 5000, "is no YAML .maximum recursion"),
+        ("a: 2001-13-01", "is not valid YAML .month"),
+        ("a: " + "[" * 5000, "is not valid YAML .maximum recursion"),
     ],
 )
 def test_what_is_no_mapping_is_named(tmp_path, content, message):
@@ -194,7 +194,7 @@ def test_what_is_no_mapping_is_named(tmp_path, content, message):
 )
 def test_a_key_that_stands_twice_is_refused(tmp_path, content, key):
     (tmp_path / "file.yaml").write_text(content)
-    with pytest.raises(ValueError, match=f"file.yaml is no YAML .line [23]: the key '?{key}'? stands twice"):
+    with pytest.raises(ValueError, match=f"file.yaml is not valid YAML .line [23]: the key '?{key}'? occurs twice"):
         read_yaml(tmp_path / "file.yaml")
 
 

@@ -58,7 +58,7 @@ def test_every_flipped_bit_is_an_error_or_harmless(kind, tmp_path):
         try:
             found = load_rows(damaged)
         except ResultError as error:
-            assert f"{damaged} is damaged" in str(error) and "delete it: it is made anew" in str(error)
+            assert f"{damaged} is damaged" in str(error) and "delete it, and it will be made again" in str(error)
             refused += 1
         else:
             assert found[:] == rows[:] and found.features == rows.features
@@ -96,7 +96,7 @@ def test_names_of_columns_have_no_checksum_but_are_compared(tmp_path):
         try:
             assert load_rows(damaged)[:] == rows[:]
         except ResultError as error:
-            refused += "other rows than were written" in str(error)
+            refused += "its rows are not those that were written" in str(error)
     assert refused
 
 

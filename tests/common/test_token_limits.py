@@ -22,5 +22,5 @@ from tests.helpers.small_tokenizer import small_tokenizer
 def test_length(rope, of_tokenizer, wanted, expected, capsys):
     model = small_model(NeoBERTModel, max_length=64, **({"rope_parameters": rope} if rope else {}))
     assert length_to_cut_at(model, small_tokenizer(model_max_length=of_tokenizer), wanted) == expected
-    said = f"Texts are cut at {expected:,} tokens, all that the model reads; `max_length` is {wanted:,}.\n"
+    said = f"Texts are cut at {expected:,} tokens, the model's limit; `max_length` is {wanted:,}.\n"
     assert capsys.readouterr().out == ("" if expected == wanted else said)

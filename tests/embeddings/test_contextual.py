@@ -78,7 +78,7 @@ def test_saved_loaded_and_encoded_to_the_bit(model, texts, tmp_path):
     assert len({before[name].tobytes() for name in ("first stage", "second stage", "null context")}) == 3
     again = build_contextual_encoder(str(tmp_path / "model"), 48, **SETTINGS)
     assert (again.encode(texts, dataset_embeddings=context) == before["second stage"]).all()
-    with pytest.raises(ValueError, match="is a contextual model with {'context_size': 6}; the settings say"):
+    with pytest.raises(ValueError, match="is a contextual model with {'context_size': 6}, but the settings are"):
         build_contextual_encoder(str(tmp_path / "model"), 48, **SETTINGS | {"context_size": 8})
 
 
@@ -134,7 +134,7 @@ def test_the_draw():
     # Equal texts count once, empty ones not at all; of too few each is taken as often as the others, or once more.
     few = draw_context(["a", "b", "a", " ", "c", ""], 8, seed=0)
     assert sorted(few.count(text) for text in "abc") == [2, 3, 3]
-    with pytest.raises(ValueError, match="A context needs documents"):
+    with pytest.raises(ValueError, match="A context needs at least one text"):
         draw_context(["", " "], 8, seed=0)
 
 

@@ -396,7 +396,7 @@ def test_without_its_clusters_a_run_does_not_go_on(whole, settings, tmp_path):
     with pytest.raises(ResultError, match=f"{stored} is damaged"):
         run(changes)
     stored.unlink()
-    with pytest.raises(CheckpointError, match="has begun with clusters, and .* is missing"):
+    with pytest.raises(CheckpointError, match="began with the clusters in .*, which is missing"):
         run(changes)
 
 

@@ -177,7 +177,7 @@ BAD_FLAGS = [
     ({"max_steps": -1}, "`max_steps` is -1"),
     ({"temperature": 0}, "`temperature` is 0"),
     ({"matryoshka_dims": "8 64"}, "the model allows 1 to 32"),
-    ({"prompts": "Find"}, "instructions stand in"),
+    ({"prompts": "Find"}, "give each dataset an `instruction` in"),
     ({"dataloader_drop_last": False}, "`dataloader_drop_last` is False; this recipe needs True"),
     ({"batch_sampler": "batch_sampler"}, "`batch_sampler` is batch_sampler; .*needs no_duplicates or no_duplicates_h"),
     ({"per_device_train_batch_size": 2}, "triplets: 4 texts .* 2 rows with up to 1 .*`per_device_.*` of 3 or more"),
@@ -190,7 +190,9 @@ def test_a_warm_up_that_never_ends_is_said_to_be_that(settings, tmp_path, capsys
     """As that of configs/embeddings/paper.yaml in a short run."""
     changes = {"max_steps": 2, "eval_strategy": "no", "save_steps": 2, "only": "pairs"}
     run("dense", settings(**changes, warmup_steps=2))
-    assert "note: the learning rate warms up over 2 steps and training has 2, so it never" in capsys.readouterr().out
+    assert (
+        "note: the learning rate warms up over 2 steps and training has 2 steps, so it never" in capsys.readouterr().out
+    )
     run("dense", settings(**changes, warmup_steps=1, output_dir=tmp_path / "other"))
     assert "warms up" not in capsys.readouterr().out
 

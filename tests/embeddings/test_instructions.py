@@ -45,7 +45,7 @@ def test_separators_that_a_tokenizer_does_not_have_are_refused(tokenizer, encode
         separator_text("tab", tokenizer)
     other = AutoTokenizer.from_pretrained(encoder)
     other.split_special_tokens = True
-    with pytest.raises(ValueError, match="the tokenizer reads \\[SEP\\] \\[CLS\\] as words. Set it to space"):
+    with pytest.raises(ValueError, match="the tokenizer treats \\[SEP\\] \\[CLS\\] as words. Set it to space"):
         separator_text("special_tokens", other)
     other.cls_token = None
     with pytest.raises(ValueError, match="'\\[SEP\\]' for the end of a text and None for its beginning"):
@@ -187,7 +187,7 @@ def test_runs_know_their_instructions_and_older_ones_go_on(encoder, data, edit):
 
 BAD = [
     (lambda c: c.update(separator="tab"), "`separator` is 'tab'; it must be space or special_tokens"),
-    (lambda c: c.update(separator="special_tokens"), "which these are a tokenizer has to say"),
+    (lambda c: c.update(separator="special_tokens"), "special_tokens, which needs a tokenizer"),
     (lambda c: c["train"]["pairs"].update(document_instruction=3), "`document_instruction` is 3; it must be a text"),
     (lambda c: c.update(seperator="space"), "has the unknown key 'seperator'"),
 ]

@@ -66,14 +66,14 @@ def test_damage_to_what_was_mined_is_no_other_negatives(trained, pairs, tmp_path
         with pytest.raises(ResultError, match=f"{file} is damaged"):
             mine_negatives(pairs, described(PROMPT), chosen, tmp_path, begun)
     file.unlink()
-    with pytest.raises(CheckpointError, match=f"has begun with hard negatives, and {file} is missing"):
+    with pytest.raises(CheckpointError, match=f"began with the hard negatives in {file}, which is missing"):
         mine_negatives(pairs, described(PROMPT), chosen, tmp_path, begun=True)
 
 
 def test_that_nothing_was_found_is_said_aloud(trained, pairs, tmp_path, capsys):
     mined = mine_negatives(pairs, described(PROMPT), settings(trained, negatives=3, relative_margin=0.5), tmp_path)
     assert not any(mined["negatives"])
-    assert "for 0 of 40 queries\nnote: every document is too close" in capsys.readouterr().out
+    assert "for 0 of 40 queries\nnote: every document scores too near" in capsys.readouterr().out
 
 
 def test_a_reranker_says_what_is_too_close(trained, pairs, tmp_path):
@@ -115,9 +115,11 @@ def test_what_was_mined_belongs_to_the_reranker_and_the_margins(trained, data, t
 
 
 def test_what_cannot_check_anything_is_refused(trained, encoder):
-    with pytest.raises(ValueError, match="`cross_encoder` is 'x' without `miner`: set that, or leave it out"):
+    with pytest.raises(
+        ValueError, match="`cross_encoder` is 'x' without `miner`: set `miner`, or leave `cross_encoder` out"
+    ):
         DenseArguments("m", "d", cross_encoder="x")
     with pytest.raises(ValueError, match="`absolute_margin` is 0.1 without `miner`"):
         RerankerArguments("m", "d", absolute_margin=0.1)
-    with pytest.raises(ValueError, match="no trained reranker: `architectures` .* \\['NeoBERTForMaskedLM'\\]"):
+    with pytest.raises(ValueError, match="not a trained reranker: `architectures` .* \\['NeoBERTForMaskedLM'\\]"):
         load_trained_reranker(str(encoder))

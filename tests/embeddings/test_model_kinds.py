@@ -283,7 +283,7 @@ def test_models_of_other_kinds_are_not_taken_for_dense_ones(trained, kind):
 def test_an_encoder_without_a_pooling_helps_no_other_model(tokenizer, tmp_path):
     """As a miner, a guide or a teacher it would be taken with a mean that nobody has trained."""
     save_other_encoder("roberta", tmp_path / "encoder", tokenizer)
-    with pytest.raises(ValueError, match="encoder is no embedding model: it has no modules.json.*finetune_embeddings"):
+    with pytest.raises(ValueError, match="is not an embedding model: it has no modules.json.*finetune_embeddings"):
         load_trained_model(str(tmp_path / "encoder"))
 
 
@@ -291,7 +291,7 @@ def test_a_model_that_does_not_exist_is_said_to_be_that(tmp_path, monkeypatch):
     """Not that a path is no name of a repository."""
     monkeypatch.chdir(tmp_path)
     for load_dense in (load_trained_model, lambda path: load_embedding_model(path, torch.float32, device="cpu")):
-        with pytest.raises(FileNotFoundError, match="'runs/embeddings/model', and there is no such file or folder"):
+        with pytest.raises(FileNotFoundError, match="'runs/embeddings/model', but there is no such file or folder"):
             load_dense("runs/embeddings/model")
 
 
@@ -418,7 +418,7 @@ def test_mined_negatives_belong_to_their_queries_and_are_mined_once(trained, dat
     other = mine_negatives(Dataset.from_list(pairs), described("Find. "), settings, tmp_path / "mined")
     assert other["negatives"][:] != mined["negatives"][:]
     # A run that has begun does not go on with others.
-    with pytest.raises(CheckpointError, match="has begun with hard negatives, and .*parquet is missing. Restore it"):
+    with pytest.raises(CheckpointError, match="began with the hard negatives in .*, which is missing. Restore it"):
         mine_negatives(Dataset.from_list(pairs), described("Other. "), settings, tmp_path / "mined", begun=True)
 
 
@@ -460,7 +460,7 @@ BAD_SETTINGS = [
     ("dense", {"label_smoothing_factor": 0.1}, "`label_smoothing_factor` is 0.1; .*: leave it out"),
     ("sparse", {"multi_dataset_batch_sampler": "round_robin"}, "`multi_dataset_batch_sampler` is .*: set `alpha`"),
     ("reranker", {"train_sampling_strategy": "group_by_length"}, "`train_sampling_strategy` is .*: leave it out"),
-    ("multi_vector", {"prompts": "Find"}, "instructions stand in"),
+    ("multi_vector", {"prompts": "Find"}, "give each dataset an `instruction` in"),
     ("sparse", {"only": "pairz"}, "no training dataset 'pairz'; did you mean 'pairs'"),
     ("multi_vector", {"max_steps": -1}, "`max_steps` is -1"),
 ]

@@ -34,18 +34,18 @@ BAD_ROWS = [
         "bad.jsonl.*: row 2 has no positive",
     ),
     ([ROW | {"body": 7}], {}, "'body' holds int 7, not text"),
-    ([ROW | {"neg": None}] * 2, {"negatives": "neg"}, "no row has one. Leave `negatives` out"),
+    ([ROW | {"neg": None}] * 2, {"negatives": "neg"}, "no row has any. Leave `negatives` out"),
     ([ROW | {"neg": [3]}], {"negatives": "neg.*"}, "holds int 3, not text"),
     ([ROW | {"neg": ["n"]}], {"negatives": "neg.text"}, "'neg.text' does not lead to a text"),
-    ([ROW], {"positive": "body.0"}, "'body.0' does not lead to a text .'0' is no part of a text"),
-    ([ROW], {"positive": "body.*"}, "'body.[*]' does not lead to a text .'[*]' is no part of a text"),
+    ([ROW], {"positive": "body.0"}, "'body.0' does not lead to a text .a text has no part '0'"),
+    ([ROW], {"positive": "body.*"}, "'body.[*]' does not lead to a text .a text has no part '[*]'"),
     ([ROW | {"body": ["b"], "more": None}], {"positive": ["body.*", "more"]}, "no positive .more is empty"),
     # Once both became one long text.
     ([ROW | {"body": ["b", "c"]}], {"positive": "body.*"}, "row 0 has 2 texts at body.[*]; .*one positive.*as body.0 "),
-    ([ROW | {"title": ["b", "c"]}], {"query": "title"}, "row 0 has 2 texts at title; a row has one query"),
+    ([ROW | {"title": ["b", "c"]}], {"query": "title"}, "row 0 has 2 texts at title; a row needs one query"),
     ([ROW | {"body": None}], {"skip_incomplete": True}, "none of its 1 rows is left"),
-    ([ROW] * 20, {}, "pairs has 20 rows and not 8 of them without a text in common"),
-    ([ROW], {}, "pairs has 1 rows and not 8"),
+    ([ROW] * 20, {}, "pairs has 20 rows, but not 8 without a text in common"),
+    ([ROW], {}, "pairs has 1 rows, but not 8"),
 ]
 
 
@@ -68,10 +68,10 @@ BAD_DESCRIPTIONS = [
     (lambda c: c["train"]["pairs"].update(query="titel"), "has no column 'titel'; it has 'title', 'body'"),
     (lambda c: c["train"]["pairs"].update(source="nowhere/pairs.jsonl"), "matches no file"),
     (lambda c: c["train"]["pairs"].pop("instruction"), "pairs: `instruction` is missing"),
-    (lambda c: c["train"].update(other={"instruction": "Find."}), "other has an instruction and no data"),
-    (lambda c: c["train"]["pairs"].update(postive="body"), "no meaning for the key 'postive'; did you mean 'positive'"),
+    (lambda c: c["train"].update(other={"instruction": "Find."}), "other has an instruction but no data"),
+    (lambda c: c["train"]["pairs"].update(postive="body"), "has the unknown key 'postive'; did you mean 'positive'"),
     (lambda c: c["train"]["pairs"].update(query=3), "query"),
-    (lambda c: c["train"]["pairs"].update(query=[]), "pairs: .*`query` and `positive` must name a column each"),
+    (lambda c: c["train"]["pairs"].update(query=[]), "pairs: .*`query` and `positive` must each name a column"),
     (lambda c: c["train"]["pairs"].pop("positive"), "positive"),
     (lambda c: c["train"].clear(), "names no training dataset"),
     (lambda c: c.update(tests={}), "unknown key 'tests'"),
@@ -80,8 +80,8 @@ BAD_DESCRIPTIONS = [
     (lambda c: c["evaluation"]["sts"].update(above={"score": 0.2}), "sts: scores are read from all rows of one table"),
     (lambda c: c["evaluation"]["sts"].update(skip_incomplete=True), "sts: scores are read from all rows of one table"),
     (lambda c: in_parts(c["evaluation"]["sts"], 2), "sts: scores are read from all rows of one table"),
-    (lambda c: c.update(train=[c["train"]]), "`train` holds .*; it must hold one `key: value` a line"),
-    (lambda c: c["train"].update(pairs=None), "dataset pairs holds None; it must hold one `key: value` a line"),
+    (lambda c: c.update(train=[c["train"]]), "`train` holds .*; it must hold one `key: value` per line"),
+    (lambda c: c["train"].update(pairs=None), "dataset pairs holds None; it must hold one `key: value` per line"),
     (lambda c: c["train"]["pairs"].update(above=None), "pairs: `above` holds None; it must hold"),
     (lambda c: c["train"]["pairs"].update(above={"title": "many"}), "pairs: .*'above'"),
     (
@@ -118,7 +118,7 @@ def test_scores_that_nothing_correlates_with_are_refused(settings, edit, tmp_pat
 
 def test_a_query_is_not_its_own_answer(settings, edit, tmp_path):
     file = edit(lambda content: content["train"]["pairs"].update(positive=content["train"]["pairs"]["query"]))
-    with pytest.raises(ValueError, match="`query` and `positive` both are .*: name two columns"):
+    with pytest.raises(ValueError, match="`query` and `positive` are both .*: name two columns"):
         run("dense", settings(datasets=file))
 
 
@@ -137,7 +137,7 @@ def test_a_right_text_is_no_wrong_one(settings, edit, tmp_path):
     Dataset.from_dict(rows).to_parquet(tmp_path / "rows.parquet")
     description = {"source": str(tmp_path / "rows.parquet"), "query": "q", "positive": "p", "negatives": "n.*"}
     file = edit(lambda content: content.update(train={"mine": description | {"instruction": ""}}))
-    with pytest.raises(ValueError, match="Dataset mine .*row 1 has its right text among the wrong ones: 'y'"):
+    with pytest.raises(ValueError, match="Dataset mine .*row 1 has its positive among its negatives: 'y'"):
         run("dense", settings(datasets=file))
 
 
@@ -148,10 +148,10 @@ def test_pairs_in_csv(settings, edit, tmp_path):
     assert table["p"][:] == ["NA", "null"] and table["q"][:] == ["1", "a, b"]
     (tmp_path / "rows.tsv").write_text('q\tp\n"x\t5\n')
     assert load_table("mine", str(tmp_path / "rows.tsv"), None, "train")["q"][:] == ['"x']
-    with pytest.raises(ValueError, match="mixes .csv and .tsv files: name those of one kind"):
+    with pytest.raises(ValueError, match="mixes .csv and .tsv files: select those of one kind"):
         load_table("mine", str(tmp_path / "rows.*"), None, "train")
     (tmp_path / "rows.csv").write_text("q,p\na\n")
-    with pytest.raises(ValueError, match="rows.csv, line 2 has 1 fields; the first line names 2"):
+    with pytest.raises(ValueError, match="rows.csv, line 2 has 1 fields, but the first line names 2"):
         load_table("mine", str(tmp_path / "rows.csv"), None, "train")
 
 
@@ -168,7 +168,7 @@ def test_files_without_rows_are_refused(settings, edit, tmp_path, name):
     else:
         (tmp_path / name).write_text("" if name == "empty.jsonl" else '{"title": "a", "body": "b"}\n{"title":\n')
     file = edit(lambda content: content["train"]["pairs"].update(source=str(tmp_path / name)))
-    place = f".*{name}, line 2 is no JSON" if name == "broken.jsonl" else ""
+    place = f".*{name}, line 2 is not valid JSON" if name == "broken.jsonl" else ""
     with pytest.raises(ValueError, match=f"Dataset pairs: .*{name}' is empty or cannot be read{place}"):
         run("dense", settings(datasets=file))
 

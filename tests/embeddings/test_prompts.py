@@ -196,7 +196,7 @@ def test_an_evaluation_with_another_prompt_is_said_to_be_one(settings, edit, cap
 def test_a_model_without_instructions_says_nothing_of_prompts(settings, edit, tmp_path, capsys):
     file = edit(lambda content: content.pop("evaluation"))
     run("dense", settings(datasets=file, max_steps=1, eval_strategy="no", only="nested"))
-    assert "nothing stands before queries, as in nested: it is the only dataset" in capsys.readouterr().out
+    assert "queries get no prompt, as in nested: it is the only dataset" in capsys.readouterr().out
     assert "### Prompts" not in (tmp_path / "run" / "model" / "README.md").read_text()
     assert json.loads((tmp_path / "run" / "model" / "config_sentence_transformers.json").read_text())["prompts"] == {
         "query": "",

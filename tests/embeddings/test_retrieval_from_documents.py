@@ -154,7 +154,7 @@ def test_bm25_is_that_of_its_definition():
 
 
 def test_a_model_that_does_not_exist_is_refused_before_work(flags, tmp_path):
-    with pytest.raises(FileNotFoundError, match="`model` is 'runs/small/model', and there is no such file or folder"):
+    with pytest.raises(FileNotFoundError, match="`model` is 'runs/small/model', but there is no such file or folder"):
         recipe.main(flags(tmp_path / "run", model="runs/small/model"))
     assert not (tmp_path / "run").exists()
 

@@ -52,7 +52,7 @@ def test_a_markdown_heading_needs_no_blank_line_and_code_is_no_text():
 
 def test_held_out_pairs_of_an_earlier_run_do_not_come_into_training(tmp_path):
     (tmp_path / "pairs_held_out.parquet").touch()
-    with pytest.raises(ValueError, match="pairs_held_out.parquet is of an earlier run, .*delete it, or set `held_out`"):
+    with pytest.raises(ValueError, match="pairs_held_out.parquet is from an earlier run, .*delete it, or set"):
         settings(output=str(tmp_path / "pairs.parquet"))
     settings(output=str(tmp_path / "pairs.parquet"), held_out=0.1)
 

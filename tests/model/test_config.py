@@ -184,7 +184,7 @@ def test_callers_dictionary_is_left_alone():
         ({"rope_parameters": {"rope_type": "llama3"}}, "'default', 'linear', 'dynamic', 'yarn', 'longrope'"),
         ({"rope_parameters": {"rope_type": "yarn"}}, "lacks .'factor'."),
         ({"rope_parameters": {"rope_type": "yarn", "factor": 0.5}}, r"'factor'.. is 0.5, it must be a number in .1, "),
-        ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "betafast": 3}}, "does not know .'betafast'."),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "betafast": 3}}, "does not have .'betafast'."),
         (
             {"rope_parameters": {"rope_type": "default", "rope_theta": -1}},
             r"'rope_theta'.. is -1, it must be a number in .1, ",
@@ -229,18 +229,18 @@ def test_numbers_that_compute_nothing_are_refused(name, value):
     ("changes", "message"),
     [
         ({"norm_eps": 0}, "`norm_eps` is 0"),
-        ({"intermediate_size": 1}, "`intermediate_size` is 1: of two thirds"),
+        ({"intermediate_size": 1}, "`intermediate_size` is 1, it must be 2 or more"),
         ({"num_labels": 0}, "`num_labels` is 0"),
         ({"num_labels": 10**9}, "`num_labels` is 1000000000"),
-        ({"num_labels": 3, "id2label": {0: "a", 1: "b"}}, "`num_labels` is 3 and `id2label` has 2"),
+        ({"num_labels": 3, "id2label": {0: "a", 1: "b"}}, "`num_labels` is 3, but `id2label` has 2"),
         (
             {"id2label": {0: "a", 1: "b"}, "label2id": {"a": 1, "b": 0}},
-            "`id2label` .* and `label2id` .* the same",
+            "`id2label` .* and `label2id` .* must agree",
         ),
-        ({"id2label": {1: "a", 2: "b"}}, "`id2label`.* is .* name the ids 0, 1, 2"),
-        ({"id2label": {0: "a", 1: "a"}}, "`id2label`.* is .* name the ids 0, 1, 2"),
-        ({"id2label": {}}, "`id2label`.* is {}, it must name"),
-        ({"label2id": {}}, "`label2id`.* is {}, it must name"),
+        ({"id2label": {1: "a", 2: "b"}}, "`id2label`.* is .* give the ids 0, 1, 2"),
+        ({"id2label": {0: "a", 1: "a"}}, "`id2label`.* is .* give the ids 0, 1, 2"),
+        ({"id2label": {}}, "`id2label`.* is {}, it must give"),
+        ({"label2id": {}}, "`label2id`.* is {}, it must give"),
         ({"problem_type": "classification"}, "`problem_type` is 'classification'"),
         ({"is_decoder": True}, "`is_decoder` is True"),
         ({"is_encoder_decoder": True}, "`is_encoder_decoder` is True"),
@@ -302,7 +302,7 @@ def test_names_of_labels_are_completed_and_replaced(tmp_path):
     assert NeoBERTConfig.from_pretrained(tmp_path, num_labels=2).label2id == {"LABEL_0": 0, "LABEL_1": 1}
     assert NeoBERTConfig.from_pretrained(tmp_path, id2label={0: "x", 1: "y"}).label2id == {"x": 0, "y": 1}
     config.label2id = {"z": 0}
-    with pytest.raises(ValueError, match="must say the same"):
+    with pytest.raises(ValueError, match="must agree"):
         NeoBERTModel(config)
 
 

@@ -126,8 +126,8 @@ def test_wrong_labels_end_in_an_assertion_that_names_what_is_allowed(device):
     for wrong in (100, -1):
         labels = LABELS.clone()
         labels[0, 0] = wrong
-        with pytest.raises(RuntimeError, match="`labels` must be 0 to 99, or -100 for none"):
+        with pytest.raises(RuntimeError, match="`labels` must be 0 to 99, or -100 for no label"):
             there(**on_device(BATCHES["padded"] | {"labels": labels}))
     classifier = small_model(NeoBERTForTokenClassification, num_labels=3).to(torch.bfloat16)
-    with pytest.raises(RuntimeError, match="`labels` must be 0 to 2, or -100 for none"):
+    with pytest.raises(RuntimeError, match="`labels` must be 0 to 2, or -100 for no label"):
         model_on_device(classifier)(**on_device(BATCHES["padded"] | {"labels": LABELS}))

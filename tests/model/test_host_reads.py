@@ -100,7 +100,7 @@ def test_heads_read_nothing_more(device):
     device.reads.clear()
     there(**on_device(BATCHES["padded"] | positions | answers))
     assert device.reads.total() == 1, device.reads
-    with pytest.raises(ValueError, match="restarts inside a row"):
+    with pytest.raises(ValueError, match="restarts within a row"):
         there(**on_device(BATCHES["full"] | {"position_ids": positions["position_ids"] % 7} | answers))
 
 
@@ -111,7 +111,7 @@ def test_answers_are_checked_without_a_read(device):
     loss = there(**on_device(batch)).loss
     assert device.reads.total() == 1 and torch.allclose(loss.host, model(**batch).loss, atol=0.05)
     for wrong in ([0, 0, 0, 0], [2, 0, 1, 0]):  # before the start; in the padding of the third row
-        with pytest.raises(RuntimeError, match="`end_positions` not before them; both not in padding"):
+        with pytest.raises(RuntimeError, match="`end_positions` not before them, and neither in padding"):
             there(**on_device(batch | {"end_positions": torch.tensor(wrong)}))
 
 

@@ -28,7 +28,10 @@ def offsets(*values) -> dict:
 BAD = {
     "neither": ({}, "exactly one of `input_ids` and `inputs_embeds`; got neither"),
     "both": ({"input_ids": IDS, "inputs_embeds": torch.zeros(4, 13, 64)}, "got both"),
-    "id_too_large": ({"input_ids": torch.tensor([[5, 100]])}, "`input_ids` runs from 5 to 100, allowed is 0 to 99"),
+    "id_too_large": (
+        {"input_ids": torch.tensor([[5, 100]])},
+        "`input_ids` runs from 5 to 100, but only 0 to 99 are allowed",
+    ),
     "id_negative": ({"input_ids": torch.tensor([[5, -1]])}, "`input_ids` runs from -1 to 5"),
     "ids_1d": ({"input_ids": torch.tensor([5, 1])}, r"`input_ids` has shape \(2,\), it must be \(batch, length\)"),
     "ids_float": ({"input_ids": torch.ones(1, 3)}, "`input_ids` has dtype torch.float32"),
@@ -37,27 +40,30 @@ BAD = {
     "embeds_int": ({"inputs_embeds": torch.zeros(2, 3, 64, dtype=torch.long)}, "`inputs_embeds` has dtype"),
     "mask_shape": ({"input_ids": IDS, "attention_mask": MASK[:, :5]}, r"`attention_mask` has shape \(4, 5\)"),
     "mask_4d": ({"input_ids": IDS, "attention_mask": torch.ones(4, 1, 13, 13)}, r"shape \(4, 1, 13, 13\)"),
-    "mask_half": ({"input_ids": IDS, "attention_mask": MASK / 2}, "of a floating dtype must hold 0 and 1 only"),
+    "mask_half": ({"input_ids": IDS, "attention_mask": MASK / 2}, "of a floating dtype must hold only 0 and 1"),
     "mask_infinite": ({"input_ids": IDS, "attention_mask": (1 - MASK) * -1e38 * 10}, "a 1 in every row; this one does"),
     "mask_hides_nothing": ({"input_ids": IDS, "attention_mask": torch.zeros(MASK.shape)}, "and a 1 in every row"),
-    "mask_nan": ({"input_ids": IDS, "attention_mask": MASK * math.nan}, "must hold 0 and 1 only"),
+    "mask_nan": ({"input_ids": IDS, "attention_mask": MASK * math.nan}, "must hold only 0 and 1"),
     "mask_complex": ({"input_ids": IDS, "attention_mask": MASK * 1j}, "`attention_mask` has dtype torch.complex64"),
-    "cache": ({"input_ids": IDS, "use_cache": True}, "`use_cache` is given, and NeoBERT, an encoder, has none"),
+    "cache": (
+        {"input_ids": IDS, "use_cache": True},
+        "`use_cache` is given, but NeoBERT is an encoder and does not use it",
+    ),
     "past": ({"input_ids": IDS, "past_key_values": ()}, "`past_key_values` is given"),
     "mask_additive": ({"input_ids": IDS, "attention_mask": (MASK - 1) * 10000}, "`attention_mask` runs from -10000"),
     "mask_documents": ({"input_ids": IDS, "attention_mask": MASK * 2}, "`attention_mask` runs from 0 to 2"),
-    "pad_mask": ({"input_ids": IDS, "pad_mask": MASK}, "does not know `pad_mask`"),
-    "typo": ({"input_ids": IDS, "atention_mask": MASK}, "does not know `atention_mask`"),
-    "causal": ({"input_ids": IDS, "is_causal": True}, "does not know `is_causal`"),
+    "pad_mask": ({"input_ids": IDS, "pad_mask": MASK}, "has no argument `pad_mask`"),
+    "typo": ({"input_ids": IDS, "atention_mask": MASK}, "has no argument `atention_mask`"),
+    "causal": ({"input_ids": IDS, "is_causal": True}, "has no argument `is_causal`"),
     "positions_shape": ({"input_ids": IDS, "position_ids": torch.zeros(2, 13).long()}, "`position_ids` has shape"),
     "positions_negative": ({"input_ids": IDS[:1], "position_ids": torch.arange(-1, 12)[None]}, "`position_ids` runs"),
     "positions_zero": (
         {"input_ids": IDS, "attention_mask": MASK, "position_ids": torch.zeros_like(IDS)},
-        "`position_ids` is all 0, in rows of up to .* every token would be read alone",
+        "`position_ids` is all 0, in rows of up to .* every token would be a document of its own",
     ),
     "positions_large": (
         {"input_ids": IDS[:1, :3], "position_ids": torch.arange(3)[None] + 2**24},
-        "`position_ids` runs from 16777216 to 16777218, allowed is 0 to 16777216",
+        "`position_ids` runs from 16777216 to 16777218, but only 0 to 16777216 are allowed",
     ),
     "items_none": ({"input_ids": IDS, "num_items_in_batch": 0}, "`num_items_in_batch` holds 0, it must be 1 or more"),
     "items_negative": ({"input_ids": IDS, "num_items_in_batch": torch.tensor(-3)}, "`num_items_in_batch` holds -3"),
@@ -77,7 +83,7 @@ BAD = {
     "cu_start": (offsets(1, TOTAL), "`cu_seq_lens_q` is .*must rise from 0"),
     "cu_end": (offsets(0, 5, TOTAL - 1), f"number of tokens .{TOTAL}."),
     "cu_falls": (offsets(0, 9, 5, TOTAL), "must rise from 0"),
-    "cu_empty_document": (offsets(0, 5, 5, TOTAL), "at least one token a document"),
+    "cu_empty_document": (offsets(0, 5, 5, TOTAL), "at least one token per document"),
     "cu_float": (offsets(0.0, float(TOTAL)), "`cu_seq_lens_q` has dtype"),
     "cu_differ": (
         offsets(0, 5, TOTAL) | {"cu_seq_lens_k": torch.tensor([0, 6, TOTAL])},
@@ -93,11 +99,11 @@ BAD = {
     ),
     "max_lengths_differ": (
         offsets(0, TOTAL) | {"max_length_q": TOTAL, "max_length_k": TOTAL + 1},
-        "`max_length_q` is .* and `max_length_k` is .* pass both, or neither",
+        "`max_length_q` is .* and `max_length_k` is .* pass the same value for both",
     ),
     "seq_idx_alone": (
         {"input_ids": PACKED_IDS, "seq_idx": (torch.arange(TOTAL)[None] >= 5).int()},
-        "`seq_idx` alone keeps nothing apart: pass `cu_seq_lens_q`",
+        "`seq_idx` alone separates nothing: also pass `cu_seq_lens_q`",
     ),
     "seq_idx_differs": (
         offsets(0, 5, TOTAL) | {"seq_idx": (torch.arange(TOTAL)[None] >= 6).int()},
@@ -107,7 +113,7 @@ BAD = {
     "cu_rows": ({"input_ids": IDS, "cu_seq_lens_q": torch.tensor([0, 13])}, "the batch has 4 rows"),
     "cu_and_mask": (
         offsets(0, TOTAL) | {"attention_mask": torch.tensor([[1] * (TOTAL - 1) + [0]])},
-        "`cu_seq_lens_q` excludes an `attention_mask` with padding",
+        "`cu_seq_lens_q` cannot be combined with padding in `attention_mask`",
     ),
     "cu_and_positions": (
         offsets(0, 5, TOTAL) | {"position_ids": torch.cat([torch.arange(7), torch.arange(TOTAL - 7)])[None]},
@@ -253,11 +259,11 @@ def test_packed_rows_that_a_head_cannot_tell_apart():
     with pytest.raises(ValueError, match="pass `cu_seq_lens_q`"):
         small_model(NeoBERTForSequenceClassification)(**positions)
     answers = {"start_positions": torch.tensor([1]), "end_positions": torch.tensor([2])}
-    with pytest.raises(ValueError, match="softmax would run over all documents of the row"):
+    with pytest.raises(ValueError, match="softmax would run over all documents in the row"):
         small_model(NeoBERTForQuestionAnswering)(PACKED_IDS, **PACKED, **answers)
-    with pytest.raises(ValueError, match="restarts inside a row"):
+    with pytest.raises(ValueError, match="restarts within a row"):
         small_model(NeoBERTForQuestionAnswering)(**positions, **answers)
-    with pytest.raises(ValueError, match="both of `start_positions` and `end_positions`"):
+    with pytest.raises(ValueError, match="both `start_positions` and `end_positions`"):
         small_model(NeoBERTForQuestionAnswering)(IDS, start_positions=torch.tensor([1] * 4))
     with pytest.raises(ValueError, match="choices, length"):
         small_model(NeoBERTForMultipleChoice)(IDS)

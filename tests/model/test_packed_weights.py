@@ -212,7 +212,7 @@ def test_blocks_that_would_not_use_packed_weights_are_refused(changes, part):
 
 def test_adapters_are_merged_first():
     model = get_peft_model(small_model(NeoBERTModel), LoraConfig(target_modules=["qkv"], init_lora_weights=False))
-    with pytest.raises(ValueError, match="A block holds a peft.tuners.lora.layer.Linear; packed weights"):
+    with pytest.raises(ValueError, match="A block holds a peft.tuners.lora.layer.Linear, but packed weights"):
         model.prepare_for_inference()
     ids, mask = ragged_batch()
     merged = model.merge_and_unload().eval()
@@ -237,7 +237,7 @@ def test_a_cpu_that_adds_wrongly_is_refused(monkeypatch):
     """None is known that does so with 7 bits: here the sums of any weights are said to be 2."""
     largest_int8_weight.cache_clear()
     monkeypatch.setattr(Int8Weight, "multiply", lambda weight, states, residual: torch.full((4, 256), 2.0))
-    with pytest.raises(RuntimeError, match="This CPU gets sums of int8 products wrong: 2 in place of 256"):
+    with pytest.raises(RuntimeError, match="This CPU computes sums of int8 products wrongly: 2 instead of 256"):
         small_model(NeoBERTModel).prepare_for_inference(int8=True)
 
 
@@ -250,13 +250,15 @@ def test_a_batch_of_nothing_but_padding(int8):
 
 
 def test_other_weights_are_refused():
-    with pytest.raises(ValueError, match="The weights are torch.float16 on cpu; allowed on a CPU: torch.float32 and"):
+    with pytest.raises(ValueError, match="The weights are torch.float16 on cpu; they must be torch.float32 or"):
         small_model(NeoBERTModel).half().prepare_for_inference()
-    with pytest.raises(ValueError, match="The weights are torch.bfloat16 on cpu; allowed on a CPU: torch.float32. Lo"):
+    with pytest.raises(
+        ValueError, match="The weights are torch.bfloat16 on cpu; they must be torch.float32 on a CPU. Lo"
+    ):
         small_model(NeoBERTModel).bfloat16().prepare_for_inference(int8=True)
     with torch.inference_mode():
         model = small_model(NeoBERTModel)
-    with pytest.raises(ValueError, match=r"made in torch.inference_mode\(\): load the model outside"):
+    with pytest.raises(ValueError, match=r"created in torch.inference_mode\(\): load the model outside"):
         model.prepare_for_inference()
 
 

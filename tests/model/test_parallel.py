@@ -72,13 +72,13 @@ def test_other_models_and_numbers_of_processes(cls, processes, changes, tmp_path
 
 def test_heads_that_cannot_be_divided_are_refused_when_loading(tmp_path):
     found = divide(tmp_path, NeoBERTForMaskedLM, hidden_size=48, num_attention_heads=3)
-    assert found["error"].startswith("`tp_size` is 2 and the model has 3 attention heads.")
+    assert found["error"].startswith("`tp_size` is 2, but the model has 3 attention heads.")
 
 
 def test_a_plan_of_ones_own_that_would_mix_heads_is_refused_when_loading(tmp_path):
     """Transformers would run it: halves of the first two heads beside halves of the last two."""
     plan = {"model.transformer_encoder.*.qkv": "packed_colwise"}
-    assert "rows of the first, which lie head by head" in divide(tmp_path, NeoBERTForMaskedLM, plan=plan)["error"]
+    assert "rows of the first, which are ordered by head" in divide(tmp_path, NeoBERTForMaskedLM, plan=plan)["error"]
 
 
 def divided(processes: int, plan: dict[str, str] | None = None, **changes) -> nn.Module:
@@ -108,9 +108,9 @@ def test_divisions_that_are_right(processes, plan):
 @pytest.mark.parametrize(
     "processes, plan, message",
     [
-        (3, {}, r"`tp_size` is 3 and the model has 4 attention heads.* one of \[2, 4\]"),
+        (3, {}, r"`tp_size` is 3, but the model has 4 attention heads.* one of \[2, 4\]"),
         (8, {}, r"one of \[2, 4\]"),
-        (2, {QKV: "packed_colwise"}, "it must have .*'colwise'.*head by head"),
+        (2, {QKV: "packed_colwise"}, "it must have .*'colwise'.*ordered by head"),
         (2, {W12: "colwise"}, "it must have .*'packed_colwise'"),
         (2, {QKV: "replicate"}, "the columns of the second"),
         (2, {W3: "replicate"}, "the columns of the second"),

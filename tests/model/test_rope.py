@@ -143,7 +143,9 @@ def test_dynamic_scales_from_the_stored_length(tmp_path):
     """With another `max_length`, texts between the two would not be scaled."""
     small_model().save_pretrained(tmp_path)
     dynamic = {"rope_type": "dynamic", "factor": 2.0}
-    with pytest.raises(ValueError, match="`max_length` is 128 and that of the stored model 64.*leave it out"):
+    with pytest.raises(
+        ValueError, match="`max_length` is 128, but that of the stored model is 64.*leave `max_length` out"
+    ):
         NeoBERTModel.from_pretrained(tmp_path, rope_parameters=dynamic, max_length=128)
     assert NeoBERTModel.from_pretrained(tmp_path, rope_parameters=dynamic, max_length=64).config.max_length == 64
 
@@ -165,7 +167,7 @@ def test_rope_that_is_set_on_a_model_is_completed_and_checked():
 
 def test_a_trace_would_keep_the_factors_of_its_length():
     model = small_model(rope_parameters=ROPE_TYPES["longrope"])
-    with pytest.raises(ValueError, match="`torch.jit.trace` would keep the factors"):
+    with pytest.raises(ValueError, match="`torch.jit.trace` would fix the factors"):
         torch.jit.trace(model, torch.randint(1, 100, (1, 12)), strict=False)
 
 

@@ -197,5 +197,5 @@ def test_models_whose_numbers_would_be_wrong_are_refused(changes, message):
 
 
 def test_other_backends_take_no_arguments_of_a_server():
-    with pytest.raises(TypeError, match="does not know `attention_instances`, `marker`"):
+    with pytest.raises(TypeError, match="has no argument `attention_instances`, `marker`"):
         serve(small_model(), new_instances())

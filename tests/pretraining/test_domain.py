@@ -140,7 +140,7 @@ def test_evaluations_divide_the_steps_and_there_are_no_more_than_asked_for(tmp_p
     assert (planned.max_steps, planned.eval_steps, planned.save_steps) == (800, 400, 400)
     every_step = AdaptationArguments(**given, max_steps=1000, eval_steps=1)
     assert every_step.planned(batches, 6, text).max_steps == -(-len(first_epochs(sampler(), 6)) // 2)
-    with pytest.raises(ValueError, match="`save_steps` is 50; this recipe saves where it evaluates: set `eval_steps`"):
+    with pytest.raises(ValueError, match="`save_steps` is 50; this recipe saves at every evaluation: set `eval_steps`"):
         AdaptationArguments(**given, save_steps=50)
 
 
@@ -197,7 +197,7 @@ def test_the_weights_that_it_starts_from_count(adapt, finished, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"general": None}, "`replay_share` is 0.25, and `general` names no text"),
+        ({"general": None}, "`replay_share` is 0.25, but `general` names no text"),
         ({"domain": "a.jsonl", "general": "a.jsonl"}, "`general` is the domain itself, 'a.jsonl': name text"),
         ({"domain_subset": "en"}, "is local and has no subset 'en'"),
         ({"domain_subset": "en", "new_words": 2}, "is local and has no subset 'en'"),
@@ -208,8 +208,8 @@ def test_the_weights_that_it_starts_from_count(adapt, finished, tmp_path):
         ({"held_out_share": 0.001}, "holds 0 documents to hold out.* change `held_out_share`, which is 0.001"),
         ({"held_out_share": 0.999}, "to train on.* change `held_out_share`"),
         ({"new_words": -1}, "`new_words` is -1"),
-        ({"new_words": 500}, r"`new_words` is 500; it must be \d+ or less: so many words occur 5 times"),
-        ({"model": "./nowhere"}, "`model` is './nowhere', and there is no such file or folder"),
+        ({"new_words": 500}, r"`new_words` is 500; it must be \d+ or less, the number of words that occur 5 times"),
+        ({"model": "./nowhere"}, "`model` is './nowhere', but there is no such file or folder"),
         ({"domain": "nowhere.jsonl"}, "nowhere.jsonl"),
         ({"domain_column": "body"}, "body"),
         ({"micro_batch_tokens": 32, "global_batch_tokens": 32}, "less than one document of `max_length` = 64"),
@@ -228,13 +228,13 @@ def test_other_models_are_refused(adapt, finished, corpus, domain, tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(finished / "model")
     small_model(NeoBERTForSequenceClassification, vocab_size=600).save_pretrained(tmp_path / "classifier")
     tokenizer.save_pretrained(tmp_path / "classifier")
-    with pytest.raises(ValueError, match="classifier', which is no masked language model of NeoBERT: .*decoder"):
+    with pytest.raises(ValueError, match="classifier', which is not a masked language model of NeoBERT: .*decoder"):
         adapt(model=tmp_path / "classifier")
     (tmp_path / "bert").mkdir()
     (tmp_path / "bert" / "config.json").write_text('{"model_type": "bert"}')
     with pytest.raises(ValueError, match="of the type 'bert'; it must be a masked language model of NeoBERT"):
         adapt(model=tmp_path / "bert")
-    with pytest.raises(FileNotFoundError, match="the folder of a run; did you mean '.*model'"):
+    with pytest.raises(FileNotFoundError, match="the output folder of a training run; did you mean '.*model'"):
         adapt(model=finished)
     domain.with_name("empty.jsonl").write_text("")
     with pytest.raises(ValueError, match="is empty: it holds no document"):
@@ -289,7 +289,7 @@ def test_rows_that_a_model_has_to_spare_are_used(finished, tmp_path):
 def test_words_are_not_added_to_a_byte_level_vocabulary(tmp_path):
     from neobert_hf.pretraining.tokenizer import train_bpe
 
-    with pytest.raises(ValueError, match="`new_words` is 2, and the tokenizer is of the kind BPE"):
+    with pytest.raises(ValueError, match="`new_words` is 2, but the tokenizer is of the kind BPE"):
         choose_words(domain_texts(9), train_bpe(iter(domain_texts(9)), 300, 64), 2)
 
 
@@ -322,5 +322,5 @@ def test_every_document_of_a_source_is_in_one_part(corpus, domain, tmp_path, mon
     prepare_data.main(again)
     checksums = [[shard["checksum"] for shard in read_manifest(tmp_path / name).shards] for name in ("train", "again")]
     assert checksums[0] == checksums[1]
-    with pytest.raises(ValueError, match="`part` is held_out, and nothing is held out"):
+    with pytest.raises(ValueError, match="`part` is held_out, but nothing is held out"):
         prepare_data.main(to_flags(paths | {"part": "held_out", "output_dir": tmp_path / "none"}))

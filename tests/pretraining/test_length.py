@@ -192,7 +192,7 @@ def test_a_trained_model_finds_facts_and_only_by_the_statement():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"max_length": 256}, "`max_length` is 256, and .*small was trained with 256 tokens already"),
+        ({"max_length": 256}, "`max_length` is 256, but .*small was trained with 256 tokens already"),
         ({"rope": "yarn:4"}, "`rope` is 'yarn:4'; it must be yarn, linear, native, or theta:"),
         ({"rope": "theta:-1"}, "`rope` is 'theta:-1'"),
         ({"max_length": 32768, "micro_batch_tokens": 32768, "global_batch_tokens": 32768}, "No document .*the longest"),
@@ -215,12 +215,12 @@ def test_models_whose_positions_end_or_are_scaled_are_refused():
     with pytest.raises(ValueError, match="`model` m has learned positions, which end at 64 tokens"):
         new_config(settings, small_config(rope=False, max_length=64))
     scaled = small_config(max_length=64, rope_parameters={"rope_type": "linear", "factor": 2.0})
-    with pytest.raises(ValueError, match="`rope`: that of m is scaled already"):
+    with pytest.raises(ValueError, match="`rope`: the RoPE of m is scaled already"):
         new_config(settings, scaled)
     settings.rope = "native"
     assert new_config(settings, scaled) == {"max_length": 512}
 
 
 def test_a_vocabulary_of_few_words_is_refused():
-    with pytest.raises(ValueError, match=r"The vocabulary holds \d+ words of 5 letters or more, finding facts needs"):
+    with pytest.raises(ValueError, match=r"The vocabulary holds \d+ words of 5 letters or more; finding facts needs"):
         choose_candidates(word_tokenizer("The name of the new package is here.", 60, 64))

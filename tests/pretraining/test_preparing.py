@@ -252,7 +252,7 @@ def test_killed_twice_and_continued_is_byte_identical(corpus, tokenizers, prepar
         assert all(file.stat().st_mtime_ns == written[file] for file in written), "tokenised again"
         written = {file: file.stat().st_mtime_ns for file in done}
     printed = start([*flags], script="prepare_data").finish()
-    assert f"{output}: going on; {len(written)} shards are there already" in printed and "tokens=" in printed
+    assert f"{output}: resuming; {len(written)} shards are there already" in printed and "tokens=" in printed
     assert all(file.stat().st_mtime_ns == written[file] for file in written), "tokenised again"
     assert content(output) == expected
     assert "documents of 1,024 tokens or more" in printed
@@ -290,7 +290,7 @@ def test_changed_text_is_noticed_at_the_next_start(tokenizers, prepare, tmp_path
     assert source.stat().st_size == times.st_size
     os.utime(source, ns=(times.st_atime_ns, times.st_mtime_ns))
     if change in ("edited at the same size", "in another order"):
-        with pytest.raises(ValueError, match="has changed since .* from row 0 to 9 there are others"):
+        with pytest.raises(ValueError, match="has changed since .* from row 0 to 9 some are different"):
             prepare(source, tokenizers["bpe"], output, *flags)
         return
     prepare(source, tokenizers["bpe"], output, *flags)
@@ -466,7 +466,7 @@ def test_other_settings_do_not_continue_a_folder(corpus, tokenizers, prepare, tm
     "documents, message",
     [
         ([], "c.jsonl' is empty: it holds no document"),
-        (["One document only."], "holds 1 document; a corpus has several.*JSON lines"),
+        (["One document only."], "holds 1 document; a corpus needs 2 or more.*JSON lines"),
         (["", "a", None, " "], "None of the 4 documents has 2 tokens or more"),
         (["", None, " "], "The first 3 documents of .* have no text in 'text': is it the column"),
     ],
@@ -492,7 +492,11 @@ def test_no_corpus(tokenizers, prepare, tmp_path, documents, message):
         (["--skip_documents", "300"], ValueError, "holds 0 documents after the first 300"),
         (["--source", "/nowhere/a.parquet"], FileNotFoundError, "'/nowhere/a.parquet' matches no file"),
         (["--source", "nowhere/*.txt"], FileNotFoundError, "matches no file; give a file"),
-        (["--source", str(ROOT / "Makefile")], ValueError, "Makefile is of no known format; known are .parquet"),
+        (
+            ["--source", str(ROOT / "Makefile")],
+            ValueError,
+            "Makefile has an unknown format; the known ones are .parquet",
+        ),
         (["--output_dir", str(ROOT)], ValueError, "holds something else; choose an `output_dir`"),
     ],
 )
@@ -536,7 +540,7 @@ def test_a_tokenizer_of_another_language_is_refused_before_work(tokenizers, prep
 def test_sources_that_cannot_be_one_corpus(tmp_path, monkeypatch):
     write_jsonl(tmp_path / "a.jsonl", ["x y"])
     (tmp_path / "b.txt").write_text("One.")
-    with pytest.raises(ValueError, match="mixes files for json and text"):
+    with pytest.raises(ValueError, match="mixes json and text files"):
         stream_text(str(tmp_path), "text")
     monkeypatch.setattr(text_sources, "LARGEST_TEXT_FILE", 3)
     with pytest.raises(ValueError, match="b.txt has 4 bytes, more than 3: a text file is one document"):
@@ -551,14 +555,14 @@ def test_unknown_hub_datasets(monkeypatch):
         raise text_sources.DatasetNotFoundError("Dataset 'owner/nothing' doesn't exist on the Hub")
 
     monkeypatch.setattr(text_sources, "load_dataset", missing)
-    with pytest.raises(FileNotFoundError, match="'owner/nothing' is no local file.*the Hub has no such"):
+    with pytest.raises(FileNotFoundError, match="'owner/nothing' is not a local file.*the Hub has no such"):
         stream_text("owner/nothing", "text")
 
 
 @pytest.mark.parametrize("name", ["nowhere", "owner/nothing"])
 def test_without_the_hub_a_name_is_first_said_to_be_no_file(name):
     """Tests run with `HF_HUB_OFFLINE`: see conftest.py."""
-    expected = f"{name!r} is no local file, pattern or folder, and the Hub cannot be asked"
+    expected = f"{name!r} is not a local file, pattern or folder, and the Hub cannot be reached"
     with pytest.raises(ConnectionError, match=expected):
         stream_text(name, "text")
     with pytest.raises(ConnectionError, match=f"Dataset pairs: {expected}"):

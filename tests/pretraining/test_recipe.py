@@ -187,9 +187,9 @@ def test_held_out_masks_are_the_same_for_every_seed(flags, prepared):
         ({"max_length": 1024}, "less than one document"),
         ({"ignore_data_skip": False}, "`ignore_data_skip` is False; this recipe needs True"),
         ({"logging_nan_inf_filter": True}, "`logging_nan_inf_filter` is True"),
-        ({"gradient_accumulation_steps": 7}, "`gradient_accumulation_steps` is 7; .*set `global_batch_tokens` instead"),
+        ({"gradient_accumulation_steps": 7}, "`gradient_accumulation_steps` is 7, .*set `global_batch_tokens` instead"),
         ({"lr_scheduler_type": "cosine"}, "`lr_scheduler_type` .*set `schedule` instead"),
-        ({"label_smoothing_factor": 0.1}, "`label_smoothing_factor` is 0.1; .*leave it out"),
+        ({"label_smoothing_factor": 0.1}, "`label_smoothing_factor` is 0.1, .*leave it out"),
         ({"save_strategy": "epoch"}, "`save_strategy` is 'epoch'; it must be 'steps' or 'no'"),
         ({"max_length": 4}, "`max_length` is 4; it must be 8 or more"),
         ({"shuffle_shards": 0}, "`shuffle_shards` is 0"),
@@ -197,7 +197,7 @@ def test_held_out_masks_are_the_same_for_every_seed(flags, prepared):
         ({"max_steps": -1}, "`max_steps` is -1"),
         ({"warmup_steps": 100}, "`warmup_steps` is 100.0; it must be from 0 to `max_steps`, 12"),
         ({"optimizer": "adam"}, "`weight_decay` is 0.1; .*set it to 0"),
-        ({"optimizer": "soap", "adam_beta1": 0.8}, "`adam_beta1` is 0.8; `optimizer` soap has 0.95 always"),
+        ({"optimizer": "soap", "adam_beta1": 0.8}, "`adam_beta1` is 0.8; `optimizer` soap always uses 0.95"),
         ({"eval_strategy": "steps"}, "set `validation_data`"),
         ({"num_attention_heads": 5}, "num_attention_heads"),
         ({"mlm_probability": 0}, "`mlm_probability` is .*above 0"),
@@ -227,7 +227,7 @@ def test_validation_data_that_are_trained_on_are_refused(flags, prepared, corpus
         options = f"--source {corpus}/train.jsonl --tokenizer {tokenizer} --max_length 64 --num_proc 1"
         options += f" --held_out_share {share} --part {part} --output_dir {tmp_path}/{part}"
         load_example("prepare_data").main(options.split())
-    message = "held_out was prepared with `held_out_share` 0.3, and 0.1 was that of .*train, which is trained on"
+    message = "held_out was prepared with `held_out_share` 0.3, not with the 0.1 of .*train, which is trained on"
     with pytest.raises(ValueError, match=message):
         pretrain.main(flags(train_data=tmp_path / "train", validation_data=tmp_path / "held_out"))
 

@@ -82,7 +82,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_taken(flags, finish
     file.write_bytes(content)
     run(flags())
     output = capsys.readouterr()
-    assert f"{file} is damaged: its bytes are not those that were written" in output.err
+    assert f"{file} is damaged: its content is not what was written" in output.err
     assert f"resuming from {tmp_path / 'run' / 'checkpoint-6'}" in output.out
     assert_same_weights(tmp_path / "run", finished)
 
@@ -106,7 +106,7 @@ def test_a_checkpoint_that_goes_while_it_is_loaded_does_not_begin_the_run_anew(f
         return load(trainer)
 
     monkeypatch.setattr(pretrain.MLMTrainer, "get_train_dataloader", lose_and_load)
-    with pytest.raises(SystemExit, match="Training is at step 0 and not at 6"):
+    with pytest.raises(SystemExit, match="Training is at step 0, but .* is at step 6"):
         pretrain.main(flags())
 
 
@@ -168,7 +168,7 @@ def test_sigterm_saves_stops_and_the_same_command_finishes(flags, tmp_path):
     output = training.output
     step = int(re.search(r"Stopped by SIGTERM after step (\d+)", output)[1])
     assert 0 < step < 30
-    assert f"checkpoint-{step} is complete: the same command goes on from there." in output
+    assert f"checkpoint-{step} is complete: the same command resumes from there." in output
     assert not (tmp_path / "run" / "model").exists()
     start(flags(**changes)).finish()
     assert_same_weights(tmp_path / "run", tmp_path / "whole")
@@ -179,7 +179,7 @@ def test_a_full_disk_ends_with_a_message_and_a_usable_checkpoint(flags, finished
     training = start(flags(), largest_file=64 * 1024)
     assert training.end() == [1]
     assert re.search(r"The checkpoint of step 9 could not be written \(.*\); [\d,]+ bytes are free", training.output)
-    assert f"{interrupted} is complete: the same command goes on from there." in training.output
+    assert f"{interrupted} is complete: the same command resumes from there." in training.output
     assert complete_checkpoints(tmp_path / "run")[-1] == interrupted
     run(flags())
     assert_same_weights(tmp_path / "run", finished)
@@ -318,7 +318,7 @@ def test_second_stage_from_something_else_is_refused(flags, prepared, tmp_path):
         pretrain.main(flags(init_from=tmp_path / "first", hidden_size=64))
     with pytest.raises(ValueError, match="`init_from` is .*bert', of the type 'bert'; it must be a masked language"):
         pretrain.main(flags(init_from=ROOT / "benchmarks/models/bert", output_dir=tmp_path / "of_bert"))
-    with pytest.raises(CheckpointError, match="is no complete checkpoint"):
+    with pytest.raises(CheckpointError, match="is not a complete checkpoint"):
         pretrain.main(flags(init_from=tmp_path / "first" / "model", continue_optimizer=True))
     with pytest.raises(ValueError, match="needs `init_from`"):
         pretrain.main(flags(continue_optimizer=True))
@@ -334,11 +334,11 @@ def test_second_stage_from_something_else_is_refused(flags, prepared, tmp_path):
     # As if it had been interrupted.
     shutil.rmtree(tmp_path / "first" / "checkpoint-2")
     shutil.rmtree(tmp_path / "first" / "model")
-    with pytest.raises(ValueError, match="has come to step 1 of 2 only"):
+    with pytest.raises(ValueError, match="has reached only step 1 of 2"):
         pretrain.main(flags(init_from=tmp_path / "first"))
     with pytest.raises(FileNotFoundError, match="holds neither a checkpoint nor a model"):
         pretrain.main(flags(init_from=prepared))
-    with pytest.raises(FileNotFoundError, match="`init_from` is .*/nowhere', and there is no such file or folder"):
+    with pytest.raises(FileNotFoundError, match="`init_from` is .*/nowhere', but there is no such file or folder"):
         pretrain.main(flags(init_from=tmp_path / "nowhere"))
 
 
@@ -347,7 +347,7 @@ def test_a_checkpoint_of_another_engine_is_refused(flags, interrupted, tmp_path)
     content = json.loads((interrupted / COMPLETE).read_text())
     del content["checksum"]
     (interrupted / COMPLETE).write_text(json.dumps(content | {"engine": "DeepSpeed"}))
-    message = "checkpoint-6 was written by the engine DeepSpeed, and this run has plain"
+    message = "checkpoint-6 was written by the engine DeepSpeed, but this run uses plain"
     with pytest.raises(CheckpointError, match=message):
         pretrain.main(flags())
     with pytest.raises(CheckpointError, match=message):

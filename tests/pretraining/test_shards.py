@@ -105,7 +105,7 @@ def test_damage_is_an_error(folder, tmp_path):
 
 
 def test_folders_that_are_not_prepared(tmp_path):
-    with pytest.raises(FileNotFoundError, match="no tokenised corpus: run examples/prepare_data.py"):
+    with pytest.raises(FileNotFoundError, match="not a tokenised corpus: run examples/prepare_data.py"):
         read_manifest(tmp_path)
     (tmp_path / "progress").mkdir()
     (tmp_path / "progress" / "manifest.json").write_text("{}")
@@ -140,7 +140,7 @@ def test_an_edited_manifest_is_an_error_that_names_it(folder, changes):
 def test_a_manifest_of_another_vocabulary_is_an_error(folder):
     manifest = json.loads((folder / "manifest.json").read_text())
     (folder / "manifest.json").write_text(json.dumps(manifest | {"vocab_size": 7}))
-    with pytest.raises(ValueError, match="manifest.json, has ids up to 7, and the model has 7"):
+    with pytest.raises(ValueError, match="manifest.json, has ids up to 7, but `vocab_size` of the model is 7"):
         load_tokenizer(folder)
 
 

@@ -164,7 +164,7 @@ def test_every_width_that_a_config_can_say_is_cut_exactly():
 
 def test_gelu_models_lose_layers_only():
     model = small_model(NeoBERTForMaskedLM, hidden_act="gelu")
-    with pytest.raises(ValueError, match="`intermediate_size` is 48, and the model has `hidden_act` 'gelu'"):
+    with pytest.raises(ValueError, match="`intermediate_size` is 48, but the model has `hidden_act` 'gelu'"):
         cut(model, intermediate_size=48)
     assert len(cut(model, num_hidden_layers=1).layers) == len(model.model.transformer_encoder) == 1
 
@@ -303,8 +303,8 @@ def test_killed_twice_ends_with_the_same_bits(shrink_flags, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"num_hidden_layers": None, "intermediate_size": None}, "are not given: set one of them, or both"),
-        ({"num_hidden_layers": 3}, "`num_hidden_layers` is 3; it must be 2 or less, which the large model has"),
+        ({"num_hidden_layers": None, "intermediate_size": None}, "are both unset: set one of them, or both"),
+        ({"num_hidden_layers": 3}, "`num_hidden_layers` is 3; it must be at most that of the large model, 2"),
         ({"num_hidden_layers": 0}, "`num_hidden_layers` is 0; it must be"),
         ({"intermediate_size": 56}, "`intermediate_size` is 56; it must be 48 or less"),
         ({"intermediate_size": 1}, "`intermediate_size` is 1; it must be"),
@@ -313,7 +313,7 @@ def test_killed_twice_ends_with_the_same_bits(shrink_flags, tmp_path):
         ({"mlm_weight": float("nan")}, "`mlm_weight` is nan"),
         ({"measured_tokens": 0}, "`measured_tokens` is 0"),
         ({"replay_share": 0.5}, "`replay_share` is 0.5"),
-        ({"model": "./nowhere"}, "`model` is './nowhere', and there is no such file or folder"),
+        ({"model": "./nowhere"}, "`model` is './nowhere', but there is no such file or folder"),
         ({"train_data": "nowhere"}, "nowhere"),
         ({"validation_data": "nowhere"}, "nowhere"),
         ({"micro_batch_tokens": 32, "global_batch_tokens": 32}, "less than one document of `max_length` = 64"),

@@ -175,10 +175,12 @@ def test_another_prompt_than_the_models_is_said_aloud(corpus, model, tmp_path, c
 
 def test_an_encoder_that_learned_no_embeddings_is_said_to_be_that(corpus, model, tmp_path, capsys):
     semantic_search.main(["index", f"--index={tmp_path / 'a'}", f"--model={model}", f"--source={corpus}"])
-    assert "learned no embeddings" not in capsys.readouterr().err
+    assert "not been trained for embeddings" not in capsys.readouterr().err
     encoder = save_search_encoder(tmp_path / "encoder")
     semantic_search.main(["index", f"--index={tmp_path / 'b'}", f"--model={encoder}", f"--source={corpus}"])
-    assert f"note: {encoder} is a pretrained encoder, which has learned no embeddings" in capsys.readouterr().err
+    assert (
+        f"note: {encoder} is a pretrained encoder, which has not been trained for embeddings" in capsys.readouterr().err
+    )
 
 
 def test_a_thread_that_cuts_documents_does_not_see_where_another_cuts_queries(texts, tmp_path):
@@ -211,7 +213,7 @@ def test_another_comparison_than_the_models_is_said_aloud(corpus, model, tmp_pat
     dot.save(str(tmp_path / "dot"))
     flags = ["--index", str(tmp_path / "index"), "--source", str(corpus), "--device", "cpu"]
     semantic_search.main(["index", *flags, "--model", str(tmp_path / "dot")])
-    assert "saved to compare vectors by 'dot', and the index compares them by 'cosine'" in capsys.readouterr().err
+    assert "saved to compare vectors by 'dot', but the index compares them by 'cosine'" in capsys.readouterr().err
 
 
 def test_an_index_of_a_model_without_prompts_goes_on_with_those_that_it_stored(query, index, corpus, capsys):
@@ -385,7 +387,7 @@ def test_another_model_or_other_settings_are_refused_by_name(index, query, corpu
         next(other.parameters())[-1, -1] += 1e-3
     other.save(str(tmp_path / "other"))
     with pytest.raises(
-        VectorIndexError, match=f"(?s)made by {model} in another way than .*other.*fingerprint: '"
+        VectorIndexError, match=f"(?s)made by {model}, and .*other.* in another way.*fingerprint: '"
     ) as one:
         index(corpus, model=tmp_path / "other")
     assert str(one.value).count(" there, ") == 1
@@ -429,7 +431,7 @@ def test_the_model_may_move_but_not_vanish(index, query, corpus, model, tmp_path
     index(corpus, model=tmp_path / "here")
     expected = query("text")
     (tmp_path / "here").rename(tmp_path / "there")
-    with pytest.raises(VectorIndexError, match="here of the index .* is gone: give it by `--model`"):
+    with pytest.raises(VectorIndexError, match="here of the index .* is gone: name its new folder with `--model`"):
         query("text")
     assert query("text", model=tmp_path / "there") == expected
     assert index(corpus, model=tmp_path / "there") == [0, 0, 60, 0, 0, 0]
@@ -463,7 +465,7 @@ def test_a_query_that_is_cut_is_said_to_be(index, corpus, tmp_path, capsys):
         semantic_search.main(["query", f"--index={tmp_path / 'index'}", "--device=cpu", "--text", "short", text])
         warned = capsys.readouterr().err
         assert ("warning" in warned) is (words == 61)
-    assert "query 'of of" in warned and "has 65 tokens with its prompt and the model reads 64" in warned
+    assert "query 'of of" in warned and "has 65 tokens with its prompt, but the model reads only 64" in warned
 
 
 @pytest.mark.slow
@@ -528,7 +530,7 @@ def test_a_damaged_index_is_neither_read_nor_made_anew(index, query, corpus, tmp
             "is 18 tokens; it must be 0 or more and below .* 18 tokens",
         ),
         ({"overlap": -1}, ValueError, "`overlap` is -1; it must be 0 or more"),
-        ({"truncate_dim": 33}, ValueError, "`truncate_dim` is 33; the model has 32 only"),
+        ({"truncate_dim": 33}, ValueError, "`truncate_dim` is 33; the model has only 32 dimensions"),
         ({"passage_tokens": 0}, ValueError, "`passage_tokens` is 0; it must be 1 or more"),
         ({"truncate_dim": 0}, ValueError, "`truncate_dim` is 0; it must be 1 or more"),
         ({"write_every": 0}, ValueError, "`write_every` is 0; it must be 1 or more"),
@@ -545,8 +547,8 @@ def test_bad_settings_are_refused_before_an_index_is_made(index, corpus, tmp_pat
 def test_bad_documents_are_refused_before_an_index_is_made(index, tmp_path, texts):
     for rows, flags, message in [
         ({"id": ["a", "b"], "text": ["", None]}, [], "all of its 2 documents are empty"),
-        ({"id": ["a", "a"], "text": texts[:2]}, ["--id_column=id"], "id 'a' stands for two texts: name an `id_column`"),
-        ({"id": ["a", None], "text": texts[:2]}, ["--id_column=id"], "row 1 has nothing in the column 'id'"),
+        ({"id": ["a", "a"], "text": texts[:2]}, ["--id_column=id"], "id 'a' belongs to two texts: name an `id_column`"),
+        ({"id": ["a", None], "text": texts[:2]}, ["--id_column=id"], "row 1 has no value in the column 'id'"),
         ({"id": ["a", "b"], "text": [1, 2]}, [], "holds int64, not strings"),
     ]:
         Dataset.from_dict(rows).to_parquet(tmp_path / "rows.parquet")
@@ -640,6 +642,6 @@ def test_an_index_is_no_document(index, texts, tmp_path):
     assert [file.name for file in documents.iterdir()] == ["a.md"]
     (tmp_path / "used").mkdir()
     (tmp_path / "used" / "rows.csv").write_text("text\n")
-    with pytest.raises(VectorIndexError, match="used holds rows.csv, and no index: choose a folder of its own"):
+    with pytest.raises(VectorIndexError, match="used holds rows.csv, and no index: choose a folder only for the index"):
         index(documents, index=tmp_path / "used")
     assert [file.name for file in (tmp_path / "used").iterdir()] == ["rows.csv"]

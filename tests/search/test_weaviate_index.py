@@ -152,7 +152,7 @@ def test_the_collection_compares_ids_whole_and_by_cosine(opened, server):
 
 def test_what_is_refused(opened, server):
     for name in ("docs", "My-docs", "folder/Docs", "Überall"):
-        with pytest.raises(VectorIndexError, match="is no name for a Weaviate collection: begin with a capital"):
+        with pytest.raises(VectorIndexError, match="is not a name for a Weaviate collection: use a capital"):
             opened(name)
     server.schema["Docs"] = {"class": "Docs", "description": "mine", "vectorConfig": {}}
     with pytest.raises(VectorIndexError, match="The collection Docs was made by another program"):
@@ -163,5 +163,5 @@ def test_what_is_refused(opened, server):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    with pytest.raises(VectorIndexError, match="No Weaviate answers at .* with gRPC port 50051"):
+    with pytest.raises(VectorIndexError, match="No Weaviate server answers at .* with gRPC port 50051"):
         open_index("Docs", f"http://127.0.0.1:{port}")

@@ -101,7 +101,9 @@ def test_nothing_to_train_and_no_model_are_said_before_the_rows_are_read(encoder
     with pytest.raises(ValueError, match="`learning_rate` is 0.0; it must be above 0"):
         classify.main(flags(tmp_path / "run", encoder, nowhere, learning_rate=0))
     shutil.copytree(encoder, tmp_path / "earlier" / "model")
-    with pytest.raises(FileNotFoundError, match="earlier', the folder of a run; did you mean '.*earlier/model'"):
+    with pytest.raises(
+        FileNotFoundError, match="earlier', the output folder of a training run; did you mean '.*earlier/model'"
+    ):
         classify.main(flags(tmp_path / "run", tmp_path / "earlier", nowhere))
     data = write_csv(tmp_path / "rows.csv", text_rows(40))
     with pytest.raises(ValueError, match="`max_steps` is 0: nothing would be trained"):

@@ -96,7 +96,7 @@ def test_words_without_a_piece_are_said_and_get_the_commonest_tag(capsys):
         TokenClassificationSettings("model", "data"), DatasetDict({"train": table, "validation": table})
     )
     encoded = task.encode(small_tokenizer(), 64)["train"]
-    assert r"train: 1 words become no piece of this tokenizer, such as '\u200b'" in capsys.readouterr().out
+    assert r"train: 1 words have no piece in this tokenizer, such as '\u200b'" in capsys.readouterr().out
     labels = np.array([[label for label in encoded["labels"][0]]], dtype=float)
     assert task.predictions("train", encoded, labels) == [["A", "B", "B"]]
 

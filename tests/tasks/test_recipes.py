@@ -70,16 +70,16 @@ def test_classes_of_a_csv_file(encoder, tmp_path, capsys):
     assert str(tmp_path) not in (tmp_path / "run" / "model" / "README.md").read_text()
     # What it cannot go on from, or would write over.
     trained = tmp_path / "run" / "model"
-    with pytest.raises(ValueError, match="run/model', lies where this run writes its own: name another `output_dir`"):
+    with pytest.raises(ValueError, match="run/model', lies where this run writes its own: choose another `output_dir`"):
         classify.main(flags(tmp_path / "run", trained, data))
-    with pytest.raises(NotADirectoryError, match="`output_dir` is .*rows.csv', which is a file: name a folder"):
+    with pytest.raises(NotADirectoryError, match="`output_dir` is .*rows.csv', which is a file: give a folder"):
         classify.main(flags(data, encoder, data))
     labels = len({row["section"] for row in rows})
     more = [{"text": f"a {number}", "label": str(number % (labels + 1))} for number in range(40)]
-    message = f"has a head for {labels} labels, and the data have {labels + 1}. Start from the encoder"
+    message = f"has a head for {labels} labels, but the data have {labels + 1}. Start from the encoder"
     with pytest.raises(ValueError, match=message):
         classify.main(flags(tmp_path / "other", trained, write_csv(tmp_path / "more.csv", more)))
-    with pytest.raises(CheckpointError, match="name it as the start of that: `init_from` of pretrain.py, `model` of"):
+    with pytest.raises(CheckpointError, match="give the checkpoint as `init_from` to pretrain.py, or as `model` to"):
         classify.main(flags(tmp_path / "run", encoder, data, class_weights=False))
 
 

@@ -73,7 +73,7 @@ def test_a_text_that_is_trained_on_is_not_held_out_again(tmp_path, capsys):
         assert (len(parts["train"]), len(parts["validation"])) == (54, 6)
         assert "6 of 60 rows are held out" in capsys.readouterr().out
     write_csv(tmp_path / "one.csv", [{"text": "the same", "label": label} for label in "yn" * 10])
-    with pytest.raises(ValueError, match="has 20 rows, of different texts 1: too few to hold out 10%"):
+    with pytest.raises(ValueError, match="has 20 rows with 1 different texts: too few to hold out 10%"):
         read_splits(ClassificationSettings(model="m", data=str(tmp_path / "one.csv")))
 
 
@@ -109,11 +109,11 @@ def test_rows_are_held_out_of_every_label(tmp_path, capsys):
         if name == "rare.csv":
             assert labels.count("fraud") == 1 and "No validation row" not in printed
         else:
-            assert "No validation row has 8 of them: c0, c1, c2, c3, c4, c5, c6, c7.\n" in printed
+            assert "No validation row has 8 of these: c0, c1, c2, c3, c4, c5, c6, c7.\n" in printed
         if name == "single.csv":
             assert sorted(labels) == ["n"] * 3 + ["y"] * 3
     write_csv(tmp_path / "unlike.csv", [{"text": f"text {number}", "label": f"c{number}"} for number in range(20)])
-    with pytest.raises(ValueError, match="has 20 different texts, each with a label that no other has"):
+    with pytest.raises(ValueError, match="has 20 different texts, each with a label that no other text has"):
         read_splits(ClassificationSettings(model="m", data=str(tmp_path / "unlike.csv")))
 
 
@@ -145,7 +145,7 @@ def test_what_lies_beside_a_file_is_not_read_as_well(tmp_path, capsys):
     write_csv(folder / "eval.csv", text_rows(4))
     assert rows_of(folder).keys() == {"train", "validation"}
     called = "train: train; validation: validation, valid, val, dev; test: test."
-    assert f"not read in {folder}: eval.csv. Files of splits are called so: {called}" in capsys.readouterr().out
+    assert f"not read in {folder}: eval.csv. The names of split files are: {called}" in capsys.readouterr().out
     # It may be named as well.
     assert rows_of(folder, test_data=str(folder / "eval.csv")).keys() == {"train", "validation", "test"}
     assert "not read" not in capsys.readouterr().out
@@ -157,11 +157,11 @@ def test_what_lies_beside_a_file_is_not_read_as_well(tmp_path, capsys):
         rows_of(folder)
     (folder / "valid.parquet").unlink()
     Dataset.from_list(text_rows(4)).to_parquet(folder / "test-00000-of-00002.parquet")
-    with pytest.raises(ValueError, match="The split test: test-00000-of-00002.parquet in .* Restore what is missing"):
+    with pytest.raises(ValueError, match="The split test: test-00000-of-00002.parquet in .* Restore the missing"):
         rows_of(folder)
     (folder / "test-00000-of-00002.parquet").unlink()
     for local in (folder, folder / "train.csv"):
-        with pytest.raises(ValueError, match="`subset` is 'en', and .* is local: name its folder"):
+        with pytest.raises(ValueError, match="`subset` is 'en', but .* is local: name the subset's folder"):
             rows_of(local, subset="en")
 
 
@@ -193,29 +193,30 @@ def test_paths_that_do_not_exist_are_said_to_be_that(tmp_path, monkeypatch):
         with pytest.raises(FileNotFoundError, match="`data` is .*no such file or folder; did you mean .*reviews.csv"):
             rows_of(name)
     for name in ("nowhere.csv", "my.rows.TSV", "owner/rows.jsonl.gz"):
-        with pytest.raises(FileNotFoundError, match=f"`data` is '{name}', and there is no such file or folder"):
+        with pytest.raises(FileNotFoundError, match=f"`data` is '{name}', but there is no such file or folder"):
             rows_of(name)
-    with pytest.raises(FileNotFoundError, match="`test_data` is 'nowhere.csv', and there is no such file"):
+    with pytest.raises(FileNotFoundError, match="`test_data` is 'nowhere.csv', but there is no such file"):
         rows_of("data/reviews.csv", test_data="nowhere.csv")
     with pytest.raises(
-        FileNotFoundError, match="`model` is 'data/model', and there is no such file or folder; .*holds"
+        FileNotFoundError, match="`model` is 'data/model', but there is no such file or folder; .*holds"
     ):
         StartingPoint("data/model")
     # This could be an id as well, and no Hub is at hand.
-    with pytest.raises(OSError, match=f"`model` is 'runs/model'. {tmp_path} holds no such folder, and the Hub gave no"):
+    message = f"`model` is 'runs/model'. There is no such folder in {tmp_path}, and no model of that id"
+    with pytest.raises(OSError, match=message):
         StartingPoint("runs/model")
 
 
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("text,label\na,b\nc\n", "line 3 has 1 fields; the first line names 2: text, label"),
+        ("text,label\na,b\nc\n", "line 3 has 1 fields, but the first line names 2: text, label"),
         ("text,text\na,b\n", "must name the columns, each once"),
         ('text,label\n"a,b\n', "cannot be read"),
         ("text,label\n", "is empty: it holds no row"),
-        ("text;label\na;b\n", "the first line, 'text;label', has ';' and no comma. Save the file with commas"),
+        ("text;label\na;b\n", "the first line, 'text;label', has ';' but no comma. Save the file with commas"),
         ("text,label\na,b\ncaf\udce9,b\n", "line 3 is not UTF-8: convert the file"),
-        ("text,label\na,b\n", "1 rows, of different texts 1: too few to hold out 25%"),
+        ("text,label\na,b\n", "1 rows with 1 different texts: too few to hold out 25%"),
     ],
 )
 def test_damaged_csv_files(tmp_path, text, message):
@@ -249,9 +250,9 @@ BAD_CLASSES = [
     (
         {"label_column": "lable"},
         {},
-        "`label_column` is 'lable', and the data have no such column; did you mean 'label'",
+        "`label_column` is 'lable', but the data have no such column; did you mean 'label'",
     ),
-    ({"text_columns": ["txt"]}, {}, "`text_columns` is 'txt', and the data have no such column; did you mean 'text'"),
+    ({"text_columns": ["txt"]}, {}, "`text_columns` is 'txt', but the data have no such column; did you mean 'text'"),
     ({}, {"test": [{"text": "a", "klass": "x"}]}, "test has no column 'label'; it has text, klass.* `score_test` to"),
     ({}, {"test": [{"text": "a", "label": None}]}, r"no label \(None\): give it one, or set `score_test` to false"),
     ({}, {"validation": [{"text": " ", "label": "x"}]}, "split validation, row 0: 'text' is ' '; it must be a text"),
@@ -263,12 +264,12 @@ BAD_CLASSES = [
     ({"problem": "regression"}, {}, "row 0: the label is 'x'; a regression needs a number"),
     ({"problem": "single_label"}, {}, "`problem` is 'single_label'; did you mean 'single_label_classification'"),
     ({"problem": "multi_label_classification"}, {}, "it must be a list of labels, or set `label_separator`"),
-    ({"label_column": "text", "text_columns": ["text"]}, {}, "a column of texts, too"),
+    ({"label_column": "text", "text_columns": ["text"]}, {}, "which is also a text column"),
     ({}, {"train": MULTI_HOT, "validation": MULTI_HOT}, "lists of 3 numbers 0 and 1, one for each class"),
     (
         {"label_separator": ";"},
         {"train": MULTI_HOT, "validation": MULTI_HOT},
-        "`label_separator` is ';', and 'label' holds lists of labels: leave it out",
+        "`label_separator` is ';', but 'label' holds lists of labels: leave it out",
     ),
     (
         {"problem": "regression"},
@@ -361,8 +362,8 @@ def test_tags_that_are_bare_numbers_want_names():
 @pytest.mark.parametrize(
     "names, rows, message",
     [
-        (["O", "B-PER"], NUMBERED, "'tags' has the tag 2, and `tag_names` names 2, from 0 on: add it"),
-        (NAMES, TAGGED, "`tag_names` is given, and 'tags' of the split train has names already: leave it out"),
+        (["O", "B-PER"], NUMBERED, "'tags' has the tag 2, but `tag_names` has only 2 names, from 0 on: add it"),
+        (NAMES, TAGGED, "`tag_names` is given, but 'tags' of the split train already has names: leave it out"),
         ([], [{"tokens": ["a"], "tags": [0.5]}], "'tags' holds lists of float64; tags must be texts, or numbers"),
         (["O", "B-A", "O"], NUMBERED, "`tag_names` has 'O'; it must name every tag once, and none may be empty"),
     ],
@@ -375,11 +376,11 @@ def test_names_that_do_not_fit_the_tags(names, rows, message):
 
 ASKED_ROWS = asked_rows(4)
 BAD_ANSWERS = [
-    ([{"text": "5", "answer_start": 9}], "the answer '5' is said to be at 9; it is at 2"),
-    ([{"text": "7", "answer_start": 2}], "the answer '7' is said to be at 2; the text does not hold it"),
+    ([{"text": "5", "answer_start": 9}], "the answer '5' should be at 9; it is at 2"),
+    ([{"text": "7", "answer_start": 2}], "the answer '7' should be at 2; the text does not hold it"),
     ([{"text": "", "answer_start": 2}], "an answer is '' at 2; it must be a text at a number"),
     ([{"text": "5", "answer_start": "2"}], "an answer is '5' at '2'; it must be a text at a number"),
-    ({"text": ["5", "5"], "answer_start": [2]}, "2 texts of answers and 1 places; they must be as many"),
+    ({"text": ["5", "5"], "answer_start": [2]}, "2 texts of answers and 1 positions; they must be equally many"),
     ("5", "`answers` is '5'; it must be as in SQuAD, a list such as .*, empty if there is none"),
     (["5"], r"`answers` is \['5'\]; it must be as in SQuAD"),
     ([{"text": "5"}], r"`answers` is \[\{'text': '5'\}\]; it must be as in SQuAD"),
@@ -469,8 +470,8 @@ def test_columns_of_questions():
         ("[{}, {}]", "rows.json is empty: it holds no row"),
         ('{"data": []}', "rows.json is empty: it holds no row"),
         ('[{"question": "a"}, "b"]', "rows.json, row 1 is 'b'; it must be an object with question, context, answers"),
-        ("{}", r"rows.json is not in the form of SQuAD: KeyError\('data'\)"),
-        ("{", "rows.json is no JSON"),
+        ("{}", r"rows.json is not in SQuAD's format: KeyError\('data'\)"),
+        ("{", "rows.json is not valid JSON"),
     ],
 )
 def test_files_without_questions(tmp_path, text, message):
@@ -489,11 +490,11 @@ def test_answers_that_cannot_be_found_are_counted(tokenizer, capsys):
     task = QuestionAnswering(settings, splits(train=rows, validation=rows[:1]))
     encoded = task.encode(tokenizer, 16)
     assert capsys.readouterr().out.strip().splitlines() == [
-        "train: of 3 answers 1 are in no window as a whole and count as none (raise `stride`), 1 are longer than "
+        "train: of 3 answers, 1 are whole in no window and count as no answer (raise `stride`), and 1 are longer than "
         "`max_answer_length` and cannot be found."
     ]
     assert not any(last for row, last in zip(encoded["train"]["row"], encoded["train"]["end_positions"]) if row == 2)
-    with pytest.raises(ValueError, match="`label_smoothing_factor` is 0.1; answers are not smoothed"):
+    with pytest.raises(ValueError, match="`label_smoothing_factor` is 0.1; answers cannot be smoothed"):
         QuestionAnswering(settings, splits(train=rows, validation=rows), smoothing=0.1)
 
 

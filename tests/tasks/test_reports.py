@@ -142,7 +142,7 @@ def test_the_surest_wrong_answers_and_the_picture(tmp_path):
         start[number, place] = MARGINS[number]
         expected.append([str(number), "n ?", words[right - first], words[place - first]])
     lines = task.describe("validation", encoded, (start, start), tmp_path)
-    found = table_below(lines, "The 10 surest of 12 wholly wrong answers (all are in answers_validation.json):")
+    found = table_below(lines, "The 10 most confident of 12 wholly wrong answers (all in answers_validation.json):")
     order = sorted(range(12), key=lambda number: -MARGINS[number])[:10]
     assert found == [expected[number] for number in order]
     assert len(json.loads((tmp_path / "answers_validation.json").read_text())) == 13

@@ -146,13 +146,13 @@ def test_fsdp2_equals_one_process_and_resumes(flags, one_process, tmp_path):
     assert_close(tmp_path / "run", one_process, weights=2e-5)
     # Another engine is refused while there is something to train, and takes the finished weights over.
     (last / "complete.json").rename(last / "hidden")
-    with pytest.raises(CheckpointError, match="was written by the engine FSDP, and this run has plain"):
+    with pytest.raises(CheckpointError, match="was written by the engine FSDP, but this run uses plain"):
         run(flags())
     (last / "hidden").rename(last / "complete.json")
     shutil.rmtree(tmp_path / "run" / "model")
     training = start_sharded(flags(), *FLOAT32)
     assert 0 not in training.end()
-    assert "Run the command once more on one process" in training.output
+    assert "Run the command once more with a single process" in training.output
     run(flags())
     torch.testing.assert_close(result(tmp_path / "run")[0], result(one_process)[0], rtol=0, atol=2e-5)
 
@@ -191,5 +191,5 @@ def test_a_launch_that_did_not_happen_is_an_error(flags, tmp_path, config, cpu):
     environments = [environment | {"ACCELERATE_USE_CPU": cpu} for environment in environments]
     training = ScriptProcesses(flags(use_cpu=cpu == "true"), environments)
     assert 0 not in training.end(timeout=1500)
-    assert "were asked for, but this process runs" in training.output, training.output[-3000:]
+    assert "were requested, but this process runs" in training.output, training.output[-3000:]
     assert not list((tmp_path / "run").glob("checkpoint-*"))

@@ -126,7 +126,7 @@ def test_tied_weights_are_not_said_to_be_missing(tokenizer, rows, tmp_path, capl
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"lora_alpha": 2.0}, "`lora_alpha` is 2.0 without `lora_rank`: set that, or leave it out"),
+        ({"lora_alpha": 2.0}, "`lora_alpha` is 2.0 without `lora_rank`: set `lora_rank`, or leave `lora_alpha` out"),
         ({"layer_decay": 0.0}, "`layer_decay` is 0.0; it must be above 0"),
         ({"gradient_accumulation_steps": 2}, "`gradient_accumulation_steps` is 2; this recipe needs 1"),
         ({"num_train_epochs": 0.01}, "over 3 batches it must make 1 step or more"),

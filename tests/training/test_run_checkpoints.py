@@ -50,7 +50,7 @@ def test_another_byte_anywhere_is_named_and_the_checkpoint_before_it_taken(run, 
             file.write_bytes(written[:place] + bytes([written[place] ^ bit]) + written[place + 1 :])
             assert newest(run) == ("checkpoint-3", {"micro_batches": 30})
     message = capsys.readouterr().err
-    assert f"{file} is damaged" in message and "checkpoint-3, which is whole, is taken instead" in message
+    assert f"{file} is damaged" in message and "checkpoint-3, which is undamaged, is used instead" in message
     file.write_bytes(written)
     assert newest(run) == ("checkpoint-6", {"micro_batches": 60})
 
@@ -73,7 +73,7 @@ def test_a_file_that_is_lost_or_cut_is_damage(run, capsys, content):
 def test_a_run_whose_checkpoints_are_all_damaged_is_not_begun_anew(run):
     for step in (3, 6):
         (run / f"checkpoint-{step}" / "model.safetensors").write_bytes(b"weighty" * step)
-    with pytest.raises(CheckpointError, match="checkpoint-6/model(?s:.)*checkpoint-3/model(?s:.)*start anew"):
+    with pytest.raises(CheckpointError, match="checkpoint-6/model(?s:.)*checkpoint-3/model(?s:.)*start from scratch"):
         newest(run)
 
 
@@ -86,5 +86,5 @@ def test_checkpoints_of_before_had_sizes_only(run):
 
 def test_the_step_is_what_the_folder_says(run):
     (run / "checkpoint-6").rename(run / "checkpoint-7")
-    with pytest.raises(CheckpointError, match="trainer_state.json is of step 6, and its folder is called checkpoint-7"):
+    with pytest.raises(CheckpointError, match="trainer_state.json is of step 6, but its folder is called checkpoint-7"):
         newest(run)

@@ -1,1 +1,1 @@
-"""A model's files: converted, checked, exported, published."""
+"""Tools for a model's files: convert, check, compile, export and publish them."""

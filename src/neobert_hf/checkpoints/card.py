@@ -1,4 +1,4 @@
-"""The model card: the template `hub_card.md`, filled with what is known. What is not known is left out."""
+"""The model card: the template `hub_card.md`, filled with the known facts. Parts about unknown facts are left out."""
 
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -29,7 +29,7 @@ from neobert_hf.training.run_checkpoints import COMPLETE, complete_checkpoints
 
 TEMPLATE = Path(neobert_hf.__file__).with_name("hub_card.md")
 
-# Class: the Hub's name of its task, and how its card begins.
+# By class: the Hub's name for its task, and the beginning of its card.
 DESCRIPTIONS = {
     "NeoBERTModel": ("feature-extraction", "A"),
     "NeoBERTForMaskedLM": ("fill-mask", "A masked language model on a"),
@@ -41,34 +41,34 @@ DESCRIPTIONS = {
     "SparseEncoder": ("feature-extraction", "A sparse embedding model on a"),
     "MultiVectorEncoder": ("feature-extraction", "A multi-vector embedding model on a"),
     "CrossEncoder": ("text-ranking", "A reranker on a"),
-    # Not `sentence-similarity`: what compares sentences on the Hub gives no context.
+    # Not `sentence-similarity`: the Hub's tools that compare sentences pass no context.
     "NeoBERTContextualModel": ("feature-extraction", "A contextual embedding model, whose two stages are each a"),
 }
-# Metadata that an earlier card of the same model may hold.
+# Metadata that is taken from an earlier card of the same model.
 HUB_KEYS = ("license", "license_name", "license_link", "language", "base_model", "datasets", "eval_results")
-# What the Hub has no keys for stands under one of this package's, so that publishing again finds it.
+# Facts for which the Hub has no key are stored under this key, so that publishing again finds them.
 PACKAGE_KEY = "neobert_hf"
 PACKAGE_KEYS = ("training_data", "hyperparameters", "limits", "citation")
-# Of the results of `evaluation.mteb`.
+# The keys of a result of `evaluation.mteb`.
 RESULT_KEYS = {"task", "type", "metric", "score", "settings", "result"}
 
 
 @strict
 @dataclass
 class CardFacts:
-    """What a checkpoint itself does not tell.
+    """Facts about a model that are not in the checkpoint itself.
 
     Args:
-        license: the Hub's identifier, as `mit`; `other` needs the two that follow.
+        license: the Hub's identifier, such as `mit`; `other` needs the two settings that follow.
         license_name, license_link: name and address of a licence that the Hub does not know.
         language: ISO 639-1 codes.
         base_model: Hub ids of the models that it was trained from.
         datasets: Hub ids of the training data.
-        training_data: Markdown about them.
-        hyperparameters: by name.
-        eval_results: for the metadata (`model-index`) and the table.
-        limits: Markdown, after the limits that every NeoBERT has.
-        citation: BibTeX, before that of NeoBERT.
+        training_data: Markdown about the training data.
+        hyperparameters: hyperparameters by name.
+        eval_results: results for the metadata (`model-index`) and the table.
+        limits: Markdown that follows the limits that every NeoBERT has.
+        citation: BibTeX, shown before that of NeoBERT.
     """
 
     license: str | None = None
@@ -99,17 +99,17 @@ class CardFacts:
 
 
 def gather_facts(source: Path, file: str | None = None, mteb_results: str | None = None) -> CardFacts:
-    """What is known of a checkpoint.
+    """Collect the known facts about a checkpoint.
 
     Args:
-        source: a folder: what the metadata of its card say, and the settings of the training run that wrote it.
-        file: YAML with fields of `CardFacts`, which override the others. `eval_results` is a list, each with fields of
-            `huggingface_hub.EvalResult`.
-        mteb_results: folder with the model's results from `examples/run_mteb.py`, added to the other results, in the
-            place of earlier ones of the same tasks.
+        source: a folder; facts come from the metadata of its card and the settings of the training run that wrote it.
+        file: YAML with fields of `CardFacts`, which override the others. `eval_results` is a list of entries with the
+            fields of `huggingface_hub.EvalResult`.
+        mteb_results: folder with the model's results from `examples/run_mteb.py`. They are added to the other results
+            and replace earlier ones of the same tasks.
 
     Raises:
-        ValueError: if the file or the card is not in this form, or the results are of another model.
+        ValueError: if the file or the card does not have this form, or the results are of another model.
     """
     try:
         facts = facts_of_run(source) | facts_of_card(source)
@@ -128,7 +128,7 @@ def gather_facts(source: Path, file: str | None = None, mteb_results: str | None
 
 
 def check_card(folder: Path) -> None:
-    """Refuse metadata that the Hub would refuse, as far as that can be told without it.
+    """Refuse metadata that the Hub would refuse, as far as this can be checked offline.
 
     Raises:
         ValueError: naming the key.
@@ -148,23 +148,23 @@ def read_facts(file: str) -> dict[str, Any]:
     values = read_yaml(file)
     known = [entry.name for entry in fields(CardFacts)]
     if unknown := [str(key) for key in values if key not in known]:
-        raise ValueError(f"{file} has no meaning for the key {unknown[0]!r}{nearest(unknown[0], known)}")
+        raise ValueError(f"{file} has the unknown key {unknown[0]!r}{nearest(unknown[0], known)}")
     if "eval_results" in values:
         try:
             values["eval_results"] = [EvalResult(**result) for result in values["eval_results"]]
         except TypeError as error:
-            form = "a list, each with fields of `huggingface_hub.EvalResult`"
+            form = "a list of entries with the fields of `huggingface_hub.EvalResult`"
             raise ValueError(f"{file}: `eval_results` must be {form}: {error}") from error
     return values
 
 
 def read_mteb_results(folder: Path, model: Path) -> list[EvalResult]:
-    """A result for each task, all of this model as it is."""
+    """One result for each task, all measured on this model in its present state."""
     files = sorted(folder.glob("*.json"))
     results = [read_result(file, RESULT_KEYS) for file in files]
     if not results:
-        raise ValueError(f"{folder} holds no results of examples/run_mteb.py: name the folder of one model in it.")
-    # Not at the top: it takes Sentence Transformers ten seconds to be imported, and most cards need none of it.
+        raise ValueError(f"{folder} holds no results of examples/run_mteb.py: give the folder of one model in it.")
+    # Not imported at the top: importing Sentence Transformers takes ten seconds, and most cards do not need it.
     from neobert_hf.embeddings.inference import load_embedding_model, model_fingerprint
 
     fingerprints, names = {}, []
@@ -172,8 +172,8 @@ def read_mteb_results(folder: Path, model: Path) -> list[EvalResult]:
         measured, dtype, kept = (result["settings"].get(name) for name in ("model", "dtype", "truncate_dim"))
         if kept is not None:
             raise ValueError(
-                f"{file} was measured with `truncate_dim` {kept}, and a card would show it as the score of whole "
-                "embeddings. Write it into the file of `card` under a name that says so, or leave it out."
+                f"{file} was measured with `truncate_dim` {kept}, but the card would show it as the score of whole "
+                "embeddings. Put it into the `card` file under a name that says so, or remove it from this folder."
             )
         if dtype not in fingerprints:
             loaded = load_embedding_model(str(model), getattr(torch, dtype), device="cpu")
@@ -181,8 +181,8 @@ def read_mteb_results(folder: Path, model: Path) -> list[EvalResult]:
             own_limit = loaded.max_seq_length
         if fingerprints[dtype] != measured:
             raise ValueError(
-                f"{file} is not the result of {model} as it is: its weights, tokenizer or prompts were others. "
-                "Evaluate this model."
+                f"{file} is not a result of {model} in its present state: weights, tokenizer or prompts were "
+                "different. Evaluate this model."
             )
         limit = result["settings"].get("max_length")
         names.append(f"MTEB {result['task']}" + (f", texts cut at {limit:,} tokens" if limit != own_limit else ""))
@@ -200,7 +200,7 @@ def read_mteb_results(folder: Path, model: Path) -> list[EvalResult]:
 
 
 def facts_of_card(source: Path) -> dict[str, Any]:
-    """What the card of a folder says in its metadata; nothing if it has none."""
+    """The facts in the metadata of a folder's card; empty if it has no card."""
     if not (source / "README.md").is_file():
         return {}
     try:
@@ -208,7 +208,7 @@ def facts_of_card(source: Path) -> dict[str, Any]:
         data = ModelCard.load(source / "README.md").data
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ValueError(
-            f"The metadata of {source / 'README.md'} cannot be read: {error} Mend or delete it."
+            f"The metadata of {source / 'README.md'} cannot be read: {error} Correct or delete the file."
         ) from error
     found = {key: value for key in HUB_KEYS if (value := data.get(key))}
     for key in ("language", "base_model", "datasets"):
@@ -219,20 +219,20 @@ def facts_of_card(source: Path) -> dict[str, Any]:
 
 
 def _check_aliases(text: str) -> None:
-    """Refuse YAML that repeats parts of itself: ten such lines are a list of a billion entries."""
+    """Refuse YAML with aliases: ten lines that repeat each other can expand to a list of a billion entries."""
     metadata = text.split("\n---", 1)[0] if text.startswith("---") else ""
     if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(metadata)):
         raise ValueError("it holds a YAML alias (`*name`), which no card needs.")
 
 
 def facts_of_run(source: Path) -> dict[str, Any]:
-    """Settings of the run of this package that wrote a checkpoint, or the `model` beside its checkpoints."""
+    """Settings of the training run, by this package, that wrote a checkpoint or the `model` beside its checkpoints."""
     checkpoints = [source] if (source / COMPLETE).is_file() else []
     if source.name == "model":
         checkpoints = complete_checkpoints(source.parent)
     if not checkpoints:
         return {}
-    # Whether training could resume from there does not matter here.
+    # Only the settings are read: it does not matter here whether training could resume from this checkpoint.
     settings = read_mapping(checkpoints[-1] / COMPLETE).get("settings")
     if not isinstance(settings, dict):
         raise ValueError(f"{checkpoints[-1] / COMPLETE} is damaged: it has no `settings`. Delete this checkpoint.")
@@ -245,7 +245,7 @@ def facts_of_run(source: Path) -> dict[str, Any]:
 
 
 def _is_told(name: str, value: Any) -> bool:
-    """Plain settings of the training. Not the architecture, nor paths and fingerprints, which say nothing elsewhere."""
+    """Whether the card shows a setting: no architecture, and no paths or fingerprints, which mean nothing elsewhere."""
     if name in {entry.name for entry in fields(NeoBERTConfig)} or name in ("corpus", "tokenizer", "weights"):
         return False
     return isinstance(value, (bool, int, float)) or (isinstance(value, str) and "/" not in value)
@@ -257,11 +257,11 @@ def build_card(
     """Fill the template, with metadata that the Hub can read.
 
     Args:
-        repo_id: where the card will stand.
-        model: with its weights.
-        folder: of the model, with `golden.json`.
+        repo_id: the repository of the card.
+        model: the model with its weights.
+        folder: the model's folder, with `golden.json`.
         onnx: the `ExportedFile`s.
-        facts: what none of these tells.
+        facts: facts that the other arguments do not contain.
     """
     class_name = type(model).__name__
     sentence_class = folder.sentence_class
@@ -301,7 +301,7 @@ def build_card(
 
 
 def tokens_read(folder: ModelFolder) -> int:
-    """Tokens of a text that the model reads, as it is used."""
+    """The number of tokens of a text that the model takes, including any limit of Sentence Transformers."""
     if not folder.sentence_class:
         return folder.config.max_length
     return text_length(folder.transformer_settings, folder.config, folder.tokenizer)
@@ -314,19 +314,19 @@ def auto_class_of(cls: type[NeoBERTPreTrainedModel]) -> str:
 
 
 def context_of(config: NeoBERTContextualConfig) -> dict[str, Any]:
-    """A contextual model in the template's words."""
+    """The template's variables for a contextual model."""
     beside = config.context_size + config.soft_prompts
     return {
         "size": f"{config.context_size:,}",
         "vectors": f"{beside:,}",
-        # Embedding without a context is possible where that was trained.
+        # Embedding without a context works only if the model was trained for it.
         "optional": config.context_dropout > 0,
         "costs": {length: f"{(beside + length) / length:.1f}" for length in (20, 128, 512)},
     }
 
 
 def prompts_of(folder: ModelFolder) -> str:
-    """What the card says of the prompts that a model of Sentence Transformers was saved with; nothing of others."""
+    """The card's text about the prompts saved with a Sentence Transformers model; empty for other models."""
     if folder.sentence_class is None or not (folder.path / SENTENCE_CONFIG).is_file():
         return ""
     prompts = read_mapping(folder.path / SENTENCE_CONFIG).get("prompts") or {}
@@ -336,7 +336,7 @@ def prompts_of(folder: ModelFolder) -> str:
 
 
 def describe(model: NeoBERTPreTrainedModel) -> dict[str, Any]:
-    """The model in the template's words."""
+    """The template's variables that describe the model."""
     config = model.config
     positions = "learned"
     if config.rope:

@@ -1,9 +1,9 @@
-"""`neobert-hf compile`: an encoder as machine code, for one text at a time on this machine's CPU.
+"""`neobert-hf compile`: compile an encoder to machine code, for one text at a time on this machine's CPU.
 
     neobert-hf compile runs/embeddings/model compiled --precision int8
 
-takes a minute or two and a C++ compiler (`apt install g++`), and writes `encoder.pt2` with `compiled.json`, which says
-what it was made of. `use_compiled` lets a model take it for single texts:
+takes a minute or two, needs a C++ compiler (`apt install g++`), and writes `encoder.pt2` and `compiled.json`, which
+records what it was compiled from. `use_compiled` lets a model use it for single texts:
 
 ```python
 >>> encoder = SentenceTransformer("runs/embeddings/model", device="cpu")
@@ -12,8 +12,8 @@ what it was made of. `use_compiled` lets a model take it for single texts:
 ```
 
 The file is made by AOTInductor. It holds the weights in the layout that oneDNN multiplies with, and the steps between
-the products in C++, so that nothing is left to Python. One text has no padding, so nothing is lost by that; batches run
-as before.
+the products as compiled C++, so that nothing runs in Python. The compiled encoder does not handle padding, which a
+single text does not have; batches run as before.
 """
 
 import copy
@@ -44,33 +44,35 @@ from neobert_hf.modeling_neobert import NeoBERTModel
 logger = logging.get_logger(__name__)
 
 FILE, DESCRIPTION = "encoder.pt2", "compiled.json"
-# From float32 in PyTorch: the largest difference, relative to the largest state, and a cosine for the other precisions.
+# Limits against PyTorch in float32: the largest difference, relative to the largest hidden state, for float32, and the
+# least cosine for the other precisions.
 LARGEST_DIFFERENCE, LEAST_COSINE = 1e-5, 0.99
-# Tokens of the texts by which a file is checked. Weights are packed for the first, which is checked at each use, too.
+# Lengths, in tokens, of the texts with which a file is checked. Weights are packed for the first length, which is also
+# checked by each `use_compiled`.
 LENGTHS = (8, 2, 33, 128)
-# Rows of so many tokens or more without padding are computed one after the other in int8, where that is faster than the
-# batch in PyTorch; in float32 it is not.
+# In int8, rows of at least this many tokens without padding are computed one after the other, which is faster than the
+# batch in PyTorch. In float32 it is not faster.
 LONG_ROW = 128
-# A model may be loaded in any of them, to run what is not compiled.
+# A model may be loaded in any of these, for the calls that are not compiled.
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-# What the encoder may be asked beside ids, since it has no meaning for the states of one text.
+# Arguments that the compiled encoder ignores, since they do not affect the hidden states of one text.
 INDIFFERENT = {"return_dict", "require_tokens", "one_document", "use_cache"}
 
 
 @dataclass
 class CompileSettings:
-    """What is compiled, and where to. Of a model with a head, or of Sentence Transformers, it is the encoder."""
+    """What is compiled, and where to. For a model with a head, or of Sentence Transformers, the encoder is compiled."""
 
     path: PathOrId = field(metadata={"help": "checkpoint: a local folder or a Hub id"})
     output_dir: LocalPath = field(metadata={"help": "folder to write; must not exist yet"})
     precision: Literal["float32", "bfloat16", "int8"] = field(
-        default="float32", metadata={"help": "of the products; int8 has a scale for each token and each row"}
+        default="float32", metadata={"help": "of the matrix products; int8 has a scale per token and per weight row"}
     )
     revision: str | None = field(default=None, metadata={"help": "branch, tag or commit on the Hub"})
 
 
 class Int8Linear(nn.Module):
-    """`cpu_neobert.Int8Weight` as a layer that a graph can hold: it is packed when the graph is compiled."""
+    """`cpu_neobert.Int8Weight` as a layer that can be part of a graph: it is packed when the graph is compiled."""
 
     def __init__(self, layer: nn.Linear):
         super().__init__()
@@ -116,10 +118,10 @@ def compile_encoder(settings: CompileSettings) -> str:
         One line that says what was checked.
 
     Raises:
-        ValueError: if the checkpoint cannot be compiled as asked, before work starts; or if the file computes something
-            else than PyTorch.
+        ValueError: if the checkpoint cannot be compiled as requested, before work starts; or if the file does not
+            compute the same as PyTorch.
         OSError: if there is no C++ compiler.
-        RuntimeError: if the CPU has no sound int8 products.
+        RuntimeError: if the CPU computes int8 products wrongly.
     """
     # 1. Checks, and the encoder
     output = Path(settings.output_dir)
@@ -127,7 +129,7 @@ def compile_encoder(settings: CompileSettings) -> str:
         raise ValueError(f"{output} exists already. Delete it, or name another folder.")
     encoder = load_encoder(ModelFolder(local_folder(settings.path, settings.revision)), settings.precision)
 
-    # 2. What it is to compute
+    # 2. The expected outputs
     config = encoder.config
     texts = [example_ids(length, config.vocab_size) for length in LENGTHS if length <= config.max_length]
     weights = {str(dtype): weights_checksum(encoder, dtype) for dtype in DTYPES}
@@ -141,7 +143,7 @@ def compile_encoder(settings: CompileSettings) -> str:
         found = torch.cat([run(ids) for ids in texts], dim=1)
         said = compare(found, torch.cat(expected, dim=1), settings.precision)
 
-        # 4. What it was made of
+        # 4. A record of what it was compiled from
         content = {"precision": settings.precision, "max_length": config.max_length}
         content |= {"weights": weights, "states": expected[0].flatten().tolist()}
         write_json(partial / DESCRIPTION, content | asdict(Machine.here()))
@@ -149,7 +151,7 @@ def compile_encoder(settings: CompileSettings) -> str:
 
 
 def weights_checksum(encoder: NeoBERTModel, dtype: torch.dtype) -> str:
-    """Of all weights as they are when they are loaded in a dtype: xxHash, which reads some gigabytes a second."""
+    """A checksum of all weights as if loaded in `dtype`: xxHash, which processes some gigabytes per second."""
     digest = xxhash.xxh3_64()
     add_weights(digest, encoder, dtype)
     return digest.hexdigest()
@@ -162,22 +164,22 @@ def load_encoder(folder: ModelFolder, precision: str) -> NeoBERTModel:
         ValueError: if it cannot be compiled.
     """
     if folder.is_contextual:
-        raise ValueError("A contextual model reads a context beside every text, and cannot be compiled.")
+        raise ValueError("A contextual model takes a context in addition to every text, and cannot be compiled.")
     folder.check_rope()
     if precision == "int8":
         largest_int8_weight()
     if precision == "bfloat16" and not multiplies_bfloat16():
-        raise ValueError("`precision` is bfloat16, which this CPU computes step by step: take float32 or int8.")
+        raise ValueError("`precision` is bfloat16, which this CPU can only emulate slowly: use float32 or int8.")
     return folder.load_model(NeoBERTModel, dtype=torch.float32, attn_implementation="sdpa").eval()
 
 
 def multiplies_bfloat16() -> bool:
-    """Whether this CPU does. Others compute it step by step, several times slower than float32."""
+    """Whether this CPU multiplies in bfloat16. Others emulate it step by step, several times slower than float32."""
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
 def write_package(encoder: NeoBERTModel, precision: str, ids: torch.Tensor, file: Path) -> None:
-    """Compile the encoder, whose blocks are in the precision afterwards."""
+    """Compile the encoder; this changes its blocks to the precision."""
     if precision == "bfloat16":
         encoder.to(torch.bfloat16)
     if precision == "int8":
@@ -189,20 +191,20 @@ def write_package(encoder: NeoBERTModel, precision: str, ids: torch.Tensor, file
     length = torch.export.Dim("length", min=2, max=encoder.config.max_length)
     with torch.no_grad():
         program = torch.export.export(OneText(encoder), (ids,), dynamic_shapes={"input_ids": {1: length}})
-        # Weights are constants, which are packed once, while the file is made.
+        # Weights are constants then, and are packed once, when the file is made.
         options = {"freezing": True}
         try:
             torch._inductor.aoti_compile_and_package(program, package_path=str(file), inductor_configs=options)
         except InvalidCxxCompiler as error:
-            raise OSError("There is no C++ compiler, which is needed once: apt install g++.") from error
+            raise OSError("There is no C++ compiler, which is needed to compile a model: apt install g++.") from error
 
 
 def register_shape_of_packed_weights() -> None:
-    """Tell `torch.export` the shape that packing gives, which torch 2.13 does not."""
+    """Tell `torch.export` the shape of packed weights, which torch 2.13 does not know."""
     try:
         torch.library.register_fake("onednn::qlinear_prepack")(lambda weight, shape: torch.empty_like(weight.t()))
     except RuntimeError as error:
-        # Another call has done it, or this version of torch.
+        # An earlier call, or this version of torch, has registered it already.
         if "already" not in str(error):
             raise
 
@@ -212,27 +214,27 @@ def example_ids(length: int, vocab_size: int) -> torch.Tensor:
 
 
 def compare(found: torch.Tensor, expected: torch.Tensor, precision: str) -> str:
-    """What was measured, in words. ValueError if it is too far away."""
+    """The measured deviation, in words; ValueError if it is too large."""
     found, expected = found.float(), expected.float()
     if precision == "float32":
         difference = ((found - expected).abs().max() / expected.abs().max()).item()
-        # Not a number fails as well.
+        # Written so that NaN fails as well.
         near, said = difference <= LARGEST_DIFFERENCE, f"largest difference {difference:.1e} of the largest state"
     else:
         cosine = F.cosine_similarity(found, expected, dim=-1).min().item()
         near, said = cosine >= LEAST_COSINE, f"cosine {cosine:.4f} or more"
     if not near:
-        raise ValueError(f"The compiled encoder computes something else than PyTorch in float32: {said}.")
+        raise ValueError(f"The compiled encoder does not compute the same as PyTorch in float32: {said}.")
     return said
 
 
 @dataclass
 class Machine:
-    """What machine code depends on."""
+    """The properties of a machine that compiled code depends on."""
 
     torch: str
     cpu: list[str]
-    """What the CPU can do, as Linux tells it; elsewhere its name."""
+    """The feature flags that Linux reports for the CPU; on other systems its name."""
 
     @classmethod
     def here(cls) -> "Machine":
@@ -243,26 +245,27 @@ class Machine:
 
     def check(self, folder: Path) -> None:
         """Raises:
-        ValueError: if code that was compiled there may not run here.
+        ValueError: if code that was compiled on that machine may not run on this one.
         """
         here = Machine.here()
         again = "Compile the model again on this machine."
         if self.torch != here.torch:
-            raise ValueError(f"{folder} was compiled with torch {self.torch}, and this is torch {here.torch}. {again}")
+            raise ValueError(f"{folder} was compiled with torch {self.torch}, but this is torch {here.torch}. {again}")
         if lacking := sorted(set(self.cpu) - set(here.cpu)):
-            raise ValueError(f"{folder} was compiled for a CPU that has {', '.join(lacking)}, unlike this one. {again}")
+            raise ValueError(f"{folder} was compiled for a CPU with {', '.join(lacking)}, unlike this one. {again}")
 
 
 def use_compiled(model: nn.Module, folder: str | Path) -> nn.Module:
-    """Let a model's encoder take the compiled one for single texts, on a CPU and without gradients.
+    """Let a model's encoder use compiled code for single texts, on a CPU and without gradients.
 
-    In int8 also for rows of 128 tokens and more without padding. Everything else goes the way it went before: other
-    batches, hidden states, hooks or other modules inside the encoder, gradients. If weights change or are replaced, the
-    compiled code is given up with a warning; of writes to `.data` those to few numbers stay unseen.
+    In int8 it is also used for rows of 128 tokens and more without padding. All other calls run as before: other
+    batches, and calls with hidden states, gradients, or hooks or replaced modules inside the encoder. If weights change
+    or are replaced, the compiled code is no longer used, and a warning is logged. Writes to `.data` that change only a
+    few numbers may go unnoticed.
 
     Args:
         model: a NeoBERT with or without a head, or a Sentence Transformers model, in eval mode.
-        folder: what `neobert-hf compile` wrote for its weights.
+        folder: the folder that `neobert-hf compile` wrote for the model's weights.
 
     Returns:
         The model, so that calls can be chained. It can be saved, but neither copied nor pickled.
@@ -281,24 +284,24 @@ def use_compiled(model: nn.Module, folder: str | Path) -> nn.Module:
         earlier.give_up()
     dtype = encoder.encoder.weight.dtype
     if content.get("weights", {}).get(str(dtype)) != weights_checksum(encoder, dtype):
-        raise ValueError(f"{folder} was compiled from other weights than these: compile this model.")
+        raise ValueError(f"{folder} was compiled from other weights than this model's: compile this model.")
     compiled = CompiledForward(encoder, folder, content["max_length"], content["precision"] == "int8")
     ids = example_ids(LENGTHS[0], encoder.config.vocab_size)
     expected = torch.tensor(content["states"]).view(1, LENGTHS[0], -1)
-    # With gradients, so that it is computed with the weights themselves, and not with what was prepared of them.
+    # With gradients enabled, so that the weights themselves are used, and not those packed by `prepare_for_inference`.
     with torch.enable_grad():
         own = encoder(ids).last_hidden_state.detach()
     try:
         compare(own, expected, "float32" if own.dtype == torch.float32 else str(own.dtype))
     except ValueError as error:
-        raise ValueError(f"{folder} was compiled from a model with another config: compile this one.") from error
+        raise ValueError(f"{folder} was compiled from a model with another config: compile this model.") from error
     compare(compiled.run(ids), expected, content["precision"])
     encoder.forward = compiled
     return model
 
 
 def is_hooked(module: nn.Module) -> bool:
-    """Whether somebody looks inside. Hooks by which Transformers collected hidden states before do not count."""
+    """Whether a module has hooks. Those that Transformers left from collecting hidden states do not count."""
     if not (module._forward_hooks or module._forward_pre_hooks):
         return False
     hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
@@ -306,7 +309,7 @@ def is_hooked(module: nn.Module) -> bool:
 
 
 def settings_of(config: NeoBERTConfig) -> tuple:
-    """What a user may change in a loaded model's config, and its states would follow."""
+    """The settings that a user may change in a loaded model's config, and that affect its hidden states."""
     return config._attn_implementation, config.rope_parameters
 
 
@@ -315,19 +318,19 @@ def _are_there(places: list[tuple[dict, str, Any]]) -> bool:
 
 
 class CompiledForward:
-    """`forward` of an encoder that runs machine code where it may."""
+    """`forward` of an encoder that runs compiled code for the calls that allow it."""
 
     def __init__(self, encoder: NeoBERTModel, folder: Path, max_length: int, one_by_one: bool):
         self.encoder, self.max_length, self.one_by_one = encoder, max_length, one_by_one
         self.plain: Callable = encoder.forward
         self.run = torch._inductor.aoti_load_package(str(folder / FILE))
         self.weights = list(encoder.parameters())
-        # First and last number of each: more would take a tenth of the time of a short text. Who writes to `.data`, as
-        # merging adapters does, writes to all of a weight.
+        # Only the first and last number of each weight are compared: more would take a tenth of the time of a short
+        # text. Code that writes to `.data`, such as merging adapters, writes to the whole weight.
         self.written = [Written.of(weight, count=1) for weight in self.weights]
         self.before = vars(encoder).get("forward")
-        # What the code was made of, each as (a dictionary of a module, a name, what it holds). Flat lists, since every
-        # call looks at all of them: 0.2 ms with 28 layers, where an object for each module took 0.8.
+        # The parts that the code was compiled from, each as (a dictionary of a module, a name, the value). Flat lists,
+        # since every call checks all of them: this takes 0.2 ms with 28 layers, and one object per module took 0.8 ms.
         modules = list(encoder.modules())
         self.inner = modules[1:]
         self.parameters = [(one._parameters, *item) for one in modules for item in one._parameters.items()]
@@ -351,7 +354,7 @@ class CompiledForward:
                 try:
                     states = torch.cat([self.run(row) for row in input_ids.split(1)])
                 except RuntimeError:
-                    # Of ids that are none of the vocabulary the model says more.
+                    # For ids outside the vocabulary, for example, the model's own error message is clearer.
                     return self.plain(input_ids, attention_mask, token_type_ids=token_type_ids, **kwargs)
                 return BaseModelOutput(last_hidden_state=states.to(self.weights[0].dtype))
             logger.warning("Weights have changed since `use_compiled`: the model runs without compiled code.")
@@ -359,9 +362,9 @@ class CompiledForward:
         return self.plain(input_ids, attention_mask, position_ids, token_type_ids, inputs_embeds, **kwargs)
 
     def give_up(self) -> None:
-        """Leave the encoder as it was found."""
+        """Restore the encoder's original `forward`."""
         if self.before is None:
-            # Another thread may have been here.
+            # Another thread may have removed it already.
             vars(self.encoder).pop("forward", None)
         else:
             self.encoder.forward = self.before
@@ -369,7 +372,7 @@ class CompiledForward:
     def _are_whole_rows(
         self, ids: torch.Tensor | None, mask: torch.Tensor | None, token_types: torch.Tensor | None
     ) -> bool:
-        """Whether it is one text without padding, of a length that was compiled, on a CPU; or long ones in int8."""
+        """Whether it is one text without padding, on a CPU, of a length that was compiled; in int8, also long rows."""
         return (
             ids is not None
             and ids.dim() == 2
@@ -382,7 +385,7 @@ class CompiledForward:
         )
 
     def _is_plain(self, kwargs: dict) -> bool:
-        """Whether only the last states are asked for, and nobody looks at what is computed on the way."""
+        """Whether only the last hidden states are requested, and nothing observes intermediate results."""
         config = self.encoder.config
         return (
             not is_followed()
@@ -398,4 +401,4 @@ class CompiledForward:
         )
 
     def __reduce__(self):
-        raise TypeError("A model that uses compiled code cannot be copied or pickled: do that before `use_compiled`.")
+        raise TypeError("A model that uses compiled code cannot be copied or pickled: do this before `use_compiled`.")

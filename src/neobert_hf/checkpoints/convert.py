@@ -1,7 +1,7 @@
-"""Checkpoints of the original project (github.com/chandar-lab/NeoBERT) into this package's layout, and back.
+"""Convert checkpoints of the original project (github.com/chandar-lab/NeoBERT) to this package's layout, and back.
 
 The original training writes DeepSpeed folders or `state_dict.pt`; the published model is `model.safetensors` with a
-`config.json`. Names, shapes and values of the tensors are the same in all of them and here, so nothing is computed:
+`config.json`. Names, shapes and values of the tensors are the same in all these layouts, so nothing is computed:
 tensors are read, checked one by one and written.
 """
 
@@ -37,11 +37,11 @@ from neobert_hf.common.locks import folder_lock
 from neobert_hf.common.settings import LocalPath, PathOrId, parse_config
 
 
-# The second is the published one. The third is `state_dict.pt`.
+# `original` is the layout of the published model, and `state_dict` is `state_dict.pt`.
 Layout = Literal["neobert_hf", "original", "state_dict"]
 STATE_DICT = "state_dict.pt"
 
-# Keys of a config that the original code does not know, with the only values that it can express.
+# Config keys that the original code does not know, with the value that it always has; None if any value is fine.
 ONLY_HERE = {
     "classifier_pooling": "cls",
     "dtype": None,
@@ -62,7 +62,7 @@ class ConvertSettings:
     """What is converted, and to what."""
 
     source: PathOrId = field(
-        metadata={"help": "DeepSpeed folder, state_dict.pt, safetensors, a folder of these, or Hub id"}
+        metadata={"help": "DeepSpeed folder, state_dict.pt, safetensors, a folder that has these, or Hub id"}
     )
     output: LocalPath = field(metadata={"help": "new folder"})
     to: Layout = field(default="neobert_hf", metadata={"help": "layout of the output"})
@@ -70,10 +70,10 @@ class ConvertSettings:
         default=None, metadata={"help": "config.json, or a folder or Hub id that has one; the source's own if unset"}
     )
     tokenizer: PathOrId | None = field(
-        default=None, metadata={"help": "folder or Hub id; the source's own, if it has one, if unset"}
+        default=None, metadata={"help": "folder or Hub id; if unset, the source's own, if it has one"}
     )
     tag: str | None = field(
-        default=None, metadata={"help": "checkpoint of a DeepSpeed folder; what its file `latest` says if unset"}
+        default=None, metadata={"help": "checkpoint of a DeepSpeed folder; the one its file `latest` names if unset"}
     )
 
 
@@ -85,25 +85,25 @@ def main(args: list[str] | None = None) -> None:
 
 
 def convert(settings: ConvertSettings) -> str:
-    """Write a checkpoint in another layout, whole or not at all. Its tensors stay the same to the bit.
+    """Write a checkpoint in another layout, whole or not at all. Its tensors stay bit-identical.
 
     Returns:
-        What was written, in a line.
+        One line that says what was written.
 
     Raises:
-        ValueError: if the source is not a whole and sound NeoBERT checkpoint, or the layout cannot express it.
-        OSError: if it cannot be written; nothing is left then.
+        ValueError: if the source is not a complete and undamaged NeoBERT checkpoint, or the layout cannot express it.
+        OSError: if it cannot be written; nothing is left behind.
     """
     output = Path(settings.output)
     if settings.to not in get_args(Layout):
         raise ValueError(f"`to` is {settings.to!r}; it must be one of {', '.join(get_args(Layout))}.")
     if output.exists():
-        raise ValueError(f"{output} exists. Name a new folder, or delete it.")
+        raise ValueError(f"{output} exists. Choose a new folder, or delete it.")
 
     # 1. Read
     path = local_path(settings.source)
     if settings.tag is not None and path.is_file():
-        raise ValueError(f"{path} is a file; `--tag` names a checkpoint of a DeepSpeed folder.")
+        raise ValueError(f"{path} is a file, but `--tag` selects a checkpoint of a DeepSpeed folder: leave it out.")
     source = ModelFolder(path if path.is_dir() else path.parent)
     config = _find_config(source, settings.config)
     tensors = read_tensors(path, settings.tag)
@@ -112,7 +112,7 @@ def convert(settings: ConvertSettings) -> str:
     cls = class_of_tensors(tensors)
     weights = {name: tensor for name, tensor in tensors.items() if not is_rotary_table(name)}
     if problems := tensor_problems(weights, cls, config) + stored_table_problems(tensors, config):
-        raise ValueError(f"{path} is no sound {cls.__name__} with this config:\n  " + "\n  ".join(problems))
+        raise ValueError(f"{path} is not a valid {cls.__name__} with this config:\n  " + "\n  ".join(problems))
     if settings.to != "neobert_hf":
         check_expressible(cls, config)
 
@@ -126,7 +126,7 @@ def convert(settings: ConvertSettings) -> str:
         if settings.to == "neobert_hf":
             failures = [f"{finding.check}: {finding.text}" for finding in diagnose(partial) if finding.status == FAIL]
             if failures:
-                raise ValueError(f"{path} gives no healthy checkpoint:\n  " + "\n  ".join(failures))
+                raise ValueError(f"{path} does not result in a healthy checkpoint:\n  " + "\n  ".join(failures))
     values = sum(tensor.numel() for tensor in weights.values())
     return f"{output}: {cls.__name__}, {len(weights)} tensors, {values:,} {_name(config.dtype)} values"
 
@@ -136,18 +136,18 @@ def _find_config(source: ModelFolder, config: str | None) -> NeoBERTConfig:
         return read_config(local_path(config, patterns=("config.json",)))
     if not (source.path / "config.json").is_file():
         raise ValueError(
-            f"{source.path} has no config.json. Name one with --config: a file, a folder or a Hub id; that of the "
+            f"{source.path} has no config.json. Give one with --config: a file, a folder or a Hub id. That of the "
             "published model is in chandar-lab/NeoBERT."
         )
     return source.config
 
 
 def read_tensors(path: Path, tag: str | None = None) -> dict[str, torch.Tensor]:
-    """The tensors of a checkpoint in any layout, under the names that they have without DDP and `torch.compile`.
+    """The tensors of a checkpoint in any layout, under their names without the prefixes of DDP and `torch.compile`.
 
     Args:
         path: a folder or a file.
-        tag: which checkpoint of a DeepSpeed folder; the one that its file `latest` names if None.
+        tag: the checkpoint of a DeepSpeed folder to read; the one that its file `latest` names if None.
 
     Raises:
         ValueError: if it is damaged, or holds anything but tensors.
@@ -157,25 +157,25 @@ def read_tensors(path: Path, tag: str | None = None) -> dict[str, torch.Tensor]:
         try:
             tensors = read_deepspeed(path, tag)
         except (RuntimeError, TypeError, KeyError, AttributeError, IndexError) as error:
-            raise ValueError(f"{path} is of a layout that is not known here: {error!r}") from error
+            raise ValueError(f"{path} has an unknown layout: {error!r}") from error
     elif file.suffix in (".pt", ".pth", ".bin") and file.is_file():
         tensors = load_pickle(file)
     else:
         tensors = read_safetensors(path)
     if others := [str(name) for name, value in tensors.items() if not isinstance(value, torch.Tensor)]:
-        raise ValueError(f"{path} holds more than tensors: {', '.join(others)}.")
+        raise ValueError(f"{path} holds values that are not tensors: {', '.join(others)}.")
     unwrapped = {}
     for name, tensor in tensors.items():
-        # These wrappers are in the names that the original's `model.state_dict()` gives.
+        # The names that the original's `model.state_dict()` returns have the prefixes of these wrappers.
         merge_shards(unwrapped, {re.sub(r"^(module\.|_orig_mod\.)+", "", str(name)): tensor}, path)
     return unwrapped
 
 
 def check_expressible(cls: type[NeoBERTPreTrainedModel], config: NeoBERTConfig) -> None:
-    """Refuse what the original code has no class for, or would compute something else from."""
+    """Refuse models that the original code has no class for, or would compute differently."""
     if cls not in ORIGINAL_CLASSES.values():
         known = ", ".join(original.__name__ for original in ORIGINAL_CLASSES.values())
-        raise ValueError(f"The original code has no {cls.__name__}; it has {known}.")
+        raise ValueError(f"The original code has no {cls.__name__}, only {known}.")
     for key, value in ONLY_HERE.items():
         if value is not None and (found := getattr(config, key)) != value:
             raise ValueError(f"The original code cannot express `{key}` {found!r}; it always has {value!r}.")
@@ -184,11 +184,11 @@ def check_expressible(cls: type[NeoBERTPreTrainedModel], config: NeoBERTConfig) 
 def _write_config(config: NeoBERTConfig, cls: type[NeoBERTPreTrainedModel], layout: Layout, folder: Path) -> None:
     if layout == "neobert_hf":
         config.architectures = [cls.__name__]
-        # It may name the original's code, which is not in the folder.
+        # `auto_map` may name the original's code, which is not in the folder.
         config.__dict__.pop("auto_map", None)
         config.to_json_file(folder / "config.json")
         return
-    # The keys and the names that the original code knows.
+    # Only the keys and names that the original code knows.
     values = {key: value for key, value in config.to_diff_dict().items() if key not in ONLY_HERE}
     name = next(name for name, original in ORIGINAL_CLASSES.items() if original is cls)
     values |= {"architectures": [name], "auto_map": ORIGINAL_AUTO_MAP, "torch_dtype": _name(config.dtype)}
@@ -196,7 +196,7 @@ def _write_config(config: NeoBERTConfig, cls: type[NeoBERTPreTrainedModel], layo
 
 
 def _write_weights(weights: dict[str, torch.Tensor], layout: Layout, folder: Path) -> None:
-    # Copies: tied weights share their memory, which safetensors refuses.
+    # Copied, since tied weights share their memory, which safetensors refuses.
     copies = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in sorted(weights.items())}
     if layout == "state_dict":
         torch.save(copies, folder / STATE_DICT)

@@ -1,19 +1,20 @@
 """Weights of DeepSpeed checkpoints, without DeepSpeed and without running code from pickles.
 
-A checkpoint is a folder `<tag>/` beside a file `latest` that names the tag. Of n processes it holds
+A checkpoint is a folder `<tag>/` beside a file `latest` that names the tag. If n processes wrote it, it holds
 
-* `mp_rank_00_model_states.pt` (ZeRO 0 to 2) or `zero_pp_rank_<i>_mp_rank_00_model_states.pt` (ZeRO 3). `module` are the
-  weights that the forward pass used, often in 16 bits; with ZeRO 3 they are empty. `param_shapes` are name and shape of
-  every parameter, a dictionary for each parameter group, in the order in which the optimizer has flattened them;
+* `mp_rank_00_model_states.pt` (ZeRO 0 to 2) or `zero_pp_rank_<i>_mp_rank_00_model_states.pt` (ZeRO 3). `module` holds
+  the weights that the forward pass used, often in 16 bits; with ZeRO 3 they are empty. `param_shapes` holds the name
+  and shape of every parameter, as one dictionary per parameter group, in the order in which the optimizer flattened
+  them;
 * `[bf16_]zero_pp_rank_<i>_mp_rank_00_optim_states.pt`: process i's part of the float32 weights.
 
-With ZeRO 1 and 2 (and bfloat16 without ZeRO) a parameter group is one flat vector with padding at its end, cut into n
-equal parts, of which the last may be stored without the padding. With ZeRO 3 every parameter is padded to a multiple of
-n and cut by itself, and a process lays its parts of all parameters end to end.
+With ZeRO 1 and 2 (and bfloat16 without ZeRO), a parameter group is one flat vector with padding at its end. It is cut
+into n equal parts, of which the last may be stored without the padding. With ZeRO 3, every parameter is padded to a
+multiple of n and cut separately, and each process concatenates its parts of all parameters.
 
 References:
-    Rajbhandari et al., ZeRO, 2020, arXiv 1910.02054. DeepSpeed's `utils/zero_to_fp32.py` reads the same files; compared
-    with it on folders that DeepSpeed 0.16.3 wrote.
+    Rajbhandari et al., ZeRO, 2020, arXiv 1910.02054. DeepSpeed's `utils/zero_to_fp32.py` reads the same files; this
+    code was compared with it on folders that DeepSpeed 0.16.3 wrote.
 """
 
 import pickle
@@ -34,13 +35,13 @@ OPTIMIZER_STATES = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim
 
 
 class WithoutWeights:
-    """Read in the place of DeepSpeed's objects that hold no weights; it ignores what they are made from."""
+    """Replaces DeepSpeed objects that hold no weights when a pickle is loaded; ignores all arguments."""
 
     def __init__(self, *args):
         pass
 
 
-# Classes that DeepSpeed's files name beside tensors and plain values, and what is made of each.
+# Classes that DeepSpeed's files name besides tensors and plain values, each with the class that replaces it.
 READ_INSTEAD = [
     (int, "deepspeed.runtime.zero.config.ZeroStageEnum"),
     (WithoutWeights, "deepspeed.runtime.fp16.loss_scaler.LossScaler"),
@@ -50,11 +51,11 @@ READ_INSTEAD = [
 
 
 def load_pickle(file: Path) -> dict[str, Any]:
-    """What `torch.save` wrote, without running anything that the file names.
+    """Load what `torch.save` wrote, without running any code that the file names.
 
     Raises:
         ValueError: if it names functions or classes other than those of tensors, is damaged, or unpacks to more values
-            than it holds.
+            than are stored in it.
     """
     check_archive(file)
     try:
@@ -62,9 +63,9 @@ def load_pickle(file: Path) -> dict[str, Any]:
             content = torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         name = re.search(r"GLOBAL (\S+)", str(error))
-        reason = f"it names {name[1]}, which is no part of a tensor" if name else "it is no pickle of tensors"
-        raise ValueError(f"{file} is refused and nothing in it was run: {reason}.") from error
-    except Exception as error:  # Of what is no pickle at all, the unpickler may raise anything.
+        reason = f"it names {name[1]}, which is not part of a tensor" if name else "it is not a pickle of tensors"
+        raise ValueError(f"{file} is refused, and no code in it was run: {reason}.") from error
+    except Exception as error:  # If the file is not a pickle at all, the unpickler may raise anything.
         raise ValueError(f"{file} is damaged: {(str(error) or type(error).__name__).splitlines()[0]}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{file} holds a {type(content).__name__}; it must hold a dictionary of tensors.")
@@ -73,7 +74,7 @@ def load_pickle(file: Path) -> dict[str, Any]:
 
 
 def _check_stored(file: Path, content: dict[str, Any]) -> None:
-    """Of all tensors in it: DeepSpeed's dictionaries hold others, and lists."""
+    """Check that all tensors are stored in full, also those in nested dictionaries and lists."""
     waiting, seen = [content], set()
     while waiting:
         value = waiting.pop()
@@ -91,18 +92,18 @@ def is_deepspeed(folder: Path) -> bool:
 
 
 def read_deepspeed(folder: Path, tag: str | None = None) -> dict[str, torch.Tensor]:
-    """The weights of a DeepSpeed checkpoint, in float32 where it has them so.
+    """The weights of a DeepSpeed checkpoint, in float32 if it has them in float32.
 
     Args:
-        folder: with the file `latest`, or one checkpoint itself.
-        tag: which checkpoint of the folder; what `latest` says if None.
+        folder: the folder with the file `latest`, or one checkpoint itself.
+        tag: the checkpoint of the folder to read; the one that `latest` names if None.
 
     Returns:
-        Tensors by name. Without ZeRO and bfloat16 they are `module`, in the dtype that it has.
+        Tensors by name. If training used neither ZeRO nor bfloat16, they are those of `module`, in its dtype.
 
     Raises:
-        ValueError: on files that are missing, damaged or of a layout that is not known, and if the float32 weights are
-            not those that the forward pass used.
+        ValueError: if files are missing, damaged or of an unknown layout, or if the float32 weights are not those that
+            the forward pass used.
     """
     folder = _checkpoint_folder(folder, tag)
     models, optimizers = _files_of_processes(folder)
@@ -117,9 +118,13 @@ def read_deepspeed(folder: Path, tag: str | None = None) -> dict[str, torch.Tens
         return dict(state["module"])
     for key in ("frozen_param_shapes", "shared_params"):
         if state.get(key):
-            raise ValueError(f"{models[0]} has `{key}` ({', '.join(state[key])}): NeoBERT's training wrote none.")
+            raise ValueError(
+                f"{models[0]} has `{key}` ({', '.join(state[key])}), which NeoBERT's training does not write."
+            )
     if not state.get("param_shapes"):
-        raise ValueError(f"{models[0]} has no `param_shapes`: DeepSpeed before 0.4 wrote it; not read here.")
+        raise ValueError(
+            f"{models[0]} has no `param_shapes`: DeepSpeed before 0.4 wrote it, whose files are not supported."
+        )
     parts, stage = _read_parts(optimizers)
     tensors = {name: state["module"][name].float() for name in state.get("buffer_names", ())}
     if stage == 3:
@@ -140,7 +145,7 @@ def _checkpoint_folder(folder: Path, tag: str | None) -> Path:
 
 
 def _files_of_processes(folder: Path) -> tuple[list[Path], list[Path]]:
-    """Files of model and optimizer states, process by process."""
+    """The files of model states and those of optimizer states, in order of their processes."""
     models, optimizers = {}, {}
     for file in sorted(folder.glob("*.pt")):
         for pattern, files in ((MODEL_STATES, models), (OPTIMIZER_STATES, optimizers)):
@@ -150,8 +155,8 @@ def _files_of_processes(folder: Path) -> tuple[list[Path], list[Path]]:
                 break
         else:
             raise ValueError(
-                f"{file} is no file of plain or ZeRO data parallelism (pipelines, tensor parallelism, experts and "
-                "universal checkpoints are not read: NeoBERT was not trained with them)."
+                f"{file} is not a file of plain or ZeRO data parallelism (pipelines, tensor parallelism, experts and "
+                "universal checkpoints are not supported, since NeoBERT was not trained with them)."
             )
     for kind, files in (("model", models), ("optimizer", optimizers)):
         if absent := sorted(set(range(max(files, default=-1) + 1)) - set(files)):
@@ -162,7 +167,7 @@ def _files_of_processes(folder: Path) -> tuple[list[Path], list[Path]]:
 
 
 def _read_parts(files: list[Path]) -> tuple[list[list[torch.Tensor]], int]:
-    """Flat float32 vectors, those of each process in a list, and the ZeRO stage."""
+    """The flat float32 vectors, as one list per process, and the ZeRO stage."""
     parts = []
     for file in tqdm(files, desc="reading DeepSpeed's parts", disable=None):
         state = load_pickle(file).get("optimizer_state_dict")
@@ -172,11 +177,11 @@ def _read_parts(files: list[Path]) -> tuple[list[list[torch.Tensor]], int]:
         stage = state.get("zero_stage", 0)
         key = "fp32_flat_groups" if stage == 3 else "single_partition_of_fp32_groups"
         if key not in state or "partition_count" not in state:
-            raise ValueError(f"{file} of ZeRO {stage} has no `{key}` or no `partition_count`: a layout not known here.")
+            raise ValueError(f"{file} of ZeRO {stage} has no `{key}` or no `partition_count`: its layout is unknown.")
         count = state["partition_count"]
         count = max(count) if isinstance(count, list) else count
         if count != len(files):
-            raise ValueError(f"{file} is of {count} processes, and there are files of {len(files)}.")
+            raise ValueError(f"{file} was written by {count} processes, but there are files of {len(files)}.")
         parts.append([part.detach() for part in state[key]])
     return parts, stage
 
@@ -184,17 +189,21 @@ def _read_parts(files: list[Path]) -> tuple[list[list[torch.Tensor]], int]:
 def _merge_groups(parts: list[list[torch.Tensor]], groups: list[dict], folder: Path) -> dict[str, torch.Tensor]:
     """ZeRO 1 and 2: a parameter group's flat vector is cut into equal parts."""
     if len(groups) != len(parts[0]):
-        raise ValueError(f"{folder}: `param_shapes` has {len(groups)} parameter groups, the parts {len(parts[0])}.")
+        raise ValueError(
+            f"{folder}: `param_shapes` has {len(groups)} parameter groups, but the parts have {len(parts[0])}."
+        )
     tensors = {}
     for group, shapes in enumerate(groups):
         flat = torch.cat([part[group] for part in parts])
         sizes = [prod(shape) for shape in shapes.values()]
         padding = len(flat) - sum(sizes)
-        # DeepSpeed rounds up to a multiple of 2 x processes.
+        # DeepSpeed rounds the size up to a multiple of 2 x processes.
         if not 0 <= padding < 2 * len(parts):
-            raise ValueError(f"{folder}: group {group} has {len(flat):,} values; its parameters have {sum(sizes):,}.")
+            raise ValueError(
+                f"{folder}: group {group} has {len(flat):,} values, but its parameters have {sum(sizes):,}."
+            )
         pieces = flat[: sum(sizes)].split(sizes)
-        # Copies, or each tensor would keep the whole group alive.
+        # Copied, since otherwise each tensor would keep the whole group in memory.
         tensors |= {name: piece.reshape(shape).clone() for (name, shape), piece in zip(shapes.items(), pieces)}
     return tensors
 
@@ -205,7 +214,9 @@ def _merge_parameters(parts: list[list[torch.Tensor]], groups: list[dict], folde
     shapes = {name: shape for group in groups for name, shape in group.items()}
     sizes = [-(-prod(shape) // len(flat)) for shape in shapes.values()]
     if wrong := [len(part) for part in flat if len(part) != sum(sizes)]:
-        raise ValueError(f"{folder}: a process has {wrong[0]:,} values; its part of the parameters is {sum(sizes):,}.")
+        raise ValueError(
+            f"{folder}: a process has {wrong[0]:,} values, but its part of the parameters has {sum(sizes):,}."
+        )
     pieces = zip(*(process.split(sizes) for process in flat))
     return {
         name: torch.cat(piece)[: prod(shape)].reshape(shape).clone()
@@ -214,7 +225,7 @@ def _merge_parameters(parts: list[list[torch.Tensor]], groups: list[dict], folde
 
 
 def _check_against_module(tensors: dict[str, torch.Tensor], module: dict[str, torch.Tensor], folder: Path) -> None:
-    """The weights of the forward pass are the float32 ones, rounded: a wrong order of the parts shows here."""
+    """Check that the weights of the forward pass are the rounded float32 ones; parts in a wrong order would fail."""
     for name, tensor in tensors.items():
         used = module.get(name)
         if used is None or used.shape != tensor.shape:
@@ -222,6 +233,6 @@ def _check_against_module(tensors: dict[str, torch.Tensor], module: dict[str, to
         eps = torch.finfo(used.dtype).eps
         if not torch.allclose(tensor, used.float(), rtol=eps, atol=torch.finfo(used.dtype).tiny, equal_nan=True):
             raise ValueError(
-                f"{folder}: the float32 values of {name} are not those of `module`, rounded. The files are of "
-                "different steps, or of a layout not known here."
+                f"{folder}: the float32 values of {name}, rounded, are not those of `module`. The files are of "
+                "different steps, or of an unknown layout."
             )

@@ -1,4 +1,4 @@
-"""`neobert-hf doctor`: whether a model's folder is healthy, one line a check.
+"""`neobert-hf doctor`: report whether a model's folder is healthy, with one line for each check.
 
 No code of the folder is run, and no pickle is read.
 """
@@ -33,16 +33,16 @@ OK, FAIL, SKIP = "ok", "FAIL", "skip"
 
 
 def _served_files(module: ModuleType) -> dict[str, Path]:
-    """The installed files that `save_pretrained` puts beside the weights: that of the classes, and all it imports."""
+    """The installed files that `save_pretrained` puts beside the weights: the module of the classes and its imports."""
     files = (module.__file__, *get_relative_import_files(module.__file__))
     return {Path(file).name: Path(file) for file in files}
 
 
 SERVED_FILES = _served_files(modeling_neobert)
 CONTEXTUAL_FILES = _served_files(contextual_neobert)
-# Embeddings are often padded to a multiple of 64 or 128 rows; a tokenizer with still fewer entries is another one's.
+# Embeddings are often padded to a multiple of 64 or 128 rows. A tokenizer that leaves more rows unused does not fit.
 MOST_UNUSED_ROWS = 127
-# Values that the config of a module of Sentence Transformers may ask for without storing them: 64 MB in float32.
+# The number of values that a Sentence Transformers module's config may ask for without storing them: 64 MB in float32.
 MOST_UNSTORED = 2**24
 
 
@@ -60,7 +60,7 @@ class DoctorSettings:
 
 @dataclass
 class Finding:
-    """What one check found: `status` is ok, FAIL or skip."""
+    """The result of one check: `status` is ok, FAIL or skip."""
 
     check: str
     status: str
@@ -101,7 +101,7 @@ def diagnose(path: Path) -> list[Finding]:
             findings.append(Finding(name, OK, check(folder)))
         except Skip as reason:
             findings.append(Finding(name, SKIP, str(reason)))
-        except Exception as error:  # Tokenizers raise plain `Exception`, and a doctor must not fall ill.
+        except Exception as error:  # Tokenizers raise plain `Exception`, and the doctor itself must not crash.
             text = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
             findings.append(Finding(name, FAIL, " ".join(text.split())))
             failed.add(name)
@@ -127,26 +127,28 @@ def check_tensors(folder: ModelFolder) -> str:
     weights = {name: tensor for name, tensor in tensors.items() if not is_rotary_table(name)}
     problems = tensor_problems(weights, cls, config) + stored_table_problems(tensors, config)
     if len(weights) < len(tensors):
-        problems.append("a stored rotary table, which loading refuses; `neobert-hf convert` leaves it out")
+        problems.append("a rotary table is stored, which loading refuses; `neobert-hf convert` removes it")
     dtypes = {tensor.dtype for tensor in weights.values()}
     if not problems and config.dtype is not None and {config.dtype} != dtypes:
-        problems.append(f"dtype {dtypes.pop()}; config.json says {config.dtype}, to which loading would round")
+        problems.append(f"dtype {dtypes.pop()}, but config.json says {config.dtype}: loading would round the weights")
     if problems:
         raise ValueError("; ".join(problems))
     folder.load_model(cls)
     values, dtype = sum(tensor.numel() for tensor in weights.values()), str(dtypes.pop()).removeprefix("torch.")
-    return f"{len(weights)} of a {cls.__name__}, {values:,} {dtype} values, finite"
+    return f"{len(weights)} tensors of a {cls.__name__}, {values:,} {dtype} values, finite"
 
 
 def check_tokenizer(folder: ModelFolder) -> str:
     tokenizer, config = folder.tokenizer, folder.config
     if tokenizer is None:
-        raise Skip("none in the folder")
+        raise Skip("no tokenizer in the folder")
     largest, rows = max(tokenizer.get_vocab().values()), config.vocab_size
     if not 0 <= rows - 1 - largest <= MOST_UNUSED_ROWS:
-        raise ValueError(f"the tokenizer has ids up to {largest:,}; the embeddings have {rows:,} rows")
+        raise ValueError(f"the tokenizer has ids up to {largest:,}, but the embeddings have {rows:,} rows")
     if tokenizer.pad_token_id != config.pad_token_id:
-        raise ValueError(f"the tokenizer pads with {tokenizer.pad_token_id}, config.json says {config.pad_token_id}")
+        raise ValueError(
+            f"the tokenizer pads with {tokenizer.pad_token_id}, but config.json says {config.pad_token_id}"
+        )
     needed = ["pad_token", "cls_token", "sep_token"]
     if issubclass(folder.model_class, NeoBERTForMaskedLM):
         needed.append("mask_token")
@@ -163,31 +165,31 @@ def check_code(folder: ModelFolder) -> str:
     references = code_references(folder.path)
     files = sorted(file.name for file in folder.path.glob("*.py"))
     if not files and not references:
-        raise Skip("none: loading needs the installed package")
+        raise Skip("no code in the folder: loading needs the installed package")
     served = CONTEXTUAL_FILES if folder.is_contextual else SERVED_FILES
     if foreign := [name for name in files if name not in served]:
-        raise ValueError(f"{', '.join(foreign)}: not of this package")
+        raise ValueError(f"{', '.join(foreign)}: not part of this package")
     for file, key, reference in references:
-        # Of the installed module: the file in the folder is compared, never run.
+        # The class is looked up in the installed module: the file in the folder is compared, never run.
         module, _, cls = reference.rpartition(".")
         if f"{module}.py" not in served or not hasattr(import_module(f"neobert_hf.{module}"), cls):
-            raise ValueError(f"`{key}` of {file} names {reference}, which is not of this package")
+            raise ValueError(f"`{key}` of {file} names {reference}, which is not part of this package")
     for name, installed in served.items():
         if name not in files:
             raise ValueError(f"{name} is missing; loading with `trust_remote_code` needs {', '.join(served)}")
         if (folder.path / name).read_bytes() != installed.read_bytes():
-            raise ValueError(f"{name} differs from that of the installed neobert_hf")
+            raise ValueError(f"{name} differs from the file of the installed neobert_hf")
     return f"{len(files)} files, as in the installed neobert_hf"
 
 
 def code_references(folder: Path) -> list[tuple[str, str, str]]:
-    """What loading with trust would run: file, key and the class that it names there."""
+    """The code that loading with `trust_remote_code` would run: file, key and the class that the key names."""
     references = []
     for file in ("config.json", "tokenizer_config.json"):
         if not (folder / file).is_file():
             continue
         values = read_mapping(folder / file)
-        # Of a tokenizer, `auto_map` has been a list of its slow and its fast class.
+        # In some tokenizers, `auto_map` is a list of the slow and the fast class.
         auto_map = values.get("auto_map") or {}
         entries = auto_map.values() if isinstance(auto_map, dict) else [auto_map]
         names = [name for entry in entries for name in (entry if isinstance(entry, list) else [entry]) if name]
@@ -199,7 +201,7 @@ def code_references(folder: Path) -> list[tuple[str, str, str]]:
 
 
 def check_sentence_transformers(folder: ModelFolder) -> str:
-    """Let Sentence Transformers load all modules and run them on a text."""
+    """Check that Sentence Transformers can load all modules and run them on a text."""
     modules = folder.sentence_modules
     if not modules:
         raise Skip("no modules.json")
@@ -208,7 +210,7 @@ def check_sentence_transformers(folder: ModelFolder) -> str:
     for module in modules:
         files = folder.path / module.path
         if (files / "pytorch_model.bin").is_file() and not (files / "model.safetensors").is_file():
-            raise ValueError(f"{files / 'pytorch_model.bin'} is a pickle, which is not read: save it as safetensors")
+            raise ValueError(f"{files / 'pytorch_model.bin'} is a pickle, which is never read: save it as safetensors")
         _check_size(module, files)
     if find_spec("sentence_transformers") is None:
         raise Skip("sentence_transformers is not installed: pip install 'neobert_hf[embed]'")
@@ -228,9 +230,9 @@ def check_sentence_transformers(folder: ModelFolder) -> str:
 
 
 def _check_context(model: nn.Module, config: PreTrainedConfig) -> None:
-    """Refuse a model whose `encode` gives something else with a context than the model itself."""
+    """Refuse a model whose `encode` returns something else with a context than the model itself."""
     if "dataset_embeddings" not in {name for names in (model.module_kwargs or {}).values() for name in names}:
-        raise ValueError("modules.json does not let `encode` pass `dataset_embeddings` on: save the model again")
+        raise ValueError("with this modules.json, `encode` cannot pass on `dataset_embeddings`: save the model again")
     context = made_context(config)
     found = model.encode([TEXT], prompt="", dataset_embeddings=context, convert_to_tensor=True)
     features = model.preprocess([TEXT])
@@ -238,23 +240,25 @@ def _check_context(model: nn.Module, config: PreTrainedConfig) -> None:
         tokens = {name: features[name] for name in ("input_ids", "attention_mask")}
         expected = model[0].model.eval()(**tokens, dataset_embeddings=context).pooler_output
     if found.shape != expected.shape or not torch.allclose(found, expected, atol=1e-4 * expected.abs().max().item()):
-        raise ValueError("with a context, `encode` gives something else than the model's second stage")
+        raise ValueError("with a context, `encode` does not return the output of the model's second stage")
 
 
 def _check_size(module: SentenceModule, files: Path) -> None:
-    """Refuse a config that asks for more values than are stored: they would be allocated before that is noticed."""
+    """Refuse a config that asks for more values than are stored: loading would allocate them before it notices."""
     if module.name == "Transformer" or not (files / "config.json").is_file():
         return
     sizes = [value for value in read_mapping(files / "config.json").values() if type(value) is int and value > 0]
     weights = files / "model.safetensors"
     stored = weights.stat().st_size if weights.is_file() else 0
     if math.prod(sizes) > max(stored, MOST_UNSTORED):
-        raise ValueError(f"{files / 'config.json'} asks for {math.prod(sizes):,} values; {stored:,} bytes are stored")
+        raise ValueError(
+            f"{files / 'config.json'} asks for {math.prod(sizes):,} values, but only {stored:,} bytes are stored"
+        )
 
 
 @torch.no_grad()
 def _run_modules(modules: list[nn.Module], features: dict) -> int:
-    """How wide the output is. Every module after the model itself must give as many dimensions as it says."""
+    """The width of the output. Every module after the model itself must output as many dimensions as it declares."""
     width = 0
     for index, module in enumerate(modules):
         before = dict(features)
@@ -263,7 +267,7 @@ def _run_modules(modules: list[nn.Module], features: dict) -> int:
         widths = [tensor.shape[-1] for tensor in written if torch.is_floating_point(tensor)]
         promised = module.get_embedding_dimension() if index and hasattr(module, "get_embedding_dimension") else None
         if promised is not None and promised not in widths:
-            raise ValueError(f"{type(module).__name__} should give {promised} dimensions and gives {widths}")
+            raise ValueError(f"{type(module).__name__} should output {promised} dimensions, but outputs {widths}")
         width = (widths or [width])[-1]
     return width
 
@@ -275,10 +279,10 @@ def check_outputs(folder: ModelFolder) -> str:
     golden = read_outputs(file)
     model = folder.load_model(folder.model_class, dtype=torch.float32)
     largest = compare_outputs(model, golden, folder.tokenizer)
-    return f"as recorded, at most {largest:.0e} of the largest value apart ({golden['tolerance']:.0e} allowed)"
+    return f"as recorded; they differ by at most {largest:.0e} of the largest value ({golden['tolerance']:.0e} allowed)"
 
 
-# Name: the check, and those without which it cannot run. A check returns its line, or raises Skip or ValueError.
+# By name: the check, and the checks that must pass first. A check returns its line, or raises Skip or ValueError.
 CHECKS: dict[str, tuple[Callable[[ModelFolder], str], tuple[str, ...]]] = {
     "config": (check_config, ()),
     "tensors": (check_tensors, ("config",)),

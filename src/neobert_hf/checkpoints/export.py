@@ -3,11 +3,11 @@
     neobert-hf export runs/embeddings/model exported
 
 writes `onnx/model.onnx` (float32), `onnx/model_fp16.onnx`, `onnx/model_quantized.onnx` (int8) and, beside `onnx/`, the
-config, the tokenizer and, of an embedding model, the files that say how tokens are pooled. Linear layers after the
-pooling are inside: the files hold token states that have gone through them, whose mean is the embedding. Text
-Embeddings Inference, a server, takes the folder as well.
+config, the tokenizer and, for an embedding model, the files that say how tokens are pooled. Linear layers after the
+pooling are part of the ONNX files: these output hidden states that have gone through the linear layers, and whose mean
+is the embedding. The server Text Embeddings Inference also takes the folder.
 
-Optimum does not install with Transformers 5.23, so this goes through `torch.onnx` itself. Sentence Transformers'
+Optimum does not install with Transformers 5.23, so this uses `torch.onnx` directly. Sentence Transformers'
 `backend="onnx"` needs Optimum too: run the files with onnxruntime (`examples/onnx_inference.py`) or transformers.js.
 """
 
@@ -51,7 +51,7 @@ from neobert_hf.modeling_neobert import (
 )
 
 
-# The names that `pipeline(...)` knows in Transformers and transformers.js, with the model and its outputs.
+# Task names of `pipeline(...)` in Transformers and transformers.js, with the model class and its outputs.
 TASKS = {
     "feature-extraction": (NeoBERTModel, ("last_hidden_state",)),
     "fill-mask": (NeoBERTForMaskedLM, ("logits",)),
@@ -60,23 +60,23 @@ TASKS = {
     "question-answering": (NeoBERTForQuestionAnswering, ("start_logits", "end_logits")),
 }
 
-# These refuse a row without a token: it has no answer.
+# Models for these tasks refuse a row without a token, since it has no answer.
 ONE_ANSWER_A_ROW = ("text-classification", "question-answering")
 
-# File names are transformers.js' for its dtypes fp32, fp16 and q8.
+# The file names that transformers.js uses for its dtypes fp32, fp16 and q8.
 FILES = {"float32": "model.onnx", "float16": "model_fp16.onnx", "int8": "model_quantized.onnx"}
 LARGEST_DIFFERENCE = 1e-5
 SMALLEST_COSINE = {"float16": 0.9999, "int8": 0.99}
 
 OPSET = 18
-# One protobuf holds less than 2 GiB; the graph needs some of it.
+# One protobuf holds less than 2 GiB, and the graph needs some of that.
 MOST_BYTES_IN_ONE_FILE = 2**31 - 2**26
 
-# What Sentence Transformers does after the encoder and every user of the files can do with `1_Pooling/config.json`.
+# The Sentence Transformers modules that every user of the files can replicate with `1_Pooling/config.json`.
 POOLING_MODULES = {"Transformer", "Pooling", "Normalize"}
-# The poolings that a linear layer may go before as well as after.
+# The poolings before which a linear layer has the same effect as after them.
 LINEAR_POOLINGS = (["mean"], ["cls"])
-# Of `pooling_mode`, with the keys that Sentence Transformers wrote in its place before, one a mode.
+# Values of `pooling_mode`, with the keys that older versions of Sentence Transformers wrote instead, one for each mode.
 POOLING_KEYS = {
     "cls": "pooling_mode_cls_token",
     "max": "pooling_mode_max_tokens",
@@ -101,12 +101,12 @@ class ExportError(ValueError):
 
 @dataclass
 class ExportSettings:
-    """What is exported, and where to. Of a Sentence Transformers model it is the encoder."""
+    """What is exported, and where to. For a Sentence Transformers model, the encoder is exported."""
 
     path: PathOrId = field(metadata={"help": "checkpoint: a local folder or a Hub id"})
     output_dir: LocalPath = field(metadata={"help": "folder to write; must not exist yet"})
     task: str | None = field(
-        default=None, metadata={"choices": list(TASKS), "help": "what the checkpoint's config names if unset"}
+        default=None, metadata={"choices": list(TASKS), "help": "the task of the checkpoint's class if unset"}
     )
     precisions: list[str] | None = field(
         default=None, metadata={"choices": list(FILES), "help": "one or more; all if unset"}
@@ -121,8 +121,8 @@ class ExportedFile:
     Args:
         name: inside `onnx/`.
         precision: `float32`, `float16` or `int8`.
-        deviation: what was measured against PyTorch in float32, in words.
-        external_data: whether the weights lie in `<name>_data` beside it.
+        deviation: the measured deviation from PyTorch in float32, in words.
+        external_data: whether the weights are in `<name>_data` beside it.
     """
 
     name: str
@@ -133,12 +133,12 @@ class ExportedFile:
 
 @dataclass
 class Reference:
-    """What PyTorch computes in float32 for a few batches. Every file must compute it, too.
+    """PyTorch's outputs in float32 for a few batches. Every file must compute the same.
 
     Args:
-        outputs: their names.
+        outputs: the names of the outputs.
         batches: `input_ids` and `attention_mask`, each (rows, tokens), int64.
-        expected: for each batch an array an output, float32.
+        expected: for each batch, one float32 array per output.
     """
 
     outputs: tuple[str, ...]
@@ -147,7 +147,7 @@ class Reference:
 
 
 class LinearEncoder(nn.Module):
-    """An encoder whose token states go through linear layers, so that their mean is the embedding; padding stays 0."""
+    """An encoder and linear layers on its hidden states, so that their mean is the embedding; padding stays 0."""
 
     def __init__(self, model: NeoBERTModel, layers: list[nn.Linear]):
         super().__init__()
@@ -160,7 +160,7 @@ class LinearEncoder(nn.Module):
 
 
 class ExportedModule(nn.Module):
-    """A model as the files show it: ids and mask in, float32 out, whatever the weights are."""
+    """A model with the interface of the files: ids and mask in, float32 out, whatever dtype the weights have."""
 
     def __init__(self, model: NeoBERTPreTrainedModel, outputs: tuple[str, ...]):
         super().__init__()
@@ -177,7 +177,7 @@ def main(args: list[str] | None = None) -> None:
     (settings,) = parse_config(ExportSettings, args=args, positional=positional, prog="neobert-hf export")
     with folder_lock(Path(settings.output_dir)):
         export(settings)
-    print(f"{settings.output_dir} is complete: every file computes what PyTorch does.")
+    print(f"{settings.output_dir} is complete: every file computes the same as PyTorch.")
 
 
 def export(settings: ExportSettings) -> list[ExportedFile]:
@@ -188,12 +188,12 @@ def export(settings: ExportSettings) -> list[ExportedFile]:
 
     Raises:
         ValueError: if the checkpoint cannot be exported as asked, before work starts.
-        ExportError: if a file computes something else than PyTorch.
+        ExportError: if a file does not compute the same as PyTorch.
     """
     # 1. Checks
     output = Path(settings.output_dir)
     if output.exists():
-        raise ValueError(f"{output} exists already. Delete it, or name another folder.")
+        raise ValueError(f"{output} exists already. Delete it, or choose another folder.")
     precisions = known_precisions(settings.precisions)
     source = ModelFolder(local_folder(settings.path, settings.revision))
     layers = find_linear_layers(source)
@@ -206,11 +206,11 @@ def export(settings: ExportSettings) -> list[ExportedFile]:
 
     # 3. ONNX files
     with new_folder(output) as partial:
-        # The checks of the files set its truncation and padding, which it would store.
+        # Saved now, since the checks of the files set its truncation and padding, which would be stored.
         tokenizer.save_pretrained(partial)
         files = write_onnx(exported, task, tokenizer, partial / "onnx", precisions)
 
-        # 4. What goes with them
+        # 4. Config and further files
         _write_config(model, files, partial)
         copy_files(pooling_files, source.path, partial)
         complete_settings(partial, model.config, tokenizer)
@@ -221,18 +221,18 @@ def export(settings: ExportSettings) -> list[ExportedFile]:
 
 
 def known_precisions(precisions: list[str] | None) -> list[str]:
-    """The precisions that are asked for; all if none is.
+    """The requested precisions; all if none is given.
 
     Raises:
-        ValueError: if one is not known.
+        ValueError: if one is unknown.
     """
     if unknown := sorted(set(precisions or ()) - set(FILES)):
-        raise ValueError(f"No precision {', '.join(unknown)}; known are {', '.join(FILES)}.")
+        raise ValueError(f"There is no precision {', '.join(unknown)}; choose from {', '.join(FILES)}.")
     return precisions or list(FILES)
 
 
 def find_linear_layers(folder: ModelFolder) -> list[SentenceModule]:
-    """The linear layers of an embedding model, where it makes no difference whether they come before the pooling."""
+    """The linear layers of an embedding model that can be moved before the pooling without changing the result."""
     layers, linear = [], False
     for module in folder.sentence_modules:
         if module.name == "Pooling":
@@ -243,63 +243,63 @@ def find_linear_layers(folder: ModelFolder) -> list[SentenceModule]:
             if identity and not config.get("use_residual") and config["in_features"] == config["out_features"]:
                 layers.append(module)
         elif module.name == "Normalize":
-            # It divides every vector by a number of its own: what follows cannot come before the pooling.
+            # This scales every vector differently, so the layers after it cannot be moved before the pooling.
             linear = False
     return layers
 
 
 def load_linear(folder: ModelFolder, layer: SentenceModule) -> nn.Linear:
-    # Sentence Transformers is needed for models of its own only.
+    # Imported here, since only models of Sentence Transformers need it.
     from sentence_transformers.sentence_transformer.modules import Dense
 
     return Dense.load(str(folder.path), layer.path).linear
 
 
 def find_pooling_files(folder: ModelFolder, inside: Collection[str] = ()) -> list[str]:
-    """The files by which users of an embedding model pool its tokens; none of other models.
+    """The files that tell users of an embedding model how to pool its tokens; empty for other models.
 
     Args:
         inside: folders of the modules that the exported files compute themselves.
 
     Raises:
-        ValueError: if there are modules after the pooling whose weights the exported files would lack.
+        ValueError: if there are modules after the pooling that the exported files would lack.
     """
     names = list(SENTENCE_FILES)
     for module in folder.sentence_modules:
         if module.name not in POOLING_MODULES and module.path not in inside:
             raise ValueError(
-                f"{folder.path} has a module {module.type}, which would be missing from its embeddings: ONNX "
-                f"files know {', '.join(sorted(POOLING_MODULES))}, and those of `neobert-hf export` also square linear "
-                "layers after a mean. Use Sentence Transformers for this model."
+                f"{folder.path} has a module {module.type}, which its embeddings would lack: ONNX files support "
+                f"{', '.join(sorted(POOLING_MODULES))}, and those of `neobert-hf export` also square linear layers "
+                "after a mean. Use Sentence Transformers for this model."
             )
         if module.name == "Pooling":
             names.append(f"{module.path}/config.json")
-    # Asking for the class reads the file that is copied.
+    # `sentence_class` reads, and thereby checks, a file that will be copied.
     return names if folder.sentence_class else []
 
 
 def _sound_tokenizer(folder: ModelFolder) -> PreTrainedTokenizerBase:
-    """The tokenizer of a folder, with which its config and tensors agree."""
+    """The tokenizer of a folder, after a check that tokenizer, config and tensors fit together."""
     folder.check_weights()
     if folder.tokenizer is None:
-        raise ValueError(f"{folder.path} has no tokenizer. Save the one that it was trained with into it.")
+        raise ValueError(f"{folder.path} has no tokenizer. Save the tokenizer that it was trained with into it.")
     check_tokenizer(folder)
     return folder.tokenizer
 
 
 def load_for_task(folder: ModelFolder, task: str | None = None) -> tuple[NeoBERTPreTrainedModel, str]:
-    """The float32 model that a checkpoint is for, and its task.
+    """The model of a checkpoint in float32, and its task.
 
     Raises:
-        ValueError: if the task is not known or the checkpoint lacks its head.
+        ValueError: if the task is unknown or the checkpoint lacks its head.
     """
     config = folder.config
     if task is None:
         task = next((name for name, (cls, _) in TASKS.items() if cls is folder.model_class), None)
     if task not in TASKS:
         raise ValueError(
-            f"{folder.path} is for {config.architectures}, the task is {task!r}; pass one of {', '.join(TASKS)} as "
-            "`--task`."
+            f"{folder.path} is a checkpoint of {config.architectures}, and the task is {task!r}; pass one of "
+            f"{', '.join(TASKS)} as `--task`."
         )
     folder.check_rope()
     model = folder.load_model(TASKS[task][0], dtype=torch.float32, attn_implementation="sdpa")
@@ -307,8 +307,8 @@ def load_for_task(folder: ModelFolder, task: str | None = None) -> tuple[NeoBERT
     missing = {name for name, _ in model.named_parameters() if name.removeprefix("model.") not in stored}
     if missing:
         raise ValueError(
-            f"{folder.path} is for {config.architectures} and has no weights for the task {task!r}: it lacks "
-            f"{', '.join(sorted(missing))}. Train that head first, or leave `--task` out."
+            f"{folder.path} is a checkpoint of {config.architectures} and has no weights for the task {task!r}: it "
+            f"lacks {', '.join(sorted(missing))}. Train that head first, or leave `--task` out."
         )
     return model.eval(), task
 
@@ -320,16 +320,16 @@ def write_onnx(
     folder: Path,
     precisions: list[str],
 ) -> list[ExportedFile]:
-    """Write and check the ONNX files alone. The model is in float16 afterwards if that is asked for.
+    """Write and check only the ONNX files. Afterwards the model is in float16 if that was one of the precisions.
 
     Raises:
-        ExportError: if a file computes something else than PyTorch; it stays in the folder.
+        ExportError: if a file does not compute the same as PyTorch; the file stays in the folder.
     """
     folder.mkdir(parents=True, exist_ok=True)
     reference = compute_reference(model, TASKS[task][1], check_batches(tokenizer, model.config, task))
     files = {}
     graph = None
-    # Float16 last, since it changes the weights in place: a copy would be another gigabyte.
+    # Float16 comes last, since it changes the weights in place: a copy would take another gigabyte.
     for precision in sorted(precisions, key=["float32", "int8", "float16"].index):
         file = folder / FILES[precision]
         if precision == "float16":
@@ -346,8 +346,8 @@ def write_onnx(
 def trace(model: NeoBERTPreTrainedModel, reference: Reference) -> onnx_ir.Model:
     """The ONNX graph, for any number of rows and columns, traced with the first of the batches.
 
-    A float16 model is traced as one, and not converted afterwards: where the model itself computes in float32 (rotary
-    table, norms, whose squares leave float16's range) the graph does, too.
+    A float16 model is traced in float16, not converted afterwards. So wherever the model itself computes in float32
+    (rotary table, and norms, whose squares exceed float16's range), the graph does so as well.
     """
     auto = torch.export.Dim.AUTO
     program = torch.onnx.export(
@@ -355,7 +355,7 @@ def trace(model: NeoBERTPreTrainedModel, reference: Reference) -> onnx_ir.Model:
         kwargs=reference.batches[0],
         input_names=list(reference.batches[0]),
         output_names=list(reference.outputs),
-        # The mask has the shape of the ids; naming its axes too would be a warning.
+        # The mask has the shape of the ids; naming its axes as well would cause a warning.
         dynamic_shapes={
             "input_ids": {0: "batch_size", 1: "sequence_length"},
             "attention_mask": {0: auto, 1: auto},
@@ -364,7 +364,7 @@ def trace(model: NeoBERTPreTrainedModel, reference: Reference) -> onnx_ir.Model:
         dynamo=True,
         verbose=False,
     )
-    # Where in the exporting machine's source files each node comes from: half of a small file.
+    # Removes where in the source files each node comes from, which would be half of a small ONNX file.
     ClearMetadataAndDocStringPass()(program.model)
     return program.model
 
@@ -380,14 +380,14 @@ def data_file(file: Path) -> Path:
 
 
 def save_quantized(graph: onnx_ir.Model, file: Path) -> None:
-    """Weights in 7 bits of int8, one scale a column; activations in uint8, their scale found anew for each batch.
+    """Weights in 7 bits of int8, with one scale per column; activations in uint8, with a new scale for each batch.
 
-    x86 CPUs without VNNI add two products of them in 16 bits, which hold 2 * 255 * 64 and not 2 * 255 * 127. So the
-    file gives the same everywhere. Of `benchmarks/models/small` its cosine with PyTorch is 0.9976 where 8 bits have
-    0.9927 on an AMD EPYC with AVX2 only.
+    x86 CPUs without VNNI add two of their products in 16 bits, which can hold 2 * 255 * 64 but not 2 * 255 * 127. With
+    7 bits, the file gives the same results on all CPUs. For `benchmarks/models/small`, its cosine with PyTorch is
+    0.9976; with 8 bits it is 0.9927 on an AMD EPYC that has AVX2 only.
     """
     for value in graph.graph.initializers.values():
-        # The quantizer transposes the weights of biased layers, and then refuses shapes that say otherwise.
+        # The quantizer transposes the weights of layers with bias, and then refuses the old shapes.
         value.shape = value.type = None
     source = file.with_name("float32.onnx")
     save_graph(graph, source)
@@ -399,7 +399,7 @@ def save_quantized(graph: onnx_ir.Model, file: Path) -> None:
 def check_batches(
     tokenizer: PreTrainedTokenizerBase, config: NeoBERTConfig, task: str
 ) -> list[dict[str, torch.Tensor]]:
-    """Ragged, one row, and padded on the left, if the task takes it with a row that is nothing but padding."""
+    """Three batches: ragged, a single row, and padded on the left, with a row of only padding if the task allows it."""
     options = {"truncation": True, "max_length": config.max_length, "return_tensors": "pt"}
     options["return_token_type_ids"] = False
     ragged = tokenizer(TEXTS, padding=True, **options)
@@ -414,24 +414,24 @@ def check_batches(
 def compute_reference(
     model: NeoBERTPreTrainedModel, outputs: tuple[str, ...], batches: list[dict[str, torch.Tensor]]
 ) -> Reference:
-    """What every file must compute; ExportError if it is not finite."""
+    """The outputs that every file must reproduce; ExportError if they are not finite."""
     module = ExportedModule(model, outputs)
     expected = [[output.numpy() for output in module(**batch)] for batch in batches]
     if not all(np.isfinite(output).all() for results in expected for output in results):
         raise ExportError(
-            "The PyTorch model's own outputs are not finite: its weights are damaged. Nothing is written."
+            "The PyTorch model's own outputs are not finite: its weights are damaged. Nothing was written."
         )
     return Reference(outputs, batches, expected)
 
 
 def check(file: Path, precision: str, reference: Reference) -> str:
-    """Run a file in onnxruntime on every batch and say how far it is from PyTorch in float32.
+    """Run a file in onnxruntime on every batch and return how much it deviates from PyTorch in float32, in words.
 
     Raises:
-        ExportError: if that is too far, or not finite.
+        ExportError: if it deviates too much, or an output is not finite.
     """
     session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
-    # Output by output: what is expected, what the file gives, and the mask of the batch, (rows, tokens).
+    # For each output: the expected array, the array of the file, and the mask of the batch, (rows, tokens).
     compared = []
     for batch, expected in zip(reference.batches, reference.expected):
         got = session.run(list(reference.outputs), {name: tensor.numpy() for name, tensor in batch.items()})
@@ -441,9 +441,9 @@ def check(file: Path, precision: str, reference: Reference) -> str:
         value = max(difference(expected, got) for expected, got, _ in compared)
         passed = value <= LARGEST_DIFFERENCE
         deviation = f"largest difference from PyTorch {value:.1e}"
-        limit = f"at most {LARGEST_DIFFERENCE:.0e} is allowed (of the largest value, if over 1)"
+        limit = f"at most {LARGEST_DIFFERENCE:.0e} is allowed (relative to the largest value, if that is over 1)"
     else:
-        # Unlike Python's `min`, NumPy's lets no NaN pass: the cosine of nothing but zeros is one.
+        # Unlike Python's `min`, NumPy's returns NaN if there is one; the cosine of an all-zero output is NaN.
         value = np.min([cosine(*arrays) for arrays in compared])
         passed = value >= SMALLEST_COSINE[precision]
         deviation = f"cosine with PyTorch {value:.6f}"
@@ -452,18 +452,21 @@ def check(file: Path, precision: str, reference: Reference) -> str:
     if not (passed and finite):
         raise ExportError(
             f"{file.name} ({precision}): {deviation if finite else 'its outputs are not finite'}; {limit}. "
-            f"Nothing is written. The other precisions may do: leave out {precision} with `--precisions`."
+            f"Nothing was written. The other precisions may work: leave out {precision} with `--precisions`."
         )
     return deviation
 
 
 def difference(expected: np.ndarray, got: np.ndarray) -> float:
-    """The largest, padding included, against the largest value: float32 has no 1e-5 at hidden states of 130."""
+    """The largest difference, padding included, relative to the largest value if that is over 1.
+
+    Float32 does not resolve 1e-5 at hidden states of 130.
+    """
     return float(np.abs(expected - got).max() / max(1.0, np.abs(expected).max()))
 
 
 def cosine(expected: np.ndarray, got: np.ndarray, mask: np.ndarray) -> float:
-    """The smallest of any row, over its real tokens; where a row has a few scores only, that of the whole batch."""
+    """The smallest cosine of any row, over its real tokens; if rows have only a few scores, that of the whole batch."""
     if expected.shape[:2] != mask.shape:
         rows = [(expected, got)]
     else:
@@ -476,17 +479,18 @@ def _write_config(model: NeoBERTPreTrainedModel, files: list[ExportedFile], fold
     config.architectures = [type(model).__name__]
     config.dtype = "float32"
     if hasattr(config, "auto_map"):
-        del config.auto_map  # It names code files, and the folder holds none.
+        del config.auto_map  # It names code files, which the folder does not hold.
     config.update(external_data_config(files))
     config.to_json_file(folder / "config.json")
 
 
 def complete_settings(folder: Path, config: NeoBERTConfig, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Say in the keys of Text Embeddings Inference, too, what a written folder's settings say already.
+    """Repeat settings of a written folder under the keys that Text Embeddings Inference reads.
 
-    It refuses a config without `max_position_embeddings`; versions that do not know `pooling_mode`, also a pooling
-    without one key a mode, and settings of Sentence Transformers without `max_seq_length`. See `router/src/lib.rs` in
-    https://github.com/huggingface/text-embeddings-inference. Sentence Transformers reads the folder as before.
+    It refuses a config without `max_position_embeddings`. Versions that do not know `pooling_mode` also refuse a
+    pooling config without one key per mode, and settings of Sentence Transformers without `max_seq_length`. See
+    `router/src/lib.rs` in https://github.com/huggingface/text-embeddings-inference. For Sentence Transformers nothing
+    changes.
     """
     file = folder / "config.json"
     write_json(file, read_json(file) | {"max_position_embeddings": config.max_length})
@@ -504,19 +508,19 @@ def complete_settings(folder: Path, config: NeoBERTConfig, tokenizer: PreTrained
 
 
 def pooling_modes(settings: dict) -> list[str]:
-    """Of `1_Pooling/config.json`, as any version of Sentence Transformers writes it; several are concatenated.
+    """The pooling modes in a `1_Pooling/config.json` of any version of Sentence Transformers; several are concatenated.
 
     Raises:
-        ValueError: if one is not known.
+        ValueError: if one is unknown.
     """
     modes = settings.get("pooling_mode") or [mode for mode, key in POOLING_KEYS.items() if settings.get(key)] or "mean"
     modes = [modes] if isinstance(modes, str) else modes
     if not isinstance(modes, list) or not all(mode in POOLING_KEYS for mode in modes):
-        raise ValueError(f"The pooling is {modes}; known are {', '.join(POOLING_KEYS)}.")
+        raise ValueError(f"The pooling is {modes}; the known modes are {', '.join(POOLING_KEYS)}.")
     return modes
 
 
 def external_data_config(files: list[ExportedFile]) -> dict:
-    """What transformers.js needs to read in `config.json`, if the weights of a file lie beside it."""
+    """The entry that transformers.js needs in `config.json` if the weights of a file lie beside it."""
     external = {file.name: True for file in files if file.external_data}
     return {"transformers.js_config": {"use_external_data_format": external}} if external else {}

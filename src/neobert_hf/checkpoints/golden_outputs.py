@@ -1,4 +1,4 @@
-"""Golden outputs: what a model computes for fixed ids, stored beside its weights, so that anybody sees a wrong load.
+"""Golden outputs: a model's outputs for fixed ids, stored beside its weights, so that anybody can detect a wrong load.
 
 `golden.json`:
 
@@ -9,9 +9,10 @@
      "tolerance": 0.0001,
      "text": "...", "text_ids": [101, ...]}
 
-`first` and `last` are the first eight values of the first and the last row of an output, `mean` and `rms` are over all
-of it. Everything is computed in float32 on a CPU with `sdpa`. `text` and its ids are there if a tokenizer was given.
-A contextual model has the embeddings of both stages, of the second with a context that `made_context` makes.
+`first` and `last` are the first eight values of the first and the last row of an output. `mean` and `rms` are over all
+of its values. Everything is computed in float32 on a CPU with `sdpa`. `text` and its ids are there if a tokenizer was
+given. For a contextual model, the embeddings of both stages are recorded; the second stage gets the artificial context
+of `made_context`.
 """
 
 import copy
@@ -27,9 +28,9 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 GOLDEN_FILE = "golden.json"
 TEXT = "NeoBERT is the most efficient model of its kind! Naïve cafés, 1,024 tokens & e=mc²."
 LENGTH = 64
-# Of ids and values in a list that is read.
+# The limit for the length of a list of ids or values in a file.
 MOST_NUMBERS = 1024
-# Relative to the largest recorded value of an output. Float32 rounds otherwise on other machines; damage is far larger.
+# Relative to the largest recorded value of an output. Float32 rounding differs between machines; damage is far larger.
 TOLERANCE = 1e-4
 
 
@@ -37,8 +38,8 @@ def record_outputs(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | 
     """Outputs of a model for ids spread over its vocabulary.
 
     Args:
-        model: any NeoBERT class; it stays as it is.
-        tokenizer: record the ids of a text as well.
+        model: any NeoBERT class; it is not modified.
+        tokenizer: if given, the ids of a text are recorded as well.
 
     Returns:
         The content of `golden.json`.
@@ -60,12 +61,12 @@ def record_outputs(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | 
 def compare_outputs(
     model: PreTrainedModel, golden: dict[str, Any], tokenizer: PreTrainedTokenizerBase | None = None
 ) -> float:
-    """Compare what a loaded model computes with what was recorded.
+    """Compare the outputs of a loaded model with the recorded ones.
 
     Args:
-        model: of the recorded class, or the encoder alone, whose hidden states are then compared.
+        model: a model of the recorded class, or the encoder alone; then only the hidden states are compared.
         golden: from `record_outputs` or `read_outputs`.
-        tokenizer: compare the ids of the recorded text as well.
+        tokenizer: if given, the ids of the recorded text are compared as well.
 
     Returns:
         The largest difference, as a share of the output's largest recorded value.
@@ -76,11 +77,14 @@ def compare_outputs(
     if tokenizer is not None and "text" in golden:
         ids, recorded_ids = tokenizer(golden["text"])["input_ids"], golden["text_ids"]
         if ids != recorded_ids:
-            raise ValueError(f"the tokenizer gives other ids for the recorded text: {ids} instead of {recorded_ids}")
+            raise ValueError(f"the tokenizer gives wrong ids for the recorded text: {ids} instead of {recorded_ids}")
     differences = [0.0]
     for name, output in _compute(model, golden["input_ids"]).items():
         if name not in golden["outputs"]:
-            raise ValueError(f"no `{name}` was recorded: it was a {golden['class']}, this is a {type(model).__name__}")
+            raise ValueError(
+                f"no `{name}` was recorded: the recorded model was a {golden['class']}, this is a "
+                f"{type(model).__name__}"
+            )
         differences.append(_compare(name, _describe(output), golden["outputs"][name], golden["tolerance"]))
     return max(differences)
 
@@ -88,7 +92,7 @@ def compare_outputs(
 def _compare(name: str, found: dict[str, Any], recorded: dict[str, Any], tolerance: float) -> float:
     """The largest difference between two descriptions of an output, as a share of the largest recorded value."""
     if found["shape"] != recorded["shape"]:
-        raise ValueError(f"{name} has the shape {found['shape']}; {recorded['shape']} was recorded")
+        raise ValueError(f"{name} has the shape {found['shape']}, but {recorded['shape']} was recorded")
     scale = torch.tensor([*recorded["first"], *recorded["last"], recorded["rms"]]).abs().max()
     largest = 0.0
     for part in ("first", "last", "mean", "rms"):
@@ -96,9 +100,9 @@ def _compare(name: str, found: dict[str, Any], recorded: dict[str, Any], toleran
         # Written so that NaN is an error.
         if not difference <= tolerance:
             raise ValueError(
-                f"{name}: {part} is {found[part]}; {recorded[part]} was recorded. They differ by {difference:.1e} "
-                f"of the largest value, {tolerance:.0e} is allowed: weights or config are not those that "
-                "were recorded"
+                f"{name}: {part} is {found[part]}, but {recorded[part]} was recorded. They differ by {difference:.1e} "
+                f"of the largest value, and {tolerance:.0e} is allowed: weights or config are not those of the "
+                "recorded model"
             )
         largest = max(largest, difference)
     return largest
@@ -126,7 +130,7 @@ def _is_description(output: dict[str, Any]) -> bool:
 
 
 def _are_numbers(values: Any, kind: type | tuple[type, ...] = (int, float)) -> bool:
-    """A list of finite numbers, and not of very many: a file must not ask for a computation that never ends."""
+    """Whether it is a short list of finite numbers: a file must not be able to start endless computations."""
     if not isinstance(values, list) or not 0 < len(values) <= MOST_NUMBERS:
         return False
     return all(isinstance(value, kind) and not isinstance(value, bool) and math.isfinite(value) for value in values)
@@ -138,7 +142,7 @@ def _compute(model: PreTrainedModel, ids: list[int]) -> dict[str, torch.Tensor]:
     model.set_attn_implementation("sdpa")
     input_ids = torch.tensor([ids])
     outputs = {"last_hidden_state": model.base_model(input_ids).last_hidden_state}
-    # By name: the class may also come from remote code.
+    # Compared by name, since the class may come from remote code.
     if type(model).__name__ == "NeoBERTContextualModel":
         outputs["first_stage"] = model(input_ids).pooler_output
         outputs["second_stage"] = model(input_ids, dataset_embeddings=made_context(model.config)).pooler_output
@@ -149,7 +153,7 @@ def _compute(model: PreTrainedModel, ids: list[int]) -> dict[str, torch.Tensor]:
 
 
 def made_context(config: PreTrainedConfig) -> torch.Tensor:
-    """Numbers in the place of a context, (context_size, hidden_size)."""
+    """An artificial context, (context_size, hidden_size)."""
     return torch.linspace(-1, 1, config.context_size * config.hidden_size).view(config.context_size, -1)
 
 

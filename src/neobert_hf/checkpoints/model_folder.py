@@ -1,4 +1,4 @@
-"""A model's folder, local or of the Hub, and reading its files. None of its code is run, and no pickle is read."""
+"""A model's folder, local or from the Hub, and how its files are read. None of its code is run, and no pickle read."""
 
 import json
 import re
@@ -28,26 +28,26 @@ from neobert_hf.common.paths import check_links, path_inside
 from neobert_hf.packing_neobert import needs_longest_document
 
 
-# Of a Hub repository: no ONNX, and no pickles.
+# The files of a Hub repository that are downloaded: no ONNX, and no pickles.
 DOWNLOADED = ("*.json", "*.safetensors", "*.txt", "*.py", "*.md")
 INDEX = "model.safetensors.index.json"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt")
-# Files of Sentence Transformers beside those of its modules. The first lists the modules.
+# Files of Sentence Transformers other than those of its modules. The first lists the modules.
 MODULES, SENTENCE_CONFIG = "modules.json", "config_sentence_transformers.json"
 TRANSFORMER_CONFIG = "sentence_bert_config.json"
 SENTENCE_FILES = (MODULES, SENTENCE_CONFIG, TRANSFORMER_CONFIG)
 SENTENCE_CLASSES = ("SentenceTransformer", "SparseEncoder", "MultiVectorEncoder", "CrossEncoder")
-# Their modules that store no other files than `config.json` and `model.safetensors`, and load no further modules.
+# Those of its modules that store only `config.json` and `model.safetensors`, and load no further modules.
 SENTENCE_MODULES = (
     *("Transformer", "Pooling", "Normalize", "Dense", "Dropout", "LayerNorm", "WeightedLayerPooling"),
     *("SpladePooling", "MultiVectorMask"),
 )
-# What the libraries that write a model say of a disk that is full, each with another exception.
+# How the libraries that write a model report a full disk; each raises a different exception.
 FULL_DISK = re.compile("No space left|File too large|[Qq]uota|inline_container|iostream|write failed")
-# Keys of a config by which Transformers loads other weights or another kind of them, and a file that does it as well.
+# Config keys that make Transformers load other weights, or weights of another kind; and a file that does so as well.
 OTHER_WEIGHTS = ("quantization_config", "transformers_weights", "fusion_config", "distributed_config")
 ADAPTER = "adapter_config.json"
-# Encoders, and contextual models, which only some tools know.
+# Encoders, and contextual models, which only some tools support.
 ENCODERS = (NeoBERTConfig,)
 ENCODERS_AND_CONTEXTUAL = (NeoBERTConfig, NeoBERTContextualConfig)
 
@@ -58,7 +58,7 @@ class SentenceModule:
 
     Args:
         type: its class, with the Python module that it is in.
-        path: its folder inside the model's; empty if it is that folder itself.
+        path: its folder inside the model's folder; empty if it is the model's folder itself.
     """
 
     type: str
@@ -71,10 +71,10 @@ class SentenceModule:
 
 @dataclass
 class ModelFolder:
-    """A local folder whose parts are read when they are first asked for. Each raises ValueError if it is damaged.
+    """A local folder whose parts are read when they are first used. Each raises ValueError if it is damaged.
 
     Args:
-        known: the configs of the models that may lie there; others are refused by name.
+        known: the config classes of the models that are accepted; other models are refused by name.
     """
 
     path: Path
@@ -90,7 +90,7 @@ class ModelFolder:
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase | None:
-        """The folder's own, if it has one; with lower case where Sentence Transformers' settings ask for it."""
+        """The folder's own tokenizer, if it has one. It lower-cases if Sentence Transformers' settings say so."""
         if not any((self.path / name).is_file() for name in TOKENIZER_FILES):
             return None
         tokenizer = load_tokenizer(self.path)
@@ -103,17 +103,17 @@ class ModelFolder:
 
     @property
     def transformer_settings(self) -> dict:
-        """Those of Sentence Transformers for the encoder, if there are any."""
+        """Sentence Transformers' settings for the encoder, if there are any."""
         file = self.path / TRANSFORMER_CONFIG
         return read_json(file) if file.is_file() else {}
 
     @property
     def model_class(self) -> type[NeoBERTPreTrainedModel]:
-        """The class that `architectures` names, or, where it is empty, that of the tensors."""
+        """The class that `architectures` names, or, if it is empty, the class that fits the tensors."""
         names = self.config.architectures
         if self.is_contextual:
             if names not in (None, [], [NeoBERTContextualModel.__name__]):
-                raise ValueError(f"`architectures` is {names}; of this config it must be a NeoBERTContextualModel.")
+                raise ValueError(f"`architectures` is {names}; with this config it must be a NeoBERTContextualModel.")
             return NeoBERTContextualModel
         if not names:
             return class_of_tensors(self.tensors)
@@ -123,12 +123,12 @@ class ModelFolder:
 
     @property
     def is_contextual(self) -> bool:
-        """Whether the model reads a context beside every text."""
+        """Whether the model takes a context in addition to every text."""
         return isinstance(self.config, NeoBERTContextualConfig)
 
     @cached_property
     def sentence_modules(self) -> list[SentenceModule]:
-        """The modules of a Sentence Transformers model, in order; none of another model."""
+        """The modules of a Sentence Transformers model, in order; empty for other models."""
         file = self.path / MODULES
         if not file.is_file():
             return []
@@ -137,22 +137,22 @@ class ModelFolder:
         except (TypeError, KeyError) as error:
             raise ValueError(f"{file} must be a list of modules, each with `type` and `path`.") from error
         if not modules:
-            raise ValueError(f"{file} names no module. Delete it, or restore it.")
+            raise ValueError(f"{file} lists no modules. Delete it, or restore it.")
         for module in modules:
             package, _, name = str(module.type).rpartition(".")
             if not package.startswith("sentence_transformers.") or name not in SENTENCE_MODULES:
                 raise ValueError(
-                    f"{file} names the module {module.type}, which may load code (with `trust_remote_code`) and files "
-                    f"from anywhere; allowed are those of sentence_transformers: {', '.join(SENTENCE_MODULES)}."
+                    f"{file} lists the module {module.type}, which may load code (with `trust_remote_code`) and files "
+                    f"from anywhere; only these of sentence_transformers are allowed: {', '.join(SENTENCE_MODULES)}."
                 )
             inside = path_inside(self.path, module.path, f"`path` of {module.name} in {file}")
-            # `.` and `a//b` are written in one way.
+            # Normalise paths such as `.` and `a//b`.
             module.path = inside.relative_to(self.path).as_posix().removeprefix(".")
         return modules
 
     @property
     def sentence_class(self) -> str | None:
-        """The class of Sentence Transformers that loads the folder, if one does."""
+        """The Sentence Transformers class that loads the folder, if there is one."""
         if not self.sentence_modules:
             return None
         file = self.path / SENTENCE_CONFIG
@@ -163,19 +163,20 @@ class ModelFolder:
         return name
 
     def check_weights(self) -> None:
-        """Refuse tensors that do not fit the config and the class; the error names each."""
+        """Refuse tensors that do not fit the config and the class; the error names each of them."""
         cls = self.model_class
         if problems := tensor_problems(self.tensors, cls, self.config):
-            raise ValueError(f"{self.path} is no sound {cls.__name__} with this config:\n  " + "\n  ".join(problems))
+            raise ValueError(f"{self.path} is not a valid {cls.__name__} with this config:\n  " + "\n  ".join(problems))
 
     def load_model(self, cls: type[NeoBERTPreTrainedModel], **options: Any) -> NeoBERTPreTrainedModel:
-        """Load a model of the folder with the tensors that were checked.
+        """Load a model from the folder with the tensors that were checked.
 
         Args:
             options: of `from_pretrained`.
 
         Raises:
-            ValueError: if Transformers takes others: it has several ways to be sent to another file or model.
+            ValueError: if Transformers loads other tensors: a folder can redirect it to another file or model in
+                several ways.
         """
         if (self.path / ADAPTER).exists():
             raise ValueError(f"{self.path / ADAPTER} makes Transformers load other weights. Merge or delete it.")
@@ -183,30 +184,30 @@ class ModelFolder:
             model = cls.from_pretrained(self.path, **options)
         except (ValueError, OSError):
             raise
-        except Exception as error:  # Of a key that asks for a package or a kind of loading anything may come.
+        except Exception as error:  # A key that needs a package or a special way of loading may raise anything.
             raise ValueError(f"{self.path} cannot be loaded: {error}") from error
         self.check_loaded(model)
         return model
 
     def check_rope(self) -> None:
-        """Raise ValueError if what a text gives depends on others of its batch: that cannot stand in a graph."""
+        """Raise ValueError if a text's output depends on the other texts of its batch: a graph cannot express that."""
         if needs_longest_document(self.config):
             raise ValueError(
                 f"{self.path} has RoPE of type {self.config.rope_parameters['rope_type']!r}, which depends on the "
-                "longest text of a batch and cannot stand in a graph: use 'yarn' or 'linear'."
+                "longest text of a batch and cannot be part of a graph: use 'yarn' or 'linear'."
             )
 
     def check_loaded(self, model: nn.Module) -> None:
-        """Compare what a loader made of the folder with the tensors of its files; ValueError if they differ."""
+        """Compare the weights of a loaded model with the tensors in the folder's files; ValueError if they differ."""
         for name, tensor in model.state_dict().items():
-            # The encoder alone has no prefix, and a tied decoder may not be stored.
+            # The names in the encoder alone have no prefix, and a tied decoder may not be stored.
             stored = self.tensors.get(name, self.tensors.get(f"model.{name}"))
             if stored is not None and not torch.equal(tensor, stored.to(tensor.dtype)):
-                raise ValueError(f"{self.path}: Transformers loads another {name} than that of model.safetensors.")
+                raise ValueError(f"{self.path}: Transformers loads another {name} than the one in model.safetensors.")
 
 
 def copy_files(names: Iterable[str], source: Path, target: Path) -> None:
-    """Copy those files of a folder that it has."""
+    """Copy the files of these names that exist in a folder."""
     for name in names:
         if (source / name).is_file():
             (target / name).parent.mkdir(parents=True, exist_ok=True)
@@ -218,7 +219,7 @@ def new_folder(path: Path) -> Iterator[Path]:
     """An empty folder that becomes `path` when the block ends without an exception.
 
     Raises:
-        OSError: if the disk has no room for what the block writes; nothing is left there.
+        OSError: if the disk has no room for what the block writes; nothing is left behind.
     """
     try:
         with atomic_folder(path) as partial:
@@ -230,29 +231,29 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 
 def local_folder(path: str, revision: str | None = None) -> Path:
-    """A local folder as it is, or the downloaded one of a Hub repository.
+    """A local folder as it is, or the downloaded folder of a Hub repository.
 
     Raises:
-        ValueError, OSError: if it is anything else.
+        ValueError, OSError: if the path is neither.
     """
     folder = local_path(path, revision)
     if folder.is_file():
-        raise ValueError(f"{path} is a file; name the folder.")
+        raise ValueError(f"{path} is a file; give the folder.")
     return folder
 
 
 def local_path(path: str, revision: str | None = None, patterns: tuple[str, ...] = DOWNLOADED) -> Path:
-    """A local folder or file as it is; of a Hub repository, the files that match a pattern, downloaded.
+    """A local folder or file as it is, or a folder with the downloaded files of a Hub repository that match `patterns`.
 
     Raises:
-        ValueError, OSError: if it is neither.
+        ValueError, OSError: if the path is neither.
     """
     local = Path(path)
     if local.exists():
         if local.is_dir():
             check_links(local)
         else:
-            # Of the folder around a file these are read, too. The file itself is the user's choice.
+            # These files beside the given one are also read, so they are checked. The user chose the given file itself.
             names = {"config.json", *TOKENIZER_FILES} - {local.name}
             check_links(local.parent, [local.parent / name for name in sorted(names)])
         return local
@@ -263,39 +264,39 @@ def local_path(path: str, revision: str | None = None, patterns: tuple[str, ...]
         return Path(snapshot_download(path, revision=revision, allow_patterns=list(patterns)))
     except (ValueError, OSError, HTTPError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise OSError(f"{path} is no folder here, and not found as a Hub id: {reason}") from error
+        raise OSError(f"{path} is neither a local folder nor found as a Hub id: {reason}") from error
 
 
 def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
-    """The tokenizer of a folder or a Hub id; ValueError or OSError if it cannot be read."""
+    """The tokenizer of a folder or a Hub id; ValueError or OSError if it cannot be loaded."""
     if Path(path).is_dir():
         check_links(Path(path))
     return tokenizers.load_tokenizer(path, trust_remote_code=False)
 
 
 def text_length(settings: dict, config: NeoBERTConfig, tokenizer: PreTrainedTokenizerBase) -> int:
-    """Tokens of a text that Sentence Transformers reads: it cuts there, without a word.
+    """The number of tokens at which Sentence Transformers silently truncates a text.
 
     Args:
-        settings: what is in its `sentence_bert_config.json`.
+        settings: the content of `sentence_bert_config.json`.
     """
     return settings.get("max_seq_length") or min(tokenizer.model_max_length, config.max_length)
 
 
 def read_json(file: Path) -> Any:
-    """What a file holds; ValueError if that is no JSON, or says something twice."""
+    """The content of a JSON file; ValueError if it is not valid JSON, or repeats a key."""
     try:
         return json.loads(file.read_text(encoding="utf-8"), object_pairs_hook=_without_repetition)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{file} is no JSON: {error}.") from error
+        raise ValueError(f"{file} is not valid JSON: {error}.") from error
 
 
 def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Readers take the last of two values, and people the first."""
+    """Refuse repeated keys: programs use the last of two values, and people tend to see the first."""
     values = {}
     for key, value in pairs:
         if key in values:
-            raise ValueError(f"it says {key!r} twice")
+            raise ValueError(f"it has the key {key!r} twice")
         values[key] = value
     return values
 
@@ -309,13 +310,13 @@ def read_mapping(file: Path) -> dict[str, Any]:
 
 
 def read_config(path: Path, known: tuple[type[NeoBERTConfig], ...] = ENCODERS) -> NeoBERTConfig:
-    """A `config.json`, or that of a folder, of a NeoBERT model.
+    """The config of a NeoBERT model, from a `config.json` or the folder that has one.
 
     Args:
-        known: the classes that it may be of.
+        known: the config classes that are accepted.
 
     Raises:
-        ValueError: if it is of another model or has keys that mean nothing.
+        ValueError: if it is the config of another model, or has misspelt or unsupported keys.
     """
     file = path / "config.json" if path.is_dir() else path
     if not file.is_file():
@@ -326,14 +327,14 @@ def read_config(path: Path, known: tuple[type[NeoBERTConfig], ...] = ENCODERS) -
         allowed = " or ".join(map(repr, classes))
         raise ValueError(f"{file} is the config of a model of type {found!r}; it must be {allowed}.")
     for key, value in values.items():
-        # An attention with a slash is code on the Hub.
+        # An attention implementation with a slash in its name is code on the Hub.
         if value and (key in OTHER_WEIGHTS or ("attn_implementation" in key and "/" in str(value))):
             raise ValueError(
-                f"{file} holds `{key}`: {str(value)[:100]}. Only plain weights and code are read; remove it."
+                f"{file} holds `{key}`: {str(value)[:100]}. Only plain weights and code are supported; remove the key."
             )
     try:
         return classes[found].from_dict(values)
-    except Exception as error:  # Of values of another type anything may come.
+    except Exception as error:  # Values of a wrong type may raise anything.
         raise ValueError(f"{file}: {error}") from error
 
 
@@ -341,17 +342,17 @@ def read_safetensors(path: Path) -> dict[str, torch.Tensor]:
     """The tensors of one file, or of a folder with `model.safetensors` or shards and their index.
 
     Raises:
-        ValueError: naming the file that is absent or damaged.
+        ValueError: naming the file that is missing or damaged.
     """
     files = [path / "model.safetensors" if path.is_dir() else path]
-    # Loading takes the one file, where there are both.
+    # If there are both, Transformers loads the single file.
     if (path / INDEX).is_file() and not files[0].is_file():
         files = indexed_files(path / INDEX)
     tensors = {}
     for file in files:
         if not file.is_file():
             raise ValueError(f"{file} does not exist.")
-        # Of a file that may not be read, safetensors says that there is none.
+        # Opened first, since safetensors reports an unreadable file as missing.
         file.open("rb").close()
         try:
             merge_shards(tensors, load_file(file), file)

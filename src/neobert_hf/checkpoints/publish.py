@@ -1,11 +1,11 @@
-"""`neobert-hf publish`: any checkpoint of this package as a complete Hub repository, checked, then pushed.
+"""`neobert-hf publish`: build a complete Hub repository from any checkpoint of this package, check it and push it.
 
     neobert-hf publish runs/embeddings/model me/my-embeddings --card card.yaml --dry_run
 
 A repository holds config and weights, the code for those who load it without the package, the tokenizer, the files of
-Sentence Transformers, `onnx/` if asked for, `golden.json` and the model card. It is built in a folder, which
-`neobert-hf doctor` must find healthy; only then it is sent, in one commit. The same command can be repeated: of an
-interrupted push what has arrived is not sent again, and of an unchanged folder nothing is. With `--output_dir` the
+Sentence Transformers, `onnx/` if requested, `golden.json` and the model card. It is built in a folder, and sent in one
+commit only if `neobert-hf doctor` finds the folder healthy. The same command can be repeated: after an interrupted
+push, files that have arrived are not sent again, and if nothing has changed, nothing is sent. With `--output_dir` the
 folder is kept, and the next time it is checked and sent as it is.
 """
 
@@ -42,10 +42,10 @@ from neobert_hf.common.paths import check_links
 from neobert_hf.common.settings import LocalPath, PathOrId, parse_config
 
 
-# All that is ever sent; `*` stands for a part of a name. A list of what is forbidden would forget something: keys and
+# The only files that are ever sent; `*` stands for part of a name. A list of forbidden files would miss some: keys and
 # passwords (`.env`, `id_rsa`), pickles, which run code when they are loaded, code that is not of this package, and
-# training states that tell of the data.
-# Of Sentence Transformers' modules, `config.json` and `model.safetensors` in the folders that modules.json names are
+# training states that reveal something about the data.
+# For Sentence Transformers' modules, `config.json` and `model.safetensors` in the folders that modules.json names are
 # sent as well.
 SENT = (
     *("config.json", GOLDEN_FILE, "model.safetensors", "model-*-of-*.safetensors", INDEX, *CONTEXTUAL_FILES),
@@ -54,12 +54,12 @@ SENT = (
     *("vocab.txt", "vocab.json", "merges.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model"),
     *SENTENCE_FILES,
     *("onnx/model*.onnx", "onnx/model*.onnx_data"),
-    # The card, and what it shows and links to.
+    # The card, and the files that it shows or links to.
     *("*.md", "*.png", "*.jpg", "*.jpeg", "*.svg", "LICENSE*", ".gitattributes"),
 )
 
-# Deleted on the Hub unless this push has them: of another model they would make the repository wrong. Here `*` and `?`
-# match `/` as well: other files of the owner's must not be met.
+# Files that are deleted on the Hub unless this push has them: left over from another model, they would make the
+# repository wrong. Here `*` and `?` also match `/`, so the patterns must not match other files of the owner.
 SHARD = "[0-9][0-9][0-9][0-9][0-9]-of-[0-9][0-9][0-9][0-9][0-9]"
 STALE = [
     *("model.safetensors", f"model-{SHARD}.safetensors", "model.safetensors.index.json"),
@@ -67,7 +67,7 @@ STALE = [
     *("onnx/model*", *SENTENCE_FILES),
     *("[0-9]_*/config.json", "[0-9]_*/model.safetensors", "[0-9]_*/pytorch_model.bin"),
     *("tokenizer.json", "tokenizer_config.json", "vocab.txt", "special_tokens_map.json", "added_tokens.json"),
-    # With these, Transformers would load another model and put the adapter into it.
+    # If these were left, Transformers would load another model and put the adapter into it.
     *(ADAPTER, "adapter_model.safetensors", "adapter_model.bin"),
     # The original's code, and that of contextual models alone.
     *("model.py", "rotary.py", "contextual_neobert.py"),
@@ -76,12 +76,12 @@ STALE = [
 
 @dataclass
 class PublishSettings:
-    """What is published, where, and what its card tells."""
+    """What is published, where to, and what its card says."""
 
     checkpoint: PathOrId = field(metadata={"help": "folder or Hub id, with safetensors"})
     repo_id: str = field(metadata={"help": "OWNER/NAME on the Hub"})
     card: LocalPath | None = field(
-        default=None, metadata={"help": "YAML file with what the model card shall say: fields of CardFacts"}
+        default=None, metadata={"help": "YAML file with the content of the model card: fields of CardFacts"}
     )
     mteb_results: LocalPath | None = field(
         default=None, metadata={"help": "folder with this model's results of examples/run_mteb.py, for the card"}
@@ -91,13 +91,13 @@ class PublishSettings:
     )
     onnx: bool = field(default=False, metadata={"help": "add ONNX files"})
     precisions: list[str] | None = field(
-        default=None, metadata={"help": "of the ONNX files, as for `neobert-hf export`; all if unset"}
+        default=None, metadata={"help": "precisions of the ONNX files, as for `neobert-hf export`; all if unset"}
     )
-    public: bool = field(default=False, metadata={"help": "a new repository is private otherwise"})
+    public: bool = field(default=False, metadata={"help": "make a new repository public; otherwise it is private"})
     revision: str | None = field(default=None, metadata={"help": "branch or refs/pr/N to push to; `main` if unset"})
     pr: bool = field(default=False, metadata={"help": "open a pull request instead of changing `main`"})
     output_dir: LocalPath | None = field(
-        default=None, metadata={"help": "keep the built folder here; if it is there, it is sent as it is"}
+        default=None, metadata={"help": "keep the built folder here; if it exists already, it is sent as it is"}
     )
     dry_run: bool = field(default=False, metadata={"help": "build and check; print what would be sent"})
 
@@ -119,8 +119,8 @@ def check_request(settings: PublishSettings) -> None:
 
     Raises:
         ValueError: naming the setting.
-        ModuleNotFoundError: if a package is missing that `onnx` needs.
-        OSError: if the Hub does not know the user; a dry run does not ask it.
+        ModuleNotFoundError: if a package that `onnx` needs is missing.
+        OSError: if the user is not logged in to the Hub; a dry run does not check this.
     """
     repo_id, output_dir = settings.repo_id, settings.output_dir
     validate_repo_id(repo_id)
@@ -131,9 +131,13 @@ def check_request(settings: PublishSettings) -> None:
     if output_dir is not None and Path(output_dir).exists():
         card = Path(output_dir) / "README.md"
         if not card.is_file() or f'"{repo_id}"' not in card.read_text(encoding="utf-8"):
-            raise ValueError(f"{output_dir} exists, and its card is not of {repo_id}. Name a new folder, or delete it.")
+            raise ValueError(
+                f"{output_dir} exists, but its card is not that of {repo_id}. Choose a new folder, or delete it."
+            )
     if settings.precisions and not settings.onnx:
-        raise ValueError(f"`precisions` is {settings.precisions} without ONNX files: add `--onnx`, or leave it out.")
+        raise ValueError(
+            f"`precisions` is {settings.precisions} without ONNX files: add `--onnx`, or leave `precisions` out."
+        )
     if settings.onnx:
         from neobert_hf.checkpoints.export import known_precisions
 
@@ -145,7 +149,7 @@ def check_request(settings: PublishSettings) -> None:
 
 @contextmanager
 def checked_folder(settings: PublishSettings) -> Iterator[Path]:
-    """A folder with everything that is sent, found healthy: the one at `output_dir`, or a temporary one.
+    """A folder with everything that is sent, which was found healthy: `output_dir`, or a temporary folder.
 
     Raises:
         ValueError: if the checkpoint or the folder is not healthy.
@@ -154,7 +158,7 @@ def checked_folder(settings: PublishSettings) -> Iterator[Path]:
         folder = Path(settings.output_dir or f"{temporary}/repository")
         with folder_lock(folder):
             if folder.exists():
-                note = f"it is taken as it is, not built from {settings.checkpoint}. Delete it to build it anew."
+                note = f"it is used as it is, not built from {settings.checkpoint}. Delete it to build it again."
                 print(f"{folder} exists: {note}")
                 check_folder(folder)
             else:
@@ -168,7 +172,7 @@ def build_folder(settings: PublishSettings, folder: Path) -> None:
     """Write everything that a repository holds into an empty folder.
 
     Raises:
-        ValueError: if the checkpoint is not sound, or lacks a tokenizer.
+        ValueError: if the checkpoint is damaged, or lacks a tokenizer.
     """
     # 1. Read
     source = ModelFolder(local_folder(settings.checkpoint), ENCODERS_AND_CONTEXTUAL)
@@ -178,8 +182,8 @@ def build_folder(settings: PublishSettings, folder: Path) -> None:
         check_exportable(source)
     tokenizer = load_tokenizer(settings.tokenizer) if settings.tokenizer else source.tokenizer
     if tokenizer is None:
-        raise ValueError(f"{source.path} has no tokenizer. Name one with `--tokenizer`: a folder or a Hub id.")
-    # The dtype of the tensors: that of the config might round them.
+        raise ValueError(f"{source.path} has no tokenizer. Give one with `--tokenizer`: a folder or a Hub id.")
+    # Use the dtype of the tensors, since that of the config might round them.
     dtype = next(iter(source.tensors.values())).dtype
     model = source.load_model(source.model_class, dtype=dtype).eval()
 
@@ -189,7 +193,7 @@ def build_folder(settings: PublishSettings, folder: Path) -> None:
     if source.sentence_class is not None:
         copy_files((*SENTENCE_FILES, *module_files(source)), source.path, folder)
 
-    # 3. What it computes, in PyTorch and ONNX
+    # 3. Outputs in PyTorch, and the ONNX files
     write_json(folder / GOLDEN_FILE, record_outputs(model, tokenizer))
     exported = add_onnx(folder, tokenizer, settings.precisions) if settings.onnx else []
 
@@ -200,30 +204,30 @@ def build_folder(settings: PublishSettings, folder: Path) -> None:
 
 
 def module_files(folder: ModelFolder) -> list[str]:
-    """What the modules of Sentence Transformers may store. The first, without a folder, is the model itself."""
+    """The files that Sentence Transformers' modules may store. The first module, without a folder, is the model."""
     folders = [module.path for module in folder.sentence_modules if module.path]
     return [f"{path}/{name}" for path in folders for name in ("config.json", "model.safetensors")]
 
 
 def check_exportable(source: ModelFolder) -> None:
-    """Refuse ONNX files of a class that has no task there, or of modules that they would lack, before any work."""
+    """Refuse, before any work, ONNX files for a class without an ONNX task, or for modules that they cannot contain."""
     from neobert_hf.checkpoints.export import TASKS, find_pooling_files
 
     if source.is_contextual:
         raise ValueError(
-            f"There is no ONNX file of a contextual model, which reads {source.config.context_size:,} vectors beside "
-            "every text. Leave out `--onnx`."
+            f"There are no ONNX files for a contextual model, which takes {source.config.context_size:,} vectors in "
+            "addition to every text. Leave out `--onnx`."
         )
     if source.model_class not in [cls for cls, _ in TASKS.values()]:
         raise ValueError(
-            f"There is no ONNX file of a {source.model_class.__name__}; those of its encoder come from `neobert-hf "
-            "export --task feature-extraction`. Leave out `--onnx`."
+            f"There are no ONNX files for a {source.model_class.__name__}; `neobert-hf export --task "
+            "feature-extraction` writes those of its encoder. Leave out `--onnx`."
         )
     find_pooling_files(source)
 
 
 def check_files(folder: Path) -> None:
-    """Refuse files that are not of a model. Nothing is left out in silence: it may be that the user counts on it.
+    """Refuse files that do not belong to a model. None is skipped silently, since the user may rely on it being sent.
 
     Raises:
         ValueError: naming the files, or a symbolic link that leads elsewhere.
@@ -231,18 +235,18 @@ def check_files(folder: Path) -> None:
     check_links(folder)
     names = [file.relative_to(folder).as_posix() for file in sorted(folder.rglob("*")) if not file.is_dir()]
     sent = module_files(ModelFolder(folder))
-    # `*` of `fnmatch` matches slashes, too.
+    # In `fnmatch`, `*` also matches slashes.
     sent += [name for name in names for one in SENT if fnmatchcase(name, one) and name.count("/") == one.count("/")]
     if others := [name for name in names if name not in sent]:
         raise ValueError(
-            f"Nothing is sent: {folder} holds {', '.join(others)}. Delete it, or keep it elsewhere; sent are "
-            f"{', '.join(SENT)}, and the files of the modules in modules.json."
+            f"Nothing is sent: {folder} holds {', '.join(others)}. Delete it, or keep it elsewhere. Only these files "
+            f"can be sent: {', '.join(SENT)}, and the files of the modules in modules.json."
         )
 
 
 def add_onnx(folder: Path, tokenizer: PreTrainedTokenizerBase, precisions: list[str] | None) -> list:
     """Write and check `onnx/` of a built folder; returns its `ExportedFile`s."""
-    # Needs onnx and onnxruntime, which the rest of publishing does not.
+    # Imported here, since only this part of publishing needs onnx and onnxruntime.
     from neobert_hf.checkpoints import export
 
     built = ModelFolder(folder)
@@ -258,7 +262,7 @@ def check_folder(folder: Path) -> None:
     """Print what the doctor finds, and check the card's metadata.
 
     Raises:
-        ValueError: if a check fails. Nothing may be sent then.
+        ValueError: if a check fails. Nothing must be sent then.
     """
     check_files(folder)
     findings = diagnose(folder)
@@ -276,7 +280,7 @@ def list_files(folder: Path) -> str:
 
 
 def describe_dry_run() -> str:
-    return f"Not sent. Deleted on the Hub, where not in this list: {', '.join(STALE)}"
+    return f"Not sent. A push deletes these on the Hub unless they are listed above: {', '.join(STALE)}"
 
 
 def push_folder(folder: Path, settings: PublishSettings) -> str:
@@ -290,14 +294,14 @@ def push_folder(folder: Path, settings: PublishSettings) -> str:
         The address of the commit or the pull request.
 
     Raises:
-        OSError: if the Hub cannot be reached, refuses, or breaks off. The same call then sends what is missing.
+        OSError: if the Hub cannot be reached, refuses the push, or breaks off. Calling this again sends the rest.
     """
     api = HfApi(library_name="neobert_hf")
     repo_id, revision = settings.repo_id, settings.revision
     with hub_errors():
-        # An existing one stays as it is.
+        # An existing repository stays as it is.
         api.create_repo(repo_id, private=not settings.public, exist_ok=True)
-        # `refs/pr/1` is of a pull request that exists.
+        # A revision such as `refs/pr/1` belongs to an existing pull request, and needs no branch.
         if revision is not None and not revision.startswith("refs/"):
             api.create_branch(repo_id, branch=revision, exist_ok=True)
         commit = api.upload_folder(
@@ -313,11 +317,11 @@ def push_folder(folder: Path, settings: PublishSettings) -> str:
 
 @contextmanager
 def hub_errors() -> Iterator[None]:
-    """A broken connection and files that did not arrive as OSError; what the Hub refuses is one already."""
+    """Turn broken connections and incomplete uploads into OSError; a refusal by the Hub is already one."""
     try:
         yield
     except OSError:
         raise
     except (HTTPError, RuntimeError) as error:
         reason = f"{error} {error.__cause__ or ''}".rstrip(". ")
-        raise OSError(f"{reason}. Run the same command again: what has arrived is kept.") from error
+        raise OSError(f"{reason}. Run the same command again: files that have arrived are kept.") from error

@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint, against what its config asks for."""
+"""Checks of a checkpoint's tensors against its config."""
 
 from collections.abc import Iterable
 
@@ -17,13 +17,13 @@ from neobert_hf import (
 from neobert_hf.checkpoint_checks_neobert import TASK_HEADS, tensor_fault
 
 
-# The original's names of the classes that it has.
+# The names of the classes in the original code.
 ORIGINAL_CLASSES = {
     "NeoBERT": NeoBERTModel,
     "NeoBERTLMHead": NeoBERTForMaskedLM,
     "NeoBERTForSequenceClassification": NeoBERTForSequenceClassification,
 }
-# A class is told by the modules on top of its backbone. Multiple choice has those of sequence classification.
+# The class of each set of modules on top of the backbone. Multiple choice has those of sequence classification.
 CLASS_OF_HEADS = {
     frozenset(): NeoBERTModel,
     frozenset({"decoder"}): NeoBERTForMaskedLM,
@@ -31,12 +31,12 @@ CLASS_OF_HEADS = {
     frozenset({"classifier"}): NeoBERTForTokenClassification,
     frozenset({"qa_outputs"}): NeoBERTForQuestionAnswering,
 }
-# What `architectures` of a config may name.
+# The classes that `architectures` in a config may name.
 CLASSES = {cls.__name__: cls for cls in (*CLASS_OF_HEADS.values(), NeoBERTForMultipleChoice)} | ORIGINAL_CLASSES
 
 
 def class_of_tensors(names: Iterable[str]) -> type[NeoBERTPreTrainedModel]:
-    """The class whose heads the tensors are of.
+    """The class that has the heads found among the tensors.
 
     Raises:
         ValueError: if no class has these heads.
@@ -44,21 +44,23 @@ def class_of_tensors(names: Iterable[str]) -> type[NeoBERTPreTrainedModel]:
     names = list(names)
     heads = frozenset(name.split(".")[0] for name in names) & {"decoder", *TASK_HEADS}
     if not heads and any(name.startswith("model.") for name in names):
-        # A backbone alone has no prefix: what is on top of this one is missing.
+        # A backbone alone has no prefix. This one has, so its head is missing; assume the decoder.
         heads = frozenset({"decoder"})
     if heads not in CLASS_OF_HEADS:
         known = "; ".join(" + ".join(sorted(heads)) for heads in CLASS_OF_HEADS if heads)
-        raise ValueError(f"The heads {' + '.join(sorted(heads))} belong to no class; known are {known}, or none.")
+        raise ValueError(
+            f"No class has the heads {' + '.join(sorted(heads))}; the known combinations are {known}, or no head."
+        )
     return CLASS_OF_HEADS[heads]
 
 
 def tensor_problems(
     tensors: dict[str, torch.Tensor], cls: type[NeoBERTPreTrainedModel], config: NeoBERTConfig
 ) -> list[str]:
-    """What is wrong with names, shapes, dtypes and values; nothing if the list is empty."""
-    # Before a model of so many layers is made, even without memory for its weights.
+    """Problems with names, shapes, dtypes and values; empty if there are none."""
+    # Checked before a model with that many layers is created, even though its weights would take no memory.
     if config.num_hidden_layers > len(tensors):
-        return [f"`num_hidden_layers` is {config.num_hidden_layers:,}, and there are {len(tensors):,} tensors"]
+        return [f"`num_hidden_layers` is {config.num_hidden_layers:,}, but there are only {len(tensors):,} tensors"]
     with torch.device("meta"):
         expected = {name: tuple(tensor.shape) for name, tensor in cls(config).state_dict().items()}
     if config.tie_word_embeddings and "decoder.weight" not in tensors:
@@ -84,12 +86,12 @@ def tensor_problems(
 
 
 def is_rotary_table(name: str) -> bool:
-    """Whether a tensor is the table of the original code, which some versions may store."""
+    """Whether a tensor is the rotary table of the original code, which some versions may store."""
     return name.split(".")[-1] == "freqs_cis"
 
 
 def stored_table_problems(tensors: dict[str, torch.Tensor], config: NeoBERTConfig) -> list[str]:
-    """What is wrong with rotary tables among the tensors: (positions, dim_head / 2), complex or real pairs.
+    """Problems with rotary tables among the tensors: (positions, dim_head / 2), complex or as real pairs.
 
     Such a table must hold exp(i position theta^(-2j / dim_head)), which is computed here in float64.
 
@@ -103,14 +105,16 @@ def stored_table_problems(tensors: dict[str, torch.Tensor], config: NeoBERTConfi
         if not table.is_complex() and table.shape[-1:] == (2,):
             table = torch.view_as_complex(table.float().contiguous())
         if not config.rope or not table.is_complex() or table.shape[1:] != (config.head_dim // 2,):
-            problems.append(f"{name} {tuple(table.shape)} is no rotary table of this config")
+            problems.append(f"{name} {tuple(table.shape)} is not a rotary table of this config")
             continue
         exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim
         angles = torch.arange(len(table))[:, None] * config.rope_parameters["rope_theta"] ** -exponents
         difference = (table - torch.polar(torch.ones_like(angles), angles)).abs().max().item()
-        # Float32 rounds an angle of p radians and its frequency by up to p 2^-24 each.
+        # In float32, an angle of p radians and its frequency each have a rounding error of up to p 2^-24.
         allowed = max(len(table) * 2**-22, 1e-5)
         # Written so that NaN is an error.
         if not difference <= allowed:
-            problems.append(f"{name} is off by {difference:.1e} from that of the config; rounding allows {allowed:.1e}")
+            problems.append(
+                f"{name} differs by {difference:.1e} from the table of the config; rounding allows {allowed:.1e}"
+            )
     return problems

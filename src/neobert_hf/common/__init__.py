@@ -1,1 +1,1 @@
-"""What every room uses: settings, text, files, fingerprints, results, reports."""
+"""Code that all other subpackages use: settings, text, files, fingerprints, results, reports."""

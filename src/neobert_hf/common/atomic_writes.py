@@ -1,6 +1,6 @@
-"""Files and folders that are written whole or not at all: under a temporary name, then renamed.
+"""Atomic writes: files and folders are written under a temporary name and then renamed, so they are never incomplete.
 
-A killed process leaves `*.partial` behind: what it had not finished, and, on file systems that cannot exchange two
+A killed process leaves `*.partial` behind: unfinished files and folders and, on file systems that cannot exchange two
 folders, the old folder as `<name>.replaced.partial`. `tidy_folder` cleans up at the next start.
 """
 
@@ -15,16 +15,16 @@ from pathlib import Path
 from typing import Any
 
 
-# Of renameat2 (Linux): paths are relative to the working directory; exchange the two.
+# Constants of renameat2 (Linux): paths are relative to the working directory; the two are exchanged.
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
 
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
     """A temporary path beside `path` that takes its place when the block ends without an exception."""
-    # A name of the process's own: a worker that outlives its killed parent for a moment may be writing the same file.
+    # The name has the process id, since a worker that briefly outlives its killed parent may be writing the same file.
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    # Writing would follow a symbolic link.
+    # If there is a symbolic link of this name, writing would follow it.
     remove(partial)
     try:
         yield partial
@@ -44,7 +44,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def write_png(path: Path, figure: Any) -> None:
-    """Write a figure of matplotlib."""
+    """Write a matplotlib figure."""
     with atomic_write(path) as partial:
         figure.savefig(partial, dpi=150, format="png")
 
@@ -62,7 +62,7 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
 
 
 def partial_folder(folder: Path) -> Path:
-    """Where this process is to write the successor of a folder. What earlier ones left there is removed."""
+    """Where this process writes the new version of a folder. Leftovers of earlier processes are removed."""
     partial = folder.with_name(f"{folder.name}.{os.getpid()}.partial")
     remove(partial)
     for other in folder.parent.glob(f"{glob.escape(folder.name)}.*.partial"):
@@ -72,10 +72,11 @@ def partial_folder(folder: Path) -> Path:
 
 
 def replace_folder(partial: Path, folder: Path) -> None:
-    """Let a folder that is complete take the place of another, or of none.
+    """Move the completed folder `partial` to `folder`, which may exist already.
 
-    Linux exchanges the two in one step, so that the old or the new one is there at any moment. Where the file system
-    cannot, the old one is set aside for the time of a rename; after a kill at that point `tidy_folder` restores it.
+    Linux exchanges the two in one step, so that either the old or the new one is there at any moment. If the file
+    system cannot do this, the old one is set aside while the new one is renamed; if the process is killed at that
+    point, `tidy_folder` restores the old one.
     """
     aside = _aside(folder)
     _restore(aside)
@@ -92,7 +93,7 @@ def replace_folder(partial: Path, folder: Path) -> None:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Exchange two folders in one step; False where the system or the file system cannot."""
+    """Exchange two folders in one step; False if the operating system or the file system cannot do that."""
     renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None) if os.name == "posix" else None
     if renameat2 is None:
         return False
@@ -104,7 +105,7 @@ def _aside(folder: Path) -> Path:
 
 
 def _restore(aside: Path) -> None:
-    """Put a folder that was set aside back where it was, unless its successor is there."""
+    """Put a folder that was set aside back in its place; remove it if its new version is there."""
     folder = aside.with_name(aside.name.removesuffix(".replaced.partial"))
     if os.path.lexists(aside) and not os.path.lexists(folder):
         os.rename(aside, folder)
@@ -112,7 +113,7 @@ def _restore(aside: Path) -> None:
 
 
 def tidy_folder(folder: Path) -> None:
-    """Restore and remove what killed processes left in a folder and below. `folder_lock` does it at each start."""
+    """Restore or remove what killed processes left in a folder and below. `folder_lock` calls this when it is taken."""
     for partial in sorted(folder.rglob("*.partial")):
         if partial.name.endswith(".replaced.partial"):
             _restore(partial)
@@ -121,7 +122,7 @@ def tidy_folder(folder: Path) -> None:
 
 
 def _is_left_over(partial: Path) -> bool:
-    """Whether no process writes it any more. What has no process in its name is somebody else's."""
+    """Whether the process that wrote it has ended. A path without a process id in its name is not ours."""
     process = partial.stem.rpartition(".")[2]
     if not process.isdigit():
         return False
@@ -135,7 +136,7 @@ def _is_left_over(partial: Path) -> bool:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, a folder, or a symbolic link, which is never followed; nothing if it is not there."""
+    """Remove a file, a folder or a symbolic link, which is never followed. It need not exist."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:

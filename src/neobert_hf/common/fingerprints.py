@@ -1,4 +1,4 @@
-"""What tells models, checkpoints and data from others under the same name: a folder may be trained on."""
+"""Hashes that identify models, checkpoints and data, since a name is not enough: a folder's model may be trained on."""
 
 import hashlib
 import json
@@ -16,13 +16,13 @@ from transformers.utils import cached_file
 from neobert_hf.common.paths import check_model_exists
 
 
-# Of a checkpoint's folder: what the weights, the architecture and the ids of texts depend on.
+# The files of a checkpoint that determine the weights, the architecture and the token ids of texts.
 CHECKPOINT_FILES = ("*.safetensors", "pytorch_model*.bin", "config.json", "tokenizer.json")
 SPECIAL_TOKENS = ("cls_token", "sep_token", "pad_token", "mask_token", "unk_token")
 
 
 def files_fingerprint(files: dict[str, str | Path], also: str = "") -> str:
-    """A hash of files by name, and of a text beside them."""
+    """A hash of files with their names, and of the text `also`."""
     digest = hashlib.sha256(also.encode())
     for name, file in sorted(files.items()):
         digest.update(name.encode())
@@ -33,12 +33,12 @@ def files_fingerprint(files: dict[str, str | Path], also: str = "") -> str:
 
 
 def file_checksum(file: Path) -> str:
-    """A checksum that tells a damaged file from the one that was written: xxh3, faster than a disk reads.
+    """A checksum that detects damage to a file. It is xxh3, which is faster than a disk reads.
 
-    No defence against somebody who changes files on purpose.
+    It is no defence against somebody who changes files on purpose.
     """
     digest = xxhash.xxh3_64()
-    # One block for all, which stays in the processor's cache. A map of the file would end the process on a bad sector.
+    # One block is reused, and stays in the CPU cache. With a memory-mapped file, a bad sector would kill the process.
     block = memoryview(bytearray(2**18))
     with open(file, "rb", buffering=0) as handle:
         while size := handle.readinto(block):
@@ -47,7 +47,7 @@ def file_checksum(file: Path) -> str:
 
 
 def texts_checksum(texts: Iterable[str]) -> str:
-    """A checksum that tells texts from others and from the same ones in another order."""
+    """A checksum of texts that depends on their order."""
     digest = xxhash.xxh3_128()
     for text in texts:
         content = text.encode("utf-8", "surrogatepass")
@@ -56,44 +56,45 @@ def texts_checksum(texts: Iterable[str]) -> str:
 
 
 def is_held_out(text: str, share: float, seed: int = 0) -> bool:
-    """Whether a document is among this share of all, which are held out.
+    """Whether a document is among the held-out `share` of all documents.
 
-    By the text alone: equal documents are on one side, and others that are added or removed change nothing.
+    This depends on the text alone: equal documents are always on the same side, and adding or removing other documents
+    changes nothing.
     """
     return int(texts_checksum([str(seed), text])[:15], 16) / 16**15 < share
 
 
 def value_checksum(value: Any) -> str:
-    """As `file_checksum`, of anything that JSON can hold."""
+    """Like `file_checksum`, for any value that JSON can hold."""
     text = json.dumps(json.loads(json.dumps(value)), sort_keys=True)
     return xxhash.xxh3_64_hexdigest(text.encode())
 
 
 def checkpoint_fingerprint(model: str, patterns: Iterable[str] = CHECKPOINT_FILES) -> str:
-    """A hash of a folder's weights, configuration and tokenizer; of a Hub id, its commit.
+    """A hash of a folder's weights, configuration and tokenizer; for a Hub id, its commit.
 
     Raises:
-        OSError: if it is neither.
+        OSError: if `model` is neither a folder nor a Hub id.
     """
     folder = Path(model)
     if folder.is_dir():
         files = [file for pattern in patterns for file in folder.glob(pattern)]
         return files_fingerprint({str(file.relative_to(folder)): file for file in files})
     check_model_exists(model, "model")
-    # The cache keeps each commit in a folder of its own.
+    # The Hub's cache keeps each commit in a folder that is named after it.
     return Path(cached_file(model, "config.json")).parent.name
 
 
 def model_files_fingerprint(model: str) -> str:
-    """As `checkpoint_fingerprint`, of all files that a model of several modules depends on."""
+    """Like `checkpoint_fingerprint`, over all files that a model of several modules depends on."""
     return checkpoint_fingerprint(model, ("**/*.safetensors", "**/*.bin", "**/*.json", "**/*.txt", "**/*.model"))
 
 
 def data_fingerprint(data: Dataset) -> str:
-    """A hash of all rows in their order, in constant memory, whatever files they came from."""
+    """A hash of all rows in order, independent of the files that they came from. It takes constant memory."""
     digest = hashlib.sha256(str(data.features.arrow_schema.remove_metadata()).encode())
     for table in data.with_format("arrow").iter(10_000):
-        # The bytes of a slice depend on what it was cut from; those of rows that are taken out do not.
+        # The bytes of a slice depend on the table it was cut from; `take` copies the rows, so that theirs do not.
         for batch in table.take(list(range(len(table)))).combine_chunks().to_batches():
             digest.update(batch.serialize())
     return digest.hexdigest()[:16]
@@ -103,7 +104,7 @@ def add_weights(digest, model: nn.Module, dtype: torch.dtype | None = None) -> N
     """Add every tensor of a model, with its name and type, to a hash of `hashlib` or xxHash.
 
     Args:
-        dtype: as if the model had been loaded in it.
+        dtype: hash the weights as if the model had been loaded in this dtype.
     """
     for name, tensor in sorted(model.state_dict().items()):
         tensor = tensor.to(dtype or tensor.dtype)
@@ -112,16 +113,16 @@ def add_weights(digest, model: nn.Module, dtype: torch.dtype | None = None) -> N
 
 
 def identifying_config(config: PreTrainedConfig) -> dict:
-    """A config without where it lay and by what it was saved."""
+    """A config without the path it was loaded from and the Transformers version that saved it."""
     incidental = ("_name_or_path", "transformers_version")
     return {key: value for key, value in config.to_dict().items() if key not in incidental}
 
 
 def reading_fingerprint(tokenizer: PreTrainedTokenizerBase, also: str = "") -> str:
-    """A hash of all that decides which ids a model reads of a text: what they are, and where a text is cut.
+    """A hash of everything that determines a text's token ids as the model gets them, including where texts are cut.
 
     Args:
-        also: what else decides it, such as settings of Sentence Transformers.
+        also: anything else that determines them, such as settings of Sentence Transformers.
     """
     if tokenizer.is_fast:
         content = tokenizer_fingerprint(tokenizer)
@@ -132,13 +133,14 @@ def reading_fingerprint(tokenizer: PreTrainedTokenizerBase, also: str = "") -> s
 
 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerFast) -> str:
-    """A hash that two tokenizers share exactly if they turn every text into the same ids.
+    """A hash that is the same for two tokenizers exactly if they turn every text into the same ids.
 
-    It covers vocabulary, normaliser, pre-tokenizer, post-processor and the ids of the special tokens, and leaves out
-    truncation, padding and `model_max_length`, which calling a tokenizer changes. The tokenizer stays as it is.
+    It covers vocabulary, normaliser, pre-tokenizer, post-processor and the ids of the special tokens. It leaves out
+    truncation, padding and `model_max_length`, which calling a tokenizer changes. The tokenizer is not modified.
     """
     content = json.loads(tokenizer.backend_tokenizer.to_str())
     content["truncation"] = content["padding"] = None
     content["special_ids"] = {name: getattr(tokenizer, f"{name}_id") for name in SPECIAL_TOKENS}
-    # Saving sorts a vocabulary that a freshly trained tokenizer lists in another order; merges stay a list.
+    # Keys are sorted, since saving sorts a vocabulary that a freshly trained tokenizer lists in another order. Merges
+    # are a list and keep their order.
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""Held-out rows that are trained on give scores that are too good. Many published datasets have some."""
+"""A check for held-out rows that are also trained on: their scores are too good. Many published datasets have some."""
 
 from collections.abc import Hashable, Sequence, Set
 
@@ -9,15 +9,15 @@ def report_repeated(trained: Set[Hashable], held_out: Sequence[Hashable], what: 
     Args:
         trained: the rows to train on.
         held_out: the rows to score, in a form in which equal rows are equal.
-        what: they are, for the message.
-        advice: what else can be done than to take rows out.
+        what: a name for the held-out rows, for the message.
+        advice: what the user can do other than remove rows, for the message.
 
     Raises:
-        ValueError: if all are trained on.
+        ValueError: if all held-out rows are trained on.
     """
     repeated = sum(row in trained for row in held_out)
     found = f"{repeated:,} of {len(held_out):,} rows of {what} are also trained on"
     if repeated and repeated == len(held_out):
-        raise ValueError(f"{found}: every model would look good. Take them out of one of the two{advice}.")
+        raise ValueError(f"{found}: every model would look good. Remove them from one of the two{advice}.")
     if repeated:
         print(f"{found}: their scores say little.", flush=True)

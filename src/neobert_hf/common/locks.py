@@ -1,4 +1,4 @@
-"""One process at a time writes a folder; a second one is told at once which process does."""
+"""Locks so that only one process writes a folder at a time; a second one fails at once and names the first."""
 
 import errno
 import hashlib
@@ -19,34 +19,35 @@ from filelock import FileLock, Timeout
 from neobert_hf.common.atomic_writes import tidy_folder
 
 
-# What a file system answers that has no locks.
+# The error numbers by which a file system reports that it has no locks.
 NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
 
 
 class FolderInUse(SystemExit):
-    """Another process writes the folder. Ends this one with a message that names it."""
+    """Another process is writing the folder. Ends this process with a message that names the other one."""
 
 
 @contextmanager
 def folder_lock(folder: Path) -> Iterator[None]:
     """Keep other processes from writing a folder for as long as the block runs.
 
-    The lock is one of the operating system's (`flock`) on a file beside the folder, `.<name>.lock`. It dies with its
-    process, however that ends: a file that is left over locks nothing. It lies inside the folder where that is a mount
-    point, since other machines mount it elsewhere, or where the parent cannot be written. Forked processes do not
-    inherit it, so loader workers that outlive a killed parent for a moment do not keep it.
+    The lock is one of the operating system (`flock`) on a file beside the folder, `.<name>.lock`. It is released when
+    its process ends, however that happens: a leftover file locks nothing. The file lies inside the folder if the folder
+    is a mount point, since other machines mount it elsewhere, or if the parent folder is not writable. Forked processes
+    do not inherit the lock, so data loader workers that briefly outlive a killed parent do not hold it.
 
-    Network disks: NFS (Linux), Lustre with the mount option `flock`, and others pass locks on, and processes on other
-    machines are seen there as well. Where a disk has no locks, one in the temporary folder of this machine is taken
-    instead, and a warning says that other machines are not seen. A disk that keeps locks to each machine without
-    saying so cannot be told from others; so a warning is printed where a process on another machine has not ended its
-    work. It goes on, since that process was killed in nearly all cases, and the run may have moved to this machine.
+    On network disks, NFS (Linux), Lustre with the mount option `flock`, and others share locks between machines, so
+    that processes on other machines are noticed as well. If a disk has no locks, a lock file in this machine's
+    temporary folder is used instead, and a warning says that processes on other machines go unnoticed. Some disks keep
+    locks local to each machine without reporting it, and cannot be recognised. Therefore a warning is printed if a
+    process on another machine has not finished its work. The block still runs: in nearly all cases that process was
+    killed, and the run may have moved to this machine.
 
     Args:
-        folder: it need not exist; the folder that it is in is made.
+        folder: need not exist; its parent folder is created.
 
     Raises:
-        FolderInUse: if another process holds the lock, with its machine, number and command.
+        FolderInUse: if another process holds the lock; the message has its machine, process id and command.
         OSError: if the folder cannot be written.
     """
     folder = Path(folder).resolve()
@@ -63,14 +64,14 @@ def folder_lock(folder: Path) -> Iterator[None]:
         if os.getpid() == process:
             file.unlink(missing_ok=True)
             lock.release()
-            # Bad input leaves nothing behind.
+            # After an error such as bad input, no empty folders are left behind.
             with suppress(OSError):
                 for parent in missing:
                     parent.rmdir()
 
 
 def check_free(folders: Iterable[Path]) -> None:
-    """Before work begins, ask for the locks of folders that are to be written one by one.
+    """Check before work begins that no other process holds the locks of folders that will be written one by one.
 
     Raises:
         FolderInUse: if another process holds one of them.
@@ -83,15 +84,15 @@ def check_free(folders: Iterable[Path]) -> None:
 
 def check_writable(folder: Path) -> None:
     """Raises:
-    OSError: if no file can be made in the folder or, if it does not exist, where it is to be.
+    OSError: if no file can be created in the folder or, if it does not exist, in the folder that will hold it.
     """
     place = next(path for path in (folder.resolve(), *folder.resolve().parents) if path.exists())
     try:
-        # A file in the place of the folder itself is for its command to name.
+        # If there is a file in place of the folder itself, the command that writes the folder reports it.
         with tempfile.TemporaryFile(dir=place.parent if place == folder.resolve() and place.is_file() else place):
             pass
     except OSError as error:
-        raise OSError(error.errno, f"{place} cannot be written ({error.strerror}): choose another folder") from error
+        raise OSError(error.errno, f"{place} is not writable ({error.strerror}): choose another folder") from error
 
 
 def _lock_file(folder: Path) -> Path:
@@ -114,8 +115,8 @@ def _lock(folder: Path, tries: int = 3) -> tuple[Path, FileLock]:
         if error.errno not in NO_LOCKS:
             raise
         print(
-            f"warning: the disk of {folder} has no locks ({error}). Another process on {socket.gethostname()} that "
-            "writes it would be noticed, one on another machine would not: see to it that there is none.",
+            f"warning: the disk of {folder} has no locks ({error}). If another process on {socket.gethostname()} "
+            "writes it, this is noticed, but not if a process on another machine does: make sure that there is none.",
             file=sys.stderr,
         )
         name = hashlib.sha256(str(folder).encode()).hexdigest()[:16]
@@ -131,8 +132,8 @@ def _take(file: Path, folder: Path) -> FileLock:
         holder = _read_note(file)
         who = "{command} (process {process} on {host}, since {since})".format_map(holder) if holder else "a process"
         raise FolderInUse(
-            f"{folder} is being written by {who}. Two at a time would damage it: wait for that one, or end it, or "
-            "choose another folder."
+            f"{folder} is being written by {who}. Two processes at a time would damage it: wait for that one, or end "
+            "it, or choose another folder."
         ) from None
     return lock
 
@@ -145,7 +146,7 @@ def _describe_process() -> dict[str, str | int]:
 
 
 def _read_note(file: Path) -> dict | None:
-    """What the holder of a lock wrote about itself; None if it has not come to that."""
+    """What the holder of a lock wrote about itself; None if it has not written it yet."""
     try:
         note = json.loads(file.read_text(encoding="utf-8"))
         return note if note.keys() == _describe_process().keys() else None
@@ -158,6 +159,7 @@ def _warn_of_other_machine(file: Path, folder: Path) -> None:
     if note is not None and note["host"] != socket.gethostname():
         print(
             f"warning: {folder} was last written by {note['command']} (process {note['process']} on {note['host']}), "
-            "which did not end by itself. If it still runs there, the disk does not pass locks on: end one of the two.",
+            "which did not end normally. If it still runs there, this disk does not share locks between machines: end "
+            "one of the two processes.",
             file=sys.stderr,
         )

@@ -1,7 +1,7 @@
-"""The one place that trusts no path: names that a file or a user gives stay inside the folder that they are meant for.
+"""Checks of untrusted paths: names given by a file or a user must stay inside the folder that they are meant for.
 
-A model's folder may come from anybody. Its `modules.json`, its index of shards and its symbolic links could otherwise
-make a command read, copy and publish files of the user that lie elsewhere.
+A model's folder may come from anybody. Without these checks, its `modules.json`, its index of shards and its symbolic
+links could make a command read, copy and publish files of the user that lie elsewhere.
 """
 
 import difflib
@@ -14,29 +14,30 @@ from pathlib import Path, PurePosixPath
 from transformers.utils.hub import cached_file
 
 
-# Linux and macOS allow names of 255 bytes; endings such as `.json` and `.1234.partial` come on top.
+# Linux and macOS allow names of 255 bytes; this leaves room for endings such as `.json` and `.1234.partial`.
 LONGEST_NAME = 200
-# Separators of any system, and characters that nobody sees.
+# The path separators of any operating system, and control characters.
 NOT_IN_A_NAME = re.compile(r"[/\\\x00-\x1f\x7f]")
-# What ends in one of these is a file with rows, and no repository of the Hub.
+# A name with one of these endings is a data file, not a Hub repository.
 DATA_FILE = re.compile(r"\.(csv|tsv|jsonl?|parquet|txt|md|conllu?|bio|iob2?)(\.(gz|bz2|xz|zst))?$", re.IGNORECASE)
-# Of a Hub repository in the cache: `models--OWNER--NAME/snapshots/COMMIT`, full of links to `../../blobs`.
+# How folders of repositories in the Hub's cache begin: `models--OWNER--NAME/snapshots/COMMIT`, whose files are links to
+# `../../blobs`.
 CACHED = ("models--", "datasets--")
 
 
 def path_inside(folder: Path, name: object, where: object) -> Path:
-    """The path that a file names relative to its folder.
+    """The path that a file gives relative to its folder.
 
     Args:
-        folder: what the path must stay in.
-        name: what the file says; of any type, since a file may say anything.
+        folder: the folder that the path must stay in.
+        name: the value in the file; of any type, since a file may hold anything.
         where: the file and the key, for the message.
 
     Raises:
-        ValueError: if the name is no text, is absolute or holds `..`, or a symbolic link leads out of the folder.
+        ValueError: if the name is not text, is absolute or contains `..`, or a symbolic link leads out of the folder.
     """
     parts = PurePosixPath(name).parts if isinstance(name, str) else ("..",)
-    # Windows takes a backslash for a separator and a colon for the end of a drive.
+    # On Windows, a backslash is a separator and a colon ends the name of a drive.
     if ".." in parts or str(name).startswith("/") or re.search(r"[\\:\x00-\x1f]", str(name)):
         raise ValueError(f"{where} is {name!r}; it must be a path inside {folder}: relative, and without `..`.")
     path = folder / str(name)
@@ -45,73 +46,73 @@ def path_inside(folder: Path, name: object, where: object) -> Path:
 
 
 def check_links(folder: Path, paths: Iterable[Path] | None = None) -> None:
-    """Refuse symbolic links that lead out of a folder, and what is no file, as a pipe, from which reading never ends.
+    """Refuse symbolic links that lead out of a folder, and pipes and devices, from which reading may never end.
 
-    In the Hub's cache links may lead into the same repository.
+    In the Hub's cache, links may lead into the same repository.
 
     Args:
-        folder: may be a link itself; what it is called is the user's choice.
-        paths: of its files; everything in it if None.
+        folder: may itself be a link, since the user chose it.
+        paths: the files to check; everything in the folder if None.
 
     Raises:
-        ValueError: naming the first one.
+        ValueError: naming the first such path.
     """
     home = folder.resolve()
     if home.parent.name == "snapshots" and home.parent.parent.name.startswith(CACHED):
         home = home.parent.parent
     for path in folder.rglob("*") if paths is None else paths:
-        # Every folder on the way may be a link. Unlike `Path.resolve`, this has an answer for a link to itself. Links
-        # to nothing inside the folder do no harm.
+        # Every folder on the way may be a link. Unlike `Path.resolve`, `realpath` does not fail on a link to itself.
+        # Dangling links that stay inside the folder do no harm.
         target = os.path.realpath(path)
         if not Path(target).is_relative_to(home):
             raise ValueError(
-                f"{path} is or lies behind a symbolic link that leads out of {folder}, to {target}. Put a copy of the "
-                "file in its place, or delete the link."
+                f"{path} is, or is reached through, a symbolic link that leads out of {folder}, to {target}. Replace "
+                "the link with a copy of the file, or delete the link."
             )
         if path.exists() and not path.is_file() and not path.is_dir():
-            raise ValueError(f"{path} is a pipe or a device, no file. Delete it.")
+            raise ValueError(f"{path} is a pipe or a device, not a file. Delete it.")
 
 
 def check_file_name(name: object, what: str) -> str:
-    """The name as it is, if files and folders can be called by it.
+    """The name unchanged, if it can be the name of a file or folder.
 
     Args:
-        what: what bears the name, for the message.
+        what: what the name is of, for the message.
 
     Raises:
-        ValueError: if it is no text, is empty or too long, or would lead to another folder.
+        ValueError: if it is not text, is empty or too long, or would lead to another folder.
     """
     sound = isinstance(name, str) and name.strip(" .") and not NOT_IN_A_NAME.search(name)
     if not sound or len(name.encode()) > LONGEST_NAME:
         raise ValueError(
-            f"{what} is {name!r}; files are called by it, so it must be 1 to {LONGEST_NAME} bytes long, "
-            "hold no slashes and control characters, and be more than dots and spaces."
+            f"{what} is {name!r}; files are named after it, so it must be 1 to {LONGEST_NAME} bytes long, "
+            "without slashes and control characters, and more than dots and spaces."
         )
     return name
 
 
 def can_be_id(name: str) -> bool:
-    """Whether a name has the form of an id of the Hub, `name` or `owner/name`, and not that of a file with rows."""
+    """Whether a name has the form of a Hub id, `name` or `owner/name`, and not that of a data file."""
     parts = name.split("/")
     formed = len(parts) < 3 and all(parts) and parts[0][0] not in ".~" and not set("*?[\\") & set(name)
     return formed and not DATA_FILE.search(name)
 
 
 def looks_like_path(name: str) -> bool:
-    """Whether a name can be no id of the Hub, or is or begins with a folder that is here."""
+    """Whether a name cannot be a Hub id, exists locally, or begins with a folder that exists locally."""
     first, slash, _ = name.partition("/")
     return not can_be_id(name) or Path(name).exists() or (bool(slash) and Path(first).is_dir())
 
 
 def beside_file(file: str | Path, name: str, setting: str, or_id: bool) -> str:
-    """The path that a YAML file names: relative to that file, wherever one stands.
+    """The path that a YAML file gives, which is relative to that file whatever the current folder is.
 
     Args:
-        setting: what names it, for the message.
-        or_id: whether it may be an id of the Hub as well, which it is if nothing of that name lies beside the file.
+        setting: the setting that holds the path, for the message.
+        or_id: whether it may also be a Hub id; it is taken for one if nothing of that name exists beside the file.
 
     Raises:
-        ValueError: if nothing lies there, and something where one stands.
+        ValueError: if nothing exists there, but something exists at that path relative to the current folder.
     """
     if not name or os.path.isabs(os.path.expanduser(name)):
         return os.path.expanduser(name)
@@ -122,20 +123,20 @@ def beside_file(file: str | Path, name: str, setting: str, or_id: bool) -> str:
         from_file = os.path.relpath(name, os.path.dirname(file) or ".")
         raise ValueError(
             f"{file}: `{setting}` is {name!r}. Paths in a file are relative to the file, and {path} does not exist: "
-            f"write {from_file} if you mean the one in {os.getcwd()}, and ./{name} if the other one."
+            f"write {from_file} if you mean {name} in {os.getcwd()}, or ./{name} if you mean {path}."
         )
     return name if or_id and can_be_id(name) else path
 
 
 def check_exists(name: str, setting: str) -> None:
-    """Refuse a path that does not exist, where Transformers would look for a repository of that name on the Hub.
+    """Refuse a path that does not exist: Transformers would look for a repository of that name on the Hub.
 
     Args:
         name: a path, or the id of a repository.
-        setting: what named it, for the message.
+        setting: the setting that holds the name, for the message.
 
     Raises:
-        FileNotFoundError: naming the nearest path that exists.
+        FileNotFoundError: naming the most similar path that exists.
     """
     path = Path(name).expanduser()
     if path.exists() or not looks_like_path(name):
@@ -146,30 +147,30 @@ def check_exists(name: str, setting: str) -> None:
     advice = (
         f"did you mean {str(folder / near[0])!r}?" if near else f"{folder.absolute()} holds {', '.join(found[:8])}."
     )
-    raise FileNotFoundError(f"`{setting}` is {name!r}, and there is no such file or folder; {advice}")
+    raise FileNotFoundError(f"`{setting}` is {name!r}, but there is no such file or folder; {advice}")
 
 
 def check_model_exists(name: str, setting: str) -> None:
-    """Refuse a model that is neither here nor on the Hub, in words that fit both.
+    """Refuse a model that exists neither locally nor on the Hub, with a message that covers both cases.
 
-    `runs/model` has the form of an id. Where it does not exist Transformers would speak of the Hub alone, as of a
-    connection that failed.
+    A path such as `runs/model` has the form of a Hub id. If it does not exist, Transformers would report only a problem
+    with the Hub, such as a failed connection.
 
     Args:
-        name, setting: as of `check_exists`.
+        name, setting: as for `check_exists`.
 
     Raises:
-        OSError: saying that nothing is here, and what the Hub said.
+        OSError: saying that there is no such local folder, and what the Hub answered.
     """
     check_exists(name, setting)
     if (folder := Path(name).expanduser()).exists():
         if not (folder / "config.json").exists() and (folder / "model" / "config.json").exists():
             raise FileNotFoundError(
-                f"`{setting}` is {name!r}, the folder of a run; did you mean {str(folder / 'model')!r}?"
+                f"`{setting}` is {name!r}, the output folder of a training run; did you mean {str(folder / 'model')!r}?"
             )
         return
     try:
-        # Few repositories lack all of these. The last call says why there is none.
+        # Few repositories lack all of these. If this one does, the last call raises an error with the reason.
         for file in ("config.json", "modules.json", "tokenizer.json"):
             if cached_file(name, file, _raise_exceptions_for_missing_entries=False):
                 return
@@ -177,6 +178,6 @@ def check_model_exists(name: str, setting: str) -> None:
     except OSError as error:
         reason = str(error).strip().splitlines()[0]
         raise OSError(
-            f"`{setting}` is {name!r}. {Path.cwd()} holds no such folder, and the Hub gave no model of that id: "
-            f"{reason}"
+            f"`{setting}` is {name!r}. There is no such folder in {Path.cwd()}, and no model of that id could be "
+            f"loaded from the Hub: {reason}"
         ) from error

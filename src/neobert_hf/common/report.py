@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-# A picture of more classes could not be read.
+# A plot of more classes would be unreadable.
 MOST_CLASSES_SHOWN = 60
 
 
@@ -29,10 +29,12 @@ def mean_interval(values: Sequence[float], population: int | None = None) -> tup
 
     Args:
         values: the sample.
-        population: how many there are to draw from, if they are few: the interval is narrower by sqrt(1 - share).
+        population: the size of the population, if it is small: the interval is then narrower by a factor of
+            sqrt(1 - share), where share is the part of the population that was sampled.
 
     Returns:
-        Mean, lower and upper end; the ends are NaN for one of several, and the mean if the sample is everything.
+        Mean, lower and upper end. Both ends are NaN if one value was drawn from several, and equal the mean if the
+        sample is the whole population.
     """
     from scipy import stats
 
@@ -51,8 +53,8 @@ class Line:
     """One line of a plot.
 
     Args:
-        points: (x, y), in the order in which they are joined.
-        label: in the legend; None leaves it out.
+        points: (x, y), in the order in which they are connected.
+        label: for the legend; None leaves the line out of it.
         style: what `matplotlib.axes.Axes.plot` takes: `marker`, `color`, `linestyle`, ...
     """
 
@@ -68,7 +70,7 @@ class Panel:
     Args:
         lines: those without points are left out.
         labels: what `matplotlib.axes.Axes.set` takes: `title`, `xlabel`, `ylabel`, `xscale`, `ylim`, ...
-        lengths: of sequences, to mark on an x axis of powers of two; None for an ordinary axis.
+        lengths: sequence lengths to mark on a logarithmic x axis (base 2); None for an ordinary axis.
         legend: what `matplotlib.axes.Axes.legend` takes: `loc`, `fontsize`, ...
     """
 
@@ -90,8 +92,8 @@ class Panel:
 
 
 def plot_lines(file: Path, panels: Sequence[Panel], columns: int = 2, size: tuple[float, float] = (5, 3.7)) -> None:
-    """Write a PNG with the panels, from the first on, in rows of so many, each of that width and height in inches."""
-    # Not at the top: tables need no matplotlib, which the image of a GPU may lack.
+    """Write a PNG with the panels row by row, `columns` to a row, each panel of width and height `size` in inches."""
+    # Not imported at the top: tables need no matplotlib, which may be missing from a GPU's container image.
     from matplotlib.figure import Figure
 
     columns = min(columns, len(panels))
@@ -106,10 +108,10 @@ def plot_lines(file: Path, panels: Sequence[Panel], columns: int = 2, size: tupl
 
 
 def plot_confusion(file: Path, counts: np.ndarray, names: Sequence[str]) -> list[str]:
-    """Write a PNG whose rows are the right classes and whose columns are the found ones; colors are shares of a row.
+    """Write a PNG of a confusion matrix: rows are true classes, columns predicted ones, colors shares of the row.
 
     Returns:
-        Lines of Markdown that show it, or none where there are too many classes to draw.
+        Lines of Markdown that show it; none if there are too many classes to draw.
     """
     if len(names) > MOST_CLASSES_SHOWN:
         return []
@@ -121,7 +123,7 @@ def plot_confusion(file: Path, counts: np.ndarray, names: Sequence[str]) -> list
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
     axes.set(xlabel="found", ylabel="right")
-    # Between two dollar signs matplotlib would read a formula, and most labels are none.
+    # Matplotlib would parse text between two dollar signs as a formula, which most labels are not.
     axes.set_xticks(range(len(names)), names, rotation=90, parse_math=False)
     axes.set_yticks(range(len(names)), names, parse_math=False)
     if len(names) <= 15:
@@ -133,7 +135,7 @@ def plot_confusion(file: Path, counts: np.ndarray, names: Sequence[str]) -> list
 
 
 def means_by_length(lengths: Sequence[float], values: Sequence[float], groups: int = 6) -> list[tuple[float, float]]:
-    """Mean length and mean value of groups of about one size, from the shortest on; equal lengths stay together."""
+    """Mean length and mean value of groups of about equal size, shortest first; equal lengths share a group."""
     if not len(lengths):
         return []
     lengths, values = np.asarray(lengths, dtype=float), np.asarray(values, dtype=float)

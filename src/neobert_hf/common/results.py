@@ -1,4 +1,4 @@
-"""Result files of evaluations: of each run a JSON file with the settings that the result depends on."""
+"""Result files of evaluations: a JSON file for each run, with the settings that the result depends on."""
 
 import json
 from collections import defaultdict
@@ -15,10 +15,10 @@ class ResultError(RuntimeError):
 
 
 def folder_of_results(name: str | None, model: str) -> str:
-    """The folder of a model's results: its name, or one made from its path or Hub id.
+    """The folder name for a model's results: the given name, or one made from the model's path or Hub id.
 
     Raises:
-        ValueError: if no folder can be called so.
+        ValueError: if no folder can have this name.
     """
     found = (name if name is not None else model.strip("./") or Path(model).resolve().name).strip("./")
     if not found:
@@ -27,10 +27,10 @@ def folder_of_results(name: str | None, model: str) -> str:
 
 
 def read_result(file: Path, keys: set[str]) -> dict:
-    """Read a result that holds these keys, `settings` among them. A `score` and metrics are from -1 to 1.
+    """Read a result that has these keys, `settings` among them. A `score` and all metrics must be from -1 to 1.
 
     Raises:
-        ResultError: if the file is something else, or not what was written.
+        ResultError: if the file is not such a result, or was changed after it was written.
     """
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
@@ -39,11 +39,11 @@ def read_result(file: Path, keys: set[str]) -> dict:
         numbers = {name: content[name] for name in keys & {"score"}} | content.get("metrics", {})
         written = content.pop("checksum", None)
     except (ValueError, AttributeError, KeyError, TypeError):
-        raise ResultError(f"{file} is no result of this script. Delete it or take another `output_dir`.") from None
+        raise ResultError(f"{file} is not a result of this script. Delete it or use another `output_dir`.") from None
     again = "Delete the file to compute it again."
     if written is not None and written != _checksum_of(content):
         raise ResultError(f"{file} was changed after it was written, or is damaged. {again}")
-    # Results of before have no checksum. A run that diverged has an error for a score.
+    # Results of older versions have no checksum. A run that diverged has an `error` instead of a score.
     for name, value in {} if content.get("error") else numbers.items():
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not -1 <= value <= 1:
             raise ResultError(f"{file}: `{name}` is {value!r}; it must be from -1 to 1. {again}")
@@ -51,30 +51,31 @@ def read_result(file: Path, keys: set[str]) -> dict:
 
 
 def note_on_data(read: list[tuple[str, Any]]) -> list[str]:
-    """A line of a report on the tasks that models were given different data of; none if there is no such task.
+    """A line for a report that names the tasks in which models got different data; none if there is no such task.
 
     Args:
-        read: of every result that the report compares, its task and what tells its data from others.
+        read: for every result that the report compares, its task and a value that identifies its data.
     """
     data = defaultdict(set)
     for task, told in read:
         data[task].add(json.dumps(told, sort_keys=True))
     if differing := [task for task, found in data.items() if len(found) > 1]:
-        return [f"Not all models were given the same data of {', '.join(differing)}: do not compare them there.", ""]
+        return [f"Not all models got the same data for {', '.join(differing)}: do not compare them on these.", ""]
     return []
 
 
 def write_result(file: Path, content: dict) -> None:
-    """Write a result with a checksum of what it says.
+    """Write a result with a checksum of its content.
 
-    Settings are compared with those of every later run, and the seconds may differ between equal results.
+    The checksum leaves out the settings, which are compared with those of every later run, and the seconds, which may
+    differ between equal results.
     """
     content = json.loads(json.dumps(content))
     write_json(file, content | {"checksum": _checksum_of(content)})
 
 
 def _checksum_of(content: dict) -> str:
-    # Not at the top: measuring speed on a GPU takes torch and Transformers only, and its record has no checksum.
+    # Not imported at the top: speed measurements on a GPU need only torch and Transformers, and have no checksum.
     from neobert_hf.common.fingerprints import value_checksum
 
     return value_checksum({name: value for name, value in content.items() if name not in ("settings", "seconds")})
@@ -82,10 +83,10 @@ def _checksum_of(content: dict) -> str:
 
 def check_same_settings(file: Path, stored: dict, current: dict) -> None:
     """Raises:
-    ResultError: naming each setting in which a stored result and a run differ.
+    ResultError: naming each setting in which a stored result and the current run differ.
     """
     if differing := differences(stored, current):
         raise ResultError(
             f"{file} is the result of other settings:\n{list_differences(differing)}\nGive this model another `name`, "
-            "take another `output_dir`, or delete the file to compute it again."
+            "use another `output_dir`, or delete the file to compute it again."
         )

@@ -1,7 +1,7 @@
-"""Rows of Parquet, JSON lines and text files, one at a time: of a file, only the named columns are ever read.
+"""Readers of Parquet, JSON lines, CSV and text files that yield one row at a time, with only the requested columns.
 
-Memory stays bounded whatever a file holds: small compressed files can expand to any size. Nothing is decoded, so that
-no address that a file names is fetched. Every error names the file and the row.
+Memory stays bounded whatever a file holds, since small compressed files can expand to any size. Images and the like are
+not decoded, so that no address in a file is fetched. Every error names the file and the row.
 """
 
 import csv
@@ -29,28 +29,28 @@ BUILDERS = {
     ".md": "text",
 }
 COMPRESSIONS = {".gz", ".bz2", ".xz", ".zst"}
-# Of a split in several files: its number and how many there are.
+# The numbering of a split in several files: the number of the part, and how many there are.
 PART = re.compile(r"-(\d+)-of-(\d+)\.")
-# A column with the number that a row had before others were left out.
+# The name of a column with the number that a row had before others were left out.
 ROW = "number of the row"
-# A text file is one document, which is held in memory whole.
+# In bytes. A text file is one document, which is held in memory whole.
 LARGEST_TEXT_FILE = 64 * 2**20
-# A line of a JSON lines file, a JSON array, or a compressed Parquet file.
+# In bytes: the limit for a line of a JSON lines file, a JSON array, or a compressed Parquet file.
 LARGEST_JSON = 256 * 2**20
 PARQUET_ROWS = 1_000
 
 
 def number_rows(table: Dataset) -> Dataset:
-    """The table with the column `ROW`."""
+    """The table with the additional column `ROW`."""
     return table.add_column(ROW, list(range(len(table))))
 
 
 def check_parts(files: list[Path], what: str) -> None:
-    """Refuse what is neither one file nor all parts of one: a copy that broke off, or the same rows twice.
+    """Refuse files that are neither a single file nor all parts of one split: a copy may be unfinished, or repeat rows.
 
     Args:
-        files: one or more, of one split. Parts are numbered as on the Hub, `-00000-of-00002`.
-        what: the split, for the message.
+        files: one or more files of one split. Parts are numbered as on the Hub, `-00000-of-00002`.
+        what: the name of the split, for the message.
     """
     parts = [PART.search(file.name) for file in files]
     if len(files) == 1 and parts[0] is None:
@@ -60,13 +60,13 @@ def check_parts(files: list[Path], what: str) -> None:
     if not all(parts) or len(kinds) > 1 or sorted(numbers) != list(range(int(parts[0][2]))):
         names = ", ".join(file.name for file in files)
         raise ValueError(
-            f"{what}: {names} in {files[0].parent} are neither one file nor all parts of one. Restore what is missing, "
-            "or keep one of them there."
+            f"{what}: {names} in {files[0].parent} are neither one file nor all parts of one. Restore the missing "
+            "parts, or keep only one file there."
         )
 
 
 def suffix_of(file: Path) -> str | None:
-    """The suffix that tells the format of a file, without that of its compression; None of others."""
+    """The suffix that gives a file's format, without that of its compression; None if the format is unknown."""
     suffixes = [suffix.lower() for suffix in file.suffixes]
     if suffixes and suffixes[-1] in COMPRESSIONS:
         suffixes.pop()
@@ -74,10 +74,10 @@ def suffix_of(file: Path) -> str | None:
 
 
 def read_rows(files: list[str], columns: tuple[str, ...]) -> Iterator[dict[str, Any]]:
-    """The rows of files of one or several formats, in their order.
+    """The rows of files of one or several formats, in order.
 
     Args:
-        columns: those to read. The first holds a text or None in every row, the others ids, numbers or strings.
+        columns: the columns to read. The first holds a text or None in every row, the others ids (numbers or strings).
 
     Raises:
         ValueError: naming the file and the row that cannot be used.
@@ -86,19 +86,19 @@ def read_rows(files: list[str], columns: tuple[str, ...]) -> Iterator[dict[str, 
     for file in files:
         try:
             yield from readers[BUILDERS[suffix_of(Path(file))]](file, columns)
-        except Exception as error:  # Each format and each compression has errors of its own.
+        except Exception as error:  # Each format and each compression raises its own errors.
             if type(error) in (ValueError, MemoryError):
                 raise
-            raise ValueError(f"{file} cannot be read: {error}. Restore it, or leave it out by a pattern.") from error
+            raise ValueError(f"{file} cannot be read: {error}. Restore it, or exclude it by a pattern.") from error
 
 
 def open_file(file: str) -> AbstractContextManager[BinaryIO]:
-    """A file of bytes, decompressed while it is read."""
+    """A binary file handle that decompresses while reading."""
     return fsspec.open(file, "rb", compression="infer")
 
 
 def read_bounded(handle: BinaryIO, limit: int, file: str, advice: str) -> bytes:
-    """All that is left in a file; ValueError if that is more than `limit` bytes, before it is in memory."""
+    """The rest of a file. If that is more than `limit` bytes, raises ValueError before reading all of it."""
     content = handle.read(limit + 1)
     if len(content) > limit:
         raise ValueError(f"{file} has more than {limit:,} bytes: {advice}")
@@ -114,11 +114,11 @@ def _read_text(file: str, columns: tuple[str, ...]) -> Iterator[dict[str, Any]]:
         # All line ends become \n.
         yield {"text": io.TextIOWrapper(io.BytesIO(content), encoding="utf-8").read()}
     except UnicodeDecodeError as error:
-        raise ValueError(f"{file} is not UTF-8: {error}. Convert it, or leave it out by a pattern.") from error
+        raise ValueError(f"{file} is not UTF-8: {error}. Convert it, or exclude it by a pattern.") from error
 
 
 def csv_rows(file: Path) -> Iterator[dict[str, str]]:
-    """The rows of a `.csv` or `.tsv` file whose first line names the columns. In `.tsv` quotes mean nothing.
+    """The rows of a `.csv` or `.tsv` file whose first line names the columns. In `.tsv`, quotes are ordinary text.
 
     Raises:
         ValueError: naming the file and the line that cannot be used.
@@ -135,14 +135,14 @@ def csv_rows(file: Path) -> Iterator[dict[str, str]]:
                 raise ValueError(f"{file}: the first line must name the columns, each once; it is {head}.")
             if len(head) == 1 and not tabs and (found := [mark for mark in ";\t" if mark in head[0]]):
                 raise ValueError(
-                    f"{file}: the first line, {head[0]!r:.60}, has {found[0]!r} and no comma. Save the file with "
+                    f"{file}: the first line, {head[0]!r:.60}, has {found[0]!r} but no comma. Save the file with "
                     "commas, or with tabs as .tsv."
                 )
             for row in reader:
                 if len(row) != len(head) and row:
                     raise ValueError(
-                        f"{file}, line {reader.line_num:,} has {len(row)} fields; the first line names {len(head)}: "
-                        f"{', '.join(head)}."
+                        f"{file}, line {reader.line_num:,} has {len(row)} fields, but the first line names "
+                        f"{len(head)}: {', '.join(head)}."
                     )
                 if row:
                     yield dict(zip(head, row))
@@ -151,7 +151,7 @@ def csv_rows(file: Path) -> Iterator[dict[str, str]]:
                 f"{file}, line {_undecodable_line(file):,} is not UTF-8: convert the file (Excel: CSV UTF-8)."
             ) from error
         except csv.Error as error:
-            raise ValueError(f"{file}, after line {reader.line_num:,}: it cannot be read ({error}).") from error
+            raise ValueError(f"{file} cannot be read after line {reader.line_num:,} ({error}).") from error
 
 
 def read_csv(file: Path) -> list[dict[str, str]]:
@@ -166,7 +166,7 @@ def _undecodable_line(file: Path) -> int:
                 line.decode()
             except UnicodeDecodeError:
                 return number
-    raise AssertionError(f"{file} has changed while it was read.")
+    raise AssertionError(f"{file} changed while it was read.")
 
 
 def _read_csv(file: str, columns: tuple[str, ...]) -> Iterator[dict[str, Any]]:
@@ -186,12 +186,12 @@ def _read_json(file: str, columns: tuple[str, ...]) -> Iterator[dict[str, Any]]:
 
 
 def json_rows(file: str) -> Iterator[tuple[str, Any]]:
-    """What each line, or each element of an array, holds, and where that is; ValueError if that is no JSON."""
+    """Each line, or each element of an array, as (location, value); ValueError if a line is not valid JSON."""
     for where, content in json_texts(file):
         try:
             found = json.loads(content)
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"{where} is no JSON ({error}). Correct it, or leave it out.") from error
+            raise ValueError(f"{where} is not valid JSON ({error}). Correct it, or leave it out.") from error
         if isinstance(found, list):
             yield from ((f"{file}, row {place:,}", row) for place, row in enumerate(found))
         else:
@@ -199,19 +199,19 @@ def json_rows(file: str) -> Iterator[tuple[str, Any]]:
 
 
 def json_texts(file: str) -> Iterator[tuple[str, bytes]]:
-    """The lines of a JSON lines file, or a JSON array as one, and where they are.
+    """Each line of a JSON lines file, or a JSON array as a whole, as (location, content).
 
     Raises:
-        ValueError: if one has more than `LARGEST_JSON` bytes, before it is in memory.
+        ValueError: if one has more than `LARGEST_JSON` bytes; it is not read into memory then.
     """
     with open_file(file) as handle:
         for number, line in enumerate(iter(lambda: handle.readline(LARGEST_JSON + 1), b""), 1):
             where = f"{file}, line {number:,}"
             if len(line) > LARGEST_JSON:
-                raise ValueError(f"{where} has more than {LARGEST_JSON:,} bytes: write one row a line.")
+                raise ValueError(f"{where} has more than {LARGEST_JSON:,} bytes: write one row per line.")
             line = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
             if number == 1 and line.lstrip().startswith(b"["):
-                advice = "a JSON array is read whole. Write JSON lines, one row a line."
+                advice = "a JSON array is read into memory whole. Write JSON lines, one row per line."
                 yield file, line + read_bounded(handle, LARGEST_JSON - len(line), file, advice)
             elif line.strip():
                 yield where, line
@@ -228,7 +228,7 @@ def _read_parquet(file: str, columns: tuple[str, ...]) -> Iterator[dict[str, Any
         for name in columns:
             kind = schema.field(name).type
             if not (_is_text(kind) or pa.types.is_null(kind) or (name != columns[0] and pa.types.is_primitive(kind))):
-                raise ValueError(f"The column {name!r} of {file} holds {kind}, not strings: name another column.")
+                raise ValueError(f"The column {name!r} of {file} holds {kind}, not strings: choose another column.")
         number = 0
         for batch in table.iter_batches(batch_size=PARQUET_ROWS, columns=list(columns)):
             for values in zip(*(batch.column(name) for name in columns)):
@@ -251,7 +251,7 @@ def _check_columns(file: str, columns: tuple[str, ...], found: list[str]) -> Non
 def _checked(row: dict[str, Any], columns: tuple[str, ...], where: str) -> dict[str, Any]:
     for name in columns[1:]:
         if row[name] is None:
-            raise ValueError(f"{where} has nothing in the column {name!r}: give it an id.")
+            raise ValueError(f"{where} has no value in the column {name!r}: give it an id.")
     text = row[columns[0]]
     if text is not None and not isinstance(text, str):
         raise ValueError(f"{where}: the column {columns[0]!r} holds {type(text).__name__} {text!r:.60}, not strings.")
@@ -259,5 +259,5 @@ def _checked(row: dict[str, Any], columns: tuple[str, ...], where: str) -> dict[
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            raise ValueError(f"{where}: {columns[0]!r} holds half a character, which no text has ({error}).") from error
+            raise ValueError(f"{where}: {columns[0]!r} holds half a character (a lone surrogate): {error}.") from error
     return row

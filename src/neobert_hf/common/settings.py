@@ -26,8 +26,8 @@ class Range:
     """The finite numbers that a setting allows, written beside its type: `share: Annotated[float, Range(0, 1)]`.
 
     Args:
-        least, most: the smallest and the largest one, if there are such.
-        above, below: limits that are not allowed themselves.
+        least, most: the smallest and the largest allowed number; None for no limit.
+        above, below: limits that are not allowed themselves; None for no limit.
     """
 
     least: float | None = None
@@ -36,7 +36,7 @@ class Range:
     below: float | None = None
 
     def __contains__(self, number: Any) -> bool:
-        # Every comparison with NaN is false. Larger integers than these neither torch nor a float can hold.
+        # Every comparison with NaN is false. Neither torch nor a float can hold larger integers than these.
         return (
             abs(number) < (2**63 if isinstance(number, Integral) else math.inf)
             and (self.least is None or number >= self.least)
@@ -56,11 +56,11 @@ class Range:
 
 @dataclass(frozen=True)
 class IsPath:
-    """Marks settings that are paths: in a YAML file they are relative to the file, see `beside_file`.
+    """Marks a setting that is a path. In a YAML file, the path is relative to that file; see `beside_file`.
 
     Args:
-        or_id: they may be ids of the Hub as well.
-        named: they are written `name=path`.
+        or_id: the setting may also be a Hub id.
+        named: the setting is written `name=path`.
     """
 
     or_id: bool = False
@@ -78,7 +78,7 @@ class IsPath:
 LocalPath = Annotated[str, IsPath()]
 PathOrId = Annotated[str, IsPath(or_id=True)]
 NamedPathOrId = Annotated[str, IsPath(or_id=True, named=True)]
-# Of the arguments that recipes inherit from Transformers.
+# The paths among the arguments that recipes inherit from Transformers.
 INHERITED_PATHS = {"output_dir": IsPath(), "logging_dir": IsPath()}
 
 Count = Annotated[int, Range(1)]
@@ -89,7 +89,7 @@ Share = Annotated[float, Range(0, 1)]
 
 
 def check_ranges(settings: Any, inherited: Mapping[str, Range] = MappingProxyType({})) -> None:
-    """Check every number of a dataclass, also those in lists and dictionaries, by the `Range` beside its type.
+    """Check every number in a dataclass, including those in lists and dictionaries, by the `Range` beside its type.
 
     A number without a `Range` must be finite. None is allowed where the type says so.
 
@@ -97,7 +97,7 @@ def check_ranges(settings: Any, inherited: Mapping[str, Range] = MappingProxyTyp
         inherited: ranges of fields that another package declares, by name.
 
     Raises:
-        ValueError: naming the setting, what it is and what it must be.
+        ValueError: naming the setting, its value and what it must be.
     """
     hints = get_type_hints(type(settings), include_extras=True)
     for name in [setting.name for setting in fields(settings)]:
@@ -114,21 +114,22 @@ def check_ranges(settings: Any, inherited: Mapping[str, Range] = MappingProxyTyp
 
 @dataclass
 class RangedSettings:
-    """Settings that are refused where a number is out of its range."""
+    """Settings that raise ValueError if a number is out of its range."""
 
     def __post_init__(self):
         check_ranges(self)
 
 
 def check_needed(settings: Any, needed: str, names: Sequence[str]) -> None:
-    """Refuse settings that mean nothing without another one."""
+    """Refuse settings that have no effect without the setting `needed`."""
     for name in names:
         if getattr(settings, needed) is None and getattr(settings, name) is not None:
-            raise ValueError(f"`{name}` is {getattr(settings, name)!r} without `{needed}`: set that, or leave it out.")
+            found = f"`{name}` is {getattr(settings, name)!r} without `{needed}`"
+            raise ValueError(f"{found}: set `{needed}`, or leave `{name}` out.")
 
 
 def _fits(item: Any, types: list, allowed: Range) -> bool:
-    """Whether a setting of these types may be, or hold, this item. What is no number is a matter of its type."""
+    """Whether a setting of these types may be, or contain, this item. Only numbers are compared with the range."""
     if isinstance(item, Real) and not isinstance(item, bool):
         return item in allowed and (float in types or int not in types or isinstance(item, Integral))
     others = tuple(kind for kind in (str, bool, NoneType) if kind in types)
@@ -151,7 +152,7 @@ def _parts_of_type(hint: Any) -> Iterator[Any]:
 
 
 def _items(value: Any) -> Iterator[Any]:
-    """What lists and dictionaries hold, at any depth; else the value itself."""
+    """The items of lists and dictionaries, at any depth; for anything else, the value itself."""
     if not isinstance(value, (list, tuple, dict)):
         yield value
         return
@@ -170,22 +171,22 @@ def parse_config(
 
     Paths in a file are relative to that file (`LocalPath`, `PathOrId`), those of flags to the current folder.
 
-    A file may begin with `extends: OTHER.yaml`, relative to itself: its keys override those of the other.
+    A file may begin with `extends: OTHER.yaml`, a path relative to the file. Its own keys override those of OTHER.yaml.
 
     Args:
         dataclass_types: as for `transformers.HfArgumentParser`; `TrainingArguments` is one. `-h` prints their fields.
         args: the command line without the program's name; `sys.argv[1:]` if None.
         positional: settings that may be given first and without their flag, in this order.
-        file_flag: the flag of the YAML file; another one where `--config` is a setting of the dataclasses.
-        prog: the program's name in the help; that of the script if None.
+        file_flag: the flag that names the YAML file; choose another one where the dataclasses have a setting `config`.
+        prog: the program's name in the help; the name of the script if None.
 
     Returns:
         One instance for each type, in order.
 
     Raises:
-        FileNotFoundError: naming the file that is most like the one that is not there.
+        FileNotFoundError: if the YAML file does not exist; the message names the file with the most similar name.
         ValueError: on an unknown flag, and on an unknown key or a value of the wrong type in the YAML file.
-        SystemExit: from argparse, on a flag's value that cannot be read and after `-h`.
+        SystemExit: from argparse, if it cannot parse a flag's value, and after `-h`.
 
     Example:
 
@@ -198,7 +199,7 @@ def parse_config(
     config.add_argument(
         file_flag, dest="settings_file", metavar="FILE.yaml", help="settings by name; flags override them"
     )
-    first = f"The flags of {', '.join(positional)} may be left out, in this order, at the beginning."
+    first = f"May be given without a flag, in this order, before all flags: {', '.join(positional)}."
     options = {"prog": prog, "epilog": first if positional else None}
     parser = HfArgumentParser(dataclass_types, parents=[config], allow_abbrev=False, **options)
     hints = {name: hint for cls in dataclass_types for name, hint in get_type_hints(cls).items()}
@@ -213,7 +214,7 @@ def parse_config(
         action.required = action.required and action.dest not in values
         if action.dest in ranges:
             action.help = f"{action.help}; {ranges[action.dest]}"
-    # Without `look_for_args_file=False` Transformers would quietly add the flags in a file called like the script.
+    # Without `look_for_args_file=False`, Transformers would silently add the flags from a file named after the script.
     *parsed, _, unknown = parser.parse_args_into_dataclasses(args, True, look_for_args_file=False)
     if unknown:
         advice = nearest(unknown[0].split("=")[0], [f"--{name}" for name in hints])
@@ -225,32 +226,34 @@ def _name_positional(args: list[str], positional: tuple[str, ...]) -> list[str]:
     """`a b --flag` as `--first a --second b --flag`."""
     words = list(takewhile(lambda word: not word.startswith("-"), args))
     if len(words) > len(positional):
-        first = f"at most {', '.join(positional)} come first" if positional else "every value needs a flag before it"
+        first = "every value needs a flag before it"
+        if positional:
+            first = f"only {', '.join(positional)} may be given without one, before all flags"
         raise ValueError(f"{words[len(positional)]!r} on the command line is a value without a flag: {first}.")
     flags = [part for name, word in zip(positional, words) for part in (f"--{name}", word)]
     return flags + args[len(words) :]
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
-    """Of two values for one key YAML readers take the last one without a word."""
+    """Refuses a key that occurs twice. Other YAML loaders silently take the last value."""
 
     def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
         mapping, keys = super().compose_mapping_node(anchor), set()
         scalars = [key for key, _ in mapping.value if isinstance(key, yaml.ScalarNode)]
-        for key in [key for key in scalars if key.value != "<<"]:  # It takes over another mapping's keys.
+        for key in [key for key in scalars if key.value != "<<"]:  # `<<` merges in the keys of another mapping.
             name = self.construct_object(key)
             if name in keys:
-                raise yaml.MarkedYAMLError(problem=f"the key {name!r} stands twice", problem_mark=key.start_mark)
+                raise yaml.MarkedYAMLError(problem=f"the key {name!r} occurs twice", problem_mark=key.start_mark)
             keys.add(name)
         return mapping
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
-    """The mapping that a YAML file holds; an empty one of an empty file.
+    """The mapping in a YAML file; an empty one for an empty file.
 
     Raises:
-        FileNotFoundError: naming the file that is most like the one that is not there.
-        ValueError: if it is no YAML, holds something else than a mapping, or names a key twice, at any depth.
+        FileNotFoundError: if the file does not exist; the message names the file with the most similar name.
+        ValueError: if it is not valid YAML, does not hold a mapping, or repeats a key at any depth.
     """
     try:
         with open(path, encoding="utf-8") as file:
@@ -258,22 +261,23 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     except FileNotFoundError:
         folder, name = os.path.split(path)
         siblings = [file.name for file in Path(folder).glob("*.yaml")]
-        advice = nearest(name, siblings) if siblings else f"; there are no settings in {folder or 'this folder'}."
+        advice = nearest(name, siblings) if siblings else f"; {folder or 'this folder'} holds no .yaml file."
         raise FileNotFoundError(f"There is no file {path}{advice}") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # The last two: a 13th month, 5,000 brackets.
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a 13th month. The last: 5,000 brackets.
         mark = getattr(error, "problem_mark", None)
         where = f"line {mark.line + 1}: {error.problem}" if mark else str(error)
-        raise ValueError(f"{path} is no YAML ({where}).") from error
+        raise ValueError(f"{path} is not valid YAML ({where}).") from error
     if not isinstance(content, dict):
-        raise ValueError(f"{path} holds a {type(content).__name__}; it must hold one `key: value` a line.")
+        raise ValueError(f"{path} holds a {type(content).__name__}; it must hold one `key: value` per line.")
     return content
 
 
 def read_extended(path: str, children: tuple[str, ...] = ()) -> list[tuple[str, dict[str, Any]]]:
-    """A YAML file and those that it extends, each with its path and its other keys, the farthest ancestor first.
+    """Path and keys, without `extends`, of a YAML file and of those that it extends, the farthest ancestor first.
 
     Raises:
-        FileNotFoundError, ValueError: as `read_yaml`; if `extends` names no file, or one that extends this one.
+        FileNotFoundError, ValueError: as `read_yaml`; also if `extends` is not text, or names a file that extends
+            this one.
     """
     content = read_yaml(path)
     if "extends" not in content:
@@ -301,7 +305,7 @@ def _resolve(path: str, values: dict[str, Any], marks: dict[str, IsPath]) -> dic
 def _check_values(path: str, values: dict[str, Any], hints: dict[str, Any]) -> dict[str, Any]:
     for key, value in values.items():
         if key not in hints:
-            raise ValueError(f"{path} has no meaning for the key {key!r}{nearest(str(key), list(hints))}")
+            raise ValueError(f"{path} has the unknown key {key!r}{nearest(str(key), list(hints))}")
         types = get_args(hints[key]) or (hints[key],)
         if hints[key] == list[float] and isinstance(value, list):
             values[key] = [float(item) if type(item) is int else item for item in value]
@@ -319,24 +323,25 @@ def _check_values(path: str, values: dict[str, Any], hints: dict[str, Any]) -> d
 
 
 def nearest(name: str, known: list[str]) -> str:
-    """The end of an error message about an unknown name: the known one that is most like it, or all.
+    """The end of an error message about an unknown name: the most similar known name, or all known names.
 
-    One that it begins with comes first: `rope_parameters` is about `rope`, and not about `ddp_find_unused_parameters`.
+    A known name that the unknown one begins with is preferred: for `rope_parameters` this suggests `rope`, and not
+    `ddp_find_unused_parameters`.
     """
     begins = [one for one in known if name.startswith(f"{one}_")]
     matches = begins or difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {matches[0]!r}?" if matches else f"; known are {', '.join(sorted(known))}."
+    return f"; did you mean {matches[0]!r}?" if matches else f"; the known ones are {', '.join(sorted(known))}."
 
 
 def differences(stored: dict, current: dict) -> list[tuple[str, Any, Any]]:
     """Name, stored and current value of each setting in which the two differ.
 
-    A `..._fingerprint` that was not stored is no difference: older versions knew fewer of them.
+    A `..._fingerprint` that was not stored does not count: older versions stored fewer of them.
     """
     names = sorted(stored.keys() | {name for name in current if name in stored or not name.endswith("_fingerprint")})
     return [(name, stored.get(name), current.get(name)) for name in names if stored.get(name) != current.get(name)]
 
 
 def list_differences(differing: list[tuple[str, Any, Any]]) -> str:
-    """A line each, for an error message."""
+    """One line for each difference, for an error message."""
     return "\n".join(f"  {name}: {old!r} there, {new!r} now" for name, old, new in differing)

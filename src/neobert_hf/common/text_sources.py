@@ -35,17 +35,19 @@ def stream_text(
             Parquet, JSON lines, CSV (`.csv`, `.tsv`) or plain text (`.txt`, `.md`), each also compressed (`.gz`,
             `.bz2`, `.xz`, `.zst`). A plain text file is one document, in the column `text`.
         column: the column that holds the text.
-        split: of a Hub dataset; local files form the one split `"train"`.
+        split: the split of a Hub dataset; local files form a single split, `"train"`.
         subset: the configuration of a Hub dataset that has several.
-        others: columns to keep beside it, of ids: numbers or strings, one in every row.
+        others: further columns to keep; they hold ids, a number or string in every row.
 
     Returns:
-        A dataset of `{column: str or None}` and the others, with `state_dict()` and `load_state_dict()` to resume.
+        A dataset with `column` (str or None) and the other columns, and with `state_dict()` and `load_state_dict()` to
+        resume.
 
     Raises:
         FileNotFoundError: if nothing local matches and no such Hub dataset exists.
         ConnectionError: if nothing local matches and the Hub cannot be reached.
-        ValueError: if the files, the split or the column cannot be used; while rows are read, naming file and row.
+        ValueError: if the files, the split or the column cannot be used. Errors in single rows are raised when the row
+            is read, naming file and row.
 
     Example:
 
@@ -62,10 +64,10 @@ def stream_text(
         raise ValueError(f"{source!r} is local and has no subset {subset!r}: leave `subset` out.")
     if split != "train":
         raise ValueError(f"{source!r} has no split {split!r}; it has 'train'.")
-    # `datasets` takes a list for one that it may divide among processes. The columns are a tuple.
+    # `datasets` may divide a list among processes; therefore the columns are a tuple.
     rows = {"files": [str(file) for file in files], "columns": columns}
     if next(read_rows(**rows), None) is None:
-        raise ValueError(f"{source!r} is empty: it holds no document.")
+        raise ValueError(f"{source!r} is empty: it holds no documents.")
     return IterableDataset.from_generator(read_rows, gen_kwargs=rows)
 
 
@@ -75,39 +77,39 @@ def _stream_from_hub(source: str, columns: tuple[str, ...], split: str, subset: 
     if split not in splits:
         raise ValueError(f"{source!r} has no split {split!r}; it has {', '.join(map(repr, splits))}.")
     dataset = splits[split]
-    # Not every builder knows its columns before it has read something. One that does may decode what it reads, such as
-    # images by their address: nothing is read before the columns are chosen.
+    # Some builders know their columns only after reading a row. Those that know them earlier may decode what they read,
+    # such as images by their address; for these, nothing is read before the columns are selected.
     features = dataset.features or {}
     found = list(features or next(iter(dataset), {}))
     for name in columns if found else ():
         if name not in found:
             raise ValueError(f"{source!r} has no column {name!r}; it has {', '.join(map(repr, found))}.")
         if require_decoding(features.get(name)):
-            raise ValueError(f"The column {name!r} of {source!r} holds {features[name]}: name another column.")
+            raise ValueError(f"The column {name!r} of {source!r} holds {features[name]}: choose another column.")
     dataset = dataset.select_columns(list(columns))
     first = next(iter(dataset), None)
     if first is None:
-        raise ValueError(f"{source!r} is empty: it holds no document.")
+        raise ValueError(f"{source!r} is empty: it holds no documents.")
     kind = getattr(features.get(columns[0]), "dtype", None) or type(first[columns[0]]).__name__
     if kind not in ("string", "large_string", "string_view", "str"):
-        raise ValueError(f"The column {columns[0]!r} of {source!r} holds {kind}, not strings: name a column of text.")
+        raise ValueError(f"The column {columns[0]!r} of {source!r} holds {kind}, not strings: choose a text column.")
     return dataset
 
 
 def stream_documents(
     source: str, column: str, id_column: str | None = None, split: str = "train", subset: str | None = None
 ) -> Iterator[tuple[str | None, str | None]]:
-    """Stream documents with their ids. What `stream_text` checks is checked before the first one is asked for.
+    """Stream documents with their ids. The checks of `stream_text` run at once, before the first document is read.
 
     Args:
-        source: as `column`, `split` and `subset`, see `stream_text`.
-        id_column: a column that tells the rows apart. Plain text files have their absolute path for it.
+        source, column, split, subset: as for `stream_text`.
+        id_column: a column that identifies the rows. The id of a plain text file is always its absolute path.
 
     Returns:
-        Pairs of id and text. The id is None where there is no `id_column`.
+        Pairs of id and text. Without `id_column`, the ids of other files are None.
 
     Raises:
-        ValueError: also if an id is missing, and if a text file is not UTF-8.
+        ValueError: as `stream_text`; also if an id is missing, or a text file is not UTF-8.
     """
     rows = stream_text(source, column, split, subset, [] if id_column is None else [id_column])
     files = local_files(source)
@@ -121,7 +123,7 @@ def _read_rows(
 ) -> Iterator[tuple[str | None, str | None]]:
     for number, row in enumerate(rows):
         if id_column is not None and row[id_column] is None:
-            raise ValueError(f"Row {number:,} of {source!r} has nothing in the column {id_column!r}: give it an id.")
+            raise ValueError(f"Row {number:,} of {source!r} has no value in the column {id_column!r}: give it an id.")
         yield None if id_column is None else str(row[id_column]), row[column]
 
 
@@ -129,56 +131,54 @@ def load_table(name: str, source: str, subset: str | None, split: str) -> Datase
     """Load a split of labelled or paired texts.
 
     Args:
-        name: of the dataset, for error messages.
-        source: a Hub dataset, or local Parquet, JSON lines or CSV files (path, pattern or folder), whose split is
+        name: the dataset's name in error messages.
+        source: a Hub dataset, or local Parquet, JSON lines or CSV files (path, pattern or folder), whose only split is
             `train`.
         subset: configuration of a Hub dataset that has several.
         split: also a slice such as `train[:1000]`.
 
     Raises:
-        FileNotFoundError: if the source is neither on the Hub nor here.
-        ConnectionError: if it is not here and the Hub cannot be reached.
-        ValueError: if the split is not there, empty or not readable.
+        FileNotFoundError: if the source is neither on the Hub nor a local path.
+        ConnectionError: if it is not a local path and the Hub cannot be reached.
+        ValueError: if the split is missing, empty or unreadable.
     """
     found = local_files(source)
     if len(found) > 1 and subset is not None:
-        raise ValueError(f"Dataset {name}: {source!r} is local and has no subset {subset!r}: name its files or folder.")
+        raise ValueError(f"Dataset {name}: {source!r} is local and has no subset {subset!r}: give its files or folder.")
     files, builder = list(map(str, found)), builder_of(found) if found else None
     if builder == "text":
         raise ValueError(f"Dataset {name}: {source!r} is plain text; give Parquet, JSON lines or CSV.")
     if builder == "csv":
         if len(set(map(suffix_of, found))) > 1:
-            raise ValueError(
-                f"Dataset {name}: {source!r} mixes .csv and .tsv files: name those of one kind by a pattern."
-            )
-        # `datasets` fills rows that are too short, without a word.
+            raise ValueError(f"Dataset {name}: {source!r} mixes .csv and .tsv files: select those of one kind.")
+        # `datasets` silently fills rows that are too short.
         _read_through(lambda file: csv_rows(Path(file)), files)
     if builder == "json":
-        # `datasets` loads a line or an array whole, whatever its size.
+        # `datasets` loads a whole line or array into memory, whatever its size.
         _read_through(json_texts, files)
     try:
         if files:
             options = {"fragment_scan_options": verified_pages()} if builder == "parquet" else {}
             if builder == "csv":
-                # Empty cells are empty texts, and "NA" is a word.
+                # Empty cells are empty texts, and "NA" is ordinary text.
                 tabs = {"sep": "\t", "quoting": csv.QUOTE_NONE} if suffix_of(found[0]) == ".tsv" else {}
                 options = {"encoding": "utf-8-sig", "keep_default_na": False} | tabs
-            paths = [glob.escape(file) for file in files]  # `datasets` reads a path as a pattern.
-            # `datasets` knows a file by its path and time alone, and would give what a copy of the same time replaced.
+            paths = [glob.escape(file) for file in files]  # `datasets` treats a path as a pattern.
+            # `datasets` tells files by path and time alone: for a replacement of the same time it returns the old rows.
             table = load_dataset(builder, name=files_state(source), data_files=paths, split=split, **options)
         else:
             with _on_hub(source, f"Dataset {name}: "):
                 table = load_dataset(source, subset, split=split)
-        # Images and sounds are no texts, and reading a row would fetch them from wherever they are said to be.
-        # `Json` is a column whose rows are of several types: who needs it refuses it.
+        # Drop images and sounds: they are not text, and reading a row would fetch them from whatever address it gives.
+        # A `Json` column has rows of several types; code that needs the column refuses it.
         media = [name for name, kind in table.features.items() if require_decoding(kind) and "Json" not in str(kind)]
         return table.remove_columns(media)
     except (ValueError, StopIteration, DatasetGenerationError) as error:
-        # `datasets` raises StopIteration without a message for JSON files without a line.
+        # `datasets` raises StopIteration without a message for JSON files without any line.
         reason = error.__cause__ or str(error) or "no row"
         if builder == "json":
             try:
-                # `datasets` does not name the row.
+                # The error of `datasets` does not name the row.
                 _read_through(json_rows, files)
             except ValueError as of_row:
                 reason = of_row
@@ -189,14 +189,14 @@ def load_table(name: str, source: str, subset: str | None, split: str) -> Datase
 
 @contextmanager
 def _on_hub(source: str, before: str = "") -> Iterator[None]:
-    """Say of a name that nothing local bears and that cannot be loaded from the Hub that it is neither."""
-    absent = f"{before}{source!r} is no local file, pattern or folder"
+    """If a name matches no local file and cannot be loaded from the Hub either, raise an error that says both."""
+    absent = f"{before}{source!r} is not a local file, pattern or folder"
     try:
         yield
     except DatasetNotFoundError as error:
-        raise FileNotFoundError(f"{absent}, and the Hub has no such dataset that you can read.") from error
+        raise FileNotFoundError(f"{absent}, and the Hub has no such dataset that you have access to.") from error
     except ConnectionError as error:
-        raise ConnectionError(f"{absent}, and the Hub cannot be asked for a dataset of that name ({error}).") from error
+        raise ConnectionError(f"{absent}, and the Hub cannot be reached to look for a dataset ({error}).") from error
 
 
 def _read_through(reader: Callable[[str], Iterator], files: list[str]) -> None:
@@ -206,30 +206,30 @@ def _read_through(reader: Callable[[str], Iterator], files: list[str]) -> None:
 
 
 def describe_files(source: str) -> dict[str, int]:
-    """Number and total bytes of the local files of a source, to notice a change; nothing for a Hub dataset."""
+    """Number and total bytes of a source's local files, to detect changes; an empty dictionary for a Hub dataset."""
     files = local_files(source)
     return {"files": len(files), "bytes": sum(file.stat().st_size for file in files)} if files else {}
 
 
 def files_state(source: str) -> str | None:
-    """A hash of names, sizes and times of the local files of a source, which says at no cost that nothing changed.
+    """A hash of names, sizes and times of a source's local files: if it is the same, nothing has changed.
 
-    Where it differs, the content may be the same all the same: the files may have been copied. None of a Hub dataset.
+    If it differs, the content may still be the same: the files may have been copied. None for a Hub dataset.
     """
     digest = hashlib.sha256()
     for file in (files := local_files(source)):
         found = file.stat()
-        # The second time cannot be set by hand.
+        # Unlike the modification time, the change time (`st_ctime_ns`) cannot be set by hand.
         digest.update(repr((str(file.absolute()), found.st_size, found.st_mtime_ns, found.st_ctime_ns)).encode())
     return digest.hexdigest()[:16] if files else None
 
 
 def local_files(source: str) -> list[Path]:
-    """The files that a path, pattern or folder names, sorted by path; none if it may be the id of a Hub dataset.
+    """The files that match a path, pattern or folder, sorted by path; none if it may be the id of a Hub dataset.
 
     Raises:
         FileNotFoundError: if it is a path or pattern that matches nothing.
-        ValueError: if it matches files of no or several formats, or a plain text file of more than 64 MiB.
+        ValueError: if it matches files of an unknown format, of several formats, or plain text of more than 64 MiB.
     """
     path = Path(source).expanduser()
     if path.is_dir():
@@ -255,17 +255,17 @@ def builder_of(files: list[Path]) -> str:
     """
     if unknown := [file for file in files if suffix_of(file) is None]:
         raise ValueError(
-            f"{unknown[0]} is of no known format; known are {', '.join(BUILDERS)}, also with "
-            f"{', '.join(sorted(COMPRESSIONS))}. Name the files to read by a pattern such as 'corpus/*.jsonl.gz'."
+            f"{unknown[0]} has an unknown format; the known ones are {', '.join(BUILDERS)}, also with "
+            f"{', '.join(sorted(COMPRESSIONS))}. Select the files to read by a pattern such as 'corpus/*.jsonl.gz'."
         )
     builders = sorted({BUILDERS[suffix_of(file)] for file in files})
     if len(builders) > 1:
         raise ValueError(
-            f"The source mixes files for {' and '.join(builders)}: name those of one format by a pattern such as "
+            f"The source mixes {' and '.join(builders)} files: select those of one format by a pattern such as "
             "'corpus/*.parquet'."
         )
     if builders == ["text"]:
-        # One document is held in memory whole, and a corpus in one file would be cut at `max_length` without a word.
+        # A document is held in memory whole, and a corpus in one file would silently be cut at `max_length`.
         if large := [file for file in files if file.stat().st_size > LARGEST_TEXT_FILE]:
             raise ValueError(
                 f"{large[0]} has {large[0].stat().st_size:,} bytes, more than {LARGEST_TEXT_FILE:,}: a text file is "

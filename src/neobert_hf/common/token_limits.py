@@ -6,17 +6,17 @@ from neobert_hf.input_checks_neobert import positions_reached
 
 
 def tokens_read(model: PreTrainedModel, *limits: int | None) -> int | None:
-    """The smallest of the limits and the model's positions, where these begin after the padding id.
+    """The smallest of the given limits and of the model's own, where its positions begin after the padding id.
 
-    So they do in RoBERTa and its kin (XLM-R, MPNet, Longformer): a table of 514 is for 512 tokens. Their published
-    tokenizers store that limit, others may not.
+    They do in RoBERTa and its relatives (XLM-R, MPNet, Longformer): a table of 514 positions is for 512 tokens. Their
+    published tokenizers store that limit, others may not.
 
     Args:
-        model: whose table of positions counts.
-        limits: of the settings, the tokenizer, the config; None for no limit.
+        model: the model whose table of positions is looked at.
+        limits: limits from the settings, the tokenizer and the config; None for no limit.
 
     Returns:
-        Tokens, None without any limit.
+        The limit in tokens; None if there is none.
     """
     tables = [module for name, module in model.named_modules() if name.endswith("position_embeddings")]
     shifted = [table for table in tables if getattr(table, "padding_idx", None) is not None]
@@ -25,15 +25,15 @@ def tokens_read(model: PreTrainedModel, *limits: int | None) -> int | None:
 
 
 def length_to_cut_at(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, wanted: int) -> int:
-    """`wanted` tokens, or what the model reads where that is less, which is printed.
+    """`wanted` tokens, or the model's limit if it is lower; a message is printed then.
 
-    A model whose RoPE is scaled reads as many times the tokens of its config, and a tokenizer that repeats the config's
-    number limits nothing further.
+    A model with scaled RoPE can read more tokens than its config says, by the scaling factor. A tokenizer limit that
+    only repeats the number in the config is ignored then.
     """
     positions = getattr(model.config, "max_position_embeddings", None)
     reached = positions_reached(model.config)
     limit = reached if tokenizer.model_max_length == positions else tokenizer.model_max_length
     length = tokens_read(model, wanted, limit, reached)
     if length < wanted:
-        print(f"Texts are cut at {length:,} tokens, all that the model reads; `max_length` is {wanted:,}.", flush=True)
+        print(f"Texts are cut at {length:,} tokens, the model's limit; `max_length` is {wanted:,}.", flush=True)
     return length

@@ -1,7 +1,7 @@
-"""The one place that loads tokenizers: a tokenizer that cannot read its model's language is an error.
+"""The one place that loads tokenizers. A tokenizer that cannot encode its model's language is an error.
 
-Where a folder has no vocabulary, Transformers makes a tokenizer of nothing but special tokens, without a word. Every
-word then becomes [UNK], and all that follows runs to its end with numbers that mean nothing.
+If a folder has no vocabulary, Transformers silently makes a tokenizer that has only special tokens. Every word then
+becomes [UNK], and training or evaluation runs to its end with meaningless numbers.
 """
 
 import re
@@ -13,15 +13,15 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from neobert_hf.common.paths import check_model_exists
 
 
-# Of the files of any tokenizer of Transformers one has such a name.
+# Every tokenizer of Transformers has at least one file with one of these names.
 VOCABULARIES = ("tokenizer.json", "vocab.*", "*.model", "merges.txt", "tekken.json")
 
 
-# How many entries of a vocabulary are tried.
+# How many entries of a vocabulary are checked.
 TRIED = 500
-# Embeddings are padded to round numbers: by 900 rows in mDeBERTa-v3, by one in 40 in DeepSeek's models.
+# Embedding matrices are padded to round numbers of rows: by 900 in mDeBERTa-v3, by one in 40 in DeepSeek's models.
 MOST_UNUSED_ROWS, MOST_UNUSED_SHARE = 1_000, 1 / 20
-# Such as [unused7], <extra_id_7> and <0x0A>: they stand for no text.
+# Entries such as [unused7], <extra_id_7> and <0x0A>, which stand for no text.
 RESERVED = re.compile(r"\[.+\]|<.+>")
 NAMED_TOKENS = ("cls_token", "sep_token", "pad_token", "mask_token", "unk_token", "bos_token", "eos_token")
 
@@ -30,35 +30,35 @@ def load_tokenizer(name_or_path: str | Path, vocab_size: int | None = None, **op
     """Load the tokenizer of a folder or a Hub id, and check it with `check_tokenizer`.
 
     Args:
-        vocab_size: of the model that reads its ids.
+        vocab_size: the vocabulary size of the model that uses the tokenizer.
         options: of `AutoTokenizer.from_pretrained`, such as `trust_remote_code`.
 
     Raises:
         OSError: if there is no such folder or repository.
-        ValueError: if the tokenizer cannot be read, has no vocabulary or does not fit.
+        ValueError: if the tokenizer cannot be loaded, has no vocabulary or does not fit the model.
     """
     check_model_exists(str(name_or_path), "model or tokenizer")
     try:
         tokenizer = AutoTokenizer.from_pretrained(name_or_path, **options)
     except OSError:
         raise
-    except Exception as error:  # Of a damaged file anything may come, and few of them name it.
+    except Exception as error:  # A damaged file may raise anything, and few of these errors name the file.
         folder = Path(name_or_path, options.get("subfolder", ""))
         if folder.is_dir() and not any(file for pattern in VOCABULARIES for file in folder.glob(pattern)):
-            raise ValueError(f"{folder} has no tokenizer. Save the one that it was trained with into it.") from error
-        raise ValueError(f"The tokenizer of {name_or_path} cannot be read: {error}") from error
+            raise ValueError(f"{folder} has no tokenizer. Save the tokenizer of its model into it.") from error
+        raise ValueError(f"The tokenizer of {name_or_path} cannot be loaded: {error}") from error
     check_tokenizer(tokenizer, vocab_size, str(name_or_path))
     return tokenizer
 
 
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase, vocab_size: int | None, where: str) -> None:
-    """Refuse a tokenizer that makes [UNK] of ordinary words, or ids of another model.
+    """Refuse a tokenizer that turns ordinary words into [UNK], or that belongs to another model.
 
-    No language is assumed: the words are entries of the vocabulary itself. A sound tokenizer reads them, however small
-    its vocabulary is and whatever it is made of: letters, amino acids, Chinese.
+    No language is assumed: the words are entries of the vocabulary itself. A sound tokenizer can encode them, however
+    small its vocabulary is and whatever it consists of: letters, amino acids, Chinese.
 
     Args:
-        vocab_size: of the model that reads its ids, None if there is none yet.
+        vocab_size: the vocabulary size of the model that uses the tokenizer; None if there is no model yet.
         where: the tokenizer's folder or name, for the message.
 
     Raises:
@@ -74,7 +74,7 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, vocab_size: int | None, 
     if not words:
         raise ValueError(
             f"The tokenizer of {where} has no words, only {', '.join(sorted(vocab, key=vocab.get)[:5])}: its "
-            "vocabulary (tokenizer.json, vocab.txt, ...) is missing. Restore it, or name the tokenizer that the model "
+            "vocabulary (tokenizer.json, vocab.txt, ...) is missing. Restore it, or give the tokenizer that the model "
             "was trained with."
         )
     unknown = _unread(tokenizer, words)
@@ -84,44 +84,45 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, vocab_size: int | None, 
             f"{tokenizer.unk_token or 'nothing'}, such as {unknown[0]!r}: its files do not belong together. Restore "
             "them."
         )
-    # An uncased vocabulary that is read as a cased one: `do_lower_case` was lost. Short entries may be no words.
+    # An uncased vocabulary without lower-casing: `do_lower_case` was lost. Short entries may not be words.
     read = set(words) - set(unknown)
     lower = sorted(word for word in read if len(word) > 2 and word.isalpha() and word.islower())
     unknown = _unread(tokenizer, [word.capitalize() for word in lower])
     if len(lower) >= 10 and 2 * len(unknown) > len(lower):
         raise ValueError(
-            f"The tokenizer of {where} has a lower-cased vocabulary and does not lower-case texts: {unknown[0]!r} is "
-            f"{tokenizer.unk_token}. Set `do_lower_case` to true in tokenizer_config.json, or restore its normaliser."
+            f"The tokenizer of {where} has a lower-cased vocabulary but does not lower-case texts: {unknown[0]!r} "
+            f"becomes {tokenizer.unk_token}. Set `do_lower_case` to true in tokenizer_config.json, or restore its "
+            "normaliser."
         )
 
 
 def _check_size(tokenizer: PreTrainedTokenizerBase, vocab: dict[str, int], vocab_size: int, where: str) -> None:
     named = {getattr(tokenizer, name) for name in NAMED_TOKENS}
-    # Gemma's tokenizer has special tokens for images, for which a model of texts has no rows.
+    # Gemma's tokenizer has special tokens for images, for which a text model has no embedding rows.
     surplus = set(tokenizer.all_special_tokens) - named
     largest = max((number for token, number in vocab.items() if token not in surplus), default=-1)
     if largest >= vocab_size:
         raise ValueError(
-            f"The tokenizer of {where} has ids up to {largest:,}, and the model has {vocab_size:,} (`vocab_size`): it "
+            f"The tokenizer of {where} has ids up to {largest:,}, but `vocab_size` of the model is {vocab_size:,}: it "
             "is the tokenizer of another model."
         )
     if vocab_size - 1 - largest > max(MOST_UNUSED_ROWS, MOST_UNUSED_SHARE * vocab_size):
         raise ValueError(
-            f"The tokenizer of {where} has ids up to {largest:,} only, and the model has {vocab_size:,} "
-            "(`vocab_size`): it is the tokenizer of another model, or a part of its vocabulary is missing."
+            f"The tokenizer of {where} has ids up to {largest:,} only, but `vocab_size` of the model is "
+            f"{vocab_size:,}: it is the tokenizer of another model, or a part of its vocabulary is missing."
         )
 
 
 def _words(tokenizer: PreTrainedTokenizerBase, vocab: dict[str, int]) -> list[str]:
-    """What ordinary entries stand for, evenly over the whole vocabulary."""
+    """The text of ordinary entries, sampled evenly over the whole vocabulary."""
     special = {*tokenizer.all_special_tokens, *tokenizer.get_added_vocab()}
     ordinary = [entry for entry in vocab if entry not in special and not RESERVED.fullmatch(entry)]
-    # WordPiece's pieces of words may begin with what no word does, such as the vowel signs of Hindi.
+    # Continuation pieces of WordPiece may begin with characters that no word begins with, such as Hindi vowel signs.
     ordinary = [entry for entry in ordinary if not entry.startswith("##")] or ordinary
     entries = sorted(ordinary, key=vocab.get)
     texts = [tokenizer.convert_tokens_to_string([entry]) for entry in entries[:: len(entries) // TRIED + 1]]
     texts = [text.removeprefix("##").strip() for text in texts]
-    # Punctuation is no word. Byte-level entries may be parts of a character.
+    # Leave out punctuation, and byte-level entries that are parts of a character.
     return [text for text in texts if "�" not in text and any(map(str.isalnum, text))]
 
 

@@ -8,9 +8,10 @@ from neobert_hf.training.adapters import add_adapters, load_adapters
 
 
 def add_lora(model: BaseModel, run: Run) -> None:
-    """Freeze a model and add adapters to its linear layers, if the run trains such.
+    """Freeze a model and add adapters to its linear layers, if the run trains adapters.
 
-    A reranker's head is new and trained as a whole. Of a finished run the adapters come from its last checkpoint.
+    A reranker's head is new, so all of its weights are trained. The adapters of a finished run are loaded from its last
+    checkpoint.
     """
     settings = run.settings
     if settings.lora_rank is None:

@@ -21,14 +21,14 @@ from neobert_hf.training.adapters import LoraArguments
 from neobert_hf.training.arguments import check_fixed, check_inherited, check_unused
 
 
-# What these recipes fix beside the settings that all recipes fix.
+# Settings that these recipes fix, in addition to those that all recipes fix.
 FIXED = {
     # A short last batch would have fewer negatives.
     "dataloader_drop_last": True,
-    # Skipping is what makes a resume exact; only row numbers are drawn again.
+    # Skipping the batches already trained on makes a resume exact. It only draws their row numbers again.
     "ignore_data_skip": False,
 }
-# Settings that these recipes do not use, and their own setting in its place, if there is one.
+# Settings that these recipes do not use, each with the setting that takes its place, if there is one.
 UNUSED = {
     "num_train_epochs": "max_steps",
     "data_seed": "seed",
@@ -36,9 +36,9 @@ UNUSED = {
     "label_smoothing_factor": None,
     "train_sampling_strategy": None,
 }
-# Others let a text into a batch twice, where it is a false negative, and not all are drawn by the seed.
+# Other samplers may put a text into a batch twice, where it is a false negative, and some ignore the seed.
 BATCH_SAMPLERS = ("no_duplicates", "no_duplicates_hashed")
-# Named after what of the teacher is learned, by which loss of Sentence Transformers.
+# Each is named after the loss of Sentence Transformers by which the model learns from the teacher.
 DISTILLATIONS = ("margin_mse", "kl", "mse")
 
 
@@ -49,22 +49,25 @@ class EmbeddingArguments(SentenceTransformerTrainingArguments):
     max_steps: int = field(default=2_000, metadata={"help": "optimizer steps"})
     per_device_train_batch_size: int = field(
         default=64,
-        metadata={"help": "rows of a batch without hard negatives; with them fewer, so that the texts stay as many"},
+        metadata={
+            "help": "rows of a batch without hard negatives; batches with hard negatives have fewer rows, so that "
+            "the number of texts stays the same"
+        },
     )
-    learning_rate: float = field(default=1e-4, metadata={"help": "at its peak"})
-    lr_scheduler_type: str = field(default="constant_with_warmup", metadata={"help": "as in Transformers"})
+    learning_rate: float = field(default=1e-4, metadata={"help": "peak value"})
+    lr_scheduler_type: str = field(default="constant_with_warmup", metadata={"help": "a schedule of Transformers"})
     warmup_steps: float = field(default=2_000, metadata={"help": "optimizer steps, or a share of all if below 1"})
     weight_decay: float = field(default=0.01, metadata={"help": "decoupled; not on norms and biases"})
     adam_beta2: float = field(default=0.95, metadata={"help": "decay rate of the second moment"})
     bf16: bool = field(default=True, metadata={"help": "autocast; weights and optimizer stay float32"})
     batch_sampler: str = field(
         default="no_duplicates",
-        metadata={"help": "of each dataset; no_duplicates_hashed is faster and reads all rows first"},
+        metadata={"help": "draws the batches of a dataset; no_duplicates_hashed is faster and reads all rows first"},
     )
     report_to: str | None = field(default="tensorboard", metadata={"help": "tensorboard, wandb, trackio, ... or none"})
     logging_steps: float = field(default=20, metadata={"help": "optimizer steps, or a share of all if below 1"})
     save_steps: float = field(default=500, metadata={"help": "optimizer steps, or a share of all if below 1"})
-    save_total_limit: int | None = field(default=2, metadata={"help": "complete checkpoints that are kept"})
+    save_total_limit: int | None = field(default=2, metadata={"help": "number of complete checkpoints to keep"})
     dataloader_drop_last: bool = field(default=True, metadata={"help": "fixed"})
     logging_nan_inf_filter: bool = field(default=False, metadata={"help": "fixed"})
 
@@ -81,15 +84,17 @@ class EmbeddingArguments(SentenceTransformerTrainingArguments):
 
 @dataclass
 class RecipeArguments(RangedSettings):
-    """What is trained, on which data."""
+    """The model to train, and the data to train it on."""
 
     model: PathOrId = field(metadata={"help": "an encoder: path or Hub id"})
     datasets: LocalPath = field(metadata={"help": "YAML file that describes the datasets"})
     only: list[str] = field(default_factory=list, metadata={"help": "use these datasets of the file; all if empty"})
     max_length: Annotated[int, Range(3)] = field(default=1024, metadata={"help": "tokens; longer texts are cut"})
-    max_negatives: CountOrZero | None = field(default=None, metadata={"help": "hard negatives of a row; all if unset"})
+    max_negatives: CountOrZero | None = field(
+        default=None, metadata={"help": "use at most this many hard negatives of a row; all if unset"}
+    )
     alpha: Annotated[float, Range(0, 10)] = field(
-        default=0.5, metadata={"help": "datasets are drawn by their size to the power of this"}
+        default=0.5, metadata={"help": "datasets are drawn in proportion to their size to the power of this"}
     )
     trust_remote_code: bool = field(default=False, metadata={"help": "run code from the model's repository"})
 
@@ -98,7 +103,7 @@ class RecipeArguments(RangedSettings):
 class MiningArguments(RecipeArguments):
     """How hard negatives are found for the datasets that have none; see `mining.py`.
 
-    The two margins and the cross-encoder are called as in Sentence Transformers' `mine_hard_negatives`.
+    The two margins and the cross-encoder have the names that they have in Sentence Transformers' `mine_hard_negatives`.
     """
 
     miner: PathOrId | None = field(
@@ -108,16 +113,16 @@ class MiningArguments(RecipeArguments):
         # 95% of the right document's score: the best of the filters that NV-Retriever compares (arXiv 2407.15831,
         # TopK-PercPos), and what Sentence Transformers recommends.
         default=0.05,
-        metadata={"help": "with `miner`: leave out what scores above the right document less this share of its score"},
+        metadata={"help": "with `miner`: leave out documents above the right document's score minus this share of it"},
     )
     absolute_margin: NotNegative | None = field(
-        # The same paper's TopK-MarginPos, which it uses with 0.05, of cosines.
+        # TopK-MarginPos of the same paper, which uses a margin of 0.05 on cosine similarities.
         default=None,
-        metadata={"help": "with `miner`: leave out what scores less than this below the right document, too"},
+        metadata={"help": "with `miner`: also leave out documents that score less than this below the right document"},
     )
     cross_encoder: PathOrId | None = field(
         default=None,
-        metadata={"help": "with `miner`: reranker whose scores take the miner's place in both margins"},
+        metadata={"help": "with `miner`: reranker whose scores replace the miner's in both margins"},
     )
 
     def __post_init__(self):
@@ -127,20 +132,26 @@ class MiningArguments(RecipeArguments):
 
 @dataclass
 class DistillationArguments(RecipeArguments):
-    """From which model is learned, and what of it; see `distillation.py`."""
+    """The teacher, and what the model learns from it; see `distillation.py`."""
 
     teacher: PathOrId | None = field(
         default=None, metadata={"help": "embedding model or reranker whose scores or embeddings are learned"}
     )
     distillation: str | None = field(
-        default=None, metadata={"help": "margin_mse or kl, of the scores of a row's documents; mse, of embeddings"}
+        default=None,
+        metadata={
+            "help": "margin_mse or kl learns the teacher's scores of a row's documents, mse the teacher's embeddings"
+        },
     )
     teacher_temperature: Positive | None = field(
         default=None,
-        metadata={"help": "the teacher's scores are divided by it; if unset, cosines by `temperature`, others by 1"},
+        metadata={
+            "help": "the teacher's scores are divided by this; if unset, cosines are divided by `temperature`, and "
+            "other scores by 1"
+        },
     )
     contrastive_weight: NotNegative | None = field(
-        default=None, metadata={"help": "of the contrastive loss beside distillation; none if unset"}
+        default=None, metadata={"help": "weight of a contrastive loss added to the distillation loss; none if unset"}
     )
     teacher_dir: LocalPath | None = field(
         default=None, metadata={"help": "where the teacher's results are kept; `output_dir`/teacher if unset"}
@@ -160,23 +171,27 @@ class DistillationArguments(RecipeArguments):
 
 @dataclass
 class DenseArguments(DistillationArguments, LoraArguments, MiningArguments):
-    """What is trained, on which data, with which loss."""
+    """The model, the data and the loss of dense embeddings."""
 
     temperature: Annotated[float, Range(1e-6)] = field(
-        default=0.07, metadata={"help": "of the cosine similarities in the loss"}
+        default=0.07, metadata={"help": "the cosine similarities in the loss are divided by this"}
     )
     mini_batch_size: Count | None = field(
-        default=None, metadata={"help": "texts computed at a time, for batches beyond the memory (GradCache)"}
+        default=None, metadata={"help": "texts computed at a time, for batches that do not fit in memory (GradCache)"}
     )
     matryoshka_dims: list[Count] = field(
-        default_factory=list, metadata={"help": "train these prefixes of the embeddings as well"}
+        default_factory=list, metadata={"help": "also train prefixes of the embeddings of these lengths"}
     )
     guide: PathOrId | None = field(
-        default=None, metadata={"help": "embedding model that tells which texts of a batch are no negatives (GIST)"}
+        default=None,
+        metadata={"help": "embedding model that decides which texts of a batch are not used as negatives (GIST)"},
     )
-    negatives: Count | None = field(default=None, metadata={"help": "with `miner`: of a row, at most so many"})
+    negatives: Count | None = field(
+        default=None, metadata={"help": "with `miner`: mine at most this many hard negatives for a row"}
+    )
     whiten: CountOrZero = field(
-        default=0, metadata={"help": "texts by which a linear layer after the pooling is made that whitens; 0: none"}
+        default=0,
+        metadata={"help": "number of texts from which a whitening layer after the pooling is computed; 0: no layer"},
     )
 
     def __post_init__(self):
@@ -189,14 +204,14 @@ class DenseArguments(DistillationArguments, LoraArguments, MiningArguments):
             self._check_distillation()
 
     def _check_distillation(self) -> None:
-        """Refuse what has no meaning beside a teacher."""
+        """Refuse settings that have no meaning together with a teacher."""
         reasons = {
-            "guide": "the teacher tells by itself how well a document fits a query",
-            "mini_batch_size": "no loss of distillation computes its batches in parts",
+            "guide": "the teacher already says how well a document fits a query",
+            "mini_batch_size": "the distillation losses do not compute a batch in parts",
         }
         if self.distillation == "mse":
             reasons |= {
-                "miner": "embeddings are learned of queries and their right documents, and no others",
+                "miner": "only the embeddings of queries and their right documents are learned",
                 "teacher_temperature": "embeddings are learned as they are",
                 "matryoshka_dims": "a prefix of the teacher's embeddings need not mean anything",
             }
@@ -210,20 +225,23 @@ class DenseArguments(DistillationArguments, LoraArguments, MiningArguments):
 
 @dataclass
 class SparseArguments(RecipeArguments):
-    """What is trained, on which data, and how sparse it becomes (regularisers: https://arxiv.org/abs/2205.04733)."""
+    """The model, the data and the sparsity of sparse embeddings (regularisers: https://arxiv.org/abs/2205.04733)."""
 
-    query_weight: NotNegative = field(default=5e-5, metadata={"help": "of the FLOPS regulariser of queries"})
-    document_weight: NotNegative = field(default=3e-5, metadata={"help": "of the FLOPS regulariser of documents"})
+    query_weight: NotNegative = field(default=5e-5, metadata={"help": "weight of the FLOPS regulariser of queries"})
+    document_weight: NotNegative = field(
+        default=3e-5, metadata={"help": "weight of the FLOPS regulariser of documents"}
+    )
 
 
 @dataclass
 class RerankerArguments(LoraArguments, MiningArguments):
-    """What is trained, on which data, against which documents."""
+    """The model, the data and the negatives of a reranker."""
 
     negatives: Count = field(
-        default=4, metadata={"help": "wrong documents of a query: its hard negatives, then others"}
+        default=4,
+        metadata={"help": "negatives of a query: first its hard negatives, then right documents of other rows"},
     )
-    # With them a small model learned nothing in 300 steps; see benchmarks/NOTES.md.
+    # With instructions, a small model learned nothing in 300 steps; see benchmarks/NOTES.md.
     instructions: bool = field(
         default=False, metadata={"help": "put the instruction of a dataset before its queries, as embedding models do"}
     )

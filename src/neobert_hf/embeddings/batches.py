@@ -25,21 +25,22 @@ def sampling_probabilities(sizes: Sequence[int], alpha: float) -> torch.Tensor:
 
 def draw_datasets(sizes: Sequence[int], alpha: float, steps: int, seed: int) -> list[int]:
     """The number of the dataset that each optimizer step takes its rows from, drawn with `sampling_probabilities`."""
-    # A generator of its own. Sentence Transformers gives one to all samplers, and those of the datasets reseed it.
+    # A separate generator: Sentence Transformers gives one to all samplers, and those of the datasets reseed it.
     generator = torch.Generator().manual_seed(seed)
     probabilities = sampling_probabilities(sizes, alpha)
     return torch.multinomial(probabilities, steps, replacement=True, generator=generator).tolist()
 
 
 class FullBatchSampler(NoDuplicatesBatchSampler):
-    """Full batches without a text twice. A pass ends with the first batch that cannot be filled.
+    """Full batches in which no text occurs twice. A pass ends at the first batch that cannot be filled.
 
-    Sentence Transformers' own goes on from each of the rows that are left, and reads all others for each of them: once
-    the rarer of two labels was used up, 1,000 rows took 17 seconds, and the time grows with their square.
+    The sampler of Sentence Transformers would try to fill a batch from each of the remaining rows, and read all other
+    rows each time: once the rarer of two labels was used up, 1,000 rows took 17 seconds, and the time grows with the
+    square of the number of rows.
     """
 
     def __init__(self, dataset: Dataset, batch_size: int, **options):
-        # Otherwise the first batch that is not full would not be seen here.
+        # With `drop_last=True`, `_iter_one_pass` would not see the first batch that is not full.
         super().__init__(dataset, batch_size, drop_last=False, **options)
 
     def __len__(self) -> int:
@@ -50,11 +51,11 @@ class FullBatchSampler(NoDuplicatesBatchSampler):
 
 
 class MixtureBatchSampler(MultiDatasetDefaultBatchSampler):
-    """Batches of one dataset each, which changes from one optimizer step to the next.
+    """Batches that each come from one dataset. The dataset may change from one optimizer step to the next.
 
     One optimizer step takes `batches_per_step` batches in a row from its dataset: those of all processes and all
     micro-batches. So processes never mix datasets, and the rows of a step do not depend on how many processes there
-    are. A dataset that is through starts again in another order.
+    are. A dataset whose rows have all been used starts again in another order.
 
     Nothing depends on earlier iterations, so skipping the batches that were trained on leads back to where a run
     stopped.
@@ -70,7 +71,7 @@ class MixtureBatchSampler(MultiDatasetDefaultBatchSampler):
         self, dataset: ConcatDataset, batch_samplers: list[BatchSampler], draws: list[int], batches_per_step: int
     ):
         super().__init__(dataset, batch_samplers)
-        # Datasets differ in it. With a number here, Accelerate drops all batches of other sizes.
+        # It differs between datasets. If it were a number, Accelerate would drop all batches of other sizes.
         self.batch_size = None
         self.draws = draws
         self.batches_per_step = batches_per_step
@@ -108,14 +109,14 @@ class ContrastiveCollator(SentenceTransformerDataCollator):
     """Tokenises rows of `query`, `positive` and `negatives`, a list of any length.
 
     The hard negatives of all rows become one column, so that rows may have none, and each query is contrasted with all
-    of them. A negative that is the positive of another row is left out: it would be a false one there.
+    of them. A negative that is the positive of another row is left out: it would be a false negative of that row.
     """
 
     def __call__(self, features: list[dict]) -> dict:
         negatives = dict.fromkeys(text for texts in true_negatives(features) for text in texts)
         batch = super().__call__([{key: row[key] for key in row if key != "negatives"} for row in features])
         if negatives:
-            # The name of the dataset tells which prompts apply.
+            # The prompts are chosen by the name of the dataset.
             name = {key: features[0][key] for key in features[0] if key == "dataset_name"}
             batch |= super().__call__([{"hard_negative": text} | name for text in negatives])
         return batch
@@ -124,8 +125,8 @@ class ContrastiveCollator(SentenceTransformerDataCollator):
 class MultiVectorCollator(MultiVectorEncoderDataCollator):
     """As `ContrastiveCollator`, with the columns `negative_0`, `negative_1`, ... that the multi-vector losses need.
 
-    They are as many as every row of the batch can fill. Where rows lack hard negatives, all are contrasted with the
-    documents of the batch alone.
+    There are as many of these columns as every row of the batch can fill. If a row has no hard negatives, all rows of
+    the batch are contrasted with each other's documents only.
     """
 
     def __call__(self, features: list[dict]) -> dict:
@@ -135,9 +136,9 @@ class MultiVectorCollator(MultiVectorEncoderDataCollator):
 
 
 class DistillationCollator(SentenceTransformerDataCollator):
-    """As `MultiVectorCollator`, with a `label` from the teacher for each row, and all of its negatives.
+    """As `MultiVectorCollator`, with a `label` from the teacher for each row, and all negatives of the row.
 
-    Also those that are the right document of another row: the teacher has said how well they fit this one.
+    Negatives that are the right document of another row are kept, too: the teacher has said how well they fit this row.
     """
 
     def __call__(self, features: list[dict]) -> dict:
@@ -149,8 +150,8 @@ class RerankingCollator(CrossEncoderDataCollator):
     """Pairs of `query` and `document` with the `label` 1 or 0, from rows of `query`, `positive` and `negatives`.
 
     Args:
-        negatives: documents with the label 0 of each query. Its own hard negatives come first, then positives of the
-            rows that follow in the batch, whose order is random.
+        negatives: the number of documents with the label 0 for each query. The query's own hard negatives come first,
+            then the positives of the rows that follow in the batch, whose order is random.
     """
 
     negatives: int = 4

@@ -1,8 +1,8 @@
-"""Batches of rows that are alike: clusters of each dataset, found by a first model and cut into batches.
+"""Batches of similar rows: a first model groups each dataset into clusters, which are cut into batches.
 
-A document is told from its like where batches hold its like, and a context tells something about a batch only where
-its texts have something in common (https://arxiv.org/abs/2410.02525). Nothing is mined: the neighbours are the hard
-negatives.
+A model learns to tell similar documents apart if they are in the same batch, and a context says something about a batch
+only if the texts of the batch have something in common (https://arxiv.org/abs/2410.02525). No hard negatives are mined:
+the other documents of a cluster take their place.
 """
 
 import math
@@ -31,9 +31,9 @@ from neobert_hf.embeddings.recipe import Run
 from neobert_hf.training.run_checkpoints import CheckpointError
 
 
-# Columns that a clustered dataset has beside those of its pairs.
+# Columns that a clustered dataset has in addition to those of its pairs.
 CLUSTER, VECTORS = "cluster", ("query_vector", "positive_vector")
-# Of TF-IDF, where there is no first model.
+# Size of the TF-IDF vectors after the SVD, which are used if there is no first model.
 DIMENSIONS = 256
 
 
@@ -41,11 +41,11 @@ def add_clusters(run: Run, batch_sizes: dict[str, int]) -> None:
     """Give the rows of every training dataset a cluster and vectors, and keep them in `output_dir/clusters`.
 
     Args:
-        batch_sizes: rows of a batch, by dataset; a cluster has as many on average.
+        batch_sizes: rows of a batch, by dataset. A cluster has the same number of rows on average.
 
     Raises:
-        CheckpointError: if training has begun, and with clusters that are not there.
-        ResultError: if those that are there are damaged.
+        CheckpointError: if training has begun, and the clusters that it began with are missing.
+        ResultError: if stored clusters are damaged.
     """
     folder, settings = Path(run.arguments.output_dir) / "clusters", run.settings
     first_model = model_files_fingerprint(settings.first_model) if settings.first_model else "TF-IDF"
@@ -56,21 +56,21 @@ def add_clusters(run: Run, batch_sizes: dict[str, int]) -> None:
             texts = [pairs["query"][:], pairs["positive"][:]]
             identity = [texts, prompts, first_model, batch_sizes[name], run.arguments.seed]
             if most_negatives(pairs):
-                # They have no say in the clusters, but lie in the same file.
+                # Negatives do not affect the clusters, but they are stored in the same file.
                 identity.append(pairs["negatives"][:])
             identity = Hasher.hash(identity)
             file = folder / f"{identity}.parquet"
             if not file.exists():
                 if run.checkpoint is not None:
                     raise CheckpointError(
-                        f"The run in {folder.parent} has begun with clusters, and {file} is missing. Restore it, or "
-                        "start anew with another `output_dir`."
+                        f"The run in {folder.parent} began with the clusters in {file}, which is missing. Restore it, "
+                        "or start anew with another `output_dir`."
                     )
                 queries, positives = embed_pairs(pairs, description, run)
                 clusters = find_clusters(queries, positives, batch_sizes[name], run.arguments.seed)
                 store_rows(with_clusters(pairs, clusters, queries, positives), file)
             run.data.train[name] = load_rows(file)
-    # A new head must be the same whether or not loading the first model has drawn numbers.
+    # Loading the first model may have drawn random numbers, on which a new head must not depend.
     set_seed(run.arguments.seed)
 
 
@@ -83,7 +83,7 @@ def with_clusters(pairs: Dataset, clusters: np.ndarray, queries: np.ndarray, pos
 
 
 def embed_pairs(pairs: Dataset, description: PairDataset, run: Run) -> tuple[np.ndarray, np.ndarray]:
-    """Unit vectors, float32, of all queries and of all documents: of the first model, or TF-IDF and an SVD of it."""
+    """Unit vectors, float32, of all queries and of all documents: by the first model, or by TF-IDF and an SVD."""
     queries, positives = pairs["query"][:], pairs["positive"][:]
     settings = run.settings
     if settings.first_model is None:
@@ -105,7 +105,7 @@ def embed_pairs(pairs: Dataset, description: PairDataset, run: Run) -> tuple[np.
 
 
 def find_clusters(queries: np.ndarray, positives: np.ndarray, size: int, seed: int) -> np.ndarray:
-    """The number of each row's cluster; clusters with neighbouring numbers are alike.
+    """The number of each row's cluster; clusters with neighbouring numbers are similar.
 
     Spherical k-means of query plus document, which minimises the paper's sum of both distances to the centroid
     (appendix G.1).
@@ -125,13 +125,13 @@ def find_clusters(queries: np.ndarray, positives: np.ndarray, size: int, seed: i
 
 
 class ClusterBatchSampler:
-    """Batches of one cluster each, as far as its rows go; what is left of the clusters fills batches with neighbours'.
+    """Batches of one cluster each as long as its rows last; the remaining rows of neighbouring clusters are combined.
 
-    In an epoch each row comes once; fewer rows than a batch are left out, others in each epoch. No batch has a text
-    twice. The order depends on the clusters, the seed and the epoch alone.
+    No text occurs twice in a batch. In an epoch each row occurs once, except for those at its end that fill no batch
+    under this rule. They are different ones in each epoch. The order depends only on clusters, seed and epoch.
 
     Args:
-        pairs: with their clusters.
+        pairs: rows with their clusters.
         batch_size: rows.
     """
 
@@ -143,7 +143,7 @@ class ClusterBatchSampler:
         rows = np.argsort(clusters, kind="stable")
         self.clusters = [part.tolist() for part in np.split(rows, np.flatnonzero(np.diff(clusters[rows])) + 1)]
         self.batch_size = batch_size
-        # Sentence Transformers and Accelerate ask for it.
+        # Sentence Transformers and Accelerate read this attribute.
         self.drop_last = True
         self.seed = seed
         self.epoch = 0
@@ -167,7 +167,7 @@ class ClusterBatchSampler:
         return len(self.texts) // self.batch_size
 
     def _fill(self, rows: list[int]) -> tuple[list[list[int]], list[int]]:
-        """Whole batches without a text in common, and the rows that are left."""
+        """Full batches in which no two rows share a text, and the rows that are left over."""
         batches, waiting = [], deque(rows)
         while len(waiting) >= self.batch_size:
             batch, seen, later = [], set(), []

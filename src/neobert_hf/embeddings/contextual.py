@@ -1,12 +1,12 @@
 """Contextual document embeddings as a Sentence Transformers model: building one, and the context that it reads.
 
-The model is one module, whose output is the embedding itself. Without a context it embeds with its first stage, with
-one with its second:
+The model is one module, whose output is the embedding itself. Without a context it embeds with its first stage, and
+with a context it embeds with its second stage:
 
     context = embed_context(model, corpus, seed=0)
     queries = model.encode_query(texts, dataset_embeddings=context)
 
-A context belongs to what was embedded with it. Embeddings of two contexts cannot be compared.
+Keep a context together with what was embedded with it. Embeddings made with two contexts cannot be compared.
 """
 
 import hashlib
@@ -26,14 +26,14 @@ from neobert_hf.common.token_limits import tokens_read
 from neobert_hf.embeddings.inference import check_encoder, check_finite, prompt_of
 
 
-# Which output of the model is the embedding, in the words of Sentence Transformers.
+# Tells Sentence Transformers which output of the model is the embedding.
 MODALITY_CONFIG = {"text": {"method": "forward", "method_output_name": "pooler_output"}}
-# Keys of an encoder's config that say which class it is of, and not how it is built.
+# Keys of an encoder's config that name its class or version and do not describe its architecture.
 NOT_INHERITED = ("model_type", "architectures", "auto_map", "dtype", "torch_dtype", "transformers_version")
 
 
 def build_contextual_encoder(path: str, max_length: int, **context: float) -> SentenceTransformer:
-    """A contextual model, in float32, whose stages both start as the encoder in `path`; or the one that is there.
+    """The contextual model in `path`, in float32, or a new one whose two stages both start as the encoder in `path`.
 
     Args:
         path: folder or Hub id of a NeoBERT encoder, of a dense model on one, or of a contextual model.
@@ -42,12 +42,14 @@ def build_contextual_encoder(path: str, max_length: int, **context: float) -> Se
             `text_position`.
 
     Raises:
-        ValueError: if the model is no NeoBERT with RoPE, or a contextual one with other settings.
+        ValueError: if the model is not a NeoBERT with RoPE, or is a contextual model with other settings.
     """
     config = AutoConfig.from_pretrained(path)
     if isinstance(config, NeoBERTContextualConfig):
         if other := {name: getattr(config, name) for name in context if getattr(config, name) != context[name]}:
-            raise ValueError(f"{path} is a contextual model with {other}; the settings say {context}. Set the same.")
+            raise ValueError(
+                f"{path} is a contextual model with {other}, but the settings are {context}. Set the model's values."
+            )
         model = SentenceTransformer(path, model_kwargs={"dtype": torch.float32})
         check_encoder(model[0], path)
     elif isinstance(config, NeoBERTConfig):
@@ -66,7 +68,7 @@ def _from_encoder(path: str, config: NeoBERTConfig, **context: float) -> Sentenc
         model_kwargs={"dtype": torch.float32},
         modality_config=MODALITY_CONFIG,
         module_output_name="sentence_embedding",
-        # Every text needs a row, before which its context lies. The encoder strips the padding by itself.
+        # The context is put before each text, so each text needs its own row. The encoder strips the padding by itself.
         unpad_inputs=False,
     )
     check_encoder(transformer, path)
@@ -74,10 +76,10 @@ def _from_encoder(path: str, config: NeoBERTConfig, **context: float) -> Sentenc
     model.first_stage.load_state_dict(encoder)
     model.second_stage.load_state_dict(encoder)
     transformer.model = model
-    # Sentence Transformers makes its module of a folder only, and keeps what the model in it takes.
+    # Sentence Transformers can build this module from a folder only, and keeps the inputs of the model found there.
     transformer._declared_forward_params = set(signature(model.forward).parameters)
     sentences = SentenceTransformer(modules=[transformer], similarity_fn_name="cosine")
-    # So that `encode` passes a context on; kept in modules.json.
+    # Let `encode` pass a context on to the module. This is saved in modules.json.
     sentences.module_kwargs = {name: ["dataset_embeddings"] for name, _ in sentences.named_children()}
     return sentences
 
@@ -88,7 +90,9 @@ def is_contextual(model: BaseModel | list[Transformer]) -> bool:
 
 
 def refuse_contextual(model: BaseModel | list[Transformer], path: str) -> None:
-    """For recipes and helpers that know no context: they would read the first stage, which is for contexts only.
+    """Refuse a contextual model where no context can be given.
+
+    It would embed texts with its first stage, which is meant for contexts only.
 
     Raises:
         ValueError: if the model is a contextual one.
@@ -103,20 +107,20 @@ def embed_context(
     """The context of a corpus: embeddings of the first stage, at full width, float32 and not normalised.
 
     Args:
-        texts: the corpus, or its training split. As many as a context holds are drawn from the different ones.
+        texts: the corpus, or its training split. As many distinct texts as a context holds are drawn.
         seed: of the draw.
-        prompt: what is put before each of them; the model's own for documents if None.
+        prompt: is put before each text; the model's own prompt for documents if None.
         options: further arguments of `encode`, such as `batch_size`.
 
     Returns:
         (context_size, hidden_size) on the CPU. Keep it with whatever is embedded with it.
 
     Raises:
-        ValueError: if the model is no contextual one, or there is no text.
+        ValueError: if the model is not contextual, or there is no text.
         FloatingPointError: if an embedding is not finite.
     """
     if not is_contextual(model):
-        raise ValueError("The model has no context: `embed_context` needs a contextual embedding model.")
+        raise ValueError("The model takes no context: `embed_context` needs a contextual embedding model.")
     drawn = draw_context(texts, model[0].model.config.context_size, seed)
     prompt = prompt_of(model, "document") if prompt is None else prompt
     fixed = {"normalize_embeddings": False, "precision": "float32", "convert_to_tensor": True}
@@ -127,14 +131,14 @@ def embed_context(
 
 
 def draw_context(texts: Iterable[str], size: int, seed: int) -> list[str]:
-    """So many of the different texts, drawn without replacement; of fewer texts each, as often as is needed.
+    """Draw `size` distinct texts without replacement; if there are fewer, each is drawn as often as needed.
 
     Raises:
         ValueError: if there is no text.
     """
     different = [text for text in dict.fromkeys(texts) if text.strip()]
     if not different:
-        raise ValueError("A context needs documents; there is no text that is not empty.")
+        raise ValueError("A context needs at least one text that is not empty; none was given.")
     generator = random.Random(seed)
     drawn = []
     while len(drawn) < size:
@@ -143,7 +147,7 @@ def draw_context(texts: Iterable[str], size: int, seed: int) -> list[str]:
 
 
 def context_fingerprint(context: torch.Tensor) -> str:
-    """A hash that tells a context from others, and from the same vectors in another order."""
+    """A hash that differs between contexts, and between different orders of the same vectors."""
     content = context.detach().cpu().float().contiguous()
     digest = hashlib.sha256(f"{tuple(content.shape)}".encode())
     digest.update(content.numpy().tobytes())
@@ -151,8 +155,8 @@ def context_fingerprint(context: torch.Tensor) -> str:
 
 
 def mean_cosine(context: torch.Tensor) -> float:
-    """Of all pairs of different rows. Near 1 the first stage has collapsed: any context is then as good as another."""
+    """Of all pairs of different rows. Near 1, the first stage has collapsed: one context is then as good as another."""
     unit = F.normalize(context.detach().double(), dim=-1)
     rows = len(unit)
-    # The squared length of the sum has every pair twice, and each row with itself once.
+    # The squared length of the sum counts every pair twice, and each row with itself once.
     return ((unit.sum(0).square().sum() - rows) / (rows * (rows - 1))).item() if rows > 1 else 1.0

@@ -1,9 +1,9 @@
-"""InfoNCE through both stages of a contextual model, with gradients that are cached for each (GradCache).
+"""InfoNCE through both stages of a contextual model, with cached gradients for each stage (GradCache).
 
-A batch of 512 texts that each read 512 context vectors does not fit in memory. So embeddings are computed a few texts
-at a time and without gradients, first those of the context, then those that read it. The loss gives the gradient of
-each embedding. Then everything is computed once more, with gradients: the texts, whose sum is the gradient of the
-context, and at last the context itself.
+A batch of 512 texts that each read 512 context vectors does not fit in memory. So all embeddings are first computed
+without gradients, a few texts at a time: the context, then the texts that read the context. The loss gives the gradient
+of each embedding. Then everything is computed once more, with gradients: first the texts, whose gradients with respect
+to the context are summed, and then the context itself.
 """
 
 from collections.abc import Iterable
@@ -27,7 +27,7 @@ from neobert_hf.embeddings.contextual import is_contextual, mean_cosine
 
 
 class ContextualLoss(CachedLossMixin, nn.Module):
-    """Each query against all documents and hard negatives of its batch, with documents of the batch as their context.
+    """InfoNCE of each query against all documents and hard negatives of its batch, with documents as the context.
 
     Args:
         model: a contextual model, see `build_contextual_encoder`.
@@ -35,7 +35,7 @@ class ContextualLoss(CachedLossMixin, nn.Module):
         mini_batch_size: texts computed at a time. The gradients do not depend on it.
 
     Attributes:
-        context_cosine: of the last batch, the mean cosine similarity of the vectors of its context.
+        context_cosine: the mean cosine similarity of the context vectors of the last batch.
 
     References:
         The paper, appendix G; https://arxiv.org/abs/2410.02525 (CDE), https://arxiv.org/abs/2101.06983 (GradCache).
@@ -44,7 +44,7 @@ class ContextualLoss(CachedLossMixin, nn.Module):
     def __init__(self, model: SentenceTransformer, temperature: float, mini_batch_size: int):
         super().__init__()
         if not is_contextual(model):
-            raise ValueError("The model has no context: this loss needs a contextual embedding model.")
+            raise ValueError("The model takes no context: this loss needs a contextual embedding model.")
         self.context_size = model[0].model.config.context_size
         self.model = model
         self.temperature = temperature
@@ -56,10 +56,11 @@ class ContextualLoss(CachedLossMixin, nn.Module):
 
         Args:
             sentence_features: queries, documents and, optionally, hard negatives.
-            labels: bool (queries, documents), True where a document is no negative of a query; none if None.
+            labels: bool (queries, documents), True where a document is not used as a negative of a query. If None, all
+                are used.
 
         Raises:
-            ValueError: on flattened inputs, of which no row is a text.
+            ValueError: for flattened inputs, which do not have one row for each text.
         """
         features = list(sentence_features)
         if any("cu_seq_lens_q" in each for each in features):
@@ -71,15 +72,15 @@ class ContextualLoss(CachedLossMixin, nn.Module):
         vectors, states = zip(*pairs)
         context = torch.cat(vectors).detach().requires_grad_(trained)
         self.context_cosine = torch.tensor(mean_cosine(context), device=context.device)
-        # In a tuple: of every tensor among the features a mini-batch gets some rows only.
+        # In a tuple, since a mini-batch gets only some rows of every tensor among the features.
         loss = self.forward_cached([each | {"dataset_embeddings": (context,)} for each in features], labels)
         if trained:
-            # Called after the hook of the texts, which leaves the gradient of the context.
+            # This hook runs after the hook of the texts, which computes the gradient of the context.
             loss.register_hook(partial(self._finish_backward, texts, context, ranges, states))
         return loss
 
     def draw_context(self, documents: dict[str, Any]) -> dict[str, Any]:
-        """As many of the batch's documents as a context holds, drawn anew in each call; of fewer, each again."""
+        """As many of the batch's documents as a context holds, drawn anew in each call; repeated if there are fewer."""
         rows = len(documents["input_ids"])
         draws = -(-self.context_size // rows)
         drawn = torch.cat([torch.randperm(rows) for _ in range(draws)])[: self.context_size]
@@ -102,14 +103,14 @@ class ContextualLoss(CachedLossMixin, nn.Module):
         (context,) = texts.pop("dataset_embeddings", (None,))
         with random_state or nullcontext(), nullcontext() if with_grad else torch.no_grad():
             state = RandContext(*texts.values()) if copy_random_state else None
-            # Not DDP's wrapper, which would reduce the gradients of one stage before there are those of the other.
+            # Not through DDP's wrapper, which would reduce the gradients of one stage before those of the other exist.
             embeddings = _bare(self.model)(texts, dataset_embeddings=context)["sentence_embedding"]
         return embeddings, state
 
     def calculate_loss(
         self, reps: list[list[torch.Tensor]], labels: torch.Tensor | None = None, *, with_backward: bool = False
     ) -> torch.Tensor:
-        """InfoNCE of the embeddings: of queries first, then of documents, then of hard negatives."""
+        """InfoNCE of the embeddings `reps`: those of queries, then of documents, then of hard negatives."""
         queries, *documents = (F.normalize(torch.cat(parts), dim=1) for parts in reps)
         scores = queries @ torch.cat(documents).T / self.temperature
         if labels is not None:
@@ -125,7 +126,7 @@ class ContextualLoss(CachedLossMixin, nn.Module):
         with torch.enable_grad():
             for (begin, end), state in zip(ranges, states):
                 vectors, _ = self.embed_minibatch(texts, begin, end, True, False, state)
-                # The scale of `grad_output` is in it.
+                # The gradient of the context already contains the scale of `grad_output`.
                 torch.autograd.backward(vectors, context.grad[begin:end].to(vectors.dtype))
         if isinstance(self.model, DistributedDataParallel) and self.model.require_backward_grad_sync:
             share_gradients(self.model.module)
@@ -139,7 +140,7 @@ def share_gradients(model: nn.Module) -> None:
     processes = distributed.get_world_size()
     for parameter in model.parameters():
         if parameter.requires_grad:
-            # All processes have to take part, also one that drew no dropout of the context.
+            # All processes have to take part, even one whose context had no dropout, where a gradient may be missing.
             parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
             distributed.all_reduce(parameter.grad)
             parameter.grad /= processes

@@ -14,27 +14,31 @@ from neobert_hf.embeddings.contextual import embed_context
 from neobert_hf.embeddings.trainers import EmbeddingTrainer
 
 
-# Above it, contexts of different corpora hardly differ.
+# Above this mean cosine similarity, contexts of different corpora hardly differ.
 COLLAPSED = 0.99
 
 
 @dataclass
 class ContextualArguments(RecipeArguments):
-    """What is trained, on which data, with which context. The help says who chose a default."""
+    """The model, the data and the context. The help texts say where a default comes from."""
 
-    temperature: Positive = field(default=0.02, metadata={"help": "of the cosine similarities (reference code)"})
-    mini_batch_size: Count = field(default=32, metadata={"help": "texts computed at a time; no weight depends on it"})
-    max_negatives: CountOrZero | None = field(
-        default=0, metadata={"help": "hard negatives of a row (paper: none); all if unset"}
+    temperature: Positive = field(
+        default=0.02, metadata={"help": "the cosine similarities are divided by this (reference code)"}
     )
-    context_size: Count = field(default=512, metadata={"help": "documents of a context (paper)"})
+    mini_batch_size: Count = field(
+        default=32, metadata={"help": "texts computed at a time; the trained weights do not depend on it"}
+    )
+    max_negatives: CountOrZero | None = field(
+        default=0, metadata={"help": "use at most this many hard negatives of a row (paper: none); all if unset"}
+    )
+    context_size: Count = field(default=512, metadata={"help": "documents in a context (paper)"})
     context_dropout: Annotated[float, Range(0, below=1)] = field(
         default=0.005,
         metadata={"help": "share of the context that is hidden in training (Morris and Rush; reference code: 0)"},
     )
-    soft_prompts: Count = field(default=8, metadata={"help": "learned vectors behind the context (reference code)"})
+    soft_prompts: Count = field(default=8, metadata={"help": "learned vectors after the context (reference code)"})
     text_position: CountOrZero = field(
-        default=0, metadata={"help": "of a text's first token: 0 (ours) or `context_size` (reference code)"}
+        default=0, metadata={"help": "position of a text's first token: 0 (ours) or `context_size` (reference code)"}
     )
     first_model: PathOrId | None = field(
         default=None, metadata={"help": "embedding model that finds clusters and false negatives; TF-IDF if unset"}
@@ -42,24 +46,24 @@ class ContextualArguments(RecipeArguments):
     false_negative_margin: Annotated[float, Range(-2, 2)] | None = field(
         default=0.0,
         metadata={
-            "help": "a document is no negative of a query if the first model scores it above the right document's score"
-            " minus this (ours; the paper does not say); unset: all are"
+            "help": "a document is not used as a negative of a query if the first model scores it above the right "
+            "document's score minus this (ours; the paper does not say); if unset, all documents are used"
         },
     )
 
     @property
     def context(self) -> dict[str, float]:
-        """What the model's config holds of them."""
+        """Those of the settings that the model's config holds."""
         names = ("context_size", "context_dropout", "soft_prompts", "text_position")
         return {name: getattr(self, name) for name in names}
 
 
 @dataclass
 class ContextualCollator(ContrastiveCollator):
-    """As `ContrastiveCollator`, with a `label`, bool (rows, rows): True where a document is no negative of a query.
+    """As `ContrastiveCollator`, with a `label`, bool (rows, rows): True where a document is not used as a negative.
 
     Args:
-        margin: see `ContextualArguments.false_negative_margin`; without a `label` if None.
+        margin: see `ContextualArguments.false_negative_margin`; if None, there is no `label`.
     """
 
     margin: float | None = None
@@ -76,7 +80,7 @@ class ContextualCollator(ContrastiveCollator):
 
 
 class ContextualTrainer(EmbeddingTrainer):
-    """Of contextual models, on clustered datasets. See `MixtureTrainer`."""
+    """Trains contextual models on clustered datasets. See `MixtureTrainer`."""
 
     data_collator_class = ContextualCollator
     warned = False
@@ -91,8 +95,8 @@ class ContextualTrainer(EmbeddingTrainer):
         sampler = ClusterBatchSampler(dataset.with_format(None), self.batch_sizes[name], seed)
         if not next(iter(sampler), None):
             raise ValueError(
-                f"Dataset {name} has {len(dataset):,} rows and not {self.batch_sizes[name]} of them without a text in "
-                "common, as a batch needs. Give it a smaller `batch_size`, or add data."
+                f"Dataset {name} has {len(dataset):,} rows, but not {self.batch_sizes[name]} without a text in common, "
+                "which a batch needs. Give it a smaller `batch_size`, or add data."
             )
         return sampler
 
@@ -115,7 +119,7 @@ class ContextualTrainer(EmbeddingTrainer):
 
 
 class ContextualRetrievalEvaluator(InformationRetrievalEvaluator):
-    """Retrieval with a context of the corpus, the same documents at every evaluation."""
+    """Retrieval with a context drawn from the corpus, which has the same documents at every evaluation."""
 
     def __call__(self, model, *args, **kwargs) -> dict[str, float]:
         self.context = embed_context(model, self.corpus, seed=0, prompt=self.corpus_prompt, batch_size=self.batch_size)

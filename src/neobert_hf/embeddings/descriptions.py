@@ -1,4 +1,4 @@
-"""What a YAML file says about datasets of pairs: where they are, which columns count, which instruction they have.
+"""What a YAML file says about datasets of pairs: where they are, which columns are used, which instruction they have.
 
 `configs/embeddings/datasets.yaml` explains the format and holds the paper's datasets.
 """
@@ -19,7 +19,7 @@ from neobert_hf.common.settings import nearest, read_yaml
 @strict
 @dataclass
 class Lookup:
-    """The table that holds the texts of a column of ids: its columns, and where it is if not in the part's source."""
+    """The table that holds the texts of a column of ids: its columns, and its source if that is not the part's."""
 
     id: str
     text: str
@@ -34,10 +34,10 @@ class Part:
     """One table of a dataset.
 
     Columns are named by paths: `set.0` is the first item of the list in `set`, `neg.*.text` the text of every item in
-    `neg`. Texts of a list of paths are joined with a space (`query`, `positive`) or all taken (`negatives`).
+    `neg`. The texts of several paths are joined with a space (`query`, `positive`) or are all used (`negatives`).
 
     Args:
-        split: also a slice such as `train[:100000]`.
+        split: may be a slice such as `train[:100000]`.
         above: numbers that a row must exceed, by column.
         lookups: where to find the texts of columns that hold ids, by column.
     """
@@ -54,7 +54,7 @@ class Part:
 
     def __post_init__(self):
         if not self.query or not self.positive:
-            raise ValueError("`query` and `positive` must name a column each.")
+            raise ValueError("`query` and `positive` must each name a column.")
         self.lookups = {column: Lookup(**lookup) for column, lookup in self.lookups.items()}
 
 
@@ -66,9 +66,9 @@ class PairDataset:
         parts: tables with rows of the same kind, read one after the other.
         batch_size: the largest number of rows in a batch, 2 or more. Needed where positives are labels: no two rows of
             a batch may have the same positive, so a batch cannot have more rows than there are labels.
-        default: whether queries are asked with its instruction where none is named; see `prompts.py`.
-        document_instruction: what stands before its documents; nothing if empty.
-        separator: what stands between an instruction and a text.
+        default: whether its instruction is the prompt of queries for which none is named; see `prompts.py`.
+        document_instruction: is put before its documents; nothing if empty.
+        separator: is put between an instruction and a text.
     """
 
     name: str
@@ -81,7 +81,7 @@ class PairDataset:
 
     @property
     def prompt(self) -> str:
-        """Of queries."""
+        """The prompt of queries."""
         return as_prompt(self.instruction, self.separator)
 
     @property
@@ -96,7 +96,7 @@ def read_descriptions(
 
     Args:
         only: names of training datasets to use. All if None.
-        load_tokenizer: gives the tokenizer of the model, which is needed if the file's `separator` is special_tokens.
+        load_tokenizer: returns the tokenizer of the model, which is needed if the file's `separator` is special_tokens.
 
     Returns:
         The training datasets, and those for evaluation by kind, `retrieval` and `sts`.
@@ -108,12 +108,14 @@ def read_descriptions(
     unknown = content.keys() - {"train", "evaluation", "separator"}
     if unknown or not content.get("train"):
         found = f"has the unknown key {min(unknown)!r}" if unknown else "names no training dataset"
-        raise ValueError(f"{path} {found}; it holds `train` and, optionally, `evaluation`, each with datasets by name.")
+        raise ValueError(
+            f"{path} {found}; it must hold `train` and may hold `evaluation` (datasets by name) and `separator`."
+        )
     separator = _read_separator(path, content.get("separator", "space"), load_tokenizer)
     datasets = _mapping(f"{path}, `train`", content["train"])
     evaluation = _mapping(f"{path}, `evaluation`", content.get("evaluation") or {})
     if unknown := evaluation.keys() - {"retrieval", "sts"}:
-        raise ValueError(f"{path}: `evaluation` has `retrieval` and `sts`, not {min(unknown)!r}.")
+        raise ValueError(f"{path}: `evaluation` may hold `retrieval` and `sts`, not {min(unknown)!r}.")
     for name in only or []:
         if name not in datasets:
             raise ValueError(f"{path} has no training dataset {name!r}{nearest(name, list(datasets))}")
@@ -129,12 +131,12 @@ def _read_separator(path: str, name: Any, load_tokenizer: Callable[[], PreTraine
     if name == "space":
         return " "
     if load_tokenizer is None:
-        raise ValueError(f"{path}: `separator` is special_tokens; which these are a tokenizer has to say.")
+        raise ValueError(f"{path}: `separator` is special_tokens, which needs a tokenizer: give `load_tokenizer`.")
     return separator_text(name, load_tokenizer())
 
 
 def _check_names_of_prompts(path: str, train: list[PairDataset], evaluation: dict[str, PairDataset]) -> None:
-    """A model keeps the prompts of its datasets by name, and one more, `query`, which is that of one of them."""
+    """Refuse clashing prompts: a model keeps each under the dataset's name, and one of them also as `query`."""
     for kind, dataset in evaluation.items():
         if dataset.default:
             raise ValueError(f"{path}, dataset {kind}: `default` is for training datasets: set it for one of those.")
@@ -146,15 +148,15 @@ def _check_names_of_prompts(path: str, train: list[PairDataset], evaluation: dic
             )
     marked = [dataset.name for dataset in train if dataset.default]
     if len(marked) > 1:
-        raise ValueError(f"{path}: both {marked[0]} and {marked[1]} are the `default`; queries have one prompt.")
+        raise ValueError(f"{path}: both {marked[0]} and {marked[1]} are the `default`, but only one can be.")
     for dataset in train:
-        # The last two are what other models call their prompt for documents.
+        # `passage` and `corpus` are what other models call their prompt for documents.
         if len(train) > 1 and dataset.name in ("query", "document", "passage", "corpus"):
-            raise ValueError(f"{path}: {dataset.name!r} is the name of another prompt; call the dataset otherwise.")
+            raise ValueError(f"{path}: {dataset.name!r} is the name of another prompt; give the dataset another name.")
 
 
 def _read_dataset(path: str, name: str, entry: Any, separator: str) -> PairDataset:
-    """A dataset from its entry: the keys of the dataset itself, beside those of its one table or a list of tables."""
+    """A dataset from its entry: the keys of the dataset itself, and those of its one table or of a list of tables."""
     where = f"{path}, dataset {name}"
     check_file_name(name, f"The name of a dataset in {path}")
     table = dict(_mapping(where, entry))
@@ -174,9 +176,9 @@ def _read_dataset(path: str, name: str, entry: Any, separator: str) -> PairDatas
     if not isinstance(parts, list):
         raise ValueError(f"{where}: `parts` holds {parts!r:.60}; it must hold a list, each item after a `-`.")
     if not table and not parts:
-        raise ValueError(f"{where} has an instruction and no data: add `source`, `query` and `positive`.")
+        raise ValueError(f"{where} has an instruction but no data: add `source`, `query` and `positive`.")
     if table and parts:
-        raise ValueError(f"{where}: {min(table)!r} stands beside `parts`; put it into each of them.")
+        raise ValueError(f"{where}: {min(table)!r} stands next to `parts`; put it into each item of `parts`.")
     tables = [_read_part(path, where, part) for part in parts or [table]]
     texts = {"document_instruction": document_instruction.strip(), "separator": separator}
     return PairDataset(name, instruction.strip(), tables, batch_size, default, **texts)
@@ -187,7 +189,7 @@ def _read_part(path: str, where: str, entry: Any) -> Part:
     known = [key.name for key in fields(Part)]
     for key in _mapping(f"{where}, an item of `parts`", entry):
         if key not in known:
-            raise ValueError(f"{where} has no meaning for the key {key!r}{nearest(str(key), known)}")
+            raise ValueError(f"{where} has the unknown key {key!r}{nearest(str(key), known)}")
     above = _mapping(f"{where}: `above`", entry.get("above", {}))
     lookups = _mapping(f"{where}: `lookups`", entry.get("lookups", {}))
     # YAML gives an int where a float was meant.
@@ -204,5 +206,5 @@ def _read_part(path: str, where: str, entry: Any) -> Part:
 
 def _mapping(where: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise ValueError(f"{where} holds {value!r:.60}; it must hold one `key: value` a line.")
+        raise ValueError(f"{where} holds {value!r:.60}; it must hold one `key: value` per line.")
     return value

@@ -1,19 +1,19 @@
-"""Distillation: an embedding model learns what a larger one, or a reranker, says of the same texts.
+"""Distillation: an embedding model learns what a larger model or a reranker computes for the same texts.
 
-| `distillation` | What is learned of the teacher | Loss of Sentence Transformers |
+| `distillation` | What is learned from the teacher | Loss of Sentence Transformers |
 | --- | --- | --- |
 | `margin_mse` | by how much it scores the right document above each hard negative | `MarginMSELoss` |
 | `kl` | its probabilities for the documents of a row, the softmax of their scores | `DistillKLDivLoss` |
 | `mse` | its embeddings of queries and right documents | `MSELoss` |
 
 The scores of the model in training are cosines over the temperature, as in the contrastive loss. The teacher reads all
-texts once, before training, with its own prompts. What it says is kept in files of some thousand rows, in a folder
-whose name tells which teacher read which texts: an interrupted reading goes on behind the last file, and other runs
-find the results there.
+texts once, before training, with its own prompts. Its results are kept in files of a few thousand rows, in a folder
+whose name identifies the teacher and the texts. An interrupted run goes on after the last file, and other runs find the
+results there.
 
 References:
     https://arxiv.org/abs/2010.02666 (MarginMSE), https://arxiv.org/abs/2010.11386 (KL), https://arxiv.org/abs/2004.09813
-    (MSE of embeddings), https://arxiv.org/abs/2212.03533 (KL beside a contrastive loss, E5).
+    (MSE of embeddings), https://arxiv.org/abs/2212.03533 (KL together with a contrastive loss, E5).
 """
 
 import random
@@ -55,21 +55,21 @@ from neobert_hf.embeddings.recipe import Run
 from neobert_hf.training.run_checkpoints import CheckpointError
 
 
-# Of a file of results: as much work as an interruption may cost.
+# Rows in a file of results, which is the most that an interruption may cost.
 PART_ROWS = 2_000
-# A gigabyte of embeddings of 1,024 numbers.
+# With embeddings of 1,024 numbers, this is a gigabyte.
 KEPT_TEXTS = 2**18
 
-# Of the file that says what the results are.
+# Columns of the file that says what kind of results a folder holds.
 ANSWERS = Features({"unit": Value("string"), "width": Value("int32")})
 
 
 @dataclass
 class Answers:
-    """What a teacher's results are.
+    """What kind of results a teacher gives.
 
     Args:
-        unit: of its scores: `cosine`, `dot`, ... for an embedding model, `logit` for a reranker; or `embedding`.
+        unit: of its scores, `cosine`, `dot`, ... for an embedding model and `logit` for a reranker; or `embedding`.
         width: of its embeddings; None for scores.
     """
 
@@ -78,14 +78,14 @@ class Answers:
 
 
 class Teacher:
-    """A trained embedding model or reranker, loaded when it is first asked.
+    """A trained embedding model or reranker, loaded when it is first used.
 
     Args:
         path: folder or Hub id.
-        embeddings: whether it is asked for embeddings, and not for scores.
+        embeddings: whether its embeddings are used, and not its scores.
 
     Raises:
-        ValueError: if it is neither of both, or a reranker is asked for embeddings.
+        ValueError: if it is neither, or the embeddings of a reranker are asked for.
     """
 
     def __init__(self, path: str, embeddings: bool, device: torch.device, trust_remote_code: bool = False):
@@ -113,7 +113,7 @@ class Teacher:
         return Answers(self.model.similarity_fn_name, None)
 
     def prompts(self, description: PairDataset) -> list[str]:
-        """Before queries, and before documents if it reads them alone: the dataset's if it knows them, or its own."""
+        """The prompts of queries and, for an embedding model, of documents: the dataset's if known, or its own."""
         if self.is_reranker:
             return [prompt_of_helper("teacher", self.model, description.prompt)]
         return list(prompts_of_helper("teacher", self.model, description))
@@ -122,7 +122,7 @@ class Teacher:
         """Embeddings of query and right document, or scores of all documents, for each row.
 
         Args:
-            rows: as `comparable_rows` gives them.
+            rows: as `comparable_rows` returns them.
         """
         queries, positives = rows["query"][:], rows["positive"][:]
         if self.embeddings:
@@ -133,19 +133,19 @@ class Teacher:
         scores = self._score(pairs, *prompts)
         if not np.isfinite(scores).all():
             pair = pairs[int(np.flatnonzero(~np.isfinite(scores))[0])]
-            raise FloatingPointError(f"A score of the teacher {self.path} is not finite, that of {pair!r:.200}.")
+            raise FloatingPointError(f"The score that the teacher {self.path} gives {pair!r:.200} is not finite.")
         return scores.reshape(len(queries), -1).tolist()
 
     def _score(self, pairs: list[tuple[str, str]], prompt: str, document_prompt: str = "") -> np.ndarray:
         if self.is_reranker:
-            # Probabilities, as most rerankers give them, hardly differ where they are near 0 or 1.
+            # Logits, since the probabilities that most rerankers give hardly differ near 0 and 1.
             return self.model.predict(pairs, prompt=prompt, activation_fn=nn.Identity(), show_progress_bar=False)
         queries, documents = zip(*pairs)
         first, second = self._embed(queries, prompt), self._embed(documents, document_prompt)
         return self.model.similarity_pairwise(first, second).float().cpu().numpy()
 
     def _embed(self, texts: tuple[str, ...] | list[str], prompt: str) -> torch.Tensor:
-        """Embeddings, (texts, width). The same text is read once, unless there are more than `KEPT_TEXTS`."""
+        """Embeddings, (texts, width). Each text is embedded once, unless there are more than `KEPT_TEXTS`."""
         known = self.known.setdefault(prompt, {})
         if new := [text for text in dict.fromkeys(texts) if text not in known]:
             vectors = self.model.encode(new, prompt=prompt, convert_to_tensor=True, show_progress_bar=False).cpu()
@@ -158,7 +158,7 @@ class Teacher:
 
 
 def kind_of_teacher(path: str, trust_remote_code: bool = False) -> str:
-    """`SentenceTransformer` or `CrossEncoder`: what lies in a folder, or under a Hub id.
+    """`SentenceTransformer` or `CrossEncoder`: the kind of model in a folder or under a Hub id.
 
     Raises:
         ValueError: if it is neither.
@@ -174,22 +174,22 @@ def kind_of_teacher(path: str, trust_remote_code: bool = False) -> str:
 
 
 def add_teacher(run: Run, model: SentenceTransformer) -> Answers:
-    """Give the training datasets a column `label` with what the teacher says of each row.
+    """Give the training datasets a column `label` with the teacher's results for each row.
 
     Args:
-        model: to be trained.
+        model: the one to be trained.
 
     Raises:
-        CheckpointError: if training has begun, and with other results.
+        CheckpointError: if training has begun, and the results that it began with are missing.
         ResultError: if results are damaged.
-        ValueError: if the teacher cannot teach this, or a dataset has no documents to compare.
+        ValueError: if the teacher's results cannot be learned, or a dataset has no documents to compare.
     """
     settings, width = run.settings, model.get_embedding_dimension()
     check_prefixes(model, settings.matryoshka_dims)
     embeddings = settings.distillation == "mse"
     teacher = Teacher(settings.teacher, embeddings, run.arguments.device, settings.trust_remote_code)
     folder = Path(settings.teacher_dir or Path(run.arguments.output_dir) / "teacher")
-    # All of them first: nothing is read by the teacher where one is refused.
+    # Prepare all datasets first, so that the teacher reads nothing if one of them is refused.
     rows = {name: comparable_rows(name, pairs, embeddings) for name, pairs in run.data.train.items()}
     with run.arguments.main_process_first(desc="reading with the teacher"):
         for name, pairs in rows.items():
@@ -199,8 +199,8 @@ def add_teacher(run: Run, model: SentenceTransformer) -> Answers:
             place = folder / value_checksum(content)
             if run.checkpoint is not None and _missing_parts(place, len(pairs)):
                 raise CheckpointError(
-                    f"The run in {run.arguments.output_dir} has begun with what its teacher said, and {place} does not "
-                    "hold all of it. Restore that folder, or start anew with another `output_dir`."
+                    f"The run in {run.arguments.output_dir} began with results of its teacher, and {place} no longer "
+                    "holds all of them. Restore that folder, or start anew with another `output_dir`."
                 )
             answers = _what_it_answers(place, teacher, width)
             labels = _read_missing(place, pairs, teacher, description)
@@ -209,17 +209,17 @@ def add_teacher(run: Run, model: SentenceTransformer) -> Answers:
 
 
 def comparable_rows(name: str, pairs: Dataset, embeddings: bool) -> Dataset:
-    """The pairs with as many hard negatives in every row, or with none where embeddings are learned.
+    """The pairs with the same number of hard negatives in every row, or with none if embeddings are learned.
 
-    Rows with fewer than others are filled up with right documents of other rows, the same in every run. They need not
-    be wrong: the teacher reads them, too.
+    Rows with fewer hard negatives are filled up with right documents of other rows, the same ones in every run. These
+    need not be wrong, since the teacher scores them, too.
     """
     if embeddings:
         return pairs.map(lambda row: {"negatives": []}, features=pairs.features, desc=name)
     most = most_negatives(pairs)
     if not most:
         raise ValueError(
-            f"Dataset {name} has no hard negatives, and a teacher's scores mean something among several documents of a "
+            f"Dataset {name} has no hard negatives, but learning a teacher's scores needs several documents for each "
             "query. Set `miner` and `negatives`, name a column of `negatives`, or set `distillation` to mse."
         )
     documents = pairs.unique("positive")
@@ -252,21 +252,21 @@ def _missing_parts(folder: Path, rows: int) -> list[int]:
 
 
 def _what_it_answers(folder: Path, teacher: Teacher, width: int) -> Answers:
-    """What the results in a folder are, from a file once that is written; refused if the model cannot learn them."""
+    """The kind of results in a folder, which is kept in a file. Refuses results that the model cannot learn."""
     file = folder / "answers.parquet"
     if not file.exists():
         store_rows(Dataset.from_list([asdict(teacher.answers())], ANSWERS), file)
     answers = Answers(**load_rows(file)[0])
     if answers.width is not None and answers.width < width:
         raise ValueError(
-            f"Embeddings of the teacher {teacher.path} have {answers.width} numbers, and those of the model to train "
-            f"{width}: mse needs a teacher of that width or more. Set `distillation` to margin_mse or kl."
+            f"The embeddings of the teacher {teacher.path} have {answers.width} numbers, and those of the model to "
+            f"train have {width}: mse needs a teacher with at least as many. Set `distillation` to margin_mse or kl."
         )
     return answers
 
 
 def _read_missing(folder: Path, rows: Dataset, teacher: Teacher, description: PairDataset) -> Dataset:
-    """The teacher's results for all rows, a column `label`; it reads the rows whose results are not in the folder."""
+    """The teacher's results for all rows, as a column `label`. It reads only rows whose results are missing."""
     tidy_folder(folder)
     numbers = List(Value("float32"))
     features = Features({"label": List(numbers) if teacher.embeddings else numbers})
@@ -281,14 +281,14 @@ def _read_missing(folder: Path, rows: Dataset, teacher: Teacher, description: Pa
 
 
 class DistillationLoss(nn.Module):
-    """A loss of Sentence Transformers on what the teacher says, and a contrastive one beside it if that has a weight.
+    """A loss of Sentence Transformers on the teacher's results, plus a contrastive loss if that has a weight.
 
-    The contrastive loss knows queries and right documents only. How wrong a hard negative is says the teacher.
+    The contrastive loss gets only queries and right documents: how wrong a hard negative is, the teacher says.
 
     Args:
-        settings: `distillation`, `temperature`, `teacher_temperature` and `contrastive_weight` count.
+        settings: `distillation`, `temperature`, `teacher_temperature` and `contrastive_weight` are used.
         unit: of the teacher's results; see `Answers`.
-        projection: for teachers with wider embeddings than the model's: (their width, the model's).
+        projection: (teacher's width, model's width), if the teacher's embeddings are wider than the model's.
     """
 
     def __init__(
@@ -334,7 +334,7 @@ class DistillationLoss(nn.Module):
 
 
 def cosine_over_temperature(first: torch.Tensor, second: torch.Tensor, temperature: float) -> torch.Tensor:
-    """The score of each pair, row by row, as the contrastive loss has it."""
+    """The score of each pair, row by row, computed as in the contrastive loss."""
     return pairwise_cos_sim(first, second) / temperature
 
 
@@ -349,10 +349,10 @@ def distillation_loss(model: SentenceTransformer, run: Run, answers: Answers) ->
 
 
 def principal_axes(datasets: Iterable[Dataset], width: int, kept: int) -> torch.Tensor:
-    """Where a teacher's embeddings, in the column `label`, are largest: (width, kept), orthonormal.
+    """The directions in which a teacher's embeddings (column `label`) are largest: (width, kept), orthonormal.
 
-    As in Sentence Transformers' example of distillation, but not centred: of all projections this one keeps the inner
-    products of embeddings best.
+    As in Sentence Transformers' distillation example, but not centred: no other projection preserves the inner products
+    of embeddings better.
     """
     products = np.zeros((width, width))
     for rows in datasets:
@@ -360,6 +360,6 @@ def principal_axes(datasets: Iterable[Dataset], width: int, kept: int) -> torch.
             numbers = table["label"].combine_chunks().flatten().flatten().to_numpy(zero_copy_only=False)
             vectors = numbers.reshape(-1, width).astype(np.float64)
             products += vectors.T @ vectors
-    # In ascending order.
+    # `eigh` returns them in ascending order.
     _, axes = np.linalg.eigh(products)
     return torch.from_numpy(axes[:, ::-1][:, :kept].astype(np.float32))

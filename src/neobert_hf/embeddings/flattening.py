@@ -1,8 +1,8 @@
 """Texts laid end to end instead of padded, for Sentence Transformers models on NeoBERT.
 
-Sentence Transformers flattens a batch only where a flash attention is set. NeoBERT takes flattened batches with `sdpa`
-as well, on any device (README, "Attention backends"). Of padded batches it strips the padding by itself, so its layers
-gain nothing here. What lies behind them does: the decoder of a SPLADE model runs on real tokens only.
+Sentence Transformers flattens a batch only if a flash attention is set. NeoBERT takes flattened batches with `sdpa` as
+well, on any device (README, "Attention backends"). It strips the padding of padded batches by itself, so its layers
+gain nothing from this. The modules after them do: the decoder of a SPLADE model then runs on real tokens only.
 """
 
 from sentence_transformers.base.model import BaseModel
@@ -15,14 +15,14 @@ from neobert_hf.modeling_neobert import NeoBERTPreTrainedModel
 def flatten_inputs(encoder: BaseModel) -> None:
     """Let a model lay its texts end to end.
 
-    Its outputs stay the same, and so does what `save_pretrained` writes. `encoder[0].unpad_inputs = False` takes it
-    back.
+    Its outputs stay the same, and so does what `save_pretrained` writes. `encoder[0].unpad_inputs = False` undoes
+    this.
 
     Args:
         encoder: a Sentence Transformers model of any kind on NeoBERT.
 
     Raises:
-        ValueError: if its first module is no NeoBERT, or its attention would compute a mask over all texts at once.
+        ValueError: if its first module is not a NeoBERT, or its attention would compute a mask over all texts at once.
     """
     transformer = encoder[0]
     if not isinstance(model := getattr(transformer, "model", None), NeoBERTPreTrainedModel):

@@ -1,4 +1,4 @@
-"""A Sentence Transformers model for inference, and what tells it from others."""
+"""Loads Sentence Transformers models for inference, and tells models and kinds of models apart."""
 
 import hashlib
 import json
@@ -24,7 +24,7 @@ from neobert_hf.common.tokenizers import check_tokenizer
 def load_embedding_model(
     path: str, dtype: torch.dtype, max_length: int | None = None, **options: Any
 ) -> SentenceTransformer:
-    """Load for inference, the encoder in `dtype` and all that follows (pooling, normalisation) in float32.
+    """Load a model for inference, the encoder in `dtype` and the modules after it (such as pooling) in float32.
 
     NeoBERT's hidden states reach 130: their sums overflow in float16 and lose the small dimensions in bfloat16.
 
@@ -35,8 +35,8 @@ def load_embedding_model(
         options: further arguments of `SentenceTransformer`: `device`, `truncate_dim`, `trust_remote_code`.
 
     Raises:
-        ValueError: if the model is of another kind, has no Transformers encoder, as one of static embeddings, another's
-            tokenizer, or fewer dimensions than `truncate_dim`.
+        ValueError: if the model is of another kind, has no Transformers encoder (as with static embeddings), has the
+            tokenizer of another model, or has fewer dimensions than `truncate_dim`.
     """
     refuse_other_kinds(path, options.get("trust_remote_code", False))
     model = SentenceTransformer(path, model_kwargs={"dtype": dtype}, **options)
@@ -48,7 +48,7 @@ def load_embedding_model(
     check_encoder(model[0], path)
     kept, size = options.get("truncate_dim"), model.get_embedding_dimension()
     if kept is not None and size is not None and kept > size:
-        raise ValueError(f"`truncate_dim` is {kept}; the model has {size} only.")
+        raise ValueError(f"`truncate_dim` is {kept}; the model has only {size} dimensions.")
     encoder, *others = model
     model.max_seq_length = tokens_read(encoder.model, max_length, model.max_seq_length)
     encoder.register_forward_hook(_to_float32)
@@ -59,7 +59,7 @@ def load_embedding_model(
 
 def kind_of(path: str, trust_remote_code: bool = False) -> str | None:
     """What Sentence Transformers calls a trained model, a folder or Hub id: `SentenceTransformer`, `SparseEncoder`,
-    `MultiVectorEncoder` or `CrossEncoder`. None of an encoder without a trained pooling or head.
+    `MultiVectorEncoder` or `CrossEncoder`. None for an encoder without a trained pooling or head.
 
     Raises:
         FileNotFoundError: if it is a path that does not exist.
@@ -70,7 +70,7 @@ def kind_of(path: str, trust_remote_code: bool = False) -> str | None:
         return cached_file(path, name, _raise_exceptions_for_missing_entries=False)
 
     if settings := find("config_sentence_transformers.json"):
-        # Models of before version 5 do not say what they are.
+        # Models saved before version 5 do not say what they are.
         return json.loads(Path(settings).read_text(encoding="utf-8")).get("model_type", "SentenceTransformer")
     if find("modules.json"):
         return "SentenceTransformer"
@@ -84,10 +84,10 @@ def has_classifier(path: str, trust_remote_code: bool = False) -> bool:
 
 
 def refuse_other_kinds(path: str, trust_remote_code: bool = False) -> str | None:
-    """Refuse what Sentence Transformers would turn into a dense model: it drops the head and averages the states.
+    """Refuse models that Sentence Transformers would make dense: it drops the head and averages the hidden states.
 
     Returns:
-        The kind: `SentenceTransformer`, or None of an encoder without a pooling.
+        The kind: `SentenceTransformer`, or None for an encoder without a pooling.
     """
     kind = kind_of(path, trust_remote_code)
     if kind not in (None, "SentenceTransformer"):
@@ -104,13 +104,13 @@ def check_encoder(encoder: nn.Module, path: str) -> None:
 
 
 def _to_float32(module, args, features: dict) -> dict:
-    # A contextual model gives the embedding itself.
+    # A contextual model returns the embedding itself.
     found = [name for name in ("token_embeddings", "sentence_embedding") if name in features]
     return features | {name: features[name].float() for name in found}
 
 
 # Names under which models keep the prompt of each kind of text. Sentence Transformers gives every model an empty
-# `document`, also where the model's own is called `passage`.
+# `document`, even if the model's own prompt for documents is called `passage`.
 PROMPT_NAMES = {"query": ("query",), "document": ("document", "passage", "corpus")}
 
 
@@ -120,11 +120,11 @@ def prompt_of(model: BaseModel, kind: Literal["query", "document"]) -> str:
 
 
 def note_on_prompt(model: SentenceTransformer, who: str, prompt: str, own: str) -> str:
-    """A line for the user if a prompt is put before texts that the model was not saved with; otherwise empty.
+    """A line for the user if texts get a prompt that the model was not saved with; otherwise empty.
 
     Args:
         who: the beginning of the line: `queries get`.
-        own: what the model itself would put there.
+        own: the prompt that the model itself would use.
     """
     if prompt == own or (prompt and prompt in model.prompts.values()):
         return ""

@@ -1,9 +1,9 @@
 """Hard negatives for training datasets that have none, found by an embedding model and checked by a reranker.
 
-The documents most like a query are the most instructive wrong ones, and some of them are right: nobody has labelled
-them. Two checks leave those out. A document whose score comes too close to that of the right one is no negative
-(`relative_margin`, `absolute_margin`), and with a reranker (`cross_encoder`) both scores are the reranker's, which
-reads query and document together and knows better than the miner.
+The documents most similar to a query are the most instructive negatives, but some of them are right answers that nobody
+has labelled. Two checks leave those out. A document whose score comes too close to that of the right document is not
+used as a negative (`relative_margin`, `absolute_margin`). With a reranker (`cross_encoder`), both scores are those of
+the reranker, which reads query and document together and judges better than the miner.
 """
 
 from collections.abc import Callable
@@ -35,25 +35,25 @@ def add_mined_negatives(run: Run) -> None:
             if not most_negatives(pairs):
                 description, begun = run.data.descriptions[name], run.checkpoint is not None
                 run.data.train[name] = mine_negatives(pairs, description, run.settings, folder, begun)
-    # A new head must be the same whether or not loading the miner has drawn numbers.
+    # Loading the miner may have drawn random numbers, on which a new head must not depend.
     set_seed(run.arguments.seed)
 
 
 def mine_negatives(
     pairs: Dataset, description: PairDataset, settings: MiningArguments, folder: Path, begun: bool = False
 ) -> Dataset:
-    """The pairs with the documents most like their queries as hard negatives, from a file once that is written.
+    """The pairs with the documents most similar to their queries as hard negatives. They are mined once, into a file.
 
     Args:
         pairs: rows of `query`, `positive` and `negatives`.
         description: of the dataset. The miner and the reranker get its prompts if they were saved with them, and their
             own otherwise.
-        settings: with `negatives`, how many a row gets at most.
-        folder: where the file is, under a name that tells what was mined and how.
-        begun: whether training has begun, with what was mined then.
+        settings: `negatives` is the most that a row gets.
+        folder: of the file, whose name depends on what was mined and how.
+        begun: whether training has begun, so that its hard negatives must have been mined already.
 
     Raises:
-        CheckpointError: if training has begun, and what was mined is not there.
+        CheckpointError: if training has begun, and the file is missing.
         ResultError: if the file is damaged.
         ValueError: if `cross_encoder` is no trained reranker.
     """
@@ -61,8 +61,8 @@ def mine_negatives(
     file = folder / f"{_name_of_file(pairs, description, miner, settings)}.parquet"
     if begun and not file.exists():
         raise CheckpointError(
-            f"The run in {folder.parent} has begun with hard negatives, and {file} is missing. Restore it, or start "
-            "anew with another `output_dir`."
+            f"The run in {folder.parent} began with the hard negatives in {file}, which is missing. Restore it, or "
+            "start anew with another `output_dir`."
         )
     if not file.exists():
         store_rows(pairs.map(_find_negatives(pairs, description, settings)), file)
@@ -70,12 +70,12 @@ def mine_negatives(
 
 
 def _find_negatives(pairs: Dataset, description: PairDataset, settings: MiningArguments) -> Callable[[dict], dict]:
-    """What gives a row its `negatives`."""
+    """A function that gives a row its `negatives`."""
     model = load_trained_model(settings.miner, settings.trust_remote_code)
     reranker = None
     if settings.cross_encoder is not None:
         reranker = load_trained_reranker(settings.cross_encoder, settings.trust_remote_code)
-        # The function below takes no prompt for it.
+        # `mine_hard_negatives` takes no prompt for the reranker.
         reranker.prompts["mining"] = prompt_of_helper("reranker", reranker, description.prompt)
         reranker.default_prompt_name = "mining"
     query_prompt, document_prompt = prompts_of_helper("miner", model, description)
@@ -88,13 +88,13 @@ def _find_negatives(pairs: Dataset, description: PairDataset, settings: MiningAr
         corpus_prompt=document_prompt,
         relative_margin=settings.relative_margin,
         absolute_margin=settings.absolute_margin,
-        # The formats with one row a query drop those with fewer.
+        # The formats with one row per query drop queries with fewer negatives.
         output_format="labeled-pair",
     )
     found = positives_of_queries(labelled.filter(lambda row: row["label"] == 0))
     print(f"mined: hard negatives for {len(found):,} of {len(set(pairs['query'])):,} queries", flush=True)
     if not found:
-        print("note: every document is too close to be one; lower the margins, or take another miner.", flush=True)
+        print("note: every document scores too near the right one; lower the margins, or change the miner.", flush=True)
     return lambda row: {"negatives": sorted(found.get(row["query"], ()))}
 
 
@@ -102,23 +102,23 @@ def _name_of_file(pairs: Dataset, description: PairDataset, miner: str, settings
     content = [pairs["query"][:], pairs["positive"][:], description.prompt, miner, settings.negatives]
     reranker = settings.cross_encoder and model_files_fingerprint(settings.cross_encoder)
     filters = [settings.relative_margin, settings.absolute_margin, reranker]
-    # What was mined before these could be chosen had the first of them, and is known by a name without them.
+    # Before these settings existed, hard negatives were mined with these values, and the names of files lacked them.
     content += filters if filters != [0.05, None, None] else []
     return Hasher.hash(content + ([description.document_prompt] if description.document_prompt else []))
 
 
 def prompts_of_helper(who: str, model: BaseModel, description: PairDataset) -> tuple[str, str]:
-    """What another model puts before the queries of a dataset, and before its documents; see `prompt_of_helper`."""
+    """The prompts with which a helper reads the queries and documents of a dataset; see `prompt_of_helper`."""
     name = description.name
     if model.prompts.get(name) == description.prompt and f"{name}-document" in model.prompts:
-        # It was trained on this dataset beside others, and keeps what it read there, also where that is nothing.
+        # It was trained on this dataset among others, and gets the prompts of that training, even an empty one.
         return description.prompt, model.prompts[f"{name}-document"]
     query = prompt_of_helper(who, model, description.prompt)
     return query, prompt_of_helper(who, model, description.document_prompt, "document")
 
 
 def prompt_of_helper(who: str, model: BaseModel, prompt: str, kind: Literal["query", "document"] = "query") -> str:
-    """What a miner or a reranker puts before the texts of a dataset with this prompt; another one is said aloud."""
+    """The prompt with which a helper, such as a miner, reads texts that have this one. Prints a note if they differ."""
     if prompt and prompt in model.prompts.values():
         return prompt
     own = prompt_of(model, kind)

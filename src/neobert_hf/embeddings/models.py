@@ -31,7 +31,7 @@ def transformer_module(
     """The first module of a Sentence Transformers model: an encoder with its tokenizer, in float32.
 
     Args:
-        path: folder or Hub id. Of a Sentence Transformers model, the encoder and its tokenizer are used.
+        path: folder or Hub id. Of a Sentence Transformers model, only the encoder and its tokenizer are used.
         max_length: tokens; longer texts are cut. Never more than the model has positions for.
         head: `feature-extraction` for none, `fill-mask` or `sequence-classification`.
     """
@@ -51,9 +51,9 @@ def transformer_module(
 
 
 def build_encoder(path: str, max_length: int, trust_remote_code: bool = False) -> SentenceTransformer:
-    """A dense model: any encoder with mean pooling, or an embedding model with its own; cosine similarity.
+    """A dense model with cosine similarity: an encoder with mean pooling, or an embedding model with its own pooling.
 
-    Arguments are those of `transformer_module`. Of an embedding model the other modules are not taken.
+    Arguments are those of `transformer_module`. Other modules of an embedding model are left out.
     """
     transformer = transformer_module(path, max_length, trust_remote_code)
     own = saved_modules(path, Pooling)
@@ -62,7 +62,7 @@ def build_encoder(path: str, max_length: int, trust_remote_code: bool = False) -
 
 
 def saved_modules(path: str, kind: type[nn.Module]) -> list[nn.Module]:
-    """The modules of a kind in a Sentence Transformers model (folder or Hub id); none of other models."""
+    """The modules of a kind in a Sentence Transformers model (folder or Hub id); none for other models."""
     modules = json.loads(read_beside_model(path, "modules.json") or "[]")
     return [kind.load(path, each["path"]) for each in modules if each["type"].endswith(f".{kind.__name__}")]
 
@@ -76,10 +76,10 @@ def build_sparse_encoder(path: str, max_length: int, trust_remote_code: bool = F
     encoder = SparseEncoder(modules=[transformer, SpladePooling("max")], similarity_fn_name="dot")
     architectures = transformer.model.config.architectures or []
     if isinstance(transformer.model, NeoBERTForMaskedLM):
-        # Loading has refused a NeoBERT without the head. The decoder, large as it is, need not run on padding.
+        # Loading has refused a NeoBERT without the head. The decoder is large, so keep it from running on padding.
         flatten_inputs(encoder)
     elif not any(name.endswith("ForMaskedLM") for name in architectures):
-        # Transformers gives other models a new head, at most with a warning.
+        # Transformers gives other models a new head, with no more than a warning.
         raise ValueError(
             f"{path} has no trained MLM head: `architectures` in its config.json is {architectures}, and no name in it "
             "ends with ForMaskedLM. Give a pretrained model with its head."
@@ -90,7 +90,8 @@ def build_sparse_encoder(path: str, max_length: int, trust_remote_code: bool = F
 def build_multi_vector_encoder(path: str, max_length: int, trust_remote_code: bool = False) -> MultiVectorEncoder:
     """A late-interaction model (ColBERT, https://arxiv.org/abs/2004.12832): a vector of 128 numbers for every token.
 
-    Their linear layer is new unless the model is a late-interaction model. Arguments are those of `transformer_module`.
+    The linear layer for them is new unless the model is a late-interaction model. Arguments are those of
+    `transformer_module`.
     """
     encoder = MultiVectorEncoder(path, trust_remote_code=trust_remote_code, model_kwargs={"dtype": torch.float32})
     check_encoder(encoder[0], path)
@@ -125,12 +126,12 @@ def info_nce_loss(
 
     Args:
         temperature: the cosine similarities are divided by it.
-        mini_batch_size: compute so many texts at a time (GradCache), for batches that do not fit in memory. The
+        mini_batch_size: compute this many texts at a time (GradCache), for batches that do not fit in memory. The
             gradients are the same. Whole batches if None.
-        matryoshka_dims: train these prefixes of the embeddings as well, beside their full size.
+        matryoshka_dims: also train prefixes of the embeddings of these lengths, beside their full size.
         guide: a trained model. Texts that it finds closer to a query than the right document are probably right, too:
             they are left out of that query's negatives. It reads each text as the model in training does, cut and with
-            the same instruction, not with its own prompts.
+            the same instruction, and not with its own prompts.
 
     References:
         The paper, section 5.2.1; https://arxiv.org/abs/2101.06983 (GradCache), https://arxiv.org/abs/2205.13147
@@ -152,7 +153,7 @@ def info_nce_loss(
 
 
 def with_prefixes(encoder: SentenceTransformer, loss: nn.Module, dimensions: Sequence[int]) -> nn.Module:
-    """A loss of whole embeddings, and with Matryoshka's dimensions the same of these prefixes as well."""
+    """A loss on whole embeddings and, if dimensions are given, on prefixes of these lengths as well (Matryoshka)."""
     if not dimensions:
         return loss
     check_prefixes(encoder, dimensions)
@@ -169,12 +170,12 @@ def load_trained_model(path: str, trust_remote_code: bool = False) -> SentenceTr
     """A trained embedding model that helps to train another one, as a miner or a guide: folder or Hub id.
 
     Raises:
-        ValueError: if it is of another kind, or an encoder without a trained pooling: the mean of the states that
-            masked language modelling leaves tells little of what a text is about.
+        ValueError: if it is of another kind, or an encoder without a trained pooling: the mean of the hidden states of
+            a masked language model says little about what a text is about.
     """
     if refuse_other_kinds(path, trust_remote_code) is None:
         raise ValueError(
-            f"{path} is no embedding model: it has no modules.json, which names a pooling. Train it on pairs with "
+            f"{path} is not an embedding model: it has no modules.json, which names a pooling. Train it on pairs with "
             "examples/finetune_embeddings.py first, or name an embedding model on the Hub."
         )
     model = SentenceTransformer(path, trust_remote_code=trust_remote_code)
@@ -192,7 +193,7 @@ def load_trained_reranker(path: str, trust_remote_code: bool = False) -> CrossEn
     architectures = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code).architectures or []
     if not any(name.endswith(("ForSequenceClassification", "ForCausalLM")) for name in architectures):
         raise ValueError(
-            f"{path} is no trained reranker: `architectures` in its config.json is {architectures}. Train one with "
+            f"{path} is not a trained reranker: `architectures` in its config.json is {architectures}. Train one with "
             "examples/train_reranker.py, or name one on the Hub."
         )
     model = CrossEncoder(path, trust_remote_code=trust_remote_code)
@@ -203,5 +204,5 @@ def load_trained_reranker(path: str, trust_remote_code: bool = False) -> CrossEn
 
 
 def _inputs_only(module: nn.Module, args: tuple[dict, ...]) -> tuple[dict]:
-    """Without what the model in training wrote into them: the cached loss of version 6.2 passes that, too."""
+    """Leave out what the model in training has added: the cached loss of Sentence Transformers 6.2 passes that on."""
     return ({name: value for name, value in args[0].items() if not name.endswith(("_embedding", "_embeddings"))},)

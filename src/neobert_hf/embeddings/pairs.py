@@ -15,7 +15,7 @@ from neobert_hf.common.text_sources import load_table
 from neobert_hf.embeddings.descriptions import PairDataset, Part
 
 
-# What every table becomes. The list of negatives may be empty.
+# The columns that every table is turned into. The list of negatives may be empty.
 FEATURES = Features({"query": Value("string"), "positive": Value("string"), "negatives": List(Value("string"))})
 
 
@@ -23,11 +23,11 @@ def load_pairs(description: PairDataset, max_negatives: int | None = None) -> Da
     """Load a dataset as rows of `query`, `positive` and `negatives`.
 
     Args:
-        max_negatives: keep the first so many of a row. All if None.
+        max_negatives: keep only the first ones of a row, at most this many. All if None.
 
     Raises:
-        FileNotFoundError: if a source is neither on the Hub nor here.
-        ValueError: if a column is missing, holds something other than text, or nothing is left.
+        FileNotFoundError: if a source is neither on the Hub nor on this machine.
+        ValueError: if a column is missing, holds something other than text, or no row is left.
     """
     return concatenate_datasets([_load_part(description.name, part, max_negatives) for part in description.parts])
 
@@ -36,12 +36,12 @@ def load_scored_pairs(description: PairDataset) -> tuple[list[str], list[str], l
     """Load the `query`, `positive` and column `score` of an STS dataset.
 
     Raises:
-        ValueError: without a column `score` of numbers, and where rows would be left out. For more, see `load_pairs`.
+        ValueError: if there is no column `score` of numbers, or rows would be left out. For more, see `load_pairs`.
     """
     part, *others = description.parts
     if others or part.above or part.skip_incomplete:
         raise ValueError(
-            f"Dataset {description.name}: scores are read from all rows of one table: leave `parts`, `above` and "
+            f"Dataset {description.name}: scores are read from all rows of one table, so leave `parts`, `above` and "
             "`skip_incomplete` out."
         )
     table = load_table(description.name, part.source, part.subset, part.split)
@@ -52,8 +52,8 @@ def load_scored_pairs(description: PairDataset) -> tuple[list[str], list[str], l
         )
     if len(set(scores)) == 1:
         raise ValueError(
-            f"Dataset {description.name}: every score of {part.source!r} is {scores[0]}, so that nothing can correlate "
-            "with it. Correct the file, or leave `sts` out."
+            f"Dataset {description.name}: every score of {part.source!r} is {scores[0]}, so nothing can correlate with "
+            "it. Correct the file, or leave `sts` out."
         )
     pairs = _load_part(description.name, part, None)
     return list(pairs["query"]), list(pairs["positive"]), scores
@@ -66,7 +66,7 @@ def most_negatives(pairs: Dataset) -> int:
 
 
 def positives_of_queries(pairs: Dataset) -> dict[str, set[str]]:
-    """All positives of each query, which may stand in several rows."""
+    """All positives of each query; a query may occur in several rows."""
     positives = {}
     for query, positive in zip(pairs["query"], pairs["positive"]):
         positives.setdefault(query, set()).add(positive)
@@ -77,13 +77,13 @@ def positives_of_queries(pairs: Dataset) -> dict[str, set[str]]:
 class RowReader:
     """Turns rows of a table into pairs, for `Dataset.map`.
 
-    Two steps: columns of labels and ids become columns of texts, all rows of a batch at once. Then, row by row, the
-    paths of each role are followed to its texts.
+    There are two steps. First, columns of labels and ids become columns of texts, for all rows of a batch at once.
+    Then, row by row, the paths of each role are followed to its texts.
 
     Args:
         where: dataset and source, for error messages.
         paths: of `query`, `positive` and `negatives`, by these names.
-        converters: what makes texts of a column of labels or ids, by column.
+        converters: functions that turn labels or ids into texts, by column.
         skip_incomplete, max_negatives: see `Part` and `load_pairs`.
     """
 
@@ -120,14 +120,14 @@ class RowReader:
                     )
                 if len(found) > 1 and role != "negatives":
                     raise ValueError(
-                        f"{self.where}: {name} has {len(found)} texts at {path}; a row has one {role}. Name one of "
-                        f"them, such as {path.removesuffix('.*')}.0 for the first, or make a row of each."
+                        f"{self.where}: {name} has {len(found)} texts at {path}; a row needs one {role}. Name one of "
+                        f"them, such as {path.removesuffix('.*')}.0 for the first, or make a row for each."
                     )
                 texts[role] += found
         positive = " ".join(texts["positive"])
         if positive in texts["negatives"]:
             raise ValueError(
-                f"{self.where}: {name} has its right text among the wrong ones: {positive!r:.60}. Take it out of them."
+                f"{self.where}: {name} has its positive among its negatives: {positive!r:.60}. Remove it from them."
             )
         return {
             "query": " ".join(texts["query"]),
@@ -155,11 +155,11 @@ def _follow(value: Any, steps: list[str]) -> Any:
         if value is None:
             return None
         if isinstance(value, str):
-            raise TypeError(f"{step!r} is no part of a text")
+            raise TypeError(f"a text has no part {step!r}")
         if step == "*":
             return [_follow(item, steps[number + 1 :]) for item in value]
         if step.isdigit():
-            # A row may lack a negative, and with it the first of its list.
+            # A row may have fewer negatives than others, or none.
             value = value[int(step)] if int(step) < len(value) else None
         else:
             value = value[step]
@@ -172,12 +172,12 @@ def _load_part(name: str, part: Part, max_negatives: int | None) -> Dataset:
     paths = {role: getattr(part, role) or [] for role in FEATURES}
     paths = {role: [found] if isinstance(found, str) else found for role, found in paths.items()}
     if paths["query"] == paths["positive"]:
-        raise ValueError(f"{where}: `query` and `positive` both are {', '.join(paths['query'])}: name two columns.")
+        raise ValueError(f"{where}: `query` and `positive` are both {', '.join(paths['query'])}: name two columns.")
     columns = sorted({path.split(".")[0] for of_role in paths.values() for path in of_role})
     _check_table(where, table, part, columns)
     reader = RowReader(where, paths, _converters(name, part, table), part.skip_incomplete, max_negatives)
     if part.above:
-        # Messages name rows of the file, not of what is left of it.
+        # Messages name the number of a row in the file, not among the rows that are left.
         table = number_rows(table)
         columns.append(ROW)
     for column, threshold in part.above.items():
@@ -189,7 +189,7 @@ def _load_part(name: str, part: Part, max_negatives: int | None) -> Dataset:
         raise ValueError(f"{where}: none of its {len(table):,} rows is left.")
     if paths["negatives"] and max_negatives != 0 and not most_negatives(pairs):
         raise ValueError(
-            f"{where}: `negatives` is {part.negatives!r}, and no row has one. Leave `negatives` out, or name the "
+            f"{where}: `negatives` is {part.negatives!r}, but no row has any. Leave `negatives` out, or name the "
             "column that has them."
         )
     return pairs
@@ -211,7 +211,7 @@ def _exceeds(value: float | None, threshold: float) -> bool:
 
 
 def _converters(name: str, part: Part, table: Dataset) -> dict[str, Callable[[list], list[str | None]]]:
-    """What makes texts of the columns that hold labels or ids."""
+    """Functions that turn labels or ids into texts, by column."""
     converters = {}
     for column, feature in table.features.items():
         if isinstance(feature, ClassLabel):
@@ -224,7 +224,7 @@ def _converters(name: str, part: Part, table: Dataset) -> dict[str, Callable[[li
 
 
 def _label_names(labels: list[int | None], names: list[str]) -> list[str | None]:
-    # -1 is a missing label of a ClassLabel.
+    # A ClassLabel marks a missing label with -1.
     return [None if label is None or label < 0 else names[label] for label in labels]
 
 
@@ -239,6 +239,6 @@ def _texts_of_ids(ids: list, column: str, resolve: Callable[[dict], dict]) -> li
     except KeyError:
         if len(ids) == 1:
             return [None]
-        # One of the ids has no text. Ask for each by itself.
+        # One of the ids has no text. Look each of them up by itself.
         return [text for single in ids for text in _texts_of_ids([single], column, resolve)]
     return texts

@@ -1,4 +1,4 @@
-"""Which prompts a fine-tuned model is saved with, so that whoever loads it asks as it was asked in training.
+"""The prompts that a fine-tuned model is saved with, so that it is used with the prompts of its training.
 
 Sentence Transformers keeps them in `config_sentence_transformers.json`, by name:
 
@@ -6,13 +6,13 @@ Sentence Transformers keeps them in `config_sentence_transformers.json`, by name
 | --- | --- |
 | `query` | what `encode_query`, search and MTEB put before a query: the instruction of one of the datasets |
 | `document` | what they put before a document: the same dataset's `document_instruction`, nothing if it has none |
-| the name of a dataset | its own instruction, where there are several: `encode_query(texts, prompt_name="FEVER")` |
+| the name of a dataset | its instruction, if there are several datasets: `encode_query(texts, prompt_name="FEVER")` |
 | that name with `-document` | the same for documents |
 
-Each ends with what stood between instruction and text in training (`separator` in the file of datasets).
+Each prompt ends with the separator between instruction and text in training (`separator` in the file of datasets).
 
-`encode` puts nothing before a text. A reranker has one method for all, and each of its pairs has a query: `predict`
-uses `query` without being told (`default_prompt_name`).
+`encode` puts nothing before a text. A reranker has one method for all texts, and each of its pairs has a query, so
+`predict` uses `query` by default (`default_prompt_name`).
 """
 
 from pathlib import Path
@@ -29,8 +29,8 @@ from neobert_hf.embeddings.recipe import TrainingData
 def choose_default(data: TrainingData) -> tuple[PairDataset, str]:
     """The training dataset whose instruction is the prompt `query`, and the reason, in words.
 
-    It is the first of these that there is: the dataset that is marked as the `default`, one with the instruction that
-    retrieval is evaluated with, the largest one.
+    It is the first of these that exists: the dataset that is marked as the `default`, a dataset with the instruction
+    that retrieval is evaluated with, the largest dataset.
     """
     datasets = list(data.descriptions.values())
     if len(datasets) == 1:
@@ -48,8 +48,8 @@ def choose_prompts(data: TrainingData) -> dict[str, str]:
     """The prompts by the names that the model keeps them under."""
     prompts = {}
     if len(data.descriptions) > 1:
-        # Also where it is empty: for a task that is called like a dataset, MTEB's own wrapper would put the prompt of
-        # queries before documents, too.
+        # Also an empty one: for a task that has the name of a dataset, MTEB's own wrapper would otherwise put the query
+        # prompt before documents, too.
         prompts |= {f"{name}-document": dataset.document_prompt for name, dataset in data.descriptions.items()}
         prompts |= {name: dataset.prompt for name, dataset in data.descriptions.items()}
     default, _ = choose_default(data)
@@ -65,7 +65,7 @@ def set_prompts(model: BaseModel, data: TrainingData) -> None:
 def describe_choice(data: TrainingData) -> str:
     """The prompt of queries and where it is from, and whether retrieval is evaluated with another one."""
     dataset, reason = choose_default(data)
-    line = f"nothing stands before queries, as in {dataset.name}: {reason}"
+    line = f"queries get no prompt, as in {dataset.name}: {reason}"
     if dataset.prompt:
         line = f"queries get the prompt {dataset.prompt!r}, that of {dataset.name}: {reason}"
     if dataset.document_prompt:

@@ -46,8 +46,8 @@ class TrainingData:
     Args:
         descriptions: of the training datasets, by name.
         train: their rows of `query`, `positive` and `negatives`, by name.
-        evaluation: descriptions of the datasets for evaluation, `retrieval` and `sts`, as far as there are any.
-        retrieval: the rows of the one for retrieval.
+        evaluation: descriptions of the datasets for evaluation, `retrieval` and `sts`, if there are any.
+        retrieval: the rows of the dataset for retrieval.
     """
 
     descriptions: dict[str, PairDataset]
@@ -69,7 +69,7 @@ class Run:
 
     Args:
         values: all settings that the trained weights depend on.
-        checkpoint: where an interrupted run goes on, if there was one.
+        checkpoint: from which an interrupted run is resumed; None for a new run.
         source: what the model is to be built from: folder or Hub id.
     """
 
@@ -116,7 +116,9 @@ def prepare_run(settings_class: type[RecipeArguments], args: list[str] | None = 
 def read_data(settings: RecipeArguments, arguments: EmbeddingArguments) -> TrainingData:
     """Load the datasets, one process after the other. See `load_pairs` for what is refused."""
     if arguments.prompts is not None:
-        raise ValueError(f"`prompts` is set; instructions stand in {settings.datasets}, one for each dataset.")
+        raise ValueError(
+            f"`prompts` is set: leave it out, and give each dataset an `instruction` in {settings.datasets}."
+        )
     with arguments.main_process_first(desc="reading the datasets"):
         tokenizer_of_encoder = partial(_tokenizer_of_encoder, settings)
         descriptions, evaluation = read_descriptions(settings.datasets, settings.only or None, tokenizer_of_encoder)
@@ -132,7 +134,7 @@ def _report_repeated_pairs(train: Iterable[Dataset], retrieval: Dataset) -> None
     held_out, trained = list(zip(retrieval["query"][:], retrieval["positive"][:])), set()
     queries = pa.array([query for query, _ in held_out], pa.string())
     for table in train:
-        # Millions of pairs do not fit into a set of Python's.
+        # A Python set of millions of pairs would not fit in memory.
         found = pc.is_in(table.data.column("query"), value_set=queries).to_numpy()
         rows = table.select(np.flatnonzero(found))
         trained |= set(zip(rows["query"][:], rows["positive"][:]))
@@ -140,17 +142,17 @@ def _report_repeated_pairs(train: Iterable[Dataset], retrieval: Dataset) -> None
 
 
 def run_settings(settings: RecipeArguments, arguments: EmbeddingArguments, data: TrainingData) -> dict:
-    """All settings that the trained weights depend on, as JSON gives them back."""
-    # Prompts are the instructions of the datasets.
+    """All settings that the trained weights depend on, as they look after a round trip through JSON."""
+    # Not `prompts`, which are the instructions of the datasets.
     values = asdict(settings) | result_settings(arguments, leave_out={"prompts", "gradient_accumulation_steps"})
-    # What the file says counts, not its path.
+    # The contents of the file count, not its path.
     values["datasets"] = {}
     for name, rows in data.train.items():
         content = {"rows": len(rows), "fingerprint": data_fingerprint(rows)}
         values["datasets"][name] = asdict(data.descriptions[name]) | content
-        # It chooses among prompts, and no weight depends on it.
+        # `default` chooses among prompts, and no weight depends on it.
         values["datasets"][name].pop("default")
-        # Runs that began before these could be chosen had them so, and go on.
+        # Runs that began before these settings existed used these values, and must still be able to resume.
         for key, plain in (("document_instruction", ""), ("separator", " ")):
             if values["datasets"][name][key] == plain:
                 values["datasets"][name].pop(key)
@@ -165,7 +167,7 @@ def run_settings(settings: RecipeArguments, arguments: EmbeddingArguments, data:
                 values[f"{name}_fingerprint"] = model_files_fingerprint(values[name])
     if not values.get("whiten"):
         values.pop("whiten", None)
-    # It moves with what it holds.
+    # The folder may be moved together with its contents.
     values.pop("teacher_dir", None)
     for name in ("guide", "teacher", "first_model"):
         if values.get(name):
@@ -175,7 +177,7 @@ def run_settings(settings: RecipeArguments, arguments: EmbeddingArguments, data:
 
 
 def _fingerprint_of_tokenizer(settings: RecipeArguments) -> str:
-    """Of the tokenizer of the encoder, with what Sentence Transformers stores beside it about texts."""
+    """A hash of the encoder's tokenizer and of what Sentence Transformers stores beside it about reading texts."""
     stored = read_beside_model(settings.model, str(Path(_subfolder_of_encoder(settings), "sentence_bert_config.json")))
     return reading_fingerprint(_tokenizer_of_encoder(settings), stored)
 
@@ -191,7 +193,7 @@ def _subfolder_of_encoder(settings: RecipeArguments) -> str:
 
 
 def read_beside_model(model: str, name: str) -> str:
-    """What a file of a model, a folder or Hub id, holds; nothing if there is no such file."""
+    """The content of a file of a model (folder or Hub id); empty if there is no such file."""
     file = cached_file(model, name, _raise_exceptions_for_missing_entries=False)
     return Path(file).read_text(encoding="utf-8") if file else ""
 
@@ -207,7 +209,7 @@ def retrieval_evaluator(
         queries={query: query for query in positives},
         corpus={text: text for text in data.retrieval.unique("positive")},
         relevant_docs=positives,
-        # An empty one, unlike None, also keeps the model's own away.
+        # Unlike None, an empty prompt also keeps the model from using its own.
         query_prompt=data.evaluation["retrieval"].prompt,
         corpus_prompt=data.evaluation["retrieval"].document_prompt,
         name="retrieval",
@@ -216,20 +218,20 @@ def retrieval_evaluator(
 
 
 def dense_evaluator(run: Run) -> SequentialEvaluator | None:
-    """Retrieval and similarity of sentences (STS), as far as there are datasets for them; None if there are none."""
+    """Retrieval and similarity of sentences (STS), if there are datasets for them; None if there are none."""
     evaluators = [retrieval_evaluator(run.data)] if run.data.retrieval is not None else []
     if "sts" in run.data.evaluation:
         description = run.data.evaluation["sts"]
         with run.arguments.main_process_first(desc="reading the STS dataset"):
             first, second, scores = load_scored_pairs(description)
-        # Both sides are queries. This evaluator takes no prompt.
+        # Both sides are queries. This evaluator takes no prompt, so it is added here.
         first, second = (add_prompt(description.prompt, texts) for texts in (first, second))
         evaluators.append(EmbeddingSimilarityEvaluator(first, second, scores, name="sts", write_csv=False))
     return SequentialEvaluator(evaluators) if evaluators else None
 
 
 def reranking_evaluator(data: TrainingData) -> CrossEncoderRerankingEvaluator | None:
-    """The right documents of the first 200 queries, each among 20 others, the same in every run, for `retrieval`."""
+    """Ranks the right documents of the first 200 `retrieval` queries among 20 others, the same ones in every run."""
     if data.retrieval is None:
         return None
     prompt = data.evaluation["retrieval"].prompt
@@ -240,5 +242,5 @@ def reranking_evaluator(data: TrainingData) -> CrossEncoderRerankingEvaluator | 
         drawn = generator.sample(documents, min(20 + len(right), len(documents)))
         wrong = [text for text in drawn if text not in right][:20]
         samples.append({"query": add_prompt(prompt, [query])[0], "positive": sorted(right), "negative": wrong})
-    # With the prompt of documents, which is empty, the model puts none of its own before a query that has one.
+    # Queries have their prompt already. That of documents is empty, so the model does not add one of its own.
     return CrossEncoderRerankingEvaluator(samples, name="reranking", prompt_name="document", write_csv=False)

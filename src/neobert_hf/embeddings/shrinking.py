@@ -1,9 +1,9 @@
 """The steps of examples/shrink_embeddings.py: a smaller embedding model is cut out of a large one.
 
-The states of the encoder are other ones after the cut, and a linear layer that was trained on those of the large model
-does not fit them. So it is computed anew, by ridge regression: of all linear layers the one after which the embeddings
-are nearest to those of the large model. That takes no training, and a model that had no such layer gets one. Layers are
-dropped by the same measure: what even the best linear layer behind those that are left cannot restore.
+The cut changes the hidden states of the encoder, so a linear layer that was trained on those of the large model no
+longer fits. It is replaced by the linear layer that brings the embeddings nearest to those of the large model, which is
+computed by ridge regression. That takes no training, and a model that had no such layer gets one. The same measure
+decides which layers of the encoder are dropped: how much of the embeddings even the best linear layer cannot restore.
 """
 
 from dataclasses import asdict, dataclass, field
@@ -30,34 +30,35 @@ from neobert_hf.training.cutting import Cut, CutSettings, cut_model
 
 @dataclass(kw_only=True)
 class EmbeddingCutSettings(CutSettings):
-    """Which embedding model becomes smaller, how small, and on which texts that is measured."""
+    """The embedding model to make smaller, its new size, and the texts on which the loss of quality is measured."""
 
     model: PathOrId = field(metadata={"help": "the large embedding model: path or Hub id"})
     texts: PathOrId = field(
         metadata={"help": "a Hub dataset, or a local file, pattern or folder (Parquet, JSONL, text)"}
     )
-    column: str = field(default="text", metadata={"help": "that holds the text"})
+    column: str = field(default="text", metadata={"help": "name of the column that holds the text"})
     measured_texts: Annotated[int, Range(2)] = field(
-        default=200, metadata={"help": "the first ones, on which layers and units are measured"}
+        default=200, metadata={"help": "number of texts, from the first, on which layers and units are measured"}
     )
     fitted_texts: Annotated[int, Range(2)] = field(
-        default=10_000, metadata={"help": "the first ones, on which the linear layer after the pooling is fitted"}
+        default=10_000,
+        metadata={"help": "number of texts, from the first, on which the linear layer after the pooling is fitted"},
     )
-    output_dir: LocalPath = field(default="runs/shrink_embeddings", metadata={"help": "folder of model and report"})
+    output_dir: LocalPath = field(default="runs/shrink_embeddings", metadata={"help": "folder for model and report"})
 
 
 def load_large_model(settings: EmbeddingCutSettings) -> tuple[SentenceTransformer, dict[str, int]]:
     """The model, in float32, and the sizes that it is cut to.
 
     Raises:
-        FileNotFoundError, ValueError: if there is no such model, or it is none of NeoBERT, or not larger.
+        FileNotFoundError, ValueError: if there is no such model, or it has no NeoBERT encoder, or it is not larger.
     """
     model = load_trained_model(settings.model).float().eval()
     encoder = getattr(model[0], "model", None)
     if not isinstance(encoder, NeoBERTModel):
         raise ValueError(
             f"`model` is {settings.model!r}, which begins with {type(encoder or model[0]).__name__}; it must be an "
-            "embedding model of NeoBERT."
+            "embedding model with a NeoBERT encoder."
         )
     return model, settings.sizes(encoder.config)
 
@@ -76,13 +77,13 @@ def read_texts(settings: EmbeddingCutSettings) -> tuple[list[str], list[str]]:
 
 
 def module_outputs(model: SentenceTransformer, kinds: tuple[type[nn.Module], ...], texts: list[str]) -> np.ndarray:
-    """What the last module of some kinds gives for texts as documents and, where those have another prompt, as queries.
+    """Outputs of the last module of these kinds for texts as documents and, if queries have another prompt, as queries.
 
     Returns:
         (texts or twice as many, width), float64.
 
     Raises:
-        FloatingPointError: if it is not finite.
+        FloatingPointError: if an output is not finite.
     """
     part = SentenceTransformer(
         modules=list(model)[: last(model, kinds) + 1], prompts=model.prompts, device=model.device
@@ -107,25 +108,25 @@ def embeddings_to_keep(model: SentenceTransformer, texts: list[str]) -> np.ndarr
 
 
 def best_linear_layer(states: np.ndarray, wanted: np.ndarray) -> tuple[RidgeCV, float]:
-    """Ridge regression, its penalty chosen by leave-one-out cross-validation.
+    """Ridge regression, whose penalty is chosen by leave-one-out cross-validation.
 
     Args:
-        states: behind the pooling, (texts, width).
+        states: outputs of the pooling, (texts, width).
         wanted: the embeddings of the large model.
 
     Returns:
         The regression, and the share of the variance of `wanted` that it does not explain, by leave-one-out.
     """
-    # In units of the states: how much they vary, over all texts.
+    # Relative to how much the states vary, summed over all texts.
     penalties = np.logspace(-7, 1, 17) * states.var(0).mean() * len(states)
     ridge = RidgeCV(penalties).fit(states, wanted)
     return ridge, float(-ridge.best_score_ / wanted.var(0).mean())
 
 
 def cut_encoder(model: SentenceTransformer, sizes: dict[str, int], texts: list[str]) -> Cut:
-    """Cut the encoder, in place. What is measured is how much of the embeddings no linear layer restores.
+    """Cut the encoder, in place. Each cut is judged by how much of the embeddings no linear layer can restore.
 
-    A masked loss would say nothing of what an embedding model is for, and it has no decoder.
+    A masked loss would say nothing about the embeddings, and an embedding model has no decoder to compute one.
     """
     wanted = embeddings_to_keep(model, texts)
 
@@ -136,14 +137,14 @@ def cut_encoder(model: SentenceTransformer, sizes: dict[str, int], texts: list[s
 
 
 def fit_linear_layer(model: SentenceTransformer, texts: list[str], wanted: np.ndarray) -> float:
-    """Put one linear layer, in place, after the pooling: that which brings the embeddings nearest to the wanted ones.
+    """Put one linear layer after the pooling, in place: the one that brings the embeddings nearest to the wanted ones.
 
     Args:
-        model: after the cut. Linear layers that it has are removed.
+        model: after the cut. The linear layers that it has are removed.
         wanted: `embeddings_to_keep` of the large model.
 
     Returns:
-        The share of the embeddings that is lost all the same.
+        The share of the embeddings that is still lost.
     """
     ridge, lost = best_linear_layer(module_outputs(model, (Pooling,), texts), wanted)
     weight, bias = (torch.from_numpy(each).float() for each in (ridge.coef_, ridge.intercept_))
@@ -166,9 +167,9 @@ def save_cut(
     """Write `model/`, `report.md`, `report.json` and `shrink.png`.
 
     Args:
-        lost: of `fit_linear_layer`.
-        texts: of `read_texts`.
-        parameters: of the large model.
+        lost: as `fit_linear_layer` returns it.
+        texts: as `read_texts` returns them.
+        parameters: number of parameters of the large model.
 
     Returns:
         The Markdown.
@@ -179,10 +180,10 @@ def save_cut(
         "# A smaller embedding model",
         "",
         f"{settings.model} with {small:,} of its {parameters:,} parameters, {small / parameters:.1%}, measured on "
-        f"{len(measured):,} texts of {settings.texts}. It has not been trained since: distil it from the large one.",
+        f"{len(measured):,} texts of {settings.texts}. It has not been trained since: distil it from the large model.",
         "",
-        f"A linear layer after the pooling was fitted on {len(fitted):,} texts to give the embeddings of the large "
-        f"model. Of their variance {lost:.1%} is lost (leave-one-out).",
+        f"A linear layer after the pooling was fitted on {len(fitted):,} texts to reproduce the embeddings of the "
+        f"large model. {lost:.1%} of their variance is lost (leave-one-out).",
         "",
         *cut.lines(),
     ]

@@ -32,7 +32,7 @@ HEADING_LINE = re.compile(r"^#{1,6}[ \t].*$", re.MULTILINE)
 FENCED_CODE = re.compile(r"^(```|~~~).*?^\1`*~*[ \t]*$", re.MULTILINE | re.DOTALL)
 # A sentence ends with its mark, and the next one begins with a capital letter, a digit or a quotation mark.
 SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[\"'(A-Z0-9])")
-# Shorter texts say too little to be told from those of other documents.
+# Shorter texts say too little to be told apart from those of other documents.
 LEAST_WORDS_OF_TITLE, LEAST_WORDS_OF_SENTENCE, LEAST_WORDS_OF_TEXT = 2, 5, 15
 MOST_WORDS_OF_TITLE = 15
 
@@ -42,18 +42,20 @@ class TextPairSettings:
     """Where raw text comes from, and which pairs are made of it."""
 
     source: PathOrId = field(metadata={"help": "text files, Parquet, JSON lines, or a Hub dataset"})
-    output: LocalPath = field(metadata={"help": "Parquet file of query, positive and kind"})
-    column: str = field(default="text", metadata={"help": "that holds the text"})
-    split: str = field(default="train", metadata={"help": "of a Hub dataset"})
+    output: LocalPath = field(metadata={"help": "Parquet file with the columns query, positive and kind"})
+    column: str = field(default="text", metadata={"help": "name of the column that holds the text"})
+    split: str = field(default="train", metadata={"help": "split of a Hub dataset"})
     subset: str | None = field(default=None, metadata={"help": "configuration of a Hub dataset that has several"})
-    kinds: list[str] = field(default_factory=lambda: ["title", "sentence", "spans"], metadata={"help": "of pairs"})
-    pairs_per_document: Annotated[int, Range(1)] = field(default=8, metadata={"help": "at most, of each kind"})
-    max_words: Annotated[int, Range(15)] = field(default=120, metadata={"help": "of a text; the rest is cut"})
+    kinds: list[str] = field(
+        default_factory=lambda: ["title", "sentence", "spans"], metadata={"help": "kinds of pairs"}
+    )
+    pairs_per_document: Annotated[int, Range(1)] = field(default=8, metadata={"help": "at most this many of each kind"})
+    max_words: Annotated[int, Range(15)] = field(default=120, metadata={"help": "words of a text; the rest is cut off"})
     held_out: Annotated[float, Range(0, below=1)] = field(
         default=0.0, metadata={"help": "share of the documents whose pairs go to a second file, OUTPUT_held_out"}
     )
     seed: Annotated[int, Range(0)] = field(
-        default=0, metadata={"help": "of what is drawn from a document, and of which are held out"}
+        default=0, metadata={"help": "seed of the pairs drawn from a document, and of the documents that are held out"}
     )
 
     def __post_init__(self):
@@ -65,8 +67,8 @@ class TextPairSettings:
             raise ValueError(f"`output` is {self.output!r}; it must be a file that ends in .parquet.")
         if not self.held_out and self.file_of("held_out").exists():
             raise ValueError(
-                f"{self.file_of('held_out')} is of an earlier run, and its pairs would be trained on: delete it, or "
-                "set `held_out`."
+                f"{self.file_of('held_out')} is from an earlier run, and its pairs would be trained on: delete it, "
+                "or set `held_out`."
             )
 
     def file_of(self, part: str) -> Path:
@@ -79,9 +81,9 @@ def make_pairs(settings: TextPairSettings) -> DatasetDict:
     """Make pairs from all documents of a source; the same settings and text give the same pairs.
 
     Returns:
-        Rows of `query`, `positive` and `kind`: `train`, and `held_out` if a share is held out. A query that stands
-        twice is kept once: its second text would be a false negative of the first. Documents are held out whole, and
-        what stands in the others as well, such as a licence at the end of each, is no held-out pair.
+        Rows of `query`, `positive` and `kind`: `train`, and `held_out` if a share is held out. A query that occurs
+        twice is kept once: its second text would be a false negative of the first. Documents are held out as a whole.
+        Pairs with a text that also occurs in the other documents, such as a licence at the end of each, are dropped.
 
     Raises:
         ValueError: if a part has no pair of these kinds. For more, see `stream_text`.
@@ -90,12 +92,12 @@ def make_pairs(settings: TextPairSettings) -> DatasetDict:
     documents = stream_text(settings.source, settings.column, settings.split, settings.subset)
     for number, document in enumerate(documents):
         text = document[settings.column] or ""
-        # A generator of the document's own: others that are added or left out change nothing here.
+        # Each document has a generator of its own, so that adding documents does not change the pairs of earlier ones.
         generator = random.Random(f"{settings.seed}-{number}")
         part = "held_out" if is_held_out(text, settings.held_out, settings.seed) else "train"
         parts[part] += pairs_of_document(text, settings, generator)
     found, queries, trained = {part: [] for part in parts}, set(), set()
-    # Training comes first: its texts are known when the others are looked at.
+    # The training part comes first: its texts must be known when held-out pairs are compared with them.
     for part, pairs in parts.items():
         for pair in pairs:
             query, positive = pair["query"].lower(), pair["positive"].lower()
@@ -115,8 +117,8 @@ def pairs_of_document(text: str, settings: TextPairSettings, generator: random.R
     text = HEADING_LINE.sub(r"\n\g<0>\n", FENCED_CODE.sub("", text))
     paragraphs = [" ".join(part.split()) for part in re.split(r"\n\s*\n", text)]
     paragraphs = [part for part in paragraphs if part]
-    # What stands under a heading is not cut once more for one of its sentences: the two texts would be nearly the same,
-    # and each a false negative of the other's query.
+    # A paragraph under a heading does not also give a sentence pair: the two texts would be nearly the same, and each
+    # would be a false negative of the other's query.
     titled = {body for _, body in title_pairs(paragraphs, generator)} if "title" in settings.kinds else set()
     for kind in settings.kinds:
         pairs = MAKERS[kind]([part for part in paragraphs if kind != "sentence" or part not in titled], generator)
@@ -159,7 +161,7 @@ def sentence_pairs(paragraphs: list[str], generator: random.Random) -> list[tupl
 
 
 def span_pairs(paragraphs: list[str], generator: random.Random) -> list[tuple[str, str]]:
-    """Neighbouring paragraphs: two spans that do not overlap and are close enough to be about one thing."""
+    """Neighbouring paragraphs: two spans that do not overlap and are close enough to be about the same thing."""
     long_enough = [part for part in paragraphs if _count(part) >= LEAST_WORDS_OF_TEXT]
     pairs = list(zip(long_enough[::2], long_enough[1::2]))
     return [pair if generator.random() < 0.5 else pair[::-1] for pair in pairs]

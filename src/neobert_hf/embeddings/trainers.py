@@ -1,4 +1,4 @@
-"""Sentence Transformers' trainers with the paper's mixture of datasets and checkpoints that are whole or not used."""
+"""Sentence Transformers' trainers with the paper's mixture of datasets, and resuming from complete checkpoints only."""
 
 import json
 from pathlib import Path
@@ -42,15 +42,15 @@ class MixtureTrainer(ResumableTrainer):
         kwargs: for Sentence Transformers' trainer of this kind of model, such as `loss` and `evaluator`.
 
     Raises:
-        ValueError: if a dataset has not enough different rows for a batch. For the rest, see `ResumableTrainer`.
+        ValueError: if a dataset does not have enough different rows for a batch. For more, see `ResumableTrainer`.
     """
 
-    # Every kind has a class of its own with the same fields.
+    # Every kind of model has a class of its own with the same fields.
     training_args_class = SentenceTransformerTrainingArguments
 
     def __init__(self, model: BaseModel, run: Run, **kwargs):
         self.run = run
-        # Rows of each dataset, and of a batch of it.
+        # The number of rows in each dataset, and in a batch of it.
         self.sizes = [len(rows) for rows in run.data.train.values()]
         self.batch_sizes = self.choose_batch_sizes(run.data, run.arguments.per_device_train_batch_size)
         run.arguments.prompts = {
@@ -61,20 +61,20 @@ class MixtureTrainer(ResumableTrainer):
         self.check_room(model)
         super().__init__(model, run.arguments, run.data.train, settings=run.values, **kwargs)
         if self.engine != "plain":
-            # Sentence Transformers saves the module as it is, which is a shard there.
+            # Sentence Transformers saves the module as it is: with these engines, a shard.
             raise ValueError(
                 "FSDP and DeepSpeed would save incomplete models here: use DDP (configs/accelerate/ddp.yaml)."
             )
 
     @staticmethod
     def choose_batch_sizes(data: TrainingData, batch_size: int) -> dict[str, int]:
-        """Rows of a batch by dataset: the more hard negatives, the fewer rows, so that every batch has as many texts.
+        """Rows of a batch by dataset: fewer with more hard negatives, so that every batch has the same number of texts.
 
         Args:
             batch_size: rows of a dataset without hard negatives.
 
         Raises:
-            ValueError: if they are fewer than 2, so that no row has others to be contrasted with.
+            ValueError: if a batch has fewer than 2 rows, so that no row has others to be contrasted with.
         """
         batch_sizes = {}
         for name, description in data.descriptions.items():
@@ -82,7 +82,7 @@ class MixtureTrainer(ResumableTrainer):
             batch_sizes[name] = min(2 * batch_size // texts, description.batch_size or batch_size)
             if batch_sizes[name] < 2:
                 raise ValueError(
-                    f"Dataset {name}: {2 * batch_size} texts are fewer than 2 rows with up to {texts - 2} hard "
+                    f"Dataset {name}: a batch of {2 * batch_size} texts cannot hold 2 rows with up to {texts - 2} hard "
                     "negatives each, and every row is contrasted with the others of its batch. Set a smaller "
                     f"`max_negatives`, or a `per_device_train_batch_size` of {texts} or more."
                 )
@@ -100,14 +100,14 @@ class MixtureTrainer(ResumableTrainer):
 
     @staticmethod
     def check_room(model: BaseModel) -> None:
-        """Refuse prompts behind which nothing of a text would be read."""
+        """Refuse prompts that leave no room for a text."""
         for prompt in model.prompts.values():
             length = len(model.tokenizer(prompt)["input_ids"])
             if model.max_seq_length is not None and length >= model.max_seq_length:
                 raise ValueError(
                     f"The prompt {prompt!r} has {length} tokens with the special ones, and texts are cut at "
-                    f"{model.max_seq_length}: nothing would be read of them. Shorten the instruction or set a higher "
-                    "`max_length`."
+                    f"{model.max_seq_length}, so nothing would be left of a text. Shorten the instruction or set a "
+                    "higher `max_length`."
                 )
 
     def complete(self) -> None:
@@ -131,14 +131,15 @@ class MixtureTrainer(ResumableTrainer):
         end_processes(self.accelerator)
 
     def is_saved(self, output: Path) -> bool:
-        """Whether nothing is left to do. A miner, a guide and an index know the model by the bytes of its files.
+        """Whether the trained model is saved already, so that nothing is left to do.
 
-        Saved from its checkpoint once more, the model would be the same, and its `tokenizer_config.json` would not.
+        If it were saved from its checkpoint again, `tokenizer_config.json` would differ, and runs and indexes that use
+        the model would not recognise it: they identify a model by the bytes of its files.
         """
         if not self.run.finished or not (output / "model").is_dir():
             return False
         try:
-            # Written last, and of this training only if it ends where this one does.
+            # The log is written last. It is that of this training only if it ends at the same step.
             log = json.loads((output / "log.json").read_text(encoding="utf-8"))
             return log[-1]["step"] == self.args.max_steps
         except (OSError, ValueError, LookupError, TypeError):
@@ -165,12 +166,12 @@ class MixtureTrainer(ResumableTrainer):
         parameters = sum(parameter.numel() for parameter in self.model.parameters())
         lines.append(
             f"{parameters:,} parameters; {self.args.world_size} x {self.args.device.type}; "
-            f"{self.args.gradient_accumulation_steps} batches a step and process"
+            f"{self.args.gradient_accumulation_steps} batches per step and process"
         )
         if (warmup := self.args.get_warmup_steps(steps := self.args.max_steps)) >= steps > 0:
             lines.append(
-                f"note: the learning rate warms up over {warmup:,} steps and training has {steps:,}, so it never "
-                "reaches its rate; set --warmup_steps 0.1, a tenth of the steps."
+                f"note: the learning rate warms up over {warmup:,} steps and training has {steps:,} steps, so it never "
+                "reaches its peak; set --warmup_steps 0.1, a tenth of the steps."
             )
         if self.has_adapters:
             lines.append(describe_adapters(self.model))
@@ -179,20 +180,20 @@ class MixtureTrainer(ResumableTrainer):
         return "\n".join(lines)
 
     def start(self) -> str:
-        """What is trained, for the message."""
+        """The model that training starts from, for the printed description."""
         return self.run.settings.model
 
     def get_batch_sampler(self, dataset, batch_size, drop_last, valid_label_columns=None, generator=None, seed=0):
         name = next(name for name, rows in self.train_dataset.items() if rows is dataset)
         batch_size = self.batch_sizes[name]
-        # Not the hard negatives: that two rows have none would count as a text in common.
+        # Without the hard negatives: two rows that have none would count as having a text in common.
         texts = dataset.with_format(None).select_columns(["query", "positive"])
         hashed = self.args.batch_sampler == "no_duplicates_hashed"
         options = {"generator": torch.Generator(), "seed": seed, "precompute_hashes": hashed}
         sampler = FullBatchSampler(texts, batch_size, **options)
         if len(next(iter(sampler), [])) < batch_size:
             raise ValueError(
-                f"Dataset {name} has {len(dataset):,} rows and not {batch_size} of them without a text in common, as a "
+                f"Dataset {name} has {len(dataset):,} rows, but not {batch_size} without a text in common, which a "
                 "batch needs. Give it a smaller `batch_size`, or add data."
             )
         return sampler
@@ -206,49 +207,49 @@ class MixtureTrainer(ResumableTrainer):
 
     @property
     def has_adapters(self) -> bool:
-        """Whether this run trains those in place of the weights."""
+        """Whether this run trains adapters in place of the weights."""
         return getattr(self.run.settings, "lora_rank", None) is not None
 
     def _load_from_checkpoint(self, checkpoint_path: str) -> None:
         if self.has_adapters:
-            # Sentence Transformers would load the frozen weights once more, in the type they are stored in.
+            # Sentence Transformers would load the frozen weights again, in the dtype that they are stored in.
             load_adapters(self.model.transformers_model, Path(checkpoint_path))
         else:
             super()._load_from_checkpoint(checkpoint_path)
 
     def _save(self, output_dir: str | None = None, state_dict=None) -> None:
-        # Transformers calls this on every process and checks inside its own; Sentence Transformers' does not check.
+        # Transformers calls this on every process. Its own `_save` checks; that of Sentence Transformers does not.
         if self.args.should_save:
             super()._save(output_dir, state_dict)
             add_to_card(Path(output_dir or self.args.output_dir) / "README.md", self.model, self.run.data)
 
 
 class EmbeddingTrainer(MixtureTrainer, SentenceTransformerTrainer):
-    """Of dense embeddings. See `MixtureTrainer`."""
+    """Trains dense embeddings. See `MixtureTrainer`."""
 
     data_collator_class = ContrastiveCollator
 
 
 class DistillationTrainer(EmbeddingTrainer):
-    """Of dense embeddings, from rows that a teacher has labelled. See `MixtureTrainer`."""
+    """Trains dense embeddings on rows that a teacher has labelled. See `MixtureTrainer`."""
 
     data_collator_class = DistillationCollator
 
 
 class SparseTrainer(MixtureTrainer, SparseEncoderTrainer):
-    """Of sparse embeddings (SPLADE). See `MixtureTrainer`."""
+    """Trains sparse embeddings (SPLADE). See `MixtureTrainer`."""
 
     data_collator_class = ContrastiveCollator
 
 
 class MultiVectorTrainer(MixtureTrainer, MultiVectorEncoderTrainer):
-    """Of late interaction (ColBERT). See `MixtureTrainer`."""
+    """Trains late-interaction models (ColBERT). See `MixtureTrainer`."""
 
     data_collator_class = MultiVectorCollator
 
 
 def check_negatives(run: Run) -> None:
-    """Refuse batches with too few rows to take the wrong documents of a query from.
+    """Refuse batches with too few rows to supply the negatives of a query.
 
     Raises:
         ValueError: naming the dataset, if it has a smaller batch than others.
@@ -261,14 +262,14 @@ def check_negatives(run: Run) -> None:
 
 
 class RerankerTrainer(MixtureTrainer, CrossEncoderTrainer):
-    """Of rerankers, whose run has `RerankerArguments`. See `MixtureTrainer`."""
+    """Trains rerankers. The settings of the run are `RerankerArguments`. See `MixtureTrainer`."""
 
     data_collator_class = RerankingCollator
 
     def __init__(self, model: BaseModel, run: Run, **kwargs):
         if run.arguments.ddp_find_unused_parameters is None:
-            # Set by the Trainer for models that are not Transformers' own. torch's DDP does not find the tensors in
-            # what a reranker returns, takes all weights for unused, and fails in the first backward pass.
+            # The Trainer would set it to True for models that are not Transformers' own. DDP does not find the tensors
+            # in the output of a reranker, so it would take all weights as unused and fail in the first backward pass.
             run.arguments.ddp_find_unused_parameters = False
         super().__init__(model, run, **kwargs)
 
@@ -279,15 +280,15 @@ class RerankerTrainer(MixtureTrainer, CrossEncoderTrainer):
 
     @staticmethod
     def choose_batch_sizes(data: TrainingData, batch_size: int) -> dict[str, int]:
-        """Every row becomes as many pairs, however many hard negatives it has."""
+        """Every row becomes equally many pairs, however many hard negatives it has."""
         return {name: min(batch_size, each.batch_size or batch_size) for name, each in data.descriptions.items()}
 
     def prompt_setting(self, description: PairDataset, negatives: int) -> str:
-        """Before pairs of query and document."""
+        """The prompt before pairs of query and document."""
         if description.document_prompt:
             raise ValueError(
                 f"Dataset {description.name} has a `document_instruction`. A reranker reads query and document as one "
-                "text, with one instruction before it: leave it out here."
+                "text, with one instruction before it: leave `document_instruction` out."
             )
         return description.prompt
 

@@ -1,8 +1,8 @@
 """Whitening: a linear layer after the pooling that makes all directions of the embeddings equally long.
 
-The pooled states of a masked language model are nearly parallel: they differ along few directions, and those say little
-about what a text is about. Contrastive training has to spread them before it can learn anything else, which takes most
-of a short training. Whitening spreads them before the first step.
+The pooled hidden states of a masked language model are nearly parallel: they differ along few directions, and those say
+little about what a text is about. Contrastive training has to spread them out before it can learn anything else, which
+takes most of a short training. Whitening spreads them out before the first step.
 
 References:
     https://arxiv.org/abs/2103.15316 and https://arxiv.org/abs/2104.01767, which whiten without training.
@@ -21,7 +21,7 @@ from neobert_hf.embeddings.recipe import Run, TrainingData
 def add_whitening(model: SentenceTransformer, run: Run) -> None:
     """Append the linear layers that the model was saved with or, if it has none and `whiten` asks for it, a new one.
 
-    On resume they are those of the checkpoint, also where it holds nothing else of the model but adapters (LoRA).
+    On resume they are loaded from the checkpoint, even if it holds only adapters (LoRA) beside them.
     """
     layers = trained_layers(str(run.checkpoint or run.settings.model))
     if not layers and run.settings.whiten:
@@ -31,13 +31,13 @@ def add_whitening(model: SentenceTransformer, run: Run) -> None:
 
 
 def trained_layers(path: str) -> list[Dense]:
-    """The linear layers after the pooling of a Sentence Transformers model (folder or Hub id); none of other models."""
-    # Those of late interaction take single tokens.
+    """The linear layers after the pooling of a Sentence Transformers model (folder or Hub id); others have none."""
+    # The linear layers of late-interaction models take single tokens.
     return [layer for layer in saved_modules(path, Dense) if layer.module_input_name == "sentence_embedding"]
 
 
 def pooled_states(model: SentenceTransformer, data: TrainingData, count: int) -> torch.Tensor:
-    """Embeddings of evenly spaced queries and documents, about as many of each dataset, with their instructions.
+    """Embeddings of evenly spaced queries and documents, about as many from each dataset, with their prompts.
 
     Args:
         count: texts in all; fewer if the datasets are small.
@@ -57,8 +57,8 @@ def whitening_layer(states: torch.Tensor) -> Dense:
     """A linear layer after which these embeddings have mean 0, no correlations, and all directions the same variance.
 
     Their covariance is estimated by https://doi.org/10.1016/S0047-259X(03)00096-4 (Ledoit and Wolf): the fewer the
-    texts, the more alike the directions are taken to be, so that those of almost no variance are not blown up to noise.
-    The layer's outputs are sorted: the embeddings differed most along the first ones.
+    texts, the more equal the variances of the directions are assumed to be, so that directions of almost no variance
+    are not amplified into noise. The outputs are sorted: the embeddings differed most along the first ones.
 
     Args:
         states: (texts, width).

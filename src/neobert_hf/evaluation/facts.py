@@ -2,11 +2,11 @@
 
     ... The name of the new package is marble. ... The name of the new package is [MASK].
 
-The mask has to be filled with the word of the statement, so it can only be filled by looking back to it, however far
-that is. Pseudo-perplexity hardly shows this: most tokens are guessed from those around them.
+The mask stands for the word of the statement, so a model can only fill it by looking back to the statement, however far
+away it is. Pseudo-perplexity hardly shows this: most tokens can be guessed from those around them.
 
 References:
-    The passkeys of Mohtashami & Jaggi, arXiv 2305.16300, as a question to a masked language model.
+    The passkeys of Mohtashami & Jaggi, arXiv 2305.16300, turned into a question for a masked language model.
 """
 
 import random
@@ -28,7 +28,7 @@ from neobert_hf.evaluation.pseudo_perplexity.report import curve_name, curves
 
 
 FACT = "The name of the new package is {}."
-# Words that the answer is among, each a single token; a guess is right once in so many.
+# Number of candidate words, each a single token. By chance, one guess in so many is right.
 CANDIDATES = 100
 SHORTEST_WORD = 5
 
@@ -39,7 +39,7 @@ class Question:
 
     Args:
         ids: int64 (tokens,), with special tokens.
-        answer: number of the right candidate.
+        answer: index of the right candidate.
     """
 
     ids: torch.Tensor
@@ -70,7 +70,7 @@ def choose_candidates(tokenizer: PreTrainedTokenizerBase, seed: int = 0) -> list
         if len(found) == CANDIDATES:
             return found
     raise ValueError(
-        f"The vocabulary holds {len(found)} words of {SHORTEST_WORD} letters or more, finding facts needs {CANDIDATES}."
+        f"The vocabulary holds {len(found)} words of {SHORTEST_WORD} letters or more; finding facts needs {CANDIDATES}."
     )
 
 
@@ -82,12 +82,12 @@ def ask(
     count: int,
     seed: int = 0,
 ) -> list[Question]:
-    """Questions in texts of a length, the facts at evenly spaced depths.
+    """Questions in texts of a given length, with the facts at evenly spaced depths.
 
     Args:
         texts: ids without special tokens, each of `length` or more; they take turns.
-        candidates: ids of the words that facts are about.
-        length: tokens of each text, fact, question and special tokens included.
+        candidates: ids of the words to use in facts.
+        length: tokens of each text, including fact, question and special tokens.
     """
     frame, generator, questions = question_ids(tokenizer), random.Random(seed), []
     around = tokenizer(tokenizer.mask_token)["input_ids"]
@@ -108,8 +108,8 @@ def find_facts(
     """How often the right candidate is the likeliest, and how likely it is.
 
     Args:
-        questions: all of one length.
-        batch_tokens: tokens at once, or one text.
+        questions: all of the same length.
+        batch_tokens: most tokens of a batch, but at least one text.
 
     Returns:
         `found`, the share of the questions, and `fact_loss`, the mean of -log P(answer) among the candidates in nats
@@ -131,9 +131,9 @@ def find_facts(
 
 
 def measure_reading(settings: PseudoPerplexityArguments, facts: int) -> dict[str, dict[int, dict[str, float]]]:
-    """Pseudo-perplexity, and so many facts to be found, of every model with every RoPE setting at each length.
+    """Measure pseudo-perplexity and fact finding, for every model with every RoPE setting at each length.
 
-    Facts are put into the documents that pseudo-perplexity is measured on. Interrupted, it goes on where it was.
+    Facts are put into the documents on which pseudo-perplexity is measured. An interrupted measurement resumes.
 
     Returns:
         By name of the model (and its RoPE setting) and length: `pseudo_perplexity`, `found` and `fact_loss`.

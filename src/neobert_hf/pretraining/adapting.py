@@ -1,4 +1,4 @@
-"""What recipes share that let a trained model go on learning: adapting to a domain, longer texts, shrinking."""
+"""Shared by the recipes that train a pretrained model further: adapting to a domain, longer texts, shrinking."""
 
 import json
 import math
@@ -17,30 +17,32 @@ from neobert_hf.pretraining.trainer import PretrainingData
 from neobert_hf.training.arguments import check_fixed
 
 
-# The only settings with which the best weights are those of the lowest held-out loss, which reports are about.
+# Only with these settings are the best weights those of the lowest held-out loss, which the reports describe.
 FIXED = {
     "eval_strategy": "steps",
     "save_strategy": "steps",
     "eval_delay": 0,
     "metric_for_best_model": "loss",
     "greater_is_better": False,
-    # The evaluations without improvement are counted by a callback.
+    # A callback counts the evaluations without improvement, and this restores its count.
     "restore_callback_states_from_checkpoint": True,
 }
 
 
 @dataclass
 class AdaptationArguments(PretrainingArguments):
-    """Pretraining's arguments, for a short training that warms up again and falls to a tenth."""
+    """Pretraining's arguments, for a short training whose learning rate warms up again and falls to a tenth."""
 
-    learning_rate: float = field(default=1e-4, metadata={"help": "at its peak"})
-    max_steps: int = field(default=20_000, metadata={"help": "optimizer steps at most; see epochs"})
+    learning_rate: float = field(default=1e-4, metadata={"help": "peak learning rate"})
+    max_steps: int = field(default=20_000, metadata={"help": "most optimizer steps; see epochs"})
     warmup_steps: float = field(default=0.05, metadata={"help": "optimizer steps, or a share of all if below 1"})
     eval_steps: float | None = field(default=0.05, metadata={"help": "optimizer steps, or a share of all if below 1"})
     save_steps: float = field(default=1_000, metadata={"help": "fixed: at every `eval_steps`"})
-    early_stopping_patience: Count = field(default=4, metadata={"help": "evaluations without a lower held-out loss"})
+    early_stopping_patience: Count = field(
+        default=4, metadata={"help": "stop after this many evaluations without a lower held-out loss"}
+    )
     logging_steps: float = field(default=0.01, metadata={"help": "optimizer steps, or a share of all if below 1"})
-    save_total_limit: int | None = field(default=1, metadata={"help": "complete checkpoints kept beside the best"})
+    save_total_limit: int | None = field(default=1, metadata={"help": "complete checkpoints kept besides the best"})
     eval_strategy: str = field(default="steps", metadata={"help": "fixed"})
     metric_for_best_model: str | None = field(default="loss", metadata={"help": "fixed"})
     greater_is_better: bool | None = field(default=False, metadata={"help": "fixed"})
@@ -51,11 +53,11 @@ class AdaptationArguments(PretrainingArguments):
         check_fixed(self, FIXED)
         if self.save_steps not in (1_000, self.eval_steps):
             raise ValueError(
-                f"`save_steps` is {self.save_steps:g}; this recipe saves where it evaluates: set `eval_steps`."
+                f"`save_steps` is {self.save_steps:g}; this recipe saves at every evaluation: set `eval_steps` instead."
             )
 
     def planned(self, settings: BatchArguments, epochs: float, material: PretrainingData) -> "AdaptationArguments":
-        """The arguments of a run over a text: its steps, and evaluations of which the last is at its end."""
+        """The arguments of a run over a text: its steps, and evaluations spaced so that the last one is at its end."""
         batches_of_a_step = settings.accumulation_steps(1)
         tokens, most = epochs * material.manifest.tokens, self.max_steps * batches_of_a_step
         steps = math.ceil(material.train.sampler.micro_batches_for(tokens, most) / batches_of_a_step)
@@ -68,13 +70,13 @@ class AdaptationArguments(PretrainingArguments):
 
 
 def load_masked_lm(source: str, **changes) -> NeoBERTForMaskedLM:
-    """Load what training starts from, in float32.
+    """Load the model that training starts from, in float32.
 
     Args:
-        changes: of its config.
+        changes: values that its config gets.
 
     Raises:
-        FileNotFoundError, ValueError: if it is no masked language model of NeoBERT.
+        FileNotFoundError, ValueError: if it is not a masked language model of NeoBERT.
     """
     check_model_exists(source, "model")
     if Path(source).is_dir() and not (Path(source) / "config.json").is_file():
@@ -87,21 +89,21 @@ def load_masked_lm(source: str, **changes) -> NeoBERTForMaskedLM:
         # The decoder runs on the masked tokens only.
         return NeoBERTForMaskedLM.from_pretrained(source, dtype=torch.float32, sparse_prediction=True, **changes)
     except ValueError as error:
-        raise ValueError(f"`model` is {source!r}, which is no masked language model of NeoBERT: {error}") from error
+        raise ValueError(f"`model` is {source!r}, which is not a masked language model of NeoBERT: {error}") from error
 
 
 def adaptation_settings(data: DataArguments, arguments: AdaptationArguments, material: PretrainingData) -> dict:
-    """All settings that the weights depend on. Of the model that training starts from, the content counts."""
+    """All settings that the weights depend on. The initial model is compared by its content, not by its path."""
     own = {"init_from": checkpoint_fingerprint(data.init_from), "eval_steps": arguments.eval_steps}
     own |= {"early_stopping_patience": arguments.early_stopping_patience}
     return checkpoint_settings(ModelArguments(), data, arguments, material.manifests) | own
 
 
 def read_start(file: Path, made_of: dict) -> dict:
-    """What a file says of the model in its folder, which training starts from.
+    """Read the file that describes the initial model in the same folder.
 
     Args:
-        made_of: the settings that it has to be made with, which the file names under `made_of`.
+        made_of: the settings that the model must have been made with. The file has them under `made_of`.
 
     Raises:
         ValueError: naming the settings that differ.

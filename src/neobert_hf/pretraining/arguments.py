@@ -20,19 +20,19 @@ from neobert_hf.pretraining.collator import Layout
 from neobert_hf.training.arguments import check_fixed, check_inherited, check_unused
 
 
-# Settings of Transformers that would undo what this recipe promises, and the only values it runs with.
+# Settings of Transformers that must have these values: any other would break what this recipe promises.
 FIXED = {
-    # The sampler's cursor resumes; the Trainer would read and throw away everything before it.
+    # A resume continues at the sampler's cursor; the Trainer would read and discard every batch before it.
     "ignore_data_skip": True,
-    # The row number, of which the mask is a function, is not an argument of the model.
+    # The row number, which determines the mask, is not an argument of the model and would be removed.
     "remove_unused_columns": False,
     # The loss is a mean over the labels of the whole global batch.
     "average_tokens_across_devices": True,
-    # It would gather the tokens of every micro-batch at once; counted here once a log.
+    # The Trainer would gather counts at every micro-batch; here they are gathered once per log.
     "include_num_input_tokens_seen": "no",
 }
 
-# Settings of Transformers that this recipe does not use, and its own setting in their place, if it has one.
+# Settings of Transformers that this recipe does not use, each with the setting that replaces it, if there is one.
 UNUSED = {
     "optim": "optimizer",
     "lr_scheduler_type": "schedule",
@@ -52,25 +52,27 @@ UNUSED = {
 
 @dataclass
 class ModelArguments:
-    """The architecture (Table 1): what is not given is that of `init_from`, or else the published one."""
+    """The architecture (Table 1). Values that are not given are those of `init_from`, or else the published ones."""
 
     hidden_size: Count | None = field(default=None, metadata={"help": "width"})
     num_hidden_layers: Count | None = field(default=None, metadata={"help": "encoder blocks"})
     num_attention_heads: Count | None = field(default=None, metadata={"help": "must divide the width"})
-    intermediate_size: Count | None = field(default=None, metadata={"help": "of the MLP; SwiGLU uses two thirds"})
+    intermediate_size: Count | None = field(
+        default=None, metadata={"help": "width of the MLP; SwiGLU uses two thirds of it"}
+    )
     hidden_act: str | None = field(default=None, metadata={"help": "swiglu or gelu"})
     rope: bool | None = field(default=None, metadata={"help": "rotary positions instead of learned ones"})
     rms_norm: bool | None = field(default=None, metadata={"help": "RMSNorm instead of LayerNorm"})
-    norm_eps: Positive | None = field(default=None, metadata={"help": "of the norms"})
-    dropout: Annotated[float, Range(0, below=1)] | None = field(default=None, metadata={"help": "in every block"})
+    norm_eps: Positive | None = field(default=None, metadata={"help": "epsilon of the norms"})
+    dropout: Annotated[float, Range(0, below=1)] | None = field(default=None, metadata={"help": "rate, in every block"})
     tie_word_embeddings: bool | None = field(
-        default=None, metadata={"help": "the decoder shares the embeddings' weights; not as published"}
+        default=None, metadata={"help": "let the decoder share the embeddings' weights; the published model does not"}
     )
     embedding_init_range: NotNegative | None = field(
-        default=None, metadata={"help": "embeddings start uniform in +- this"}
+        default=None, metadata={"help": "embeddings are initialised uniformly within +- this"}
     )
     decoder_init_range: NotNegative | None = field(
-        default=None, metadata={"help": "linear layers start uniform in +- this"}
+        default=None, metadata={"help": "linear layers are initialised uniformly within +- this"}
     )
 
     def __post_init__(self):
@@ -85,23 +87,26 @@ class BatchArguments:
     """How documents become micro-batches."""
 
     global_batch_tokens: Annotated[int, Range(8)] = field(
-        default=2**21, metadata={"help": "of an optimizer step, over all devices"}
+        default=2**21, metadata={"help": "tokens of an optimizer step, over all devices"}
     )
     micro_batch_tokens: Annotated[int, Range(8)] = field(
-        default=2**15, metadata={"help": "of one forward pass on one device"}
+        default=2**15, metadata={"help": "tokens of one forward pass on one device"}
     )
     layout: Layout = field(default="packed", metadata={"help": "packed, padded, or naive (ablation M6)"})
     mlm_probability: Annotated[float, Range(above=0, most=1)] = field(
         default=0.2, metadata={"help": "share of the tokens to predict"}
     )
-    mask_replace_prob: Share = field(default=1.0, metadata={"help": "of those, replaced by [MASK]"})
-    random_replace_prob: Share = field(default=0.0, metadata={"help": "of those, replaced by a random token"})
+    mask_replace_prob: Share = field(default=1.0, metadata={"help": "share of those that [MASK] replaces"})
+    random_replace_prob: Share = field(default=0.0, metadata={"help": "share of those that a random token replaces"})
     min_lengths: list[CountOrZero] = field(
-        default_factory=lambda: [0], metadata={"help": "subsets: at least so many tokens"}
+        default_factory=lambda: [0], metadata={"help": "for each subset, the fewest tokens of a document"}
     )
-    probabilities: list[Share] = field(default_factory=lambda: [1.0], metadata={"help": "of drawing each subset"})
+    probabilities: list[Share] = field(
+        default_factory=lambda: [1.0], metadata={"help": "probability of drawing each subset"}
+    )
     replay_share: Annotated[float, Range(0, below=1)] = field(
-        default=0.0, metadata={"help": "of the micro-batches, from other text that the model should not forget"}
+        default=0.0,
+        metadata={"help": "share of the micro-batches that is other text, which the model should not forget"},
     )
     shuffle_shards: Count = field(default=8, metadata={"help": "shards whose documents are shuffled together"})
 
@@ -110,31 +115,31 @@ class BatchArguments:
         if not self.min_lengths or len(self.min_lengths) != len(self.probabilities):
             raise ValueError(
                 f"`min_lengths` names {len(self.min_lengths)} subsets and `probabilities` {len(self.probabilities)}; "
-                "they must name equally many, at least one."
+                "they must name the same number, at least one."
             )
         if abs(sum(self.probabilities) - 1) > 1e-6:
             raise ValueError(
-                f"`probabilities` is {list(self.probabilities)} with sum {sum(self.probabilities):g}; it must be 1."
+                f"`probabilities` is {list(self.probabilities)} with the sum {sum(self.probabilities):g}; it must be 1."
             )
 
     def of_batches(self) -> dict[str, Any]:
-        """These settings alone, of settings that have more."""
+        """Only the settings of this class; subclasses have more."""
         return {each.name: getattr(self, each.name) for each in fields(BatchArguments)}
 
     def accumulation_steps(self, world_size: int) -> int:
-        """Micro-batches of each process in an optimizer step, so that the global batch is the same on any number."""
+        """Micro-batches of each process in a step, so that the global batch is the same for any number of processes."""
         steps, rest = divmod(self.global_batch_tokens, self.micro_batch_tokens * world_size)
         if rest or not steps:
             raise ValueError(
                 f"`global_batch_tokens` is {self.global_batch_tokens:,}; it must be a multiple of `micro_batch_tokens` "
-                f"({self.micro_batch_tokens:,}) times the processes ({world_size}). Change one of them."
+                f"({self.micro_batch_tokens:,}) times the number of processes ({world_size}). Change one of them."
             )
         return steps
 
 
 @dataclass
 class DataArguments(BatchArguments):
-    """What is read, and how it becomes micro-batches."""
+    """Which data are read, and how they become micro-batches."""
 
     train_data: LocalPath = field(metadata={"help": "folder that prepare_data.py wrote"})
     max_length: Annotated[int, Range(8)] = field(metadata={"help": "tokens; longer documents are cut"})
@@ -150,7 +155,9 @@ class DataArguments(BatchArguments):
     init_from: PathOrId | None = field(
         default=None, metadata={"help": "start from this run, checkpoint or model instead of random weights"}
     )
-    continue_optimizer: bool = field(default=False, metadata={"help": "with init_from: its optimizer state, too"})
+    continue_optimizer: bool = field(
+        default=False, metadata={"help": "with init_from: also take over its optimizer state"}
+    )
 
     def __post_init__(self):
         super().__post_init__()
@@ -164,7 +171,7 @@ class DataArguments(BatchArguments):
                 f"`replay_share` is {self.replay_share} and `replay_data` {self.replay_data!r}: give both, or neither."
             )
         if self.replay_validation_data is not None and self.validation_data is None:
-            raise ValueError("`replay_validation_data` is given without `validation_data`: give that, too.")
+            raise ValueError("`replay_validation_data` is given without `validation_data`: give both.")
 
 
 @dataclass
@@ -173,15 +180,16 @@ class PretrainingArguments(TrainingArguments):
 
     optimizer: Literal["adamw", "adam", "soap", "muon"] = field(default="adamw", metadata={"help": "see optimizers.py"})
     schedule: Literal["cosine_to_floor", "linear", "constant"] = field(
-        default="cosine_to_floor", metadata={"help": "of the learning rate, after the warm-up; see optimizers.py"}
+        default="cosine_to_floor", metadata={"help": "course of the learning rate after the warm-up; see optimizers.py"}
     )
     decay_norms_and_biases: bool = field(
         default=True, metadata={"help": "weight decay on every parameter, as in the released code"}
     )
     peak_tflops: Positive | None = field(
-        default=None, metadata={"help": "of one device, for MFU; the data sheet's or measured at the start if unset"}
+        default=None,
+        metadata={"help": "peak of one device, for MFU; from its data sheet or measured at the start if unset"},
     )
-    learning_rate: float = field(default=6e-4, metadata={"help": "at its peak"})
+    learning_rate: float = field(default=6e-4, metadata={"help": "peak learning rate"})
     max_steps: int = field(default=1_000_000, metadata={"help": "optimizer steps"})
     warmup_steps: float = field(default=2_000, metadata={"help": "optimizer steps, or a share of all if below 1"})
     weight_decay: float = field(default=0.1, metadata={"help": "decoupled"})
@@ -193,7 +201,7 @@ class PretrainingArguments(TrainingArguments):
     logging_steps: float = field(default=100, metadata={"help": "optimizer steps, or a share of all if below 1"})
     save_steps: float = field(default=1_000, metadata={"help": "optimizer steps, or a share of all if below 1"})
     save_total_limit: int | None = field(default=3, metadata={"help": "complete checkpoints that are kept"})
-    ddp_find_unused_parameters: bool | None = field(default=False, metadata={"help": "there are none"})
+    ddp_find_unused_parameters: bool | None = field(default=False, metadata={"help": "the model has none"})
     ignore_data_skip: bool = field(default=True, metadata={"help": "fixed"})
     remove_unused_columns: bool = field(default=False, metadata={"help": "fixed"})
     logging_nan_inf_filter: bool = field(default=False, metadata={"help": "fixed"})
@@ -209,7 +217,7 @@ class PretrainingArguments(TrainingArguments):
         if self.optimizer == "adam" and self.weight_decay:
             raise ValueError(f"`weight_decay` is {self.weight_decay}; with `optimizer` adam it must be 0: set it to 0.")
         if self.optimizer == "soap" and self.adam_beta1 not in (0.9, 0.95):
-            raise ValueError(f"`adam_beta1` is {self.adam_beta1}; `optimizer` soap has 0.95 always: leave it out.")
+            raise ValueError(f"`adam_beta1` is {self.adam_beta1}; `optimizer` soap always uses 0.95: leave it out.")
         if self.get_warmup_steps(self.max_steps) > self.max_steps:
             raise ValueError(
                 f"`warmup_steps` is {self.warmup_steps}; it must be from 0 to `max_steps`, {self.max_steps}."

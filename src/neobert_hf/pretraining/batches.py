@@ -1,8 +1,8 @@
 """Which documents make up each micro-batch of pretraining: order, mixture, packing, and exact resumption.
 
 The plan is a pure function of the settings and a small cursor. Every process computes the whole plan and takes its
-share, so the micro-batches of an optimizer step are the same on any number of devices, and a checkpoint stores the
-cursor only: resuming takes no longer at step 900,000 than at step 1. See docs/scaling.md for why the data are
+share, so the micro-batches of an optimizer step are the same on any number of devices. A checkpoint stores only the
+cursor, so resuming takes no longer at step 900,000 than at step 1. See docs/scaling.md for why the data are
 memory-mapped Arrow shards and not a stream.
 """
 
@@ -21,7 +21,7 @@ from neobert_hf.pretraining.arguments import DataArguments
 
 
 class DocumentKey(NamedTuple):
-    """One document in one epoch of one subset: what its mask depends on, together with the seed."""
+    """One document in one epoch of one subset. With the seed, this determines its mask."""
 
     row: int
     epoch: int
@@ -29,22 +29,22 @@ class DocumentKey(NamedTuple):
 
 
 class MicroBatch(NamedTuple):
-    """Documents of one subset that are read together."""
+    """Documents of one subset that go through the model together."""
 
     rows: np.ndarray
     epoch: int
     subset: int
     tokens: int
-    """Of the documents as they are cut, without padding."""
+    """Tokens of the documents after cutting, without padding."""
 
 
 class Subset(NamedTuple):
-    """A part of a mixture: the documents of some shards that have at least so many tokens."""
+    """A part of a mixture: the documents of some shards with at least `min_length` tokens."""
 
     shards: np.ndarray
     min_length: int
     probability: float
-    """Of the next micro-batch to be of it."""
+    """Probability that the next micro-batch comes from this subset."""
 
 
 class Documents(torch.utils.data.Dataset):
@@ -54,8 +54,8 @@ class Documents(torch.utils.data.Dataset):
         shards: with a column `input_ids` (special tokens included), as `shards.load_shards` gives.
         shard_sizes: documents in each shard, in the order of `shards`.
         max_length: in tokens.
-        check: called with the number of a shard, once, before anything is read of it: raises if it is damaged. It
-            reads what training reads soon after: the shards of a group, some hundred megabytes, at its beginning.
+        check: called with the number of a shard, once, before the shard is used; raises if it is damaged. It runs when
+            a group begins and reads its shards, some hundred megabytes, which training reads soon after anyway.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Documents(torch.utils.data.Dataset):
         return ids.astype(np.int64)
 
     def lengths(self, first: int, size: int) -> np.ndarray:
-        """Tokens of `size` whole documents from row `first` on. Reads 4 bytes a document, the offsets, not the ids.
+        """Tokens of `size` uncut documents from row `first` on. Reads 4 bytes per document, the offsets, not the ids.
 
         Raises:
             ValueError: if a document has nothing between its special tokens.
@@ -95,8 +95,8 @@ class Documents(torch.utils.data.Dataset):
         lengths = pyarrow.compute.list_value_length(column).to_numpy()
         if size and lengths.min() < 3:
             raise ValueError(
-                f"Document {first + int(lengths.argmin()):,} has {int(lengths.min())} ids with its special tokens: "
-                "nothing can be predicted in it. examples/prepare_data.py leaves such documents out: prepare the "
+                f"Document {first + int(lengths.argmin()):,} has {int(lengths.min())} ids, special tokens included: "
+                "nothing in it can be predicted. examples/prepare_data.py leaves such documents out: prepare the "
                 "corpus with it."
             )
         return lengths
@@ -105,26 +105,26 @@ class Documents(torch.utils.data.Dataset):
 class MLMBatchSampler(Sampler[list[DocumentKey]]):
     """Endless micro-batches of one process.
 
-    Documents are shuffled within groups of `shuffle_shards` shards, the shards anew in each epoch, so that reading
-    stays nearly sequential and memory is bounded by a group however large the corpus is. Each micro-batch draws its
-    subset (paper, section 3.2: full, 1,024+ and 2,048+ with probabilities 20/40/40; the released code draws once for
-    each micro-batch, too). A micro-batch never spans two groups: the last of a group may be smaller.
+    Documents are shuffled within groups of `shuffle_shards` shards, and each epoch groups the shards anew. So reading
+    stays nearly sequential, and memory is bounded by a group however large the corpus is. Each micro-batch draws its
+    subset (paper, section 3.2: full, 1,024+ and 2,048+ with probabilities 20/40/40; the released code also draws once
+    per micro-batch). A micro-batch never spans two groups, so the last one of a group may be smaller.
 
     Args:
         documents: the corpus.
-        settings: what counts is `micro_batch_tokens`, `layout`, `min_lengths`, `probabilities`, `shuffle_shards` and,
-            with `replayed`, `replay_share`. A padded micro-batch has `micro_batch_tokens // max_length` documents, the
-            paper's way of counting; others have at most so many real tokens.
-        seed: of order and mixture.
+        settings: used are `micro_batch_tokens`, `layout`, `min_lengths`, `probabilities`, `shuffle_shards` and, with
+            `replayed`, `replay_share`. A padded micro-batch has `micro_batch_tokens // max_length` documents, the
+            paper's way of counting; others have at most `micro_batch_tokens` real tokens.
+        seed: seed of the order and the mixture.
         rank, world_size: micro-batch number n goes to process n % world_size.
-        replayed: so many shards, the last ones, are other text: one more subset, of which the others have nothing.
+        replayed: how many of the last shards are replayed text. They form one more subset and are in no other.
 
     Attributes:
-        cursor: where training stands, as checkpoints store it: `micro_batches` since the start, over all processes,
-            and for each of the `subsets` the `epoch`, the `group` in it and the `document` in that.
+        cursor: the position of training, as checkpoints store it: `micro_batches` since the start, over all processes,
+            and for each of the `subsets` the `epoch`, the `group` in the epoch and the `document` in the group.
 
     Raises:
-        ValueError: if a subset holds no document, before the first batch.
+        ValueError: before the first batch, if a subset holds no document.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class MLMBatchSampler(Sampler[list[DocumentKey]]):
         self.cursor = self._start()
         if sum(documents.shard_sizes) < 2:
             raise ValueError(f"The corpus holds {sum(documents.shard_sizes)} documents; pretraining needs at least 2.")
-        # Whatever is wrong with the data of a subset shows now, not in the middle of a run.
+        # If something is wrong with the data of a subset, it shows now, not in the middle of a run.
         for subset, progress in enumerate(self._start()["subsets"]):
             self._take_documents(subset, progress)
 
@@ -170,17 +170,18 @@ class MLMBatchSampler(Sampler[list[DocumentKey]]):
     def advance(self, micro_batches: int) -> None:
         """Move the cursor to this number of micro-batches, over all processes, since the start of training.
 
-        Loader workers read ahead, so the sampler's own position is not what has been trained on: the trainer calls
-        this when it saves. 20 to 60 microseconds a micro-batch.
+        Loader workers read ahead, so the sampler's own position is ahead of training: the trainer calls this when it
+        saves. It takes 20 to 60 microseconds per micro-batch.
         """
         while self.cursor["micro_batches"] < micro_batches:
             self._next_micro_batch(self.cursor)
 
     def micro_batches_for(self, tokens: float, most: int) -> int:
-        """How many micro-batches from the first on, over all processes, hold so many tokens; `most` at most.
+        """How many micro-batches from the first on, over all processes, hold this many tokens; `most` at most.
 
-        Tokens of replayed text do not count. A micro-batch is seldom full: a packed one ends where the next document
-        does not fit, and a padded one has the same number of documents however short they are.
+        Tokens of replayed text do not count. The plan has to be walked because micro-batches are seldom full: a packed
+        one ends where the next document does not fit, and a padded one has the same number of documents however short
+        they are.
         """
         cursor, own = self._start(), len(self.settings.min_lengths)
         while tokens > 0 and cursor["micro_batches"] < most:
@@ -199,7 +200,7 @@ class MLMBatchSampler(Sampler[list[DocumentKey]]):
         return -(-len(self.subsets[subset].shards) // self.settings.shuffle_shards)
 
     def _next_micro_batch(self, cursor: dict) -> MicroBatch:
-        """The micro-batch at the cursor, which moves on."""
+        """Return the micro-batch at the cursor, and move the cursor on."""
         probabilities, subset = [each.probability for each in self.subsets], 0
         if len(probabilities) > 1:
             draw = np.random.default_rng([self.seed, 1, cursor["micro_batches"]]).random()
@@ -208,8 +209,8 @@ class MLMBatchSampler(Sampler[list[DocumentKey]]):
         return self._take_documents(subset, cursor["subsets"][subset])
 
     def _take_documents(self, subset: int, progress: dict) -> MicroBatch:
-        """The next documents of a subset, whose progress moves on."""
-        # The rest of an epoch and all of the next one, whose groups are others.
+        """Return the next documents of a subset, and move its progress on."""
+        # Look through the rest of this epoch and all of the next one, which has other groups.
         for _ in range(2 * self._groups(subset)):
             rows, ends = self._shuffled_group(subset, progress["epoch"], progress["group"])
             if len(rows):
@@ -257,7 +258,7 @@ class MLMBatchSampler(Sampler[list[DocumentKey]]):
 
 
 def end_of_pack(ends: np.ndarray, start: int, tokens: int) -> int:
-    """How far so many tokens reach from document `start` on; `ends` is the running total of the documents' tokens."""
+    """Where a pack of `tokens` from document `start` on ends; `ends` is the running total of the documents' tokens."""
     before = ends[start - 1] if start else 0
     return int(np.searchsorted(ends, before + tokens, side="right"))
 
@@ -265,11 +266,11 @@ def end_of_pack(ends: np.ndarray, start: int, tokens: int) -> int:
 class HeldOutBatchSampler(Sampler[list[DocumentKey]]):
     """Every document once, in order and packed: the same micro-batches and masks at each evaluation.
 
-    Every process gets the same number of micro-batches, because engines that shard the weights meet in each forward
-    pass. Where the last round has too few, the last micro-batch comes again; `is_repeat` tells which to leave out.
+    Every process gets the same number of micro-batches, because engines that shard the weights synchronise in each
+    forward pass. If the last round has too few, the last micro-batch is repeated; `is_repeat` says which to leave out.
 
     Args:
-        micro_batch_tokens: a micro-batch has at most so many.
+        micro_batch_tokens: most tokens of a micro-batch.
     """
 
     def __init__(self, documents: Documents, micro_batch_tokens: int, rank: int, world_size: int):
@@ -291,5 +292,5 @@ class HeldOutBatchSampler(Sampler[list[DocumentKey]]):
             yield self.batches[min(number, len(self.batches) - 1)]
 
     def is_repeat(self, number: int) -> bool:
-        """Whether the `number`-th micro-batch of this process is another one's, to be left out of the mean."""
+        """Whether the `number`-th micro-batch of this process is a repetition, to be left out of the mean."""
         return number * self.world_size + self.rank >= len(self.batches)

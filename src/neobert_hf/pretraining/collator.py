@@ -1,4 +1,4 @@
-"""Masked language modelling batches in three layouts, with masks that depend on seed and document only."""
+"""Masked language modelling batches in three layouts, with masks that depend only on seed and document."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -22,21 +22,21 @@ Layout = Literal["packed", "padded", "naive"]
 class MLMCollator:
     """Masks documents and lays them out as a batch.
 
-    The masking itself is Transformers' `DataCollatorForLanguageModeling`. Its `seed` is one for each loader worker and
-    not checkpointed; here every document starts its own generator from (seed, subset, epoch, row), so that masks are
-    the same with any number of workers and processes, and after a resume.
+    The masking itself is that of Transformers' `DataCollatorForLanguageModeling`. Its `seed` gives each loader worker
+    one generator, which is not checkpointed. Here every document starts its own generator from (seed, subset, epoch,
+    row), so that masks are the same with any number of workers and processes, and after a resume.
 
     Args:
         tokenizer: gives the ids of [MASK], padding and the special tokens, which are never masked.
         mlm_probability: share of the ordinary tokens to predict: 0.2 (paper, section 3.3).
         mask_replace_prob, random_replace_prob: of those, the shares replaced by [MASK] (paper: all) and by a random
-            token; the rest stays. BERT: 0.8 and 0.1.
+            token; the rest stays as it is. BERT: 0.8 and 0.1.
         layout: `packed`: documents end to end in one row without padding, kept apart by `cu_seq_lens`. `padded`: a
             row for each, padded to a multiple of 8. `naive`: rows of `max_length` tokens cut across documents that
             attend to each other, incomplete rows dropped: ablation M6 only, it costs 2.8% on GLUE (section 4).
         max_length: tokens in a row of the `naive` layout.
-        seed: of the masks.
-        row_multiple: rows of the `packed` layout are filled up to a multiple of so many tokens, with one more document,
+        seed: seed of the masks.
+        row_multiple: rows of the `packed` layout are filled up to a multiple of this many tokens, with extra documents
             of padding.
 
     Returns:
@@ -56,7 +56,7 @@ class MLMCollator:
     def __post_init__(self):
         check_ranges(self)
         if self.layout == "naive" and not self.max_length:
-            raise ValueError("The layout 'naive' needs `max_length`, the tokens of a row.")
+            raise ValueError("The layout 'naive' needs `max_length`, the number of tokens in a row.")
         self.masking = DataCollatorForLanguageModeling(
             self.tokenizer,
             mlm_probability=self.mlm_probability,
@@ -74,7 +74,7 @@ class MLMCollator:
             self._mask_one(masked[0])
         if self.layout == "packed":
             missing = -sum(len(document["input_ids"]) for document in masked) % self.row_multiple
-            while missing:  # Documents of padding, none longer than the model reads.
+            while missing:  # Add documents of padding, none longer than `max_length`.
                 padding = torch.full((min(missing, self.max_length or missing),), self.tokenizer.pad_token_id)
                 masked.append({"input_ids": padding, "labels": torch.full_like(padding, -100)})
                 missing -= len(padding)
@@ -93,7 +93,7 @@ class MLMCollator:
         return {"input_ids": masked[0], "labels": labels[0]}
 
     def _mask_one(self, document: dict[str, torch.Tensor]) -> None:
-        """Mask the ordinary token in the middle: a few short documents may have got no mask, and then have no loss."""
+        """Mask the ordinary token in the middle: a few short documents may have no mask, and then there is no loss."""
         ids, labels = document["input_ids"], document["labels"]
         ordinary = (~torch.isin(ids, self.special_ids)).nonzero().flatten()
         if len(ordinary):
@@ -107,6 +107,6 @@ class MLMCollator:
         for name in ("input_ids", "labels"):
             ids = torch.cat([document[name] for document in masked])
             complete = len(ids) // self.max_length
-            # Only a batch with less than one row keeps it: it must hold something.
+            # A batch with less than one row keeps its incomplete row: it must not be empty.
             batch[name] = ids[: complete * self.max_length].view(complete, -1) if complete else ids[None]
         return batch

@@ -1,4 +1,4 @@
-"""The steps of examples/adapt_domain.py: a model goes on learning from the text of a domain, and is looked at twice."""
+"""The steps of examples/adapt_domain.py: train a model on the text of a domain, and measure it before and after."""
 
 import json
 from dataclasses import dataclass, field
@@ -24,57 +24,59 @@ from neobert_hf.pretraining.trainer import MLMTrainer
 from neobert_hf.pretraining.vocabulary import add_words, choose_words
 
 
-# In the folder of a model with new words.
+# This file is in the folder of a model with new words.
 WORDS = "new_words.json"
-# Tokens of a document around a mask that the report shows, and guesses for each.
+# How many tokens around a mask the report shows, and how many guesses for each mask.
 SHOWN, GUESSES = 48, 5
-# What the report says of held-out text, with so many digits.
+# The metrics of held-out text in the report, each with its number of digits.
 METRICS, TIMES = {"loss": 3, "perplexity": 1}, ("before", "after")
 
 
 @dataclass(kw_only=True)
 class DomainSettings(RawTextSettings):
-    """What is adapted, and to which text."""
+    """Which model is adapted, and to which text."""
 
     model: PathOrId = field(metadata={"help": "a masked language model of NeoBERT: path or Hub id"})
     domain: PathOrId = field(
         metadata={"help": "the domain: a Hub dataset, or a local file, pattern or folder (Parquet, JSONL, text)"}
     )
     general: PathOrId | None = field(
-        default=None, metadata={"help": "general text, such as the model knows: a source of the same kinds"}
+        default=None, metadata={"help": "general text like that of pretraining: the same kinds of sources"}
     )
     domain_column: str = field(default="text", metadata={"help": "column of the domain that holds the text"})
     general_column: str = field(default="text", metadata={"help": "column of the general text"})
     domain_subset: str | None = field(
         default=None, metadata={"help": "configuration of a Hub dataset that has several"}
     )
-    general_subset: str | None = field(default=None, metadata={"help": "the same of the general text"})
+    general_subset: str | None = field(default=None, metadata={"help": "the same for the general text"})
     general_documents: Annotated[int, Range(2)] | None = field(
-        default=None, metadata={"help": "replay from so many documents of the general text; all if unset"}
+        default=None, metadata={"help": "number of general documents to replay from; all if unset"}
     )
     held_out_documents: Annotated[int, Range(2)] = field(
-        default=1000, metadata={"help": "at most so many of them are evaluated"}
+        default=1000, metadata={"help": "how many of them are evaluated at most"}
     )
     new_words: CountOrZero = field(
-        default=0, metadata={"help": "add so many words of the domain to a WordPiece vocabulary"}
+        default=0, metadata={"help": "number of words of the domain to add to a WordPiece vocabulary"}
     )
     epochs: Positive = field(default=4.0, metadata={"help": "over the domain, unless `max_steps` comes first"})
     replay_share: Annotated[float, Range(0, below=1)] = field(
-        default=0.25, metadata={"help": "of the micro-batches, from the general text"}
+        default=0.25, metadata={"help": "share of the micro-batches that is general text"}
     )
-    global_batch_tokens: Annotated[int, Range(8)] = field(default=2**16, metadata={"help": "of an optimizer step"})
-    micro_batch_tokens: Annotated[int, Range(8)] = field(default=2**13, metadata={"help": "of one forward pass"})
+    global_batch_tokens: Annotated[int, Range(8)] = field(
+        default=2**16, metadata={"help": "tokens of an optimizer step"}
+    )
+    micro_batch_tokens: Annotated[int, Range(8)] = field(default=2**13, metadata={"help": "tokens of one forward pass"})
 
     def __post_init__(self):
         super().__post_init__()
         self.accumulation_steps(1)
 
     def check_texts(self) -> None:
-        """Raise what is wrong with the names of the texts, before any work."""
+        """Check the settings that name the texts, before any work."""
         if self.replay_share and self.general is None:
             raise ValueError(
-                f"`replay_share` is {self.replay_share}, and `general` names no text to replay: name some, or set "
-                "`replay_share` to 0; the model then forgets more, and how much is not measured."
+                f"`replay_share` is {self.replay_share}, but `general` names no text to replay: name some, or set "
+                "`replay_share` to 0. The model then forgets more, and how much is not measured."
             )
         names = [
             (getattr(self, name), getattr(self, f"{name}_column"), getattr(self, f"{name}_subset"))
@@ -82,7 +84,7 @@ class DomainSettings(RawTextSettings):
         ]
         if names[0] == names[1]:
             raise ValueError(
-                f"`general` is the domain itself, {self.domain!r}: name text of the kind that the model knows already, "
+                f"`general` is the domain itself, {self.domain!r}: name text of the kind that the model already knows, "
                 "or leave it out and set `replay_share` to 0."
             )
         for source in filter(None, (self.domain, self.general)):
@@ -90,11 +92,11 @@ class DomainSettings(RawTextSettings):
 
 
 def start_model(settings: DomainSettings, output: Path) -> tuple[NeoBERTForMaskedLM, str]:
-    """The model that training starts from, and where it is: with `new_words`, `start/`, a copy that has them.
+    """The model that training starts from, and its path: with `new_words` this is `start/`, a copy that has the words.
 
     Raises:
-        FileNotFoundError, ValueError: if `start/` is of other settings, or no such text or model is there. For more,
-            see `choose_words`.
+        FileNotFoundError, ValueError: if `start/` was made with other settings, or the text or model does not exist.
+            For more, see `choose_words`.
     """
     settings.check_texts()
     model = load_masked_lm(settings.model)
@@ -117,17 +119,17 @@ def start_model(settings: DomainSettings, output: Path) -> tuple[NeoBERTForMaske
             add_words(model, tokenizer, words, partial)
             write_json(partial / WORDS, {"made_of": made_of, "words": list(words), **counted})
     read_start(start / WORDS, made_of)
-    # Also just after it was made: products of weights that lie elsewhere in memory may be rounded in another way.
+    # Loaded again even if it was just made: where weights lie in memory may change how their products are rounded.
     return load_masked_lm(str(start)), str(start)
 
 
 def prepare_text(settings: DomainSettings, start: str, max_length: int, output: Path) -> DataArguments:
-    """Tokenise both texts into `data/`, held-out documents apart, and say where what lies."""
+    """Tokenise both texts into `data/`, held-out documents separately; return the settings that name the folders."""
     sources = {
         "domain": (settings.domain, settings.domain_column, settings.domain_subset, None),
         "general": (settings.general, settings.general_column, settings.general_subset, settings.general_documents),
     }
-    # What is held out is little: all that may be wrong with a text shows before much work is done.
+    # The held-out part comes first: it is small, so problems of a text show before much work is done.
     parts = [("domain", "held_out"), *([("general", "held_out")] if settings.general else []), ("domain", "train")]
     parts += [("general", "train")] if settings.replay_share else []
     folders = {part: str(output / "data" / "_".join(part)) for part in parts}
@@ -147,10 +149,10 @@ def prepare_text(settings: DomainSettings, start: str, max_length: int, output: 
 
 
 class Looks:
-    """What a model makes of the held-out documents, to be asked for before and after.
+    """Measures a model on the held-out documents, before and after training.
 
-    Of two documents one word is hidden, the longest among the first ones that is one token: chosen without asking a
-    model.
+    In each of two documents one word is hidden: the longest one-token word near the middle of its first tokens. This
+    choice does not depend on a model.
     """
 
     def __init__(self, trainer: MLMTrainer):
@@ -162,14 +164,14 @@ class Looks:
 
     def _hide(self, ids: np.ndarray) -> tuple[torch.Tensor, int] | None:
         tokens = [*self.tokenizer.convert_ids_to_tokens(ids.tolist()), ""]
-        # With some text before and behind.
+        # Words with some text before and after them.
         inner = range(len(ids) // 4, 3 * len(ids) // 4)
         words = [number for number in inner if tokens[number].isalpha() and tokens[number + 1][:2] != "##"]
         return (torch.from_numpy(ids), max(words, key=lambda number: len(tokens[number]))) if words else None
 
     @torch.no_grad()
     def look(self) -> dict:
-        """Held-out losses and so on, see `MLMTrainer.measure`, and the guesses for each mask."""
+        """The held-out metrics (see `MLMTrainer.measure`) and the `guesses` for each mask."""
         found, model = self.trainer.measure(), self.trainer.model
         guesses = []
         for ids, position in self.masks:
@@ -181,7 +183,7 @@ class Looks:
         return found | {"guesses": guesses}
 
     def examples(self) -> list[tuple[str, str]]:
-        """The text of each mask, with [MASK] in it, and the word that was there."""
+        """The text around each mask, with [MASK] in it, and the hidden word."""
         shown = []
         for ids, position in self.masks:
             texts = [self.tokenizer.decode(part) for part in (ids[1:position], ids[position], ids[position + 1 :])]
@@ -193,7 +195,7 @@ def write_report(settings: DomainSettings, looks: Looks, before: dict, after: di
     """Write `report.md`, `report.json`, `log.json` and `curves.png`.
 
     Args:
-        before, after: what `looks.look` gave.
+        before, after: what `looks.look` returned.
 
     Returns:
         The Markdown.
@@ -215,14 +217,14 @@ def write_report(settings: DomainSettings, looks: Looks, before: dict, after: di
         f"{settings.model} on {settings.domain}: {data.manifest.documents:,} windows, {data.manifest.tokens:,} "
         f"tokens; {replayed if settings.replay_share else 'nothing replayed'}. Best of {len(evaluations)} evaluations "
         f"at step {state.best_global_step:,}; training ended at step {state.global_step:,} of {state.max_steps:,}. "
-        f"Until then the domain was read {state.epoch:.1f} times."
+        f"By then the model had seen the domain {state.epoch:.1f} times."
         + ("" if fell else " **The domain's loss did not fall: lower `learning_rate`, or give more text.**"),
         "",
         *markdown_table(["Held out", "Windows", *(f"{metric} {at}" for metric in METRICS for at in TIMES)], rows),
         "",
-        "Losses are nats a masked token. Documents are held out whole, before training; of longer ones than the model "
-        "reads, each window counts.",
-        "" if settings.general else "What was forgotten is not measured: no general text was given.",
+        "Losses are in nats per masked token. Whole documents are held out, before training. Documents longer than "
+        "the model's input are cut into windows, and each window counts.",
+        "" if settings.general else "Forgetting was not measured: no general text was given.",
     ]
     content = {"before": before, "after": after, "best_step": state.best_global_step, "steps": state.global_step}
     if settings.new_words:
@@ -230,8 +232,8 @@ def write_report(settings: DomainSettings, looks: Looks, before: dict, after: di
         content |= {"new_words": words}
         lines += [
             f"{settings.new_words:,} words are new, such as {', '.join(words['words'][:10])}: the domain has "
-            f"{words['with_new_words']:,} pieces with them, and {words['pieces']:,} without. They are there before as "
-            "after: losses of a model without them are of other tokens.",
+            f"{words['with_new_words']:,} pieces with them, and {words['pieces']:,} without. Both models here have "
+            "them: losses of a model without them are over other tokens.",
             "",
         ]
     cell = [("`" + text.replace("`", "'").replace("|", "\\|") + "`", hidden) for text, hidden in looks.examples()]

@@ -1,4 +1,4 @@
-"""Texts to ids: documents that end where the tokenizer would cut them, without tokenising what is cut away."""
+"""From texts to ids: documents are cut where the tokenizer would cut them, without tokenising what is cut off."""
 
 import json
 import re
@@ -15,10 +15,10 @@ SAFE_CUT = re.compile(r"(?<=\S)[ \n]")
 
 
 def encode(texts: list[str], tokenizer_json: str, max_length: int, split: bool) -> Iterator[list[list[int]]]:
-    """The documents that each text gives: none, one, or with `split` one or several windows; special tokens included.
+    """The documents made from each text: none, one, or with `split` one or several windows; special tokens included.
 
-    Documents of fewer than 2 ordinary tokens are left out: nothing could be predicted from the rest of them. Text that
-    spells a special token, such as `[MASK]`, stays text.
+    Documents of fewer than 2 ordinary tokens are left out: with one masked, nothing would remain to predict it from.
+    Text that spells a special token, such as `[MASK]`, stays text.
     """
     tokenizer = Tokenizer.from_str(tokenizer_json)
     tokenizer.encode_special_tokens = True
@@ -27,7 +27,7 @@ def encode(texts: list[str], tokenizer_json: str, max_length: int, split: bool) 
     cut = not split and can_cut(json.loads(tokenizer_json))
     texts = iter(texts)
     while together := list(islice(texts, ENCODED_TOGETHER)):
-        # Truncation works on the tokens of the whole text: of a book, nearly all of them would be made in vain.
+        # Truncation tokenises the whole text first; for a book, nearly all of that work would be wasted.
         beginnings = [cut_text(text, 8 * max_length) for text in together] if cut else together
         for text, beginning, encoding in zip(together, beginnings, tokenizer.encode_batch_fast(beginnings)):
             if len(beginning) < len(text) and len(encoding.ids) < max_length:
@@ -47,21 +47,22 @@ def can_cut(tokenizer: dict[str, Any]) -> bool:
 
 
 def cut_text(text: str, characters: int) -> str:
-    """A beginning of about so many characters whose tokens begin the tokens of the whole text, if `can_cut`.
+    """A prefix of about this many characters, whose tokens are a prefix of the whole text's tokens if `can_cut`.
 
-    The cut is before a space or line break that follows a visible character. Nothing that these tokenizers do there
-    looks across it, so that the words before it, and with them their tokens, are the same with and without the rest:
+    The cut is before a space or line break that follows a visible character. No step of these tokenizers looks across
+    such a place, so the words before it, and with them their tokens, are the same with and without the rest:
 
     - BertNormalizer drops, replaces, pads and lower-cases single characters. Its decomposition (NFD) reorders combining
       marks, but none across a space or line break, which has combining class 0 and takes part in no composition.
-      Other white space (form feed, U+0085) would not do: it counts as control character there and is dropped.
+      Other white space (form feed, U+0085) would not be safe: BertNormalizer treats it as a control character and
+      drops it.
     - BertPreTokenizer separates words at white space, and a space or line break is still there after normalisation.
     - ByteLevel matches its expression from left to right. White space occurs in a match only as its first character
       before a word (` ?`), or in a match of white space only. So the match that holds the visible character ends at
-      the cut in both cases. Matches before it end earlier still, and their one lookahead, `\\s+(?!\\S)`, sees at most
-      that visible character.
-    - The models (WordPiece, BPE) see one such word at a time. Added tokens, which are searched for in the whole text,
-      are none but the special ones, and those are not searched for at all (see `encode`).
+      the cut, with and without the rest. Earlier matches end before it, and their one lookahead, `\\s+(?!\\S)`, sees
+      at most that visible character.
+    - The models (WordPiece, BPE) see one such word at a time. Added tokens would be searched for in the whole text, but
+      there are only the special ones, and those are not searched for at all (see `encode`).
     """
     cut = SAFE_CUT.search(text, characters)
     return text[: cut.start()] if cut else text

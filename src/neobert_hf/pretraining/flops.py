@@ -1,4 +1,4 @@
-"""Floating-point operations: what training needs, what a device could do, and so the share that is used (MFU)."""
+"""Floating-point operations: what training needs and what a device can do; their ratio is the utilisation (MFU)."""
 
 import math
 import time
@@ -9,15 +9,15 @@ from neobert_hf.configuration_neobert import NeoBERTConfig
 from neobert_hf.modeling_neobert import swiglu_width
 
 
-# Dense bf16 FLOP/s of the data sheets; the first name that the device's contains.
+# Dense bf16 FLOP/s from data sheets. The first name that is part of the device's name applies.
 DATASHEET_PEAKS = {"H100 PCIe": 756e12, "H100": 989e12, "H200": 989e12, "B200": 2250e12, "A100": 312e12, "L40S": 362e12}
 
 
 def training_flops(config: NeoBERTConfig, tokens: int, squared_lengths: int, labels: int) -> float:
     """Multiplications and additions of forward and backward pass.
 
-    Three times the forward pass: 2 for each weight of the blocks and token, 4 * hidden_size for each layer and pair of
-    tokens that attend to each other, and the decoder on the labelled tokens only.
+    Three times those of the forward pass: 2 per weight of the blocks and token, 4 * hidden_size per layer and pair of
+    tokens that attend to each other, and those of the decoder on the labelled tokens only.
 
     Args:
         tokens: real tokens, without padding.
@@ -31,7 +31,7 @@ def training_flops(config: NeoBERTConfig, tokens: int, squared_lengths: int, lab
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype) -> tuple[float, str]:
-    """FLOP/s that one device could do, and the source of the number: its data sheet, or a second of products."""
+    """Peak FLOP/s of one device, and the source of the number: its data sheet, or a second of matrix products."""
     if device.type == "cuda" and dtype == torch.bfloat16:
         name = torch.cuda.get_device_name(device)
         for part, peak in DATASHEET_PEAKS.items():
@@ -42,7 +42,7 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> tuple[float, str]:
 
 
 def product_flops(device: torch.device, dtype: torch.dtype) -> tuple[float, str]:
-    """FLOP/s of matrix products, the fastest five within a second, and their shape as a text."""
+    """FLOP/s of matrix products (the fastest five in a row within a second), and their shape as text."""
     size = 8192 if device.type == "cuda" else 1024
     factors = torch.randn(2, size, size, device=device, dtype=dtype)
     fastest, start = math.inf, time.perf_counter()

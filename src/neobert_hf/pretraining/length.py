@@ -1,4 +1,4 @@
-"""The steps of examples/extend_length.py: a model is trained on longer texts, with other rotary frequencies."""
+"""The steps of examples/extend_length.py: a model is trained on longer texts, with new rotary frequencies."""
 
 import json
 from dataclasses import dataclass, field
@@ -17,39 +17,44 @@ from neobert_hf.pretraining.raw_text import RawTextSettings
 
 
 SCALED, THETA, NATIVE = ("yarn", "linear"), "theta", "native"
-# The paper's second stage (section 3.2): of the documents, those of a quarter and of half of the length or more.
+# The mixture of the paper's second stage (section 3.2): minimum share of the new length, and probability of the subset.
 MIXTURE = {0.0: 0.2, 0.25: 0.4, 0.5: 0.4}
 
 
 @dataclass(kw_only=True)
 class LengthSettings(RawTextSettings):
-    """How much longer texts the model is to read, and what it learns that from."""
+    """How long the texts may become, and on which text the model is trained for that."""
 
     model: PathOrId = field(metadata={"help": "a masked language model of NeoBERT: path or Hub id"})
     text: PathOrId = field(
         metadata={"help": "long texts: a Hub dataset, or a local file, pattern or folder (Parquet, JSONL, text)"}
     )
-    max_length: Annotated[int, Range(16)] = field(metadata={"help": "tokens of the longest texts, from now on"})
+    max_length: Annotated[int, Range(16)] = field(metadata={"help": "the new maximum of tokens in a text"})
     text_column: str = field(default="text", metadata={"help": "column that holds the text"})
     text_subset: str | None = field(default=None, metadata={"help": "configuration of a Hub dataset that has several"})
     rope: str = field(
         default="yarn",
-        metadata={"help": "yarn or linear, by as much as the length grows; theta:NUMBER, another base; or native"},
+        metadata={"help": "yarn or linear, scaled by the growth in length; theta:NUMBER, a new base; or native"},
     )
     epochs: Positive = field(default=1.0, metadata={"help": "over the text, unless `max_steps` comes first"})
     measured_documents: Count = field(
-        default=32, metadata={"help": "held-out documents of full length that the measurements before and after read"}
+        default=32, metadata={"help": "held-out documents of full length that are measured before and after training"}
     )
     sample: Annotated[int, Range(2)] = field(
-        default=16, metadata={"help": "positions of each that pseudo-perplexity masks, at each length"}
+        default=16, metadata={"help": "positions of each document that pseudo-perplexity masks, at each length"}
     )
-    facts: Annotated[int, Range(2)] = field(default=64, metadata={"help": "to be found in texts of each length"})
-    global_batch_tokens: Annotated[int, Range(8)] = field(default=2**17, metadata={"help": "of an optimizer step"})
+    facts: Annotated[int, Range(2)] = field(
+        default=64, metadata={"help": "number of facts to find in texts of each length"}
+    )
+    global_batch_tokens: Annotated[int, Range(8)] = field(
+        default=2**17, metadata={"help": "tokens of an optimizer step"}
+    )
     min_lengths: list[CountOrZero] | None = field(
-        default=None, metadata={"help": "subsets: at least so many tokens; all, a quarter and half of the length"}
+        default=None,
+        metadata={"help": "for each subset, the fewest tokens; 0, a quarter and half of the length if unset"},
     )
     probabilities: list[Share] | None = field(
-        default=None, metadata={"help": "of drawing each subset; 0.2, 0.4 and 0.4 if unset"}
+        default=None, metadata={"help": "probability of drawing each subset; 0.2, 0.4 and 0.4 if unset"}
     )
 
     def __post_init__(self):
@@ -62,7 +67,7 @@ class LengthSettings(RawTextSettings):
         self.accumulation_steps(1)
 
     def lengths(self, trained: int) -> list[int]:
-        """Those to measure at: half of what the model was trained with, then twice as many, up to the new length."""
+        """The lengths to measure at: half of the trained length, then doubled each time, up to the new length."""
         lengths = [max(16, trained // 2)]
         while lengths[-1] < self.max_length:
             lengths.append(min(2 * lengths[-1], self.max_length))
@@ -73,13 +78,13 @@ def new_config(settings: LengthSettings, config: NeoBERTConfig) -> dict:
     """What changes in the model's config: its length and its rotary frequencies.
 
     Raises:
-        ValueError: if the model has no RoPE, is not shorter, or the setting of `rope` is none for it.
+        ValueError: if the model has no RoPE or already has this length, or if `rope` is invalid for it.
     """
     if not config.rope:
         raise ValueError(f"`model` {settings.model} has learned positions, which end at {config.max_length:,} tokens.")
     if settings.max_length <= config.max_length:
         raise ValueError(
-            f"`max_length` is {settings.max_length:,}, and {settings.model} was trained with {config.max_length:,} "
+            f"`max_length` is {settings.max_length:,}, but {settings.model} was trained with {config.max_length:,} "
             "tokens already: it must be more."
         )
     stored, kind = config.rope_parameters, settings.rope
@@ -87,7 +92,7 @@ def new_config(settings: LengthSettings, config: NeoBERTConfig) -> dict:
     if kind == NATIVE:
         return length
     if stored["rope_type"] != "default":
-        raise ValueError(f"`rope`: that of {settings.model} is scaled already, {stored}. Set `rope` to {NATIVE}.")
+        raise ValueError(f"`rope`: the RoPE of {settings.model} is scaled already, {stored}. Set `rope` to {NATIVE}.")
     if kind in SCALED:
         scaled = {"rope_type": kind, "factor": settings.max_length / config.max_length}
         known = {"original_max_position_embeddings": config.max_length} if kind == "yarn" else {}
@@ -102,13 +107,13 @@ def new_config(settings: LengthSettings, config: NeoBERTConfig) -> dict:
 
 
 def untrained_rope(settings: LengthSettings, config: NeoBERTConfig) -> list[str]:
-    """The settings of RoPE that the model is measured with before it is trained, as pseudo_perplexity.py names them."""
+    """The RoPE settings of the measurement before training, in the notation of pseudo_perplexity.py."""
     return [NATIVE, *([f"{settings.rope}:{settings.max_length / config.max_length:g}"] * (settings.rope in SCALED))]
 
 
 def held_out_texts(settings: LengthSettings, output: Path) -> Path:
-    """Write the held-out documents that are measured, whole, to a file of their own."""
-    # Anew at every start: a file of an interrupted run may be of other settings or another text.
+    """Write the held-out documents that are measured to a file of their own, uncut."""
+    # Written again at every start: a file of an interrupted run may come from other settings or another text.
     file = output / "data" / "held_out.jsonl"
     rows = stream_text(settings.text, settings.text_column, subset=settings.text_subset)
     texts = (row[settings.text_column] or "" for row in rows)
@@ -120,9 +125,9 @@ def held_out_texts(settings: LengthSettings, output: Path) -> Path:
 
 
 def prepare_long_text(settings: LengthSettings, output: Path) -> DataArguments:
-    """Tokenise the text into `data/`, held-out documents apart, and say where what lies and what is mixed."""
+    """Tokenise the text into `data/`, held-out documents separately; return the settings of folders and mixture."""
     text = (settings.text, settings.text_column, settings.model, settings.max_length)
-    # What is held out is little: all that may be wrong with a text shows before much work is done.
+    # The held-out part comes first: it is small, so problems of a text show before much work is done.
     parts = ("held_out", "train")
     places = {
         part: settings.prepare_part(part, output / "data" / part, *text, subset=settings.text_subset) for part in parts
@@ -142,8 +147,8 @@ def write_length_report(
     """Write `report.md`, `report.json` and `lengths.png`.
 
     Args:
-        measured: of each state of the model, by length: what `measure_reading` gives.
-        steps: of training.
+        measured: what `measure_reading` returns, by state of the model and length.
+        steps: the training steps.
 
     Returns:
         The Markdown.
@@ -162,12 +167,12 @@ def write_length_report(
         "",
         "![by length](lengths.png)",
         "",
-        "Pseudo-perplexity of held-out documents, by tokens that the model reads of them (lower is better):",
+        "Pseudo-perplexity of held-out documents, by the number of tokens that the model reads (lower is better):",
         "",
         *markdown_table(head, perplexities),
         "",
-        "Facts found: a statement somewhere in a text of so many tokens, a question at its end; the right one of 100 "
-        "words (1% by chance):",
+        "Facts found, by tokens of the text: a statement is somewhere in the text, a question is at its end, and the "
+        "model must choose the right one of 100 words (1% by chance):",
         "",
         *markdown_table(head, facts),
     ]

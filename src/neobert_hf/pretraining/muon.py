@@ -8,8 +8,8 @@ from pytorch_optimizer.optimizer.utils.matrix import zero_power_via_newton_schul
 class Float32Muon(Muon):
     """Muon whose Newton-Schulz iterations are in float32.
 
-    `pytorch_optimizer` has them in bfloat16, which a CPU without AVX512-BF16 emulates: a step of the small model took
-    0.294 s there, and takes 0.072 s in float32. Its `Muon` has no option for it, hence the overridden private method.
+    `pytorch_optimizer` runs them in bfloat16, which a CPU without AVX512-BF16 emulates: a step of the small model took
+    0.294 s that way, and takes 0.072 s in float32. Its `Muon` has no option for this, hence the overridden method.
     """
 
     @staticmethod

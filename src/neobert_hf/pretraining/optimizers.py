@@ -16,9 +16,9 @@ def build_optimizer(model: nn.Module, arguments: PretrainingArguments) -> torch.
 
     `arguments.optimizer` is `adamw` (paper), `adam` (ablations M0 to M3: without weight decay), `soap` (paper, section
     3.3: no gain over Adam) or `muon` (hidden matrices; AdamW for embeddings, decoder, norms and biases). The last two
-    are `pytorch_optimizer`'s; Muon's updates are scaled to the size of AdamW's: one learning rate for both. On a CPU
-    without AVX512-BF16 it computes in float32, elsewhere in bfloat16. On CUDA torch's `fused` kernels run Adam and
-    AdamW.
+    come from `pytorch_optimizer`. Muon's updates are scaled to the size of AdamW's, so one learning rate fits both; it
+    computes in float32 on a CPU without AVX512-BF16, elsewhere in bfloat16. On CUDA, Adam and AdamW use torch's `fused`
+    kernels.
 
     References:
         AdamW: Loshchilov & Hutter, arXiv 1711.05101. SOAP: Vyas et al., arXiv 2409.11321. Muon: Liu et al., 2502.16982.
@@ -42,11 +42,11 @@ def build_optimizer(model: nn.Module, arguments: PretrainingArguments) -> torch.
     if arguments.optimizer == "soap":
         from pytorch_optimizer import SOAP
 
-        # Its own first beta: 0.95 in the SOAP paper and in the released soap.yaml. A vocabulary-sized side would need a
-        # matrix of 30,522 x 30,522; beyond `max_precondition_dim` that side stays as it is.
+        # SOAP has its own first beta: 0.95 in its paper and the released soap.yaml. A vocabulary-sized side would need
+        # a matrix of 30,522 x 30,522; a side beyond `max_precondition_dim` is not preconditioned.
         return SOAP(groups, lr=rate, betas=(0.95, betas[1]), eps=epsilon, precondition_frequency=10)
     optimizer = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}[arguments.optimizer]
-    # None leaves the choice to torch.
+    # `fused=None` leaves the choice to torch.
     return optimizer(groups, lr=rate, betas=betas, eps=epsilon, fused=arguments.device.type == "cuda" or None)
 
 
@@ -57,7 +57,7 @@ def _parameter_groups(model: nn.Module, arguments: PretrainingArguments) -> list
         if weight.requires_grad:
             is_matrix = weight.ndim > 1
             decayed = is_matrix or arguments.decay_norms_and_biases
-            # Every encoder of Transformers numbers its blocks.
+            # Every encoder of Transformers numbers its blocks, so a number in the name marks a hidden layer.
             hidden = is_matrix and any(part.isdecimal() for part in name.split("."))
             groups[decayed, hidden].append(weight)
     return [
@@ -67,7 +67,7 @@ def _parameter_groups(model: nn.Module, arguments: PretrainingArguments) -> list
 
 
 def build_schedule(name: str, optimizer: torch.optim.Optimizer, warmup_steps: int, max_steps: int) -> LRScheduler:
-    """Learning rate over the steps: a linear warm-up, then the named course.
+    """Learning rate over the steps: a linear warm-up, then the named schedule.
 
     `cosine_to_floor` (paper, section 3.3) falls to 10% of the peak at 90% of `max_steps` and stays there.
     (Transformers' `cosine_with_min_lr` rises again past its end; its `warmup_stable_decay` warms up from the floor.)

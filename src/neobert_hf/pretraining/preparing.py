@@ -1,7 +1,7 @@
-"""Raw text to tokenised shards: checks, the workers that tokenise, and records from which a run goes on.
+"""From raw text to tokenised shards: checks, the workers that tokenise, and the records from which a run resumes.
 
-While a folder is being prepared it holds finished shards and `progress/`: the manifest so far, and for each shard
-`<number>.json` with what it adds to the manifest and the `state` of the stream after it.
+While a folder is being prepared, it holds finished shards and `progress/`. There lie the manifest so far and, for each
+shard, `<number>.json` with what the shard adds to the manifest and the `state` of the stream after it.
 """
 
 import json
@@ -40,9 +40,9 @@ from neobert_hf.pretraining.shards import (
 
 
 PROGRESS = "progress"
-# So many are looked at before work starts.
+# Number of documents that are checked before work starts.
 SAMPLED_DOCUMENTS = 100
-# What every record of a shard holds; older ones lack `texts`.
+# The keys of every record of a shard; newer records also have `texts`.
 RECORD = {"shard", "source_documents", "dropped_short", "length_histogram", "state"}
 
 
@@ -60,31 +60,32 @@ class PrepareArguments:
         default=4096, metadata={"help": "most tokens of a document, special tokens included"}
     )
     long_documents: Literal["truncate", "split"] = field(
-        default="truncate", metadata={"help": "leave the rest out (as in the paper), or make it further documents"}
+        default="truncate", metadata={"help": "leave the rest out (as in the paper), or turn it into further documents"}
     )
     documents_per_shard: Count = field(default=20_000, metadata={"help": "documents of the source behind each shard"})
     num_proc: Count = field(default=os.cpu_count() or 1, metadata={"help": "processes that tokenise"})
-    skip_documents: CountOrZero = field(default=0, metadata={"help": "leave out so many documents at the start"})
+    skip_documents: CountOrZero = field(default=0, metadata={"help": "number of documents to leave out at the start"})
     max_documents: Annotated[int, Range(2)] | None = field(
-        default=None, metadata={"help": "stop after so many documents; all if unset"}
+        default=None, metadata={"help": "stop after this many documents; all if unset"}
     )
 
     held_out_share: Annotated[float, Range(0, below=1)] = field(
         default=0.0, metadata={"help": "hold out about this share of the documents, chosen by their text"}
     )
     part: Literal["train", "held_out"] = field(
-        default="train", metadata={"help": "with held_out_share: prepare the other documents, or those"}
+        default="train",
+        metadata={"help": "with held_out_share: prepare the documents to train on, or the held-out ones"},
     )
 
     def __post_init__(self):
         check_ranges(self)
         if self.part == "held_out" and not self.held_out_share:
-            raise ValueError("`part` is held_out, and nothing is held out: set `held_out_share` above 0.")
+            raise ValueError("`part` is held_out, but nothing is held out: set `held_out_share` above 0.")
 
 
 def prepare(settings: PrepareArguments) -> Manifest:
-    """Prepare a folder, from its beginning or from where an interrupted run stopped, and print what it holds."""
-    # 1. Tokenizer, and all that the shards depend on
+    """Prepare a folder, from the start or from where an interrupted run stopped, and print what it holds."""
+    # 1. Tokenizer, and everything that the shards depend on
     output = Path(settings.output_dir)
     tokenizer = load_fast_tokenizer(settings)
     manifest = plan_manifest(settings, tokenizer)
@@ -95,14 +96,14 @@ def prepare(settings: PrepareArguments) -> Manifest:
         print(summary(finished, output))
         return finished
 
-    # 3. Text, and a folder that knows from which settings it was begun
+    # 3. Text, and a folder that records the settings with which it was begun
     stream = begin_folder(settings, manifest, tokenizer)
 
     # 4. Shards, each as soon as its documents are read
     tokenizer_json = tokenizer.backend_tokenizer.to_str()
     records = prepare_shards(stream, manifest, tokenizer_json, output, settings.num_proc)
 
-    # 5. Tokenizer and manifest, which makes the folder complete
+    # 5. Tokenizer and manifest, which completes the folder
     finish(manifest, records, tokenizer, output)
     print(summary(manifest, output))
     return manifest
@@ -111,7 +112,7 @@ def prepare(settings: PrepareArguments) -> Manifest:
 def load_fast_tokenizer(settings: PrepareArguments) -> PreTrainedTokenizerFast:
     """The tokenizer as it is saved with the shards, checked for what masked language modelling needs."""
     name = settings.tokenizer
-    # What NeoBERT takes: it has no token types, and its tokenizer should cut where the training text was cut.
+    # NeoBERT's inputs: it has no token types. Its tokenizer should cut texts where the training text was cut.
     inputs = {"model_input_names": ["input_ids", "attention_mask"], "model_max_length": settings.max_length}
     tokenizer = tokenizers.load_tokenizer(name, **inputs)
     if not tokenizer.is_fast:
@@ -133,7 +134,7 @@ def load_fast_tokenizer(settings: PrepareArguments) -> PreTrainedTokenizerFast:
 
 
 def plan_manifest(settings: PrepareArguments, tokenizer: PreTrainedTokenizerFast) -> Manifest:
-    """The manifest without its results: all that the content of the shards depends on."""
+    """The manifest without its results: everything that the content of the shards depends on."""
     chosen = {key: getattr(settings, key) for key in ("source", "subset", "split", "skip_documents", "max_documents")}
     if settings.held_out_share:
         chosen |= {"held_out_share": settings.held_out_share, "part": settings.part}
@@ -153,7 +154,7 @@ def plan_manifest(settings: PrepareArguments, tokenizer: PreTrainedTokenizerFast
 
 
 def find_finished(planned: Manifest, output: Path) -> Manifest | None:
-    """The manifest of a folder that is finished; None of one that these settings may begin or continue.
+    """The manifest of a finished folder; None for a folder that these settings may begin or continue.
 
     Raises:
         ValueError: if it was begun with other settings or holds something else.
@@ -176,7 +177,8 @@ def find_finished(planned: Manifest, output: Path) -> Manifest | None:
 
 
 def _check_same_plan(planned: Manifest, found: Manifest, folder: Path) -> None:
-    # What has a default is a result; or `files_state`: copied files are the same ones, and their texts are compared.
+    # Fields with a default are results, or `files_state`, which is no setting: copied files have another state, and for
+    # those the texts are compared.
     names = [entry.name for entry in fields(Manifest) if entry.default is entry.default_factory is MISSING]
 
     def settings(manifest: Manifest) -> dict[str, Any]:
@@ -192,7 +194,7 @@ def _check_same_plan(planned: Manifest, found: Manifest, folder: Path) -> None:
 
 
 def begin_folder(settings: PrepareArguments, manifest: Manifest, tokenizer: PreTrainedTokenizerFast) -> IterableDataset:
-    """Open the text, note the settings before the first shard, and remove what an interrupted run left half written."""
+    """Open the text, record the settings before the first shard, and remove half-written leftovers."""
     stream = _open_stream(manifest)
     output = Path(settings.output_dir)
     progress = output / PROGRESS
@@ -209,12 +211,12 @@ def begin_folder(settings: PrepareArguments, manifest: Manifest, tokenizer: PreT
             if settings.held_out_share:
                 part = "to hold out" if settings.part == "held_out" else "to train on"
                 raise ValueError(
-                    f"{settings.source!r} holds {found} {part}{skipped}, and it must hold 2 or more: give more text, "
+                    f"{settings.source!r} holds {found} {part}{skipped}, but it must hold 2 or more: give more text, "
                     f"or change `held_out_share`, which is {settings.held_out_share}."
                 )
             raise ValueError(
-                f"{settings.source!r} holds {found}{skipped}; a corpus has several. If all text is in one .txt file, "
-                'write JSON lines, {"text": "..."} for each document.'
+                f"{settings.source!r} holds {found}{skipped}; a corpus needs 2 or more. If all text is in one .txt "
+                'file, write JSON lines, {"text": "..."} for each document.'
             )
         if not any(text.strip() for text in first):
             raise ValueError(
@@ -230,7 +232,7 @@ def begin_folder(settings: PrepareArguments, manifest: Manifest, tokenizer: PreT
 
 
 def _check_share_of_unknown(texts: list[str], manifest: Manifest, tokenizer: PreTrainedTokenizerFast) -> None:
-    """Refuse a tokenizer of another language, whose vocabulary may be sound in itself."""
+    """Refuse a tokenizer of another language, even if it is valid otherwise."""
     windows = chain.from_iterable(encode(texts, tokenizer.backend_tokenizer.to_str(), manifest.max_length, False))
     # Without [CLS] and [SEP].
     ids = [number for window in windows for number in window[1:-1]]
@@ -258,12 +260,14 @@ def _may_have_changed(planned: Manifest, found: Manifest) -> bool:
 
 
 def _check_same_texts(planned: Manifest, known: dict[int, str], folder: Path) -> None:
-    """Read the source again, where its files were touched, up to the last shard that is known by its texts.
+    """Read a source whose files were touched again, up to the last shard whose texts have a checksum.
 
     Raises:
-        ValueError: naming the first documents that are others now.
+        ValueError: naming the first documents that have changed.
     """
-    print(f"{folder}: files of {planned.source['source']} were touched since; comparing their texts", flush=True)
+    print(
+        f"{folder}: files of {planned.source['source']} have been touched since then; comparing their texts", flush=True
+    )
     chunks = _read_chunks(_open_stream(planned), planned, planned.source["max_documents"])
     for number in range(max(known, default=-1) + 1):
         texts, _ = next(chunks, ([], None))
@@ -271,8 +275,8 @@ def _check_same_texts(planned: Manifest, known: dict[int, str], folder: Path) ->
             first = planned.source["skip_documents"] + number * planned.documents_per_shard
             raise ValueError(
                 f"The text of {planned.source['source']!r} has changed since {folder} was begun: among the documents "
-                f"from row {first:,} to {first + planned.documents_per_shard - 1:,} there are others, or they are in "
-                "another order. Restore it, choose another `output_dir`, or delete the folder."
+                f"from row {first:,} to {first + planned.documents_per_shard - 1:,} some are different, or they are "
+                "in another order. Restore the text, choose another `output_dir`, or delete the folder."
             )
 
 
@@ -296,10 +300,10 @@ def prepare_shards(
         if "texts" in records[first - 1] or manifest.files_state is None:
             stream.load_state_dict(records[first - 1]["state"])
         else:
-            # An older version read local files in another way. The documents are the same.
+            # An older version, which read local files differently, wrote the state. The documents are the same.
             stream = stream.skip(sum(records[number]["source_documents"] for number in range(first)))
     if records:
-        print(f"{output}: going on; {len(records)} shards are there already")
+        print(f"{output}: resuming; {len(records)} shards are there already")
     bar = ProgressBar(manifest.source["max_documents"], [records[number] for number in range(first)])
     limit = None if bar.total is None else bar.total - bar.n
     pending: dict[Future, tuple[int, dict]] = {}
@@ -321,7 +325,7 @@ def prepare_shards(
                 path = output / f"shard-{number:05}.arrow"
                 checksums[number] = texts_checksum(texts)
                 pending[executor.submit(prepare_shard, texts, tokenizer_json, manifest, path)] = number, state
-                # One chunk waits while all processes work, so that none is idle and memory is bounded.
+                # While all processes work, one chunk waits, so that no process is idle and memory stays bounded.
                 if len(pending) > num_proc:
                     store(wait(pending, return_when=FIRST_COMPLETED).done)
             store(wait(pending).done)
@@ -336,7 +340,7 @@ def prepare_shards(
 
 
 def _read_records(output: Path) -> dict[int, dict]:
-    """What is known of finished shards, by number.
+    """The records of the finished shards, by number.
 
     Raises:
         FileNotFoundError, ValueError: if a shard or a record is damaged.
@@ -364,7 +368,7 @@ def _read_chunks(stream: IterableDataset, manifest: Manifest, limit: int | None)
 
 
 class ProgressBar(tqdm):
-    """Documents of the source and the tokens that they gave."""
+    """Shows the documents read from the source and the tokens that they gave."""
 
     def __init__(self, total: int | None, finished: list[dict]):
         read = sum(record["source_documents"] for record in finished)
@@ -387,7 +391,7 @@ def start_workers(num_proc: int) -> ProcessPoolExecutor:
 
 
 def _begin_worker() -> None:
-    # The processes are the parallelism. And when the parent is killed, its workers would wait for work forever.
+    # The processes are parallel already. The thread is for a killed parent: its workers would wait for work forever.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     parent = multiprocessing.parent_process()
     threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
@@ -415,7 +419,7 @@ def prepare_shard(texts: list[str], tokenizer_json: str, manifest: Manifest, pat
 def finish(manifest: Manifest, records: list[dict], tokenizer: PreTrainedTokenizerFast, output: Path) -> None:
     """Write tokenizer and, last, the manifest, whose results are the sums of the records."""
     manifest.shards = [record["shard"] for record in records if record["shard"]]
-    # A run that an older version began knows some of them only.
+    # In a run that an older version began, only some records have them.
     texts = [record.get("texts") for record in records]
     manifest.texts = texts if all(texts) else []
     for name in ("source_documents", "dropped_short"):

@@ -1,4 +1,4 @@
-"""Raw text that a recipe makes into tokens on its way, with a part of the documents held out."""
+"""Raw text that a recipe tokenises itself, with a part of the documents held out."""
 
 import os
 from dataclasses import dataclass, field
@@ -12,13 +12,13 @@ from neobert_hf.pretraining.preparing import PrepareArguments, prepare
 
 @dataclass(kw_only=True)
 class RawTextSettings(BatchArguments):
-    """How raw text is prepared, and what batches are made of it."""
+    """How raw text is prepared, and how it becomes batches."""
 
     held_out_share: Annotated[float, Range(above=0, below=1)] = field(
-        default=0.05, metadata={"help": "of the documents of a text, never trained on"}
+        default=0.05, metadata={"help": "share of the documents of a text that is never trained on"}
     )
     held_out_documents: Annotated[int, Range(2)] = field(
-        default=200, metadata={"help": "at most so many of them are evaluated"}
+        default=200, metadata={"help": "how many of them are evaluated at most"}
     )
     num_proc: Count = field(default=os.cpu_count() or 1, metadata={"help": "processes that tokenise"})
 
@@ -33,10 +33,10 @@ class RawTextSettings(BatchArguments):
         limit: int | None = None,
         subset: str | None = None,
     ) -> str:
-        """Make the `train` or the `held_out` part of a text into windows of tokens, unless the folder holds them.
+        """Tokenise the `train` or the `held_out` part of a text into windows, unless the folder already holds them.
 
         Args:
-            limit: documents of the part `train` at most; all if None.
+            limit: most documents of the part `train`; all if None.
             subset: the configuration of a Hub dataset that has several.
 
         Returns:

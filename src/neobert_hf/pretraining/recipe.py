@@ -1,4 +1,4 @@
-"""The steps of examples/pretrain.py: data, model, what a resume compares, and the curves."""
+"""The steps of examples/pretrain.py: data, model, the settings that a resume compares, and the curves."""
 
 import hashlib
 import json
@@ -31,8 +31,9 @@ from neobert_hf.training.run_checkpoints import (
 )
 
 
-# In bfloat16 on a CPU oneDNN compiles a product for every number of rows that it has not had, 17 ms each, and packs of
-# whole documents have another number of tokens at nearly every step: a third of the time of a small model's training.
+# In bfloat16 on a CPU, oneDNN compiles a matrix product for every number of rows that it has not seen yet, 17 ms each.
+# Packs of whole documents have a different number of tokens at nearly every step, so without this rounding up,
+# compiling takes a third of a small model's training time.
 CPU_ROW_MULTIPLE = 128
 
 
@@ -49,17 +50,17 @@ def read_data(data: DataArguments, arguments: PretrainingArguments) -> Pretraini
     if data.layout != "naive" and data.max_length > manifest.max_length:
         raise ValueError(
             f"`max_length` is {data.max_length}, and {data.train_data} was prepared with {manifest.max_length}: the "
-            "model would be said to read lengths that it has never seen. Lower it, or prepare the text anew."
+            "model's config would claim a length that it has never seen. Lower it, or prepare the text again."
         )
     tokenizer = load_tokenizer(data.train_data, manifest)
-    # It is saved with the model, for which it has to cut texts.
+    # The tokenizer is saved with the model, and has to cut texts at the model's length.
     tokenizer.model_max_length = data.max_length
     masks = (data.mlm_probability, data.mask_replace_prob, data.random_replace_prob)
     row_multiple = CPU_ROW_MULTIPLE if arguments.bf16 and arguments.device.type == "cpu" else 1
     collator = MLMCollator(tokenizer, *masks, data.layout, data.max_length, arguments.seed, row_multiple)
     train = MicroBatches(documents, sampler, collator)
     if data.validation_data is None and arguments.eval_strategy != "no":
-        raise ValueError("`eval_strategy` asks for a held-out loss: set `validation_data`, or `eval_strategy` to no.")
+        raise ValueError("`eval_strategy` needs held-out text: set `validation_data`, or set `eval_strategy` to no.")
 
     def open_held_out(folder: str | None) -> MicroBatches | None:
         if folder is None:
@@ -69,7 +70,7 @@ def read_data(data: DataArguments, arguments: PretrainingArguments) -> Pretraini
             _check_held_out(folder, other, trained_on, trained)
         documents = _open_documents([(folder, other)], data.max_length)
         sampler = HeldOutBatchSampler(documents, data.micro_batch_tokens, *process)
-        # Packed and with the same masks whatever layout and seed of training are, so that runs can be compared.
+        # Always packed and with the same masks, whatever the layout and seed of training: runs can be compared.
         return MicroBatches(documents, sampler, replace(collator, layout="packed", seed=0))
 
     held_out = (open_held_out(data.validation_data), open_held_out(data.replay_validation_data))
@@ -84,32 +85,32 @@ def _read_other(folder: str, data: DataArguments, manifest: Manifest) -> Manifes
 
 
 def _check_held_out(folder: str, held_out: Manifest, trained_on: str, trained: Manifest) -> None:
-    """Refuse text that is trained on, as far as the two folders tell: its loss would be too good."""
+    """Refuse held-out text that is also trained on, as far as the two manifests show: its loss would be too good."""
     shares = [each.source.get("held_out_share") for each in (held_out, trained)]
     places = [[each.source.get(name) for name in ("source", "subset", "split")] for each in (held_out, trained)]
     checksums = [{shard.get("checksum") for shard in each.shards} - {None} for each in (held_out, trained)]
     if checksums[0] & checksums[1]:
         found = "holds the same text as"
     elif places[0] == places[1] and all(shares) and shares[0] != shares[1]:
-        found = f"was prepared with `held_out_share` {shares[0]}, and {shares[1]} was that of"
+        found = f"was prepared with `held_out_share` {shares[0]}, not with the {shares[1]} of"
     elif places[0] == places[1] and not _are_apart(held_out.source, trained.source):
         found = "may hold rows of"
     else:
         return
     raise ValueError(
-        f"{folder} {found} {trained_on}, which is trained on: its loss would be too good. Prepare both with one "
-        "`held_out_share`, one of them with `part` held_out; or with rows apart, `max_documents` of one and as many "
-        "`skip_documents` of the other."
+        f"{folder} {found} {trained_on}, which is trained on: its loss would be too good. Prepare both with the same "
+        "`held_out_share`, one of them with `part` held_out; or prepare different rows: `max_documents` for one and as "
+        "many `skip_documents` for the other."
     )
 
 
 def _are_apart(held_out: dict, trained: dict) -> bool:
-    """Whether two folders of one source hold different rows: the two parts of it, or the rows of different ranges."""
+    """Whether two folders of one source hold different rows: its two parts, or separate ranges of rows."""
     if held_out.get("held_out_share") and held_out.get("held_out_share") == trained.get("held_out_share"):
         if held_out["part"] != trained["part"]:
             return True
     first, second = sorted((held_out, trained), key=lambda source: source["skip_documents"])
-    # Of a part, documents are counted that are in it, and these may come from any number of rows.
+    # For a part, `max_documents` counts the documents in it, which may come from any number of rows.
     most = None if first.get("held_out_share") else first["max_documents"]
     return most is not None and first["skip_documents"] + most <= second["skip_documents"]
 
@@ -119,7 +120,7 @@ def _open_documents(folders: list[tuple[str, Manifest]], max_length: int) -> Doc
     shards = [(Path(folder), shard) for folder, manifest in folders for shard in manifest.shards]
     rows = [load_shards(folder, manifest, check=False) for folder, manifest in folders]
 
-    # Each shard is checked when its documents are planned: a corpus of terabytes is not read twice at every start.
+    # Each shard is checked when its documents are planned, so that no start has to read a corpus of terabytes first.
     def check(number: int) -> None:
         check_shard(*shards[number], content=True)
 
@@ -129,8 +130,8 @@ def _open_documents(folders: list[tuple[str, Manifest]], max_length: int) -> Doc
 def find_source(data: DataArguments) -> str | Path | None:
     """Find where the initial weights are, a folder or a Hub id; None for random ones.
 
-    Of a finished run they are its `model`, which may be that of the best evaluation; with `continue_optimizer` the last
-    checkpoint, which holds the optimizer.
+    For a finished run this is its `model`, which may be the one of the best evaluation, or with `continue_optimizer`
+    its last checkpoint, which also holds the optimizer.
     """
     if data.init_from is None:
         if data.continue_optimizer:
@@ -145,7 +146,7 @@ def find_source(data: DataArguments) -> str | Path | None:
         steps = check_content(newest).settings["max_steps"]
         if step_of(newest) < steps:
             raise ValueError(
-                f"The run {folder} has come to step {step_of(newest)} of {steps} only. Finish it, or name {newest} to "
+                f"The run {folder} has reached only step {step_of(newest)} of {steps}. Finish it, or name {newest} to "
                 "start from there."
             )
         return newest
@@ -160,7 +161,7 @@ def find_source(data: DataArguments) -> str | Path | None:
 
 
 def check_is_neobert(source: str | Path, setting: str) -> None:
-    """Refuse a model of another architecture, which the config would do key by key."""
+    """Refuse a model of another architecture in one message: the config would complain about single keys."""
     kind = NeoBERTConfig.get_config_dict(source)[0].get("model_type")
     if kind != NeoBERTConfig.model_type:
         raise ValueError(
@@ -169,10 +170,10 @@ def check_is_neobert(source: str | Path, setting: str) -> None:
 
 
 def complete_architecture(architecture: ModelArguments, data: DataArguments, output: Path) -> ModelArguments:
-    """Add what is not given: as in the model that `init_from` names, or else as published."""
+    """Fill in the values that are not given: from the model that `init_from` names, or else the published ones."""
     if data.init_from is None:
         found = vars(NeoBERTConfig())
-    # The model may be gone when a run goes on from its own checkpoints.
+    # When a run resumes from its own checkpoints, the model of `init_from` may be gone.
     elif not (found := stored_settings(output)):
         source = find_source(data)
         check_is_neobert(source, "init_from")
@@ -190,8 +191,8 @@ def build_model(
     """Make a new model, or load one from `source`, which must have this architecture and tokenizer.
 
     Args:
-        weights: of `source`. Without them it is a checkpoint whose weights the Trainer loads; what settings do not
-            name, such as rotary frequencies or spare rows of the vocabulary, still comes from there.
+        weights: load those of `source`. If false, `source` is a checkpoint whose weights the Trainer loads later.
+            Values that no setting names, such as rotary frequencies or spare rows of the vocabulary, come from it.
     """
     pad_token_id = data.tokenizer.pad_token_id
     # The decoder runs on the masked fifth of the tokens only.
@@ -203,7 +204,7 @@ def build_model(
     wanted = architecture.given() | {"pad_token_id": pad_token_id}
     options |= {"dropout": wanted.pop("dropout", stored.dropout)}
     if not stored.rope:
-        # Rotary positions have no weights, so that a later stage may be longer; others do.
+        # Rotary positions have no weights, so a later stage may use longer texts. Learned positions have weights.
         wanted["max_length"] = settings.max_length
     if differing := differences({name: getattr(stored, name) for name in wanted}, wanted):
         found = "; ".join(f"{name}: {old!r} there, {new!r} now" for name, old, new in differing)
@@ -222,13 +223,13 @@ def checkpoint_settings(
 ) -> dict:
     """All settings that the trained weights depend on, as a checkpoint stores them and a resume compares them."""
     settings = architecture.given() | asdict(data) | result_settings(arguments, leave_out=set(UNUSED))
-    # The corpus counts, not where it lies.
+    # What is compared is the content of the corpus, not its path.
     for name in ("train_data", "validation_data", "replay_data", "replay_validation_data"):
         del settings[name]
     if data.replay_data is None:
-        # Older checkpoints do not know it.
+        # Older checkpoints do not have this setting.
         del settings["replay_share"]
-    # Older shards have no checksum, and older checkpoints know the others only.
+    # Older shards have no checksum, and older checkpoints hold a hash of the other values only.
     shards = [shard for manifest in manifests for shard in manifest.shards]
     checksums = [shard.get("checksum") for shard in shards]
     shards = [{name: value for name, value in shard.items() if name != "checksum"} for shard in shards]

@@ -1,7 +1,7 @@
 """Tokenised corpora on disk: `manifest.json`, `tokenizer/` and Arrow files that training maps into memory.
 
     folder/
-        manifest.json       what was prepared, from what and how; written last, so that a folder with one is complete
+        manifest.json       what was prepared, and from what and how; written last: a folder that has it is complete
         tokenizer/          as saved by `save_pretrained`
         shard-00000.arrow   Arrow IPC streams with one column `input_ids`: special tokens included, no padding
         shard-00001.arrow
@@ -34,12 +34,13 @@ from neobert_hf.common.fingerprints import file_checksum, tokenizer_fingerprint
 
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer"
-# Each takes a reader 2 kB of memory: for RefinedWeb's 968 million documents 2.2 GB at 1,000, 0.3 GB at 10,000.
+# Documents per record batch. A reader needs 2 kB of memory for each batch: for RefinedWeb's 968 million documents
+# 2.2 GB at 1,000 and 0.3 GB at 10,000.
 RECORD_BATCH = 10_000
 
 
 class Shard(TypedDict):
-    """A shard's entry in the manifest. Older ones have no checksum."""
+    """A shard's entry in the manifest. It also has a checksum, except in older manifests."""
 
     file: str
     documents: int
@@ -49,10 +50,10 @@ class Shard(TypedDict):
 
 @dataclass
 class Manifest:
-    """What a prepared folder holds.
+    """The contents of a prepared folder.
 
     Args:
-        source: the settings that chose the documents, and the number and bytes of the files where they are local.
+        source: the settings that chose the documents, and the number and bytes of its files if they are local.
         column: the column of the source that held the text.
         tokenizer_fingerprint: see `common.fingerprints`.
         vocab_size: one more than the largest id of the tokenizer.
@@ -67,8 +68,8 @@ class Manifest:
         length_histogram: documents by length in tokens. The key is the lower edge of a bin, a power of two; its bin
             reaches to twice that, exclusively.
         shards: `{"file", "documents", "tokens", "bytes", "checksum"}` in the order of the documents.
-        texts: a checksum of the texts behind each shard, those included that gave none. Empty in older folders.
-        files_state: a hash of names, sizes and times of the files of the source; None if it is not local.
+        texts: a checksum of the texts behind each shard, including texts that gave no shard. Empty in older folders.
+        files_state: a hash of names, sizes and times of the source's files; None if the source is not local.
     """
 
     source: dict[str, Any]
@@ -93,7 +94,7 @@ class Manifest:
 
     @classmethod
     def read(cls, file: Path) -> "Manifest":
-        """Read what `save` wrote; a file of another form or version is a ValueError."""
+        """Read what `save` wrote; raise ValueError if the file has another form or version."""
         try:
             values = json.loads(file.read_text(encoding="utf-8"))
             values["length_histogram"] = {int(edge): n for edge, n in values["length_histogram"].items()}
@@ -102,7 +103,7 @@ class Manifest:
             for shard in manifest.shards:
                 validate_typed_dict(Shard, {name: shard[name] for name in get_type_hints(Shard)})
                 if Path(shard["file"]).name != shard["file"]:
-                    raise ValueError(f"the file {shard['file']!r} of a shard lies elsewhere")
+                    raise ValueError(f"the file {shard['file']!r} of a shard is not in this folder")
             return manifest
         except (ValueError, AttributeError, KeyError, TypeError, StrictDataclassFieldValidationError) as error:
             names = ", ".join(field.name for field in fields(cls))
@@ -142,11 +143,11 @@ def write_shard(path: Path, documents: Iterable[list[int]], dtype: str) -> dict[
 
 
 def check_shard(folder: Path, shard: dict[str, Any], content: bool = False) -> None:
-    """Check that a shard is there in its size and, where `content` is set, that its bytes are those written.
+    """Check that a shard exists with its size and, with `content`, that its bytes are those that were written.
 
     Raises:
         FileNotFoundError: if the shard's file is not there.
-        ValueError: if it is another than was written.
+        ValueError: if the file is not the one that was written.
     """
     file = folder / shard["file"]
     again = f"delete {folder} and run examples/prepare_data.py again."
@@ -180,7 +181,7 @@ def read_manifest(folder: str | Path) -> Manifest:
         if any(folder.glob("progress/*")):
             raise ValueError(f"{folder} is not finished: run the same examples/prepare_data.py command again.")
         raise FileNotFoundError(
-            f"{folder} holds no {MANIFEST}, so it is no tokenised corpus: run examples/prepare_data.py with "
+            f"{folder} holds no {MANIFEST}, so it is not a tokenised corpus: run examples/prepare_data.py with "
             f"--output_dir {folder}, or name the folder of an earlier run."
         )
     manifest = Manifest.read(folder / MANIFEST)
@@ -193,11 +194,12 @@ def load_shards(folder: str | Path, manifest: Manifest | None = None, check: boo
     """The documents of a prepared folder, mapped into memory: constant memory, any number of readers.
 
     Args:
-        manifest: what `read_manifest` gave for it, if that has been called: it looks at every shard.
-        check: read all shards once to compare them with their checksums. Of several processes one is enough.
+        manifest: what `read_manifest` returned, if it has been called, so that it need not look at every shard again.
+        check: read all shards once to compare them with their checksums. If there are several processes, one of them is
+            enough.
 
     Returns:
-        A dataset with the column `input_ids`, one list of ids a document, shards in manifest order.
+        A dataset with the column `input_ids`, one list of ids per document, shards in manifest order.
 
     Raises:
         ValueError: if a shard's bytes, rows or columns are not those written. For the rest, see `read_manifest`.
@@ -231,16 +233,16 @@ def load_shards(folder: str | Path, manifest: Manifest | None = None, check: boo
 
 
 def load_tokenizer(folder: str | Path, manifest: Manifest | None = None) -> PreTrainedTokenizerFast:
-    """The tokenizer that made the ids of a prepared folder; arguments are those of `load_shards`.
+    """The tokenizer that made the ids of a prepared folder. For the arguments, see `load_shards`.
 
     Raises:
-        ValueError: if `tokenizer/` holds another one. For the rest, see `read_manifest`.
+        ValueError: if `tokenizer/` holds another tokenizer. For the rest, see `read_manifest`.
     """
     folder = Path(folder)
     manifest = manifest or read_manifest(folder)
     if not (folder / TOKENIZER).is_dir():
         raise FileNotFoundError(f"{folder / TOKENIZER} is missing: restore it, or prepare {folder} again.")
-    # Texts are cut where those of the shards were, whatever tokenizer_config.json says by now.
+    # Cut texts at the same length as those of the shards, whatever tokenizer_config.json says by now.
     tokenizer = tokenizers.load_tokenizer(folder / TOKENIZER, model_max_length=manifest.max_length)
     found = tokenizer_fingerprint(tokenizer)
     if found != manifest.tokenizer_fingerprint:

@@ -1,4 +1,4 @@
-"""The steps of examples/shrink.py: a model is cut, and learns from the one that it was cut out of."""
+"""The steps of examples/shrink.py: a model is cut, and then distilled from the model that it was cut from."""
 
 from dataclasses import asdict, dataclass, field, fields
 from functools import partial
@@ -29,19 +29,19 @@ from neobert_hf.pretraining.trainer import MicroBatches, MLMTrainer, Pretraining
 from neobert_hf.training.cutting import Cut, CutSettings, cut_model
 
 
-# Settings that say nothing of a text that is prepared already.
+# Settings that have no meaning for text that is prepared already.
 OF_RAW_TEXT = ("text_column", "text_subset", "held_out_share", "held_out_documents", "num_proc")
-# In the folder of the cut model.
+# This file is in the folder of the cut model.
 CUT = "cut.json"
-# What distillation is, beside the batches and the arguments of training.
+# The settings of distillation, besides those of the batches and the training arguments.
 DISTILLATION = ("temperature", "states", "states_weight", "mlm_weight")
-# What the loss of distillation and the FLOPs of the small model alone would say nothing about.
+# Not logged: the distillation loss and the FLOPs of the small model alone would give meaningless values.
 OF_PRETRAINING = ("perplexity", "mfu", "mfu_of_products")
 
 
 @dataclass(kw_only=True)
 class ShrinkSettings(RawTextSettings, CutSettings):
-    """Which model becomes smaller, how small, and how it is distilled."""
+    """Which model is made smaller, how small, and how it is distilled."""
 
     model: PathOrId = field(metadata={"help": "the large masked language model of NeoBERT: path or Hub id"})
     text: PathOrId | None = field(
@@ -50,25 +50,30 @@ class ShrinkSettings(RawTextSettings, CutSettings):
     text_column: str = field(default="text", metadata={"help": "column that holds the text"})
     text_subset: str | None = field(default=None, metadata={"help": "configuration of a Hub dataset that has several"})
     train_data: LocalPath | None = field(
-        default=None, metadata={"help": "in place of `text`: what prepare_data.py wrote with the model's tokenizer"}
+        default=None,
+        metadata={"help": "in place of `text`: folder that prepare_data.py wrote with the model's tokenizer"},
     )
     validation_data: LocalPath | None = field(default=None, metadata={"help": "held-out folder of the same kind"})
     measured_tokens: Annotated[int, Range(8)] = field(
-        default=2**14, metadata={"help": "of the held-out text, on which layers and units are measured"}
+        default=2**14, metadata={"help": "tokens of the held-out text on which layers and units are measured"}
     )
-    temperature: Positive = field(default=2.0, metadata={"help": "of both models' logits"})
+    temperature: Positive = field(default=2.0, metadata={"help": "divides both models' logits"})
     states: Literal["cosine", "mse"] = field(
-        default="cosine", metadata={"help": "distance of the last states to the large model's"}
+        default="cosine", metadata={"help": "distance between the last hidden states of both models"}
     )
-    states_weight: NotNegative = field(default=0.2, metadata={"help": "of that distance; the logits have 1"})
-    mlm_weight: NotNegative = field(default=0.4, metadata={"help": "of the masked loss; the logits have 1"})
+    states_weight: NotNegative = field(
+        default=0.2, metadata={"help": "weight of that distance; that of the logits is 1"}
+    )
+    mlm_weight: NotNegative = field(
+        default=0.4, metadata={"help": "weight of the masked loss; that of the logits is 1"}
+    )
 
     def __post_init__(self):
         RawTextSettings.__post_init__(self)
         CutSettings.__post_init__(self)
 
     def check_text(self) -> None:
-        """Raise what is wrong with the names of the text, before any work."""
+        """Check the settings that name the text, before any work."""
         folders = (self.train_data, self.validation_data)
         if (self.text is None) == (folders == (None, None)) or (self.text is None and None in folders):
             raise ValueError(
@@ -84,10 +89,10 @@ class ShrinkSettings(RawTextSettings, CutSettings):
 def read_teacher(
     settings: ShrinkSettings, arguments: PretrainingArguments, output: Path
 ) -> tuple[NeoBERTForMaskedLM, DataArguments, PretrainingData]:
-    """The large model, and the text in its tokens: the prepared folders, or what is made of raw text in `data/`.
+    """Load the large model and the tokenised text: the prepared folders, or those made from raw text in `data/`.
 
     Raises:
-        FileNotFoundError, ValueError: if the model, the sizes and the text do not go together.
+        FileNotFoundError, ValueError: if the model, the sizes and the text do not fit together.
     """
     settings.check_text()
     teacher = load_masked_lm(settings.model).to(arguments.device).eval().requires_grad_(False)
@@ -96,7 +101,7 @@ def read_teacher(
     train, held_out = settings.train_data, settings.validation_data
     if settings.text is not None:
         text = (settings.text, settings.text_column, settings.model, teacher.config.max_length)
-        # What is held out is little: all that may be wrong with a text shows before much work is done.
+        # The held-out part comes first: it is small, so problems of a text show before much work is done.
         subset = settings.text_subset
         held_out = settings.prepare_part("held_out", output / "data" / "held_out", *text, subset=subset)
         train = settings.prepare_part("train", output / "data" / "train", *text, subset=subset)
@@ -112,13 +117,13 @@ def read_teacher(
     if tokenizer_fingerprint(tokenizer) != data.manifest.tokenizer_fingerprint:
         raise ValueError(
             f"{train} was prepared with another tokenizer than that of {settings.model}: prepare the "
-            "text with the model's."
+            "text with the model's tokenizer."
         )
     return teacher, places, data
 
 
 def held_out_batches(held_out: MicroBatches, tokens: int | None = None) -> list[dict]:
-    """The held-out text as masked batches; with `tokens` about so many of them, from batches spread evenly."""
+    """The held-out text as masked batches; with `tokens`, evenly spread batches with about that many tokens."""
     keys = held_out.sampler.batches
     if tokens is not None:
         size = sum(len(row["input_ids"]) for row in held_out.documents.__getitems__(keys[0]))
@@ -128,11 +133,11 @@ def held_out_batches(held_out: MicroBatches, tokens: int | None = None) -> list[
 
 @torch.no_grad()
 def masked_loss(model: NeoBERTForMaskedLM, batches: list[dict]) -> float:
-    """In nats a masked token."""
+    """The mean loss, in nats per masked token."""
     total, labels = 0.0, 0
     for batch in batches:
         batch = {name: value.to(model.device) if torch.is_tensor(value) else value for name, value in batch.items()}
-        # The sum over the labels.
+        # With a divisor of 1, the loss is the sum over the labels.
         total += model(**batch, num_items_in_batch=1).loss.item()
         labels += (batch["labels"] != -100).sum().item()
     if not labels:
@@ -143,13 +148,13 @@ def masked_loss(model: NeoBERTForMaskedLM, batches: list[dict]) -> float:
 def make_start(
     settings: ShrinkSettings, teacher: NeoBERTForMaskedLM, places: DataArguments, data: PretrainingData, output: Path
 ) -> tuple[Cut, dict[str, float]]:
-    """Write `start/`, the cut model, unless it is there.
+    """Write the cut model to `start/`, unless it is there already.
 
     Returns:
         What was cut, and the held-out loss of the `large` and of the `cut` model.
 
     Raises:
-        ValueError: if `start/` is of other settings.
+        ValueError: if `start/` was made with other settings.
     """
     start, sizes = output / "start", settings.sizes(teacher.config)
     masks = ("mlm_probability", "mask_replace_prob", "random_replace_prob", "micro_batch_tokens", "measured_tokens")
@@ -174,22 +179,24 @@ def make_start(
 def distillation_settings(
     settings: ShrinkSettings, places: DataArguments, arguments: PretrainingArguments, data: PretrainingData
 ) -> dict:
-    """All settings that the weights depend on. Of the models, the content counts."""
+    """All settings that the weights depend on. Models are compared by their content, not by their path."""
     own = {name: getattr(settings, name) for name in DISTILLATION}
     own |= {"init_from": checkpoint_fingerprint(places.init_from), "teacher": checkpoint_fingerprint(settings.model)}
     return checkpoint_settings(ModelArguments(), places, arguments, data.manifests) | own
 
 
 class Distiller(MLMTrainer):
-    """Trains a small model to say what a large one says of the same masked tokens.
+    """Trains a small model to predict what a large model predicts for the same masked tokens.
 
-    The loss is the Kullback-Leibler divergence of its logits from the large model's, both over a temperature, times the
-    temperature squared (Hinton et al. 2015, arXiv 1503.02531); plus the distance of the last states on all tokens, and
-    the masked loss, each with its weight (DistilBERT, Sanh et al. 2019, arXiv 1910.01108).
+    The loss has three terms. The first is the Kullback-Leibler divergence between both models' predictions, with logits
+    divided by a temperature, times the temperature squared (Hinton et al. 2015, arXiv 1503.02531). The others are the
+    distance between the last hidden states on all tokens and the masked loss, each with its weight (DistilBERT, Sanh et
+    al. 2019, arXiv 1910.01108).
 
     Args:
         teacher: the large model, in eval mode and without gradients.
-        settings: of distillation. What checkpoints store of it is in `stored`; for more, see `MLMTrainer`.
+        settings: of the distillation.
+        stored: the settings that checkpoints store. For the other arguments, see `MLMTrainer`.
     """
 
     def __init__(
@@ -220,7 +227,7 @@ class Distiller(MLMTrainer):
         else:
             distance = (states - taught).square().mean(-1)
         real = inputs["input_ids"] != self.processing_class.pad_token_id
-        # A micro-batch counts by its labels, as in the other two, whatever number of them makes a step.
+        # Weight a micro-batch by its labels, as the other two terms do, however many micro-batches make a step.
         distance = (distance * real).sum() / real.sum() * len(outputs.logits) / num_items_in_batch
         loss = divergence + settings.states_weight * distance + settings.mlm_weight * masked
         return (loss, outputs) if return_outputs else loss
@@ -233,12 +240,12 @@ def write_report(settings: ShrinkSettings, trainer: Distiller, cut: Cut, losses:
     """Write `report.md`, `report.json`, `log.json` and `shrink.png`.
 
     Args:
-        losses: what `make_start` gave.
+        losses: what `make_start` returned.
 
     Returns:
         The Markdown.
     """
-    # Loaded anew: Accelerate has wrapped the trained one in autocast, and the other two losses are of float32.
+    # Loaded again: Accelerate has wrapped the trained model in autocast, and the other two losses are in float32.
     after = load_masked_lm(str(output / "model")).to(trainer.teacher.device).eval()
     after = masked_loss(after, held_out_batches(trainer.data.held_out))
     losses = losses | {"distilled": after}
@@ -261,7 +268,7 @@ def write_report(settings: ShrinkSettings, trainer: Distiller, cut: Cut, losses:
         "",
         *markdown_table(head, rows),
         "",
-        "Losses are nats a masked token, in float32. What was cut was chosen on a part of the same held-out text.",
+        "Losses are in nats per masked token, in float32. What to cut was chosen on a part of the same held-out text.",
         "",
         "## What was cut",
         "",

@@ -1,4 +1,4 @@
-"""A tokenizer from your own text: WordPiece like bert-base-uncased, or byte-level BPE."""
+"""A tokenizer trained on your own text: WordPiece like bert-base-uncased, or byte-level BPE."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -24,24 +24,24 @@ class TokenizerArguments:
     source: PathOrId = field(
         metadata={"help": "a Hub dataset, or a local file, pattern or folder (Parquet, JSONL, text)"}
     )
-    output_dir: LocalPath = field(metadata={"help": "the folder of the tokenizer; must not exist"})
+    output_dir: LocalPath = field(metadata={"help": "folder to write the tokenizer to; must not exist"})
     column: str = field(default="text", metadata={"help": "column that holds the text"})
     split: str = field(default="train", metadata={"help": "split of the dataset; local files are all `train`"})
     subset: str | None = field(default=None, metadata={"help": "configuration of a Hub dataset that has several"})
     kind: Literal["wordpiece", "bpe"] = field(default="wordpiece", metadata={"help": "lower-cased, or byte-level"})
     vocab_size: Count | None = field(
-        default=None, metadata={"help": "most entries; 30,522 for wordpiece and 32,000 for bpe if unset"}
+        default=None, metadata={"help": "maximum number of entries; 30,522 for wordpiece and 32,000 for bpe if unset"}
     )
     max_length: Annotated[int, Range(8)] = field(
         default=4096, metadata={"help": "tokens at which the tokenizer truncates when asked to"}
     )
-    max_documents: Count | None = field(default=None, metadata={"help": "learn from so many documents; all if unset"})
+    max_documents: Count | None = field(default=None, metadata={"help": "learn from this many documents; all if unset"})
 
     def __post_init__(self):
         check_ranges(self)
         if self.vocab_size is None:
             self.vocab_size = 30_522 if self.kind == "wordpiece" else 32_000
-        # The least: the reserved entries and one letter, or the special tokens and every byte.
+        # The minimum: the reserved entries and one letter, or the special tokens and every byte.
         least = len(WORDPIECE_RESERVED) + 1 if self.kind == "wordpiece" else len(SPECIAL_TOKENS) + 256
         if self.vocab_size < least:
             raise ValueError(f"`vocab_size` is {self.vocab_size}; it must be {least} or more for {self.kind}.")
@@ -85,7 +85,7 @@ def train_wordpiece(texts: Iterator[str], vocab_size: int, max_length: int) -> B
             f"The characters of the text, alone and within words, already make {len(vocab):,} entries, more than "
             f"`vocab_size`, {vocab_size:,}: raise `vocab_size` to {len(vocab):,} or more."
         )
-    # Around the vocabulary only the five special tokens are special: [unused0] in a text is no special token.
+    # In the tokenizer, only the five special tokens are special: [unused0] in a text is ordinary text.
     vocab = dict(sorted(vocab.items(), key=lambda entry: entry[1]))
     return BertTokenizer(vocab=vocab, **_wrapper_options(max_length))
 
@@ -95,7 +95,7 @@ def train_bpe(texts: Iterator[str], vocab_size: int, max_length: int) -> PreTrai
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    # The whole alphabet of bytes, whether the text has them all or not: nothing is unknown.
+    # All bytes, even those that the text lacks, so that nothing is ever unknown.
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         special_tokens=list(SPECIAL_TOKENS.values()),

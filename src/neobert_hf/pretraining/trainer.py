@@ -1,7 +1,7 @@
-"""The Trainer of masked language modelling: what Transformers' own lacks for the paper's recipe.
+"""The Trainer of masked language modelling, with what Transformers' own Trainer lacks for the paper's recipe.
 
-Micro-batches from a cursor, losses and throughput over all processes, held-out loss by document length. Forward,
-backward, accumulation, engines and logging stay with Transformers.
+It adds micro-batches from a cursor, losses and throughput over all processes, and the held-out loss by document length.
+Forward, backward, accumulation, engines and logging are those of Transformers.
 """
 
 import copy
@@ -30,7 +30,7 @@ from neobert_hf.training.run_checkpoints import check_engine, read_progress
 from neobert_hf.training.trainer import ResumableTrainer, ignore_sigterm
 
 
-# Held-out losses are reported for documents of up to so many tokens (after cutting), and of more than the last.
+# Held-out losses are reported by document length (after cutting): up to each of these, and above the last.
 LENGTH_EDGES = (128, 256, 512, 1024, 2048)
 
 
@@ -45,7 +45,7 @@ class MicroBatches:
 
 @dataclass
 class PretrainingData:
-    """What to train on, with the manifests of the folders, and what to evaluate on, if anything."""
+    """The data to train on, with the manifests of their folders, and the data to evaluate on, if any."""
 
     manifests: list[Manifest]
     train: MicroBatches
@@ -54,7 +54,7 @@ class PretrainingData:
 
     @property
     def manifest(self) -> Manifest:
-        """Of the text that is not replayed."""
+        """The manifest of the text that is not replayed."""
         return self.manifests[0]
 
     @property
@@ -63,20 +63,20 @@ class PretrainingData:
 
 
 class TokenCounts(NamedTuple):
-    """What the logged numbers are computed from: a sum over micro-batches."""
+    """Sums over micro-batches, from which the logged numbers are computed."""
 
     real: int = 0
     padded: int = 0
-    """Tokens with padding."""
+    """Tokens including padding."""
     labels: int = 0
     correct: int = 0
-    """Labels that were predicted."""
+    """Labels that were predicted correctly."""
     squared_lengths: int = 0
-    """Of the documents, for the FLOPs of attention."""
+    """Sum over the documents, for the FLOPs of attention."""
 
 
 def attention_backend(model: NeoBERTForMaskedLM, device: torch.device, dtype: torch.dtype, whole_rows: bool) -> str:
-    """The attention that training runs, as the model chooses it; `whole_rows`: neither padding nor packing."""
+    """The attention that the model chooses in training; `whole_rows`: batches have neither padding nor packing."""
     name = model.config._attn_implementation
     if name != "sdpa" or whole_rows:
         return name
@@ -96,8 +96,8 @@ class MLMTrainer(ResumableTrainer):
 
     Attributes:
         attention: the attention that runs, see `attention_backend`.
-        peak, peak_source: FLOP/s of one device that MFU is a share of, and where the number is from.
-        product_rate: FLOP/s of its matrix products, measured, where `peak` is from a data sheet.
+        peak, peak_source: the FLOP/s of one device that MFU is relative to, and the source of the number.
+        product_rate: measured FLOP/s of its matrix products, if `peak` is from a data sheet.
     """
 
     def __init__(
@@ -133,10 +133,10 @@ class MLMTrainer(ResumableTrainer):
             self.product_rate = product_flops(args.device, dtype)[0]
         self.attention = attention_backend(model, args.device, dtype, data.train.collator.layout == "naive")
         if self.is_fsdp_enabled and getattr(self.accelerator.state.fsdp_plugin, "fsdp_version", 1) == 2:
-            # Accelerate would hold the residual stream, the loss and the gradients in bf16. With weights gathered in
-            # float32 and autocast (below) the run equals one process to 6e-8, as under DDP.
+            # Accelerate would keep the residual stream, the loss and the gradients in bf16. With weights gathered in
+            # float32 and autocast (below), the run matches a single process to 6e-8, as under DDP.
             self.accelerator.state.fsdp_plugin.mixed_precision_policy = MixedPrecisionPolicy()
-        # Of this process since they were last collected; of all processes since the last log.
+        # The counts of this process since they were last collected, and of all processes since the last log.
         self._own_counts = torch.zeros(len(TokenCounts._fields), dtype=torch.int64, device=args.device)
         self._window = TokenCounts()
         self._window_start = time.perf_counter()
@@ -158,7 +158,7 @@ class MLMTrainer(ResumableTrainer):
                 )
 
     def get_train_dataloader(self) -> DataLoader:
-        # Not prepared by accelerate: the sampler gives each process its share already.
+        # Not prepared by accelerate: the sampler already gives each process its share.
         return self._loader(self.data.train)
 
     def _loader(self, data: MicroBatches) -> DataLoader:
@@ -166,8 +166,8 @@ class MLMTrainer(ResumableTrainer):
             data.documents,
             batch_sampler=data.sampler,
             collate_fn=data.collator,
-            # Iterating draws a seed. From the global generator, which the Trainer restores just before, dropout would
-            # differ after a resume.
+            # Iterating draws a seed. Drawn from the global generator, which the Trainer restores just before, it would
+            # change dropout after a resume.
             generator=torch.Generator(),
             num_workers=self.args.dataloader_num_workers,
             worker_init_fn=ignore_sigterm,
@@ -196,7 +196,7 @@ class MLMTrainer(ResumableTrainer):
         return prepared
 
     def _take_over_moments(self) -> None:
-        """Load the moments of the earlier stage; learning rate, its schedule and weight decay stay this stage's."""
+        """Load the moments of the earlier stage, but keep this stage's learning rate, schedule and weight decay."""
         groups = [
             {key: value for key, value in group.items() if key != "params"} for group in self.optimizer.param_groups
         ]
@@ -218,7 +218,7 @@ class MLMTrainer(ResumableTrainer):
     def _count(self, inputs: dict[str, torch.Tensor], logits: torch.Tensor) -> None:
         """Add a micro-batch to the counts of this process, without waiting for the device."""
         ids, labels = inputs["input_ids"], inputs["labels"]
-        # Their number is known: the logits are those of labelled positions. Looking for it would wait for the device.
+        # The logits are those of labelled positions, so their number is known; counting would wait for the device.
         labelled = torch.nonzero_static((labels != -100).flatten(), size=len(logits)).squeeze(1)
         if "cu_seq_lens_q" in inputs:
             lengths = inputs["cu_seq_lens_q"].diff().long()
@@ -255,7 +255,7 @@ class MLMTrainer(ResumableTrainer):
         self._window_start = time.perf_counter()
         flops = training_flops(self.architecture, counts.real, counts.squared_lengths, counts.labels)
         rate = flops / seconds / self.args.world_size
-        # No GPU reaches its data sheet, so the share of what its matrix products reach is logged beside.
+        # No GPU reaches its data sheet, so the rate is also logged relative to what its matrix products reach.
         of_products = {} if self.product_rate is None else {"mfu_of_products": rate / self.product_rate}
         return of_products | {
             "perplexity": math.exp(min(loss, 100)),
@@ -268,7 +268,7 @@ class MLMTrainer(ResumableTrainer):
         }
 
     def _collect_counts(self) -> None:
-        """Add up over the processes. The total of real tokens is part of the state that checkpoints hold."""
+        """Add up the counts of all processes. The total of real tokens is part of the checkpointed state."""
         counts = TokenCounts(*self.accelerator.reduce(self._own_counts, "sum").tolist())
         self._own_counts.zero_()
         self._window = TokenCounts(*map(sum, zip(self._window, counts)))
@@ -276,7 +276,7 @@ class MLMTrainer(ResumableTrainer):
 
     @contextmanager
     def _clock_stopped(self):
-        """Evaluating and saving do not count as training time."""
+        """Leave the time of evaluating and saving out of the training time."""
         start = time.perf_counter()
         yield
         self._window_start += time.perf_counter() - start
@@ -290,9 +290,9 @@ class MLMTrainer(ResumableTrainer):
         return metrics
 
     def measure(self) -> dict[str, float]:
-        """Loss in nats a label, perplexity and accuracy on the held-out documents; losses by length after cutting.
+        """Loss in nats per label, perplexity and accuracy on the held-out documents; losses by length after cutting.
 
-        The same on those of replayed text, if there are any, as `replay_loss` and so on.
+        If there is held-out text of the replayed kind, the same metrics of it are `replay_loss` and so on.
         """
         metrics = self._measure(self.data.held_out)
         if self.data.replay_held_out is not None:
@@ -314,7 +314,7 @@ class MLMTrainer(ResumableTrainer):
 
     @torch.no_grad()
     def _held_out_totals(self, held_out: MicroBatches) -> torch.Tensor:
-        """Labels, summed loss and correct predictions, over all processes, of each bin of document lengths."""
+        """Labels, summed loss and correct predictions of each bin of document lengths, over all processes."""
         model = self._wrap_model(self.model, training=False)
         if not self.accelerator._models and model is self.model:
             model = self.accelerator.prepare_model(model, evaluation_mode=True)

@@ -1,4 +1,4 @@
-"""More words for a WordPiece tokenizer, and for the masked language model that reads its ids."""
+"""Add words to a WordPiece tokenizer and to the masked language model that uses it."""
 
 import json
 from collections import Counter
@@ -12,28 +12,28 @@ from transformers import PreTrainedTokenizerFast
 from neobert_hf.modeling_neobert import NeoBERTForMaskedLM
 
 
-# Of what is seen more seldom, an embedding of its own learns little.
+# The embedding of a word that occurs less often would learn little.
 LEAST_COUNT = 5
 
 
 def choose_words(
     texts: Iterable[str], tokenizer: PreTrainedTokenizerFast, number: int
 ) -> tuple[dict[str, list[int]], dict[str, int]]:
-    """Choose the words of which a tokenizer makes most pieces: count times pieces, of words that begin with a letter.
+    """Choose the words that cost most pieces (occurrences times pieces), among those that begin with a letter.
 
     Args:
-        number: how many.
+        number: how many words to choose.
 
     Returns:
-        The ids of the pieces of each word; and how many `pieces` all texts have now, and `with_new_words`.
+        The ids of the pieces of each word; and the number of pieces of all texts, now (`pieces`) and `with_new_words`.
 
     Raises:
-        ValueError: if the tokenizer is not WordPiece, or there are fewer words that it splits.
+        ValueError: if the tokenizer is not WordPiece, or splits fewer words than that.
     """
     backend = tokenizer.backend_tokenizer
     if not isinstance(backend.model, models.WordPiece):
         raise ValueError(
-            f"`new_words` is {number}, and the tokenizer is of the kind {type(backend.model).__name__}: words can be "
+            f"`new_words` is {number}, but the tokenizer is of the kind {type(backend.model).__name__}: words can be "
             "added to WordPiece only. Set it to 0."
         )
     counts = Counter()
@@ -44,8 +44,8 @@ def choose_words(
     split = [word for word in counts if len(pieces[word]) > 1 and counts[word] >= LEAST_COUNT and word[0].isalpha()]
     if number > len(split):
         raise ValueError(
-            f"`new_words` is {number:,}; it must be {len(split):,} or less: so many words occur {LEAST_COUNT} times or "
-            "more in the text and are split by the tokenizer."
+            f"`new_words` is {number:,}; it must be {len(split):,} or less, the number of words that occur "
+            f"{LEAST_COUNT} times or more in the text and that the tokenizer splits."
         )
     chosen = sorted(split, key=lambda word: (-counts[word] * len(pieces[word]), word))[:number]
     total = sum(count * len(pieces[word]) for word, count in counts.items())
@@ -57,15 +57,15 @@ def choose_words(
 def add_words(
     model: NeoBERTForMaskedLM, tokenizer: PreTrainedTokenizerFast, words: dict[str, list[int]], folder: Path
 ) -> None:
-    """Save a model and its tokenizer with more words in the vocabulary, behind those that are there.
+    """Save a model and its tokenizer with more words at the end of the vocabulary.
 
-    A word's embedding is the mean of those of its pieces, and so are its row and bias of the decoder: at first, its
-    logit is the mean of theirs. The model itself is changed, too. Other words that begin with a new one have other
-    pieces from then on.
+    A word's embedding is the mean of the embeddings of its pieces, and so are its row and bias of the decoder: at
+    first, its logit is the mean of theirs. The model in memory is changed, too. Longer words that begin with a new word
+    are split differently from then on.
 
     Args:
-        words: the ids of the pieces of each.
-        folder: is there already.
+        words: the ids of the pieces of each word.
+        folder: must exist.
     """
     first = max(tokenizer.get_vocab().values()) + 1
     tokenizer.save_pretrained(folder)

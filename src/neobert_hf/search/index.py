@@ -18,7 +18,7 @@ import torch
 from neobert_hf.common.settings import differences, list_differences
 
 
-# Passages that a hybrid search compares: so many of the nearest vectors, and so many that share words with the query.
+# Passages that a hybrid search compares: this many nearest vectors, and as many that share words with the query.
 CANDIDATES = 200
 
 
@@ -32,7 +32,7 @@ class Passage:
 
     Args:
         source: the collection of documents that the document belongs to. Ids are unique within it.
-        number: of the passage in the document, from 0.
+        number: position of the passage in the document, from 0.
         count: how many passages the document has.
         hash: of the whole document's text.
     """
@@ -50,7 +50,7 @@ class Hit:
     """A passage that a search found.
 
     Args:
-        score: the cosine of the angle between its vector and the query's, and in a hybrid search what its words add.
+        score: the cosine of the angle between its vector and the query's, plus, in a hybrid search, what its words add.
     """
 
     score: float
@@ -93,14 +93,14 @@ class VectorIndex(ABC):
         """Return the passages that are nearest to a vector (dimension,), best first."""
 
     def match(self, text: str, vector: np.ndarray, limit: int) -> list[tuple[Hit, float]]:
-        """Return the passages that share words with a text, best first: each as `search` gives it, and its BM25."""
+        """Return the passages that share words with a text, best first: each as `search` returns it, with its BM25."""
         raise VectorIndexError("This database is searched by vectors only: use LanceDB, or `keyword_weight` 0.")
 
     def search_hybrid(self, text: str, vector: np.ndarray, limit: int, keyword_weight: float) -> list[Hit]:
         """Return the passages whose vectors are near and that share words with the query, best first.
 
-        The score is the cosine + `keyword_weight` x BM25 / the query's highest BM25. A sum of scores keeps by how much
-        one passage is ahead of the next, which a fusion of ranks forgets (Bruch et al., 2023,
+        The score is the cosine + `keyword_weight` x BM25 / the query's highest BM25. A sum of scores keeps how far one
+        passage is ahead of the next, which a fusion of ranks discards (Bruch et al., 2023,
         https://arxiv.org/abs/2210.11934; benchmarks/NOTES.md compares).
 
         Args:
@@ -117,7 +117,7 @@ class VectorIndex(ABC):
         return sorted(found.values(), key=lambda hit: -hit.score)[:limit]
 
     def write_context(self, context: torch.Tensor) -> None:
-        """Store what a contextual model read beside every text, (context_size, hidden_size), before `create`."""
+        """Store the context of a contextual model, (context_size, hidden_size). Called before `create`."""
         raise VectorIndexError("This database keeps no context of a contextual model: use LanceDB, or another model.")
 
     def read_context(self) -> torch.Tensor:
@@ -128,7 +128,7 @@ class VectorIndex(ABC):
         """Tidy up after many writes, and make what was written searchable by its words."""
 
     def close(self) -> None:  # noqa: B027
-        """Leave the server."""
+        """Disconnect from the server."""
 
 
 def open_index(name: str, weaviate_url: str | None = None, weaviate_grpc_port: int = 50051) -> VectorIndex:
@@ -142,7 +142,7 @@ def open_index(name: str, weaviate_url: str | None = None, weaviate_grpc_port: i
 
     Raises:
         ImportError: if the database's client is not installed.
-        VectorIndexError: if the server does not answer, or `name` is something else.
+        VectorIndexError: if the server does not answer, or `name` belongs to something that is not an index.
     """
     database, extra = ("lancedb", "search") if weaviate_url is None else ("weaviate", "weaviate")
     try:
@@ -160,12 +160,12 @@ def check_identity(index: str, stored: dict, current: dict) -> None:
 
     The model's name may differ, since a folder can be moved: the fingerprint is what counts.
     """
-    # As it would be stored: a model with several ways of pooling has a tuple of them.
+    # In the form that is stored: a model with several pooling modes has a tuple of them, which JSON turns into a list.
     current = json.loads(json.dumps(current))
     if differing := [difference for difference in differences(stored, current) if difference[0] != "model"]:
         raise VectorIndexError(
-            f"The index {index} was made by {stored['model']} in another way than {current['model']} is to be used "
-            f"now:\n{list_differences(differing)}\nUse that model and these settings, or make another index."
+            f"The index {index} was made by {stored['model']}, and {current['model']} would embed in another way now:\n"
+            f"{list_differences(differing)}\nUse the model and settings of the index, or make another index."
         )
 
 

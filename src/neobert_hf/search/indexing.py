@@ -1,4 +1,4 @@
-"""Keeping an index like its source: what is new or changed is embedded, what is gone is removed."""
+"""Keeping an index up to date: new and changed documents of its source are embedded, deleted ones are removed."""
 
 import hashlib
 import os
@@ -19,19 +19,28 @@ from neobert_hf.search.index import Passage, VectorIndex
 
 @dataclass
 class SourceSettings:
-    """What is indexed, and in what portions."""
+    """What is indexed, and how much of it at a time."""
 
     source: PathOrId = field(metadata={"help": "text or Markdown files, Parquet, JSON lines, or a Hub dataset"})
     name: str | None = field(
         default=None,
-        metadata={"help": "of the source in the index: what was indexed under it and is gone is removed. Its path"},
+        metadata={
+            "help": "name of the source in the index; documents that were indexed under it, but are no longer in the "
+            "source, are removed; the source's path or Hub id if unset"
+        },
     )
-    column: str = field(default="text", metadata={"help": "that holds the text, unless the source is text files"})
-    id_column: str | None = field(default=None, metadata={"help": "that tells rows apart; a hash of the text if unset"})
-    split: str = field(default="train", metadata={"help": "of a Hub dataset"})
+    column: str = field(
+        default="text", metadata={"help": "name of the column that holds the text, unless the source is text files"}
+    )
+    id_column: str | None = field(
+        default=None, metadata={"help": "name of the column that identifies a row; a hash of the text if unset"}
+    )
+    split: str = field(default="train", metadata={"help": "split of a Hub dataset"})
     subset: str | None = field(default=None, metadata={"help": "configuration of a Hub dataset that has several"})
     batch_size: Count = field(default=32, metadata={"help": "passages embedded at once"})
-    write_every: Count = field(default=1024, metadata={"help": "passages; what an interruption loses"})
+    write_every: Count = field(
+        default=1024, metadata={"help": "passages between two writes, which an interruption can lose"}
+    )
 
     def __post_init__(self):
         check_ranges(self)
@@ -42,12 +51,12 @@ class SourceSettings:
             return self.name
         if local_files(self.source):
             return os.path.abspath(os.path.expanduser(self.source))
-        # Each part of a Hub dataset is a source of its own: otherwise all of the first would be gone from the second.
+        # Each subset or split of a Hub dataset is a source of its own. Otherwise indexing one would remove the others.
         parts = [self.source, *([self.subset] if self.subset else []), *([self.split] if self.split != "train" else [])]
         return ":".join(parts)
 
     def check_apart(self, folder: str) -> None:
-        """Refuse a folder for the index, or for what leads to one, whose files would be read as documents next time."""
+        """Refuse a folder for the index, or for files needed for it, that lies in the folder of the documents."""
         source = Path(self.source).expanduser().resolve()
         if source.is_dir() and Path(folder).expanduser().resolve().is_relative_to(source):
             raise ValueError(
@@ -56,15 +65,15 @@ class SourceSettings:
             )
 
     def stream(self) -> Iterator[tuple[str | None, str | None]]:
-        """Id and text of each document; that the source can be read is checked at once."""
+        """Id and text of each document. It is checked at once that the source can be read."""
         return stream_documents(self.source, self.column, self.id_column, self.split, self.subset)
 
 
 def update_index(index: VectorIndex, encoder: PassageEncoder, settings: SourceSettings) -> str:
     """Make an index hold what its source holds now, and create it if it does not exist.
 
-    The source is read twice: for the hashes of all documents, before anything is written, and for the texts of those
-    that changed. What is written stays when the run ends early, and is not embedded again.
+    The source is read twice: before anything is written, for the hashes of all documents, and then for the texts of
+    those that changed. If the run ends early, what was written stays, and is not embedded again.
 
     Returns:
         One line that says how many documents were embedded, removed and left as they are.
@@ -95,9 +104,10 @@ def update_index(index: VectorIndex, encoder: PassageEncoder, settings: SourceSe
 
 
 def _make_context(settings: SourceSettings, encoder: PassageEncoder, hashes: dict[str, str]) -> torch.Tensor:
-    """The context of the source: of documents drawn with seed 0 a passage each, or more where there are few documents.
+    """The context of the source: a passage of each document that is drawn with seed 0, or more if there are few.
 
-    Documents that are added later keep it, and so do queries: embeddings of two contexts cannot be compared.
+    Documents that are added later are embedded with the same context, and so are queries: embeddings made with two
+    contexts cannot be compared.
     """
     size = encoder.model[0].model.config.context_size
     drawn = set(random.Random(0).sample(sorted(hashes), min(size, len(hashes))))
@@ -115,7 +125,7 @@ def _make_context(settings: SourceSettings, encoder: PassageEncoder, hashes: dic
 
 
 def _read_documents(settings: SourceSettings) -> Iterator[tuple[str, str, str | None]]:
-    """Id, hash and text of each document; the text is None if there is nothing in it. Without an id, the hash is it."""
+    """Id, hash and text of each document; the text is None if it is empty. The hash is also the id if there is none."""
     for document, text in settings.stream():
         text_hash = hashlib.sha256((text or "").encode()).hexdigest()[:32]
         yield document or text_hash, text_hash, text if text and text.strip() else None
@@ -129,14 +139,14 @@ def _read_hashes(settings: SourceSettings) -> tuple[dict[str, str], str]:
         if text is None:
             empty += 1
         elif hashes.setdefault(document, text_hash) != text_hash:
-            raise ValueError(f"The id {document!r} stands for two texts: name an `id_column` without repeats.")
+            raise ValueError(f"The id {document!r} belongs to two texts: name an `id_column` without repeats.")
     if not hashes:
         raise ValueError(f"The source has no text: all of its {total:,} documents are empty.")
     return hashes, f"{total - empty - len(hashes):,} repeated and {empty:,} empty ones left out"
 
 
 def _passage_batches(settings: SourceSettings, encoder: PassageEncoder, changed: set[str]) -> Iterator[list[Passage]]:
-    """The passages of the changed documents, `write_every` at a time or a few more, since documents stay whole."""
+    """The passages of the changed documents, `write_every` at a time or a few more, since no document is split."""
     source, remaining, batch = settings.name_in_index, set(changed), []
     if not changed:
         return

@@ -19,8 +19,8 @@ def bm25_search(documents: list[str]) -> Callable[[str, int], list[tuple[int, fl
     """Index texts in memory by their words: English stems, without stop words.
 
     Returns:
-        What gives the numbers of the documents that share words with a query, best first and so many at most, and
-        their BM25 (https://doi.org/10.1561/1500000019).
+        A function of a query and a limit, which returns the numbers of the documents that share words with the query,
+        best first, and their BM25 (https://doi.org/10.1561/1500000019).
     """
     rows = pa.table({"number": range(len(documents)), "text": documents})
     table = lancedb.connect("memory://").create_table("documents", rows)
@@ -39,7 +39,7 @@ def bm25_ndcg(queries: list[str], relevant: list[str], documents: list[str], cut
     Args:
         relevant: the document of each query, one of `documents`.
         documents: all that is searched, each once.
-        cutoff: a relevant document that is found later than this counts 0.
+        cutoff: a relevant document that is found below this rank counts as 0.
     """
     search = bm25_search(documents)
     found = ([documents[number] for number, _ in search(query, cutoff)] for query in queries)
@@ -54,7 +54,7 @@ def hybrid_ndcg(
     keyword_weights: list[float],
     cutoff: int = 10,
 ) -> dict[float, float]:
-    """The mean nDCG of `VectorIndex.search_hybrid`, by its weight; see `bm25_ndcg`. Longer documents are cut."""
+    """The mean nDCG of `VectorIndex.search_hybrid`, by keyword weight; see `bm25_ndcg`. Long documents are cut."""
     with TemporaryDirectory() as folder:
         index = LanceDBIndex(Path(folder))
         index.create(encoder.identity)
@@ -71,7 +71,7 @@ def hybrid_ndcg(
 
 
 def _mean_ndcg(found: Iterable[list[str]], relevant: list[str]) -> float:
-    """Of the texts that each query found, best first, where one is the relevant one."""
+    """The mean nDCG of the texts that each query found, best first, where only one text is relevant."""
     gains = (
         1 / math.log2(2 + texts.index(right)) if right in texts else 0.0
         for texts, right in zip(found, relevant, strict=True)

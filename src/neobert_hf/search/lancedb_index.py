@@ -22,7 +22,7 @@ from neobert_hf.search.index import Hit, Passage, VectorIndex, VectorIndexError,
 logger = logging.get_logger(__name__)
 
 TABLE = "passages"
-IDENTITY_KEY = b"neobert_hf"  # Of the table's metadata.
+IDENTITY_KEY = b"neobert_hf"  # A key of the table's metadata.
 
 
 class LanceDBIndex(VectorIndex):
@@ -30,23 +30,23 @@ class LanceDBIndex(VectorIndex):
 
     def __init__(self, folder: Path):
         self.folder = folder
-        # Where LanceDB has the table; left over if it is not one that can be opened.
+        # Where LanceDB keeps the table. If no table can be opened there, it is a leftover.
         self.leftover = folder / f"{TABLE}.lance"
         self.context_file = folder / "context.safetensors"
         self.table = self._open_table()
         self.identity = self._read_identity() if self.table is not None else None
 
     def _open_table(self) -> lancedb.table.Table | None:
-        # Connecting would make the folder.
+        # Connecting would create the folder.
         if not self.folder.exists():
             return None
         if not self.folder.is_dir():
             raise VectorIndexError(f"{self.folder} is a file; an index is a folder.")
         try:
-            # Every search looks whether another process has written since.
+            # Every search checks whether another process has written in the meantime.
             return lancedb.connect(self.folder, read_consistency_interval=timedelta(0)).open_table(TABLE)
         except (ValueError, RuntimeError, OSError) as error:
-            # An empty folder, or what a process that was killed before its first write left behind.
+            # The folder is empty, or was left behind by a process that was killed before its first write.
             if not any((self.leftover / "data").glob("*")):
                 return None
             raise VectorIndexError(
@@ -67,7 +67,9 @@ class LanceDBIndex(VectorIndex):
         schema = pa.schema([*strings, *numbers, vector], {IDENTITY_KEY: json.dumps(identity)})
         remove(self.leftover)
         if others := [file.name for file in self.folder.glob("[!.]*") if file != self.context_file]:
-            raise VectorIndexError(f"{self.folder} holds {others[0]}, and no index: choose a folder of its own.")
+            raise VectorIndexError(
+                f"{self.folder} holds {others[0]}, and no index: choose a folder only for the index."
+            )
         self.table = lancedb.connect(self.folder).create_table(TABLE, schema=schema)
         self.identity = identity
 
@@ -107,7 +109,7 @@ class LanceDBIndex(VectorIndex):
         if not (names := self._keyword_indexes()):
             raise VectorIndexError(
                 f"The index {self.folder} cannot be searched by words yet: run `semantic_search.py index` again, which "
-                "embeds nothing anew."
+                "does not embed anything again."
             )
         self._report_unindexed(names)
         columns = ["source", "document", "number", "text", "vector", "_score"]
@@ -123,12 +125,12 @@ class LanceDBIndex(VectorIndex):
         return [index.name for index in self.table.list_indices() if index.columns == ["text"]]
 
     def _report_unindexed(self, names: list[str]) -> None:
-        """LanceDB scores what was written since `optimize` as well, but as if there were no other passages."""
+        """LanceDB also scores passages written since `optimize`, but as if there were no other passages."""
         new = sum(self.table.index_stats(name).num_unindexed_rows for name in names)
         if new:
             logger.warning(
-                f"{new:,} passages were written to {self.folder} by a run that is not at its end: what their words "
-                "add to a score is not exact. Run `semantic_search.py index` to its end."
+                f"{new:,} passages were written to {self.folder} by a run that has not finished: what their words "
+                "add to a score is not exact. Let `semantic_search.py index` finish."
             )
 
     def write_context(self, context: torch.Tensor) -> None:
@@ -147,9 +149,9 @@ class LanceDBIndex(VectorIndex):
 
     def optimize(self) -> None:
         if not self._keyword_indexes():
-            # Of English: words are compared by their stems, and stop words are left out.
+            # For English: words are compared by their stems, and stop words are left out.
             self.table.create_index("text", config=FTS())
-        # Each write leaves small files and a version. Versions younger than a week stay, for processes that read them.
+        # Each write leaves small files and a version behind. Versions younger than a week stay, for other readers.
         self.table.optimize()
 
 
@@ -158,10 +160,10 @@ def _rows(passages: list[Passage], vectors: np.ndarray) -> list[dict]:
 
 
 def _condition(source: str, documents: list[str]) -> str:
-    """In SQL, that a passage is of one of these documents."""
+    """The condition, in SQL, that a passage belongs to one of these documents."""
     return f"source = {_quote(source)} AND document IN ({', '.join(map(_quote, documents))})"
 
 
 def _quote(text: str) -> str:
-    """Write a string of SQL."""
+    """A text as an SQL string."""
     return "'" + text.replace("'", "''") + "'"

@@ -1,4 +1,4 @@
-"""Long documents as passages that a model reads whole."""
+"""Cutting long documents into passages that are short enough for a model to read whole."""
 
 from bisect import bisect_right
 
@@ -15,7 +15,7 @@ def split_passages(text: str, tokenizer: PreTrainedTokenizerFast, size: int, ove
         tokenizer: of the model.
         size: tokens of a passage, without special tokens.
         overlap: tokens that neighbours share. They share a few more where the overlap would begin inside a word, and
-            fewer where the same passage would come again.
+            fewer where the next passage would be the same again.
     """
     if not 0 <= overlap < size:
         raise ValueError(
@@ -33,8 +33,8 @@ def split_passages(text: str, tokenizer: PreTrainedTokenizerFast, size: int, ove
     while len(words) - start > size:
         end = max(word_starts_between(start, start + size), default=start + size)
         passages.append(text[offsets[start][0] : offsets[end - 1][1]])
-        # The next passage must begin later than this one, even if that makes the overlap shorter, and end later: where
-        # the word behind is so long that none with an overlap holds it, there is no overlap.
+        # The next passage must begin later than this one, even if that makes the overlap shorter. It must also end
+        # later: if the next word is so long that no passage with an overlap can hold it, there is no overlap.
         place = bisect_right(word_starts, end)
         following = word_starts[place] if place < len(word_starts) else len(words)
         candidates = [token for token in word_starts_between(start, end) if following - token <= size]

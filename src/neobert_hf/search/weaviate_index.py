@@ -1,6 +1,6 @@
 """Passages and their vectors in a collection of a Weaviate server (client 4.16 or newer).
 
-Its search is approximate (HNSW). The client has been run against a stand-in for a server only, never a real one.
+Its search is approximate (HNSW). The code has only been run against a stand-in for a server, never against a real one.
 """
 
 import json
@@ -21,17 +21,17 @@ from weaviate.util import generate_uuid5
 from neobert_hf.search.index import Hit, Passage, VectorIndex, VectorIndexError, portions
 
 
-IDENTITY_KEY = "neobert_hf"  # Of the collection's description, which is JSON.
+IDENTITY_KEY = "neobert_hf"  # A key of the collection's description, which is JSON.
 
 
 class WeaviateIndex(VectorIndex):
     """A collection whose objects are passages; see `open_index`."""
 
     def __init__(self, name: str, url: str, grpc_port: int):
-        # The server would write the first letter large, and everything after would look for the other name.
+        # The server would capitalise the first letter, and later calls would look for the name as it is given.
         if not (name.isidentifier() and name.isascii() and name[0].isupper()):
             raise VectorIndexError(
-                f"{name!r} is no name for a Weaviate collection: begin with a capital, then letters, digits and _."
+                f"{name!r} is not a name for a Weaviate collection: use a capital letter, then letters, digits and _."
             )
         self.client = _connect(url, grpc_port)
         try:
@@ -43,7 +43,7 @@ class WeaviateIndex(VectorIndex):
             raise
 
     def _read_identity(self) -> dict:
-        # The description is the only text of our own that is stored in the request that makes the collection.
+        # Of the request that makes the collection, only the description can hold text of our own.
         description = self.collection.config.get(simple=True).description
         try:
             return json.loads(description or "")[IDENTITY_KEY]
@@ -73,7 +73,7 @@ class WeaviateIndex(VectorIndex):
         self.identity = identity
 
     def document_hashes(self, source: str) -> dict[str, str]:
-        # All objects are read, since a filter would end at the server's limit of results.
+        # All objects are read, since a filtered query would stop at the server's limit of results.
         names = ["source", "document", "count", "hash"]
         versions = defaultdict(Counter)
         for row in self.collection.iterator(return_properties=names, cache_size=1000):
@@ -81,7 +81,7 @@ class WeaviateIndex(VectorIndex):
                 versions[row.properties["document"]][row.properties["hash"], row.properties["count"]] += 1
         hashes = {}
         for document, passages in versions.items():
-            # Too few passages are not the document, and neither are old ones beside new ones.
+            # A document with missing passages, or with old ones beside new ones, counts as interrupted.
             (text_hash, count), stored = passages.most_common(1)[0]
             hashes[document] = text_hash if len(passages) == 1 and stored == count else ""
         return hashes
@@ -100,7 +100,7 @@ class WeaviateIndex(VectorIndex):
     def delete(self, source: str, documents: list[str]) -> None:
         for some in portions(documents, 100):
             where = Filter.by_property("source").equal(source) & Filter.by_property("document").contains_any(some)
-            # The server deletes a limited number in one go.
+            # The server deletes only a limited number at once.
             while (result := self.collection.data.delete_many(where)).matches:
                 if result.failed:
                     raise VectorIndexError(f"Weaviate could not delete {result.failed} of {result.matches} passages.")
@@ -135,10 +135,10 @@ def _connect(url: str, grpc_port: int) -> weaviate.WeaviateClient:
             auth_credentials=Auth.api_key(key) if key else None,
         )
     except WeaviateBaseError as error:
-        raise VectorIndexError(f"No Weaviate answers at {url} with gRPC port {grpc_port}: {error}") from error
+        raise VectorIndexError(f"No Weaviate server answers at {url} with gRPC port {grpc_port}: {error}") from error
 
 
 def _data_object(passage: Passage, vector: np.ndarray) -> DataObject:
-    # The same passage always gets the same id, so writing it once more makes no second object.
+    # The same passage always gets the same id, so writing it again makes no second object.
     key = json.dumps([passage.source, passage.document, passage.number])
     return DataObject(properties=asdict(passage), uuid=generate_uuid5(key), vector=vector.tolist())

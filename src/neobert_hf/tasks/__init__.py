@@ -1,1 +1,1 @@
-"""Fine-tuning on one's own tasks: classes of texts, tags of words, answers in texts."""
+"""Fine-tuning on your own tasks: text classification, token classification, question answering."""

@@ -1,4 +1,4 @@
-"""Classes of texts: one class a row, several, or a number; columns guessed and said."""
+"""Text classification: one class per row, several, or a number. Columns are guessed, and the guesses printed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,28 +20,32 @@ from neobert_hf.tasks.rows import check_columns, check_texts, choose_column, cou
 from neobert_hf.training.metrics import ScoreMetric
 
 
-# What columns are usually called, the likelier name first. A dataset that has both names and numbers means the names.
+# Usual names of columns, the likelier first. If a dataset has both label names and label numbers, the names are used.
 LABELS = "label_text label_name labels_text label labels category class target section topic sentiment intent score"
 LABELS = (*LABELS.split(), "rating", "y")
 TEXTS = ("text", "sentence", "content", "review", "document", "comment", "description", "title", "body", "question")
 PAIRS = (("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "question2"), ("text1", "text2"))
 PROBLEMS = ("single_label_classification", "multi_label_classification", "regression")
-# What lists with a number for each class hold.
+# The values in lists that hold one flag for each class.
 FLAGS = {"0", "1", "0.0", "1.0", "False", "True"}
 WORST = 10
 
 
 @dataclass
 class ClassificationSettings(TaskSettings):
-    """Which columns, which kind of labels."""
+    """Which columns are used, and which kind of labels they hold."""
 
-    text_columns: list[str] = field(default_factory=list, metadata={"help": "one or two; guessed if empty"})
+    text_columns: list[str] = field(default_factory=list, metadata={"help": "one or two columns; guessed if empty"})
     label_column: str | None = field(default=None, metadata={"help": "guessed if unset"})
     problem: str | None = field(default=None, metadata={"help": f"{', '.join(PROBLEMS)}; guessed if unset"})
-    label_separator: str | None = field(default=None, metadata={"help": "between the labels of a row that has several"})
-    class_weights: bool = field(default=False, metadata={"help": "rare classes count as much as common ones in all"})
+    label_separator: str | None = field(
+        default=None, metadata={"help": "separator between the labels of a row that has several"}
+    )
+    class_weights: bool = field(
+        default=False, metadata={"help": "weight classes so that rare ones count as much as common ones"}
+    )
     pooling: str | None = field(
-        default=None, metadata={"help": "which states the head reads: cls or mean; as in the model's config if unset"}
+        default=None, metadata={"help": "hidden states for the head: cls or mean; as in the model's config if unset"}
     )
 
     def __post_init__(self):
@@ -51,7 +55,7 @@ class ClassificationSettings(TaskSettings):
         if self.problem not in (None, *PROBLEMS):
             raise ValueError(f"`problem` is {self.problem!r}{nearest(self.problem, list(PROBLEMS))}")
         if len(self.text_columns) > 2:
-            raise ValueError(f"`text_columns` names {len(self.text_columns)} columns; a model reads one text or two.")
+            raise ValueError(f"`text_columns` names {len(self.text_columns)} columns; it must name one or two.")
 
     def columns_read(self, table: Dataset) -> list[str]:
         return self.choose_columns(table)[0]
@@ -60,12 +64,12 @@ class ClassificationSettings(TaskSettings):
         cells = _cells(table, self.choose_columns(table)[1], self.label_separator)
         if (self.problem or guess_problem(cells)) == "regression":
             return super().labels_of_rows(table)
-        # What is no label is refused later.
+        # Cells that are not labels are refused later.
         rows = [cell if isinstance(cell, list) else [cell] for cell in cells]
         return [{name for name in row if isinstance(name, str)} for row in rows]
 
     def choose_columns(self, table: Dataset) -> tuple[list[str], str]:
-        """The columns of texts, one or two, and that of labels."""
+        """The one or two text columns, and the label column."""
         label = choose_column(table, self.label_column, LABELS, "label_column")
         if self.text_columns:
             texts = [choose_column(table, name, (), "text_columns") for name in self.text_columns]
@@ -80,12 +84,12 @@ class ClassificationSettings(TaskSettings):
             left = table.remove_columns(label)
             texts = pair or [choose_column(left, None, guesses, "text_columns")]
         if label in texts:
-            raise ValueError(f"`label_column` is {label!r}, which is a column of texts, too: name another one.")
+            raise ValueError(f"`label_column` is {label!r}, which is also a text column: name another one.")
         return texts, label
 
 
 class Classification(Task):
-    """See `Task`. The columns are `text`, `text_pair` where there are two, and `label`."""
+    """See `Task`. The columns are `text`, `text_pair` if there are two, and `label`."""
 
     kind = "text-classification"
     auto_class = AutoModelForSequenceClassification
@@ -110,10 +114,12 @@ class Classification(Task):
         if settings.class_weights:
             self.loss = partial(weighted_loss, weights=self._weights(numbers["train"]), problem=self.problem)
         if smoothing and (self.problem != PROBLEMS[0] or settings.class_weights):
-            raise ValueError(f"`label_smoothing_factor` is {smoothing}; it is for one class a row without weights.")
+            raise ValueError(
+                f"`label_smoothing_factor` is {smoothing}; it needs one class per row and no `class_weights`."
+            )
 
     def _number_labels(self, found: dict[str, list]) -> dict[str, list]:
-        """What the labels of each row are to the model."""
+        """The labels of each row as the model needs them."""
         if self.problem == "regression":
             self.labels = ["score"]
             return {split: _numbers(split, cells, self.row_numbers[split]) for split, cells in found.items()}
@@ -148,9 +154,9 @@ class Classification(Task):
         return {split: [ids[name] for (name,) in part] for split, part in lists.items()}
 
     def _weights(self, labels: list) -> torch.Tensor:
-        """As scikit-learn's `balanced`: rows over classes times the rows of the class; of several, no over yes."""
+        """As scikit-learn's `balanced`: rows / (classes * rows of the class); several labels: negatives / positives."""
         if self.problem == "regression":
-            raise ValueError("`class_weights` is true, and the labels are numbers: leave it out.")
+            raise ValueError("`class_weights` is true, but the labels are numbers: leave it out.")
         rows = np.array(labels)
         if self.problem == "multi_label_classification":
             return torch.tensor((len(rows) - rows.sum(0)) / np.maximum(rows.sum(0), 1)).float()
@@ -175,7 +181,7 @@ class Classification(Task):
             values = {f"{name}_f1": float(f1_score(labels, found, average=name, zero_division=0)) for name in names}
         elif self.problem == "regression":
             if np.ptp(labels) == 0:
-                # Of a test split: no correlation with equal labels is defined, and JSON has no NaN.
+                # Possible in a test split. Correlation with equal labels is undefined, and JSON has no NaN.
                 return {}
             values = ScoreMetric(["pearson", "spearmanr"]).compute(predictions=logits[:, 0], references=labels)
         else:
@@ -202,7 +208,7 @@ class Classification(Task):
         ]
         lines = [*markdown_table(["Label", "Precision", "Recall", "F1", "Rows"], table), ""]
         if several:
-            # The surest of the wrong decisions of a row.
+            # The most confident of the wrong decisions of a row.
             errors = np.where(found != labels, np.abs(logits), 0).max(-1)
             names = lambda flags: ", ".join(np.array(self.labels)[flags == 1]) or "none"  # noqa: E731
             return lines + worst_rows(
@@ -210,7 +216,7 @@ class Classification(Task):
             )
         counts = confusion_matrix(labels, found, labels=range(len(self.labels)))
         lines += plot_confusion(folder / f"confusion_{split}.png", counts, self.labels)
-        # Minus the logarithm of what the right label was given.
+        # The negative log-probability of the right label.
         losses = np.logaddexp.reduce(logits, axis=-1) - logits[np.arange(len(labels)), labels]
         errors = np.where(found != labels, losses, 0)
         names = np.array(self.labels)
@@ -218,7 +224,7 @@ class Classification(Task):
 
 
 def _cells(table: Dataset, column: str, separator: str | None) -> list:
-    """The labels of all rows as texts, or as lists of them; None where there is none."""
+    """The labels of all rows as strings or lists of strings; None if a row has none."""
     feature, cells = table.features[column], table[column][:]
     names = getattr(feature, "feature", feature)
     naming = names.int2str if isinstance(names, ClassLabel) else str
@@ -234,12 +240,12 @@ def _cells(table: Dataset, column: str, separator: str | None) -> list:
     if separator is None:
         return cells
     if any(isinstance(cell, list) for cell in cells):
-        raise ValueError(f"`label_separator` is {separator!r}, and {column!r} holds lists of labels: leave it out.")
+        raise ValueError(f"`label_separator` is {separator!r}, but {column!r} holds lists of labels: leave it out.")
     return [[part.strip() for part in cell.split(separator) if part.strip()] if cell else [] for cell in cells]
 
 
 def _refuse_multi_hot(rows: list[list[str]]) -> None:
-    """A number for each class, as `[1.0, 0.0, 0.0]`, would be read as the names of two classes, 0.0 and 1.0."""
+    """Refuse flags for each class, such as `[1.0, 0.0, 0.0]`: they would pass for two classes named 0.0 and 1.0."""
     lengths = {len(row) for row in rows}
     if len(lengths) == 1 and max(lengths) > 1 and {name for row in rows for name in row} <= FLAGS:
         raise ValueError(
@@ -249,7 +255,7 @@ def _refuse_multi_hot(rows: list[list[str]]) -> None:
 
 
 def guess_problem(cells: list) -> str:
-    """Lists are several classes, numbers that are not all whole a regression, everything else classes."""
+    """Lists mean several classes, numbers that are not all integers a regression, anything else one class."""
     if any(isinstance(cell, list) for cell in cells):
         return PROBLEMS[1]
     try:
@@ -282,7 +288,7 @@ def _numbers(split: str, cells: list, rows: Sequence[int]) -> list[float]:
 def weighted_loss(
     outputs: Any, labels: torch.Tensor, weights: torch.Tensor, problem: str, **kwargs: Any
 ) -> torch.Tensor:
-    """The loss of the model with weights for its classes."""
+    """The loss of the model, with class weights."""
     logits, weights = outputs["logits"].float(), weights.to(outputs["logits"].device)
     if problem == "multi_label_classification":
         return torch.nn.functional.binary_cross_entropy_with_logits(logits, labels.float(), pos_weight=weights)
@@ -290,7 +296,7 @@ def weighted_loss(
 
 
 def worst_rows(rows: Dataset, errors: np.ndarray, found: Any, right: Any, measure: str) -> list[str]:
-    """A table of the rows that are furthest from right, by their numbers in the file or in the split."""
+    """A table of the rows with the largest errors, with their row numbers in the file or split."""
     order = [int(number) for number in np.argsort(-errors, kind="stable")[:WORST] if errors[number] > 0]
     if not order:
         return ["No row is wrong."]

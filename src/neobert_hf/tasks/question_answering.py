@@ -1,4 +1,4 @@
-"""Answers to questions in texts, as SQuAD v1 and v2 have them: windows over long texts, and the best of all windows."""
+"""Extractive question answering as in SQuAD v1 and v2: long texts are cut into windows, the best answer of all wins."""
 
 import json
 from dataclasses import dataclass, field
@@ -25,17 +25,17 @@ WORST = 10
 
 @dataclass
 class QuestionAnsweringSettings(TaskSettings):
-    """How long texts are read, and which answers are allowed."""
+    """How long texts are cut into windows, and which answers are allowed."""
 
     # As in BERT's code for SQuAD.
     max_length: Annotated[int, Range(8)] = field(
         default=384, metadata={"help": "tokens of a window, question included"}
     )
     stride: Count = field(default=128, metadata={"help": "tokens that two windows of a text have in common"})
-    max_answer_length: Count = field(default=30, metadata={"help": "tokens"})
-    best_answers: Count = field(default=20, metadata={"help": "starts and ends that are combined in each window"})
+    max_answer_length: Count = field(default=30, metadata={"help": "most tokens of an answer"})
+    best_answers: Count = field(default=20, metadata={"help": "how many starts and ends are combined in each window"})
     null_threshold: Annotated[float, Range()] = field(
-        default=0.0, metadata={"help": "no answer is given where none scores so much more than the best answer"}
+        default=0.0, metadata={"help": "give no answer if 'no answer' scores this much more than the best answer"}
     )
 
     def columns_read(self, table: Dataset) -> list[str]:
@@ -46,7 +46,7 @@ class QuestionAnsweringSettings(TaskSettings):
 
 
 def read_squad(file: Path) -> list[dict[str, Any]]:
-    """The questions of a file in the form of SQuAD: `data`, `paragraphs`, `qas`; or a JSON array of rows, or lines."""
+    """Read questions in SQuAD's format (`data`, `paragraphs`, `qas`), as a JSON array of rows, or as JSON lines."""
     with open_file(str(file)) as handle:
         read = read_bounded(handle, LARGEST_JSON, str(file), "write Parquet or JSON lines.")
     try:
@@ -58,10 +58,10 @@ def read_squad(file: Path) -> list[dict[str, Any]]:
         content = json.loads(text)
     except (ValueError, RecursionError):
         try:
-            # Not `splitlines`, which also ends lines where JSON does not: at U+2028, U+2029 and U+0085.
+            # Not `splitlines`, which also breaks lines where JSON does not: at U+2028, U+2029 and U+0085.
             content = [json.loads(line) for line in text.split("\n") if line.strip()]
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"{file} is no JSON: {error}.") from error
+            raise ValueError(f"{file} is not valid JSON: {error}.") from error
     if isinstance(content, dict) and "data" not in content and set(COLUMNS) & content.keys():
         content = [content]  # JSON lines with one row.
     if isinstance(content, list):
@@ -87,14 +87,14 @@ def read_squad(file: Path) -> list[dict[str, Any]]:
             for asked in paragraph["qas"]
         ]
     except (KeyError, TypeError) as error:
-        raise ValueError(f"{file} is not in the form of SQuAD: {error!r} is missing or of another type.") from error
+        raise ValueError(f"{file} is not in SQuAD's format: {error!r} is missing or has another type.") from error
 
 
 READERS = MappingProxyType({".json": read_squad, ".jsonl": read_squad})
 
 
 class QuestionAnswering(Task):
-    """See `Task`. The columns are `question`, `context`, and `texts` and `starts` of the right answers, maybe none."""
+    """See `Task`. The columns are `question`, `context`, and `texts` and `starts` of the right answers, if any."""
 
     kind = "question-answering"
     auto_class = AutoModelForQuestionAnswering
@@ -102,7 +102,7 @@ class QuestionAnswering(Task):
     def __init__(self, settings: QuestionAnsweringSettings, splits: DatasetDict, smoothing: float = 0.0):
         self.settings = settings
         if smoothing:
-            raise ValueError(f"`label_smoothing_factor` is {smoothing}; answers are not smoothed: leave it out.")
+            raise ValueError(f"`label_smoothing_factor` is {smoothing}; answers cannot be smoothed: leave it out.")
         check_columns(splits, COLUMNS)
         check_texts(splits, "question")
         check_texts(splits, "context")
@@ -113,7 +113,7 @@ class QuestionAnswering(Task):
             if not self.none_allowed and not all(table["starts"][:]):
                 row = self.row_numbers[split][table["starts"][:].index([])]
                 raise ValueError(
-                    f"The split {split} has questions without an answer (row {row:,}), and "
+                    f"The split {split} has questions without an answer (row {row:,}), but "
                     "every training question has one: add such training rows, or leave these out"
                     f"{or_leave_out(split)}."
                 )
@@ -121,14 +121,14 @@ class QuestionAnswering(Task):
             raise ValueError("No training question has an answer: there is nothing to learn.")
 
     def encode(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> DatasetDict:
-        """Windows of the question and a part of the text, with the answer's tokens, or the first one if it has none."""
+        """Windows of question and text, with the answer's first and last token; (0, 0) if a window has no answer."""
         if not tokenizer.is_fast:
             raise ValueError(
-                f"{type(tokenizer).__name__} does not say which characters a piece is of: take a fast one."
+                f"{type(tokenizer).__name__} does not say which characters a piece covers: use a fast tokenizer."
             )
         tokenizer.padding_side = "right"
         stride = self.settings.stride
-        # What a window must have room for beside the question.
+        # The longest question that leaves a window room for the text.
         room = max_length - stride - tokenizer.num_special_tokens_to_add(pair=True) - 1
 
         def windows(batch: dict[str, list], numbers: list[int]) -> dict[str, list]:
@@ -177,8 +177,8 @@ class QuestionAnswering(Task):
         cut, long = len(answered - whole), len(whole - short)
         if cut or long:
             print(
-                f"{split}: of {len(answered):,} answers {cut:,} are in no window as a whole and count as none (raise "
-                f"`stride`), {long:,} are longer than `max_answer_length` and cannot be found.",
+                f"{split}: of {len(answered):,} answers, {cut:,} are whole in no window and count as no answer (raise "
+                f"`stride`), and {long:,} are longer than `max_answer_length` and cannot be found.",
                 flush=True,
             )
 
@@ -186,7 +186,7 @@ class QuestionAnswering(Task):
         return DataCollatorWithPadding(tokenizer)
 
     def answers(self, split: str, encoded: Dataset, logits: tuple[np.ndarray, np.ndarray]) -> list[list[dict]]:
-        """Of each question the best answers of all its windows, the best first; an empty text stands for none."""
+        """For each question, the best answers of all its windows, best first. An empty text means no answer."""
         contexts = self.splits[split]["context"][:]
         found: list[dict[str, float]] = [{} for _ in contexts]
         nulls = np.full(len(contexts), np.inf)
@@ -211,7 +211,7 @@ class QuestionAnswering(Task):
         return ranked
 
     def _best_spans(self, starts: np.ndarray, start: np.ndarray, end: np.ndarray) -> list[tuple[int, int, float]]:
-        """First and last token, and score, of the likeliest answers of a window."""
+        """First token, last token and score of the most likely answers of a window."""
         number, (inside,) = self.settings.best_answers, np.nonzero(starts >= 0)
         firsts = inside[np.argsort(-start[inside], kind="stable")[:number]]
         lasts = inside[np.argsort(-end[inside], kind="stable")[:number]]
@@ -246,7 +246,7 @@ class QuestionAnswering(Task):
             cells.append([numbers[row], *texts])
         lines = [
             *picture,
-            f"The {len(cells)} surest of {len(wrong):,} wholly wrong answers (all are in answers_{split}.json):",
+            f"The {len(cells)} most confident of {len(wrong):,} wholly wrong answers (all in answers_{split}.json):",
             "",
         ]
         return lines + markdown_table(["Row", "Question", "Right", "Found"], cells)
@@ -270,7 +270,7 @@ def plot_by_length(file: Path, rows: Dataset, scores: list[float]) -> None:
 
 
 def _with_answers(split: str, table: Dataset) -> Dataset:
-    """The rows with their answers in one form, each where its text says."""
+    """The rows with their answers in one format, each answer checked against its text."""
     rows = {"question": table["question"][:], "context": table["context"][:], "texts": [], "starts": []}
     # Some questions of SQuAD begin with spaces, which would count as tokens for some tokenizers.
     rows["question"] = [question.strip() for question in rows["question"]]
@@ -283,16 +283,16 @@ def _with_answers(split: str, table: Dataset) -> Dataset:
             if start < 0 or context[start : start + len(text)] != text:
                 place = context.find(text)
                 found = f"it is at {place}" if place >= 0 else "the text does not hold it"
-                raise ValueError(f"{where}: the answer {text!r:.60} is said to be at {start}; {found}.")
+                raise ValueError(f"{where}: the answer {text!r:.60} should be at {start}; {found}.")
         rows["texts"].append(texts)
         rows["starts"].append(starts)
     return Dataset.from_dict(rows)
 
 
 def _texts_and_starts(answers: Any, where: str) -> tuple[list, list]:
-    """The answers of a row, which are a list of texts with their places, or a list of texts and one of places."""
+    """The answers of a row: either a list of texts with their positions, or a list of texts and a list of positions."""
     names = ("text", "answer_start")
-    # A file with rows of both forms gives None for each key that `{}` lacks.
+    # In a file with rows of both formats, `{}` gets None for each key that it lacks.
     if answers in (None, [], dict.fromkeys(names)):
         return [], []
     if isinstance(answers, list) and all(
@@ -306,17 +306,17 @@ def _texts_and_starts(answers: Any, where: str) -> tuple[list, list]:
         )
     if len(answers["text"]) != len(answers["answer_start"]):
         raise ValueError(
-            f"{where}: {len(answers['text'])} texts of answers and {len(answers['answer_start'])} places; they must be "
-            "as many."
+            f"{where}: {len(answers['text'])} texts of answers and {len(answers['answer_start'])} positions; they "
+            "must be equally many."
         )
     return answers["text"], answers["answer_start"]
 
 
 def answer_tokens(starts: list[int], ends: list[int], texts: list[str], places: list[int]) -> tuple[int, int]:
-    """The first and last token of an answer in a window; (0, 0) if there is none or the window does not hold it whole.
+    """The first and last token of an answer in a window; (0, 0) if there is none or the window cuts it.
 
     Args:
-        starts, ends: the characters of each token; -1 of those that are not of the text.
+        starts, ends: the character range of each token; -1 for tokens that are not part of the text.
         texts, places: the answer and its first character, or nothing.
     """
     inside = [number for number, start in enumerate(starts) if start >= 0]

@@ -1,4 +1,4 @@
-"""What the recipes for one's own tasks share: settings, rows, training to the end, the report and the card."""
+"""Shared by the recipes for your own tasks: settings, rows, training, the report and the model card."""
 
 import json
 from abc import ABC, abstractmethod
@@ -31,7 +31,7 @@ from neobert_hf.training.starting_points import StartingPoint, build_model, task
 
 @dataclass
 class TaskSettings:
-    """What is trained, on which rows."""
+    """Which model is trained, and on which rows."""
 
     model: PathOrId = field(metadata={"help": "an encoder: path or Hub id"})
     data: PathOrId = field(
@@ -39,45 +39,47 @@ class TaskSettings:
     )
     subset: str | None = field(default=None, metadata={"help": "configuration of a Hub dataset that has several"})
     validation_data: LocalPath | None = field(
-        default=None, metadata={"help": "file, in place of what `data` has for it"}
+        default=None, metadata={"help": "validation file, in place of that split of `data`"}
     )
-    test_data: LocalPath | None = field(default=None, metadata={"help": "file, in place of what `data` has for it"})
+    test_data: LocalPath | None = field(default=None, metadata={"help": "test file, in place of that split of `data`"})
     validation_share: Annotated[float, Range(above=0, below=1)] = field(
-        default=0.1, metadata={"help": "of the training rows, held out where nothing is for validation"}
+        default=0.1, metadata={"help": "share of the training rows to hold out if there are no validation rows"}
     )
     score_test: bool = field(default=True, metadata={"help": "score the best model on the test split, if there is one"})
-    max_length: Annotated[int, Range(8)] = field(default=512, metadata={"help": "tokens the model reads at a time"})
-    classifier_dropout: Annotated[float, Range(0, below=1)] = field(default=0.1, metadata={"help": "before the head"})
+    max_length: Annotated[int, Range(8)] = field(default=512, metadata={"help": "most tokens of an input"})
+    classifier_dropout: Annotated[float, Range(0, below=1)] = field(
+        default=0.1, metadata={"help": "dropout before the head"}
+    )
     trust_remote_code: bool = field(default=False, metadata={"help": "run code from the model's repository"})
 
     def __post_init__(self):
         check_ranges(self)
 
     def columns_read(self, table: Dataset) -> list[str]:
-        """The columns with what the model reads, or of it what rows may share: it is held out as a whole."""
+        """The columns of the model's input, or the part that rows may share: such rows are held out together."""
         raise NotImplementedError
 
     def labels_of_rows(self, table: Dataset) -> list[set[str]]:
-        """The labels of each row, none where rows have none: rows are held out so that all stay in training."""
+        """The labels of each row, if it has any: rows are held out so that every label stays in training."""
         return [set() for _ in range(len(table))]
 
     def columns_compared(self, table: Dataset) -> list[str]:
-        """The columns with all that the model reads."""
+        """All columns of the model's input."""
         return self.columns_read(table)
 
 
 class Task(ABC):
-    """One kind of task on checked rows.
+    """A kind of task, with its checked rows.
 
     Attributes:
-        kind: the Hub's name of it.
-        auto_class: of the model.
-        splits: the rows, checked, in the columns of this kind.
-        labels: names of the model's outputs; None where it has two of its own.
+        kind: the Hub's name of the task.
+        auto_class: the Auto class of the model.
+        splits: the checked rows, in the columns of this kind of task.
+        labels: names of the model's outputs; None if the head has two outputs of its own.
         problem: `problem_type` of Transformers.
         config: values that the model's config gets.
-        loss: in place of the model's own.
-        reduce_logits: what is kept of logits in an evaluation.
+        loss: replaces the model's own loss.
+        reduce_logits: reduces the logits that an evaluation keeps.
     """
 
     kind: str
@@ -95,20 +97,20 @@ class Task(ABC):
 
     @abstractmethod
     def collator(self, tokenizer: PreTrainedTokenizerBase) -> Any:
-        """What makes a batch of them."""
+        """The collator that makes a batch of the inputs."""
 
     @abstractmethod
     def score(self, split: str, encoded: Dataset, logits: Any) -> dict[str, float]:
-        """Metrics, and `score`, which chooses the best checkpoint."""
+        """The metrics, and `score`, by which the best checkpoint is chosen."""
 
     @abstractmethod
     def describe(self, split: str, encoded: Dataset, logits: Any, folder: Path) -> list[str]:
-        """Markdown about single labels and rows; pictures and predictions go to the folder."""
+        """Markdown about single labels and rows. Pictures and predictions are written to the folder."""
 
 
 @dataclass
 class TaskRun:
-    """A run of a recipe: its settings, and its rows as they were found."""
+    """A run of a recipe: its settings, and its rows as they were read."""
 
     settings: TaskSettings
     arguments: FineTuningArguments
@@ -128,7 +130,7 @@ class TaskRun:
         for name, value in task.config.items():
             if not hasattr(config, name):
                 raise ValueError(
-                    f"The config of {settings.model} has no `{name}`, which would be {value!r}: leave it out."
+                    f"The config of {settings.model} has no `{name}`, so it cannot be {value!r}: leave it out."
                 )
             setattr(config, name, value)
         model = build_model(start, task.auto_class, config)
@@ -161,7 +163,7 @@ class TaskRun:
         return trainer, encoded
 
     def _values(self, task: Task, arguments: FineTuningArguments, weights: str, reading: str) -> dict:
-        """All settings that the weights depend on, as JSON gives them back. Of the data, what they say counts."""
+        """All settings that the weights depend on, as JSON returns them. Data are compared by their content."""
         incidental = ("data", "subset", "validation_data", "test_data", "score_test")
         values = {name: value for name, value in asdict(self.settings).items() if name not in incidental}
         used = {split: task.splits[split] for split in ("train", "validation")}
@@ -183,13 +185,13 @@ class TaskRun:
         """
         folder, scores, details = Path(trainer.args.output_dir), {}, []
         trainer.compute_metrics = None
-        # First: `bf16_full_eval` rounds the weights in memory, into which adapters are merged.
+        # Save before scoring: `bf16_full_eval` rounds the weights in memory, and saving merges adapters into those.
         trainer.save_best(folder / "model")
         for split in [split for split in encoded if split != "train"]:
             logits = finite(trainer.predict(encoded[split]).predictions)
             scores[split] = task.score(split, encoded[split], logits)
             details += ["", f"## {split.capitalize()}", "", *task.describe(split, encoded[split], logits, folder)]
-        # Of some splits there are more: F1 of questions with and without an answer, only where it has both kinds.
+        # Some splits have more metrics: F1 of questions with and without an answer exists only if a split has both.
         names = [name for name in dict.fromkeys(chain(*scores.values())) if name != "score"]
         rows = [
             [
@@ -205,13 +207,13 @@ class TaskRun:
             "",
             f"{self.settings.model} on {self.settings.data}: {len(task.splits['train']):,} training rows; the best of "
             f"{len(trainer.evaluations())} evaluations, at step {trainer.state.best_global_step:,}. Metrics in "
-            "percent; those of validation chose the step, and are a little too good.",
+            "percent; the step was chosen on validation, so the metrics on validation are a little too good.",
             "",
             *table,
             *details,
         ]
         text = "\n".join(lines) + "\n"
-        # What others may see names no path of this machine.
+        # The card may be published, so it names no path of this machine.
         card = self._card(task, scores, "\n".join([f"# {task.kind}", "", *table]))
         evaluations = trainer.evaluations()
         content = {"scores": scores, "evaluations": evaluations, "settings": trainer.run_settings}
@@ -221,7 +223,7 @@ class TaskRun:
         return text
 
     def _card(self, task: Task, scores: dict[str, dict[str, float]], text: str) -> ModelCard:
-        """What the Hub shows, and what `neobert-hf publish` reads the results from."""
+        """The card that the Hub shows, and from which `neobert-hf publish` reads the results."""
         name = Path(self.settings.data).name or "data"
         results = [
             EvalResult(
@@ -264,7 +266,7 @@ def finite(logits: Any) -> Any:
     """The logits as they are.
 
     Raises:
-        FloatingPointError: if one is not finite; the largest of them would be anything.
+        FloatingPointError: if one is not finite, because the largest one would then be meaningless.
     """
     for part in logits if isinstance(logits, tuple) else (logits,):
         if not np.isfinite(part).all():

@@ -1,4 +1,4 @@
-"""Rows for a task from one's own files or the Hub, as splits: `train`, `validation` and, where there is one, `test`."""
+"""Rows of a task from your own files or the Hub, as splits: `train`, `validation` and, if there is one, `test`."""
 
 import glob
 import re
@@ -19,12 +19,12 @@ from neobert_hf.common.settings import nearest
 from neobert_hf.common.text_sources import load_table
 
 
-# How files and Hub datasets call them.
+# The names of splits in files and Hub datasets.
 SPLITS = {"train": ("train",), "validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
 
 Reader = Callable[[Path], list[dict[str, Any]]]
 
-# Of a task with more, the commonest and the rarest are named.
+# If a task has more, only the commonest and the rarest are listed.
 SHOWN_LABELS = 20
 
 CSV_READERS = MappingProxyType({".csv": read_csv, ".tsv": read_csv})
@@ -35,7 +35,7 @@ def read_splits(settings: Any, readers: MappingProxyType[str, Reader] = CSV_READ
 
     Args:
         settings: a `TaskSettings`.
-        readers: of files by their suffix, beside Parquet and JSON lines.
+        readers: readers of files by suffix, besides Parquet and JSON lines.
 
     Raises:
         FileNotFoundError: if a path does not exist.
@@ -45,7 +45,9 @@ def read_splits(settings: Any, readers: MappingProxyType[str, Reader] = CSV_READ
         check_exists(settings.data, "data")
     folder, splits, read = Path(settings.data).expanduser(), {}, set()
     if settings.subset is not None and (folder.is_dir() or files):
-        raise ValueError(f"`subset` is {settings.subset!r}, and {settings.data} is local: name its folder as `data`.")
+        raise ValueError(
+            f"`subset` is {settings.subset!r}, but {settings.data} is local: name the subset's folder as `data`."
+        )
     if folder.is_dir():
         for split in SPLITS:
             if found := _files_of_split(folder, split):
@@ -53,7 +55,9 @@ def read_splits(settings: Any, readers: MappingProxyType[str, Reader] = CSV_READ
                 read |= set(found)
         if "train" not in splits:
             found = ", ".join(sorted(file.name for file in folder.iterdir())[:8]) or "nothing"
-            raise ValueError(f"{folder} holds no `train.csv`, `train.parquet`, `train.jsonl` or alike, but {found}.")
+            raise ValueError(
+                f"{folder} holds no `train.csv`, `train.parquet`, `train.jsonl` or the like, only {found}."
+            )
     elif files:
         splits["train"] = _read_files("train", files, readers)
     else:
@@ -66,7 +70,7 @@ def read_splits(settings: Any, readers: MappingProxyType[str, Reader] = CSV_READ
         if (source := getattr(settings, f"{split}_data")) is not None:
             if not (files := _files(source)):
                 check_exists(source, f"{split}_data")
-                raise FileNotFoundError(f"`{split}_data` is {source!r}, and there is no such file.")
+                raise FileNotFoundError(f"`{split}_data` is {source!r}, but there is no such file.")
             splits[split] = _read_files(split, files, readers)
             read |= set(files)
     if folder.is_dir():
@@ -75,21 +79,21 @@ def read_splits(settings: Any, readers: MappingProxyType[str, Reader] = CSV_READ
         columns = settings.columns_compared(splits["train"])
         trained = set(_texts(splits["train"], columns))
         for split in held_out:
-            advice = ", or give no file for validation, and rows are held out"
+            advice = ", or give no validation file: rows are then held out"
             report_repeated(trained, _texts(splits[split], columns), f"the split {split}", advice)
     return _with_validation(DatasetDict(splits), settings)
 
 
 def _texts(table: Dataset, columns: Sequence[str]) -> list[str]:
-    """What the columns of each row hold, as one text; nothing of columns that are not there."""
+    """The content of the columns of each row as one text; columns that do not exist are left out."""
     return [str(texts) for texts in zip(*(table[name][:] for name in columns if name in table.column_names))]
 
 
 def _with_validation(splits: DatasetDict, settings: Any) -> DatasetDict:
-    """The splits that are used, with rows held out of those for training where none are for validation."""
+    """The splits to use. If there are no validation rows, some training rows are held out."""
     if "validation" not in splits:
         table, numbers = splits["train"], {}
-        # A text that is trained on would be found again in validation, which chooses the best checkpoint.
+        # Rows with the same text stay together: a trained text in validation would bias the choice of the checkpoint.
         groups = [
             numbers.setdefault(text, len(numbers)) for text in _texts(table, settings.columns_read(table))
         ] or list(range(len(table)))
@@ -97,7 +101,7 @@ def _with_validation(splits: DatasetDict, settings: Any) -> DatasetDict:
         held_out = round(settings.validation_share * different)
         if not 0 < held_out < different:
             raise ValueError(
-                f"{settings.data} has {len(table):,} rows, of different texts {different:,}: too few to hold out "
+                f"{settings.data} has {len(table):,} rows with {different:,} different texts: too few to hold out "
                 f"{settings.validation_share:.0%}."
             )
         labels = [set() for _ in range(different)]
@@ -107,16 +111,16 @@ def _with_validation(splits: DatasetDict, settings: Any) -> DatasetDict:
         drawn = _draw_groups(labels, any(len(names) > 1 for names in labels_of_rows), held_out)
         if not drawn:
             raise ValueError(
-                f"{settings.data} has {different:,} different texts, each with a label that no other has: none can be "
-                "held out. Add rows of these labels, or give a file for validation as `validation_data`."
+                f"{settings.data} has {different:,} different texts, each with a label that no other text has: none "
+                "can be held out. Add rows of these labels, or give a file for validation as `validation_data`."
             )
         table = number_rows(table)
         rest = [row for row, group in enumerate(groups) if group in drawn]
         kept = [row for row, group in enumerate(groups) if group not in drawn]
         splits["train"], splits["validation"] = table.select(kept), table.select(rest)
         print(
-            f"{len(rest):,} of {len(table):,} rows are held out for validation: no file or split is for that. Rows "
-            "with the same text stay together.",
+            f"{len(rest):,} of {len(table):,} rows are held out for validation, because no file or split is for that. "
+            "Rows with the same text stay together.",
             flush=True,
         )
     if not settings.score_test:
@@ -129,14 +133,14 @@ def _draw_groups(labels: list[set[str]], several: bool, number: int) -> set[int]
 
     Args:
         labels: of each group; none where rows have no labels.
-        several: whether rows have several labels each, which cannot all be held out in their shares. Otherwise each
-            label is, with at least one group, as far as the number goes: a rare one would be in no score without it.
-        number: of groups to hold out; fewer are where labels have too few.
+        several: whether rows may have several labels, which cannot all be held out in proportion. Otherwise every label
+            is held out in proportion, with at least one group as long as `number` allows: else a rare one has no score.
+        number: groups to hold out; fewer if labels have too few groups.
     """
     kinds = [() if several else tuple(sorted(names)) for names in labels]
     sizes = Counter(kinds)
     places = [(kind, place) for kind, size in sizes.items() for place in range(size - 1)]
-    # The first of every kind, and then as Sainte-Laguë shares out the seats of a parliament.
+    # One group of every kind first, then proportionally as in Sainte-Laguë's allocation of seats in a parliament.
     places.sort(key=lambda place: (place[1] > 0, -sizes[place[0]] / (place[1] + 0.5)))
     shares = Counter(kind for kind, _ in places[:number])
     trained = Counter(name for names in labels for name in names)
@@ -155,7 +159,7 @@ def _files(pattern: str) -> list[Path]:
 
 
 def _files_of_split(folder: Path, split: str) -> list[Path]:
-    """Its one file, or all numbered parts of it. Not `train.csv.bak`."""
+    """The single file of a split, or all its numbered parts. Not `train.csv.bak`."""
     compressed = "|".join(re.escape(suffix) for suffix in COMPRESSIONS)
     named = re.compile(rf"({'|'.join(SPLITS[split])})(-\d+-of-\d+)?\.\w+({compressed})?")
     found = sorted(file for file in folder.iterdir() if named.fullmatch(file.name))
@@ -165,12 +169,12 @@ def _files_of_split(folder: Path, split: str) -> list[Path]:
 
 
 def _report_unread(folder: Path, read: set[Path]) -> None:
-    """Name the files of the same format that are no split: `eval.csv` may be meant for one."""
+    """Print the files of the same format that are not read: `eval.csv` may be meant as a split."""
     formats, known = {file.suffix for file in read}, {file.resolve() for file in read}
     files = [file for file in folder.iterdir() if file.suffix in formats and file.resolve() not in known]
     if others := sorted(file.name for file in files):
         names = "; ".join(f"{split}: {', '.join(names)}" for split, names in SPLITS.items())
-        print(f"not read in {folder}: {', '.join(others[:8])}. Files of splits are called so: {names}.", flush=True)
+        print(f"not read in {folder}: {', '.join(others[:8])}. The names of split files are: {names}.", flush=True)
 
 
 def _read_files(split: str, files: list[Path], readers: MappingProxyType[str, Reader]) -> Dataset:
@@ -188,38 +192,38 @@ def _table(file: Path, rows: list[dict[str, Any]]) -> Dataset:
 
 
 def row_numbers(table: Dataset) -> Sequence[int]:
-    """The numbers that rows have where the user sees them: in the file, or in the split."""
+    """The row numbers that the user knows: those in the file, or else in the split."""
     return table[ROW][:] if ROW in table.column_names else range(len(table))
 
 
 def columns_of(table: Dataset) -> list[str]:
-    """The columns that the user knows."""
+    """The columns of the data, without our own column of row numbers."""
     return [name for name in table.column_names if name != ROW]
 
 
 def choose_column(table: Dataset, given: str | None, guesses: Sequence[str], setting: str) -> str:
-    """The column that a setting names, or the first of those that are usually called so.
+    """The column that a setting names, or else the first one with a usual name.
 
     Raises:
         ValueError: if there is no such column.
     """
     found = columns_of(table)
     if given is not None and given not in found:
-        raise ValueError(f"`{setting}` is {given!r}, and the data have no such column{nearest(given, found)}")
+        raise ValueError(f"`{setting}` is {given!r}, but the data have no such column{nearest(given, found)}")
     lowered = {name.lower(): name for name in reversed(found)}
     chosen = [given] if given is not None else [lowered[name] for name in guesses if name in lowered]
     if not chosen:
-        raise ValueError(f"Set `{setting}` to one of the columns: {', '.join(found)}. None is called as usual.")
+        raise ValueError(f"Set `{setting}` to one of the columns: {', '.join(found)}. None has a usual name.")
     return chosen[0]
 
 
 def or_leave_out(split: str) -> str:
-    """What else can be done about a split without labels, as the end of a message."""
+    """The end of a message: what else can be done about a test split without labels."""
     return ", or set `score_test` to false" if split == "test" else ""
 
 
 def check_columns(splits: DatasetDict, columns: Sequence[str]) -> None:
-    """Refuse splits that lack a column that is read."""
+    """Refuse splits that lack a needed column."""
     for split, table in splits.items():
         for name in columns:
             if name not in table.column_names:
@@ -231,7 +235,7 @@ def check_columns(splits: DatasetDict, columns: Sequence[str]) -> None:
 
 
 def check_texts(splits: DatasetDict, column: str) -> None:
-    """Refuse rows whose text is none, is empty or holds spaces alone."""
+    """Refuse rows whose text is missing, empty or only spaces."""
     for split, table in splits.items():
         for number, text in zip(row_numbers(table), table[column][:]):
             if not isinstance(text, str) or not text.strip():
@@ -239,15 +243,15 @@ def check_texts(splits: DatasetDict, column: str) -> None:
 
 
 def count_labels(names: dict[str, list[list[str]]], numbers: dict[str, Sequence[int]], what: str) -> Counter[str]:
-    """Say how often each label is in the training rows: `Spam` beside `spam` would be a class of its own.
+    """Print how often each label occurs in the training rows: a misspelt `Spam` would be a class besides `spam`.
 
     Args:
-        names: of each split, the labels of every row.
-        numbers: of each split, the numbers of its rows.
-        what: what the labels are called.
+        names: the labels of every row, by split.
+        numbers: the row numbers, by split.
+        what: the word for a label in messages.
 
     Raises:
-        ValueError: if there is one label only, or another split has some that no training row has.
+        ValueError: if there is only one label, or another split has labels that no training row has.
     """
     counts = Counter(name for row in names["train"] for name in row)
     if len(counts) < 2:
@@ -263,15 +267,18 @@ def count_labels(names: dict[str, list[list[str]]], numbers: dict[str, Sequence[
             name = min(unknown)
             raise ValueError(
                 f"The split {split} has the {what} {name!r} (row {unknown[name]:,}), which no training row has; "
-                f"{len(unknown)} are so. Add training rows, or leave these out{or_leave_out(split)}."
+                f"{len(unknown)} labels are like this. Add training rows, or leave these out{or_leave_out(split)}."
             )
     shown = [f"{name} {count:,}" for name, count in counts.most_common()]
     if len(shown) > SHOWN_LABELS:
-        # What was misspelt is rare.
+        # Misspelt labels are rare, so the rarest are shown, too.
         half = SHOWN_LABELS // 2
         shown[half:-half] = ["..."]
     print(f"{len(counts):,} {what}s in training: {', '.join(shown)}", flush=True)
     if unseen := sorted(counts.keys() - set(chain(*names["validation"]))):
         more = ", ..." if len(unseen) > SHOWN_LABELS else ""
-        print(f"No validation row has {len(unseen):,} of them: {', '.join(unseen[:SHOWN_LABELS])}{more}.", flush=True)
+        print(
+            f"No validation row has {len(unseen):,} of these: {', '.join(unseen[:SHOWN_LABELS])}{more}.",
+            flush=True,
+        )
     return counts

@@ -1,8 +1,8 @@
-"""Tags of words: names of entities (BIO), parts of speech.
+"""Token classification: tags of words, such as entities (BIO) or parts of speech.
 
-The words of a row are read as one text with a space between two, as a text of the language would be, and each piece
-belongs to the word where its characters lie. So every tokenizer makes the pieces that it was trained to make: one that
-marks the beginning of a word by the space before it would take words one by one for parts of words.
+The words of a row are joined with spaces into one text, and each piece belongs to the word in which its characters lie.
+So every tokenizer makes the pieces that it was trained to make. Given single words, a tokenizer that marks the
+beginning of a word by the space before it would treat them as inner parts of words.
 """
 
 import re
@@ -32,19 +32,19 @@ from neobert_hf.training.metrics import TagMetric, entities_of, is_entity_scheme
 
 WORDS = ("tokens", "words", "form", "text")
 TAGS = ("ner_tags", "tags", "labels", "pos_tags", "upos", "pos", "ner", "chunk_tags", "label")
-# Windows of a long row have a quarter in common, so that every word has others on both sides in one of them.
+# Windows of a long row overlap by 1/4, so that every word has context on both sides in one of them.
 SHARED = 4
 IGNORED = -100
 
 
 @dataclass
 class TokenClassificationSettings(TaskSettings):
-    """Which columns."""
+    """Which columns are used."""
 
     word_column: str | None = field(default=None, metadata={"help": "lists of words; guessed if unset"})
-    tag_column: str | None = field(default=None, metadata={"help": "lists of as many tags; guessed if unset"})
+    tag_column: str | None = field(default=None, metadata={"help": "lists of tags, one per word; guessed if unset"})
     tag_names: list[str] | None = field(
-        default=None, metadata={"help": "of tags that are bare numbers: the names of 0, 1, 2, ... in order"}
+        default=None, metadata={"help": "if tags are bare numbers: the names of 0, 1, 2, ... in order"}
     )
 
     def __post_init__(self):
@@ -58,18 +58,18 @@ class TokenClassificationSettings(TaskSettings):
 
     def labels_of_rows(self, table: Dataset) -> list[set[str]]:
         cells = table[choose_column(table, self.tag_column, TAGS, "tag_column")][:]
-        # What is no list is refused later.
+        # Cells that are not lists are refused later.
         return [set(map(str, tags)) if isinstance(tags, list) else set() for tags in cells]
 
 
-# Before a sentence, as in MultiCoNER and CoNLL-U: `# id 5239d808 domain=en`. A word may be `#` as well.
+# A comment before a sentence, as in MultiCoNER and CoNLL-U: `# id 5239d808 domain=en`. `#` may also be a word.
 COMMENT = re.compile(r"#\s*(id|sent_id|text|newdoc|newpar|global\.columns)\b.*=")
 
 
 def read_conll(file: Path) -> list[dict[str, list[str]]]:
-    """A word a line, and an empty line after each sentence: the word first and the tag last, or as CoNLL-U has them.
+    """Read one word per line, with an empty line after each sentence: first the word, last the tag, or CoNLL-U.
 
-    Of CoNLL-U the tag is the universal part of speech, and the parts of a contraction are its words.
+    In CoNLL-U the tag is the universal part of speech, and the parts of a contraction are separate words.
     """
     universal, rows, words, tags = ".conllu" in file.suffixes, [], [], []
     with open_file(str(file)) as handle:
@@ -79,7 +79,7 @@ def read_conll(file: Path) -> list[dict[str, list[str]]]:
             raise ValueError(f"{file} is not UTF-8: {error}.") from error
     for number, line in enumerate([*lines, ""], 1):
         line = line.rstrip("\r")
-        # Between tabs a word may hold spaces; and no-break spaces, as in 10 000, are inside of a word everywhere.
+        # Between tabs a word may contain spaces. No-break spaces, as in 10 000, never separate words.
         if universal:
             cells = line.split("\t")
         else:
@@ -123,7 +123,7 @@ class TokenClassification(Task):
         counts = count_labels(named, numbers, "tag")
         self.labels = sorted(counts, key=lambda tag: (tag != "O", tag))
         self.entities = is_entity_scheme(self.labels)
-        # Of words that become no piece.
+        # The tag of words that become no piece.
         self.fallback = "O" if "O" in counts else counts.most_common(1)[0][0]
         ids = {tag: number for number, tag in enumerate(self.labels)}
         self.splits = DatasetDict()
@@ -132,16 +132,16 @@ class TokenClassification(Task):
             self.splits[split] = Dataset.from_dict({"words": table[words][:], "tags": numbers})
 
     def encode(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> DatasetDict:
-        """Windows of at most `max_length` pieces: `labels`, `row`, and in `word` the word that begins with a piece.
+        """Windows of at most `max_length` pieces, with `labels`, `row`, and in `word` the word that begins with it.
 
-        The first piece of a word has its tag, as in Transformers' own example and the paper of BERT.
+        The first piece of a word has the word's tag, as in Transformers' own example and the paper of BERT.
         """
         if not tokenizer.is_fast:
             raise ValueError(
-                f"{type(tokenizer).__name__} does not say which characters a piece is of: take a fast one."
+                f"{type(tokenizer).__name__} does not say which characters a piece covers: use a fast tokenizer."
             )
 
-        # The place of a piece in its window is that of its logits in the batch.
+        # With padding at the end, a piece has the same position in its window and in the logits of the batch.
         tokenizer.padding_side = "right"
 
         def windows(batch: dict[str, list], numbers: list[int]) -> dict[str, list]:
@@ -174,24 +174,24 @@ class TokenClassification(Task):
         lost = [word for row, words in enumerate(rows) for place, word in enumerate(words) if (row, place) not in found]
         if lost:
             print(
-                f"{split}: {len(lost):,} words become no piece of this tokenizer, such as {lost[0]!r}. They are not "
-                f"trained on, and their tag is said to be {self.fallback}.",
+                f"{split}: {len(lost):,} words have no piece in this tokenizer, such as {lost[0]!r}. They are not "
+                f"trained on, and are predicted as {self.fallback}.",
                 flush=True,
             )
         if not found:
-            raise ValueError(f"The split {split} has no word that becomes a piece of this tokenizer.")
+            raise ValueError(f"The split {split} has no word with a piece in this tokenizer.")
 
     def collator(self, tokenizer: PreTrainedTokenizerBase) -> DataCollatorForTokenClassification:
         return DataCollatorForTokenClassification(tokenizer)
 
     @staticmethod
     def reduce_logits(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """The best tag of each piece: all of them would fill the memory. NaN stays, to be noticed."""
+        """The best tag of each piece: all logits would fill the memory. NaN is kept, so that it is noticed."""
         best = logits.argmax(-1).float()
         return best.masked_fill(~logits.isfinite().all(-1), torch.nan)
 
     def predictions(self, split: str, encoded: Dataset, best: np.ndarray) -> list[list[str]]:
-        """The tag of every word: of several windows, from the one where the word is furthest from the ends."""
+        """The tag of every word, from the window in which the word is furthest from the ends."""
         rows = self.splits[split]["words"][:]
         tags = [[self.fallback] * len(words) for words in rows]
         margins = [[-1] * len(words) for words in rows]
@@ -213,7 +213,7 @@ class TokenClassification(Task):
     def describe(self, split: str, encoded: Dataset, logits: np.ndarray, folder: Path) -> list[str]:
         found, right = self.predictions(split, encoded, logits), self.references(split)
         flat = [[tag for row in rows for tag in row] for rows in (right, found)]
-        # Of entities the picture is of words, too: which type each is of, wherever its entity begins.
+        # For entities, too, the picture counts words by their type, wherever the entity begins.
         kind = (lambda tag: tag.partition("-")[2] or tag) if self.entities else (lambda tag: tag)
         names = list(dict.fromkeys(map(kind, self.labels)))
         counts = confusion_matrix(*([kind(tag) for tag in tags] for tags in flat), labels=names)
@@ -232,16 +232,16 @@ def named_tags(table: Dataset, column: str, split: str, names: Sequence[str] = (
     """The tags of all rows by name.
 
     Args:
-        names: of tags that are bare numbers.
+        names: the names of tags that are bare numbers.
     """
     where = f"The split {split}: {column!r}"
     if (feature := getattr(table.features[column], "feature", None)) is None:
         raise ValueError(f"{where} holds {table.features[column]}; it must hold lists of tags.")
     kind, rows = str(getattr(feature, "dtype", feature)), table[column][:]
-    # Numbers would be labels that are called 0 and 3, which name no entity: seqeval would never be asked.
+    # Numbers would become labels called 0 and 3, which are no entities, so seqeval would never score them.
     bare = not isinstance(feature, ClassLabel) and kind.startswith(("int", "uint"))
     if not bare and names:
-        raise ValueError(f"`tag_names` is given, and {column!r} of the split {split} has names already: leave it out.")
+        raise ValueError(f"`tag_names` is given, but {column!r} of the split {split} already has names: leave it out.")
     if not bare and not isinstance(feature, ClassLabel) and kind not in ("string", "large_string", "null"):
         raise ValueError(f"{where} holds lists of {kind}; tags must be texts, or numbers whose names are known.")
     for number, row in zip(row_numbers(table), rows):
@@ -259,13 +259,15 @@ def named_tags(table: Dataset, column: str, split: str, names: Sequence[str] = (
                 "[O, B-PER, I-PER], or give the tags as texts."
             )
         if used and used[-1] >= len(names):
-            raise ValueError(f"{where} has the tag {used[-1]}, and `tag_names` names {len(names)}, from 0 on: add it.")
+            raise ValueError(
+                f"{where} has the tag {used[-1]}, but `tag_names` has only {len(names)} names, from 0 on: add it."
+            )
     naming = names.__getitem__ if bare else feature.int2str if isinstance(feature, ClassLabel) else str
     return [[naming(tag) for tag in row] for row in rows]
 
 
 def check_rows(split: str, numbers: Sequence[int], words: list, tags: list[list[str]]) -> None:
-    """Refuse rows without words, and those whose tags are not as many."""
+    """Refuse rows without words, and rows that have another number of tags than of words."""
     for number, row, of_row in zip(numbers, words, tags):
         if not isinstance(row, list) or not row or not all(isinstance(word, str) and word.strip() for word in row):
             raise ValueError(
@@ -278,12 +280,12 @@ def check_rows(split: str, numbers: Sequence[int], words: list, tags: list[list[
 
 
 def words_of_pieces(encoded: BatchEncoding, rows: list[int], words: list[list[str]]) -> list[list[int]]:
-    """Of each piece of each window the word that begins with it; -1 of all others.
+    """For each piece of each window, the word that begins with it; -1 for all other pieces.
 
     Args:
-        encoded: with the characters of each piece.
-        rows: of each window the row that it is of.
-        words: of each row.
+        encoded: windows with the character range of each piece.
+        rows: the row of each window.
+        words: the words of each row.
     """
     starts = [np.cumsum([0, *(len(word) + 1 for word in row)])[:-1].tolist() for row in words]
     pieces, first = [], {}
@@ -292,7 +294,7 @@ def words_of_pieces(encoded: BatchEncoding, rows: list[int], words: list[list[st
         for place, (start, end) in zip(encoded.sequence_ids(window), encoded["offset_mapping"][window]):
             word = -1
             if place is not None and end > start:
-                # The last character tells: the first one may be the space before the word.
+                # The last character decides: the first one may be the space before the word.
                 word = bisect_right(starts[row], end - 1) - 1
                 if start >= starts[row][word] + len(words[row][word]):
                     word = -1

@@ -1,1 +1,1 @@
-"""What every training recipe shares: the resumable trainer, checkpoints of a run, launching."""
+"""Code that all training recipes share: the resumable trainer, checkpoints of a run, launching."""

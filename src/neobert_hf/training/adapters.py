@@ -1,8 +1,8 @@
-"""LoRA (https://arxiv.org/abs/2106.09685): beside each frozen matrix two small ones are trained, then merged.
+"""LoRA (https://arxiv.org/abs/2106.09685): two small matrices are trained beside each frozen one, then merged into it.
 
-Gradients and the optimizer's moments take three times the memory of the weights that are trained. Where those are a
-hundredth of all, a model fits that could not be trained as a whole. A checkpoint holds the small matrices alone. What a
-run leaves as `model/` is merged: a plain model, as after any other training.
+Gradients and the optimizer's moments take three times the memory of the trained weights. If only a hundredth of all
+weights is trained, a model may fit into memory that is too large to be trained as a whole. A checkpoint holds only the
+small matrices. The `model/` that a run writes at its end is merged: a plain model, as after any other training.
 """
 
 from dataclasses import dataclass, field
@@ -17,22 +17,22 @@ from neobert_hf.common.settings import Count, Positive, Range, RangedSettings, c
 from neobert_hf.training.run_checkpoints import CheckpointError
 
 
-# The weight, its gradient and the two moments of AdamW, all in float32.
+# Per parameter: the weight alone; or the weight, its gradient and the two moments of AdamW. All are float32.
 FROZEN_BYTES, TRAINED_BYTES = 4, 16
 
 
 @dataclass
 class LoraArguments(RangedSettings):
-    """Whether small matrices are trained in place of all weights, and which; settings of a recipe inherit it."""
+    """Whether small matrices are trained in place of all weights, and which ones. Recipes' settings inherit from it."""
 
     lora_rank: Count | None = field(
         default=None, metadata={"help": "train adapters of this rank in the linear layers of the blocks (LoRA)"}
     )
     lora_alpha: Positive | None = field(
-        default=None, metadata={"help": "what adapters add is multiplied by this over their rank; twice that if unset"}
+        default=None, metadata={"help": "scale of the adapters' output: this over `lora_rank`; twice the rank if unset"}
     )
     lora_dropout: Annotated[float, Range(0, below=1)] | None = field(
-        default=None, metadata={"help": "of what goes into the adapters; none if unset"}
+        default=None, metadata={"help": "dropout on the input of the adapters; none if unset"}
     )
 
     def __post_init__(self):
@@ -41,14 +41,14 @@ class LoraArguments(RangedSettings):
 
 
 def add_adapters(model: PreTrainedModel, settings: LoraArguments, seed: int, with_head: bool = True) -> None:
-    """Freeze an encoder and add adapters to its linear layers; they depend on the seed alone.
+    """Freeze an encoder and add adapters to its linear layers. Their initial weights depend only on the seed.
 
     Args:
-        with_head: train the head, which is new, as a whole beside them.
+        with_head: also train all weights of the head, which is new.
     """
     from peft import LoraConfig
 
-    # And not on what was drawn before.
+    # Otherwise the adapters would depend on the random numbers drawn before.
     set_seed(seed)
     config = LoraConfig(
         r=settings.lora_rank,
@@ -61,7 +61,7 @@ def add_adapters(model: PreTrainedModel, settings: LoraArguments, seed: int, wit
 
 
 def linear_layers(encoder: nn.Module) -> list[str]:
-    """The linear layers of the encoder's blocks: `qkv`, `wo`, `w12` and `w3` of every one, in a NeoBERT."""
+    """The names of the linear layers in the encoder's blocks; in a NeoBERT, `qkv`, `wo`, `w12` and `w3` of each."""
     blocks = tuple(f"{name}." for name, module in encoder.named_modules() if isinstance(module, nn.ModuleList))
     layers = [
         name for name, module in encoder.named_modules() if isinstance(module, nn.Linear) and name.startswith(blocks)
@@ -72,7 +72,7 @@ def linear_layers(encoder: nn.Module) -> list[str]:
 
 
 def head_modules(encoder: nn.Module) -> list[str]:
-    """What a classifier has on top of its encoder, and the encoder's pooler, which is as new or of another task."""
+    """The modules of a classifier on top of its encoder, and the encoder's pooler, which is new or of another task."""
     children = [
         name
         for name, module in encoder.named_children()
@@ -82,10 +82,10 @@ def head_modules(encoder: nn.Module) -> list[str]:
 
 
 def load_adapters(model: PreTrainedModel, checkpoint: Path) -> None:
-    """Take over the adapters of a checkpoint.
+    """Load the adapters of a checkpoint.
 
     Raises:
-        CheckpointError: if it holds other ones than the model has.
+        CheckpointError: if it holds other adapters than the model has.
     """
     from peft import get_peft_model_state_dict, set_peft_model_state_dict
 
@@ -99,7 +99,7 @@ def load_adapters(model: PreTrainedModel, checkpoint: Path) -> None:
 
 
 def merge_adapters(model: PreTrainedModel) -> None:
-    """Add the adapters to the weights beside them, so that a plain model is left."""
+    """Merge the adapters into the weights beside them, so that a plain model remains."""
     from peft.tuners.tuners_utils import BaseTunerLayer
     from peft.utils import ModulesToSaveWrapper
 
@@ -109,12 +109,12 @@ def merge_adapters(model: PreTrainedModel) -> None:
             model.set_submodule(name, module.get_base_layer())
         elif isinstance(module, ModulesToSaveWrapper):
             model.set_submodule(name, module.modules_to_save[module.active_adapter])
-    # Otherwise Transformers would still save adapters.
+    # Without this, Transformers would still save adapters.
     model.delete_adapter("default")
 
 
 def describe_adapters(model: nn.Module) -> str:
-    """How much is trained in place of all weights, and what memory that takes beside what the texts of a batch take."""
+    """How many parameters are trained in place of all, and the memory that this takes, not counting a batch's texts."""
     parameters = list(model.named_parameters())
     trained = sum(weight.numel() for _, weight in parameters if weight.requires_grad)
     frozen = sum(weight.numel() for _, weight in parameters if not weight.requires_grad)

@@ -1,11 +1,12 @@
-"""A smaller NeoBERT cut out of a larger one: without the layers and the units of the MLP that matter least on text.
+"""Pruning: cut a smaller NeoBERT out of a larger one by removing the layers and MLP units that matter least on text.
 
-Layers are dropped one at a time, each time the one without which what is measured rises least, and then all that are
-left are measured anew (SLEB, Song et al. 2024, arXiv 2402.09025). Of two layers that do the same work either can be
-missed, and not both: measures that look at every layer once, such as the angle between the states before and behind it
-(ShortGPT, Men et al. 2024, arXiv 2403.03853), do not see that. To halve L layers, 3/8 L * L measurements are made.
+Layers are dropped one at a time. Each time, the layer is dropped whose removal increases the measured value least, and
+then all remaining layers are measured again (SLEB, Song et al. 2024, arXiv 2402.09025). If two layers do the same work,
+either of them can be dropped, but not both. Methods that measure every layer only once, such as by the angle between
+the hidden states before and after it (ShortGPT, Men et al. 2024, arXiv 2403.03853), do not notice that. Halving L
+layers takes 3/8 L * L measurements.
 
-Units of SwiGLU are cut by how much they add on average: |silu(gate) * up| times the length of their column in the
+Units of SwiGLU are ranked by how much they add on average: |silu(gate) * up| times the norm of their column in the
 output matrix (activations times weights as in Wanda, Sun et al. 2023, arXiv 2306.11695; whole units by their
 activations as in Minitron, Muralidharan et al. 2024, arXiv 2407.14679).
 """
@@ -30,43 +31,43 @@ class CutSettings(RangedSettings):
 
     num_hidden_layers: Count | None = field(default=None, metadata={"help": "layers to keep; all if unset"})
     intermediate_size: Annotated[int, Range(2)] | None = field(
-        default=None, metadata={"help": "of the MLP, of which SwiGLU uses two thirds; as it is if unset"}
+        default=None, metadata={"help": "width of the MLP (SwiGLU uses two thirds of it); unchanged if unset"}
     )
 
     def __post_init__(self):
         super().__post_init__()
         if self.num_hidden_layers is None and self.intermediate_size is None:
-            raise ValueError("`num_hidden_layers` and `intermediate_size` are not given: set one of them, or both.")
+            raise ValueError("`num_hidden_layers` and `intermediate_size` are both unset: set one of them, or both.")
 
     def sizes(self, config: NeoBERTConfig) -> dict[str, int]:
-        """Both settings, with what the large model has where one is not given.
+        """Both settings; one that is not given takes the value of the large model.
 
         Raises:
-            ValueError: if it is larger than the large model, or no SwiGLU is there to cut.
+            ValueError: if a setting is larger than in the large model, or its MLP is not SwiGLU and cannot be cut.
         """
         given = {name: getattr(self, name) for name in ("num_hidden_layers", "intermediate_size")}
         for name, wanted in given.items():
             if wanted is not None and wanted > (has := getattr(config, name)):
-                raise ValueError(f"`{name}` is {wanted:,}; it must be {has:,} or less, which the large model has.")
+                raise ValueError(f"`{name}` is {wanted:,}; it must be at most that of the large model, {has:,}.")
         if self.intermediate_size is not None and config.hidden_act != "swiglu":
             raise ValueError(
-                f"`intermediate_size` is {self.intermediate_size:,}, and the model has `hidden_act` "
-                f"{config.hidden_act!r}: only SwiGLU is cut. Leave it out."
+                f"`intermediate_size` is {self.intermediate_size:,}, but the model has `hidden_act` "
+                f"{config.hidden_act!r}, and only SwiGLU can be cut. Leave `intermediate_size` out."
             )
         return {name: wanted or getattr(config, name) for name, wanted in given.items()}
 
 
 @dataclass
 class Cut:
-    """What was cut off, and what was measured for it.
+    """What was removed, and the measurements that decided it.
 
     Args:
         measured: what was measured, in words.
-        whole: its value for the large model.
-        rounds: its value without each layer, one list for each layer that was dropped; None for layers already gone.
-        layers: numbers that those which are left had in the large model.
-        widths: units of an MLP before and after.
-        norms_cut: for each layer that is left, the share that the units cut off have in what all units add.
+        whole: the measured value for the large model.
+        rounds: the values without each layer, one list for each layer that was dropped; None for layers already gone.
+        layers: the numbers of the remaining layers in the large model.
+        widths: the number of units in an MLP before and after.
+        norms_cut: for each remaining layer, the share of the removed units in what all units add.
     """
 
     measured: str
@@ -86,16 +87,16 @@ class Cut:
             turn, low = dropped.get(number, ("", None))
             together = "" if low is None else f"{low - self.whole:+.4f}"
             rows.append([number, alone, turn, together, "" if low is not None else f"{norms[number]:.1%}"])
-        head = ["Layer", "Rise without it alone", "Dropped as number", "Rise without it and those before it"]
+        head = ["Layer", "Rise without it alone", "Order of dropping", "Rise without it and those dropped before"]
         return [
-            f"A rise is that of {self.measured}, {self.whole:.4f} in the whole model. Of the {self.widths[0]:,} units "
-            f"of each MLP {self.widths[1]:,} are left.",
+            f"A rise is the increase of {self.measured}, which is {self.whole:.4f} in the whole model. Of the "
+            f"{self.widths[0]:,} units of each MLP, {self.widths[1]:,} are left.",
             "",
-            *markdown_table([*head, "What the cut units added, of all"], rows),
+            *markdown_table([*head, "Share of the cut units in what all add"], rows),
         ]
 
     def panel(self) -> Panel:
-        """The picture of a report: what every layer adds."""
+        """The plot of a report: what every layer adds."""
         before = [self.whole, *(_lowest(found)[1] for found in self.rounds)]
         alone = [(number, value - self.whole) for number, value in enumerate(self.rounds[0] if self.rounds else [])]
         dropped = [(number, low - last) for (number, low), last in zip(map(_lowest, self.rounds), before)]
@@ -112,25 +113,27 @@ def _lowest(found: list[float | None]) -> tuple[int, float]:
 
 
 def cut_model(model: NeoBERTPreTrainedModel, sizes: dict[str, int], measured: str, measure: Callable[[], float]) -> Cut:
-    """Cut a model, in place: layers first, then the units that matter least to those that are left.
+    """Cut a model, in place: first layers, then the units that matter least in the remaining layers.
 
     Args:
-        sizes: of `CutSettings.sizes`.
-        measured: what `measure` gives, in words: the lower, the better.
-        measure: runs the model on text.
+        sizes: from `CutSettings.sizes`.
+        measured: what `measure` returns, in words.
+        measure: runs the model on text and returns a value; the lower, the better.
 
     Raises:
-        FloatingPointError: if what is measured is not finite.
+        FloatingPointError: if a measured value is not finite.
     """
     whole = measure()
     layers, rounds = drop_layers(model, sizes["num_hidden_layers"], measure)
     if not all(math.isfinite(value) for found in ([whole], *rounds) for value in found if value is not None):
-        raise FloatingPointError(f"{measured} is not finite on this text; the model may be damaged: neobert-hf doctor.")
+        raise FloatingPointError(
+            f"{measured} is not finite on this text; the model may be damaged: check it with neobert-hf doctor."
+        )
     config = model.config
     if config.hidden_act != "swiglu":
         return Cut(measured, whole, rounds, layers, (config.intermediate_size,) * 2, [0.0] * len(layers))
     before = swiglu_width(config)
-    # This is what the config says of the result, so its width follows from it exactly.
+    # The cut model's config will have this value, so the width is computed from it.
     config.intermediate_size = sizes["intermediate_size"]
     norms = cut_units(model, swiglu_width(config), measure)
     return Cut(measured, whole, rounds, layers, (before, swiglu_width(config)), norms)
@@ -139,7 +142,7 @@ def cut_model(model: NeoBERTPreTrainedModel, sizes: dict[str, int], measured: st
 def drop_layers(
     model: NeoBERTPreTrainedModel, keep: int, measure: Callable[[], float]
 ) -> tuple[list[int], list[list[float | None]]]:
-    """Drop layers one at a time; `layers` and `rounds` of a `Cut`."""
+    """Drop layers one at a time; returns `layers` and `rounds` of a `Cut`."""
     encoder = model.base_model
     blocks, left, rounds = list(encoder.transformer_encoder), list(range(len(encoder.transformer_encoder))), []
 
@@ -160,7 +163,7 @@ def drop_layers(
 
 @torch.no_grad()
 def cut_units(model: NeoBERTPreTrainedModel, width: int, measure: Callable[[], float]) -> list[float]:
-    """Leave every SwiGLU the `width` units that add most; `norms_cut` of a `Cut`."""
+    """Keep the `width` units of every SwiGLU that add most; returns `norms_cut` of a `Cut`."""
     mlps = [block.ffn for block in model.base_model.transformer_encoder]
     sums = {}
 

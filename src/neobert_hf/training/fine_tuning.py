@@ -1,6 +1,6 @@
-"""Fine-tuning as the paper does (appendix C), for every kind of head: length, evaluations, the best checkpoint.
+"""Fine-tuning as in the paper (appendix C), for every kind of head: length, evaluations, the best checkpoint.
 
-Beside that, what a user may choose: LoRA, and smaller learning rates for lower layers (https://arxiv.org/abs/1801.06146).
+Optional additions are LoRA, and smaller learning rates for lower layers (https://arxiv.org/abs/1801.06146).
 """
 
 import shutil
@@ -23,45 +23,48 @@ from neobert_hf.training.run_checkpoints import check_content
 from neobert_hf.training.trainer import EarlyStopping, ResumableTrainer
 
 
-# Settings of Transformers that would undo what this recipe promises, and the only values it runs with.
+# Settings of Transformers that would break what this recipe promises, with the only values that it allows.
 FIXED = {
-    # The Trainer skips what a resumed run has trained on, which makes a resume exact; only row numbers are drawn again.
+    # False: a resumed run skips the rows it has trained on, which makes resuming exact. Only row numbers are drawn
+    # again for that.
     "ignore_data_skip": False,
     # Batch sizes are the paper's, in one pass: steps, evaluations and warm-up count batches.
     "gradient_accumulation_steps": 1,
-    # It would also leave the last rows out of every evaluation.
+    # True would also leave the last rows out of every evaluation.
     "dataloader_drop_last": False,
-    # The best evaluation would be one of fewer.
+    # A delay would leave fewer evaluations to choose the best from.
     "eval_delay": 0,
     "metric_for_best_model": "score",
     "greater_is_better": True,
-    # The evaluations without improvement are counted by a callback.
+    # A callback counts the evaluations without improvement.
     "restore_callback_states_from_checkpoint": True,
 }
 
-# What evaluations of the Trainer also log, by the ends of the names.
+# Endings of the names of timings, which the Trainer's evaluations also log.
 TIMINGS = ("runtime", "_per_second", "_preparation_time")
 
 
 @dataclass
 class FineTuningArguments(LoraArguments, TrainingArguments):
-    """Transformers' arguments with the defaults of the paper (appendix C, and a point of its grid) and its code."""
+    """Transformers' arguments with the defaults of the paper (appendix C, one point of its grid) and of its code."""
 
-    per_device_train_batch_size: int = field(default=32, metadata={"help": "rows of a step"})
-    learning_rate: float = field(default=2e-5, metadata={"help": "at its peak"})
-    weight_decay: float = field(default=0.01, metadata={"help": "decoupled; not on norms and biases"})
+    per_device_train_batch_size: int = field(default=32, metadata={"help": "rows per step"})
+    learning_rate: float = field(default=2e-5, metadata={"help": "peak learning rate"})
+    weight_decay: float = field(default=0.01, metadata={"help": "decoupled weight decay; not on norms and biases"})
     per_device_eval_batch_size: int = field(default=64, metadata={"help": "rows evaluated at a time"})
-    num_train_epochs: float = field(default=10, metadata={"help": "over the training split"})
+    num_train_epochs: float = field(default=10, metadata={"help": "passes over the training split"})
     warmup_steps: float = field(default=0.06, metadata={"help": "optimizer steps, or a share of all if below 1"})
-    early_stopping_patience: Count = field(default=15, metadata={"help": "evaluations without a better score"})
+    early_stopping_patience: Count = field(
+        default=15, metadata={"help": "stop after this many evaluations without a better score"}
+    )
     eval_steps: float | None = field(
         default=None, metadata={"help": "steps between evaluations; min(500, a tenth of an epoch) if unset"}
     )
     layer_decay: Annotated[float, Range(above=0, most=1)] = field(
-        default=1.0, metadata={"help": "the rate of a block is that of the block above it times this"}
+        default=1.0, metadata={"help": "the learning rate of a block is that of the block above it times this"}
     )
     report_to: str | None = field(default="none", metadata={"help": "tensorboard, wandb, trackio, ... or none"})
-    save_total_limit: int | None = field(default=1, metadata={"help": "complete checkpoints kept beside the best"})
+    save_total_limit: int | None = field(default=1, metadata={"help": "complete checkpoints to keep besides the best"})
     logging_nan_inf_filter: bool = field(default=False, metadata={"help": "fixed"})
     metric_for_best_model: str | None = field(default="score", metadata={"help": "fixed"})
     restore_callback_states_from_checkpoint: bool = field(default=True, metadata={"help": "fixed"})
@@ -73,29 +76,30 @@ class FineTuningArguments(LoraArguments, TrainingArguments):
         TrainingArguments.__post_init__(self)
 
     def _check_intervals(self) -> None:
-        """Refuse other moments to evaluate, save and log than `eval_steps`: `planned` would overwrite them."""
+        """Refuse settings to evaluate, save or log other than at `eval_steps`: `planned` would overwrite them."""
         for name, untouched in (("eval", "no"), ("save", "steps"), ("logging", "steps")):
             if (strategy := getattr(self, f"{name}_strategy")) not in (untouched, "steps"):
                 raise ValueError(
-                    f"`{name}_strategy` is {strategy!r}; this recipe evaluates, saves and logs at every `eval_steps`."
+                    f"`{name}_strategy` is {strategy!r}, but this recipe evaluates, saves and logs every `eval_steps`."
                 )
         if self.eval_strategy == "steps" and self.eval_steps is None:
-            # Transformers would make 500 of it, more than a small run has.
-            raise ValueError("`eval_strategy` is 'steps' without `eval_steps`: set these, or leave both out.")
+            # Transformers would use 500, more steps than a small run has.
+            raise ValueError("`eval_strategy` is 'steps' without `eval_steps`: set `eval_steps`, or leave both out.")
         for name in ("save_steps", "logging_steps"):
             every = getattr(self, name)
-            # 500 is what Transformers has where nothing is given.
+            # 500 is Transformers' default.
             if every not in (500, self.eval_steps):
                 raise ValueError(
-                    f"`{name}` is {every}; this recipe evaluates, saves and logs at the same steps: set `eval_steps`."
+                    f"`{name}` is {every}, but this recipe evaluates, saves and logs at the same steps: set "
+                    "`eval_steps` instead."
                 )
 
     def planned(self, rows: int) -> "FineTuningArguments":
-        """The arguments of a run on so many training rows: its steps, evaluations and checkpoints."""
+        """The arguments of a run on `rows` training rows, with its steps, evaluations and checkpoints."""
         if self.eval_steps is not None and (self.eval_steps not in Range(1, 2**53) or self.eval_steps % 1):
             raise ValueError(f"`eval_steps` is {self.eval_steps}; it must be a whole number of steps, 1 or more.")
         if self.max_steps == 0:
-            raise ValueError("`max_steps` is 0: nothing would be trained. Leave it out, and `num_train_epochs` counts.")
+            raise ValueError("`max_steps` is 0: nothing would be trained. Leave it out to use `num_train_epochs`.")
         batches = -(-rows // self.per_device_train_batch_size)
         if self.max_steps < 1 and not 1 <= self.num_train_epochs * batches < 2**53:
             raise ValueError(
@@ -114,10 +118,10 @@ class FineTuningArguments(LoraArguments, TrainingArguments):
 
 
 class LengthGroups(LengthGroupedSampler):
-    """Rows of about the same length together, in an order that seed and epoch tell.
+    """Groups rows of about the same length, in an order determined by seed and epoch.
 
-    Transformers' own draws from torch's global generator, whose state a resumed run restores only after it has skipped
-    the rows that were read: from the second epoch on it would skip others, and read some twice.
+    Transformers' own sampler draws from torch's global generator, whose state a resumed run restores only after it has
+    skipped the rows already seen. From the second epoch on, it would skip other rows, and see some twice.
     """
 
     def __init__(self, batch_size: int, lengths: list[int], seed: int):
@@ -135,7 +139,7 @@ class LengthGroups(LengthGroupedSampler):
 class FineTuningTrainer(ResumableTrainer):
     """Fine-tuning with early stopping, of a model from `build_model` with arguments from `planned`.
 
-    `compute_metrics` must give a `score`: the larger, the better.
+    `compute_metrics` must return a `score`: the larger, the better.
     """
 
     def __init__(self, model: PreTrainedModel, args: FineTuningArguments, **kwargs):
@@ -144,12 +148,12 @@ class FineTuningTrainer(ResumableTrainer):
             print(describe_adapters(model), flush=True)
         super().__init__(model, args, callbacks=[EarlyStopping(args.early_stopping_patience)], **kwargs)
         if getattr(self.processing_class, "is_fast", False):
-            # What cut the rows of training would be saved, and cut the texts of all who load the file by itself.
+            # The truncation of training would be saved, and would cut the texts of all who load tokenizer.json alone.
             self.processing_class.backend_tokenizer.no_truncation()
             self.processing_class.backend_tokenizer.no_padding()
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        """With a rate of its own for each block, if `layer_decay` says so."""
+        """The optimizer, with a separate learning rate for each block if `layer_decay` is below 1."""
         new = self.optimizer is None
         optimizer = super().create_optimizer(model)
         if new and self.args.layer_decay < 1:
@@ -170,15 +174,15 @@ class FineTuningTrainer(ResumableTrainer):
         return sampler
 
     def _get_eval_sampler(self, eval_dataset) -> Sampler:
-        # Scores belong to rows by their number, which `group_by_length` would change here, too.
+        # Scores are matched to rows by position; `group_by_length` would change the order here, too.
         return SequentialSampler(eval_dataset)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: PreTrainedModel | None = None) -> None:
         if self.args.lora_rank is not None:
             load_adapters(self.model, Path(resume_from_checkpoint))
             return
-        # Files have other names and shapes than the modules of some models (NomicBERT, GTE), which Transformers' own
-        # way leaves out with a warning.
+        # For some models (NomicBERT, GTE), tensors in files have other names and shapes than in the modules. The
+        # Trainer's own loading would leave them out with a warning.
         with torch.random.fork_rng():
             loaded = type(self.model).from_pretrained(
                 resume_from_checkpoint, config=self.model.config, dtype=torch.float32
@@ -186,7 +190,7 @@ class FineTuningTrainer(ResumableTrainer):
         self.model.load_state_dict(loaded.state_dict())
 
     def save_best(self, folder: Path) -> None:
-        """Make a model of the best checkpoint, for `from_pretrained`. Adapters are merged into it."""
+        """Write the best checkpoint as a model for `from_pretrained`. Adapters are merged into it."""
         check_content(self.best_checkpoint)
         training_files = shutil.ignore_patterns("*.pt", "*.pth", "*.bin", "trainer_state.json", "complete.json")
         with atomic_folder(folder) as partial_folder:
@@ -199,7 +203,7 @@ class FineTuningTrainer(ResumableTrainer):
                 self.processing_class.save_pretrained(partial_folder)
 
     def evaluations(self) -> list[dict]:
-        """Step, loss and metrics of each evaluation."""
+        """Step, loss and metrics of each evaluation, without timings."""
         return [
             {key.removeprefix("eval_"): value for key, value in entry.items() if not key.endswith(TIMINGS)}
             for entry in self.state.log_history
@@ -208,7 +212,7 @@ class FineTuningTrainer(ResumableTrainer):
 
 
 def layer_factors(model: PreTrainedModel, decay: float) -> dict[nn.Parameter, float]:
-    """What the learning rate of each parameter is multiplied with: 1 above the blocks, least in the embeddings."""
+    """The factor on each parameter's learning rate: 1 above the blocks, and smallest in the embeddings."""
     lists = {name: module for name, module in model.named_modules() if isinstance(module, nn.ModuleList)}
     if not lists:
         raise ValueError(f"{type(model).__name__} has no blocks: leave `layer_decay` out.")

@@ -1,4 +1,4 @@
-"""The beginning and the end of a run of several processes: are they those that were asked for, and a clean exit."""
+"""Start and end of a run: check that the processes are those that were asked for, lock the output, exit cleanly."""
 
 import os
 import sys
@@ -12,45 +12,47 @@ from transformers import TrainingArguments
 from neobert_hf.common.locks import folder_lock
 
 
-# Set by torchrun, MPI and `srun` respectively. Slurm counts tasks, which may be fewer than processes, never more.
+# Set by torchrun, several MPIs and `srun`. Slurm counts tasks, of which there may be fewer than processes, never more.
 WORLD_SIZES = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 
 
 def run_lock(arguments: TrainingArguments, start: str | None) -> AbstractContextManager:
-    """The lock of a run's `output_dir`, which the first process takes for all; see `folder_lock`.
+    """The lock of a run's `output_dir`, which the first process takes for all processes; see `folder_lock`.
 
     Args:
         start: the model that the run starts from, if any.
 
     Raises:
         NotADirectoryError: if `output_dir` is a file.
-        ValueError: if the run would write its own model over the start.
+        ValueError: if the run would overwrite the model that it starts from.
     """
     output = Path(arguments.output_dir)
     if output.is_file():
-        raise NotADirectoryError(f"`output_dir` is {arguments.output_dir!r}, which is a file: name a folder.")
+        raise NotADirectoryError(f"`output_dir` is {arguments.output_dir!r}, which is a file: give a folder.")
     place = start and Path(start).expanduser()
     if place and place.exists() and place.resolve() in (output.resolve(), output.resolve() / "model"):
         raise ValueError(
-            f"The model to start from, {start!r}, lies where this run writes its own: name another `output_dir`."
+            f"The model to start from, {start!r}, lies where this run writes its own: choose another `output_dir`."
         )
     return folder_lock(output) if arguments.process_index == 0 else nullcontext()
 
 
 def check_alone(arguments: TrainingArguments) -> None:
-    """Refuse several processes, for recipes that run in one."""
+    """Refuse several processes, for recipes that run in a single one."""
     if arguments.world_size > 1:
-        raise ValueError(f"{arguments.world_size} processes were started; this recipe runs in one: use `python`.")
+        raise ValueError(
+            f"{arguments.world_size} processes were started, but this recipe runs in one: start it with `python`."
+        )
 
 
 def check_launch(accelerator: Accelerator) -> None:
-    """Compare the processes and the engine that run with those that the launcher asked for in the environment.
+    """Compare the running processes and engine with those that the launcher requested through environment variables.
 
-    Accelerate drops FSDP on a CPU, and leaves each of several processes alone if it finds no GPU: both without a word,
-    hours before the results show it.
+    Accelerate silently drops FSDP on a CPU, and if it finds no GPU, it silently lets each of several processes train by
+    itself. The results would show this only hours later.
 
     Raises:
-        RuntimeError: if the number of processes or the engine is another one.
+        RuntimeError: if the number of processes or the engine is not the requested one.
     """
     processes = max(get_int_from_env([name], 1) for name in WORLD_SIZES)
     engine = None
@@ -61,19 +63,20 @@ def check_launch(accelerator: Accelerator) -> None:
     running_engine = running if running in ("FSDP", "DEEPSPEED") else None
     if accelerator.num_processes != processes or engine != running_engine:
         raise RuntimeError(
-            f"{processes} process(es) with {engine or 'plain data parallelism'} were asked for, but this process runs "
+            f"{processes} process(es) with {engine or 'plain data parallelism'} were requested, but this process runs "
             f"as one of {accelerator.num_processes} with {running}. Several CPU processes need ACCELERATE_USE_CPU=true "
-            "and a file of distributed_type MULTI_GPU (configs/accelerate/cpu_ddp.yaml); FSDP and DeepSpeed need a GPU."
+            "and a config file with distributed_type MULTI_GPU (configs/accelerate/cpu_ddp.yaml); FSDP and DeepSpeed "
+            "need a GPU."
         )
 
 
 def end_processes(accelerator: Accelerator, code: int = 0) -> None:
-    """End the processes of a run whose work is done; returns only where there is nothing to end and `code` is 0."""
+    """End the processes of a finished run. Returns only if there is no other process to end and `code` is 0."""
     accelerator.wait_for_everyone()
     accelerator.end_training()
     if accelerator.num_processes > 1 and accelerator.device.type == "cpu":
-        # Gloo's threads abort one exit in ten ("terminate called without an active exception", torch 2.13), and the
-        # launcher would report a finished run as failed.
+        # Gloo's threads abort one exit in ten ("terminate called without an active exception", torch 2.13), and then
+        # the launcher would report a finished run as failed.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

@@ -1,4 +1,7 @@
-"""Metrics as `evaluate.Metric`s over scikit-learn, SciPy and seqeval; `evaluate.load("glue", ...)` downloads code."""
+"""Metrics as `evaluate.Metric`s based on scikit-learn, SciPy and seqeval.
+
+They replace `evaluate.load("glue", ...)`, which downloads code.
+"""
 
 import re
 import string
@@ -24,11 +27,11 @@ CORRELATIONS = {"pearson": pearsonr, "spearmanr": spearmanr}
 class ScoreMetric(evaluate.Metric):
     """Some of the metrics above, computed together.
 
-    F1 is that of the label 1. The correlation with constant predictions, which SciPy leaves undefined, is 0, as is
-    scikit-learn's Matthews correlation.
+    `f1` is the F1 of label 1. The correlation with constant predictions is 0, like scikit-learn's Matthews correlation;
+    SciPy leaves it undefined.
 
     Args:
-        names: what to compute, all of `CLASSIFICATION` or all of `CORRELATIONS`.
+        names: the metrics to compute, either all from `CLASSIFICATION` or all from `CORRELATIONS`.
 
     References:
         https://arxiv.org/abs/1804.07461, section 3.
@@ -43,7 +46,7 @@ class ScoreMetric(evaluate.Metric):
 
     def __init__(self, names: list[str], **kwargs):
         self.names = names
-        # In memory: files would be shared, and locked, by runs side by side.
+        # Kept in memory, since files would be shared, and locked, by runs at the same time.
         super().__init__(config_name="_".join(names), keep_in_memory=True, **kwargs)
 
     def _info(self) -> evaluate.MetricInfo:
@@ -67,20 +70,20 @@ class ScoreMetric(evaluate.Metric):
 
 
 def is_entity_scheme(tags: list[str]) -> bool:
-    """Whether tags are of words in entities: `B-PER`, `I-PER`, `O`, also with the letters of IOBES and BILOU."""
+    """Whether tags mark words in entities: `B-PER`, `I-PER`, `O`, also with the letters of IOBES and BILOU."""
     return any("-" in tag for tag in tags) and all(re.fullmatch(r"O|[BIESLU]-.+", tag) for tag in tags)
 
 
 def to_iobes(rows: list[list[str]]) -> list[list[str]]:
-    """BILOU's letters for the last word of an entity and for one of a single word, as seqeval knows them."""
+    """Replace BILOU's letters `L` (last word of an entity) and `U` (one-word entity) by `E` and `S`, as in seqeval."""
     return [[re.sub("^L-", "E-", re.sub("^U-", "S-", tag)) for tag in row] for row in rows]
 
 
 class TagMetric(evaluate.Metric):
-    """Of tags of words: precision, recall and F1 of whole entities with seqeval, as `conlleval` counts; or accuracy.
+    """Metrics of word tags: accuracy and, for entities, precision, recall and F1 of whole entities as in `conlleval`.
 
     Args:
-        entities: whether tags are of entities (`is_entity_scheme`); the accuracy of every single tag is there anyway.
+        entities: whether the tags mark entities (`is_entity_scheme`). The accuracy over single tags is always computed.
 
     Example:
 
@@ -112,7 +115,7 @@ class TagMetric(evaluate.Metric):
 
 
 def entities_of(predictions: list[list[str]], references: list[list[str]]) -> list[list]:
-    """Of each kind of entity: its name, precision, recall and F1 in percent, and how many there are."""
+    """For each kind of entity: its name, precision, recall and F1 in percent, and how many there are."""
     from seqeval.metrics import classification_report
 
     report = classification_report(to_iobes(references), to_iobes(predictions), output_dict=True, zero_division=0)
@@ -130,7 +133,7 @@ def normal_answer(text: str) -> list[str]:
 
 
 def answer_scores(found: str, right: list[str]) -> tuple[float, float]:
-    """Exact match and F1 of one answer against the best of the right ones; none is right where the list is empty."""
+    """Exact match and F1 of an answer, each the best over the right answers; an empty list means "no answer"."""
     scores = [(0.0, 0.0)]
     for answer in right or [""]:
         words, expected = normal_answer(found), normal_answer(answer)
@@ -141,7 +144,7 @@ def answer_scores(found: str, right: list[str]) -> tuple[float, float]:
 
 
 class AnswerMetric(evaluate.Metric):
-    """Exact match and F1 of answers, those of SQuAD v1 and v2; also F1 with and without an answer.
+    """Exact match and F1 of answers as in SQuAD v1 and v2; also F1 of the questions with and without an answer.
 
     References:
         https://arxiv.org/abs/1606.05250, section 6.1; https://arxiv.org/abs/1806.03822

@@ -1,4 +1,4 @@
-"""Models to fine-tune: any encoder of Transformers with a new head, from one checkpoint or the mean of several."""
+"""Models to fine-tune: any Transformers encoder with a new head, from one checkpoint or the average of several."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +15,7 @@ from neobert_hf.common.tokenizers import load_tokenizer
 from neobert_hf.training.run_checkpoints import CheckpointError, check_content, complete_checkpoints
 
 
-# The dropout before the head, where models do not call it `classifier_dropout`.
+# The names of the setting for dropout before the head, by model type, where it is not `classifier_dropout`.
 DROPOUTS = {
     "albert": ("classifier_dropout_prob",),
     "deberta": ("cls_dropout",),
@@ -29,9 +29,9 @@ class StartingPoint:
     """What fine-tuning starts from.
 
     Args:
-        model: path or Hub id: the configuration, the tokenizer and, without `backbone`, the weights.
-        name: what result files call it.
-        backbone: checkpoints whose backbone to start from instead, the mean of several.
+        model: path or Hub id of the configuration, the tokenizer and, without `backbone`, the weights.
+        name: the model's name in result files.
+        backbone: checkpoints to take the backbone's weights from instead; several are averaged.
         trust_remote_code: run code from the model's repository.
     """
 
@@ -44,7 +44,7 @@ class StartingPoint:
         check_model_exists(self.model, "model")
 
     def fingerprint(self) -> str:
-        """What tells these weights from others under the same name."""
+        """A text that identifies these weights, since others may have the same name."""
         return " + ".join(checkpoint_fingerprint(str(checkpoint)) for checkpoint in self.backbone or [self.model])
 
 
@@ -53,8 +53,8 @@ def newest_checkpoints(run: str, number: int) -> list[Path]:
     checkpoints = complete_checkpoints(Path(run))
     if not 1 <= number <= len(checkpoints):
         raise CheckpointError(
-            f"{run} holds {len(checkpoints)} complete checkpoints, and `average_checkpoints` is {number}. Give the "
-            "folder of a pretraining run as `model`; `save_total_limit` says how many it keeps."
+            f"{run} holds {len(checkpoints)} complete checkpoints, but `average_checkpoints` is {number}. Give the "
+            "folder of a pretraining run as `model`; `save_total_limit` sets how many a run keeps."
         )
     for checkpoint in checkpoints[-number:]:
         check_content(checkpoint)
@@ -64,16 +64,16 @@ def newest_checkpoints(run: str, number: int) -> list[Path]:
 def task_config(
     start: StartingPoint, labels: list[str] | None, problem: str | None, dropout: float
 ) -> PreTrainedConfig:
-    """The model's configuration with what its new head is for.
+    """The model's configuration with the settings of its new head.
 
     Args:
-        labels: the names of the head's outputs, in their order; None leaves what the head has by itself.
-        problem: `problem_type` of Transformers, for classifiers of texts.
-        dropout: before the head.
+        labels: the names of the head's outputs, in order; None keeps those of the configuration.
+        problem: `problem_type` of Transformers, for text classifiers.
+        dropout: the dropout before the head.
     """
     config = AutoConfig.from_pretrained(start.model, trust_remote_code=start.trust_remote_code)
     if labels is not None:
-        # These two set `num_labels`, too.
+        # These two also set `num_labels`.
         config.id2label = dict(enumerate(labels))
         config.label2id = {name: number for number, name in enumerate(labels)}
     config.problem_type = problem
@@ -87,13 +87,13 @@ def _dropout_names(config: PreTrainedConfig) -> tuple[str, ...]:
 
 
 def build_model(start: StartingPoint, auto_class: Any, config: PreTrainedConfig) -> PreTrainedModel:
-    """Any encoder of Transformers in float32, with a new head.
+    """Any Transformers encoder in float32, with a new head.
 
     Args:
-        auto_class: which head, such as `AutoModelForTokenClassification`.
-        config: of `task_config`.
+        auto_class: the class with the head, such as `AutoModelForTokenClassification`.
+        config: from `task_config`.
     """
-    # Some checkpoints (DeBERTa-v3) are 16-bit, in which AdamW's steps get lost.
+    # Some checkpoints (DeBERTa-v3) are 16-bit, a precision in which AdamW's small steps are rounded away.
     options = {"config": config, "dtype": torch.float32, "trust_remote_code": start.trust_remote_code}
     if start.backbone:
         model = auto_class.from_config(**options)
@@ -106,50 +106,50 @@ def build_model(start: StartingPoint, auto_class: Any, config: PreTrainedConfig)
     except ValueError as error:
         if "Unrecognized configuration class" not in str(error):
             raise
-        # Transformers lists all that there are.
+        # The message of Transformers is long, since it lists all supported configurations.
         raise ValueError(
-            f"There is no {auto_class.__name__} for {start.model} (`model_type` {config.model_type}): take another "
+            f"There is no {auto_class.__name__} for {start.model} (`model_type` {config.model_type}): use another "
             "encoder."
         ) from None
     except RuntimeError as error:
         raise ValueError(
             f"The weights of {start.model} do not fit its config.json (hidden_size {config.hidden_size}) with "
-            f"{config.num_labels} labels; the report above has the shapes that were found and expected. ({error})"
+            f"{config.num_labels} labels; the report above shows the shapes that were found and expected. ({error})"
         ) from error
     _say_other_dropout(model)
     return model
 
 
 def _refuse_other_head(start: StartingPoint, auto_class: Any, config: PreTrainedConfig) -> None:
-    """Refuse a model with a head of this kind for other labels: its outputs would be taken for those of the data."""
+    """Refuse a model that has a head of this kind for other labels: its outputs would be mistaken for the data's."""
     stored = AutoConfig.from_pretrained(start.model, trust_remote_code=start.trust_remote_code)
     head = auto_class.__name__.removeprefix("AutoModel")
-    # An encoder has labels, too: the default.
+    # An encoder without a head has labels as well, the default ones.
     if not any(name.endswith(head) for name in stored.architectures or []):
         return
     advice = "Start from the encoder that it was trained from."
     if stored.num_labels != config.num_labels:
         raise ValueError(
-            f"{start.model} has a head for {stored.num_labels} labels, and the data have {config.num_labels}. {advice}"
+            f"{start.model} has a head for {stored.num_labels} labels, but the data have {config.num_labels}. {advice}"
         )
     for number, name in stored.id2label.items():
-        # These are the names of labels to which nobody gave any.
+        # `LABEL_0` and so on are the names of labels that nobody named.
         if name not in (f"LABEL_{number}", found := config.id2label[number]):
             raise ValueError(
-                f"{start.model} has a head for other labels, or for the same in another order: label {number} is "
-                f"{name!r} there and {found!r} in the data. {advice}"
+                f"{start.model} has a head for other labels, or for the same labels in another order: label {number} "
+                f"is {name!r} there and {found!r} in the data. {advice}"
             )
 
 
 def _say_other_dropout(model: PreTrainedModel) -> None:
-    """Say where a head does not drop what `task_config` was given: some models have no setting for that."""
+    """Print a note if a head does not use the dropout given to `task_config`: some models have no setting for it."""
     wanted = getattr(model.config, _dropout_names(model.config)[0], None)
     of_head = [module for name, module in model.named_modules() if not name.startswith(f"{model.base_model_prefix}.")]
     found = [module.p for module in of_head if isinstance(module, torch.nn.Dropout)] or [0.0]
     if wanted not in found:
         print(
-            f"`classifier_dropout` {wanted} is not used: {type(model).__name__} has no such setting, and drops "
-            f"{max(found)} before its head.",
+            f"`classifier_dropout` {wanted} is not used: {type(model).__name__} has no such setting. The dropout "
+            f"before its head is {max(found)}.",
             flush=True,
         )
 
@@ -161,19 +161,19 @@ def tokenizer_of(start: StartingPoint) -> PreTrainedTokenizerBase:
 
 
 def load_backbone(classifier: PreTrainedModel, checkpoints: list[Path]) -> None:
-    """Load all weights but the head's from a checkpoint, or the mean of several; the head stays as it is."""
+    """Load the backbone's weights from a checkpoint, or the mean of several; the head stays as it is."""
     means = average_backbones(classifier, checkpoints)
-    # `from_pretrained` translates from the names and shapes in files to those of the modules. The head that it draws
-    # for this copy is not used, and the generator is put back to where it was.
+    # `from_pretrained` converts the names and shapes in files to those of the modules. The head that it initialises for
+    # this copy is not used, and the random generator is restored afterwards.
     with torch.random.fork_rng():
         loaded = type(classifier).from_pretrained(None, config=classifier.config, state_dict=means, dtype=torch.float32)
     classifier.base_model.load_state_dict(loaded.base_model.state_dict())
 
 
 def average_backbones(classifier: PreTrainedModel, checkpoints: list[Path]) -> dict[str, torch.Tensor]:
-    """The mean of each backbone tensor over checkpoints, in float32, under the names that files have."""
+    """The mean of each backbone tensor over the checkpoints, in float32, under the names used in files."""
     prefix = f"{classifier.base_model_prefix}."
-    # Files have other names and shapes than the modules of some models (NomicBERT's and GTE's projections).
+    # For some models, tensors in files have other names and shapes than in the modules (projections of NomicBERT, GTE).
     stored = revert_weight_conversion(classifier, classifier.state_dict())
     shapes = {name: tensor.shape for name, tensor in stored.items() if name.startswith(prefix)}
     means = {}
@@ -184,7 +184,7 @@ def average_backbones(classifier: PreTrainedModel, checkpoints: list[Path]) -> d
         tensors = {name: tensor for name, tensor in load_file(file).items() if name.startswith(prefix)}
         pooler = f"{prefix}pooler."
         if not means and not any(name.startswith(pooler) for name in tensors):
-            # Masked language models have no pooler: it is new then, as the head is.
+            # Masked language models have no pooler. It is new then, like the head.
             shapes = {name: shape for name, shape in shapes.items() if not name.startswith(pooler)}
         check_backbone(file, tensors, shapes)
         for name, tensor in tensors.items():
@@ -194,7 +194,7 @@ def average_backbones(classifier: PreTrainedModel, checkpoints: list[Path]) -> d
 
 
 def check_backbone(file: Path, tensors: dict[str, torch.Tensor], shapes: dict[str, torch.Size]) -> None:
-    """Refuse a file whose tensors are not those of the model, by name and shape."""
+    """Refuse a file whose tensors do not have the names and shapes of the model's."""
     missing = sorted(shapes.keys() - tensors.keys())
     unknown = sorted(tensors.keys() - shapes.keys())
     if missing or unknown:
@@ -203,6 +203,6 @@ def check_backbone(file: Path, tensors: dict[str, torch.Tensor], shapes: dict[st
     for name, shape in shapes.items():
         if tensors[name].shape != shape:
             raise ValueError(
-                f"{file} is of another backbone: {name} has the shape {list(tensors[name].shape)} there; expected is "
-                f"{list(shape)}."
+                f"{file} is of another backbone: {name} has the shape {list(tensors[name].shape)} there, but should "
+                f"have {list(shape)}."
             )

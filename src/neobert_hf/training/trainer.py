@@ -1,4 +1,4 @@
-"""What every training recipe here adds to a Trainer: whole checkpoints, SIGTERM, and no weights that are not finite."""
+"""What all training recipes add to the Trainer: complete checkpoints, a clean stop on SIGTERM, only finite weights."""
 
 import math
 import shutil
@@ -40,11 +40,11 @@ from neobert_hf.training.run_checkpoints import (
 
 
 class Diverged(SystemExit):
-    """Loss, weights or scores are not finite. Ends the process with its message, unless a recipe goes on."""
+    """Loss, weights or scores are not finite. Ends the process with its message, unless a recipe catches it."""
 
 
 class StopOnSigterm(TrainerCallback):
-    """SIGTERM saves and stops after the current step, on all processes after the same one."""
+    """On SIGTERM, saves and stops after the current step; all processes stop after the same step."""
 
     def __init__(self, trainer: "ResumableTrainer"):
         self.trainer = trainer
@@ -67,7 +67,7 @@ class StopOnSigterm(TrainerCallback):
 
 
 class GoOn(TrainerCallback):
-    """Takes over from a checkpoint what the Trainer does not, once it has loaded the rest."""
+    """Restores from a checkpoint what the Trainer does not restore, once the Trainer has loaded the rest."""
 
     def __init__(self, trainer: "ResumableTrainer"):
         self.trainer = trainer
@@ -76,21 +76,22 @@ class GoOn(TrainerCallback):
         resume = self.trainer.resume
         expected = 0 if resume is None else step_of(resume)
         if state.global_step != expected:
-            # The Trainer starts anew, without a word, where it does not find the state of a run.
-            raise CheckpointError(f"Training is at step {state.global_step} and not at {expected}, that of {resume}.")
+            # If the Trainer does not find the state of a run, it silently starts from the beginning.
+            start = "a new run" if resume is None else str(resume)
+            raise CheckpointError(f"Training is at step {state.global_step}, but {start} is at step {expected}.")
         if resume is not None:
             self.trainer.take_over(read_progress(resume).totals)
 
 
 class EarlyStopping(EarlyStoppingCallback):
-    """Without its warning that the best weights are not loaded: `load_best` takes them from their checkpoint."""
+    """Early stopping without the warning that the best weights are not loaded, since `load_best` loads them."""
 
     def on_train_begin(self, args, state, control, **kwargs):
         pass
 
 
 class PrintLogs(TrainerCallback):
-    """Logs as one readable line each, where a progress bar would fill a file with thousands."""
+    """Prints each log as one readable line. A progress bar would fill a log file with thousands of lines."""
 
     def on_log(self, args, state, control, logs: dict[str, float], **kwargs):
         if state.is_world_process_zero:
@@ -99,15 +100,18 @@ class PrintLogs(TrainerCallback):
 
 
 def ignore_sigterm(worker: int) -> None:
-    """Of loader workers: launchers signal whole process groups, and a worker that dies ends training at once."""
+    """Let data loader workers ignore SIGTERM.
+
+    Launchers signal whole process groups, and a worker that dies ends training at once.
+    """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def compile_models(model: nn.Module, arguments: TrainingArguments) -> None:
-    """Let each model of Transformers inside compile itself, as `torch_compile` and its settings say.
+    """Let each Transformers model inside `model` compile itself, with the settings of `torch_compile`.
 
-    NeoBERT compiles its blocks, and goes on to strip padding before them. Accelerate would compile everything at once,
-    with the padding.
+    NeoBERT compiles its blocks only, and still strips padding before them. Accelerate would compile the whole model at
+    once, which then computes the padding as well.
     """
     options = {"backend": arguments.torch_compile_backend, "mode": arguments.torch_compile_mode}
     inside = set()
@@ -118,17 +122,18 @@ def compile_models(model: nn.Module, arguments: TrainingArguments) -> None:
 
 
 class ResumableTrainer(Trainer):
-    """A Trainer whose checkpoints are whole or not used; see `run_checkpoints.py`.
+    """A Trainer that uses only complete checkpoints; see `run_checkpoints.py`.
 
     Attributes:
         run_settings: every setting that the result depends on, stored in checkpoints and compared on resume.
-        resume: the checkpoint that training goes on from.
+        resume: the checkpoint that training resumes from.
         stopped: whether SIGTERM ended training before `max_steps`.
-        engine: whose form weights and optimizer have in a checkpoint: `plain` (one process, DDP), `FSDP`, `DeepSpeed`.
+        engine: the engine that sets the format of weights and optimizer in a checkpoint: `plain` (one process, DDP),
+            `FSDP` or `DeepSpeed`.
 
     Raises:
-        CheckpointError: when a checkpoint cannot be written. Those before it stay usable.
-        FloatingPointError: when loss or weights are not finite, before such weights are saved.
+        CheckpointError: if a checkpoint cannot be written. Earlier checkpoints stay usable.
+        FloatingPointError: if loss or weights are not finite. Such weights are not saved.
     """
 
     def __init__(self, *args, settings: dict, **kwargs):
@@ -136,25 +141,25 @@ class ResumableTrainer(Trainer):
         self.resume: Path | None = None
         self.stopped = False
         self.counts_all_steps = True
-        # Reads what a checkpoint wrote while the next steps run.
+        # A thread that reads a written checkpoint, to compute its checksums, while the next steps run.
         self.checksums = ThreadPoolExecutor(1)
         self.being_added: list[Future] = []
         super().__init__(*args, **kwargs)
         if self.args.n_gpu > 1:
-            raise ValueError(f"One process sees {self.args.n_gpu} GPUs: use `accelerate launch`, one process for each.")
+            raise ValueError(f"One process sees {self.args.n_gpu} GPUs: use `accelerate launch`, one process per GPU.")
         wanted = "bf16" if self.args.bf16 else "fp16" if self.args.fp16 else "no"
         if (found := self.accelerator.mixed_precision) != wanted:
             raise ValueError(
-                f"Accelerate was launched for the precision {found!r}, and the settings of this run say {wanted!r}: "
+                f"Accelerate was launched with the precision {found!r}, but the settings of this run say {wanted!r}: "
                 f"give `--mixed_precision {wanted}` to `accelerate launch`, or change `bf16` or `fp16`."
             )
-        # Loaders that accelerate prepares move batches themselves; see `_prepare_input` for the others.
+        # Data loaders prepared by Accelerate move batches to the device themselves; for others see `_prepare_input`.
         self.accelerator.dataloader_config.non_blocking = self.args.dataloader_pin_memory
         if self.args.torch_compile:
             self.accelerator.state.dynamo_plugin.backend = DynamoBackend.NO
             compile_models(self.model, self.args)
-        # The Trainer's own rotation comes before the new checkpoint is whole, and with a limit of 1 it ends training by
-        # deleting the newest for the best.
+        # The Trainer's own rotation would delete old checkpoints before the new one is complete, and with a limit of 1
+        # it would delete the newest at the end of training, to keep the best.
         self.keep, self.args.save_total_limit = self.args.save_total_limit, None
         self.engine = "DeepSpeed" if self.is_deepspeed_enabled else "FSDP" if self.is_fsdp_enabled else "plain"
         self.add_callback(StopOnSigterm(self))
@@ -166,19 +171,19 @@ class ResumableTrainer(Trainer):
 
     def _prepare_input(self, data):
         if isinstance(data, torch.Tensor) and not self.is_deepspeed_enabled:
-            # Out of pinned memory, while the GPU still computes; Transformers' own waits.
+            # Copies from pinned memory while the GPU still computes. The method of Transformers waits for the copy.
             return data.to(self.args.device, non_blocking=True)
         return super()._prepare_input(data)
 
     def cursor(self) -> dict:
-        """Where the data stand; of a recipe that lets the Trainer skip, nothing."""
+        """The position in the training data; empty for recipes that let the Trainer skip the rows already seen."""
         return {}
 
     def totals(self) -> dict:
-        """Of the steps so far, over all processes, what the next logged numbers count beside the steps to come."""
+        """Sums over past steps and all processes that the next logged numbers include."""
         return {
             "logged_step": self._globalstep_last_logged,
-            # Of the steps since that one, and of those before.
+            # The loss of the steps since the logged step, and of those before it.
             "loss": self.mean_over_processes(self._tr_loss),
             "logged_loss": self._total_loss_scalar,
         }
@@ -187,8 +192,8 @@ class ResumableTrainer(Trainer):
         return self.accelerator.reduce(value.detach().float(), "mean").item()
 
     def take_over(self, totals: dict) -> None:
-        """Go on from `totals`, or from nothing, which checkpoints of before stored."""
-        # A loss over the steps of this process alone is not that of the run.
+        """Continue the sums from `totals`, which is empty in checkpoints of older versions."""
+        # Without them, the sums cover only the steps since this process started, and not the whole run.
         self.counts_all_steps = bool(totals)
         if totals:
             self._globalstep_last_logged = totals["logged_step"]
@@ -202,25 +207,25 @@ class ResumableTrainer(Trainer):
             self._finish_checksums()
             return output
         finally:
-            # Also after an error, when other processes may wait for this one until a signal ends them.
+            # Restored also after an error: other processes may then wait for this one until a signal ends them.
             signal.signal(signal.SIGTERM, previous)
             wait(self.being_added)
 
     def _finish_checksums(self) -> None:
-        """Wait until the last checkpoint has its checksums. CheckpointError if they cannot be written."""
+        """Wait until the last checkpoint has its checksums; raises CheckpointError if they cannot be written."""
         while self.being_added:
             try:
                 self.being_added.pop().result()
             except OSError as error:
                 raise CheckpointError(
-                    f"The checksums of the last checkpoint could not be written ({error}), so that damage to it would "
-                    f"not be noticed. {self.advice()}"
+                    f"The checksums of the last checkpoint could not be written ({error}), so damage to it would go "
+                    f"unnoticed. {self.advice()}"
                 ) from error
 
     def train_to_the_end(self, resume: Path | None) -> None:
         """Train to the end, from a checkpoint or the start. Errors and SIGTERM end the process with a message.
 
-        Of a finished checkpoint only the log is taken: what is left to do follows training.
+        If the checkpoint is the last of a finished training, only its log is loaded, for the steps after training.
 
         Raises:
             CheckpointError: if another engine wrote the checkpoint.
@@ -228,14 +233,14 @@ class ResumableTrainer(Trainer):
         if resume is not None and self.is_finished(resume):
             if self.engine != "plain":
                 sys.exit(
-                    "Training is finished. Run the command once more on one process, to write "
+                    "Training is finished. Run the command once more with a single process to write "
                     f"{Path(self.args.output_dir) / 'model'}."
                 )
             self.state = TrainerState.load_from_json(str(resume / "trainer_state.json"))
             return
         if resume is not None:
             check_engine(resume, read_progress(resume), self.engine)
-            # It was evaluated at its start: once more would count as an evaluation without a better score.
+            # The run was evaluated at its start. Another evaluation would count as one without a better score.
             self.args.eval_on_start = False
         self.resume = resume
         try:
@@ -249,7 +254,10 @@ class ResumableTrainer(Trainer):
             end_processes(self.accelerator, 143)
 
     def is_finished(self, checkpoint: Path) -> bool:
-        """Whether training ended with it, also by early stopping: one evaluation more could be a better one."""
+        """Whether training ended with this checkpoint, by `max_steps` or by early stopping.
+
+        A run that stopped early must not go on: a further evaluation might be better.
+        """
         callbacks = TrainerState.load_from_json(str(checkpoint / "trainer_state.json")).stateful_callbacks
         waited = callbacks.get(EarlyStopping.__name__)
         stopped = waited is not None and (
@@ -262,23 +270,23 @@ class ResumableTrainer(Trainer):
         return Path(self.args.output_dir) / f"checkpoint-{self.state.best_global_step}"
 
     def load_best(self) -> None:
-        """Give the model the weights of the best evaluation."""
+        """Load the weights of the best evaluation into the model."""
         check_content(self.best_checkpoint)
         self._load_from_checkpoint(str(self.best_checkpoint))
         self.model.to(self.args.device)
 
     def _issue_warnings_after_load(self, load_result) -> None:
-        # Checkpoints hold a weight that is tied to another once. Transformers warns that the second name is missing.
+        # Checkpoints store tied weights only once. Transformers would warn that the second name is missing.
         tied = getattr(self.model, "all_tied_weights_keys", {})
         missing = [name for name in load_result.missing_keys if name not in tied]
         super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
 
     def save_whole(self, folder: Path) -> None:
-        """Write the model beside and rename: `folder` never holds half of it."""
+        """Write the model to a temporary folder and rename it, so that `folder` never holds an incomplete model."""
         if self.is_fsdp_enabled:
-            # With sharded checkpoints it would write nothing, without a word.
+            # With sharded checkpoints, `save_model` would silently write nothing.
             self.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
-        # The same folder for all processes.
+        # All processes must use the same folder.
         (partial,) = map(Path, broadcast_object_list([str(partial_folder(folder))]))
         self.save_model(str(partial))
         if self.is_world_process_zero():
@@ -318,16 +326,16 @@ class ResumableTrainer(Trainer):
             ) from error
 
     def _all_finite(self, model) -> bool:
-        """Loss and weights, of this process's part on engines that share them out, on all processes."""
+        """Whether loss and weights are finite on all processes. Engines that shard weights check each its own part."""
         weights = [weight.to_local() if isinstance(weight, DTensor) else weight for weight in model.parameters()]
         finite = torch.stack([tensor.detach().isfinite().all() for tensor in (self._tr_loss, *weights)]).all()
         return self.accelerator.reduce((~finite).float(), "sum").item() == 0
 
     def advice(self) -> str:
-        """From where the run can go on, for the message that ends it."""
+        """The checkpoint from which the run can be resumed, for the message that ends it."""
         complete = complete_checkpoints(Path(self.args.output_dir))
-        # One of a later step is damaged: this run went on from one before it.
+        # Checkpoints of later steps are damaged, or this run would have resumed from them.
         complete = [folder for folder in complete if step_of(folder) <= self.state.global_step]
         if not complete:
             return "There is no earlier checkpoint."
-        return f"{complete[-1]} is complete: the same command goes on from there."
+        return f"{complete[-1]} is complete: the same command resumes from there."

@@ -39,7 +39,7 @@ def test_averaged_checkpoints(flags, tokenizer, tmp_path):
         # Four steps of 1e-12 and the rounding of the mean.
         torch.testing.assert_close(stored[key], (parts[0][key] + parts[1][key]) / 2, rtol=0, atol=1e-6)
     assert best_of(tmp_path, "sst2")["settings"]["start"] == f"{run}/checkpoint-1 + {run}/checkpoint-2"
-    with pytest.raises(CheckpointError, match="holds 3 complete checkpoints, and `average_checkpoints` is 4"):
+    with pytest.raises(CheckpointError, match="holds 3 complete checkpoints, but `average_checkpoints` is 4"):
         run_glue.main(flags(tmp_path / "more", model=run, average_checkpoints=4))
 
 
@@ -83,7 +83,7 @@ def test_half_precision_checkpoints_are_averaged_in_float32(tokenizer, tmp_path)
 def test_checkpoints_of_another_width_are_refused_before_training(flags, tokenizer, encoder, tmp_path):
     run = pretraining_run(tmp_path / "pretraining", tokenizer, [64, 32])
     message = (
-        r"checkpoint-0/model.safetensors is of another backbone: model.* shape \[.*64\] there; expected is \[.*32\]"
+        r"checkpoint-0/model.safetensors is of another backbone: model.* shape \[.*64\] there, but should have \[.*32\]"
     )
     with pytest.raises(ValueError, match=message):
         run_glue.main(flags(tmp_path / "run", model=run, average_checkpoints=2))

@@ -109,7 +109,7 @@ def test_the_report_says_which_tasks_had_other_data(finished, tmp_path):
         content = json.loads(file.read_text())
         content["settings"]["data"]["train"] = "other"
         file.write_text(json.dumps(content))
-    assert "same data of rte: do not compare them there." in write_report(tmp_path, "small", None)
+    assert "same data for rte: do not compare them on these." in write_report(tmp_path, "small", None)
 
 
 def test_a_setting_with_which_seeds_diverged_does_not_win(tmp_path, monkeypatch):
@@ -139,7 +139,7 @@ def test_a_point_of_a_grid_that_diverges_is_recorded_and_left_out(flags, tmp_pat
     report = json.loads((tmp_path / "grid" / "report.json").read_text())
     assert report["diverged"] == [f"small/{name}"]
     assert report["models"]["small"]["sst2"]["hyperparameters"] == "bs8_lr0.003_wd0.01"
-    assert f"Diverged, and in no mean: small/{name}." in (tmp_path / "grid" / "report.md").read_text()
+    assert f"Diverged, and not part of any mean: small/{name}." in (tmp_path / "grid" / "report.md").read_text()
     assert not list(tmp_path.rglob("checkpoint-*"))
     run_glue.main(flags(tmp_path / "grid", **grid))
     assert results_of(tmp_path / "grid") == results

@@ -96,7 +96,7 @@ def test_a_better_source_leaves_finished_runs_as_they_are(finished, flags, encod
     (tmp_path / "copy" / "small" / f"{name}.json").write_text(json.dumps(best | {"run": name, "score": 1.0}))
     # It has no model, and is not asked for one.
     run_glue.main(flags(tmp_path / "copy", task="rte stsb", seeds="0 1"))
-    with pytest.raises(CheckpointError, match="small/mnli holds 3 results and no model of the best"):
+    with pytest.raises(CheckpointError, match="small/mnli holds 3 results but no model of the best"):
         run_glue.main(flags(tmp_path / "copy", task="rte", seeds="2"))
     with pytest.raises(ResultError, match="transfer: True there, False now"):
         run_glue.main(flags(tmp_path / "copy", task="rte", transfer=False))
@@ -128,11 +128,11 @@ BAD_ROWS = [
     (lambda rows: [*rows, rows[0] | {"sentence": None}], rf"have no 'sentence' \(None\), first row {TRAINING_ROWS}"),
     (
         lambda rows: [*rows, rows[0] | {"sentence": " "}, rows[0] | {"sentence": ""}],
-        f"row {TRAINING_ROWS} has an empty 'sentence'; 2 rows have an empty text, and 0 may.*`empty_texts: 2`",
+        f"row {TRAINING_ROWS} has an empty 'sentence'; 2 rows have an empty text, but only 0 may.*`empty_texts: 2`",
     ),
     (
         lambda rows: [row for row in rows if row["label"] == 1],
-        f"all {TRAINING_ROWS // 2} rows of the split 'train', from row 0 on, have one label, positive: there is",
+        f"all {TRAINING_ROWS // 2} rows of the split 'train', from row 0 on, have the same label, positive: there is",
     ),
     (lambda rows: [row | {"sentence": 3} for row in rows], "the column 'sentence' holds .*int64.*, not text"),
     (
@@ -161,13 +161,15 @@ def test_qqp_has_two_empty_questions_and_no_more(tmp_path):
         Dataset.from_list(rows).to_parquet(tmp_path / "qqp" / f"{split}.parquet")
     assert load_task(tasks["qqp"], str(tmp_path))["train"]["text_pair"][:] == ["a", "a", "", " "]
     Dataset.from_list([*rows, row | {"question1": "\t"}]).to_parquet(tmp_path / "qqp" / "validation.parquet")
-    with pytest.raises(ValueError, match="validation.parquet.: row 2 has an empty 'question2'; 3 rows .* and 2 may"):
+    with pytest.raises(
+        ValueError, match="validation.parquet.: row 2 has an empty 'question2'; 3 rows .* but only 2 may"
+    ):
         load_task(tasks["qqp"], str(tmp_path))
     scored = {"sentence1": "a", "sentence2": "b", "label": 2.5}
     (tmp_path / "stsb").mkdir()
     for split in ("train", "validation"):
         Dataset.from_list([scored, scored]).to_parquet(tmp_path / "stsb" / f"{split}.parquet")
-    with pytest.raises(ValueError, match="all 2 rows of the split 'train', from row 0 on, have one label, 2.5"):
+    with pytest.raises(ValueError, match="all 2 rows of the split 'train', from row 0 on, have the same label, 2.5"):
         load_task(tasks["stsb"], str(tmp_path))
 
 
@@ -179,7 +181,7 @@ def test_files_of_a_split_are_one_or_all_parts(tmp_path):
     task = replace(read_tasks(str(ROOT / "configs/glue/tasks.yaml"))["sst2"], source=str(tmp_path), subset=None)
     for split in ("train", "validation"):
         rows.to_parquet(tmp_path / f"{split}-00000-of-00002.parquet")
-    with pytest.raises(ValueError, match="split train: train-00000-of-00002.parquet in .* Restore what is missing"):
+    with pytest.raises(ValueError, match="split train: train-00000-of-00002.parquet in .* Restore the missing"):
         load_task(task, None)
     for split in ("train", "validation"):
         rows.to_parquet(tmp_path / f"{split}-00001-of-00002.parquet")
@@ -187,7 +189,7 @@ def test_files_of_a_split_are_one_or_all_parts(tmp_path):
     rows.to_parquet(tmp_path / "train.parquet")
     with pytest.raises(ValueError, match="train.parquet in .* are neither one file nor all parts of one"):
         load_task(task, None)
-    with pytest.raises(ValueError, match="is local and has no subset 'v2': name its folder"):
+    with pytest.raises(ValueError, match="is local and has no subset 'v2': name the subset's folder"):
         load_task(replace(task, subset="v2"), None)
 
 
@@ -265,7 +267,7 @@ def test_a_boolean_is_the_class_that_is_called_like_it(tmp_path):
         assert load_task(replace(task, labels=names))["train"]["label"][:] == numbers, names
     for names, message in (
         (["1", "0"], "label True may be the class called '1', which is number 0, or number 1. Store"),
-        (["true", "wrong"], "label False is no class's name, and number 0 is called 'true'. Call a class 'false', or"),
+        (["true", "wrong"], "label False names no class, but number 0 is called 'true'. Call a class 'false', or"),
     ):
         with pytest.raises(ValueError, match=message):
             load_task(replace(task, labels=names))
@@ -284,18 +286,18 @@ BAD_FLAGS = [
     ({"learning_rate": None}, "no hyperparameters for sst2 in None: add them, or give"),
     ({"grid": True, "batch_sizes": "8", "learning_rates": "1e-5"}, "'batch_size' is set"),
     (GRID | {"weight_decays": None}, "one of them is empty"),
-    ({"seed": 3}, "`seed` is 3, and runs take theirs from `seeds`: --seeds 3"),
+    ({"seed": 3}, "`seed` is 3, but runs take theirs from `seeds`: use --seeds 3"),
     ({"shard": "9/8"}, "k from 1 to n, such as 3/8"),
     ({"gradient_accumulation_steps": 2}, "`gradient_accumulation_steps` is 2; this recipe needs 1"),
-    ({"label_smoothing_factor": 0.1, "task": "sst2 stsb"}, "is 0.1, and the labels of stsb are numbers"),
+    ({"label_smoothing_factor": 0.1, "task": "sst2 stsb"}, "is 0.1, but the labels of stsb are numbers"),
     ({"accelerator_config": '{"use_seedable_sampler":false}'}, "sets `use_seedable_sampler` to false; leave it out"),
     ({"ignore_data_skip": True}, "`ignore_data_skip` is True; this recipe needs False"),
     ({"eval_steps": 0.5}, "`eval_steps` is 0.5; it must be a whole number of steps"),
     ({"greater_is_better": False}, "`greater_is_better` is False; this recipe needs True"),
-    ({"eval_strategy": "epoch"}, "`eval_strategy` is 'epoch'; this recipe evaluates, saves and logs at every"),
+    ({"eval_strategy": "epoch"}, "`eval_strategy` is 'epoch', but this recipe evaluates, saves and logs every"),
     ({"eval_strategy": "steps", "eval_steps": None}, "`eval_strategy` is 'steps' without `eval_steps`"),
     ({"save_strategy": "no"}, "`save_strategy` is 'no'"),
-    ({"save_steps": 7}, "`save_steps` is 7.0; this recipe evaluates, saves and logs at the same steps"),
+    ({"save_steps": 7}, "`save_steps` is 7.0, but this recipe evaluates, saves and logs at the same steps"),
     ({"eval_delay": 20}, "`eval_delay` is 20.0; this recipe needs 0"),
     ({"dataloader_drop_last": True}, "`dataloader_drop_last` is True; this recipe needs False"),
     ({"name": "./"}, "give the model a `name`"),
@@ -319,14 +321,14 @@ def test_a_file_without_seeds_is_refused(flags, tmp_path):
 
 BAD_TASKS = [
     ({"textz": ["a"]}, "no meaning for the key 'textz'; did you mean 'texts'"),
-    ({"metrics": ["acuracy"]}, "'acuracy' is no metric of a classification; did you mean 'accuracy'"),
-    ({"metrics": ["pearson"]}, "'pearson' is no metric of a classification"),
-    ({"labels": None}, "'accuracy' is no metric of a regression"),
-    ({"labels": ["a", "a"]}, "two names or more, each once"),
-    ({"labels": ["a", "b", "c"], "metrics": ["f1"]}, "take 'macro_f1'"),
-    ({"texts": ["a", "b", "c"]}, "one text column or two"),
+    ({"metrics": ["acuracy"]}, "'acuracy' is not a metric of a classification; did you mean 'accuracy'"),
+    ({"metrics": ["pearson"]}, "'pearson' is not a metric of a classification"),
+    ({"labels": None}, "'accuracy' is not a metric of a regression"),
+    ({"labels": ["a", "a"]}, "two or more different names"),
+    ({"labels": ["a", "b", "c"], "metrics": ["f1"]}, "use 'macro_f1'"),
+    ({"texts": ["a", "b", "c"]}, "one or two text columns"),
     ({"texts": "a"}, "texts"),
-    ({"transfer_from": "mnli"}, "starts from 'mnli', which is no task of this file"),
+    ({"transfer_from": "mnli"}, "starts from 'mnli', which is not a task of this file"),
     ({"transfer_from": "mine"}, "mine.* start from each other"),
     ({"label_range": [0, 1]}, "`label_range` is for a regression"),
 ]

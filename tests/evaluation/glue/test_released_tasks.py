@@ -118,11 +118,11 @@ BAD_FILES = [
     ({"extends": ["base.yaml"]}, r"`extends` is \['base.yaml'\]; it must name another YAML file"),
     ({"extends": "bases.yaml"}, "no file .*bases.yaml; did you mean 'base.yaml'"),
     ({"extends": "base.yaml", "snli": {"sorce": "a"}}, "mine.yaml, task snli has no meaning for the key 'sorce'"),
-    ({"extends": "base.yaml", "snli": {"labels": ["a"]}}, "mine.yaml, task snli: .*two names or more"),
-    ({"extends": "base.yaml", "snli": {"unlabelled": 1}}, "`unlabelled` is 1: .* the number of no label"),
+    ({"extends": "base.yaml", "snli": {"labels": ["a"]}}, "mine.yaml, task snli: .*two or more different names"),
+    ({"extends": "base.yaml", "snli": {"unlabelled": 1}}, "`unlabelled` is 1: .* not be the number of a label"),
     (
         {"extends": "base.yaml", "snli": {"source_labels": {"x": "a", "y": "c"}}},
-        "makes a, c of .*`labels` is .*'a', 'b'",
+        "maps to the labels a, c, but .*`labels` is .*'a', 'b'",
     ),
 ]
 

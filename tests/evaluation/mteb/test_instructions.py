@@ -82,7 +82,7 @@ def test_what_is_refused(search, local, tmp_path):
     refused("type STS has no documents: leave `document_instruction` out", *flags, str(tmp_path / "tasks.yaml"))
     refused("leave one out", "--separator", "space", "--prompt_template", "{instruction} ")
     for entry, message in (
-        ({"query": "a", "document": "b"}, "STS12 has no documents, it is of the type STS"),
+        ({"query": "a", "document": "b"}, "STS12 is of the type STS and has no documents"),
         ({"query": "a", "corpus": "b"}, "must hold one `Task: instruction` or"),
     ):
         (tmp_path / "i.yaml").write_text(yaml.safe_dump(INSTRUCTIONS | {"STS12": entry}))

@@ -102,7 +102,7 @@ def test_local_tasks_that_cannot_be_read(local, tmp_path):
         "column 'negative' .* missing values .None., the first in row 0", *entry(type="Reranking", data="n.parquet")
     )
     write_rows(tmp_path / "p.parquet", query=["a", "b"], positive=[["a"], []], negative=[["b"], ["a"]])
-    refused("column 'positive' .* has a row without a text", *entry(type="Reranking", data="p.parquet"))
+    refused("column 'positive' .* has a row with an empty list", *entry(type="Reranking", data="p.parquet"))
     write_rows(tmp_path / "flat.jsonl", query=["a"], positive=["a"], negative=["b"])
     refused("holds Value.*, not lists of texts", *entry(type="Reranking", data="flat.jsonl"))
     write_rows(tmp_path / "numbers.jsonl", text=[1, 2], label=[1, 2])
@@ -115,14 +115,14 @@ def test_local_tasks_that_cannot_be_read(local, tmp_path):
         write_rows(tmp_path / "s.parquet", sentence1=["a", "b"], sentence2=["c", "d"], score=score)
         refused(f"scores must be numbers; found {found}", *entry(type="STS", data="s.parquet"))
     write_rows(tmp_path / "p.parquet", query=["a", "b"], positive=[["a"], ["b"]], negative=[["b"], []])
-    refused("column 'negative' .* has a row without a text", *entry(type="Reranking", data="p.parquet"))
+    refused("column 'negative' .* has a row with an empty list", *entry(type="Reranking", data="p.parquet"))
     write_rows(tmp_path / "one.jsonl", text=["a", "b"], label=[1, 1], sentence1=["a", "b"], sentence2=["c", "d"])
     for task_type in ("Clustering", "PairClassification"):
         refused("every label is 1; any", *entry(type=task_type, data="one.jsonl"))
     refused("every label is 1; any", *entry(type="Classification", data="one.jsonl", train="one.jsonl"))
     for label in (["a", "b"], [0, 2]):
         write_rows(tmp_path / "train.jsonl", text=["a", "b"], label=label)
-        message = f"label 1 of `data` is none of `train`: {label[0]!r}, {label[1]!r}"
+        message = f"label 1 of `data` is not in `train`: {label[0]!r}, {label[1]!r}"
         refused(message, *entry(type="Classification", data="one.jsonl", train="train.jsonl"))
     (tmp_path / "empty.jsonl").write_text("")
     refused("empty.jsonl' is empty", *entry(type="STS", data="empty.jsonl"))
@@ -130,4 +130,4 @@ def test_local_tasks_that_cannot_be_read(local, tmp_path):
     refused("no_rows.parquet' is empty or cannot be read", *entry(type="Retrieval", data="no_rows.parquet"))
     (tmp_path / "broken.jsonl").write_text('{"text": "a", "label": 1}\n{"text": "b", "lab')
     refused("broken.jsonl' is empty or cannot be read .*JSON", *entry(type="Clustering", data="broken.jsonl"))
-    refused("is of no known format", *entry(type="STS", data="tasks.yaml"))
+    refused("has an unknown format", *entry(type="STS", data="tasks.yaml"))

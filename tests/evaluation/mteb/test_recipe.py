@@ -188,7 +188,7 @@ def test_the_result_of_another_type_is_refused(models, tmp_path):
 
 def test_damaged_result_is_named(local, models, copied):
     (copied / "m" / "Pairs.json").write_text('{"task": "Pa')
-    with pytest.raises(ResultError, match="Pairs.json is no result"):
+    with pytest.raises(ResultError, match="Pairs.json is not a result"):
         run_local(local, models[0], copied, "--name", "m", "--tasks", "Pairs")
 
 
@@ -303,7 +303,8 @@ def test_model_with_its_own_prompts(local, models, tmp_path, monkeypatch, capsys
     tasks["Search"] |= {"data": str(local / "search.jsonl"), "corpus": str(local / "more.parquet")}
     # The other task has an instruction each time.
     tasks["Similarity"] |= {"data": str(local / "sts.parquet"), "instruction": "the cat"}
-    noted = "note: {} gets the prompt {!r}; the model's own is {!r}. {} of 2 tasks get one that is not the model's.\n"
+    noted = "note: {} gets the prompt {!r}; the model's own is {!r}."
+    noted += " {} of 2 tasks get a prompt that is not the model's.\n"
     also = noted.format("Similarity (text)", "the cat ", "", 1)
     for number, (instruction, query, document, note) in enumerate(
         (
@@ -389,7 +390,7 @@ def test_report_marks_means_of_some_tasks(tmp_path):
             (tmp_path / model / f"{task.metadata.name}.json").write_text(json.dumps(content))
     published = read_published(CONFIGS / "table4.yaml")
     lines = write_report(tmp_path, {task.metadata.name for task in benchmark_tasks()}, published).splitlines()
-    assert "Not all models were given the same data of STS12: do not compare them there." in lines
+    assert "Not all models got the same data for STS12: do not compare them on these." in lines
     (a,) = (line for line in lines if line.startswith("| **a**"))
     (b,) = (line for line in lines if line.startswith("| **b**"))
     # 10 tasks of 50 and 31 of 25 percent.
@@ -420,16 +421,16 @@ def test_unknown_tasks_and_types():
     instructions = ["--instructions", str(CONFIGS / "instructions.yaml")]
     refused("Unknown task 'STS-12'; did you mean 'STS12'", *instructions, "--tasks", "STS-12")
     refused("Unknown type 'Retreival'; did you mean 'Retrieval'", *instructions, "--types", "Retreival")
-    refused("No task is left", *instructions, "--tasks", "STS12", "--types", "Retrieval")
-    refused("No task is left of 0", "--mteb", "false")
+    refused("None of .* tasks is selected", *instructions, "--tasks", "STS12", "--types", "Retrieval")
+    refused("None of 0 tasks is selected", "--mteb", "false")
 
 
 @pytest.mark.parametrize(
     "change, message",
     [
         ({"STS12": None}, "must hold one"),
-        ({"STS-12": "x"}, "'STS-12' is no task of MTEB.eng, v1.; did you mean 'STS12'"),
-        ({"CQADupstackAndroidRetrieval": "x"}, "'CQADupstackAndroidRetrieval' is no task"),
+        ({"STS-12": "x"}, "'STS-12' is not a task of MTEB.eng, v1.; did you mean 'STS12'"),
+        ({"CQADupstackAndroidRetrieval": "x"}, "'CQADupstackAndroidRetrieval' is not a task"),
     ],
 )
 def test_instructions_that_fit_no_task(tmp_path, change, message):
@@ -442,7 +443,7 @@ def test_missing_instructions_and_bad_templates(local, tmp_path):
     refused("no instruction for NQ", "--instructions", str(tmp_path / "i.yaml"))
     flags = ["--instructions", str(CONFIGS / "instructions.yaml")]
     refused("must contain {instruction}", *flags, "--prompt_template", "query: ")
-    refused("MTEB's do not", "--local_tasks", str(local / "tasks.yaml"))
+    refused("MTEB's have none", "--local_tasks", str(local / "tasks.yaml"))
     refused("`mteb` is false", *flags, "--mteb", "false", "--local_tasks", str(local / "tasks.yaml"))
 
 

@@ -422,7 +422,7 @@ def test_models_that_do_not_fit_fail_before_any_is_scored(material, tmp_path):
         models = ["--models", f"first={material / 'neobert'}", f"other={model}"]
         with pytest.raises(ValueError, match=message):
             run(material, tmp_path / "out", *models, *flags)
-    with pytest.raises(FileNotFoundError, match="`models` is 'runs/small/model', and there is no such file"):
+    with pytest.raises(FileNotFoundError, match="`models` is 'runs/small/model', but there is no such file"):
         run(material, tmp_path / "out", "--models", "other=runs/small/model")
     # Nor is there a file that would refuse the settings once they are right.
     assert not (tmp_path / "out").exists()

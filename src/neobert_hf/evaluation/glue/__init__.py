@@ -1,1 +1,1 @@
-"""The GLUE protocol (paper, section 5.1 and appendix C), for any encoder and any task of one's own."""
+"""The GLUE protocol (paper, section 5.1 and appendix C), for any encoder and any task of your own."""

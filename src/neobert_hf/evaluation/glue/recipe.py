@@ -36,16 +36,18 @@ from neobert_hf.training.trainer import Diverged
 
 @dataclass
 class GlueSettings:
-    """What is trained, on which tasks, with which hyperparameters."""
+    """Which model is trained, on which tasks, with which hyperparameters."""
 
     model: PathOrId = field(
         metadata={"help": "an encoder: path or Hub id; with `average_checkpoints` the folder of a run"}
     )
     task: list[str] = field(
-        metadata={"help": "names from `task_config`, or `all` but those that it trains only when named"}
+        metadata={"help": "names from `task_config`, or `all` except those that it marks as `only_named`"}
     )
     task_config: LocalPath = field(metadata={"help": "YAML file of tasks"})
-    name: str | None = field(default=None, metadata={"help": "of the model in the report; made from `model` if unset"})
+    name: str | None = field(
+        default=None, metadata={"help": "name of the model in the report; made from `model` if unset"}
+    )
     data_dir: LocalPath | None = field(
         default=None, metadata={"help": "folder with the tasks as TSV, Parquet or JSON lines, instead of the Hub"}
     )
@@ -53,21 +55,25 @@ class GlueSettings:
         default=1024, metadata={"help": "tokens; the longer text of a pair is cut first"}
     )
     classifier_dropout: Annotated[float, Range(0, below=1)] = field(
-        default=0.1, metadata={"help": "before the classifier"}
+        default=0.1, metadata={"help": "dropout before the classifier"}
     )
-    transfer: bool = field(default=True, metadata={"help": "start tasks from others' best model, as the file says"})
+    transfer: bool = field(
+        default=True, metadata={"help": "start a task from the best model of another task, as `task_config` says"}
+    )
     average_checkpoints: CountOrZero = field(
-        default=0, metadata={"help": "start from the mean of the last so many checkpoints of the run `model`"}
+        default=0, metadata={"help": "start from the mean of the last n checkpoints of the run `model`"}
     )
-    hyperparameters: LocalPath | None = field(default=None, metadata={"help": "YAML file with those of each task"})
+    hyperparameters: LocalPath | None = field(
+        default=None, metadata={"help": "YAML file with the hyperparameters of each task"}
+    )
     seeds: list[Annotated[int, Range(0, 2**32 - 1)]] = field(
-        default_factory=lambda: [0], metadata={"help": "one run each"}
+        default_factory=lambda: [0], metadata={"help": "one run for each seed"}
     )
     grid: bool = field(default=False, metadata={"help": "search the three lists instead of using `hyperparameters`"})
-    batch_sizes: list[Count] = field(default_factory=list, metadata={"help": "of the grid"})
-    learning_rates: list[Positive] = field(default_factory=list, metadata={"help": "of the grid"})
-    weight_decays: list[NotNegative] = field(default_factory=list, metadata={"help": "of the grid"})
-    shard: str | None = field(default=None, metadata={"help": "k/n: the k-th of n machines or jobs"})
+    batch_sizes: list[Count] = field(default_factory=list, metadata={"help": "batch sizes of the grid"})
+    learning_rates: list[Positive] = field(default_factory=list, metadata={"help": "learning rates of the grid"})
+    weight_decays: list[NotNegative] = field(default_factory=list, metadata={"help": "weight decays of the grid"})
+    shard: str | None = field(default=None, metadata={"help": "k/n: do the share of the k-th of n machines or jobs"})
     published: LocalPath | None = field(default=None, metadata={"help": "YAML file of rows for the report"})
     trust_remote_code: bool = field(default=False, metadata={"help": "run code from the model's repository"})
 
@@ -92,12 +98,14 @@ def plan_runs(settings: GlueSettings, arguments: GlueArguments, tasks: dict[str,
     if not settings.seeds:
         raise ValueError("`seeds` is empty: give one or more.")
     if arguments.seed != GlueArguments.seed:
-        raise ValueError(f"`seed` is {arguments.seed}, and runs take theirs from `seeds`: --seeds {arguments.seed}.")
+        raise ValueError(
+            f"`seed` is {arguments.seed}, but runs take theirs from `seeds`: use --seeds {arguments.seed}."
+        )
     numbers = [name for name, task in tasks.items() if task.labels is None]
     if arguments.label_smoothing_factor and numbers:
         raise ValueError(
-            f"`label_smoothing_factor` is {arguments.label_smoothing_factor}, and the labels of {numbers[0]} are "
-            "numbers: leave it out, or the task."
+            f"`label_smoothing_factor` is {arguments.label_smoothing_factor}, but the labels of {numbers[0]} are "
+            "numbers: leave out the setting, or the task."
         )
     given = {
         "batch_size": arguments.per_device_train_batch_size,
@@ -109,7 +117,7 @@ def plan_runs(settings: GlueSettings, arguments: GlueArguments, tasks: dict[str,
         lists = (settings.batch_sizes, settings.learning_rates, settings.weight_decays)
         if given or not all(lists):
             found = f"{min(given)!r} is set" if given else "one of them is empty"
-            raise ValueError(f"`grid` searches `batch_sizes`, `learning_rates` and `weight_decays`, and {found}.")
+            raise ValueError(f"`grid` searches `batch_sizes`, `learning_rates` and `weight_decays`, but {found}.")
         return [Run(name, point, seed) for name in tasks for point in grid(*lists) for seed in settings.seeds]
     best = read_hyperparameters(settings.hyperparameters) if settings.hyperparameters else {}
     runs = []
@@ -135,15 +143,15 @@ def find_start(settings: GlueSettings) -> StartingPoint:
 
 
 class GlueEvaluation:
-    """The runs of one model on all chosen tasks, those of all processes and shards.
+    """The runs of one model on all chosen tasks, including those of other processes and shards.
 
     Attributes:
-        arguments: of the Trainer, before a run sets its own.
-        start: what runs start from that do not start from another task's model.
-        weights: its fingerprint.
-        reading: that of its tokenizer.
-        data: rows of each task.
-        shared_settings: of each task, all that the weights of its runs depend on and that they have in common.
+        arguments: the Trainer's arguments, before a run sets its own.
+        start: the starting point of runs that do not start from another task's model.
+        weights: the fingerprint of `start`.
+        reading: the fingerprint of its tokenizer.
+        data: the rows of each task.
+        shared_settings: for each task, the settings that the weights depend on and that all its runs share.
     """
 
     def __init__(self, settings: GlueSettings, arguments: GlueArguments, runs: list[Run], results: Results):
@@ -171,11 +179,11 @@ class GlueEvaluation:
                 self.results.best_model(source, self.weights)
 
     def _settings_of(self, data: TaskData) -> dict:
-        """All settings that the weights of all runs of a task depend on, as JSON gives them back."""
+        """The settings on which the weights of all runs of a task depend, as JSON returns them."""
         settings, arguments = self.settings, self.arguments
-        # What the file says counts, not where the data lie.
+        # Data are compared by their content, not by their place.
         incidental = ("source", "subset", "tsv", "only_named", "empty_texts")
-        # Results of versions that did not know these keys are of tasks without them.
+        # Older versions did not have these keys, so their results come from tasks without them.
         newer = ("source_labels", "unlabelled")
         values = result_settings(arguments, leave_out=RUN_ARGUMENTS | {"num_train_epochs"}) | {
             "model": settings.model,
@@ -193,7 +201,7 @@ class GlueEvaluation:
             },
             "rows": {split: len(part) for split, part in data.splits.items()},
             "data": {split: data_fingerprint(part) for split, part in data.splits.items()},
-            # As the user gave them: those of a run follow from its batch size.
+            # The values as the user gave them; those of a run follow from its batch size.
             "schedule": {name: getattr(arguments, name) for name in ("num_train_epochs", "max_steps", "eval_steps")},
         }
         return json.loads(json.dumps(values, default=str))
@@ -203,7 +211,7 @@ class GlueEvaluation:
         return task.transfer_from if self.settings.transfer else None
 
     def complete(self, run: Run) -> None:
-        """Do what is left of a run: all of it, or nothing but tidying up where it has a result."""
+        """Do what is left of a run: everything, or only tidy up if it already has a result."""
         with folder_lock(self.results.run_folder(run)):
             result = self.results.find(run)
             if result is None:
@@ -223,11 +231,11 @@ class GlueEvaluation:
         try:
             trainer.train_to_the_end(resume)
         except Diverged as diverged:
-            # Some points of a grid do, which is their result: the others do not depend on them.
+            # Some points of a grid diverge. That is their result, and the other points do not depend on them.
             if not self.settings.grid:
                 raise
             error = str(diverged.__cause__)
-        # The result comes last: it says that the run is finished.
+        # The result is written last: it marks the run as finished.
         if error is None:
             trainer.save_best(self.results.run_folder(run) / "model")
         result = describe_result(run, trainer, time.monotonic() - began, error)
@@ -265,7 +273,7 @@ class GlueEvaluation:
 
 
 def describe_result(run: Run, trainer: GlueTrainer, seconds: float, error: str | None) -> dict:
-    """What a result file holds: the best evaluation, or the error of a run that diverged."""
+    """The content of a result file: the best evaluation, or the error of a run that diverged."""
     evaluations = trainer.evaluations()
     best = {"score": None, "step": None}
     if error is None:

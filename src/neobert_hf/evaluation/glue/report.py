@@ -1,4 +1,4 @@
-"""The report of GLUE results: Table 3 of the paper with one's own models, and scores against the learning rate."""
+"""The report of GLUE results: Table 3 of the paper with your own models, and scores by learning rate."""
 
 import statistics
 from collections import defaultdict
@@ -15,7 +15,7 @@ from neobert_hf.evaluation.glue.runs import Hyperparameters
 
 @dataclass
 class Published:
-    """A table of the paper: headings by task, in order, and of each model its scores in percent, then their average."""
+    """A table of the paper: headings by task, in order, and each model's scores in percent, then their average."""
 
     columns: dict[str, str]
     rows: dict[str, list[float]]
@@ -39,7 +39,7 @@ def group_runs(results: list[dict]) -> dict[Hyperparameters, list[dict]]:
 
 
 def mean_score(runs: list[dict]) -> float:
-    """In percent."""
+    """The mean score of runs, in percent."""
     return 100 * statistics.mean(run["score"] for run in runs)
 
 
@@ -48,10 +48,10 @@ def subfolders(folder: Path) -> list[Path]:
 
 
 def summarize(results: list[dict]) -> dict:
-    """The best hyperparameters of a task by their mean over seeds, and what they reach, in percent.
+    """The best hyperparameters of a task by their mean over seeds, and their scores in percent.
 
     Returns:
-        `score`, the mean over seeds; `std`, its standard deviation, None of one seed; `seeds`; the mean of each of
+        `score`, the mean over seeds; `std`, its standard deviation, None for one seed; `seeds`; the mean of each of
         `metrics`; `hyperparameters`; how many `runs` there were, and how many hyperparameters were `searched`;
         the fingerprints of the `data`.
     """
@@ -74,7 +74,7 @@ def collect(folder: Path) -> tuple[dict[str, dict], list[str]]:
     """Read the results of all models in a folder.
 
     Returns:
-        What `summarize` says by model and task, and the runs without a score as `model/task/run`.
+        What `summarize` returns, by model and task, and the runs without a score as `model/task/run`.
     """
     models = defaultdict(dict)
     diverged = []
@@ -82,7 +82,7 @@ def collect(folder: Path) -> tuple[dict[str, dict], list[str]]:
         for task in subfolders(model):
             results = Results(model).of_task(task.name)
             if scored := [result for result in results if result["score"] is not None]:
-                # One lucky seed of a setting with which others diverged is not its mean.
+                # If some seeds of a setting diverged, the mean of the others would be too good.
                 failed = [result["hyperparameters"] for result in results if result["score"] is None]
                 safe = [result for result in scored if result["hyperparameters"] not in failed]
                 models[model.name][task.name] = summarize(safe or scored)
@@ -97,7 +97,7 @@ def score_cell(summary: dict | None) -> str:
 
 
 def published_table(models: dict[str, dict], published: Published) -> list[str]:
-    """The paper's rows, and below them one's own models, on the tasks that one of these has; nothing without such."""
+    """The paper's rows, then your models, on the tasks for which your models have scores; empty if there are none."""
     places = [place for place, task in enumerate(published.columns) if any(task in tasks for tasks in models.values())]
     if not places:
         return []
@@ -133,20 +133,20 @@ def markdown(models: dict[str, dict], diverged: list[str], published: Published 
         lines += table
         lines += [
             "",
-            "Scores on the development set in percent; ± the standard deviation over seeds. Of two metrics, and of the "
-            "two sets of MNLI, the mean. Averages are over the tasks shown. One with [n] is over n of "
-            "them and cannot be compared with the others.",
+            "Scores on the development set in percent; ± is the standard deviation over seeds. If a task has two "
+            "metrics, or two sets (MNLI), the score is their mean. Averages are over the tasks shown. An average with "
+            "[n] is over n of them and cannot be compared with the others.",
             "",
         ]
     lines += [*details_table(models), ""]
     lines += note_on_data([(task, entry["data"]) for tasks in models.values() for task, entry in tasks.items()])
     if diverged:
-        lines += [f"Diverged, and in no mean: {', '.join(diverged)}.", ""]
+        lines += [f"Diverged, and not part of any mean: {', '.join(diverged)}.", ""]
     return "\n".join(lines)
 
 
 def learning_rate_panel(task: str, results: list[dict]) -> Panel:
-    """Score against learning rate, a line for each batch size and weight decay; means over seeds."""
+    """Scores by learning rate (means over seeds), a line for each batch size and weight decay."""
     points = defaultdict(list)
     for hyperparameters, runs in group_runs(results).items():
         line = (hyperparameters.batch_size, hyperparameters.weight_decay)
@@ -164,7 +164,7 @@ def learning_rate_panel(task: str, results: list[dict]) -> Panel:
 
 
 def write_report(folder: Path, model: str, published: Published | None) -> str:
-    """Write `report.md` and `report.json` on all models in a folder, and `learning_rates.png` of one.
+    """Write `report.md` and `report.json` on all models in a folder, and `learning_rates.png` of this model.
 
     Returns:
         The Markdown.

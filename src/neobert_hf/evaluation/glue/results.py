@@ -1,6 +1,6 @@
 """The results of one model on GLUE: a JSON file for each run, in a folder that several machines may share.
 
-A result file is written whole when its run is finished, which is then never repeated.
+A result file is written, whole, when its run is finished. A run with a result is never repeated.
 """
 
 import shutil
@@ -16,12 +16,12 @@ from neobert_hf.training.run_checkpoints import CheckpointError, complete_checkp
 # The keys that every result file has.
 KEYS = {"run", "task", "score", "metrics", "hyperparameters", "settings"}
 
-# Training arguments in which the runs of a task differ by design: a file's name has them, or they follow from it.
+# Training arguments that differ between the runs of a task by design: they are in the file's name or follow from it.
 RUN_ARGUMENTS = {"per_device_train_batch_size", "learning_rate", "weight_decay", "seed", "max_steps", "eval_steps"}
 
 
 class Results:
-    """The results of one model in its folder: `<task>/<run>.json`, and beside it a folder of the run."""
+    """The results of one model in its folder: `<task>/<run>.json`, and next to it a folder of the run."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -36,11 +36,11 @@ class Results:
         """Read all results of a task.
 
         Raises:
-            ResultError: if a file is something else, or if it has other settings than these or, without them, than the
-                first file. Those of a single run are not compared.
+            ResultError: if a file is not a result, or has other settings than these (or, without them, than the first
+                file). Settings of a single run are not compared.
         """
         results = {file: read_result(file, KEYS) for file in sorted((self.folder / task).glob("bs*_seed*.json"))}
-        # `start` differs, too, where it names the best run of another task at the moment.
+        # `start` may differ, too: it names the run of another task that was the best at that time.
         of_runs = RUN_ARGUMENTS | {"start"}
         for file, result in results.items():
             stored = {name: value for name, value in result["settings"].items() if name not in of_runs}
@@ -69,7 +69,7 @@ class Results:
         if not file.is_file():
             return None
         result = read_result(file, KEYS)
-        # Those of another run may have the same name, which shows six digits of each.
+        # Another run may have the same file name, which shows only six digits of each value.
         check_same_settings(file, result["hyperparameters"], asdict(run.hyperparameters))
         return result
 
@@ -77,7 +77,7 @@ class Results:
         """Delete the checkpoints of a finished run, and every model of the task that a better one has replaced."""
         for checkpoint in complete_checkpoints(self.run_folder(run)):
             delete_checkpoint(checkpoint)
-        # Only what a finished run has beaten: no other process waits for it, and none deletes the best.
+        # Delete only what a finished run has beaten: no process waits for it, and none deletes the best model.
         for result in self.best_first(run.task)[1:]:
             shutil.rmtree(self.folder / result["run"] / "model", ignore_errors=True)
 
@@ -85,13 +85,13 @@ class Results:
         """The name of the best run of a task, and the folder of its model.
 
         Args:
-            weights: the fingerprint of those that it must have been trained from.
+            weights: the fingerprint of the weights from which it must have been trained.
         """
         results = self.best_first(task)
         if not results or not (model := self.folder / results[0]["run"] / "model").is_dir():
-            found = f"{len(results)} results and no model of the best" if results else "no result with a score"
+            found = f"{len(results)} results but no model of the best" if results else "no result with a score"
             raise CheckpointError(
-                f"{self.folder / task} holds {found}, and another task starts from its best model: run `--task {task}` "
+                f"{self.folder / task} holds {found}, but another task starts from its best model: run `--task {task}` "
                 "first, or set `transfer` to false."
             )
         name = results[0]["run"]
@@ -100,9 +100,9 @@ class Results:
         return name, model
 
     def wait_for(self, runs: list[Run], seconds: float = 10) -> None:
-        """Return when all of these runs have a result, also those of other processes and machines.
+        """Wait until all of these runs have a result, including runs of other processes and machines.
 
-        It looks every so many seconds, and reports what is missing at once and then every ten minutes.
+        Looks every `seconds` seconds, and prints what is missing at once and then every ten minutes.
         """
         waited = 0.0
         while missing := [run.name for run in runs if not self.file(run).is_file()]:

@@ -1,8 +1,8 @@
-"""Which runs an evaluation on GLUE consists of, in which order, and which of them a process does.
+"""The runs of a GLUE evaluation: which there are, in which order, and which of them a process does.
 
-Every process knows its runs from its number alone. So there are no claims that outlive a killed process, there are no
-clocks to compare, and a shard that stops goes on when its own command is repeated. Runs are dealt out in turn, the
-slowest first; another split would finish a little sooner.
+Every process knows its runs from its number alone. So no claim on a run can outlive a killed process, no clocks have to
+be compared, and a stopped shard resumes when its own command is repeated. Runs are dealt out in turn, the slowest
+first; another split would finish a little sooner.
 """
 
 import os
@@ -21,7 +21,7 @@ from neobert_hf.evaluation.glue.tasks import GlueTask
 
 @dataclass(frozen=True)
 class Hyperparameters:
-    """What the paper searches (Table 6)."""
+    """The hyperparameters that the paper searches (Table 6)."""
 
     batch_size: Count
     learning_rate: NotNegative
@@ -60,7 +60,9 @@ def read_hyperparameters(path: str) -> dict[str, Hyperparameters]:
         if not isinstance(entry, dict) or sorted(entry) != sorted(names):
             raise ValueError(f"{path}, {task}: it must have {', '.join(names)}; found {entry}.")
         if any(isinstance(value, (str, bool)) for value in entry.values()):
-            raise ValueError(f"{path}, {task}: {entry} must hold numbers (YAML takes 1.0e-5 for one, 1e-5 for a text).")
+            raise ValueError(
+                f"{path}, {task}: {entry} must hold numbers (in YAML, 1.0e-5 is a number, but 1e-5 is text)."
+            )
         try:
             hyperparameters[task] = Hyperparameters(**entry)
         except ValueError as error:
@@ -69,7 +71,7 @@ def read_hyperparameters(path: str) -> dict[str, Hyperparameters]:
 
 
 def order_tasks(tasks: dict[str, GlueTask], chosen: Iterable[str]) -> list[str]:
-    """The names of the chosen tasks, each after the one that it starts from, and otherwise as in the file."""
+    """The names of the chosen tasks, each after the task that it starts from, and otherwise as in the file."""
     chosen = set(chosen)
     sources = {name: {task.transfer_from} & chosen for name, task in tasks.items() if name in chosen}
     try:
@@ -83,8 +85,8 @@ def own_share(shard: str | None, process: int, processes: int) -> tuple[int, int
 
     Args:
         shard: `k/n`, the k-th of n machines or jobs; all if None.
-        process: its number on this machine.
-        processes: how many this machine has, the same number on all machines.
+        process: number of this process on this machine.
+        processes: how many processes each machine has; the same on all machines.
     """
     match = re.fullmatch(r"(\d+)/(\d+)", shard or "1/1")
     number, shards = (int(match[1]), int(match[2])) if match else (0, 0)
@@ -94,7 +96,7 @@ def own_share(shard: str | None, process: int, processes: int) -> tuple[int, int
 
 
 def separate_processes() -> tuple[int, int]:
-    """Make each process that `accelerate launch` starts a single one with its own GPU.
+    """Make each process that `accelerate launch` starts independent, with its own GPU.
 
     Each takes runs of its own, since fine-tuning with batches of 2 to 32 gains nothing from data parallelism. Returns
     the number of this process, and how many there are.
@@ -102,11 +104,13 @@ def separate_processes() -> tuple[int, int]:
     process = int(os.environ.pop("RANK", 0))
     local = int(os.environ.pop("LOCAL_RANK", 0))
     processes = int(os.environ.pop("WORLD_SIZE", 1))
-    # Asked for through NVML: once CUDA runs, it does not see that the variable has changed.
+    # `is_cuda_available` asks NVML: once CUDA is initialised, it would not notice the changed variable.
     if processes > 1 and is_cuda_available() and os.environ.get("ACCELERATE_USE_CPU", "").lower() != "true":
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         devices = visible.split(",") if visible else [str(number) for number in range(torch.cuda.device_count())]
         if local >= len(devices):
-            raise RuntimeError(f"Process {local + 1} has no GPU: {len(devices)} are visible. Start one for each.")
+            raise RuntimeError(
+                f"Process {local + 1} has no GPU: {len(devices)} are visible. Start one process for each."
+            )
         os.environ["CUDA_VISIBLE_DEVICES"] = devices[local]
     return process, processes

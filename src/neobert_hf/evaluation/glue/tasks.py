@@ -1,6 +1,6 @@
-"""GLUE tasks and one's own, described in YAML (configs/glue/tasks.yaml), as checked datasets.
+"""GLUE tasks and your own, described in YAML (configs/glue/tasks.yaml), as checked datasets.
 
-Whatever a source looks like, it becomes splits with the columns `text`, `text_pair` where there are two, and `label`.
+Every source becomes splits with the columns `text`, `text_pair` if there are two texts, and `label`.
 """
 
 import glob
@@ -25,17 +25,17 @@ from neobert_hf.training.metrics import CLASSIFICATION, CORRELATIONS
 
 # QQP has a few broken lines in half a million.
 MOST_BROKEN_LINES = 1e-4
-# A column in a text that is made of several.
+# A column name within a text that is made from several columns.
 COLUMN = re.compile(r"\{([^{}]*)\}")
 
 
 @strict
 @dataclass
 class TsvFiles:
-    """How GLUE's own files, in a folder of `data_dir`, name what the Hub names otherwise.
+    """The names in GLUE's own files, in a folder of `data_dir`, if they differ from those on the Hub.
 
     Args:
-        header: the names of all columns, of files that have no first line with them.
+        header: the names of all columns, for files without a header line.
     """
 
     folder: str
@@ -72,36 +72,38 @@ class GlueTask:
         if isinstance(self.tsv, dict):
             self.tsv = TsvFiles(**self.tsv)
         if len(self.texts) not in (1, 2) or not self.validation or not self.metrics:
-            raise ValueError("a task has one text column or two, a validation split or more, a metric or more.")
+            raise ValueError(
+                "a task must have one or two text columns, at least one validation split and at least one metric."
+            )
         known = CLASSIFICATION if self.labels is not None else CORRELATIONS
         for metric in self.metrics:
             if metric not in known:
                 kind = "classification" if self.labels is not None else "regression (it has no `labels`)"
-                raise ValueError(f"{metric!r} is no metric of a {kind}{nearest(metric, list(known))}")
+                raise ValueError(f"{metric!r} is not a metric of a {kind}{nearest(metric, list(known))}")
         if self.labels is not None and len(set(self.labels)) != max(2, len(self.labels)):
-            raise ValueError(f"`labels` is {self.labels}: it must hold two names or more, each once.")
+            raise ValueError(f"`labels` is {self.labels}: it must hold two or more different names.")
         if "f1" in self.metrics and len(self.labels) != 2:
-            raise ValueError(f"'f1' is of two labels, and there are {len(self.labels)}: take 'macro_f1'.")
+            raise ValueError(f"'f1' needs two labels, but there are {len(self.labels)}: use 'macro_f1'.")
         if self.label_range is not None and (self.labels is not None or len(self.label_range) != 2):
-            raise ValueError("`label_range` is for a regression: its smallest and its largest label.")
+            raise ValueError("`label_range` is for a regression, and must hold the smallest and the largest label.")
         if self.source_labels is not None and set(self.source_labels.values()) != set(self.labels or []):
             raise ValueError(
-                f"`source_labels` makes {', '.join(sorted(set(self.source_labels.values())))} of the source's labels; "
-                f"`labels` is {self.labels}: name each of these, and no other."
+                f"`source_labels` maps to the labels {', '.join(sorted(set(self.source_labels.values())))}, but "
+                f"`labels` is {self.labels}: map to each of these, and to no other."
             )
         if self.unlabelled is not None and (self.labels is None or 0 <= self.unlabelled < len(self.numbers)):
             raise ValueError(
-                f"`unlabelled` is {self.unlabelled}: it is for a classification, and must be the number of no label."
+                f"`unlabelled` is {self.unlabelled}: it is for a classification, and must not be the number of a label."
             )
 
     @property
     def columns(self) -> dict[str, str]:
-        """Our name of each text and of the label by what they are in the source: a column, or a text with columns."""
+        """Our name of each text and of the label, by its column (or text with columns) in the source."""
         return dict(zip([*self.texts, self.label], ["text", "text_pair"][: len(self.texts)] + ["label"]))
 
     @property
     def numbers(self) -> dict[str, int]:
-        """What each label of the source, in the order of their numbers there, is to the model."""
+        """The model's number of each source label, in the order of the source's numbers."""
         names = self.source_labels or {name: name for name in self.labels or []}
         return {name: self.labels.index(label) for name, label in names.items()}
 
@@ -117,14 +119,14 @@ def read_tasks(path: str) -> dict[str, GlueTask]:
     for task in tasks.values():
         if task.transfer_from is not None and task.transfer_from not in tasks:
             raise ValueError(
-                f"{path}, task {task.name}: it starts from {task.transfer_from!r}, which is no task of this file"
+                f"{path}, task {task.name}: it starts from {task.transfer_from!r}, which is not a task of this file"
                 f"{nearest(task.transfer_from, list(tasks))}"
             )
     return tasks
 
 
 def _read_entries(path: str) -> dict[str, tuple[str, dict[str, Any]]]:
-    """Each task of a file and of those that it extends: the file that describes it last, and its keys."""
+    """Each task of a file and of the files that it extends: the last file that describes it, and its keys."""
     entries: dict[str, tuple[str, dict[str, Any]]] = {}
     for file, content in read_extended(path):
         if not content or not all(isinstance(entry, dict) for entry in content.values()):
@@ -150,7 +152,7 @@ def _check_entry(file: str, name: str, entry: dict[str, Any]) -> dict[str, Any]:
 
 
 def load_task(task: GlueTask, data_dir: str | None = None) -> DatasetDict:
-    """Load and check all splits of a task that are trained and evaluated on.
+    """Load and check all splits that a task is trained and evaluated on.
 
     Args:
         task: what to load.
@@ -159,15 +161,15 @@ def load_task(task: GlueTask, data_dir: str | None = None) -> DatasetDict:
 
     Raises:
         FileNotFoundError: if a source is neither on the Hub nor here.
-        ValueError: if a split or a column is missing, a text is none or empty, a label is not in the map, all
-            training rows have the same, or all held-out ones of a regression.
+        ValueError: if a split or a column is missing, a text is missing or empty, a label is unknown, or all training
+            rows, or all held-out rows of a regression, have the same label.
     """
     splits = DatasetDict({split: _load_split(task, data_dir, split) for split in (task.train, *task.validation)})
     if len(found := splits[task.train].unique("label")) < 2:
         label = found[0] if task.labels is None else task.labels[found[0]]
         raise ValueError(
             f"Task {task.name}: all {len(splits[task.train]):,} rows of the split {task.train!r}, from row 0 on, have "
-            f"one label, {label}: there is nothing to tell apart. Add rows with another one."
+            f"the same label, {label}: there is nothing to tell apart. Add rows with another one."
         )
     for split in task.validation if task.labels is None else ():
         if len(found := splits[split].unique("label")) < 2:
@@ -179,7 +181,7 @@ def load_task(task: GlueTask, data_dir: str | None = None) -> DatasetDict:
 
 
 def report_repeated_rows(task: GlueTask, splits: DatasetDict) -> None:
-    """Print how many held-out rows are also trained on; ValueError if all of a split are."""
+    """Print how many held-out rows are also trained on; raise ValueError if this is a whole split."""
     trained, *held_out = [
         list(zip(*(table[name][:] for name in table.column_names if name != "label"))) for table in splits.values()
     ]
@@ -198,7 +200,8 @@ def _load_split(task: GlueTask, data_dir: str | None, split: str) -> Dataset:
     elif data_dir is not None or Path(task.source).is_dir():
         if data_dir is None and task.subset is not None:
             raise ValueError(
-                f"Task {task.name}: {task.source!r} is local and has no subset {task.subset!r}: name its folder."
+                f"Task {task.name}: {task.source!r} is local and has no subset {task.subset!r}: name "
+                "the subset's folder as `source`."
             )
         folder = Path(task.source) if data_dir is None else Path(data_dir) / task.name
         table, place = _load_files(task.name, folder, split, tsv)
@@ -209,7 +212,7 @@ def _load_split(task: GlueTask, data_dir: str | None, split: str) -> Dataset:
 
 
 def _load_files(name: str, folder: Path, split: str, tsv: Path | None) -> tuple[Dataset, str]:
-    """A split in one Parquet or JSON lines file or in several, and the path or pattern of it."""
+    """A split from one or several Parquet or JSON lines files, and its path or pattern."""
     named = re.compile(rf"{re.escape(split)}(-\d+-of-\d+)?\.(parquet|jsonl|json)")
     files = sorted(file for file in folder.glob("*") if named.fullmatch(file.name))
     if not files:
@@ -224,8 +227,8 @@ def _load_files(name: str, folder: Path, split: str, tsv: Path | None) -> tuple[
 
 
 def _read_tsv(task: GlueTask, file: Path) -> Dataset:
-    """One of GLUE's own files: quotes mean nothing in them, and QQP has lines that break off."""
-    # MRPC's begin with a byte order mark.
+    """Read one of GLUE's own files: quotes have no meaning in them, and QQP has truncated lines."""
+    # MRPC's files begin with a byte order mark.
     with open(file, encoding="utf-8-sig", newline="\n") as handle:
         rows = [line.rstrip("\r\n").split("\t") for line in handle]
     header = task.tsv.header or (rows.pop(0) if rows else [])
@@ -239,7 +242,7 @@ def _read_tsv(task: GlueTask, file: Path) -> Dataset:
 
 
 def _check(task: GlueTask, table: Dataset, columns: dict[str, str], place: str) -> Dataset:
-    """The columns under our names, with numbers for labels."""
+    """Rename the columns to our names, and turn labels into numbers."""
     if not len(table):
         raise ValueError(f"{place} is empty: it holds no row.")
     *texts, label = columns
@@ -265,7 +268,7 @@ def _check(task: GlueTask, table: Dataset, columns: dict[str, str], place: str) 
     kept = [row for row, number in enumerate(labels) if number is not None]
     print(f"{place}: {len(labels) - len(kept):,} rows have no label ({task.unlabelled}) and are left out", flush=True)
     if not kept:
-        raise ValueError(f"{place}: all rows have the label {task.unlabelled}, which stands for none.")
+        raise ValueError(f"{place}: all rows have the label {task.unlabelled}, which means unlabelled.")
     return table.select(kept)
 
 
@@ -276,27 +279,27 @@ def _columns_in(text: str, table: Dataset) -> list[str]:
 
 def _fill(text: str, table: Dataset) -> list[str]:
     """A text with columns in braces, for each row."""
-    # What stands between columns, and in turn a column.
+    # Texts between the columns, and the columns; they alternate.
     between, names = COLUMN.split(text)[::2], COLUMN.findall(text)
     rows = zip(*(table[name][:] for name in names))
     return ["".join(part for pair in zip(between, (*row, "")) for part in pair) for row in rows]
 
 
 def _check_not_empty(task: GlueTask, table: Dataset, used: list[str], labels: list, place: str) -> None:
-    """Refuse labelled texts that are empty or of spaces alone, but for as many rows as the task says to be known."""
+    """Refuse labelled texts that are empty or only spaces, unless they are no more than `empty_texts` of the task."""
     columns = [table[column][:] for column in used]
     rows = enumerate(zip(labels, zip(*columns)))
     empty = [row for row, (label, found) in rows if label is not None and not all(text.strip() for text in found)]
     if len(empty) > task.empty_texts:
         column = next(name for name, column in zip(used, columns) if not column[empty[0]].strip())
         raise ValueError(
-            f"{place}: row {empty[0]:,} has an empty {column!r}; {len(empty):,} rows have an empty text, and "
+            f"{place}: row {empty[0]:,} has an empty {column!r}; {len(empty):,} rows have an empty text, but only "
             f"{task.empty_texts:,} may. Correct them, leave them out, or give the task `empty_texts: {len(empty)}`."
         )
 
 
 def _number_labels(task: GlueTask, table: Dataset, column: str, place: str) -> list[int | float | None]:
-    """What the label of each row is to the model; None where the row has none."""
+    """The model's number for the label of each row; None if the row has no label."""
     feature, expected = table.features[column], list(task.numbers)
     if isinstance(feature, ClassLabel) and feature.names != expected:
         raise ValueError(f"{place}: the labels are {feature.names} in this order; the task expects {expected}.")
@@ -314,9 +317,9 @@ def _number_labels(task: GlueTask, table: Dataset, column: str, place: str) -> l
 
 
 def _check_not_ambiguous(names: list[str], labels: list, place: str) -> None:
-    """Refuse bare numbers where classes are called by numbers as well, and the two do not mean the same.
+    """Refuse bare numbers if classes are named by numbers, too, and the two meanings differ.
 
-    A boolean that no class is called by is such a number, too.
+    A boolean that is not the name of a class counts as such a number, too.
     """
     for found in labels:
         label = _as_named(found, names)
@@ -329,25 +332,25 @@ def _check_not_ambiguous(names: list[str], labels: list, place: str) -> None:
             )
         if isinstance(found, bool) and names[label] == _as_named(not found, names):
             raise ValueError(
-                f"{place}: the label {found} is no class's name, and number {label} is called {names[label]!r}. Call "
-                f"a class {str(found).lower()!r}, or store the labels as text."
+                f"{place}: the label {found} names no class, but number {label} is called {names[label]!r}. "
+                f"Call a class {str(found).lower()!r}, or store the labels as text."
             )
 
 
 def _as_named(label: Any, names: Iterable[str]) -> Any:
-    """A boolean as the name that a class has for it, otherwise as the number 1 or 0; another label as it is."""
+    """A boolean becomes the name of a class if it matches one, or else 1 or 0; other labels are unchanged."""
     if not isinstance(label, bool):
         return label
     return next((name for name in (str(label), str(label).lower()) if name in names), int(label))
 
 
 def _number(task: GlueTask, label: Any) -> int | float | None:
-    """What a label is to the model; None if it is none of the task's."""
+    """The model's number for a label; None if the task has no such label."""
     if task.labels is not None:
         label = _as_named(label, task.numbers)
         if label in task.numbers:
             return task.numbers[label]
-        # Where a class is called by a number, a text of digits is a name as well, and here one of no class.
+        # A text of digits is taken as a number, unless classes are named by numbers: then it is an unknown name.
         if isinstance(label, str) and label.isdecimal() and not any(map(str.isdecimal, task.numbers)):
             label = int(label)
         known = isinstance(label, int) and 0 <= label < len(task.numbers)

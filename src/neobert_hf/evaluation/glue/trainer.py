@@ -1,4 +1,4 @@
-"""Fine-tuning on one GLUE task as the paper does: its hyperparameters, its rows as ids, its score."""
+"""Fine-tuning on one GLUE task as in the paper: its hyperparameters, its tokenised rows, its score."""
 
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -21,14 +21,14 @@ from neobert_hf.training.metrics import ScoreMetric
 
 @dataclass
 class GlueArguments(FineTuningArguments):
-    """Batch size, learning rate and weight decay are those of `hyperparameters` or the grid, unless they are given."""
+    """Batch size, learning rate and weight decay come from `hyperparameters` or the grid, unless given here."""
 
-    per_device_train_batch_size: int | None = field(default=None, metadata={"help": "instead of the task's"})
-    learning_rate: float | None = field(default=None, metadata={"help": "at its peak; instead of the task's"})
-    weight_decay: float | None = field(default=None, metadata={"help": "instead of the task's"})
+    per_device_train_batch_size: int | None = field(default=None, metadata={"help": "instead of the task's value"})
+    learning_rate: float | None = field(default=None, metadata={"help": "peak; instead of the task's value"})
+    weight_decay: float | None = field(default=None, metadata={"help": "instead of the task's value"})
 
     def for_run(self, run: Run, folder: Path, rows: int) -> "GlueArguments":
-        """The arguments of one run on so many training rows: its hyperparameters, steps, evaluations, checkpoints."""
+        """The arguments of one run with `rows` training rows: its hyperparameters, steps, evaluations, checkpoints."""
         arguments = replace(
             self,
             output_dir=str(folder),
@@ -52,7 +52,7 @@ class TaskData:
         return {name: len(self.splits[name]) for name in self.task.validation}
 
     def tokenize(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> "TaskData":
-        """At most `max_length` ids of one text, or of a pair of which the longer one is cut first."""
+        """Tokenise the texts to at most `max_length` ids; of a pair, the longer text is cut first."""
 
         def encode(batch: dict[str, list]) -> dict[str, list]:
             return tokenizer(batch["text"], batch.get("text_pair"), truncation=True, max_length=max_length)
@@ -65,11 +65,11 @@ def score_splits(prediction: EvalPrediction, task: GlueTask, rows: dict[str, int
     """Metrics on each validation split, and their mean as `score`.
 
     Args:
-        prediction: of all splits, one after the other.
-        rows: of each split.
+        prediction: predictions and labels of all splits, one split after the other.
+        rows: number of rows of each split.
     """
     logits, labels = prediction.predictions, prediction.label_ids
-    # `argmax` would take them for label 0.
+    # `argmax` would turn NaN into label 0.
     if not np.isfinite(logits).all():
         raise FloatingPointError("The model gives scores that are not finite. Train with a smaller `learning_rate`.")
     predictions = logits.argmax(-1) if task.labels is not None else logits[:, 0]

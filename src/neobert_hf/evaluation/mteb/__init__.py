@@ -1,1 +1,1 @@
-"""MTEB with the instructions of the paper (section 5.2), and tasks on one's own data."""
+"""MTEB with the instructions of the paper (section 5.2), and tasks on your own data."""

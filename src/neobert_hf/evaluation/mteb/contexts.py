@@ -1,7 +1,7 @@
-"""What a contextual model reads beside the texts of an MTEB task: one context for each task and subset.
+"""The contexts of contextual models in MTEB tasks: one context for each task and subset.
 
-It is made before a query is encoded, of texts that the task itself has: its corpus, its training split, or, of a task
-that has neither, the texts that are evaluated (as the reference code of CDE does; no label is looked at).
+A context is made before any query is encoded, from texts of the task itself: its corpus, its training split or, if it
+has neither, the evaluated texts (as the reference code of CDE does; no label is used).
 """
 
 import random
@@ -13,9 +13,9 @@ from mteb.abstasks import AbsTask, AbsTaskRetrieval
 
 
 SEED = 0
-# Of a large corpus so many texts are looked at for every one that is drawn: some are equal, or empty.
+# For each text of the context, this many texts of a large corpus are loaded: some may be equal or empty.
 LOOKED_AT = 20
-# Where the classes of tasks name the columns with their texts.
+# Attributes in which task classes name their text columns.
 COLUMN_NAMES = (
     *("input_column_name", "input1_column_name", "input2_column_name", "column_names"),
     *("text_column_name", "human_summaries_column_name", "machine_summaries_column_name"),
@@ -23,17 +23,17 @@ COLUMN_NAMES = (
 
 
 def source_of(task: AbsTask) -> str:
-    """Where the texts of its contexts are from; known before its data are loaded."""
+    """The source of the context texts of a task; known before its data are loaded."""
     if isinstance(task, AbsTaskRetrieval):
         return "corpus"
     return getattr(task, "train_split", None) or "evaluated texts"
 
 
 def context_texts(task: AbsTask, subset: str, size: int) -> list[str]:
-    """Texts of a subset of a task whose data are loaded, from which a context of this size can be drawn.
+    """Texts from which a context of this size can be drawn, for a subset of a task whose data are loaded.
 
     Raises:
-        ValueError: if the task has none where tasks of its kind have them.
+        ValueError: if there are no texts in the expected columns.
     """
     data = task.dataset[subset] if subset in task.dataset else task.dataset
     split = task.eval_splits[0]
@@ -62,7 +62,7 @@ def _some_rows(rows: Dataset, count: int) -> Dataset:
 
 
 def _texts_in(value: Any) -> Iterator[str]:
-    """Those of a row may be a text, or lists of texts."""
+    """The texts of a cell, which may be a text or nested lists of texts."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, list):

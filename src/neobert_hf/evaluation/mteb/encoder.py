@@ -1,8 +1,8 @@
-"""A Sentence Transformers model as MTEB sees it.
+"""A Sentence Transformers model as MTEB needs it.
 
-MTEB's own wrapper looks prompts up by rules that drop some (the key `CQADupstackRetrieval` reaches none of its 12
-parts, and a local task's key is refused) and spread others (a task's key prompts documents, too). Here a task has one
-instruction, which stands before queries only if the task has queries, or it has the model's own prompts.
+MTEB's own wrapper looks prompts up by rules that drop some (the key `CQADupstackRetrieval` applies to none of its 12
+parts, and a local task's key is refused) and apply others too widely (a task's key also prompts documents). Here a task
+has one instruction, put before queries only if the task has queries, or else the model's own prompts.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ from neobert_hf.embeddings.inference import PROMPT_NAMES, check_finite, note_on_
 from neobert_hf.evaluation.mteb.contexts import SEED, context_texts, source_of
 
 
-# Whose texts are queries and documents. Those of other tasks are all of one kind.
+# Types whose texts are queries and documents. The texts of other types are all of one kind.
 TYPES_WITH_QUERIES = ("Retrieval", "Reranking", "InstructionRetrieval", "InstructionReranking")
 
 
@@ -29,12 +29,12 @@ class InstructionEncoder(AbsEncoder):
     """Encodes texts with the prompt of their task.
 
     Args:
-        model: any, fine-tuned or not.
-        name: of the model in MTEB's results.
-        prompts: what stands before the texts of a task, by the task's name; only before queries if the task has some.
-            Tasks that are not in it get the prompts that the model was saved with.
-        document_prompts: what stands before the documents of those of these tasks that have queries; nothing before
-            those of tasks that are not in it.
+        model: any model, fine-tuned or not.
+        name: name of the model in MTEB's results.
+        prompts: the prompt of each task, by the task's name; if the task has queries, only they get it. Other tasks get
+            the prompts that the model was saved with.
+        document_prompts: of the tasks in `prompts` that have queries, the prompt of the documents. Documents of tasks
+            that are only in `prompts` get no prompt.
     """
 
     def __init__(
@@ -47,36 +47,36 @@ class InstructionEncoder(AbsEncoder):
         self.model = model
         self.prompts = prompts
         self.document_prompts = document_prompts or {}
-        # Of a contextual model, by task and subset.
+        # The contexts for a contextual model, by task and subset.
         self.contexts: dict[tuple[str, str], torch.Tensor] = {}
         self.mteb_model_meta = ModelMeta.create_empty(
             {"name": name, "similarity_fn_name": ScoringFunction.from_str(model.similarity_fn_name)}
         )
 
     def prompt(self, task: str, prompt_type: PromptType | None) -> str | None:
-        """What stands before the texts of a task; None leaves it to the model."""
+        """The prompt for texts of a task; None leaves the choice to the model."""
         if task not in self.prompts:
             return self.own_prompt(task, prompt_type)
-        # An empty prompt, unlike None, also keeps the model's own away.
+        # An empty prompt, unlike None, also suppresses the model's own prompt.
         return self.document_prompts.get(task, "") if prompt_type == PromptType.document else self.prompts[task]
 
     def own_prompt(self, task: str, prompt_type: PromptType | None) -> str | None:
-        """What the model was saved with for such texts: under the task's name, if it has a prompt of that name."""
+        """The prompt that the model was saved with for such texts: that of the task's name, if it has one."""
         if task not in PROMPT_NAMES and task in self.model.prompts:
-            # A model with a prompt of the task's name alone has its own for all documents.
+            # If the model has no prompt for this task's documents, they get its prompt for all documents.
             document = self.model.prompts.get(f"{task}-document", prompt_of(self.model, "document"))
             return document if prompt_type == PromptType.document else self.model.prompts[task]
         return prompt_of(self.model, prompt_type.value) if prompt_type else None
 
     def prompts_of(self, task: TaskMetadata) -> dict[str, str]:
-        """What is put before the texts of a task, by their kind, for whoever reads the result."""
+        """The prompts for the texts of a task, by their kind, as information in the result file."""
         if task.type in TYPES_WITH_QUERIES:
             return {kind.value: self.prompt(task.name, kind) for kind in PromptType}
         prompt = self.prompt(task.name, None)
         return {"text": self.model.prompts.get(self.model.default_prompt_name, "") if prompt is None else prompt}
 
     def note(self, tasks: list[TaskMetadata]) -> str:
-        """A line on the tasks that get another prompt than the model's own; empty if none does."""
+        """A line on the tasks that get another prompt than the model's own; empty if there are none."""
         notes = []
         for task in tasks:
             for kind in PromptType if task.type in TYPES_WITH_QUERIES else (None,):
@@ -85,13 +85,13 @@ class InstructionEncoder(AbsEncoder):
                 if note := note_on_prompt(self.model, who, prompt, own):
                     notes.append(note)
                     break
-        return f"{notes[0]} {len(notes)} of {len(tasks)} tasks get one that is not the model's." if notes else ""
+        return f"{notes[0]} {len(notes)} of {len(tasks)} tasks get a prompt that is not the model's." if notes else ""
 
     def context_settings(self, task: AbsTask) -> dict[str, Any] | None:
         """What the contexts of a task depend on besides its data; None for a model that has none."""
         if not is_contextual(self.model):
             return None
-        # Of a task without documents, all texts have one prompt.
+        # In a task without documents, all texts have the same prompt.
         kind = PromptType.document if task.metadata.type in TYPES_WITH_QUERIES else None
         size = self.model[0].model.config.context_size
         return {
@@ -115,7 +115,7 @@ class InstructionEncoder(AbsEncoder):
             self.contexts[task.metadata.name, subset] = context
 
     def encode(self, inputs, *, task_metadata, prompt_type: PromptType | None = None, **kwargs: Any) -> np.ndarray:
-        """Embeddings (texts, dimension) of batches of texts, as MTEB asks for them, whatever their split or subset."""
+        """Embeddings (texts, dimension) of batches of texts, called by MTEB; the split makes no difference."""
         subset = kwargs.pop("hf_subset")
         del kwargs["hf_split"]
         if is_contextual(self.model):

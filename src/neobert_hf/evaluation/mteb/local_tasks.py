@@ -2,10 +2,10 @@
 
 | Type | Columns of `data` |
 | --- | --- |
-| Retrieval | query, document (that of the same row is relevant); `corpus`: document, more of them |
+| Retrieval | query, document (the one in the same row is relevant); `corpus`: document (further ones) |
 | Reranking | query, positive, negative (lists of texts) |
 | STS | sentence1, sentence2, score |
-| Classification | text, label; `train`: the same, of which 8 texts a label are drawn 10 times, as MTEB does |
+| Classification | text, label; `train`: the same columns; 8 texts per label are drawn from it 10 times, as MTEB does |
 | Clustering | text, label |
 | PairClassification | sentence1, sentence2, label (1 for a pair, 0 for none) |
 """
@@ -30,7 +30,7 @@ from neobert_hf.evaluation.mteb.encoder import TYPES_WITH_QUERIES
 TEXT = (Value("string"), Value("large_string"))
 TEXTS = tuple(List(text) for text in TEXT)
 
-# Type: base class, main score, columns of `data`, and the further file that it takes, with its columns.
+# For each type: base class, main score, columns of `data`, and a further file, if any, with its columns.
 TYPES = {
     "Retrieval": (AbsTaskRetrieval, "ndcg_at_10", ("query", "document"), {"corpus": ("document",)}),
     "Reranking": (AbsTaskRetrieval, "map_at_1000", ("query", "positive", "negative"), {}),
@@ -43,7 +43,7 @@ TYPES = {
 
 @dataclass
 class LocalTask:
-    """A task on one's own Parquet or JSON lines (a file, pattern or folder); `columns` names columns that differ."""
+    """A task on your own Parquet or JSON lines (file, pattern or folder); `columns` maps columns with other names."""
 
     name: str
     type: str
@@ -61,9 +61,7 @@ class LocalTask:
         if self.document_instruction is not None and self.type not in TYPES_WITH_QUERIES:
             raise ValueError(f"Task {self.name}: type {self.type} has no documents: leave `document_instruction` out.")
         if self.document_instruction is not None and self.instruction is None:
-            raise ValueError(
-                f'Task {self.name}: set `instruction` as well; `instruction: ""` puts none before queries.'
-            )
+            raise ValueError(f'Task {self.name}: set `instruction` as well; with `instruction: ""` queries have none.')
         _, _, columns, further = TYPES[self.type]
         if unused := self.files.keys() - {"data", *further}:
             raise ValueError(f"Task {self.name}: type {self.type} takes no `{unused.pop()}`.")
@@ -82,13 +80,12 @@ class LocalTask:
 
 
 def make_task(local: LocalTask) -> AbsTask:
-    """Make an MTEB task of files.
+    """Make an MTEB task from files.
 
     Raises:
         FileNotFoundError: if a file is missing.
-        ValueError: if a file is empty, or lacks a column or a value, or nothing could be scored: scores that are no
-            numbers or all the same, labels of pairs that are not 1 and 0, one label only, labels that `train` does not
-            have.
+        ValueError: if a file is empty or lacks a column or a value, or if nothing can be scored: scores that are not
+            numbers or are all the same, pair labels other than 1 and 0, only one label, or labels that `train` lacks.
     """
     base, main_score, columns, further = TYPES[local.type]
     expected = {"data": columns} | further
@@ -104,7 +101,7 @@ def make_task(local: LocalTask) -> AbsTask:
         self.dataset = _mteb_format(local.type, tables)
         self.data_loaded = True
 
-    # With this revision, results on other contents are not taken for those on these.
+    # The revision depends on the contents of the files, so results on other contents are not reused.
     files = {}
     for part, source in local.files.items():
         files |= {f"{part} {number}" if number else part: file for number, file in enumerate(local_files(str(source)))}
@@ -118,17 +115,17 @@ def make_task(local: LocalTask) -> AbsTask:
         eval_langs=["eng-Latn"],
         main_score=main_score,
     )
-    # Types without such a column do not look at its name.
+    # Task types without such columns ignore these names.
     column_names = {"input_column_name": "text", "label_column_name": "label"}
     return type(f"Local{local.type}", (base,), {"metadata": metadata, "load_data": load_data} | column_names)()
 
 
 def read_local_tasks(file: str | Path) -> tuple[list[AbsTask], dict[str, str | dict[str, str] | None]]:
-    """Read a YAML file of local tasks, as configs/mteb/local_tasks.yaml.
+    """Read a YAML file of local tasks, such as configs/mteb/local_tasks.yaml.
 
     Returns:
-        The tasks, and the instruction of each by its name, or one for `query` and one for `document`; None where the
-        file says nothing of it.
+        The tasks, and the instruction of each by its name, or one for `query` and one for `document`; None if the
+        file has none.
     """
     known = {setting.name for setting in fields(LocalTask)} - {"name"}
     tasks, instructions = [], {}
@@ -156,7 +153,7 @@ def _read_table(local: LocalTask, file: str | Path, required: tuple[str, ...]) -
     if missing := names.keys() - set(table.column_names):
         raise ValueError(
             f"Task {local.name}: {file} has no column {missing.pop()!r}; it has {', '.join(table.column_names)}. "
-            f"`columns` gives yours for each of {', '.join(required)}."
+            f"In `columns`, give the names of yours for {', '.join(required)}."
         )
     table = table.select_columns(list(names))
     table = table.rename_columns({old: new for old, new in names.items() if old != new})
@@ -179,7 +176,7 @@ def _check_column(where: str, table: Dataset, column: str) -> None:
         if blank := [row for row, text in enumerate(table[column][:]) if not text.strip()]:
             raise ValueError(f"{where} has empty texts, the first in row {blank[0]:,}. Drop those rows.")
     if lists and pc.min(pc.list_value_length(values)).as_py() == 0:
-        raise ValueError(f"{where} has a row without a text: any order would do. Drop it.")
+        raise ValueError(f"{where} has a row with an empty list: any order would be right. Drop that row.")
 
 
 def _check_scores(name: str, data: Dataset) -> None:
@@ -199,7 +196,7 @@ def _check_labels(local: LocalTask, tables: dict[str, Dataset]) -> None:
         raise ValueError(f"Task {name}: every label is {learned[0]!r}; any model gets that right. Give two or more.")
     if unknown := [label for label in labels["data"] if label not in learned]:
         raise ValueError(
-            f"Task {name}: the label {unknown[0]!r} of `data` is none of `train`: {', '.join(map(repr, learned[:5]))}."
+            f"Task {name}: the label {unknown[0]!r} of `data` is not in `train`: {', '.join(map(repr, learned[:5]))}."
         )
 
 
@@ -228,10 +225,9 @@ def _mteb_format(task_type: str, tables: dict[str, Dataset]) -> DatasetDict | di
 def _number_labels(tables: dict[str, Dataset]) -> dict[str, Dataset]:
     """Replace labels, which may be texts, by numbers in the same order.
 
-    Of two labels in `data`, MTEB takes the one with the number 1 for the positive one, which average precision is of,
-    and fails if there is none. Here the positive one is the number 1 if it is among them, so that scores of such data
-    stay what they were, and otherwise the last one in order, as scikit-learn has it: "spam" of "ham" and "spam".
-    Accuracy, the main score, knows no positive label.
+    If `data` has two labels, MTEB computes average precision with the label 1 as the positive one, and fails if there
+    is no 1. Here the positive label is 1 if it exists, so that scores of such data do not change, or else the last one
+    in order, as in scikit-learn: "spam" of "ham" and "spam". Accuracy, the main score, needs no positive label.
     """
     learned, asked = sorted(tables["train"].unique("label")), tables["data"].unique("label")
     positive = learned.index(1 if 1 in asked else max(asked))
@@ -243,7 +239,7 @@ def _number_labels(tables: dict[str, Dataset]) -> dict[str, Dataset]:
 
 
 def _retrieval_format(tables: dict[str, Dataset]) -> dict:
-    """Give each text an id; rows of the same query are one query, and equal documents are one document."""
+    """Give each text an id; rows with the same query become one query, and equal documents one document."""
     queries, documents, relevant, candidates = {}, {}, {}, {}
 
     def document_id(text: str) -> str:

@@ -1,4 +1,4 @@
-"""What `examples/run_mteb.py` evaluates: its settings, the selection of tasks, their instructions and prompts."""
+"""The recipe of `examples/run_mteb.py`: settings, selection of tasks, and their instructions and prompts."""
 
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
@@ -24,29 +24,32 @@ class MTEBSettings:
     """The model, its tasks, and how it encodes."""
 
     model: PathOrId = field(metadata={"help": "folder or Hub name"})
-    output_dir: LocalPath = field(metadata={"help": "where results of all models and the report go"})
-    name: str | None = field(default=None, metadata={"help": "of the model in the report; made from `model` if unset"})
-    mteb: bool = field(default=True, metadata={"help": f"the 56 tasks of {BENCHMARK}"})
+    output_dir: LocalPath = field(metadata={"help": "folder for the results of all models and the report"})
+    name: str | None = field(
+        default=None, metadata={"help": "name of the model in the report; made from `model` if unset"}
+    )
+    mteb: bool = field(default=True, metadata={"help": f"evaluate on the 56 tasks of {BENCHMARK}"})
     local_tasks: LocalPath | None = field(default=None, metadata={"help": "YAML file of tasks on your own data"})
     tasks: list[str] = field(default_factory=list, metadata={"help": "only these of the tasks; all if unset"})
     types: list[str] = field(default_factory=list, metadata={"help": f"only these types: {', '.join(TASK_TYPES)}"})
     instructions: LocalPath | None = field(
-        default=None, metadata={"help": "YAML file, one for each MTEB task; the model's own prompts if unset"}
+        default=None, metadata={"help": "YAML file with one for each MTEB task; the model's own prompts if unset"}
     )
     separator: Separator | None = field(
         default=None,
-        metadata={"help": "what stands between an instruction and a text; as in the model's own prompts if unset"},
+        metadata={"help": "between an instruction and a text; as in the model's own prompts if unset"},
     )
     prompt_template: str | None = field(
-        default=None, metadata={"help": "in place of `separator`: what stands before a text, with {instruction}"}
+        default=None, metadata={"help": "in place of `separator`: the whole prompt, with {instruction} in it"}
     )
     published: LocalPath | None = field(default=None, metadata={"help": "YAML file of rows for the report"})
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = field(
-        default="auto", metadata={"help": "of the encoder; bfloat16 on a GPU, float32 on a CPU. Pooling is float32"}
+        default="auto",
+        metadata={"help": "of the encoder; auto: bfloat16 on a GPU, float32 on a CPU. Pooling is float32"},
     )
-    device: str | None = field(default=None, metadata={"help": "cuda, cpu, ...; the fastest there is if unset"})
+    device: str | None = field(default=None, metadata={"help": "cuda, cpu, ...; the fastest available if unset"})
     max_length: Annotated[int, Range(3)] | None = field(
-        default=None, metadata={"help": "tokens of a text; the model's own if unset"}
+        default=None, metadata={"help": "tokens of a text; the model's own limit if unset"}
     )
     truncate_dim: Count | None = field(default=None, metadata={"help": "dimensions to keep (Matryoshka)"})
     batch_size: Count = field(default=32, metadata={"help": "texts encoded at once"})
@@ -69,7 +72,7 @@ def benchmark_tasks() -> list[AbsTask]:
     return list(mteb.get_benchmark(BENCHMARK).tasks)
 
 
-# Of a task: its instruction, or one for `query` and one for `document`.
+# By task: its instruction, or one for `query` and one for `document`.
 Instructions = dict[str, str | dict[str, str]]
 
 
@@ -82,8 +85,8 @@ def collect_tasks(settings: MTEBSettings) -> tuple[list[AbsTask], Instructions]:
     """Collect the tasks to evaluate on.
 
     Returns:
-        The tasks, and the instructions of those that have some, by the task's name. The others are evaluated with the
-        prompts that the model was saved with.
+        The tasks, and the instructions by task name. Tasks without instructions are evaluated with the prompts that the
+        model was saved with.
     """
     benchmark = benchmark_tasks() if settings.mteb else []
     local, local_instructions = read_local_tasks(settings.local_tasks) if settings.local_tasks else ([], {})
@@ -91,9 +94,11 @@ def collect_tasks(settings: MTEBSettings) -> tuple[list[AbsTask], Instructions]:
         raise ValueError(f"{settings.local_tasks}: {clashing.pop()} is a task of {BENCHMARK}; give yours another name.")
     chosen = select_tasks(benchmark + local, settings.tasks, settings.types)
     if settings.instructions is not None and not benchmark:
-        raise ValueError("`instructions` are for the tasks of MTEB, and `mteb` is false; local tasks have their own.")
+        raise ValueError("`instructions` are for the tasks of MTEB, but `mteb` is false; local tasks have their own.")
     if settings.instructions is None and benchmark and any(local_instructions.values()):
-        raise ValueError("The local tasks have instructions and MTEB's do not: set `instructions`, or `mteb` to false.")
+        raise ValueError(
+            "The local tasks have instructions, but MTEB's have none: set `instructions`, or `mteb` to false."
+        )
     instructions = read_instructions(settings.instructions, benchmark) if settings.instructions else {}
     given = {name: text for name, text in local_instructions.items() if text is not None}
     return chosen, instructions | given
@@ -113,12 +118,12 @@ def select_tasks(tasks: list[AbsTask], names: list[str], types: list[str]) -> li
         if (not names or task.metadata.name in names) and (not types or task.metadata.type in types)
     ]
     if not chosen:
-        raise ValueError(f"No task is left of {len(tasks)}: `tasks` is {names}, `types` {types}.")
+        raise ValueError(f"None of {len(tasks)} tasks is selected: `tasks` is {names}, `types` is {types}.")
     return chosen
 
 
 def read_instructions(file: str, tasks: list[AbsTask]) -> Instructions:
-    """Read one instruction for each task, or one for its queries and one for its documents, and none for others."""
+    """Read one instruction for each task, or one for its queries and one for its documents. Refuse other tasks."""
     instructions = read_yaml(file)
     types = {task.metadata.name: task.metadata.type for task in tasks}
     for name, entry in instructions.items():
@@ -128,17 +133,17 @@ def read_instructions(file: str, tasks: list[AbsTask]) -> Instructions:
                 f"{file} must hold one `Task: instruction` or `Task: {{query: ..., document: ...}}` a line."
             )
         if roles.get("document") and types.get(name, "Retrieval") not in TYPES_WITH_QUERIES:
-            raise ValueError(f"{file}: {name} has no documents, it is of the type {types[name]}: give one instruction.")
+            raise ValueError(f"{file}: {name} is of the type {types[name]} and has no documents: give one instruction.")
     names = types.keys()
     if surplus := sorted(instructions.keys() - names):
-        raise ValueError(f"{file}: {surplus[0]!r} is no task of {BENCHMARK}{nearest(surplus[0], list(names))}")
+        raise ValueError(f"{file}: {surplus[0]!r} is not a task of {BENCHMARK}{nearest(surplus[0], list(names))}")
     if missing := sorted(names - instructions.keys()):
         raise ValueError(f"{file} has no instruction for {', '.join(missing)}. Write an empty one ('') for none.")
     return instructions
 
 
 def choose_template(settings: MTEBSettings, model: SentenceTransformer) -> str:
-    """What stands before a text, with {instruction} in it: as asked for, otherwise as the model was trained."""
+    """The prompt template, with {instruction} in it: as set, or else as in the model's own prompts."""
     if settings.prompt_template is not None:
         return settings.prompt_template
     separator = settings.separator or separator_of(model.prompts.values(), model.tokenizer) or "space"
@@ -148,11 +153,11 @@ def choose_template(settings: MTEBSettings, model: SentenceTransformer) -> str:
 def build_prompts(
     instructions: Instructions, tasks: list[AbsTask], template: str, role: Literal["query", "document"] = "query"
 ) -> dict[str, str]:
-    """What stands before the texts of each task with an instruction and, of a task of several parts, of each part.
+    """The prompt of each task with an instruction and, if a task has several parts, of each part.
 
     Args:
-        template: what `choose_template` gives.
-        role: of the texts. Those of tasks without queries are all `query` here.
+        template: what `choose_template` returns.
+        role: role of the texts. In tasks without queries, all texts count as `query` here.
     """
     prompts = {}
     for task in tasks:
@@ -165,7 +170,7 @@ def build_prompts(
 
 
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:
-    """16 bits on a GPU, 32 elsewhere, unless a type is given."""
+    """The given type; for `auto`, 16 bits on a GPU and 32 elsewhere."""
     if name != "auto":
         return getattr(torch, name)
     return torch.bfloat16 if device.type == "cuda" else torch.float32

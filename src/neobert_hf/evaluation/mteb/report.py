@@ -1,4 +1,4 @@
-"""The report of MTEB results: Table 4 and Figure 5 of the paper, with one's own models."""
+"""The report of MTEB results: Table 4 and Figure 5 of the paper, with your own models."""
 
 from collections import defaultdict
 from pathlib import Path
@@ -13,7 +13,7 @@ from neobert_hf.common.settings import read_yaml
 from neobert_hf.evaluation.mteb.results import RESULT_KEYS
 
 
-# Task type: its title in Table 4, and how many of the 56 tasks of MTEB(eng, v1) are of it.
+# For each task type, its title in Table 4, and how many of the 56 tasks of MTEB(eng, v1) belong to it.
 TASK_TYPES = {
     "Classification": ("Class.", 12),
     "Clustering": ("Clust.", 11),
@@ -27,7 +27,7 @@ COLUMNS = TASK_TYPES | {"Avg.": ("Avg.", 56)}
 
 
 def read_published(file: str | Path) -> dict[str, list[float]]:
-    """Read rows of Table 4 by model: the seven task types and the average."""
+    """Read rows of Table 4 by model: scores of the seven task types, and the average."""
     rows = read_yaml(file)
     for model, row in rows.items():
         if len(row) != len(COLUMNS):
@@ -84,7 +84,7 @@ def format_report(models: dict[str, dict], published: dict[str, list[float]]) ->
 
 
 def _table_of_types(models: dict[str, dict], published: dict[str, list[float]]) -> list[str]:
-    """The rows of the paper, then one's own, and how to read them."""
+    """The rows of the paper, then those of your models, and how to read them."""
     rows = [[f"{name} (paper)", *(f"{score:.1f}" for score in row)] for name, row in published.items()]
     means = {name: model["types"] for name, model in models.items() if model["tasks"]}
     for name, types in means.items():
@@ -115,8 +115,8 @@ def _table_of_tasks(scores: dict[str, dict]) -> list[str]:
 
 
 def plot_report(file: Path, models: dict[str, dict], published: dict[str, list[float]]) -> None:
-    """Plot bars by task type, as Figure 5; bars by local task, if there are no others."""
-    # For each model the height of each bar, and whether it is hatched.
+    """Plot bars by task type, as in Figure 5, or by local task if there are no results on MTEB."""
+    # For each model: the height of each bar, and whether it is hatched.
     if any(model["tasks"] for model in models.values()):
         groups = [title for title, _ in COLUMNS.values()]
         bars = {f"{name} (paper)": [(score, False) for score in row] for name, row in published.items()}
@@ -137,7 +137,7 @@ def _draw_bars(file: Path, groups: list[str], bars: dict[str, list[tuple[float, 
     axes = figure.subplots()
     width = 0.85 / len(bars)
     for number, (name, row) in enumerate(bars.items()):
-        # Published models are pale, one's own are dark.
+        # Published models are pale, your own are dark.
         color = colormaps["Dark2"](number % 8) if name in own else (*colormaps["tab10"](number % 10)[:3], 0.4)
         centers = [group - 0.425 + (number + 0.5) * width for group in range(len(groups))]
         drawn = axes.bar(centers, [height for height, _ in row], width, label=name, color=color)

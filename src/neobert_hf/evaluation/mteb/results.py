@@ -1,8 +1,8 @@
 """Evaluating a model on MTEB tasks one by one, with each result in a file of its own.
 
-MTEB's cache knows a model by its name only, which all local models share; it writes in place, and takes a result
-whatever prompt or data the result came from. Here a file holds what its result depends on, and is written whole or not
-at all.
+MTEB's cache identifies a model only by its name, which all local models share. It writes in place, and reuses a result
+whatever prompt or data it came from. Here a file also holds everything that its result depends on, and is written whole
+or not at all.
 """
 
 import json
@@ -23,13 +23,13 @@ from neobert_hf.common.results import check_same_settings, read_result, write_re
 from neobert_hf.evaluation.mteb.encoder import InstructionEncoder
 
 
-# What a result file holds.
+# The keys of a result file.
 RESULT_KEYS = {"task", "type", "metric", "score", "settings", "result"}
 
 
 @dataclass
 class ResultSettings:
-    """What the results of a model depend on, besides the task. `model` is its fingerprint."""
+    """Settings that the results of a model depend on, besides the task. `model` is its fingerprint."""
 
     model: str
     dtype: str
@@ -43,11 +43,11 @@ def parts_of(task: AbsTask) -> list[AbsTask]:
 
 
 class ResumableEvaluation:
-    """The evaluation of one model, which does not repeat what it finds in its folder.
+    """The evaluation of one model. Results that are already in its folder are not computed again.
 
     Args:
-        folder: of this model: `<task>.json`, and `parts/<part>.json` for a task of several parts.
-        settings: of this run. Results of other settings are refused; they are neither overwritten nor reported.
+        folder: the folder of this model: `<task>.json`, and `parts/<part>.json` for a task of several parts.
+        settings: the settings of this run. Results of other settings are refused: neither overwritten nor reported.
         encoder: the model.
     """
 
@@ -70,7 +70,7 @@ class ResumableEvaluation:
         """Evaluate on the tasks that have no result yet.
 
         Returns:
-            The error of each task that failed, by its name. It does not keep the others from being evaluated.
+            The error of each task that failed, by its name. The other tasks are still evaluated.
         """
         failed = {}
         with tqdm(tasks, desc="Tasks", unit="task") as progress:
@@ -108,12 +108,12 @@ class ResumableEvaluation:
 
     def _settings_of(self, task: AbsTask) -> dict:
         documents = self.encoder.document_prompts.get(task.metadata.name)
-        # Of a task of several parts each part has contexts of its own, made in the same way.
+        # Each part of a task has its own contexts, but all are made in the same way.
         context = self.encoder.context_settings(parts_of(task)[0])
         return asdict(self.settings) | {
             "prompt": self.encoder.prompt(task.metadata.name, None),
             "dataset": " ".join(sorted(part.metadata.revision for part in parts_of(task))),
-            # Results from before documents could have one do not name it.
+            # Left out if empty: older results do not have this key.
             **({"document_prompt": documents} if documents else {}),
             **({"context": context} if context else {}),
         }
@@ -124,9 +124,9 @@ class ResumableEvaluation:
         content = read_result(file, RESULT_KEYS)
         stored, current = content["settings"], self._settings_of(task)
         if not any(self.encoder.model.prompts.values()):
-            # To a model without prompts of its own, an empty one is none.
+            # For a model without prompts of its own, an empty prompt is the same as none.
             stored, current = ({**settings, "prompt": settings.get("prompt") or None} for settings in (stored, current))
-        # Of another type, the score of the same data is one of another metric.
+        # With another task type, the score on the same data is another metric.
         scored = {"type": task.metadata.type, "metric": task.metadata.main_score}
         check_same_settings(file, {name: content[name] for name in scored} | stored, scored | current)
         return TaskResult.from_dict(content["result"])
@@ -150,5 +150,5 @@ class ResumableEvaluation:
 
 
 def _to_json(value) -> float | str:
-    """MTEB's results also hold dates and numbers of NumPy."""
+    """Convert the dates and NumPy numbers in MTEB's results."""
     return value.isoformat() if isinstance(value, datetime) else value.item()

@@ -1,4 +1,4 @@
-"""The recipe of pseudo-perplexity: its settings, the documents at each length, and what each model has to score."""
+"""The recipe of pseudo-perplexity: its settings, the documents at each length, and the work of each model."""
 
 import re
 from collections.abc import Iterator
@@ -33,30 +33,37 @@ from neobert_hf.evaluation.pseudo_perplexity.scoring import (
 class PseudoPerplexityArguments:
     models: list[NamedPathOrId] = field(metadata={"help": "name=path or name=Hub id of each masked language model"})
     source: PathOrId = field(metadata={"help": "text or Markdown files, Parquet, JSON lines, or a Hub dataset"})
-    output_dir: LocalPath = field(metadata={"help": "where losses, scores and the plot go"})
-    text_column: str = field(default="text", metadata={"help": "that holds the text"})
-    split: str = field(default="train", metadata={"help": "of a Hub dataset"})
+    output_dir: LocalPath = field(metadata={"help": "folder for losses, scores and the plot"})
+    text_column: str = field(default="text", metadata={"help": "column that holds the text"})
+    split: str = field(default="train", metadata={"help": "split of a Hub dataset"})
     subset: str | None = field(default=None, metadata={"help": "configuration of a Hub dataset that has several"})
     rope: list[str] = field(
         default_factory=lambda: ["native"],
         metadata={"help": "native, linear:FACTOR, dynamic:FACTOR (NTK), yarn:FACTOR; every model is scored with each"},
     )
     lengths: list[Annotated[int, Range(3)]] = field(
-        default_factory=list, metadata={"help": "tokens to cut every document to that has as many; scored at each"}
+        default_factory=list,
+        metadata={"help": "token counts; each scores the documents that are at least as long, cut to it"},
     )
     max_length: Annotated[int, Range(3)] | None = field(
-        default=None, metadata={"help": "tokens to cut longer documents to; whole if unset"}
+        default=None, metadata={"help": "tokens to cut longer documents to; uncut if unset"}
     )
     min_tokens: CountOrZero = field(default=0, metadata={"help": "shorter documents are left out"})
-    max_documents: Count | None = field(default=None, metadata={"help": "the first so many that are left"})
-    sample: Annotated[int, Range(2)] | None = field(
-        default=None, metadata={"help": "random positions of each document; all if unset"}
+    max_documents: Count | None = field(
+        default=None, metadata={"help": "use the first so many of the remaining documents"}
     )
-    stride: Count = field(default=1, metadata={"help": "score every so many-th position"})
-    seed: CountOrZero = field(default=0, metadata={"help": "of `sample`"})
-    batch_tokens: Count = field(default=16384, metadata={"help": "tokens at once, or one sequence; same results"})
-    dtype: Literal["float32", "bfloat16", "float16"] = field(default="float32", metadata={"help": "of the models"})
-    device: str | None = field(default=None, metadata={"help": "cuda, cpu, ...; the fastest there is if unset"})
+    sample: Annotated[int, Range(2)] | None = field(
+        default=None, metadata={"help": "score this many random positions of each document; all if unset"}
+    )
+    stride: Count = field(default=1, metadata={"help": "score every n-th position"})
+    seed: CountOrZero = field(default=0, metadata={"help": "seed of `sample`"})
+    batch_tokens: Count = field(
+        default=16384, metadata={"help": "tokens of a batch (at least one sequence); does not change results"}
+    )
+    dtype: Literal["float32", "bfloat16", "float16"] = field(
+        default="float32", metadata={"help": "dtype of the models"}
+    )
+    device: str | None = field(default=None, metadata={"help": "cuda, cpu, ...; the fastest available if unset"})
 
     def __post_init__(self):
         check_ranges(self)
@@ -86,10 +93,10 @@ class Job:
     """One model with one RoPE setting on the documents of one length.
 
     Args:
-        cut: the tokens that documents were cut to; None for whole documents, or those of `max_length`.
+        cut: the tokens that documents were cut to; None if they are uncut, or only cut to `max_length`.
         texts: the documents, short ones first.
-        file: of `losses`, which are in the order of `masked_batches`; see `read_losses`.
-        settings: all that the losses depend on.
+        file: stores `losses`, which are in the order of `masked_batches`; see `read_losses`.
+        settings: everything that the losses depend on.
     """
 
     cut: int | None
@@ -101,7 +108,7 @@ class Job:
 
     @property
     def tokens(self) -> int:
-        """How many tokens go through the model: for each position those of the whole text."""
+        """How many tokens go through the model: for each position, all tokens of the text."""
         return sum(len(text.ids) * len(text.positions) for text in self.texts)
 
     @property
@@ -110,7 +117,7 @@ class Job:
         return sum(lengths[: len(self.losses)])
 
     def score(self, model: PreTrainedModel, batch_tokens: int) -> Iterator[int]:
-        """Score and store what is missing, batch by batch, and yield how many tokens each one had."""
+        """Score and store what is missing, batch by batch, and yield the number of tokens of each batch."""
         for batch in masked_batches(self.texts, batch_tokens, len(self.losses)):
             losses = masked_losses(model, batch, self.mask_id)
             append_losses(self.file, self.settings, len(self.losses), losses)
@@ -120,10 +127,10 @@ class Job:
 
 @dataclass
 class ScaledModel:
-    """A model with one RoPE setting, and what it has to score.
+    """A model with one RoPE setting, and the texts that it has to score.
 
-    Short texts come first. That order gives other models than NeoBERT their right frequencies with dynamic NTK, which
-    in Transformers grow with the longest sequence so far.
+    Short texts come first, because in Transformers the frequencies of dynamic NTK grow with the longest sequence so
+    far: only in this order are they right for models other than NeoBERT.
     """
 
     name: str
@@ -138,12 +145,12 @@ class ScaledModel:
             self.path, config=config, dtype=getattr(torch, settings.dtype), output_loading_info=True
         )
         if missing := sorted(info["missing_keys"]):
-            # Transformers would draw them at random, and say so between two progress bars.
+            # Transformers would initialise them at random, with a warning that is lost between progress bars.
             raise ValueError(f"{self.path} is no masked language model: it lacks {', '.join(missing[:4])}.")
         return model.to(settings.device or ("cuda" if torch.cuda.is_available() else "cpu")).eval()
 
     def check(self, settings: PseudoPerplexityArguments) -> None:
-        """Read the losses that are there already, and let the model read its longest sequence once."""
+        """Read the losses that are stored already, and run the model once on its longest sequence."""
         names = ("dtype", "max_length", "min_tokens", "max_documents", "sample", "stride", "seed")
         model, mask_id = self.load(settings), self.jobs[0].mask_id
         shared = {name: getattr(settings, name) for name in names} | {"model": model_fingerprint(model, mask_id)}
@@ -213,22 +220,22 @@ def read_texts(
 
 
 def _cut_ids(tokenizer: PreTrainedTokenizerBase, text: str, encoded: BatchEncoding, length: int | None) -> np.ndarray:
-    """The ids of a text that are left at a length, as the tokenizer truncates: without tokenising the text again."""
+    """Cut the ids of a text as the tokenizer would truncate it, without tokenising the text again if possible."""
     ids = np.array(encoded["input_ids"])
     if length is None or len(ids) <= length:
         return ids
     if not encoded.is_fast:
-        # Tokenizers in Python do not say which special tokens they have put around the text.
+        # Tokenizers in pure Python do not say which special tokens they have added to the text.
         return np.array(tokenizer(text, truncation=True, max_length=length, verbose=False)["input_ids"])
-    # A special token that the text itself holds is a token of the text.
+    # A special token that is spelt in the text itself counts as a token of the text.
     of_text = np.flatnonzero([sequence is not None for sequence in encoded.sequence_ids(0)])
     surplus = len(ids) - length
     return np.delete(ids, of_text[:surplus] if tokenizer.truncation_side == "left" else of_text[-surplus:])
 
 
 def plan_models(settings: PseudoPerplexityArguments) -> list[ScaledModel]:
-    """Every model with every RoPE setting, and all that it has to score, checked before anything is scored."""
-    # First what takes no time: is there a RoPE to scale, and a mask token?
+    """Every model with every RoPE setting and the texts that it has to score, checked before anything is scored."""
+    # First the checks that take no time: is there a RoPE to scale, and a mask token?
     for path in settings.paths.values():
         check_model_exists(path, "models")
         for rope in settings.rope:
@@ -248,7 +255,7 @@ def plan_models(settings: PseudoPerplexityArguments) -> list[ScaledModel]:
 
 
 def score_all(models: list[ScaledModel], settings: PseudoPerplexityArguments) -> None:
-    """Score and store what is missing, and show how far it is."""
+    """Score and store what is missing, with a progress bar."""
     jobs = [job for scaled in models for job in scaled.jobs]
     done, total = sum(job.tokens_scored for job in jobs), sum(job.tokens for job in jobs)
     with tqdm(desc="scoring", initial=done, total=total, unit="token", unit_scale=True) as progress:

@@ -1,4 +1,4 @@
-"""Pseudo-perplexity against length: curves, table and plot."""
+"""Pseudo-perplexity by length: curves, table and plot."""
 
 import math
 from collections import defaultdict
@@ -14,7 +14,7 @@ from neobert_hf.evaluation.pseudo_perplexity.scoring import MaskableText
 
 
 def score_texts(texts: list[MaskableText], losses: list[float]) -> list[dict]:
-    """Of each text mean loss and pseudo-perplexity, with a 95% interval for what was not scored."""
+    """The mean loss and pseudo-perplexity of each text, with a 95% interval for the positions that were not scored."""
     rows, rest = [], iter(losses)
     for text in texts:
         interval = mean_interval(list(islice(rest, len(text.positions))), text.maskable)
@@ -32,11 +32,11 @@ def curve_name(row: dict) -> str:
 
 
 def curves(scores: list[dict]) -> dict[str, dict[int, dict]]:
-    """Of each model and RoPE setting, a point for each length.
+    """For each model and RoPE setting, a point for each length.
 
-    The length is what documents were cut to, or else the power of two that holds them. A point is the geometric mean of
-    the documents' pseudo-perplexities, exp of the mean of their losses (an arithmetic one would be that of the few
-    worst), with a 95% interval over documents.
+    The length is what documents were cut to, or else the next power of two. A point is the geometric mean of the
+    documents' pseudo-perplexities, exp of the mean of their losses, with a 95% interval over documents. (The few worst
+    documents would dominate an arithmetic mean.)
 
     Args:
         scores: rows of `scores.parquet`.
@@ -59,7 +59,7 @@ def lengths_of(points: dict[str, dict[int, dict]]) -> list[int]:
 
 
 def table(points: dict[str, dict[int, dict]]) -> str:
-    """Markdown, a row for each curve and a column for each length, and below it the numbers of documents."""
+    """Markdown with a row for each curve and a column for each length, and below the number of documents."""
     lengths = lengths_of(points)
     rows, names_of = [], defaultdict(list)
     for name, curve in points.items():
@@ -74,7 +74,7 @@ def table(points: dict[str, dict[int, dict]]) -> str:
 
 
 def plot(points: dict[str, dict[int, dict]], file: Path) -> None:
-    """As Figure 2, a line for each curve."""
+    """Plot a line for each curve, as in Figure 2."""
     lines = [
         Line(
             [(length, point["pseudo_perplexity"]) for length, point in curve.items()],

@@ -1,4 +1,4 @@
-"""RoPE scaling by name, `yarn:4`, without editing a checkpoint."""
+"""RoPE scaling by name, such as `yarn:4`, without editing a checkpoint."""
 
 from transformers import PreTrainedConfig
 
@@ -7,7 +7,7 @@ TYPES = ("linear", "dynamic", "yarn")
 
 
 def parse_rope(setting: str) -> tuple[str, float] | None:
-    """Type and factor of a setting, None of `native`."""
+    """Type and factor of a setting; None for `native`."""
     if setting == "native":
         return None
     kind, _, number = setting.partition(":")
@@ -26,11 +26,11 @@ def parse_rope(setting: str) -> tuple[str, float] | None:
 def scale_rope(config: PreTrainedConfig, setting: str) -> None:
     """Set the scaling in a config, relative to the length that the model was pretrained with.
 
-    That length is `max_position_embeddings` (`max_length` of NeoBERT). Where local layers have a RoPE of their own
-    (ModernBERT), they keep it: they never look farther than in pretraining.
+    That length is `max_position_embeddings` (`max_length` of NeoBERT). Local layers with a RoPE of their own
+    (ModernBERT) keep it: they never attend farther than in pretraining.
 
     Args:
-        config: of a model; changed in place.
+        config: config of a model; changed in place.
         setting: `native`, which changes nothing, or type and factor: `linear:2` (positions divided, Chen et al., 2023,
             arXiv 2306.15595), `dynamic:8` (NTK-aware, by the sequence's length), `yarn:4` (Peng et al., 2023, arXiv
             2309.00071).
@@ -41,12 +41,12 @@ def scale_rope(config: PreTrainedConfig, setting: str) -> None:
     kind, factor = parsed
     parameters = getattr(config, "rope_parameters", None)
     if not parameters or not getattr(config, "rope", True):
-        raise ValueError(f"RoPE setting {setting!r}: this {config.model_type} has no RoPE to scale. Take native.")
+        raise ValueError(f"RoPE setting {setting!r}: this {config.model_type} has no RoPE to scale. Use native.")
     nested = "full_attention" in parameters
     stored = parameters["full_attention"] if nested else parameters
     if stored["rope_type"] != "default":
         raise ValueError(
-            f"RoPE setting {setting!r}: the RoPE of this checkpoint is scaled already, {stored}. Take native, or the "
+            f"RoPE setting {setting!r}: the RoPE of this checkpoint is scaled already, {stored}. Use native, or the "
             "checkpoint without scaling."
         )
     scaled = stored | {"rope_type": kind, "factor": factor}

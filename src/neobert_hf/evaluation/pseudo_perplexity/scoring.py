@@ -1,9 +1,9 @@
-"""Pseudo-perplexity of a masked language model: each token of a sequence predicted from all the others.
+"""Pseudo-perplexity of a masked language model: each token of a sequence is predicted from all the others.
 
-Section 5.3: for each position i, mask it and take the cross-entropy l_i of its token; exp of their mean is the
-sequence's pseudo-perplexity (Salazar et al., 2020, arXiv 1910.14659). n forward passes over n tokens each: a random
-subset of the positions estimates it, with a confidence interval (that of every k-th position is what it would be for
-as many random ones).
+Section 5.3: mask each position i in turn and take the cross-entropy l_i of its token; exp of their mean is the
+sequence's pseudo-perplexity (Salazar et al., 2020, arXiv 1910.14659). This takes n forward passes over n tokens each.
+A random subset of the positions gives an estimate with a confidence interval. (For every k-th position, the
+interval is computed as for as many random positions.)
 """
 
 import hashlib
@@ -28,7 +28,7 @@ from neobert_hf.common.results import ResultError, check_same_settings
 
 @dataclass
 class MaskableText:
-    """A document as a model reads it, and the positions to score.
+    """A document as model input, and the positions to score.
 
     Args:
         document: its row in the source.
@@ -46,7 +46,7 @@ class MaskableText:
 def choose_positions(
     document: int, ids: np.ndarray, special_ids: list[int], sample: int | None = None, stride: int = 1, seed: int = 0
 ) -> MaskableText:
-    """Choose all positions, every `stride`-th, or `sample` random ones that depend on seed and document only."""
+    """Choose all positions, every `stride`-th, or `sample` random ones that depend only on seed and document."""
     maskable = np.flatnonzero(~np.isin(ids, special_ids))
     positions = maskable[::stride]
     if sample is not None and sample < len(maskable):
@@ -57,10 +57,10 @@ def choose_positions(
 def masked_batches(
     texts: Sequence[MaskableText], batch_tokens: int, done: int = 0
 ) -> Iterator[list[tuple[MaskableText, int]]]:
-    """Text and position of each row, after the first `done` rows: as many as the budget holds, and at least one.
+    """Batches of rows (text and position), without the first `done` rows: as many as the budget holds, at least one.
 
-    All rows of a batch have one length. So nothing is padded, and dynamic NTK, which looks at the longest row, gives
-    every text its own scaling.
+    All rows of a batch have the same length. So nothing is padded, and dynamic NTK, which scales by the longest row,
+    scales every text by its own length.
     """
     rows = islice(((text, position) for text in texts for position in text.positions), done, None)
     for length, group in groupby(rows, key=lambda row: len(row[0].ids)):
@@ -70,7 +70,7 @@ def masked_batches(
 
 @torch.inference_mode()
 def masked_losses(model: PreTrainedModel, batch: list[tuple[MaskableText, int]], mask_id: int) -> list[float]:
-    """Cross-entropy, in nats, of the token of each row that is masked."""
+    """Cross-entropy, in nats, of the masked token of each row."""
     ids = torch.from_numpy(np.stack([text.ids for text, _ in batch])).to(model.device)
     positions = torch.tensor([int(position) for _, position in batch], device=model.device)
     rows = torch.arange(len(batch), device=model.device)
@@ -78,7 +78,7 @@ def masked_losses(model: PreTrainedModel, batch: list[tuple[MaskableText, int]],
     ids[rows, positions] = mask_id
     with _states_at(model, rows, positions):
         logits = model(input_ids=ids).logits
-    # A model without a backbone of its own has decoded every position.
+    # Without a separate backbone, the model has decoded every position.
     logits = logits[:, 0] if logits.shape[1] == 1 else logits[rows, positions]
     losses = F.cross_entropy(logits.float(), targets, reduction="none").tolist()
     if not all(map(math.isfinite, losses)):
@@ -88,7 +88,7 @@ def masked_losses(model: PreTrainedModel, batch: list[tuple[MaskableText, int]],
 
 @contextmanager
 def _states_at(model: PreTrainedModel, rows: torch.Tensor, positions: torch.Tensor) -> Iterator[None]:
-    """Let the backbone hand on one position of each row: heads decode the positions that they are given."""
+    """Let the backbone return only one position of each row, so that the head decodes only that one."""
 
     def keep(module, args, output):
         states = getattr(output, "last_hidden_state", None)
@@ -104,7 +104,7 @@ def _states_at(model: PreTrainedModel, rows: torch.Tensor, positions: torch.Tens
 
 
 def model_fingerprint(model: PreTrainedModel, mask_id: int) -> str:
-    """A hash of weights and config, RoPE included."""
+    """A hash of weights and config, including RoPE."""
     digest = hashlib.sha256(f"{mask_id}".encode())
     add_weights(digest, model)
     digest.update(json.dumps(identifying_config(model.config), sort_keys=True, default=str).encode())
@@ -122,8 +122,8 @@ def texts_fingerprint(texts: Sequence[MaskableText]) -> str:
 def read_losses(file: Path, settings: dict) -> list[float]:
     """The losses that an earlier run has stored, in the order of `masked_batches`.
 
-    The first line of the file holds the settings, every other a batch. Half a line at the end, which only a killed
-    process leaves, is cut off.
+    The first line of the file holds the settings, every other line a batch. An incomplete last line, left by a killed
+    process, is cut off.
     """
     if not file.exists():
         return []
@@ -136,7 +136,7 @@ def read_losses(file: Path, settings: dict) -> list[float]:
         complete = all(batch["first"] == start for batch, start in zip(batches, starts))
         complete &= all(batch.get("checksum", _checksum_of(batch)) == _checksum_of(batch) for batch in batches)
         complete &= all(batch.keys() <= {"first", "losses", "checksum"} for batch in batches)
-        # Losses of before have no checksum; NaN is not between.
+        # Older batches have no checksum. NaN fails this comparison.
         complete &= all(0 <= loss < math.inf for loss in losses)
     except (ValueError, KeyError, TypeError, AttributeError):
         complete = False
@@ -149,7 +149,7 @@ def read_losses(file: Path, settings: dict) -> list[float]:
 
 
 def append_losses(file: Path, settings: dict, first: int, losses: list[float]) -> None:
-    """Store a batch, in one write; before the first of all the settings."""
+    """Store a batch in one write; before the very first batch, store the settings."""
     if first == 0:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_text(file, json.dumps({"settings": settings}) + "\n")
