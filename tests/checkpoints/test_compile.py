@@ -253,7 +253,7 @@ def test_files_of_something_else_are_refused(work, runs, tmp_path):
     config = AutoModel.from_pretrained(folder / "model").config
     config.norm_eps = 0.1
     other = AutoModel.from_pretrained(folder / "model", config=config).eval()
-    with pytest.raises(ValueError, match="was compiled from a model with another config: compile this one"):
+    with pytest.raises(ValueError, match="was compiled from a model with another config: compile this model"):
         use_compiled(other, folder / "compiled")
     model = AutoModel.from_pretrained(folder / "model").eval()
     content = json.loads((folder / "compiled" / "compiled.json").read_text())

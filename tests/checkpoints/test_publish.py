@@ -324,7 +324,7 @@ def test_the_card_of_an_embedding_model_says_where_texts_are_cut(work, tmp_path)
     model.max_seq_length = 16
     model.save(str(tmp_path / "short"))
     text = build(tmp_path, "short", tmp_path / "folder").text
-    assert "sequences of up to 16 tokens" in text and "Longer texts than 16 tokens are cut" in text
+    assert "sequences of up to 16 tokens" in text and "Texts longer than 16 tokens are truncated" in text
     assert "it runs, with a warning" not in text and "64 tokens" not in text
     published = SentenceTransformer(str(tmp_path / "folder"), device="cpu")
     assert published.max_seq_length == 16
@@ -409,7 +409,7 @@ def test_prompts_are_published_and_told(work, tmp_path):
         ("- mit", "holds a list"),
         ("license: [mit]", "license"),
         ("eval_results: [{task: fill-mask}]", "eval_results"),
-        ("license: {", "no YAML"),
+        ("license: {", "not valid YAML"),
         ("license: other", "needs `license_name` and `license_link`"),
         ("base_model: [runs/small/model]", "runs/small/model"),
         (

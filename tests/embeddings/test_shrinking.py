@@ -128,7 +128,7 @@ def test_killed_twice_it_cuts_the_same_model(large, corpus, tmp_path):
     ("change", "message"),
     [
         ({}, "are both unset: set one of them, or both"),
-        ({"num_hidden_layers": 3}, "`num_hidden_layers` is 3; it must be 2 or less"),
+        ({"num_hidden_layers": 3}, "`num_hidden_layers` is 3; it must be at most that of the large model, 2"),
         ({"intermediate_size": 1}, "`intermediate_size` is 1; it must be"),
         ({"num_hidden_layers": 1, "measured_texts": 0}, "`measured_texts` is 0"),
         ({"num_hidden_layers": 1, "fitted_texts": 1}, "`fitted_texts` is 1"),

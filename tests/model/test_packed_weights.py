@@ -206,7 +206,7 @@ def test_gradients_are_those_of_the_weights():
 )
 def test_blocks_that_would_not_use_packed_weights_are_refused(changes, part):
     """They would take memory, and a user would think that int8 costs nothing."""
-    with pytest.raises(ValueError, match=f"A block holds a torch.nn.modules.*{part}; .*Merge adapters first"):
+    with pytest.raises(ValueError, match=f"A block holds a torch.nn.modules.*{part}, .*Merge adapters first"):
         small_model(NeoBERTModel, **changes).prepare_for_inference(int8=True)
 
 

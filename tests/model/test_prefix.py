@@ -202,7 +202,10 @@ BAD = {
         "excludes `position_ids`",
     ),
     "position_alone": ({"text_position": 6}, "`text_position` is 6, but has no effect without vectors"),
-    "position_of_none": ({"prefix_embeds": PREFIX[:, :0], "text_position": 6}, "`text_position` is 6: without"),
+    "position_of_none": (
+        {"prefix_embeds": PREFIX[:, :0], "text_position": 6},
+        "`text_position` is 6, but has no effect",
+    ),
     "position_negative": ({"prefix_embeds": PREFIX, "text_position": -1}, "`text_position` is -1, it must be a whole"),
     "position_float": ({"prefix_embeds": PREFIX, "text_position": 1.5}, "`text_position` is 1.5"),
 }

@@ -176,7 +176,7 @@ def test_the_model_can_be_made_without_weights():
         ({"attention_mask": torch.ones_like(IDS)}, "`attention_mask` and its"),
         ({"input_ids": IDS.expand(2, -1)}, r"shape \(2, 31\)"),
         (PACKED, "`cu_seq_lens_q` and its"),
-        ({"output_attentions": True}, "'vllm' has no weights"),
+        ({"output_attentions": True}, "'vllm' returns no weights"),
     ],
 )
 def test_what_a_server_cannot_mean_is_refused(arguments, message):
@@ -188,7 +188,7 @@ def test_what_a_server_cannot_mean_is_refused(arguments, message):
     "changes, message",
     [
         ({"rope": False}, "Serve a model with RoPE"),
-        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "which a server does not tell"),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "which a server does not report"),
     ],
 )
 def test_models_whose_numbers_would_be_wrong_are_refused(changes, message):

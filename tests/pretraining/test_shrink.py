@@ -306,7 +306,7 @@ def test_killed_twice_ends_with_the_same_bits(shrink_flags, tmp_path):
         ({"num_hidden_layers": None, "intermediate_size": None}, "are both unset: set one of them, or both"),
         ({"num_hidden_layers": 3}, "`num_hidden_layers` is 3; it must be at most that of the large model, 2"),
         ({"num_hidden_layers": 0}, "`num_hidden_layers` is 0; it must be"),
-        ({"intermediate_size": 56}, "`intermediate_size` is 56; it must be 48 or less"),
+        ({"intermediate_size": 56}, "`intermediate_size` is 56; it must be at most that of the large model, 48"),
         ({"intermediate_size": 1}, "`intermediate_size` is 1; it must be"),
         ({"temperature": 0}, "`temperature` is 0"),
         ({"states_weight": -1}, "`states_weight` is -1"),

@@ -556,7 +556,7 @@ def test_bad_documents_are_refused_before_an_index_is_made(index, tmp_path, text
             index(tmp_path / "rows.parquet", *flags)
     (tmp_path / "a.md").write_text("é", encoding="utf-8")
     (tmp_path / "latin.md").write_bytes("é".encode("latin-1"))
-    with pytest.raises(ValueError, match="latin.md is not UTF-8: .* Convert it, or leave it out"):
+    with pytest.raises(ValueError, match="latin.md is not UTF-8: .* Convert it, or exclude it"):
         index(tmp_path / "*.md")
     assert not (tmp_path / "index").exists()
 
