@@ -280,6 +280,6 @@ def test_a_damaged_shard_ends_training(prepared, tmp_path):
     shard.write_bytes(content)
     data = DataArguments(str(tmp_path / "train"), 64, micro_batch_tokens=256, shuffle_shards=2)
     arguments = PretrainingArguments(str(tmp_path), max_steps=9, warmup_steps=1, bf16=False, use_cpu=True)
-    with pytest.raises(ValueError, match="shard-00003.arrow is damaged: its bytes are not those that were written"):
+    with pytest.raises(ValueError, match="shard-00003.arrow is damaged: its content is not what was written"):
         sampler = read_data(data, arguments).train.sampler
         sampler.advance(1000)

@@ -90,7 +90,7 @@ def test_damage_is_an_error(folder, tmp_path):
     # One bit, in the ids of a document.
     shard.write_bytes(content[:-20] + bytes([content[-20] ^ 1]) + content[-19:])
     read_manifest(folder)
-    with pytest.raises(ValueError, match="shard-00002.arrow is damaged: its bytes are not those that were written"):
+    with pytest.raises(ValueError, match="shard-00002.arrow is damaged: its content is not what was written"):
         load_shards(folder)
     load_shards(folder, check=False)
     manifest = json.loads((folder / "manifest.json").read_text())

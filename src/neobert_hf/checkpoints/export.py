@@ -270,7 +270,7 @@ def find_pooling_files(folder: ModelFolder, inside: Collection[str] = ()) -> lis
             raise ValueError(
                 f"{folder.path} has a module {module.type}, which its embeddings would lack: ONNX files support "
                 f"{', '.join(sorted(POOLING_MODULES))}, and those of `neobert-hf export` also square linear layers "
-                "after a mean. Use Sentence Transformers for this model."
+                "after the pooling. Use Sentence Transformers for this model."
             )
         if module.name == "Pooling":
             names.append(f"{module.path}/config.json")

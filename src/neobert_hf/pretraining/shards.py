@@ -158,7 +158,7 @@ def check_shard(folder: Path, shard: dict[str, Any], content: bool = False) -> N
             f"{file} has {file.stat().st_size} bytes, not the {shard['bytes']} written: restore it, or {again}"
         )
     if content and "checksum" in shard and file_checksum(file) != shard["checksum"]:
-        raise ValueError(f"{file} is damaged: its bytes are not those that were written. Restore it, or {again}")
+        raise ValueError(f"{file} is damaged: its content is not what was written. Restore it, or {again}")
 
 
 def check_contents(folder: Path, shards: list[dict[str, Any]]) -> None:

@@ -117,7 +117,7 @@ BAD_FILES = [
     ({"extends": "mine.yaml"}, "extends it in turn"),
     ({"extends": ["base.yaml"]}, r"`extends` is \['base.yaml'\]; it must name another YAML file"),
     ({"extends": "bases.yaml"}, "no file .*bases.yaml; did you mean 'base.yaml'"),
-    ({"extends": "base.yaml", "snli": {"sorce": "a"}}, "mine.yaml, task snli has no meaning for the key 'sorce'"),
+    ({"extends": "base.yaml", "snli": {"sorce": "a"}}, "mine.yaml, task snli has the unknown key 'sorce'"),
     ({"extends": "base.yaml", "snli": {"labels": ["a"]}}, "mine.yaml, task snli: .*two or more different names"),
     ({"extends": "base.yaml", "snli": {"unlabelled": 1}}, "`unlabelled` is 1: .* not be the number of a label"),
     (

@@ -142,7 +142,7 @@ def _check_entry(file: str, name: str, entry: dict[str, Any]) -> dict[str, Any]:
     known = [field.name for field in fields(GlueTask) if field.name != "name"]
     for key in entry:
         if key not in known:
-            raise ValueError(f"{file}, task {name} has no meaning for the key {key!r}{nearest(str(key), known)}")
+            raise ValueError(f"{file}, task {name} has the unknown key {key!r}{nearest(str(key), known)}")
     if isinstance(source := entry.get("source"), str):
         try:
             return entry | {"source": beside_file(file, source, "source", or_id=True)}
