@@ -320,7 +320,7 @@ def test_a_file_without_seeds_is_refused(flags, tmp_path):
 
 
 BAD_TASKS = [
-    ({"textz": ["a"]}, "no meaning for the key 'textz'; did you mean 'texts'"),
+    ({"textz": ["a"]}, "the unknown key 'textz'; did you mean 'texts'"),
     ({"metrics": ["acuracy"]}, "'acuracy' is not a metric of a classification; did you mean 'accuracy'"),
     ({"metrics": ["pearson"]}, "'pearson' is not a metric of a classification"),
     ({"labels": None}, "'accuracy' is not a metric of a regression"),
