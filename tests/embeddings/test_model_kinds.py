@@ -455,9 +455,9 @@ BAD_SETTINGS = [
     ("reranker", {"negatives": 8}, "`negatives` is 8; batches of 8 rows allow 1 to 7"),
     ("sparse", {"temperature": 0.1}, "Unknown argument '--temperature'"),
     # Each was taken before, and had no effect.
-    ("dense", {"num_train_epochs": 5}, "`num_train_epochs` is 5.0; .*: set `max_steps` instead"),
-    ("dense", {"data_seed": 5}, "`data_seed` is 5; .*: set `seed` instead"),
-    ("dense", {"label_smoothing_factor": 0.1}, "`label_smoothing_factor` is 0.1; .*: leave it out"),
+    ("dense", {"num_train_epochs": 5}, "`num_train_epochs` is 5.0, .*: set `max_steps` instead"),
+    ("dense", {"data_seed": 5}, "`data_seed` is 5, .*: set `seed` instead"),
+    ("dense", {"label_smoothing_factor": 0.1}, "`label_smoothing_factor` is 0.1, .*: leave it out"),
     ("sparse", {"multi_dataset_batch_sampler": "round_robin"}, "`multi_dataset_batch_sampler` is .*: set `alpha`"),
     ("reranker", {"train_sampling_strategy": "group_by_length"}, "`train_sampling_strategy` is .*: leave it out"),
     ("multi_vector", {"prompts": "Find"}, "give each dataset an `instruction` in"),

@@ -101,7 +101,7 @@ def test_a_linear_layer_is_fitted_to_what_is_left(shrink, large, corpus, tmp_pat
     report = json.loads((tmp_path / "cut" / "report.json").read_text())
     # By leave-one-out, which is more than on the texts themselves.
     assert share < report["lost"] < 1.5 * share
-    assert f"{report['lost']:.1%} is lost" in (tmp_path / "cut" / "report.md").read_text()
+    assert f"{report['lost']:.1%} of their variance is lost" in (tmp_path / "cut" / "report.md").read_text()
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ class SourceSettings:
         default=None,
         metadata={
             "help": "name of the source in the index; documents that were indexed under it, but are no longer in the "
-            "source, are removed; the source's path or Hub id if unset"
+            "source, are removed; `source` itself if unset"
         },
     )
     column: str = field(
