@@ -23,10 +23,10 @@ class Encoder:
     """One architecture.
 
     Args:
-        config_class: of Transformers, or of this package.
-        parameters: published, in millions, without the head for masked language modelling.
-        longest: sequence that its learned positions allow; None where positions are rotary.
-        values: of its published configuration, beside the class's defaults.
+        config_class: name of its configuration class, in Transformers or in this package.
+        parameters: published number in millions, without the head for masked language modelling.
+        longest: longest sequence that its learned positions allow; None if positions are rotary.
+        values: values of its published configuration; all others are the class's defaults.
     """
 
     config_class: str
@@ -35,7 +35,7 @@ class Encoder:
     values: dict
 
 
-# NomicBERT is nomic-embed-text-v1.5. EuroBERT's head has a matrix of its own, the others' (but NeoBERT's) is tied.
+# NomicBERT is nomic-embed-text-v1.5. The decoders of EuroBERT and NeoBERT have their own matrix; the others' are tied.
 ENCODERS = {
     "NeoBERT": Encoder(
         "NeoBERTConfig", 222, None, BASE | {"vocab_size": 30522, "num_hidden_layers": 28, "max_length": 4096}
@@ -79,7 +79,7 @@ def build_config(name: str, **changes) -> PretrainedConfig:
     """The published configuration with changes, such as fewer layers.
 
     Raises:
-        ImportError: if this Transformers has no such architecture.
+        ImportError: if the installed Transformers does not have the architecture.
     """
     encoder = ENCODERS[name]
     module = neobert_hf if encoder.config_class == "NeoBERTConfig" else transformers
@@ -92,7 +92,7 @@ def build_config(name: str, **changes) -> PretrainedConfig:
 
 
 def build_model(config: PretrainedConfig, attention: str, device: str, dtype: torch.dtype) -> PreTrainedModel:
-    """Random weights, made on the device; on `meta` none."""
+    """The model with random weights, which are made on the device. On `meta`, parameters have no values."""
     # The architectures' own initialisation takes minutes on a CPU: truncated normals draw every number one by one.
     with torch.device(device), no_init_weights():
         model = AutoModelForMaskedLM.from_config(config, attn_implementation=attention, dtype=dtype)
@@ -104,13 +104,13 @@ def build_model(config: PretrainedConfig, attention: str, device: str, dtype: to
 
 
 def count_parameters(config: PretrainedConfig) -> int:
-    """Without the head for masked language modelling."""
+    """Number of parameters, without the head for masked language modelling."""
     backbone = build_model(config, "eager", "meta", torch.float32).base_model
     return sum(parameter.numel() for parameter in backbone.parameters())
 
 
 def attended_pairs(lengths: torch.Tensor, window: int | None) -> int:
-    """Pairs of tokens that attend to each other; with a window, those at most so far apart."""
+    """Number of pairs of tokens that attend to each other; with a window, only pairs at most `window` tokens apart."""
     squared = lengths**2
     if window is None:
         return int(squared.sum())
@@ -118,16 +118,17 @@ def attended_pairs(lengths: torch.Tensor, window: int | None) -> int:
 
 
 def forward_flops(model: PreTrainedModel, lengths: torch.Tensor, predicted: int) -> float:
-    """Multiplications and additions that a forward pass needs, whatever the model computes beyond them.
+    """Multiplications and additions that a forward pass needs, even if the model computes more.
 
-    2 for each weight of a linear layer and real token (in the head for masked language modelling: and predicted token),
-    4 * hidden_size for each layer and pair of tokens that attend to each other. Padding, unlabelled rows of the decoder
-    and pairs outside of a local window are not needed. Norms, activations, biases and look-ups are left out.
+    They are 2 per weight of a linear layer and real token (in the head for masked language modelling: per weight and
+    predicted token), and 4 * hidden_size per layer and pair of tokens that attend to each other. Padding, unlabelled
+    rows of the decoder and pairs outside of a local window are not needed. Norms, activations, biases and look-ups are
+    not counted.
 
     Args:
-        model: with its head.
-        lengths: of the sequences, without padding.
-        predicted: tokens that the head is needed for.
+        model: the model with its head.
+        lengths: lengths of the sequences, without padding.
+        predicted: number of tokens for which the head is needed.
     """
     config, backbone = model.config, model.base_model
     inner = sum(layer.weight.numel() for layer in backbone.modules() if isinstance(layer, nn.Linear))

@@ -1,8 +1,8 @@
-"""What the parts of a forward pass take on this machine, one number at a time. benchmarks/gpu.py keeps them.
+"""How long the parts of a forward pass take on this machine, one number at a time. benchmarks/gpu.py stores them.
 
-Each number is a function without arguments. It gives the seconds of one call, and its FLOPs or the bytes that it has to
-read and write, from which the report makes a rate. Products and attention are those of the published sizes, in
-bfloat16 on a GPU.
+Each number is measured by a function without arguments. It returns the seconds of one call, and its FLOPs or the bytes
+that it has to read and write, from which the report computes a rate. Matrix products and attention have the published
+sizes, in bfloat16 on a GPU.
 """
 
 from collections.abc import Callable
@@ -31,12 +31,12 @@ class Sizes:
     """How large the probes are. The defaults exceed the caches of a GPU; on a CPU everything is tiny.
 
     Args:
-        tokens: of a batch.
-        lengths: of the sequences that it is cut into.
+        tokens: tokens of a batch.
+        lengths: lengths of the sequences that the batch is cut into.
         copied: bytes of the tensor that is copied.
-        few: tokens of small batches.
-        layers: of the model that reads these.
-        seconds: that a measurement takes at least, in repeated calls.
+        few: tokens of the small batches.
+        layers: layers of the model that runs the small batches.
+        seconds: minimum seconds of a measurement, in repeated calls.
     """
 
     tokens: int = 65_536 if CUDA else 128
@@ -52,13 +52,13 @@ def random(*shape: int) -> torch.Tensor:
 
 
 def time_call(call: Callable[[], None], sizes: Sizes, **work: float) -> dict:
-    """Seconds of a call behind a first one, which chooses kernels and compiles, with the work that it does."""
+    """Seconds of a call and the work that it does. A first call, which chooses kernels and compiles, is not timed."""
     call()
     return {"seconds": time_steps(call, sizes.seconds)} | work
 
 
 def probes(sizes: Sizes) -> dict[str, Callable[[], dict]]:
-    """All numbers by name, in the order of their worth. Nothing is measured or allocated here."""
+    """The functions that measure each number, by name, the most valuable first. None of them is called here."""
     config = build_config("NeoBERT")
     width, inner = config.hidden_size, swiglu_width(config)
     shapes = {"qkv": (width, 3 * width), "wo": (width, width), "w12": (width, 2 * inner), "w3": (inner, width)}
@@ -79,7 +79,7 @@ def probes(sizes: Sizes) -> dict[str, Callable[[], dict]]:
 
 
 def small_batches(sizes: Sizes) -> dict[str, Callable[[], dict]]:
-    """Whether recorded graphs help where kernels are shorter than what it takes to start them."""
+    """Forward passes of small batches, to see if CUDA graphs help where kernels take less time than launching them."""
     ways = [(compiled, graph) for compiled in (False, True) for graph in (False, True) if CUDA or not graph]
     return {
         named(f"forward of {tokens:,} tokens", compiled) + (", CUDA graph" if graph else ""): partial(
@@ -104,7 +104,7 @@ def named(name: str, compiled: bool) -> str:
 
 
 def copy(sizes: Sizes) -> dict:
-    """A tensor of many times the cache, copied on the device; bytes are those read and those written."""
+    """Copy a tensor that is many times larger than the cache on the device; bytes are those read plus those written."""
     source = torch.empty(sizes.copied, dtype=torch.uint8, device=DEVICE).random_()
     target = torch.empty_like(source)
     return time_call(lambda: target.copy_(source), sizes, bytes=2 * sizes.copied)
@@ -117,13 +117,13 @@ def product(sizes: Sizes, inputs: int, outputs: int) -> dict:
 
 
 def attention_kernels(head_dim: int) -> dict[str, Callable]:
-    """Kernels that this machine has, of queries, keys and values (batch, length, heads, dim_head)."""
+    """Attention kernels of this machine by name. Inputs: queries, keys, values (batch, length, heads, dim_head)."""
     found = {"as torch chooses": dense}
     if CUDA:
         found["cuDNN"] = partial(dense, backend=SDPBackend.CUDNN_ATTENTION)
         found["flash"] = partial(dense, backend=SDPBackend.FLASH_ATTENTION)
         found["varlen"] = varlen
-        # What the model runs, a package or from the Hub.
+        # The kernel that the model uses, from an installed package or from the Hub.
         if name := find_faster_kernel(torch.device(DEVICE), DTYPE, head_dim):
             found[f"FlashAttention {name[-1]}"] = partial(faster, FASTER_KERNELS[DTYPE, head_dim][0])
     return found
@@ -138,7 +138,7 @@ def dense(query, key, value, backend: SDPBackend | None = None) -> torch.Tensor:
 
 
 def varlen(query, key, value) -> torch.Tensor:
-    """FlashAttention inside torch, as padded and packed batches take it."""
+    """torch's own FlashAttention in its variable-length form, which padded and packed batches use."""
     from torch.nn.attention.varlen import varlen_attn
 
     rows, length = query.shape[:2]
@@ -147,13 +147,13 @@ def varlen(query, key, value) -> torch.Tensor:
 
 
 def faster(kernel: Callable, query, key, value) -> torch.Tensor:
-    """Some versions return the logarithms of the softmax's sums as well."""
+    """Run a kernel of FlashAttention. Some versions also return the log-sum-exp of the softmax."""
     output = kernel(query, key, value)
     return output[0] if isinstance(output, tuple) else output
 
 
 def attention(sizes: Sizes, config, attend: Callable, length: int, gradients: bool) -> dict:
-    """One layer's attention; with gradients the backward pass as well, which needs 2.5 times the forward pass."""
+    """One layer's attention. With gradients, the backward pass is added, which needs 2.5 times the forward FLOPs."""
     rows = max(1, sizes.tokens // length)
     states = [random(rows, length, config.num_attention_heads, config.head_dim) for _ in range(3)]
     flops = 4 * rows * length**2 * config.hidden_size
@@ -168,7 +168,7 @@ def attention(sizes: Sizes, config, attend: Callable, length: int, gradients: bo
 
 @torch.inference_mode()
 def elementwise(sizes: Sizes, config, name: str, compiled: bool) -> dict:
-    """What stands between the products of a layer; bytes are inputs read once and outputs written once."""
+    """An operation between the matrix products of a layer; bytes are inputs read once and outputs written once."""
     width, inner = config.hidden_size, swiglu_width(config)
     length = min(sizes.lengths)
     if name == "rotation":
@@ -192,10 +192,10 @@ def elementwise(sizes: Sizes, config, name: str, compiled: bool) -> dict:
 
 @torch.inference_mode()
 def small_batch(sizes: Sizes, tokens: int, compiled: bool, graph: bool) -> dict:
-    """A forward pass of one sequence; `graph`: its kernels are recorded once and started together."""
+    """A forward pass of one sequence. With `graph`, its kernels are recorded once and launched together."""
     config = build_config("NeoBERT", num_hidden_layers=sizes.layers)
     model = build_model(config, "sdpa", DEVICE, DTYPE).base_model.eval()
-    # Nothing may be read while it is recorded.
+    # While a graph is recorded, no values may be copied to the host, which the check of the inputs would do.
     model.check_values = False
     ids = torch.randint(5, config.vocab_size, (1, tokens), device=DEVICE)
     flops = forward_flops(model, torch.tensor([tokens]), 0)
@@ -204,7 +204,7 @@ def small_batch(sizes: Sizes, tokens: int, compiled: bool, graph: bool) -> dict:
         model.compile(dynamic=True)
     if not graph:
         return time_call(lambda: model(ids), sizes, flops=flops)
-    for _ in range(3):  # Kernels are chosen and compiled before.
+    for _ in range(3):  # Kernels must be chosen and compiled before the recording.
         model(ids)
     recorded = torch.cuda.CUDAGraph()
     with torch.cuda.graph(recorded):
@@ -213,10 +213,10 @@ def small_batch(sizes: Sizes, tokens: int, compiled: bool, graph: bool) -> dict:
 
 
 def profile(sizes: Sizes, mode: str, compiled: bool) -> dict:
-    """Kernels of a model with one block by the time they take, and how often each is called.
+    """The kernels of a model with one block that take the most time, and how often each is called.
 
     Raises:
-        RuntimeError: where this machine lets no profiler see kernels.
+        RuntimeError: if the profiler cannot see kernels on this machine.
     """
     training = mode == "training"
     dtype = torch.float32 if training else DTYPE

@@ -1,4 +1,4 @@
-"""The page of benchmarks/gpu.py: what was measured, against the goals."""
+"""The page that benchmarks/gpu.py writes: its measurements, compared with the goals."""
 
 import math
 import statistics
@@ -13,17 +13,17 @@ from neobert_hf.pretraining.flops import DATASHEET_PEAKS
 
 NEOBERT, RIVAL = "NeoBERT", "ModernBERT-base"
 RIVALS_GOAL = "Share of the rate over the best of the other encoders'"
-# Of a model: eager and compiled.
+# Whether a model is compiled: first eager, then compiled.
 WAYS = (False, True)
 GOAL_LENGTHS = (512, 1024, 2048, 4096)
 NOT_MEASURED = "not measured"
-# Longest number of errors and tests that are listed; gpu.json has all.
+# At most this many errors and this many tests are listed; gpu.json has all of them.
 MOST_LISTED = 12
 KERNELS_SHOWN = 6
 
 
 def page(content: dict) -> str:
-    """The whole page, of the content of gpu.json."""
+    """The whole page, made from the content of gpu.json."""
     entries = [entry for entry in content["cells"].values() if entry["rounds"]]
     ceiling = statistics.median(content["ceilings"] or [float("nan")])
     rows = summarise(entries, ceiling)
@@ -74,7 +74,7 @@ def heading(content: dict, ceiling: float) -> str:
 
 
 def data_sheet(content: dict) -> float | None:
-    """FLOP/s that the maker of the GPU promises."""
+    """FLOP/s from the data sheet of the GPU; None if it is not known."""
     machine = content["settings"].get("machine", "")
     return next((peak for name, peak in DATASHEET_PEAKS.items() if name in machine), None)
 
@@ -117,14 +117,15 @@ def ratio(value: float | None, other: float | None) -> float | None:
 
 
 def rivals_at(length: int) -> list[str]:
-    """The other encoders that have positions for so many tokens."""
+    """The other encoders that have positions for this many tokens."""
     return [name for name, encoder in ENCODERS.items() if name != NEOBERT and length <= (encoder.longest or math.inf)]
 
 
 def missing_rivals(content: dict) -> list[str]:
-    """Other encoders and lengths with a way to run them, eager or compiled, that was not measured yet.
+    """The other encoders, and their lengths, whose measurements are not complete.
 
-    A way that ended with an error was tried. It is no measurement, but a second way is one for the encoder.
+    An encoder can be run eager or compiled, with each attention that was tried for it. A length is complete if all
+    these ways were tried and at least one of them was measured. A way that ended with an error counts as tried.
     """
     entries = [entry for entry in content["cells"].values() if entry["rounds"]]
     measured = {Cell(*(entry[name] for name in Cell._fields)).key for entry in entries}
@@ -149,10 +150,10 @@ def listed_by_length(found: dict[int, float]) -> str:
 
 
 def at_least(name: str, needed: float, found: dict[int, float | None], missing: list[str] = ()) -> list[str]:
-    """A line: what was found at each length, and whether all of it is enough.
+    """A line of the table: the value at each length, and whether all values reach the goal.
 
     Args:
-        missing: what else has to be measured before the goal can be met.
+        missing: names of what else has to be measured before the goal can be met.
     """
     there = {length: value for length, value in found.items() if value}
     missed = [f"{length:,}" for length, value in there.items() if value < needed]
@@ -166,7 +167,7 @@ def at_least(name: str, needed: float, found: dict[int, float | None], missing: 
 
 
 def longest_row(rows: list[dict]) -> list[str]:
-    """The longest sequence, in a batch of one or more."""
+    """The line for the longest sequence, in a batch of one or more."""
     name = "32,768 tokens in one sequence"
     wanted = (NEOBERT, "forward", 32_768, "full")
     longest = next((r for r in rows if (r["model"], r["mode"], r["length"], r["layout"]) == wanted), None)
@@ -198,7 +199,7 @@ def rival_rows(entries: list[dict]) -> list[list[str]]:
 
 
 def parts_table(numbers: dict, ceiling: float) -> list[str]:
-    """Copies, products and what stands between the products."""
+    """Copies, matrix products and the operations between them."""
     table = []
     for name, number in numbers.items():
         if "kernels" in number or name.startswith("attention"):
@@ -227,7 +228,7 @@ def attention_table(numbers: dict) -> list[str]:
 
 
 def profiles_table(numbers: dict) -> list[str]:
-    """The kernels that take most of a block's time."""
+    """The kernels that take most of the time of a block."""
     table = []
     for name, number in numbers.items():
         if "kernels" not in number:

@@ -2,7 +2,8 @@
 
     python benchmarks/pretraining.py --text ../shared/data/text
 
-Every run is `examples/pretrain.py` with a shipped configuration and a few flags; interrupted, the same command goes on.
+Every run is `examples/pretrain.py` with a shipped configuration and a few flags. After an interruption the same command
+resumes.
 """
 
 import json
@@ -31,7 +32,7 @@ ENVIRONMENT = os.environ | {"OMP_WAIT_POLICY": "passive", "TOKENIZERS_PARALLELIS
 
 BFLOAT16 = "--bf16 true --use_cpu true"
 
-# A model of 3 million parameters, 1.2 million tokens. Waits for no validation but the last.
+# A model of 3 million parameters, trained on 1.2 million tokens and validated only at the end.
 ABLATION = (
     "--hidden_size 128 --num_hidden_layers 4 --num_attention_heads 2 --intermediate_size 512 --decoder_init_range 0.1 "
     "--micro_batch_tokens 2048 --global_batch_tokens 2048 --max_steps 600 --eval_strategy no --save_steps 600 "
@@ -71,7 +72,7 @@ def run(script: str, flags: str, log: Path, threads: int = 2) -> None:
 
 
 def prepare(text: Path, data: Path) -> None:
-    """A vocabulary of 8,192, and windows of 64, 256 and 1,024 tokens."""
+    """Make a vocabulary of 8,192 entries, and windows of 64, 256 and 1,024 tokens."""
     data.mkdir(parents=True, exist_ok=True)
     if not (data / "tokenizer").exists():
         flags = f"--source {text}/train.parquet --vocab_size 8192 --output_dir {data}/tokenizer"
@@ -91,7 +92,7 @@ def prepare(text: Path, data: Path) -> None:
 
 
 def train(output: Path, config: str, name: str, flags: str, threads: int) -> list[dict]:
-    """Train unless that is done, and return the log."""
+    """Train, unless this has been done, and return the log."""
     folder = output / name
     if not (folder / "log.json").exists():
         flags = f"--config {ROOT}/configs/pretrain/{config} --output_dir {folder} --report_to none {flags}"
@@ -101,14 +102,14 @@ def train(output: Path, config: str, name: str, flags: str, threads: int) -> lis
 
 
 def save_random(pretrained: Path, folder: Path, seed: int = 0) -> None:
-    """The architecture and tokenizer of a model with random weights, for the benchmarks of fine-tuning."""
+    """Save the architecture of a model with random weights, and its tokenizer, for the fine-tuning benchmarks."""
     set_seed(seed)
     NeoBERTForMaskedLM(NeoBERTConfig.from_pretrained(pretrained)).save_pretrained(folder)
     AutoTokenizer.from_pretrained(pretrained).save_pretrained(folder)
 
 
 def run_ablations(output: Path, seeds: int, limit: str) -> dict[str, list[float]]:
-    """Held-out loss of each ablation and seed. Two runs at a time, of one thread each."""
+    """Held-out loss of each ablation and seed. Two runs are trained at a time, with one thread each."""
     data = output / "data"
     common = f"--train_data {data}/train --validation_data {data}/validation {ABLATION}"
 

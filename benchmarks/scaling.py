@@ -1,10 +1,11 @@
-"""What pretraining at full size costs, from the FLOPs of a step and the bytes it keeps. Prints the tables of
+"""What pretraining at full size costs, computed from the FLOPs of a step and the bytes it keeps. Prints the tables of
 docs/scaling.md.
 
     python benchmarks/scaling.py
 
-Nothing here is a speed that was measured on a GPU: FLOPs are counted by `neobert_hf.pretraining.flops`, kept
-activations on a CPU, where their number and dtypes are the same once its own backward passes are switched off.
+No speed was measured on a GPU here. FLOPs are counted by `neobert_hf.pretraining.flops`. The activations that are kept
+for the backward pass are counted on a CPU. Their number and dtypes are those of a GPU once the model's special backward
+passes for CPUs are switched off.
 """
 
 from unittest import mock
@@ -18,12 +19,13 @@ from neobert_hf.pretraining.flops import DATASHEET_PEAKS, training_flops
 
 H100, STEP_TOKENS = DATASHEET_PEAKS["H100"], 2**21
 STAGES = {"stage 1: 1,000,000 steps at 1,024": (1_000_000, 1024), "stage 2: 50,000 steps at 4,096": (50_000, 4096)}
-# Bytes a second of one GPU's gradients: NVLink within a machine, 400 Gbit/s InfiniBand between machines.
+# By number of GPUs, the bytes per second at which one GPU exchanges gradients: NVLink within a machine, 400 Gbit/s
+# InfiniBand between machines.
 LINKS = {8: 450e9, 64: 50e9}
 
 
 def flops_per_token(length: int, masked: float = 0.2) -> float:
-    """Forward and backward, of documents that are all `length` tokens long: the most that a token can cost."""
+    """FLOPs of forward and backward pass if all documents have `length` tokens, which is the most a token can cost."""
     return training_flops(NeoBERTConfig(), length, length**2, round(masked * length)) / length
 
 
@@ -32,9 +34,9 @@ def gpu_hours(steps: int, length: int, mfu: float) -> float:
 
 
 def kept_bytes(layers: int, tokens: int = 512) -> int:
-    """Bytes that the backward pass in bf16 autocast needs, without weights.
+    """Bytes that are kept for the backward pass in bf16 autocast, without weights.
 
-    Of one document, since a CPU computes the attention of packed ones in float32.
+    The batch is one document, since a CPU computes the attention of packed documents in float32.
     """
     model = NeoBERTForMaskedLM(NeoBERTConfig(num_hidden_layers=layers, sparse_prediction=True))
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
@@ -48,12 +50,12 @@ def kept_bytes(layers: int, tokens: int = 512) -> int:
 
     ids = torch.randint(5, 30522, (1, tokens))
     labels = torch.where(torch.arange(tokens) % 5 == 0, ids, -100)
-    # A GPU leaves what stands between the products to autograd.
+    # On a GPU, autograd differentiates the operations between the matrix products.
     as_on_gpu = mock.patch.object(gradients_neobert, "is_eager_on_cpu", lambda states: False)
     hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
     with hooks, as_on_gpu, torch.autocast("cpu", torch.bfloat16):
         loss = model(ids, labels=labels).loss
-    # The weights that autocast cast to bf16 are kept once, not for each token.
+    # Autocast's bf16 copies of the weights are kept once, not for each token, so they are subtracted.
     cast = sum(parameter.numel() * 2 for parameter in model.parameters() if parameter.ndim > 1)
     cast -= model.model.encoder.weight.numel() * 2
     assert loss.requires_grad

@@ -2,9 +2,9 @@
 
     python benchmarks/scaling_small.py --text ../shared/data/text
 
-Every run is `examples/pretrain.py` with `configs/pretrain/small.yaml` and a few flags, and as many tokens as the
-compute of its round allows. Rewrites benchmarks/results/scaling_small.md. Interrupted, the same command goes on, on
-another machine as well: see stored_runs.py.
+Every run is `examples/pretrain.py` with `configs/pretrain/small.yaml` and a few flags. It gets as many tokens as the
+compute of its round allows. Rewrites benchmarks/results/scaling_small.md. After an interruption the same command
+resumes, also on another machine: see stored_runs.py.
 """
 
 import itertools
@@ -28,7 +28,8 @@ from neobert_hf.pretraining.shards import load_shards, load_tokenizer
 STEP_TOKENS = 2048
 # Tokens of a window, on average: documents are split at 256, and many end earlier.
 MEAN_LENGTH = 180
-# Layers, width, heads, range of the linear layers' first weights (narrow models start slowly with the published 0.02).
+# Layers, width, heads, and range of the linear layers' initial weights. With the published range of 0.02, narrow models
+# start slowly.
 SIZES = {"2 x 128": (2, 128, 2, 0.1), "4 x 192": (4, 192, 3, 0.08), "6 x 256": (6, 256, 4, 0.06)}
 VOCABULARIES = (4096, 8192)
 BERT_MASKS, PAPER_MASKS = (0.8, 0.1), (1.0, 0.0)
@@ -40,9 +41,9 @@ class Candidate:
 
     Args:
         compute: floating-point operations of the whole training.
-        masks: of the tokens to predict, the shares that become [MASK] and a random token.
-        tied_range: the decoder shares the embeddings' weights, which start in +- this; None: it has its own, and the
-            embeddings start in +- 1.
+        masks: shares of the tokens to predict that become [MASK], and that become a random token.
+        tied_range: if set, the decoder shares the embeddings' weights, whose initial values are within +- this. If
+            None, the decoder has its own weights, and the embeddings' initial values are within +- 1.
     """
 
     compute: float
@@ -96,7 +97,7 @@ class Candidate:
 
 
 def first_round(compute: float) -> list[Candidate]:
-    """Sizes x vocabularies x rates with Muon and BERT's masks; then other choices, for the middle size."""
+    """Sizes x vocabularies x rates with Muon and BERT's masks, then other settings with the middle size."""
     grid = itertools.product(SIZES, VOCABULARIES, (1e-3, 2e-3))
     return [
         *(Candidate(compute, size, vocabulary, "muon", rate) for size, vocabulary, rate in grid),
@@ -109,7 +110,7 @@ def first_round(compute: float) -> list[Candidate]:
 
 
 def second_round(compute: float) -> list[Candidate]:
-    """The settings of configs/pretrain/small.yaml in every size: which is best depends on how much compute there is."""
+    """The settings of configs/pretrain/small.yaml in every size, since the best size depends on the compute."""
     return [Candidate(compute, size=size, rate=4e-3, tied_range=0.5) for size in SIZES]
 
 
@@ -119,7 +120,7 @@ def last_round(compute: float) -> list[Candidate]:
 
 
 def small_model(compute: float, results: Path) -> dict[Candidate, list[tuple[float, float]]]:
-    """The curve of configs/pretrain/small.yaml as pretraining.py ran it, with 2% of warm-up in place of 5%."""
+    """The loss curve of configs/pretrain/small.yaml from pretraining.py, whose warm-up is 2% instead of 5%."""
     file, small = results / "pretraining.json", Candidate(compute, rate=4e-3, tied_range=0.5)
     if not file.exists():
         return {}
@@ -160,7 +161,7 @@ def prepare(text: Path, data: Path, vocabulary: int) -> None:
 
 
 def train(candidate: Candidate, output: Path, limit: str) -> list[tuple[float, float]]:
-    """Train unless that is done. Returns compute so far and held-out loss, at each evaluation."""
+    """Train, unless this has been done. Returns the compute so far and the held-out loss at each evaluation."""
     folder = output / candidate.name
     if not (folder / "log.json").exists():
         folder.mkdir(parents=True, exist_ok=True)
@@ -171,14 +172,14 @@ def train(candidate: Candidate, output: Path, limit: str) -> list[tuple[float, f
 
 
 def characters_of_a_token(folder: Path) -> float:
-    """Of held-out text: losses by token do not compare vocabularies, since larger ones have longer tokens."""
+    """Characters per token of held-out text, since losses per token are not comparable between vocabularies."""
     tokenizer, documents = load_tokenizer(folder), load_shards(folder)["input_ids"]
     texts = tokenizer.batch_decode(documents[:], skip_special_tokens=True)
     return sum(map(len, texts)) / sum(len(ids) - 2 for ids in documents)
 
 
 def plot(curves: dict[Candidate, list[tuple[float, float]]], losses: dict[Candidate, float], file: Path) -> None:
-    """Held-out loss against compute, one curve a size: of each round the best run of the size."""
+    """Held-out loss against compute, with one panel per round and one curve per size, that of its best run."""
     panels = []
     for compute in sorted({candidate.compute for candidate in curves}):
         lines = []

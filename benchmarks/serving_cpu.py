@@ -3,11 +3,11 @@
     pip install openvino
     python benchmarks/serving_cpu.py            # a quarter of an hour on 2 CPU cores
 
-The published architecture with random weights, the same in every engine, with the same threads, in one process; the
-engines take turns, and medians are compared. With `--shapes` only those are measured, and the others stay as they were.
-OpenVINO is left out where it is not installed, bfloat16 where the CPU does not multiply it. What each precision costs
-in quality is what serving_quality.py has written, if it has. Times of other machines stay on the page: they lie beside
-the results, in serving_cpu_*.json, which no run writes.
+All engines run the published architecture with the same random weights and the same number of threads, in one process.
+They take turns, and medians are compared. With `--shapes` only the given shapes are measured, and the others keep their
+results. OpenVINO is left out if it is not installed, and bfloat16 if the CPU does not multiply it. What each precision
+costs in quality is read from the file that serving_quality.py writes, if it exists. Times of other machines stay on the
+page. They are stored next to the results, in serving_cpu_*.json, which no run writes.
 """
 
 import json
@@ -38,21 +38,24 @@ from neobert_hf.common.settings import Count, check_ranges, parse_config
 
 
 RAGGED = "32 x 128, ragged"
-# Rows and tokens, and rounds that the medians are of.
+# Rows and tokens, and the number of rounds whose median is taken.
 SHAPES = {"1 x 8": 25, "1 x 32": 25, "1 x 128": 15, "8 x 128": 5, "4 x 512": 3, RAGGED: 3}
-# Of the batch that is ragged, and no longer than its 128.
+# About the mean length of the rows of the ragged batch, of which none has more than 128 tokens.
 MEAN_LENGTH = 45
-# Between turns. Threads of an engine spin for a while after its work, in wait of more, and keep a core from the next:
-# without a pause one query of 8 tokens takes int8 in PyTorch, which follows ONNX Runtime, 60 ms in place of 28.
+# Pause between turns. After its work, an engine's threads spin for a while, waiting for more, and keep a core from the
+# next engine. Without a pause, int8 in PyTorch, which follows ONNX Runtime, takes 60 ms instead of 28 for one query of
+# 8 tokens.
 PAUSE_SECONDS = 0.1
-# Files that only benchmarks make. Calibrated: the scales of activations are measured once, on example texts, where the
-# exported int8 file has new ones for each batch. Fused: ONNX Runtime's optimizer has joined norms with the sums before.
+# Files that only benchmarks make. Calibrated: the scales of activations are measured once, on example texts, while the
+# exported int8 file computes new ones for each batch. Fused: ONNX Runtime's optimizer has joined each norm with the sum
+# before it.
 CALIBRATED, FUSED = "model_calibrated.onnx", "model_fused.onnx"
 CALIBRATION_TEXTS, CALIBRATION_LENGTH = 30, 64
-# Of every embedding, the largest difference from PyTorch in float32; a cosine for the others.
+# Limits for each token's hidden state, compared with PyTorch in float32: the largest difference for other float32
+# engines, and the least cosine for other precisions.
 EXACT, LEAST_COSINE = 1e-3, 0.99
 
-# Of the results, by shape: times of each engine, and when and where they were taken.
+# Keys of the results. Each holds, by shape, the times of all engines, or when and where they were measured.
 PARTS = TIMES, PLACES = "milliseconds", "measured"
 
 # Scores of serving_quality.py.
@@ -77,7 +80,7 @@ class ServingArguments:
 
 
 def make_model(settings: ServingArguments) -> Path:
-    """The model with a tokenizer, and its ONNX files in float32 and int8. Returns the folder of both."""
+    """Make the model with a tokenizer, and its ONNX files in float32 and int8. Returns the folder of both."""
     output = Path(settings.output_dir) / f"{settings.layers}_{settings.width}"
     if not (output / "exported").exists():
         torch.manual_seed(0)
@@ -109,7 +112,7 @@ def make_model(settings: ServingArguments) -> Path:
 
 
 class CalibrationBatches(CalibrationDataReader):
-    """Batches as the quantizer asks for them."""
+    """Batches in the interface that the quantizer expects."""
 
     def __init__(self, batches: Iterator[dict[str, np.ndarray]]):
         self.batches = batches
@@ -122,7 +125,7 @@ def calibrate(files: Path, batches: Iterator[dict[str, np.ndarray]]) -> None:
     """Write the calibrated file beside the float32 one.
 
     Args:
-        batches: of one text each, since padding would count as if it were text.
+        batches: batches of one text each, since padding would be counted as text.
     """
     partial_file = files / f"{CALIBRATED}.partial"
     options = {"per_channel": True, "op_types_to_quantize": ["MatMul"]}
@@ -131,7 +134,7 @@ def calibrate(files: Path, batches: Iterator[dict[str, np.ndarray]]) -> None:
 
 
 def load_engines(folder: Path) -> dict[str, Callable[[torch.Tensor, torch.Tensor], np.ndarray]]:
-    """By name, a function of ids and mask that gives the last states."""
+    """The engines by name: functions that take ids and mask, and return the last hidden states."""
 
     def of_torch(dtype: torch.dtype, compiled: str | None = None, **prepared: bool):
         model = NeoBERTModel.from_pretrained(folder / "model", dtype=dtype).eval()
@@ -167,7 +170,7 @@ def load_engines(folder: Path) -> dict[str, Callable[[torch.Tensor, torch.Tensor
     }
     if find_spec("openvino"):
         engines["OpenVINO"] = of_openvino(folder, "f32")
-        # The exported int8 file takes it longer than its own float32: it wants calibrated ones.
+        # With the exported int8 file, OpenVINO is slower than in float32. It needs calibrated files.
         engines["OpenVINO, int8, calibrated"] = of_openvino(folder, "f32", CALIBRATED)
     if multiplies_bfloat16():
         engines["PyTorch, bfloat16"] = of_torch(torch.bfloat16)
@@ -202,7 +205,7 @@ def make_batch(shape: str) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def check(name: str, found: np.ndarray, expected: np.ndarray, mask: torch.Tensor) -> None:
-    """Raise if an engine does not compute what PyTorch does, on real tokens."""
+    """Raise if an engine's outputs for real tokens differ from those of PyTorch."""
     found, expected = found[mask.bool().numpy()], expected[mask.bool().numpy()]
     exact = precision_of(name) == "float32"
     norms = np.linalg.norm(found, axis=1) * np.linalg.norm(expected, axis=1)
@@ -212,12 +215,12 @@ def check(name: str, found: np.ndarray, expected: np.ndarray, mask: torch.Tensor
 
 
 def is_compiled_for(engine: str, ids: torch.Tensor, mask: torch.Tensor) -> bool:
-    """False of compiled code where it would not run: of several texts in int8 only, if they are long and not padded."""
+    """False if compiled code would not run: it takes several texts only in int8, if they are long and not padded."""
     return "compiled" not in engine or len(ids) == 1 or ("int8" in engine and bool(mask.all()))
 
 
 def earlier_times(settings: ServingArguments) -> dict[str, dict]:
-    """What earlier calls found for shapes that this one does not ask for, of the same model."""
+    """Results of earlier calls with the same model, for the shapes that this call does not measure."""
     file = Path(settings.results) / "serving_cpu.json"
     stored = json.loads(file.read_text()) if file.exists() else {"settings": {}}
     same = all(stored["settings"].get(name) == getattr(settings, name) for name in ("layers", "width"))
@@ -234,7 +237,7 @@ def measure(engines: dict[str, Callable], shapes: list[str]) -> dict[str, dict[s
         asked = {name: run for name, run in engines.items() if is_compiled_for(name, ids, mask)}
         for name, run in asked.items():
             found_states = run(ids, mask)
-            # Scales for all texts do not fit random weights; serving_quality.py scores them with trained ones.
+            # Fixed scales do not fit random weights. serving_quality.py scores calibrated files with trained weights.
             if "calibrated" not in name:
                 check(name, found_states, expected, mask)
         candidates = {name: partial(run, ids, mask) for name, run in asked.items()}
@@ -245,7 +248,7 @@ def measure(engines: dict[str, Callable], shapes: list[str]) -> dict[str, dict[s
 
 
 def weight_megabytes(folder: Path) -> dict[str, float]:
-    """What the weights take in memory. Packed ones are a second copy of the blocks' weights, in int8 a small one."""
+    """Memory of the weights. Packed weights are a second copy of the blocks' weights; in int8, this copy is small."""
     model = NeoBERTModel.from_pretrained(folder / "model")
     blocks = sum(weight.numel() for weight in model.transformer_encoder.parameters())
     everything = sum(weight.numel() for weight in model.parameters())
@@ -272,13 +275,13 @@ def weight_megabytes(folder: Path) -> dict[str, float]:
 
 
 def quality_table(found: dict[str, dict[str, float]], sizes: dict[str, float], quality: dict) -> list[str]:
-    """Speed, size and quality of each engine. Of quality: the mean, and what it is above float32 in PyTorch."""
+    """Speed, size and quality of each engine. Quality is the mean, and the difference from float32 in PyTorch."""
     rows = []
-    # Some engines are scored only.
+    # Some engines have scores but no size.
     for name in dict.fromkeys([*sizes, *quality["scores"]]):
         size = f"{sizes[name]:,.0f}" if name in sizes else "-"
         times = [f"{found[shape][name]:,.1f}" if name in found[shape] else "-" for shape in found]
-        # Laid out another way, the weights give the same numbers.
+        # Engines that only lay out the weights differently have no scores: they give the same numbers.
         scores, exact = quality["scores"].get(name), quality["scores"]["PyTorch"]
         cells = []
         for key in QUALITY:
@@ -298,7 +301,7 @@ def time_table(found: dict[str, dict[str, float]]) -> str:
 
 
 def other_machines(results: Path) -> list[str]:
-    """Sections on what was measured elsewhere."""
+    """Sections with the measurements of other machines."""
     sections = []
     for file in sorted(results.glob("serving_cpu_*.json")):
         stored = json.loads(file.read_text(encoding="utf-8"))
@@ -351,7 +354,7 @@ def precision_of(engine: str) -> str:
 
 
 def plot(found: dict[str, dict[str, float]], quality: dict | None, file: Path) -> None:
-    """By precision, times as multiples of the fastest engine; and quality against time, one point an engine."""
+    """For each precision, times as multiples of the fastest engine's; and quality against time for all engines."""
     shapes, panels = list(found), []
     for precision in ("float32", "bfloat16", "int8"):
         names = [name for name in found[shapes[0]] if precision_of(name) == precision]

@@ -2,9 +2,9 @@
 
     python benchmarks/serving_quality.py --data ../shared/data
 
-Embedding models and classifiers are trained from a small pretrained model, one of each for each seed, and scored in
-every engine: retrieval, similarity and accuracy. serving_cpu.py puts the scores beside its times. Interrupted, the same
-command goes on. OpenVINO is left out where it is not installed.
+For each seed, an embedding model and a classifier are trained from a small pretrained model. Both are scored in every
+engine, by retrieval, similarity and accuracy. serving_cpu.py puts the scores beside its times. After an interruption
+the same command resumes. OpenVINO is left out if it is not installed.
 """
 
 import json
@@ -35,7 +35,7 @@ from neobert_hf.common.atomic_writes import write_json
 from neobert_hf.common.settings import Count, check_ranges, parse_config
 
 
-# By the names of serving_cpu.py: what runs the model, and its precision.
+# By the engine names of serving_cpu.py: what runs the model, and its precision.
 ENGINES = {
     "PyTorch": ("torch", "float32"),
     "PyTorch, bfloat16": ("torch", "bfloat16"),
@@ -52,8 +52,8 @@ if find_spec("openvino"):
     if multiplies_bfloat16():
         ENGINES["OpenVINO, bfloat16"] = ("openvino", "bfloat16")
 BATCH = 32
-# OpenVINO reads the float32 file for bfloat16. The scales of the calibrated file are measured on so many of the texts
-# that the models are trained on.
+# For bfloat16, OpenVINO reads the float32 file. The scales of the calibrated file are measured on CALIBRATION_TEXTS of
+# the texts that the models are trained on.
 ONNX_FILES = FILES | {"bfloat16": FILES["float32"], "calibrated": CALIBRATED}
 CALIBRATION_TEXTS = 300
 
@@ -77,7 +77,7 @@ class QualityArguments:
 
 
 class OnnxEncoder(nn.Module):
-    """An exported encoder in the place of the PyTorch one in a Sentence Transformers model."""
+    """An exported encoder that replaces the PyTorch one in a Sentence Transformers model."""
 
     def __init__(self, outputs: Callable[[torch.Tensor, torch.Tensor], np.ndarray], config):
         super().__init__()
@@ -88,9 +88,9 @@ class OnnxEncoder(nn.Module):
 
 
 def outputs_of(folder: Path, engine: str, precision: str) -> Callable[[torch.Tensor, torch.Tensor], np.ndarray]:
-    """A function of ids and mask that gives the first output of an exported file."""
+    """A function that takes ids and mask, and returns the first output of an exported file."""
     if engine == "openvino":
-        # A copy, since an engine may write the next answer where it wrote the last.
+        # A copy, since an engine may write its next output to the same memory.
         run = of_openvino(folder.parent, "bf16" if precision == "bfloat16" else "f32", ONNX_FILES[precision])
         return lambda ids, mask: run(ids, mask).copy()
     session = onnxruntime.InferenceSession(folder / "onnx" / ONNX_FILES[precision], providers=["CPUExecutionProvider"])
@@ -98,7 +98,7 @@ def outputs_of(folder: Path, engine: str, precision: str) -> Callable[[torch.Ten
 
 
 class OneByOne(nn.Module):
-    """An encoder that reads the texts of a batch one at a time, without padding, as compiled code wants them."""
+    """An encoder that runs the texts of a batch one at a time: compiled code does not handle padding."""
 
     def __init__(self, encoder: NeoBERTModel):
         super().__init__()
@@ -119,7 +119,7 @@ def compiled(model: Path, encoder: NeoBERTModel, precision: str) -> OneByOne:
 
 
 def exported(model: Path, task: str, texts: list[str]) -> Path:
-    """The folder of the model's files; that with calibrated scales is made of these texts."""
+    """The folder of the model's exported files. The scales of the calibrated file are measured on `texts`."""
     folder = model.with_name("exported")
     if not folder.exists():
         export(ExportSettings(str(model), str(folder), task=task, precisions=["float32", "int8"]))
@@ -152,7 +152,7 @@ def load_encoder(model: Path, engine: str, precision: str, texts: list[str]) -> 
 def load_classifier(
     model: Path, engine: str, precision: str, texts: list[str]
 ) -> Callable[[torch.Tensor, torch.Tensor], np.ndarray]:
-    """A function of ids and mask that gives the logits."""
+    """A function that takes ids and mask, and returns the logits."""
     if engine in ("onnx", "openvino"):
         return outputs_of(exported(model, "text-classification", texts), engine, precision)
     dtype = torch.bfloat16 if (engine, precision) == ("torch", "bfloat16") else torch.float32
@@ -170,7 +170,7 @@ def load_classifier(
 
 
 def accuracy(model: Path, logits: Callable, rows: Dataset) -> float:
-    """Of batches of texts of like length, as a server would make them."""
+    """Share of right predictions, in batches of texts of similar length, as a server would make them."""
     tokenizer = AutoTokenizer.from_pretrained(model)
     names = {
         label: number
@@ -186,7 +186,7 @@ def accuracy(model: Path, logits: Callable, rows: Dataset) -> float:
 
 
 def train(settings: QualityArguments, split: Path, seed: int) -> tuple[Path, Path]:
-    """An embedding model and a classifier of this seed, unless they are there."""
+    """Train an embedding model and a classifier with this seed, unless they exist. Returns their folders."""
     output, data = Path(settings.output_dir).resolve(), Path(settings.data).resolve()
     threads = int(os.environ.get("OMP_NUM_THREADS", 2))
     common = f"--model {Path(settings.start).resolve()} --learning_rate 1e-3 --seed {seed}"
@@ -210,7 +210,7 @@ def train(settings: QualityArguments, split: Path, seed: int) -> tuple[Path, Pat
 
 
 def calibration_texts(settings: QualityArguments, split: Path) -> tuple[list[str], list[str]]:
-    """Texts that the embedding models are trained on, and texts of the classifiers."""
+    """Training texts of the embedding models, and training texts of the classifiers."""
     pairs = Dataset.from_parquet(str(split / "foldoc.parquet"))
     sections = Dataset.from_parquet(str(Path(settings.data) / "classification_debian_sections/train.parquet"))
     return tuple(
@@ -222,7 +222,7 @@ def calibration_texts(settings: QualityArguments, split: Path) -> tuple[list[str
 def score(
     models: tuple[Path, Path], name: str, tests: TestData, sections: Dataset, texts: tuple[list[str], list[str]]
 ) -> dict[str, float]:
-    """All scores of an engine, which are kept beside the models."""
+    """All scores of an engine, which are stored next to the models."""
     embeddings, classifier = models
     file = embeddings.with_name(f"scores {name}.json")
     if not file.exists():

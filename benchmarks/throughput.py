@@ -8,20 +8,20 @@ the forward pass of the encoder without a head (on a GPU in bfloat16). The other
 modelling of 20% of the tokens, backward, AdamW (on a GPU in bfloat16 autocast with float32 weights). NeoBERT and
 ModernBERT run the decoder on the labelled tokens only, which their configurations allow; dropout is as published.
 Batches are full (every sequence has all tokens) or ragged (lognormal, mean 35% of the longest, at least 8 rows); only
-real tokens count. If a model can compute a ragged batch without padding, it gets it packed into one row: NeoBERT
-always, the others if a flash attention is installed. Otherwise the batch is padded, with a mask.
+real tokens count. A ragged batch is packed into one row for models that can compute it without padding: NeoBERT always
+can, the others if a flash attention is installed. Otherwise the batch is padded, with a mask.
 
 On a GPU the defaults are the paper's: 512 to 8,192 tokens, batches doubled from 1 row to 512 or until memory runs out
 (the fastest counts), and the memory that training takes at 4,096 tokens with and without gradient checkpointing. On a
 CPU they are 128 and 512 tokens, training at 128, and one batch of at most 1,024 tokens (but 8 rows if ragged), in
-float32. All models are then best run in the environment of `make bench` (benchmarks/forward.py says why). BERT and
+float32. On a CPU, the environment of `make bench` is best for all models (benchmarks/forward.py says why). BERT and
 RoBERTa have positions for 512 tokens, so longer lengths are left out, as in the paper.
 
-Models take turns, once in each round; reported are medians over the rounds. Model FLOP utilisation (MFU) is the FLOPs
-that the task needs (`encoders.forward_flops`; three times as many for training) over those of plain matrix products of
-the same dtype, measured at the beginning of every turn. Finished measurements are kept in `output_dir`: after an
-interruption the same command resumes, and with more `rounds` it adds some. Writes
-benchmarks/results/throughput_<device>.md, .csv and .png.
+Models take turns, once in each round, and the report gives medians over the rounds. Model FLOP utilisation (MFU) is the
+rate of the FLOPs that the task needs (`encoders.forward_flops`; three times as many for training), divided by the FLOP
+rate of plain matrix products of the same dtype, which is measured at the beginning of every turn. Finished measurements
+are kept in `output_dir`. After an interruption the same command resumes, and with more `rounds` it adds the missing
+ones. Writes benchmarks/results/throughput_<device>.md, .csv and .png.
 """
 
 import gc
@@ -102,7 +102,7 @@ class ThroughputArguments:
 
 
 class Cell(NamedTuple):
-    """What is measured in one place of the report."""
+    """What one cell of the report measures."""
 
     model: str
     attention: str
@@ -117,10 +117,10 @@ class Cell(NamedTuple):
 
 
 class Record:
-    """Finished measurements in one file that is rewritten whole after each.
+    """Finished measurements in one file. The whole file is rewritten after each measurement.
 
     Args:
-        sections: further sections of the file besides measurements of cells; empty at first.
+        sections: further sections of the file besides the measurements of cells; empty at first.
 
     Raises:
         ResultError: if the file comes from a run with other settings, or is damaged.
@@ -134,7 +134,7 @@ class Record:
             check_same_settings(file, self.content["settings"], settings)
 
     def of(self, cell: Cell) -> dict:
-        """The number of rows (null where not even the smallest batch fits), the search for it, and the rounds."""
+        """The number of rows (null if not even the smallest batch fits), the trials that chose it, and the rounds."""
         return self.content["cells"].setdefault(cell.key, {**cell._asdict(), "trials": [], "rounds": []})
 
     def save(self) -> None:
@@ -145,7 +145,7 @@ class Record:
 
 def backends(config: PretrainedConfig) -> list[str]:
     """Attention implementations that are worth trying on this machine."""
-    if not CUDA or config.model_type == "neobert":  # Its `sdpa` takes the fastest FlashAttention by itself.
+    if not CUDA or config.model_type == "neobert":  # NeoBERT's `sdpa` chooses the fastest FlashAttention.
         return ["sdpa"]
     if flash := flash_attention(config.hidden_size // config.num_attention_heads):
         return [flash, "sdpa"]
@@ -156,9 +156,10 @@ def backends(config: PretrainedConfig) -> list[str]:
 
 @cache
 def flash_attention(head_dim: int) -> str | None:
-    """The fastest FlashAttention that NeoBERT's `sdpa` may take here, for all encoders: a package or from the Hub.
+    """The fastest FlashAttention that all encoders can use here, from an installed package or from the Hub.
 
-    Under this name Transformers loads the same of the two. FlashAttention 2 is a part of torch that only NeoBERT uses.
+    It is the one that NeoBERT's `sdpa` chooses, unless that is torch's own FlashAttention 2, which only NeoBERT uses.
+    Given this name, Transformers makes the same choice between package and Hub.
     """
     if faster := find_faster_kernel(torch.device(DEVICE), DTYPE, head_dim):
         return faster
@@ -175,14 +176,14 @@ def flash_attention(head_dim: int) -> str | None:
 
 
 def takes_packed(cell: Cell) -> bool:
-    """Whether documents laid end to end are kept apart without a mask over all of them."""
+    """Whether documents packed into one row can be kept apart without a mask over the whole row."""
     if is_flash_attention_requested(requested_attention_implementation=cell.attention):
         return True
     return cell.model == "NeoBERT" and cell.attention == "sdpa"
 
 
 def plan(settings: ThroughputArguments, configs: dict[str, PretrainedConfig]) -> list[list[Cell]]:
-    """Turns: the cells that are measured with one model in memory."""
+    """The turns. Each turn is a list of cells that are measured with one model in memory."""
     turns = []
     for name, config in configs.items():
         longest = ENCODERS[name].longest or math.inf
@@ -200,7 +201,7 @@ def plan(settings: ThroughputArguments, configs: dict[str, PretrainedConfig]) ->
 
 
 def make_batch(config: PretrainedConfig, lengths: torch.Tensor, packed: bool) -> tuple[dict, torch.Tensor]:
-    """Random ids in the arguments of a model, and labels for a fifth of them."""
+    """Arguments of a model with random ids, and labels for a fifth of the ids."""
     rows, longest = len(lengths), int(lengths.max())
     real = torch.arange(longest) < lengths[:, None]
     inputs = {"input_ids": torch.randint(5, config.vocab_size, (rows, longest))}
@@ -221,7 +222,7 @@ def make_batch(config: PretrainedConfig, lengths: torch.Tensor, packed: bool) ->
 
 
 class Bench:
-    """A model in memory, of the cells of one turn, and its steps."""
+    """The model in memory for the cells of one turn, and its steps."""
 
     def __init__(self, config: PretrainedConfig, cell: Cell):
         self.training = cell.mode != "forward"
@@ -229,7 +230,7 @@ class Bench:
         self.model = build_model(config, cell.attention, DEVICE, dtype).train(self.training)
         if cell.mode == "checkpointing":
             self.model.gradient_checkpointing_enable()
-        # What it learns does not matter, but it must stay finite.
+        # What the model learns does not matter, but its weights must stay finite.
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-6, fused=True)
         if cell.compiled:
             (self.model if self.training else self.model.base_model).compile(dynamic=True)
@@ -289,7 +290,7 @@ def time_steps(step: Callable[[], None], at_least: float) -> float:
 
 
 def row_counts(settings: ThroughputArguments, cell: Cell) -> list[int]:
-    """Powers of two within the limits, at least the smallest: 1, or 8 of ragged sequences."""
+    """Numbers of rows to try: powers of two within the limits, but at least the smallest, which is 1 (8 if ragged)."""
     smallest = RAGGED_ROWS if cell.layout == "ragged" else 1
     limit = min(settings.max_rows, (settings.max_tokens or math.inf) // cell.length)
     wanted = max(1, min(limit, (settings.min_tokens or 1) // cell.length))
@@ -309,7 +310,7 @@ def double_until_out_of_memory(measure: Callable[[int], dict], counts: list[int]
 
 
 def start_turn(config: PretrainedConfig, cell: Cell, record: Record) -> Bench:
-    """The model of a turn in memory, after a measurement of what this machine can do at that moment."""
+    """Load the model of a turn, after measuring the rate of matrix products on this machine at that moment."""
     torch.compiler.reset()
     peak, record.content["ceiling_shape"] = product_flops(torch.device(DEVICE), DTYPE)
     record.content["ceilings"].append(peak)
@@ -317,10 +318,10 @@ def start_turn(config: PretrainedConfig, cell: Cell, record: Record) -> Bench:
 
 
 def measure_cell(settings: ThroughputArguments, bench: Bench, cell: Cell, entry: dict) -> None:
-    """Measure a cell once more; before its first time on a GPU, find its batch.
+    """Measure a cell for another round. Before its first round on a GPU, find its fastest batch.
 
     Args:
-        entry: of the record.
+        entry: the entry of the cell in the record.
     """
     counts = row_counts(settings, cell)
     if "rows" not in entry and CUDA:
@@ -337,7 +338,7 @@ def main(args: list[str] | None = None) -> None:
     (settings,) = parse_config(ThroughputArguments, args=args)
     torch.manual_seed(0)
 
-    # 1. Models that this Transformers has, and what is measured already
+    # 1. Models that the installed Transformers has, and the measurements that exist already
     configs, failures = {}, {}
     for name in settings.models:
         try:

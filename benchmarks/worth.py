@@ -4,7 +4,8 @@
 
 Two tasks: tagging words in sentences with their part of speech (many words have several), and predicting the archive
 section of a one-line description of software. Each start is fine-tuned on 300, 3,000 and more rows with the same search
-over learning rates and, for texts, over the input of the head. It uses rows that are neither trained on nor tested on.
+over learning rates and, for texts, over the input of the head. The search is scored on rows that are neither trained
+on nor tested on.
 `random` is the first start's architecture with random weights, different for each seed. After an interruption the same
 command resumes, also on another machine: see stored_runs.py.
 """
@@ -86,8 +87,9 @@ class Task:
     """Labelled texts.
 
     Args:
-        train: all rows to draw from; `development` chooses the learning rate.
-        of_words: whether each word has a label, or each text.
+        train: all rows from which training rows are drawn.
+        development: rows on which the learning rate is chosen.
+        of_words: whether each word has a label; otherwise each text has one.
     """
 
     name: str
@@ -132,7 +134,7 @@ def _read(folder: Path, settings: WorthArguments) -> dict[str, Dataset]:
 
 
 def encode(rows: Dataset, task: Task, tokenizer: PreTrainedTokenizerFast, max_length: int) -> Dataset:
-    """Ids and labels. Of a word that is several tokens, the first one carries its label."""
+    """Token ids and labels. If a word has several tokens, the first one carries its label."""
 
     def to_ids(batch: dict[str, list]) -> dict[str, list]:
         encoded = tokenizer(batch["text"], truncation=True, max_length=max_length, is_split_into_words=task.of_words)
@@ -149,9 +151,10 @@ def encode(rows: Dataset, task: Task, tokenizer: PreTrainedTokenizerFast, max_le
 
 
 def poolings(start: Path, task: Task) -> tuple[str | None, ...]:
-    """What the head may read: the state of the first token or the mean of all; None where there is no choice.
+    """Possible inputs of the head: the first token's hidden state or the mean of all; None if there is no choice.
 
-    Masked language modelling asks nothing of the first token's state. Which one is better depends on the start.
+    Masked language modelling sets no task for the first token's hidden state. Which input is better depends on the
+    start.
     """
     choice = not task.of_words and hasattr(AutoConfig.from_pretrained(start), "classifier_pooling")
     return ("cls", "mean") if choice else (None,)
@@ -166,7 +169,7 @@ def build_model(start: Path, task: Task, pooling: str | None, weights: bool) -> 
 
 
 def accuracy(predictions: np.ndarray, labels: np.ndarray) -> float:
-    """Share of the labels that are right; -100 is no label."""
+    """Share of right predictions. Positions with the label -100 are left out."""
     labelled = labels != -100
     return float((predictions[labelled] == labels[labelled]).mean())
 
@@ -215,7 +218,7 @@ def fine_tune(
 
 @torch.no_grad()
 def probe(start: Path, task: Task, rows: int, seed: int, settings: WorthArguments, weights: bool) -> dict:
-    """A logistic regression on the states of the last layer, which stay as they are: of each word, or their mean."""
+    """A logistic regression on the last hidden state of each word, or on their mean. The model is not trained."""
     tokenizer = AutoTokenizer.from_pretrained(start)
     set_seed(seed)
     config = AutoConfig.from_pretrained(start)
@@ -240,7 +243,7 @@ def probe(start: Path, task: Task, rows: int, seed: int, settings: WorthArgument
 
 
 def word_features(words: list[str]) -> list[dict[str, str]]:
-    """Of each word: itself, its neighbours, its last letters and whether it begins with a capital."""
+    """Features of each word: the word itself, its neighbours, its last letters and whether it begins with a capital."""
     lowered = ["<s>", *(word.lower() for word in words), "</s>"]
     return [
         {
@@ -283,7 +286,7 @@ def commonest_label(task: Task, rows: int, seed: int) -> float:
     for words, tags in zip(drawn["text"], drawn["labels"]):
         for word, tag in zip(words, tags):
             counts[word][tag] += 1
-    # Of words that no training row has: what most words are.
+    # Words that no training row has get the commonest label of all words.
     ((other, _),) = sum(counts.values(), Counter()).most_common(1)
     best = {word: found.most_common(1)[0][0] for word, found in counts.items()}
     right = [
@@ -302,12 +305,12 @@ class Benchmark:
     runs: StoredRuns
 
     def name_of(self, *told: str) -> str:
-        """Of a run: what differs between runs, and what all runs of a command share."""
+        """The name of a run: what differs between runs (`told`), then what all runs of a command share."""
         settings = self.settings
         return "; ".join([*told, f"{settings.max_length} tokens", f"{settings.development} + {settings.test} rows"])
 
     def check_choice(self, names: list[str]) -> None:
-        """Refuse, before anything is trained, to choose among runs that were stored without what chooses."""
+        """Raise, before anything is trained, if a stored run lacks the development accuracy that the choice needs."""
         for name in names:
             if name in self.runs.runs and "development" not in self.runs.runs[name]["found"]:
                 raise ValueError(
@@ -317,7 +320,7 @@ class Benchmark:
                 )
 
     def run_start(self, name: str, start: Path, task: Task, rows: int) -> dict:
-        """The best learning rate and pooling, and the test accuracies with them and of probes, one for each seed."""
+        """The best learning rate and pooling, the test accuracy with them for each seed, and that of each probe."""
         settings, weights = self.settings, name != RANDOM
         weights_of = f"{'weights' if weights else 'random weights'} of {checkpoint_fingerprint(str(start))[:8]}"
         given = (weights_of, task.name, f"{rows} rows")
@@ -357,7 +360,7 @@ class Benchmark:
 
     def run_counts(self, task: Task, rows: int) -> dict:
         def count_once(seed: int) -> dict:
-            # All rows are the same rows for every seed, and a regression has no other chance in it.
+            # With all rows, every seed trains on the same rows, and a regression has no other randomness.
             seed = 0 if rows == len(task.train) else seed
             told = self.name_of(COUNTS, task.name, f"{rows} rows", f"seed {seed}")
             return self.runs.result(told, lambda: count_features(task, rows, seed))
@@ -365,7 +368,7 @@ class Benchmark:
         return {"fine-tuned": [count_once(seed)["test"] for seed in range(self.settings.seeds)]}
 
     def run_all(self, starts: dict[str, Path], tasks: list[Task]) -> dict:
-        """By task, rows and start: accuracies on the test rows, one for each seed, and the learning rate."""
+        """By task, rows and start: the accuracy on the test rows for each seed, and the chosen learning rate."""
         first, scores = next(iter(starts.values())), {}
         sections = next(task for task in tasks if task.name == "sections")
         of_sections = [(min(rows, len(sections.train)), sections) for rows in self.settings.rows_of_sections]
@@ -387,7 +390,7 @@ def described(trial: tuple[float, str | None]) -> str:
 
 
 def scores_table(scores: dict, tasks: list[Task]) -> list[str]:
-    """Accuracy of each start in percent: mean and half of its 95% interval over the seeds."""
+    """Accuracy of each start in percent: the mean over the seeds, and half of its 95% interval."""
     lines = []
     for task in tasks:
         for rows, entries in scores[task.name].items():
@@ -404,13 +407,13 @@ def scores_table(scores: dict, tasks: list[Task]) -> list[str]:
 
 
 def comparisons(starts: list[str]) -> list[tuple[str, str, str]]:
-    """Kind, and what is compared with what: each start with random weights, and the first one with all others."""
+    """Kind and names of each comparison: each start with random weights, and the first start with all others."""
     pairs = [(name, RANDOM) for name in starts] + [(starts[0], name) for name in starts[1:]]
     return [("fine-tuned", starts[0], COUNTS), *((kind, *pair) for kind in KINDS for pair in pairs)]
 
 
 def gains(entries: dict, kind: str, better: str, worse: str) -> list[float]:
-    """In points, seed by seed."""
+    """Differences in percentage points, seed by seed."""
     return [100 * (a - b) for a, b in zip(entries[better][kind], entries[worse][kind])]
 
 
@@ -421,7 +424,7 @@ def gain_cells(found: list[float]) -> list[str]:
 
 
 def gains_table(by_title: dict[str, dict], starts: list[str]) -> list[str]:
-    """What each start adds to random weights, seed by seed, and what the first one adds to the others."""
+    """What each start gains over random weights, and the first start over the others, seed by seed."""
     lines = []
     for title, by_rows in by_title.items():
         for (rows, entries), (kind, better, worse) in itertools.product(by_rows.items(), comparisons(starts)):
@@ -431,7 +434,7 @@ def gains_table(by_title: dict[str, dict], starts: list[str]) -> list[str]:
 
 
 def growth_table(by_title: dict[str, dict], starts: list[str]) -> list[str]:
-    """By how much more each start adds with the fewest rows than with the most, seed by seed."""
+    """How much larger each gain is with the fewest rows than with the most rows, seed by seed."""
     lines = []
     for title, by_rows in by_title.items():
         fewest, most = (by_rows[choose(by_rows, key=int)] for choose in (min, max))
@@ -443,7 +446,7 @@ def growth_table(by_title: dict[str, dict], starts: list[str]) -> list[str]:
 
 
 def mean_of_tasks(scores: dict) -> dict:
-    """As the scores of a task, by rows, start and kind: the mean of all that have these rows, seed by seed."""
+    """The mean of the tasks, seed by seed, by rows, start and kind. Numbers of rows that a task lacks are left out."""
     first, *others = scores.values()
     means = {}
     for rows, entries in first.items():
@@ -457,7 +460,7 @@ def mean_of_tasks(scores: dict) -> dict:
 
 
 def plot(scores: dict, tasks: list[Task], file: Path) -> None:
-    """Accuracy against the number of labelled rows, one panel a task, one curve a start."""
+    """Accuracy against the number of labelled rows, with one panel per task and one curve per start."""
     panels = []
     for task in tasks:
         by_rows = scores[task.name]
