@@ -208,9 +208,9 @@ def report(curves: dict[Candidate, list], losses: dict[Candidate, float], runs: 
         "![held-out loss against compute](scaling_small.png)",
         circumstances("scaling_small", precision="one thread a run, bfloat16 autocast", runs=runs.circumstances()),
         "All runs of a round have the same compute, not the same number of steps. Losses per token are comparable "
-        "runs with the same vocabulary; the last column, divided by the characters of a token, is comparable between "
-        "The two kinds of masks are not equally hard to fill, so their losses cannot be compared. With the most "
-        "compute, 4 x 192 is `configs/pretrain/small.yaml` of `pretraining.md`.",
+        "between runs with the same vocabulary; the last column, divided by the characters of a token, is comparable "
+        "between all. The two kinds of masks are not equally hard to fill, so their losses cannot be compared. With "
+        "the most compute, 4 x 192 is `configs/pretrain/small.yaml` of `pretraining.md`.",
         "\n".join(markdown_table([*head, "nats a token", "nats a character"], rows)),
     )
     return "\n\n".join(sections) + "\n"
