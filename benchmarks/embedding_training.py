@@ -47,6 +47,8 @@ TRAIN = "finetune_embeddings.py"
 PLAIN, MINED = "plain", "mined negatives"
 MINER = "--miner {helper} --negatives 4"
 DATASETS = "--datasets "
+# A teacher is learned with the contrastive loss of the pairs added.
+BESIDE_PAIRS = " --contrastive_weight 1 --teacher_dir {teacher_dir}"
 # Flags beside those of the plain recipe. A teacher of scores compares the documents of a row, so it needs mined
 # negatives. To learn the embeddings of a teacher, they would be of no use. Stored runs are looked up by these texts.
 RECIPES = {
@@ -60,16 +62,14 @@ RECIPES = {
     "guide": "--guide {helper}",
     "guide by the teacher of embeddings": "--guide {embedding_teacher}",
     "mined negatives and guide": MINER + " --guide {helper}",
-    "distillation": MINER + " --teacher {teacher} --distillation kl --contrastive_weight 1 --teacher_dir {teacher_dir}",
+    "distillation": MINER + " --teacher {teacher} --distillation kl" + BESIDE_PAIRS,
     "distillation alone": MINER + " --teacher {teacher} --distillation kl --teacher_dir {teacher_dir}",
-    "distillation of margins": MINER
-    + " --teacher {teacher} --distillation margin_mse --contrastive_weight 1 --teacher_dir {teacher_dir}",
-    "distillation of embeddings": "--teacher {embedding_teacher} --distillation mse --contrastive_weight 1 "
-    "--teacher_dir {teacher_dir}",
-    "distillation of cosines": MINER
-    + " --teacher {embedding_teacher} --distillation kl --contrastive_weight 1 --teacher_dir {teacher_dir}",
+    "distillation of margins": MINER + " --teacher {teacher} --distillation margin_mse" + BESIDE_PAIRS,
+    "distillation of embeddings": "--teacher {embedding_teacher} --distillation mse" + BESIDE_PAIRS,
+    "distillation of cosines": MINER + " --teacher {embedding_teacher} --distillation kl" + BESIDE_PAIRS,
     "distillation of margins of cosines": MINER
-    + " --teacher {embedding_teacher} --distillation margin_mse --contrastive_weight 1 --teacher_dir {teacher_dir}",
+    + " --teacher {embedding_teacher} --distillation margin_mse"
+    + BESIDE_PAIRS,
     "LoRA": "--lora_rank 16",
     "no instruction": DATASETS + "{no_instruction}",
     "instructions for queries and documents": DATASETS + "{both_instructions}",

@@ -139,11 +139,11 @@ def scales_of(rows: torch.Tensor, largest: int = 127) -> torch.Tensor:
 def prepare_for_inference(model: nn.Module, int8: bool = False) -> nn.Module:
     """Pack the weights of the encoder blocks for oneDNN once, or as int8, to speed up inference on a CPU.
 
-    Packed weights are used only without gradients. Otherwise every product packs its weights again, which for one query
-    takes as long as the product itself. An AMD EPYC computes packed products of long inputs in 0.83 of the time (1,024
-    tokens); on Intel Xeons these gain nothing. Packed weights are a second copy in memory. If a weight has changed, its
-    packed copy is no longer used, and a warning is logged. Write to `.data` before this call, not after it, since torch
-    does not count such writes, and those to few numbers stay unnoticed.
+    Packed weights are used only without gradients. Without packing in advance, every product packs its weights
+    again, which for one query takes as long as the product itself. An AMD EPYC computes packed products of long
+    inputs in 0.83 of the time (1,024 tokens); on Intel Xeons these gain nothing. Packed weights are a second copy
+    in memory. If a weight has changed, its packed copy is no longer used, and a warning is logged. Write to `.data`
+    before this call, not after it, since torch does not count such writes, and those to few numbers stay unnoticed.
 
     Args:
         int8: multiply weights and states as int8 (LLM.int8's vector-wise scales, arXiv 2208.07339, section 3); this

@@ -303,7 +303,8 @@ def test_a_narrow_teacher_cannot_teach_embeddings(teachers, settings, tmp_path):
     shutil.copytree(teachers["dense"], teacher)
     config = json.loads((teacher / "config_sentence_transformers.json").read_text())
     (teacher / "config_sentence_transformers.json").write_text(json.dumps(config | {"truncate_dim": 16}))
-    with pytest.raises(ValueError, match="16 numbers, and those of the model to train have 32: mse needs a teacher"):
+    message = "have 16 numbers, and those of the model to train have 32: mse needs a teacher"
+    with pytest.raises(ValueError, match=message):
         run("dense", settings(teacher=teacher, distillation="mse", only="pairs"))
 
 

@@ -180,10 +180,13 @@ BAD_FLAGS = [
     ({"prompts": "Find"}, "give each dataset an `instruction` in"),
     ({"dataloader_drop_last": False}, "`dataloader_drop_last` is False; this recipe needs True"),
     ({"batch_sampler": "batch_sampler"}, "`batch_sampler` is batch_sampler; .*needs no_duplicates or no_duplicates_h"),
-    ({"per_device_train_batch_size": 2}, "triplets: .* 4 texts .* 2 rows with up to 1 .*`per_device.*` of 3 or more"),
+    (
+        {"per_device_train_batch_size": 2},
+        "triplets: a batch of 4 texts .* 2 rows with up to 1 .*`per_device_.*` of 3 or more",
+    ),
     (
         {"per_device_train_batch_size": 1, "only": "pairs"},
-        "pairs: .* 2 texts .* up to 0 .*`per_device.*` of 2 or more",
+        "pairs: a batch of 2 texts .* up to 0 .*`per_device_.*` of 2 or more",
     ),
     ({"temprature": 1}, "Unknown argument '--temprature'.*did you mean '--temperature'"),
 ]

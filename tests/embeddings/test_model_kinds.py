@@ -283,7 +283,9 @@ def test_models_of_other_kinds_are_not_taken_for_dense_ones(trained, kind):
 def test_an_encoder_without_a_pooling_helps_no_other_model(tokenizer, tmp_path):
     """As a miner, a guide or a teacher it would be taken with a mean that nobody has trained."""
     save_other_encoder("roberta", tmp_path / "encoder", tokenizer)
-    with pytest.raises(ValueError, match="is not an embedding model: it has no modules.json.*finetune_embeddings"):
+    with pytest.raises(
+        ValueError, match="encoder is not an embedding model: it has no modules.json.*finetune_embeddings"
+    ):
         load_trained_model(str(tmp_path / "encoder"))
 
 
@@ -418,7 +420,9 @@ def test_mined_negatives_belong_to_their_queries_and_are_mined_once(trained, dat
     other = mine_negatives(Dataset.from_list(pairs), described("Find. "), settings, tmp_path / "mined")
     assert other["negatives"][:] != mined["negatives"][:]
     # A run that has begun does not go on with others.
-    with pytest.raises(CheckpointError, match="began with the hard negatives in .*, which is missing. Restore it"):
+    with pytest.raises(
+        CheckpointError, match="began with the hard negatives in .*parquet, which is missing. Restore it"
+    ):
         mine_negatives(Dataset.from_list(pairs), described("Other. "), settings, tmp_path / "mined", begun=True)
 
 

@@ -204,7 +204,7 @@ BAD = {
     "position_alone": ({"text_position": 6}, "`text_position` is 6, but has no effect without vectors"),
     "position_of_none": (
         {"prefix_embeds": PREFIX[:, :0], "text_position": 6},
-        "`text_position` is 6, but has no effect",
+        "`text_position` is 6, but has no effect without",
     ),
     "position_negative": ({"prefix_embeds": PREFIX, "text_position": -1}, "`text_position` is -1, it must be a whole"),
     "position_float": ({"prefix_embeds": PREFIX, "text_position": 1.5}, "`text_position` is 1.5"),
