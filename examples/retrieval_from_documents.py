@@ -55,7 +55,10 @@ class RetrievalArguments:
     output_dir: LocalPath = field(metadata={"help": "folder for the pairs, models, numbers and the index"})
     column: str = field(default="text", metadata={"help": "column of the text, unless the documents are text files"})
     id_column: str | None = field(default=None, metadata={"help": "column that identifies a row in the index"})
-    kinds: list[str] = field(default_factory=lambda: ["title", "sentence"], metadata={"help": "kinds of pairs to make"})
+    kinds: list[str] = field(
+        default_factory=lambda: ["title", "unmarked_title", "sentence"], metadata={"help": "kinds of pairs to make"}
+    )
+    pairs_per_document: Count = field(default=64, metadata={"help": "at most this many of each kind"})
     held_out: Annotated[float, Range(above=0, below=1)] = field(
         default=0.1, metadata={"help": "share of the documents that are kept out of training, for evaluation"}
     )
@@ -146,6 +149,7 @@ def training_flags(settings: RetrievalArguments, model: str, output_dir: Path) -
 def make_pairs_of_documents(settings: RetrievalArguments) -> None:
     """Write `pairs.parquet` and `pairs_held_out.parquet`."""
     flags = ["--source", settings.documents, "--column", settings.column, "--kinds", *settings.kinds]
+    flags += ["--pairs_per_document", str(settings.pairs_per_document)]
     flags += ["--held_out", str(settings.held_out), "--output", str(Path(settings.output_dir, "pairs.parquet"))]
     make_pairs.main(flags)
 

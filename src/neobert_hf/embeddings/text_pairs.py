@@ -1,8 +1,10 @@
 """Pairs of texts that belong together, made from raw text without labels: the data of contrastive pretraining.
 
-Three kinds, each from the structure that documents have anyway:
+Four kinds, each from the structure that documents have anyway:
 
-- `title`: a heading (Markdown, or a short first line) and the text under it;
+- `title`: a marked heading (Markdown, reStructuredText) or a short first line, and the paragraph under it;
+- `unmarked_title`: a short line and the paragraph under it, in documents whose headings have no marks, such as web
+  pages that were saved as text;
 - `sentence`: a sentence and the rest of its paragraph (inverse cloze task: Lee et al., arXiv 1906.00300);
 - `spans`: two spans of one document that do not overlap (Izacard et al., arXiv 2112.09118).
 
@@ -35,6 +37,9 @@ SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[\"'(A-Z0-9])")
 # Shorter texts say too little to be told apart from those of other documents.
 LEAST_WORDS_OF_TITLE, LEAST_WORDS_OF_SENTENCE, LEAST_WORDS_OF_TEXT = 2, 5, 15
 MOST_WORDS_OF_TITLE = 15
+# Titles begin with a capital letter or a number, and do not end like a sentence.
+TITLE_BEGINNING = re.compile(r"[A-Z0-9]")
+ENDS_OF_SENTENCES = ".!?:;,"
 
 
 @dataclass
@@ -119,7 +124,8 @@ def pairs_of_document(text: str, settings: TextPairSettings, generator: random.R
     paragraphs = [part for part in paragraphs if part]
     # A paragraph under a heading does not also give a sentence pair: the two texts would be nearly the same, and each
     # would be a false negative of the other's query.
-    titled = {body for _, body in title_pairs(paragraphs, generator)} if "title" in settings.kinds else set()
+    titles = [MAKERS[kind](paragraphs, generator) for kind in settings.kinds if kind in ("title", "unmarked_title")]
+    titled = {body for pairs in titles for _, body in pairs}
     for kind in settings.kinds:
         pairs = MAKERS[kind]([part for part in paragraphs if kind != "sentence" or part not in titled], generator)
         if len(pairs) > settings.pairs_per_document:
@@ -137,13 +143,27 @@ def title_pairs(paragraphs: list[str], generator: random.Random) -> list[tuple[s
     pairs = []
     for number, (title, body) in enumerate(zip(paragraphs, paragraphs[1:])):
         heading = HEADING.fullmatch(title)
-        if heading is None and (number > 0 or title[-1] in ".!?:;,"):
+        if heading is None and (number > 0 or title[-1] in ENDS_OF_SENTENCES):
             continue
         if heading is not None:
             title = heading["markdown"] or heading["underlined"]
-        if LEAST_WORDS_OF_TITLE <= _count(title) <= MOST_WORDS_OF_TITLE and _count(body) >= LEAST_WORDS_OF_TEXT:
+        if _fit(title, body):
             pairs.append((title, body))
     return pairs
+
+
+def unmarked_title_pairs(paragraphs: list[str], generator: random.Random) -> list[tuple[str, str]]:
+    """Short lines that look like titles, each with the paragraph under it; none if the document marks its headings.
+
+    The first line is not among them: it belongs to `title`.
+    """
+    if any(HEADING.fullmatch(paragraph) for paragraph in paragraphs):
+        return []
+    return [
+        (title, body)
+        for title, body in zip(paragraphs[1:], paragraphs[2:])
+        if TITLE_BEGINNING.match(title) and title[-1] not in ENDS_OF_SENTENCES and _fit(title, body)
+    ]
 
 
 def sentence_pairs(paragraphs: list[str], generator: random.Random) -> list[tuple[str, str]]:
@@ -167,7 +187,16 @@ def span_pairs(paragraphs: list[str], generator: random.Random) -> list[tuple[st
     return [pair if generator.random() < 0.5 else pair[::-1] for pair in pairs]
 
 
-MAKERS = {"title": title_pairs, "sentence": sentence_pairs, "spans": span_pairs}
+MAKERS = {
+    "title": title_pairs,
+    "unmarked_title": unmarked_title_pairs,
+    "sentence": sentence_pairs,
+    "spans": span_pairs,
+}
+
+
+def _fit(title: str, body: str) -> bool:
+    return LEAST_WORDS_OF_TITLE <= _count(title) <= MOST_WORDS_OF_TITLE and _count(body) >= LEAST_WORDS_OF_TEXT
 
 
 def _count(text: str) -> int:
