@@ -2,22 +2,23 @@
 
     python benchmarks/own_documents.py --documents postgresql.parquet --start benchmarks/models/small
 
-Every run is examples/retrieval_from_documents.py as a user would run it, with another seed. The ways differ in the
-pairs that are made of the documents. All are tested on the same documents, which no way has trained on: with a title
-that must find its section, and with a sentence that must find the rest of its paragraph, among the texts of all
-documents. An interrupted command goes on when it is run again, even on another machine: see stored_runs.py.
+Every run does what examples/retrieval_from_documents.py does until it makes an index: pairs from the documents, then
+two trainings, the second one with hard negatives that the first model finds. The ways differ in the pairs that are made
+of the documents. All are tested on the same documents, which no way has trained on: with a title that must find its
+section, and with a sentence that must find the rest of its paragraph, among the texts of all documents. An interrupted
+command goes on when it is run again, even on another machine: see stored_runs.py.
 """
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+import yaml
 from circumstances import circumstances
-from datasets import DatasetDict
-from embedding_report import gain_cell, interval
-from embedding_scores import KEYWORD_WEIGHT, Retrieval, dense_scores, hybrid, load_model, ndcg_at_10
+from datasets import Dataset, DatasetDict
+from embedding_report import gain_cell, interval, train_once
+from embedding_scores import KEYWORD_WEIGHT, Retrieval, hybrid, load_model, ndcg_at_10
 from matplotlib.figure import Figure
-from pretraining import ROOT, run
 from stored_runs import StoredRuns
 
 from neobert_hf.common.atomic_writes import write_json, write_png, write_text
@@ -33,7 +34,7 @@ ALL_KINDS = ["title", "unmarked_title", "sentence"]
 WAYS = {
     SHIPPED: (64, ALL_KINDS),
     "8 pairs of a kind per document": (8, ALL_KINDS),
-    "the same, marked titles only": (8, ["title", "sentence"]),
+    "8 pairs of a kind, marked titles only": (8, ["title", "sentence"]),
 }
 HELD_OUT = 0.1
 # The models that every run makes, by their folders, and what the report calls them.
@@ -51,10 +52,16 @@ class OwnDocumentsArguments(RangedSettings):
     results: LocalPath = field(default="benchmarks/results", metadata={"help": "folder of the report"})
     seeds: Count = field(default=5, metadata={"help": "runs of each way"})
     processes: Count = field(default=2, metadata={"help": "runs at a time, of one thread each"})
-    training: list[str] = field(
-        default_factory=lambda: ["max_steps: 200", "max_length: 64", "learning_rate: 1e-3"],
-        metadata={"help": "lines of every training's YAML file, beside configs/embeddings/small.yaml"},
+    ways: list[str] = field(default_factory=lambda: list(WAYS), metadata={"help": f"some of {', '.join(WAYS)}"})
+    training: str = field(
+        default="--max_steps 100 --max_length 64 --learning_rate 1e-3 --use_cpu true",
+        metadata={"help": "flags of both trainings, beside configs/embeddings/small.yaml"},
     )
+
+    def __post_init__(self):
+        super().__post_init__()
+        if SHIPPED not in self.ways or not set(self.ways) <= set(WAYS):
+            raise ValueError(f"`ways` is {self.ways}; it must name {SHIPPED!r}, and may name others of {list(WAYS)}.")
 
 
 def pairs_of(settings: OwnDocumentsArguments, way: str) -> DatasetDict:
@@ -85,50 +92,52 @@ def make_tests(pairs: dict[str, DatasetDict]) -> dict[str, Retrieval]:
     return tests
 
 
-def train(settings: OwnDocumentsArguments, way: str, seed: int) -> Path:
-    """Run the recipe, unless that is done already, and return its folder."""
-    name = "".join(letter if letter.isalnum() else "_" for letter in f"{way} {seed}")
-    folder = Path(settings.output_dir) / name
-    if not (folder / "report.json").exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        training = folder.with_suffix(".yaml")
-        write_text(
-            training, "\n".join([f"extends: {ROOT}/configs/embeddings/small.yaml", f"seed: {seed}", *settings.training])
-        )
-        count, kinds = WAYS[way]
-        flags = f"--documents {settings.documents} --model {settings.start} --output_dir {folder}"
-        flags += f" --kinds {' '.join(kinds)} --pairs_per_document {count} --held_out {HELD_OUT} --training {training}"
-        run("retrieval_from_documents.py", flags, folder.with_suffix(".txt"), threads=1)
-    return folder
+def train(settings: OwnDocumentsArguments, way: str, pairs: Dataset, seed: int) -> dict[str, Path]:
+    """Do both trainings, unless they are done already, and return the folders of their models."""
+    folder = Path(settings.output_dir) / "".join(letter if letter.isalnum() else "_" for letter in f"{way} {seed}")
+    folder.mkdir(parents=True, exist_ok=True)
+    pairs.to_parquet(folder / "pairs.parquet")
+    columns = {"source": "pairs.parquet", "query": "query", "positive": "positive", "instruction": ""}
+    write_text(folder / "datasets.yaml", yaml.safe_dump({"train": {"documents": columns}}))
+    flags = f"{settings.training} --seed {seed} --datasets {folder}/datasets.yaml"
+    models, start = {}, settings.start
+    for stage, own in {"pairs_alone": "", "hard_negatives": " --miner {start} --negatives 4"}.items():
+        own_flags = f"{flags} --model {start}{own.format(start=start)}"
+        start = models[stage] = train_once("finetune_embeddings.py", "small.yaml", folder / stage, own_flags) / "model"
+    return models
 
 
 def score(model: Path, tests: dict[str, Retrieval]) -> dict[str, float]:
     """nDCG@10 of a model, alone and together with BM25."""
     encoder, scores = load_model(model), {}
+    # Both tests search the same texts, in another order. They are embedded once.
+    texts = {text: number for number, text in enumerate(tests[TITLES].documents)}
+    embedded = encoder.encode(list(texts), normalize_embeddings=True)
     for name, test in tests.items():
-        cosines = dense_scores(encoder, test)
+        queries = encoder.encode(test.queries, normalize_embeddings=True)
+        cosines = queries @ embedded[[texts[text] for text in test.documents]].T
         scores[name] = ndcg_at_10(cosines)
         scores[WITH_WORDS.format(name)] = ndcg_at_10(hybrid(cosines, test.bm25_scores))
     return scores
 
 
-def run_all(settings: OwnDocumentsArguments, tests: dict[str, Retrieval], stored: StoredRuns) -> dict[str, list[dict]]:
-    """For each way the scores of every seed: of the start, and after each of the two trainings."""
+def run_all(
+    settings: OwnDocumentsArguments, pairs: dict[str, DatasetDict], tests: dict[str, Retrieval], stored: StoredRuns
+) -> dict[str, list[dict]]:
+    """For each way the scores of every seed, after each of the two trainings."""
     told = f"documents {file_checksum(Path(settings.documents))[:8]}; {model_files_fingerprint(settings.start)[:8]}"
 
     def train_and_score(way: str, seed: int) -> dict[str, dict[str, float]]:
-        folder = train(settings, way, seed)
-        models = {stage: folder / stage / "model" for stage in STAGES}
+        models = train(settings, way, pairs[way]["train"], seed)
         return {stage: score(model, tests) for stage, model in models.items()}
 
     def result(job: tuple[str, int]) -> dict[str, dict[str, float]]:
         way, seed = job
-        name = f"{told}; {', '.join(settings.training)}; {way}; seed {seed}"
-        return stored.result(name, lambda: train_and_score(way, seed))
+        return stored.result(f"{told}; {settings.training}; {way}; seed {seed}", lambda: train_and_score(way, seed))
 
     with ThreadPoolExecutor(settings.processes) as executor:
-        found = list(executor.map(result, [(way, seed) for seed in range(settings.seeds) for way in WAYS]))
-    return {way: found[number :: len(WAYS)] for number, way in enumerate(WAYS)}
+        found = list(executor.map(result, [(way, seed) for seed in range(settings.seeds) for way in pairs]))
+    return {way: found[number :: len(pairs)] for number, way in enumerate(pairs)}
 
 
 def of_stage(results: list[dict], stage: str) -> list[dict[str, float]]:
@@ -140,7 +149,7 @@ def gains(results: dict[str, list[dict]]) -> dict[str, tuple[list, list]]:
     shipped = results[SHIPPED]
     found = {
         f"{SHIPPED}, against {way}": (of_stage(shipped, "hard_negatives"), of_stage(results[way], "hard_negatives"))
-        for way in WAYS
+        for way in results
         if way != SHIPPED
     }
     return found | {"hard negatives": (of_stage(shipped, "hard_negatives"), of_stage(shipped, "pairs_alone"))}
@@ -149,7 +158,7 @@ def gains(results: dict[str, list[dict]]) -> dict[str, tuple[list, list]]:
 def scores_table(results: dict[str, list[dict]], alone: dict[str, dict[str, float]]) -> list[str]:
     """Scores of what needs no training, and then of each way after each training."""
     rows = [[name, *(f"{found[key]:.3f}" if key in found else "-" for key in COLUMNS)] for name, found in alone.items()]
-    for way in WAYS:
+    for way in results:
         for stage, words in STAGES.items():
             runs = of_stage(results[way], stage)
             rows.append([f"{way}, {words}", *(interval([one[key] for one in runs]) for key in COLUMNS)])
@@ -158,12 +167,12 @@ def scores_table(results: dict[str, list[dict]], alone: dict[str, dict[str, floa
 
 def plot(results: dict[str, list[dict]], alone: dict[str, dict[str, float]], file: Path) -> None:
     """For titles and for sentences: each way after both trainings, alone and with BM25, and what needs no training."""
-    figure = Figure(figsize=(11, 1.5 + 0.8 * len(WAYS)), layout="constrained")
+    figure = Figure(figsize=(11, 1.5 + 0.8 * len(results)), layout="constrained")
     for axes, name in zip(figure.subplots(1, 2, sharey=True), (TITLES, SENTENCES)):
         for place, key in ((0.2, name), (-0.2, WITH_WORDS.format(name))):
-            scores = [mean_interval([one[key] for one in of_stage(results[way], "hard_negatives")]) for way in WAYS]
+            scores = [mean_interval([one[key] for one in of_stage(results[way], "hard_negatives")]) for way in results]
             axes.barh(
-                [number + place for number in range(len(WAYS))],
+                [number + place for number in range(len(results))],
                 [mean for mean, *_ in scores],
                 xerr=[mean - lower for mean, lower, _ in scores],
                 height=0.4,
@@ -172,7 +181,7 @@ def plot(results: dict[str, list[dict]], alone: dict[str, dict[str, float]], fil
             )
         for (words, found), style in zip(alone.items(), (":", "--")):
             axes.axvline(found[name], color="black", linestyle=style, linewidth=1, label=words)
-        axes.set_yticks(range(len(WAYS)), list(WAYS))
+        axes.set_yticks(range(len(results)), list(results))
         axes.set(xlabel="nDCG@10", title=f"{name} find their text", xlim=(0, 1))
     axes.invert_yaxis()
     axes.legend(fontsize="small")
@@ -194,9 +203,10 @@ def report(
         "# Trained on nothing but one's own documents",
         "![how well the text of a title or a sentence is found](own_documents.png)",
         circumstances("own_documents", "sentence-transformers", runs=stored.circumstances()),
-        f"Every run is `examples/retrieval_from_documents.py` on {settings.documents}, with another seed, from "
-        f"{settings.start}, with `configs/embeddings/small.yaml` and `{', '.join(settings.training)}` for "
-        f"each of its two trainings. Pairs to train on: {made}. {HELD_OUT:.0%} of the documents are held out: "
+        f"Every run does what `examples/retrieval_from_documents.py` does with {settings.documents} and the model "
+        f"{settings.start} until it makes an index, with another seed. Both trainings have "
+        f"`configs/embeddings/small.yaml` and `{settings.training}`. Pairs to train on: {made}. "
+        f"{HELD_OUT:.0%} of the documents are held out: "
         f"{count[TITLES]:,} of their titles and {count[SENTENCES]:,} sentences are asked, and the right text of each "
         f"is one of {len(tests[TITLES].documents):,}. BM25 has a weight of {KEYWORD_WEIGHT} where it is added to the "
         f"cosine. {settings.seeds} seeds; intervals are 95% by Student's t, and gains are computed seed by seed.",
@@ -210,7 +220,7 @@ def main(args: list[str] | None = None) -> None:
     (settings,) = parse_config(OwnDocumentsArguments, args=args)
 
     # 1. The pairs of each way, and those that all are tested on
-    pairs = {way: pairs_of(settings, way) for way in WAYS}
+    pairs = {way: pairs_of(settings, way) for way in WAYS if way in settings.ways}
     tests = make_tests(pairs)
 
     # 2. What needs no training: the start, and BM25
@@ -220,7 +230,7 @@ def main(args: list[str] | None = None) -> None:
     alone = {"not trained": score(Path(settings.start), tests), "BM25": bm25}
 
     # 3. Trainings and scores
-    results = run_all(settings, tests, stored)
+    results = run_all(settings, pairs, tests, stored)
 
     # 4. Report
     folder.mkdir(parents=True, exist_ok=True)

@@ -50,6 +50,25 @@ def test_a_markdown_heading_needs_no_blank_line_and_code_is_no_text():
     assert not any("pip install" in query + positive for _, query, positive in pairs(text))
 
 
+def test_short_lines_are_titles_where_no_heading_is_marked():
+    text = f"The manual\n\nPrevious Next\n\n1.2. How an index works\n\n{BODY}\n\n{MORE}\n\nSee also\n\nThe trees"
+    kinds = ["title", "unmarked_title", "sentence"]
+    assert pairs(text, kinds=["title"]) == []
+    # The body of a title gives no sentence as well. MORE does.
+    found = pairs(text, kinds=kinds)
+    assert found[0] == ("unmarked_title", "1.2. How an index works", BODY)
+    assert [(kind, query in MORE) for kind, query, _ in found[1:]] == [("sentence", True)]
+    # One marked heading says that the others would be marked, too.
+    assert "unmarked_title" not in {kind for kind, *_ in pairs(f"{text}\n\n# A marked heading\n", kinds=kinds)}
+    # The first line belongs to `title`, so that no pair is there twice.
+    assert pairs(f"How an index works\n\n{BODY}", kinds=["unmarked_title"]) == []
+
+
+@pytest.mark.parametrize("line", ["It works.", "Index", "an entry of a table", "Note:", "A title of " + "very " * 20])
+def test_lines_that_are_no_unmarked_titles(line):
+    assert pairs(f"The manual\n\n{line}\n\n{BODY}", kinds=["unmarked_title"]) == []
+
+
 def test_held_out_pairs_of_an_earlier_run_do_not_come_into_training(tmp_path):
     (tmp_path / "pairs_held_out.parquet").touch()
     with pytest.raises(ValueError, match="pairs_held_out.parquet is from an earlier run, .*delete it, or set"):
@@ -134,7 +153,7 @@ def test_contrastive_pretraining_on_what_the_script_wrote(tmp_path, monkeypatch,
 
 
 def test_bad_settings_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="`kinds` is \\['titles'\\]; it must name some of title, sentence, spans"):
+    with pytest.raises(ValueError, match="`kinds` is \\['titles'\\]; it must name some of title, unmarked_title, sentence, spans"):
         settings(kinds=["titles"])
     with pytest.raises(ValueError, match="`output` is 'pairs.json'; it must be a file that ends in .parquet"):
         settings(output="pairs.json")
