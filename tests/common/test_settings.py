@@ -66,6 +66,14 @@ def test_missing_required_setting(tmp_path, capsys):
     with pytest.raises(SystemExit):
         parse(tmp_path, "steps: 5\n")
     assert "--rate" in capsys.readouterr().err
+    # If its flag is misspelt, the error is about that.
+    with pytest.raises(ValueError, match="Unknown argument '--rat=2' on the command line; did you mean '--rate'"):
+        parse_config(Settings, args=["--rat=2"])
+    # What begins with two dashes and has a space is a value, and help is help whatever else is there.
+    assert parse_config(Settings, args=["--rate", "1", "--name", "--steps 4"])[0].name == "--steps 4"
+    with pytest.raises(SystemExit):
+        parse_config(Settings, args=["--rat", "1", "-h"])
+    assert "sizes" in capsys.readouterr().out
 
 
 def test_whole_numbers_in_lists_of_floats(tmp_path):

@@ -153,7 +153,9 @@ def test_contrastive_pretraining_on_what_the_script_wrote(tmp_path, monkeypatch,
 
 
 def test_bad_settings_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="`kinds` is \\['titles'\\]; it must name some of title, unmarked_title, sentence, spans"):
+    with pytest.raises(
+        ValueError, match="`kinds` is \\['titles'\\]; it must name some of title, unmarked_title, sentence, spans"
+    ):
         settings(kinds=["titles"])
     with pytest.raises(ValueError, match="`output` is 'pairs.json'; it must be a file that ends in .parquet"):
         settings(output="pairs.json")

@@ -214,12 +214,29 @@ def parse_config(
         action.required = action.required and action.dest not in values
         if action.dest in ranges:
             action.help = f"{action.help}; {ranges[action.dest]}"
+    _refuse_unknown(_unknown_flags(args, parser), hints)
     # Without `look_for_args_file=False`, Transformers would silently add the flags from a file named after the script.
     *parsed, _, unknown = parser.parse_args_into_dataclasses(args, True, look_for_args_file=False)
-    if unknown:
-        advice = nearest(unknown[0].split("=")[0], [f"--{name}" for name in hints])
-        raise ValueError(f"Unknown argument {unknown[0]!r} on the command line{advice} -h lists all.")
+    _refuse_unknown(unknown, hints)
     return tuple(parsed)
+
+
+def _unknown_flags(args: list[str], parser: ArgumentParser) -> list[str]:
+    """Flags that do not exist; none if help is asked for.
+
+    They are found before argparse looks for required settings: if it misses one whose flag is misspelt, it does not name
+    the mistake. Words with a space are values, as they are for argparse.
+    """
+    if {"-h", "--help"}.intersection(args):
+        return []
+    words = [word for word in args if word.startswith("--") and " " not in word]
+    return [word for word in words if word.split("=")[0] not in parser._option_string_actions]
+
+
+def _refuse_unknown(words: list[str], hints: dict[str, Any]) -> None:
+    if words:
+        advice = nearest(words[0].split("=")[0], [f"--{name}" for name in hints])
+        raise ValueError(f"Unknown argument {words[0]!r} on the command line{advice} -h lists all.")
 
 
 def _name_positional(args: list[str], positional: tuple[str, ...]) -> list[str]:
