@@ -224,8 +224,8 @@ def parse_config(
 def _unknown_flags(args: list[str], parser: ArgumentParser) -> list[str]:
     """Flags that do not exist; none if help is asked for.
 
-    They are found before argparse looks for required settings: if it misses one whose flag is misspelt, it does not name
-    the mistake. Words with a space are values, as they are for argparse.
+    They are found before argparse looks for required settings: if it misses one whose flag is misspelt, it does not
+    name the mistake. Words with a space are values, as they are for argparse.
     """
     if {"-h", "--help"}.intersection(args):
         return []
