@@ -1,5 +1,8 @@
-"""What training on nothing but one's own documents gains. Writes benchmarks/results/own_documents.md.
+r"""What training on nothing but one's own documents gains. Writes benchmarks/results/own_documents.md.
 
+    python -c "import pandas; parts = [f'../shared/data/text/{part}.parquet' for part in ('train', 'validation')]; \
+        texts = pandas.concat(map(pandas.read_parquet, parts)); \
+        texts[texts.source == 'postgresql-docs'].to_parquet('postgresql.parquet')"
     python benchmarks/own_documents.py --documents postgresql.parquet --start benchmarks/models/small
 
 Every run does what examples/retrieval_from_documents.py does until it makes an index: pairs from the documents, then
