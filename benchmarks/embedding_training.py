@@ -58,6 +58,7 @@ RECIPES = {
     # Four mined negatives per row leave 21 of 64 pairs in a batch, since its number of texts stays the same.
     "mined negatives, larger batches": MINER + " --per_device_train_batch_size 192",
     "larger batches": "--per_device_train_batch_size 192",
+    "larger batches, as many pairs": "--per_device_train_batch_size 192 --max_steps 34",
     "mined negatives, checked by a reranker": MINER + " --cross_encoder {teacher}",
     "guide": "--guide {helper}",
     "guide by the teacher of embeddings": "--guide {embedding_teacher}",
