@@ -9,6 +9,7 @@ from datasets import Dataset
 from transformers import AutoTokenizer
 
 from neobert_hf import NeoBERTForMaskedLM
+from tests.helpers.examples import load_example
 from tests.helpers.models import small_model
 from tests.helpers.one_by_one import OneByOne, run_here
 
@@ -61,6 +62,10 @@ def test_ways_are_tested_on_the_same_pairs(documents, corpus, tmp_path, monkeypa
         assert len(test.queries) >= 3 and trained.isdisjoint(test.queries)
         assert all(query.startswith("Part ") == (name == own_documents.TITLES) for query in test.queries)
         assert len(set(test.documents)) == len(test.documents) and trained & set(test.documents)
+
+    # What is called shipped is what the recipe does.
+    recipe = load_example("retrieval_from_documents").RetrievalArguments(documents="a", model="b", output_dir="c")
+    assert own_documents.WAYS[own_documents.SHIPPED] == (recipe.pairs_per_document, recipe.kinds)
 
     own_documents.main(flags)
     assert len(done) == 8

@@ -124,10 +124,13 @@ def pairs_of_document(text: str, settings: TextPairSettings, generator: random.R
     paragraphs = [part for part in paragraphs if part]
     # A paragraph under a heading does not also give a sentence pair: the two texts would be nearly the same, and each
     # would be a false negative of the other's query.
-    titles = [MAKERS[kind](paragraphs, generator) for kind in settings.kinds if kind in ("title", "unmarked_title")]
-    titled = {body for pairs in titles for _, body in pairs}
+    made = {kind: MAKERS[kind](paragraphs, generator) for kind in KINDS_OF_TITLES if kind in settings.kinds}
+    titled = {body for pairs in made.values() for _, body in pairs}
+    untitled = [part for part in paragraphs if part not in titled]
     for kind in settings.kinds:
-        pairs = MAKERS[kind]([part for part in paragraphs if kind != "sentence" or part not in titled], generator)
+        if kind not in made:
+            made[kind] = MAKERS[kind](untitled if kind == "sentence" else paragraphs, generator)
+        pairs = made[kind]
         if len(pairs) > settings.pairs_per_document:
             pairs = generator.sample(pairs, settings.pairs_per_document)
         for query, positive in pairs:
@@ -193,6 +196,7 @@ MAKERS = {
     "sentence": sentence_pairs,
     "spans": span_pairs,
 }
+KINDS_OF_TITLES = ("title", "unmarked_title")
 
 
 def _fit(title: str, body: str) -> bool:
