@@ -56,3 +56,11 @@ def test_the_vocabulary_of_sentencepiece_is_a_part_of_a_model(tmp_path):
         (tmp_path / "1_Transformer" / "sentencepiece.bpe.model").write_bytes(content)
         prints.add(model_files_fingerprint(str(tmp_path)))
     assert len(prints) == 2
+
+
+def test_a_folder_without_a_model_has_no_fingerprint(tmp_path):
+    """A hash of nothing would be the same for all."""
+    (tmp_path / "0_Transformer").mkdir()
+    (tmp_path / "0_Transformer" / "model.safetensors").touch()
+    with pytest.raises(FileNotFoundError, match="holds no model: it has none of .*.safetensors"):
+        checkpoint_fingerprint(str(tmp_path))

@@ -190,3 +190,47 @@ def test_what_is_sound_is_read(tmp_path):
     assert rows_of(tmp_path / "a.parquet", ("text", "id"))[2] == {"text": "x", "id": 3}
     (tmp_path / "a.parquet.gz").write_bytes(gzip.compress((tmp_path / "a.parquet").read_bytes()))
     assert rows_of(tmp_path / "a.parquet.gz") == [{"text": "x"}, {"text": "y"}, {"text": "x"}]
+
+
+def test_a_csv_column_is_text_unless_every_value_is_a_number(tmp_path):
+    """pandas decides anew for each 10,000 rows: the last row of such a file was read as 7 and 1.5."""
+    rows = [f"q{n},{n},0.5,{n}\n" for n in range(10_000)]
+    (tmp_path / "a.csv").write_text("query,id,score,year\n" + "".join(rows) + "007,1.50, .25,-1999\n")
+    table = load_table("mine", str(tmp_path / "a.csv"), None, "train", texts=["year"])
+    assert table[-1] == {"query": "007", "id": 1.5, "score": 0.25, "year": "-1999"}
+    (tmp_path / "b.csv").write_text("id,large,none\n007,9007199254740993,\n7,12345678901234567890,\n")
+    table = load_table("mine", str(tmp_path / "b.csv"), None, "train")
+    assert table[:] == {"id": ["007", "7"], "large": ["9007199254740993", "12345678901234567890"], "none": ["", ""]}
+
+
+def test_csv_files_of_other_columns_are_refused(tmp_path):
+    for name, text in (("1.csv", "a,b\n1,2\n"), ("2.csv", "b,a\nx,3\n")):
+        (tmp_path / name).write_text(text)
+    assert load_table("mine", str(tmp_path), None, "train")[:] == {"a": [1, 3], "b": ["2", "x"]}
+    (tmp_path / "3.csv").write_text("a,c\n1,2\n")
+    with pytest.raises(ValueError, match="3.csv has the columns a, c; .*1.csv has a, b"):
+        load_table("mine", str(tmp_path), None, "train")
+
+
+def test_a_missing_source_is_named_with_its_dataset(tmp_path):
+    with pytest.raises(FileNotFoundError, match="Dataset mine: .*nope.jsonl' matches no file"):
+        load_table("mine", str(tmp_path / "nope.jsonl"), None, "train")
+
+
+@pytest.mark.parametrize("name", ["a.md", "a.rst", "a.markdown"])
+def test_a_byte_order_mark_is_no_text(tmp_path, name):
+    (tmp_path / name).write_bytes(b"\xef\xbb\xbf# How to install\r\n")
+    assert rows_of(tmp_path / name) == [{"text": "# How to install\n"}]
+
+
+def test_an_empty_id_is_a_missing_one(tmp_path):
+    (tmp_path / "a.csv").write_text("id,text\n1,a\n ,b\n")
+    with pytest.raises(ValueError, match="a.csv, row 1 has no value in the column 'id': give it an id"):
+        list(stream_documents(str(tmp_path / "a.csv"), "text", "id"))
+
+
+def test_one_file_has_one_id_wherever_it_is_named_from(tmp_path, monkeypatch):
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "a.txt").write_text("a")
+    monkeypatch.chdir(tmp_path / "docs")
+    assert list(stream_documents("../docs", "text")) == [(str(tmp_path / "docs" / "a.txt"), "a")]

@@ -1,6 +1,8 @@
 """Hard negatives that a model finds: which documents are too close to be wrong ones, and who says so."""
 
+import json
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -121,5 +123,20 @@ def test_what_cannot_check_anything_is_refused(trained, encoder):
         DenseArguments("m", "d", cross_encoder="x")
     with pytest.raises(ValueError, match="`absolute_margin` is 0.1 without `miner`"):
         RerankerArguments("m", "d", absolute_margin=0.1)
+    with pytest.raises(ValueError, match="`relative_margin` is 0.1 without `miner`"):
+        RerankerArguments("m", "d", relative_margin=0.1)
+    assert RerankerArguments("m", "d", miner="x").relative_margin == 0.05
     with pytest.raises(ValueError, match="not a trained reranker: `architectures` .* \\['NeoBERTForMaskedLM'\\]"):
         load_trained_reranker(str(encoder))
+
+
+def test_a_helper_with_prompts_for_a_dataset_depends_on_its_name(trained, pairs, tmp_path):
+    """It reads the same rows under another name with other prompts, and finds other negatives."""
+    saved = shutil.copytree(trained["dense"] / "model", tmp_path / "miner")
+    prompts = json.loads((saved / "config_sentence_transformers.json").read_text())
+    prompts["prompts"] |= {"known": PROMPT, "known-document": "Text: "}
+    (saved / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+    chosen = settings(trained, negatives=2, miner=str(saved))
+    for name in ("known", "known", "other", "another"):
+        mine_negatives(pairs, replace(described(PROMPT), name=name), chosen, tmp_path / "mined")
+    assert len(list((tmp_path / "mined").glob("*.parquet"))) == 2

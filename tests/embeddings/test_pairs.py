@@ -7,6 +7,7 @@ import pytest
 import yaml
 from datasets import ClassLabel, Dataset, Features, List, Value
 
+import neobert_hf.embeddings.pairs
 from neobert_hf.common.text_sources import load_table
 from neobert_hf.embeddings.arguments import EmbeddingArguments, RecipeArguments
 from neobert_hf.embeddings.descriptions import read_descriptions
@@ -285,3 +286,52 @@ def test_the_papers_datasets_and_instructions_are_table_7(shared):
     names = [name.replace(" <sub>CLUST</sub>", "_CLUST") for name, _ in expected]
     assert [description.name for description in descriptions] == names
     assert [description.instruction for description in descriptions] == [instruction for _, instruction in expected]
+
+
+def load(tmp_path, entry: dict) -> dict:
+    content = {"train": {"a": {"query": "q", "positive": "p", "instruction": ""} | entry}}
+    (tmp_path / "datasets.yaml").write_text(yaml.safe_dump(content))
+    return load_pairs(read_descriptions(str(tmp_path / "datasets.yaml"))[0][0])[:]
+
+
+@pytest.mark.parametrize("ids", ["7,8", "7,007", "d7,d8"])
+def test_ids_in_csv_files_lead_to_their_own_texts(tmp_path, ids):
+    """Whether a file's ids all look like numbers or not, and 007 is not 7."""
+    first, second = ids.split(",")
+    (tmp_path / "corpus.csv").write_text(f"id,text\n{first},one\n{second},two\nx,three\n")
+    (tmp_path / "rows.csv").write_text(f"q,p\n2024,{second}\n2025,{first}\n")
+    found = load(
+        tmp_path, {"source": "rows.csv", "lookups": {"p": {"source": "corpus.csv", "id": "id", "text": "text"}}}
+    )
+    assert found == {"query": ["2024", "2025"], "positive": ["two", "one"], "negatives": [[], []]}
+
+
+def test_texts_that_are_not_what_a_row_needs_are_refused(tmp_path, capsys):
+    (tmp_path / "a.jsonl").write_text(json.dumps({"q": "a", "p": {"text": "b"}, "neg": {"easy": ["c"]}}))
+    for keys in ({"positive": "p.*"}, {"positive": "p.text", "negatives": "neg.*"}):
+        with pytest.raises(ValueError, match="does not lead to a text .only a list has '[*]', and this is dict"):
+            load(tmp_path, {"source": "a.jsonl"} | keys)
+    (tmp_path / "b.csv").write_text("q,p,neg\na,b,\"['c', 'd']\"\na,b,\n")
+    with pytest.raises(ValueError, match="'neg' holds lists that were written as text, such as .*'c', 'd'"):
+        load(tmp_path, {"source": "b.csv", "negatives": "neg"})
+    (tmp_path / "c.csv").write_text("q,p\na,a\nb,b\n")
+    with pytest.raises(ValueError, match="query and positive are the same text in every row"):
+        load(tmp_path, {"source": "c.csv"})
+    (tmp_path / "d.csv").write_text("q,p\na,a\nb,c\n")
+    assert load(tmp_path, {"source": "d.csv"})["positive"] == ["a", "c"]
+    assert "query and positive are the same text in 1 of 2 rows" in capsys.readouterr().out
+
+
+def test_rows_that_an_earlier_version_made_are_not_reused(tmp_path, monkeypatch):
+    """`datasets` keeps them by the values of `RowReader`, which therefore include its code."""
+    (tmp_path / "a.csv").write_text("q,p\na,b\n")
+    assert load(tmp_path, {"source": "a.csv"})["positive"] == ["b"]
+    monkeypatch.setattr(neobert_hf.embeddings.pairs, "_texts_at", lambda path, row, where: ["changed" + path])
+    assert load(tmp_path, {"source": "a.csv"})["positive"] == ["b"]
+    monkeypatch.setattr(neobert_hf.embeddings.pairs, "file_checksum", lambda file: "another")
+    assert load(tmp_path, {"source": "a.csv"})["positive"] == ["changedp"]
+
+
+def test_a_file_of_pairs_is_no_description():
+    with pytest.raises(ValueError, match="`datasets` is pairs.jsonl, a file of data. It must be a YAML file"):
+        read_descriptions("pairs.jsonl")

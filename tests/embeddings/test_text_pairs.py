@@ -162,3 +162,19 @@ def test_bad_settings_are_refused(tmp_path):
     (tmp_path / "text.md").write_text("Nothing here.")
     with pytest.raises(ValueError, match="gives no pair of the kinds title, sentence, spans"):
         make_pairs(settings(source=str(tmp_path / "text.md")))
+
+
+def test_line_ends_of_windows_hide_no_code():
+    text = "# How an index works\n\n" + BODY + "\n\n```\n# Install the package now\n\n" + MORE + "\n```\n"
+    assert pairs(text.replace("\n", "\r\n")) == pairs(text) == [("title", "How an index works", BODY)]
+
+
+def test_a_repeated_paragraph_is_no_pair_with_itself():
+    assert pairs(f"{BODY}\n\n{BODY}", kinds=["spans"]) == []
+
+
+def test_documents_without_text_are_counted(tmp_path, capsys):
+    rows = [{"text": DOCUMENT}, {"content": DOCUMENT}, {"text": None}]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    make_pairs(settings(source=str(tmp_path / "a.jsonl")))
+    assert "note: 2 of 3 documents have no text in 'text'" in capsys.readouterr().out

@@ -37,6 +37,12 @@ def test_few_texts_are_not_blown_up():
     assert layer({"sentence_embedding": others})["sentence_embedding"].var(0).max() < 10
 
 
+@pytest.mark.parametrize("texts", [1, 2])
+def test_too_few_texts_are_refused(texts):
+    with pytest.raises(ValueError, match=f"The embeddings of {texts} texts, for `whiten`, .*or set `whiten` to 0"):
+        whitening_layer(random_states(texts))
+
+
 @pytest.mark.parametrize("settings", [{}, {"lora_rank": 4}], ids=["all weights", "adapters"])
 def test_training_begins_with_it_and_keeps_it(data, encoder, tmp_path, settings):
     """A run that is interrupted, too; and a second run takes it over from the first one's model."""

@@ -202,6 +202,7 @@ def test_the_weights_that_it_starts_from_count(adapt, finished, tmp_path):
         ({"domain_subset": "en"}, "is local and has no subset 'en'"),
         ({"domain_subset": "en", "new_words": 2}, "is local and has no subset 'en'"),
         ({"general_subset": "en"}, "is local and has no subset 'en'"),
+        ({"general": None, "replay_share": 0}, "`general_documents` is 40 without `general`"),
         ({"replay_share": -0.1}, "`replay_share` is -0.1; it must be"),
         ({"replay_share": 1}, "`replay_share` is 1"),
         ({"held_out_share": 0}, "`held_out_share` is 0"),

@@ -195,6 +195,7 @@ def test_a_trained_model_finds_facts_and_only_by_the_statement():
         ({"max_length": 256}, "`max_length` is 256, but .*small was trained with 256 tokens already"),
         ({"rope": "yarn:4"}, "`rope` is 'yarn:4'; it must be yarn, linear, native, or theta:"),
         ({"rope": "theta:-1"}, "`rope` is 'theta:-1'"),
+        ({"rope": "theta:²"}, "`rope` is 'theta:²'"),
         ({"max_length": 32768, "micro_batch_tokens": 32768, "global_batch_tokens": 32768}, "No document .*the longest"),
         ({"micro_batch_tokens": 256}, "less than one document of `max_length` = 512"),
         ({"text": "nowhere.jsonl"}, "nowhere.jsonl"),

@@ -105,6 +105,11 @@ def test_nothing_to_train_and_no_model_are_said_before_the_rows_are_read(encoder
         FileNotFoundError, match="earlier', the output folder of a training run; did you mean '.*earlier/model'"
     ):
         classify.main(flags(tmp_path / "run", tmp_path / "earlier", nowhere))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(FileNotFoundError, match="empty', a folder without config.json, .*; it holds nothing"):
+        classify.main(flags(tmp_path / "run", tmp_path / "empty", nowhere))
+    with pytest.raises(ValueError, match="config.json', a file; it must be the folder of a model"):
+        classify.main(flags(tmp_path / "run", encoder / "config.json", nowhere))
     data = write_csv(tmp_path / "rows.csv", text_rows(40))
     with pytest.raises(ValueError, match="`max_steps` is 0: nothing would be trained"):
         classify.main(flags(tmp_path / "run", encoder, data, max_steps=0))

@@ -265,6 +265,11 @@ BAD_CLASSES = [
     ({"problem": "single_label"}, {}, "`problem` is 'single_label'; did you mean 'single_label_classification'"),
     ({"problem": "multi_label_classification"}, {}, "it must be a list of labels, or set `label_separator`"),
     ({"label_column": "text", "text_columns": ["text"]}, {}, "which is also a text column"),
+    (
+        {},
+        {"train": [row | {"label": "['x', 'y']"} for row in GOOD]},
+        "lists that were written as text, such as .*'x', 'y'",
+    ),
     ({}, {"train": MULTI_HOT, "validation": MULTI_HOT}, "lists of 3 numbers 0 and 1, one for each class"),
     (
         {"label_separator": ";"},

@@ -1,5 +1,6 @@
 """What all fine-tuning shares: rates by layer, the order of evaluations, loading of checkpoints, what is refused."""
 
+import multiprocessing
 import random
 
 import pytest
@@ -188,3 +189,16 @@ def test_batches_are_moved_without_waiting(tokenizer, rows, tmp_path):
     trainer = build(model, tokenizer, tmp_path / "run", rows, pin_memory=True)
     for loader in (trainer.get_train_dataloader(), trainer.get_eval_dataloader()):
         assert loader.device is not None and loader._non_blocking
+
+
+def test_workers_outlive_a_signal_to_the_whole_group(tokenizer, rows, tmp_path):
+    """Launchers send SIGTERM to the data loader's workers as well, and the run needs them until it has saved."""
+    rows = rows.select([number % len(rows) for number in range(80)])
+    model = classifier("neobert", tokenizer, tmp_path / "model")
+    trainer = build(model, tokenizer, tmp_path / "run", rows, dataloader_num_workers=1, dataloader_prefetch_factor=1)
+    for loader in (trainer.get_train_dataloader(), trainer.get_eval_dataloader()):
+        batches = iter(loader)
+        next(batches)
+        (worker,) = multiprocessing.active_children()
+        worker.terminate()
+        assert 1 + len(list(batches)) == len(loader)

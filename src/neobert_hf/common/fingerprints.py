@@ -74,11 +74,13 @@ def checkpoint_fingerprint(model: str, patterns: Iterable[str] = CHECKPOINT_FILE
     """A hash of a folder's weights, configuration and tokenizer; for a Hub id, its commit.
 
     Raises:
-        OSError: if `model` is neither a folder nor a Hub id.
+        OSError: if `model` is neither a folder nor a Hub id, or a folder without such files.
     """
     folder = Path(model)
     if folder.is_dir():
         files = [file for pattern in patterns for file in folder.glob(pattern)]
+        if not files:
+            raise FileNotFoundError(f"{model} holds no model: it has none of {', '.join(patterns)}.")
         return files_fingerprint({str(file.relative_to(folder)): file for file in files})
     check_model_exists(model, "model")
     # The Hub's cache keeps each commit in a folder that is named after it.

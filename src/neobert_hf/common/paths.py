@@ -19,7 +19,11 @@ LONGEST_NAME = 200
 # The path separators of any operating system, and control characters.
 NOT_IN_A_NAME = re.compile(r"[/\\\x00-\x1f\x7f]")
 # A name with one of these endings is a data file, not a Hub repository.
-DATA_FILE = re.compile(r"\.(csv|tsv|jsonl?|parquet|txt|md|conllu?|bio|iob2?)(\.(gz|bz2|xz|zst))?$", re.IGNORECASE)
+DATA_FILE = re.compile(
+    r"\.(csv|tsv|jsonl?|parquet|txt|md|markdown|rst|conllu?|bio|iob2?)(\.(gz|bz2|xz|zst))?$", re.IGNORECASE
+)
+# The folder of a model or of a tokenizer holds at least one of these.
+MODEL_FILES = ("config.json", "modules.json", "tokenizer.json", "tokenizer_config.json", "adapter_config.json")
 # How folders of repositories in the Hub's cache begin: `models--OWNER--NAME/snapshots/COMMIT`, whose files are links to
 # `../../blobs`.
 CACHED = ("models--", "datasets--")
@@ -168,10 +172,18 @@ def check_model_exists(name: str, setting: str) -> None:
             raise FileNotFoundError(
                 f"`{setting}` is {name!r}, the output folder of a training run; did you mean {str(folder / 'model')!r}?"
             )
+        if folder.is_file():
+            raise ValueError(f"`{setting}` is {name!r}, a file; it must be the folder of a model, or an id on the Hub.")
+        if not any((folder / file).exists() for file in MODEL_FILES):
+            held = ", ".join(sorted(file.name for file in folder.iterdir())[:8]) or "nothing"
+            raise FileNotFoundError(
+                f"`{setting}` is {name!r}, a folder without {', '.join(MODEL_FILES[:-1])} or {MODEL_FILES[-1]}; it "
+                f"holds {held}. Give the folder of a model, or an id on the Hub."
+            )
         return
     try:
         # Few repositories lack all of these. If this one does, the last call raises an error with the reason.
-        for file in ("config.json", "modules.json", "tokenizer.json"):
+        for file in MODEL_FILES:
             if cached_file(name, file, _raise_exceptions_for_missing_entries=False):
                 return
         cached_file(name, "config.json")

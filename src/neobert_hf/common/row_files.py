@@ -8,7 +8,7 @@ import csv
 import io
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
-from datasets import Dataset
+from datasets import Dataset, Features, Value
 
 
 BUILDERS = {
@@ -27,12 +27,20 @@ BUILDERS = {
     ".tsv": "csv",
     ".txt": "text",
     ".md": "text",
+    ".markdown": "text",
+    ".rst": "text",
 }
 COMPRESSIONS = {".gz", ".bz2", ".xz", ".zst"}
 # The numbering of a split in several files: the number of the part, and how many there are.
 PART = re.compile(r"-(\d+)-of-(\d+)\.")
 # The name of a column with the number that a row had before others were left out.
 ROW = "number of the row"
+# The types of columns of numbers in a CSV file, and how their values are written. Longer whole numbers are text, since
+# neither type holds all their digits.
+NUMBERS = {
+    "int64": re.compile(r"-?(0|[1-9][0-9]{0,17})"),
+    "float64": re.compile(r"-?(((0|[1-9][0-9]*)\.[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?|[0-9]+[eE][+-]?[0-9]+)"),
+}
 # In bytes. A text file is one document, which is held in memory whole.
 LARGEST_TEXT_FILE = 64 * 2**20
 # In bytes: the limit for a line of a JSON lines file, a JSON array, or a compressed Parquet file.
@@ -43,6 +51,12 @@ PARQUET_ROWS = 1_000
 def number_rows(table: Dataset) -> Dataset:
     """The table with the additional column `ROW`."""
     return table.add_column(ROW, list(range(len(table))))
+
+
+def lists_as_text(cells: Iterable) -> bool:
+    """Whether all cells that are not empty are lists written as text, as pandas writes them into a CSV file."""
+    filled = [cell for cell in cells if cell]
+    return bool(filled) and all(isinstance(cell, str) and cell.startswith(("['", '["')) for cell in filled)
 
 
 def check_parts(files: list[Path], what: str) -> None:
@@ -112,7 +126,7 @@ def _read_text(file: str, columns: tuple[str, ...]) -> Iterator[dict[str, Any]]:
         content = read_bounded(handle, LARGEST_TEXT_FILE, file, advice)
     try:
         # All line ends become \n.
-        yield {"text": io.TextIOWrapper(io.BytesIO(content), encoding="utf-8").read()}
+        yield {"text": io.TextIOWrapper(io.BytesIO(content), encoding="utf-8-sig").read()}
     except UnicodeDecodeError as error:
         raise ValueError(f"{file} is not UTF-8: {error}. Convert it, or exclude it by a pattern.") from error
 
@@ -152,6 +166,36 @@ def csv_rows(file: Path) -> Iterator[dict[str, str]]:
             ) from error
         except csv.Error as error:
             raise ValueError(f"{file} cannot be read after line {reader.line_num:,} ({error}).") from error
+
+
+def csv_features(files: list[Path], texts: Collection[str] = ()) -> Features:
+    """The type of each column of CSV files: numbers if every value in every file is one, otherwise text.
+
+    A reader that decides from a part of the rows would turn the id `007` into 7. Numbers with leading zeros are text.
+
+    Args:
+        texts: columns that are text whatever they hold.
+
+    Raises:
+        ValueError: if the files have different columns. For more, see `csv_rows`.
+    """
+    kinds: dict[str, int] = {}
+    for file in files:
+        for number, row in enumerate(csv_rows(file)):
+            if not kinds:
+                kinds = {name: len(NUMBERS) if name in texts else 0 for name in row}
+            if number == 0 and row.keys() != kinds.keys():
+                raise ValueError(f"{file} has the columns {', '.join(row)}; {files[0]} has {', '.join(kinds)}.")
+            for name, value in row.items():
+                if kinds[name] < len(NUMBERS):
+                    kinds[name] = max(kinds[name], _kind_of_number(value))
+    return Features({name: Value([*NUMBERS, "string"][kind]) for name, kind in kinds.items()})
+
+
+def _kind_of_number(value: str) -> int:
+    """The place in `NUMBERS` of the first type that holds a text as a number; their count if none does."""
+    kinds = (kind for kind, pattern in enumerate(NUMBERS.values()) if pattern.fullmatch(value.strip(" ")))
+    return next(kinds, len(NUMBERS))
 
 
 def read_csv(file: Path) -> list[dict[str, str]]:
@@ -250,7 +294,7 @@ def _check_columns(file: str, columns: tuple[str, ...], found: list[str]) -> Non
 
 def _checked(row: dict[str, Any], columns: tuple[str, ...], where: str) -> dict[str, Any]:
     for name in columns[1:]:
-        if row[name] is None:
+        if row[name] is None or not str(row[name]).strip():
             raise ValueError(f"{where} has no value in the column {name!r}: give it an id.")
     text = row[columns[0]]
     if text is not None and not isinstance(text, str):

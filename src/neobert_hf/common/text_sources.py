@@ -3,9 +3,11 @@
 import csv
 import glob
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+import os
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from datasets import Dataset, IterableDataset, load_dataset
 from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
@@ -16,7 +18,7 @@ from neobert_hf.common.row_files import (
     BUILDERS,
     COMPRESSIONS,
     LARGEST_TEXT_FILE,
-    csv_rows,
+    csv_features,
     json_rows,
     json_texts,
     read_rows,
@@ -32,8 +34,8 @@ def stream_text(
 
     Args:
         source: a local file, a glob pattern, a folder (searched through), or the id of a Hub dataset. Local files are
-            Parquet, JSON lines, CSV (`.csv`, `.tsv`) or plain text (`.txt`, `.md`), each also compressed (`.gz`,
-            `.bz2`, `.xz`, `.zst`). A plain text file is one document, in the column `text`.
+            Parquet, JSON lines, CSV (`.csv`, `.tsv`) or plain text (`.txt`, `.md`, `.markdown`, `.rst`), each also
+            compressed (`.gz`, `.bz2`, `.xz`, `.zst`). A plain text file is one document, in the column `text`.
         column: the column that holds the text.
         split: the split of a Hub dataset; local files form a single split, `"train"`.
         subset: the configuration of a Hub dataset that has several.
@@ -114,7 +116,8 @@ def stream_documents(
     rows = stream_text(source, column, split, subset, [] if id_column is None else [id_column])
     files = local_files(source)
     if files and builder_of(files) == "text":
-        return ((str(file.absolute()), row["text"]) for file in files for row in read_rows([str(file)], ("text",)))
+        # Not `resolve`, which would give two links to one file the same id.
+        return ((os.path.abspath(file), row["text"]) for file in files for row in read_rows([str(file)], ("text",)))
     return _read_rows(rows, source, column, id_column)
 
 
@@ -122,12 +125,12 @@ def _read_rows(
     rows: IterableDataset, source: str, column: str, id_column: str | None
 ) -> Iterator[tuple[str | None, str | None]]:
     for number, row in enumerate(rows):
-        if id_column is not None and row[id_column] is None:
+        if id_column is not None and (row[id_column] is None or not str(row[id_column]).strip()):
             raise ValueError(f"Row {number:,} of {source!r} has no value in the column {id_column!r}: give it an id.")
         yield None if id_column is None else str(row[id_column]), row[column]
 
 
-def load_table(name: str, source: str, subset: str | None, split: str) -> Dataset:
+def load_table(name: str, source: str, subset: str | None, split: str, texts: Collection[str] = ()) -> Dataset:
     """Load a split of labelled or paired texts.
 
     Args:
@@ -136,33 +139,33 @@ def load_table(name: str, source: str, subset: str | None, split: str) -> Datase
             `train`.
         subset: configuration of a Hub dataset that has several.
         split: also a slice such as `train[:1000]`.
+        texts: columns that hold texts, even if a CSV file has only numbers there.
 
     Raises:
         FileNotFoundError: if the source is neither on the Hub nor a local path.
         ConnectionError: if it is not a local path and the Hub cannot be reached.
         ValueError: if the split is missing, empty or unreadable.
     """
-    found = local_files(source)
+    try:
+        found = local_files(source)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"Dataset {name}: {error}") from error
+    # One file may stand in for a subset of a Hub dataset, and the rest of its description stays as it is.
     if len(found) > 1 and subset is not None:
         raise ValueError(f"Dataset {name}: {source!r} is local and has no subset {subset!r}: give its files or folder.")
     files, builder = list(map(str, found)), builder_of(found) if found else None
     if builder == "text":
         raise ValueError(f"Dataset {name}: {source!r} is plain text; give Parquet, JSON lines or CSV.")
+    options = {"fragment_scan_options": verified_pages()} if builder == "parquet" else {}
     if builder == "csv":
         if len(set(map(suffix_of, found))) > 1:
             raise ValueError(f"Dataset {name}: {source!r} mixes .csv and .tsv files: select those of one kind.")
-        # `datasets` silently fills rows that are too short.
-        _read_through(lambda file: csv_rows(Path(file)), files)
+        options = _csv_options(found, texts)
     if builder == "json":
         # `datasets` loads a whole line or array into memory, whatever its size.
         _read_through(json_texts, files)
     try:
         if files:
-            options = {"fragment_scan_options": verified_pages()} if builder == "parquet" else {}
-            if builder == "csv":
-                # Empty cells are empty texts, and "NA" is ordinary text.
-                tabs = {"sep": "\t", "quoting": csv.QUOTE_NONE} if suffix_of(found[0]) == ".tsv" else {}
-                options = {"encoding": "utf-8-sig", "keep_default_na": False} | tabs
             paths = [glob.escape(file) for file in files]  # `datasets` treats a path as a pattern.
             # `datasets` tells files by path and time alone: for a replacement of the same time it returns the old rows.
             table = load_dataset(builder, name=files_state(source), data_files=paths, split=split, **options)
@@ -185,6 +188,14 @@ def load_table(name: str, source: str, subset: str | None, split: str) -> Datase
         raise ValueError(
             f"Dataset {name}: the split {split!r} of {source!r} is empty or cannot be read ({reason})."
         ) from error
+
+
+def _csv_options(files: list[Path], texts: Collection[str]) -> dict[str, Any]:
+    # Reads all rows: `datasets` silently fills those that are too short, and `csv_rows` refuses them.
+    features = csv_features(files, texts)
+    tabs = {"sep": "\t", "quoting": csv.QUOTE_NONE} if suffix_of(files[0]) == ".tsv" else {}
+    # Empty cells are empty texts, and "NA" is ordinary text.
+    return {"encoding": "utf-8-sig", "keep_default_na": False, "features": features} | tabs
 
 
 @contextmanager

@@ -109,11 +109,12 @@ class MiningArguments(RecipeArguments):
     miner: PathOrId | None = field(
         default=None, metadata={"help": "embedding model that finds hard negatives where a dataset has none"}
     )
-    relative_margin: Share = field(
-        # 95% of the right document's score: the best of the filters that NV-Retriever compares (arXiv 2407.15831,
-        # TopK-PercPos), and what Sentence Transformers recommends.
-        default=0.05,
-        metadata={"help": "with `miner`: leave out documents above the right document's score minus this share of it"},
+    relative_margin: Share | None = field(
+        default=None,
+        metadata={
+            "help": "with `miner`: leave out documents above the right document's score minus this share of it; 0.05 "
+            "if unset"
+        },
     )
     absolute_margin: NotNegative | None = field(
         # TopK-MarginPos of the same paper, which uses a margin of 0.05 on cosine similarities.
@@ -127,7 +128,11 @@ class MiningArguments(RecipeArguments):
 
     def __post_init__(self):
         super().__post_init__()
-        check_needed(self, "miner", ("absolute_margin", "cross_encoder"))
+        check_needed(self, "miner", ("relative_margin", "absolute_margin", "cross_encoder"))
+        if self.miner is not None and self.relative_margin is None:
+            # 95% of the right document's score: the best of the filters that NV-Retriever compares (arXiv 2407.15831,
+            # TopK-PercPos), and what Sentence Transformers recommends.
+            self.relative_margin = 0.05
 
 
 @dataclass

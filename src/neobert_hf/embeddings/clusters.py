@@ -24,7 +24,7 @@ from neobert_hf.common.fingerprints import model_files_fingerprint
 from neobert_hf.common.stored_rows import load_rows, store_rows
 from neobert_hf.embeddings.descriptions import PairDataset
 from neobert_hf.embeddings.inference import check_finite
-from neobert_hf.embeddings.mining import prompts_of_helper
+from neobert_hf.embeddings.mining import name_for_prompts, prompts_of_helper
 from neobert_hf.embeddings.models import load_trained_model
 from neobert_hf.embeddings.pairs import most_negatives
 from neobert_hf.embeddings.recipe import Run
@@ -55,6 +55,8 @@ def add_clusters(run: Run, batch_sizes: dict[str, int]) -> None:
             prompts = (description.prompt, description.document_prompt)
             texts = [pairs["query"][:], pairs["positive"][:]]
             identity = [texts, prompts, first_model, batch_sizes[name], run.arguments.seed]
+            if settings.first_model is not None:
+                identity += name_for_prompts(settings.first_model, description)
             if most_negatives(pairs):
                 # Negatives do not affect the clusters, but they are stored in the same file.
                 identity.append(pairs["negatives"][:])

@@ -12,7 +12,7 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedTokenizerBase
 
 from neobert_hf.common.instructions import as_prompt, separator_text
-from neobert_hf.common.paths import beside_file, check_file_name
+from neobert_hf.common.paths import DATA_FILE, beside_file, check_file_name
 from neobert_hf.common.settings import nearest, read_yaml
 
 
@@ -104,6 +104,11 @@ def read_descriptions(
     Raises:
         ValueError: naming the dataset and the key that is unknown, missing or of the wrong type.
     """
+    if DATA_FILE.search(path):
+        raise ValueError(
+            f"`datasets` is {path}, a file of data. It must be a YAML file that describes datasets, each with "
+            "`source`, `query`, `positive` and `instruction`; configs/embeddings/small_datasets.yaml is an example."
+        )
     content = read_yaml(path)
     unknown = content.keys() - {"train", "evaluation", "separator"}
     if unknown or not content.get("train"):

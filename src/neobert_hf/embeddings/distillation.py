@@ -43,7 +43,7 @@ from neobert_hf.common.stored_rows import load_rows, store_rows
 from neobert_hf.embeddings.arguments import DenseArguments
 from neobert_hf.embeddings.descriptions import PairDataset
 from neobert_hf.embeddings.inference import check_finite, kind_of
-from neobert_hf.embeddings.mining import prompt_of_helper, prompts_of_helper
+from neobert_hf.embeddings.mining import name_for_prompts, prompt_of_helper, prompts_of_helper
 from neobert_hf.embeddings.models import (
     check_prefixes,
     load_trained_model,
@@ -196,6 +196,7 @@ def add_teacher(run: Run, model: SentenceTransformer) -> Answers:
             description = run.data.descriptions[name]
             prompts = [description.prompt, description.document_prompt]
             content = [teacher.fingerprint, embeddings, *prompts, data_fingerprint(pairs), PART_ROWS]
+            content += name_for_prompts(settings.teacher, description)
             place = folder / value_checksum(content)
             if run.checkpoint is not None and _missing_parts(place, len(pairs)):
                 raise CheckpointError(

@@ -6,6 +6,7 @@ used as a negative (`relative_margin`, `absolute_margin`). With a reranker (`cro
 the reranker, which reads query and document together and judges better than the miner.
 """
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
@@ -23,7 +24,7 @@ from neobert_hf.embeddings.descriptions import PairDataset
 from neobert_hf.embeddings.inference import prompt_of
 from neobert_hf.embeddings.models import load_trained_model, load_trained_reranker
 from neobert_hf.embeddings.pairs import most_negatives, positives_of_queries
-from neobert_hf.embeddings.recipe import Run
+from neobert_hf.embeddings.recipe import Run, read_beside_model
 from neobert_hf.training.run_checkpoints import CheckpointError
 
 
@@ -104,7 +105,17 @@ def _name_of_file(pairs: Dataset, description: PairDataset, miner: str, settings
     filters = [settings.relative_margin, settings.absolute_margin, reranker]
     # Before these settings existed, hard negatives were mined with these values, and the names of files lacked them.
     content += filters if filters != [0.05, None, None] else []
-    return Hasher.hash(content + ([description.document_prompt] if description.document_prompt else []))
+    content += [description.document_prompt] if description.document_prompt else []
+    return Hasher.hash(content + name_for_prompts(settings.miner, description))
+
+
+def name_for_prompts(helper: str, description: PairDataset) -> list[str]:
+    """The dataset's name if a helper was saved with prompts for it, otherwise nothing: see `prompts_of_helper`.
+
+    It belongs to the identity of a helper's stored results, which depend on the prompts.
+    """
+    stored = json.loads(read_beside_model(helper, "config_sentence_transformers.json") or "{}")
+    return [description.name] if f"{description.name}-document" in stored.get("prompts", {}) else []
 
 
 def prompts_of_helper(who: str, model: BaseModel, description: PairDataset) -> tuple[str, str]:

@@ -2,15 +2,17 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pyarrow.compute as pc
 from datasets import ClassLabel, Dataset, Features, List, Value, concatenate_datasets
 from sentence_transformers.util import resolve_ids
 
-from neobert_hf.common.row_files import ROW, number_rows
+from neobert_hf.common.fingerprints import file_checksum
+from neobert_hf.common.row_files import ROW, lists_as_text, number_rows
 from neobert_hf.common.text_sources import load_table
 from neobert_hf.embeddings.descriptions import PairDataset, Part
 
@@ -85,6 +87,8 @@ class RowReader:
         paths: of `query`, `positive` and `negatives`, by these names.
         converters: functions that turn labels or ids into texts, by column.
         skip_incomplete, max_negatives: see `Part` and `load_pairs`.
+        code: a checksum of this file. `datasets` keeps results of `map` by the values of these fields, and would also
+            return those that an earlier version of this file made.
     """
 
     where: str
@@ -92,6 +96,7 @@ class RowReader:
     converters: dict[str, Callable[[list], list[str | None]]]
     skip_incomplete: bool
     max_negatives: int | None
+    code: str = field(default_factory=lambda: file_checksum(Path(__file__)))
 
     def __call__(self, batch: dict[str, list], indices: list[int]) -> dict[str, list]:
         columns = dict(batch)
@@ -157,6 +162,8 @@ def _follow(value: Any, steps: list[str]) -> Any:
         if isinstance(value, str):
             raise TypeError(f"a text has no part {step!r}")
         if step == "*":
+            if not isinstance(value, list):
+                raise TypeError(f"only a list has '*', and this is {type(value).__name__} {value!r:.60}")
             return [_follow(item, steps[number + 1 :]) for item in value]
         if step.isdigit():
             # A row may have fewer negatives than others, or none.
@@ -168,12 +175,12 @@ def _follow(value: Any, steps: list[str]) -> Any:
 
 def _load_part(name: str, part: Part, max_negatives: int | None) -> Dataset:
     where = f"Dataset {name} ({part.source})"
-    table = load_table(name, part.source, part.subset, part.split)
     paths = {role: getattr(part, role) or [] for role in FEATURES}
     paths = {role: [found] if isinstance(found, str) else found for role, found in paths.items()}
     if paths["query"] == paths["positive"]:
         raise ValueError(f"{where}: `query` and `positive` are both {', '.join(paths['query'])}: name two columns.")
     columns = sorted({path.split(".")[0] for of_role in paths.values() for path in of_role})
+    table = load_table(name, part.source, part.subset, part.split, set(columns) - part.lookups.keys())
     _check_table(where, table, part, columns)
     reader = RowReader(where, paths, _converters(name, part, table), part.skip_incomplete, max_negatives)
     if part.above:
@@ -187,6 +194,10 @@ def _load_part(name: str, part: Part, max_negatives: int | None) -> Dataset:
     )
     if not len(pairs):
         raise ValueError(f"{where}: none of its {len(table):,} rows is left.")
+    if same := pc.sum(pc.equal(pairs.data.column("query"), pairs.data.column("positive"))).as_py():
+        print(f"note: {where}: query and positive are the same text in {same:,} of {len(pairs):,} rows.", flush=True)
+    if same == len(pairs):
+        raise ValueError(f"{where}: query and positive are the same text in every row: name two different columns.")
     if paths["negatives"] and max_negatives != 0 and not most_negatives(pairs):
         raise ValueError(
             f"{where}: `negatives` is {part.negatives!r}, but no row has any. Leave `negatives` out, or name the "
@@ -201,6 +212,12 @@ def _check_table(where: str, table: Dataset, part: Part, columns: list[str]) -> 
     for column in (*columns, *part.above, *part.lookups):
         if column not in table.column_names:
             raise ValueError(f"{where} has no column {column!r}; it has {', '.join(map(repr, table.column_names))}.")
+    for path in [part.negatives] if isinstance(part.negatives, str) else part.negatives or []:
+        if path in table.column_names and lists_as_text(table[path][:100]):
+            raise ValueError(
+                f"{where}: {path!r} holds lists that were written as text, such as {table[path][0]!r:.60}. Write JSON "
+                "lines or Parquet, where a cell can hold a list, or one column for each negative."
+            )
     for column in part.above:
         if not str(getattr(table.features[column], "dtype", None)).startswith(("int", "uint", "float")):
             raise ValueError(f"{where}: `above` needs a column of numbers; {column!r} holds {table.features[column]}.")
@@ -218,9 +235,20 @@ def _converters(name: str, part: Part, table: Dataset) -> dict[str, Callable[[li
             converters[column] = partial(_label_names, names=feature.names)
     for column, lookup in part.lookups.items():
         texts = load_table(name, lookup.source or part.source, lookup.subset, lookup.split)
+        # A CSV file does not say whether its ids are numbers or texts.
+        kinds = {_kind_of_ids(table.features[column]), _kind_of_ids(texts.features.get(lookup.id))}
+        as_text = len(kinds) > 1 and "string" in kinds
+        if as_text:
+            texts = texts.cast_column(lookup.id, Value("string"))
         resolve = resolve_ids({column: (texts, lookup.id, lookup.text)}, keep_columns=())
-        converters[column] = partial(_texts_of_ids, column=column, resolve=resolve)
+        converters[column] = partial(_texts_of_ids, column=column, resolve=resolve, as_text=as_text)
     return converters
+
+
+def _kind_of_ids(feature: Any) -> str:
+    """The type of a column of ids, or of lists of them."""
+    kind = getattr(getattr(feature, "feature", feature), "dtype", "")
+    return "string" if kind == "large_string" else kind
 
 
 def _label_names(labels: list[int | None], names: list[str]) -> list[str | None]:
@@ -228,17 +256,20 @@ def _label_names(labels: list[int | None], names: list[str]) -> list[str | None]
     return [None if label is None or label < 0 else names[label] for label in labels]
 
 
-def _texts_of_ids(ids: list, column: str, resolve: Callable[[dict], dict]) -> list:
+def _texts_of_ids(ids: list, column: str, resolve: Callable[[dict], dict], as_text: bool) -> list:
     """The texts of ids, or of lists of them, such as those of several negatives."""
     if any(isinstance(each, list) for each in ids):
         lists = [each or [] for each in ids]
-        texts = iter(_texts_of_ids([one for each in lists for one in each], column, resolve) if any(lists) else [])
+        flat = [one for each in lists for one in each]
+        texts = iter(_texts_of_ids(flat, column, resolve, as_text) if flat else [])
         return [[next(texts) for _ in each] for each in lists]
+    if as_text:
+        ids = [None if one is None else str(one) for one in ids]
     try:
         (texts,) = resolve({column: ids}).values()
     except KeyError:
         if len(ids) == 1:
             return [None]
         # One of the ids has no text. Look each of them up by itself.
-        return [text for single in ids for text in _texts_of_ids([single], column, resolve)]
+        return [text for single in ids for text in _texts_of_ids([single], column, resolve, as_text)]
     return texts

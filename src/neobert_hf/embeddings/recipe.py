@@ -156,7 +156,8 @@ def run_settings(settings: RecipeArguments, arguments: EmbeddingArguments, data:
         for key, plain in (("document_instruction", ""), ("separator", " ")):
             if values["datasets"][name][key] == plain:
                 values["datasets"][name].pop(key)
-    values["weights"] = checkpoint_fingerprint(settings.model)
+    encoder = Path(settings.model, _subfolder_of_encoder(settings))
+    values["weights"] = checkpoint_fingerprint(str(encoder) if encoder.is_dir() else settings.model)
     values["tokenizer_fingerprint"] = _fingerprint_of_tokenizer(settings)
     if not values.get("miner"):
         for name in ("relative_margin", "absolute_margin", "cross_encoder"):

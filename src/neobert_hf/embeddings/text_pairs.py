@@ -94,13 +94,16 @@ def make_pairs(settings: TextPairSettings) -> DatasetDict:
         ValueError: if a part has no pair of these kinds. For more, see `stream_text`.
     """
     parts = {"train": [], "held_out": []} if settings.held_out else {"train": []}
-    documents = stream_text(settings.source, settings.column, settings.split, settings.subset)
+    documents, empty = stream_text(settings.source, settings.column, settings.split, settings.subset), 0
     for number, document in enumerate(documents):
         text = document[settings.column] or ""
+        empty += not text.strip()
         # Each document has a generator of its own, so that adding documents does not change the pairs of earlier ones.
         generator = random.Random(f"{settings.seed}-{number}")
         part = "held_out" if is_held_out(text, settings.held_out, settings.seed) else "train"
         parts[part] += pairs_of_document(text, settings, generator)
+    if empty:
+        print(f"note: {empty:,} of {number + 1:,} documents have no text in {settings.column!r}.", flush=True)
     found, queries, trained = {part: [] for part in parts}, set(), set()
     # The training part comes first: its texts must be known when held-out pairs are compared with them.
     for part, pairs in parts.items():
@@ -119,6 +122,7 @@ def make_pairs(settings: TextPairSettings) -> DatasetDict:
 
 def pairs_of_document(text: str, settings: TextPairSettings, generator: random.Random) -> Iterator[dict[str, str]]:
     """The pairs of one document, at most `pairs_per_document` of each kind, drawn at random."""
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
     text = HEADING_LINE.sub(r"\n\g<0>\n", FENCED_CODE.sub("", text))
     paragraphs = [" ".join(part.split()) for part in re.split(r"\n\s*\n", text)]
     paragraphs = [part for part in paragraphs if part]
@@ -186,7 +190,7 @@ def sentence_pairs(paragraphs: list[str], generator: random.Random) -> list[tupl
 def span_pairs(paragraphs: list[str], generator: random.Random) -> list[tuple[str, str]]:
     """Neighbouring paragraphs: two spans that do not overlap and are close enough to be about the same thing."""
     long_enough = [part for part in paragraphs if _count(part) >= LEAST_WORDS_OF_TEXT]
-    pairs = list(zip(long_enough[::2], long_enough[1::2]))
+    pairs = [pair for pair in zip(long_enough[::2], long_enough[1::2]) if pair[0] != pair[1]]
     return [pair if generator.random() < 0.5 else pair[::-1] for pair in pairs]
 
 

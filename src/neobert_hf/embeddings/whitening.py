@@ -62,10 +62,18 @@ def whitening_layer(states: torch.Tensor) -> Dense:
 
     Args:
         states: (texts, width).
+
+    Raises:
+        ValueError: if there are too few texts, or all are the same.
     """
     mean = states.double().mean(0)
     covariance, _ = ledoit_wolf(states.double().numpy())
     variances, directions = torch.linalg.eigh(torch.from_numpy(covariance))
+    if not variances.min() > 0:
+        raise ValueError(
+            f"The embeddings of {len(states):,} texts, for `whiten`, do not differ in every direction: raise `whiten`, "
+            "give more pairs, or set `whiten` to 0."
+        )
     weight = (directions / variances.sqrt()).T.flip(0)
     width = states.shape[1]
     start = {"init_weight": weight.float(), "init_bias": (-weight @ mean).float()}

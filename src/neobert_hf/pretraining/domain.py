@@ -11,7 +11,7 @@ import torch
 from neobert_hf.common.atomic_writes import atomic_folder, write_json, write_text
 from neobert_hf.common.fingerprints import checkpoint_fingerprint, is_held_out, value_checksum
 from neobert_hf.common.report import markdown_table
-from neobert_hf.common.settings import CountOrZero, PathOrId, Positive, Range
+from neobert_hf.common.settings import CountOrZero, PathOrId, Positive, Range, check_needed
 from neobert_hf.common.text_sources import describe_files, local_files, stream_text
 from neobert_hf.common.tokenizers import load_tokenizer
 from neobert_hf.modeling_neobert import NeoBERTForMaskedLM
@@ -73,6 +73,7 @@ class DomainSettings(RawTextSettings):
 
     def check_texts(self) -> None:
         """Check the settings that name the texts, before any work."""
+        check_needed(self, "general", ("general_subset", "general_documents"))
         if self.replay_share and self.general is None:
             raise ValueError(
                 f"`replay_share` is {self.replay_share}, but `general` names no text to replay: name some, or set "

@@ -98,7 +98,7 @@ def new_config(settings: LengthSettings, config: NeoBERTConfig) -> dict:
         known = {"original_max_position_embeddings": config.max_length} if kind == "yarn" else {}
         return length | {"rope_parameters": {"rope_theta": stored["rope_theta"]} | scaled | known}
     name, _, number = kind.partition(":")
-    if name != THETA or not number.replace(".", "", 1).isdigit() or float(number) <= 0:
+    if name != THETA or not number.replace(".", "", 1).isdecimal() or float(number) <= 0:
         raise ValueError(
             f"`rope` is {kind!r}; it must be {', '.join(SCALED)}, {NATIVE}, or {THETA}: and a number above 0, such as "
             f"{THETA}:160000."

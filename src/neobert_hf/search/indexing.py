@@ -128,7 +128,7 @@ def _read_documents(settings: SourceSettings) -> Iterator[tuple[str, str, str | 
     """Id, hash and text of each document; the text is None if it is empty. The hash is also the id if there is none."""
     for document, text in settings.stream():
         text_hash = hashlib.sha256((text or "").encode()).hexdigest()[:32]
-        yield document or text_hash, text_hash, text if text and text.strip() else None
+        yield text_hash if document is None else document, text_hash, text if text and text.strip() else None
 
 
 def _read_hashes(settings: SourceSettings) -> tuple[dict[str, str], str]:

@@ -13,7 +13,7 @@ from sklearn.metrics import confusion_matrix, f1_score, precision_recall_fscore_
 from transformers import AutoModelForSequenceClassification, DataCollatorWithPadding, PreTrainedTokenizerBase
 
 from neobert_hf.common.report import markdown_table, plot_confusion
-from neobert_hf.common.row_files import ROW
+from neobert_hf.common.row_files import ROW, lists_as_text
 from neobert_hf.common.settings import nearest
 from neobert_hf.tasks.recipe import Task, TaskSettings
 from neobert_hf.tasks.rows import check_columns, check_texts, choose_column, count_labels, or_leave_out, row_numbers
@@ -255,7 +255,16 @@ def _refuse_multi_hot(rows: list[list[str]]) -> None:
 
 
 def guess_problem(cells: list) -> str:
-    """Lists mean several classes, numbers that are not all integers a regression, anything else one class."""
+    """Lists mean several classes, numbers that are not all integers a regression, anything else one class.
+
+    Raises:
+        ValueError: if the labels are lists that were written as text.
+    """
+    if lists_as_text(cells):
+        raise ValueError(
+            f"The labels are lists that were written as text, such as {cells[0]!r:.60}. Write JSON lines or Parquet, "
+            "where a cell can hold a list, or separate the labels of a cell and set `label_separator`."
+        )
     if any(isinstance(cell, list) for cell in cells):
         return PROBLEMS[1]
     try:

@@ -213,7 +213,10 @@ def choose_column(table: Dataset, given: str | None, guesses: Sequence[str], set
     lowered = {name.lower(): name for name in reversed(found)}
     chosen = [given] if given is not None else [lowered[name] for name in guesses if name in lowered]
     if not chosen:
-        raise ValueError(f"Set `{setting}` to one of the columns: {', '.join(found)}. None has a usual name.")
+        raise ValueError(
+            f"Set `{setting}` to one of the columns: {', '.join(found)}. None has a usual name. (The first line of a "
+            "CSV file must name the columns.)"
+        )
     return chosen[0]
 
 

@@ -4,7 +4,9 @@ import math
 import shutil
 import signal
 import sys
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -12,6 +14,7 @@ from accelerate.utils import DynamoBackend, broadcast_object_list
 from safetensors import SafetensorError
 from torch import nn
 from torch.distributed.tensor import DTensor
+from torch.utils.data import DataLoader
 from transformers import (
     EarlyStoppingCallback,
     PreTrainedModel,
@@ -99,12 +102,17 @@ class PrintLogs(TrainerCallback):
             print(f"   step {state.global_step:,} of {state.max_steps:,}: {', '.join(values)}", flush=True)
 
 
-def ignore_sigterm(worker: int) -> None:
+def ignore_sigterm(worker: int, start: Callable[[int], None] | None = None) -> None:
     """Let data loader workers ignore SIGTERM.
 
     Launchers signal whole process groups, and a worker that dies ends training at once.
+
+    Args:
+        start: what else a worker does when it starts, such as seeding its random numbers.
     """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if start is not None:
+        start(worker)
 
 
 def compile_models(model: nn.Module, arguments: TrainingArguments) -> None:
@@ -168,6 +176,19 @@ class ResumableTrainer(Trainer):
             self.remove_callback(ProgressCallback)
             self.remove_callback(PrinterCallback)
             self.add_callback(PrintLogs())
+
+    def get_train_dataloader(self) -> DataLoader:
+        return self._shielded(super().get_train_dataloader())
+
+    def get_eval_dataloader(self, eval_dataset=None) -> DataLoader:
+        return self._shielded(super().get_eval_dataloader(eval_dataset))
+
+    @staticmethod
+    def _shielded(loader: DataLoader) -> DataLoader:
+        # Accelerate wraps the loader that starts the workers.
+        inner = getattr(loader, "base_dataloader", loader)
+        inner.worker_init_fn = partial(ignore_sigterm, start=inner.worker_init_fn)
+        return loader
 
     def _prepare_input(self, data):
         if isinstance(data, torch.Tensor) and not self.is_deepspeed_enabled:
