@@ -14,6 +14,7 @@ from pathlib import Path
 
 from transformers import set_seed
 
+from neobert_hf.common.script_errors import run_script
 from neobert_hf.common.settings import parse_config
 from neobert_hf.pretraining.adapting import AdaptationArguments, adaptation_settings
 from neobert_hf.pretraining.domain import (
@@ -79,4 +80,4 @@ def adapt(settings: DomainSettings, arguments: AdaptationArguments) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

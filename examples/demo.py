@@ -33,6 +33,7 @@ from neobert_hf.common.atomic_writes import write_json, write_text
 from neobert_hf.common.locks import folder_lock
 from neobert_hf.common.report import Line, Panel, plot_lines
 from neobert_hf.common.sample_text import python_documentation
+from neobert_hf.common.script_errors import run_script
 from neobert_hf.common.settings import Count, LocalPath, Range, check_ranges, parse_config
 from neobert_hf.pretraining.shards import load_shards, load_tokenizer
 
@@ -206,4 +207,4 @@ def report(settings: DemoArguments, numbers: dict, seconds: float) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

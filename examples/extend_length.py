@@ -15,6 +15,7 @@ from pathlib import Path
 
 from transformers import set_seed
 
+from neobert_hf.common.script_errors import run_script
 from neobert_hf.common.settings import parse_config
 from neobert_hf.evaluation.facts import measure_reading
 from neobert_hf.evaluation.pseudo_perplexity.recipe import PseudoPerplexityArguments
@@ -101,4 +102,4 @@ def extend(settings: LengthSettings, arguments: AdaptationArguments) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -7,6 +7,7 @@ After an interruption, run the same command again: it resumes from the newest co
 `output_dir` gets checkpoints, `model/` (for `SentenceTransformer(...)`, with a model card) and `log.json`.
 """
 
+from neobert_hf.common.script_errors import run_script
 from neobert_hf.embeddings.adapters import add_lora
 from neobert_hf.embeddings.arguments import DenseArguments
 from neobert_hf.embeddings.distillation import add_teacher, distillation_loss
@@ -45,4 +46,4 @@ def main(args: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

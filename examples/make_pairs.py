@@ -10,6 +10,7 @@ The pairs are headings with their text, sentences with their paragraph, and neig
 
 from collections import Counter
 
+from neobert_hf.common.script_errors import run_script
 from neobert_hf.common.settings import parse_config
 from neobert_hf.common.stored_rows import store_rows
 from neobert_hf.embeddings.text_pairs import TextPairSettings, make_pairs
@@ -31,4 +32,4 @@ def main(args: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -12,6 +12,7 @@ The shards depend on the settings only, not on `num_proc` or interruptions.
 from pathlib import Path
 
 from neobert_hf.common.locks import folder_lock
+from neobert_hf.common.script_errors import run_script
 from neobert_hf.common.settings import parse_config
 from neobert_hf.pretraining.preparing import PrepareArguments, prepare
 
@@ -25,4 +26,4 @@ def main(args: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -13,6 +13,7 @@ from pathlib import Path
 from transformers import set_seed
 
 from neobert_hf.common.atomic_writes import write_json
+from neobert_hf.common.script_errors import run_script
 from neobert_hf.common.settings import parse_config
 from neobert_hf.pretraining.arguments import DataArguments, ModelArguments, PretrainingArguments
 from neobert_hf.pretraining.recipe import (
@@ -88,4 +89,4 @@ def pretrain(architecture: ModelArguments, settings: DataArguments, arguments: P
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -14,12 +14,11 @@ the same command again: at most one batch is lost, and no position is scored twi
 only models with the same tokenizer: another tokenizer divides a text into other tokens.
 """
 
-import sys
 from pathlib import Path
 
 import neobert_hf  # noqa: F401  (registers the architecture)
 from neobert_hf.common.locks import folder_lock
-from neobert_hf.common.results import ResultError
+from neobert_hf.common.script_errors import run_script
 from neobert_hf.common.settings import parse_config
 from neobert_hf.evaluation.pseudo_perplexity.recipe import PseudoPerplexityArguments, plan_models, score_all
 from neobert_hf.evaluation.pseudo_perplexity.report import write_report
@@ -45,7 +44,4 @@ def evaluate(settings: PseudoPerplexityArguments) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except ResultError as error:
-        sys.exit(str(error))
+    run_script(main)

@@ -15,6 +15,7 @@ from neobert_hf.checkpoints.publish import (
     list_files,
     push_folder,
 )
+from neobert_hf.common.script_errors import run_script
 from neobert_hf.common.settings import parse_config
 
 
@@ -35,4 +36,4 @@ def main(args: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -26,6 +26,7 @@ import yaml
 from neobert_hf.common.atomic_writes import write_json, write_text
 from neobert_hf.common.locks import folder_lock
 from neobert_hf.common.paths import check_exists
+from neobert_hf.common.script_errors import run_script
 from neobert_hf.common.settings import Count, LocalPath, PathOrId, Positive, Range, check_ranges, parse_config
 from neobert_hf.common.stored_rows import load_rows
 from neobert_hf.embeddings.arguments import DenseArguments, EmbeddingArguments
@@ -216,4 +217,4 @@ def report(settings: RetrievalArguments, scores: dict[str, float], better: str) 
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

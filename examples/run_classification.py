@@ -11,6 +11,7 @@ evaluations, with a model card), a report with the scores, each label and the wo
 """
 
 import neobert_hf  # noqa: F401  (registers the architecture)
+from neobert_hf.common.script_errors import run_script
 from neobert_hf.tasks.classification import Classification, ClassificationSettings
 from neobert_hf.tasks.recipe import open_run
 
@@ -29,4 +30,4 @@ def main(args: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -11,19 +11,18 @@ not repeated, and an interrupted run resumes, on a CPU bit for bit. `output_dir`
 JSON file for each run and the best model of each task, and a report on all models: `report.md`, `report.json`.
 """
 
-import sys
 from pathlib import Path
 
 import neobert_hf  # noqa: F401  (registers the architecture)
 from neobert_hf.common.locks import check_free, check_writable
-from neobert_hf.common.results import ResultError, folder_of_results
+from neobert_hf.common.results import folder_of_results
+from neobert_hf.common.script_errors import run_script
 from neobert_hf.common.settings import parse_config
 from neobert_hf.evaluation.glue.recipe import GlueEvaluation, GlueSettings, choose_tasks, plan_runs
 from neobert_hf.evaluation.glue.report import read_published, write_report
 from neobert_hf.evaluation.glue.results import Results
 from neobert_hf.evaluation.glue.runs import own_share, separate_processes
 from neobert_hf.evaluation.glue.trainer import GlueArguments
-from neobert_hf.training.run_checkpoints import CheckpointError
 
 
 def main(args: list[str] | None = None) -> None:
@@ -54,7 +53,4 @@ def main(args: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except (CheckpointError, ResultError) as error:
-        sys.exit(str(error))
+    run_script(main)

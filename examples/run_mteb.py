@@ -19,7 +19,8 @@ import torch
 
 import neobert_hf  # noqa: F401  # registers the architecture
 from neobert_hf.common.locks import check_free, check_writable
-from neobert_hf.common.results import ResultError, folder_of_results
+from neobert_hf.common.results import folder_of_results
+from neobert_hf.common.script_errors import run_script
 from neobert_hf.common.settings import parse_config
 from neobert_hf.embeddings.inference import load_embedding_model, model_fingerprint
 from neobert_hf.evaluation.mteb.encoder import InstructionEncoder
@@ -85,7 +86,4 @@ def main(args: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except ResultError as error:
-        sys.exit(str(error))
+    run_script(main)

@@ -12,6 +12,7 @@ best answers to every question (`answers_validation.json`).
 """
 
 import neobert_hf  # noqa: F401  (registers the architecture)
+from neobert_hf.common.script_errors import run_script
 from neobert_hf.tasks.question_answering import READERS, QuestionAnswering, QuestionAnsweringSettings
 from neobert_hf.tasks.recipe import open_run
 
@@ -30,4 +31,4 @@ def main(args: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -11,6 +11,7 @@ interruption, run the same command again: it resumes from the newest complete ch
 """
 
 import neobert_hf  # noqa: F401  (registers the architecture)
+from neobert_hf.common.script_errors import run_script
 from neobert_hf.tasks.recipe import open_run
 from neobert_hf.tasks.token_classification import READERS, TokenClassification, TokenClassificationSettings
 
@@ -29,4 +30,4 @@ def main(args: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

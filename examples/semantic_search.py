@@ -28,6 +28,7 @@ from typing import Annotated
 
 import neobert_hf  # noqa: F401  (registers the architecture)
 from neobert_hf.common.locks import folder_lock
+from neobert_hf.common.script_errors import run_script
 from neobert_hf.common.settings import NotNegative, PathOrId, Range, check_ranges, parse_config
 from neobert_hf.search.encoder import EmbeddingSettings, PassageEncoder, join_index
 from neobert_hf.search.index import Hit, VectorIndex, VectorIndexError, open_index
@@ -165,7 +166,4 @@ def main(args: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except VectorIndexError as error:
-        sys.exit(str(error))
+    run_script(main)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from transformers import set_seed
 
+from neobert_hf.common.script_errors import run_script
 from neobert_hf.common.settings import parse_config
 from neobert_hf.pretraining.adapting import load_masked_lm
 from neobert_hf.pretraining.arguments import PretrainingArguments
@@ -71,4 +72,4 @@ def shrink(settings: ShrinkSettings, arguments: PretrainingArguments) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

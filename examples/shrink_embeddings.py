@@ -10,6 +10,7 @@ train the small model to reproduce the embeddings of the large one:
 from pathlib import Path
 
 from neobert_hf.common.locks import folder_lock
+from neobert_hf.common.script_errors import run_script
 from neobert_hf.common.settings import parse_config
 from neobert_hf.embeddings.shrinking import (
     EmbeddingCutSettings,
@@ -43,4 +44,4 @@ def main(args: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -7,6 +7,7 @@ After an interruption, run the same command again: it resumes from the newest co
 `output_dir` gets `clusters/`, checkpoints, `model/` (for `SentenceTransformer(...)`, with a model card) and `log.json`.
 """
 
+from neobert_hf.common.script_errors import run_script
 from neobert_hf.embeddings.clusters import add_clusters
 from neobert_hf.embeddings.contextual import build_contextual_encoder
 from neobert_hf.embeddings.contextual_loss import ContextualLoss
@@ -41,4 +42,4 @@ def main(args: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -10,6 +10,7 @@ After an interruption, run the same command again: it resumes from the newest co
 from sentence_transformers.multi_vector_encoder.evaluation import MultiVectorInformationRetrievalEvaluator
 from sentence_transformers.multi_vector_encoder.losses import MultiVectorMultipleNegativesRankingLoss
 
+from neobert_hf.common.script_errors import run_script
 from neobert_hf.embeddings.arguments import RecipeArguments
 from neobert_hf.embeddings.models import build_multi_vector_encoder
 from neobert_hf.embeddings.recipe import prepare_run, retrieval_evaluator
@@ -30,4 +31,4 @@ def main(args: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -10,6 +10,7 @@ After an interruption, run the same command again: it resumes from the newest co
 from sentence_transformers.cross_encoder.losses import BinaryCrossEntropyLoss
 from torch import tensor
 
+from neobert_hf.common.script_errors import run_script
 from neobert_hf.embeddings.adapters import add_lora
 from neobert_hf.embeddings.arguments import RerankerArguments
 from neobert_hf.embeddings.mining import add_mined_negatives
@@ -45,4 +46,4 @@ def main(args: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

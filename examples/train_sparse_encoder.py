@@ -10,6 +10,7 @@ After an interruption, run the same command again: it resumes from the newest co
 from sentence_transformers.sparse_encoder.evaluation import SparseInformationRetrievalEvaluator
 from sentence_transformers.sparse_encoder.losses import SparseMultipleNegativesRankingLoss, SpladeLoss
 
+from neobert_hf.common.script_errors import run_script
 from neobert_hf.embeddings.arguments import SparseArguments
 from neobert_hf.embeddings.models import build_sparse_encoder
 from neobert_hf.embeddings.recipe import prepare_run, retrieval_evaluator
@@ -38,4 +39,4 @@ def main(args: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

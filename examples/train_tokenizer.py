@@ -14,6 +14,7 @@ from pathlib import Path
 
 from neobert_hf.common.atomic_writes import atomic_folder
 from neobert_hf.common.locks import folder_lock
+from neobert_hf.common.script_errors import run_script
 from neobert_hf.common.settings import parse_config
 from neobert_hf.pretraining.tokenizer import TokenizerArguments, train_tokenizer
 
@@ -39,4 +40,4 @@ def main(args: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

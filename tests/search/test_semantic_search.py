@@ -17,6 +17,8 @@ import torch
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
+from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast
 
 from neobert_hf.search.encoder import EmbeddingSettings, PassageEncoder
 from neobert_hf.search.index import VectorIndexError, open_index
@@ -356,6 +358,19 @@ def test_passages_cover_the_text_and_overlap_at_words(encoder, texts, overlap):
     # Up to the beginning of a word.
     assert max(overlaps) <= overlap + 7
     assert overlap == 19 or min(overlaps) >= overlap
+
+
+def test_passages_of_tokenizers_like_robertas_fit(texts):
+    """Without the space before it, a word is more tokens. Their offsets leave the space out."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=400, show_progress=False))
+    tokenizer.post_processor = processors.ByteLevel(trim_offsets=True)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+    for overlap in (0, 4):
+        passages = split_passages(" ".join(texts), tokenizer, 12, overlap)
+        assert max(len(tokenizer(passage).input_ids) for passage in passages) == 12 and len(passages) > 15
+    assert "".join(split_passages(" ".join(texts), tokenizer, 12, 0)) == " ".join(texts)
 
 
 def test_a_word_that_no_overlap_leaves_room_for_brings_no_repetition(encoder, texts):
