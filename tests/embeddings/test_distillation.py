@@ -291,6 +291,7 @@ def test_what_makes_no_sense_is_refused_before_the_teacher_reads(
     teachers, encoder, settings, tmp_path, change, message
 ):
     places = {"T": teachers["dense"], "encoder": encoder, "reranker": teachers["reranker"], "sparse": tmp_path}
+    (tmp_path / "modules.json").write_text("[]")
     (tmp_path / "config_sentence_transformers.json").write_text('{"model_type": "SparseEncoder"}')
     change = change | {"teacher": places[change["teacher"]]} if "teacher" in change else change
     with pytest.raises(ValueError, match=message):

@@ -45,6 +45,7 @@ SMALL = {
     "report_to": "none",
     "peak_tflops": 0.1,
 }
+WITHOUT_GENERAL = {"general": None, "general_documents": None, "replay_share": 0}
 ODD = ("kmalloc", "zspage", "vfsmount", "slabinfo")
 
 
@@ -146,7 +147,7 @@ def test_evaluations_divide_the_steps_and_there_are_no_more_than_asked_for(tmp_p
 
 def test_the_best_weights_are_kept(adapt, tmp_path):
     """At such a rate the loss falls and then rises."""
-    report = adapt(learning_rate=0.2, max_steps=24, schedule="constant", general=None, replay_share=0)
+    report = adapt(learning_rate=0.2, max_steps=24, schedule="constant", **WITHOUT_GENERAL)
     log = [entry for entry in json.loads((tmp_path / "run" / "log.json").read_text()) if "eval_loss" in entry]
     best = min(log[1:], key=lambda entry: entry["eval_loss"])
     assert best["step"] == report["best_step"] and report["after"]["loss"] == best["eval_loss"]
@@ -202,7 +203,7 @@ def test_the_weights_that_it_starts_from_count(adapt, finished, tmp_path):
         ({"domain_subset": "en"}, "is local and has no subset 'en'"),
         ({"domain_subset": "en", "new_words": 2}, "is local and has no subset 'en'"),
         ({"general_subset": "en"}, "is local and has no subset 'en'"),
-        ({"general": None, "replay_share": 0}, "`general_documents` is 40 without `general`"),
+        (WITHOUT_GENERAL | {"general_documents": 40}, "`general_documents` is 40 without `general`"),
         ({"replay_share": -0.1}, "`replay_share` is -0.1; it must be"),
         ({"replay_share": 1}, "`replay_share` is 1"),
         ({"held_out_share": 0}, "`held_out_share` is 0"),

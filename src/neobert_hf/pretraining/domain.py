@@ -73,12 +73,12 @@ class DomainSettings(RawTextSettings):
 
     def check_texts(self) -> None:
         """Check the settings that name the texts, before any work."""
-        check_needed(self, "general", ("general_subset", "general_documents"))
         if self.replay_share and self.general is None:
             raise ValueError(
                 f"`replay_share` is {self.replay_share}, but `general` names no text to replay: name some, or set "
                 "`replay_share` to 0. The model then forgets more, and how much is not measured."
             )
+        check_needed(self, "general", ("general_subset", "general_documents"))
         names = [
             (getattr(self, name), getattr(self, f"{name}_column"), getattr(self, f"{name}_subset"))
             for name in ("domain", "general")
