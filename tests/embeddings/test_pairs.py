@@ -294,15 +294,18 @@ def load(tmp_path, entry: dict) -> dict:
     return load_pairs(read_descriptions(str(tmp_path / "datasets.yaml"))[0][0])[:]
 
 
-@pytest.mark.parametrize("ids", ["7,8", "7,007", "d7,d8"])
+@pytest.mark.parametrize("ids", [["7", "8"], ["7", "007"], ["d7", "d8"], ["1.1", "1.10"], [7, 8]])
 def test_ids_in_csv_files_lead_to_their_own_texts(tmp_path, ids):
-    """Whether a file's ids all look like numbers or not, and 007 is not 7."""
-    first, second = ids.split(",")
-    (tmp_path / "corpus.csv").write_text(f"id,text\n{first},one\n{second},two\nx,three\n")
-    (tmp_path / "rows.csv").write_text(f"q,p\n2024,{second}\n2025,{first}\n")
-    found = load(
-        tmp_path, {"source": "rows.csv", "lookups": {"p": {"source": "corpus.csv", "id": "id", "text": "text"}}}
-    )
+    """007 is not 7, whatever the other ids look like. The last ids are numbers, in Parquet."""
+    corpus = Dataset.from_dict({"id": ids, "text": ["one", "two"]})
+    if isinstance(ids[0], int):
+        corpus.to_parquet(tmp_path / "corpus.parquet")
+    else:
+        corpus.to_csv(tmp_path / "corpus.csv", index=False)
+    (tmp_path / "rows.csv").write_text(f"q,p\n2024,{ids[1]}\n2025,{ids[0]}\n")
+    (file,) = tmp_path.glob("corpus.*")
+    lookup = {"source": file.name, "id": "id", "text": "text"}
+    found = load(tmp_path, {"source": "rows.csv", "lookups": {"p": lookup}})
     assert found == {"query": ["2024", "2025"], "positive": ["two", "one"], "negatives": [[], []]}
 
 

@@ -180,7 +180,7 @@ def _load_part(name: str, part: Part, max_negatives: int | None) -> Dataset:
     if paths["query"] == paths["positive"]:
         raise ValueError(f"{where}: `query` and `positive` are both {', '.join(paths['query'])}: name two columns.")
     columns = sorted({path.split(".")[0] for of_role in paths.values() for path in of_role})
-    table = load_table(name, part.source, part.subset, part.split, set(columns) - part.lookups.keys())
+    table = load_table(name, part.source, part.subset, part.split, columns)
     _check_table(where, table, part, columns)
     reader = RowReader(where, paths, _converters(name, part, table), part.skip_incomplete, max_negatives)
     if part.above:
@@ -234,8 +234,8 @@ def _converters(name: str, part: Part, table: Dataset) -> dict[str, Callable[[li
         if isinstance(feature, ClassLabel):
             converters[column] = partial(_label_names, names=feature.names)
     for column, lookup in part.lookups.items():
-        texts = load_table(name, lookup.source or part.source, lookup.subset, lookup.split)
-        # A CSV file does not say whether its ids are numbers or texts.
+        texts = load_table(name, lookup.source or part.source, lookup.subset, lookup.split, [lookup.id, lookup.text])
+        # Ids of a CSV file are texts. Those of the other file may be numbers.
         kinds = {_kind_of_ids(table.features[column]), _kind_of_ids(texts.features.get(lookup.id))}
         as_text = len(kinds) > 1 and "string" in kinds
         if as_text:
