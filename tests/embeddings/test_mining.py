@@ -116,6 +116,21 @@ def test_what_was_mined_belongs_to_the_reranker_and_the_margins(trained, data, t
     assert not {"relative_margin", "absolute_margin", "cross_encoder"} & values().keys()
 
 
+def test_the_weights_of_an_encoder_in_a_subfolder_belong_to_a_run(encoder, data, tmp_path):
+    """Older models of Sentence Transformers have it there."""
+    model = tmp_path / "model"
+    shutil.copytree(encoder, model / "0_Transformer")
+    (model / "modules.json").write_text(json.dumps([{"idx": 0, "name": "0", "path": "0_Transformer", "type": "x"}]))
+    arguments = EmbeddingArguments("unused", bf16=False, use_cpu=True)
+    chosen = DenseArguments(model=str(model), datasets=str(data / "datasets.yaml"), only=["pairs"])
+    before = run_settings(chosen, arguments, read_data(chosen, arguments))
+    weights = load_file(model / "0_Transformer" / "model.safetensors")
+    changed = {name: weight + 1 for name, weight in weights.items()}
+    save_file(changed, model / "0_Transformer" / "model.safetensors", metadata={"format": "pt"})
+    after = run_settings(chosen, arguments, read_data(chosen, arguments))
+    assert {name for name in before if before[name] != after[name]} == {"weights"}
+
+
 def test_what_cannot_check_anything_is_refused(trained, encoder):
     with pytest.raises(
         ValueError, match="`cross_encoder` is 'x' without `miner`: set `miner`, or leave `cross_encoder` out"
