@@ -2,10 +2,12 @@
 
 import subprocess
 import sys
+from concurrent.futures import Future
 
 import pytest
 import torch
 
+from neobert_hf.common.results import ResultError
 from neobert_hf.common.row_files import read_rows
 from neobert_hf.common.script_errors import run_script
 from neobert_hf.common.settings import parse_config
@@ -25,6 +27,14 @@ def test_what_the_package_refuses_is_one_message(tmp_path):
         with pytest.raises(SystemExit, match=message) as ended:
             run_script(refuse)
         assert "\n" not in str(ended.value)
+
+
+def test_an_error_of_ours_from_another_process_is_one_message():
+    """It arrives without its traceback."""
+    answer = Future()
+    answer.set_exception(ResultError("The file is damaged."))
+    with pytest.raises(SystemExit, match="The file is damaged."):
+        run_script(answer.result)
 
 
 def test_what_nobody_refuses_keeps_its_traceback():

@@ -53,10 +53,16 @@ def number_rows(table: Dataset) -> Dataset:
     return table.add_column(ROW, list(range(len(table))))
 
 
-def lists_as_text(cells: Iterable) -> bool:
-    """Whether all cells that are not empty are lists written as text, as pandas writes them into a CSV file."""
+def list_as_text(cells: Iterable) -> str | None:
+    """The first cell, if all that are not empty are lists written as text, as pandas writes them into a CSV file."""
     filled = [cell for cell in cells if cell]
-    return bool(filled) and all(isinstance(cell, str) and cell.startswith(("['", '["')) for cell in filled)
+    found = filled and all(isinstance(cell, str) and cell.startswith(("['", '["')) for cell in filled)
+    return filled[0] if found else None
+
+
+def is_missing(identity: Any) -> bool:
+    """Whether a cell of a column of ids, numbers or strings, holds none."""
+    return identity is None or not str(identity).strip()
 
 
 def check_parts(files: list[Path], what: str) -> None:
@@ -294,7 +300,7 @@ def _check_columns(file: str, columns: tuple[str, ...], found: list[str]) -> Non
 
 def _checked(row: dict[str, Any], columns: tuple[str, ...], where: str) -> dict[str, Any]:
     for name in columns[1:]:
-        if row[name] is None or not str(row[name]).strip():
+        if is_missing(row[name]):
             raise ValueError(f"{where} has no value in the column {name!r}: give it an id.")
     text = row[columns[0]]
     if text is not None and not isinstance(text, str):

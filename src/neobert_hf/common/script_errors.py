@@ -28,7 +28,12 @@ def run_script(main: Callable[[], None]) -> None:
 
 
 def _refused_here(error: Exception) -> bool:
-    """Whether a `raise` statement of this package, or of the script itself, raised the error."""
+    """Whether a `raise` statement of this package, or of the script itself, raised the error.
+
+    From another process only the error arrives, without the place where it was raised: then its class must be ours.
+    """
+    if type(error).__module__.partition(".")[0] == "neobert_hf":
+        return True
     traceback = error.__traceback__
     while traceback.tb_next is not None:
         traceback = traceback.tb_next

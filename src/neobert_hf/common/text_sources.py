@@ -19,6 +19,7 @@ from neobert_hf.common.row_files import (
     COMPRESSIONS,
     LARGEST_TEXT_FILE,
     csv_features,
+    is_missing,
     json_rows,
     json_texts,
     read_rows,
@@ -125,7 +126,7 @@ def _read_rows(
     rows: IterableDataset, source: str, column: str, id_column: str | None
 ) -> Iterator[tuple[str | None, str | None]]:
     for number, row in enumerate(rows):
-        if id_column is not None and (row[id_column] is None or not str(row[id_column]).strip()):
+        if id_column is not None and is_missing(row[id_column]):
             raise ValueError(f"Row {number:,} of {source!r} has no value in the column {id_column!r}: give it an id.")
         yield None if id_column is None else str(row[id_column]), row[column]
 

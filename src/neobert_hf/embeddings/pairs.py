@@ -12,7 +12,7 @@ from datasets import ClassLabel, Dataset, Features, List, Value, concatenate_dat
 from sentence_transformers.util import resolve_ids
 
 from neobert_hf.common.fingerprints import file_checksum
-from neobert_hf.common.row_files import ROW, lists_as_text, number_rows
+from neobert_hf.common.row_files import ROW, list_as_text, number_rows
 from neobert_hf.common.text_sources import load_table
 from neobert_hf.embeddings.descriptions import PairDataset, Part
 
@@ -181,7 +181,7 @@ def _load_part(name: str, part: Part, max_negatives: int | None) -> Dataset:
         raise ValueError(f"{where}: `query` and `positive` are both {', '.join(paths['query'])}: name two columns.")
     columns = sorted({path.split(".")[0] for of_role in paths.values() for path in of_role})
     table = load_table(name, part.source, part.subset, part.split, columns)
-    _check_table(where, table, part, columns)
+    _check_table(where, table, part, columns, paths["negatives"])
     reader = RowReader(where, paths, _converters(name, part, table), part.skip_incomplete, max_negatives)
     if part.above:
         # Messages name the number of a row in the file, not among the rows that are left.
@@ -206,17 +206,17 @@ def _load_part(name: str, part: Part, max_negatives: int | None) -> Dataset:
     return pairs
 
 
-def _check_table(where: str, table: Dataset, part: Part, columns: list[str]) -> None:
+def _check_table(where: str, table: Dataset, part: Part, columns: list[str], negatives: list[str]) -> None:
     if not len(table):
         raise ValueError(f"{where} is empty: it holds no row.")
     for column in (*columns, *part.above, *part.lookups):
         if column not in table.column_names:
             raise ValueError(f"{where} has no column {column!r}; it has {', '.join(map(repr, table.column_names))}.")
-    for path in [part.negatives] if isinstance(part.negatives, str) else part.negatives or []:
-        if path in table.column_names and lists_as_text(table[path][:100]):
+    for column in table.column_names:
+        if column in negatives and (example := list_as_text(table[column][:100])):
             raise ValueError(
-                f"{where}: {path!r} holds lists that were written as text, such as {table[path][0]!r:.60}. Write JSON "
-                "lines or Parquet, where a cell can hold a list, or one column for each negative."
+                f"{where}: {column!r} holds lists that were written as text, such as {example!r:.60}. Write JSON lines "
+                "or Parquet, where a cell can hold a list, or one column for each negative."
             )
     for column in part.above:
         if not str(getattr(table.features[column], "dtype", None)).startswith(("int", "uint", "float")):
@@ -241,8 +241,13 @@ def _converters(name: str, part: Part, table: Dataset) -> dict[str, Callable[[li
         if as_text:
             texts = texts.cast_column(lookup.id, Value("string"))
         resolve = resolve_ids({column: (texts, lookup.id, lookup.text)}, keep_columns=())
-        converters[column] = partial(_texts_of_ids, column=column, resolve=resolve, as_text=as_text)
+        resolve = partial(_resolve_as_text, resolve=resolve) if as_text else resolve
+        converters[column] = partial(_texts_of_ids, column=column, resolve=resolve)
     return converters
+
+
+def _resolve_as_text(columns: dict[str, list], resolve: Callable[[dict], dict]) -> dict:
+    return resolve({name: [None if one is None else str(one) for one in ids] for name, ids in columns.items()})
 
 
 def _kind_of_ids(feature: Any) -> str:
@@ -256,20 +261,17 @@ def _label_names(labels: list[int | None], names: list[str]) -> list[str | None]
     return [None if label is None or label < 0 else names[label] for label in labels]
 
 
-def _texts_of_ids(ids: list, column: str, resolve: Callable[[dict], dict], as_text: bool) -> list:
+def _texts_of_ids(ids: list, column: str, resolve: Callable[[dict], dict]) -> list:
     """The texts of ids, or of lists of them, such as those of several negatives."""
     if any(isinstance(each, list) for each in ids):
         lists = [each or [] for each in ids]
-        flat = [one for each in lists for one in each]
-        texts = iter(_texts_of_ids(flat, column, resolve, as_text) if flat else [])
+        texts = iter(_texts_of_ids([one for each in lists for one in each], column, resolve) if any(lists) else [])
         return [[next(texts) for _ in each] for each in lists]
-    if as_text:
-        ids = [None if one is None else str(one) for one in ids]
     try:
         (texts,) = resolve({column: ids}).values()
     except KeyError:
         if len(ids) == 1:
             return [None]
         # One of the ids has no text. Look each of them up by itself.
-        return [text for single in ids for text in _texts_of_ids([single], column, resolve, as_text)]
+        return [text for single in ids for text in _texts_of_ids([single], column, resolve)]
     return texts

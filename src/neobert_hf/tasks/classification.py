@@ -13,7 +13,7 @@ from sklearn.metrics import confusion_matrix, f1_score, precision_recall_fscore_
 from transformers import AutoModelForSequenceClassification, DataCollatorWithPadding, PreTrainedTokenizerBase
 
 from neobert_hf.common.report import markdown_table, plot_confusion
-from neobert_hf.common.row_files import ROW, lists_as_text
+from neobert_hf.common.row_files import ROW, list_as_text
 from neobert_hf.common.settings import nearest
 from neobert_hf.tasks.recipe import Task, TaskSettings
 from neobert_hf.tasks.rows import check_columns, check_texts, choose_column, count_labels, or_leave_out, row_numbers
@@ -260,9 +260,9 @@ def guess_problem(cells: list) -> str:
     Raises:
         ValueError: if the labels are lists that were written as text.
     """
-    if lists_as_text(cells):
+    if example := list_as_text(cells):
         raise ValueError(
-            f"The labels are lists that were written as text, such as {cells[0]!r:.60}. Write JSON lines or Parquet, "
+            f"The labels are lists that were written as text, such as {example!r:.60}. Write JSON lines or Parquet, "
             "where a cell can hold a list, or separate the labels of a cell and set `label_separator`."
         )
     if any(isinstance(cell, list) for cell in cells):
