@@ -106,6 +106,7 @@ def test_nothing_to_train_and_no_model_are_said_before_the_rows_are_read(encoder
     ):
         classify.main(flags(tmp_path / "run", tmp_path / "earlier", nowhere))
     (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / ".run.lock").touch()
     with pytest.raises(FileNotFoundError, match="empty', a folder without config.json, .*; it holds nothing"):
         classify.main(flags(tmp_path / "run", tmp_path / "empty", nowhere))
     with pytest.raises(ValueError, match="config.json', a file; it must be the folder of a model"):

@@ -146,12 +146,17 @@ def check_exists(name: str, setting: str) -> None:
     if path.exists() or not looks_like_path(name):
         return
     folder = next(parent for parent in path.parents if parent.exists())
-    found = sorted(file.name for file in folder.glob("*"))
-    near = difflib.get_close_matches(path.relative_to(folder).parts[0], found, n=1)
-    advice = (
-        f"did you mean {str(folder / near[0])!r}?" if near else f"{folder.absolute()} holds {', '.join(found[:8])}."
-    )
+    near = difflib.get_close_matches(path.relative_to(folder).parts[0], _visible_names(folder), n=1)
+    advice = f"did you mean {str(folder / near[0])!r}?" if near else f"{folder.absolute()} holds {_held_by(folder)}."
     raise FileNotFoundError(f"`{setting}` is {name!r}, but there is no such file or folder; {advice}")
+
+
+def _visible_names(folder: Path) -> list[str]:
+    return sorted(file.name for file in folder.glob("[!.]*"))
+
+
+def _held_by(folder: Path) -> str:
+    return ", ".join(_visible_names(folder)[:8]) or "nothing"
 
 
 def check_model_exists(name: str, setting: str) -> None:
@@ -175,10 +180,9 @@ def check_model_exists(name: str, setting: str) -> None:
         if folder.is_file():
             raise ValueError(f"`{setting}` is {name!r}, a file; it must be the folder of a model, or an id on the Hub.")
         if not any((folder / file).exists() for file in MODEL_FILES):
-            held = ", ".join(sorted(file.name for file in folder.iterdir())[:8]) or "nothing"
             raise FileNotFoundError(
                 f"`{setting}` is {name!r}, a folder without {', '.join(MODEL_FILES[:-1])} or {MODEL_FILES[-1]}; it "
-                f"holds {held}. Give the folder of a model, or an id on the Hub."
+                f"holds {_held_by(folder)}. Give the folder of a model, or an id on the Hub."
             )
         return
     try:
