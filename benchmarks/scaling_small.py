@@ -1,21 +1,26 @@
 """Which small model to pretrain on a CPU: sizes, rates, vocabularies, optimizers and masks at equal compute.
 
-    python benchmarks/scaling_small.py --text ../shared/data/text
+    python benchmarks/scaling_small.py --text ../shared/data/text --labels ../shared/data
 
 Every run is `examples/pretrain.py` with `configs/pretrain/small.yaml` and a few flags. It gets as many tokens as the
-compute of its round allows. Rewrites benchmarks/results/scaling_small.md. After an interruption the same command
-resumes, also on another machine: see stored_runs.py.
+compute of its round allows. The sizes of the last round are then fine-tuned on few labels, as in worth.py. Rewrites
+benchmarks/results/scaling_small.md. After an interruption the same command resumes, also on another machine: see
+stored_runs.py.
 """
 
 import itertools
 import json
+import statistics
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from circumstances import circumstances
+from datasets import disable_progress_bars
+from embedding_report import interval
 from pretraining import ROOT, run
 from stored_runs import StoredRuns
+from worth import KINDS, Benchmark, WorthArguments, gain_cells, gains, read_tasks
 
 from neobert_hf import NeoBERTConfig
 from neobert_hf.common.atomic_writes import write_text
@@ -31,8 +36,13 @@ MEAN_LENGTH = 180
 # Layers, width, heads, and range of the linear layers' initial weights. With the published range of 0.02, narrow models
 # start slowly.
 SIZES = {"2 x 128": (2, 128, 2, 0.1), "4 x 192": (4, 192, 3, 0.08), "6 x 256": (6, 256, 4, 0.06)}
+# The size of configs/pretrain/small.yaml, whose loss is in pretraining.md and whose worth is in worth.md.
+SMALL = "4 x 192"
 VOCABULARIES = (4096, 8192)
 BERT_MASKS, PAPER_MASKS = (0.8, 0.1), (1.0, 0.0)
+# Numbers of labelled rows by task of worth.py, and the settings with which that page has been made.
+LABELLED_ROWS = {"tags": (100, 300, 3000), "sections": (100, 300, 1000, 3000)}
+WORTH_SETTINGS = {"search_seeds": 1}
 
 
 @dataclass(frozen=True)
@@ -47,7 +57,7 @@ class Candidate:
     """
 
     compute: float
-    size: str = "4 x 192"
+    size: str = SMALL
     vocabulary: int = 8192
     optimizer: str = "muon"
     rate: float = 2e-3
@@ -115,8 +125,8 @@ def second_round(compute: float) -> list[Candidate]:
 
 
 def last_round(compute: float) -> list[Candidate]:
-    """The smallest size, which won the second round, with the compute of configs/pretrain/small.yaml."""
-    return [Candidate(compute, size=next(iter(SIZES)), rate=4e-3, tied_range=0.5)]
+    """The other sizes with the compute of configs/pretrain/small.yaml."""
+    return [Candidate(compute, size=size, rate=4e-3, tied_range=0.5) for size in SIZES if size != SMALL]
 
 
 def small_model(compute: float, results: Path) -> dict[Candidate, list[tuple[float, float]]]:
@@ -128,14 +138,24 @@ def small_model(compute: float, results: Path) -> dict[Candidate, list[tuple[flo
     return {small: [(one["step"] * small.flops_of_a_step, one["eval_loss"]) for one in stage if "eval_loss" in one]}
 
 
+def worth_of_small_model(results: Path) -> dict[str, dict[int, dict]]:
+    """By task and number of rows, what worth.py has measured of its first start: the model of small.yaml."""
+    scores = json.loads((results / "worth.json").read_text())["scores"]
+    return {
+        task: {rows: next(iter(scores[task][str(rows)].values())) for rows in numbers}
+        for task, numbers in LABELLED_ROWS.items()
+    }
+
+
 @dataclass
 class SweepArguments:
     text: str = field(metadata={"help": "folder with train.parquet and validation.parquet"})
+    labels: str = field(metadata={"help": "folder with pos_brown/ and classification_debian_sections/"})
     output_dir: str = field(default="runs/scaling_small", metadata={"help": "data, runs and logs"})
     processes: Count = field(default=1, metadata={"help": "runs at a time, of one thread each"})
     compute: Positive = field(default=1.5e13, metadata={"help": "floating-point operations of a run"})
     more_compute: Positive = field(default=6e13, metadata={"help": "of each size, in a second round"})
-    most_compute: Positive = field(default=2.3e14, metadata={"help": "of the smallest size, in a third round"})
+    most_compute: Positive = field(default=2.3e14, metadata={"help": "of each size, in a third round"})
     results: str = field(default="benchmarks/results", metadata={"help": "where the report goes"})
     limit: str = field(default="", metadata={"help": "further flags of every run, for a trial"})
 
@@ -171,6 +191,29 @@ def train(candidate: Candidate, output: Path, limit: str) -> list[tuple[float, f
     return [(entry["step"] * candidate.flops_of_a_step, entry["eval_loss"]) for entry in log if "eval_loss" in entry]
 
 
+def measure_worth(candidates: list[Candidate], settings: SweepArguments, runs: StoredRuns) -> dict[str, dict]:
+    """By size, task and number of rows: what worth.py measures of a start."""
+    output = Path(settings.output_dir)
+    options = WorthArguments(settings.labels, starts=[], output_dir=str(output / "worth"), **WORTH_SETTINGS)
+    benchmark = Benchmark(options, StoredRuns(output / "worth.json"))
+    tasks = {task.name: task for task in read_tasks(options)}
+
+    def measure(candidate: Candidate, task: str, rows: int) -> dict:
+        def train_and_measure() -> dict:
+            # The loss may be stored, but its model's weights be on another machine.
+            train(candidate, output, settings.limit)
+            return benchmark.run_start(candidate.size, output / candidate.name / "model", tasks[task], rows)
+
+        return runs.result(f"worth of {candidate.name}, {task}, {rows} rows", train_and_measure)
+
+    return {
+        candidate.size: {
+            task: {rows: measure(candidate, task, rows) for rows in numbers} for task, numbers in LABELLED_ROWS.items()
+        }
+        for candidate in candidates
+    }
+
+
 def characters_of_a_token(folder: Path) -> float:
     """Characters per token of held-out text, since losses per token are not comparable between vocabularies."""
     tokenizer, documents = load_tokenizer(folder), load_shards(folder)["input_ids"]
@@ -178,7 +221,7 @@ def characters_of_a_token(folder: Path) -> float:
     return sum(map(len, texts)) / sum(len(ids) - 2 for ids in documents)
 
 
-def plot(curves: dict[Candidate, list[tuple[float, float]]], losses: dict[Candidate, float], file: Path) -> None:
+def loss_panels(curves: dict[Candidate, list[tuple[float, float]]], losses: dict[Candidate, float]) -> list[Panel]:
     """Held-out loss against compute, with one panel per round and one curve per size, that of its best run."""
     panels = []
     for compute in sorted({candidate.compute for candidate in curves}):
@@ -190,10 +233,37 @@ def plot(curves: dict[Candidate, list[tuple[float, float]]], losses: dict[Candid
                 lines.append(Line(curves[best], f"{size}, {best.vocabulary:,} entries", {"marker": "o"}))
         labels = {"xlabel": "floating-point operations", "ylabel": "held-out masked loss (nats a token)"}
         panels.append(Panel(lines, labels | {"xscale": "log", "title": f"runs of {compute:.1e}"}))
-    plot_lines(file, panels)
+    return panels
 
 
-def report(curves: dict[Candidate, list], losses: dict[Candidate, float], runs: StoredRuns) -> str:
+def worth_panels(worths: dict[str, dict]) -> list[Panel]:
+    """Accuracy after fine-tuning against the number of labelled rows: one panel per task, one curve per size."""
+    panels = []
+    for task, numbers in LABELLED_ROWS.items():
+        lines = []
+        for size in SIZES:
+            points = [(rows, 100 * statistics.mean(worths[size][task][rows]["fine-tuned"])) for rows in numbers]
+            lines.append(Line(points, size, {"marker": "o"}))
+        labels = {"xlabel": "labelled rows", "ylabel": f"{task} (% right)", "xscale": "log", "title": "fine-tuned"}
+        panels.append(Panel(lines, labels))
+    return panels
+
+
+def worth_table(worths: dict[str, dict]) -> list[str]:
+    """Accuracy of each size in percent, and what the size of small.yaml gains over the others, seed by seed."""
+    others = [size for size in SIZES if size != SMALL]
+    lines = []
+    for (task, numbers), kind in itertools.product(LABELLED_ROWS.items(), KINDS):
+        for rows in numbers:
+            entries = {size: worths[size][task][rows] for size in SIZES}
+            cells = [interval([100 * share for share in entries[size][kind]], 1) for size in SIZES]
+            cells += [": ".join(gain_cells(gains(entries, kind, SMALL, other))) for other in others]
+            lines.append([task, f"{rows:,}", kind, *cells])
+    head = ["task", "rows", "", *SIZES, *(f"{SMALL} - {other}: better?" for other in others)]
+    return markdown_table(head, lines)
+
+
+def report(curves: dict[Candidate, list], losses: dict[Candidate, float], worths: dict, runs: StoredRuns) -> str:
     rows = []
     for candidate in sorted(curves, key=lambda one: (one.compute, losses[one])):
         masks = "BERT's" if candidate.masks == BERT_MASKS else "paper's"
@@ -210,14 +280,19 @@ def report(curves: dict[Candidate, list], losses: dict[Candidate, float], runs: 
         "All runs of a round have the same compute, not the same number of steps. Losses per token are comparable "
         "between runs with the same vocabulary; the last column, divided by the characters of a token, is comparable "
         "between all. The two kinds of masks are not equally hard to fill, so their losses cannot be compared. With "
-        "the most compute, 4 x 192 is `configs/pretrain/small.yaml` of `pretraining.md`.",
+        f"the most compute, {SMALL} is `configs/pretrain/small.yaml` of `pretraining.md`.",
         "\n".join(markdown_table([*head, "nats a token", "nats a character"], rows)),
+        "What the models with the most compute are worth when labels are few, measured as in `worth.md`: accuracy in "
+        "percent, 5 seeds, with 95% intervals by Student's t; gains are computed seed by seed. Every size has the same "
+        "search over learning rates and heads.",
+        "\n".join(worth_table(worths)),
     )
     return "\n\n".join(sections) + "\n"
 
 
 def main(args: list[str] | None = None) -> None:
     (settings,) = parse_config(SweepArguments, args=args)
+    disable_progress_bars()
     output, results = Path(settings.output_dir), Path(settings.results)
 
     # 1. Data, once for each vocabulary
@@ -242,9 +317,13 @@ def main(args: list[str] | None = None) -> None:
     curves |= small_model(settings.most_compute, results)
     losses = {one: points[-1][1] / characters[one.vocabulary] for one, points in curves.items()}
 
-    # 3. Report
-    plot(curves, losses, results / "scaling_small.png")
-    write_text(results / "scaling_small.md", report(curves, losses, runs))
+    # 3. Fine-tuning of the last round's models on few labels
+    worths = measure_worth(last_round(settings.most_compute), settings, runs)
+    worths[SMALL] = worth_of_small_model(results)
+
+    # 4. Report
+    plot_lines(results / "scaling_small.png", loss_panels(curves, losses) + worth_panels(worths), columns=3)
+    write_text(results / "scaling_small.md", report(curves, losses, worths, runs))
 
 
 if __name__ == "__main__":

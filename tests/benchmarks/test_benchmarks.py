@@ -30,6 +30,7 @@ pytestmark = pytest.mark.usefixtures("forked_scripts")
 
 
 SHARED_TEXT = SHARED / "data" / "text" / "train.parquet"
+LABELLED_WORDS = ["the", "cat", "sat", "on", "a", "mat", "while", "dogs", "ran"]
 
 
 def test_scaling_document_holds_the_tables_of_its_command():
@@ -59,29 +60,55 @@ def test_pretraining_benchmark(tmp_path):
     assert (tmp_path / "pretraining.png").stat().st_size > 10_000
 
 
+def save_labelled_rows(folder: Path) -> None:
+    """Tags and sections in the form that worth.py reads: 80 rows, whose labels the lengths of words determine."""
+    generator = random.Random(0)
+    sentences = [generator.choices(LABELLED_WORDS, k=6) for _ in range(80)]
+    tags = [{"tokens": words, "tags": ["ABC"[len(word) % 3] for word in words]} for words in sentences]
+    sections = [{"sentence": " ".join(words), "label": len(words[0]) % 3} for words in sentences]
+    for name, rows in (("pos_brown", tags), ("classification_debian_sections", sections)):
+        (folder / name).mkdir()
+        for split in ("train", "validation"):
+            Dataset.from_list(rows).to_parquet(folder / name / f"{split}.parquet")
+
+
 @pytest.mark.slow
 def test_small_models_are_compared_at_equal_compute(tmp_path, monkeypatch):
-    """Every run of all rounds with one size and vocabulary, of two steps."""
+    """Every run of all rounds with two sizes and one vocabulary, of two steps."""
     import scaling_small
 
-    monkeypatch.setattr(scaling_small, "SIZES", {"4 x 192": scaling_small.SIZES["4 x 192"]})
+    sizes = {size: scaling_small.SIZES[size] for size in ("2 x 128", "4 x 192")}
+    monkeypatch.setattr(scaling_small, "SIZES", sizes)
     monkeypatch.setattr(scaling_small, "VOCABULARIES", (8192,))
+    monkeypatch.setattr(scaling_small, "LABELLED_ROWS", {"tags": (10, 20), "sections": (20,)})
+    few = {"development": 10, "test": 20, "seeds": 2, "learning_rates": [1e-3]}
+    monkeypatch.setattr(scaling_small, "WORTH_SETTINGS", few)
     documents = [{"text": text} for text in topics.values()]
     for name, part in (("train", documents), ("validation", documents[:10])):
         Dataset.from_list(part).to_parquet(tmp_path / f"{name}.parquet")
+    save_labelled_rows(tmp_path)
+    # The model of small.yaml, as worth.py has found it: all right with 10 rows, and half of all with 20.
+    small = {rows: {"small": {"fine-tuned": [share] * 2, "probe": [share] * 2}} for rows, share in ((10, 1), (20, 0.5))}
+    (tmp_path / "worth.json").write_text(json.dumps({"scores": {"tags": small, "sections": small}}))
     limit = "--max_steps 2 --logging_steps 1 --eval_steps 1 --save_steps 2 --warmup_steps 0 --bf16 false"
-    flags = ["--text", str(tmp_path), "--results", str(tmp_path), "--output_dir", str(tmp_path / "runs")]
-    scaling_small.main([*flags, "--limit", limit])
-    curves = json.loads((tmp_path / "single_runs/scaling_small.json").read_text())
-    assert len(curves) == 2 + 2 + 1 + 1 + 4 + 1 + 1 and all(len(curve["found"]) == 2 for curve in curves.values())
+    flags = f"--text {tmp_path} --labels {tmp_path} --results {tmp_path} --output_dir {tmp_path}/runs --limit".split()
+    scaling_small.main([*flags, limit])
+    stored = json.loads((tmp_path / "single_runs/scaling_small.json").read_text())
+    found = {name: run["found"] for name, run in stored.items()}
+    curves = [curve for name, curve in found.items() if not name.startswith("worth of ")]
+    assert len(curves) == 2 * 2 + 2 + 1 + 1 + 4 + 2 + 1 and all(len(curve) == 2 for curve in curves)
     text = (tmp_path / "scaling_small.md").read_text()
-    assert text.count("| 6.0e+13 |") == text.count("| 2.3e+14 |") == 1
+    assert text.count("| 6.0e+13 |") == 2 and text.count("| 2.3e+14 |") == 1
+    (of_tags,) = (entry for name, entry in found.items() if name.endswith("tags, 10 rows"))
+    gain = 100 - 100 * sum(of_tags["fine-tuned"]) / 2
+    row = next(line for line in text.splitlines() if line.startswith("| tags | 10 | fine-tuned |"))
+    assert "| 100.0 ± 0.0 |" in row and f"| {gain:+.1f} (" in row
     assert (tmp_path / "scaling_small.png").stat().st_size > 10_000
     # What the results hold is not trained again.
     with monkeypatch.context() as patch:
         patch.setattr(scaling_small, "train", None)
-        scaling_small.main([*flags, "--limit", limit])
-    assert json.loads((tmp_path / "single_runs/scaling_small.json").read_text()) == curves
+        scaling_small.main([*flags, limit])
+    assert json.loads((tmp_path / "single_runs/scaling_small.json").read_text()) == stored
     # Word vectors from the same text: words that stand in the same places are more alike than others.
     from static_vectors import main
 
@@ -108,16 +135,8 @@ def test_the_worth_of_pretraining_is_measured_on_the_same_seeds(tmp_path):
     """Both tasks, from one start and from random weights; the second run repeats nothing."""
     from worth import main
 
-    words = ["the", "cat", "sat", "on", "a", "mat", "while", "dogs", "ran"]
-    start = save_encoder(tmp_path / "start", word_tokenizer(" ".join(words), 60, 32))
-    generator = random.Random(0)
-    sentences = [generator.choices(words, k=6) for _ in range(80)]
-    for name in ("train", "validation"):
-        tags = [{"tokens": words, "tags": ["ABC"[len(word) % 3] for word in words]} for words in sentences]
-        sections = [{"sentence": " ".join(words), "label": len(words[0]) % 3} for words in sentences]
-        for folder, rows in (("pos_brown", tags), ("classification_debian_sections", sections)):
-            (tmp_path / folder).mkdir(exist_ok=True)
-            Dataset.from_list(rows).to_parquet(tmp_path / folder / f"{name}.parquet")
+    start = save_encoder(tmp_path / "start", word_tokenizer(" ".join(LABELLED_WORDS), 60, 32))
+    save_labelled_rows(tmp_path)
     flags = f"--data {tmp_path} --starts tiny={start} --output_dir {tmp_path}/runs --results {tmp_path} --rows 10 20"
     flags += " --learning_rates 1e-3 3e-3 --seeds 2 --search_seeds 1 --development 10 --test 20 --rows_of_sections 999"
     main(flags.split())
