@@ -6,13 +6,14 @@ import os
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from datasets import Dataset, Features, Image, Value
 
 from neobert_hf.common import row_files
-from neobert_hf.common.row_files import read_rows
+from neobert_hf.common.row_files import list_as_text, read_rows
 from neobert_hf.common.text_sources import load_table, stream_documents, stream_text
 
 
@@ -201,6 +202,28 @@ def test_a_csv_column_is_text_unless_every_value_is_a_number(tmp_path):
     (tmp_path / "b.csv").write_text("id,large,none\n007,9007199254740993,\n7,12345678901234567890,\n")
     table = load_table("mine", str(tmp_path / "b.csv"), None, "train")
     assert table[:] == {"id": ["007", "7"], "large": ["9007199254740993", "12345678901234567890"], "none": ["", ""]}
+
+
+def test_a_csv_column_without_a_name_is_read(tmp_path):
+    """As pandas writes a table together with its index."""
+    pd.DataFrame({"query": ["a", "b"], "positive": ["c", "d"]}).to_csv(tmp_path / "a.csv")
+    table = load_table("mine", str(tmp_path / "a.csv"), None, "train")
+    assert table[:] == {"Unnamed: 0": [0, 1], "query": ["a", "b"], "positive": ["c", "d"]}
+
+
+@pytest.mark.parametrize(
+    "cells, found",
+    [
+        (["[]", "", "['a', 'b']"], "['a', 'b']"),
+        (["['a' 'b']"], "['a' 'b']"),
+        (["[1, 2]", "[ 3.5e-1 ]"], "[1, 2]"),
+        (["[]", ""], None),
+        (["[1] first", "[2, 3]"], None),
+        (["['a', 'b']", "text"], None),
+    ],
+)
+def test_lists_that_pandas_wrote_are_found(cells, found):
+    assert list_as_text(cells) == found
 
 
 def test_csv_files_of_other_columns_are_refused(tmp_path):

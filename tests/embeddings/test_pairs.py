@@ -309,6 +309,17 @@ def test_ids_in_csv_files_lead_to_their_own_texts(tmp_path, ids):
     assert found == {"query": ["2024", "2025"], "positive": ["two", "one"], "negatives": [[], []]}
 
 
+def test_lookups_that_cannot_be_done_say_why(tmp_path):
+    (tmp_path / "rows.csv").write_text("q,p\na,1\nb, 2\n")
+    (tmp_path / "corpus.csv").write_text("id,text\n1,one\n2,two\n")
+    lookup = {"source": "corpus.csv", "id": "id", "text": "text"}
+    for key in ("id", "text"):
+        with pytest.raises(ValueError, match="searches the ids of 'p' has no column 'no'; it has 'id', 'text'"):
+            load(tmp_path, {"source": "rows.csv", "lookups": {"p": lookup | {key: "no"}}})
+    with pytest.raises(ValueError, match="row 1 has no positive .p is empty, or no text has its id."):
+        load(tmp_path, {"source": "rows.csv", "lookups": {"p": lookup}})
+
+
 def test_texts_that_are_not_what_a_row_needs_are_refused(tmp_path, capsys):
     (tmp_path / "a.jsonl").write_text(json.dumps({"q": "a", "p": {"text": "b"}, "neg": {"easy": ["c"]}}))
     for keys in ({"positive": "p.*"}, {"positive": "p.text", "negatives": "neg.*"}):
@@ -317,9 +328,13 @@ def test_texts_that_are_not_what_a_row_needs_are_refused(tmp_path, capsys):
     (tmp_path / "b.csv").write_text("q,p,neg\na,b,\"['c', 'd']\"\na,b,\n")
     with pytest.raises(ValueError, match="'neg' holds lists that were written as text, such as .*'c', 'd'"):
         load(tmp_path, {"source": "b.csv", "negatives": "neg"})
+    (tmp_path / "e.csv").write_text("q,p\na,\"['b', 'c']\"\n")
+    with pytest.raises(ValueError, match="'p' holds lists that were written as text"):
+        load(tmp_path, {"source": "e.csv"})
     (tmp_path / "c.csv").write_text("q,p\na,a\nb,b\n")
     with pytest.raises(ValueError, match="query and positive are the same text in every row"):
         load(tmp_path, {"source": "c.csv"})
+    assert "note" not in capsys.readouterr().out
     (tmp_path / "d.csv").write_text("q,p\na,a\nb,c\n")
     assert load(tmp_path, {"source": "d.csv"})["positive"] == ["a", "c"]
     assert "query and positive are the same text in 1 of 2 rows" in capsys.readouterr().out

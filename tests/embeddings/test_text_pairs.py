@@ -171,6 +171,11 @@ def test_line_ends_of_windows_hide_no_code():
 
 def test_a_repeated_paragraph_is_no_pair_with_itself():
     assert pairs(f"{BODY}\n\n{BODY}", kinds=["spans"]) == []
+    # The same first words, or the same sentence twice in a paragraph.
+    long = "word " * 130
+    assert pairs(f"{long}one\n\n{long}two", kinds=["spans"]) == []
+    sentence = "Keep the device dry and away from all heat and children at night please."
+    assert pairs(f"{sentence} {sentence}", kinds=["sentence"]) == []
 
 
 def test_documents_without_text_are_counted(tmp_path, capsys):

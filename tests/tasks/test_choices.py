@@ -111,6 +111,10 @@ def test_nothing_to_train_and_no_model_are_said_before_the_rows_are_read(encoder
         classify.main(flags(tmp_path / "run", tmp_path / "empty", nowhere))
     with pytest.raises(ValueError, match="config.json', a file; it must be the folder of a model"):
         classify.main(flags(tmp_path / "run", encoder / "config.json", nowhere))
+    with pytest.raises(FileNotFoundError, match="there is no such file or folder; .*config.json is a file"):
+        classify.main(flags(tmp_path / "run", encoder / "config.json" / "model", nowhere))
+    with pytest.raises(ValueError, match="empty holds no `train.csv`, .*, only nothing"):
+        classify.main(flags(tmp_path / "run", encoder, tmp_path / "empty"))
     data = write_csv(tmp_path / "rows.csv", text_rows(40))
     with pytest.raises(ValueError, match="`max_steps` is 0: nothing would be trained"):
         classify.main(flags(tmp_path / "run", encoder, data, max_steps=0))

@@ -147,7 +147,8 @@ def check_exists(name: str, setting: str) -> None:
         return
     folder = next(parent for parent in path.parents if parent.exists())
     near = difflib.get_close_matches(path.relative_to(folder).parts[0], _visible_names(folder), n=1)
-    advice = f"did you mean {str(folder / near[0])!r}?" if near else f"{folder.absolute()} holds {_held_by(folder)}."
+    holds = "is a file" if folder.is_file() else f"holds {held_by(folder)}"
+    advice = f"did you mean {str(folder / near[0])!r}?" if near else f"{folder.absolute()} {holds}."
     raise FileNotFoundError(f"`{setting}` is {name!r}, but there is no such file or folder; {advice}")
 
 
@@ -155,7 +156,8 @@ def _visible_names(folder: Path) -> list[str]:
     return sorted(file.name for file in folder.glob("[!.]*"))
 
 
-def _held_by(folder: Path) -> str:
+def held_by(folder: Path) -> str:
+    """The first visible files and folders in a folder, for a message."""
     return ", ".join(_visible_names(folder)[:8]) or "nothing"
 
 
@@ -182,7 +184,7 @@ def check_model_exists(name: str, setting: str) -> None:
         if not any((folder / file).exists() for file in MODEL_FILES):
             raise FileNotFoundError(
                 f"`{setting}` is {name!r}, a folder without {', '.join(MODEL_FILES[:-1])} or {MODEL_FILES[-1]}; it "
-                f"holds {_held_by(folder)}. Give the folder of a model, or an id on the Hub."
+                f"holds {held_by(folder)}. Give the folder of a model, or an id on the Hub."
             )
         return
     try:

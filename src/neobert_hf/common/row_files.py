@@ -41,6 +41,8 @@ NUMBERS = {
     "int64": re.compile(r"-?(0|[1-9][0-9]{0,17})"),
     "float64": re.compile(r"-?(((0|[1-9][0-9]*)\.[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?|[0-9]+[eE][+-]?[0-9]+)"),
 }
+# A list of texts or numbers, as Python and NumPy print it.
+LIST_AS_TEXT = re.compile(r"""\[\s*(['"].*['"]|-?[0-9][-+0-9.,eE\s]*)\s*\]""", re.DOTALL)
 # In bytes. A text file is one document, which is held in memory whole.
 LARGEST_TEXT_FILE = 64 * 2**20
 # In bytes: the limit for a line of a JSON lines file, a JSON array, or a compressed Parquet file.
@@ -55,8 +57,8 @@ def number_rows(table: Dataset) -> Dataset:
 
 def list_as_text(cells: Iterable) -> str | None:
     """The first cell, if all that are not empty are lists written as text, as pandas writes them into a CSV file."""
-    filled = [cell for cell in cells if cell]
-    found = filled and all(isinstance(cell, str) and cell.startswith(("['", '["')) for cell in filled)
+    filled = [cell for cell in cells if cell and cell != "[]"]
+    found = filled and all(isinstance(cell, str) and LIST_AS_TEXT.fullmatch(cell) for cell in filled)
     return filled[0] if found else None
 
 
@@ -195,7 +197,9 @@ def csv_features(files: list[Path], texts: Collection[str] = ()) -> Features:
             for name, value in row.items():
                 if kinds[name] < len(NUMBERS):
                     kinds[name] = max(kinds[name], _kind_of_number(value))
-    return Features({name: Value([*NUMBERS, "string"][kind]) for name, kind in kinds.items()})
+    # The reader, pandas, calls a column without a name by its place. pandas writes the index of a table so.
+    names = [name or f"Unnamed: {place}" for place, name in enumerate(kinds)]
+    return Features({name: Value([*NUMBERS, "string"][kind]) for name, kind in zip(names, kinds.values())})
 
 
 def _kind_of_number(value: str) -> int:

@@ -93,7 +93,7 @@ class RowReader:
 
     where: str
     paths: dict[str, list[str]]
-    converters: dict[str, Callable[[list], list[str | None]]]
+    converters: dict[str, partial]
     skip_incomplete: bool
     max_negatives: int | None
     code: str = field(default_factory=lambda: file_checksum(Path(__file__)))
@@ -110,6 +110,12 @@ class RowReader:
                 pairs.append(pair)
         return {role: [pair[role] for pair in pairs] for role in FEATURES}
 
+    def reason(self, path: str) -> str:
+        """Why there is no text at a path."""
+        converter = self.converters.get(path.split(".")[0])
+        of_ids = converter is not None and converter.func is _texts_of_ids
+        return f"{path} is empty, or no text has its id" if of_ids else f"{path} is empty"
+
     def read_row(self, row: dict[str, Any], name: str) -> dict[str, Any] | None:
         """The pair of a row; None if it is left out."""
         texts = {role: [] for role in FEATURES}
@@ -120,7 +126,7 @@ class RowReader:
                     if self.skip_incomplete:
                         return None
                     raise ValueError(
-                        f"{self.where}: {name} has no {role} ({path} is empty). Correct it, or set "
+                        f"{self.where}: {name} has no {role} ({self.reason(path)}). Correct it, or set "
                         "`skip_incomplete: true` to leave such rows out."
                     )
                 if len(found) > 1 and role != "negatives":
@@ -181,7 +187,7 @@ def _load_part(name: str, part: Part, max_negatives: int | None) -> Dataset:
         raise ValueError(f"{where}: `query` and `positive` are both {', '.join(paths['query'])}: name two columns.")
     columns = sorted({path.split(".")[0] for of_role in paths.values() for path in of_role})
     table = load_table(name, part.source, part.subset, part.split, columns)
-    _check_table(where, table, part, columns, paths["negatives"])
+    _check_table(where, table, part, columns)
     reader = RowReader(where, paths, _converters(name, part, table), part.skip_incomplete, max_negatives)
     if part.above:
         # Messages name the number of a row in the file, not among the rows that are left.
@@ -194,10 +200,11 @@ def _load_part(name: str, part: Part, max_negatives: int | None) -> Dataset:
     )
     if not len(pairs):
         raise ValueError(f"{where}: none of its {len(table):,} rows is left.")
-    if same := pc.sum(pc.equal(pairs.data.column("query"), pairs.data.column("positive"))).as_py():
-        print(f"note: {where}: query and positive are the same text in {same:,} of {len(pairs):,} rows.", flush=True)
+    same = pc.sum(pc.equal(pairs.data.column("query"), pairs.data.column("positive"))).as_py()
     if same == len(pairs):
         raise ValueError(f"{where}: query and positive are the same text in every row: name two different columns.")
+    if same:
+        print(f"note: {where}: query and positive are the same text in {same:,} of {len(pairs):,} rows.", flush=True)
     if paths["negatives"] and max_negatives != 0 and not most_negatives(pairs):
         raise ValueError(
             f"{where}: `negatives` is {part.negatives!r}, but no row has any. Leave `negatives` out, or name the "
@@ -206,17 +213,17 @@ def _load_part(name: str, part: Part, max_negatives: int | None) -> Dataset:
     return pairs
 
 
-def _check_table(where: str, table: Dataset, part: Part, columns: list[str], negatives: list[str]) -> None:
+def _check_table(where: str, table: Dataset, part: Part, columns: list[str]) -> None:
     if not len(table):
         raise ValueError(f"{where} is empty: it holds no row.")
     for column in (*columns, *part.above, *part.lookups):
         if column not in table.column_names:
             raise ValueError(f"{where} has no column {column!r}; it has {', '.join(map(repr, table.column_names))}.")
-    for column in table.column_names:
-        if column in negatives and (example := list_as_text(table[column][:100])):
+    for column in columns:
+        if example := list_as_text(table[column][:100]):
             raise ValueError(
                 f"{where}: {column!r} holds lists that were written as text, such as {example!r:.60}. Write JSON lines "
-                "or Parquet, where a cell can hold a list, or one column for each negative."
+                "or Parquet, where a cell can hold a list, or one column for each text."
             )
     for column in part.above:
         if not str(getattr(table.features[column], "dtype", None)).startswith(("int", "uint", "float")):
@@ -227,7 +234,7 @@ def _exceeds(value: float | None, threshold: float) -> bool:
     return value is not None and value > threshold
 
 
-def _converters(name: str, part: Part, table: Dataset) -> dict[str, Callable[[list], list[str | None]]]:
+def _converters(name: str, part: Part, table: Dataset) -> dict[str, partial]:
     """Functions that turn labels or ids into texts, by column."""
     converters = {}
     for column, feature in table.features.items():
@@ -235,8 +242,14 @@ def _converters(name: str, part: Part, table: Dataset) -> dict[str, Callable[[li
             converters[column] = partial(_label_names, names=feature.names)
     for column, lookup in part.lookups.items():
         texts = load_table(name, lookup.source or part.source, lookup.subset, lookup.split, [lookup.id, lookup.text])
+        for wanted in (lookup.id, lookup.text):
+            if wanted not in texts.column_names:
+                raise ValueError(
+                    f"Dataset {name}: the table in which `lookups` searches the ids of {column!r} has no column "
+                    f"{wanted!r}; it has {', '.join(map(repr, texts.column_names))}."
+                )
         # Ids of a CSV file are texts. Those of the other file may be numbers.
-        kinds = {_kind_of_ids(table.features[column]), _kind_of_ids(texts.features.get(lookup.id))}
+        kinds = {_kind_of_ids(table.features[column]), _kind_of_ids(texts.features[lookup.id])}
         as_text = len(kinds) > 1 and "string" in kinds
         if as_text:
             texts = texts.cast_column(lookup.id, Value("string"))

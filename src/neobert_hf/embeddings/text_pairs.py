@@ -137,12 +137,10 @@ def pairs_of_document(text: str, settings: TextPairSettings, generator: random.R
         pairs = made[kind]
         if len(pairs) > settings.pairs_per_document:
             pairs = generator.sample(pairs, settings.pairs_per_document)
-        for query, positive in pairs:
-            yield {
-                "query": _first_words(query, settings.max_words),
-                "positive": _first_words(positive, settings.max_words),
-                "kind": kind,
-            }
+        for pair in pairs:
+            query, positive = (_first_words(text, settings.max_words) for text in pair)
+            if query != positive:
+                yield {"query": query, "positive": positive, "kind": kind}
 
 
 def title_pairs(paragraphs: list[str], generator: random.Random) -> list[tuple[str, str]]:
@@ -190,7 +188,7 @@ def sentence_pairs(paragraphs: list[str], generator: random.Random) -> list[tupl
 def span_pairs(paragraphs: list[str], generator: random.Random) -> list[tuple[str, str]]:
     """Neighbouring paragraphs: two spans that do not overlap and are close enough to be about the same thing."""
     long_enough = [part for part in paragraphs if _count(part) >= LEAST_WORDS_OF_TEXT]
-    pairs = [pair for pair in zip(long_enough[::2], long_enough[1::2]) if pair[0] != pair[1]]
+    pairs = zip(long_enough[::2], long_enough[1::2])
     return [pair if generator.random() < 0.5 else pair[::-1] for pair in pairs]
 
 

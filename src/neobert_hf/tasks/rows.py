@@ -13,7 +13,7 @@ import numpy as np
 from datasets import Dataset, DatasetDict, concatenate_datasets, get_dataset_split_names
 
 from neobert_hf.common.held_out import report_repeated
-from neobert_hf.common.paths import check_exists
+from neobert_hf.common.paths import check_exists, held_by
 from neobert_hf.common.row_files import COMPRESSIONS, ROW, check_parts, number_rows, read_csv
 from neobert_hf.common.settings import nearest
 from neobert_hf.common.text_sources import load_table
@@ -54,9 +54,8 @@ def read_splits(settings: Any, readers: MappingProxyType[str, Reader] = CSV_READ
                 splits[split] = _read_files(split, found, readers)
                 read |= set(found)
         if "train" not in splits:
-            found = ", ".join(sorted(file.name for file in folder.iterdir())[:8]) or "nothing"
             raise ValueError(
-                f"{folder} holds no `train.csv`, `train.parquet`, `train.jsonl` or the like, only {found}."
+                f"{folder} holds no `train.csv`, `train.parquet`, `train.jsonl` or the like, only {held_by(folder)}."
             )
     elif files:
         splits["train"] = _read_files("train", files, readers)

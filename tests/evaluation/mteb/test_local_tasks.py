@@ -76,6 +76,20 @@ def test_of_two_labels_one_is_number_one(models, tmp_path, labels, numbers):
     assert 0 < result.get_score() < 1
 
 
+def test_csv_files_of_one_task_are_read_alike(tmp_path):
+    """A column may hold only numbers in one of its files. Booleans are labels of pairs."""
+    (tmp_path / "train.csv").write_text("text,label\na,10\nb,05\n404,other\n")
+    (tmp_path / "data.csv").write_text("text,label\n401,10\n402,10\n")
+    task = make_task(LocalTask("a", "Classification", tmp_path / "data.csv", train=tmp_path / "train.csv"))
+    task.load_data()
+    assert task.dataset["test"]["text"][:] == ["401", "402"]
+    assert task.dataset["test"]["label"][:] == [task.dataset["train"]["label"][0]] * 2
+    (tmp_path / "pairs.csv").write_text("sentence1,sentence2,label\na,b,True\nc,1,False\n")
+    task = make_task(LocalTask("b", "PairClassification", tmp_path / "pairs.csv"))
+    task.load_data()
+    assert task.dataset["test"]["label"][:] == [1, 0]
+
+
 def test_local_tasks_that_cannot_be_read(local, tmp_path):
     def entry(**fields):
         (tmp_path / "tasks.yaml").write_text(yaml.safe_dump({"Mine": fields}))
@@ -122,7 +136,7 @@ def test_local_tasks_that_cannot_be_read(local, tmp_path):
     refused("every label is 1; any", *entry(type="Classification", data="one.jsonl", train="one.jsonl"))
     for label in (["a", "b"], [0, 2]):
         write_rows(tmp_path / "train.jsonl", text=["a", "b"], label=label)
-        message = f"label 1 of `data` is not in `train`: {label[0]!r}, {label[1]!r}"
+        message = f"label '?1'? of `data` is not in `train`: {label[0]!r}, {label[1]!r}"
         refused(message, *entry(type="Classification", data="one.jsonl", train="train.jsonl"))
     (tmp_path / "empty.jsonl").write_text("")
     refused("empty.jsonl' is empty", *entry(type="STS", data="empty.jsonl"))

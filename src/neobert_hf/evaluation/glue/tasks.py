@@ -16,7 +16,7 @@ from huggingface_hub.dataclasses import strict
 from huggingface_hub.errors import StrictDataclassError
 
 from neobert_hf.common.held_out import report_repeated
-from neobert_hf.common.paths import beside_file, check_exists, check_file_name
+from neobert_hf.common.paths import beside_file, check_exists, check_file_name, held_by
 from neobert_hf.common.row_files import check_parts
 from neobert_hf.common.settings import nearest, read_extended
 from neobert_hf.common.text_sources import load_table
@@ -216,10 +216,10 @@ def _load_files(name: str, folder: Path, split: str, tsv: Path | None) -> tuple[
     named = re.compile(rf"{re.escape(split)}(-\d+-of-\d+)?\.(parquet|jsonl|json)")
     files = sorted(file for file in folder.glob("*") if named.fullmatch(file.name))
     if not files:
-        found = ", ".join(sorted(file.name for file in folder.glob("*"))) or "nothing"
         raise ValueError(
             f"Task {name} has no split {split!r}: expected {folder / split}.parquet or .jsonl"
-            f"{f', or {tsv}' if tsv else ''}; found in {folder}: {found if folder.is_dir() else 'no such folder'}."
+            f"{f', or {tsv}' if tsv else ''}; found in {folder}: "
+            f"{held_by(folder) if folder.is_dir() else 'no such folder'}."
         )
     check_parts(files, f"Task {name}, split {split}")
     pattern = str(files[0]) if len(files) == 1 else f"{glob.escape(str(folder / split))}-*-of-*{files[0].suffix}"

@@ -92,6 +92,10 @@ def make_task(local: LocalTask) -> AbsTask:
     tables = {part: _read_table(local, file, expected[part]) for part, file in local.files.items()}
     if local.type == "STS":
         _check_scores(local.name, tables["data"])
+    kinds = [str(table.features["label"].dtype) for table in tables.values() if "label" in table.features]
+    if {"string", "int64"} == set(kinds):
+        # In one CSV file all labels are numbers, and in the other one not.
+        tables = {part: table.cast_column("label", Value("string")) for part, table in tables.items()}
     if "label" in columns:
         _check_labels(local, tables)
     if local.type == "Classification":
@@ -148,8 +152,9 @@ def read_local_tasks(file: str | Path) -> tuple[list[AbsTask], dict[str, str | d
 
 def _read_table(local: LocalTask, file: str | Path, required: tuple[str, ...]) -> Dataset:
     """The required columns under our names, without missing values."""
-    table = load_table(local.name, str(file), None, "train")
     names = {local.columns.get(column, column): column for column in required}
+    texts = [name for name, column in names.items() if column not in ("score", "label")]
+    table = load_table(local.name, str(file), None, "train", texts)
     if missing := names.keys() - set(table.column_names):
         raise ValueError(
             f"Task {local.name}: {file} has no column {missing.pop()!r}; it has {', '.join(table.column_names)}. "
@@ -157,6 +162,9 @@ def _read_table(local: LocalTask, file: str | Path, required: tuple[str, ...]) -
         )
     table = table.select_columns(list(names))
     table = table.rename_columns({old: new for old, new in names.items() if old != new})
+    if local.type == "PairClassification" and set(table.unique("label")) <= {"True", "False"}:
+        # So CSV files hold what pandas writes for booleans.
+        table = table.map(lambda row: {"label": int(row["label"] == "True")})
     for column in required:
         _check_column(f"Task {local.name}: column {column!r} of {file}", table, column)
     return table
