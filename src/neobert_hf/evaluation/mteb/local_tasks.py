@@ -92,8 +92,8 @@ def make_task(local: LocalTask) -> AbsTask:
     tables = {part: _read_table(local, file, expected[part]) for part, file in local.files.items()}
     if local.type == "STS":
         _check_scores(local.name, tables["data"])
-    kinds = [str(table.features["label"].dtype) for table in tables.values() if "label" in table.features]
-    if {"string", "int64"} == set(kinds):
+    kinds = {getattr(table.features.get("label"), "dtype", None) for table in tables.values()}
+    if kinds == {"string", "int64"}:
         # In one CSV file all labels are numbers, and in the other one not.
         tables = {part: table.cast_column("label", Value("string")) for part, table in tables.items()}
     if "label" in columns:
