@@ -134,9 +134,9 @@ def test_local_tasks_that_cannot_be_read(local, tmp_path):
     for task_type in ("Clustering", "PairClassification"):
         refused("every label is 1; any", *entry(type=task_type, data="one.jsonl"))
     refused("every label is 1; any", *entry(type="Classification", data="one.jsonl", train="one.jsonl"))
-    for label in (["a", "b"], [0, 2]):
+    for label, asked in ((["a", "b"], "'1'"), ([0, 2], "1")):
         write_rows(tmp_path / "train.jsonl", text=["a", "b"], label=label)
-        message = f"label '?1'? of `data` is not in `train`: {label[0]!r}, {label[1]!r}"
+        message = f"label {asked} of `data` is not in `train`: {label[0]!r}, {label[1]!r}"
         refused(message, *entry(type="Classification", data="one.jsonl", train="train.jsonl"))
     (tmp_path / "empty.jsonl").write_text("")
     refused("empty.jsonl' is empty", *entry(type="STS", data="empty.jsonl"))
