@@ -102,7 +102,9 @@ def test_small_models_are_compared_at_equal_compute(tmp_path, monkeypatch):
     (of_tags,) = (entry for name, entry in found.items() if name.endswith("tags, 10 rows"))
     gain = 100 - 100 * sum(of_tags["fine-tuned"]) / 2
     row = next(line for line in text.splitlines() if line.startswith("| tags | 10 | fine-tuned |"))
-    assert "| 100.0 ± 0.0 |" in row and f"| {gain:+.1f} (" in row
+    printed = re.search(r"\| 100\.0 ± 0\.0 \| ([+-]\d+\.\d) \(", row)
+    # Of a gain that ends in 5, such as +3.75, either neighbour may be printed.
+    assert float(printed[1]) == pytest.approx(gain, abs=0.0501)
     assert (tmp_path / "scaling_small.png").stat().st_size > 10_000
     # What the results hold is not trained again.
     with monkeypatch.context() as patch:
