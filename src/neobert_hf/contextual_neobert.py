@@ -12,12 +12,12 @@ from typing import ClassVar
 import torch
 from huggingface_hub.dataclasses import strict
 from torch import nn
+from torch.nn import functional as F
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.utils.generic import can_return_tuple
 
-from .configuration_neobert import MOST_POSITIONS, NeoBERTConfig, bounded
-from .input_checks_neobert import check_keywords, refuse_values
-from .modeling_neobert import NeoBERTModel, NeoBERTPreTrainedModel
+from .configuration_neobert import NeoBERTConfig
+from .modeling_neobert import NeoBERTModel, NeoBERTPreTrainedModel, check_arguments
 
 
 @strict
@@ -34,7 +34,7 @@ class NeoBERTContextualConfig(NeoBERTConfig):
             (the reference code). All vectors before the text have position 0, so their order does not matter.
 
     Raises:
-        ValueError: as `NeoBERTConfig`; also without RoPE, and with another `text_position`.
+        ValueError: as `NeoBERTConfig`; also without RoPE, since learned positions have none for a context.
     """
 
     model_type = "neobert_contextual"
@@ -42,26 +42,16 @@ class NeoBERTContextualConfig(NeoBERTConfig):
         "AutoConfig": "contextual_neobert.NeoBERTContextualConfig",
         "AutoModel": "contextual_neobert.NeoBERTContextualModel",
     }
-    # None: the plans of `NeoBERTConfig` are for one encoder. Here there are two, and a prefix is computed between them.
-    base_model_tp_plan = None
-    base_model_pp_plan = None
 
-    context_size: int = bounded(512, 1, MOST_POSITIONS)
-    context_dropout: float | int = bounded(0.0, 0, 1, "[)")
-    soft_prompts: int = bounded(8, 1, MOST_POSITIONS)
-    text_position: int = bounded(0, 0, MOST_POSITIONS)
+    context_size: int = 512
+    context_dropout: float | int = 0.0
+    soft_prompts: int = 8
+    text_position: int = 0
 
-    def validate_architecture(self):
-        super().validate_architecture()
+    def __post_init__(self, **kwargs):
+        super().__post_init__(**kwargs)
         if not self.rope:
-            raise ValueError("`rope` is False: a context needs RoPE, since learned positions have none for it.")
-        if self.text_position not in (0, self.context_size):
-            raise ValueError(
-                f"`text_position` is {self.text_position}, it must be 0 or `context_size` ({self.context_size})."
-            )
-
-    def _estimate_parameters(self) -> int:
-        return 2 * super()._estimate_parameters()
+            raise ValueError("`rope` is False; it must be True: a context needs RoPE.")
 
 
 class NeoBERTContextualModel(NeoBERTPreTrainedModel):
@@ -112,21 +102,17 @@ class NeoBERTContextualModel(NeoBERTPreTrainedModel):
 
         Raises:
             ValueError: as `NeoBERTModel`, and on a context of a wrong shape.
-            TypeError: on unknown arguments. Packed rows are not supported.
+            TypeError: on a misspelt argument.
         """
-        check_keywords(kwargs)
-        texts = {"input_ids": input_ids, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds}
-        kwargs |= {"return_dict": True, "require_tokens": True}
+        kwargs["return_dict"] = True
         if dataset_embeddings is None:
-            outputs = self.first_stage(**texts, **kwargs)
+            outputs = self.first_stage(input_ids, attention_mask, inputs_embeds=inputs_embeds, **kwargs)
             pooled = mean_of_tokens(outputs.last_hidden_state, attention_mask)
             embeddings = _apply(self.first_head, pooled)
         else:
-            # Not `len`, which would fix the batch size in a graph.
-            rows = (input_ids if input_ids is not None else inputs_embeds).shape[0]
-            prefix = self.build_prefix(dataset_embeddings, rows)
-            position = self.config.text_position
-            outputs = self.second_stage(**texts, prefix_embeds=prefix, text_position=position, **kwargs)
+            check_arguments(self.config, input_ids, inputs_embeds, attention_mask, None, kwargs)
+            text = self.second_stage.encoder(input_ids) if inputs_embeds is None else inputs_embeds
+            outputs = self._encode_in_context(text, attention_mask, dataset_embeddings, **kwargs)
             pooled = mean_of_tokens(outputs.last_hidden_state, attention_mask, prompt_length)
             embeddings = pooled + _apply(self.second_head, pooled)
         return BaseModelOutputWithPooling(
@@ -136,14 +122,34 @@ class NeoBERTContextualModel(NeoBERTPreTrainedModel):
             attentions=outputs.attentions,
         )
 
+    def _encode_in_context(self, text, attention_mask, dataset_embeddings, **kwargs):
+        """The second stage's states of the text, (batch, length, hidden_size), which also attends to the prefix."""
+        prefix = self.build_prefix(dataset_embeddings, text.shape[0]).to(text)
+        width = prefix.shape[1]
+        hidden_states = torch.cat((prefix.expand(text.shape[0], -1, -1), text), dim=1)
+        positions = torch.arange(text.shape[1], device=text.device)[None]
+        mask = None
+        if attention_mask is not None:
+            mask = F.pad(attention_mask.bool(), (width, 0), value=True)
+            positions = (positions - attention_mask.int().argmax(-1, keepdim=True)).clamp(min=0)
+        positions = F.pad(positions + self.config.text_position, (width, 0))
+        outputs = self.second_stage.encode(hidden_states, positions, mask, **kwargs)
+        outputs.last_hidden_state = outputs.last_hidden_state[:, width:]
+        return outputs
+
     def build_prefix(self, dataset_embeddings: torch.Tensor, rows: int) -> torch.Tensor:
         """The second stage's prefix of every text: (rows or 1, context_size + soft_prompts, hidden_size).
 
         Args:
             rows: the number of rows in the batch; in training with context dropout, each has its own prefix.
         """
-        self._check_context(dataset_embeddings)
         prompts, size = self.soft_prompts.weight, self.config.context_size
+        found, needed = tuple(dataset_embeddings.shape), (size, self.config.hidden_size)
+        if found != needed and not (found == (0, needed[1]) and self.config.context_dropout):
+            raise ValueError(
+                f"`dataset_embeddings` has shape {found}; it must be {needed}, or (0, {needed[1]}) for no context if "
+                "the model was trained with `context_dropout`."
+            )
         context = dataset_embeddings.to(prompts.device).unsqueeze(0)
         if not context.shape[1]:
             context = self.null_context.weight.expand(1, size, -1)
@@ -151,24 +157,6 @@ class NeoBERTContextualModel(NeoBERTPreTrainedModel):
             dropped = torch.rand(rows, size, 1, device=context.device) < self.config.context_dropout
             context = torch.where(dropped, self.null_context.weight, context)
         return torch.cat((context, prompts.expand(len(context), -1, -1)), dim=1)
-
-    def _check_context(self, context: torch.Tensor) -> None:
-        size, width = self.config.context_size, self.config.hidden_size
-        if not isinstance(context, torch.Tensor):
-            raise TypeError(f"`dataset_embeddings` is a {type(context).__name__}; it must be a torch.Tensor.")
-        if context.ndim != 2 or context.shape[1] != width or context.shape[0] not in (0, size):
-            raise ValueError(
-                f"`dataset_embeddings` has shape {tuple(context.shape)}, it must be (context_size={size}, "
-                f"hidden_size={width}), or (0, {width}) for no context."
-            )
-        if not context.is_floating_point():
-            raise ValueError(f"`dataset_embeddings` has dtype {context.dtype}, it must be a floating dtype.")
-        if not len(context) and not self.config.context_dropout:
-            raise ValueError(
-                "`dataset_embeddings` has no rows, but this model cannot embed without a context: it was trained with "
-                "`context_dropout` 0. Pass a context, see `embed_context`."
-            )
-        refuse_values("dataset_embeddings", context, ~context.isfinite(), "a finite number everywhere")
 
 
 def mean_of_tokens(
@@ -181,9 +169,6 @@ def mean_of_tokens(
     Args:
         prompt_length: number of prompt tokens, one for all rows or one per row; Sentence Transformers passes a tensor
             in training.
-
-    Raises:
-        ValueError: if `prompt_length` is negative.
     """
     states = hidden_states.to(torch.promote_types(hidden_states.dtype, torch.float32))
     if attention_mask is None and prompt_length is None:
@@ -192,9 +177,7 @@ def mean_of_tokens(
         attention_mask = torch.ones(states.shape[:2], dtype=torch.bool, device=states.device)
     kept = attention_mask.bool().to(states.device)
     if prompt_length is not None:
-        lengths = torch.as_tensor(prompt_length, device=states.device)
-        refuse_values("prompt_length", lengths, lengths < 0, "0 or more")
-        kept = kept & (kept.cumsum(-1) > lengths.reshape(-1, 1))
+        kept = kept & (kept.cumsum(-1) > torch.as_tensor(prompt_length, device=states.device).reshape(-1, 1))
     # A row without a token after its prompt becomes NaN, which is noticed; zeros would go unnoticed.
     return (states * kept.unsqueeze(-1)).sum(1) / kept.sum(1, keepdim=True)
 
@@ -204,7 +187,6 @@ def _apply(head: nn.Sequential, pooled: torch.Tensor) -> torch.Tensor:
     return head(pooled.to(head[0].weight.dtype)).to(pooled.dtype)
 
 
-# The code is saved with the model, so that it can be loaded without the package.
 NeoBERTContextualConfig.register_for_auto_class()
 NeoBERTContextualModel.register_for_auto_class("AutoModel")
 

@@ -14,7 +14,6 @@ import torch
 from safetensors.torch import save_file
 
 from neobert_hf import NeoBERTConfig, NeoBERTPreTrainedModel
-from neobert_hf.checkpoint_checks_neobert import merge_shards
 from neobert_hf.checkpoints.deepspeed import is_deepspeed, load_pickle, read_deepspeed
 from neobert_hf.checkpoints.doctor import FAIL, diagnose
 from neobert_hf.checkpoints.model_folder import (
@@ -167,7 +166,7 @@ def read_tensors(path: Path, tag: str | None = None) -> dict[str, torch.Tensor]:
     unwrapped = {}
     for name, tensor in tensors.items():
         # The names that the original's `model.state_dict()` returns have the prefixes of these wrappers.
-        merge_shards(unwrapped, {re.sub(r"^(module\.|_orig_mod\.)+", "", str(name)): tensor}, path)
+        unwrapped[re.sub(r"^(module\.|_orig_mod\.)+", "", str(name))] = tensor
     return unwrapped
 
 

@@ -20,12 +20,10 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from neobert_hf import NeoBERTConfig, NeoBERTContextualConfig, NeoBERTContextualModel, NeoBERTPreTrainedModel
-from neobert_hf.checkpoint_checks_neobert import indexed_files, merge_shards
 from neobert_hf.checkpoints.tensors import CLASSES, class_of_tensors, tensor_problems
 from neobert_hf.common import tokenizers
 from neobert_hf.common.atomic_writes import atomic_folder
 from neobert_hf.common.paths import check_links, path_inside
-from neobert_hf.packing_neobert import needs_longest_document
 
 
 # The files of a Hub repository that are downloaded: no ONNX, and no pickles.
@@ -191,7 +189,7 @@ class ModelFolder:
 
     def check_rope(self) -> None:
         """Raise ValueError if a text's output depends on the other texts of its batch: a graph cannot express that."""
-        if needs_longest_document(self.config):
+        if self.config.rope_parameters["rope_type"] in ("dynamic", "longrope"):
             raise ValueError(
                 f"{self.path} has RoPE of type {self.config.rope_parameters['rope_type']!r}, which depends on the "
                 "longest text of a batch and cannot be part of a graph: use 'yarn' or 'linear'."
@@ -347,7 +345,9 @@ def read_safetensors(path: Path) -> dict[str, torch.Tensor]:
     files = [path / "model.safetensors" if path.is_dir() else path]
     # If there are both, Transformers loads the single file.
     if (path / INDEX).is_file() and not files[0].is_file():
-        files = indexed_files(path / INDEX)
+        names = set(json.loads((path / INDEX).read_text(encoding="utf-8"))["weight_map"].values())
+        # A file of the folder, and of no other.
+        files = [path / Path(name).name for name in sorted(names)]
     tensors = {}
     for file in files:
         if not file.is_file():
@@ -355,7 +355,7 @@ def read_safetensors(path: Path) -> dict[str, torch.Tensor]:
         # Opened first, since safetensors reports an unreadable file as missing.
         file.open("rb").close()
         try:
-            merge_shards(tensors, load_file(file), file)
+            tensors |= load_file(file)
         except SafetensorError as error:
             raise ValueError(f"{file} is damaged ({error}). Download or write it again.") from error
     return tensors

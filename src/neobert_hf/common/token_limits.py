@@ -2,8 +2,6 @@
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from neobert_hf.input_checks_neobert import positions_reached
-
 
 def tokens_read(model: PreTrainedModel, *limits: int | None) -> int | None:
     """The smallest of the given limits and of the model's own, where its positions begin after the padding id.
@@ -25,15 +23,9 @@ def tokens_read(model: PreTrainedModel, *limits: int | None) -> int | None:
 
 
 def length_to_cut_at(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, wanted: int) -> int:
-    """`wanted` tokens, or the model's limit if it is lower; a message is printed then.
-
-    A model with scaled RoPE can read more tokens than its config says, by the scaling factor. A tokenizer limit that
-    only repeats the number in the config is ignored then.
-    """
+    """`wanted` tokens, or the limit of the model or its tokenizer if that is lower; a message is printed then."""
     positions = getattr(model.config, "max_position_embeddings", None)
-    reached = positions_reached(model.config)
-    limit = reached if tokenizer.model_max_length == positions else tokenizer.model_max_length
-    length = tokens_read(model, wanted, limit, reached)
+    length = tokens_read(model, wanted, tokenizer.model_max_length, positions)
     if length < wanted:
         print(f"Texts are cut at {length:,} tokens, the model's limit; `max_length` is {wanted:,}.", flush=True)
     return length

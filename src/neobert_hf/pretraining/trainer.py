@@ -18,7 +18,6 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase
 
-from neobert_hf.attention_neobert import find_faster_kernel, has_varlen_kernel
 from neobert_hf.modeling_neobert import NeoBERTForMaskedLM
 from neobert_hf.pretraining.arguments import PretrainingArguments
 from neobert_hf.pretraining.batches import Documents, HeldOutBatchSampler, MLMBatchSampler
@@ -80,10 +79,8 @@ def attention_backend(model: NeoBERTForMaskedLM, device: torch.device, dtype: to
     name = model.config._attn_implementation
     if name != "sdpa" or whole_rows:
         return name
-    if has_varlen_kernel(device, dtype, model.config.head_dim, model.config.dropout):
-        faster = find_faster_kernel(device, dtype, model.config.head_dim)
-        return f"sdpa, FlashAttention {faster[-1] if faster else 'of torch'} over all documents"
-    return "sdpa, one call a document"
+    in_one_kernel = device.type == "cuda" and dtype != torch.float32 and not model.config.dropout
+    return "sdpa, FlashAttention over all documents" if in_one_kernel else "sdpa, one call a document"
 
 
 class MLMTrainer(ResumableTrainer):
