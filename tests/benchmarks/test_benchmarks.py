@@ -360,35 +360,6 @@ def test_ways_of_training_are_compared_on_the_same_seeds(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_smaller_embedding_model_is_made_in_three_ways(tmp_path, monkeypatch):
-    """Of two steps each, from the same large model; the second run repeats nothing."""
-    import shrink_embeddings
-
-    size = "1/2 layers, 1/2 MLP"
-    monkeypatch.setattr(shrink_embeddings, "SIZES", {size: (2, 2)})
-    data, start, _ = made_pairs(tmp_path)
-    limit = "--logging_steps 1 --per_device_train_batch_size 6 --use_cpu true --whiten 50"
-    flags = f"--data {data} --start {start} --results {tmp_path} --output_dir {tmp_path}/runs --learning_rates 1e-3"
-    command = [*flags.split(), "--seeds", "2", "--test_rows", "10", "--steps", "2", "--limit", limit]
-    command += ["--large", "--max_steps 2"]
-    shrink_embeddings.main(command)
-    stored = json.loads((tmp_path / "single_runs/shrink_embeddings.json").read_text())
-    # The large model, what was cut out of it, and of each way two seeds.
-    assert len(stored) == 2 + 3 * 2 and len({json.dumps(run["found"]) for run in stored.values()}) == 8
-    large = json.loads((tmp_path / "runs/large/model/config.json").read_text())
-    configs = [json.loads(file.read_text()) for file in tmp_path.glob("runs/1_2_layers*/model/config.json")]
-    assert [config["num_hidden_layers"] for config in configs] == [1] * 6
-    assert {config["intermediate_size"] for config in configs} == {large["intermediate_size"] // 2}
-    report = (tmp_path / "shrink_embeddings.md").read_text()
-    ways = (shrink_embeddings.ONLY_CUT, *shrink_embeddings.WAYS)
-    assert "nan" not in report and all(f"| {size}: {way} |" in report for way in ways)
-    assert (tmp_path / "shrink_embeddings.png").stat().st_size > 10_000
-    shutil.rmtree(tmp_path / "runs")
-    shrink_embeddings.main(command)
-    assert not list((tmp_path / "runs").rglob("log.json"))
-
-
-@pytest.mark.slow
 def test_teachers_checks_and_instructions_are_what_a_recipe_says(tmp_path, monkeypatch):
     """One seed of each recipe that the test above leaves out, of two steps: what is left tells what was done."""
     import embedding_report

@@ -1,4 +1,4 @@
-"""Shared by the recipes that train a pretrained model further: adapting to a domain, longer texts, shrinking."""
+"""Shared by the recipes that train a pretrained model further: adapting to a domain, longer texts."""
 
 import json
 import math
