@@ -529,7 +529,7 @@ def test_quality_stands_beside_speed_and_size(tmp_path, shared):
     flags = f"--data {tmp_path}/data --start {tmp_path}/start --seeds 1 --test_rows 40"
     flags += f" --output_dir {tmp_path}/runs --results {tmp_path}"
     few = "--max_steps 3 --per_device_train_batch_size 8"
-    main([*flags.split(), "--pairs", f"--only foldoc --whiten 500 {few}", "--sections", few])
+    main([*flags.split(), "--pairs", f"--only foldoc {few}", "--sections", few])
     quality = json.loads((tmp_path / "serving_quality.json").read_text())
     exact, onnx, int8 = (quality["scores"][name][0] for name in ("PyTorch", "ONNX Runtime", "PyTorch, int8"))
     # Every engine was asked, and int8 is another one.
