@@ -138,7 +138,7 @@ def test_checkpoints(guide_runner, workplace, capsys):
 
 
 def test_gpu(guide_runner):
-    """Its commands are there; tests/benchmarks runs them on a CPU."""
+    """Its scripts and settings are there; tests/benchmarks runs the script."""
     run(guide_runner, "guides/gpu.md")
 
 
