@@ -134,7 +134,6 @@ COMMANDS = {
         *"--max_steps 9 --warmup_steps 1 --use_cpu --output_dir".split(),
         OUT,
     ],
-    "adapt_domain": ["--model", NOWHERE, "--domain", NOWHERE, *"--replay_share 0 --use_cpu --output_dir".split(), OUT],
     "prepare_data": ["--source", NOWHERE, "--tokenizer", NOWHERE, "--output_dir", OUT],
     "train_tokenizer": ["--source", NOWHERE, "--output_dir", OUT],
     "finetune_embeddings": EMBEDDINGS,
