@@ -482,17 +482,6 @@ def test_forward_benchmark(tmp_path):
     assert even.returncode and b"it must be odd" in even.stderr
 
 
-@pytest.mark.slow
-def test_checkpoints_benchmark(tmp_path):
-    from checkpoints import main
-
-    main(["--rounds", "2", "--layers", "1", "--folder", str(tmp_path), "--results", str(tmp_path)])
-    report = (tmp_path / "checkpoints.md").read_text()
-    assert "what checksums add, mean and 95% interval" in report and "2 rounds of four checkpoints" in report
-    # Nothing that it wrote is left but the report.
-    assert [path.name for path in tmp_path.iterdir()] == ["checkpoints.md"]
-
-
 def test_a_training_step_is_compared_with_its_products(tmp_path):
     import training_step
 

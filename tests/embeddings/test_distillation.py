@@ -27,7 +27,7 @@ from neobert_hf.embeddings.models import build_encoder
 from neobert_hf.embeddings.recipe import prepare_run
 from neobert_hf.training.run_checkpoints import CheckpointError
 from tests.embeddings.test_resuming import interrupted
-from tests.helpers.embedding_runs import flip_a_bit, losses_of, run, to_flags
+from tests.helpers.embedding_runs import cut_short, losses_of, run, to_flags
 
 
 PROMPT = "Find the answer. "
@@ -242,8 +242,8 @@ def test_another_teacher_speaks_anew_and_not_to_a_run_that_has_begun(teachers, t
         run("dense", settings(**changes, output_dir=tmp_path / "lost"))
     for name in ("part-00000.parquet", "answers.parquet"):
         shutil.copytree(folder, tmp_path / "lost" / "teacher" / folder.name)
-        flip_a_bit(tmp_path / "lost" / "teacher" / folder.name / name)
-        with pytest.raises(ResultError, match=f"{name} is damaged"):
+        cut_short(tmp_path / "lost" / "teacher" / folder.name / name)
+        with pytest.raises(ResultError, match=f"{name} cannot be read"):
             run("dense", settings(**changes, output_dir=tmp_path / "lost"))
         shutil.rmtree(tmp_path / "lost" / "teacher" / folder.name)
     change_weights(str(teacher))

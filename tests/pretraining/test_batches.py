@@ -1,7 +1,6 @@
 """Which documents make up a micro-batch: all of them, once an epoch, the same on any number of processes."""
 
 import json
-import shutil
 import time
 import tracemalloc
 from itertools import islice
@@ -14,9 +13,8 @@ from datasets import Dataset
 from torch.utils.data import DataLoader
 from transformers import AutoTokenizer
 
-from neobert_hf.pretraining.arguments import DataArguments, PretrainingArguments
+from neobert_hf.pretraining.arguments import DataArguments
 from neobert_hf.pretraining.batches import DocumentKey, Documents, HeldOutBatchSampler, MLMBatchSampler
-from neobert_hf.pretraining.recipe import read_data
 from neobert_hf.pretraining.shards import load_shards, load_tokenizer, read_manifest
 
 
@@ -251,28 +249,3 @@ def test_a_late_cursor_costs_no_replay():
     keys = next(iter(plan))
     assert time.process_time() - start < 1
     assert keys[0].epoch == 40_000
-
-
-def test_a_shard_is_checked_once_before_anything_of_it_is_planned(prepared, tmp_path):
-    """A group of 2 of the 5 shards at a time, so that a corpus of terabytes is not read twice at every start."""
-    checked = []
-    documents = Documents(load_shards(prepared / "train"), [100] * 5, 64, checked.append)
-    plan = MLMBatchSampler(documents, DataArguments(["unused"], 64, micro_batch_tokens=256, shuffle_shards=2))
-    assert len(checked) == 2
-    while plan.cursor["subsets"][0]["epoch"] < 2:
-        plan.advance(plan.cursor["micro_batches"] + 1)
-    assert sorted(checked) == [0, 1, 2, 3, 4]
-
-
-def test_a_damaged_shard_ends_training(prepared, tmp_path):
-    shutil.copytree(prepared / "train", tmp_path / "train")
-    shard = tmp_path / "train" / "shard-00003.arrow"
-    content = bytearray(shard.read_bytes())
-    # Among the ids, near the end of the file.
-    content[-300] ^= 1
-    shard.write_bytes(content)
-    data = DataArguments([str(tmp_path / "train")], 64, micro_batch_tokens=256, shuffle_shards=2)
-    arguments = PretrainingArguments(str(tmp_path), max_steps=9, warmup_steps=1, bf16=False, use_cpu=True)
-    with pytest.raises(ValueError, match="shard-00003.arrow is damaged: its content is not what was written"):
-        sampler = read_data(data, arguments).train.sampler
-        sampler.advance(1000)

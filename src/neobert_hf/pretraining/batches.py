@@ -7,7 +7,7 @@ memory-mapped Arrow shards and not a stream.
 """
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -54,22 +54,12 @@ class Documents(torch.utils.data.Dataset):
         shards: with a column `input_ids` (special tokens included), as `shards.load_shards` gives.
         shard_sizes: documents in each shard, in the order of `shards`.
         max_length: in tokens.
-        check: called with the number of a shard, once, before the shard is used; raises if it is damaged. It runs when
-            a group begins and reads its shards, some hundred megabytes, which training reads soon after anyway.
     """
 
-    def __init__(
-        self,
-        shards: datasets.Dataset,
-        shard_sizes: list[int],
-        max_length: int,
-        check: Callable[[int], None] | None = None,
-    ):
+    def __init__(self, shards: datasets.Dataset, shard_sizes: list[int], max_length: int):
         self.shards = shards.with_format("numpy", columns=["input_ids"])
         self.shard_sizes = shard_sizes
         self.max_length = max_length
-        self.check = check
-        self.unchecked = set(range(len(shard_sizes)) if check else [])
 
     def __getitems__(self, keys: list[DocumentKey]) -> list[dict]:
         rows = self.shards[[key.row for key in keys]]["input_ids"]
@@ -86,11 +76,6 @@ class Documents(torch.utils.data.Dataset):
         Raises:
             ValueError: if a document has nothing between its special tokens.
         """
-        ends = np.cumsum(self.shard_sizes)
-        for shard in np.flatnonzero((ends > first) & (ends - self.shard_sizes < first + size)):
-            if shard in self.unchecked:
-                self.check(shard)
-                self.unchecked.remove(shard)
         column = self.shards.data.column("input_ids").slice(first, size)
         lengths = pyarrow.compute.list_value_length(column).to_numpy()
         if size and lengths.min() < 3:

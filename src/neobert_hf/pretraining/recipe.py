@@ -24,9 +24,9 @@ from neobert_hf.pretraining.trainer import MicroBatches, PretrainingData
 from neobert_hf.training.arguments import result_settings
 from neobert_hf.training.run_checkpoints import (
     COMPLETE,
-    check_content,
     check_step,
     complete_checkpoints,
+    read_progress,
     step_of,
     stored_settings,
 )
@@ -139,7 +139,7 @@ def find_source(data: DataArguments) -> str | Path | None:
     if checkpoints := complete_checkpoints(folder):
         newest = checkpoints[-1]
         check_step(newest)
-        steps = check_content(newest).settings["max_steps"]
+        steps = read_progress(newest).settings["max_steps"]
         if step_of(newest) < steps:
             raise ValueError(
                 f"The run {folder} has reached only step {step_of(newest)} of {steps}. Finish it, or name {newest} to "
@@ -147,7 +147,7 @@ def find_source(data: DataArguments) -> str | Path | None:
             )
         return newest
     if data.continue_optimizer or (folder / COMPLETE).is_file():
-        check_content(folder)
+        read_progress(folder)
     if (folder / "config.json").is_file():
         return folder
     if folder.is_dir():
