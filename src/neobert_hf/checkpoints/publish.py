@@ -185,7 +185,7 @@ def build_folder(settings: PublishSettings, folder: Path) -> None:
         raise ValueError(f"{source.path} has no tokenizer. Give one with `--tokenizer`: a folder or a Hub id.")
     # Use the dtype of the tensors, since that of the config might round them.
     dtype = next(iter(source.tensors.values())).dtype
-    model = source.load_model(source.model_class, dtype=dtype).eval()
+    model = source.model_class.from_pretrained(source.path, dtype=dtype).eval()
 
     # 2. Weights, with config and code; tokenizer; modules
     model.save_pretrained(folder)

@@ -355,11 +355,8 @@ def nearest(name: str, known: list[str]) -> str:
 
 
 def differences(stored: dict, current: dict) -> list[tuple[str, Any, Any]]:
-    """Name, stored and current value of each setting in which the two differ.
-
-    A `..._fingerprint` that was not stored does not count: older versions stored fewer of them.
-    """
-    names = sorted(stored.keys() | {name for name in current if name in stored or not name.endswith("_fingerprint")})
+    """Name, stored and current value of each setting in which the two differ."""
+    names = sorted(stored.keys() | current.keys())
     return [(name, stored.get(name), current.get(name)) for name in names if stored.get(name) != current.get(name)]
 
 

@@ -345,9 +345,8 @@ class MLMTrainer(ResumableTrainer):
 
     def take_over(self, totals: dict) -> None:
         super().take_over(totals)
-        if totals:
-            self._window = TokenCounts(**totals["window"])
-            self._window_start -= totals["seconds"]
+        self._window = TokenCounts(**totals["window"])
+        self._window_start -= totals["seconds"]
 
     def _save_checkpoint(self, model, trial) -> None:
         with self._clock_stopped():

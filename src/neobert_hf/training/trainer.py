@@ -145,7 +145,6 @@ class ResumableTrainer(Trainer):
         self.run_settings = settings
         self.resume: Path | None = None
         self.stopped = False
-        self.counts_all_steps = True
         super().__init__(*args, **kwargs)
         if self.args.n_gpu > 1:
             raise ValueError(f"One process sees {self.args.n_gpu} GPUs: use `accelerate launch`, one process per GPU.")
@@ -207,13 +206,10 @@ class ResumableTrainer(Trainer):
         return self.accelerator.reduce(value.detach().float(), "mean").item()
 
     def take_over(self, totals: dict) -> None:
-        """Continue the sums from `totals`, which is empty in checkpoints of older versions."""
-        # Without them, the sums cover only the steps since this process started, and not the whole run.
-        self.counts_all_steps = bool(totals)
-        if totals:
-            self._globalstep_last_logged = totals["logged_step"]
-            self._tr_loss += totals["loss"]
-            self._total_loss_scalar = totals["logged_loss"]
+        """Continue the sums of the checkpoint."""
+        self._globalstep_last_logged = totals["logged_step"]
+        self._tr_loss += totals["loss"]
+        self._total_loss_scalar = totals["logged_loss"]
 
     def train(self, *args, **kwargs):
         previous = signal.getsignal(signal.SIGTERM)
@@ -296,7 +292,7 @@ class ResumableTrainer(Trainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if not math.isfinite(logs.get("loss", 0.0)):
             raise FloatingPointError(f"The loss is {logs['loss']} at step {self.state.global_step}.")
-        if logs.pop("train_loss", None) is not None and self.counts_all_steps:
+        if logs.pop("train_loss", None) is not None:
             logs["train_loss"] = self._total_loss_scalar / max(self.state.global_step, 1)
         super().log(logs, start_time)
 
