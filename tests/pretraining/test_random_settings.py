@@ -285,7 +285,7 @@ def test_pretraining(prepared, tmp_path):
     def check(drawn):
         architecture, data, values, changed = drawn
         try:
-            data = DataArguments(str(prepared / "train"), **data)
+            data = DataArguments([str(prepared / "train")], **data)
             arguments = arguments_with(values | {"output_dir": str(tmp_path), "save_strategy": "no"})
         except ValueError as error:
             # Transformers writes `--logging_steps`.
