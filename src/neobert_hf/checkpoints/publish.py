@@ -25,7 +25,6 @@ from neobert_hf.checkpoints.card import build_card, check_card, gather_facts
 from neobert_hf.checkpoints.doctor import CONTEXTUAL_FILES, FAIL, diagnose
 from neobert_hf.checkpoints.golden_outputs import GOLDEN_FILE, record_outputs
 from neobert_hf.checkpoints.model_folder import (
-    ADAPTER,
     ENCODERS_AND_CONTEXTUAL,
     INDEX,
     SENTENCE_FILES,
@@ -68,7 +67,7 @@ STALE = [
     *("[0-9]_*/config.json", "[0-9]_*/model.safetensors", "[0-9]_*/pytorch_model.bin"),
     *("tokenizer.json", "tokenizer_config.json", "vocab.txt", "special_tokens_map.json", "added_tokens.json"),
     # If these were left, Transformers would load another model and put the adapter into it.
-    *(ADAPTER, "adapter_model.safetensors", "adapter_model.bin"),
+    *("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"),
     # The original's code, and that of contextual models alone.
     *("model.py", "rotary.py", "contextual_neobert.py"),
 ]
