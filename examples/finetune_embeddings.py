@@ -12,10 +12,9 @@ from neobert_hf.embeddings.adapters import add_lora
 from neobert_hf.embeddings.arguments import DenseArguments
 from neobert_hf.embeddings.distillation import add_teacher, distillation_loss
 from neobert_hf.embeddings.mining import add_mined_negatives
-from neobert_hf.embeddings.models import build_encoder, info_nce_loss, load_trained_model
+from neobert_hf.embeddings.models import add_linear_layers, build_encoder, info_nce_loss, load_trained_model
 from neobert_hf.embeddings.recipe import dense_evaluator, prepare_run
 from neobert_hf.embeddings.trainers import DistillationTrainer, EmbeddingTrainer
-from neobert_hf.embeddings.whitening import add_whitening
 
 
 def main(args: list[str] | None = None) -> None:
@@ -30,7 +29,8 @@ def main(args: list[str] | None = None) -> None:
 
         # 3. The model and its loss: contrastive, or distillation from a teacher, which is asked before training starts
         model = build_encoder(run.source, settings.max_length, settings.trust_remote_code)
-        add_whitening(model, run)
+        # A checkpoint of LoRA holds these layers whole, beside the adapters.
+        add_linear_layers(model, str(run.checkpoint or settings.model))
         add_lora(model, run)
         if settings.teacher is not None:
             answers = add_teacher(run, model)

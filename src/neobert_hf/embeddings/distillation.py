@@ -37,7 +37,6 @@ from sentence_transformers.sentence_transformer.losses import (
 from sentence_transformers.util import pairwise_cos_sim
 from torch import nn
 
-from neobert_hf.common.atomic_writes import tidy_folder
 from neobert_hf.common.fingerprints import data_fingerprint, model_files_fingerprint, value_checksum
 from neobert_hf.common.stored_rows import load_rows, store_rows
 from neobert_hf.embeddings.arguments import DenseArguments
@@ -268,7 +267,6 @@ def _what_it_answers(folder: Path, teacher: Teacher, width: int) -> Answers:
 
 def _read_missing(folder: Path, rows: Dataset, teacher: Teacher, description: PairDataset) -> Dataset:
     """The teacher's results for all rows, as a column `label`. It reads only rows whose results are missing."""
-    tidy_folder(folder)
     numbers = List(Value("float32"))
     features = Features({"label": List(numbers) if teacher.embeddings else numbers})
     missing = _missing_parts(folder, len(rows))
