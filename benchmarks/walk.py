@@ -1,4 +1,4 @@
-"""How many functions and files one forward pass of a padded batch goes through, in this package and in Transformers' ModernBERT.
+"""How many functions and files one forward pass of a padded batch goes through, beside ModernBERT of Transformers.
 
     python benchmarks/walk.py
 
@@ -8,6 +8,7 @@ enters another file than its caller's. A second pass is counted, since the first
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -58,9 +59,9 @@ def main() -> None:
         ).eval(),
     }
     for (name, path), model in models.items():
-        with torch.no_grad():
-            model(ids, attention_mask=mask)
-            counts = walk(lambda: model(ids, attention_mask=mask), path)
+        run = torch.no_grad()(partial(model, ids, attention_mask=mask))
+        run()
+        counts = walk(run, path)
         print(f"{name}: " + ", ".join(f"{count:,} {what}" for what, count in counts.items()))
 
 
