@@ -5,9 +5,9 @@
 As in retrieval_from_documents.py, the start is first fine-tuned on pairs, once. Then every recipe goes on from that
 model, on the same pairs for the same number of steps. All get the same search: every learning rate is tried with the
 first seed, the rate is chosen on held-out pairs that are not tested on, and then the other seeds run with it. The model
-that all recipes go on from is also the miner and the guide. The teacher of scores, which also checks mined negatives,
-is a reranker that is trained from the start on the same pairs; `--teacher` replaces it. The teacher of embeddings is
-the start, fine-tuned for longer. Its cosines can be learned as well, and it can be the guide. A recipe with other
+that all recipes go on from is also the miner and the guide. The teacher, which checks mined negatives, is a
+reranker that is trained from the start on the same pairs; `--teacher` replaces it. The teacher of embeddings is the
+start, fine-tuned for longer, and can be the guide. A recipe with other
 instructions goes on from a start that was fine-tuned with these instructions. An interrupted command goes on when it is
 run again, even on another machine: see stored_runs.py.
 """
@@ -47,10 +47,7 @@ TRAIN = "finetune_embeddings.py"
 PLAIN, MINED = "plain", "mined negatives"
 MINER = "--miner {helper} --negatives 4"
 DATASETS = "--datasets "
-# A teacher is learned with the contrastive loss of the pairs added.
-BESIDE_PAIRS = " --contrastive_weight 1 --teacher_dir {teacher_dir}"
-# Flags beside those of the plain recipe. A teacher of scores compares the documents of a row, so it needs mined
-# negatives. To learn the embeddings of a teacher, they would be of no use. Stored runs are looked up by these texts.
+# Flags beside those of the plain recipe. Stored runs are looked up by these texts.
 RECIPES = {
     PLAIN: "",
     MINED: MINER,
@@ -63,14 +60,6 @@ RECIPES = {
     "guide": "--guide {helper}",
     "guide by the teacher of embeddings": "--guide {embedding_teacher}",
     "mined negatives and guide": MINER + " --guide {helper}",
-    "distillation": MINER + " --teacher {teacher} --distillation kl" + BESIDE_PAIRS,
-    "distillation alone": MINER + " --teacher {teacher} --distillation kl --teacher_dir {teacher_dir}",
-    "distillation of margins": MINER + " --teacher {teacher} --distillation margin_mse" + BESIDE_PAIRS,
-    "distillation of embeddings": "--teacher {embedding_teacher} --distillation mse" + BESIDE_PAIRS,
-    "distillation of cosines": MINER + " --teacher {embedding_teacher} --distillation kl" + BESIDE_PAIRS,
-    "distillation of margins of cosines": MINER
-    + " --teacher {embedding_teacher} --distillation margin_mse"
-    + BESIDE_PAIRS,
     "LoRA": "--lora_rank 16",
     "no instruction": DATASETS + "{no_instruction}",
     "instructions for queries and documents": DATASETS + "{both_instructions}",
@@ -81,9 +70,7 @@ RECIPES = {
 @dataclass(kw_only=True)
 class TrainingBenchmarkArguments(EmbeddingBenchmarkSettings):
     start: str = field(metadata={"help": "folder of a pretrained model"})
-    teacher: str | None = field(
-        default=None, metadata={"help": "reranker or embedding model; if unset, a reranker is trained"}
-    )
+    teacher: str | None = field(default=None, metadata={"help": "reranker; if unset, one is trained"})
     recipes: list[str] = field(default_factory=lambda: list(RECIPES), metadata={"help": "run these, and the plain one"})
     output_dir: str = field(default="runs/embedding_training_benchmark", metadata={"help": "data, runs and logs"})
     learning_rates: list[Positive] = field(
@@ -162,7 +149,7 @@ class Benchmark:
         def train_and_score() -> dict[str, float]:
             helper = self.first_model(recipe)
             teachers = {name: make() for name, make in self.teachers().items() if f"{{{name}}}" in template}
-            names = {"helper": helper, "teacher_dir": self.output / "teacher"} | teachers | self.variants
+            names = {"helper": helper} | teachers | self.variants
             flags = f"{self.flags(rate, seed)} {template.format_map(names)}"
             folder = self.train(TRAIN, "small.yaml", flags, helper, *teachers.values())
             return evaluate(load_model(folder / "model"), self.tests)
@@ -286,7 +273,7 @@ def report(
     teacher = ""
     if any("{teacher}" in RECIPES[name] for name in results):
         made = f"a reranker, `configs/embeddings/reranker.yaml` with `{settings.reranker}`"
-        teacher = f"Teacher of scores, which also checks mined negatives: {settings.teacher or made}. "
+        teacher = f"Teacher, which checks mined negatives: {settings.teacher or made}. "
     if any("{embedding_teacher}" in RECIPES[name] for name in results):
         teacher += f"Teacher of embeddings: the start fine-tuned with `{settings.embedding_teacher}`. "
     if any(RECIPES[name].startswith(DATASETS) for name in results):

@@ -339,19 +339,17 @@ def test_ways_of_training_are_compared_on_the_same_seeds(tmp_path):
     limit = "--max_steps 2 --logging_steps 1 --per_device_train_batch_size 6 --use_cpu true"
     flags = f"--data {data} --start {start} --results {tmp_path} --output_dir {tmp_path}/runs --learning_rates 1e-3"
     command = [*flags.split(), "--seeds", "2", "--test_rows", "10", "--limit", limit]
-    command += ["--recipes", "mined negatives", "distillation", "LoRA"]
+    command += ["--recipes", "mined negatives", "guide", "LoRA"]
     main(command)
     results = json.loads((tmp_path / "embedding_training.json").read_text())["results"]
-    assert list(results) == ["plain", "mined negatives", "distillation", "LoRA"]
+    assert list(results) == ["plain", "mined negatives", "guide", "LoRA"]
     scores = [json.dumps(result["scores"]) for result in results.values()]
     assert len(set(scores)) == 4 and all(len(result["scores"]) == 2 for result in results.values())
     report = (tmp_path / "embedding_training.md").read_text()
-    assert "distillation, against mined negatives" in report and "| before |" in report and "nan" not in report
+    assert "guide, against plain" in report and "| before |" in report and "nan" not in report
     assert (tmp_path / "embedding_training.png").stat().st_size > 10_000
-    # The teacher reads each of the three sets of pairs once for all seeds.
-    assert len(list((tmp_path / "runs" / "teacher").iterdir())) == 3
-    # Besides those of the recipes: the model that they go on from, and the teacher.
-    assert len(list((tmp_path / "runs").rglob("log.json"))) == 4 * 2 + 2
+    # Besides those of the recipes: the model that they go on from.
+    assert len(list((tmp_path / "runs").rglob("log.json"))) == 4 * 2 + 1
     # What the results hold is not trained again, on a machine that has nothing else neither.
     shutil.rmtree(tmp_path / "runs")
     main(command)
@@ -422,11 +420,7 @@ def test_teachers_checks_and_instructions_are_what_a_recipe_says(tmp_path, monke
         "plain": (plain, 1),
         "mined negatives, margin of 0.2": (plain, 0),
         "mined negatives, checked by a reranker": (plain, 1),
-        "distillation of margins": (plain, 0),
-        "distillation of embeddings": (plain, 1),
-        "guide by the teacher of embeddings": (plain, 0),
-        "distillation of cosines": (plain, 0),
-        "distillation of margins of cosines": (plain, 0),
+        "guide by the teacher of embeddings": (plain, 1),
         "no instruction": (("", ""), 1),
         "instructions for queries and documents": ((f"{asked} Query: ", f"{asked} Document: "), 1),
         "instruction, special tokens behind it": ((f"{asked}[SEP] [CLS]", ""), 1),
@@ -444,10 +438,8 @@ def test_teachers_checks_and_instructions_are_what_a_recipe_says(tmp_path, monke
     # So few steps leave a reranker to which every document is too close: what it checks is the plain recipe.
     del weights["mined negatives, checked by a reranker"]
     assert len(set(weights.values())) == len(weights) == len(runs.runs) - 1
-    # Each of two datasets: mined with another margin, with the usual one for the teachers, and with a check.
-    assert len(list((tmp_path / "runs" / "mined").iterdir())) == 3 * 2
-    # What the reranker says of mined documents, what the other teacher says of them, and its embeddings.
-    assert len(list((tmp_path / "runs" / "teacher").iterdir())) == 3 * 2
+    # Each of two datasets: mined with another margin, and with a check.
+    assert len(list((tmp_path / "runs" / "mined").iterdir())) == 2 * 2
 
 
 def test_documents_are_scored_with_the_prompt_that_they_were_trained_with(tmp_path):

@@ -36,17 +36,12 @@ REDUCED = {
 }
 # The recipes for other kinds of models have tests of their own, with runs.
 READ_ONLY = ("python examples/train_sparse", "python examples/train_multi", "python examples/train_rerank")
-# Its teacher would be one of them.
-DISTILLATION = (
-    "python examples/finetune_embeddings.py --config configs/embeddings/small.yaml --datasets my/datasets.yaml "
-    "--model runs/embeddings/model --miner runs/embeddings/model --negatives 4 --teacher",
-)
 
 
 @pytest.fixture
 def guide_runner(runner):
     runner.reduced = REDUCED
-    runner.read_only = READ_ONLY + DISTILLATION
+    runner.read_only = READ_ONLY
     return runner
 
 

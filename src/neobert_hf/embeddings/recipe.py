@@ -168,9 +168,7 @@ def run_settings(settings: RecipeArguments, arguments: EmbeddingArguments, data:
                 values[f"{name}_fingerprint"] = model_files_fingerprint(values[name])
     if not values.get("whiten"):
         values.pop("whiten", None)
-    # The folder may be moved together with its contents.
-    values.pop("teacher_dir", None)
-    for name in ("guide", "teacher", "first_model"):
+    for name in ("guide", "first_model"):
         if values.get(name):
             values[f"{name}_fingerprint"] = model_files_fingerprint(values[name])
     values["batches_per_step"] = arguments.world_size * arguments.gradient_accumulation_steps
