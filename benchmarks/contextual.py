@@ -121,8 +121,7 @@ class Benchmark:
             ),
             BI_ENCODER: (
                 "finetune_embeddings.py",
-                # The contextual model has no whitening layer, so the bi-encoder gets none.
-                "small_base.yaml",
+                "small.yaml",
                 f"--max_steps {self.equal_steps} --max_negatives 0",
             ),
         }[way]
@@ -242,7 +241,7 @@ def report(benchmark: Benchmark, ways: dict[str, dict], results: dict[str, list[
         TESTS,
         "Both start from the model of the command. Contextual: `configs/embeddings/contextual_small.yaml`, "
         f"{settings.steps:,} steps of {settings.batch_size} pairs, {settings.context_size} documents in a context. "
-        f"Bi-encoder: `configs/embeddings/small_base.yaml`, {benchmark.equal_steps:,} steps of as many pairs. A text "
+        f"Bi-encoder: `configs/embeddings/small.yaml`, {benchmark.equal_steps:,} steps of as many pairs. A text "
         f"has {benchmark.tokens:.0f} tokens on average, so a step of the contextual model costs as much as {costs:.1f} "
         "steps of the bi-encoder, counted in tokens that are read and passes over them.",
         f"Learning rates {', '.join(f'{rate:g}' for rate in settings.learning_rates)} are tried by both and chosen on "

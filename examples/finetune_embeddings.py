@@ -11,10 +11,9 @@ from neobert_hf.common.script_errors import run_script
 from neobert_hf.embeddings.adapters import add_lora
 from neobert_hf.embeddings.arguments import DenseArguments
 from neobert_hf.embeddings.mining import add_mined_negatives
-from neobert_hf.embeddings.models import build_encoder, info_nce_loss, load_trained_model
+from neobert_hf.embeddings.models import add_linear_layers, build_encoder, info_nce_loss, load_trained_model
 from neobert_hf.embeddings.recipe import dense_evaluator, prepare_run
 from neobert_hf.embeddings.trainers import EmbeddingTrainer
-from neobert_hf.embeddings.whitening import add_whitening
 
 
 def main(args: list[str] | None = None) -> None:
@@ -29,7 +28,8 @@ def main(args: list[str] | None = None) -> None:
 
         # 3. The model and its loss
         model = build_encoder(run.source, settings.max_length, settings.trust_remote_code)
-        add_whitening(model, run)
+        # A checkpoint of LoRA holds these layers whole, beside the adapters.
+        add_linear_layers(model, str(run.checkpoint or settings.model))
         add_lora(model, run)
         guide = load_trained_model(settings.guide, settings.trust_remote_code) if settings.guide else None
         loss = info_nce_loss(model, settings.temperature, settings.mini_batch_size, settings.matryoshka_dims, guide)

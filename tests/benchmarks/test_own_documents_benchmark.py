@@ -41,7 +41,7 @@ def test_ways_are_tested_on_the_same_pairs(documents, corpus, tmp_path, monkeypa
     few = "8 pairs of a kind, marked titles only"
     flags = ["--documents", str(documents), "--start", f"{tmp_path}/start", "--ways", own_documents.SHIPPED, few]
     flags += ["--seeds", "2", "--output_dir", f"{tmp_path}/runs", "--results", str(tmp_path), "--training"]
-    flags += ["--max_steps 2 --max_length 32 --use_cpu true --whiten 0 --per_device_train_batch_size 8"]
+    flags += ["--max_steps 2 --max_length 32 --use_cpu true --per_device_train_batch_size 8"]
     own_documents.main(flags)
     # Two ways, two seeds, two trainings.
     assert done == ["finetune_embeddings.py"] * 8

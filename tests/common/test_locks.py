@@ -134,13 +134,6 @@ COMMANDS = {
         *"--max_steps 9 --warmup_steps 1 --use_cpu --output_dir".split(),
         OUT,
     ],
-    "adapt_domain": ["--model", NOWHERE, "--domain", NOWHERE, *"--replay_share 0 --use_cpu --output_dir".split(), OUT],
-    "shrink": [
-        *["--model", NOWHERE, "--train_data", NOWHERE, "--validation_data", NOWHERE],
-        *f"--config {ROOT}/configs/adapt/shrink.yaml --bf16 false --use_cpu --num_hidden_layers 1 --output_dir".split(),
-        OUT,
-    ],
-    "shrink_embeddings": ["--model", NOWHERE, "--texts", NOWHERE, "--num_hidden_layers", "1", "--output_dir", OUT],
     "prepare_data": ["--source", NOWHERE, "--tokenizer", NOWHERE, "--output_dir", OUT],
     "train_tokenizer": ["--source", NOWHERE, "--output_dir", OUT],
     "finetune_embeddings": EMBEDDINGS,

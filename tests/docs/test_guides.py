@@ -20,11 +20,6 @@ TASK = "--max_length 32 --max_steps 2 --eval_steps 1 --per_device_train_batch_si
 REDUCED = {
     "prepare_data": "--num_proc 1",
     "pretrain": PRETRAINING,
-    # The four chapters of the test's data leave none to hold out.
-    "adapt_domain": "--domain corpus/docstrings.jsonl --held_out_share 0.2 --max_steps 2 --eval_steps 2 "
-    "--global_batch_tokens 128 --micro_batch_tokens 128 --report_to none",
-    "shrink": "--num_hidden_layers 1 --max_steps 2 --warmup_steps 0 --eval_steps 2 --measured_tokens 256 "
-    "--global_batch_tokens 128 --micro_batch_tokens 128 --report_to none",
     "finetune_embeddings": "--max_steps 2 --eval_steps 2 --per_device_train_batch_size 8 --report_to none",
     "train_contextual": "--max_steps 2 --eval_steps 2 --context_size 4 --mini_batch_size 4 --report_to none "
     "--per_device_train_batch_size 8",
@@ -53,7 +48,6 @@ def test_embed(guide_runner, workplace):
     shutil.rmtree(workplace / "runs/embeddings")
     run(guide_runner, "guides/embed.md")
     assert (workplace / "runs/embeddings/model/modules.json").is_file()
-    assert (workplace / "runs/smaller_embeddings/model/modules.json").is_file()
 
 
 def test_contextual_embeddings(guide_runner, workplace, capsys):
@@ -86,12 +80,11 @@ def test_pretrain_and_adapt(guide_runner, workplace, monkeypatch):
     assert (workplace / "runs/tiny/curves.png").is_file()
     run(guide_runner, "guides/adapt.md")
     assert (workplace / "runs/domain/model/model.safetensors").is_file()
-    assert "| general |" in (workplace / "runs/domain/report.md").read_text()
-    assert "| distilled |" in (workplace / "runs/smaller_mlm/report.md").read_text()
+    assert "eval_loss_2" in (workplace / "runs/domain/log.json").read_text()
 
 
 def test_long_texts(guide_runner, workplace):
-    guide_runner.read_only += ("python examples/extend_length.py",)
+    guide_runner.read_only += ("python examples/pretrain.py",)
     run(guide_runner, "guides/long_texts.md")
     assert "yarn:4" in (workplace / "runs/long/pseudo_perplexity.md").read_text()
 
@@ -137,7 +130,7 @@ def test_checkpoints(guide_runner, workplace, capsys):
 
 
 def test_gpu(guide_runner):
-    """Its commands are there; tests/benchmarks runs them on a CPU."""
+    """Its scripts and settings are there; tests/benchmarks runs the script."""
     run(guide_runner, "guides/gpu.md")
 
 

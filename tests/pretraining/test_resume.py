@@ -18,7 +18,7 @@ from neobert_hf.pretraining.recipe import find_source
 from neobert_hf.training import trainer as training
 from neobert_hf.training.run_checkpoints import COMPLETE, CheckpointError, complete_checkpoints
 from tests.helpers.models import ROOT
-from tests.helpers.pretraining_runs import assert_same_weights, pretrain, run, start
+from tests.helpers.pretraining_runs import assert_same_weights, kill_twice, pretrain, run, start
 
 
 @pytest.fixture
@@ -237,24 +237,52 @@ def test_what_is_not_given_of_the_architecture_comes_from_init_from(flags, prepa
     """Also when the run goes on and its start is gone."""
     shutil.copytree(finished / "model", tmp_path / "first")
     stage = {"init_from": tmp_path / "first", "max_steps": 4, "save_steps": 2, "min_lengths": 0, "probabilities": 1}
-    stage |= {"replay_data": prepared / "train", "replay_share": 0.5}
-    stage |= {"validation_data": prepared / "validation", "replay_validation_data": prepared / "validation"}
+    stage |= {"validation_data": prepared / "validation"}
     run(flags(**stage, output_dir=tmp_path / "given"))
     stage |= dict.fromkeys(ARCHITECTURE)
-    log = run(flags(**stage))
+    run(flags(**stage))
     assert_same_weights(tmp_path / "run", tmp_path / "given")
-    evaluation = log[-1]
-    assert evaluation["eval_replay_loss"] == evaluation["eval_loss"]
     forget(tmp_path / "run", after=2)
     (tmp_path / "first").rename(tmp_path / "gone")
     run(flags(**stage))
     assert_same_weights(tmp_path / "run", tmp_path / "given")
-    with pytest.raises(CheckpointError, match="replay_share: 0.5 there, 0.25 now"):
-        pretrain.main(flags(**stage | {"replay_share": 0.25}))
-    # Other text is another run.
-    stage |= {"eval_strategy": "no", "validation_data": None, "replay_validation_data": None}
-    with pytest.raises(CheckpointError, match="corpus: "):
-        pretrain.main(flags(**stage | {"replay_data": prepared / "validation"}))
+
+
+def test_several_folders_killed_twice_end_with_the_same_bits(flags, prepared, tmp_path):
+    """With other shares, or the folders in another order, it is another run."""
+    domain, general = tmp_path / "domain", prepared / "train"
+    shutil.copytree(prepared / "validation", domain)
+    changes = {"max_steps": 24, "min_lengths": 0, "probabilities": 1, "train_data": f"{domain}:1 {general}:0.5"}
+    start(flags(**changes, output_dir=tmp_path / "whole")).finish()
+    kill_twice(flags(**changes), tmp_path / "run", "pretrain")
+    assert_same_weights(tmp_path / "run", tmp_path / "whole")
+    for other, name in ((f"{domain} {general}", "shares"), (f"{general}:1 {domain}:0.5", "corpus")):
+        with pytest.raises(CheckpointError, match=f"{name}: "):
+            pretrain.main(flags(**changes | {"train_data": other}))
+
+
+def test_each_held_out_folder_has_its_loss(flags, prepared, tmp_path):
+    shutil.copytree(prepared / "validation", tmp_path / "second")
+    log = run(flags(validation_data=f"{prepared / 'validation'} {tmp_path / 'second'}", max_steps=2))
+    assert log[-1]["eval_loss"] == log[-1]["eval_loss_2"]
+
+
+def test_a_run_from_a_model_with_new_rotary_positions_and_a_new_length(flags, finished, tmp_path):
+    """As `configs/adapt/length.yaml`: the model remembers the length that it was trained with before."""
+    shutil.copytree(finished / "model", tmp_path / "first")
+    stage = {"init_from": tmp_path / "first", "max_length": 128, "max_steps": 4, "save_steps": 2}
+    rope = ["--rope_parameters", '{"rope_type": "yarn", "factor": 2.0}']
+    run([*flags(**stage, output_dir=tmp_path / "whole"), *rope])
+    run([*flags(**stage), *rope])
+    forget(tmp_path / "run", after=2)
+    (tmp_path / "first").rename(tmp_path / "gone")
+    run([*flags(**stage), *rope])
+    assert_same_weights(tmp_path / "run", tmp_path / "whole")
+    config = AutoModelForMaskedLM.from_pretrained(tmp_path / "run" / "model").config
+    expected = {"rope_type": "yarn", "factor": 2.0, "rope_theta": 10000.0, "original_max_position_embeddings": 64}
+    assert config.rope_parameters == expected and config.max_length == 128
+    with pytest.raises(CheckpointError, match="rope_parameters: "):
+        pretrain.main([*flags(**stage), "--rope_parameters", '{"rope_type": "yarn", "factor": 3.0}'])
 
 
 @pytest.mark.parametrize("rope", [{"rope_type": "yarn", "factor": 2.0}, {"rope_type": "default", "rope_theta": 100.0}])
@@ -279,7 +307,7 @@ def test_what_no_setting_names_stays_that_of_init_from_when_a_run_goes_on(flags,
 def test_a_run_starts_from_the_model_of_another_and_with_its_optimizer_from_the_last_checkpoint(finished, tmp_path):
     """The model may be that of the best evaluation, which is not the last one."""
     shutil.copytree(finished, tmp_path / "first")
-    places = {"train_data": "unused", "max_length": 64, "init_from": str(tmp_path / "first")}
+    places = {"train_data": ["unused"], "max_length": 64, "init_from": str(tmp_path / "first")}
     assert find_source(DataArguments(**places)) == tmp_path / "first" / "model"
     assert find_source(DataArguments(**places, continue_optimizer=True)) == tmp_path / "first" / "checkpoint-12"
 

@@ -152,10 +152,6 @@ class DenseArguments(LoraArguments, MiningArguments):
     negatives: Count | None = field(
         default=None, metadata={"help": "with `miner`: mine at most this many hard negatives for a row"}
     )
-    whiten: CountOrZero = field(
-        default=0,
-        metadata={"help": "number of texts from which a whitening layer after the pooling is computed; 0: no layer"},
-    )
 
     def __post_init__(self):
         super().__post_init__()

@@ -45,16 +45,15 @@ class MicroBatches:
 
 @dataclass
 class PretrainingData:
-    """The data to train on, with the manifests of their folders, and the data to evaluate on, if any."""
+    """The data to train on, with the manifests of their folders, and the data of each folder to evaluate on."""
 
     manifests: list[Manifest]
     train: MicroBatches
-    held_out: MicroBatches | None
-    replay_held_out: MicroBatches | None = None
+    held_out: list[MicroBatches]
 
     @property
     def manifest(self) -> Manifest:
-        """The manifest of the text that is not replayed."""
+        """The manifest of the first folder to train on; all have the same tokenizer."""
         return self.manifests[0]
 
     @property
@@ -115,7 +114,7 @@ class MLMTrainer(ResumableTrainer):
             args,
             data_collator=data.train.collator,
             train_dataset=data.train.documents,
-            eval_dataset=data.held_out.documents if data.held_out else None,
+            eval_dataset=data.held_out[0].documents if data.held_out else None,
             processing_class=data.tokenizer,
             settings=settings,
         )
@@ -292,12 +291,12 @@ class MLMTrainer(ResumableTrainer):
     def measure(self) -> dict[str, float]:
         """Loss in nats per label, perplexity and accuracy on the held-out documents; losses by length after cutting.
 
-        If there is held-out text of the replayed kind, the same metrics of it are `replay_loss` and so on.
+        Those of a second held-out folder are called `loss_2` and so on.
         """
-        metrics = self._measure(self.data.held_out)
-        if self.data.replay_held_out is not None:
-            replayed = self._measure(self.data.replay_held_out)
-            metrics |= {f"replay_{name}": value for name, value in replayed.items()}
+        metrics = {}
+        for number, held_out in enumerate(self.data.held_out, start=1):
+            ending = "" if number == 1 else f"_{number}"
+            metrics |= {f"{name}{ending}": value for name, value in self._measure(held_out).items()}
         return metrics
 
     def _measure(self, held_out: MicroBatches) -> dict[str, float]:
