@@ -157,10 +157,12 @@ def _similarities(vectors: torch.Tensor) -> torch.Tensor:
 
 def build_optimizer(student: Student, settings: DistilSettings) -> torch.optim.AdamW:
     blocks = list(student.encoder.transformer_encoder.parameters())
-    others = {*student.encoder.layer_norm.parameters(), *student.linear.parameters(), *student.head.parameters()}
+    others = (student.encoder.layer_norm, student.linear, student.head)
+    # The linear layer may also be the head. A checkpoint stores the moments by place, so the order must not change.
+    others = list(dict.fromkeys(each for module in others for each in module.parameters()))
     groups = [
         {"params": [student.encoder.encoder.weight], "lr": settings.embedding_rate, "weight_decay": 0.0},
-        {"params": sorted(others, key=lambda each: each.ndim), "lr": settings.embedding_rate / 2},
+        {"params": others, "lr": settings.embedding_rate / 2},
     ]
     groups += [{"params": blocks, "lr": settings.block_rate}] if blocks else []
     return torch.optim.AdamW(groups, betas=(0.9, 0.98), weight_decay=0.01, fused=True)

@@ -160,6 +160,7 @@ def build_student(
     model = SentenceTransformer(
         modules=[transformer, Pooling(width, pooling_mode="mean"), dense, Normalize()],
         prompts=teacher.prompts,
+        default_prompt_name=teacher.default_prompt_name,
         similarity_fn_name="cosine",
         device=teacher.device,
     )

@@ -208,7 +208,8 @@ def _read(teacher: SentenceTransformer, texts: list[Text]) -> dict[str, torch.Te
             with torch.autocast(teacher.device.type, torch.bfloat16, enabled=fast_bfloat16(teacher.device)):
                 outputs = teacher(inputs)
             mask, ids = outputs["attention_mask"].bool().cpu(), outputs["input_ids"].int().cpu()
-            states, vectors = outputs["token_embeddings"].half().cpu(), outputs["sentence_embedding"].float().cpu()
+            states = outputs["token_embeddings"].half().cpu()
+            vectors = outputs["sentence_embedding"][:, : teacher.truncate_dim].float().cpu()
             if not (states.isfinite().all() and vectors.isfinite().all()):
                 first = texts[batch[0]].words[:80]
                 raise FloatingPointError(f"The teacher's numbers for {first!r}, or texts as long, are not finite.")
