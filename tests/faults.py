@@ -113,7 +113,7 @@ def make_commands(folder: Path) -> dict[str, Command]:
     ppl = {"models": f"m={encoder}", "source": text, "sample": 8, "max_documents": 60, "batch_tokens": 64}
     index = {"model": encoder, "source": text, "id_column": "id", "write_every": 4, "device": "cpu"}
     helper = folder / "helper"
-    taught = dense | {"miner": helper, "negatives": 2, "teacher": helper, "distillation": "kl"}
+    mined = dense | {"miner": helper, "negatives": 2}
     contextual = embedding_runs.SMALL | dense | {"context_size": 8, "mini_batch_size": 3, "first_model": helper}
     contextual |= {"config": ROOT / "configs" / "embeddings" / "contextual_small.yaml", "save_steps": 4}
     retrieval = {"documents": folder / "documents", "model": encoder, "training": folder / "training.yaml"}
@@ -134,9 +134,7 @@ def make_commands(folder: Path) -> dict[str, Command]:
         "semantic_search": Command(
             "semantic_search", to_flags(index), ("passages.lance",), flag="--index", clean=stored_passages
         ),
-        "distillation": Command(
-            "finetune_embeddings", embedding_runs.to_flags("dense", taught), ("model/*.safetensors",)
-        ),
+        "mined": Command("finetune_embeddings", embedding_runs.to_flags("dense", mined), ("model/*.safetensors",)),
         "train_contextual": Command("train_contextual", to_flags(contextual), ("model/*.safetensors",)),
         "retrieval_from_documents": Command(
             "retrieval_from_documents", to_flags(retrieval), ("report.json", "*/model/*.safetensors")

@@ -9,17 +9,16 @@ from neobert_hf.common.stored_rows import load_rows, store_rows
 
 
 def kinds_of_rows() -> dict[str, Dataset]:
-    """As mining, clusters, a teacher and `make_pairs` store them."""
+    """As mining, clusters and `make_pairs` store them."""
     texts = [f"text {number} of some words" for number in range(50)]
     pairs = Dataset.from_dict({"query": texts, "positive": texts[::-1]})
     mined = pairs.add_column("negatives", [texts[:number] for number in range(50)])
     vectors = np.random.default_rng(0).normal(size=(50, 8)).astype(np.float32)
     clusters = mined.add_column("cluster", np.arange(50) // 7, feature=Value("int32"))
     clusters = clusters.add_column("query_vector", list(vectors), feature=List(Value("float32"), length=8))
-    scores = Dataset.from_dict({"label": vectors.tolist()}).cast_column("label", List(Value("float32")))
     # Through a table of row numbers.
     clusters = clusters.select(range(49, -1, -1))
-    return {"pairs": pairs, "mined": mined, "clusters": clusters, "scores": scores}
+    return {"pairs": pairs, "mined": mined, "clusters": clusters}
 
 
 KINDS = kinds_of_rows()

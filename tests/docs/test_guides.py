@@ -21,6 +21,9 @@ REDUCED = {
     "prepare_data": "--num_proc 1",
     "pretrain": PRETRAINING,
     "finetune_embeddings": "--max_steps 2 --eval_steps 2 --per_device_train_batch_size 8 --report_to none",
+    # A teacher that is there, in place of one on the Hub.
+    "distil": "--teacher runs/embeddings/model --passages 60 --epochs 1 --num_hidden_layers 1 --hidden_size 24 "
+    "--num_attention_heads 2 --intermediate_size 48",
     "train_contextual": "--max_steps 2 --eval_steps 2 --context_size 4 --mini_batch_size 4 --report_to none "
     "--per_device_train_batch_size 8",
     "run_glue": "--max_length 32 --num_train_epochs 1 --max_steps 2 --eval_steps 1 --report_to none",
@@ -31,17 +34,12 @@ REDUCED = {
 }
 # The recipes for other kinds of models have tests of their own, with runs.
 READ_ONLY = ("python examples/train_sparse", "python examples/train_multi", "python examples/train_rerank")
-# Its teacher would be one of them.
-DISTILLATION = (
-    "python examples/finetune_embeddings.py --config configs/embeddings/small.yaml --datasets my/datasets.yaml "
-    "--model runs/embeddings/model --miner runs/embeddings/model --negatives 4 --teacher",
-)
 
 
 @pytest.fixture
 def guide_runner(runner):
     runner.reduced = REDUCED
-    runner.read_only = READ_ONLY + DISTILLATION
+    runner.read_only = READ_ONLY
     return runner
 
 
@@ -53,6 +51,11 @@ def test_embed(guide_runner, workplace):
     shutil.rmtree(workplace / "runs/embeddings")
     run(guide_runner, "guides/embed.md")
     assert (workplace / "runs/embeddings/model/modules.json").is_file()
+
+
+def test_distil(guide_runner, capsys):
+    run(guide_runner, "guides/distil.md")
+    assert "of held-out texts" in capsys.readouterr().out
 
 
 def test_contextual_embeddings(guide_runner, workplace, capsys):

@@ -225,9 +225,6 @@ MINED = FEW + "--miner {dense} --negatives 2"
 REAL = {
     "plain": "",
     "LoRA": "--lora_rank 8 --learning_rate 5e-3",
-    "embeddings of a teacher": FEW + "--distillation mse --contrastive_weight 1 --teacher {dense}",
-    "probabilities of a reranker": MINED + " --distillation kl --contrastive_weight 1 --teacher {reranker}",
-    "margins of a reranker": MINED + " --distillation margin_mse --contrastive_weight 1 --teacher {reranker}",
     # The scores of so small a reranker lie within any margin.
     "negatives that a reranker checks": MINED + " --relative_margin 0 --cross_encoder {reranker}",
 }

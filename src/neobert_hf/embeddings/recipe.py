@@ -162,9 +162,7 @@ def run_settings(settings: RecipeArguments, arguments: EmbeddingArguments, data:
         for name in ("miner", "cross_encoder"):
             if values[name] is not None:
                 values[f"{name}_fingerprint"] = model_files_fingerprint(values[name])
-    # The folder may be moved together with its contents.
-    values.pop("teacher_dir", None)
-    for name in ("guide", "teacher", "first_model"):
+    for name in ("guide", "first_model"):
         if values.get(name):
             values[f"{name}_fingerprint"] = model_files_fingerprint(values[name])
     values["batches_per_step"] = arguments.world_size * arguments.gradient_accumulation_steps
