@@ -26,7 +26,6 @@ from neobert_hf.checkpoints.doctor import SERVED_FILES
 from neobert_hf.checkpoints.golden_outputs import GOLDEN_FILE
 from neobert_hf.checkpoints.publish import STALE, PublishSettings, build_folder, check_folder
 from neobert_hf.cli import main
-from neobert_hf.configuration_neobert import AUTO_MAP
 from neobert_hf.embeddings.inference import load_embedding_model, model_fingerprint
 from tests.helpers.examples import load_example
 from tests.helpers.hub_clients import TEXTS, outputs
@@ -35,6 +34,7 @@ from tests.helpers.models import ROOT, small_config, small_model
 from tests.helpers.small_tokenizer import small_tokenizer
 
 
+AUTO_MAP = NeoBERTConfig.auto_classes
 # Exports and pushes of whole folders take a minute each where the machine is busy.
 pytestmark = pytest.mark.slow
 
