@@ -424,7 +424,9 @@ def test_wrong_card_files_are_refused(text, message, work, tmp_path):
         gather_facts(work / "mlm", str(tmp_path / "card.yaml"))
 
 
-@pytest.mark.parametrize("name", neobert_hf.configuration_neobert.MODEL_CLASSES.values())
+@pytest.mark.parametrize(
+    "name", [reference.split(".")[1] for key, reference in AUTO_MAP.items() if key != "AutoConfig"]
+)
 def test_every_class_saves_the_whole_auto_map_and_its_code(name, tmp_path):
     small_model(getattr(neobert_hf, name)).save_pretrained(tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["auto_map"] == AUTO_MAP
