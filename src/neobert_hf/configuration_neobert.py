@@ -66,8 +66,6 @@ class NeoBERTConfig(PreTrainedConfig):
 
     model_type = "neobert"
     attribute_map = {"max_position_embeddings": "max_length", "head_dim": "dim_head"}
-    # Kept by us in every RoPE, so that a stretched length is not stretched again when it is loaded.
-    ignore_keys_at_rope_validation = {"original_max_position_embeddings"}
     # Saved with every model, whichever class it is saved from, so that all classes load without the package.
     auto_classes: ClassVar[dict[str, str]] = {
         "AutoConfig": "configuration_neobert.NeoBERTConfig",
@@ -120,6 +118,9 @@ class NeoBERTConfig(PreTrainedConfig):
         rope = kwargs.pop("rope_scaling", None) or self.rope_parameters
         if rope:
             self.rope_parameters = rope = dict(rope)
+            if rope.get("rope_type") == "linear":
+                # Kept by us in every stretched RoPE, so that loading does not stretch it again; others require it.
+                self.ignore_keys_at_rope_validation = {"original_max_position_embeddings"}
             if rope.get("rope_type") in STRETCHED and "original_max_position_embeddings" not in rope:
                 rope["original_max_position_embeddings"] = self.max_length
                 self.max_length = int(self.max_length * (rope.get("factor") or 1))

@@ -119,7 +119,7 @@ def attend_to_documents(
         return varlen_attn(query, key, value, cu_seq_lens_q, cu_seq_lens_q, max_length_q, max_length_q)[None], None
     documents = zip(*(states.split(lengths, dim=2) for states in (query, key, value)))
     attended = [F.scaled_dot_product_attention(*states, dropout_p=dropout, scale=scaling) for states in documents]
-    return torch.cat([states.transpose(1, 2) for states in attended], dim=1), None
+    return torch.cat([states.transpose(1, 2) for states in attended] or [query.transpose(1, 2)], dim=1), None
 
 
 @dataclass
@@ -167,7 +167,7 @@ class RaggedBatch:
 
     def attention_arguments(self) -> dict:
         """What attention functions need, under Transformers' names."""
-        longest = max(self.lengths)
+        longest = max(self.lengths, default=0)
         return {
             "lengths": self.lengths,
             "cu_seq_lens_q": self.cu_seq_lens,
@@ -196,7 +196,7 @@ def find_documents(config, shape, device, mask, position_ids, cu_seq_lens) -> tu
         return columns, None
     if config.rope:
         # From the first real token. Tokens that are masked out in the middle keep their place.
-        return (columns - mask.int().argmax(-1, keepdim=True)).clamp(min=0), None
+        return (columns - mask.int().argmax(-1, keepdim=True)) * mask, None
     return (mask.cumsum(-1) - 1).clamp(min=0), None  # The original counts real tokens.
 
 
