@@ -197,7 +197,7 @@ def find_documents(config, shape, device, mask, position_ids, cu_seq_lens) -> tu
     if config.rope:
         # From the first real token. Tokens that are masked out in the middle keep their place.
         return (columns - mask.int().argmax(-1, keepdim=True)) * mask, None
-    return (mask.cumsum(-1) - 1).clamp(min=0), None  # The original counts real tokens.
+    return (mask.int().cumsum(-1) - 1).clamp(min=0), None  # The original counts real tokens.
 
 
 class NeoBERTRMSNorm(nn.RMSNorm):
@@ -447,7 +447,7 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
             TypeError: on a misspelt argument.
         """
         check_arguments(self.config, input_ids, inputs_embeds, attention_mask, cu_seq_lens_q, kwargs)
-        if input_ids is not None:
+        if input_ids is not None and not torch._C._functorch.is_functorch_wrapped_tensor(input_ids):
             self.warn_if_padding_and_no_attention_mask(input_ids, attention_mask)
         hidden_states = self.encoder(input_ids) if inputs_embeds is None else inputs_embeds
         shape, device = hidden_states.shape[:2], hidden_states.device
