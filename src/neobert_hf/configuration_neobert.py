@@ -66,8 +66,6 @@ class NeoBERTConfig(PreTrainedConfig):
 
     model_type = "neobert"
     attribute_map = {"max_position_embeddings": "max_length", "head_dim": "dim_head"}
-    # Kept by us in every RoPE, so that a stretched length is not stretched again when it is loaded.
-    ignore_keys_at_rope_validation = {"original_max_position_embeddings"}
     # Saved with every model, whichever class it is saved from, so that all classes load without the package.
     auto_classes: ClassVar[dict[str, str]] = {
         "AutoConfig": "configuration_neobert.NeoBERTConfig",
@@ -112,19 +110,25 @@ class NeoBERTConfig(PreTrainedConfig):
         self._refuse_misspelt_keys(kwargs)
         if self.dim_head is None:
             self.dim_head = self.hidden_size // self.num_attention_heads
-        if self.dim_head * self.num_attention_heads != self.hidden_size:
-            raise ValueError(
-                f"`hidden_size` is {self.hidden_size}; it must be `num_attention_heads`, {self.num_attention_heads}, "
-                f"times `dim_head`, {self.dim_head}."
-            )
+        self._check_heads()
         rope = kwargs.pop("rope_scaling", None) or self.rope_parameters
         if rope:
             self.rope_parameters = rope = dict(rope)
+            if rope.get("rope_type") == "linear":
+                # Kept by us in every stretched RoPE, so that loading does not stretch it again; others require it.
+                self.ignore_keys_at_rope_validation = {"original_max_position_embeddings"}
             if rope.get("rope_type") in STRETCHED and "original_max_position_embeddings" not in rope:
                 rope["original_max_position_embeddings"] = self.max_length
                 self.max_length = int(self.max_length * (rope.get("factor") or 1))
         kwargs["auto_map"] = dict(self.auto_classes)
         super().__post_init__(**kwargs)
+
+    def _check_heads(self) -> None:
+        if self.dim_head * self.num_attention_heads != self.hidden_size:
+            raise ValueError(
+                f"`hidden_size` is {self.hidden_size}; it must be `num_attention_heads`, {self.num_attention_heads}, "
+                f"times `dim_head`, {self.dim_head}."
+            )
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any):
@@ -141,6 +145,7 @@ class NeoBERTConfig(PreTrainedConfig):
         cls._refuse_misspelt_keys(kwargs)
         loaded = super().from_dict(config_dict, **kwargs)
         config = loaded[0] if isinstance(loaded, tuple) else loaded
+        config._check_heads()
         if rope and config.max_length != trained:
             logger.warning_once(
                 f"The model now reads {config.max_length} tokens. Its tokenizer may still cut texts at {trained}: load "

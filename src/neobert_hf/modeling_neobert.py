@@ -119,7 +119,7 @@ def attend_to_documents(
         return varlen_attn(query, key, value, cu_seq_lens_q, cu_seq_lens_q, max_length_q, max_length_q)[None], None
     documents = zip(*(states.split(lengths, dim=2) for states in (query, key, value)))
     attended = [F.scaled_dot_product_attention(*states, dropout_p=dropout, scale=scaling) for states in documents]
-    return torch.cat([states.transpose(1, 2) for states in attended], dim=1), None
+    return torch.cat([states.transpose(1, 2) for states in attended] or [query.transpose(1, 2)], dim=1), None
 
 
 @dataclass
@@ -167,7 +167,7 @@ class RaggedBatch:
 
     def attention_arguments(self) -> dict:
         """What attention functions need, under Transformers' names."""
-        longest = max(self.lengths)
+        longest = max(self.lengths, default=0)
         return {
             "lengths": self.lengths,
             "cu_seq_lens_q": self.cu_seq_lens,
@@ -448,7 +448,7 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
             TypeError: on a misspelt argument.
         """
         check_arguments(self.config, input_ids, inputs_embeds, attention_mask, cu_seq_lens_q, kwargs)
-        if input_ids is not None:
+        if input_ids is not None and not torch._C._functorch.is_functorch_wrapped_tensor(input_ids):
             self.warn_if_padding_and_no_attention_mask(input_ids, attention_mask)
         hidden_states = self.encoder(input_ids) if inputs_embeds is None else inputs_embeds
         shape, device = hidden_states.shape[:2], hidden_states.device

@@ -303,7 +303,7 @@ def test_card_tells_what_is_known(work, tmp_path):
     parameters = sum(one.numel() for one in NeoBERTForMaskedLM.from_pretrained(work / "mlm").parameters())
     for text in (
         f"| Parameters | {parameters:,}, stored in float32 |",
-        "| Encoder | 2 layers x 64, 4 heads, SwiGLU of width 64, RMSNorm before each sub-layer |",
+        "| Encoder | 2 layers x 64, 2 heads, SwiGLU of width 64, RMSNorm before each sub-layer |",
         "| Positions | RoPE, base 10,000 |",
         "Data: tiiuae/falcon-refinedweb.",
         "The first thousand documents.",

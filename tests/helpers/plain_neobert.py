@@ -11,11 +11,12 @@ from torch.nn import functional as F
 
 
 def plain_hidden_states(
-    state: dict[str, torch.Tensor], config, ids: torch.Tensor, positions=None, prefix=None
+    state: dict[str, torch.Tensor], config, ids: torch.Tensor, positions=None, prefix=None, rope=None
 ) -> torch.Tensor:
     """Final hidden states (length, hidden_size) of one document, from the tensors of a `NeoBERTModel`.
 
-    With a `prefix`, vectors (prefix, hidden_size) at position 0 before the document, of the document only.
+    With a `prefix`, vectors (prefix, hidden_size) at position 0 before the document, of the document only. `rope` is
+    the frequencies (head_dim / 2) and the attention factor of a RoPE that is neither the default nor linear.
     """
     heads, width = config.num_attention_heads, config.head_dim
     positions = torch.arange(len(ids)) if positions is None else positions
@@ -30,7 +31,9 @@ def plain_hidden_states(
     if config.rope:
         theta, factor = config.rope_parameters["rope_theta"], config.rope_parameters.get("factor", 1.0)
         frequencies = 1.0 / (theta ** (torch.arange(0, width, 2).double() / width) * factor)
-        turns = torch.polar(torch.ones(length, width // 2).double(), torch.outer(positions.double(), frequencies))
+        frequencies, scale = rope or (frequencies, 1.0)
+        angles = torch.outer(positions.double(), frequencies.double())
+        turns = torch.polar(torch.full_like(angles, scale), angles)
     for layer in range(config.num_hidden_layers):
         block = {k.split(".", 2)[2]: v for k, v in state.items() if k.startswith(f"transformer_encoder.{layer}.")}
         h = norm(x, block, "attention_norm", config)

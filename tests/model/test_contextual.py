@@ -1,4 +1,4 @@
-"""The two-stage model: as written out without package code, in every layout, saved and loaded, and what it refuses."""
+"""Promises 2, 5 and 10: the two-stage model as written out without package code, in every layout, saved and loaded."""
 
 from collections import OrderedDict
 
@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoModel
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
 from neobert_hf import NeoBERTContextualConfig, NeoBERTContextualModel
-from tests.helpers.models import packed_batch, ragged_batch, small_config
+from tests.helpers.models import ragged_batch, small_config
 from tests.helpers.plain_neobert import plain_hidden_states
 
 
@@ -149,8 +149,6 @@ def test_the_prompt_is_read_and_not_pooled(context):
     found = model(ids, attention_mask=mask, dataset_embeddings=context, prompt_length=lengths).pooler_output
     alone = [plain_embedding(model, row[:n], context, int(k)) for row, n, k in zip(ids, LENGTHS, lengths)]
     assert (found - torch.stack(alone)).abs().max() <= 1e-5
-    with pytest.raises(ValueError, match="`prompt_length` holds -1, it must be 0 or more"):
-        model(ids, attention_mask=mask, dataset_embeddings=context, prompt_length=-1)
     # The first stage pools it, as the reference code does.
     first = [model(ids, attention_mask=mask, prompt_length=length).pooler_output for length in (None, 2)]
     assert torch.equal(*first)
@@ -206,56 +204,40 @@ def test_saved_and_loaded_with_its_code(tmp_path, monkeypatch, context):
     assert torch.equal(loaded(ids, attention_mask=mask, dataset_embeddings=context).pooler_output, expected)
 
 
-IDS, MASK = ragged_batch(LENGTHS)
-PACKED_IDS, PACKED = packed_batch(LENGTHS)
-GOOD = torch.zeros(SIZE, 64)
-BAD = {
-    "width": (GOOD[:, :32], ValueError, r"shape \(5, 32\), it must be \(context_size=5, hidden_size=64\)"),
-    "rows": (GOOD[:3], ValueError, r"shape \(3, 64\), it must be \(context_size=5"),
-    "three_dimensions": (GOOD[None], ValueError, r"shape \(1, 5, 64\)"),
-    "numpy": (GOOD.numpy(), TypeError, "is a ndarray; it must be a torch.Tensor"),
-    "integers": (GOOD.long(), ValueError, "dtype torch.int64"),
-    "nan": (GOOD / 0, ValueError, "`dataset_embeddings` holds nan"),
-    "no_null": (GOOD[:0], ValueError, "trained with `context_dropout` 0"),
-}
+@pytest.mark.parametrize("context", [torch.zeros(SIZE, 32), torch.zeros(3, 64), torch.zeros(1, SIZE, 64)])
+def test_contexts_of_another_shape(context):
+    ids, mask = ragged_batch(LENGTHS)
+    with pytest.raises(ValueError, match="`dataset_embeddings`"):
+        contextual_model()(ids, attention_mask=mask, dataset_embeddings=context)
 
 
-@pytest.mark.parametrize("name", BAD)
-def test_refused_contexts(name):
-    context, error, message = BAD[name]
-    with pytest.raises(error, match=message):
-        contextual_model(context_dropout=0.0)(IDS, attention_mask=MASK, dataset_embeddings=context)
+def test_a_model_without_context_dropout_has_no_empty_context(context):
+    ids, mask = ragged_batch(LENGTHS)
+    with pytest.raises(ValueError, match="`dataset_embeddings`"):
+        contextual_model(context_dropout=0.0)(ids, attention_mask=mask, dataset_embeddings=context[:0])
 
 
-def test_refused_inputs():
-    model = contextual_model()
-    with pytest.raises(TypeError, match="has no argument `cu_seq_lens_k`, `cu_seq_lens_q`"):
-        model(PACKED_IDS, **PACKED)
-    with pytest.raises(TypeError, match="has no argument `position_ids`"):
-        model(IDS, position_ids=torch.arange(13)[None])
-    empty = MASK.clone()
-    empty[2] = 0
-    for context in (None, GOOD):
-        with pytest.raises(ValueError, match="Row 2 of `attention_mask` is all 0"):
-            model(IDS, attention_mask=empty, dataset_embeddings=context)
+@pytest.mark.parametrize("stage", ["first", "second"])
+def test_arguments_are_checked_as_those_of_the_encoder(stage, context):
+    ids, mask = ragged_batch(LENGTHS)
+    model, given = contextual_model(), {"dataset_embeddings": None if stage == "first" else context}
+    for error, name, arguments in (
+        (TypeError, "pad_mask", {"input_ids": ids, "pad_mask": mask}),
+        (ValueError, "attention_mask", {"input_ids": ids, "attention_mask": mask * 2}),
+        (ValueError, "input_ids", {"input_ids": ids + 100}),
+        (ValueError, "input_ids", {}),
+    ):
+        with pytest.raises(error, match=f"`{name}`"):
+            model(**arguments, **given)
+    expected = model(ids, attention_mask=mask, **given).pooler_output
+    extra = {"sentence_embedding": expected, "special_tokens_mask": mask, "token_type_ids": mask}
+    assert torch.equal(model(ids, attention_mask=mask, **given, **extra).pooler_output, expected)
 
 
-@pytest.mark.parametrize(
-    "changes, message",
-    [
-        ({"rope": False}, "`rope` is False"),
-        ({"text_position": 3}, r"`text_position` is 3, it must be 0 or `context_size` \(5\)"),
-        ({"context_size": 0}, "`context_size` is 0, it must be in"),
-        ({"context_dropout": 1.0}, "`context_dropout` is 1.0, it must be in"),
-        ({"soft_prompts": 0}, "`soft_prompts` is 0, it must be in"),
-        ({"context_sizes": 3}, r"`context_sizes` \(did you mean `context_size`"),
-        ({"model_type": "neobert"}, "`model_type` is 'neobert', it must be 'neobert_contextual'"),
-    ],
-)
-def test_refused_configs(changes, message):
-    values = {"hidden_size": 64, "num_attention_heads": 4, "context_size": 5} | changes
-    with pytest.raises(ValueError, match=message):
-        NeoBERTContextualConfig(**values)
+@pytest.mark.parametrize(("changes", "name"), [({"rope": False}, "rope"), ({"context_sizes": 3}, "context_sizes")])
+def test_configs_that_do_not_fit(changes, name):
+    with pytest.raises(ValueError, match=f"`{name}`"):
+        contextual_config(**changes)
 
 
 def test_the_published_size():
@@ -263,3 +245,25 @@ def test_the_published_size():
         model = NeoBERTContextualModel(NeoBERTContextualConfig(vocab_size=30522))
     # 446M in docs/guides/contextual_embeddings.md.
     assert round(sum(parameter.numel() for parameter in model.parameters()) / 1e6) == 446
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("stage", ["first", "second"])
+def test_the_second_stage_computes_no_padding(stage, context):
+    model, ids, mask = contextual_model(), *ragged_batch(LENGTHS)
+    seen = []
+    for block in (*model.first_stage.transformer_encoder, *model.second_stage.transformer_encoder):
+        block.qkv.register_forward_hook(lambda layer, inputs, output: seen.append(output.shape[:2]))
+    model(ids, attention_mask=mask, dataset_embeddings=None if stage == "first" else context)
+    prefix = 0 if stage == "first" else len(LENGTHS) * (SIZE + model.config.soft_prompts)
+    assert seen == [(1, sum(LENGTHS) + prefix)] * 2
+
+
+@torch.no_grad()
+def test_prepared_for_inference(context):
+    model, ids, mask = contextual_model(), *ragged_batch(LENGTHS)
+    for given in (None, context):
+        expected = model(ids, attention_mask=mask, dataset_embeddings=given).pooler_output
+        prepared = contextual_model().prepare_for_inference()
+        found = prepared(ids, attention_mask=mask, dataset_embeddings=given).pooler_output
+        assert torch.allclose(found, expected, atol=1e-5)

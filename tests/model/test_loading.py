@@ -1,319 +1,350 @@
-"""Loading is right or fails. The released code fails each of these under Transformers 5."""
+"""Promises 1 and 4: checkpoints go both ways, load in every way that Transformers has, or fail and name the tensor."""
 
 import json
 import os
 import subprocess
 import sys
 import textwrap
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM
+from transformers import AutoModel, AutoModelForMaskedLM
 
 from neobert_hf import (
     NeoBERTConfig,
     NeoBERTForMaskedLM,
+    NeoBERTForMultipleChoice,
+    NeoBERTForQuestionAnswering,
     NeoBERTForSequenceClassification,
     NeoBERTForTokenClassification,
     NeoBERTModel,
 )
-from neobert_hf.modeling_neobert import rotary_table
 from tests.helpers.models import ragged_batch, small_config, small_model
+from tests.helpers.reference import KINDS, VARIANTS, write_reference
 
 
+IDS, MASK = ragged_batch()
+
+
+@torch.no_grad()
 def outputs_of(model) -> torch.Tensor:
-    ids, mask = ragged_batch()
-    with torch.no_grad():
-        return model.eval()(ids, attention_mask=mask).logits.float()
+    return model.eval()(IDS, attention_mask=MASK)[0].float()
 
 
-LOADERS = {
-    "plain": lambda path: NeoBERTForMaskedLM.from_pretrained(path),
-    "auto": lambda path: AutoModelForMaskedLM.from_pretrained(path),
-    "device_map": lambda path: NeoBERTForMaskedLM.from_pretrained(path, device_map="cpu"),
-    "device_map_auto": lambda path: NeoBERTForMaskedLM.from_pretrained(path, device_map="auto"),
-    "dtype": lambda path: NeoBERTForMaskedLM.from_pretrained(path, dtype=torch.float32),
-    "meta": lambda path: load_on_meta(path),
-    "to_empty": lambda path: load_to_empty(path),
-}
-
-
-def load_on_meta(path):
-    with torch.device("meta"):
-        model = NeoBERTForMaskedLM(NeoBERTConfig.from_pretrained(path))
-    model.load_state_dict(load_file(path / "model.safetensors"), assign=True)
-    return model
-
-
-def load_to_empty(path):
-    with torch.device("meta"):
-        model = NeoBERTForMaskedLM(NeoBERTConfig.from_pretrained(path))
-    model.to_empty(device="cpu")
-    model.load_state_dict(load_file(path / "model.safetensors"))
-    return model
-
-
-@pytest.mark.parametrize("loader", LOADERS)
-def test_loaded_model_is_the_saved_one(loader, mlm_checkpoint):
-    saved = small_model(NeoBERTForMaskedLM)
-    loaded = LOADERS[loader](mlm_checkpoint)
-    for (name, left), (_, right) in zip(saved.named_parameters(), loaded.named_parameters(), strict=True):
-        assert torch.equal(left, right), name
-    # No buffer exists that a loader could leave uninitialised: rotation is computed from the config.
-    assert not list(loaded.named_buffers()) and not list(saved.named_buffers())
-    left, right = (rotary_table(m.config, torch.arange(64)[None], 64) for m in (saved, loaded))
-    assert torch.equal(left, right) and right.isfinite().all() and right.dtype == torch.float32
-    assert (right[0, 1:] != 0).all()
-    assert torch.equal(outputs_of(saved), outputs_of(loaded))
-
-
-@pytest.mark.parametrize("loader", ["from_pretrained", "to", "half_device_map"])
-def test_bfloat16_keeps_the_rotation_in_float32(loader, mlm_checkpoint):
-    """A table cast with the model would be off by 0.4% of the angle: whole turns beyond a few hundred tokens."""
-    if loader == "to":
-        model = small_model(NeoBERTForMaskedLM).to(torch.bfloat16)
-    else:
-        kwargs = {"device_map": "cpu"} if loader == "half_device_map" else {}
-        model = AutoModelForMaskedLM.from_pretrained(mlm_checkpoint, dtype=torch.bfloat16, **kwargs)
-    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
-    cos = rotary_table(model.config, torch.tensor([[4095]]), 4096)[..., 0]
-    angles = 4095 / 10000 ** (torch.arange(0, 16, 2).double() / 16)
-    assert (cos - angles.cos()).abs().max() < 5e-4  # float32 rounding of an angle of 4,095
-    reference = outputs_of(small_model(NeoBERTForMaskedLM))
-    assert torch.cosine_similarity(outputs_of(model)[0], reference[0], dim=-1).min() > 0.99
-
-
-def test_loading_does_not_initialise_loaded_weights_again(mlm_checkpoint):
-    """Neither at loading nor afterwards: the original's raw `.data` initialisation did it with 0 missing keys."""
-    loaded = NeoBERTForMaskedLM.from_pretrained(mlm_checkpoint)
-    before = {name: p.clone() for name, p in loaded.named_parameters()}
-    loaded.init_weights()
-    loaded.apply(loaded._init_weights)
-    for name, p in loaded.named_parameters():
-        assert torch.equal(p, before[name]), name
-
-
-def test_a_new_head_is_initialised_and_the_backbone_loaded(mlm_checkpoint):
-    model, info = NeoBERTForSequenceClassification.from_pretrained(
-        mlm_checkpoint, num_labels=3, output_loading_info=True
-    )
-    assert set(info["missing_keys"]) == {"dense.weight", "dense.bias", "classifier.weight", "classifier.bias"}
-    saved = small_model(NeoBERTForMaskedLM).model
-    for (name, left), (_, right) in zip(saved.named_parameters(), model.model.named_parameters(), strict=True):
-        assert torch.equal(left, right), name
-    assert 0.01 < model.dense.weight.std() < 0.03 and (model.classifier.bias == 0).all()
-
-
-def test_initialisation_is_the_published_one():
-    config = small_config(vocab_size=4000, embedding_init_range=0.02, decoder_init_range=0.01)
-    model = NeoBERTForMaskedLM(config)
-    for name, p in model.named_parameters():
-        if "norm" in name:
-            assert (p == 1).all(), name
-        elif name.endswith("bias"):
-            assert (p == 0).all(), name
-        else:
-            width = 0.02 if "encoder.weight" in name else 0.01
-            assert width * 0.98 < p.abs().max() <= width, name
-            assert abs(p.std() / (width / 3**0.5) - 1) < 0.05, f"{name} is not uniform"
-
-
-def test_backbone_and_heads_exchange_checkpoints(mlm_checkpoint, tmp_path):
-    backbone, info = NeoBERTModel.from_pretrained(mlm_checkpoint, output_loading_info=True)
-    assert not info["missing_keys"] and not info["mismatched_keys"] and not info["unexpected_keys"]
-    backbone.save_pretrained(tmp_path / "backbone")
-    classifier = NeoBERTForTokenClassification.from_pretrained(tmp_path / "backbone")
-    assert torch.equal(classifier.model.encoder.weight, small_model(NeoBERTForMaskedLM).model.encoder.weight)
-
-
-def rewrite(path, change):
+def rewrite(path, change) -> None:
     tensors = load_file(path / "model.safetensors")
     change(tensors)
     save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
 
 
-QKV = "model.transformer_encoder.1.qkv.weight"
-DAMAGES = {
-    "missing": (lambda t: t.pop(QKV), "missing: " + QKV.replace("model.", "(model.)?")),
-    "unknown": (lambda t: t.update({"model.extra.weight": torch.ones(2)}), "unknown: (model.)?extra.weight"),
-    "unknown_layer": (
-        lambda t: t.update({"model.transformer_encoder.7.wo.weight": torch.ones(64, 64)}),
-        "unknown: .*transformer_encoder.7.wo.weight",
+def on_meta(path, **options):
+    with torch.device("meta"):
+        model = NeoBERTForMaskedLM(NeoBERTConfig.from_pretrained(path))
+    if not options:
+        model.to_empty(device="cpu")
+    model.load_state_dict(load_file(path / "model.safetensors"), **options)
+    return model
+
+
+def sharded(path):
+    NeoBERTForMaskedLM.from_pretrained(path).save_pretrained(path / "shards", max_shard_size="40KB")
+    assert len(list((path / "shards").glob("*.safetensors"))) > 2
+    return AutoModelForMaskedLM.from_pretrained(path / "shards")
+
+
+def offloaded(path):
+    device_map = {"model.transformer_encoder.1": "disk"}
+    device_map |= dict.fromkeys(["model.encoder", "model.transformer_encoder.0", "model.layer_norm", "decoder"], "cpu")
+    return NeoBERTForMaskedLM.from_pretrained(path, device_map=device_map, offload_folder=path / "offload")
+
+
+LOADERS = {
+    "plain": NeoBERTForMaskedLM.from_pretrained,
+    "auto": AutoModelForMaskedLM.from_pretrained,
+    "device_map": lambda path: NeoBERTForMaskedLM.from_pretrained(path, device_map="auto"),
+    "dtype": lambda path: NeoBERTForMaskedLM.from_pretrained(path, dtype=torch.float32),
+    "subfolder": lambda path: AutoModelForMaskedLM.from_pretrained(path.parent, subfolder=path.name),
+    "state_dict": lambda path: NeoBERTForMaskedLM.from_pretrained(
+        None, config=NeoBERTConfig.from_pretrained(path), state_dict=load_file(path / "model.safetensors")
     ),
-    "shape": (lambda t: t.update({QKV: torch.ones(192, 32)}), "qkv.weight|size mismatch|ignore_mismatched"),
+    "meta": lambda path: on_meta(path, assign=True),
+    "to_empty": on_meta,
+    "sharded": sharded,
+    "offloaded": offloaded,
+}
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+def test_the_loaded_model_is_the_saved_one(loader, mlm_checkpoint):
+    loaded = LOADERS[loader](mlm_checkpoint)
+    # No buffer exists that a loader could leave uninitialised: rotation is computed from the config.
+    assert not list(loaded.named_buffers())
+    assert torch.equal(outputs_of(loaded), outputs_of(small_model(NeoBERTForMaskedLM)))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_original_checkpoints_go_both_ways(variant, kind, tmp_path):
+    """Same names, same bytes, same keys: what is saved here loads in the original code."""
+    cls = NeoBERTForMaskedLM if kind == "masked_lm" else NeoBERTForSequenceClassification
+    folder = write_reference(tmp_path / "original", variant, kind)
+    model, info = cls.from_pretrained(folder, output_loading_info=True)
+    assert not info["missing_keys"] and not info["unexpected_keys"] and not info["mismatched_keys"]
+    model.save_pretrained(tmp_path / "saved")
+    original, saved = (load_file(path / "model.safetensors") for path in (folder, tmp_path / "saved"))
+    assert set(original) == set(saved) and all(torch.equal(original[name], saved[name]) for name in original)
+    before, after = (json.loads((path / "config.json").read_text()) for path in (folder, tmp_path / "saved"))
+    dropped = {"kwargs", "trust_remote_code", "pretrained_model_name_or_path"}
+    # `auto_map` names the code that is saved beside it, which is this package's.
+    changed = {"transformers_version", "architectures", "auto_map"}
+    # Transformers 5 writes `dtype`, older releases `torch_dtype`.
+    assert after.get("dtype", after.get("torch_dtype")) == before["torch_dtype"]
+    for key in set(before) - dropped - changed - {"torch_dtype"}:
+        assert after[key] == before[key], key
+    assert not dropped & set(after)
+
+
+def test_the_published_size():
+    with torch.device("meta"):
+        tensors = NeoBERTForMaskedLM(NeoBERTConfig()).state_dict()
+    assert len(tensors) == 172 and sum(x.numel() for x in tensors.values()) == 245_136_954
+    assert tensors["model.transformer_encoder.27.ffn.w12.weight"].shape == (4096, 768)
+    assert tensors["model.transformer_encoder.27.qkv.weight"].shape == (2304, 768)
+
+
+def test_initialisation_is_the_published_one():
+    config = small_config(vocab_size=4000, embedding_init_range=0.02, decoder_init_range=0.01)
+    for cls in (NeoBERTForMaskedLM, NeoBERTForSequenceClassification):
+        for name, p in cls(config).named_parameters():
+            if "norm" in name:
+                assert (p == 1).all(), name
+            elif name.endswith("bias"):
+                assert (p == 0).all(), name
+            elif name.startswith(("dense", "classifier")):
+                assert 0.01 < p.std() < 0.03, name
+            else:
+                width = 0.02 if "encoder.weight" in name else 0.01
+                assert width * 0.98 < p.abs().max() <= width, name
+                assert abs(p.std() / (width / 3**0.5) - 1) < 0.05, f"{name} is not uniform"
+
+
+def test_loaded_weights_are_not_initialised_again(mlm_checkpoint):
+    """The original's raw `.data` initialisation did it with 0 missing keys."""
+    loaded = NeoBERTForMaskedLM.from_pretrained(mlm_checkpoint)
+    loaded.init_weights()
+    loaded.apply(loaded._init_weights)
+    for name, tensor in load_file(mlm_checkpoint / "model.safetensors").items():
+        assert torch.equal(loaded.get_parameter(name), tensor), name
+
+
+QKV, BLOCK = "transformer_encoder.1.qkv.weight", "transformer_encoder.7.wo.weight"
+DAMAGES = {
+    "missing": (lambda t: t.pop(f"model.{QKV}"), QKV),
+    "missing norm": (lambda t: t.pop("model.layer_norm.weight"), "layer_norm.weight"),
+    "left over": (lambda t: t.update({"model.extra.weight": torch.ones(2)}), "extra.weight"),
+    "block left over": (lambda t: t.update({f"model.{BLOCK}": torch.ones(64, 64)}), BLOCK),
+    "misshaped": (lambda t: t.update({f"model.{QKV}": torch.ones(192, 32)}), QKV),
+    "misshaped embedding": (lambda t: t.update({"model.encoder.weight": torch.ones(90, 64)}), "encoder.weight"),
+    "nan": (lambda t: t[f"model.{QKV}"].view(-1)[7:8].fill_(torch.nan), QKV),
+    "infinite": (lambda t: t["model.encoder.weight"].view(-1)[7:8].fill_(torch.inf), "encoder.weight"),
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("cls", [NeoBERTModel, NeoBERTForMaskedLM, NeoBERTForSequenceClassification])
-def test_damaged_checkpoints_are_errors(damage, cls, mlm_checkpoint):
-    change, message = DAMAGES[damage]
+def test_damaged_checkpoints(damage, cls, mlm_checkpoint, caplog):
+    transformers.utils.logging.enable_propagation()
+    change, name = DAMAGES[damage]
     rewrite(mlm_checkpoint, change)
-    with pytest.raises((ValueError, RuntimeError), match=message):
+    with pytest.raises((ValueError, RuntimeError)) as error:
         cls.from_pretrained(mlm_checkpoint)
+    # Transformers' own error of a shape names the tensor in the report above it.
+    assert name in str(error.value) + caplog.text
 
 
 def test_mismatched_sizes_are_for_heads_only(mlm_checkpoint, tmp_path):
     NeoBERTForSequenceClassification(small_config(num_labels=4)).save_pretrained(tmp_path / "four")
-    model = NeoBERTForSequenceClassification.from_pretrained(
-        tmp_path / "four", num_labels=2, ignore_mismatched_sizes=True
-    )
+    options = {"num_labels": 2, "ignore_mismatched_sizes": True}
+    model = NeoBERTForSequenceClassification.from_pretrained(tmp_path / "four", **options)
     assert model.classifier.weight.shape == (2, 64)
-    rewrite(mlm_checkpoint, DAMAGES["shape"][0])
-    with pytest.raises(ValueError, match="of another shape: .*qkv.weight"):
+    rewrite(mlm_checkpoint, DAMAGES["misshaped"][0])
+    with pytest.raises(ValueError, match=QKV):
         NeoBERTForMaskedLM.from_pretrained(mlm_checkpoint, ignore_mismatched_sizes=True)
 
 
-def test_missing_decoder_is_an_error_and_half_a_head_too(tmp_path):
-    small_model().save_pretrained(tmp_path / "backbone")
-    with pytest.raises(ValueError, match="missing: decoder.bias, decoder.weight"):
-        NeoBERTForMaskedLM.from_pretrained(tmp_path / "backbone")
-    small_model(NeoBERTForSequenceClassification).save_pretrained(tmp_path / "classifier")
-    rewrite(tmp_path / "classifier", lambda t: t.pop("dense.bias"))
-    with pytest.raises(ValueError, match="missing: dense.bias"):
-        NeoBERTForSequenceClassification.from_pretrained(tmp_path / "classifier")
+HEADS = {
+    NeoBERTForSequenceClassification: {"dense.weight", "dense.bias", "classifier.weight", "classifier.bias"},
+    NeoBERTForMultipleChoice: {"dense.weight", "dense.bias", "classifier.weight", "classifier.bias"},
+    NeoBERTForTokenClassification: {"classifier.weight", "classifier.bias"},
+    NeoBERTForQuestionAnswering: {"qa_outputs.weight", "qa_outputs.bias"},
+}
 
 
-def test_a_classifier_of_another_head_is_not_taken(tmp_path):
-    small_model(NeoBERTForSequenceClassification).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="unknown: dense.bias, dense.weight"):
-        NeoBERTForTokenClassification.from_pretrained(tmp_path)
-    assert NeoBERTModel.from_pretrained(tmp_path)
-    small_model(NeoBERTForMaskedLM).save_pretrained(tmp_path / "mlm")
-    rewrite(tmp_path / "mlm", lambda t: t.update({"decoder.scale": torch.ones(2)}))
-    with pytest.raises(ValueError, match="unknown: decoder.scale"):
-        NeoBERTForMaskedLM.from_pretrained(tmp_path / "mlm")
-    rewrite(tmp_path, lambda t: t.update({"classifier.out_proj.weight": torch.ones(2, 64)}))
-    with pytest.raises(ValueError, match="unknown: classifier.out_proj.weight"):
-        NeoBERTForSequenceClassification.from_pretrained(tmp_path)
+@pytest.mark.parametrize("backbone", [NeoBERTForMaskedLM, NeoBERTModel])
+@pytest.mark.parametrize("cls", HEADS)
+def test_a_new_head_on_a_loaded_backbone(cls, backbone, tmp_path):
+    small_model(backbone).save_pretrained(tmp_path)
+    model, info = cls.from_pretrained(tmp_path, output_loading_info=True)
+    assert set(info["missing_keys"]) == HEADS[cls]
+    assert torch.equal(outputs_of(model.model), outputs_of(NeoBERTModel.from_pretrained(tmp_path)))
+    for name in HEADS[cls]:
+        tensor = model.get_parameter(name)
+        assert (tensor == 0).all() if name.endswith("bias") else 0.01 < tensor.std() < 0.03, name
 
 
-@pytest.mark.parametrize("form", ["sharded", "state_dict", "subfolder", "from_config"])
-def test_other_ways_to_load(form, mlm_checkpoint, tmp_path):
-    saved = small_model(NeoBERTForMaskedLM)
-    if form == "sharded":
-        saved.save_pretrained(tmp_path / "shards", max_shard_size="40KB")
-        assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 2
-        model = AutoModelForMaskedLM.from_pretrained(tmp_path / "shards")
-    elif form == "state_dict":
-        model = NeoBERTForMaskedLM.from_pretrained(None, config=saved.config, state_dict=saved.state_dict())
-    elif form == "subfolder":
-        model = AutoModelForMaskedLM.from_pretrained(tmp_path, subfolder="mlm")
-    else:
-        model = AutoModelForMaskedLM.from_config(AutoConfig.from_pretrained(mlm_checkpoint))
-        model.load_state_dict(saved.state_dict())
-    assert torch.equal(outputs_of(model), outputs_of(saved))
+POOLED = {NeoBERTForSequenceClassification, NeoBERTForMultipleChoice}
+PAIRS = [(source, target) for source in HEADS for target in HEADS if source != target and {source, target} != POOLED]
 
 
-def test_resize_token_embeddings(mlm_checkpoint, tmp_path):
+@pytest.mark.parametrize(("source", "target"), PAIRS)
+def test_the_head_of_another_task_is_not_taken(source, target, tmp_path):
+    """Where the shapes agree, only the other parts of the head tell the two apart."""
+    trained = small_model(source)
+    trained.save_pretrained(tmp_path)
+    alike = NeoBERTForMultipleChoice not in (source, target)
+    model = target.from_pretrained(tmp_path, **{} if alike else {"ignore_mismatched_sizes": True})
+    assert torch.equal(outputs_of(model.model), outputs_of(trained.model))
+    foreign = dict(trained.named_parameters())
+    for name in HEADS[target]:
+        tensor = model.get_parameter(name)
+        assert (tensor == 0).all() if name.endswith("bias") else 0.01 < tensor.std() < 0.03, name
+        if name in foreign and name.endswith("weight"):
+            assert not torch.equal(tensor[:1], foreign[name][:1])
+    model.save_pretrained(tmp_path / "saved")
+    again = target.from_pretrained(tmp_path / "saved")
+    assert all(torch.equal(again.get_parameter(name), model.get_parameter(name)) for name in HEADS[target])
+
+
+def test_the_own_head_is_kept(tmp_path):
+    for cls, names in HEADS.items():
+        trained = small_model(cls)
+        trained.save_pretrained(tmp_path / cls.__name__)
+        loaded = cls.from_pretrained(tmp_path / cls.__name__)
+        assert all(torch.equal(loaded.get_parameter(name), trained.get_parameter(name)) for name in names)
+
+
+@pytest.mark.parametrize(
+    ("source", "lost"),
+    [
+        (NeoBERTModel, None),
+        (NeoBERTForMaskedLM, "decoder.bias"),
+        (NeoBERTForSequenceClassification, "classifier.bias"),
+        (NeoBERTForSequenceClassification, "dense.bias"),
+        (NeoBERTForTokenClassification, "classifier.weight"),
+        (NeoBERTForQuestionAnswering, "qa_outputs.bias"),
+    ],
+)
+def test_a_decoder_or_a_part_of_a_head_that_is_missing(source, lost, tmp_path):
+    small_model(source).save_pretrained(tmp_path)
+    if lost:
+        rewrite(tmp_path, lambda t: t.pop(lost))
+    with pytest.raises(ValueError, match=lost or "decoder.bias, decoder.weight"):
+        (source if lost else NeoBERTForMaskedLM).from_pretrained(tmp_path)
+
+
+def test_heads_on_top_are_left_over_only_as_a_whole(tmp_path):
+    small_model(NeoBERTForMaskedLM).save_pretrained(tmp_path)
+    rewrite(tmp_path, lambda t: t.update({"head.weight": torch.ones(2)}))
+    for cls in (NeoBERTForMaskedLM, NeoBERTModel, NeoBERTForTokenClassification):
+        with pytest.raises(ValueError, match="head.weight"):
+            cls.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_tied_embeddings(tied, tmp_path):
+    model = small_model(NeoBERTForMaskedLM, tie_word_embeddings=tied)
+    assert (model.decoder.weight is model.model.encoder.weight) == tied
+    model.save_pretrained(tmp_path)
+    loaded = NeoBERTForMaskedLM.from_pretrained(tmp_path)
+    assert (loaded.decoder.weight is loaded.model.encoder.weight) == tied
+    assert torch.equal(outputs_of(loaded), outputs_of(model))
+
+
+def test_resized_embeddings(mlm_checkpoint, tmp_path):
     model = NeoBERTForMaskedLM.from_pretrained(mlm_checkpoint)
     before = outputs_of(model)
     model.resize_token_embeddings(108, mean_resizing=False)
     assert model.config.vocab_size == model.model.config.vocab_size == 108
     assert model.model.encoder.weight.shape == model.decoder.weight.shape == (108, 64)
-    assert model.decoder.bias.shape == (108,)
-    assert model.decoder.weight.data_ptr() != model.model.encoder.weight.data_ptr()
     assert torch.allclose(outputs_of(model)[..., :100], before, atol=1e-5)
     assert model(torch.tensor([[107]])).logits.isfinite().all()
     model.save_pretrained(tmp_path / "resized")
     assert torch.equal(outputs_of(NeoBERTForMaskedLM.from_pretrained(tmp_path / "resized")), outputs_of(model))
 
 
-@pytest.mark.parametrize("tied", [False, True])
-def test_tying(tied, tmp_path):
-    model = small_model(NeoBERTForMaskedLM, tie_word_embeddings=tied)
-    assert (model.decoder.weight is model.model.encoder.weight) == tied
-    model.save_pretrained(tmp_path / "tied")
-    loaded = NeoBERTForMaskedLM.from_pretrained(tmp_path / "tied")
-    assert (loaded.decoder.weight is loaded.model.encoder.weight) == tied
-    assert torch.equal(outputs_of(loaded), outputs_of(model))
-    # A file keeps a shared tensor once, and one that is not shared stays apart from the embeddings.
-    loaded.config.tie_word_embeddings = not tied
-    with pytest.raises(ValueError, match=f"`tie_word_embeddings` is {not tied}, but the decoder has"):
-        loaded.save_pretrained(tmp_path / "other")
-    if not tied:
-        with pytest.raises(ValueError, match="is True, but the decoder has a weight of its own: set it to False"):
-            NeoBERTForMaskedLM.from_pretrained(tmp_path / "tied", tie_word_embeddings=True)
+def test_half_precision(mlm_checkpoint, tmp_path):
+    reference = outputs_of(small_model(NeoBERTForMaskedLM))[MASK.bool()]
+    loaded = AutoModelForMaskedLM.from_pretrained(mlm_checkpoint, dtype=torch.bfloat16)
+    for model in (loaded, small_model(NeoBERTForMaskedLM).to(torch.bfloat16)):
+        assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+        assert torch.cosine_similarity(outputs_of(model)[MASK.bool()], reference, dim=-1).min() > 0.99
+    loaded.save_pretrained(tmp_path / "half")
+    assert AutoModel.from_pretrained(tmp_path / "half").dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("variant", ["published", "layernorm_abs"])
-@pytest.mark.parametrize("kind", ["masked_lm", "sequence_classification"])
-def test_original_checkpoints_go_both_ways(shared, variant, kind, tmp_path):
-    """Same names, same bytes, same keys: what is saved here loads in the original code."""
-    cls = NeoBERTForMaskedLM if kind == "masked_lm" else NeoBERTForSequenceClassification
-    folder = shared / "reference" / variant / ("" if kind == "masked_lm" else kind)
-    model, info = cls.from_pretrained(folder, output_loading_info=True)
-    assert not info["missing_keys"] and not info["unexpected_keys"] and not info["mismatched_keys"]
-    model.save_pretrained(tmp_path)
-    original, saved = load_file(folder / "model.safetensors"), load_file(tmp_path / "model.safetensors")
-    assert set(original) == set(saved)
-    assert all(torch.equal(original[name], saved[name]) for name in original)
-    before, after = (json.loads((path / "config.json").read_text()) for path in (folder, tmp_path))
-    dropped = {"kwargs", "trust_remote_code", "pretrained_model_name_or_path"}
-    # `auto_map` names the code that is saved beside it, which is this package's.
-    changed = {"transformers_version", "architectures", "auto_map"}
-    for key in set(before) - dropped - changed:
-        assert after[key] == before[key], key
-    assert not dropped & set(after)
+def test_threads_load_side_by_side(tmp_path):
+    """Transformers switches tying off and the default dtype over for all threads while one of them loads."""
+    small_model(NeoBERTForMaskedLM, tie_word_embeddings=True).save_pretrained(tmp_path)
+    dtypes = [torch.float32, torch.float16] * 10
+    with ThreadPoolExecutor(4) as executor:
+        models = list(executor.map(lambda dtype: NeoBERTForMaskedLM.from_pretrained(tmp_path, dtype=dtype), dtypes))
+    assert [model.dtype for model in models] == dtypes
+    assert all(model.decoder.weight is model.model.encoder.weight for model in models)
+    assert torch.get_default_dtype() == torch.float32
 
 
-def test_published_size():
-    with torch.device("meta"):
-        model = NeoBERTForMaskedLM(NeoBERTConfig())
-    tensors = model.state_dict()
-    assert len(tensors) == 172
-    assert sum(x.numel() for x in tensors.values()) == 245_136_954
-    assert tensors["model.transformer_encoder.27.ffn.w12.weight"].shape == (4096, 768)
-    assert tensors["model.transformer_encoder.27.qkv.weight"].shape == (2304, 768)
+def test_threads_do_not_see_each_others_texts():
+    model = small_model()
+    batches = [ragged_batch((1 + n % 9, 17 - n % 5, 3 + n % 7)[: 1 + n % 3]) for n in range(40)]
+
+    def states(batch) -> torch.Tensor:
+        with torch.no_grad():
+            return model(*batch).last_hidden_state
+
+    alone = [states(batch) for batch in batches]
+    with ThreadPoolExecutor(6) as executor:
+        together = list(executor.map(states, batches * 3))
+    assert all(torch.equal(found, expected) for found, expected in zip(together, alone * 3, strict=True))
 
 
 def test_remote_code_needs_nothing_but_transformers(mlm_checkpoint, tmp_path):
     """The same files served from a repository: in a process that cannot import the package."""
-    # Saved with the model: the files that the model file imports, and nothing else of the package.
-    code = {"attention", "checkpoint_checks", "configuration", "cpu", "gradients", "input_checks", "modeling"}
-    code |= {"packing", "rotary"}
-    assert {file.name for file in mlm_checkpoint.glob("*.py")} == {f"{name}_neobert.py" for name in code}
-    ids, mask = ragged_batch()
-    torch.save((ids, mask), tmp_path / "batch.pt")
+    names = {"configuration", "cpu", "modeling"}
+    assert {file.name for file in mlm_checkpoint.glob("*.py")} == {f"{name}_neobert.py" for name in names}
+    torch.save((IDS, MASK), tmp_path / "batch.pt")
     script = f"""
         import sys
         sys.modules["neobert_hf"] = None  # any import of it fails
         import torch
-        from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification
+        from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForTokenClassification
         ids, mask = torch.load({str(tmp_path / "batch.pt")!r})
-        model = AutoModelForMaskedLM.from_pretrained({str(mlm_checkpoint)!r}, trust_remote_code=True).eval()
+        options = {{"pretrained_model_name_or_path": {str(mlm_checkpoint)!r}, "trust_remote_code": True}}
+        model = AutoModelForMaskedLM.from_pretrained(**options).eval()
         assert "transformers_modules" in type(model).__module__
-        AutoModelForSequenceClassification.from_pretrained({str(mlm_checkpoint)!r}, trust_remote_code=True)
-        backbone = AutoModel.from_pretrained({str(mlm_checkpoint)!r}, trust_remote_code=True).eval()
-        labels = ids.masked_fill(mask == 0, -100)
+        AutoModelForTokenClassification.from_pretrained(**options)
+        long = AutoModel.from_pretrained(**options, rope_parameters={{"rope_type": "yarn", "factor": 2.0}})
+        assert long.config.max_length == 128
         with torch.no_grad():
-            outputs = model(ids, attention_mask=mask, labels=labels)
-            hidden = backbone(ids, attention_mask=mask).last_hidden_state
-        torch.save((outputs.logits, outputs.loss, hidden), {str(tmp_path / "out.pt")!r})
+            outputs = model(ids, attention_mask=mask, labels=ids.masked_fill(mask == 0, -100))
+            packed = model.prepare_for_inference()(ids, attention_mask=mask).logits
+        torch.save((outputs.logits, outputs.loss, packed), {str(tmp_path / "out.pt")!r})
     """
     environment = os.environ | {"HF_MODULES_CACHE": str(tmp_path / "modules")}
     subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True, env=environment)
-    logits, loss, hidden = torch.load(tmp_path / "out.pt")
-    model = small_model(NeoBERTForMaskedLM)
+    logits, loss, packed = torch.load(tmp_path / "out.pt")
     with torch.no_grad():
-        here = model(ids, attention_mask=mask, labels=ids.masked_fill(mask == 0, -100))
-        assert torch.equal(here.logits, logits) and torch.equal(here.loss, loss)
-        assert torch.equal(model.model(ids, attention_mask=mask).last_hidden_state, hidden)
-
-
-def test_saving_keeps_the_dtype_for_both_readers(tmp_path):
-    small_model().to(torch.bfloat16).save_pretrained(tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    assert config["dtype"] == config["torch_dtype"] == "bfloat16"
-    assert AutoModel.from_pretrained(tmp_path, dtype="auto").dtype == torch.bfloat16
-    assert AutoConfig.from_pretrained(tmp_path).max_position_embeddings == 64
+        here = small_model(NeoBERTForMaskedLM)(IDS, attention_mask=MASK, labels=IDS.masked_fill(MASK == 0, -100))
+    assert torch.equal(here.logits, logits) and torch.equal(here.loss, loss)
+    assert torch.allclose(packed, logits, atol=1e-5)
 
 
 @pytest.mark.hub
 @torch.no_grad()
-def test_published_checkpoint():
-    """Golden values of ../shared/reference/README.md; downloads 1 GB."""
+def test_the_published_checkpoint():
+    """Golden values of the original code; downloads 1 GB."""
     from transformers import AutoTokenizer, pipeline
 
     tokenizer = AutoTokenizer.from_pretrained("chandar-lab/NeoBERT")

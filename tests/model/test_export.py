@@ -1,0 +1,84 @@
+"""Promise 6: graphs with dynamic shapes, by torch.export, TorchScript, both exporters to ONNX and Transformers' own."""
+
+import numpy as np
+import pytest
+import torch
+
+from neobert_hf import NeoBERTForMaskedLM, NeoBERTForSequenceClassification, NeoBERTModel
+from tests.helpers.models import ragged_batch, small_model
+
+
+IDS, MASK = ragged_batch()
+BATCHES = [(9, 4), (13, 7, 1, 10), (40,), (3, 3, 3)]
+
+
+def check(model, graph, tolerance: float = 1e-5) -> None:
+    """`graph` gives the first output of a batch; it is compared at real tokens."""
+    for lengths in BATCHES:
+        for side in ("right", "left"):
+            ids, mask = ragged_batch(lengths, side)
+            with torch.no_grad():
+                expected = model(ids, attention_mask=mask)[0]
+            real = mask.bool() if expected.ndim == 3 else slice(None)
+            torch.testing.assert_close(graph(ids, mask)[real], expected[real], rtol=0, atol=tolerance)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("strict", [False, True])
+def test_torch_export(strict):
+    model = small_model(NeoBERTForMaskedLM)
+    batch, length = torch.export.Dim("batch", max=64), torch.export.Dim("length", max=200)
+    shapes = {"input_ids": {0: batch, 1: length}, "attention_mask": {0: batch, 1: length}}
+    inputs = {"input_ids": IDS, "attention_mask": MASK}
+    program = torch.export.export(model, (), inputs, dynamic_shapes=shapes, strict=strict).module()
+    check(model, lambda ids, mask: program(input_ids=ids, attention_mask=mask).logits)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("backend", ["sdpa", "eager"])
+def test_torchscript(backend):
+    model = small_model(attn_implementation=backend)
+    model.config.return_dict = False
+    traced = torch.jit.trace(model, (IDS, MASK), check_trace=False)
+    check(model, lambda ids, mask: traced(ids, mask)[0])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("exporter", ["torchscript", pytest.param("dynamo", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("backend", ["sdpa", "eager"])
+@pytest.mark.parametrize("changes", [{}, {"rope": False, "rms_norm": False, "hidden_act": "gelu"}])
+def test_onnx(exporter, backend, changes, tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    model = small_model(attn_implementation=backend, num_hidden_layers=1, **changes)
+    model.config.return_dict = False
+    axes = {0: "batch", 1: "length"}
+    names, file = ["input_ids", "attention_mask"], str(tmp_path / "model.onnx")
+    options = {"input_names": names, "output_names": ["states"], "opset_version": 20}
+    if exporter == "dynamo":
+        sizes = {0: torch.export.Dim("batch", max=64), 1: torch.export.Dim("length", max=64)}
+        options |= {"dynamic_shapes": {name: sizes for name in names}, "external_data": False}
+    else:
+        options |= {"dynamic_axes": {name: axes for name in (*names, "states")}}
+    kwargs = {"input_ids": IDS, "attention_mask": MASK}
+    torch.onnx.export(model, (), file, kwargs=kwargs, dynamo=exporter == "dynamo", **options)
+    session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+
+    def run(ids, mask):
+        feed = {"input_ids": ids.numpy(), "attention_mask": mask.numpy()}
+        return torch.from_numpy(np.asarray(session.run(None, feed)[0]))
+
+    check(model, run, 1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cls", [NeoBERTModel, NeoBERTForMaskedLM, NeoBERTForSequenceClassification])
+@pytest.mark.parametrize("kind", ["Dynamo", "Onnx"])
+def test_exporters_of_transformers(kind, cls, tmp_path):
+    exporters = pytest.importorskip("transformers.exporters", reason="needs a Transformers that has exporters")
+    exporter, config = (getattr(exporters, f"{kind}{part}") for part in ("Exporter", "Config"))
+    model = small_model(cls, num_hidden_layers=1)
+    ids, mask = ragged_batch((9, 4))
+    inputs = {"input_ids": ids, "attention_mask": mask}
+    exporter().export(model, inputs, config(dynamic=True)).save_pretrained(tmp_path)
+    exported = exporters.ExportedModel.from_pretrained(tmp_path)
+    check(model, lambda ids, mask: exported(input_ids=ids, attention_mask=mask)[0], 1e-4)

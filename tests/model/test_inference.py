@@ -1,0 +1,155 @@
+"""Promise 7: `prepare_for_inference` gives the same numbers from packed weights, and the model is then for nothing else."""
+
+import copy
+import os
+import pickle
+import subprocess
+import sys
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+
+from neobert_hf import NeoBERTForMaskedLM, NeoBERTForSequenceClassification, NeoBERTModel
+from tests.helpers.models import ROOT, packed_batch, ragged_batch, small_model
+
+
+IDS, MASK = ragged_batch()
+
+
+@torch.no_grad()
+def states(model, ids=IDS, mask=MASK) -> torch.Tensor:
+    return model(ids, attention_mask=mask).last_hidden_state[mask.bool()]
+
+
+@pytest.mark.parametrize("changes", [{}, {"rope": False, "rms_norm": False, "hidden_act": "gelu"}, {"unpad": False}])
+@pytest.mark.parametrize("lengths", [(13,), (1,), (13, 7, 1, 10), (13, 13)])
+def test_float32(lengths, changes):
+    model = small_model(**changes)
+    ids, mask = ragged_batch(lengths)
+    expected = states(model.train(), ids, mask)
+    assert model.prepare_for_inference() is model and not model.training
+    assert (states(model, ids, mask) - expected).abs().max() <= 1e-5
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("cls", [NeoBERTForMaskedLM, NeoBERTForSequenceClassification])
+def test_heads_and_packed_rows(cls):
+    ids, packed = packed_batch()
+    model = small_model(cls)
+    expected = model(ids, **packed).logits
+    assert (model.prepare_for_inference()(ids, **packed).logits - expected).abs().max() <= 1e-5
+
+
+@pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="this CPU has no bfloat16")
+@pytest.mark.parametrize("lengths", [(13,), (13, 7, 1, 10)])
+def test_bfloat16(lengths):
+    model = small_model().bfloat16()
+    ids, mask = ragged_batch(lengths)
+    expected = states(model, ids, mask)
+    # Two steps of bfloat16 at 4, the largest state: a product may sum in another order.
+    torch.testing.assert_close(states(model.prepare_for_inference(), ids, mask), expected, rtol=0, atol=2**-5)
+
+
+@pytest.mark.parametrize("changes", [{}, {"rope": False, "rms_norm": False, "hidden_act": "gelu"}])
+def test_int8(changes):
+    """With one scale for a whole batch, it would matter that the first text has an embedding 50 times as large."""
+    model = small_model(**changes)
+    model.encoder.weight.data[7] *= 50
+    ids = IDS.clone()
+    ids[0, 3] = 7
+    exact = states(model, ids)
+    model.prepare_for_inference(int8=True)
+    together = states(model, ids)
+    assert not torch.allclose(together, exact, atol=1e-5)
+    assert torch.cosine_similarity(together, exact, dim=-1).min() >= 0.99
+    alone = [states(model, row[kept.bool()][None], kept[kept.bool()][None]) for row, kept in zip(ids, MASK)]
+    assert torch.equal(torch.cat(alone), together)
+
+
+@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize("batch", ["full", "padding only"])
+def test_batches_of_any_kind(batch, int8):
+    model = small_model().prepare_for_inference(int8=int8)
+    mask = torch.ones_like(MASK) if batch == "full" else torch.zeros_like(MASK)
+    with torch.no_grad():
+        found = model(IDS, attention_mask=mask).last_hidden_state
+    assert found.isfinite().all() and bool(found.any()) == (batch == "full")
+
+
+def train(model) -> None:
+    model.requires_grad_(True)
+    model.train()(IDS, attention_mask=MASK)[0].sum().backward()
+
+
+USES = {
+    "state_dict": lambda model, folder: model.state_dict(),
+    "save_pretrained": lambda model, folder: model.save_pretrained(folder),
+    "deepcopy": lambda model, folder: copy.deepcopy(model),
+    "pickle": lambda model, folder: pickle.dumps(model),
+    "torch.save": lambda model, folder: torch.save(model, folder / "model.pt"),
+    "load_state_dict": lambda model, folder: model.load_state_dict(small_model(type(model)).state_dict()),
+    "train": lambda model, folder: train(model),
+    "gradients of inputs": lambda model, folder: model(inputs_embeds=torch.ones(1, 3, 64, requires_grad=True)),
+}
+
+
+@pytest.mark.parametrize("cls", [NeoBERTModel, NeoBERTForMaskedLM])
+@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize("use", USES)
+def test_a_prepared_model_is_for_inference_only(use, int8, cls, tmp_path):
+    model = small_model(cls).prepare_for_inference(int8=int8)
+    with pytest.raises(RuntimeError, match="prepared for inference"):
+        USES[use](model, tmp_path)
+    assert not list(tmp_path.glob("*.safetensors"))
+
+
+@pytest.mark.parametrize("int8", [False, True])
+def test_the_original_weights_are_gone(int8):
+    model = small_model()
+    names = {name for name, _ in model.named_parameters()}
+    blocks = {name for name in names if name.endswith(("qkv.weight", "wo.weight", "w12.weight", "w3.weight"))}
+    model.prepare_for_inference(int8=int8)
+    assert {name for name, _ in model.named_parameters()} == names - blocks and len(blocks) == 8
+
+
+MEMORY = """
+import torch
+
+from neobert_hf import NeoBERTConfig, NeoBERTModel
+
+
+def resident() -> int:
+    with open("/proc/self/status") as status:
+        (line,) = (line for line in status if line.startswith("VmRSS"))
+    return 1024 * int(line.split()[1])
+
+
+ids = torch.arange(1, 9)[None]
+for layers in (1, 4):  # Libraries and buffers that the first products load are no weights.
+    for int8 in (False, True):
+        model = NeoBERTModel(NeoBERTConfig(num_hidden_layers=layers, vocab_size=1000)).eval()
+        with torch.no_grad():
+            model(ids)
+            before = resident()
+            model.prepare_for_inference(int8)(ids)
+        if layers == 4:
+            print((resident() - before) / (4 * layers * (3 + 1 + 4096 / 768 + 2048 / 768) * 768**2))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/status")
+def test_memory():
+    """In shares of the blocks' weights: a packed copy in place of them, in int8 a quarter of it."""
+    # Else glibc keeps what packing needed for a moment.
+    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}
+    run = subprocess.run([sys.executable, "-c", MEMORY], cwd=ROOT, env=environment, check=True, capture_output=True)
+    float32, int8 = map(float, run.stdout.split())
+    assert abs(float32) < 0.12 and abs(int8 + 0.75) < 0.12
+
+
+def test_adapters_are_merged_first():
+    model = get_peft_model(small_model(), LoraConfig(target_modules=["qkv"], init_lora_weights=False))
+    merged = model.merge_and_unload().eval()
+    expected = states(merged)
+    assert torch.allclose(states(merged.prepare_for_inference()), expected, atol=1e-5)

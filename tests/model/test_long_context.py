@@ -1,0 +1,122 @@
+"""Promises 2 and 6: a RoPE that stretches the trained length is kept by files, and reaches whoever uses the model."""
+
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, AutoTokenizer, pipeline
+
+from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM, NeoBERTForSequenceClassification, NeoBERTModel
+from tests.helpers.models import small_model
+from tests.helpers.small_tokenizer import tiny_tokenizer
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0}
+STRETCHED = {
+    "yarn": YARN,
+    "linear": {"rope_type": "linear", "factor": 4.0},
+    "longrope": {"rope_type": "longrope", "factor": 4.0, "short_factor": [1.0] * 16, "long_factor": [4.0] * 16},
+    "llama3": {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+}
+
+
+def lengths_of(config) -> tuple[int, int, float]:
+    rope = config.rope_parameters
+    return config.max_length, rope["original_max_position_embeddings"], rope["rope_theta"]
+
+
+@pytest.mark.parametrize("load", ["from_pretrained", "auto", "config", "rope_scaling", "constructor"])
+@pytest.mark.parametrize("kind", STRETCHED)
+def test_a_new_rope_stretches_the_trained_length_once(kind, load, tmp_path):
+    small_model(rope_theta=50000.0).save_pretrained(tmp_path / "trained")
+    rope, folder = dict(STRETCHED[kind]), tmp_path / "trained"
+    if load == "constructor":
+        config = NeoBERTConfig(max_length=64, rope_parameters={**rope, "rope_theta": 50000.0})
+    elif load == "rope_scaling":
+        config = NeoBERTConfig(max_length=64, rope_theta=50000.0, rope_scaling=rope)
+    elif load == "config":
+        config = AutoConfig.from_pretrained(folder, rope_parameters=rope)
+    else:
+        config = (AutoModel if load == "auto" else NeoBERTModel).from_pretrained(folder, rope_parameters=rope).config
+    assert lengths_of(config) == (256, 64, 50000.0)
+    assert rope == STRETCHED[kind], "the caller's dictionary is left alone"
+    for number in range(2):
+        config.save_pretrained(tmp_path / f"{number}")
+        config = AutoConfig.from_pretrained(tmp_path / f"{number}")
+        assert lengths_of(config) == (256, 64, 50000.0) and config.rope_parameters["rope_type"] == kind
+
+
+def test_a_second_override_starts_from_the_trained_length(tmp_path):
+    small_model().save_pretrained(tmp_path / "trained")
+    NeoBERTModel.from_pretrained(tmp_path / "trained", rope_parameters=YARN).save_pretrained(tmp_path / "four")
+    again = NeoBERTModel.from_pretrained(tmp_path / "four", rope_parameters={**YARN, "factor": 2.0}).config
+    assert lengths_of(again) == (128, 64, 10000.0) and again.rope_parameters["factor"] == 2.0
+    assert "original_max_position_embeddings" not in NeoBERTConfig().rope_parameters
+
+
+def test_the_dynamic_type_keeps_the_trained_length(tmp_path):
+    small_model().save_pretrained(tmp_path)
+    dynamic = {"rope_type": "dynamic", "factor": 2.0}
+    config = NeoBERTConfig.from_pretrained(tmp_path, rope_parameters=dynamic)
+    assert config.max_length == 64 and config.rope_parameters["rope_theta"] == 10000.0
+
+
+@torch.no_grad()
+def test_a_saved_stretched_model_computes_the_same(tmp_path):
+    small_model().save_pretrained(tmp_path / "trained")
+    model = NeoBERTModel.from_pretrained(tmp_path / "trained", rope_parameters=YARN)
+    model.save_pretrained(tmp_path / "long")
+    ids = torch.randint(1, 100, (1, 200))
+    expected = small_model(rope_parameters=YARN)(ids).last_hidden_state
+    for found in (model, NeoBERTModel.from_pretrained(tmp_path / "long")):
+        assert torch.equal(found(ids).last_hidden_state, expected)
+
+
+@pytest.fixture
+def long_folder(tmp_path):
+    """A model of 256 tokens, loaded with YARN of factor 4 and saved with its tokenizer, as the documentation says."""
+
+    def save(cls) -> str:
+        trained = str(tmp_path / "trained")
+        small_model(cls, max_length=256).save_pretrained(trained)
+        tiny_tokenizer().save_pretrained(trained)
+        model = cls.from_pretrained(trained, rope_parameters=YARN)
+        assert model.config.max_length == 1024
+        tokenizer = AutoTokenizer.from_pretrained(trained, model_max_length=model.config.max_length)
+        model.save_pretrained(tmp_path / "long")
+        tokenizer.save_pretrained(tmp_path / "long")
+        return str(tmp_path / "long")
+
+    return save
+
+
+def text_of(words: int, last: str = "cat") -> str:
+    return " ".join(["dog"] * (words - 1) + [last])
+
+
+def test_sentence_transformers_read_all_of_it(long_folder, tmp_path):
+    encoder = SentenceTransformer(long_folder(NeoBERTForMaskedLM), device="cpu")
+    assert encoder.max_seq_length == 1024
+    assert encoder.preprocess([text_of(1022)])["input_ids"].shape == (1, 1024)
+    first, second = (torch.tensor(encoder.encode(text_of(1022, last))) for last in ("cat", "mat"))
+    assert (first - second).abs().max() > 1e-6
+    encoder.save(str(tmp_path / "saved"))
+    assert SentenceTransformer(str(tmp_path / "saved"), device="cpu").max_seq_length == 1024
+    # What a user sets is saved.
+    encoder.max_seq_length = 300
+    encoder.save(str(tmp_path / "cut"))
+    cut = SentenceTransformer(str(tmp_path / "cut"), device="cpu")
+    assert cut.max_seq_length == 300 and cut.preprocess([text_of(1022)])["input_ids"].shape == (1, 300)
+
+
+def test_pipelines_read_all_of_it(long_folder):
+    folder = long_folder(NeoBERTForSequenceClassification)
+    features = pipeline("feature-extraction", folder)(text_of(1022), truncation=True)
+    assert len(features[0]) == 1024
+    assert len(pipeline("feature-extraction", folder)(text_of(2000), truncation=True)[0]) == 1024
+    classify = pipeline("text-classification", folder)
+    scores = [classify(text_of(1022, last), truncation=True)[0]["score"] for last in ("cat", "mat")]
+    model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    inputs = AutoTokenizer.from_pretrained(folder)(text_of(1022), return_tensors="pt")
+    with torch.no_grad():
+        expected = model(**inputs).logits.softmax(-1).max().item()
+    assert scores[0] == pytest.approx(expected, abs=1e-5) and scores[0] != scores[1]
