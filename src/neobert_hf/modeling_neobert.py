@@ -197,7 +197,7 @@ def find_documents(config, shape, device, mask, position_ids, cu_seq_lens) -> tu
     if config.rope:
         # From the first real token. Tokens that are masked out in the middle keep their place.
         return (columns - mask.int().argmax(-1, keepdim=True)) * mask, None
-    return (mask.cumsum(-1) - 1) * mask, None  # The original counts real tokens.
+    return (mask.int().cumsum(-1) - 1) * mask, None  # The original counts real tokens.
 
 
 class NeoBERTRMSNorm(nn.RMSNorm):
