@@ -27,7 +27,7 @@ class PackedLinear(nn.Linear):
         return torch.ops.mkldnn._linear_pointwise.default(hidden_states, self.packed, None, "none", [], "")
 
     def _refuse(self, *args, **kwargs) -> None:
-        raise RuntimeError("This model was prepared for inference: load it again to train, copy, save or load into it.")
+        raise RuntimeError("This model was prepared for inference: load it again to train, copy or save it, or to prepare it otherwise.")
 
     _save_to_state_dict = _load_from_state_dict = __getstate__ = __deepcopy__ = _refuse
 
@@ -92,6 +92,8 @@ def prepare_for_inference(model: nn.Module, int8: bool = False) -> nn.Module:
     for module in list(model.modules()):
         for block in getattr(module, "transformer_encoder", ()):
             for layer in block.modules():
+                if isinstance(layer, PackedLinear):
+                    layer._refuse()
                 if type(layer) is nn.Linear:
                     layer.__class__ = Int8Linear if int8 else PackedLinear
                     layer.pack()
