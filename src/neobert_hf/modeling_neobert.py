@@ -599,7 +599,7 @@ class NeoBERTPooledClassifier(NeoBERTPreTrainedModel):
             pooled = torch.stack([row[0] if self.config.classifier_pooling == "cls" else row.mean(0) for row in rows])
         elif self.config.classifier_pooling == "cls":
             first = 0 if attention_mask is None else attention_mask.int().argmax(-1)
-            pooled = hidden_states[torch.arange(len(hidden_states), device=hidden_states.device), first]
+            pooled = hidden_states[torch.arange(hidden_states.shape[0], device=hidden_states.device), first]
         elif attention_mask is None:
             pooled = hidden_states.mean(1)
         else:  # The hidden states of padding are zero already.
