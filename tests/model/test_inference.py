@@ -1,4 +1,4 @@
-"""Promise 7: `prepare_for_inference` gives the same numbers from packed weights, and the model is then for nothing else."""
+"""Promise 7: `prepare_for_inference` gives the same numbers from packed weights, and nothing else then."""
 
 import copy
 import os
