@@ -36,8 +36,8 @@ bench: .venv/.installed  ## Speed compared with that of bare matrix products; re
 	MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=-1 GLIBC_TUNABLES=glibc.malloc.hugetlb=1 \
 		$(BIN)/python benchmarks/forward.py
 
-gpu: .venv/.installed  ## Tests, parts and throughput on a GPU, within nine minutes; rewrites benchmarks/results/gpu.*
-	$(BIN)/python benchmarks/gpu.py --minutes 9
+gpu: .venv/.installed  ## Speed of the forward pass and of a training step on a GPU; writes benchmarks/results/gpu.md
+	$(BIN)/python benchmarks/gpu.py
 
 .venv/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

@@ -1,346 +1,130 @@
-"""Everything about speed on a GPU, in one command with a time limit.
+"""How fast NeoBERT's published shape (222M parameters) is on this machine's GPU, as a Markdown table.
 
-    python benchmarks/gpu.py                  # make gpu; on a GPU, nine minutes at most
-    python benchmarks/gpu.py --minutes 0      # measures nothing: writes the page again, on any machine
+    python benchmarks/gpu.py        # make gpu
 
-In this order, the most valuable first:
+Measured are the forward pass of the encoder and a training step: masked language modelling of 20% of the tokens,
+backward pass and AdamW. Both run on three batches of the same number of rows:
 
-1. the tests for GPUs (`pytest -m gpu`);
-2. the parts of a forward pass (gpu_probe.py), then NeoBERT and ModernBERT-base at 512, 4,096 and 8,192 tokens;
-3. NeoBERT, eager and compiled, at all lengths, and its training;
-4. 32,768 tokens in one sequence, the memory of training with and without checkpointing, the kernels of one block, the
-   other encoders;
-5. the parts of a backward pass and compiled parts, small batches with and without CUDA graphs, training of the other
-   encoders, and the other encoders compiled.
+- dense: every row has all tokens;
+- padded: rows have 35% of the tokens on average, the rest is padding under a mask;
+- packed: the same texts one after the other in a single row, without padding.
 
-By their longest allowed times, three calls of nine minutes cover 1 and 2, then 3, then 4.
-
-Models are measured as in throughput.py. Batches have 16,384 to 131,072 tokens, and the fastest counts.
-
-Every number goes into `output_dir`/gpu.json at once, so that a killed process loses none. The same command resumes,
-also on a new machine: GPU and versions must be those of the file. A measurement that was killed is tried again after
-everything else, one that ended with an error only once the code has changed. Last, NeoBERT's numbers from older
-versions of the model files are measured again. No measurement begins without enough time left. Writes gpu.md next to
-gpu.json: one page, compared with the goals.
+Only real tokens count. The last column is the rate of the model's matrix products in operations per second, divided by
+that of one large matrix product of the same type, which is measured first. Weights are random. Without a GPU the script
+runs on the CPU, which takes long at the published size: choose fewer `--layers` and `--tokens`.
 """
 
-import gc
-import hashlib
+import argparse
+import itertools
 import os
-import re
-import subprocess
+import platform
+import shlex
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from functools import partial
+from datetime import date
 from pathlib import Path
-from typing import Annotated, NamedTuple
 
 import torch
 import transformers
-from encoders import ENCODERS, build_config
-from forward import CUDA, DEVICE, DTYPE, machine
-from gpu_probe import LONGEST, Sizes, probes, profiles, small_batches
-from gpu_report import page
-from throughput import PAPER_LENGTHS, Cell, Record, ThroughputArguments, measure_cell, plan, start_turn
+from encoders import build_config, build_model, forward_flops
+from forward import CUDA, DEVICE, ragged_lengths
+from throughput import make_batch, time_steps
+from transformers.utils import is_flash_attn_2_available
 
 from neobert_hf.common.atomic_writes import write_text
-from neobert_hf.common.results import read_result
-from neobert_hf.common.settings import Count, Range, check_ranges, parse_config
+from neobert_hf.common.report import markdown_table
+from neobert_hf.pretraining.flops import product_flops
 
 
-ROOT = Path(__file__).parent.parent
-NEOBERT, RIVAL = "NeoBERT", "ModernBERT-base"
-SECTIONS = ("tests", "numbers", "errors", "begun")
-# Numbers that the model's own code makes begin so.
-OF_NEOBERT = ("rotation", "swiglu", "forward of", "profile")
-# A line of `pytest -v`.
-OUTCOME = re.compile(r"^(\S+::\S+) (PASSED|FAILED|ERROR|SKIPPED)")
-# Seconds below which tests are not begun: importing and collecting take so long.
-LEAST_FOR_TESTS = 30
-Minutes = Annotated[float, Range(0, 60)]
+HEAD = ["", "type", "attention", "tokens a row", "batch", "tokens/s", "peak GiB", "TFLOP/s", "of a bare product"]
+TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+LAYOUTS = ("dense", "padded", "packed")
 
 
-@dataclass
-class GpuArguments:
-    minutes: Minutes = field(default=9.0, metadata={"help": "for everything, from the first measurement on"})
-    test_minutes: Minutes = field(default=2.5, metadata={"help": "of these, for the tests"})
-    output_dir: str = field(
-        default=str(Path(__file__).parent / "results"), metadata={"help": "of gpu.json, which is continued, and gpu.md"}
-    )
-    models: list[str] = field(default_factory=lambda: list(ENCODERS), metadata={"help": ", ".join(ENCODERS)})
-    first_lengths: list[Count] = field(
-        default_factory=lambda: [512, 4096, 8192] if CUDA else [16], metadata={"help": "of the first call"}
-    )
-    lengths: list[Count] = field(default_factory=lambda: PAPER_LENGTHS if CUDA else [16, 32])
-    longest: Count = field(default=LONGEST if CUDA else 64, metadata={"help": "of one sequence"})
-    least_tokens: Count = field(default=16_384 if CUDA else 64, metadata={"help": "of a batch, with its padding"})
-    most_tokens: Count = field(default=131_072 if CUDA else 64, metadata={"help": "of a batch, with its padding"})
-    layers: Count | None = field(default=None, metadata={"help": "fewer than published, for a trial"})
+def measure(
+    settings: argparse.Namespace, training: bool, dtype: torch.dtype, attention: str, length: int, layout: str
+) -> dict[str, float]:
+    """Real tokens and operations per second, and the memory at its peak, of one batch."""
+    config = build_config("NeoBERT", **settings.shape)
+    # As the recipe trains: float32 weights, with the products in bfloat16.
+    model = build_model(config, attention, DEVICE, torch.float32 if training else dtype).train(training)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6) if training else None
+    rows = max(1, settings.tokens // length)
+    lengths = torch.full((rows,), length) if layout == "dense" else ragged_lengths(rows, length)
+    inputs, labels = make_batch(config, lengths, layout == "packed")
 
-    def __post_init__(self):
-        check_ranges(self)
-
-
-class Job(NamedTuple):
-    """One measurement.
-
-    Args:
-        section: of the file, `numbers` or `cells`.
-        key: in it.
-        seconds: that it may take; it is not begun with less left.
-        opening: seconds on top, where a model has to be built, and compiled, for it.
-        measure: gives the entry of the file.
-        cell: None of a number.
-    """
-
-    section: str
-    key: str
-    seconds: float
-    opening: float
-    measure: Callable[[], dict]
-    cell: Cell | None = None
-
-    @property
-    def of_neobert(self) -> bool:
-        return self.cell.model == NEOBERT if self.cell else self.key.startswith(OF_NEOBERT)
-
-
-def fingerprint(*patterns: str) -> str:
-    """A hash of these files of the repository."""
-    digest = hashlib.sha256()
-    for file in sorted(file for pattern in patterns for file in ROOT.glob(pattern)):
-        digest.update(file.name.encode() + file.read_bytes())
-    return digest.hexdigest()[:16]
-
-
-def is_late(key: str) -> bool:
-    """Whether a part of the model is measured behind whole models."""
-    return key.endswith("compiled") or key.startswith("attention with gradients")
-
-
-def part_seconds(key: str) -> tuple[float, float]:
-    """Seconds that a number may take, and those on top to build a model and compile for it."""
-    compiled = 40 if "compiled" in key else 0
-    if key.startswith(("forward of", "profile")):
-        return 5, 5 + compiled
-    return 3, compiled / 2
-
-
-class Study:
-    """The measurements, their file, and the time that is left."""
-
-    def __init__(self, settings: GpuArguments):
-        self.settings, self.end = settings, time.monotonic() + 60 * settings.minutes
-        versions = {"torch": torch.__version__, "cuda": torch.version.cuda, "transformers": transformers.__version__}
-        fixed = {"machine": machine(), "dtype": str(DTYPE).removeprefix("torch."), **versions}
-        fixed |= {name: getattr(settings, name) for name in ("layers", "least_tokens", "most_tokens")}
-        self.record = Record(Path(settings.output_dir) / "gpu.json", fixed, SECTIONS)
-        self.content = self.record.content
-        self.model_code = fingerprint("src/neobert_hf/*.py")
-        self.code = fingerprint("src/neobert_hf/*.py", "benchmarks/*.py")
-        self.tests_code = fingerprint("src/neobert_hf/*.py", "tests/gpu/*.py", "tests/model/*.py", "tests/helpers/*.py")
-        self.bench, self.turn, self.tests = None, None, None
-
-    def left(self) -> float:
-        return self.end - time.monotonic()
-
-    # What there is to do
-
-    def jobs(self) -> Iterator[Job]:
-        """All of them in the order of worth; some come twice."""
-        settings = self.settings
-        sizes = Sizes(lengths=(*settings.lengths, settings.longest))
-        first, every, long = settings.first_lengths, settings.lengths, [settings.longest]
-        others = [name for name in settings.models if name != NEOBERT]
-        parts = [Job("numbers", key, *part_seconds(key), measure) for key, measure in probes(sizes).items()]
-        yield from (job for job in parts if not is_late(job.key))
-        yield from self.cells([NEOBERT], first, [])
-        yield from self.cells([name for name in others if name == RIVAL], first, [])
-        yield from self.cells([NEOBERT], first, [], compile=True)
-        yield from self.cells([NEOBERT], every, [], compile=True)
-        training = self.cells([NEOBERT], [], every, compile=True)
-        yield from (job for job in training if job.cell.mode == "training")
-        yield from self.cells([NEOBERT], long, [], compile=True)
-        yield from (job for job in training if job.cell.mode == "checkpointing")
-        found = profiles(sizes).items()
-        yield from (Job("numbers", key, *part_seconds(key), measure) for key, measure in found)
-        yield from self.cells(others, every, [])
-        yield from parts
-        found = small_batches(sizes).items()
-        yield from (Job("numbers", key, *part_seconds(key), measure) for key, measure in found)
-        yield from self.cells(others, [], first)
-        yield from self.cells(others, every, [], compile=True)
-
-    def cells(self, models: list[str], lengths: list[int], training: list[int], compile: bool = False) -> list[Job]:
-        changes = {"num_hidden_layers": self.settings.layers} if self.settings.layers else {}
-        arguments = ThroughputArguments(
-            models=models,
-            lengths=lengths,
-            training_lengths=training,
-            compile=compile,
-            min_tokens=self.settings.least_tokens,
-            max_tokens=self.settings.most_tokens,
-            layers=self.settings.layers,
-        )
-        configs = {}
-        for name in models:
-            try:
-                configs[name] = build_config(name, **changes)
-            except ImportError as error:
-                self.content["errors"][name] = {"error": str(error), "code": self.code}
-        found = []
-        for cell in (cell for turn in plan(arguments, configs) for cell in turn):
-            seconds, opening = (5, 5) if cell.mode == "forward" else (10, 5)
-            if cell.compiled:
-                opening = 60 if cell.mode == "forward" else 120
-            if cell.attention == "flex_attention":  # It is compiled, for whole rows and for ragged ones.
-                seconds, opening = seconds + 5, opening + 40
-            measure = partial(self.measure_cell, arguments, configs[cell.model], cell)
-            found.append(Job("cells", cell.key, seconds, opening, measure, cell))
-        return found
-
-    def pending(self) -> list[Job]:
-        """What was never begun, then what a kill or an error ended, then what other code was measured with."""
-        unique, ranked = {}, {0: [], 1: [], 2: []}
-        for job in self.jobs():
-            unique.setdefault(job.key, job)
-        for key, job in unique.items():
-            stored, failed = self.content[job.section].get(key), self.content["errors"].get(key)
-            if failed:
-                rank = 1 if failed["code"] != self.code else None
-            elif stored:
-                rank = 2 if job.of_neobert and stored["code"] != self.model_code else None
-            else:
-                rank = 1 if key in self.content["begun"] else 0
-            if rank is not None:
-                ranked[rank].append(job)
-        return [job for jobs in ranked.values() for job in jobs]
-
-    # How it is done
-
-    def run(self, jobs: list[Job]) -> None:
-        left_out = 0
-        for job in jobs:
-            opening = 0 if job.cell and job.cell[:4] == self.turn else job.opening
-            if self.left() < job.seconds + opening:
-                left_out += 1
-                continue
-            self.content["begun"][job.key] = self.code
-            self.record.save()
-            self.content["errors"].pop(job.key, None)
-            start, failure = time.monotonic(), None
-            try:
-                found = job.measure()
-            except Exception as error:  # Whatever a kernel says of itself: the others go on.
-                failure = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"[:300]
-            if failure:  # Only here, where the error holds no tensors any more.
-                self.fail(job, failure)
-                continue
-            took = round(time.monotonic() - start, 1)
-            self.content[job.section][job.key] = found | {"code": self.model_code, "took": took}
-            del self.content["begun"][job.key]
-            self.record.save()
-            print(f"{job.key}: {took} s", flush=True)
-        self.close()
-        print(f"{left_out} measurements are left for the next call.", flush=True)
-
-    def measure_cell(self, arguments: ThroughputArguments, config, cell: Cell) -> dict:
-        if cell[:4] != self.turn:
-            self.close()
-            self.bench, self.turn = start_turn(config, cell, self.record), cell[:4]
-        entry = {**cell._asdict(), "trials": [], "rounds": []}
-        measure_cell(arguments, self.bench, cell, entry)
-        return entry
-
-    def close(self) -> None:
-        """Free the memory of the last model."""
-        self.bench = self.turn = None
-        gc.collect()
-        if CUDA:
-            torch.cuda.empty_cache()
-
-    def fail(self, job: Job, message: str) -> None:
-        self.content["errors"][job.key] = {"error": message, "code": self.code}
-        self.content["begun"].pop(job.key, None)
-        self.record.save()
-        print(f"{job.key}: {message}", file=sys.stderr, flush=True)
-        try:
-            self.close()
-            torch.zeros(1, device=DEVICE).item()
-        except RuntimeError:
-            # After some errors of a kernel a process can use the GPU no more. A new one goes on.
-            os.execv(sys.executable, [sys.executable, *sys.argv, "--minutes", f"{max(0.0, self.left()) / 60:.3f}"])
-
-    def run_tests(self) -> None:
-        """Each outcome goes into the file when it is known; what passed with this code does not run again."""
-        tests = self.content["tests"]
-        if tests.get("code") != self.tests_code:
-            tests.clear()
-            tests |= {"code": self.tests_code, "outcomes": {}, "output": "", "finished": False}
-        seconds = min(60 * self.settings.test_minutes, self.left() - 5)
-        if tests["finished"] or seconds < LEAST_FOR_TESTS:
+    def step() -> None:
+        if not training:
+            with torch.inference_mode():
+                model.base_model(**inputs)
             return
-        passed = [name for name, outcome in tests["outcomes"].items() if outcome == "passed"]
-        # The time of pytest-timeout, if that is there: a kernel that hangs must not take the time of the others.
-        options = "-v --tb=short -p no:cacheprovider -o timeout=60".split()
-        command = [sys.executable, "-m", "pytest", "-m", "gpu and not slow", *options]
-        command += [f"--deselect={name}" for name in passed]
-        self.tests = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        limit = threading.Timer(seconds, self.tests.kill)
-        limit.start()
-        output = []
-        for line in self.tests.stdout:
-            print(line, end="", flush=True)
-            output.append(line)
-            if found := OUTCOME.match(line):
-                tests["outcomes"][found[1]] = found[2].lower()
-                self.record.save()
-        limit.cancel()
-        # 5: all were run before.
-        tests["finished"] = self.tests.wait() in (0, 1, 5)
-        tests["output"] = "".join(output)[-6000:]
-        self.record.save()
+        with torch.autocast(DEVICE, dtype, enabled=dtype != torch.float32):
+            loss = model(**inputs, labels=labels).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step()  # The first call chooses kernels.
+    if CUDA:
+        torch.cuda.reset_peak_memory_stats()
+    seconds = time_steps(step, settings.seconds)
+    predicted = int((labels != -100).sum()) if training else 0
+    return {
+        "tokens": int(lengths.sum()) / seconds,
+        "flops": forward_flops(model, lengths, predicted) * (3 if training else 1) / seconds,
+        "memory": torch.cuda.max_memory_allocated() / 2**30 if CUDA else None,
+    }
 
 
-def write_page(folder: Path) -> None:
-    """Write the page of what the file holds, which is always whole; without it, of nothing."""
-    file, content = folder / "gpu.json", dict.fromkeys(("settings", "cells", "ceilings", *SECTIONS), {})
-    text = page(read_result(file, set(content)) if file.exists() else content)
-    write_text(folder / "gpu.md", text)
-    print(text, flush=True)
+def table_rows(settings: argparse.Namespace) -> list[list[str]]:
+    attentions = ["sdpa", *(["flash_attention_2"] if CUDA and is_flash_attn_2_available() else [])]
+    bare = {name: product_flops(torch.device(DEVICE), TYPES[name])[0] for name in settings.types}
+    rows = [["bare product", name, *[""] * 5, f"{bare[name] / 1e12:.1f}", "1"] for name in settings.types]
+    for training in (False, True):
+        for name, attention in itertools.product(settings.types, attentions):
+            # FlashAttention computes in half precision only, and training in float16 would need a scale of the loss.
+            if (name == "float32" and attention != "sdpa") or (training and name == "float16"):
+                continue
+            for length in settings.lengths:
+                for layout in LAYOUTS:
+                    row = ["training step" if training else "forward pass", name, attention, f"{length:,}", layout]
+                    try:
+                        found = measure(settings, training, TYPES[name], attention, length, layout)
+                    except (RuntimeError, ValueError) as error:  # Memory that ends, or a kernel that is not there.
+                        rows.append([*row, str(error).splitlines()[0][:80], "", "", ""])
+                        continue
+                    memory = "" if found["memory"] is None else f"{found['memory']:.1f}"
+                    flops = [f"{found['flops'] / 1e12:.1f}", f"{found['flops'] / bare[name]:.2f}"]
+                    rows.append([*row, f"{found['tokens']:,.0f}", memory, *flops])
+                    print(*rows[-1], flush=True)
+    return rows
 
 
-def stop_at_the_end(study: Study) -> threading.Timer:
-    """Where something takes longer than expected, the process ends with the page written."""
-
-    def stop() -> None:
-        if study.tests is not None:
-            study.tests.kill()
-        try:
-            write_page(Path(study.settings.output_dir))
-        finally:
-            os._exit(0)
-
-    timer = threading.Timer(study.left(), stop)
-    timer.daemon = True
-    timer.start()
-    return timer
+def report(settings: argparse.Namespace, rows: list[list[str]]) -> str:
+    device = torch.cuda.get_device_name() if CUDA else f"no GPU: {platform.machine()}, {os.cpu_count()} cores"
+    versions = f"torch {torch.__version__}, CUDA {torch.version.cuda}, transformers {transformers.__version__}"
+    command = shlex.join(["python", "benchmarks/gpu.py", *settings.args])
+    lines = ["# Speed on a GPU", "", f"{date.today()}; {device}; {versions}. Command: `{command}`.", ""]
+    return "\n".join([*lines, *markdown_table(HEAD, rows)]) + "\n"
 
 
 def main(args: list[str] | None = None) -> None:
-    (settings,) = parse_config(GpuArguments, args=args)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--types", nargs="+", default=list(TYPES), choices=TYPES)
+    parser.add_argument("--lengths", nargs="+", type=int, default=[512, 4096], help="tokens of the longest rows")
+    parser.add_argument("--tokens", type=int, default=32_768, help="of a batch, with its padding")
+    parser.add_argument("--seconds", type=float, default=1.0, help="least time of a measurement, in repeated steps")
+    parser.add_argument("--layers", type=int, default=28, help="fewer than published, for a trial")
+    parser.add_argument("--width", type=int, default=768, help="smaller than published, for a trial")
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "gpu.md")
+    settings = parser.parse_args(args)
+    settings.args = sys.argv[1:] if args is None else args
+    settings.shape = {"num_hidden_layers": settings.layers, "hidden_size": settings.width}
+    settings.shape |= {"num_attention_heads": settings.width // 64, "intermediate_size": 4 * settings.width}
     torch.manual_seed(0)
-    if settings.minutes:
-        study = Study(settings)
-        study.record.save()
-        timer = stop_at_the_end(study)
-        study.run_tests()
-        study.run(study.pending())
-        timer.cancel()
-    write_page(Path(settings.output_dir))
+    text = report(settings, table_rows(settings))
+    settings.output.parent.mkdir(parents=True, exist_ok=True)
+    write_text(settings.output, text)
+    print(text)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,6 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from neobert_hf import NeoBERTConfig, NeoBERTModel
-from neobert_hf.checkpoints.compile import FILE, CompileSettings, compile_encoder, multiplies_bfloat16, use_compiled
 from neobert_hf.checkpoints.export import ExportSettings, export
 from neobert_hf.common.atomic_writes import write_json, write_text
 from neobert_hf.common.report import Line, Panel, markdown_table, plot_lines
@@ -105,10 +104,12 @@ def make_model(settings: ServingArguments) -> Path:
         sizes = {"num_heads": settings.width // 64, "hidden_size": settings.width}
         fused = optimize_model(str(files / "model.onnx"), "bert", opt_level=0, **sizes)
         fused.save_model_to_file(str(files / FUSED))
-    for precision in ("float32", "int8", *(["bfloat16"] if multiplies_bfloat16() else [])):
-        if not (output / precision).exists():
-            print(compile_encoder(CompileSettings(str(output / "model"), str(output / precision), precision)))
     return output
+
+
+def multiplies_bfloat16() -> bool:
+    """Whether this CPU multiplies in bfloat16. Others emulate it step by step, several times slower than float32."""
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
 class CalibrationBatches(CalibrationDataReader):
@@ -136,12 +137,10 @@ def calibrate(files: Path, batches: Iterator[dict[str, np.ndarray]]) -> None:
 def load_engines(folder: Path) -> dict[str, Callable[[torch.Tensor, torch.Tensor], np.ndarray]]:
     """The engines by name: functions that take ids and mask, and return the last hidden states."""
 
-    def of_torch(dtype: torch.dtype, compiled: str | None = None, **prepared: bool):
+    def of_torch(dtype: torch.dtype, **prepared: bool):
         model = NeoBERTModel.from_pretrained(folder / "model", dtype=dtype).eval()
         if prepared:
             model.prepare_for_inference(**prepared)
-        if compiled:
-            use_compiled(model, folder / compiled)
 
         def run(ids: torch.Tensor, mask: torch.Tensor) -> np.ndarray:
             with torch.inference_mode():
@@ -160,11 +159,9 @@ def load_engines(folder: Path) -> dict[str, Callable[[torch.Tensor, torch.Tensor
     engines = {
         "PyTorch": of_torch(torch.float32),
         "PyTorch, prepared": of_torch(torch.float32, int8=False),
-        "PyTorch, compiled": of_torch(torch.float32, "float32"),
         "ONNX Runtime": of_onnx_runtime("model.onnx"),
         "ONNX Runtime, fused": of_onnx_runtime(FUSED),
         "PyTorch, int8": of_torch(torch.float32, int8=True),
-        "PyTorch, int8, compiled": of_torch(torch.float32, "int8"),
         "ONNX Runtime, int8": of_onnx_runtime("model_quantized.onnx"),
         "ONNX Runtime, int8, calibrated": of_onnx_runtime(CALIBRATED),
     }
@@ -175,7 +172,6 @@ def load_engines(folder: Path) -> dict[str, Callable[[torch.Tensor, torch.Tensor
     if multiplies_bfloat16():
         engines["PyTorch, bfloat16"] = of_torch(torch.bfloat16)
         engines["PyTorch, bfloat16, prepared"] = of_torch(torch.bfloat16, int8=False)
-        engines["PyTorch, bfloat16, compiled"] = of_torch(torch.float32, "bfloat16")
         if find_spec("openvino"):
             engines["OpenVINO, bfloat16"] = of_openvino(folder, "bf16")
     return engines
@@ -214,11 +210,6 @@ def check(name: str, found: np.ndarray, expected: np.ndarray, mask: torch.Tensor
         raise ValueError(f"{name} computes something else: largest difference {difference:.2g}, cosine {cosine:.5f}.")
 
 
-def is_compiled_for(engine: str, ids: torch.Tensor, mask: torch.Tensor) -> bool:
-    """False if compiled code would not run: it takes several texts only in int8, if they are long and not padded."""
-    return "compiled" not in engine or len(ids) == 1 or ("int8" in engine and bool(mask.all()))
-
-
 def earlier_times(settings: ServingArguments) -> dict[str, dict]:
     """Results of earlier calls with the same model, for the shapes that this call does not measure."""
     file = Path(settings.results) / "serving_cpu.json"
@@ -234,13 +225,12 @@ def measure(engines: dict[str, Callable], shapes: list[str]) -> dict[str, dict[s
     for shape in shapes:
         ids, mask = make_batch(shape)
         expected = engines["PyTorch"](ids, mask)
-        asked = {name: run for name, run in engines.items() if is_compiled_for(name, ids, mask)}
-        for name, run in asked.items():
+        for name, run in engines.items():
             found_states = run(ids, mask)
             # Fixed scales do not fit random weights. serving_quality.py scores calibrated files with trained weights.
             if "calibrated" not in name:
                 check(name, found_states, expected, mask)
-        candidates = {name: partial(run, ids, mask) for name, run in asked.items()}
+        candidates = {name: partial(run, ids, mask) for name, run in engines.items()}
         seconds = medians(candidates, SHAPES[shape], PAUSE_SECONDS)
         found[shape] = {name: 1000 * value for name, value in seconds.items()}
         print(shape, {name: round(value, 1) for name, value in found[shape].items()}, flush=True)
@@ -252,14 +242,11 @@ def weight_megabytes(folder: Path) -> dict[str, float]:
     model = NeoBERTModel.from_pretrained(folder / "model")
     blocks = sum(weight.numel() for weight in model.transformer_encoder.parameters())
     everything = sum(weight.numel() for weight in model.parameters())
-    compiled = {name: (folder / name / FILE).stat().st_size for name in ("float32", "int8")}
     files = {path.name: path.stat().st_size for path in (folder / "exported" / "onnx").iterdir()}
     taken = {
         "PyTorch": 4 * everything,
         "PyTorch, prepared": 4 * (everything + blocks),
         "PyTorch, int8": 4 * everything + blocks,
-        "PyTorch, compiled": 4 * everything + compiled["float32"],
-        "PyTorch, int8, compiled": 4 * everything + compiled["int8"],
         "PyTorch, bfloat16": 2 * everything,
         "PyTorch, bfloat16, prepared": 2 * (everything + blocks),
         "ONNX Runtime": files["model.onnx"],
@@ -267,8 +254,6 @@ def weight_megabytes(folder: Path) -> dict[str, float]:
         "ONNX Runtime, int8": files["model_quantized.onnx"],
         "ONNX Runtime, int8, calibrated": files[CALIBRATED],
     }
-    if multiplies_bfloat16():
-        taken["PyTorch, bfloat16, compiled"] = 4 * everything + (folder / "bfloat16" / FILE).stat().st_size
     if find_spec("openvino"):
         taken |= {"OpenVINO": files["model.onnx"], "OpenVINO, int8, calibrated": files[CALIBRATED]}
     return {name: size / 1e6 for name, size in taken.items()}
@@ -327,8 +312,8 @@ def report(
         f"{settings.layers} layers of width {settings.width}, random weights, the same in all engines. The engines "
         f"take turns in one process, with {PAUSE_SECONDS:g} seconds in between. Times are the median milliseconds of a "
         "forward pass, for rows x tokens. "
-        "`prepared` is `model.prepare_for_inference()`; `compiled` is `neobert-hf compile`, for single texts, and full "
-        "rows in int8; `fused` and `calibrated` are files that only this benchmark makes. The ragged batch has "
+        "`prepared` is `model.prepare_for_inference()`; `fused` and `calibrated` are files that only this benchmark "
+        "makes. The ragged batch has "
         f"{MEAN_LENGTH} tokens per row on average, and one row of 128. Every engine was first compared with PyTorch: "
         f"float32 must agree to {EXACT:g}, others to a cosine of {LEAST_COSINE} in every token. Calibrated files were "
         "not compared, because their scales do not fit random weights; the next table shows them with trained ones.",
@@ -341,9 +326,8 @@ def report(
             "`benchmarks/models/small` by `python benchmarks/serving_quality.py --data ../shared/data`: nDCG@10 of "
             "searches in two dictionaries, Spearman's coefficient on 1,225 pairs of news, and the share of 4,441 "
             "descriptions that are assigned to the right one of 41 sections. In brackets: the difference from PyTorch "
-            "in float32. Times and sizes are those of the large model above. Compiled code ran on one text at a time. "
-            "Prepared and compiled in float32, and prepared in bfloat16, give the same numbers as PyTorch in that "
-            "precision.",
+            "in float32. Times and sizes are those of the large model above. Prepared models give the same numbers as "
+            "PyTorch in that precision.",
             "\n".join(quality_table(found, weight_megabytes(folder), quality)),
         )
     return "\n\n".join([*sections, *other_machines(Path(settings.results))]) + "\n"

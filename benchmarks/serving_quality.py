@@ -23,13 +23,11 @@ from embedding_scores import TestData, evaluate, split_pairs
 from pretraining import ROOT, run
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize
-from serving_cpu import CALIBRATED, calibrate, of_openvino
+from serving_cpu import CALIBRATED, calibrate, multiplies_bfloat16, of_openvino
 from torch import nn
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from transformers.modeling_outputs import BaseModelOutput
 
-from neobert_hf import NeoBERTModel
-from neobert_hf.checkpoints.compile import CompileSettings, compile_encoder, multiplies_bfloat16, use_compiled
 from neobert_hf.checkpoints.export import FILES, ExportSettings, export
 from neobert_hf.common.atomic_writes import write_json
 from neobert_hf.common.settings import Count, check_ranges, parse_config
@@ -40,13 +38,10 @@ ENGINES = {
     "PyTorch": ("torch", "float32"),
     "PyTorch, bfloat16": ("torch", "bfloat16"),
     "PyTorch, int8": ("torch", "int8"),
-    "PyTorch, int8, compiled": ("compiled", "int8"),
     "ONNX Runtime": ("onnx", "float32"),
     "ONNX Runtime, int8": ("onnx", "int8"),
     "ONNX Runtime, int8, calibrated": ("onnx", "calibrated"),
 }
-if multiplies_bfloat16():
-    ENGINES["PyTorch, bfloat16, compiled"] = ("compiled", "bfloat16")
 if find_spec("openvino"):
     ENGINES |= {"OpenVINO": ("openvino", "float32"), "OpenVINO, int8, calibrated": ("openvino", "calibrated")}
     if multiplies_bfloat16():
@@ -97,27 +92,6 @@ def outputs_of(folder: Path, engine: str, precision: str) -> Callable[[torch.Ten
     return lambda ids, mask: session.run(None, {"input_ids": ids.numpy(), "attention_mask": mask.numpy()})[0]
 
 
-class OneByOne(nn.Module):
-    """An encoder that runs the texts of a batch one at a time: compiled code does not handle padding."""
-
-    def __init__(self, encoder: NeoBERTModel):
-        super().__init__()
-        self.encoder, self.config = encoder, encoder.config
-
-    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, *_, **__) -> BaseModelOutput:
-        states = torch.zeros(*input_ids.shape, self.config.hidden_size)
-        for row, ids, mask in zip(states, input_ids, attention_mask.bool()):
-            row[mask] = self.encoder(ids[mask][None]).last_hidden_state[0]
-        return BaseModelOutput(last_hidden_state=states)
-
-
-def compiled(model: Path, encoder: NeoBERTModel, precision: str) -> OneByOne:
-    folder = model.with_name(f"compiled_{precision}")
-    if not folder.exists():
-        print(compile_encoder(CompileSettings(str(model), str(folder), precision)), flush=True)
-    return OneByOne(use_compiled(encoder.eval(), folder))
-
-
 def exported(model: Path, task: str, texts: list[str]) -> Path:
     """The folder of the model's exported files. The scales of the calibrated file are measured on `texts`."""
     folder = model.with_name("exported")
@@ -139,9 +113,6 @@ def load_encoder(model: Path, engine: str, precision: str, texts: list[str]) -> 
         if precision == "int8":
             transformer.model.prepare_for_inference(int8=True)
         return encoder
-    if engine == "compiled":
-        transformer.model = compiled(model, transformer.model, precision)
-        return encoder
     folder = exported(model, "feature-extraction", texts)
     transformer.model = OnnxEncoder(outputs_of(folder, engine, precision), transformer.model.config)
     # Linear layers after the pooling are inside the exported file.
@@ -159,8 +130,6 @@ def load_classifier(
     classifier = AutoModelForSequenceClassification.from_pretrained(model, dtype=dtype).eval()
     if (engine, precision) == ("torch", "int8"):
         classifier.prepare_for_inference(int8=True)
-    if engine == "compiled":
-        classifier.model = compiled(model, classifier.model, precision)
 
     @torch.no_grad()
     def logits(ids: torch.Tensor, mask: torch.Tensor) -> np.ndarray:

@@ -31,7 +31,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import date
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -42,11 +42,9 @@ from forward import CUDA, DEVICE, DTYPE, machine, ragged_lengths
 from throughput_report import write_report
 from tqdm import tqdm
 from transformers import PretrainedConfig
-from transformers.modeling_flash_attention_utils import FLASH_ATTN_KERNEL_FALLBACK, lazy_import_flash_attention
-from transformers.utils import is_flash_attn_2_available, is_kernels_available
+from transformers.utils import is_flash_attn_2_available
 from transformers.utils.generic import is_flash_attention_requested
 
-from neobert_hf.attention_neobert import find_faster_kernel
 from neobert_hf.common.atomic_writes import write_json
 from neobert_hf.common.results import check_same_settings, read_result
 from neobert_hf.common.settings import nearest, parse_config
@@ -69,8 +67,8 @@ class ThroughputArguments:
     attention: list[str] | None = field(
         default=None,
         metadata={
-            "help": "backends to try, the fastest counts; by default sdpa, and on a GPU the fastest flash attention "
-            "that is there, as a package or from the Hub, or else flex_attention for local attention"
+            "help": "backends to try, the fastest counts; by default sdpa, and on a GPU also flash_attention_2 if it "
+            "is installed, or else flex_attention for local attention"
         },
     )
     compile: bool = field(default=False, metadata={"help": "also measure each model compiled, NeoBERT by blocks"})
@@ -145,34 +143,13 @@ class Record:
 
 def backends(config: PretrainedConfig) -> list[str]:
     """Attention implementations that are worth trying on this machine."""
-    if not CUDA or config.model_type == "neobert":  # NeoBERT's `sdpa` chooses the fastest FlashAttention.
+    if not CUDA:
         return ["sdpa"]
-    if flash := flash_attention(config.hidden_size // config.num_attention_heads):
-        return [flash, "sdpa"]
+    if is_flash_attn_2_available():
+        return ["flash_attention_2", "sdpa"]
     # With `sdpa` a local window is a mask over all pairs, which flash kernels do not support.
     local = "sliding_attention" in (getattr(config, "layer_types", None) or [])
     return ["flex_attention", "sdpa"] if local else ["sdpa"]
-
-
-@cache
-def flash_attention(head_dim: int) -> str | None:
-    """The fastest FlashAttention that all encoders can use here, from an installed package or from the Hub.
-
-    It is the one that NeoBERT's `sdpa` chooses, unless that is torch's own FlashAttention 2, which only NeoBERT uses.
-    Given this name, Transformers makes the same choice between package and Hub.
-    """
-    if faster := find_faster_kernel(torch.device(DEVICE), DTYPE, head_dim):
-        return faster
-    if is_flash_attn_2_available():
-        return "flash_attention_2"
-    if is_kernels_available():
-        try:
-            lazy_import_flash_attention(FLASH_ATTN_KERNEL_FALLBACK["flash_attention_2"])
-        except Exception as error:  # A download may raise anything; without it, the encoders use `sdpa`.
-            print(f"FlashAttention 2 from the Hub: {error}", file=sys.stderr)
-        else:
-            return "flash_attention_2"
-    return None
 
 
 def takes_packed(cell: Cell) -> bool:

@@ -10,12 +10,10 @@ After an interruption, run the same command again: it resumes from the newest co
 from neobert_hf.common.script_errors import run_script
 from neobert_hf.embeddings.adapters import add_lora
 from neobert_hf.embeddings.arguments import DenseArguments
-from neobert_hf.embeddings.distillation import add_teacher, distillation_loss
 from neobert_hf.embeddings.mining import add_mined_negatives
-from neobert_hf.embeddings.models import build_encoder, info_nce_loss, load_trained_model
+from neobert_hf.embeddings.models import add_linear_layers, build_encoder, info_nce_loss, load_trained_model
 from neobert_hf.embeddings.recipe import dense_evaluator, prepare_run
-from neobert_hf.embeddings.trainers import DistillationTrainer, EmbeddingTrainer
-from neobert_hf.embeddings.whitening import add_whitening
+from neobert_hf.embeddings.trainers import EmbeddingTrainer
 
 
 def main(args: list[str] | None = None) -> None:
@@ -28,20 +26,16 @@ def main(args: list[str] | None = None) -> None:
         if settings.miner is not None:
             add_mined_negatives(run)
 
-        # 3. The model and its loss: contrastive, or distillation from a teacher, which is asked before training starts
+        # 3. The model and its loss
         model = build_encoder(run.source, settings.max_length, settings.trust_remote_code)
-        add_whitening(model, run)
+        # A checkpoint of LoRA holds these layers whole, beside the adapters.
+        add_linear_layers(model, str(run.checkpoint or settings.model))
         add_lora(model, run)
-        if settings.teacher is not None:
-            answers = add_teacher(run, model)
-            loss = distillation_loss(model, run, answers)
-        else:
-            guide = load_trained_model(settings.guide, settings.trust_remote_code) if settings.guide else None
-            loss = info_nce_loss(model, settings.temperature, settings.mini_batch_size, settings.matryoshka_dims, guide)
+        guide = load_trained_model(settings.guide, settings.trust_remote_code) if settings.guide else None
+        loss = info_nce_loss(model, settings.temperature, settings.mini_batch_size, settings.matryoshka_dims, guide)
 
         # 4. Training to the end, with evaluation; then the model, its card and the log are saved
-        trainer_class = EmbeddingTrainer if settings.teacher is None else DistillationTrainer
-        trainer = trainer_class(model, run, loss=loss, evaluator=evaluator)
+        trainer = EmbeddingTrainer(model, run, loss=loss, evaluator=evaluator)
         trainer.complete()
 
 

@@ -79,7 +79,7 @@ def pretrain(architecture: ModelArguments, settings: DataArguments, arguments: P
 
     # 7. The held-out loss after the last step, the log and the curves
     evaluated = {entry["step"] for entry in trainer.state.log_history if "eval_loss" in entry}
-    if data.held_out is not None and trainer.state.global_step not in evaluated:
+    if data.held_out and trainer.state.global_step not in evaluated:
         trainer.evaluate()
     if trainer.is_world_process_zero():
         write_json(output / "log.json", trainer.state.log_history)

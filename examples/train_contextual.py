@@ -16,8 +16,8 @@ from neobert_hf.embeddings.contextual_training import (
     ContextualRetrievalEvaluator,
     ContextualTrainer,
 )
+from neobert_hf.embeddings.models import saved_linear_layers
 from neobert_hf.embeddings.recipe import prepare_run, retrieval_evaluator
-from neobert_hf.embeddings.whitening import trained_layers
 
 
 def main(args: list[str] | None = None) -> None:
@@ -30,7 +30,7 @@ def main(args: list[str] | None = None) -> None:
         add_clusters(run, batch_sizes)
 
         # 3. Two stages that start from the same encoder, a loss that trains both, and an evaluation with a context
-        if trained_layers(run.source):
+        if saved_linear_layers(run.source):
             print(f"{run.source}: its linear layer after the pooling is left out, both stages start from the encoder.")
         model = build_contextual_encoder(run.source, settings.max_length, **settings.context)
         loss = ContextualLoss(model, settings.temperature, settings.mini_batch_size)

@@ -15,7 +15,6 @@ from transformers import TrainingArguments
 
 from neobert_hf.common.settings import IsPath, _declared_range, _parts_of_type
 from neobert_hf.training.arguments import RANGES
-from neobert_hf.training.cutting import CutSettings
 from tests.helpers.examples import load_example
 from tests.helpers.models import ROOT
 from tests.helpers.properties import any_number, reproducible
@@ -59,8 +58,7 @@ def required(cls: type) -> dict:
     hints = get_type_hints(cls)
     missing = [field.name for field in fields(cls) if field.default is MISSING and field.default_factory is MISSING]
     values = {str: "a.parquet", list[str]: ["a=b"], int: 128}
-    size = {"num_hidden_layers": 1} if issubclass(cls, CutSettings) else {}
-    return {name: values[hints[name]] for name in missing} | size
+    return {name: values[hints[name]] for name in missing}
 
 
 def test_all_settings_are_found():

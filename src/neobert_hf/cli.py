@@ -8,7 +8,6 @@ from importlib import import_module
 # Modules of `checkpoints`, each with what its `main(args)` does. `main` returns the exit status (None is success) and
 # raises ValueError or OSError with a message for the user.
 COMMANDS = {
-    "compile": "compile a model for single texts on this CPU, to be run in PyTorch",
     "convert": "convert checkpoints of the original project to this package's layout, and back",
     "doctor": "check whether a folder or a Hub repository is healthy",
     "export": "write ONNX files for onnxruntime and transformers.js, checked against PyTorch",

@@ -191,13 +191,13 @@ def find_documents(config, shape, device, mask, position_ids, cu_seq_lens) -> tu
         return columns - cu_seq_lens[documents], documents
     if position_ids is not None:
         starts = position_ids == 0 if mask is None else (position_ids == 0) & mask
-        return position_ids if mask is None else position_ids * mask, starts.cumsum(-1)
+        return position_ids if mask is None else position_ids * mask, starts.cumsum(-1).expand(shape)
     if mask is None:
         return columns, None
     if config.rope:
         # From the first real token. Tokens that are masked out in the middle keep their place.
         return (columns - mask.int().argmax(-1, keepdim=True)) * mask, None
-    return (mask.int().cumsum(-1) - 1).clamp(min=0), None  # The original counts real tokens.
+    return (mask.int().cumsum(-1) - 1) * mask, None  # The original counts real tokens.
 
 
 class NeoBERTRMSNorm(nn.RMSNorm):
@@ -368,7 +368,8 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
             "not finite": {
                 name
                 for name, tensor in self.named_parameters()
-                if tensor.is_floating_point() and not tensor.is_meta and not tensor.isfinite().all()
+                # Quantised and divided tensors are of other classes.
+                if type(tensor) is nn.Parameter and not tensor.is_meta and not tensor.isfinite().all()
             },
         }
         if any(wrong.values()):
@@ -447,7 +448,7 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
             TypeError: on a misspelt argument.
         """
         check_arguments(self.config, input_ids, inputs_embeds, attention_mask, cu_seq_lens_q, kwargs)
-        if input_ids is not None and not torch._C._functorch.is_functorch_wrapped_tensor(input_ids):
+        if input_ids is not None:
             self.warn_if_padding_and_no_attention_mask(input_ids, attention_mask)
         hidden_states = self.encoder(input_ids) if inputs_embeds is None else inputs_embeds
         shape, device = hidden_states.shape[:2], hidden_states.device
@@ -462,18 +463,20 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
         if not is_tracing(hidden_states):  # The shapes of a graph must not depend on values.
             mask = None if mask is None or mask.all() else mask
             documents = None if documents is None or (documents == documents[:, :1]).all() else documents
-        padded = mask is not None or documents is not None
         # Whoever asks for hidden states may want their gradients, too, so they stay in the caller's shape.
         states = kwargs.get("output_hidden_states", self.config.output_hidden_states)
-        keep_padding = is_tracing(hidden_states) or not self.config.unpad or bool(states)
+        strip = (name == "sdpa" or flash) and self.config.unpad and not states and not is_tracing(hidden_states)
+        strip = strip or flash and documents is not None  # FlashAttention knows no other way to part documents.
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(name, eager_attention_forward)
         ragged, attention_mask, arguments = None, None, {}
-        if padded and (name == "sdpa" or flash) and (not keep_padding or flash and documents is not None):
+        if mask is None and documents is None:
+            pass
+        elif strip:
             ragged = RaggedBatch.from_padded(hidden_states.shape[:2], mask, position_ids, documents)
             hidden_states, position_ids = ragged.pack(hidden_states), ragged.position_ids
             arguments = ragged.attention_arguments()
             attend = attend if flash else attend_to_documents
-        elif padded:
+        else:
             same_document = None if documents is None else packed_sequence_mask_function(documents)
             attention_mask = create_bidirectional_mask(
                 self.config, inputs_embeds=hidden_states, attention_mask=mask, and_mask_function=same_document
@@ -481,6 +484,7 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
         outputs = self._run_blocks(hidden_states, position_ids, attention_mask, attend, arguments, **kwargs)
         if ragged is not None:
             outputs.last_hidden_state = ragged.unpack(outputs.last_hidden_state)
+            outputs.hidden_states = outputs.hidden_states and tuple(map(ragged.unpack, outputs.hidden_states))
         elif mask is not None:
             outputs.last_hidden_state = outputs.last_hidden_state.masked_fill(~mask[..., None], 0.0)
         return outputs
@@ -510,7 +514,7 @@ def check_arguments(config, input_ids, inputs_embeds, attention_mask, cu_seq_len
     if attention_mask is not None and attention_mask.shape != tokens.shape[:2]:
         shapes = f"{tuple(attention_mask.shape)}; it must be {tuple(tokens.shape[:2])}"
         raise ValueError(f"`attention_mask` has shape {shapes}, 1 at real tokens and 0 at padding.")
-    if is_tracing(tokens) or torch._C._functorch.is_functorch_wrapped_tensor(tokens):
+    if is_tracing(tokens):
         return
     if attention_mask is not None and not ((attention_mask == 0) | (attention_mask == 1)).all():
         raise ValueError("`attention_mask` must be 1 at real tokens and 0 at padding; this one holds other values.")

@@ -18,25 +18,10 @@ from neobert_hf import (
 )
 from neobert_hf.checkpoints.convert import ConvertSettings, read_tensors
 from neobert_hf.checkpoints.convert import convert as convert_checkpoint
-from neobert_hf.checkpoints.deepspeed import read_deepspeed
 from neobert_hf.cli import COMMANDS, main
-from tests.helpers import zero_folders
-from tests.helpers.models import ragged_batch, small_config, small_model
+from tests.helpers.models import small_config, small_model
 from tests.helpers.small_tokenizer import small_tokenizer
-from tests.helpers.zero_folders import write_zero_folder
 
-
-# (stage, processes, parameter groups, dtype of the forward pass); 64 x 100 values are no multiple of 3 processes.
-ZERO_FOLDERS = [
-    (0, 1, 1, torch.float32),
-    (0, 2, 1, torch.bfloat16),
-    (1, 3, 2, torch.float32),
-    (1, 1, 1, torch.bfloat16),
-    (2, 2, 1, torch.float16),
-    (2, 3, 2, torch.bfloat16),
-    (3, 1, 1, torch.float32),
-    (3, 3, 2, torch.bfloat16),
-]
 
 # What the published model has, recorded in full: keys of config.json and tensors of a block.
 PUBLISHED_KEYS = (
@@ -88,29 +73,6 @@ def same_bytes(left, right) -> bool:
         and left[name].contiguous().view(torch.uint8).equal(right[name].contiguous().view(torch.uint8))
         for name in left
     )
-
-
-@pytest.mark.parametrize("stage, world, groups, dtype", ZERO_FOLDERS)
-def test_deepspeed_folders_give_the_float32_weights(stage, world, groups, dtype, weights, tmp_path):
-    write_zero_folder(tmp_path / "zero", weights, stage, world, dtype, groups)
-    assert "deepspeed" not in sys.modules
-    assert same_bytes(read_deepspeed(tmp_path / "zero"), weights)
-    assert same_bytes(read_deepspeed(tmp_path / "zero" / "7"), weights)
-    write_zero_folder(tmp_path / "zero", {name: -x for name, x in weights.items()}, stage, world, dtype, groups, "8")
-    assert same_bytes(read_deepspeed(tmp_path / "zero", tag="7"), weights)
-    assert torch.equal(read_deepspeed(tmp_path / "zero")["decoder.bias"], -weights["decoder.bias"])
-
-
-def test_a_deepspeed_folder_becomes_a_model(weights, config, tmp_path):
-    write_zero_folder(tmp_path / "zero", weights, 2, 2, torch.bfloat16)
-    convert(tmp_path / "zero", tmp_path / "here", config=config)
-    model = NeoBERTForMaskedLM.from_pretrained(tmp_path / "here")
-    expected = small_model(NeoBERTForMaskedLM)
-    expected.load_state_dict(weights)
-    ids, mask = ragged_batch()
-    with torch.no_grad():
-        assert torch.equal(model.eval()(ids, mask).logits, expected(ids, mask).logits)
-    assert model.config.architectures == ["NeoBERTForMaskedLM"]
 
 
 @pytest.mark.parametrize("prefix", ["", "module.", "module._orig_mod."])
@@ -191,108 +153,27 @@ class Malicious:
         return os.system, (f"touch {self.marker}",)
 
 
-@pytest.mark.parametrize("part", ["state_dict", "weight", "model_states", "optim_states"])
+@pytest.mark.parametrize("part", ["state_dict", "weight"])
 def test_a_pickle_with_code_is_refused_unexecuted(part, weights, config, tmp_path):
     code = Malicious(tmp_path / "executed")
     source = tmp_path / "source"
-    if part in ("state_dict", "weight"):
-        source.mkdir()
-        torch.save(code if part == "state_dict" else weights | {"decoder.bias": code}, source / "state_dict.pt")
-    else:
-        write_zero_folder(source, weights, 2, 2)
-        file = next((source / "7").glob(f"*rank_0*_{part}.pt"))
-        torch.save({"optimizer_state_dict": code, "module": code}, file)
-    with pytest.raises(ValueError, match="is refused, and no code in it was run: it names posix.system"):
+    source.mkdir()
+    torch.save(code if part == "state_dict" else weights | {"decoder.bias": code}, source / "state_dict.pt")
+    with pytest.raises(ValueError, match="state_dict.pt is not a file of tensors alone"):
         convert(source, tmp_path / "out", config=config)
     assert not (tmp_path / "executed").exists() and not list(tmp_path.glob("out*"))
 
 
-def edit(change, name):
-    """Damage one file of a ZeRO 2 folder."""
-
-    def damage(source):
-        state = torch.load(source / "7" / name, weights_only=False)
-        change(state)
-        torch.save(state, source / "7" / name)
-
-    return damage
+@pytest.mark.parametrize("content", [b"", b"text", "half"])
+def test_a_damaged_pickle_is_an_error_that_names_it(content, weights, config, tmp_path):
+    torch.save(weights, tmp_path / "state_dict.pt")
+    truncate(tmp_path / "state_dict.pt") if content == "half" else (tmp_path / "state_dict.pt").write_bytes(content)
+    with pytest.raises(ValueError, match="state_dict.pt"):
+        convert(tmp_path / "state_dict.pt", tmp_path / "out", config=config)
 
 
 def truncate(file):
     os.truncate(file, file.stat().st_size // 2)
-
-
-MODEL, PART = "mp_rank_00_model_states.pt", "zero_pp_rank_1_mp_rank_00_optim_states.pt"
-ZERO_DAMAGES = {
-    "missing part": (
-        lambda source: (source / "7" / PART).unlink(),
-        "was written by 2 processes, but there are files of 1",
-    ),
-    "missing first part": (
-        lambda source: (source / "7" / PART.replace("1", "0", 1)).unlink(),
-        "lacks the optimizer states of process 0",
-    ),
-    "no parts": (
-        lambda source: [file.unlink() for file in source.glob("7/*_optim_states.pt")],
-        "lacks the optimizer states .*, which hold the float32 weights",
-    ),
-    "missing model": (lambda source: (source / "7" / MODEL).unlink(), "holds no model states"),
-    "truncated part": (lambda source: truncate(source / "7" / PART), f"{PART} is damaged: PytorchStreamReader"),
-    "empty part": (lambda source: (source / "7" / PART).write_bytes(b""), f"{PART} is damaged: EOFError"),
-    "unknown tag": (lambda source: (source / "latest").write_text("9"), "has no checkpoint '9'; it has 7"),
-    "no pickle": (lambda source: (source / "7" / PART).write_text("text"), f"{PART} is damaged"),
-    "pipeline": (
-        lambda source: torch.save({}, source / "7/layer_00-model_states.pt"),
-        "layer_00-model_states.pt is no",
-    ),
-    "tensor parallel": (
-        lambda source: torch.save({}, source / "7/mp_rank_01_model_states.pt"),
-        "mp_rank_01_model_states.pt is not a file of plain or ZeRO",
-    ),
-    "other step": (edit(lambda state: state["module"]["decoder.bias"].add_(1e-5), MODEL), "values of decoder.bias"),
-    "other order": (
-        edit(lambda state: state["param_shapes"][0].move_to_end("decoder.weight", last=False), MODEL),
-        "float32 values of decoder.weight, rounded, are not those of `module`",
-    ),
-    "short part": (
-        edit(lambda state: state["param_shapes"][0].popitem(), MODEL),
-        "group 0 has 70,564 values, but its parameters have 70,464",
-    ),
-    "groups": (
-        edit(lambda state: state["param_shapes"].append({}), MODEL),
-        "has 2 parameter groups, but the parts have 1",
-    ),
-    "frozen": (
-        edit(lambda state: state.update(frozen_param_shapes={"encoder.weight": (1,)}), MODEL),
-        r"frozen_param_shapes` \(encoder.weight\)",
-    ),
-    "old": (edit(lambda state: state.update(param_shapes=None), MODEL), "has no `param_shapes`"),
-    "no weights": (edit(lambda state: state.pop("module"), MODEL), r"has no weights \(`module`\)"),
-}
-
-
-@pytest.mark.parametrize("damage", ZERO_DAMAGES)
-def test_damaged_deepspeed_folders_are_errors(damage, config, tmp_path, weights, monkeypatch):
-    # Without DeepSpeed's classes, so that this test can read and write the files itself.
-    monkeypatch.setattr(zero_folders, "LossScaler", lambda: None)
-    monkeypatch.setattr(zero_folders, "ZeroStageEnum", int)
-    monkeypatch.setattr(zero_folders, "fragment_address", dict)
-    write_zero_folder(tmp_path / "zero", weights, 2, 2)
-    change, message = ZERO_DAMAGES[damage]
-    change(tmp_path / "zero")
-    with pytest.raises(ValueError, match=message):
-        convert(tmp_path / "zero", tmp_path / "out", config=config)
-    assert not list(tmp_path.glob("out*"))
-
-
-def test_a_part_of_another_size_is_an_error_in_stage_3(weights, config, tmp_path):
-    write_zero_folder(tmp_path / "zero", weights, 3, 2)
-    (tmp_path / "zero/7/zero_pp_rank_1_mp_rank_00_optim_states.pt").unlink()
-    write_zero_folder(tmp_path / "other", weights | {"decoder.bias": torch.ones(7)}, 3, 2)
-    name = "7/zero_pp_rank_1_mp_rank_00_optim_states.pt"
-    os.replace(tmp_path / "other" / name, tmp_path / "zero" / name)
-    with pytest.raises(ValueError, match="a process has 35,236 values, but its part of the parameters has 35,282"):
-        convert(tmp_path / "zero", tmp_path / "out", config=config)
 
 
 def test_a_tied_state_dict(tmp_path):
@@ -342,7 +223,6 @@ def test_other_bad_input(weights, config, mlm_checkpoint, tmp_path):
     refuses("config exists. Choose a new folder", output=tmp_path / "config")
     refuses("`to` is 'gguf'; it must be one of neobert_hf, original, state_dict", to="gguf")
     refuses("nowhere does not exist", source=tmp_path / "nowhere")
-    refuses("is a file, but `--tag` selects a checkpoint", source=mlm_checkpoint / "model.safetensors", tag="x")
     # Found in the last step, when weights and config are written already.
     refuses(
         "tokenizer: the tokenizer has ids up to 100, but the embeddings have 100", tokenizer=str(tmp_path / "tokenizer")
@@ -389,7 +269,9 @@ def test_command_line(mlm_checkpoint, tmp_path, capsys):
     assert main(arguments) is None
     assert re.search(r"out: NeoBERTForMaskedLM, 16 tensors, 70,564 float32 values\n$", capsys.readouterr().out)
     assert re.fullmatch("neobert-hf convert: .*out exists. Choose a new folder, or delete it.", main(arguments))
-    assert re.fullmatch("neobert-hf convert: .*'--tgt'.*; did you mean '--tag'.*", main([*arguments, "--tgt", "x"]))
+    assert re.fullmatch(
+        "neobert-hf convert: .*'--tokeniser'.*; did you mean '--tokenizer'.*", main([*arguments, "--tokeniser", "x"])
+    )
     for wrong in ([], ["convrt"], ["convert", "a"], [*arguments, "--to", "gguf"]):
         with pytest.raises(SystemExit) as exit:
             main(wrong)

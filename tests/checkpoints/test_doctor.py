@@ -226,7 +226,7 @@ DAMAGES = {
         "code",
         "modeling_neobert.py differs from the file of the installed",
     ),
-    "code missing": (remove("packing_neobert.py"), "code", "packing_neobert.py is missing"),
+    "code missing": (remove("cpu_neobert.py"), "code", "cpu_neobert.py is missing"),
     "foreign code": (append("model.py", "pass\n"), "code", "model.py: not part of this package"),
     "stale auto_map": (
         edit_json("config.json", auto_map={"AutoModel": "model.NeoBERT"}),

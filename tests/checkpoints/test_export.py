@@ -56,9 +56,6 @@ def masked_lm(tmp_path_factory):
     """A masked language model, and its export in all precisions."""
     folder = tmp_path_factory.mktemp("masked_lm")
     save_checkpoint(folder / "model", NeoBERTForMaskedLM)
-    # What an interrupted export left.
-    (folder / "exported.999999999.partial" / "onnx").mkdir(parents=True)
-    (folder / "exported.999999999.partial" / "onnx" / "old.onnx").touch()
     export(folder / "model", folder / "exported")
     return folder
 

@@ -7,8 +7,6 @@ import torch
 from torch.nn import functional as F
 from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
-from neobert_hf.packing_neobert import pool
-
 
 TEXTS = ["the cat sat on the mat", "a dog", "what is 17 times 3? nobody knows", "ran to the mat, then sat"]
 
@@ -22,7 +20,8 @@ def vectors(folder: str, texts: Sequence[str] = TEXTS, normalize: bool = False) 
     """Means over the real tokens, (texts, hidden_size)."""
     inputs = tokens(folder, texts)
     states = AutoModel.from_pretrained(folder).eval()(**inputs).last_hidden_state
-    means = pool(states, "mean", inputs["attention_mask"])
+    mask = inputs["attention_mask"].unsqueeze(-1)
+    means = (states * mask).sum(1) / mask.sum(1)
     return (F.normalize(means) if normalize else means).numpy()
 
 

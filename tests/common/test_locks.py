@@ -1,12 +1,8 @@
 """Two processes and one folder."""
 
-import errno
-import fcntl
-import json
 import multiprocessing
 import os
 import signal
-import socket
 from pathlib import Path
 
 import pytest
@@ -52,9 +48,11 @@ def holder(tmp_path):
     holder.lasting.set()
 
 
-def test_the_second_process_is_told_who_writes_the_folder(holder, tmp_path, monkeypatch):
-    message = rf"process {holder.process.pid} on {socket.gethostname()}, since 20"
-    with pytest.raises(FolderInUse, match=message), folder_lock(tmp_path / "out"):
+def test_the_second_process_is_told_that_another_writes_the_folder(holder, tmp_path, monkeypatch):
+    with (
+        pytest.raises(FolderInUse, match=f"{tmp_path}/out is being written by another run"),
+        folder_lock(tmp_path / "out"),
+    ):
         pytest.fail("two at a time")
     # The same folder by other names.
     (tmp_path / "link").symlink_to(tmp_path / "out")
@@ -66,41 +64,13 @@ def test_the_second_process_is_told_who_writes_the_folder(holder, tmp_path, monk
         pass
 
 
-def test_a_killed_process_holds_nothing_even_if_a_child_of_it_lives(holder, tmp_path, capsys):
+def test_a_killed_process_holds_nothing_even_if_a_child_of_it_lives(holder, tmp_path):
     holder.kill()
     assert (tmp_path / ".out.lock").exists()
     with folder_lock(tmp_path / "out"):
         pass
-    assert capsys.readouterr().err == ""
     # Nothing is left beside the folder or in it.
     assert not list(tmp_path.iterdir())
-
-
-def test_a_disk_without_locks_still_keeps_processes_of_this_machine_apart(tmp_path, monkeypatch, capsys):
-    flock = fcntl.flock
-
-    def no_locks_there(descriptor, operation):
-        if Path(f"/proc/self/fd/{descriptor}").readlink().is_relative_to(tmp_path):
-            raise OSError(errno.ENOLCK, "No locks available")
-        return flock(descriptor, operation)
-
-    monkeypatch.setattr(fcntl, "flock", no_locks_there)
-    with folder_lock(tmp_path / "out"):
-        assert "not if a process on another machine does" in capsys.readouterr().err
-        with pytest.raises(FolderInUse, match=f"process {os.getpid()}"), folder_lock(tmp_path / "out"):
-            pytest.fail("two at a time")
-
-
-def test_what_a_process_on_another_machine_left_is_said(tmp_path, capsys):
-    with folder_lock(tmp_path / "out"):
-        note = json.loads((tmp_path / ".out.lock").read_text())
-    (tmp_path / ".out.lock").write_text(json.dumps(note | {"host": "elsewhere"}))
-    with folder_lock(tmp_path / "out"):
-        assert "on elsewhere), which did not end normally" in capsys.readouterr().err
-    for damaged in ("", "[]", "{", "\0\0"):
-        (tmp_path / ".out.lock").write_text(damaged)
-        with folder_lock(tmp_path / "out"):
-            assert capsys.readouterr().err == ""
 
 
 def test_folders_that_were_made_for_the_lock_alone_are_removed(tmp_path):
@@ -134,13 +104,6 @@ COMMANDS = {
         *"--max_steps 9 --warmup_steps 1 --use_cpu --output_dir".split(),
         OUT,
     ],
-    "adapt_domain": ["--model", NOWHERE, "--domain", NOWHERE, *"--replay_share 0 --use_cpu --output_dir".split(), OUT],
-    "shrink": [
-        *["--model", NOWHERE, "--train_data", NOWHERE, "--validation_data", NOWHERE],
-        *f"--config {ROOT}/configs/adapt/shrink.yaml --bf16 false --use_cpu --num_hidden_layers 1 --output_dir".split(),
-        OUT,
-    ],
-    "shrink_embeddings": ["--model", NOWHERE, "--texts", NOWHERE, "--num_hidden_layers", "1", "--output_dir", OUT],
     "prepare_data": ["--source", NOWHERE, "--tokenizer", NOWHERE, "--output_dir", OUT],
     "train_tokenizer": ["--source", NOWHERE, "--output_dir", OUT],
     "finetune_embeddings": EMBEDDINGS,

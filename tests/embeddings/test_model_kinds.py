@@ -281,7 +281,7 @@ def test_models_of_other_kinds_are_not_taken_for_dense_ones(trained, kind):
 
 
 def test_an_encoder_without_a_pooling_helps_no_other_model(tokenizer, tmp_path):
-    """As a miner, a guide or a teacher it would be taken with a mean that nobody has trained."""
+    """As a miner or a guide it would be taken with a mean that nobody has trained."""
     save_other_encoder("roberta", tmp_path / "encoder", tokenizer)
     with pytest.raises(
         ValueError, match="encoder is not an embedding model: it has no modules.json.*finetune_embeddings"

@@ -24,12 +24,8 @@ from tests.helpers.pretraining_runs import ScriptProcesses, launched_environment
 LONG = {
     "dense": ("dense", {"max_steps": 60, "save_steps": 60}),
     "sparse": ("sparse", {"max_steps": 40, "save_steps": 40}),
-    # Adapters with dropout, which learn what a reranker says.
-    "taught": (
-        "dense",
-        {"max_steps": 60, "save_steps": 60, "lora_rank": 4, "lora_dropout": 0.1, "distillation": "kl"}
-        | {"only": "triplets nested", "contrastive_weight": 0.2},
-    ),
+    # With dropout.
+    "adapters": ("dense", {"max_steps": 60, "save_steps": 60, "lora_rank": 4, "lora_dropout": 0.1}),
 }
 
 
@@ -41,8 +37,6 @@ def whole(data, encoder, trained, tmp_path_factory):
     @cache
     def build(name: str) -> tuple[dict, Path]:
         changes = LONG[name][1] | {"model": encoder, "datasets": data / "datasets.yaml", "eval_strategy": "no"}
-        if name == "taught":
-            changes["teacher"] = trained["reranker"] / "model"
         torch.manual_seed(0)
         run(LONG[name][0], changes | {"output_dir": folder / name})
         return changes, folder / name
@@ -50,12 +44,12 @@ def whole(data, encoder, trained, tmp_path_factory):
     return build
 
 
-@pytest.mark.parametrize("name", ["dense", "sparse", pytest.param("taught", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["dense", "sparse", pytest.param("adapters", marks=pytest.mark.slow)])
 def test_killed_and_resumed_ends_with_the_same_bits(whole, tmp_path, capsys, name):
     kind, (changes, expected) = LONG[name][0], whole(name)
     changes = changes | {"output_dir": tmp_path / "run"}
     steps = [0]
-    for kill in range(2 if name == "taught" else 1):
+    for kill in range(2 if name == "adapters" else 1):
         process = start(to_flags(kind, changes | {"save_steps": 5}), script=KINDS[kind][0])
         while not (found := complete_checkpoints(tmp_path / "run")) or step_of(found[-1]) <= steps[-1]:
             process.check_running()
@@ -134,37 +128,22 @@ def test_guided_and_mined_runs_resume_with_the_same_bits_and_the_same_models(tra
         run("dense", settings(**changes, output_dir=tmp_path / "other"))
 
 
-# What is set, and models that help, by their kinds.
-HELPED = {
-    "margins": ({"only": "triplets nested", "distillation": "margin_mse"}, {"teacher": "reranker"}),
-    "embeddings": ({"only": "pairs", "distillation": "mse", "contrastive_weight": 0.1}, {"teacher": "dense"}),
+def test_checked_runs_resume_with_the_same_bits(trained, settings, tmp_path):
     # The scores of so small a reranker lie within any margin.
-    "checked": (
-        {"only": "pairs", "negatives": 2, "relative_margin": 0},
-        {"miner": "dense", "cross_encoder": "reranker"},
-    ),
-}
-
-
-@pytest.mark.parametrize("name", HELPED)
-def test_taught_and_checked_runs_resume_with_the_same_bits(trained, settings, tmp_path, name):
-    changes, helpers = HELPED[name]
-    changes = changes | {role: trained[kind] / "model" for role, kind in helpers.items()} | {"eval_strategy": "no"}
+    changes = {"only": "pairs", "negatives": 2, "relative_margin": 0, "eval_strategy": "no"}
+    changes |= {"miner": trained["dense"] / "model", "cross_encoder": trained["reranker"] / "model"}
     whole = tmp_path / "whole"
     run("dense", settings(**changes, output_dir=whole))
     interrupted(whole, tmp_path / "run", step=6)
     run("dense", settings(**changes))
     assert_same_weights(tmp_path / "run", whole)
     # What the helpers said was there, and had something to say.
-    kept = "mined" if "miner" in helpers else "teacher"
     folders = (whole, tmp_path / "run")
-    files = [sorted(file.relative_to(folder) for file in (folder / kept).rglob("*.parquet")) for folder in folders]
+    files = [sorted(file.relative_to(folder) for file in (folder / "mined").rglob("*.parquet")) for folder in folders]
     assert files[0] == files[1] != []
-    if kept == "mined":
-        assert sum(map(bool, load_rows(whole / files[0][0])["negatives"])) > 10
+    assert sum(map(bool, load_rows(whole / files[0][0])["negatives"])) > 10
     # Without them it would be another model.
-    plain = {name: value for name, value in changes.items() if name in ("only", "eval_strategy")}
-    run("dense", settings(**plain, output_dir=tmp_path / "plain"))
+    run("dense", settings(only="pairs", eval_strategy="no", output_dir=tmp_path / "plain"))
     with pytest.raises(AssertionError):
         assert_same_weights(tmp_path / "plain", whole)
 

@@ -62,11 +62,9 @@ def described(instruction: str) -> PairDataset:
     return PairDataset("described", instruction, [])
 
 
-def flip_a_bit(file: Path) -> None:
-    """In the first pages of a Parquet file."""
-    content = bytearray(file.read_bytes())
-    content[100] ^= 4
-    file.write_bytes(content)
+def cut_short(file: Path) -> None:
+    """Leave out the end of a Parquet file."""
+    file.write_bytes(file.read_bytes()[:-10])
 
 
 def losses_of(log: list[dict]) -> list[float]:

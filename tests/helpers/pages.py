@@ -26,7 +26,7 @@ TOO_LARGE = (PUBLISHED, "accelerate launch", "configs/mteb/eng_v1.yaml", "config
 NOT_OURS = ("hf auth login", "export ")
 # Scripts with Transformers' TrainingArguments.
 TRAINING = (
-    *("pretrain", "adapt_domain", "shrink", "finetune_embeddings", "run_glue"),
+    *("pretrain", "finetune_embeddings", "run_glue"),
     *("run_classification", "run_token_classification", "run_question_answering"),
     *("train_sparse_encoder", "train_multi_vector_encoder", "train_reranker", "train_contextual"),
 )

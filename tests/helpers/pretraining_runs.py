@@ -38,7 +38,7 @@ from tests.helpers.models import ROOT
 CONFIGS = ROOT / "configs" / "accelerate"
 pretrain = load_example("pretrain")
 # For the server that processes are forked from.
-for script in ("prepare_data", "adapt_domain", "extend_length", "shrink", "finetune_embeddings", "run_classification"):
+for script in ("prepare_data", "finetune_embeddings", "run_classification"):
     load_example(script)
 
 

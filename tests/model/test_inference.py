@@ -1,4 +1,4 @@
-"""Promise 7: `prepare_for_inference` gives the same numbers from packed weights, and nothing else then."""
+"""Promise 7: `prepare_for_inference` gives the same numbers from packed weights, for inference alone."""
 
 import copy
 import os

@@ -153,21 +153,6 @@ def test_gradient_checkpointing(backend, use_reentrant):
     assert all(torch.equal(left, right) for left, right in zip(*gradients))
 
 
-def test_gradients_of_each_row_by_vmap():
-    """As Opacus and influence functions take them; nobody can read the numbers of the batch then."""
-    model = small_model(NeoBERTForMaskedLM)
-    ids = torch.randint(1, 100, (3, 12))
-    weights = {name: weight.detach() for name, weight in model.named_parameters()}
-
-    def loss(weights, row, label):
-        return torch.func.functional_call(model, weights, (row[None],), {"labels": label[None]}).loss
-
-    found = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))(weights, ids, ids)
-    for row in range(3):
-        for name, gradient in torch.func.grad(loss)(weights, ids[row], ids[row]).items():
-            assert torch.allclose(found[name][row], gradient, atol=1e-6), name
-
-
 def test_autocast():
     model = small_model(NeoBERTForMaskedLM, embedding_init_range=0.3).train()
     with torch.autocast("cpu", torch.bfloat16):

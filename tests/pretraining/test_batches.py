@@ -1,7 +1,6 @@
 """Which documents make up a micro-batch: all of them, once an epoch, the same on any number of processes."""
 
 import json
-import shutil
 import time
 import tracemalloc
 from itertools import islice
@@ -14,9 +13,8 @@ from datasets import Dataset
 from torch.utils.data import DataLoader
 from transformers import AutoTokenizer
 
-from neobert_hf.pretraining.arguments import DataArguments, PretrainingArguments
+from neobert_hf.pretraining.arguments import DataArguments
 from neobert_hf.pretraining.batches import DocumentKey, Documents, HeldOutBatchSampler, MLMBatchSampler
-from neobert_hf.pretraining.recipe import read_data
 from neobert_hf.pretraining.shards import load_shards, load_tokenizer, read_manifest
 
 
@@ -34,7 +32,7 @@ def corpus(lengths=LENGTHS, shards=SHARDS) -> Documents:
 def sampler(lengths=LENGTHS, shards=SHARDS, **changes) -> MLMBatchSampler:
     options = {name: changes.pop(name) for name in ("seed", "rank", "world_size") if name in changes}
     settings = {"max_length": 128, "micro_batch_tokens": 512, "shuffle_shards": 2} | changes
-    return MLMBatchSampler(corpus(lengths, shards), DataArguments("unused", **settings), **options)
+    return MLMBatchSampler(corpus(lengths, shards), DataArguments(["unused"], **settings), **options)
 
 
 def first_epochs(batches, epochs: int) -> list[list[DocumentKey]]:
@@ -44,21 +42,6 @@ def first_epochs(batches, epochs: int) -> list[list[DocumentKey]]:
         if keys[0].epoch >= epochs:
             return taken
         taken.append(keys)
-
-
-@pytest.mark.parametrize("changes", [{}, {"layout": "padded"}, {"micro_batch_tokens": 128}, {"shuffle_shards": 5}])
-@pytest.mark.parametrize("epochs", [1, 3])
-def test_micro_batches_that_read_the_text_so_many_times(changes, epochs):
-    """Short documents leave much of a padded micro-batch empty, and those of any length a part of a packed one."""
-    batches = sampler(**changes)
-    tokens = epochs * int(np.minimum(LENGTHS, 128).sum())
-    found = batches.micro_batches_for(tokens, 10**6)
-    assert found == len(first_epochs(batches, epochs)) > 1.1 * tokens / batches.settings.micro_batch_tokens
-    assert batches.micro_batches_for(tokens, 7) == 7 and batches.micro_batches_for(1, 7) == 1
-    assert batches.cursor["micro_batches"] == 0
-    mixed = sampler(min_lengths=[0, 100], probabilities=[0.5, 0.5], **changes)
-    taken = [key.row for keys in islice(mixed, mixed.micro_batches_for(tokens, 10**6)) for key in keys]
-    assert 0 <= np.minimum(LENGTHS[taken], 128).sum() - tokens < mixed.settings.micro_batch_tokens
 
 
 @pytest.mark.parametrize("layout", ["packed", "padded", "naive"])
@@ -197,7 +180,7 @@ def test_memory_does_not_grow_with_the_corpus():
         column = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(ids))
         documents = Documents(Dataset(pa.table({"input_ids": column})), [5_000] * shards, 16)
         tracemalloc.start()
-        plan = MLMBatchSampler(documents, DataArguments("unused", 16, micro_batch_tokens=4096, shuffle_shards=2))
+        plan = MLMBatchSampler(documents, DataArguments(["unused"], 16, micro_batch_tokens=4096, shuffle_shards=2))
         while plan.cursor["subsets"][0]["epoch"] < 1:
             plan.advance(plan.cursor["micro_batches"] + 1)
         peaks.append(tracemalloc.get_traced_memory()[1])
@@ -205,45 +188,53 @@ def test_memory_does_not_grow_with_the_corpus():
     assert peaks[1] < 1.1 * peaks[0]
 
 
-def test_replayed_text_is_a_share_of_its_own():
-    """The last two shards; what is drawn of the others keeps its order."""
-    options = {"replay_data": "unused", "replay_share": 0.25, "min_lengths": [0, 100], "probabilities": [0.5, 0.5]}
-    plan = MLMBatchSampler(
-        corpus(), DataArguments("unused", 128, micro_batch_tokens=512, shuffle_shards=2, **options), replayed=2
+def test_each_folder_has_its_share_and_its_subsets():
+    """The first three shards, and the last two with half as much weight."""
+    data = DataArguments(
+        ["domain:1", "general:0.5"],
+        128,
+        micro_batch_tokens=512,
+        shuffle_shards=2,
+        min_lengths=[0, 100],
+        probabilities=[0.75, 0.25],
     )
+    shares = data.train_folders()
+    assert list(shares) == ["domain", "general"] and list(shares.values()) == pytest.approx([2 / 3, 1 / 3])
+    plan = MLMBatchSampler(corpus(), data, folders=list(zip((3, 2), shares.values())))
     batches = list(islice(plan, 2000))
     subsets = [keys[0].subset for keys in batches]
-    assert all({key.row >= 600 for key in keys} == {keys[0].subset == 2} for keys in batches)
-    assert all(LENGTHS[key.row] >= 100 for keys in batches for key in keys if key.subset == 1)
-    assert [subsets.count(subset) / 2000 for subset in range(3)] == pytest.approx([0.375, 0.375, 0.25], abs=0.04)
-    # Every document of it, an epoch after the other.
-    replayed = [key.row for keys in batches for key in keys if key.subset == 2 and key.epoch == 0]
-    assert sorted(replayed) == list(range(600, 1000))
+    assert all({key.row >= 600 for key in keys} == {keys[0].subset >= 2} for keys in batches)
+    assert all(LENGTHS[key.row] >= 100 for keys in batches for key in keys if key.subset in (1, 3))
+    found = [subsets.count(subset) / 2000 for subset in range(4)]
+    assert found == pytest.approx([1 / 2, 1 / 6, 1 / 4, 1 / 12], abs=0.04)
+    # Every document of the second folder, an epoch after the other.
+    second = [key.row for keys in batches for key in keys if key.subset == 2 and key.epoch == 0]
+    assert sorted(second) == list(range(600, 1000))
     # And from a cursor the same batches follow.
     plan.advance(1000)
     assert list(islice(plan, 1000)) == batches[1000:]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"replay_share": 0.5}, "`replay_share` is 0.5 and `replay_data` None: give both"),
-        ({"replay_data": "a"}, "give both, or neither"),
-        ({"replay_share": 1, "replay_data": "a"}, "`replay_share` is 1; it must be"),
-        ({"replay_share": -0.5, "replay_data": "a"}, "`replay_share` is -0.5"),
-        ({"replay_validation_data": "a"}, "without `validation_data`"),
-    ],
-)
-def test_replay_that_has_no_meaning_is_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        DataArguments("unused", 64, **options)
+def test_one_folder_needs_no_weight(tmp_path):
+    for entry in ("data", "data:3"):
+        assert DataArguments([entry], 64).train_folders() == {"data": 1.0}
+    # A folder whose name ends like a weight.
+    (tmp_path / "data:3").mkdir()
+    assert DataArguments([f"{tmp_path}/data:3"], 64).train_folders() == {f"{tmp_path}/data:3": 1.0}
+    assert DataArguments(["s:data"], 64).train_folders() == {"s:data": 1.0}
+
+
+@pytest.mark.parametrize("folders", [["a:0"], ["a:-1"], ["a:nan"], ["a:inf"], ["a", "a:2"], []])
+def test_weights_without_a_meaning_are_refused(folders):
+    with pytest.raises(ValueError, match="`train_data`"):
+        DataArguments(folders, 64)
 
 
 def test_prepared_folders_are_read(prepared):
     manifest, tokenizer = read_manifest(prepared / "train"), load_tokenizer(prepared / "train")
     sizes = [shard["documents"] for shard in manifest.shards]
     documents = Documents(load_shards(prepared / "train"), sizes, 64)
-    plan = MLMBatchSampler(documents, DataArguments("unused", 64, micro_batch_tokens=256))
+    plan = MLMBatchSampler(documents, DataArguments(["unused"], 64, micro_batch_tokens=256))
     ids = documents.__getitems__(next(iter(plan)))[0]["input_ids"]
     assert ids[0] == tokenizer.cls_token_id and ids[-1] == tokenizer.sep_token_id and ids.dtype == np.int64
     assert torch.from_numpy(ids).max() < manifest.vocab_size
@@ -258,28 +249,3 @@ def test_a_late_cursor_costs_no_replay():
     keys = next(iter(plan))
     assert time.process_time() - start < 1
     assert keys[0].epoch == 40_000
-
-
-def test_a_shard_is_checked_once_before_anything_of_it_is_planned(prepared, tmp_path):
-    """A group of 2 of the 5 shards at a time, so that a corpus of terabytes is not read twice at every start."""
-    checked = []
-    documents = Documents(load_shards(prepared / "train"), [100] * 5, 64, checked.append)
-    plan = MLMBatchSampler(documents, DataArguments("unused", 64, micro_batch_tokens=256, shuffle_shards=2))
-    assert len(checked) == 2
-    while plan.cursor["subsets"][0]["epoch"] < 2:
-        plan.advance(plan.cursor["micro_batches"] + 1)
-    assert sorted(checked) == [0, 1, 2, 3, 4]
-
-
-def test_a_damaged_shard_ends_training(prepared, tmp_path):
-    shutil.copytree(prepared / "train", tmp_path / "train")
-    shard = tmp_path / "train" / "shard-00003.arrow"
-    content = bytearray(shard.read_bytes())
-    # Among the ids, near the end of the file.
-    content[-300] ^= 1
-    shard.write_bytes(content)
-    data = DataArguments(str(tmp_path / "train"), 64, micro_batch_tokens=256, shuffle_shards=2)
-    arguments = PretrainingArguments(str(tmp_path), max_steps=9, warmup_steps=1, bf16=False, use_cpu=True)
-    with pytest.raises(ValueError, match="shard-00003.arrow is damaged: its content is not what was written"):
-        sampler = read_data(data, arguments).train.sampler
-        sampler.advance(1000)

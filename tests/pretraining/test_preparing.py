@@ -302,36 +302,6 @@ def test_changed_text_is_noticed_at_the_next_start(tokenizers, prepare, tmp_path
     assert manifests[0] == manifests[1] and len(manifests[0]["texts"]) == 6
 
 
-@pytest.mark.parametrize("skip", [0, 5])
-def test_a_folder_that_an_older_version_began_is_continued(tokenizers, prepare, tmp_path, monkeypatch, skip):
-    """It read files in another way, and knew no checksums."""
-    write_jsonl(tmp_path / "a.jsonl", PARAGRAPHS[:60])
-    flags = ("--documents_per_shard", "10", "--skip_documents", str(skip))
-    whole = content(prepare(tmp_path / "a.jsonl", tokenizers["bpe"], tmp_path / "whole", *flags))
-    with monkeypatch.context() as patch:
-        patch.setattr(preparing, "finish", lambda *arguments: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            prepare(tmp_path / "a.jsonl", tokenizers["bpe"], tmp_path / "out", *flags)
-    progress = tmp_path / "out" / "progress"
-    for number in (2, 4, 5):
-        (progress / f"{number:05}.json").unlink(missing_ok=True)
-        (tmp_path / "out" / f"shard-{number:05}.arrow").unlink(missing_ok=True)
-    state = {"shard_idx": 0, "shard_example_idx": 20, "type": "ArrowExamplesIterable"}
-    if skip:
-        state = {"skipped": 5, "examples_iterable": state, "type": "SkipExamplesIterable"}
-    state = {"examples_iterable": state, "previous_state": None, "type": "RebatchedArrowExamplesIterable"}
-    for file in progress.glob("0*.json"):
-        record = json.loads(file.read_text())
-        del record["texts"], record["shard"]["checksum"]
-        file.write_text(json.dumps(record | {"state": {"examples_iterable": state, "epoch": 0}}))
-    manifest = json.loads((progress / "manifest.json").read_text())
-    del manifest["texts"], manifest["files_state"]
-    (progress / "manifest.json").write_text(json.dumps(manifest))
-    found = content(prepare(tmp_path / "a.jsonl", tokenizers["bpe"], tmp_path / "out", *flags))
-    assert json.loads(found.pop("manifest.json"))["texts"] == [] and whole.pop("manifest.json")
-    assert found == whole
-
-
 def test_damage_of_a_folder_that_is_being_prepared(tokenizers, prepare, tmp_path, monkeypatch):
     write_jsonl(tmp_path / "a.jsonl", PARAGRAPHS[:60])
     arguments = (tmp_path / "a.jsonl", tokenizers["bpe"], tmp_path / "out", "--documents_per_shard", "10")
@@ -347,8 +317,8 @@ def test_damage_of_a_folder_that_is_being_prepared(tokenizers, prepare, tmp_path
             prepare(*arguments)
     record.write_text(before)
     whole = shard.read_bytes()
-    shard.write_bytes(whole[:-30] + bytes([whole[-30] ^ 1]) + whole[-29:])
-    with pytest.raises(ValueError, match="shard-00002.arrow is damaged"):
+    shard.write_bytes(whole[:-30])
+    with pytest.raises(ValueError, match="shard-00002.arrow has .* bytes"):
         prepare(*arguments)
     # A leftover that is a link, and one that is a folder.
     shard.write_bytes(whole)
@@ -357,9 +327,6 @@ def test_damage_of_a_folder_that_is_being_prepared(tokenizers, prepare, tmp_path
     (tmp_path / "out" / "progress" / "tokenizer").symlink_to(tmp_path / "mine")
     prepare(*arguments)
     assert (tmp_path / "mine").read_text() == "mine" and not list((tmp_path / "out").glob("*.partial"))
-    shard.write_bytes(whole[:-30] + bytes([whole[-30] ^ 1]) + whole[-29:])
-    with pytest.raises(ValueError, match="shard-00002.arrow is damaged"):
-        prepare(*arguments)
 
 
 def tracked_stream(read: list[str]) -> IterableDataset:

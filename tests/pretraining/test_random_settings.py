@@ -128,7 +128,7 @@ def test_masks(drawn, share_of_rest, seed):
     if changed is None:
         values["random_replace_prob"] = share_of_rest * (1 - values["mask_replace_prob"])
     try:
-        DataArguments("unused", 64, **values)
+        DataArguments(["unused"], 64, **values)
         collator = MLMCollator(TOKENIZER, **values, seed=seed)
     except ValueError as error:
         assert changed and changed in str(error), error
@@ -189,7 +189,7 @@ def test_micro_batches(drawn):
     documents = documents_of(lengths)
     table = pa.table({"input_ids": pa.array(documents, pa.list_(pa.int32()))})
     try:
-        data = DataArguments("unused", **values)
+        data = DataArguments(["unused"], **values)
         steps = data.accumulation_steps(world_size)
         corpus = Documents(Dataset(table), shards, data.max_length)
         plan = MLMBatchSampler(corpus, data, seed)
@@ -285,7 +285,7 @@ def test_pretraining(prepared, tmp_path):
     def check(drawn):
         architecture, data, values, changed = drawn
         try:
-            data = DataArguments(str(prepared / "train"), **data)
+            data = DataArguments([str(prepared / "train")], **data)
             arguments = arguments_with(values | {"output_dir": str(tmp_path), "save_strategy": "no"})
         except ValueError as error:
             # Transformers writes `--logging_steps`.

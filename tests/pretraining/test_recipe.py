@@ -83,7 +83,7 @@ def test_held_out_loss_is_the_mean_over_labels_and_by_length(flags, prepared, tm
     log = run(flags(**changes, max_steps=2))
     model = AutoModelForMaskedLM.from_pretrained(tmp_path / "run" / "model")
     _, settings, arguments = parse(flags(**changes))
-    held_out = read_data(settings, arguments).held_out
+    (held_out,) = read_data(settings, arguments).held_out
     losses, lengths = [], []
     with torch.no_grad():
         for keys in held_out.sampler:
@@ -172,7 +172,7 @@ def test_held_out_masks_are_the_same_for_every_seed(flags, prepared):
     labels = []
     for seed in (0, 1):
         _, settings, arguments = parse(flags(validation_data=prepared / "validation", seed=seed))
-        held_out = read_data(settings, arguments).held_out
+        (held_out,) = read_data(settings, arguments).held_out
         labels.append(held_out.collator(held_out.documents.__getitems__(next(iter(held_out.sampler))))["labels"])
     assert torch.equal(*labels)
 
@@ -249,10 +249,10 @@ def test_rows_are_trained_on_or_held_out(prepared, corpus, tmp_path, monkeypatch
     for name, options in (("train", trained), ("held_out", held_out)):
         options = f"--source {corpus}/train.jsonl --tokenizer {prepared}/train/tokenizer --max_length 64 {options}"
         load_example("prepare_data").main(f"{options} --num_proc 1 --output_dir {tmp_path}/{name}".split())
-    data = DataArguments(f"{tmp_path}/train", 64, f"{tmp_path}/held_out", micro_batch_tokens=256)
+    data = DataArguments([f"{tmp_path}/train"], 64, [f"{tmp_path}/held_out"], micro_batch_tokens=256)
     arguments = PretrainingArguments(str(tmp_path), bf16=False, use_cpu=True, eval_strategy="no", report_to="none")
     if apart:
-        assert read_data(data, arguments).held_out is not None
+        assert read_data(data, arguments).held_out
         with pytest.raises(ValueError, match="`max_length` is 128, and .*train was prepared with 64"):
             read_data(replace(data, max_length=128), arguments)
     else:
@@ -331,15 +331,11 @@ def test_byte_level_bpe_trains_as_well(flags, prepared, tmp_path, monkeypatch):
 
 
 def test_the_same_documents_in_another_order_are_other_data(prepared):
-    """Shards of the same sizes, and those of older folders, which have no checksums."""
     arguments = PretrainingArguments("unused", max_steps=1, warmup_steps=0, bf16=False, use_cpu=True)
 
     def settings(manifest: Manifest) -> dict:
-        return checkpoint_settings(ModelArguments(), DataArguments("unused", 64), arguments, [manifest])
+        return checkpoint_settings(ModelArguments(), DataArguments(["unused"], 64), arguments, [manifest])
 
     manifest = read_manifest(prepared / "train")
-    shards = [shard | {"checksum": shard["checksum"][::-1]} for shard in manifest.shards]
-    older = [{name: value for name, value in shard.items() if name != "checksum"} for shard in manifest.shards]
-    other, old = (settings(replace(manifest, shards=changed)) for changed in (shards, older))
-    assert [name for name, *_ in differences(settings(manifest), other)] == ["corpus_fingerprint"]
-    assert differences(old, settings(manifest)) == [] and "corpus_fingerprint" not in old
+    other = settings(replace(manifest, shards=manifest.shards[::-1]))
+    assert [name for name, *_ in differences(settings(manifest), other)] == ["corpus"]

@@ -87,18 +87,9 @@ def test_damage_is_an_error(folder, tmp_path):
     shard.unlink()
     with pytest.raises(FileNotFoundError, match="shard-00002.arrow.*missing.*prepare_data.py"):
         load_shards(folder)
-    # One bit, in the ids of a document.
-    shard.write_bytes(content[:-20] + bytes([content[-20] ^ 1]) + content[-19:])
-    read_manifest(folder)
-    with pytest.raises(ValueError, match="shard-00002.arrow is damaged: its content is not what was written"):
-        load_shards(folder)
-    load_shards(folder, check=False)
-    manifest = json.loads((folder / "manifest.json").read_text())
-    checksum = manifest["shards"][1].pop("checksum")
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-    assert len(load_shards(folder)) == 3, "an older folder has no checksums"
     shard.write_bytes(content)
-    manifest["shards"][1] |= {"documents": 2, "checksum": checksum}
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["shards"][1] |= {"documents": 2}
     (folder / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(ValueError, match="shard-00002.arrow has 1 rows of .*not 2"):
         load_shards(folder)

@@ -1,20 +1,20 @@
 """Convert checkpoints of the original project (github.com/chandar-lab/NeoBERT) to this package's layout, and back.
 
-The original training writes DeepSpeed folders or `state_dict.pt`; the published model is `model.safetensors` with a
-`config.json`. Names, shapes and values of the tensors are the same in all these layouts, so nothing is computed:
-tensors are read, checked one by one and written.
+The original training writes `state_dict.pt` or DeepSpeed folders, each with a script `zero_to_fp32.py` that makes one
+file of it; the published model is `model.safetensors` with a `config.json`. Names, shapes and values of the tensors are
+the same in all these files, so nothing is computed: tensors are read, checked one by one and written.
 """
 
+import pickle
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from safetensors.torch import save_file
 
 from neobert_hf import NeoBERTConfig, NeoBERTPreTrainedModel
-from neobert_hf.checkpoints.deepspeed import is_deepspeed, load_pickle, read_deepspeed
 from neobert_hf.checkpoints.doctor import FAIL, diagnose
 from neobert_hf.checkpoints.model_folder import (
     ModelFolder,
@@ -60,9 +60,7 @@ ORIGINAL_AUTO_MAP = {
 class ConvertSettings:
     """What is converted, and to what."""
 
-    source: PathOrId = field(
-        metadata={"help": "DeepSpeed folder, state_dict.pt, safetensors, a folder that has these, or Hub id"}
-    )
+    source: PathOrId = field(metadata={"help": "state_dict.pt, safetensors, a folder that has one of these, or Hub id"})
     output: LocalPath = field(metadata={"help": "new folder"})
     to: Layout = field(default="neobert_hf", metadata={"help": "layout of the output"})
     config: PathOrId | None = field(
@@ -70,9 +68,6 @@ class ConvertSettings:
     )
     tokenizer: PathOrId | None = field(
         default=None, metadata={"help": "folder or Hub id; if unset, the source's own, if it has one"}
-    )
-    tag: str | None = field(
-        default=None, metadata={"help": "checkpoint of a DeepSpeed folder; the one its file `latest` names if unset"}
     )
 
 
@@ -101,11 +96,9 @@ def convert(settings: ConvertSettings) -> str:
 
     # 1. Read
     path = local_path(settings.source)
-    if settings.tag is not None and path.is_file():
-        raise ValueError(f"{path} is a file, but `--tag` selects a checkpoint of a DeepSpeed folder: leave it out.")
     source = ModelFolder(path if path.is_dir() else path.parent)
     config = _find_config(source, settings.config)
-    tensors = read_tensors(path, settings.tag)
+    tensors = read_tensors(path)
 
     # 2. Check
     cls = class_of_tensors(tensors)
@@ -141,23 +134,17 @@ def _find_config(source: ModelFolder, config: str | None) -> NeoBERTConfig:
     return source.config
 
 
-def read_tensors(path: Path, tag: str | None = None) -> dict[str, torch.Tensor]:
+def read_tensors(path: Path) -> dict[str, torch.Tensor]:
     """The tensors of a checkpoint in any layout, under their names without the prefixes of DDP and `torch.compile`.
 
     Args:
         path: a folder or a file.
-        tag: the checkpoint of a DeepSpeed folder to read; the one that its file `latest` names if None.
 
     Raises:
         ValueError: if it is damaged, or holds anything but tensors.
     """
     file = path / STATE_DICT if path.is_dir() else path
-    if path.is_dir() and is_deepspeed(path) or tag is not None:
-        try:
-            tensors = read_deepspeed(path, tag)
-        except (RuntimeError, TypeError, KeyError, AttributeError, IndexError) as error:
-            raise ValueError(f"{path} has an unknown layout: {error!r}") from error
-    elif file.suffix in (".pt", ".pth", ".bin") and file.is_file():
+    if file.suffix in (".pt", ".pth", ".bin") and file.is_file():
         tensors = load_pickle(file)
     else:
         tensors = read_safetensors(path)
@@ -168,6 +155,23 @@ def read_tensors(path: Path, tag: str | None = None) -> dict[str, torch.Tensor]:
         # The names that the original's `model.state_dict()` returns have the prefixes of these wrappers.
         unwrapped[re.sub(r"^(module\.|_orig_mod\.)+", "", str(name))] = tensor
     return unwrapped
+
+
+def load_pickle(file: Path) -> dict[str, Any]:
+    """Load a dictionary that `torch.save` wrote, without running any code that the file names.
+
+    Raises:
+        ValueError: if it is damaged or holds anything but tensors and plain values.
+    """
+    try:
+        content = torch.load(file, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise ValueError(f"{file} is not a file of tensors alone, and no code in it was run: {error}") from error
+    except Exception as error:  # If the file is not a pickle at all, the unpickler may raise anything.
+        raise ValueError(f"{file} is damaged: {(str(error) or type(error).__name__).splitlines()[0]}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{file} holds a {type(content).__name__}; it must hold a dictionary of tensors.")
+    return content
 
 
 def check_expressible(cls: type[NeoBERTPreTrainedModel], config: NeoBERTConfig) -> None:

@@ -3,7 +3,6 @@
 No code of the folder is run, and no pickle is read.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -21,7 +20,6 @@ from neobert_hf.checkpoints.golden_outputs import GOLDEN_FILE, TEXT, compare_out
 from neobert_hf.checkpoints.model_folder import (
     ENCODERS_AND_CONTEXTUAL,
     ModelFolder,
-    SentenceModule,
     local_folder,
     read_mapping,
 )
@@ -42,8 +40,6 @@ SERVED_FILES = _served_files(modeling_neobert)
 CONTEXTUAL_FILES = _served_files(contextual_neobert)
 # Embeddings are often padded to a multiple of 64 or 128 rows. A tokenizer that leaves more rows unused does not fit.
 MOST_UNUSED_ROWS = 127
-# The number of values that a Sentence Transformers module's config may ask for without storing them: 64 MB in float32.
-MOST_UNSTORED = 2**24
 
 
 class Skip(Exception):
@@ -133,7 +129,7 @@ def check_tensors(folder: ModelFolder) -> str:
         problems.append(f"dtype {dtypes.pop()}, but config.json says {config.dtype}: loading would round the weights")
     if problems:
         raise ValueError("; ".join(problems))
-    folder.load_model(cls)
+    cls.from_pretrained(folder.path)
     values, dtype = sum(tensor.numel() for tensor in weights.values()), str(dtypes.pop()).removeprefix("torch.")
     return f"{len(weights)} tensors of a {cls.__name__}, {values:,} {dtype} values, finite"
 
@@ -211,7 +207,6 @@ def check_sentence_transformers(folder: ModelFolder) -> str:
         files = folder.path / module.path
         if (files / "pytorch_model.bin").is_file() and not (files / "model.safetensors").is_file():
             raise ValueError(f"{files / 'pytorch_model.bin'} is a pickle, which is never read: save it as safetensors")
-        _check_size(module, files)
     if find_spec("sentence_transformers") is None:
         raise Skip("sentence_transformers is not installed: pip install 'neobert_hf[embed]'")
     import sentence_transformers
@@ -219,7 +214,6 @@ def check_sentence_transformers(folder: ModelFolder) -> str:
     model_class = getattr(sentence_transformers, folder.sentence_class)
     options = {"device": "cpu", "trust_remote_code": False, "local_files_only": True}
     model = model_class(str(folder.path), model_kwargs={"dtype": torch.float32}, **options)
-    folder.check_loaded(model[0].model)
     if infinite := [name for name, tensor in model.state_dict().items() if not tensor.isfinite().all()]:
         raise ValueError(f"values that are not finite: {', '.join(infinite)}")
     text = (TEXT, TEXT) if folder.sentence_class == "CrossEncoder" else TEXT
@@ -243,19 +237,6 @@ def _check_context(model: nn.Module, config: PreTrainedConfig) -> None:
         raise ValueError("with a context, `encode` does not return the output of the model's second stage")
 
 
-def _check_size(module: SentenceModule, files: Path) -> None:
-    """Refuse a config that asks for more values than are stored: loading would allocate them before it notices."""
-    if module.name == "Transformer" or not (files / "config.json").is_file():
-        return
-    sizes = [value for value in read_mapping(files / "config.json").values() if type(value) is int and value > 0]
-    weights = files / "model.safetensors"
-    stored = weights.stat().st_size if weights.is_file() else 0
-    if math.prod(sizes) > max(stored, MOST_UNSTORED):
-        raise ValueError(
-            f"{files / 'config.json'} asks for {math.prod(sizes):,} values, but only {stored:,} bytes are stored"
-        )
-
-
 @torch.no_grad()
 def _run_modules(modules: list[nn.Module], features: dict) -> int:
     """The width of the output. Every module after the model itself must output as many dimensions as it declares."""
@@ -277,7 +258,7 @@ def check_outputs(folder: ModelFolder) -> str:
     if not file.is_file():
         raise Skip(f"no {GOLDEN_FILE}: nothing to compare with")
     golden = read_outputs(file)
-    model = folder.load_model(folder.model_class, dtype=torch.float32)
+    model = folder.model_class.from_pretrained(folder.path, dtype=torch.float32)
     largest = compare_outputs(model, golden, folder.tokenizer)
     return f"as recorded; they differ by at most {largest:.0e} of the largest value ({golden['tolerance']:.0e} allowed)"
 

@@ -302,7 +302,7 @@ def load_for_task(folder: ModelFolder, task: str | None = None) -> tuple[NeoBERT
             f"{', '.join(TASKS)} as `--task`."
         )
     folder.check_rope()
-    model = folder.load_model(TASKS[task][0], dtype=torch.float32, attn_implementation="sdpa")
+    model = TASKS[task][0].from_pretrained(folder.path, dtype=torch.float32, attn_implementation="sdpa")
     stored = {name.removeprefix("model.") for name in folder.tensors}
     missing = {name for name, _ in model.named_parameters() if name.removeprefix("model.") not in stored}
     if missing:

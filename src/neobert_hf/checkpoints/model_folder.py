@@ -16,7 +16,6 @@ from huggingface_hub.errors import HTTPError
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from tokenizers import normalizers
-from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from neobert_hf import NeoBERTConfig, NeoBERTContextualConfig, NeoBERTContextualModel, NeoBERTPreTrainedModel
@@ -42,9 +41,6 @@ SENTENCE_MODULES = (
 )
 # How the libraries that write a model report a full disk; each raises a different exception.
 FULL_DISK = re.compile("No space left|File too large|[Qq]uota|inline_container|iostream|write failed")
-# Config keys that make Transformers load other weights, or weights of another kind; and a file that does so as well.
-OTHER_WEIGHTS = ("quantization_config", "transformers_weights", "fusion_config", "distributed_config")
-ADAPTER = "adapter_config.json"
 # Encoders, and contextual models, which only some tools support.
 ENCODERS = (NeoBERTConfig,)
 ENCODERS_AND_CONTEXTUAL = (NeoBERTConfig, NeoBERTContextualConfig)
@@ -166,27 +162,6 @@ class ModelFolder:
         if problems := tensor_problems(self.tensors, cls, self.config):
             raise ValueError(f"{self.path} is not a valid {cls.__name__} with this config:\n  " + "\n  ".join(problems))
 
-    def load_model(self, cls: type[NeoBERTPreTrainedModel], **options: Any) -> NeoBERTPreTrainedModel:
-        """Load a model from the folder with the tensors that were checked.
-
-        Args:
-            options: of `from_pretrained`.
-
-        Raises:
-            ValueError: if Transformers loads other tensors: a folder can redirect it to another file or model in
-                several ways.
-        """
-        if (self.path / ADAPTER).exists():
-            raise ValueError(f"{self.path / ADAPTER} makes Transformers load other weights. Merge or delete it.")
-        try:
-            model = cls.from_pretrained(self.path, **options)
-        except (ValueError, OSError):
-            raise
-        except Exception as error:  # A key that needs a package or a special way of loading may raise anything.
-            raise ValueError(f"{self.path} cannot be loaded: {error}") from error
-        self.check_loaded(model)
-        return model
-
     def check_rope(self) -> None:
         """Raise ValueError if a text's output depends on the other texts of its batch: a graph cannot express that."""
         if self.config.rope_parameters["rope_type"] in ("dynamic", "longrope"):
@@ -194,14 +169,6 @@ class ModelFolder:
                 f"{self.path} has RoPE of type {self.config.rope_parameters['rope_type']!r}, which depends on the "
                 "longest text of a batch and cannot be part of a graph: use 'yarn' or 'linear'."
             )
-
-    def check_loaded(self, model: nn.Module) -> None:
-        """Compare the weights of a loaded model with the tensors in the folder's files; ValueError if they differ."""
-        for name, tensor in model.state_dict().items():
-            # The names in the encoder alone have no prefix, and a tied decoder may not be stored.
-            stored = self.tensors.get(name, self.tensors.get(f"model.{name}"))
-            if stored is not None and not torch.equal(tensor, stored.to(tensor.dtype)):
-                raise ValueError(f"{self.path}: Transformers loads another {name} than the one in model.safetensors.")
 
 
 def copy_files(names: Iterable[str], source: Path, target: Path) -> None:
@@ -282,21 +249,11 @@ def text_length(settings: dict, config: NeoBERTConfig, tokenizer: PreTrainedToke
 
 
 def read_json(file: Path) -> Any:
-    """The content of a JSON file; ValueError if it is not valid JSON, or repeats a key."""
+    """The content of a JSON file; ValueError if it is not valid JSON."""
     try:
-        return json.loads(file.read_text(encoding="utf-8"), object_pairs_hook=_without_repetition)
-    except (ValueError, RecursionError) as error:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
         raise ValueError(f"{file} is not valid JSON: {error}.") from error
-
-
-def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Refuse repeated keys: programs use the last of two values, and people tend to see the first."""
-    values = {}
-    for key, value in pairs:
-        if key in values:
-            raise ValueError(f"it has the key {key!r} twice")
-        values[key] = value
-    return values
 
 
 def read_mapping(file: Path) -> dict[str, Any]:
@@ -324,12 +281,6 @@ def read_config(path: Path, known: tuple[type[NeoBERTConfig], ...] = ENCODERS) -
     if not isinstance(found := values.get("model_type"), str) or found not in classes:
         allowed = " or ".join(map(repr, classes))
         raise ValueError(f"{file} is the config of a model of type {found!r}; it must be {allowed}.")
-    for key, value in values.items():
-        # An attention implementation with a slash in its name is code on the Hub.
-        if value and (key in OTHER_WEIGHTS or ("attn_implementation" in key and "/" in str(value))):
-            raise ValueError(
-                f"{file} holds `{key}`: {str(value)[:100]}. Only plain weights and code are supported; remove the key."
-            )
     try:
         return classes[found].from_dict(values)
     except Exception as error:  # Values of a wrong type may raise anything.

@@ -25,7 +25,6 @@ from neobert_hf.checkpoints.card import build_card, check_card, gather_facts
 from neobert_hf.checkpoints.doctor import CONTEXTUAL_FILES, FAIL, diagnose
 from neobert_hf.checkpoints.golden_outputs import GOLDEN_FILE, record_outputs
 from neobert_hf.checkpoints.model_folder import (
-    ADAPTER,
     ENCODERS_AND_CONTEXTUAL,
     INDEX,
     SENTENCE_FILES,
@@ -68,7 +67,7 @@ STALE = [
     *("[0-9]_*/config.json", "[0-9]_*/model.safetensors", "[0-9]_*/pytorch_model.bin"),
     *("tokenizer.json", "tokenizer_config.json", "vocab.txt", "special_tokens_map.json", "added_tokens.json"),
     # If these were left, Transformers would load another model and put the adapter into it.
-    *(ADAPTER, "adapter_model.safetensors", "adapter_model.bin"),
+    *("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"),
     # The original's code, and that of contextual models alone.
     *("model.py", "rotary.py", "contextual_neobert.py"),
 ]
@@ -185,7 +184,7 @@ def build_folder(settings: PublishSettings, folder: Path) -> None:
         raise ValueError(f"{source.path} has no tokenizer. Give one with `--tokenizer`: a folder or a Hub id.")
     # Use the dtype of the tensors, since that of the config might round them.
     dtype = next(iter(source.tensors.values())).dtype
-    model = source.load_model(source.model_class, dtype=dtype).eval()
+    model = source.model_class.from_pretrained(source.path, dtype=dtype).eval()
 
     # 2. Weights, with config and code; tokenizer; modules
     model.save_pretrained(folder)

@@ -30,23 +30,21 @@ def read_result(file: Path, keys: set[str]) -> dict:
     """Read a result that has these keys, `settings` among them. A `score` and all metrics must be from -1 to 1.
 
     Raises:
-        ResultError: if the file is not such a result, or was changed after it was written.
+        ResultError: if the file is not such a result.
     """
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
         if not keys <= content.keys() or not isinstance(content["settings"], dict):
             raise KeyError
         numbers = {name: content[name] for name in keys & {"score"}} | content.get("metrics", {})
-        written = content.pop("checksum", None)
     except (ValueError, AttributeError, KeyError, TypeError):
         raise ResultError(f"{file} is not a result of this script. Delete it or use another `output_dir`.") from None
-    again = "Delete the file to compute it again."
-    if written is not None and written != _checksum_of(content):
-        raise ResultError(f"{file} was changed after it was written, or is damaged. {again}")
-    # Results of older versions have no checksum. A run that diverged has an `error` instead of a score.
+    # A run that diverged has an `error` instead of a score.
     for name, value in {} if content.get("error") else numbers.items():
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not -1 <= value <= 1:
-            raise ResultError(f"{file}: `{name}` is {value!r}; it must be from -1 to 1. {again}")
+            raise ResultError(
+                f"{file}: `{name}` is {value!r}; it must be from -1 to 1. Delete the file to compute it again."
+            )
     return content
 
 
@@ -65,20 +63,7 @@ def note_on_data(read: list[tuple[str, Any]]) -> list[str]:
 
 
 def write_result(file: Path, content: dict) -> None:
-    """Write a result with a checksum of its content.
-
-    The checksum leaves out the settings, which are compared with those of every later run, and the seconds, which may
-    differ between equal results.
-    """
-    content = json.loads(json.dumps(content))
-    write_json(file, content | {"checksum": _checksum_of(content)})
-
-
-def _checksum_of(content: dict) -> str:
-    # Not imported at the top: speed measurements on a GPU need only torch and Transformers, and have no checksum.
-    from neobert_hf.common.fingerprints import value_checksum
-
-    return value_checksum({name: value for name, value in content.items() if name not in ("settings", "seconds")})
+    write_json(file, content)
 
 
 def check_same_settings(file: Path, stored: dict, current: dict) -> None:

@@ -10,8 +10,8 @@ from dataclasses import dataclass, fields
 from itertools import takewhile
 from numbers import Integral, Real
 from pathlib import Path
-from types import MappingProxyType, NoneType
-from typing import Annotated, Any, TypedDict, get_args, get_type_hints
+from types import MappingProxyType, NoneType, UnionType
+from typing import Annotated, Any, TypedDict, Union, get_args, get_origin, get_type_hints
 
 import yaml
 from huggingface_hub.dataclasses import validate_typed_dict
@@ -324,6 +324,10 @@ def _check_values(path: str, values: dict[str, Any], hints: dict[str, Any]) -> d
         if key not in hints:
             raise ValueError(f"{path} has the unknown key {key!r}{nearest(str(key), list(hints))}")
         types = get_args(hints[key]) or (hints[key],)
+        # A single value stands for a list of one.
+        allowed = types if get_origin(hints[key]) in (Union, UnionType) else (hints[key],)
+        if str not in allowed and list in map(get_origin, allowed) and isinstance(value, (str, int, float)):
+            value = values[key] = [value]
         if hints[key] == list[float] and isinstance(value, list):
             values[key] = [float(item) if type(item) is int else item for item in value]
         # YAML 1.1 reads 1e-3 as a string and 1 as an int; both are meant as floats here.
@@ -351,11 +355,8 @@ def nearest(name: str, known: list[str]) -> str:
 
 
 def differences(stored: dict, current: dict) -> list[tuple[str, Any, Any]]:
-    """Name, stored and current value of each setting in which the two differ.
-
-    A `..._fingerprint` that was not stored does not count: older versions stored fewer of them.
-    """
-    names = sorted(stored.keys() | {name for name in current if name in stored or not name.endswith("_fingerprint")})
+    """Name, stored and current value of each setting in which the two differ."""
+    names = sorted(stored.keys() | current.keys())
     return [(name, stored.get(name), current.get(name)) for name in names if stored.get(name) != current.get(name)]
 
 

@@ -25,7 +25,6 @@ from neobert_hf.common.row_files import (
     read_rows,
     suffix_of,
 )
-from neobert_hf.common.stored_rows import verified_pages
 
 
 def stream_text(
@@ -157,7 +156,7 @@ def load_table(name: str, source: str, subset: str | None, split: str, texts: Co
     files, builder = list(map(str, found)), builder_of(found) if found else None
     if builder == "text":
         raise ValueError(f"Dataset {name}: {source!r} is plain text; give Parquet, JSON lines or CSV.")
-    options = {"fragment_scan_options": verified_pages()} if builder == "parquet" else {}
+    options = {}
     if builder == "csv":
         if len(set(map(suffix_of, found))) > 1:
             raise ValueError(f"Dataset {name}: {source!r} mixes .csv and .tsv files: select those of one kind.")

@@ -11,7 +11,6 @@ from neobert_hf.common.settings import (
     LocalPath,
     NotNegative,
     PathOrId,
-    Positive,
     Range,
     RangedSettings,
     Share,
@@ -38,8 +37,6 @@ UNUSED = {
 }
 # Other samplers may put a text into a batch twice, where it is a false negative, and some ignore the seed.
 BATCH_SAMPLERS = ("no_duplicates", "no_duplicates_hashed")
-# Each is named after the loss of Sentence Transformers by which the model learns from the teacher.
-DISTILLATIONS = ("margin_mse", "kl", "mse")
 
 
 @dataclass
@@ -136,46 +133,7 @@ class MiningArguments(RecipeArguments):
 
 
 @dataclass
-class DistillationArguments(RecipeArguments):
-    """The teacher, and what the model learns from it; see `distillation.py`."""
-
-    teacher: PathOrId | None = field(
-        default=None, metadata={"help": "embedding model or reranker whose scores or embeddings are learned"}
-    )
-    distillation: str | None = field(
-        default=None,
-        metadata={
-            "help": "margin_mse or kl learns the teacher's scores of a row's documents, mse the teacher's embeddings"
-        },
-    )
-    teacher_temperature: Positive | None = field(
-        default=None,
-        metadata={
-            "help": "the teacher's scores are divided by this; if unset, cosines are divided by `temperature`, and "
-            "other scores by 1"
-        },
-    )
-    contrastive_weight: NotNegative | None = field(
-        default=None, metadata={"help": "weight of a contrastive loss added to the distillation loss; none if unset"}
-    )
-    teacher_dir: LocalPath | None = field(
-        default=None, metadata={"help": "where the teacher's results are kept; `output_dir`/teacher if unset"}
-    )
-
-    def __post_init__(self):
-        super().__post_init__()
-        if (self.teacher is None) != (self.distillation is None):
-            raise ValueError(
-                f"`teacher` is {self.teacher!r} and `distillation` is {self.distillation!r}: set both, or leave both "
-                "out."
-            )
-        if self.distillation not in (None, *DISTILLATIONS):
-            raise ValueError(f"`distillation` is {self.distillation!r}; it must be one of {', '.join(DISTILLATIONS)}.")
-        check_needed(self, "teacher", ("teacher_temperature", "contrastive_weight", "teacher_dir"))
-
-
-@dataclass
-class DenseArguments(DistillationArguments, LoraArguments, MiningArguments):
+class DenseArguments(LoraArguments, MiningArguments):
     """The model, the data and the loss of dense embeddings."""
 
     temperature: Annotated[float, Range(1e-6)] = field(
@@ -194,10 +152,6 @@ class DenseArguments(DistillationArguments, LoraArguments, MiningArguments):
     negatives: Count | None = field(
         default=None, metadata={"help": "with `miner`: mine at most this many hard negatives for a row"}
     )
-    whiten: CountOrZero = field(
-        default=0,
-        metadata={"help": "number of texts from which a whitening layer after the pooling is computed; 0: no layer"},
-    )
 
     def __post_init__(self):
         super().__post_init__()
@@ -205,27 +159,6 @@ class DenseArguments(DistillationArguments, LoraArguments, MiningArguments):
             raise ValueError(
                 f"`miner` is {self.miner!r} and `negatives` is {self.negatives}: set both, or leave both out."
             )
-        if self.distillation is not None:
-            self._check_distillation()
-
-    def _check_distillation(self) -> None:
-        """Refuse settings that have no meaning together with a teacher."""
-        reasons = {
-            "guide": "the teacher already says how well a document fits a query",
-            "mini_batch_size": "the distillation losses do not compute a batch in parts",
-        }
-        if self.distillation == "mse":
-            reasons |= {
-                "miner": "only the embeddings of queries and their right documents are learned",
-                "teacher_temperature": "embeddings are learned as they are",
-                "matryoshka_dims": "a prefix of the teacher's embeddings need not mean anything",
-            }
-        for name, reason in reasons.items():
-            if value := getattr(self, name):
-                raise ValueError(
-                    f"`{name}` is {value!r} and `distillation` is {self.distillation}: leave one of them out, since "
-                    f"{reason}."
-                )
 
 
 @dataclass

@@ -135,16 +135,6 @@ class MultiVectorCollator(MultiVectorEncoderDataCollator):
         return super().__call__([numbered(row, texts[:columns]) for row, texts in zip(features, negatives)])
 
 
-class DistillationCollator(SentenceTransformerDataCollator):
-    """As `MultiVectorCollator`, with a `label` from the teacher for each row, and all negatives of the row.
-
-    Negatives that are the right document of another row are kept, too: the teacher has said how well they fit this row.
-    """
-
-    def __call__(self, features: list[dict]) -> dict:
-        return super().__call__([numbered(row, row["negatives"]) for row in features])
-
-
 @dataclass
 class RerankingCollator(CrossEncoderDataCollator):
     """Pairs of `query` and `document` with the `label` 1 or 0, from rows of `query`, `positive` and `negatives`.

@@ -12,7 +12,7 @@ from sentence_transformers.sentence_transformer.losses import (
     MatryoshkaLoss,
     MultipleNegativesRankingLoss,
 )
-from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+from sentence_transformers.sentence_transformer.modules import Dense, Pooling, Transformer
 from sentence_transformers.sparse_encoder.modules import SpladePooling
 from torch import nn
 from transformers import AutoConfig
@@ -53,12 +53,25 @@ def transformer_module(
 def build_encoder(path: str, max_length: int, trust_remote_code: bool = False) -> SentenceTransformer:
     """A dense model with cosine similarity: an encoder with mean pooling, or an embedding model with its own pooling.
 
-    Arguments are those of `transformer_module`. Other modules of an embedding model are left out.
+    Arguments are those of `transformer_module`. The linear layers of an embedding model are added by
+    `add_linear_layers`; its other modules are left out.
     """
     transformer = transformer_module(path, max_length, trust_remote_code)
     own = saved_modules(path, Pooling)
     pooling = own[0] if own else Pooling(transformer.get_embedding_dimension(), pooling_mode="mean")
     return SentenceTransformer(modules=[transformer, pooling], similarity_fn_name="cosine")
+
+
+def add_linear_layers(model: SentenceTransformer, path: str) -> None:
+    """Append the linear layers that a Sentence Transformers model (folder or Hub id) has after its pooling."""
+    for layer in saved_linear_layers(path):
+        model.append(layer.to(model.device))
+
+
+def saved_linear_layers(path: str) -> list[Dense]:
+    """The linear layers after the pooling of a Sentence Transformers model (folder or Hub id); others have none."""
+    # The linear layers of late-interaction models take single tokens.
+    return [layer for layer in saved_modules(path, Dense) if layer.module_input_name == "sentence_embedding"]
 
 
 def saved_modules(path: str, kind: type[nn.Module]) -> list[nn.Module]:

@@ -152,10 +152,6 @@ def run_settings(settings: RecipeArguments, arguments: EmbeddingArguments, data:
         values["datasets"][name] = asdict(data.descriptions[name]) | content
         # `default` chooses among prompts, and no weight depends on it.
         values["datasets"][name].pop("default")
-        # Runs that began before these settings existed used these values, and must still be able to resume.
-        for key, plain in (("document_instruction", ""), ("separator", " ")):
-            if values["datasets"][name][key] == plain:
-                values["datasets"][name].pop(key)
     encoder = Path(settings.model, _subfolder_of_encoder(settings))
     values["weights"] = checkpoint_fingerprint(str(encoder) if encoder.is_dir() else settings.model)
     values["tokenizer_fingerprint"] = _fingerprint_of_tokenizer(settings)
@@ -166,11 +162,7 @@ def run_settings(settings: RecipeArguments, arguments: EmbeddingArguments, data:
         for name in ("miner", "cross_encoder"):
             if values[name] is not None:
                 values[f"{name}_fingerprint"] = model_files_fingerprint(values[name])
-    if not values.get("whiten"):
-        values.pop("whiten", None)
-    # The folder may be moved together with its contents.
-    values.pop("teacher_dir", None)
-    for name in ("guide", "teacher", "first_model"):
+    for name in ("guide", "first_model"):
         if values.get(name):
             values[f"{name}_fingerprint"] = model_files_fingerprint(values[name])
     values["batches_per_step"] = arguments.world_size * arguments.gradient_accumulation_steps

@@ -17,7 +17,6 @@ from torch.utils.data import BatchSampler, ConcatDataset
 from neobert_hf.common.atomic_writes import write_json
 from neobert_hf.embeddings.batches import (
     ContrastiveCollator,
-    DistillationCollator,
     FullBatchSampler,
     MixtureBatchSampler,
     MultiVectorCollator,
@@ -228,12 +227,6 @@ class EmbeddingTrainer(MixtureTrainer, SentenceTransformerTrainer):
     """Trains dense embeddings. See `MixtureTrainer`."""
 
     data_collator_class = ContrastiveCollator
-
-
-class DistillationTrainer(EmbeddingTrainer):
-    """Trains dense embeddings on rows that a teacher has labelled. See `MixtureTrainer`."""
-
-    data_collator_class = DistillationCollator
 
 
 class SparseTrainer(MixtureTrainer, SparseEncoderTrainer):

@@ -1,6 +1,9 @@
 """Settings of examples/pretrain.py: the architecture, the data, and the training."""
 
-from dataclasses import dataclass, field, fields
+import json
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from transformers import TrainingArguments
@@ -62,6 +65,10 @@ class ModelArguments:
     )
     hidden_act: str | None = field(default=None, metadata={"help": "swiglu or gelu"})
     rope: bool | None = field(default=None, metadata={"help": "rotary positions instead of learned ones"})
+    rope_parameters: dict | str | None = field(
+        default=None,
+        metadata={"help": 'of Transformers, such as \'{"rope_type": "yarn", "factor": 4.0}\', for longer texts'},
+    )
     rms_norm: bool | None = field(default=None, metadata={"help": "RMSNorm instead of LayerNorm"})
     norm_eps: Positive | None = field(default=None, metadata={"help": "epsilon of the norms"})
     dropout: Annotated[float, Range(0, below=1)] | None = field(default=None, metadata={"help": "rate, in every block"})
@@ -77,15 +84,33 @@ class ModelArguments:
 
     def __post_init__(self):
         check_ranges(self)
+        if isinstance(self.rope_parameters, str):
+            self.rope_parameters = json.loads(self.rope_parameters)
 
     def given(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if value is not None}
 
 
-@dataclass(kw_only=True)
-class BatchArguments:
-    """How documents become micro-batches."""
+@dataclass
+class DataArguments:
+    """Which data are read, and how they become micro-batches."""
 
+    train_data: list[LocalPath] = field(
+        metadata={
+            "help": "folders that prepare_data.py wrote; with several, each may have a weight behind a colon "
+            "(data/domain:1 data/general:0.3), in whose proportion micro-batches are drawn"
+        }
+    )
+    max_length: Annotated[int, Range(8)] = field(metadata={"help": "tokens; longer documents are cut"})
+    validation_data: list[LocalPath] | None = field(
+        default=None, metadata={"help": "held-out folders that prepare_data.py wrote, each with a loss of its own"}
+    )
+    init_from: PathOrId | None = field(
+        default=None, metadata={"help": "start from this run, checkpoint or model instead of random weights"}
+    )
+    continue_optimizer: bool = field(
+        default=False, metadata={"help": "with init_from: also take over its optimizer state"}
+    )
     global_batch_tokens: Annotated[int, Range(8)] = field(
         default=2**21, metadata={"help": "tokens of an optimizer step, over all devices"}
     )
@@ -104,14 +129,11 @@ class BatchArguments:
     probabilities: list[Share] = field(
         default_factory=lambda: [1.0], metadata={"help": "probability of drawing each subset"}
     )
-    replay_share: Annotated[float, Range(0, below=1)] = field(
-        default=0.0,
-        metadata={"help": "share of the micro-batches that is other text, which the model should not forget"},
-    )
     shuffle_shards: Count = field(default=8, metadata={"help": "shards whose documents are shuffled together"})
 
     def __post_init__(self):
         check_ranges(self)
+        self.train_folders()
         if not self.min_lengths or len(self.min_lengths) != len(self.probabilities):
             raise ValueError(
                 f"`min_lengths` names {len(self.min_lengths)} subsets and `probabilities` {len(self.probabilities)}; "
@@ -121,10 +143,31 @@ class BatchArguments:
             raise ValueError(
                 f"`probabilities` is {list(self.probabilities)} with the sum {sum(self.probabilities):g}; it must be 1."
             )
+        if self.micro_batch_tokens < self.max_length:
+            raise ValueError(
+                f"`micro_batch_tokens` is {self.micro_batch_tokens:,}, less than one document of `max_length` = "
+                f"{self.max_length:,} tokens. Raise it to {self.max_length:,} or more."
+            )
 
-    def of_batches(self) -> dict[str, Any]:
-        """Only the settings of this class; subclasses have more."""
-        return {each.name: getattr(self, each.name) for each in fields(BatchArguments)}
+    def train_folders(self) -> dict[str, float]:
+        """The folders to train on, each with its share of the micro-batches."""
+        weights = {}
+        for entry in self.train_data:
+            folder, _, weight = entry.rpartition(":")
+            try:
+                weight = float(weight)
+            except ValueError:
+                folder = ""
+            if not folder or Path(entry).exists():
+                folder, weight = entry, 1.0
+            if not 0 < weight < math.inf:
+                raise ValueError(f"`train_data` holds {entry!r}; the weight behind the colon must be above 0.")
+            if folder in weights:
+                raise ValueError(f"`train_data` names {folder} twice.")
+            weights[folder] = weight
+        if not weights:
+            raise ValueError("`train_data` is empty; give a folder that prepare_data.py wrote.")
+        return {folder: weight / sum(weights.values()) for folder, weight in weights.items()}
 
     def accumulation_steps(self, world_size: int) -> int:
         """Micro-batches of each process in a step, so that the global batch is the same for any number of processes."""
@@ -135,43 +178,6 @@ class BatchArguments:
                 f"({self.micro_batch_tokens:,}) times the number of processes ({world_size}). Change one of them."
             )
         return steps
-
-
-@dataclass
-class DataArguments(BatchArguments):
-    """Which data are read, and how they become micro-batches."""
-
-    train_data: LocalPath = field(metadata={"help": "folder that prepare_data.py wrote"})
-    max_length: Annotated[int, Range(8)] = field(metadata={"help": "tokens; longer documents are cut"})
-    validation_data: LocalPath | None = field(
-        default=None, metadata={"help": "held-out folder that prepare_data.py wrote"}
-    )
-    replay_data: LocalPath | None = field(
-        default=None, metadata={"help": "with replay_share: the folder of the other text"}
-    )
-    replay_validation_data: LocalPath | None = field(
-        default=None, metadata={"help": "held-out folder of the other text"}
-    )
-    init_from: PathOrId | None = field(
-        default=None, metadata={"help": "start from this run, checkpoint or model instead of random weights"}
-    )
-    continue_optimizer: bool = field(
-        default=False, metadata={"help": "with init_from: also take over its optimizer state"}
-    )
-
-    def __post_init__(self):
-        super().__post_init__()
-        if self.micro_batch_tokens < self.max_length:
-            raise ValueError(
-                f"`micro_batch_tokens` is {self.micro_batch_tokens:,}, less than one document of `max_length` = "
-                f"{self.max_length:,} tokens. Raise it to {self.max_length:,} or more."
-            )
-        if bool(self.replay_share) != (self.replay_data is not None):
-            raise ValueError(
-                f"`replay_share` is {self.replay_share} and `replay_data` {self.replay_data!r}: give both, or neither."
-            )
-        if self.replay_validation_data is not None and self.validation_data is None:
-            raise ValueError("`replay_validation_data` is given without `validation_data`: give both.")
 
 
 @dataclass

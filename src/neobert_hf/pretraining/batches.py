@@ -7,7 +7,7 @@ memory-mapped Arrow shards and not a stream.
 """
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -54,22 +54,12 @@ class Documents(torch.utils.data.Dataset):
         shards: with a column `input_ids` (special tokens included), as `shards.load_shards` gives.
         shard_sizes: documents in each shard, in the order of `shards`.
         max_length: in tokens.
-        check: called with the number of a shard, once, before the shard is used; raises if it is damaged. It runs when
-            a group begins and reads its shards, some hundred megabytes, which training reads soon after anyway.
     """
 
-    def __init__(
-        self,
-        shards: datasets.Dataset,
-        shard_sizes: list[int],
-        max_length: int,
-        check: Callable[[int], None] | None = None,
-    ):
+    def __init__(self, shards: datasets.Dataset, shard_sizes: list[int], max_length: int):
         self.shards = shards.with_format("numpy", columns=["input_ids"])
         self.shard_sizes = shard_sizes
         self.max_length = max_length
-        self.check = check
-        self.unchecked = set(range(len(shard_sizes)) if check else [])
 
     def __getitems__(self, keys: list[DocumentKey]) -> list[dict]:
         rows = self.shards[[key.row for key in keys]]["input_ids"]
@@ -86,11 +76,6 @@ class Documents(torch.utils.data.Dataset):
         Raises:
             ValueError: if a document has nothing between its special tokens.
         """
-        ends = np.cumsum(self.shard_sizes)
-        for shard in np.flatnonzero((ends > first) & (ends - self.shard_sizes < first + size)):
-            if shard in self.unchecked:
-                self.check(shard)
-                self.unchecked.remove(shard)
         column = self.shards.data.column("input_ids").slice(first, size)
         lengths = pyarrow.compute.list_value_length(column).to_numpy()
         if size and lengths.min() < 3:
@@ -112,12 +97,13 @@ class MLMBatchSampler(Sampler[list[DocumentKey]]):
 
     Args:
         documents: the corpus.
-        settings: used are `micro_batch_tokens`, `layout`, `min_lengths`, `probabilities`, `shuffle_shards` and, with
-            `replayed`, `replay_share`. A padded micro-batch has `micro_batch_tokens // max_length` documents, the
-            paper's way of counting; others have at most `micro_batch_tokens` real tokens.
+        settings: used are `micro_batch_tokens`, `layout`, `min_lengths`, `probabilities` and `shuffle_shards`. A
+            padded micro-batch has `micro_batch_tokens // max_length` documents, the paper's way of counting; others
+            have at most `micro_batch_tokens` real tokens.
         seed: seed of the order and the mixture.
         rank, world_size: micro-batch number n goes to process n % world_size.
-        replayed: how many of the last shards are replayed text. They form one more subset and are in no other.
+        folders: for each prepared folder, in the order of the documents, how many shards it has and its share of the
+            micro-batches. Each folder has the subsets of `min_lengths`. None if there is only one folder.
 
     Attributes:
         cursor: the position of training, as checkpoints store it: `micro_batches` since the start, over all processes,
@@ -134,7 +120,7 @@ class MLMBatchSampler(Sampler[list[DocumentKey]]):
         seed: int = 0,
         rank: int = 0,
         world_size: int = 1,
-        replayed: int = 0,
+        folders: Sequence[tuple[int, float]] | None = None,
     ):
         self.documents = documents
         self.shard_ends = np.cumsum(documents.shard_sizes)
@@ -142,12 +128,12 @@ class MLMBatchSampler(Sampler[list[DocumentKey]]):
         self.seed = seed
         self.rank = rank
         self.world_size = world_size
-        shards = np.arange(len(documents.shard_sizes))
-        own, rest = shards[: len(shards) - replayed], 1 - settings.replay_share if replayed else 1
-        mixture = zip(settings.min_lengths, settings.probabilities)
-        self.subsets = [Subset(own, least, rest * probability) for least, probability in mixture]
-        if replayed:
-            self.subsets.append(Subset(shards[len(own) :], 0, settings.replay_share))
+        self.subsets, first = [], 0
+        for size, share in folders or [(len(documents.shard_sizes), 1.0)]:
+            shards = np.arange(first, first + size)
+            first += size
+            for least, probability in zip(settings.min_lengths, settings.probabilities):
+                self.subsets.append(Subset(shards, least, share * probability))
         self.cursor = self._start()
         if sum(documents.shard_sizes) < 2:
             raise ValueError(f"The corpus holds {sum(documents.shard_sizes)} documents; pretraining needs at least 2.")
@@ -175,19 +161,6 @@ class MLMBatchSampler(Sampler[list[DocumentKey]]):
         """
         while self.cursor["micro_batches"] < micro_batches:
             self._next_micro_batch(self.cursor)
-
-    def micro_batches_for(self, tokens: float, most: int) -> int:
-        """How many micro-batches from the first on, over all processes, hold this many tokens; `most` at most.
-
-        Tokens of replayed text do not count. The plan has to be walked because micro-batches are seldom full: a packed
-        one ends where the next document does not fit, and a padded one has the same number of documents however short
-        they are.
-        """
-        cursor, own = self._start(), len(self.settings.min_lengths)
-        while tokens > 0 and cursor["micro_batches"] < most:
-            batch = self._next_micro_batch(cursor)
-            tokens -= batch.tokens if batch.subset < own else 0
-        return cursor["micro_batches"]
 
     def epoch(self) -> float:
         """Passes over the first subset at the cursor."""

@@ -32,7 +32,6 @@ from neobert_hf.pretraining.shards import (
     MANIFEST,
     TOKENIZER,
     Manifest,
-    check_contents,
     check_shard,
     read_manifest,
     write_shard,
@@ -42,8 +41,8 @@ from neobert_hf.pretraining.shards import (
 PROGRESS = "progress"
 # Number of documents that are checked before work starts.
 SAMPLED_DOCUMENTS = 100
-# The keys of every record of a shard; newer records also have `texts`.
-RECORD = {"shard", "source_documents", "dropped_short", "length_histogram", "state"}
+# The keys of the record of a shard.
+RECORD = {"shard", "source_documents", "dropped_short", "length_histogram", "state", "texts"}
 
 
 @dataclass
@@ -163,8 +162,7 @@ def find_finished(planned: Manifest, output: Path) -> Manifest | None:
     if (output / MANIFEST).exists():
         finished = read_manifest(output)
         _check_same_plan(planned, finished, output)
-        check_contents(output, finished.shards)
-        if finished.texts and _may_have_changed(planned, finished):
+        if _may_have_changed(planned, finished):
             _check_same_texts(planned, dict(enumerate(finished.texts)), output)
         # Left over if the run was killed between its last two steps.
         shutil.rmtree(progress, ignore_errors=True)
@@ -297,11 +295,7 @@ def prepare_shards(
     records = _read_records(output)
     first = next(number for number in range(len(records) + 1) if number not in records)
     if first:
-        if "texts" in records[first - 1] or manifest.files_state is None:
-            stream.load_state_dict(records[first - 1]["state"])
-        else:
-            # An older version, which read local files differently, wrote the state. The documents are the same.
-            stream = stream.skip(sum(records[number]["source_documents"] for number in range(first)))
+        stream.load_state_dict(records[first - 1]["state"])
     if records:
         print(f"{output}: resuming; {len(records)} shards are there already")
     bar = ProgressBar(manifest.source["max_documents"], [records[number] for number in range(first)])
@@ -356,7 +350,7 @@ def _read_records(output: Path) -> dict[int, dict]:
             raise ValueError(f"{file} is damaged ({error}): delete it, and its shard is prepared again.") from error
     for record in records.values():
         if record["shard"]:
-            check_shard(output, record["shard"], content=True)
+            check_shard(output, record["shard"])
     return records
 
 
@@ -419,9 +413,7 @@ def prepare_shard(texts: list[str], tokenizer_json: str, manifest: Manifest, pat
 def finish(manifest: Manifest, records: list[dict], tokenizer: PreTrainedTokenizerFast, output: Path) -> None:
     """Write tokenizer and, last, the manifest, whose results are the sums of the records."""
     manifest.shards = [record["shard"] for record in records if record["shard"]]
-    # In a run that an older version began, only some records have them.
-    texts = [record.get("texts") for record in records]
-    manifest.texts = texts if all(texts) else []
+    manifest.texts = [record["texts"] for record in records]
     for name in ("source_documents", "dropped_short"):
         setattr(manifest, name, sum(record[name] for record in records))
     for name in ("documents", "tokens"):

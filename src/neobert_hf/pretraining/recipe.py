@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -18,14 +19,14 @@ from neobert_hf.modeling_neobert import NeoBERTForMaskedLM
 from neobert_hf.pretraining.arguments import UNUSED, DataArguments, ModelArguments, PretrainingArguments
 from neobert_hf.pretraining.batches import Documents, HeldOutBatchSampler, MLMBatchSampler
 from neobert_hf.pretraining.collator import MLMCollator
-from neobert_hf.pretraining.shards import Manifest, check_shard, load_shards, load_tokenizer, read_manifest
+from neobert_hf.pretraining.shards import Manifest, load_shards, load_tokenizer, read_manifest
 from neobert_hf.pretraining.trainer import MicroBatches, PretrainingData
 from neobert_hf.training.arguments import result_settings
 from neobert_hf.training.run_checkpoints import (
     COMPLETE,
-    check_content,
     check_step,
     complete_checkpoints,
+    read_progress,
     step_of,
     stored_settings,
 )
@@ -39,48 +40,48 @@ CPU_ROW_MULTIPLE = 128
 
 def read_data(data: DataArguments, arguments: PretrainingArguments) -> PretrainingData:
     """Open the prepared folders, and plan the micro-batches of this process."""
-    manifest = read_manifest(data.train_data)
-    folders = [(data.train_data, manifest)]
-    if data.replay_data is not None:
-        folders.append((data.replay_data, _read_other(data.replay_data, data, manifest)))
-    documents = _open_documents(folders, data.max_length)
+    shares = data.train_folders()
+    first = next(iter(shares))
+    manifest = read_manifest(first)
+    manifests = {folder: _read_same_tokenizer(folder, first, manifest) for folder in shares}
+    for folder, each in manifests.items():
+        if data.layout != "naive" and data.max_length > each.max_length:
+            raise ValueError(
+                f"`max_length` is {data.max_length}, and {folder} was prepared with {each.max_length}: the model's "
+                "config would claim a length that it has never seen. Lower it, or prepare the text again."
+            )
+    documents = _open_documents(manifests, data.max_length)
     process = (arguments.process_index, arguments.world_size)
-    replayed = len(documents.shard_sizes) - len(manifest.shards)
-    sampler = MLMBatchSampler(documents, data, arguments.seed, *process, replayed)
-    if data.layout != "naive" and data.max_length > manifest.max_length:
-        raise ValueError(
-            f"`max_length` is {data.max_length}, and {data.train_data} was prepared with {manifest.max_length}: the "
-            "model's config would claim a length that it has never seen. Lower it, or prepare the text again."
-        )
-    tokenizer = load_tokenizer(data.train_data, manifest)
+    mixture = [(len(each.shards), shares[folder]) for folder, each in manifests.items()]
+    sampler = MLMBatchSampler(documents, data, arguments.seed, *process, mixture)
+    tokenizer = load_tokenizer(first, manifest)
     # The tokenizer is saved with the model, and has to cut texts at the model's length.
     tokenizer.model_max_length = data.max_length
     masks = (data.mlm_probability, data.mask_replace_prob, data.random_replace_prob)
     row_multiple = CPU_ROW_MULTIPLE if arguments.bf16 and arguments.device.type == "cpu" else 1
     collator = MLMCollator(tokenizer, *masks, data.layout, data.max_length, arguments.seed, row_multiple)
     train = MicroBatches(documents, sampler, collator)
-    if data.validation_data is None and arguments.eval_strategy != "no":
+    if not data.validation_data and arguments.eval_strategy != "no":
         raise ValueError("`eval_strategy` needs held-out text: set `validation_data`, or set `eval_strategy` to no.")
 
-    def open_held_out(folder: str | None) -> MicroBatches | None:
-        if folder is None:
-            return None
-        other = _read_other(folder, data, manifest)
-        for trained_on, trained in folders:
-            _check_held_out(folder, other, trained_on, trained)
-        documents = _open_documents([(folder, other)], data.max_length)
+    def open_held_out(folder: str) -> MicroBatches:
+        held_out = _read_same_tokenizer(folder, first, manifest)
+        for trained_on, trained in manifests.items():
+            _check_held_out(folder, held_out, trained_on, trained)
+        documents = _open_documents({folder: held_out}, data.max_length)
         sampler = HeldOutBatchSampler(documents, data.micro_batch_tokens, *process)
         # Always packed and with the same masks, whatever the layout and seed of training: runs can be compared.
         return MicroBatches(documents, sampler, replace(collator, layout="packed", seed=0))
 
-    held_out = (open_held_out(data.validation_data), open_held_out(data.replay_validation_data))
-    return PretrainingData([manifest for _, manifest in folders], train, *held_out)
+    held_out = [open_held_out(folder) for folder in data.validation_data or []]
+    return PretrainingData(list(manifests.values()), train, held_out)
 
 
-def _read_other(folder: str, data: DataArguments, manifest: Manifest) -> Manifest:
+def _read_same_tokenizer(folder: str, first: str, manifest: Manifest) -> Manifest:
+    """The manifest of a folder; ValueError if it has another tokenizer than the first folder to train on."""
     other = read_manifest(folder)
     if other.tokenizer_fingerprint != manifest.tokenizer_fingerprint:
-        raise ValueError(f"{folder} was prepared with another tokenizer than {data.train_data}.")
+        raise ValueError(f"{folder} was prepared with another tokenizer than {first}.")
     return other
 
 
@@ -115,16 +116,11 @@ def _are_apart(held_out: dict, trained: dict) -> bool:
     return most is not None and first["skip_documents"] + most <= second["skip_documents"]
 
 
-def _open_documents(folders: list[tuple[str, Manifest]], max_length: int) -> Documents:
+def _open_documents(manifests: dict[str, Manifest], max_length: int) -> Documents:
     """The documents of several folders, one after the other."""
-    shards = [(Path(folder), shard) for folder, manifest in folders for shard in manifest.shards]
-    rows = [load_shards(folder, manifest, check=False) for folder, manifest in folders]
-
-    # Each shard is checked when its documents are planned, so that no start has to read a corpus of terabytes first.
-    def check(number: int) -> None:
-        check_shard(*shards[number], content=True)
-
-    return Documents(concatenate_datasets(rows), [shard["documents"] for _, shard in shards], max_length, check)
+    rows = [load_shards(folder, manifest) for folder, manifest in manifests.items()]
+    sizes = [shard["documents"] for manifest in manifests.values() for shard in manifest.shards]
+    return Documents(concatenate_datasets(rows), sizes, max_length)
 
 
 def find_source(data: DataArguments) -> str | Path | None:
@@ -143,7 +139,7 @@ def find_source(data: DataArguments) -> str | Path | None:
     if checkpoints := complete_checkpoints(folder):
         newest = checkpoints[-1]
         check_step(newest)
-        steps = check_content(newest).settings["max_steps"]
+        steps = read_progress(newest).settings["max_steps"]
         if step_of(newest) < steps:
             raise ValueError(
                 f"The run {folder} has reached only step {step_of(newest)} of {steps}. Finish it, or name {newest} to "
@@ -151,7 +147,7 @@ def find_source(data: DataArguments) -> str | Path | None:
             )
         return newest
     if data.continue_optimizer or (folder / COMPLETE).is_file():
-        check_content(folder)
+        read_progress(folder)
     if (folder / "config.json").is_file():
         return folder
     if folder.is_dir():
@@ -171,14 +167,22 @@ def check_is_neobert(source: str | Path, setting: str) -> None:
 
 def complete_architecture(architecture: ModelArguments, data: DataArguments, output: Path) -> ModelArguments:
     """Fill in the values that are not given: from the model that `init_from` names, or else the published ones."""
+    given = architecture.given()
+    rope = {"rope_parameters": given["rope_parameters"]} if "rope_parameters" in given else {}
     if data.init_from is None:
-        found = vars(NeoBERTConfig())
+        found = vars(NeoBERTConfig(**rope))
     # When a run resumes from its own checkpoints, the model of `init_from` may be gone.
     elif not (found := stored_settings(output)):
         source = find_source(data)
         check_is_neobert(source, "init_from")
-        found = vars(NeoBERTConfig.from_pretrained(source))
-    return ModelArguments(**{name: found.get(name) for name in vars(architecture)} | architecture.given())
+        found = vars(NeoBERTConfig.from_pretrained(source, **rope))
+    complete = {name: found.get(name) for name in vars(architecture)} | given
+    if not complete["rope"]:
+        complete["rope_parameters"] = None
+    # The config adds what the setting leaves out, such as the length that the model was trained with.
+    elif rope and found["rope_parameters"].items() >= given["rope_parameters"].items():
+        complete["rope_parameters"] = found["rope_parameters"]
+    return ModelArguments(**complete)
 
 
 def build_model(
@@ -203,6 +207,8 @@ def build_model(
     stored = NeoBERTConfig.from_pretrained(source)
     wanted = architecture.given() | {"pad_token_id": pad_token_id}
     options |= {"dropout": wanted.pop("dropout", stored.dropout)}
+    if "rope_parameters" in wanted:
+        options["rope_parameters"] = wanted.pop("rope_parameters")
     if not stored.rope:
         # Rotary positions have no weights, so a later stage may use longer texts. Learned positions have weights.
         wanted["max_length"] = settings.max_length
@@ -213,7 +219,8 @@ def build_model(
         return NeoBERTForMaskedLM(NeoBERTConfig.from_pretrained(source, **options))
     if tokenizer_fingerprint(load_tokenizer_of_model(source, stored.vocab_size)) != data.manifest.tokenizer_fingerprint:
         raise ValueError(
-            f"The model in {source} has another tokenizer than {settings.train_data}: prepare the data with it."
+            f"The model in {source} has another tokenizer than {', '.join(settings.train_folders())}: prepare the "
+            "data with it."
         )
     return NeoBERTForMaskedLM.from_pretrained(source, dtype=torch.float32, **options)
 
@@ -224,21 +231,11 @@ def checkpoint_settings(
     """All settings that the trained weights depend on, as a checkpoint stores them and a resume compares them."""
     settings = architecture.given() | asdict(data) | result_settings(arguments, leave_out=set(UNUSED))
     # What is compared is the content of the corpus, not its path.
-    for name in ("train_data", "validation_data", "replay_data", "replay_validation_data"):
+    for name in ("train_data", "validation_data"):
         del settings[name]
-    if data.replay_data is None:
-        # Older checkpoints do not have this setting.
-        del settings["replay_share"]
-    # Older shards have no checksum, and older checkpoints hold a hash of the other values only.
-    shards = [shard for manifest in manifests for shard in manifest.shards]
-    checksums = [shard.get("checksum") for shard in shards]
-    shards = [{name: value for name, value in shard.items() if name != "checksum"} for shard in shards]
-    settings |= {"tokenizer": manifests[0].tokenizer_fingerprint, "corpus": _hash(shards)}
-    return settings | ({"corpus_fingerprint": _hash(checksums)} if all(checksums) else {})
-
-
-def _hash(values: list) -> str:
-    return hashlib.sha256(json.dumps(values).encode()).hexdigest()
+    shards = json.dumps([manifest.shards for manifest in manifests])
+    settings |= {"tokenizer": manifests[0].tokenizer_fingerprint, "corpus": hashlib.sha256(shards.encode()).hexdigest()}
+    return settings | {"shares": list(data.train_folders().values())}
 
 
 def plot_curves(log: list[dict], file: Path) -> None:
@@ -248,9 +245,14 @@ def plot_curves(log: list[dict], file: Path) -> None:
         points = [(entry["step"], entry[name]) for entry in log if name in entry]
         return Line(points, name, {"marker": "o"} if name.startswith("eval") else {})
 
+    def held_out(name: str) -> list[Line]:
+        """A line for each held-out folder: `eval_loss`, `eval_loss_2`."""
+        names = {key for entry in log for key in entry if re.fullmatch(rf"eval_{name}(_\d+)?", key)}
+        return [line(key) for key in sorted(names)]
+
     panels = {
-        "masked loss (nats)": [line("loss"), line("eval_loss"), line("eval_replay_loss")],
-        "masked-token accuracy": [line("accuracy"), line("eval_accuracy"), line("eval_replay_accuracy")],
+        "masked loss (nats)": [line("loss"), *held_out("loss")],
+        "masked-token accuracy": [line("accuracy"), *held_out("accuracy")],
         "learning rate": [line("learning_rate")],
         "real tokens per second": [line("tokens_per_second")],
     }

@@ -12,9 +12,7 @@ folders.
 
 import json
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, fields
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, TypedDict, get_type_hints
@@ -24,7 +22,6 @@ import pyarrow as pa
 from datasets import Dataset, concatenate_datasets
 from huggingface_hub.dataclasses import validate_typed_dict
 from huggingface_hub.errors import StrictDataclassFieldValidationError
-from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast
 
 from neobert_hf.common import tokenizers
@@ -40,12 +37,14 @@ RECORD_BATCH = 10_000
 
 
 class Shard(TypedDict):
-    """A shard's entry in the manifest. It also has a checksum, except in older manifests."""
+    """A shard's entry in the manifest."""
 
     file: str
     documents: int
     tokens: int
     bytes: int
+    checksum: str
+    """Of the file: by this runs know that they read the same documents, wherever they lie."""
 
 
 @dataclass
@@ -68,7 +67,7 @@ class Manifest:
         length_histogram: documents by length in tokens. The key is the lower edge of a bin, a power of two; its bin
             reaches to twice that, exclusively.
         shards: `{"file", "documents", "tokens", "bytes", "checksum"}` in the order of the documents.
-        texts: a checksum of the texts behind each shard, including texts that gave no shard. Empty in older folders.
+        texts: a checksum of the texts behind each shard, including texts that gave no shard.
         files_state: a hash of names, sizes and times of the source's files; None if the source is not local.
     """
 
@@ -142,8 +141,8 @@ def write_shard(path: Path, documents: Iterable[list[int]], dtype: str) -> dict[
     return entry
 
 
-def check_shard(folder: Path, shard: dict[str, Any], content: bool = False) -> None:
-    """Check that a shard exists with its size and, with `content`, that its bytes are those that were written.
+def check_shard(folder: Path, shard: dict[str, Any]) -> None:
+    """Check that a shard exists with its size.
 
     Raises:
         FileNotFoundError: if the shard's file is not there.
@@ -157,16 +156,6 @@ def check_shard(folder: Path, shard: dict[str, Any], content: bool = False) -> N
         raise ValueError(
             f"{file} has {file.stat().st_size} bytes, not the {shard['bytes']} written: restore it, or {again}"
         )
-    if content and "checksum" in shard and file_checksum(file) != shard["checksum"]:
-        raise ValueError(f"{file} is damaged: its content is not what was written. Restore it, or {again}")
-
-
-def check_contents(folder: Path, shards: list[dict[str, Any]]) -> None:
-    """Read every shard once, in several threads, and compare it with its checksum. Errors: see `check_shard`."""
-    check = partial(check_shard, folder, content=True)
-    with ThreadPoolExecutor(4) as executor:
-        for _ in tqdm(executor.map(check, shards), f"checking {folder}", len(shards), unit=" shards", delay=5):
-            pass
 
 
 def read_manifest(folder: str | Path) -> Manifest:
@@ -190,19 +179,17 @@ def read_manifest(folder: str | Path) -> Manifest:
     return manifest
 
 
-def load_shards(folder: str | Path, manifest: Manifest | None = None, check: bool = True) -> Dataset:
+def load_shards(folder: str | Path, manifest: Manifest | None = None) -> Dataset:
     """The documents of a prepared folder, mapped into memory: constant memory, any number of readers.
 
     Args:
         manifest: what `read_manifest` returned, if it has been called, so that it need not look at every shard again.
-        check: read all shards once to compare them with their checksums. If there are several processes, one of them is
-            enough.
 
     Returns:
         A dataset with the column `input_ids`, one list of ids per document, shards in manifest order.
 
     Raises:
-        ValueError: if a shard's bytes, rows or columns are not those written. For the rest, see `read_manifest`.
+        ValueError: if a shard's rows or columns are not those written. For the rest, see `read_manifest`.
 
     Example:
 
@@ -214,14 +201,11 @@ def load_shards(folder: str | Path, manifest: Manifest | None = None, check: boo
     """
     folder = Path(folder)
     manifest = manifest or read_manifest(folder)
-    if check:
-        check_contents(folder, manifest.shards)
     shards = []
     for shard in manifest.shards:
         try:
             dataset = Dataset.from_file(str(folder / shard["file"]))
         except (pa.ArrowException, OSError) as error:
-            check_shard(folder, shard, content=True)
             raise ValueError(f"{folder / shard['file']} cannot be read: {error}") from error
         if dataset.num_rows != shard["documents"] or dataset.column_names != ["input_ids"]:
             raise ValueError(

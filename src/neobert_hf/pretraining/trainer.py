@@ -44,16 +44,15 @@ class MicroBatches:
 
 @dataclass
 class PretrainingData:
-    """The data to train on, with the manifests of their folders, and the data to evaluate on, if any."""
+    """The data to train on, with the manifests of their folders, and the data of each folder to evaluate on."""
 
     manifests: list[Manifest]
     train: MicroBatches
-    held_out: MicroBatches | None
-    replay_held_out: MicroBatches | None = None
+    held_out: list[MicroBatches]
 
     @property
     def manifest(self) -> Manifest:
-        """The manifest of the text that is not replayed."""
+        """The manifest of the first folder to train on; all have the same tokenizer."""
         return self.manifests[0]
 
     @property
@@ -112,7 +111,7 @@ class MLMTrainer(ResumableTrainer):
             args,
             data_collator=data.train.collator,
             train_dataset=data.train.documents,
-            eval_dataset=data.held_out.documents if data.held_out else None,
+            eval_dataset=data.held_out[0].documents if data.held_out else None,
             processing_class=data.tokenizer,
             settings=settings,
         )
@@ -289,12 +288,12 @@ class MLMTrainer(ResumableTrainer):
     def measure(self) -> dict[str, float]:
         """Loss in nats per label, perplexity and accuracy on the held-out documents; losses by length after cutting.
 
-        If there is held-out text of the replayed kind, the same metrics of it are `replay_loss` and so on.
+        Those of a second held-out folder are called `loss_2` and so on.
         """
-        metrics = self._measure(self.data.held_out)
-        if self.data.replay_held_out is not None:
-            replayed = self._measure(self.data.replay_held_out)
-            metrics |= {f"replay_{name}": value for name, value in replayed.items()}
+        metrics = {}
+        for number, held_out in enumerate(self.data.held_out, start=1):
+            ending = "" if number == 1 else f"_{number}"
+            metrics |= {f"{name}{ending}": value for name, value in self._measure(held_out).items()}
         return metrics
 
     def _measure(self, held_out: MicroBatches) -> dict[str, float]:
@@ -343,9 +342,8 @@ class MLMTrainer(ResumableTrainer):
 
     def take_over(self, totals: dict) -> None:
         super().take_over(totals)
-        if totals:
-            self._window = TokenCounts(**totals["window"])
-            self._window_start -= totals["seconds"]
+        self._window = TokenCounts(**totals["window"])
+        self._window_start -= totals["seconds"]
 
     def _save_checkpoint(self, model, trial) -> None:
         with self._clock_stopped():

@@ -19,7 +19,7 @@ from neobert_hf.common.atomic_writes import atomic_folder
 from neobert_hf.common.settings import Count, Range
 from neobert_hf.training.adapters import LoraArguments, add_adapters, describe_adapters, load_adapters, merge_adapters
 from neobert_hf.training.arguments import check_fixed, check_inherited
-from neobert_hf.training.run_checkpoints import check_content
+from neobert_hf.training.run_checkpoints import read_progress
 from neobert_hf.training.trainer import EarlyStopping, ResumableTrainer
 
 
@@ -191,7 +191,7 @@ class FineTuningTrainer(ResumableTrainer):
 
     def save_best(self, folder: Path) -> None:
         """Write the best checkpoint as a model for `from_pretrained`. Adapters are merged into it."""
-        check_content(self.best_checkpoint)
+        read_progress(self.best_checkpoint)
         training_files = shutil.ignore_patterns("*.pt", "*.pth", "*.bin", "trainer_state.json", "complete.json")
         with atomic_folder(folder) as partial_folder:
             if self.args.lora_rank is None:

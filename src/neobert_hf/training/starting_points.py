@@ -12,7 +12,7 @@ from transformers.core_model_loading import revert_weight_conversion
 from neobert_hf.common.fingerprints import checkpoint_fingerprint
 from neobert_hf.common.paths import check_model_exists
 from neobert_hf.common.tokenizers import load_tokenizer
-from neobert_hf.training.run_checkpoints import CheckpointError, check_content, complete_checkpoints
+from neobert_hf.training.run_checkpoints import CheckpointError, complete_checkpoints, read_progress
 
 
 # The names of the setting for dropout before the head, by model type, where it is not `classifier_dropout`.
@@ -57,7 +57,7 @@ def newest_checkpoints(run: str, number: int) -> list[Path]:
             "folder of a pretraining run as `model`; `save_total_limit` sets how many a run keeps."
         )
     for checkpoint in checkpoints[-number:]:
-        check_content(checkpoint)
+        read_progress(checkpoint)
     return checkpoints[-number:]
 
 

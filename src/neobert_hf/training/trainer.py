@@ -5,7 +5,6 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
 
@@ -30,8 +29,6 @@ from neobert_hf.training.launching import end_processes
 from neobert_hf.training.run_checkpoints import (
     CheckpointError,
     Progress,
-    add_checksums,
-    check_content,
     check_engine,
     complete_checkpoints,
     delete_checkpoint,
@@ -148,10 +145,6 @@ class ResumableTrainer(Trainer):
         self.run_settings = settings
         self.resume: Path | None = None
         self.stopped = False
-        self.counts_all_steps = True
-        # A thread that reads a written checkpoint, to compute its checksums, while the next steps run.
-        self.checksums = ThreadPoolExecutor(1)
-        self.being_added: list[Future] = []
         super().__init__(*args, **kwargs)
         if self.args.n_gpu > 1:
             raise ValueError(f"One process sees {self.args.n_gpu} GPUs: use `accelerate launch`, one process per GPU.")
@@ -213,35 +206,18 @@ class ResumableTrainer(Trainer):
         return self.accelerator.reduce(value.detach().float(), "mean").item()
 
     def take_over(self, totals: dict) -> None:
-        """Continue the sums from `totals`, which is empty in checkpoints of older versions."""
-        # Without them, the sums cover only the steps since this process started, and not the whole run.
-        self.counts_all_steps = bool(totals)
-        if totals:
-            self._globalstep_last_logged = totals["logged_step"]
-            self._tr_loss += totals["loss"]
-            self._total_loss_scalar = totals["logged_loss"]
+        """Continue the sums of the checkpoint."""
+        self._globalstep_last_logged = totals["logged_step"]
+        self._tr_loss += totals["loss"]
+        self._total_loss_scalar = totals["logged_loss"]
 
     def train(self, *args, **kwargs):
         previous = signal.getsignal(signal.SIGTERM)
         try:
-            output = super().train(*args, **kwargs)
-            self._finish_checksums()
-            return output
+            return super().train(*args, **kwargs)
         finally:
             # Restored also after an error: other processes may then wait for this one until a signal ends them.
             signal.signal(signal.SIGTERM, previous)
-            wait(self.being_added)
-
-    def _finish_checksums(self) -> None:
-        """Wait until the last checkpoint has its checksums; raises CheckpointError if they cannot be written."""
-        while self.being_added:
-            try:
-                self.being_added.pop().result()
-            except OSError as error:
-                raise CheckpointError(
-                    f"The checksums of the last checkpoint could not be written ({error}), so damage to it would go "
-                    f"unnoticed. {self.advice()}"
-                ) from error
 
     def train_to_the_end(self, resume: Path | None) -> None:
         """Train to the end, from a checkpoint or the start. Errors and SIGTERM end the process with a message.
@@ -292,7 +268,6 @@ class ResumableTrainer(Trainer):
 
     def load_best(self) -> None:
         """Load the weights of the best evaluation into the model."""
-        check_content(self.best_checkpoint)
         self._load_from_checkpoint(str(self.best_checkpoint))
         self.model.to(self.args.device)
 
@@ -317,7 +292,7 @@ class ResumableTrainer(Trainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if not math.isfinite(logs.get("loss", 0.0)):
             raise FloatingPointError(f"The loss is {logs['loss']} at step {self.state.global_step}.")
-        if logs.pop("train_loss", None) is not None and self.counts_all_steps:
+        if logs.pop("train_loss", None) is not None:
             logs["train_loss"] = self._total_loss_scalar / max(self.state.global_step, 1)
         super().log(logs, start_time)
 
@@ -327,7 +302,6 @@ class ResumableTrainer(Trainer):
             raise FloatingPointError(f"Loss or weights are not finite after step {step}.")
         folder = Path(self.args.output_dir) / f"checkpoint-{step}"
         totals = self.totals()
-        self._finish_checksums()
         try:
             if self.is_world_process_zero() and folder.exists():
                 # An earlier run was interrupted while it saved this step.
@@ -337,7 +311,6 @@ class ResumableTrainer(Trainer):
             self.accelerator.wait_for_everyone()
             if self.is_world_process_zero():
                 mark_complete(folder, Progress(self.engine, self.run_settings, self.cursor(), totals))
-                self.being_added = [self.checksums.submit(add_checksums, folder)]
                 delete_old(folder.parent, self.keep, self.state.best_global_step)
         except (OSError, RuntimeError, SafetensorError) as error:
             free = shutil.disk_usage(self.args.output_dir).free

@@ -343,19 +343,6 @@ def test_a_task_that_is_called_like_a_dataset_of_the_training_has_its_prompt(mod
     assert encoder.note(list(tasks.values())) == ""
 
 
-def test_results_from_before_stay_those_of_a_model_without_prompts(local, models, copied, capsys):
-    """They do not name their prompts, and tasks without an instruction have an empty one where others had one."""
-    for file in (copied / "m").glob("*.json"):
-        content = json.loads(file.read_text())
-        del content["prompts"], content["checksum"]
-        content["settings"]["prompt"] = content["settings"]["prompt"] or ""
-        file.write_text(json.dumps(content))
-    run_local(local, models[0], copied, "--name", "m")
-    assert not any("prompts" in json.loads(file.read_text()) for file in (copied / "m").glob("*.json"))
-    note = "note: Search (query) gets the prompt 'the cat sat '; the model was saved without prompts. 3 of 6 tasks get"
-    assert note in capsys.readouterr().out
-
-
 def test_only_queries_get_the_instruction(local, evaluated):
     for file, column, prompt in (("search", "question", "the cat sat "), ("rerank", "query", "the dog ran ")):
         queries = {json.loads(line)[column] for line in (local / f"{file}.jsonl").read_text().splitlines()}

@@ -3,7 +3,6 @@
 import json
 import math
 import random
-import re
 import string
 import subprocess
 import sys
@@ -315,21 +314,14 @@ def test_damaged_file_is_refused(material, tmp_path, damage):
         run(material, tmp_path)
 
 
-def test_losses_that_were_changed_are_refused(tmp_path):
+def test_losses_that_cannot_be_are_refused(tmp_path):
     file, settings = tmp_path / "whole.jsonl", {"seed": 0}
     append_losses(file, settings, 0, [0.5, 2.25])
     append_losses(file, settings, 2, [1.125])
     written = file.read_text()
     assert read_losses(file, settings) == [0.5, 2.25, 1.125]
-    # As of before: a checksum is not needed.
-    file.write_text(re.sub(r', "checksum": "\w+"', "", written))
-    assert read_losses(file, settings) == [0.5, 2.25, 1.125]
-    for old, new in (("2.25", "7.0"), ("2.25", "2.24"), ("2.25", "NaN"), ("checksum", "chegksum")):
-        file.write_text(written.replace(old, new))
-        with pytest.raises(ResultError, match="whole.jsonl is damaged: delete it"):
-            read_losses(file, settings)
     for value in ("NaN", "Infinity", "-1.0"):
-        file.write_text(re.sub(r', "checksum": "\w+"', "", written).replace("2.25", value))
+        file.write_text(written.replace("2.25", value))
         with pytest.raises(ResultError, match="whole.jsonl is damaged: delete it"):
             read_losses(file, settings)
 

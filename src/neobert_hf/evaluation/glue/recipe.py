@@ -183,8 +183,6 @@ class GlueEvaluation:
         settings, arguments = self.settings, self.arguments
         # Data are compared by their content, not by their place.
         incidental = ("source", "subset", "tsv", "only_named", "empty_texts")
-        # Older versions did not have these keys, so their results come from tasks without them.
-        newer = ("source_labels", "unlabelled")
         values = result_settings(arguments, leave_out=RUN_ARGUMENTS | {"num_train_epochs"}) | {
             "model": settings.model,
             "weights": self.weights,
@@ -194,11 +192,7 @@ class GlueEvaluation:
             "max_length": settings.max_length,
             "classifier_dropout": settings.classifier_dropout,
             "early_stopping_patience": arguments.early_stopping_patience,
-            "task": {
-                name: value
-                for name, value in asdict(data.task).items()
-                if name not in incidental and not (name in newer and value is None)
-            },
+            "task": {name: value for name, value in asdict(data.task).items() if name not in incidental},
             "rows": {split: len(part) for split, part in data.splits.items()},
             "data": {split: data_fingerprint(part) for split, part in data.splits.items()},
             # The values as the user gave them; those of a run follow from its batch size.

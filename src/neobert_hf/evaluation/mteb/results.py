@@ -107,15 +107,14 @@ class ResumableEvaluation:
         return self.folder / "parts" / f"{part.metadata.name}.json"
 
     def _settings_of(self, task: AbsTask) -> dict:
-        documents = self.encoder.document_prompts.get(task.metadata.name)
+        documents = self.encoder.document_prompts.get(task.metadata.name) or None
         # Each part of a task has its own contexts, but all are made in the same way.
-        context = self.encoder.context_settings(parts_of(task)[0])
+        context = self.encoder.context_settings(parts_of(task)[0]) or None
         return asdict(self.settings) | {
             "prompt": self.encoder.prompt(task.metadata.name, None),
             "dataset": " ".join(sorted(part.metadata.revision for part in parts_of(task))),
-            # Left out if empty: older results do not have this key.
-            **({"document_prompt": documents} if documents else {}),
-            **({"context": context} if context else {}),
+            "document_prompt": documents,
+            "context": context,
         }
 
     def _load(self, task: AbsTask, file: Path) -> TaskResult | None:
@@ -123,9 +122,6 @@ class ResumableEvaluation:
             return None
         content = read_result(file, RESULT_KEYS)
         stored, current = content["settings"], self._settings_of(task)
-        if not any(self.encoder.model.prompts.values()):
-            # For a model without prompts of its own, an empty prompt is the same as none.
-            stored, current = ({**settings, "prompt": settings.get("prompt") or None} for settings in (stored, current))
         # With another task type, the score on the same data is another metric.
         scored = {"type": task.metadata.type, "metric": task.metadata.main_score}
         check_same_settings(file, {name: content[name] for name in scored} | stored, scored | current)

@@ -1,0 +1,234 @@
+"""Texts of many lengths, and what a teacher computes for them: the first half of examples/distil.py.
+
+Nothing but plain text is needed. A document is cut into passages, and each passage gives three texts: itself, one of
+its sentences, and a few neighbouring words that stand for a query. Which passages are used follows from a hash of their
+words, so it does not depend on the order or the division of the files.
+
+The teacher reads these texts once. Its state of every token and its vector of every text are kept in files of 1,000
+texts, so that an interrupted run goes on after the last file. A text of 40 tokens takes 30 kB with a teacher of width
+384.
+"""
+
+import heapq
+import random
+import re
+import textwrap
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Transformer
+from xxhash import xxh3_64_intdigest
+
+from neobert_hf.common.atomic_writes import atomic_write
+from neobert_hf.common.fingerprints import texts_checksum
+from neobert_hf.common.text_sources import stream_text
+from neobert_hf.embeddings.inference import prompt_of
+from neobert_hf.embeddings.models import load_trained_model
+
+
+# A passage is as many sentences as fit into one of these numbers of characters, which is drawn for each passage. The
+# largest is about 250 tokens of English, the most that many teachers read.
+PASSAGE_LENGTHS = (120, 350, 1_000)
+MOST_QUERY_WORDS = 8
+# A blank line ends a sentence, too: titles and the entries of lists often have no full stop.
+SENTENCE_END = re.compile(r"\n\s*\n|(?<=[.!?])\s+|(?<=[。！？])")
+# Of every 20 passages one is held out to measure on, and no more than this in all.
+MOST_HELD_OUT = 100
+TEXTS_OF_FILE = 1_000
+BATCH = 32
+
+
+class Text(NamedTuple):
+    """A text as the teacher reads it: a query gets the teacher's prompt for queries."""
+
+    words: str
+    is_query: bool
+
+
+def passages(document: str) -> Iterator[list[str]]:
+    """The passages of a document in order, each as a list of its sentences."""
+    draw = random.Random(document)
+    passage, size, limit = [], 0, draw.choice(PASSAGE_LENGTHS)
+    for part in SENTENCE_END.split(document):
+        sentence = " ".join(part.split())
+        # A table may have no sentence end at all.
+        for piece in textwrap.wrap(sentence, max(PASSAGE_LENGTHS)) if len(sentence) > limit else [sentence]:
+            if passage and size + len(piece) > limit:
+                yield passage
+                passage, size, limit = [], 0, draw.choice(PASSAGE_LENGTHS)
+            # Lines, tables and numbers say nothing. Of Hindi, whose vowel signs are no letters, more than half are.
+            if 3 * sum(map(str.isalpha, piece)) > len(piece):
+                passage.append(piece)
+                size += len(piece) + 1
+    if passage:
+        yield passage
+
+
+def texts_of(passage: list[str]) -> list[Text]:
+    """A passage, one of its sentences unless there is only one, and 1 to 8 neighbouring words of a sentence."""
+    whole = " ".join(passage)
+    draw = random.Random(whole)
+    sentence, words = draw.choice(passage), draw.choice(passage).split()
+    start = draw.randrange(len(words))
+    query = " ".join(words[start : start + draw.randint(1, MOST_QUERY_WORDS)])
+    texts = [Text(whole, False), Text(sentence, False), Text(query, True)]
+    return texts if len(passage) > 1 else [texts[0], texts[2]]
+
+
+def choose_texts(sources: Sequence[str], column: str, most_passages: int) -> tuple[list[Text], list[Text]]:
+    """The texts to learn from and those that are held out, cut from different passages.
+
+    Args:
+        sources: files, patterns, folders or Hub datasets, as for `stream_text`.
+        column: the column that holds the text.
+        most_passages: how many passages are used; those with the smallest hashes are.
+
+    Raises:
+        ValueError: if the sources hold fewer than 20 passages, or as `stream_text`.
+    """
+
+    def hashed() -> Iterator[tuple[int, list[str]]]:
+        for source in sources:
+            for row in stream_text(source, column):
+                for passage in passages(row[column] or ""):
+                    yield xxh3_64_intdigest(" ".join(passage).encode()), passage
+
+    # A dictionary: the same passage may occur many times.
+    chosen = list(dict(heapq.nsmallest(most_passages, hashed())).values())
+    if len(chosen) < 20:
+        raise ValueError(
+            f"{', '.join(map(repr, sources))} holds {len(chosen)} passages of text in the column {column!r}; it must "
+            "hold 20 or more, and some ten thousand to learn well. Name another column, or add texts."
+        )
+    held_out = min(MOST_HELD_OUT, len(chosen) // 20)
+    learned, measured = chosen[held_out:], chosen[:held_out]
+    return [text for each in learned for text in texts_of(each)], [text for each in measured for text in texts_of(each)]
+
+
+def fast_bfloat16(device: torch.device) -> bool:
+    """Whether a device computes in bfloat16 faster than in float32: other CPUs only emulate it.
+
+    Where it does, the teacher reads 7,000 tokens a second on one core instead of 2,800 (MiniLM, 6 layers x 384).
+    """
+    if device.type == "cpu":
+        return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return device.type == "cuda" and torch.cuda.is_bf16_supported()
+
+
+def load_teacher(path: str, device: torch.device) -> SentenceTransformer:
+    """An embedding model whose first module gives a state for every token.
+
+    Raises:
+        ValueError: if it is another kind of model.
+    """
+    teacher = load_trained_model(path).to(device).float().eval()
+    if not isinstance(teacher[0], Transformer):
+        raise ValueError(
+            f"`teacher` is {path!r}, which begins with {type(teacher[0]).__name__}; it must begin with a Transformers "
+            "encoder, whose token states the student learns."
+        )
+    return teacher
+
+
+@dataclass
+class Answers:
+    """What the teacher computed for a list of texts.
+
+    Args:
+        files: the tensors of each file: `ids` (tokens,) and `lengths` (texts,), int32; `states` (tokens, width),
+            float16; `vectors` (texts, dimensions), float32. They are mapped into memory, so they are read when used.
+        lengths: tokens of each text, with prompt and special tokens.
+    """
+
+    files: list[dict[str, torch.Tensor]]
+
+    def __post_init__(self):
+        self.lengths = np.concatenate([file["lengths"].numpy() for file in self.files])
+        self._starts = [np.cumsum(file["lengths"].numpy()) - file["lengths"].numpy() for file in self.files]
+
+    def __getitem__(self, number: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Token ids, token states and vector of a text."""
+        file, row = divmod(number, TEXTS_OF_FILE)
+        start = self._starts[file][row]
+        tokens = slice(start, start + self.lengths[number])
+        tensors = self.files[file]
+        return tensors["ids"][tokens], tensors["states"][tokens], tensors["vectors"][row]
+
+
+def ask_teacher(teacher: SentenceTransformer, fingerprint: str, texts: list[Text], folder: Path) -> Answers:
+    """Let the teacher read the texts that no file in the folder holds yet.
+
+    Args:
+        fingerprint: of the teacher. A file of another teacher or of other texts is written anew.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    started, tokens, files = time.monotonic(), 0, []
+    for start in range(0, len(texts), TEXTS_OF_FILE):
+        file = folder / f"{start // TEXTS_OF_FILE:05}.safetensors"
+        part = texts[start : start + TEXTS_OF_FILE]
+        origin = {"teacher": fingerprint, "texts": texts_checksum(map(repr, part))}
+        if not file.exists() or _origin(file) != origin:
+            tensors = _read(teacher, part)
+            with atomic_write(file) as partial:
+                save_file(tensors, partial, metadata=origin)
+            tokens += len(tensors["ids"])
+            speed = tokens / (time.monotonic() - started)
+            read = min(start + TEXTS_OF_FILE, len(texts))
+            print(f"teacher: {read:,} of {len(texts):,} texts, {speed:,.0f} tokens a second", flush=True)
+        files.append(load_file(file))
+    return Answers(files)
+
+
+def _origin(file: Path) -> dict[str, str]:
+    with safe_open(file, framework="pt") as opened:
+        return opened.metadata()
+
+
+@torch.inference_mode()
+def _read(teacher: SentenceTransformer, texts: list[Text]) -> dict[str, torch.Tensor]:
+    """The tensors of a file, see `Answers`."""
+    found: list[tuple] = [()] * len(texts)
+    for is_query, kind in ((False, "document"), (True, "query")):
+        # By length, so that little is padded.
+        rows = sorted(
+            (row for row, text in enumerate(texts) if text.is_query == is_query), key=lambda row: len(texts[row].words)
+        )
+        for start in range(0, len(rows), BATCH):
+            batch = rows[start : start + BATCH]
+            inputs = teacher.preprocess([texts[row].words for row in batch], prompt=prompt_of(teacher, kind))
+            inputs = {name: each.to(teacher.device) if torch.is_tensor(each) else each for name, each in inputs.items()}
+            with torch.autocast(teacher.device.type, torch.bfloat16, enabled=fast_bfloat16(teacher.device)):
+                outputs = teacher(inputs)
+            mask, ids = outputs["attention_mask"].bool().cpu(), outputs["input_ids"].int().cpu()
+            states = outputs["token_embeddings"].half().cpu()
+            vectors = outputs["sentence_embedding"][:, : teacher.truncate_dim].float().cpu()
+            if not (states.isfinite().all() and vectors.isfinite().all()):
+                first = texts[batch[0]].words[:80]
+                raise FloatingPointError(f"The teacher's numbers for {first!r}, or texts as long, are not finite.")
+            for place, row in enumerate(batch):
+                found[row] = (ids[place][mask[place]], states[place][mask[place]], vectors[place])
+    ids, states, vectors = zip(*found)
+    lengths = torch.tensor([len(each) for each in ids], dtype=torch.int32)
+    return {"ids": torch.cat(ids), "lengths": lengths, "states": torch.cat(states), "vectors": torch.stack(vectors)}
+
+
+@torch.inference_mode()
+def states_alone(teacher: SentenceTransformer, ids: Sequence[int]) -> torch.Tensor:
+    """The teacher's state of each of these tokens in a text of nothing else: (ids, width), float32."""
+    special = teacher.tokenizer("")["input_ids"]
+    before, after = special[:1], special[1:]
+    found = []
+    for start in range(0, len(ids), 512):
+        rows = torch.tensor([[*before, number, *after] for number in ids[start : start + 512]], device=teacher.device)
+        inputs = {"input_ids": rows, "attention_mask": torch.ones_like(rows)}
+        with torch.autocast(teacher.device.type, torch.bfloat16, enabled=fast_bfloat16(teacher.device)):
+            found.append(teacher[0](inputs)["token_embeddings"][:, len(before)].float().cpu())
+    return torch.cat(found)
