@@ -448,7 +448,7 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
             TypeError: on a misspelt argument.
         """
         check_arguments(self.config, input_ids, inputs_embeds, attention_mask, cu_seq_lens_q, kwargs)
-        if input_ids is not None and not torch._C._functorch.is_functorch_wrapped_tensor(input_ids):
+        if input_ids is not None:
             self.warn_if_padding_and_no_attention_mask(input_ids, attention_mask)
         hidden_states = self.encoder(input_ids) if inputs_embeds is None else inputs_embeds
         shape, device = hidden_states.shape[:2], hidden_states.device
@@ -603,7 +603,7 @@ class NeoBERTPooledClassifier(NeoBERTPreTrainedModel):
             pooled = torch.stack([row[0] if self.config.classifier_pooling == "cls" else row.mean(0) for row in rows])
         elif self.config.classifier_pooling == "cls":
             first = 0 if attention_mask is None else attention_mask.int().argmax(-1)
-            pooled = hidden_states[torch.arange(len(hidden_states), device=hidden_states.device), first]
+            pooled = hidden_states[torch.arange(hidden_states.shape[0], device=hidden_states.device), first]
         elif attention_mask is None:
             pooled = hidden_states.mean(1)
         else:  # The hidden states of padding are zero already.
