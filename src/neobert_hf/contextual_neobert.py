@@ -98,8 +98,8 @@ class NeoBERTContextualModel(NeoBERTPreTrainedModel):
 
         Returns:
             `pooler_output` (batch, hidden_size), the embeddings, not normalised, in float32 or wider;
-            `last_hidden_state` (batch, length, hidden_size) of the stage. `hidden_states` and `attentions` of the second
-            stage include its prefix.
+            `last_hidden_state` (batch, length, hidden_size) of the stage. Its `hidden_states` and
+            `attentions` include the prefix of the second stage.
 
         Raises:
             ValueError: as `NeoBERTModel`, and on a context of a wrong shape.
