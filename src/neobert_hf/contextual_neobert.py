@@ -17,7 +17,13 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.utils.generic import can_return_tuple
 
 from .configuration_neobert import NeoBERTConfig
-from .modeling_neobert import NeoBERTModel, NeoBERTPreTrainedModel, check_arguments, mean_of_tokens
+from .modeling_neobert import (
+    NeoBERTModel,
+    NeoBERTPreTrainedModel,
+    check_arguments,
+    find_documents,
+    mean_of_tokens,
+)
 
 
 @strict
@@ -131,11 +137,9 @@ class NeoBERTContextualModel(NeoBERTPreTrainedModel):
         prefix = self.build_prefix(dataset_embeddings, text.shape[0]).to(text)
         prefix_length = prefix.shape[1]
         hidden_states = torch.cat((prefix.expand(text.shape[0], -1, -1), text), dim=1)
-        positions = torch.arange(text.shape[1], device=text.device)[None]
-        mask = None
-        if attention_mask is not None:
-            mask = F.pad(attention_mask.bool(), (prefix_length, 0), value=True)
-            positions = (positions - attention_mask.int().argmax(-1, keepdim=True)).clamp(min=0)
+        mask = None if attention_mask is None else attention_mask.bool()
+        positions, _ = find_documents(self.config, text.shape[:2], text.device, mask, None, None)
+        mask = None if mask is None else F.pad(mask, (prefix_length, 0), value=True)
         positions = F.pad(positions + self.config.text_position, (prefix_length, 0))
         outputs = self.second_stage.encode(hidden_states, positions, mask, **kwargs)
         outputs.last_hidden_state = outputs.last_hidden_state[:, prefix_length:]
