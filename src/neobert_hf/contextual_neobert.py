@@ -120,7 +120,7 @@ class NeoBERTContextualModel(NeoBERTPreTrainedModel):
             pooled = mean_of_tokens(outputs.last_hidden_state, attention_mask)
             embeddings = _apply(self.first_head, pooled)
         else:
-            check_arguments(self.config, input_ids, inputs_embeds, attention_mask, None, kwargs)
+            check_arguments(self.config, input_ids, inputs_embeds, attention_mask, None, None, kwargs)
             text = self.second_stage.encoder(input_ids) if inputs_embeds is None else inputs_embeds
             outputs = self._encode_in_context(text, attention_mask, dataset_embeddings, **kwargs)
             pooled = mean_of_tokens(outputs.last_hidden_state, attention_mask, prompt_length)

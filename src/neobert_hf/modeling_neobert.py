@@ -56,7 +56,7 @@ ARGUMENTS = set(
 )
 
 
-def check_arguments(config, input_ids, inputs_embeds, attention_mask, cu_seq_lens, kwargs: dict) -> None:
+def check_arguments(config, input_ids, inputs_embeds, attention_mask, position_ids, cu_seq_lens, kwargs: dict) -> None:
     """Refuse what a model would otherwise compute without a word, and wrongly. In a graph, values are not read."""
     for name in kwargs.keys() - ARGUMENTS:
         # `pad_mask` is the original's argument, which is added to the scores.
@@ -78,6 +78,9 @@ def check_arguments(config, input_ids, inputs_embeds, attention_mask, cu_seq_len
         low, high = input_ids.aminmax()
         if low < 0 or high >= config.vocab_size:
             raise ValueError(f"`input_ids` runs from {low} to {high}; it must be in 0 to {config.vocab_size - 1}.")
+    if position_ids is not None and cu_seq_lens is None and tokens.shape[1] > 1 and not position_ids.any():
+        # Some attribution tools pass zeros for "no position".
+        raise ValueError("`position_ids` is all 0; each 0 begins a document, so leave it out if a row is one text.")
     if cu_seq_lens is not None:
         length = tokens.shape[1]
         fits = cu_seq_lens[0] == 0 and cu_seq_lens[-1] == length and (cu_seq_lens.diff() > 0).all()
@@ -485,7 +488,7 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
             ValueError: on inputs that do not fit, naming the argument and what is allowed.
             TypeError: on a misspelt argument.
         """
-        check_arguments(self.config, input_ids, inputs_embeds, attention_mask, cu_seq_lens_q, kwargs)
+        check_arguments(self.config, input_ids, inputs_embeds, attention_mask, position_ids, cu_seq_lens_q, kwargs)
         if input_ids is not None:
             self.warn_if_padding_and_no_attention_mask(input_ids, attention_mask)
         hidden_states = self.encoder(input_ids) if inputs_embeds is None else inputs_embeds
