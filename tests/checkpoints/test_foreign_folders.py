@@ -95,7 +95,7 @@ FOLDERS = {
     "absolute module": (modules(path="/etc"), "must be a path inside", SENTENCE),
     "module up and down": (modules(path="1_Pooling/../../outside"), "must be a path inside", SENTENCE),
     "module that loads others": (modules(type=ROUTER), f"lists the module {ROUTER}", SENTENCE),
-    "shard beside it": (sharded({"a": "../outside/model.safetensors"}), "the name of a file beside it", ALL),
+    "shard beside it": (sharded({"a": "../outside/model.safetensors"}), "model.safetensors", ALL),
 }
 
 

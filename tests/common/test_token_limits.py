@@ -13,8 +13,8 @@ from tests.helpers.small_tokenizer import small_tokenizer
     [
         ({}, 64, 32, 32),
         ({}, 64, 128, 64),
-        ({"rope_type": "yarn", "factor": 4.0}, 64, 128, 128),
-        ({"rope_type": "yarn", "factor": 4.0}, 64, 1000, 256),
+        ({"rope_type": "yarn", "factor": 4.0}, 1000, 128, 128),
+        ({"rope_type": "yarn", "factor": 4.0}, 1000, 1000, 256),
         ({"rope_type": "yarn", "factor": 4.0}, 100, 128, 100),
         ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}, 64, 128, 64),
     ],

@@ -7,7 +7,7 @@ from tests.helpers.pages import blocks_of
 
 
 README = ROOT / "README.md"
-WANTS = "embed classify adapt long_texts search own_documents pretrain evaluate serve publish".split()
+WANTS = "embed distil classify adapt long_texts search own_documents pretrain evaluate serve publish".split()
 
 
 def test_length():

@@ -7,12 +7,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import nn
 
-from neobert_hf import NeoBERTForMaskedLM, NeoBERTForSequenceClassification
+from neobert_hf import NeoBERTForMaskedLM
 from neobert_hf.pretraining.arguments import PretrainingArguments
 from neobert_hf.pretraining.optimizers import build_optimizer
-from neobert_hf.training.trainer import ResumableTrainer, compile_models
+from neobert_hf.training.trainer import ResumableTrainer
 from tests.helpers.models import small_model
 from tests.helpers.pretraining_runs import run, small_flags, start_sharded, start_together
 
@@ -63,13 +62,6 @@ def test_several_processes_compile(flags, tmp_path, start):
     graphs = [int(number) for number in re.findall(r"(\d+) graphs were compiled", output)]
     assert len(graphs) == 2 and all(1 <= number <= 3 for number in graphs)
     assert_same_run(tmp_path / "compiled", tmp_path / "plain")
-
-
-def test_every_model_inside_is_compiled_once(monkeypatch):
-    models = [small_model(NeoBERTForSequenceClassification), small_model(NeoBERTForMaskedLM)]
-    compile_models(nn.ModuleList(models), SimpleNamespace(torch_compile_backend="eager", torch_compile_mode=None))
-    assert all(model.base_model.compiled_block is not None for model in models)
-    assert all(module._compiled_call_impl is None for model in models for module in model.modules())
 
 
 def test_inputs_are_moved_without_waiting():

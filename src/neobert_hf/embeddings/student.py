@@ -24,9 +24,10 @@ import torch.nn.functional as F
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, Transformer
 from torch import nn
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from neobert_hf import NeoBERTConfig, NeoBERTModel
+from neobert_hf.common.tokenizers import load_tokenizer
 from neobert_hf.embeddings.inference import prompt_of
 from neobert_hf.embeddings.teacher import Answers, Text, states_alone
 
@@ -82,7 +83,7 @@ def prune_vocabulary(tokenizer: PreTrainedTokenizerBase, kept: np.ndarray) -> Pr
             processor[name][1] = numbers[processor[name][1]]
         file.write_text(json.dumps(content), encoding="utf-8")
         (Path(folder) / "vocab.txt").unlink(missing_ok=True)
-        return AutoTokenizer.from_pretrained(folder)
+        return load_tokenizer(folder)
 
 
 @dataclass
