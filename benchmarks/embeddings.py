@@ -35,8 +35,8 @@ from matplotlib.patches import Patch
 from pretraining import save_random
 from stored_runs import StoredRuns
 
-from neobert_hf.common.atomic_writes import write_json, write_png, write_text
-from neobert_hf.common.fingerprints import checkpoint_fingerprint, file_checksum
+from neobert_hf.common.files import write_json, write_png, write_text
+from neobert_hf.common.fingerprints import file_checksum, model_fingerprint
 from neobert_hf.common.report import markdown_table, mean_interval
 from neobert_hf.common.settings import Positive, parse_config
 
@@ -110,7 +110,7 @@ class Benchmark:
 
     def train_and_score(self, name: str, folder: Path, stages: list[tuple[str, float]], seed: int) -> dict[str, float]:
         """Scores after some stages, each with its learning rate."""
-        fingerprint = checkpoint_fingerprint(str(folder))[:8]
+        fingerprint = model_fingerprint(str(folder))[:8]
 
         def train_all() -> dict[str, float]:
             model, place = self.start(name, folder, seed), self.output / f"{name}-{fingerprint}"

@@ -43,8 +43,8 @@ from transformers import (
     set_seed,
 )
 
-from neobert_hf.common.atomic_writes import write_json, write_text
-from neobert_hf.common.fingerprints import checkpoint_fingerprint
+from neobert_hf.common.files import write_json, write_text
+from neobert_hf.common.fingerprints import model_fingerprint
 from neobert_hf.common.report import Line, Panel, markdown_table, mean_interval, plot_lines
 from neobert_hf.common.settings import Count, Positive, Range, check_ranges, parse_config
 
@@ -322,7 +322,7 @@ class Benchmark:
     def run_start(self, name: str, start: Path, task: Task, rows: int) -> dict:
         """The best learning rate and pooling, the test accuracy with them for each seed, and that of each probe."""
         settings, weights = self.settings, name != RANDOM
-        weights_of = f"{'weights' if weights else 'random weights'} of {checkpoint_fingerprint(str(start))[:8]}"
+        weights_of = f"{'weights' if weights else 'random weights'} of {model_fingerprint(str(start))[:8]}"
         given = (weights_of, task.name, f"{rows} rows")
 
         def name_of_trial(trial: tuple[float, str | None], seed: int) -> str:

@@ -5,13 +5,15 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from neobert_hf.common.atomic_writes import write_json
 from neobert_hf.common.paths import check_file_name
-from neobert_hf.common.settings import differences, list_differences
+
+
+# What to do if a stored result depends on something else than this run.
+ADVICE = "Give this model another `name`, use another `output_dir`, or delete the file to compute it again."
 
 
 class ResultError(RuntimeError):
-    """A stored result was made with other settings, or is damaged."""
+    """A stored result is damaged."""
 
 
 def folder_of_results(name: str | None, model: str) -> str:
@@ -60,18 +62,3 @@ def note_on_data(read: list[tuple[str, Any]]) -> list[str]:
     if differing := [task for task, found in data.items() if len(found) > 1]:
         return [f"Not all models got the same data for {', '.join(differing)}: do not compare them on these.", ""]
     return []
-
-
-def write_result(file: Path, content: dict) -> None:
-    write_json(file, content)
-
-
-def check_same_settings(file: Path, stored: dict, current: dict) -> None:
-    """Raises:
-    ResultError: naming each setting in which a stored result and the current run differ.
-    """
-    if differing := differences(stored, current):
-        raise ResultError(
-            f"{file} is the result of other settings:\n{list_differences(differing)}\nGive this model another `name`, "
-            "use another `output_dir`, or delete the file to compute it again."
-        )

@@ -13,20 +13,18 @@ from pathlib import Path
 
 import numpy as np
 from datasets import Dataset, List, Value
-from datasets.fingerprint import Hasher
 from sklearn.cluster import KMeans
 from sklearn.decomposition import TruncatedSVD
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.preprocessing import normalize
 from transformers import set_seed
 
-from neobert_hf.common.fingerprints import model_files_fingerprint
+from neobert_hf.common.fingerprints import fingerprint, model_fingerprint
 from neobert_hf.common.stored_rows import load_rows, store_rows
 from neobert_hf.embeddings.descriptions import PairDataset
 from neobert_hf.embeddings.inference import check_finite
 from neobert_hf.embeddings.mining import name_for_prompts, prompts_of_helper
 from neobert_hf.embeddings.models import load_trained_model
-from neobert_hf.embeddings.pairs import most_negatives
 from neobert_hf.embeddings.recipe import Run
 from neobert_hf.training.run_checkpoints import CheckpointError
 
@@ -48,19 +46,14 @@ def add_clusters(run: Run, batch_sizes: dict[str, int]) -> None:
         ResultError: if stored clusters are damaged.
     """
     folder, settings = Path(run.arguments.output_dir) / "clusters", run.settings
-    first_model = model_files_fingerprint(settings.first_model) if settings.first_model else "TF-IDF"
+    first_model = model_fingerprint(settings.first_model) if settings.first_model else "TF-IDF"
     with run.arguments.main_process_first(desc="clustering"):
         for name, pairs in run.data.train.items():
             description = run.data.descriptions[name]
-            prompts = (description.prompt, description.document_prompt)
-            texts = [pairs["query"][:], pairs["positive"][:]]
-            identity = [texts, prompts, first_model, batch_sizes[name], run.arguments.seed]
+            prompts = [description.prompt, description.document_prompt]
             if settings.first_model is not None:
-                identity += name_for_prompts(settings.first_model, description)
-            if most_negatives(pairs):
-                # Negatives do not affect the clusters, but they are stored in the same file.
-                identity.append(pairs["negatives"][:])
-            identity = Hasher.hash(identity)
+                prompts += name_for_prompts(settings.first_model, description)
+            identity = fingerprint(pairs, prompts, first_model, batch_sizes[name], run.arguments.seed)
             file = folder / f"{identity}.parquet"
             if not file.exists():
                 if run.checkpoint is not None:

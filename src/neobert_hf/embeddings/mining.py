@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Literal
 
 from datasets import Dataset
-from datasets.fingerprint import Hasher
 from sentence_transformers.base.model import BaseModel
 from sentence_transformers.util import mine_hard_negatives
 from transformers import set_seed
 
-from neobert_hf.common.fingerprints import model_files_fingerprint
+from neobert_hf.common.fingerprints import fingerprint, model_fingerprint
 from neobert_hf.common.stored_rows import load_rows, store_rows
 from neobert_hf.embeddings.arguments import MiningArguments
 from neobert_hf.embeddings.descriptions import PairDataset
@@ -58,7 +57,7 @@ def mine_negatives(
         ResultError: if the file is damaged.
         ValueError: if `cross_encoder` is no trained reranker.
     """
-    miner = model_files_fingerprint(settings.miner)
+    miner = model_fingerprint(settings.miner)
     file = folder / f"{_name_of_file(pairs, description, miner, settings)}.parquet"
     if begun and not file.exists():
         raise CheckpointError(
@@ -100,13 +99,10 @@ def _find_negatives(pairs: Dataset, description: PairDataset, settings: MiningAr
 
 
 def _name_of_file(pairs: Dataset, description: PairDataset, miner: str, settings: MiningArguments) -> str:
-    content = [pairs["query"][:], pairs["positive"][:], description.prompt, miner, settings.negatives]
-    reranker = settings.cross_encoder and model_files_fingerprint(settings.cross_encoder)
-    filters = [settings.relative_margin, settings.absolute_margin, reranker]
-    # Before these settings existed, hard negatives were mined with these values, and the names of files lacked them.
-    content += filters if filters != [0.05, None, None] else []
-    content += [description.document_prompt] if description.document_prompt else []
-    return Hasher.hash(content + name_for_prompts(settings.miner, description))
+    prompts = [description.prompt, description.document_prompt, *name_for_prompts(settings.miner, description)]
+    reranker = settings.cross_encoder and model_fingerprint(settings.cross_encoder)
+    options = [settings.negatives, settings.relative_margin, settings.absolute_margin]
+    return fingerprint(pairs.select_columns(["query", "positive"]), prompts, miner, reranker, options)
 
 
 def name_for_prompts(helper: str, description: PairDataset) -> list[str]:

@@ -25,7 +25,7 @@ from huggingface_hub.errors import StrictDataclassFieldValidationError
 from transformers import PreTrainedTokenizerFast
 
 from neobert_hf.common import tokenizers
-from neobert_hf.common.atomic_writes import atomic_write, write_json
+from neobert_hf.common.files import atomic_write, write_json
 from neobert_hf.common.fingerprints import file_checksum, tokenizer_fingerprint
 
 

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.core_model_loading import revert_weight_conversion
 
-from neobert_hf.common.fingerprints import checkpoint_fingerprint
+from neobert_hf.common.fingerprints import model_fingerprint
 from neobert_hf.common.paths import check_model_exists
 from neobert_hf.common.tokenizers import load_tokenizer
 from neobert_hf.training.run_checkpoints import CheckpointError, complete_checkpoints, read_progress
@@ -45,7 +45,7 @@ class StartingPoint:
 
     def fingerprint(self) -> str:
         """A text that identifies these weights, since others may have the same name."""
-        return " + ".join(checkpoint_fingerprint(str(checkpoint)) for checkpoint in self.backbone or [self.model])
+        return " + ".join(map(model_fingerprint, self.backbone or [self.model]))
 
 
 def newest_checkpoints(run: str, number: int) -> list[Path]:

@@ -6,7 +6,6 @@ A random subset of the positions gives an estimate with a confidence interval. (
 interval is computed as for as many random positions.)
 """
 
-import hashlib
 import json
 import math
 import os
@@ -21,9 +20,9 @@ import torch
 import torch.nn.functional as F
 from transformers import PreTrainedModel
 
-from neobert_hf.common.atomic_writes import write_text
-from neobert_hf.common.fingerprints import add_weights, identifying_config
-from neobert_hf.common.results import ResultError, check_same_settings
+from neobert_hf.common.files import write_text
+from neobert_hf.common.fingerprints import check_same_settings, fingerprint
+from neobert_hf.common.results import ADVICE, ResultError
 
 
 @dataclass
@@ -103,20 +102,8 @@ def _states_at(model: PreTrainedModel, rows: torch.Tensor, positions: torch.Tens
         handle.remove()
 
 
-def model_fingerprint(model: PreTrainedModel, mask_id: int) -> str:
-    """A hash of weights and config, including RoPE."""
-    digest = hashlib.sha256(f"{mask_id}".encode())
-    add_weights(digest, model)
-    digest.update(json.dumps(identifying_config(model.config), sort_keys=True, default=str).encode())
-    return digest.hexdigest()[:16]
-
-
 def texts_fingerprint(texts: Sequence[MaskableText]) -> str:
-    digest = hashlib.sha256()
-    for text in texts:
-        for values in (np.array([text.document, len(text.ids), len(text.positions)]), text.ids, text.positions):
-            digest.update(values.astype(np.int64))
-    return digest.hexdigest()[:16]
+    return fingerprint(*(values for text in texts for values in ([text.document], text.ids, text.positions)))
 
 
 def read_losses(file: Path, settings: dict) -> list[float]:
@@ -141,7 +128,7 @@ def read_losses(file: Path, settings: dict) -> list[float]:
     if not complete:
         raise ResultError(f"{file} is damaged: delete it to compute it again.")
     if losses:
-        check_same_settings(file, stored, settings)
+        check_same_settings(file, stored, settings, ADVICE)
         os.truncate(file, size)
     return losses
 
