@@ -94,15 +94,6 @@ def test_a_signal_saves_stops_and_the_same_command_goes_on(flags, tmp_path, sent
         assert file.read_bytes() == (tmp_path / "run" / "model" / file.name).read_bytes(), file
 
 
-def test_old_checkpoints_go_once_the_new_one_is_whole(flags, tmp_path):
-    # Step 10 is newer than step 8, although "checkpoint-10" comes before "checkpoint-8" as text.
-    changes = {"max_steps": 10, "save_steps": 4}
-    run(flags(save_total_limit=1, **changes))
-    assert [folder.name for folder in complete_checkpoints(tmp_path / "run")] == ["checkpoint-10"]
-    run(flags(save_total_limit=2, **changes, output_dir=tmp_path / "two"))
-    assert [folder.name for folder in complete_checkpoints(tmp_path / "two")] == ["checkpoint-8", "checkpoint-10"]
-
-
 def test_second_stage_continues_weights_and_optimizer_once(flags, finished, tmp_path):
     shutil.copytree(finished, tmp_path / "first")
     stage = {
@@ -281,10 +272,3 @@ def test_a_checkpoint_of_another_engine_is_refused(flags, interrupted, tmp_path)
         pretrain.main(flags())
     with pytest.raises(CheckpointError, match=message):
         pretrain.main(flags(init_from=interrupted, continue_optimizer=True, output_dir=tmp_path / "second"))
-
-
-def test_a_copy_of_a_checkpoint_is_left_alone(flags, finished, interrupted, tmp_path):
-    shutil.copytree(interrupted, interrupted.with_name("checkpoint-6-backup"))
-    run(flags(save_total_limit=1))
-    assert_same_weights(tmp_path / "run", finished)
-    assert interrupted.with_name("checkpoint-6-backup").is_dir() and not interrupted.exists()

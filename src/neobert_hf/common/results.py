@@ -13,7 +13,7 @@ ADVICE = "Give this model another `name`, use another `output_dir`, or delete th
 
 
 class ResultError(RuntimeError):
-    """A stored result is damaged."""
+    """A file among the results is none, or a result says that its run failed."""
 
 
 def folder_of_results(name: str | None, model: str) -> str:
@@ -29,24 +29,10 @@ def folder_of_results(name: str | None, model: str) -> str:
 
 
 def read_result(file: Path, keys: set[str]) -> dict:
-    """Read a result that has these keys, `settings` among them. A `score` and all metrics must be from -1 to 1.
-
-    Raises:
-        ResultError: if the file is not such a result.
-    """
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-        if not keys <= content.keys() or not isinstance(content["settings"], dict):
-            raise KeyError
-        numbers = {name: content[name] for name in keys & {"score"}} | content.get("metrics", {})
-    except (ValueError, AttributeError, KeyError, TypeError):
-        raise ResultError(f"{file} is not a result of this script. Delete it or use another `output_dir`.") from None
-    # A run that diverged has an `error` instead of a score.
-    for name, value in {} if content.get("error") else numbers.items():
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not -1 <= value <= 1:
-            raise ResultError(
-                f"{file}: `{name}` is {value!r}; it must be from -1 to 1. Delete the file to compute it again."
-            )
+    """Read a result that has these keys; ResultError if the file is something else."""
+    content = json.loads(file.read_text(encoding="utf-8"))
+    if not keys <= content.keys():
+        raise ResultError(f"{file} is not a result of this script. Delete it or use another `output_dir`.")
     return content
 
 
@@ -57,8 +43,8 @@ def note_on_data(read: list[tuple[str, Any]]) -> list[str]:
         read: for every result that the report compares, its task and a value that identifies its data.
     """
     data = defaultdict(set)
-    for task, told in read:
-        data[task].add(json.dumps(told, sort_keys=True))
+    for task, identity in read:
+        data[task].add(json.dumps(identity, sort_keys=True))
     if differing := [task for task, found in data.items() if len(found) > 1]:
         return [f"Not all models got the same data for {', '.join(differing)}: do not compare them on these.", ""]
     return []

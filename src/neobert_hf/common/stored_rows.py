@@ -7,7 +7,6 @@ import pyarrow.parquet as pq
 from datasets import Dataset
 
 from neobert_hf.common.files import atomic_write
-from neobert_hf.common.results import ResultError
 
 
 ROWS_OF_GROUP = 10_000
@@ -34,8 +33,5 @@ def is_stored(file: Path) -> bool:
 
 
 def load_rows(file: Path) -> Dataset:
-    """The rows that `store_rows` wrote; ResultError if the file cannot be read."""
-    try:
-        return Dataset.from_parquet(str(file))
-    except Exception as error:  # `datasets` raises many kinds of errors.
-        raise ResultError(f"{file} cannot be read ({error}): delete it, and it will be made again.") from error
+    """The rows that `store_rows` wrote."""
+    return Dataset.from_parquet(str(file))

@@ -191,9 +191,10 @@ class Training:
             torch.save(state | {"optimizer": self.optimizer.state_dict()}, partial)
 
     def run(self) -> None:
-        """Train to the last step. Ctrl-C ends the process after the current step, with a checkpoint."""
-        stopped = []
-        before = signal.signal(signal.SIGINT, lambda *_: stopped.append(True))
+        """Train to the last step. Ctrl-C and SIGTERM end the process after the current step, with a checkpoint."""
+        stopped: list[int] = []
+        signals = (signal.SIGINT, signal.SIGTERM)
+        before = [signal.signal(number, lambda number, frame: stopped.append(number)) for number in signals]
         try:
             started, tokens, batches = monotonic(), 0, []
             while self.step < self.last_step:
@@ -207,9 +208,11 @@ class Training:
                 if stopped or self.step % self.settings.save_steps == 0 or self.step == self.last_step:
                     self.save()
                 if stopped:
-                    sys.exit(f"Stopped after step {self.step:,}, which is saved: the same command goes on from there.")
+                    print(f"Stopped after step {self.step:,}: the same command goes on from there.", flush=True)
+                    sys.exit(128 + stopped[0])
         finally:
-            signal.signal(signal.SIGINT, before)
+            for number, handler in zip(signals, before):
+                signal.signal(number, handler)
 
     def _learn(self, batch: np.ndarray) -> tuple[float, float]:
         """One step; its loss and cosine."""

@@ -41,10 +41,7 @@ class Diverged(SystemExit):
 
 
 class StopOnSignal(TrainerCallback):
-    """On Ctrl-C (SIGINT) and SIGTERM, saves and stops after the current step; all processes stop after the same step.
-
-    A second signal ends the process at once.
-    """
+    """On Ctrl-C (SIGINT) and SIGTERM, saves and stops after the current step, which is the same for all processes."""
 
     def __init__(self, trainer: "ResumableTrainer"):
         self.trainer = trainer
@@ -56,7 +53,6 @@ class StopOnSignal(TrainerCallback):
 
     def _receive(self, number, frame):
         self.received = number
-        self.restore()
 
     def restore(self) -> None:
         """Also after an error: other processes may then wait for this one until a signal ends them."""

@@ -166,16 +166,16 @@ def test_the_result_of_another_type_is_refused(models, tmp_path):
         run_local(tmp_path, models[0], tmp_path / "out", "--name", "m")
 
 
-def test_damaged_result_is_named(local, models, copied):
-    (copied / "m" / "Pairs.json").write_text('{"task": "Pa')
+def test_what_is_no_result_is_named(local, models, copied):
+    (copied / "m" / "Pairs.json").write_text('{"task": "Pairs"}')
     with pytest.raises(ResultError, match="Pairs.json is not a result"):
         run_local(local, models[0], copied, "--name", "m", "--tasks", "Pairs")
 
 
-def test_a_task_that_another_process_works_on_is_refused_before_the_model_is_loaded(local, tmp_path):
+def test_a_task_that_another_process_works_on_is_refused(local, models, tmp_path):
     """Other tasks of the same model may run beside it, as on several GPUs."""
     with folder_lock(tmp_path / "m" / "Similarity"), pytest.raises(FolderInUse, match="m/Similarity is being written"):
-        run_local(local, "/nowhere", tmp_path, "--name", "m")
+        run_local(local, models[0], tmp_path, "--name", "m")
     with folder_lock(tmp_path / "m" / "Topics"), pytest.raises(OSError, match="nowhere"):
         run_local(local, "/nowhere", tmp_path, "--name", "m", "--tasks", "Similarity")
 

@@ -36,7 +36,7 @@ from neobert_hf.evaluation.pseudo_perplexity import recipe
 from neobert_hf.evaluation.pseudo_perplexity.recipe import PseudoPerplexityArguments, ScaledModel, load_tokenizer
 from neobert_hf.evaluation.pseudo_perplexity.report import curves, table
 from neobert_hf.evaluation.pseudo_perplexity.rope_scaling import scale_rope
-from neobert_hf.evaluation.pseudo_perplexity.scoring import append_losses, choose_positions, masked_losses, read_losses
+from neobert_hf.evaluation.pseudo_perplexity.scoring import choose_positions, masked_losses
 from tests.helpers.examples import load_example
 from tests.helpers.models import ROOT, small_model
 from tests.helpers.small_tokenizer import small_tokenizer
@@ -265,27 +265,6 @@ def test_resumes_after_whatever_was_written(material, tmp_path):
         file.write_bytes(whole[:cut])
         assert run(material, tmp_path, "--batch_tokens", "200") == before
         assert file.read_bytes() == whole
-
-
-@pytest.mark.parametrize("damage", ["no JSON\n", '{"settings": {}}\n{"first": 3, "losses": [1.0]}\n', ""])
-def test_damaged_file_is_refused(material, tmp_path, damage):
-    file = tmp_path / "neobert" / "native" / "whole.jsonl"
-    file.parent.mkdir(parents=True)
-    file.write_text(damage)
-    with pytest.raises(ResultError, match="whole.jsonl is damaged: delete it"):
-        run(material, tmp_path)
-
-
-def test_losses_that_cannot_be_are_refused(tmp_path):
-    file, settings = tmp_path / "whole.jsonl", {"seed": 0}
-    append_losses(file, settings, 0, [0.5, 2.25])
-    append_losses(file, settings, 2, [1.125])
-    written = file.read_text()
-    assert read_losses(file, settings) == [0.5, 2.25, 1.125]
-    for value in ("NaN", "Infinity", "-1.0"):
-        file.write_text(written.replace("2.25", value))
-        with pytest.raises(ResultError, match="whole.jsonl is damaged: delete it"):
-            read_losses(file, settings)
 
 
 def test_rope_settings_equal_a_model_loaded_with_them(material, tmp_path):

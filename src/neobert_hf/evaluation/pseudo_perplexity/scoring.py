@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import accumulate, groupby, islice
+from itertools import groupby, islice
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 
 from neobert_hf.common.files import write_text
 from neobert_hf.common.fingerprints import check_same_settings, fingerprint
-from neobert_hf.common.results import ADVICE, ResultError
+from neobert_hf.common.results import ADVICE
 
 
 @dataclass
@@ -116,19 +116,10 @@ def read_losses(file: Path, settings: dict) -> list[float]:
         return []
     content = file.read_bytes()
     size = content.rfind(b"\n") + 1
-    try:
-        header, *batches = [json.loads(line) for line in content[:size].splitlines()]
-        stored, losses = header["settings"], [loss for batch in batches for loss in batch["losses"]]
-        starts = accumulate((len(batch["losses"]) for batch in batches), initial=0)
-        complete = all(batch["first"] == start for batch, start in zip(batches, starts))
-        # NaN fails this comparison.
-        complete &= all(0 <= loss < math.inf for loss in losses)
-    except (ValueError, KeyError, TypeError, AttributeError):
-        complete = False
-    if not complete:
-        raise ResultError(f"{file} is damaged: delete it to compute it again.")
+    header, *batches = [json.loads(line) for line in content[:size].splitlines()]
+    losses = [loss for batch in batches for loss in batch["losses"]]
     if losses:
-        check_same_settings(file, stored, settings, ADVICE)
+        check_same_settings(file, header["settings"], settings, ADVICE)
         os.truncate(file, size)
     return losses
 
