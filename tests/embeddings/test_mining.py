@@ -13,7 +13,6 @@ from neobert_hf.embeddings.arguments import DenseArguments, EmbeddingArguments, 
 from neobert_hf.embeddings.mining import mine_negatives
 from neobert_hf.embeddings.models import load_trained_reranker
 from neobert_hf.embeddings.recipe import read_data, run_settings
-from neobert_hf.training.run_checkpoints import CheckpointError
 from tests.helpers.embedding_runs import described, load
 
 
@@ -63,7 +62,7 @@ def test_a_run_that_began_needs_what_was_mined(trained, pairs, tmp_path):
     mine_negatives(pairs, described(PROMPT), chosen, tmp_path)
     (file,) = tmp_path.iterdir()
     file.unlink()
-    with pytest.raises(CheckpointError, match=f"began with the hard negatives in {file}, which is missing"):
+    with pytest.raises(FileNotFoundError, match=f"{file}, with which this run began"):
         mine_negatives(pairs, described(PROMPT), chosen, tmp_path, begun=True)
 
 

@@ -101,7 +101,7 @@ def test_other_documents_are_noticed(flags, material, whole, tmp_path):
 
 def test_bad_settings_are_refused_before_anything_is_written(flags, material, tmp_path, monkeypatch):
     output = tmp_path / "run"
-    with pytest.raises(ValueError, match="run would lie in the folder of the documents, .*: choose a folder outside"):
+    with pytest.raises(ValueError, match="lies in `documents`"):
         recipe.main(flags(material / "documents" / "run"))
     assert not (material / "documents" / "run").exists()
     with pytest.raises(ValueError, match="`held_out` is 0.0; it must be above 0 and below 1"):

@@ -70,7 +70,7 @@ def test_classes_of_a_csv_file(encoder, tmp_path, capsys):
     trained = tmp_path / "run" / "model"
     with pytest.raises(ValueError, match="`model` is .*run/model', .* another `output_dir`"):
         classify.main(flags(tmp_path / "run", trained, data))
-    with pytest.raises(NotADirectoryError, match="`output_dir` is .*rows.csv', which is a file: give a folder"):
+    with pytest.raises(ValueError, match="`data` is .*rows.csv', .* another `output_dir`"):
         classify.main(flags(data, encoder, data))
     labels = len({row["section"] for row in rows})
     more = [{"text": f"a {number}", "label": str(number % (labels + 1))} for number in range(40)]
@@ -243,13 +243,18 @@ RUNS = {
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_an_interrupted_run_goes_on_to_the_same_bits(encoder, tmp_path, name):
+def test_an_interrupted_run_goes_on_to_the_same_bits(encoder, tmp_path, monkeypatch, name):
+    """Also if data and model have moved meanwhile, and their paths are relative."""
     data = write_csv(tmp_path / "rows.csv", text_rows(100))
     changes = FEW | RUNS[name]
     classify.main(flags(tmp_path / "whole", encoder, data, **changes))
 
     with interrupted_behind("checkpoint-4"):
         classify.main(flags(tmp_path / "run", encoder, data, **changes))
+    shutil.copytree(encoder, tmp_path / "moved")
+    data.rename(tmp_path / "renamed.csv")
+    monkeypatch.chdir(tmp_path)
+    encoder, data = Path("moved"), Path("renamed.csv")
     classify.main(flags(tmp_path / "run", encoder, data, **changes))
     assert same_run(tmp_path / "whole", tmp_path / "run")
     # Adapters are merged: what is left is a plain model.

@@ -78,6 +78,13 @@ def rows(tokenizer) -> Dataset:
     return Dataset.from_list([{**tokenizer(text), "label": number % 2} for number, text in enumerate(texts)])
 
 
+def test_an_epoch_is_a_pass_over_the_rows_with_any_accumulation(rows, tmp_path):
+    for batch, accumulated, steps in ((4, 1, 18), (4, 4, 6), (5, 1, 15), (5, 2, 9)):
+        options = {"per_device_train_batch_size": batch, "gradient_accumulation_steps": accumulated, "use_cpu": True}
+        arguments = FineTuningArguments(str(tmp_path), num_train_epochs=3, **options)
+        assert arguments.planned(len(rows)).max_steps == steps
+
+
 def test_the_optimizer_has_them(tokenizer, rows, tmp_path):
     model = classifier("neobert", tokenizer, tmp_path / "model")
     trainer = build(model, tokenizer, tmp_path / "run", rows, layer_decay=0.5)

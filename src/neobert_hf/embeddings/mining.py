@@ -17,14 +17,13 @@ from sentence_transformers.util import mine_hard_negatives
 from transformers import set_seed
 
 from neobert_hf.common.fingerprints import fingerprint, model_fingerprint
-from neobert_hf.common.stored_rows import load_rows, store_rows
+from neobert_hf.common.stored_rows import rows_once
 from neobert_hf.embeddings.arguments import MiningArguments
 from neobert_hf.embeddings.descriptions import PairDataset
 from neobert_hf.embeddings.inference import prompt_of
 from neobert_hf.embeddings.models import load_trained_model, load_trained_reranker
 from neobert_hf.embeddings.pairs import most_negatives, positives_of_queries
 from neobert_hf.embeddings.recipe import Run, read_beside_model
-from neobert_hf.training.run_checkpoints import CheckpointError
 
 
 def add_mined_negatives(run: Run) -> None:
@@ -53,20 +52,12 @@ def mine_negatives(
         begun: whether training has begun, so that its hard negatives must have been mined already.
 
     Raises:
-        CheckpointError: if training has begun, and the file is missing.
-        ResultError: if the file is damaged.
+        FileNotFoundError: if training has begun, and the file is missing.
         ValueError: if `cross_encoder` is no trained reranker.
     """
     miner = model_fingerprint(settings.miner)
     file = folder / f"{_name_of_file(pairs, description, miner, settings)}.parquet"
-    if begun and not file.exists():
-        raise CheckpointError(
-            f"The run in {folder.parent} began with the hard negatives in {file}, which is missing. Restore it, or "
-            "start anew with another `output_dir`."
-        )
-    if not file.exists():
-        store_rows(pairs.map(_find_negatives(pairs, description, settings)), file)
-    return load_rows(file)
+    return rows_once(file, begun, lambda: pairs.map(_find_negatives(pairs, description, settings)))
 
 
 def _find_negatives(pairs: Dataset, description: PairDataset, settings: MiningArguments) -> Callable[[dict], dict]:

@@ -27,6 +27,7 @@ from neobert_hf.pretraining.trainer import MicroBatches, PretrainingData
 from neobert_hf.training.arguments import result_settings
 from neobert_hf.training.run_checkpoints import (
     COMPLETE,
+    CheckpointError,
     complete_checkpoints,
     read_progress,
     step_of,
@@ -245,7 +246,7 @@ def _fingerprint_of_start(data: DataArguments, output: Path) -> str:
     """That of the model that `init_from` names; it may be gone once the run has checkpoints of its own."""
     try:
         return model_fingerprint(find_source(data))
-    except OSError:
+    except (OSError, CheckpointError):
         if stored := stored_settings(output).get("init_from"):
             return stored
         raise

@@ -269,7 +269,6 @@ BAD_FLAGS = [
     (GRID | {"weight_decays": None}, "one of them is empty"),
     ({"seed": 3}, "`seed` is 3, but runs take theirs from `seeds`: use --seeds 3"),
     ({"shard": "9/8"}, "k from 1 to n, such as 3/8"),
-    ({"gradient_accumulation_steps": 2}, "`gradient_accumulation_steps` is 2; this recipe needs 1"),
     ({"label_smoothing_factor": 0.1, "task": "sst2 stsb"}, "is 0.1, but the labels of stsb are numbers"),
     ({"accelerator_config": '{"use_seedable_sampler":false}'}, "sets `use_seedable_sampler` to false; leave it out"),
     ({"ignore_data_skip": True}, "`ignore_data_skip` is True; this recipe needs False"),

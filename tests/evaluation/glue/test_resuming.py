@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import threading
 import time
@@ -79,12 +80,12 @@ def test_a_run_killed_before_its_result_does_not_train_on(flags, stopped_early, 
 
 
 @pytest.mark.parametrize("changes", [{}, {"train_sampling_strategy": "group_by_length"}])
-def test_a_run_interrupted_in_its_second_epoch_reads_the_other_rows_of_it(flags, tmp_path, changes):
-    """20 steps are an epoch. Transformers' own groups of about one length would be drawn anew."""
+def test_a_run_interrupted_in_its_second_epoch_reads_the_other_rows_of_it(flags, encoder, tmp_path, changes):
+    """20 steps are an epoch. Transformers' own groups of about one length would be drawn anew. The model has moved."""
     run_glue.main(flags(tmp_path / "whole", **changes))
     with interrupted_behind("checkpoint-30"):
         run_glue.main(flags(tmp_path / "run", **changes))
-    run_glue.main(flags(tmp_path / "run", **changes))
+    run_glue.main(flags(tmp_path / "run", **changes, model=shutil.copytree(encoder, tmp_path / "moved")))
     assert results_of(tmp_path / "run") == results_of(tmp_path / "whole")
     assert_same_best_model(tmp_path / "whole", tmp_path / "run", "sst2")
 
