@@ -120,11 +120,11 @@ class Benchmark:
             return evaluate(load_model(model), self.tests)
 
         start = f"{'random weights' if name == RANDOM else 'weights'} of {fingerprint}"
-        told = [start, *(f"{CONFIGS[stage]} {self.flags(stage, rate)}" for stage, rate in stages), f"seed {seed}"]
+        parts = [start, *(f"{CONFIGS[stage]} {self.flags(stage, rate)}" for stage, rate in stages), f"seed {seed}"]
         if any(stage == "contrastive" for stage, _ in stages):
-            told.append(f"texts of {file_checksum(Path(self.settings.text_pairs))[:8]}")
-        told += [f"{self.settings.test_rows} test rows"] * (self.settings.test_rows is not None)
-        return self.runs.result("; ".join(told), train_all)
+            parts.append(f"texts of {file_checksum(Path(self.settings.text_pairs))[:8]}")
+        parts += [f"{self.settings.test_rows} test rows"] * (self.settings.test_rows is not None)
+        return self.runs.result("; ".join(parts), train_all)
 
     def search(self, name: str, folder: Path, stages: list[tuple[str, float]], stage: str) -> float:
         """The learning rate of one more stage that is best on development pairs, with the first seed."""

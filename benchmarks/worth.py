@@ -304,10 +304,10 @@ class Benchmark:
     settings: WorthArguments
     runs: StoredRuns
 
-    def name_of(self, *told: str) -> str:
-        """The name of a run: what differs between runs (`told`), then what all runs of a command share."""
+    def name_of(self, *parts: str) -> str:
+        """The name of a run: what differs between runs (`parts`), then what all runs of a command share."""
         settings = self.settings
-        return "; ".join([*told, f"{settings.max_length} tokens", f"{settings.development} + {settings.test} rows"])
+        return "; ".join([*parts, f"{settings.max_length} tokens", f"{settings.development} + {settings.test} rows"])
 
     def check_choice(self, names: list[str]) -> None:
         """Raise, before anything is trained, if a stored run lacks the development accuracy that the choice needs."""
@@ -348,8 +348,8 @@ class Benchmark:
         best = self.runs.result(self.name_of(*given, f"best of {rates}"), search)
 
         def probe_once(seed: int) -> dict:
-            told = self.name_of(*given, "probe", f"seed {seed}")
-            return self.runs.result(told, lambda: probe(start, task, rows, seed, settings, weights))
+            parts = self.name_of(*given, "probe", f"seed {seed}")
+            return self.runs.result(parts, lambda: probe(start, task, rows, seed, settings, weights))
 
         seeds = range(settings.seeds)
         return {
@@ -362,8 +362,8 @@ class Benchmark:
         def count_once(seed: int) -> dict:
             # With all rows, every seed trains on the same rows, and a regression has no other randomness.
             seed = 0 if rows == len(task.train) else seed
-            told = self.name_of(COUNTS, task.name, f"{rows} rows", f"seed {seed}")
-            return self.runs.result(told, lambda: count_features(task, rows, seed))
+            parts = self.name_of(COUNTS, task.name, f"{rows} rows", f"seed {seed}")
+            return self.runs.result(parts, lambda: count_features(task, rows, seed))
 
         return {"fine-tuned": [count_once(seed)["test"] for seed in range(self.settings.seeds)]}
 

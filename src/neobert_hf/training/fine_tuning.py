@@ -146,6 +146,8 @@ class FineTuningTrainer(ResumableTrainer):
             add_adapters(model, args, args.seed)
             print(describe_adapters(model), flush=True)
         super().__init__(model, args, callbacks=[EarlyStopping(args.early_stopping_patience)], **kwargs)
+        # The loss of every head is the mean over a batch, so the Trainer has to divide it by the batches of a step.
+        self.model_accepts_loss_kwargs = self.loss_is_scaled_for_ga = False
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """The optimizer, with a separate learning rate for each block if `layer_decay` is below 1."""
