@@ -348,8 +348,8 @@ class Benchmark:
         best = self.runs.result(self.name_of(*given, f"best of {rates}"), search)
 
         def probe_once(seed: int) -> dict:
-            parts = self.name_of(*given, "probe", f"seed {seed}")
-            return self.runs.result(parts, lambda: probe(start, task, rows, seed, settings, weights))
+            name = self.name_of(*given, "probe", f"seed {seed}")
+            return self.runs.result(name, lambda: probe(start, task, rows, seed, settings, weights))
 
         seeds = range(settings.seeds)
         return {
@@ -362,8 +362,8 @@ class Benchmark:
         def count_once(seed: int) -> dict:
             # With all rows, every seed trains on the same rows, and a regression has no other randomness.
             seed = 0 if rows == len(task.train) else seed
-            parts = self.name_of(COUNTS, task.name, f"{rows} rows", f"seed {seed}")
-            return self.runs.result(parts, lambda: count_features(task, rows, seed))
+            name = self.name_of(COUNTS, task.name, f"{rows} rows", f"seed {seed}")
+            return self.runs.result(name, lambda: count_features(task, rows, seed))
 
         return {"fine-tuned": [count_once(seed)["test"] for seed in range(self.settings.seeds)]}
 
