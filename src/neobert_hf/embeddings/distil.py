@@ -34,6 +34,7 @@ from neobert_hf.common.settings import (
     Range,
     RangedSettings,
 )
+from neobert_hf.common.tokenizers import clear_truncation
 from neobert_hf.embeddings.student import Student, cosine_to_teacher
 from neobert_hf.embeddings.teacher import Answers, Text, fast_bfloat16
 
@@ -259,6 +260,7 @@ def save_student(training: Training) -> Path:
         f"It learned {len(training.answers.lengths):,} texts, {training.answers.lengths.sum():,} tokens, "
         f"{settings.epochs} times, with examples/distil.py of neobert_hf. The licences of teacher and texts apply.",
     ]
+    clear_truncation(model.tokenizer)
     with atomic_folder(output / "model") as partial:
         model.eval().save_pretrained(str(partial), create_model_card=False)
         write_text(partial / "README.md", "\n".join(card) + "\n")

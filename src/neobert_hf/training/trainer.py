@@ -23,6 +23,7 @@ from transformers import (
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from neobert_hf.common.files import partial_folder, replace_folder
+from neobert_hf.common.tokenizers import clear_truncation
 from neobert_hf.training.launching import end_processes
 from neobert_hf.training.run_checkpoints import (
     Progress,
@@ -246,12 +247,8 @@ class ResumableTrainer(Trainer):
             replace_folder(partial, folder)
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
-        # Calling a tokenizer sets where it cuts and how it pads, and `tokenizer.json` would say so, or not, depending
-        # on what was done last. The length of the model is in the other files.
-        backend = getattr(getattr(self.processing_class, "tokenizer", self.processing_class), "backend_tokenizer", None)
-        if backend is not None:
-            backend.no_truncation()
-            backend.no_padding()
+        # A processor holds a tokenizer; otherwise it is one itself.
+        clear_truncation(getattr(self.processing_class, "tokenizer", self.processing_class))
         super()._save(output_dir, state_dict)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
