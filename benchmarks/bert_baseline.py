@@ -18,7 +18,7 @@ from transformers import BertConfig, BertForMaskedLM, set_seed
 from transformers.modeling_outputs import MaskedLMOutput
 
 from neobert_hf import NeoBERTConfig
-from neobert_hf.common.atomic_writes import write_json
+from neobert_hf.common.files import write_json
 from neobert_hf.common.settings import parse_config
 from neobert_hf.pretraining.arguments import DataArguments, ModelArguments, PretrainingArguments
 from neobert_hf.pretraining.recipe import checkpoint_settings, read_data

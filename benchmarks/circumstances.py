@@ -31,6 +31,6 @@ def circumstances(script: str, *packages: str, precision: str = "float32", runs:
 
 def processor() -> str:
     """The name of the CPU, as Linux reports it but for its trade marks: "Intel Xeon", "AMD EPYC"."""
-    told = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    model = [line.split(":")[1].strip() for line in told if line.startswith("model name")]
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    model = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
     return model[0].replace("(R)", "").removesuffix(" Processor") if model else platform.processor()

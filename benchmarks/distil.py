@@ -30,8 +30,8 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from neobert_hf.common.atomic_writes import write_json, write_text
-from neobert_hf.common.fingerprints import model_files_fingerprint
+from neobert_hf.common.files import write_json, write_text
+from neobert_hf.common.fingerprints import model_fingerprint
 from neobert_hf.common.report import markdown_table
 from neobert_hf.common.settings import LocalPath, PathOrId, parse_config
 from neobert_hf.embeddings.inference import prompt_of
@@ -168,7 +168,7 @@ def main(args: list[str] | None = None) -> None:
     tests, sections = read_tests(Path(settings.data))
     scores[BM25] = {name.removeprefix("test "): value for name, value in bm25_alone(tests).items()}
     index = embed(teacher, "document", tests.test["FOLDOC"].documents)
-    fingerprints = {name: model_files_fingerprint(folder) for name, folder in folders.items()}
+    fingerprints = {name: model_fingerprint(folder) for name, folder in folders.items()}
     for name, model in models.items():
         if stored.get(name) != fingerprints[name]:
             scores[name] = score(model, index, tests, sections)

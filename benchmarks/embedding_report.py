@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pretraining import ROOT, run
 
-from neobert_hf.common.atomic_writes import write_text
+from neobert_hf.common.files import write_text
 from neobert_hf.common.report import mean_interval
 from neobert_hf.common.settings import Count, LocalPath, RangedSettings
 

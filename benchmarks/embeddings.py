@@ -35,8 +35,8 @@ from matplotlib.patches import Patch
 from pretraining import save_random
 from stored_runs import StoredRuns
 
-from neobert_hf.common.atomic_writes import write_json, write_png, write_text
-from neobert_hf.common.fingerprints import checkpoint_fingerprint, file_checksum
+from neobert_hf.common.files import write_json, write_png, write_text
+from neobert_hf.common.fingerprints import file_checksum, model_fingerprint
 from neobert_hf.common.report import markdown_table, mean_interval
 from neobert_hf.common.settings import Positive, parse_config
 
@@ -110,7 +110,7 @@ class Benchmark:
 
     def train_and_score(self, name: str, folder: Path, stages: list[tuple[str, float]], seed: int) -> dict[str, float]:
         """Scores after some stages, each with its learning rate."""
-        fingerprint = checkpoint_fingerprint(str(folder))[:8]
+        fingerprint = model_fingerprint(str(folder))[:8]
 
         def train_all() -> dict[str, float]:
             model, place = self.start(name, folder, seed), self.output / f"{name}-{fingerprint}"
@@ -120,11 +120,11 @@ class Benchmark:
             return evaluate(load_model(model), self.tests)
 
         start = f"{'random weights' if name == RANDOM else 'weights'} of {fingerprint}"
-        told = [start, *(f"{CONFIGS[stage]} {self.flags(stage, rate)}" for stage, rate in stages), f"seed {seed}"]
+        parts = [start, *(f"{CONFIGS[stage]} {self.flags(stage, rate)}" for stage, rate in stages), f"seed {seed}"]
         if any(stage == "contrastive" for stage, _ in stages):
-            told.append(f"texts of {file_checksum(Path(self.settings.text_pairs))[:8]}")
-        told += [f"{self.settings.test_rows} test rows"] * (self.settings.test_rows is not None)
-        return self.runs.result("; ".join(told), train_all)
+            parts.append(f"texts of {file_checksum(Path(self.settings.text_pairs))[:8]}")
+        parts += [f"{self.settings.test_rows} test rows"] * (self.settings.test_rows is not None)
+        return self.runs.result("; ".join(parts), train_all)
 
     def search(self, name: str, folder: Path, stages: list[tuple[str, float]], stage: str) -> float:
         """The learning rate of one more stage that is best on development pairs, with the first seed."""

@@ -37,7 +37,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM, NeoBERTModel
-from neobert_hf.common.atomic_writes import write_json, write_text
+from neobert_hf.common.files import write_json, write_text
 
 
 # `sdpa` strips padding; under another name, the same kernel computes it, too.

@@ -30,7 +30,7 @@ from forward import CUDA, DEVICE, ragged_lengths
 from throughput import make_batch, time_steps
 from transformers.utils import is_flash_attn_2_available
 
-from neobert_hf.common.atomic_writes import write_text
+from neobert_hf.common.files import write_text
 from neobert_hf.common.report import markdown_table
 from neobert_hf.pretraining.flops import product_flops
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from transformers import AutoTokenizer, set_seed
 
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM
-from neobert_hf.common.atomic_writes import write_json, write_text
+from neobert_hf.common.files import write_json, write_text
 from neobert_hf.common.report import Line, Panel, markdown_table, plot_lines
 from neobert_hf.common.settings import parse_config
 

@@ -13,7 +13,7 @@ from circumstances import circumstances
 from datasets import Dataset, concatenate_datasets
 from pretraining import run
 
-from neobert_hf.common.atomic_writes import write_json, write_text
+from neobert_hf.common.files import write_json, write_text
 from neobert_hf.common.report import markdown_table, mean_interval
 from neobert_hf.common.settings import parse_config
 from neobert_hf.evaluation.pseudo_perplexity.report import curve_name, curves, plot, table

@@ -31,7 +31,7 @@ from transformers import PreTrainedTokenizerFast
 
 from neobert_hf import NeoBERTConfig, NeoBERTModel
 from neobert_hf.checkpoints.export import ExportSettings, export
-from neobert_hf.common.atomic_writes import write_json, write_text
+from neobert_hf.common.files import write_json, write_text
 from neobert_hf.common.report import Line, Panel, markdown_table, plot_lines
 from neobert_hf.common.settings import Count, check_ranges, parse_config
 

@@ -29,7 +29,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from transformers.modeling_outputs import BaseModelOutput
 
 from neobert_hf.checkpoints.export import FILES, ExportSettings, export
-from neobert_hf.common.atomic_writes import write_json
+from neobert_hf.common.files import write_json
 from neobert_hf.common.settings import Count, check_ranges, parse_config
 
 

@@ -16,7 +16,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from sklearn.utils.extmath import randomized_svd
 
-from neobert_hf.common.atomic_writes import atomic_folder
+from neobert_hf.common.files import atomic_folder
 from neobert_hf.common.settings import Count, check_ranges, parse_config
 from neobert_hf.pretraining.shards import load_shards, load_tokenizer
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from circumstances import processor
 
-from neobert_hf.common.atomic_writes import write_json
+from neobert_hf.common.files import write_json
 
 
 class StoredRuns:

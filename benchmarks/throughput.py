@@ -45,8 +45,9 @@ from transformers import PretrainedConfig
 from transformers.utils import is_flash_attn_2_available
 from transformers.utils.generic import is_flash_attention_requested
 
-from neobert_hf.common.atomic_writes import write_json
-from neobert_hf.common.results import check_same_settings, read_result
+from neobert_hf.common.files import write_json
+from neobert_hf.common.fingerprints import check_same_settings
+from neobert_hf.common.results import ADVICE, read_result
 from neobert_hf.common.settings import nearest, parse_config
 from neobert_hf.pretraining.flops import product_flops
 
@@ -129,7 +130,7 @@ class Record:
         self.content |= {name: {} for name in sections}
         if file.exists():
             self.content = read_result(file, set(self.content))
-            check_same_settings(file, self.content["settings"], settings)
+            check_same_settings(file, self.content["settings"], settings, ADVICE)
 
     def of(self, cell: Cell) -> dict:
         """The number of rows (null if not even the smallest batch fits), the trials that chose it, and the rounds."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from encoders import count_parameters
 from transformers import PretrainedConfig
 
-from neobert_hf.common.atomic_writes import write_text
+from neobert_hf.common.files import write_text
 from neobert_hf.common.report import Line, Panel, markdown_table, plot_lines
 
 

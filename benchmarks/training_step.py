@@ -23,7 +23,7 @@ from torch import nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from neobert_hf.common.atomic_writes import write_json, write_text
+from neobert_hf.common.files import write_json, write_text
 
 
 COMPILED = ", compiled"

@@ -43,8 +43,8 @@ from transformers import (
     set_seed,
 )
 
-from neobert_hf.common.atomic_writes import write_json, write_text
-from neobert_hf.common.fingerprints import checkpoint_fingerprint
+from neobert_hf.common.files import write_json, write_text
+from neobert_hf.common.fingerprints import model_fingerprint
 from neobert_hf.common.report import Line, Panel, markdown_table, mean_interval, plot_lines
 from neobert_hf.common.settings import Count, Positive, Range, check_ranges, parse_config
 
@@ -304,10 +304,10 @@ class Benchmark:
     settings: WorthArguments
     runs: StoredRuns
 
-    def name_of(self, *told: str) -> str:
-        """The name of a run: what differs between runs (`told`), then what all runs of a command share."""
+    def name_of(self, *parts: str) -> str:
+        """The name of a run: what differs between runs (`parts`), then what all runs of a command share."""
         settings = self.settings
-        return "; ".join([*told, f"{settings.max_length} tokens", f"{settings.development} + {settings.test} rows"])
+        return "; ".join([*parts, f"{settings.max_length} tokens", f"{settings.development} + {settings.test} rows"])
 
     def check_choice(self, names: list[str]) -> None:
         """Raise, before anything is trained, if a stored run lacks the development accuracy that the choice needs."""
@@ -322,7 +322,7 @@ class Benchmark:
     def run_start(self, name: str, start: Path, task: Task, rows: int) -> dict:
         """The best learning rate and pooling, the test accuracy with them for each seed, and that of each probe."""
         settings, weights = self.settings, name != RANDOM
-        weights_of = f"{'weights' if weights else 'random weights'} of {checkpoint_fingerprint(str(start))[:8]}"
+        weights_of = f"{'weights' if weights else 'random weights'} of {model_fingerprint(str(start))[:8]}"
         given = (weights_of, task.name, f"{rows} rows")
 
         def name_of_trial(trial: tuple[float, str | None], seed: int) -> str:
@@ -348,8 +348,8 @@ class Benchmark:
         best = self.runs.result(self.name_of(*given, f"best of {rates}"), search)
 
         def probe_once(seed: int) -> dict:
-            told = self.name_of(*given, "probe", f"seed {seed}")
-            return self.runs.result(told, lambda: probe(start, task, rows, seed, settings, weights))
+            name = self.name_of(*given, "probe", f"seed {seed}")
+            return self.runs.result(name, lambda: probe(start, task, rows, seed, settings, weights))
 
         seeds = range(settings.seeds)
         return {
@@ -362,8 +362,8 @@ class Benchmark:
         def count_once(seed: int) -> dict:
             # With all rows, every seed trains on the same rows, and a regression has no other randomness.
             seed = 0 if rows == len(task.train) else seed
-            told = self.name_of(COUNTS, task.name, f"{rows} rows", f"seed {seed}")
-            return self.runs.result(told, lambda: count_features(task, rows, seed))
+            name = self.name_of(COUNTS, task.name, f"{rows} rows", f"seed {seed}")
+            return self.runs.result(name, lambda: count_features(task, rows, seed))
 
         return {"fine-tuned": [count_once(seed)["test"] for seed in range(self.settings.seeds)]}
 

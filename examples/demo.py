@@ -29,8 +29,7 @@ from sentence_transformers import SentenceTransformer
 from transformers import pipeline
 from transformers.utils.logging import disable_progress_bar
 
-from neobert_hf.common.atomic_writes import write_json, write_text
-from neobert_hf.common.locks import folder_lock
+from neobert_hf.common.files import output_folder, write_json, write_text
 from neobert_hf.common.report import Line, Panel, plot_lines
 from neobert_hf.common.sample_text import python_documentation
 from neobert_hf.common.script_errors import run_script
@@ -116,7 +115,8 @@ def main(args: list[str] | None = None) -> None:
     (settings,) = parse_config(DemoArguments, args=args)
     if not sys.stderr.isatty():
         disable_progress_bar()
-    with folder_lock(Path(settings.output_dir)):
+    writes = ("tokenizer", "train*", "held_out*", "pretraining", "numbers.json", "demo.png")
+    with output_folder(settings.output_dir, "demo.py", writes, {"pretraining": settings.pretraining}):
         started, numbers = time.time(), {"settings": asdict(settings)}
         held_out_documents = pretrain(settings, numbers)
         try_out(settings, numbers, held_out_documents)
@@ -136,8 +136,7 @@ def pretrain(settings: DemoArguments, numbers: dict) -> list[str]:
         raise ValueError(f"{len(documents)} documents leave {len(held_out_documents)} held out: raise `max_documents`.")
     # Each run of the demo starts anew, because its tokenizer differs a little each time.
     for folder in (output / "tokenizer", train, held_out, pretrained):
-        with folder_lock(folder):
-            shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
     output.mkdir(parents=True, exist_ok=True)
     for name, texts in (("train", train_documents), ("held_out", held_out_documents)):
         write_text(output / f"{name}.jsonl", "".join(json.dumps({"text": text}) + "\n" for text in texts))

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import torch
 
-from neobert_hf.common.fingerprints import model_files_fingerprint
-from neobert_hf.common.locks import folder_lock
+from neobert_hf.common.files import output_folder
+from neobert_hf.common.fingerprints import model_fingerprint
 from neobert_hf.common.script_errors import run_script
 from neobert_hf.common.settings import parse_config
-from neobert_hf.embeddings.distil import DistilSettings, Training, read_checkpoint, save_student
+from neobert_hf.embeddings.distil import CHECKPOINT, DistilSettings, Training, read_checkpoint, save_student
 from neobert_hf.embeddings.student import build_student, cosine_to_teacher, initialise, used_entries
 from neobert_hf.embeddings.teacher import ask_teacher, choose_texts, load_teacher
 
@@ -26,7 +26,8 @@ def main(args: list[str] | None = None) -> None:
     (settings,) = parse_config(DistilSettings, args=args)
     output = Path(settings.output_dir)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    with folder_lock(output):
+    writes = ("model", "teacher", "log.json", CHECKPOINT)
+    with output_folder(output, "distil.py", writes, {"teacher": settings.teacher}, {"texts": settings.texts}):
         # 2. Texts of many lengths, cut from those of the user
         teacher = load_teacher(settings.teacher, device)
         learned, held_out = choose_texts(settings.texts, settings.column, settings.passages)
@@ -36,7 +37,7 @@ def main(args: list[str] | None = None) -> None:
         checkpoint = read_checkpoint(settings, learned)
 
         # 4. The teacher's token states and vectors of these texts
-        fingerprint = model_files_fingerprint(settings.teacher)
+        fingerprint = model_fingerprint(settings.teacher)
         measured = held_out, ask_teacher(teacher, fingerprint, held_out, output / "teacher" / "held_out")
         answers = ask_teacher(teacher, fingerprint, learned, output / "teacher" / "learned")
 

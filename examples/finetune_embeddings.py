@@ -27,7 +27,7 @@ def main(args: list[str] | None = None) -> None:
             add_mined_negatives(run)
 
         # 3. The model and its loss
-        model = build_encoder(run.source, settings.max_length, settings.trust_remote_code)
+        model = build_encoder(settings.model, settings.max_length, settings.trust_remote_code)
         # A checkpoint of LoRA holds these layers whole, beside the adapters.
         add_linear_layers(model, str(run.checkpoint or settings.model))
         add_lora(model, run)

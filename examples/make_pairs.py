@@ -20,7 +20,8 @@ def main(args: list[str] | None = None) -> None:
     # 1. Settings
     (settings,) = parse_config(TextPairSettings, args=args)
 
-    # 2. Pairs
+    # 2. Pairs; neither the source nor a file of the user's may lie where they are written
+    settings.check_output()
     parts = make_pairs(settings)
 
     # 3. One file, or one for each part; each file is written completely or not at all

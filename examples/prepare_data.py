@@ -11,7 +11,7 @@ The shards depend on the settings only, not on `num_proc` or interruptions.
 
 from pathlib import Path
 
-from neobert_hf.common.locks import folder_lock
+from neobert_hf.common.files import check_inputs, folder_lock
 from neobert_hf.common.script_errors import run_script
 from neobert_hf.common.settings import parse_config
 from neobert_hf.pretraining.preparing import PrepareArguments, prepare
@@ -20,6 +20,7 @@ from neobert_hf.pretraining.preparing import PrepareArguments, prepare
 def main(args: list[str] | None = None) -> None:
     # 1. Settings
     (settings,) = parse_config(PrepareArguments, args=args)
+    check_inputs(settings.output_dir, ["*"], {"tokenizer": settings.tokenizer}, {"source": settings.source})
     with folder_lock(Path(settings.output_dir)):
         # 2. The shards, from the beginning or from where an interrupted run stopped
         prepare(settings)

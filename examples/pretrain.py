@@ -12,7 +12,7 @@ from pathlib import Path
 
 from transformers import set_seed
 
-from neobert_hf.common.atomic_writes import write_json
+from neobert_hf.common.files import write_json
 from neobert_hf.common.script_errors import run_script
 from neobert_hf.common.settings import parse_config
 from neobert_hf.pretraining.arguments import DataArguments, ModelArguments, PretrainingArguments
@@ -25,7 +25,7 @@ from neobert_hf.pretraining.recipe import (
     read_data,
 )
 from neobert_hf.pretraining.trainer import MLMTrainer
-from neobert_hf.training.launching import check_launch, end_processes, run_lock
+from neobert_hf.training.launching import check_launch, end_processes, training_folder
 from neobert_hf.training.run_checkpoints import newest_checkpoint, step_of
 
 
@@ -33,7 +33,9 @@ def main(args: list[str] | None = None) -> None:
     # 1. Settings; the global batch is the same on any number of devices
     architecture, settings, arguments = parse_config(ModelArguments, DataArguments, PretrainingArguments, args=args)
     arguments.gradient_accumulation_steps = settings.accumulation_steps(arguments.world_size)
-    with run_lock(arguments, settings.init_from):
+    inputs = {"init_from": settings.init_from, "train_data": settings.train_folders()}
+    inputs |= {"validation_data": settings.validation_data}
+    with training_folder(arguments, "pretrain.py", ["curves.png"], inputs):
         pretrain(architecture, settings, arguments)
 
 

@@ -23,8 +23,7 @@ import semantic_search
 import torch
 import yaml
 
-from neobert_hf.common.atomic_writes import write_json, write_text
-from neobert_hf.common.locks import folder_lock
+from neobert_hf.common.files import output_folder, write_json, write_text
 from neobert_hf.common.paths import check_exists
 from neobert_hf.common.script_errors import run_script
 from neobert_hf.common.settings import Count, LocalPath, PathOrId, Positive, Range, check_ranges, parse_config
@@ -32,7 +31,6 @@ from neobert_hf.common.stored_rows import load_rows
 from neobert_hf.embeddings.arguments import DenseArguments, EmbeddingArguments
 from neobert_hf.evaluation.mteb.report import collect_scores
 from neobert_hf.search.encoder import EmbeddingSettings, PassageEncoder
-from neobert_hf.search.indexing import SourceSettings
 from neobert_hf.search.keywords import bm25_ndcg, hybrid_ndcg
 
 
@@ -89,11 +87,12 @@ def main(args: list[str] | None = None) -> None:
     # 1. Settings, including those of the training
     (settings,) = parse_config(RetrievalArguments, args=args)
     check_exists(settings.model, "model")
-    SourceSettings(source=settings.documents).check_apart(settings.output_dir)
     output = Path(settings.output_dir)
     max_length = check_training(settings)
 
-    with folder_lock(output):
+    writes = ("pairs*", "datasets.yaml", "tasks.yaml", "hard_negatives", "evaluation", "index", "report.json")
+    inputs, sources = {"model": settings.model, "training": settings.training}, {"documents": settings.documents}
+    with output_folder(output, "retrieval_from_documents.py", writes, inputs, sources):
         # 2. Pairs of a title and its section, or of a sentence and its paragraph; some whole documents are held out
         print("1. Pairs of texts from the documents", flush=True)
         make_pairs_of_documents(settings)

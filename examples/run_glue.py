@@ -14,7 +14,7 @@ JSON file for each run and the best model of each task, and a report on all mode
 from pathlib import Path
 
 import neobert_hf  # noqa: F401  (registers the architecture)
-from neobert_hf.common.locks import check_free, check_writable
+from neobert_hf.common.files import check_inputs, mark_folder
 from neobert_hf.common.results import folder_of_results
 from neobert_hf.common.script_errors import run_script
 from neobert_hf.common.settings import parse_config
@@ -36,12 +36,17 @@ def main(args: list[str] | None = None) -> None:
     output, name = Path(arguments.output_dir), folder_of_results(settings.name, settings.model)
 
     results = Results(output / name)
-    check_writable(output)
-    check_free(results.run_folder(run) for run in runs[share::shares])
+    inputs = {
+        each: getattr(settings, each) for each in ("model", "task_config", "data_dir", "hyperparameters", "published")
+    }
+    writes = (name, "report.md", "report.json", "learning_rates.png")
+    check_inputs(output, writes, inputs)
 
     # 2. The weights, data and earlier results of all tasks are checked before anything is trained
     evaluation = GlueEvaluation(settings, arguments, runs, results)
     evaluation.prepare(tasks)
+    # Several processes may write the folder; each locks the folder of its run.
+    mark_folder(output, "run_glue.py", writes)
 
     # 3. Fine-tuning, run by run
     print(f"{name}: {len(runs)} runs on {len(tasks)} tasks; share {share + 1} of {shares}", flush=True)

@@ -18,11 +18,11 @@ from pathlib import Path
 import torch
 
 import neobert_hf  # noqa: F401  # registers the architecture
-from neobert_hf.common.locks import check_free, check_writable
+from neobert_hf.common.files import check_inputs, mark_folder
 from neobert_hf.common.results import folder_of_results
 from neobert_hf.common.script_errors import run_script
 from neobert_hf.common.settings import parse_config
-from neobert_hf.embeddings.inference import load_embedding_model, model_fingerprint
+from neobert_hf.embeddings.inference import embedding_fingerprint, load_embedding_model
 from neobert_hf.evaluation.mteb.encoder import InstructionEncoder
 from neobert_hf.evaluation.mteb.recipe import (
     MTEBSettings,
@@ -44,8 +44,9 @@ def main(args: list[str] | None = None) -> None:
     published = read_published(settings.published) if settings.published else {}
 
     output = Path(settings.output_dir)
-    check_writable(output)
-    check_free(output / name / task.metadata.name for task in tasks)
+    inputs = {each: getattr(settings, each) for each in ("model", "local_tasks", "instructions", "published")}
+    writes = (name, "report.md", "report.json", "report.png")
+    check_inputs(output, writes, inputs)
 
     # 2. The model. Its name is for the report only; results are matched to a model by its fingerprint
     device = torch.device(settings.device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -62,7 +63,7 @@ def main(args: list[str] | None = None) -> None:
     prompts = (build_prompts(instructions, tasks, template, role) for role in ("query", "document"))
     encoder = InstructionEncoder(model, name, *prompts)
     result_settings = ResultSettings(
-        model=model_fingerprint(model),
+        model=embedding_fingerprint(model),
         dtype=str(dtype).removeprefix("torch."),
         max_length=model.max_seq_length,
         truncate_dim=settings.truncate_dim,
@@ -74,6 +75,8 @@ def main(args: list[str] | None = None) -> None:
     # 3. Evaluation, task by task
     evaluation = ResumableEvaluation(output / name, result_settings, encoder)
     evaluation.check(tasks)
+    # Several processes may write the folder; each locks the folder of its task.
+    mark_folder(output, "run_mteb.py", writes)
     failed = evaluation.run(tasks, settings.batch_size)
 
     # 4. Report on all models in the folder

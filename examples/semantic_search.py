@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Annotated
 
 import neobert_hf  # noqa: F401  (registers the architecture)
-from neobert_hf.common.locks import folder_lock
+from neobert_hf.common.files import check_inputs, folder_lock
 from neobert_hf.common.script_errors import run_script
 from neobert_hf.common.settings import NotNegative, PathOrId, Range, check_ranges, parse_config
 from neobert_hf.search.encoder import EmbeddingSettings, PassageEncoder, join_index
@@ -89,7 +89,7 @@ def index_documents(args: list[str]) -> None:
     # 1. Settings and source, which is checked to be readable before a model is loaded
     shared, embedding, source = parse_config(SharedSettings, EmbeddingSettings, SourceSettings, args=args)
     if shared.weaviate_url is None:
-        source.check_apart(shared.index)
+        check_inputs(shared.index, ["*"], {"model": embedding.model}, {"source": source.source}, "index")
     source.stream()
     with shared.lock(), shared.open() as index:
         # 2. The model; if the index exists already, it must be the same one

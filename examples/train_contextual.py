@@ -30,9 +30,9 @@ def main(args: list[str] | None = None) -> None:
         add_clusters(run, batch_sizes)
 
         # 3. Two stages that start from the same encoder, a loss that trains both, and an evaluation with a context
-        if saved_linear_layers(run.source):
-            print(f"{run.source}: its linear layer after the pooling is left out, both stages start from the encoder.")
-        model = build_contextual_encoder(run.source, settings.max_length, **settings.context)
+        if saved_linear_layers(settings.model):
+            print(f"{settings.model}: its linear layer after the pooling is left out.")
+        model = build_contextual_encoder(settings.model, settings.max_length, **settings.context)
         loss = ContextualLoss(model, settings.temperature, settings.mini_batch_size)
         evaluator = retrieval_evaluator(run.data, ContextualRetrievalEvaluator)
 

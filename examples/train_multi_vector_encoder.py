@@ -21,7 +21,7 @@ def main(args: list[str] | None = None) -> None:
     # 1. Settings, data with an instruction for the queries of each dataset, and the checkpoint to resume from
     with prepare_run(RecipeArguments, args) as run:
         # 2. Model, loss and evaluation
-        model = build_multi_vector_encoder(run.source, run.settings.max_length, run.settings.trust_remote_code)
+        model = build_multi_vector_encoder(run.settings.model, run.settings.max_length, run.settings.trust_remote_code)
         loss = MultiVectorMultipleNegativesRankingLoss(model)
         evaluator = retrieval_evaluator(run.data, MultiVectorInformationRetrievalEvaluator)
 

@@ -34,7 +34,7 @@ def main(args: list[str] | None = None) -> None:
             run.data = run.data.without_instructions()
 
         # 3. Model, loss and evaluation
-        model = build_reranker(run.source, settings.max_length, settings.trust_remote_code)
+        model = build_reranker(settings.model, settings.max_length, settings.trust_remote_code)
         add_lora(model, run)
         # The positive of a query weighs as much as all of its negatives together.
         loss = BinaryCrossEntropyLoss(model, pos_weight=tensor(float(settings.negatives)))

@@ -23,7 +23,7 @@ def main(args: list[str] | None = None) -> None:
         settings = run.settings
 
         # 2. Model, loss and evaluation
-        model = build_sparse_encoder(run.source, settings.max_length, settings.trust_remote_code)
+        model = build_sparse_encoder(settings.model, settings.max_length, settings.trust_remote_code)
         loss = SpladeLoss(
             model,
             # Dot products of sparse vectors are large, so they need no temperature.

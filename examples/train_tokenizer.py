@@ -12,8 +12,7 @@ by chance. So all models and data of one project must use the same tokenizer fol
 
 from pathlib import Path
 
-from neobert_hf.common.atomic_writes import atomic_folder
-from neobert_hf.common.locks import folder_lock
+from neobert_hf.common.files import atomic_folder, check_inputs, folder_lock
 from neobert_hf.common.script_errors import run_script
 from neobert_hf.common.settings import parse_config
 from neobert_hf.pretraining.tokenizer import TokenizerArguments, train_tokenizer
@@ -26,6 +25,7 @@ def main(args: list[str] | None = None) -> None:
     if output.exists():
         raise ValueError(f"{output} exists already: choose another `output_dir`, or delete it.")
 
+    check_inputs(output, ["*"], {}, {"source": settings.source})
     with folder_lock(output):
         # 2. The vocabulary, from all of the text or its first `max_documents` documents
         tokenizer = train_tokenizer(settings)

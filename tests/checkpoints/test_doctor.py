@@ -16,7 +16,7 @@ from neobert_hf import NeoBERTForMaskedLM, NeoBERTForSequenceClassification, Neo
 from neobert_hf.checkpoints.doctor import CHECKS, SERVED_FILES, diagnose
 from neobert_hf.checkpoints.golden_outputs import GOLDEN_FILE, compare_outputs, read_outputs, record_outputs
 from neobert_hf.cli import main
-from neobert_hf.common.atomic_writes import write_json
+from neobert_hf.common.files import write_json
 from tests.helpers.models import small_model
 from tests.helpers.small_tokenizer import small_tokenizer
 

@@ -23,7 +23,7 @@ from neobert_hf import (
     NeoBERTForTokenClassification,
     NeoBERTModel,
 )
-from neobert_hf.common.locks import FolderInUse, folder_lock
+from neobert_hf.common.files import FolderInUse, folder_lock
 from neobert_hf.embeddings.models import build_encoder
 from tests.helpers.examples import load_example
 from tests.helpers.models import ROOT, ragged_batch, small_model

@@ -16,7 +16,7 @@ from neobert_hf import NeoBERTForMultipleChoice
 from neobert_hf.checkpoints.doctor import SERVED_FILES
 from neobert_hf.checkpoints.golden_outputs import GOLDEN_FILE, record_outputs
 from neobert_hf.cli import main
-from neobert_hf.common.atomic_writes import write_json
+from neobert_hf.common.files import write_json
 from neobert_hf.common.paths import check_file_name
 from tests.helpers.models import small_model
 from tests.helpers.small_tokenizer import small_tokenizer

@@ -7,7 +7,7 @@ import pytest
 from packaging.version import Version
 
 from neobert_hf import NeoBERTForMaskedLM, NeoBERTForSequenceClassification, NeoBERTModel
-from neobert_hf.common.atomic_writes import write_text
+from neobert_hf.common.files import write_text
 from tests.helpers.onnx_checkpoints import save_checkpoint
 
 

@@ -1,9 +1,18 @@
 """What tells checkpoints and data from others."""
 
+from dataclasses import dataclass
+
 import pytest
 from datasets import Dataset
 
-from neobert_hf.common.fingerprints import checkpoint_fingerprint, data_fingerprint, model_files_fingerprint
+from neobert_hf.common.fingerprints import (
+    SettingsMismatch,
+    check_same_settings,
+    depends_on,
+    fingerprint,
+    model_fingerprint,
+)
+from neobert_hf.common.settings import LocalPath, PathOrId
 from tests.helpers.models import small_model
 
 
@@ -12,16 +21,16 @@ ROWS = [{"text": f"text {n}", "more": [str(n)] * (n % 3), "label": n % 2 if n % 
 
 def test_rows_are_told_apart_whatever_they_came_from(tmp_path):
     data = Dataset.from_list(ROWS)
-    expected = data_fingerprint(data)
+    expected = fingerprint(data)
     data.to_parquet(tmp_path / "rows.parquet", batch_size=7)
-    assert data_fingerprint(Dataset.from_parquet(str(tmp_path / "rows.parquet"))) == expected
+    assert fingerprint(Dataset.from_parquet(str(tmp_path / "rows.parquet"))) == expected
     # Through a table of row numbers, and out of the middle of a longer one.
-    assert data_fingerprint(data.select(range(29, -1, -1)).select(range(29, -1, -1))) == expected
+    assert fingerprint(data.select(range(29, -1, -1)).select(range(29, -1, -1))) == expected
     longer = Dataset.from_list(ROWS[-5:] + ROWS + ROWS[:3])
-    assert data_fingerprint(longer.select(range(5, 35))) == expected
+    assert fingerprint(longer.select(range(5, 35))) == expected
     others = [ROWS[::-1], ROWS[:-1], [ROWS[0] | {"label": 1}, *ROWS[1:]], [{"x": 1}] * 30]
     others += [[*ROWS[:2], ROWS[2] | {"more": ["2", "3"]}, *ROWS[3:]]]
-    prints = {data_fingerprint(Dataset.from_list(rows)) for rows in others}
+    prints = {fingerprint(Dataset.from_list(rows)) for rows in others}
     assert len(prints | {expected}) == len(others) + 1
 
 
@@ -29,12 +38,12 @@ def test_checkpoints_are_told_apart(tmp_path, monkeypatch):
     model = small_model()
     for name in ("one", "two"):
         model.save_pretrained(tmp_path / name)
-    expected = checkpoint_fingerprint(str(tmp_path / "one"))
+    expected = model_fingerprint(str(tmp_path / "one"))
     (tmp_path / "two" / "README.md").write_text("# A model")
-    assert checkpoint_fingerprint(str(tmp_path / "two")) == expected
+    assert model_fingerprint(str(tmp_path / "two")) == expected
     model.config.norm_eps = 1e-3
     model.config.save_pretrained(tmp_path / "two")
-    assert checkpoint_fingerprint(str(tmp_path / "two")) != expected
+    assert model_fingerprint(str(tmp_path / "two")) != expected
     # A Hub id, as the cache has it.
     commit = "0123456789abcdef0123456789abcdef01234567"
     cached = tmp_path / "hub" / "models--me--mine"
@@ -43,19 +52,23 @@ def test_checkpoints_are_told_apart(tmp_path, monkeypatch):
     (cached / "refs").mkdir()
     (cached / "refs" / "main").write_text(commit)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
-    assert checkpoint_fingerprint("me/mine") == commit
+    assert model_fingerprint("me/mine") == commit
     with pytest.raises(OSError, match="couldn.t find them in the cached files"):
-        checkpoint_fingerprint("me/other")
+        model_fingerprint("me/other")
 
 
-def test_the_vocabulary_of_sentencepiece_is_a_part_of_a_model(tmp_path):
+def test_all_modules_of_a_model_count_and_how_it_was_trained_does_not(tmp_path):
     (tmp_path / "1_Transformer").mkdir()
-    (tmp_path / "config.json").write_text("{}")
-    prints = set()
-    for content in (b"one", b"two"):
-        (tmp_path / "1_Transformer" / "sentencepiece.bpe.model").write_bytes(content)
-        prints.add(model_files_fingerprint(str(tmp_path)))
-    assert len(prints) == 2
+    (tmp_path / "modules.json").write_text('[{"path": "1_Transformer"}]')
+    prints = []
+    for name, content in (
+        ("sentencepiece.bpe.model", b"one"),
+        ("sentencepiece.bpe.model", b"two"),
+        ("log.json", b"[]"),
+    ):
+        (tmp_path / "1_Transformer" / name).write_bytes(content)
+        prints.append(model_fingerprint(tmp_path))
+    assert prints[0] != prints[1] == prints[2]
 
 
 def test_a_folder_without_a_model_has_no_fingerprint(tmp_path):
@@ -63,4 +76,26 @@ def test_a_folder_without_a_model_has_no_fingerprint(tmp_path):
     (tmp_path / "0_Transformer").mkdir()
     (tmp_path / "0_Transformer" / "model.safetensors").touch()
     with pytest.raises(FileNotFoundError, match="holds no model: it has none of .*.safetensors"):
-        checkpoint_fingerprint(str(tmp_path))
+        model_fingerprint(tmp_path)
+
+
+@dataclass
+class Settings:
+    model: PathOrId
+    data: list[LocalPath] | None
+    rate: float = 1.0
+    quiet: bool = False
+
+
+def test_a_place_is_no_setting_and_what_differs_is_named():
+    stored = depends_on(Settings("a", ["b"]), {"seed": 0}, leave_out=["quiet"], data={"train": "x", "test": "y"})
+    assert stored == {"rate": 1.0, "seed": 0, "data": {"train": "x", "test": "y"}}
+    check_same_settings("run", stored, dict(stored), "Do this.")
+    with pytest.raises(SettingsMismatch) as error:
+        check_same_settings("run", stored, stored | {"data": {"train": "x", "test": "z" * 99}, "seed": 1}, "Do this.")
+    assert str(error.value).splitlines() == [
+        "run was made with other settings:",
+        f"  data.test: 'y' there, '{'z' * 56}... now",
+        "  seed: 0 there, 1 now",
+        "Do this.",
+    ]

@@ -14,7 +14,6 @@ from neobert_hf.common.settings import (
     PathOrId,
     Range,
     check_ranges,
-    differences,
     nearest,
     parse_config,
     read_yaml,
@@ -267,12 +266,6 @@ def test_help_says_what_is_allowed(capsys):
     with pytest.raises(SystemExit):
         parse_config(Numbers, args=["-h"])
     assert "0 or more and below 1" in " ".join(capsys.readouterr().out.split())
-
-
-def test_differences():
-    assert differences({"seed": 1}, {"seed": 1, "dtype": None}) == []
-    found = differences({"tokenizer_fingerprint": "a"}, {"tokenizer_fingerprint": "b", "seed": 1})
-    assert found == [("seed", None, 1), ("tokenizer_fingerprint", "a", "b")]
 
 
 @dataclass

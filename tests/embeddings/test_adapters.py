@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 from sentence_transformers import CrossEncoder, SentenceTransformer
 
+from neobert_hf.common.fingerprints import SettingsMismatch
 from neobert_hf.embeddings.adapters import add_lora
 from neobert_hf.embeddings.models import build_encoder, build_reranker
 from neobert_hf.training.adapters import describe_adapters, linear_layers, load_adapters, merge_adapters
@@ -107,7 +108,7 @@ def test_a_run_with_adapters_leaves_a_plain_model(settings, encoder, tmp_path, c
     assert not (output / "checkpoint-12" / "model.safetensors").exists()
     models = [SentenceTransformer(str(output / name), device="cpu") for name in ("model", "checkpoint-12")]
     assert torch.allclose(*map(outputs, models), atol=2e-6) and models[0].prompts == models[1].prompts
-    with pytest.raises(CheckpointError, match="lora_rank: 4 there, 8 now"):
+    with pytest.raises(SettingsMismatch, match="lora_rank: 4 there, 8 now"):
         run("dense", settings(**changes | {"lora_rank": 8, "mini_batch_size": 8}))
 
 

@@ -10,9 +10,9 @@ from torch.nn import functional as F
 
 from neobert_hf import NeoBERTModel
 from neobert_hf.checkpoints.model_folder import read_config
+from neobert_hf.common.fingerprints import fingerprint
 from neobert_hf.embeddings.contextual import (
     build_contextual_encoder,
-    context_fingerprint,
     draw_context,
     embed_context,
     is_contextual,
@@ -146,8 +146,8 @@ def test_the_mean_cosine_and_the_fingerprint():
     assert mean_cosine(torch.ones(3, 4)) == pytest.approx(1.0)
     other = context.clone()
     other[3, 3] += 1e-6
-    marks = {context_fingerprint(each) for each in (context, other, context.flip(0), context[:3])}
-    assert len(marks) == 4 and context_fingerprint(context.clone()) in marks
+    marks = {fingerprint(each) for each in (context, other, context.flip(0), context[:3])}
+    assert len(marks) == 4 and fingerprint(context.clone()) in marks
 
 
 def test_refused(model, encoder, tokenizer, texts, tmp_path):

@@ -4,7 +4,6 @@ import json
 import multiprocessing
 import random
 import shutil
-import time
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,17 +19,17 @@ from torch import distributed, nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from neobert_hf.common.results import ResultError
+from neobert_hf.common.fingerprints import SettingsMismatch
 from neobert_hf.embeddings.clusters import ClusterBatchSampler, add_clusters, find_clusters
 from neobert_hf.embeddings.contextual import build_contextual_encoder, embed_context
 from neobert_hf.embeddings.contextual_loss import ContextualLoss
 from neobert_hf.embeddings.contextual_training import ContextualArguments, ContextualCollator
 from neobert_hf.embeddings.models import build_encoder
-from neobert_hf.training.run_checkpoints import CheckpointError, complete_checkpoints, step_of
-from tests.helpers.embedding_runs import SMALL, assert_same_weights, cut_short, losses_of
+from neobert_hf.training.run_checkpoints import complete_checkpoints, step_of
+from tests.helpers.embedding_runs import SMALL, losses_of
 from tests.helpers.examples import load_example
 from tests.helpers.models import ROOT
-from tests.helpers.pretraining_runs import ScriptProcesses, launched_environments, start
+from tests.helpers.pretraining_runs import ScriptProcesses, launched_environments
 
 
 PROMPT = "Find the answer. "
@@ -368,35 +367,17 @@ def test_evaluation_reads_a_context_of_the_corpus(whole, data, encoder, tmp_path
     assert found == pytest.approx(values[0], abs=1e-6) and abs(values[0] - values[1]) > 1e-4
 
 
-def test_killed_twice_and_resumed_ends_with_the_same_bits(whole, settings, tmp_path):
-    changes = settings(eval_steps=12, save_steps=4)
-    for _ in range(2):
-        before = len(complete_checkpoints(tmp_path / "run")) if (tmp_path / "run").exists() else 0
-        process = start(to_flags(changes), script="train_contextual")
-        while len(complete_checkpoints(tmp_path / "run")) == before:
-            process.check_running()
-        time.sleep(random.Random(before).random() / 20)
-        process.kill()
-    assert 4 <= step_of(complete_checkpoints(tmp_path / "run")[-1]) < 12
-    log = run(changes)
-    assert_same_weights(tmp_path / "run", whole)
-    assert losses_of(log) == losses_of(json.loads((whole / "log.json").read_text()))
-
-
 def test_without_its_clusters_a_run_does_not_go_on(whole, settings, tmp_path):
     shutil.copytree(whole, tmp_path / "run")
     for folder in complete_checkpoints(tmp_path / "run"):
         if step_of(folder) > 8:
             shutil.rmtree(folder)
     changes = settings(eval_steps=12, save_steps=4)
-    with pytest.raises(CheckpointError, match="(?s)context_size: 8 there, 6 now"):
+    with pytest.raises(SettingsMismatch, match="(?s)context_size: 8 there, 6 now"):
         run(changes | {"context_size": 6})
     stored = next((tmp_path / "run" / "clusters").iterdir())
-    cut_short(stored)
-    with pytest.raises(ResultError, match=f"{stored} cannot be read"):
-        run(changes)
     stored.unlink()
-    with pytest.raises(CheckpointError, match="began with the clusters in .*, which is missing"):
+    with pytest.raises(FileNotFoundError, match="with which this run began, is missing"):
         run(changes)
 
 
@@ -434,7 +415,7 @@ def test_a_first_model_and_a_warning_when_the_first_stage_collapses(settings, tr
     assert log[0]["context_cosine"] > 0.99
     assert "warning: the vectors of a context have a mean cosine similarity of" in capsys.readouterr().out
     values = json.loads((tmp_path / "run" / "checkpoint-2" / "complete.json").read_text())
-    assert "first_model_fingerprint" in json.dumps(values)
+    assert "first_model" in values["settings"]
     (file,) = (tmp_path / "run" / "clusters").iterdir()
     stored = Dataset.from_parquet(str(file))
     assert len(stored[0]["query_vector"]) == 32 and max(stored["cluster"]) == len(stored) // 8 - 1

@@ -13,6 +13,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, Transformer
 from transformers import AutoTokenizer, BertConfig, BertModel
 
+from neobert_hf.common.fingerprints import SettingsMismatch
 from neobert_hf.common.text_sources import stream_text
 from neobert_hf.embeddings import distil, teacher
 from neobert_hf.embeddings.inference import prompt_of
@@ -123,12 +124,12 @@ def test_ctrl_c_saves_and_other_settings_are_refused(distilled, tmp_path, monkey
             os.kill(os.getpid(), signal.SIGINT)
         return learn(training, batch)
 
-    with monkeypatch.context() as patch, pytest.raises(SystemExit, match="step 7"):
+    with monkeypatch.context() as patch, pytest.raises(SystemExit, match="130"):
         patch.setattr(distil.Training, "_learn", interrupted)
         distilled()
     read = {file: file.stat().st_mtime_ns for file in (tmp_path / "run" / "teacher").rglob("*.safetensors")}
     for name, change in (("epochs", 3), ("block_rate", 1e-3), ("texts", corpus / "validation.jsonl")):
-        with pytest.raises(distil.CheckpointError, match=name):
+        with pytest.raises(SettingsMismatch, match=name):
             distilled(**{name: change})
     distilled()
     assert {file: file.stat().st_mtime_ns for file in read} == read
@@ -171,7 +172,7 @@ def test_mistakes_are_refused_before_the_teacher_reads(distilled, teachers, tmp_
         ({"texts": tmp_path / "short.jsonl"}, "holds 1 passages"),
         ({"column": "body"}, "no column 'body'"),
         ({"vocabulary": "some"}, "'all' or 'used'"),
-        ({"output": teachers["normalised"]}, "would overwrite"),
+        ({"output": teachers["normalised"]}, "would be replaced: choose another `output_dir`"),
     ):
         with pytest.raises((ValueError, OSError), match=message):
             distilled(**change)

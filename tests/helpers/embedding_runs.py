@@ -62,11 +62,6 @@ def described(instruction: str) -> PairDataset:
     return PairDataset("described", instruction, [])
 
 
-def cut_short(file: Path) -> None:
-    """Leave out the end of a Parquet file."""
-    file.write_bytes(file.read_bytes()[:-10])
-
-
 def losses_of(log: list[dict]) -> list[float]:
     return [entry["loss"] for entry in log if "loss" in entry]
 

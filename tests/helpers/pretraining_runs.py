@@ -8,7 +8,6 @@ import importlib
 import json
 import multiprocessing
 import os
-import random
 import resource
 import signal
 import socket
@@ -30,7 +29,7 @@ from safetensors.torch import load_file
 from torch._dynamo.utils import counters
 
 from neobert_hf.training import trainer as training
-from neobert_hf.training.run_checkpoints import COMPLETE, complete_checkpoints, step_of
+from neobert_hf.training.run_checkpoints import COMPLETE
 from tests.helpers.examples import load_example
 from tests.helpers.models import ROOT
 
@@ -210,24 +209,6 @@ def start_divided(flags: list[str], processes: int) -> ScriptProcesses:
         shared = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(processes)}
     environments = [shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(processes)]
     return ScriptProcesses(flags, environments, script="divided_model")
-
-
-def newest_step(folder: Path) -> int:
-    """Of the newest complete checkpoint; 0 without one."""
-    return max(map(step_of, complete_checkpoints(folder)), default=0)
-
-
-def kill_twice(flags: list[str], folder: Path, script: str) -> str:
-    """Kill a run twice, each time somewhere behind its first new checkpoint; what the third one prints, to the end."""
-    generator = random.Random(0)
-    for _ in range(2):
-        seen = newest_step(folder)
-        run = start(flags, script=script)
-        while newest_step(folder) <= seen:
-            run.check_running()
-        time.sleep(0.4 * generator.random())
-        run.kill()
-    return start(flags, script=script).finish()
 
 
 @contextmanager

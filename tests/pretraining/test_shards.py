@@ -78,20 +78,9 @@ def test_a_shard_is_written_whole_or_not_at_all(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_damage_is_an_error(folder, tmp_path):
-    shard = folder / "shard-00002.arrow"
-    content = shard.read_bytes()
-    shard.write_bytes(content[:-8])
-    with pytest.raises(ValueError, match="shard-00002.arrow has .* bytes, not the .* written"):
-        load_shards(folder)
-    shard.unlink()
+def test_a_missing_shard_is_an_error(folder):
+    (folder / "shard-00002.arrow").unlink()
     with pytest.raises(FileNotFoundError, match="shard-00002.arrow.*missing.*prepare_data.py"):
-        load_shards(folder)
-    shard.write_bytes(content)
-    manifest = json.loads((folder / "manifest.json").read_text())
-    manifest["shards"][1] |= {"documents": 2}
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(ValueError, match="shard-00002.arrow has 1 rows of .*not 2"):
         load_shards(folder)
 
 
@@ -102,30 +91,6 @@ def test_folders_that_are_not_prepared(tmp_path):
     (tmp_path / "progress" / "manifest.json").write_text("{}")
     with pytest.raises(ValueError, match="is not finished: run the same"):
         load_shards(tmp_path)
-    for content in (b"{", b"[]", b"{}", b'{"length_histogram": {}, "other": 1}', b"\xff\xfe"):
-        (tmp_path / "manifest.json").write_bytes(content)
-        with pytest.raises(ValueError, match="manifest.json is not a manifest.*source, column"):
-            read_manifest(tmp_path)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"vocab_size": "8"},
-        {"dtype": "float16"},
-        {"shards": 3},
-        {"shards": ["shard-00000.arrow"]},
-        {"shards": [{"file": "shard-00000.arrow"}]},
-        {"shards": [{"file": "../shard-00000.arrow", "documents": 1, "tokens": 4, "bytes": 400}]},
-        {"length_histogram": {"long": 1}},
-        {"source": None},
-    ],
-)
-def test_an_edited_manifest_is_an_error_that_names_it(folder, changes):
-    manifest = json.loads((folder / "manifest.json").read_text())
-    (folder / "manifest.json").write_text(json.dumps(manifest | changes))
-    with pytest.raises(ValueError, match="manifest.json is not a manifest"):
-        read_manifest(folder)
 
 
 def test_a_manifest_of_another_vocabulary_is_an_error(folder):

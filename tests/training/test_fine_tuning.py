@@ -78,6 +78,27 @@ def rows(tokenizer) -> Dataset:
     return Dataset.from_list([{**tokenizer(text), "label": number % 2} for number, text in enumerate(texts)])
 
 
+def test_an_epoch_is_a_pass_over_the_rows_with_any_accumulation(rows, tmp_path):
+    for batch, accumulated, steps in ((4, 1, 18), (4, 4, 6), (5, 1, 15), (5, 2, 9)):
+        options = {"per_device_train_batch_size": batch, "gradient_accumulation_steps": accumulated, "use_cpu": True}
+        arguments = FineTuningArguments(str(tmp_path), num_train_epochs=3, **options)
+        assert arguments.planned(len(rows)).max_steps == steps
+
+
+def test_accumulated_batches_are_one_step_of_a_larger_batch(tokenizer, rows, tmp_path):
+    found = []
+    for batch, accumulated in ((8, 1), (2, 4)):
+        model = classifier("neobert", tokenizer, tmp_path / "model")
+        options = {"per_device_train_batch_size": batch, "gradient_accumulation_steps": accumulated}
+        trainer = build(model, tokenizer, tmp_path / f"run{batch}", rows, max_steps=1, optim="sgd", **options)
+        for module in model.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0
+        trainer.train_to_the_end(None)
+        found.append(model.state_dict())
+    assert all(torch.allclose(weight, found[1][name], atol=1e-6) for name, weight in found[0].items())
+
+
 def test_the_optimizer_has_them(tokenizer, rows, tmp_path):
     model = classifier("neobert", tokenizer, tmp_path / "model")
     trainer = build(model, tokenizer, tmp_path / "run", rows, layer_decay=0.5)
@@ -129,8 +150,7 @@ def test_tied_weights_are_not_said_to_be_missing(tokenizer, rows, tmp_path, capl
     [
         ({"lora_alpha": 2.0}, "`lora_alpha` is 2.0 without `lora_rank`: set `lora_rank`, or leave `lora_alpha` out"),
         ({"layer_decay": 0.0}, "`layer_decay` is 0.0; it must be above 0"),
-        ({"gradient_accumulation_steps": 2}, "`gradient_accumulation_steps` is 2; this recipe needs 1"),
-        ({"num_train_epochs": 0.01}, "over 3 batches it must make 1 step or more"),
+        ({"num_train_epochs": 0.01}, "with 3 steps each, they must make 1 step or more"),
     ],
 )
 def test_bad_settings(tmp_path, changes, message):
@@ -141,9 +161,9 @@ def test_bad_settings(tmp_path, changes, message):
 def test_a_saved_tokenizer_does_not_cut(tokenizer, rows, tmp_path):
     """That of a classifier cut texts at the length of training wherever the file was read by itself."""
     tokenizer("a b c", truncation=True, max_length=4, padding="max_length")
-    build(classifier("neobert", tokenizer, tmp_path / "model"), tokenizer, tmp_path / "run", rows)
-    tokenizer.save_pretrained(tmp_path)
-    saved = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    trainer = build(classifier("neobert", tokenizer, tmp_path / "model"), tokenizer, tmp_path / "run", rows)
+    trainer.save_whole(tmp_path / "saved")
+    saved = Tokenizer.from_file(str(tmp_path / "saved" / "tokenizer.json"))
     assert saved.truncation is None and saved.padding is None
     assert len(saved.encode("a b " * 50).ids) > 50
 
@@ -181,14 +201,6 @@ def test_a_head_without_a_dropout_of_its_own_is_said(tokenizer, tmp_path, capsys
         assert (
             f"`classifier_dropout` {dropout} is not used: {type(model).__name__} has" in capsys.readouterr().out
         ) == said
-
-
-def test_batches_are_moved_without_waiting(tokenizer, rows, tmp_path):
-    """By accelerate, whose loaders wait unless they are told. That needs pinned memory, as there is on a GPU."""
-    model = classifier("neobert", tokenizer, tmp_path / "model")
-    trainer = build(model, tokenizer, tmp_path / "run", rows, pin_memory=True)
-    for loader in (trainer.get_train_dataloader(), trainer.get_eval_dataloader()):
-        assert loader.device is not None and loader._non_blocking
 
 
 def test_workers_outlive_a_signal_to_the_whole_group(tokenizer, rows, tmp_path):

@@ -1,5 +1,6 @@
 """The model card: the template `hub_card.md`, filled with the known facts. Parts about unknown facts are left out."""
 
+import re
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,9 @@ from neobert_hf.common.settings import nearest, read_yaml
 from neobert_hf.modeling_neobert import swiglu_width
 from neobert_hf.training.run_checkpoints import COMPLETE, complete_checkpoints
 
+
+# What `common.fingerprints` makes, or the commit of a Hub repository.
+FINGERPRINT = re.compile("[0-9a-f]{32,64}")
 
 TEMPLATE = Path(neobert_hf.__file__).with_name("hub_card.md")
 
@@ -165,7 +169,7 @@ def read_mteb_results(folder: Path, model: Path) -> list[EvalResult]:
     if not results:
         raise ValueError(f"{folder} holds no results of examples/run_mteb.py: give the folder of one model in it.")
     # Not imported at the top: importing Sentence Transformers takes ten seconds, and most cards do not need it.
-    from neobert_hf.embeddings.inference import load_embedding_model, model_fingerprint
+    from neobert_hf.embeddings.inference import embedding_fingerprint, load_embedding_model
 
     fingerprints, names = {}, []
     for file, result in zip(files, results):
@@ -177,7 +181,7 @@ def read_mteb_results(folder: Path, model: Path) -> list[EvalResult]:
             )
         if dtype not in fingerprints:
             loaded = load_embedding_model(str(model), getattr(torch, dtype), device="cpu")
-            fingerprints[dtype] = model_fingerprint(loaded)
+            fingerprints[dtype] = embedding_fingerprint(loaded)
             own_limit = loaded.max_seq_length
         if fingerprints[dtype] != measured:
             raise ValueError(
@@ -228,7 +232,7 @@ def facts_of_run(source: Path) -> dict[str, Any]:
     settings = read_mapping(checkpoints[-1] / COMPLETE).get("settings")
     if not isinstance(settings, dict):
         raise ValueError(f"{checkpoints[-1] / COMPLETE} is damaged: it has no `settings`. Delete this checkpoint.")
-    facts = {"hyperparameters": {name: value for name, value in settings.items() if _is_told(name, value)}}
+    facts = {"hyperparameters": {name: value for name, value in settings.items() if _is_shown(name, value)}}
     if isinstance(datasets := settings.get("datasets"), dict):
         rows = {name: data.get("rows") if isinstance(data, dict) else None for name, data in datasets.items()}
         names = [f"{name} ({count:,} rows)" if isinstance(count, int) else name for name, count in rows.items()]
@@ -236,11 +240,12 @@ def facts_of_run(source: Path) -> dict[str, Any]:
     return facts
 
 
-def _is_told(name: str, value: Any) -> bool:
+def _is_shown(name: str, value: Any) -> bool:
     """Whether the card shows a setting: no architecture, and no paths or fingerprints, which mean nothing elsewhere."""
-    if name in {entry.name for entry in fields(NeoBERTConfig)} or name in ("corpus", "tokenizer", "weights"):
+    if name in {entry.name for entry in fields(NeoBERTConfig)}:
         return False
-    return isinstance(value, (bool, int, float)) or (isinstance(value, str) and "/" not in value)
+    is_name = isinstance(value, str) and "/" not in value and not FINGERPRINT.fullmatch(value)
+    return isinstance(value, (bool, int, float)) or is_name
 
 
 def build_card(

@@ -31,8 +31,7 @@ from neobert_hf.checkpoints.tensors import (
     stored_table_problems,
     tensor_problems,
 )
-from neobert_hf.common.atomic_writes import write_json
-from neobert_hf.common.locks import folder_lock
+from neobert_hf.common.files import folder_lock, write_json
 from neobert_hf.common.settings import LocalPath, PathOrId, parse_config
 
 

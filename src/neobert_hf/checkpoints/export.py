@@ -37,8 +37,7 @@ from neobert_hf.checkpoints.model_folder import (
     read_json,
     text_length,
 )
-from neobert_hf.common.atomic_writes import write_json
-from neobert_hf.common.locks import folder_lock
+from neobert_hf.common.files import folder_lock, write_json
 from neobert_hf.common.settings import LocalPath, PathOrId, parse_config
 from neobert_hf.configuration_neobert import NeoBERTConfig
 from neobert_hf.modeling_neobert import (

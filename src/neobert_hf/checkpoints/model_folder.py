@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerBase
 from neobert_hf import NeoBERTConfig, NeoBERTContextualConfig, NeoBERTContextualModel, NeoBERTPreTrainedModel
 from neobert_hf.checkpoints.tensors import CLASSES, class_of_tensors, tensor_problems
 from neobert_hf.common import tokenizers
-from neobert_hf.common.atomic_writes import atomic_folder
+from neobert_hf.common.files import atomic_folder
 from neobert_hf.common.paths import check_links, path_inside
 
 

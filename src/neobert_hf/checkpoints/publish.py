@@ -35,8 +35,7 @@ from neobert_hf.checkpoints.model_folder import (
     new_folder,
     read_json,
 )
-from neobert_hf.common.atomic_writes import write_json
-from neobert_hf.common.locks import folder_lock
+from neobert_hf.common.files import folder_lock, write_json
 from neobert_hf.common.paths import check_links
 from neobert_hf.common.settings import LocalPath, PathOrId, parse_config
 

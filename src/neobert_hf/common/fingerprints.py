@@ -1,53 +1,83 @@
-"""Hashes that identify models, checkpoints and data, since a name is not enough: a folder's model may be trained on."""
+"""What a result depends on: fingerprints of data and models by their content, and the settings beside them.
+
+A path identifies nothing: a model may be trained on, and a folder may move. So settings that are paths are left out of
+what is compared, and the fingerprints of what lies there take their place.
+"""
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
+import numpy as np
 import torch
 import xxhash
 from datasets import Dataset
 from torch import nn
-from transformers import PreTrainedConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import PreTrainedConfig, PreTrainedTokenizerFast
 from transformers.utils import cached_file
 
+from neobert_hf.common.files import MARKER
 from neobert_hf.common.paths import check_model_exists
+from neobert_hf.common.settings import LocalPath, NamedPathOrId, PathOrId
 
 
-# The files of a checkpoint that determine the weights, the architecture and the token ids of texts.
-CHECKPOINT_FILES = ("*.safetensors", "pytorch_model*.bin", "config.json", "tokenizer.json")
+# The files of a model that weights, architecture, token ids and prompts depend on. The others tell how it was trained.
+MODEL_FILES = ("*.safetensors", "*.bin", "*.json", "vocab.txt", "merges.txt", "*.model")
+TRAINING_FILES = ("complete.json", "trainer_state.json", "training_args.bin", "golden.json", "log.json", MARKER)
 SPECIAL_TOKENS = ("cls_token", "sep_token", "pad_token", "mask_token", "unk_token")
 
 
-def files_fingerprint(files: dict[str, str | Path], also: str = "") -> str:
-    """A hash of files with their names, and of the text `also`."""
-    digest = hashlib.sha256(also.encode())
-    for name, file in sorted(files.items()):
-        digest.update(name.encode())
-        with open(file, "rb") as handle:
-            for block in iter(lambda: handle.read(2**20), b""):
-                digest.update(block)
-    return digest.hexdigest()[:16]
+class SettingsMismatch(RuntimeError):
+    """A stored result, checkpoint or index was made with other settings, data or weights than those of this run."""
+
+
+def fingerprint(*values: Any) -> str:
+    """A hash of the content of values: a `Dataset`, arrays, tensors, a `Path` (of a file), and what JSON can hold."""
+    digest = xxhash.xxh3_128()
+    for value in values:
+        _add(digest, value)
+    return digest.hexdigest()
+
+
+def _add(digest: xxhash.xxh3_128, value: Any) -> None:
+    if isinstance(value, Mapping):
+        _add(digest, len(value))
+        for name in sorted(value):
+            _add(digest, name)
+            _add(digest, value[name])
+    elif isinstance(value, torch.Tensor):
+        digest.update(f"{value.dtype} {tuple(value.shape)}".encode())
+        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    elif isinstance(value, np.ndarray):
+        digest.update(f"{value.dtype} {value.shape}".encode())
+        digest.update(np.ascontiguousarray(value))
+    elif isinstance(value, Path):
+        _add(digest, file_checksum(value))
+    elif isinstance(value, Dataset):
+        digest.update(str(value.features.arrow_schema.remove_metadata()).encode())
+        for table in value.with_format("arrow").iter(10_000):
+            # The bytes of a slice depend on the table it was cut from; `take` copies the rows, so that theirs do not.
+            for batch in table.take(list(range(len(table)))).combine_chunks().to_batches():
+                digest.update(batch.serialize())
+    else:
+        content = json.dumps(value, sort_keys=True, default=str).encode()
+        digest.update(len(content).to_bytes(8, "little") + content)
 
 
 def file_checksum(file: Path) -> str:
-    """A checksum that detects damage to a file. It is xxh3, which is faster than a disk reads.
-
-    It is no defence against somebody who changes files on purpose.
-    """
+    """A checksum that detects damage to a file; xxh3 is faster than a disk reads."""
     digest = xxhash.xxh3_64()
-    # One block is reused, and stays in the CPU cache. With a memory-mapped file, a bad sector would kill the process.
-    block = memoryview(bytearray(2**18))
     with open(file, "rb", buffering=0) as handle:
-        while size := handle.readinto(block):
-            digest.update(block[:size])
+        while block := handle.read(2**18):
+            digest.update(block)
     return digest.hexdigest()
 
 
 def texts_checksum(texts: Iterable[str]) -> str:
-    """A checksum of texts that depends on their order."""
+    """A checksum of texts that depends on their order. They need not be in memory at once."""
     digest = xxhash.xxh3_128()
     for text in texts:
         content = text.encode("utf-8", "surrogatepass")
@@ -64,74 +94,37 @@ def is_held_out(text: str, share: float, seed: int = 0) -> bool:
     return int(texts_checksum([str(seed), text])[:15], 16) / 16**15 < share
 
 
-def value_checksum(value: Any) -> str:
-    """Like `file_checksum`, for any value that JSON can hold."""
-    text = json.dumps(json.loads(json.dumps(value)), sort_keys=True)
-    return xxhash.xxh3_64_hexdigest(text.encode())
-
-
-def checkpoint_fingerprint(model: str, patterns: Iterable[str] = CHECKPOINT_FILES) -> str:
-    """A hash of a folder's weights, configuration and tokenizer; for a Hub id, its commit.
+def model_fingerprint(model: str | Path) -> str:
+    """A hash of a folder's weights, configuration, tokenizer and prompts, wherever it lies; for a Hub id, its commit.
 
     Raises:
-        OSError: if `model` is neither a folder nor a Hub id, or a folder without such files.
+        OSError: if `model` is neither a folder with a model nor a Hub id.
     """
-    folder = Path(model)
-    if folder.is_dir():
-        files = [file for pattern in patterns for file in folder.glob(pattern)]
-        if not files:
-            raise FileNotFoundError(f"{model} holds no model: it has none of {', '.join(patterns)}.")
-        return files_fingerprint({str(file.relative_to(folder)): file for file in files})
-    check_model_exists(model, "model")
-    # The Hub's cache keeps each commit in a folder that is named after it.
-    return Path(cached_file(model, "config.json")).parent.name
+    folder = Path(model).expanduser()
+    if not folder.is_dir():
+        check_model_exists(str(model), "model")
+        # The Hub's cache keeps each commit in a folder that is named after it.
+        return Path(cached_file(str(model), "config.json")).parent.name
+    modules = folder / "modules.json"
+    parts = json.loads(modules.read_text(encoding="utf-8")) if modules.exists() else []
+    files = {
+        str(file.relative_to(folder)): file
+        for part in {folder, *(folder / part["path"] for part in parts)}
+        for pattern in MODEL_FILES
+        for file in part.glob(pattern)
+        if file.name not in TRAINING_FILES
+    }
+    if not files:
+        raise FileNotFoundError(f"{model} holds no model: it has none of {', '.join(MODEL_FILES)}.")
+    return fingerprint(files)
 
 
-def model_files_fingerprint(model: str) -> str:
-    """Like `checkpoint_fingerprint`, over all files that a model of several modules depends on."""
-    return checkpoint_fingerprint(model, ("**/*.safetensors", "**/*.bin", "**/*.json", "**/*.txt", "**/*.model"))
-
-
-def data_fingerprint(data: Dataset) -> str:
-    """A hash of all rows in order, independent of the files that they came from. It takes constant memory."""
-    digest = hashlib.sha256(str(data.features.arrow_schema.remove_metadata()).encode())
-    for table in data.with_format("arrow").iter(10_000):
-        # The bytes of a slice depend on the table it was cut from; `take` copies the rows, so that theirs do not.
-        for batch in table.take(list(range(len(table)))).combine_chunks().to_batches():
-            digest.update(batch.serialize())
-    return digest.hexdigest()[:16]
-
-
-def add_weights(digest, model: nn.Module, dtype: torch.dtype | None = None) -> None:
-    """Add every tensor of a model, with its name and type, to a hash of `hashlib` or xxHash.
-
-    Args:
-        dtype: hash the weights as if the model had been loaded in this dtype.
-    """
-    for name, tensor in sorted(model.state_dict().items()):
-        tensor = tensor.to(dtype or tensor.dtype)
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
-
-
-def identifying_config(config: PreTrainedConfig) -> dict:
-    """A config without the path it was loaded from and the Transformers version that saved it."""
+def loaded_fingerprint(model: nn.Module, config: PreTrainedConfig, *also: Any) -> str:
+    """A hash of a loaded model, in the dtype of its weights: weights, config, and what else its outputs depend on."""
+    # The path that it was loaded from and the version of Transformers that saved it change nothing.
     incidental = ("_name_or_path", "transformers_version")
-    return {key: value for key, value in config.to_dict().items() if key not in incidental}
-
-
-def reading_fingerprint(tokenizer: PreTrainedTokenizerBase, also: str = "") -> str:
-    """A hash of everything that determines a text's token ids as the model gets them, including where texts are cut.
-
-    Args:
-        also: anything else that determines them, such as settings of Sentence Transformers.
-    """
-    if tokenizer.is_fast:
-        content = tokenizer_fingerprint(tokenizer)
-    else:
-        content = [type(tokenizer).__name__, sorted(tokenizer.get_vocab().items()), tokenizer.init_kwargs]
-    values = [content, tokenizer.model_max_length, tokenizer.truncation_side, also]
-    return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()[:16]
+    settings = {name: value for name, value in config.to_dict().items() if name not in incidental}
+    return fingerprint(model.state_dict(), json.loads(json.dumps(settings, default=str)), *also)
 
 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerFast) -> str:
@@ -146,3 +139,58 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerFast) -> str:
     # Keys are sorted, since saving sorts a vocabulary that a freshly trained tokenizer lists in another order. Merges
     # are a list and keep their order.
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def depends_on(*settings: Any, leave_out: Iterable[str] = (), **contents: Any) -> dict[str, Any]:
+    """All that a result depends on, by name, as JSON returns it.
+
+    Args:
+        settings: dataclasses, of which paths are left out, and dictionaries.
+        leave_out: the names of settings that do not change the result.
+        contents: the fingerprints of data and models, and other things that the result depends on.
+    """
+    found = {}
+    for each in settings:
+        if is_dataclass(each):
+            hints = get_type_hints(type(each), include_extras=True)
+            each = {name: value for name, value in asdict(each).items() if not _is_path(hints[name])}
+        found |= each
+    found = {name: value for name, value in found.items() if name not in leave_out}
+    return json.loads(json.dumps(found | contents, default=str))
+
+
+def _is_path(hint: Any) -> bool:
+    return hint in (LocalPath, PathOrId, NamedPathOrId) or any(map(_is_path, get_args(hint)))
+
+
+def differences(stored: dict, current: dict, prefix: str = "") -> list[tuple[str, Any, Any]]:
+    """Name, stored and current value of each setting in which the two differ; `a.b` is the name of b within a."""
+    found = []
+    for name in sorted(stored.keys() | current.keys()):
+        old, new = stored.get(name), current.get(name)
+        if isinstance(old, dict) and isinstance(new, dict):
+            found += differences(old, new, f"{prefix}{name}.")
+        elif old != new:
+            found.append((f"{prefix}{name}", old, new))
+    return found
+
+
+def check_same_settings(where: str | Path, stored: dict, current: dict, advice: str) -> None:
+    """Refuse something stored that does not depend on the same as this run.
+
+    Args:
+        where: what is stored.
+        stored, current: what `depends_on` returned then and now.
+        advice: what the user can do.
+
+    Raises:
+        SettingsMismatch: with a line for each difference.
+    """
+    if differing := differences(stored, current):
+        lines = [f"  {name}: {_short(old)} there, {_short(new)} now" for name, old, new in differing]
+        raise SettingsMismatch("\n".join([f"{where} was made with other settings:", *lines, advice]))
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

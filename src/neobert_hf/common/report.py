@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from neobert_hf.common.atomic_writes import write_png
+from neobert_hf.common.files import write_png
 
 
 if TYPE_CHECKING:

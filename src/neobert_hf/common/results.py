@@ -5,13 +5,15 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from neobert_hf.common.atomic_writes import write_json
 from neobert_hf.common.paths import check_file_name
-from neobert_hf.common.settings import differences, list_differences
+
+
+# What to do if a stored result depends on something else than this run.
+ADVICE = "Give this model another `name`, use another `output_dir`, or delete the file to compute it again."
 
 
 class ResultError(RuntimeError):
-    """A stored result was made with other settings, or is damaged."""
+    """A file among the results is none, or a result says that its run failed."""
 
 
 def folder_of_results(name: str | None, model: str) -> str:
@@ -27,24 +29,10 @@ def folder_of_results(name: str | None, model: str) -> str:
 
 
 def read_result(file: Path, keys: set[str]) -> dict:
-    """Read a result that has these keys, `settings` among them. A `score` and all metrics must be from -1 to 1.
-
-    Raises:
-        ResultError: if the file is not such a result.
-    """
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-        if not keys <= content.keys() or not isinstance(content["settings"], dict):
-            raise KeyError
-        numbers = {name: content[name] for name in keys & {"score"}} | content.get("metrics", {})
-    except (ValueError, AttributeError, KeyError, TypeError):
-        raise ResultError(f"{file} is not a result of this script. Delete it or use another `output_dir`.") from None
-    # A run that diverged has an `error` instead of a score.
-    for name, value in {} if content.get("error") else numbers.items():
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not -1 <= value <= 1:
-            raise ResultError(
-                f"{file}: `{name}` is {value!r}; it must be from -1 to 1. Delete the file to compute it again."
-            )
+    """Read a result that has these keys; ResultError if the file is something else."""
+    content = json.loads(file.read_text(encoding="utf-8"))
+    if not keys <= content.keys():
+        raise ResultError(f"{file} is not a result of this script. Delete it or use another `output_dir`.")
     return content
 
 
@@ -55,23 +43,8 @@ def note_on_data(read: list[tuple[str, Any]]) -> list[str]:
         read: for every result that the report compares, its task and a value that identifies its data.
     """
     data = defaultdict(set)
-    for task, told in read:
-        data[task].add(json.dumps(told, sort_keys=True))
+    for task, identity in read:
+        data[task].add(json.dumps(identity, sort_keys=True))
     if differing := [task for task, found in data.items() if len(found) > 1]:
         return [f"Not all models got the same data for {', '.join(differing)}: do not compare them on these.", ""]
     return []
-
-
-def write_result(file: Path, content: dict) -> None:
-    write_json(file, content)
-
-
-def check_same_settings(file: Path, stored: dict, current: dict) -> None:
-    """Raises:
-    ResultError: naming each setting in which a stored result and the current run differ.
-    """
-    if differing := differences(stored, current):
-        raise ResultError(
-            f"{file} is the result of other settings:\n{list_differences(differing)}\nGive this model another `name`, "
-            "use another `output_dir`, or delete the file to compute it again."
-        )

@@ -21,6 +21,9 @@ def run_script(main: Callable[[], None]) -> None:
     """
     try:
         main()
+    except KeyboardInterrupt:
+        # Trainings save a checkpoint first. What the others have finished stays.
+        sys.exit("Stopped: the same command goes on with what is left.")
     except Exception as error:
         if not _refused_here(error):
             raise

@@ -352,14 +352,3 @@ def nearest(name: str, known: list[str]) -> str:
     begins = [one for one in known if name.startswith(f"{one}_")]
     matches = begins or difflib.get_close_matches(name, known, n=1)
     return f"; did you mean {matches[0]!r}?" if matches else f"; the known ones are {', '.join(sorted(known))}."
-
-
-def differences(stored: dict, current: dict) -> list[tuple[str, Any, Any]]:
-    """Name, stored and current value of each setting in which the two differ."""
-    names = sorted(stored.keys() | current.keys())
-    return [(name, stored.get(name), current.get(name)) for name in names if stored.get(name) != current.get(name)]
-
-
-def list_differences(differing: list[tuple[str, Any, Any]]) -> str:
-    """One line for each difference, for an error message."""
-    return "\n".join(f"  {name}: {old!r} there, {new!r} now" for name, old, new in differing)

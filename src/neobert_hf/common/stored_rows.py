@@ -1,28 +1,56 @@
 """Parquet files for rows that a run stores once and reads again at each start, such as mined negatives."""
 
+from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 from datasets import Dataset
 
-from neobert_hf.common.atomic_writes import atomic_write
-from neobert_hf.common.results import ResultError
+from neobert_hf.common.files import atomic_write
 
 
 ROWS_OF_GROUP = 10_000
+# In the metadata of the files.
+MARK = b"neobert_hf"
 
 
 def store_rows(rows: Dataset, file: Path) -> None:
     """Write a Parquet file whole or not at all; its folder is created if needed."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_write(file) as partial, pq.ParquetWriter(partial, rows.features.arrow_schema) as writer:
+    schema = rows.features.arrow_schema
+    schema = schema.with_metadata({**(schema.metadata or {}), MARK: b"stored rows"})
+    with atomic_write(file) as partial, pq.ParquetWriter(partial, schema) as writer:
         for table in rows.with_format("arrow").iter(ROWS_OF_GROUP):
-            writer.write_table(table)
+            writer.write_table(table.cast(schema))
+
+
+def is_stored(file: Path) -> bool:
+    """Whether `store_rows` wrote this file."""
+    try:
+        return MARK in (pq.read_schema(file).metadata or {})
+    except pa.ArrowInvalid:
+        return False
 
 
 def load_rows(file: Path) -> Dataset:
-    """The rows that `store_rows` wrote; ResultError if the file cannot be read."""
-    try:
-        return Dataset.from_parquet(str(file))
-    except Exception as error:  # `datasets` raises many kinds of errors.
-        raise ResultError(f"{file} cannot be read ({error}): delete it, and it will be made again.") from error
+    """The rows that `store_rows` wrote."""
+    return Dataset.from_parquet(str(file))
+
+
+def rows_once(file: Path, begun: bool, make: Callable[[], Dataset]) -> Dataset:
+    """The rows in a file, which are made and stored if it does not exist.
+
+    Args:
+        begun: whether training with these rows has begun, so that they must be there.
+
+    Raises:
+        FileNotFoundError: if training has begun, and the file is missing.
+    """
+    if not file.exists():
+        if begun:
+            raise FileNotFoundError(
+                f"{file}, with which this run began, is missing: restore it, or use another `output_dir`."
+            )
+        store_rows(make(), file)
+    return load_rows(file)

@@ -51,6 +51,16 @@ def load_tokenizer(name_or_path: str | Path, vocab_size: int | None = None, **op
     return tokenizer
 
 
+def clear_truncation(tokenizer: Any) -> None:
+    """Forget where the last call cut texts and how it padded, which `save_pretrained` would write to `tokenizer.json`.
+
+    What is saved would depend on what was done last. The length of a model is in the other files.
+    """
+    if backend := getattr(tokenizer, "backend_tokenizer", None):
+        backend.no_truncation()
+        backend.no_padding()
+
+
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase, vocab_size: int | None, where: str) -> None:
     """Refuse a tokenizer that turns ordinary words into [UNK], or that belongs to another model.
 

@@ -9,26 +9,24 @@ import math
 import random
 from collections import deque
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from datasets import Dataset, List, Value
-from datasets.fingerprint import Hasher
 from sklearn.cluster import KMeans
 from sklearn.decomposition import TruncatedSVD
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.preprocessing import normalize
 from transformers import set_seed
 
-from neobert_hf.common.fingerprints import model_files_fingerprint
-from neobert_hf.common.stored_rows import load_rows, store_rows
+from neobert_hf.common.fingerprints import fingerprint, model_fingerprint
+from neobert_hf.common.stored_rows import rows_once
 from neobert_hf.embeddings.descriptions import PairDataset
 from neobert_hf.embeddings.inference import check_finite
 from neobert_hf.embeddings.mining import name_for_prompts, prompts_of_helper
 from neobert_hf.embeddings.models import load_trained_model
-from neobert_hf.embeddings.pairs import most_negatives
 from neobert_hf.embeddings.recipe import Run
-from neobert_hf.training.run_checkpoints import CheckpointError
 
 
 # Columns that a clustered dataset has in addition to those of its pairs.
@@ -44,40 +42,27 @@ def add_clusters(run: Run, batch_sizes: dict[str, int]) -> None:
         batch_sizes: rows of a batch, by dataset. A cluster has the same number of rows on average.
 
     Raises:
-        CheckpointError: if training has begun, and the clusters that it began with are missing.
-        ResultError: if stored clusters are damaged.
+        FileNotFoundError: if training has begun, and the clusters that it began with are missing.
     """
     folder, settings = Path(run.arguments.output_dir) / "clusters", run.settings
-    first_model = model_files_fingerprint(settings.first_model) if settings.first_model else "TF-IDF"
+    first_model = model_fingerprint(settings.first_model) if settings.first_model else "TF-IDF"
     with run.arguments.main_process_first(desc="clustering"):
         for name, pairs in run.data.train.items():
             description = run.data.descriptions[name]
-            prompts = (description.prompt, description.document_prompt)
-            texts = [pairs["query"][:], pairs["positive"][:]]
-            identity = [texts, prompts, first_model, batch_sizes[name], run.arguments.seed]
+            prompts = [description.prompt, description.document_prompt]
             if settings.first_model is not None:
-                identity += name_for_prompts(settings.first_model, description)
-            if most_negatives(pairs):
-                # Negatives do not affect the clusters, but they are stored in the same file.
-                identity.append(pairs["negatives"][:])
-            identity = Hasher.hash(identity)
-            file = folder / f"{identity}.parquet"
-            if not file.exists():
-                if run.checkpoint is not None:
-                    raise CheckpointError(
-                        f"The run in {folder.parent} began with the clusters in {file}, which is missing. Restore it, "
-                        "or start anew with another `output_dir`."
-                    )
-                queries, positives = embed_pairs(pairs, description, run)
-                clusters = find_clusters(queries, positives, batch_sizes[name], run.arguments.seed)
-                store_rows(with_clusters(pairs, clusters, queries, positives), file)
-            run.data.train[name] = load_rows(file)
+                prompts += name_for_prompts(settings.first_model, description)
+            identity = fingerprint(pairs, prompts, first_model, batch_sizes[name], run.arguments.seed)
+            make = partial(cluster_pairs, pairs, description, run, batch_sizes[name])
+            run.data.train[name] = rows_once(folder / f"{identity}.parquet", run.checkpoint is not None, make)
     # Loading the first model may have drawn random numbers, on which a new head must not depend.
     set_seed(run.arguments.seed)
 
 
-def with_clusters(pairs: Dataset, clusters: np.ndarray, queries: np.ndarray, positives: np.ndarray) -> Dataset:
-    """The pairs with their clusters and vectors as columns."""
+def cluster_pairs(pairs: Dataset, description: PairDataset, run: Run, size: int) -> Dataset:
+    """The pairs with their clusters, of this many rows on average, and vectors as columns."""
+    queries, positives = embed_pairs(pairs, description, run)
+    clusters = find_clusters(queries, positives, size, run.arguments.seed)
     pairs = pairs.add_column(CLUSTER, clusters, feature=Value("int32"))
     for name, vectors in zip(VECTORS, (queries, positives)):
         pairs = pairs.add_column(name, list(vectors), feature=List(Value("float32"), length=vectors.shape[1]))

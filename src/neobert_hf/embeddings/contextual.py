@@ -9,7 +9,6 @@ with a context it embeds with its second stage:
 Keep a context together with what was embedded with it. Embeddings made with two contexts cannot be compared.
 """
 
-import hashlib
 import random
 from collections.abc import Iterable
 from inspect import signature
@@ -144,14 +143,6 @@ def draw_context(texts: Iterable[str], size: int, seed: int) -> list[str]:
     while len(drawn) < size:
         drawn += generator.sample(different, min(size - len(drawn), len(different)))
     return drawn
-
-
-def context_fingerprint(context: torch.Tensor) -> str:
-    """A hash that differs between contexts, and between different orders of the same vectors."""
-    content = context.detach().cpu().float().contiguous()
-    digest = hashlib.sha256(f"{tuple(content.shape)}".encode())
-    digest.update(content.numpy().tobytes())
-    return digest.hexdigest()[:16]
 
 
 def mean_cosine(context: torch.Tensor) -> float:

@@ -84,6 +84,11 @@ class PairDataset:
         """The prompt of queries."""
         return as_prompt(self.instruction, self.separator)
 
+    def sources(self) -> list[str]:
+        """The tables that it is read from."""
+        lookups = [lookup.source for part in self.parts for lookup in part.lookups.values()]
+        return [source for source in [*(part.source for part in self.parts), *lookups] if source]
+
     @property
     def document_prompt(self) -> str:
         return as_prompt(self.document_instruction, self.separator)

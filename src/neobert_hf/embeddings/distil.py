@@ -13,7 +13,7 @@ References:
 import signal
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
 from typing import Annotated, Any
@@ -23,8 +23,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from neobert_hf.common.atomic_writes import atomic_folder, atomic_write, write_json, write_text
-from neobert_hf.common.fingerprints import model_files_fingerprint, texts_checksum
+from neobert_hf.common.files import atomic_folder, atomic_write, write_json, write_text
+from neobert_hf.common.fingerprints import check_same_settings, depends_on, model_fingerprint, texts_checksum
 from neobert_hf.common.settings import (
     Count,
     CountOrZero,
@@ -33,12 +33,10 @@ from neobert_hf.common.settings import (
     Positive,
     Range,
     RangedSettings,
-    differences,
-    list_differences,
 )
+from neobert_hf.common.tokenizers import clear_truncation
 from neobert_hf.embeddings.student import Student, cosine_to_teacher
 from neobert_hf.embeddings.teacher import Answers, Text, fast_bfloat16
-from neobert_hf.training.run_checkpoints import CheckpointError
 
 
 TEMPERATURE = 0.05
@@ -84,10 +82,6 @@ class DistilSettings(RangedSettings):
         super().__post_init__()
         if self.vocabulary not in ("all", "used"):
             raise ValueError(f"`vocabulary` is {self.vocabulary!r}; it must be 'all' or 'used'.")
-        output = Path(self.output_dir).resolve()
-        for name, path in [("teacher", self.teacher), *(("texts", each) for each in self.texts)]:
-            if (place := Path(path).resolve()).exists() and (place == output or place.is_relative_to(output / "model")):
-                raise ValueError(f"`{name}` is {path!r}, which the run would overwrite: choose another `output_dir`.")
 
     def sizes(self) -> dict[str, int]:
         names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
@@ -95,29 +89,22 @@ class DistilSettings(RangedSettings):
 
     def identity(self, learned: list[Text]) -> dict[str, Any]:
         """All that the result depends on, by name."""
-        unimportant = ("texts", "column", "output_dir", "save_steps", "logging_steps")
-        found = {name: value for name, value in asdict(self).items() if name not in unimportant}
-        return found | {
-            "teacher": model_files_fingerprint(self.teacher),
-            "texts": texts_checksum(map(repr, learned)),
-        }
+        unimportant = ("column", "save_steps", "logging_steps")
+        teacher, texts = model_fingerprint(self.teacher), texts_checksum(map(repr, learned))
+        return depends_on(self, leave_out=unimportant, teacher=teacher, texts=texts)
 
 
 def read_checkpoint(settings: DistilSettings, learned: list[Text]) -> dict[str, Any] | None:
     """What an interrupted run has saved in `output_dir`; None if there is nothing.
 
     Raises:
-        CheckpointError: if it is of a run with other settings or texts; the message names them.
+        SettingsMismatch: if it is of a run with other settings or texts; the message names them.
     """
     file = Path(settings.output_dir) / CHECKPOINT
     if not file.exists():
         return None
     checkpoint = torch.load(file, weights_only=True, map_location="cpu")
-    if differing := differences(checkpoint["identity"], settings.identity(learned)):
-        raise CheckpointError(
-            f"{file} was written by a run with other settings:\n{list_differences(differing)}\nGo on with the same "
-            "settings, or choose another `output_dir`."
-        )
+    check_same_settings(file, checkpoint["identity"], settings.identity(learned), "Choose another `output_dir`.")
     return checkpoint
 
 
@@ -205,9 +192,10 @@ class Training:
             torch.save(state | {"optimizer": self.optimizer.state_dict()}, partial)
 
     def run(self) -> None:
-        """Train to the last step. Ctrl-C ends the process after the current step, with a checkpoint."""
-        stopped = []
-        before = signal.signal(signal.SIGINT, lambda *_: stopped.append(True))
+        """Train to the last step. Ctrl-C and SIGTERM end the process after the current step, with a checkpoint."""
+        stopped: list[int] = []
+        signals = (signal.SIGINT, signal.SIGTERM)
+        before = [signal.signal(number, lambda number, frame: stopped.append(number)) for number in signals]
         try:
             started, tokens, batches = monotonic(), 0, []
             while self.step < self.last_step:
@@ -221,9 +209,11 @@ class Training:
                 if stopped or self.step % self.settings.save_steps == 0 or self.step == self.last_step:
                     self.save()
                 if stopped:
-                    sys.exit(f"Stopped after step {self.step:,}, which is saved: the same command goes on from there.")
+                    print(f"Stopped after step {self.step:,}: the same command goes on from there.", flush=True)
+                    sys.exit(128 + stopped[0])
         finally:
-            signal.signal(signal.SIGINT, before)
+            for number, handler in zip(signals, before):
+                signal.signal(number, handler)
 
     def _learn(self, batch: np.ndarray) -> tuple[float, float]:
         """One step; its loss and cosine."""
@@ -270,6 +260,7 @@ def save_student(training: Training) -> Path:
         f"It learned {len(training.answers.lengths):,} texts, {training.answers.lengths.sum():,} tokens, "
         f"{settings.epochs} times, with examples/distil.py of neobert_hf. The licences of teacher and texts apply.",
     ]
+    clear_truncation(model.tokenizer)
     with atomic_folder(output / "model") as partial:
         model.eval().save_pretrained(str(partial), create_model_card=False)
         write_text(partial / "README.md", "\n".join(card) + "\n")

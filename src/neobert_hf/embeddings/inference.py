@@ -1,6 +1,5 @@
 """Loads Sentence Transformers models for inference, and tells models and kinds of models apart."""
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Any, Literal
@@ -14,7 +13,7 @@ from torch import nn
 from transformers import AutoConfig
 from transformers.utils import cached_file
 
-from neobert_hf.common.fingerprints import add_weights, identifying_config
+from neobert_hf.common.fingerprints import loaded_fingerprint
 from neobert_hf.common.instructions import separator_of
 from neobert_hf.common.paths import check_model_exists
 from neobert_hf.common.token_limits import tokens_read
@@ -147,15 +146,9 @@ def check_finite(embeddings: np.ndarray, texts: list[str]) -> None:
         )
 
 
-def model_fingerprint(model: SentenceTransformer) -> str:
+def embedding_fingerprint(model: SentenceTransformer) -> str:
     """A hash of all that the embeddings depend on: weights, architecture, tokenizer, pooling and prompts."""
-    digest = hashlib.sha256()
-    add_weights(digest, model)
-    config = identifying_config(model[0].auto_model.config)
     modules = [{"class": type(module).__name__} | module.get_config_dict() for module in model]
-    settings = [config, modules, model.prompts, model.default_prompt_name, model.similarity_fn_name]
     # A model may be saved with fewer dimensions than its modules give.
-    settings += [model.truncate_dim] if model.truncate_dim is not None else []
-    digest.update(json.dumps(settings, sort_keys=True, default=str).encode())
-    digest.update(model.tokenizer.backend_tokenizer.to_str().encode())
-    return digest.hexdigest()[:16]
+    settings = [modules, model.prompts, model.default_prompt_name, model.similarity_fn_name, model.truncate_dim]
+    return loaded_fingerprint(model, model[0].auto_model.config, settings, model.tokenizer.backend_tokenizer.to_str())

@@ -12,20 +12,18 @@ from pathlib import Path
 from typing import Literal
 
 from datasets import Dataset
-from datasets.fingerprint import Hasher
 from sentence_transformers.base.model import BaseModel
 from sentence_transformers.util import mine_hard_negatives
 from transformers import set_seed
 
-from neobert_hf.common.fingerprints import model_files_fingerprint
-from neobert_hf.common.stored_rows import load_rows, store_rows
+from neobert_hf.common.fingerprints import fingerprint, model_fingerprint
+from neobert_hf.common.stored_rows import rows_once
 from neobert_hf.embeddings.arguments import MiningArguments
 from neobert_hf.embeddings.descriptions import PairDataset
 from neobert_hf.embeddings.inference import prompt_of
 from neobert_hf.embeddings.models import load_trained_model, load_trained_reranker
 from neobert_hf.embeddings.pairs import most_negatives, positives_of_queries
 from neobert_hf.embeddings.recipe import Run, read_beside_model
-from neobert_hf.training.run_checkpoints import CheckpointError
 
 
 def add_mined_negatives(run: Run) -> None:
@@ -54,20 +52,12 @@ def mine_negatives(
         begun: whether training has begun, so that its hard negatives must have been mined already.
 
     Raises:
-        CheckpointError: if training has begun, and the file is missing.
-        ResultError: if the file is damaged.
+        FileNotFoundError: if training has begun, and the file is missing.
         ValueError: if `cross_encoder` is no trained reranker.
     """
-    miner = model_files_fingerprint(settings.miner)
+    miner = model_fingerprint(settings.miner)
     file = folder / f"{_name_of_file(pairs, description, miner, settings)}.parquet"
-    if begun and not file.exists():
-        raise CheckpointError(
-            f"The run in {folder.parent} began with the hard negatives in {file}, which is missing. Restore it, or "
-            "start anew with another `output_dir`."
-        )
-    if not file.exists():
-        store_rows(pairs.map(_find_negatives(pairs, description, settings)), file)
-    return load_rows(file)
+    return rows_once(file, begun, lambda: pairs.map(_find_negatives(pairs, description, settings)))
 
 
 def _find_negatives(pairs: Dataset, description: PairDataset, settings: MiningArguments) -> Callable[[dict], dict]:
@@ -100,13 +90,10 @@ def _find_negatives(pairs: Dataset, description: PairDataset, settings: MiningAr
 
 
 def _name_of_file(pairs: Dataset, description: PairDataset, miner: str, settings: MiningArguments) -> str:
-    content = [pairs["query"][:], pairs["positive"][:], description.prompt, miner, settings.negatives]
-    reranker = settings.cross_encoder and model_files_fingerprint(settings.cross_encoder)
-    filters = [settings.relative_margin, settings.absolute_margin, reranker]
-    # Before these settings existed, hard negatives were mined with these values, and the names of files lacked them.
-    content += filters if filters != [0.05, None, None] else []
-    content += [description.document_prompt] if description.document_prompt else []
-    return Hasher.hash(content + name_for_prompts(settings.miner, description))
+    prompts = [description.prompt, description.document_prompt, *name_for_prompts(settings.miner, description)]
+    reranker = settings.cross_encoder and model_fingerprint(settings.cross_encoder)
+    options = [settings.negatives, settings.relative_margin, settings.absolute_margin]
+    return fingerprint(pairs.select_columns(["query", "positive"]), prompts, miner, reranker, options)
 
 
 def name_for_prompts(helper: str, description: PairDataset) -> list[str]:

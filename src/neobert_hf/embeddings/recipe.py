@@ -4,7 +4,7 @@ import json
 import random
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -21,12 +21,8 @@ from sentence_transformers.sentence_transformer.evaluation import (
 from transformers import PreTrainedTokenizerBase, set_seed
 from transformers.utils import cached_file
 
-from neobert_hf.common.fingerprints import (
-    checkpoint_fingerprint,
-    data_fingerprint,
-    model_files_fingerprint,
-    reading_fingerprint,
-)
+from neobert_hf.common.files import check_inputs
+from neobert_hf.common.fingerprints import depends_on, fingerprint, model_fingerprint
 from neobert_hf.common.held_out import report_repeated
 from neobert_hf.common.instructions import add_prompt
 from neobert_hf.common.settings import parse_config
@@ -35,8 +31,12 @@ from neobert_hf.embeddings.arguments import EmbeddingArguments, RecipeArguments
 from neobert_hf.embeddings.descriptions import PairDataset, read_descriptions
 from neobert_hf.embeddings.pairs import load_pairs, load_scored_pairs, most_negatives, positives_of_queries
 from neobert_hf.training.arguments import result_settings
-from neobert_hf.training.launching import run_lock
-from neobert_hf.training.run_checkpoints import newest_checkpoint, step_of
+from neobert_hf.training.launching import training_folder
+from neobert_hf.training.run_checkpoints import newest_checkpoint
+
+
+# What is written to `output_dir` besides checkpoints, model and log.
+WRITES = ("mined", "clusters")
 
 
 @dataclass
@@ -70,7 +70,6 @@ class Run:
     Args:
         values: all settings that the trained weights depend on.
         checkpoint: from which an interrupted run is resumed; None for a new run.
-        source: what the model is to be built from: folder or Hub id.
     """
 
     settings: RecipeArguments
@@ -78,12 +77,6 @@ class Run:
     data: TrainingData
     values: dict
     checkpoint: Path | None
-    source: str
-
-    @property
-    def finished(self) -> bool:
-        """Whether nothing is left to train."""
-        return self.checkpoint is not None and step_of(self.checkpoint) == self.arguments.max_steps
 
 
 @contextmanager
@@ -91,10 +84,12 @@ def prepare_run(settings_class: type[RecipeArguments], args: list[str] | None = 
     """Read settings and data, and find the checkpoint to resume from. `output_dir` is locked while the block runs.
 
     Raises:
-        CheckpointError: if the checkpoint is damaged or of a run with other settings.
+        SettingsMismatch: if the checkpoint is of a run with other settings.
     """
     settings, arguments = parse_config(settings_class, EmbeddingArguments, args=args)
-    with run_lock(arguments, settings.model):
+    names = ("model", "datasets", "miner", "cross_encoder", "guide", "first_model")
+    inputs = {name: getattr(settings, name, None) for name in names}
+    with training_folder(arguments, "embedding training", WRITES, inputs):
         set_seed(arguments.seed)
         data = read_data(settings, arguments)
         if arguments.eval_strategy != "no" and not data.evaluation:
@@ -105,12 +100,7 @@ def prepare_run(settings_class: type[RecipeArguments], args: list[str] | None = 
             )
         values = run_settings(settings, arguments, data)
         checkpoint, _ = newest_checkpoint(Path(arguments.output_dir), values)
-        run = Run(settings, arguments, data, values, checkpoint, settings.model)
-        # On resume the Trainer loads the weights by itself, unless there is nothing left to train. Adapters are loaded
-        # where they are added.
-        if run.finished and not values.get("lora_rank"):
-            run.source = str(checkpoint)
-        yield run
+        yield Run(settings, arguments, data, values, checkpoint)
 
 
 def read_data(settings: RecipeArguments, arguments: EmbeddingArguments) -> TrainingData:
@@ -122,6 +112,8 @@ def read_data(settings: RecipeArguments, arguments: EmbeddingArguments) -> Train
     with arguments.main_process_first(desc="reading the datasets"):
         tokenizer_of_encoder = partial(_tokenizer_of_encoder, settings)
         descriptions, evaluation = read_descriptions(settings.datasets, settings.only or None, tokenizer_of_encoder)
+        for dataset in (*descriptions, *evaluation.values()):
+            check_inputs(arguments.output_dir, WRITES, {f"source of {dataset.name}": dataset.sources()})
         train = {dataset.name: load_pairs(dataset, settings.max_negatives) for dataset in descriptions}
         retrieval = load_pairs(evaluation["retrieval"]) if "retrieval" in evaluation else None
     by_name = {dataset.name: dataset for dataset in descriptions}
@@ -142,37 +134,30 @@ def _report_repeated_pairs(train: Iterable[Dataset], retrieval: Dataset) -> None
 
 
 def run_settings(settings: RecipeArguments, arguments: EmbeddingArguments, data: TrainingData) -> dict:
-    """All settings that the trained weights depend on, as they look after a round trip through JSON."""
-    # Not `prompts`, which are the instructions of the datasets.
-    values = asdict(settings) | result_settings(arguments, leave_out={"prompts", "gradient_accumulation_steps"})
-    # The contents of the file count, not its path.
-    values["datasets"] = {}
-    for name, rows in data.train.items():
-        content = {"rows": len(rows), "fingerprint": data_fingerprint(rows)}
-        values["datasets"][name] = asdict(data.descriptions[name]) | content
-        # `default` chooses among prompts, and no weight depends on it.
-        values["datasets"][name].pop("default")
-    encoder = Path(settings.model, _subfolder_of_encoder(settings))
-    values["weights"] = checkpoint_fingerprint(str(encoder) if encoder.is_dir() else settings.model)
-    values["tokenizer_fingerprint"] = _fingerprint_of_tokenizer(settings)
-    if not values.get("miner"):
-        for name in ("relative_margin", "absolute_margin", "cross_encoder"):
-            values.pop(name, None)
-    elif not all(map(most_negatives, data.train.values())):
-        for name in ("miner", "cross_encoder"):
-            if values[name] is not None:
-                values[f"{name}_fingerprint"] = model_files_fingerprint(values[name])
-    for name in ("guide", "first_model"):
-        if values.get(name):
-            values[f"{name}_fingerprint"] = model_files_fingerprint(values[name])
-    values["batches_per_step"] = arguments.world_size * arguments.gradient_accumulation_steps
-    return json.loads(json.dumps(values, default=str))
+    """All that the trained weights depend on."""
+    helpers = ["guide", "first_model"]
+    # The miner is not used if all datasets have hard negatives.
+    mines = getattr(settings, "miner", None) and not all(map(most_negatives, data.train.values()))
+    if mines:
+        helpers += ["miner", "cross_encoder"]
+    # `prompts` are the instructions of the datasets.
+    unused = {"prompts", "gradient_accumulation_steps"} | (set() if mines else {"relative_margin", "absolute_margin"})
+    return depends_on(
+        settings,
+        result_settings(arguments),
+        leave_out=unused,
+        model=model_fingerprint(settings.model),
+        datasets={name: _content(data.descriptions[name], rows) for name, rows in data.train.items()},
+        batches_per_step=arguments.world_size * arguments.gradient_accumulation_steps,
+        **{name: model_fingerprint(helper) for name in helpers if (helper := getattr(settings, name, None))},
+    )
 
 
-def _fingerprint_of_tokenizer(settings: RecipeArguments) -> str:
-    """A hash of the encoder's tokenizer and of what Sentence Transformers stores beside it about reading texts."""
-    stored = read_beside_model(settings.model, str(Path(_subfolder_of_encoder(settings), "sentence_bert_config.json")))
-    return reading_fingerprint(_tokenizer_of_encoder(settings), stored)
+def _content(description: PairDataset, rows: Dataset) -> dict:
+    """What training depends on of a dataset: its rows, wherever they are from, its instructions and its batch size."""
+    names = ("instruction", "document_instruction", "separator", "batch_size")
+    described = {name: getattr(description, name) for name in names}
+    return described | {"rows": len(rows), "content": fingerprint(rows)}
 
 
 def _tokenizer_of_encoder(settings: RecipeArguments) -> PreTrainedTokenizerBase:

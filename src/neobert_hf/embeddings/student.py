@@ -27,7 +27,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from neobert_hf import NeoBERTConfig, NeoBERTModel
-from neobert_hf.common.tokenizers import load_tokenizer
+from neobert_hf.common.tokenizers import clear_truncation, load_tokenizer
 from neobert_hf.embeddings.inference import prompt_of
 from neobert_hf.embeddings.teacher import Answers, Text, states_alone
 
@@ -141,6 +141,7 @@ def build_student(
         sizes: of the encoder, as `NeoBERTConfig` calls them.
         kept: as for `prune_vocabulary`; None for the whole vocabulary.
     """
+    clear_truncation(teacher.tokenizer)
     tokenizer = teacher.tokenizer if kept is None else prune_vocabulary(teacher.tokenizer, kept)
     old_size = 1 + max(teacher.tokenizer.get_vocab().values())
     numbers = torch.arange(old_size)

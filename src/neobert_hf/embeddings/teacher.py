@@ -27,7 +27,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Transformer
 from xxhash import xxh3_64_intdigest
 
-from neobert_hf.common.atomic_writes import atomic_write
+from neobert_hf.common.files import atomic_write
 from neobert_hf.common.fingerprints import texts_checksum
 from neobert_hf.common.text_sources import stream_text
 from neobert_hf.embeddings.inference import prompt_of

@@ -20,8 +20,10 @@ from typing import Annotated
 
 from datasets import Dataset, DatasetDict, Features, Value
 
+from neobert_hf.common.files import check_inputs
 from neobert_hf.common.fingerprints import is_held_out
 from neobert_hf.common.settings import LocalPath, PathOrId, Range, check_ranges
+from neobert_hf.common.stored_rows import is_stored
 from neobert_hf.common.text_sources import stream_text
 
 
@@ -75,6 +77,15 @@ class TextPairSettings:
                 f"{self.file_of('held_out')} is from an earlier run, and its pairs would be trained on: delete it, "
                 "or set `held_out`."
             )
+
+    def check_output(self) -> None:
+        """Refuse an output that holds the source, or a file that this recipe did not write."""
+        files = [self.file_of(part) for part in ("train", "held_out")]
+        sources = {"source": self.source}
+        for file in files:
+            check_inputs(file, ["*"], {}, sources, "output")
+            if file.exists() and not is_stored(file):
+                raise ValueError(f"`output`: {file} exists, and this recipe did not write it: choose another name.")
 
     def file_of(self, part: str) -> Path:
         """`output`, and beside it `OUTPUT_held_out` for what is held out."""

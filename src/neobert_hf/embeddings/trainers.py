@@ -1,6 +1,5 @@
 """Sentence Transformers' trainers with the paper's mixture of datasets, and resuming from complete checkpoints only."""
 
-import json
 from pathlib import Path
 
 import torch
@@ -14,7 +13,7 @@ from sentence_transformers import (
 from sentence_transformers.base.model import BaseModel
 from torch.utils.data import BatchSampler, ConcatDataset
 
-from neobert_hf.common.atomic_writes import write_json
+from neobert_hf.common.files import write_json
 from neobert_hf.embeddings.batches import (
     ContrastiveCollator,
     FullBatchSampler,
@@ -112,49 +111,21 @@ class MixtureTrainer(ResumableTrainer):
     def complete(self) -> None:
         """Train to the end, evaluate, write `model/` and `log.json`, and leave the process group."""
         check_launch(self.accelerator)
+        output = Path(self.args.output_dir)
         if self.is_world_process_zero():
             print(self.describe(), flush=True)
         self.train_to_the_end(self.run.checkpoint)
         evaluated = {entry["step"] for entry in self.state.log_history if "eval_runtime" in entry}
         if self.evaluator is not None and self.args.max_steps not in evaluated:
             self.evaluate()
-        output = Path(self.args.output_dir)
-        if not self.is_saved(output):
-            if self.has_adapters:
-                merge_adapters(self.model.transformers_model)
-            self.save_whole(output / "model")
-            if self.is_world_process_zero():
-                write_json(output / "log.json", self.state.log_history)
+        if self.has_adapters:
+            merge_adapters(self.model.transformers_model)
+        self.save_whole(output / "model")
+        if self.is_world_process_zero():
+            write_json(output / "log.json", self.state.log_history)
         if self.is_world_process_zero():
             print(f"{output / 'model'}, {output / 'log.json'}", flush=True)
         end_processes(self.accelerator)
-
-    def is_saved(self, output: Path) -> bool:
-        """Whether the trained model is saved already, so that nothing is left to do.
-
-        If it were saved from its checkpoint again, `tokenizer_config.json` would differ, and runs and indexes that use
-        the model would not recognise it: they identify a model by the bytes of its files.
-        """
-        if not self.run.finished or not (output / "model").is_dir():
-            return False
-        try:
-            # The log is written last. It is that of this training only if it ends at the same step.
-            log = json.loads((output / "log.json").read_text(encoding="utf-8"))
-            return log[-1]["step"] == self.args.max_steps
-        except (OSError, ValueError, LookupError, TypeError):
-            return False
-
-    def totals(self) -> dict:
-        components = self.accum_loss_components["train"]
-        return super().totals() | {
-            "components": {name: self.mean_over_processes(value) for name, value in components.items()}
-        }
-
-    def take_over(self, totals: dict) -> None:
-        super().take_over(totals)
-        for name, value in totals.get("components", {}).items():
-            value = round(value) if name == "steps" else value
-            self.accum_loss_components["train"][name] = torch.tensor(value, device=self.args.device)
 
     def describe(self) -> str:
         """The datasets with their sizes, probabilities and batches, the model, the machine, and the start."""

@@ -71,7 +71,7 @@ class MLMCollator:
         """Make a batch of documents as `Documents` gives them: `input_ids` (length,), int64, and `key`."""
         masked = [self.mask(document["input_ids"], document["key"]) for document in documents]
         if all((document["labels"] == -100).all() for document in masked):
-            self._mask_one(masked[0])
+            any(map(self._mask_one, masked))
         if self.layout == "packed":
             missing = -sum(len(document["input_ids"]) for document in masked) % self.row_multiple
             while missing:  # Add documents of padding, none longer than `max_length`.
@@ -92,14 +92,15 @@ class MLMCollator:
         masked, labels = self.masking.torch_mask_tokens(ids[None].clone(), special_tokens_mask=special[None])
         return {"input_ids": masked[0], "labels": labels[0]}
 
-    def _mask_one(self, document: dict[str, torch.Tensor]) -> None:
-        """Mask the ordinary token in the middle: a few short documents may have no mask, and then there is no loss."""
+    def _mask_one(self, document: dict[str, torch.Tensor]) -> bool:
+        """Mask the ordinary token in the middle, if there is one: without any mask, a batch would have no loss."""
         ids, labels = document["input_ids"], document["labels"]
         ordinary = (~torch.isin(ids, self.special_ids)).nonzero().flatten()
         if len(ordinary):
             place = ordinary[len(ordinary) // 2]
             labels[place] = ids[place]
             ids[place] = self.tokenizer.mask_token_id
+        return len(ordinary) > 0
 
     def _cut_rows(self, masked: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
         """All documents end to end, cut into complete rows of `max_length` tokens."""

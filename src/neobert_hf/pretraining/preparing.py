@@ -23,9 +23,9 @@ from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast
 
 from neobert_hf.common import tokenizers
-from neobert_hf.common.atomic_writes import remove, replace_folder, write_json
-from neobert_hf.common.fingerprints import is_held_out, texts_checksum, tokenizer_fingerprint
-from neobert_hf.common.settings import Count, CountOrZero, LocalPath, PathOrId, Range, check_ranges, differences
+from neobert_hf.common.files import remove, replace_folder, write_json
+from neobert_hf.common.fingerprints import check_same_settings, is_held_out, texts_checksum, tokenizer_fingerprint
+from neobert_hf.common.settings import Count, CountOrZero, LocalPath, PathOrId, Range, check_ranges
 from neobert_hf.common.text_sources import describe_files, files_state, stream_text
 from neobert_hf.pretraining.encoding import encode
 from neobert_hf.pretraining.shards import (
@@ -41,8 +41,6 @@ from neobert_hf.pretraining.shards import (
 PROGRESS = "progress"
 # Number of documents that are checked before work starts.
 SAMPLED_DOCUMENTS = 100
-# The keys of the record of a shard.
-RECORD = {"shard", "source_documents", "dropped_short", "length_histogram", "state", "texts"}
 
 
 @dataclass
@@ -180,15 +178,13 @@ def _check_same_plan(planned: Manifest, found: Manifest, folder: Path) -> None:
     names = [entry.name for entry in fields(Manifest) if entry.default is entry.default_factory is MISSING]
 
     def settings(manifest: Manifest) -> dict[str, Any]:
-        # `source` holds settings, one of them with the name "source", so that they are compared one by one.
-        return {name: getattr(manifest, name) for name in names} | manifest.source
+        # `source` holds settings, one of them with the name "source", so that they are compared one by one. Of local
+        # files the texts are compared, wherever they lie.
+        source = {} if manifest.files_state is None else {"source": "local files"}
+        return {name: getattr(manifest, name) for name in names} | manifest.source | source
 
-    if differing := differences(settings(found), settings(planned)):
-        changes = "; ".join(f"`{name}` was {old!r} and is now {new!r}" for name, old, new in differing)
-        raise ValueError(
-            f"{folder} was begun with other settings ({changes}): repeat those, choose another `output_dir`, or delete "
-            "the folder."
-        )
+    advice = "Repeat those, choose another `output_dir`, or delete the folder."
+    check_same_settings(folder, settings(found), settings(planned), advice)
 
 
 def begin_folder(settings: PrepareArguments, manifest: Manifest, tokenizer: PreTrainedTokenizerFast) -> IterableDataset:
@@ -224,7 +220,7 @@ def begin_folder(settings: PrepareArguments, manifest: Manifest, tokenizer: PreT
         _check_share_of_unknown(first, manifest, tokenizer)
         progress.mkdir(parents=True, exist_ok=True)
         manifest.save(progress / MANIFEST)
-    for partial in [*output.glob("*.partial"), *progress.glob("*.partial")]:
+    for partial in [*output.glob("shard-*.partial"), *progress.glob("*.partial")]:
         remove(partial)
     return stream
 
@@ -334,20 +330,9 @@ def prepare_shards(
 
 
 def _read_records(output: Path) -> dict[int, dict]:
-    """The records of the finished shards, by number.
-
-    Raises:
-        FileNotFoundError, ValueError: if a shard or a record is damaged.
-    """
-    records = {}
-    for file in sorted((output / PROGRESS).glob("[0-9]*.json")):
-        try:
-            record = json.loads(file.read_text(encoding="utf-8"))
-            if missing := RECORD - record.keys():
-                raise ValueError(f"it lacks {', '.join(sorted(missing))}")
-            records[int(file.stem)] = record
-        except (ValueError, AttributeError) as error:
-            raise ValueError(f"{file} is damaged ({error}): delete it, and its shard is prepared again.") from error
+    """The records of the finished shards, by number; FileNotFoundError if a shard is missing."""
+    files = sorted((output / PROGRESS).glob("[0-9]*.json"))
+    records = {int(file.stem): json.loads(file.read_text(encoding="utf-8")) for file in files}
     for record in records.values():
         if record["shard"]:
             check_shard(output, record["shard"])

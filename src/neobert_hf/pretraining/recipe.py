@@ -1,18 +1,21 @@
 """The steps of examples/pretrain.py: data, model, the settings that a resume compares, and the curves."""
 
-import hashlib
-import json
 import re
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from datasets import concatenate_datasets
 
-from neobert_hf.common.fingerprints import tokenizer_fingerprint
+from neobert_hf.common.fingerprints import (
+    depends_on,
+    differences,
+    fingerprint,
+    model_fingerprint,
+    tokenizer_fingerprint,
+)
 from neobert_hf.common.paths import check_model_exists
 from neobert_hf.common.report import Line, Panel, plot_lines
-from neobert_hf.common.settings import differences
 from neobert_hf.common.tokenizers import load_tokenizer as load_tokenizer_of_model
 from neobert_hf.configuration_neobert import NeoBERTConfig
 from neobert_hf.modeling_neobert import NeoBERTForMaskedLM
@@ -24,7 +27,7 @@ from neobert_hf.pretraining.trainer import MicroBatches, PretrainingData
 from neobert_hf.training.arguments import result_settings
 from neobert_hf.training.run_checkpoints import (
     COMPLETE,
-    check_step,
+    CheckpointError,
     complete_checkpoints,
     read_progress,
     step_of,
@@ -138,7 +141,6 @@ def find_source(data: DataArguments) -> str | Path | None:
         return folder / "model"
     if checkpoints := complete_checkpoints(folder):
         newest = checkpoints[-1]
-        check_step(newest)
         steps = read_progress(newest).settings["max_steps"]
         if step_of(newest) < steps:
             raise ValueError(
@@ -229,13 +231,25 @@ def checkpoint_settings(
     architecture: ModelArguments, data: DataArguments, arguments: PretrainingArguments, manifests: list[Manifest]
 ) -> dict:
     """All settings that the trained weights depend on, as a checkpoint stores them and a resume compares them."""
-    settings = architecture.given() | asdict(data) | result_settings(arguments, leave_out=set(UNUSED))
-    # What is compared is the content of the corpus, not its path.
-    for name in ("train_data", "validation_data"):
-        del settings[name]
-    shards = json.dumps([manifest.shards for manifest in manifests])
-    settings |= {"tokenizer": manifests[0].tokenizer_fingerprint, "corpus": hashlib.sha256(shards.encode()).hexdigest()}
-    return settings | {"shares": list(data.train_folders().values())}
+    return depends_on(
+        architecture.given(),
+        data,
+        result_settings(arguments, leave_out=set(UNUSED)),
+        init_from=data.init_from and _fingerprint_of_start(data, Path(arguments.output_dir)),
+        tokenizer=manifests[0].tokenizer_fingerprint,
+        corpus=fingerprint([manifest.shards for manifest in manifests]),
+        shares=list(data.train_folders().values()),
+    )
+
+
+def _fingerprint_of_start(data: DataArguments, output: Path) -> str:
+    """That of the model that `init_from` names; it may be gone once the run has checkpoints of its own."""
+    try:
+        return model_fingerprint(find_source(data))
+    except (OSError, CheckpointError):
+        if stored := stored_settings(output).get("init_from"):
+            return stored
+        raise
 
 
 def plot_curves(log: list[dict], file: Path) -> None:

@@ -26,7 +26,7 @@ from neobert_hf.pretraining.flops import peak_flops, product_flops, training_flo
 from neobert_hf.pretraining.optimizers import build_optimizer, build_schedule
 from neobert_hf.pretraining.shards import Manifest
 from neobert_hf.training.run_checkpoints import check_engine, read_progress
-from neobert_hf.training.trainer import ResumableTrainer, ignore_sigterm
+from neobert_hf.training.trainer import ResumableTrainer, ignore_signals
 
 
 # Held-out losses are reported by document length (after cutting): up to each of these, and above the last.
@@ -166,7 +166,7 @@ class MLMTrainer(ResumableTrainer):
             # change dropout after a resume.
             generator=torch.Generator(),
             num_workers=self.args.dataloader_num_workers,
-            worker_init_fn=ignore_sigterm,
+            worker_init_fn=ignore_signals,
             prefetch_factor=self.args.dataloader_prefetch_factor,
             pin_memory=self.args.dataloader_pin_memory and self.args.device.type == "cuda",
         )
@@ -187,11 +187,11 @@ class MLMTrainer(ResumableTrainer):
     def _prepare_for_training(self, max_steps, train_dataloader, resume_from_checkpoint):
         prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
         if resume_from_checkpoint is None and self.optimizer_from is not None:
-            self._take_over_moments()
+            self._load_moments()
         self._window_start = time.perf_counter()
         return prepared
 
-    def _take_over_moments(self) -> None:
+    def _load_moments(self) -> None:
         """Load the moments of the earlier stage, but keep this stage's learning rate, schedule and weight decay."""
         groups = [
             {key: value for key, value in group.items() if key != "params"} for group in self.optimizer.param_groups
@@ -335,15 +335,6 @@ class MLMTrainer(ResumableTrainer):
 
     def cursor(self) -> dict:
         return self._sampler_at_this_step().cursor
-
-    def totals(self) -> dict:
-        seconds = time.perf_counter() - self._window_start
-        return super().totals() | {"window": self._window._asdict(), "seconds": seconds}
-
-    def take_over(self, totals: dict) -> None:
-        super().take_over(totals)
-        self._window = TokenCounts(**totals["window"])
-        self._window_start -= totals["seconds"]
 
     def _save_checkpoint(self, model, trial) -> None:
         with self._clock_stopped():

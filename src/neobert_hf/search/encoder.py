@@ -10,14 +10,15 @@ import numpy as np
 import torch
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
 
+from neobert_hf.common.fingerprints import fingerprint
 from neobert_hf.common.instructions import Separator, add_prompt, as_prompt, separator_text
 from neobert_hf.common.settings import Count, CountOrZero, PathOrId, check_ranges
-from neobert_hf.embeddings.contextual import context_fingerprint, is_contextual
+from neobert_hf.embeddings.contextual import is_contextual
 from neobert_hf.embeddings.inference import (
     check_finite,
+    embedding_fingerprint,
     kind_of,
     load_embedding_model,
-    model_fingerprint,
     note_on_prompt,
     prompt_of,
 )
@@ -87,7 +88,7 @@ class PassageEncoder:
         self.identity = {
             # Absolute, so that it is found from any working directory.
             "model": os.path.abspath(name) if os.path.isdir(name) else name,
-            "fingerprint": model_fingerprint(self.model),
+            "fingerprint": embedding_fingerprint(self.model),
             "pooling": [module.pooling_mode for module in self.model if isinstance(module, Pooling)],
             "dimension": self.model.get_embedding_dimension(),
             "truncate_dim": settings.truncate_dim,
@@ -112,7 +113,7 @@ class PassageEncoder:
     def use_context(self, context: torch.Tensor) -> None:
         """Let a contextual model read a context, from `embed_context`. Its hash becomes a part of the identity."""
         self.context = context
-        self.identity["context"] = context_fingerprint(context)
+        self.identity["context"] = fingerprint(context.float())
 
     @cached_property
     def text_tokens(self) -> int:

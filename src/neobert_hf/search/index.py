@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from neobert_hf.common.settings import differences, list_differences
+from neobert_hf.common.fingerprints import check_same_settings
 
 
 # Passages that a hybrid search compares: this many nearest vectors, and as many that share words with the query.
@@ -162,11 +162,8 @@ def check_identity(index: str, stored: dict, current: dict) -> None:
     """
     # In the form that is stored: a model with several pooling modes has a tuple of them, which JSON turns into a list.
     current = json.loads(json.dumps(current))
-    if differing := [difference for difference in differences(stored, current) if difference[0] != "model"]:
-        raise VectorIndexError(
-            f"The index {index} was made by {stored['model']}, and {current['model']} would embed in another way now:\n"
-            f"{list_differences(differing)}\nUse the model and settings of the index, or make another index."
-        )
+    advice = f"Use {stored['model']} and the settings of the index, or make another index."
+    check_same_settings(f"The index {index}", stored | {"model": None}, current | {"model": None}, advice)
 
 
 def portions(items: list, size: int) -> Iterator[list]:

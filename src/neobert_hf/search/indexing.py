@@ -5,7 +5,6 @@ import os
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 from tqdm import tqdm
@@ -54,15 +53,6 @@ class SourceSettings:
         # Each subset or split of a Hub dataset is a source of its own. Otherwise indexing one would remove the others.
         parts = [self.source, *([self.subset] if self.subset else []), *([self.split] if self.split != "train" else [])]
         return ":".join(parts)
-
-    def check_apart(self, folder: str) -> None:
-        """Refuse a folder for the index, or for files needed for it, that lies in the folder of the documents."""
-        source = Path(self.source).expanduser().resolve()
-        if source.is_dir() and Path(folder).expanduser().resolve().is_relative_to(source):
-            raise ValueError(
-                f"{folder} would lie in the folder of the documents, {self.source}, and its files would be read as "
-                "documents: choose a folder outside."
-            )
 
     def stream(self) -> Iterator[tuple[str | None, str | None]]:
         """Id and text of each document. It is checked at once that the source can be read."""

@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers.utils import logging
 
-from neobert_hf.common.atomic_writes import atomic_write, remove
+from neobert_hf.common.files import atomic_write, remove
 from neobert_hf.search.index import Hit, Passage, VectorIndex, VectorIndexError, portions
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from datasets import Dataset, DatasetDict
 from transformers import AutoModelForQuestionAnswering, DataCollatorWithPadding, PreTrainedTokenizerBase
 
-from neobert_hf.common.atomic_writes import write_json
+from neobert_hf.common.files import write_json
 from neobert_hf.common.report import Line, Panel, markdown_table, means_by_length, plot_lines
 from neobert_hf.common.row_files import LARGEST_JSON, open_file, read_bounded
 from neobert_hf.common.settings import Count, Range

@@ -1,10 +1,9 @@
 """Shared by the recipes for your own tasks: settings, rows, training, the report and the model card."""
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
@@ -15,8 +14,8 @@ from datasets import Dataset, DatasetDict
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from transformers import PreTrainedTokenizerBase, set_seed
 
-from neobert_hf.common.atomic_writes import write_json, write_text
-from neobert_hf.common.fingerprints import data_fingerprint, reading_fingerprint
+from neobert_hf.common.files import write_json, write_text
+from neobert_hf.common.fingerprints import depends_on, fingerprint
 from neobert_hf.common.paths import check_model_exists
 from neobert_hf.common.report import markdown_table
 from neobert_hf.common.settings import LocalPath, PathOrId, Range, check_ranges, parse_config
@@ -24,9 +23,13 @@ from neobert_hf.common.token_limits import length_to_cut_at
 from neobert_hf.tasks.rows import CSV_READERS, Reader, read_splits
 from neobert_hf.training.arguments import result_settings
 from neobert_hf.training.fine_tuning import FineTuningArguments, FineTuningTrainer
-from neobert_hf.training.launching import check_alone, run_lock
+from neobert_hf.training.launching import check_alone, training_folder
 from neobert_hf.training.run_checkpoints import newest_checkpoint
 from neobert_hf.training.starting_points import StartingPoint, build_model, task_config, tokenizer_of
+
+
+# What is written to `output_dir` besides checkpoints and model.
+WRITES = ("report.md", "report.json", "confusion_*.png", "f1_by_length_*.png", "answers_*.json")
 
 
 @dataclass
@@ -137,8 +140,7 @@ class TaskRun:
         length = length_to_cut_at(model, tokenizer, settings.max_length)
         encoded = task.encode(tokenizer, length)
         arguments = self.arguments.planned(len(encoded["train"]))
-        values = self._values(task, arguments, start.fingerprint(), reading_fingerprint(tokenizer))
-        values["max_length"] = length
+        values = self._values(task, arguments, start.fingerprint(), length)
         checkpoint, _ = newest_checkpoint(Path(arguments.output_dir), values)
         trainer = FineTuningTrainer(
             model,
@@ -162,20 +164,23 @@ class TaskRun:
         trainer.load_best()
         return trainer, encoded
 
-    def _values(self, task: Task, arguments: FineTuningArguments, weights: str, reading: str) -> dict:
-        """All settings that the weights depend on, as JSON returns them. Data are compared by their content."""
-        incidental = ("data", "subset", "validation_data", "test_data", "score_test")
-        values = {name: value for name, value in asdict(self.settings).items() if name not in incidental}
-        used = {split: task.splits[split] for split in ("train", "validation")}
-        values |= result_settings(arguments) | {
-            "weights": weights,
-            "tokenizer_fingerprint": reading,
-            "labels": task.labels,
-            "eval_steps": arguments.eval_steps,
-            "early_stopping_patience": arguments.early_stopping_patience,
-            "data": {split: data_fingerprint(rows) for split, rows in used.items()},
-        }
-        return json.loads(json.dumps(values, default=str))
+    def _values(self, task: Task, arguments: FineTuningArguments, model: str, max_length: int) -> dict:
+        """All that the weights depend on.
+
+        Args:
+            model: the fingerprint of the model that training starts from.
+        """
+        return depends_on(
+            self.settings,
+            result_settings(arguments),
+            leave_out=("subset", "score_test"),
+            model=model,
+            max_length=max_length,
+            labels=task.labels,
+            eval_steps=arguments.eval_steps,
+            early_stopping_patience=arguments.early_stopping_patience,
+            data={split: fingerprint(task.splits[split]) for split in ("train", "validation")},
+        )
 
     def report(self, task: Task, trainer: FineTuningTrainer, encoded: DatasetDict) -> str:
         """Score the best model on all held-out rows, save it with its card, and write `report.md`, `report.json`.
@@ -257,7 +262,8 @@ def open_run(
     """Read settings and rows. `output_dir` is locked while the block runs."""
     settings, arguments = parse_config(settings_class, FineTuningArguments, args=args)
     check_alone(arguments)
-    with run_lock(arguments, settings.model):
+    inputs = {name: getattr(settings, name) for name in ("model", "data", "validation_data", "test_data")}
+    with training_folder(arguments, "task training", WRITES, inputs):
         check_model_exists(settings.model, "model")
         yield TaskRun(settings, arguments, read_splits(settings, readers))
 

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset, Sampler, SequentialSampler
 from transformers import PreTrainedModel, TrainingArguments
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
-from neobert_hf.common.atomic_writes import atomic_folder
+from neobert_hf.common.files import atomic_folder
 from neobert_hf.common.settings import Count, Range
 from neobert_hf.training.adapters import LoraArguments, add_adapters, describe_adapters, load_adapters, merge_adapters
 from neobert_hf.training.arguments import check_fixed, check_inherited
@@ -28,8 +28,6 @@ FIXED = {
     # False: a resumed run skips the rows it has trained on, which makes resuming exact. Only row numbers are drawn
     # again for that.
     "ignore_data_skip": False,
-    # Batch sizes are the paper's, in one pass: steps, evaluations and warm-up count batches.
-    "gradient_accumulation_steps": 1,
     # True would also leave the last rows out of every evaluation.
     "dataloader_drop_last": False,
     # A delay would leave fewer evaluations to choose the best from.
@@ -101,15 +99,16 @@ class FineTuningArguments(LoraArguments, TrainingArguments):
         if self.max_steps == 0:
             raise ValueError("`max_steps` is 0: nothing would be trained. Leave it out to use `num_train_epochs`.")
         batches = -(-rows // self.per_device_train_batch_size)
-        if self.max_steps < 1 and not 1 <= self.num_train_epochs * batches < 2**53:
+        steps = -(-batches // self.gradient_accumulation_steps)
+        if self.max_steps < 1 and not 1 <= self.num_train_epochs * steps < 2**53:
             raise ValueError(
-                f"`num_train_epochs` is {self.num_train_epochs}; over {batches:,} batches it must make 1 step or more, "
-                f"and fewer than {2**53:,}."
+                f"`num_train_epochs` is {self.num_train_epochs}; with {steps:,} steps each, they must make 1 step "
+                f"or more, and fewer than {2**53:,}."
             )
-        every = int(self.eval_steps or max(1, min(500, batches // 10)))
+        every = int(self.eval_steps or max(1, min(500, steps // 10)))
         arguments = replace(
             self,
-            max_steps=self.max_steps if self.max_steps > 0 else int(self.num_train_epochs * batches),
+            max_steps=self.max_steps if self.max_steps > 0 else int(self.num_train_epochs * steps),
             **dict.fromkeys(("eval_strategy", "save_strategy", "logging_strategy"), "steps"),
             **dict.fromkeys(("eval_steps", "save_steps", "logging_steps"), every),
         )
@@ -147,10 +146,8 @@ class FineTuningTrainer(ResumableTrainer):
             add_adapters(model, args, args.seed)
             print(describe_adapters(model), flush=True)
         super().__init__(model, args, callbacks=[EarlyStopping(args.early_stopping_patience)], **kwargs)
-        if getattr(self.processing_class, "is_fast", False):
-            # The truncation of training would be saved, and would cut the texts of all who load tokenizer.json alone.
-            self.processing_class.backend_tokenizer.no_truncation()
-            self.processing_class.backend_tokenizer.no_padding()
+        # The loss of every head is the mean over a batch, so the Trainer has to divide it by the batches of a step.
+        self.model_accepts_loss_kwargs = self.loss_is_scaled_for_ga = False
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """The optimizer, with a separate learning rate for each block if `layer_decay` is below 1."""

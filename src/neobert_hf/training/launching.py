@@ -1,40 +1,32 @@
-"""Start and end of a run: check that the processes are those that were asked for, lock the output, exit cleanly."""
+"""Start and end of a training: its output folder, the processes that were asked for, and a clean exit."""
 
 import os
 import sys
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 
 from accelerate import Accelerator
 from accelerate.utils import get_int_from_env
 from transformers import TrainingArguments
 
-from neobert_hf.common.locks import folder_lock
+from neobert_hf.common.files import Inputs, output_folder
 
 
 # Set by torchrun, several MPIs and `srun`. Slurm counts tasks, of which there may be fewer than processes, never more.
 WORLD_SIZES = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 
 
-def run_lock(arguments: TrainingArguments, start: str | None) -> AbstractContextManager:
-    """The lock of a run's `output_dir`, which the first process takes for all processes; see `folder_lock`.
+def training_folder(
+    arguments: TrainingArguments, recipe: str, writes: Iterable[str], inputs: Inputs
+) -> AbstractContextManager:
+    """The `output_dir` of a training, which the first process locks for all processes; see `output_folder`.
 
     Args:
-        start: the model that the run starts from, if any.
-
-    Raises:
-        NotADirectoryError: if `output_dir` is a file.
-        ValueError: if the run would overwrite the model that it starts from.
+        writes: the names of what is written there besides checkpoints, the model and its log.
     """
-    output = Path(arguments.output_dir)
-    if output.is_file():
-        raise NotADirectoryError(f"`output_dir` is {arguments.output_dir!r}, which is a file: give a folder.")
-    place = start and Path(start).expanduser()
-    if place and place.exists() and place.resolve() in (output.resolve(), output.resolve() / "model"):
-        raise ValueError(
-            f"The model to start from, {start!r}, lies where this run writes its own: choose another `output_dir`."
-        )
-    return folder_lock(output) if arguments.process_index == 0 else nullcontext()
+    if arguments.process_index:
+        return nullcontext()
+    return output_folder(arguments.output_dir, recipe, ("model", "checkpoint-*", "log.json", *writes), inputs)
 
 
 def check_alone(arguments: TrainingArguments) -> None:

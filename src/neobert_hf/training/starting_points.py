@@ -5,11 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.core_model_loading import revert_weight_conversion
 
-from neobert_hf.common.fingerprints import checkpoint_fingerprint
+from neobert_hf.common.fingerprints import model_fingerprint
 from neobert_hf.common.paths import check_model_exists
 from neobert_hf.common.tokenizers import load_tokenizer
 from neobert_hf.training.run_checkpoints import CheckpointError, complete_checkpoints, read_progress
@@ -45,7 +43,7 @@ class StartingPoint:
 
     def fingerprint(self) -> str:
         """A text that identifies these weights, since others may have the same name."""
-        return " + ".join(checkpoint_fingerprint(str(checkpoint)) for checkpoint in self.backbone or [self.model])
+        return " + ".join(map(model_fingerprint, self.backbone or [self.model]))
 
 
 def newest_checkpoints(run: str, number: int) -> list[Path]:
@@ -161,48 +159,26 @@ def tokenizer_of(start: StartingPoint) -> PreTrainedTokenizerBase:
 
 
 def load_backbone(classifier: PreTrainedModel, checkpoints: list[Path]) -> None:
-    """Load the backbone's weights from a checkpoint, or the mean of several; the head stays as it is."""
-    means = average_backbones(classifier, checkpoints)
-    # `from_pretrained` converts the names and shapes in files to those of the modules. The head that it initialises for
-    # this copy is not used, and the random generator is restored afterwards.
-    with torch.random.fork_rng():
-        loaded = type(classifier).from_pretrained(None, config=classifier.config, state_dict=means, dtype=torch.float32)
-    classifier.base_model.load_state_dict(loaded.base_model.state_dict())
+    """Load the backbone's weights from a checkpoint, or the mean of several, in float32; the head stays as it is.
 
-
-def average_backbones(classifier: PreTrainedModel, checkpoints: list[Path]) -> dict[str, torch.Tensor]:
-    """The mean of each backbone tensor over the checkpoints, in float32, under the names used in files."""
-    prefix = f"{classifier.base_model_prefix}."
-    # For some models, tensors in files have other names and shapes than in the modules (projections of NomicBERT, GTE).
-    stored = revert_weight_conversion(classifier, classifier.state_dict())
-    shapes = {name: tensor.shape for name, tensor in stored.items() if name.startswith(prefix)}
-    means = {}
+    Raises:
+        ValueError: if a checkpoint is of another backbone.
+    """
+    prefix, means = f"{classifier.base_model_prefix}.", {}
     for checkpoint in checkpoints:
-        file = checkpoint / "model.safetensors"
-        if not file.is_file():
-            raise ValueError(f"{checkpoint} holds no model.safetensors: save the whole model in one file.")
-        tensors = {name: tensor for name, tensor in load_file(file).items() if name.startswith(prefix)}
-        pooler = f"{prefix}pooler."
-        if not means and not any(name.startswith(pooler) for name in tensors):
-            # Masked language models have no pooler. It is new then, like the head.
-            shapes = {name: shape for name, shape in shapes.items() if not name.startswith(pooler)}
-        check_backbone(file, tensors, shapes)
-        for name, tensor in tensors.items():
-            share = tensor.float() / len(checkpoints)
-            means[name] = means[name] + share if name in means else share
-    return means
-
-
-def check_backbone(file: Path, tensors: dict[str, torch.Tensor], shapes: dict[str, torch.Size]) -> None:
-    """Refuse a file whose tensors do not have the names and shapes of the model's."""
-    missing = sorted(shapes.keys() - tensors.keys())
-    unknown = sorted(tensors.keys() - shapes.keys())
-    if missing or unknown:
-        problem = "lacks" if missing else "has beyond the model's own"
-        raise ValueError(f"{file} is of another backbone: it {problem} {', '.join((missing or unknown)[:5])}.")
-    for name, shape in shapes.items():
-        if tensors[name].shape != shape:
-            raise ValueError(
-                f"{file} is of another backbone: {name} has the shape {list(tensors[name].shape)} there, but should "
-                f"have {list(shape)}."
+        # `from_pretrained` converts the names and shapes in files to those of the modules. The head that it makes for
+        # this copy is not used, and the random generator is restored afterwards.
+        with torch.random.fork_rng():
+            loaded, report = type(classifier).from_pretrained(
+                checkpoint, config=classifier.config, dtype=torch.float32, output_loading_info=True
             )
+        # Masked language models have no pooler. It is new then, like the head.
+        missing = [name for name in report["missing_keys"] if name.startswith(prefix) and ".pooler." not in name]
+        unknown = [name for name in report["unexpected_keys"] if name.startswith(prefix)]
+        if missing or unknown:
+            problem = "lacks" if missing else "has beyond the model's own"
+            names = ", ".join(sorted(missing or unknown)[:5])
+            raise ValueError(f"{checkpoint} is of another backbone: it {problem} {names}.")
+        for name, tensor in loaded.base_model.state_dict().items():
+            means[name] = means.get(name, 0) + tensor / len(checkpoints)
+    classifier.base_model.load_state_dict(means)

@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import load_file
 from sklearn.metrics import accuracy_score
 
-from neobert_hf.common.results import ResultError
+from neobert_hf.common.fingerprints import SettingsMismatch
 from tests.helpers.examples import load_example
 from tests.helpers.glue_runs import best_of, model_folder, predictions_of
 
@@ -61,7 +61,7 @@ def test_a_task_starts_from_one_that_was_trained_with_adapters(trained, encoder,
     stsb = weights_of(model_folder(trained, "stsb"))
     for name, weight in stsb.items():
         assert 0 < (weight - mnli[name]).abs().max() < 4 * 4 * 3e-3, name
-    with pytest.raises(ResultError, match="other settings:\n  lora_rank: 2 there, 3 now"):
+    with pytest.raises(SettingsMismatch, match="other settings:\n  lora_rank: 2 there, 3 now"):
         run_glue.main(flags(trained, task="rte", lora_rank=3, learning_rate=1e-2))
 
 
@@ -75,5 +75,5 @@ def test_lower_layers_get_smaller_rates(flags, encoder, tmp_path):
         # AdamW moves a weight by about its rate in each step.
         assert 0.1 < change / (steps * rate * factor) < 2, part
     assert best_of(tmp_path, "sst2")["settings"]["layer_decay"] == 0.1
-    with pytest.raises(ResultError, match="other settings:\n  layer_decay: 0.1 there, 0.2 now"):
+    with pytest.raises(SettingsMismatch, match="other settings:\n  layer_decay: 0.1 there, 0.2 now"):
         run_glue.main(flags(tmp_path, layer_decay=0.2, max_steps=steps, eval_steps=steps, weight_decay=0))

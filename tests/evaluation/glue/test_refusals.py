@@ -9,7 +9,7 @@ import pytest
 import yaml
 from datasets import ClassLabel, Dataset, Features, Value
 
-from neobert_hf.common.results import ResultError
+from neobert_hf.common.fingerprints import SettingsMismatch
 from neobert_hf.evaluation.glue.report import collect
 from neobert_hf.evaluation.glue.tasks import GlueTask, load_task, read_tasks, report_repeated_rows
 from neobert_hf.training.run_checkpoints import CheckpointError
@@ -27,16 +27,16 @@ def test_finished_runs_are_not_repeated_and_other_settings_are_refused(finished,
     # Nor for a setting that changes no weights.
     run_glue.main(flags(tmp_path / "copy", task="mnli rte stsb sst2", seeds="0 1", per_device_eval_batch_size=7))
     assert before == {file: file.stat().st_mtime_ns for file in (tmp_path / "copy").rglob("*seed*.json")}
-    with pytest.raises(ResultError, match="(?s)other settings.*max_length: 32 there, 16 now"):
+    with pytest.raises(SettingsMismatch, match="(?s)other settings.*max_length: 32 there, 16 now"):
         run_glue.main(flags(tmp_path / "copy", max_length=16))
     # Also of a further seed: the report would take their mean.
-    with pytest.raises(ResultError, match="(?s)sst2/bs8.*seed0.json.*schedule: .*'max_steps': -1,.*'max_steps': 2,"):
+    with pytest.raises(SettingsMismatch, match="(?s)sst2/bs8.*seed0.json.*schedule.max_steps: -1 there, 2 now"):
         run_glue.main(flags(tmp_path / "copy", seeds=7, max_steps=2))
     # And if two shards were started with different settings at the same time.
     file = next((tmp_path / "copy" / "small" / "sst2").glob("*seed1.json"))
     result = json.loads(file.read_text())
     file.write_text(json.dumps(result | {"settings": result["settings"] | {"max_length": 16}}))
-    with pytest.raises(ResultError, match="(?s)seed1.json is the result of other settings.*max_length: 16 there"):
+    with pytest.raises(SettingsMismatch, match="(?s)seed1.json was made with other settings.*max_length: 16 there"):
         collect(tmp_path / "copy")
 
 
@@ -44,7 +44,7 @@ def test_finished_runs_are_not_repeated_and_other_settings_are_refused(finished,
     "name, value", [("data_seed", 3), ("label_smoothing_factor", 0.1), ("neftune_noise_alpha", 5.0)]
 )
 def test_a_setting_that_changes_weights_does_not_give_the_score_of_others(finished, flags, name, value):
-    with pytest.raises(ResultError, match=f"other settings:\n  {name}: None there, {value} now"):
+    with pytest.raises(SettingsMismatch, match=f"other settings:\n  {name}: None there, {value} now"):
         run_glue.main(flags(finished, **{name: value}))
 
 
@@ -55,18 +55,18 @@ def test_other_weights_or_data_in_the_same_place_are_refused(flags, data_dir, to
     file = changes["data_dir"] / "sst2" / "validation.jsonl"
     text = file.read_text()
     file.write_text(text.replace('"label": 1', '"label": 0', 1))
-    with pytest.raises(ResultError, match="(?s)other settings:\n  data: .*there, .*now\nGive"):
+    with pytest.raises(SettingsMismatch, match="(?s)other settings:\n  data.validation: .*there, .*now\nGive"):
         run_glue.main(flags(tmp_path / "run", **changes))
     file.write_text(text)
     # The tokenizer cuts texts earlier.
     file = changes["model"] / "tokenizer_config.json"
     text = file.read_text()
     file.write_text(json.dumps(json.loads(text) | {"model_max_length": 5}))
-    with pytest.raises(ResultError, match="(?s)other settings:\n  tokenizer_fingerprint: .*there, .*now\nGive"):
+    with pytest.raises(SettingsMismatch, match="(?s)other settings:\n  model: .*there, .*now\nGive"):
         run_glue.main(flags(tmp_path / "run", **changes))
     file.write_text(text)
     save_encoder(changes["model"], tokenizer, seed=1)
-    with pytest.raises(ResultError, match="(?s)other settings:\n  weights: .*there, .*now\nGive"):
+    with pytest.raises(SettingsMismatch, match="(?s)other settings:\n  model: .*there, .*now\nGive"):
         run_glue.main(flags(tmp_path / "run", **changes))
 
 
@@ -79,13 +79,13 @@ def test_a_better_source_leaves_finished_runs_as_they_are(finished, flags, encod
     run_glue.main(flags(tmp_path / "copy", task="rte stsb", seeds="0 1"))
     with pytest.raises(CheckpointError, match="small/mnli holds 3 results but no model of the best"):
         run_glue.main(flags(tmp_path / "copy", task="rte", seeds="2"))
-    with pytest.raises(ResultError, match="transfer: True there, False now"):
+    with pytest.raises(SettingsMismatch, match="transfer: True there, False now"):
         run_glue.main(flags(tmp_path / "copy", task="rte", transfer=False))
     # Nor do two models share a name: the report would have one row for both, with an average.
     shutil.copytree(model_folder(finished, "mnli"), tmp_path / "copy" / "small" / name / "model")
     shutil.rmtree(tmp_path / "copy" / "small" / "rte")
     changed = save_encoder(tmp_path / "encoder", tokenizer, seed=1)
-    with pytest.raises(ResultError, match="mnli/.*json is the result of other settings:\n  weights: "):
+    with pytest.raises(SettingsMismatch, match="mnli/.*json was made with other settings:\n  model: "):
         run_glue.main(flags(tmp_path / "copy", task="rte", model=changed))
 
 
@@ -269,7 +269,6 @@ BAD_FLAGS = [
     (GRID | {"weight_decays": None}, "one of them is empty"),
     ({"seed": 3}, "`seed` is 3, but runs take theirs from `seeds`: use --seeds 3"),
     ({"shard": "9/8"}, "k from 1 to n, such as 3/8"),
-    ({"gradient_accumulation_steps": 2}, "`gradient_accumulation_steps` is 2; this recipe needs 1"),
     ({"label_smoothing_factor": 0.1, "task": "sst2 stsb"}, "is 0.1, but the labels of stsb are numbers"),
     ({"accelerator_config": '{"use_seedable_sampler":false}'}, "sets `use_seedable_sampler` to false; leave it out"),
     ({"ignore_data_skip": True}, "`ignore_data_skip` is True; this recipe needs False"),

@@ -6,7 +6,6 @@ import random
 import string
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +28,7 @@ from transformers import (
 )
 
 from neobert_hf import NeoBERTForMaskedLM
+from neobert_hf.common.fingerprints import SettingsMismatch
 from neobert_hf.common.report import mean_interval
 from neobert_hf.common.results import ResultError
 from neobert_hf.common.settings import parse_config
@@ -36,7 +36,7 @@ from neobert_hf.evaluation.pseudo_perplexity import recipe
 from neobert_hf.evaluation.pseudo_perplexity.recipe import PseudoPerplexityArguments, ScaledModel, load_tokenizer
 from neobert_hf.evaluation.pseudo_perplexity.report import curves, table
 from neobert_hf.evaluation.pseudo_perplexity.rope_scaling import scale_rope
-from neobert_hf.evaluation.pseudo_perplexity.scoring import append_losses, choose_positions, masked_losses, read_losses
+from neobert_hf.evaluation.pseudo_perplexity.scoring import choose_positions, masked_losses
 from tests.helpers.examples import load_example
 from tests.helpers.models import ROOT, small_model
 from tests.helpers.small_tokenizer import small_tokenizer
@@ -233,44 +233,6 @@ def test_interval_of_one_value_is_not_known():
     assert mean_interval(np.array([2.0]), 1) == (2, 2, 2)
 
 
-@pytest.mark.slow
-def test_killed_twice_and_resumed(material, tmp_path, monkeypatch):
-    """`kill -9`: in the end the file is the same to the byte, and what was there was not scored again."""
-    (tmp_path / "long.jsonl").write_text("".join(json.dumps({"text": f"{letter} " * 100}) + "\n" for letter in "ab"))
-    flags = ["--source", str(tmp_path / "long.jsonl"), "--text_column", "text"]
-    flags += ["--lengths", "10", "102", "--batch_tokens", "40"]
-    run(material, tmp_path / "whole", *flags)
-    file = Path("neobert", "native", "102.jsonl")
-
-    def stored_batches() -> int:
-        return (tmp_path / file).read_bytes().count(b"\n") - 1 if (tmp_path / file).exists() else 0
-
-    script = [sys.executable, str(ROOT / "examples" / "pseudo_perplexity.py")]
-    for _ in range(2):
-        before = stored_batches()
-        process = subprocess.Popen([*script, *command(material, tmp_path, *flags)], stderr=subprocess.DEVNULL)
-        while stored_batches() < before + 3 and process.poll() is None:
-            time.sleep(0.001)
-        process.kill()
-        process.wait()
-        assert process.returncode == -9
-    stored = stored_batches()
-    assert 6 <= stored < 200
-    with open(tmp_path / file, "a") as handle:
-        handle.write('{"first": ')  # what a machine without power leaves
-    scored = []
-    append = recipe.append_losses
-    monkeypatch.setattr(recipe, "append_losses", lambda *args: (scored.append(args[2:]), append(*args)))
-    run(material, tmp_path, *flags)
-    assert [first for first, _ in scored] == list(range(stored, 200))
-    for name in ("10.jsonl", "102.jsonl"):
-        assert (tmp_path / file.with_name(name)).read_bytes() == (
-            tmp_path / "whole" / file.with_name(name)
-        ).read_bytes()
-    run(material, tmp_path, *flags)
-    assert len(scored) == 200 - stored
-
-
 @pytest.mark.parametrize(
     "change, message",
     [
@@ -290,7 +252,7 @@ def test_other_settings_are_refused(material, exact, change, message):
 def test_other_weights_under_the_same_name_are_refused(material, exact, tmp_path):
     model = NeoBERTForMaskedLM.from_pretrained(material / "neobert")
     model.decoder.bias.data[7] += 1e-3
-    with pytest.raises(ResultError, match="model: .* there, .* now"):
+    with pytest.raises(SettingsMismatch, match="model: .* there, .* now"):
         run(material, exact, "--models", f"neobert={save(model, tmp_path)}")
 
 
@@ -303,27 +265,6 @@ def test_resumes_after_whatever_was_written(material, tmp_path):
         file.write_bytes(whole[:cut])
         assert run(material, tmp_path, "--batch_tokens", "200") == before
         assert file.read_bytes() == whole
-
-
-@pytest.mark.parametrize("damage", ["no JSON\n", '{"settings": {}}\n{"first": 3, "losses": [1.0]}\n', ""])
-def test_damaged_file_is_refused(material, tmp_path, damage):
-    file = tmp_path / "neobert" / "native" / "whole.jsonl"
-    file.parent.mkdir(parents=True)
-    file.write_text(damage)
-    with pytest.raises(ResultError, match="whole.jsonl is damaged: delete it"):
-        run(material, tmp_path)
-
-
-def test_losses_that_cannot_be_are_refused(tmp_path):
-    file, settings = tmp_path / "whole.jsonl", {"seed": 0}
-    append_losses(file, settings, 0, [0.5, 2.25])
-    append_losses(file, settings, 2, [1.125])
-    written = file.read_text()
-    assert read_losses(file, settings) == [0.5, 2.25, 1.125]
-    for value in ("NaN", "Infinity", "-1.0"):
-        file.write_text(written.replace("2.25", value))
-        with pytest.raises(ResultError, match="whole.jsonl is damaged: delete it"):
-            read_losses(file, settings)
 
 
 def test_rope_settings_equal_a_model_loaded_with_them(material, tmp_path):

@@ -1,6 +1,5 @@
 """The GLUE recipe: its settings, the plan of all runs, and one run from its start to its result file."""
 
-import json
 import time
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -8,9 +7,9 @@ from typing import Annotated
 
 from transformers import set_seed
 
-from neobert_hf.common.fingerprints import data_fingerprint, reading_fingerprint
-from neobert_hf.common.locks import folder_lock
-from neobert_hf.common.results import ResultError, write_result
+from neobert_hf.common.files import folder_lock, write_json
+from neobert_hf.common.fingerprints import depends_on, fingerprint
+from neobert_hf.common.results import ResultError
 from neobert_hf.common.settings import (
     Count,
     CountOrZero,
@@ -149,7 +148,6 @@ class GlueEvaluation:
         arguments: the Trainer's arguments, before a run sets its own.
         start: the starting point of runs that do not start from another task's model.
         weights: the fingerprint of `start`.
-        reading: the fingerprint of its tokenizer.
         data: the rows of each task.
         shared_settings: for each task, the settings that the weights depend on and that all its runs share.
     """
@@ -161,13 +159,12 @@ class GlueEvaluation:
         self.results = results
         self.start = find_start(settings)
         self.weights = self.start.fingerprint()
-        self.reading = reading_fingerprint(tokenizer_of(self.start))
         self.data: dict[str, TaskData] = {}
         self.shared_settings: dict[str, dict] = {}
 
     def prepare(self, tasks: dict[str, GlueTask]) -> None:
         """Load the data of all tasks, and check them and earlier results before anything is trained."""
-        self.results.check_model({"weights": self.weights, "tokenizer_fingerprint": self.reading})
+        self.results.check_model(self.weights)
         self.data = {name: TaskData(task, load_task(task, self.settings.data_dir)) for name, task in tasks.items()}
         for name, task in tasks.items():
             report_repeated_rows(task, self.data[name].splits)
@@ -179,26 +176,23 @@ class GlueEvaluation:
                 self.results.best_model(source, self.weights)
 
     def _settings_of(self, data: TaskData) -> dict:
-        """The settings on which the weights of all runs of a task depend, as JSON returns them."""
+        """What the weights of all runs of a task depend on."""
         settings, arguments = self.settings, self.arguments
         # Data are compared by their content, not by their place.
         incidental = ("source", "subset", "tsv", "only_named", "empty_texts")
-        values = result_settings(arguments, leave_out=RUN_ARGUMENTS | {"num_train_epochs"}) | {
-            "model": settings.model,
-            "weights": self.weights,
-            "tokenizer_fingerprint": self.reading,
-            "average_checkpoints": settings.average_checkpoints,
-            "transfer": self._source_of(data.task) is not None,
-            "max_length": settings.max_length,
-            "classifier_dropout": settings.classifier_dropout,
-            "early_stopping_patience": arguments.early_stopping_patience,
-            "task": {name: value for name, value in asdict(data.task).items() if name not in incidental},
-            "rows": {split: len(part) for split, part in data.splits.items()},
-            "data": {split: data_fingerprint(part) for split, part in data.splits.items()},
+        return depends_on(
+            result_settings(arguments, leave_out=RUN_ARGUMENTS | {"num_train_epochs"}),
+            model=self.weights,
+            transfer=self._source_of(data.task) is not None,
+            max_length=settings.max_length,
+            classifier_dropout=settings.classifier_dropout,
+            early_stopping_patience=arguments.early_stopping_patience,
+            task={name: value for name, value in asdict(data.task).items() if name not in incidental},
+            rows={split: len(part) for split, part in data.splits.items()},
+            data={split: fingerprint(part) for split, part in data.splits.items()},
             # The values as the user gave them; those of a run follow from its batch size.
-            "schedule": {name: getattr(arguments, name) for name in ("num_train_epochs", "max_steps", "eval_steps")},
-        }
-        return json.loads(json.dumps(values, default=str))
+            schedule={name: getattr(arguments, name) for name in ("num_train_epochs", "max_steps", "eval_steps")},
+        )
 
     def _source_of(self, task: GlueTask) -> str | None:
         """The task whose best model a task starts from."""
@@ -233,7 +227,7 @@ class GlueEvaluation:
         if error is None:
             trainer.save_best(self.results.run_folder(run) / "model")
         result = describe_result(run, trainer, time.monotonic() - began, error)
-        write_result(self.results.file(run), result)
+        write_json(self.results.file(run), result)
         score = f"diverged. {error}" if error else f"{100 * result['score']:.2f} at step {result['best_step']:,}"
         print(f"{run.name}: {score}", flush=True)
 
@@ -243,7 +237,7 @@ class GlueEvaluation:
         start = self._start_of(data.task)
         arguments = self.arguments.for_run(run, folder, rows=len(data.splits[data.task.train]))
         settings = self.shared_settings[run.task] | {name: getattr(arguments, name) for name in sorted(RUN_ARGUMENTS)}
-        settings["start"] = start.name
+        settings["start"] = self.weights if start is self.start else start.name
         set_seed(run.seed)
         resume, _ = newest_checkpoint(folder, settings)
         classifier = build_classifier(start, data.task, self.settings.classifier_dropout)

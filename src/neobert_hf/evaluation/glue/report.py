@@ -5,7 +5,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
-from neobert_hf.common.atomic_writes import write_json, write_text
+from neobert_hf.common.files import write_json, write_text
 from neobert_hf.common.report import Line, Panel, markdown_table, plot_lines
 from neobert_hf.common.results import note_on_data
 from neobert_hf.common.settings import read_yaml

@@ -8,7 +8,8 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from neobert_hf.common.results import check_same_settings, read_result
+from neobert_hf.common.fingerprints import check_same_settings
+from neobert_hf.common.results import ADVICE, read_result
 from neobert_hf.evaluation.glue.runs import Run
 from neobert_hf.training.run_checkpoints import CheckpointError, complete_checkpoints, delete_checkpoint
 
@@ -36,8 +37,9 @@ class Results:
         """Read all results of a task.
 
         Raises:
-            ResultError: if a file is not a result, or has other settings than these (or, without them, than the first
-                file). Settings of a single run are not compared.
+            ResultError: if a file is not a result.
+            SettingsMismatch: if it has other settings than these (or, without them, than the first file). Settings of a
+                single run are not compared.
         """
         results = {file: read_result(file, KEYS) for file in sorted((self.folder / task).glob("bs*_seed*.json"))}
         # `start` may differ, too: it names the run of another task that was the best at that time.
@@ -45,18 +47,18 @@ class Results:
         for file, result in results.items():
             stored = {name: value for name, value in result["settings"].items() if name not in of_runs}
             settings = stored if settings is None else settings
-            check_same_settings(file, stored, settings)
+            check_same_settings(file, stored, settings, ADVICE)
         return list(results.values())
 
-    def check_model(self, fingerprints: dict[str, str]) -> None:
-        """A row of the report is one model: the results of all its tasks must be of the same weights and tokenizer.
+    def check_model(self, model: str) -> None:
+        """A row of the report is one model: the results of all its tasks must be of the model with this fingerprint.
 
         Raises:
-            ResultError: naming the first file of another model.
+            SettingsMismatch: naming the first file of another model.
         """
         for file in sorted(self.folder.glob("*/bs*_seed*.json")):
             stored = read_result(file, KEYS)["settings"]
-            check_same_settings(file, {name: stored[name] for name in fingerprints if name in stored}, fingerprints)
+            check_same_settings(file, {"model": stored.get("model")}, {"model": model}, ADVICE)
 
     def best_first(self, task: str) -> list[dict]:
         """All results of a task that have a score, as `of_task` reads them."""
@@ -70,7 +72,7 @@ class Results:
             return None
         result = read_result(file, KEYS)
         # Another run may have the same file name, which shows only six digits of each value.
-        check_same_settings(file, result["hyperparameters"], asdict(run.hyperparameters))
+        check_same_settings(file, result["hyperparameters"], asdict(run.hyperparameters), ADVICE)
         return result
 
     def delete_leftovers(self, run: Run) -> None:
@@ -95,8 +97,8 @@ class Results:
                 "first, or set `transfer` to false."
             )
         name = results[0]["run"]
-        stored = results[0]["settings"].get("weights")
-        check_same_settings(self.folder / f"{name}.json", {"weights": stored}, {"weights": weights})
+        stored = results[0]["settings"].get("model")
+        check_same_settings(self.folder / f"{name}.json", {"model": stored}, {"model": weights}, ADVICE)
         return name, model
 
     def wait_for(self, runs: list[Run], seconds: float = 10) -> None:

@@ -20,7 +20,7 @@ from mteb.abstasks import AbsTask, AbsTaskClassification, AbsTaskPairClassificat
 from mteb.abstasks.clustering_legacy import AbsTaskClusteringLegacy
 from mteb.abstasks.task_metadata import TaskMetadata
 
-from neobert_hf.common.fingerprints import files_fingerprint
+from neobert_hf.common.fingerprints import fingerprint
 from neobert_hf.common.paths import check_file_name
 from neobert_hf.common.settings import read_yaml
 from neobert_hf.common.text_sources import load_table, local_files
@@ -109,7 +109,7 @@ def make_task(local: LocalTask) -> AbsTask:
     files = {}
     for part, source in local.files.items():
         files |= {f"{part} {number}" if number else part: file for number, file in enumerate(local_files(str(source)))}
-    revision = files_fingerprint(files, repr(sorted(local.columns.items())))
+    revision = fingerprint({part: Path(file) for part, file in files.items()}, local.columns)
     metadata = TaskMetadata(
         name=local.name,
         description=f"Local dataset {local.data}",

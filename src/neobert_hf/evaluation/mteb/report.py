@@ -6,7 +6,7 @@ from pathlib import Path
 from matplotlib import colormaps
 from matplotlib.figure import Figure
 
-from neobert_hf.common.atomic_writes import write_json, write_png, write_text
+from neobert_hf.common.files import write_json, write_png, write_text
 from neobert_hf.common.report import markdown_table
 from neobert_hf.common.results import note_on_data, read_result
 from neobert_hf.common.settings import read_yaml

@@ -18,8 +18,9 @@ from mteb.abstasks.aggregated_task import AbsTaskAggregate
 from mteb.results import TaskResult
 from tqdm.auto import tqdm
 
-from neobert_hf.common.locks import folder_lock
-from neobert_hf.common.results import check_same_settings, read_result, write_result
+from neobert_hf.common.files import folder_lock, write_json
+from neobert_hf.common.fingerprints import check_same_settings
+from neobert_hf.common.results import ADVICE, read_result
 from neobert_hf.evaluation.mteb.encoder import InstructionEncoder
 
 
@@ -61,7 +62,7 @@ class ResumableEvaluation:
         current = asdict(self.settings)
         for file in self.folder.rglob("*.json"):
             stored = read_result(file, RESULT_KEYS)["settings"]
-            check_same_settings(file, {key: stored.get(key) for key in current}, current)
+            check_same_settings(file, {key: stored.get(key) for key in current}, current, ADVICE)
         for task in tasks:
             for part in (task, *parts_of(task)):
                 self._load(part, self._file(task, part))
@@ -124,7 +125,7 @@ class ResumableEvaluation:
         stored, current = content["settings"], self._settings_of(task)
         # With another task type, the score on the same data is another metric.
         scored = {"type": task.metadata.type, "metric": task.metadata.main_score}
-        check_same_settings(file, {name: content[name] for name in scored} | stored, scored | current)
+        check_same_settings(file, {name: content[name] for name in scored} | stored, scored | current, ADVICE)
         return TaskResult.from_dict(content["result"])
 
     def _save(self, task: AbsTask, file: Path, result: TaskResult) -> None:
@@ -142,7 +143,7 @@ class ResumableEvaluation:
             "result": result.to_dict(),
         }
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_result(file, json.loads(json.dumps(content, default=_to_json)))
+        write_json(file, json.loads(json.dumps(content, default=_to_json)))
 
 
 def _to_json(value) -> float | str:

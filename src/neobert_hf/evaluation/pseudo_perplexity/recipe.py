@@ -11,6 +11,7 @@ import torch
 from tqdm import tqdm
 from transformers import AutoConfig, AutoModelForMaskedLM, BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 
+from neobert_hf.common.fingerprints import loaded_fingerprint
 from neobert_hf.common.paths import check_file_name, check_model_exists
 from neobert_hf.common.settings import Count, CountOrZero, LocalPath, NamedPathOrId, PathOrId, Range, check_ranges
 from neobert_hf.common.text_sources import stream_text
@@ -23,7 +24,6 @@ from neobert_hf.evaluation.pseudo_perplexity.scoring import (
     choose_positions,
     masked_batches,
     masked_losses,
-    model_fingerprint,
     read_losses,
     texts_fingerprint,
 )
@@ -153,7 +153,8 @@ class ScaledModel:
         """Read the losses that are stored already, and run the model once on its longest sequence."""
         names = ("dtype", "max_length", "min_tokens", "max_documents", "sample", "stride", "seed")
         model, mask_id = self.load(settings), self.jobs[0].mask_id
-        shared = {name: getattr(settings, name) for name in names} | {"model": model_fingerprint(model, mask_id)}
+        shared = {name: getattr(settings, name) for name in names}
+        shared["model"] = loaded_fingerprint(model, model.config, mask_id)
         for job in self.jobs:
             job.settings = shared | {"documents": texts_fingerprint(job.texts)}
             job.losses = read_losses(job.file, job.settings)

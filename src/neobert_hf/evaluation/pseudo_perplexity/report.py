@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from datasets import Dataset
 
-from neobert_hf.common.atomic_writes import atomic_write, write_text
+from neobert_hf.common.files import atomic_write, write_text
 from neobert_hf.common.report import Line, Panel, markdown_table, mean_interval, plot_lines
 from neobert_hf.evaluation.pseudo_perplexity.scoring import MaskableText
 

@@ -6,14 +6,13 @@ A random subset of the positions gives an estimate with a confidence interval. (
 interval is computed as for as many random positions.)
 """
 
-import hashlib
 import json
 import math
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import accumulate, groupby, islice
+from itertools import groupby, islice
 from pathlib import Path
 
 import numpy as np
@@ -21,9 +20,9 @@ import torch
 import torch.nn.functional as F
 from transformers import PreTrainedModel
 
-from neobert_hf.common.atomic_writes import write_text
-from neobert_hf.common.fingerprints import add_weights, identifying_config
-from neobert_hf.common.results import ResultError, check_same_settings
+from neobert_hf.common.files import write_text
+from neobert_hf.common.fingerprints import check_same_settings, fingerprint
+from neobert_hf.common.results import ADVICE
 
 
 @dataclass
@@ -103,20 +102,8 @@ def _states_at(model: PreTrainedModel, rows: torch.Tensor, positions: torch.Tens
         handle.remove()
 
 
-def model_fingerprint(model: PreTrainedModel, mask_id: int) -> str:
-    """A hash of weights and config, including RoPE."""
-    digest = hashlib.sha256(f"{mask_id}".encode())
-    add_weights(digest, model)
-    digest.update(json.dumps(identifying_config(model.config), sort_keys=True, default=str).encode())
-    return digest.hexdigest()[:16]
-
-
 def texts_fingerprint(texts: Sequence[MaskableText]) -> str:
-    digest = hashlib.sha256()
-    for text in texts:
-        for values in (np.array([text.document, len(text.ids), len(text.positions)]), text.ids, text.positions):
-            digest.update(values.astype(np.int64))
-    return digest.hexdigest()[:16]
+    return fingerprint(*(values for text in texts for values in ([text.document], text.ids, text.positions)))
 
 
 def read_losses(file: Path, settings: dict) -> list[float]:
@@ -129,19 +116,10 @@ def read_losses(file: Path, settings: dict) -> list[float]:
         return []
     content = file.read_bytes()
     size = content.rfind(b"\n") + 1
-    try:
-        header, *batches = [json.loads(line) for line in content[:size].splitlines()]
-        stored, losses = header["settings"], [loss for batch in batches for loss in batch["losses"]]
-        starts = accumulate((len(batch["losses"]) for batch in batches), initial=0)
-        complete = all(batch["first"] == start for batch, start in zip(batches, starts))
-        # NaN fails this comparison.
-        complete &= all(0 <= loss < math.inf for loss in losses)
-    except (ValueError, KeyError, TypeError, AttributeError):
-        complete = False
-    if not complete:
-        raise ResultError(f"{file} is damaged: delete it to compute it again.")
+    header, *batches = [json.loads(line) for line in content[:size].splitlines()]
+    losses = [loss for batch in batches for loss in batch["losses"]]
     if losses:
-        check_same_settings(file, stored, settings)
+        check_same_settings(file, header["settings"], settings, ADVICE)
         os.truncate(file, size)
     return losses
 

@@ -1,0 +1,246 @@
+"""Files and folders are replaced whole, one run writes a folder, and nothing that others wrote is touched."""
+
+import multiprocessing
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from neobert_hf.checkpoints import convert, publish
+from neobert_hf.common.files import (
+    MARKER,
+    FolderInUse,
+    atomic_folder,
+    atomic_write,
+    folder_lock,
+    output_folder,
+    replace_folder,
+    write_text,
+)
+from tests.helpers.examples import load_example
+from tests.helpers.models import ROOT
+
+
+def write_folder(folder, text):
+    folder.mkdir()
+    for number in range(3):
+        (folder / f"{number}.txt").write_text(text)
+
+
+def killed_before(operation: int, work) -> bool:
+    """Do the work in a process that kills itself before its n-th change of the disk; whether it came to that."""
+    process = os.fork()
+    if process == 0:
+        left = operation
+
+        def count(event, arguments):
+            nonlocal left
+            # `shutil.rmtree` removes its files one by one.
+            if event in ("os.rename", "os.remove", "os.rmdir"):
+                left -= 1
+                if left < 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        sys.addaudithook(count)
+        work()
+        os._exit(0)
+    return os.WIFSIGNALED(os.waitpid(process, 0)[1])
+
+
+def test_a_folder_that_is_there_after_a_kill_is_whole(tmp_path):
+    for operation in range(100):
+        place = tmp_path / str(operation)
+        place.mkdir()
+        write_folder(place / "model", "old")
+        write_folder(place / "new", "new")
+        killed = killed_before(operation, lambda place=place: replace_folder(place / "new", place / "model"))
+        if (place / "model").exists():
+            assert len({(place / "model" / f"{number}.txt").read_text() for number in range(3)}) == 1
+        if not killed:
+            break
+    assert operation > 4 and [path.name for path in place.iterdir()] == ["model"]
+    assert (place / "model" / "0.txt").read_text() == "new"
+
+
+def test_links_are_not_followed_and_an_error_leaves_the_old_one(tmp_path):
+    write_folder(tmp_path / "elsewhere", "mine")
+    (tmp_path / "linked").symlink_to(tmp_path / "elsewhere")
+    with atomic_folder(tmp_path / "linked") as new:
+        (new / "0.txt").write_text("new")
+    assert (tmp_path / "linked" / "0.txt").read_text() == "new"
+    assert {file.read_text() for file in (tmp_path / "elsewhere").iterdir()} == {"mine"}
+    write_text(tmp_path / "a.json", "old")
+    with pytest.raises(RuntimeError), atomic_folder(tmp_path / "linked") as new:
+        raise RuntimeError
+    with pytest.raises(RuntimeError), atomic_write(tmp_path / "a.json") as new:
+        new.write_text("new")
+        raise RuntimeError
+    assert (tmp_path / "a.json").read_text() == "old" and (tmp_path / "linked" / "0.txt").exists()
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def output(folder, inputs=None, sources=None, recipe="r"):
+    return output_folder(folder, recipe, ("model", "checkpoint-*"), inputs or {}, sources)
+
+
+def test_only_what_the_recipe_wrote_is_replaced(tmp_path):
+    for name in ("model", "checkpoint-6-backup"):
+        (tmp_path / "run" / name).mkdir(parents=True)
+        with pytest.raises(ValueError, match=f"{name} was not written by r"), output(tmp_path / "run"):
+            pytest.fail("the user's own folder")
+        (tmp_path / "run" / name).rmdir()
+    # What has another name is nobody's business.
+    write_text(tmp_path / "run" / "notes.md", "mine")
+    with output(tmp_path / "run"):
+        (tmp_path / "run" / "model").mkdir()
+    with output(tmp_path / "run"):
+        assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["model", MARKER, "notes.md"]
+    with pytest.raises(ValueError, match="run is the output of r"), output(tmp_path / "run", recipe="other"):
+        pytest.fail("another recipe's folder")
+    # A run that refuses its input leaves nothing behind.
+    with pytest.raises(RuntimeError), output(tmp_path / "new"):
+        raise RuntimeError
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_no_input_is_an_output(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("run/model", "run/checkpoint-3/part", "run/other"):
+        Path(name).mkdir(parents=True)
+    Path("link").symlink_to("run/model")
+    for given in ("run", "run/model/", "run/checkpoint-3/part", "link", "run/mod*", ["elsewhere", "./run/model"]):
+        with pytest.raises(ValueError, match="`miner` .* `output_dir`"), output("run", {"miner": given}):
+            pytest.fail(given)
+    with (
+        pytest.raises(ValueError, match="`output_dir` .* lies in `source`"),
+        output("run/new", None, {"source": "run"}),
+    ):
+        pytest.fail("it would be read as a source")
+    for given in ("run/other", "owner/name", None, [], "run/*.txt"):
+        with output("out", {"miner": given}, {"source": given}):
+            pass
+    with output("run/new", {"model": "run"}):
+        pass
+
+
+class Holder:
+    """A process that holds the lock of a folder, and a child of its own that outlives it."""
+
+    def __init__(self, folder: Path):
+        forked = multiprocessing.get_context("fork")
+        self.lasting, held = forked.Event(), forked.Event()
+        self.process = forked.Process(target=self._hold, args=(folder, held))
+        self.process.start()
+        assert held.wait(300)
+
+    def _hold(self, folder: Path, held) -> None:
+        with folder_lock(folder):
+            child = os.fork()
+            if not child:
+                self.lasting.wait(300)
+                os._exit(0)
+            held.set()
+            signal.pause()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.join()
+
+
+def test_one_run_writes_a_folder_and_a_killed_one_holds_nothing(tmp_path, monkeypatch):
+    holder = Holder(tmp_path / "out")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "link").symlink_to(tmp_path / "out")
+    # The same folder by other names.
+    for name in ("out", "link", "out/", "x/../out"):
+        with pytest.raises(FolderInUse, match="out is being written by"), folder_lock(name):
+            pytest.fail(name)
+    with folder_lock(tmp_path / "other"):
+        pass
+    holder.kill()
+    with folder_lock(tmp_path / "out"):
+        pass
+    holder.lasting.set()
+    assert [path.name for path in tmp_path.iterdir()] == ["link"]
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="file/out cannot be written"), folder_lock(tmp_path / "file" / "out"):
+        pytest.fail("not writable")
+
+
+OUT, NOWHERE = "OUT", "/nowhere/model"
+EMBEDDINGS = ["--model", NOWHERE, "--datasets", NOWHERE, "--output_dir", OUT, "--max_steps", "1", "--use_cpu"]
+TRAINED = "--max_length 64 --max_steps 9 --warmup_steps 1 --use_cpu --output_dir".split()
+# None of their inputs exists: the lock comes before all work. MTEB and the export take long to import; their tests are
+# in their rooms.
+COMMANDS = {
+    "pretrain": ["--train_data", NOWHERE, *TRAINED, OUT],
+    "prepare_data": ["--source", NOWHERE, "--tokenizer", NOWHERE, "--output_dir", OUT],
+    "train_tokenizer": ["--source", NOWHERE, "--output_dir", OUT],
+    "finetune_embeddings": EMBEDDINGS,
+    "train_reranker": EMBEDDINGS,
+    "pseudo_perplexity": ["--models", f"m={NOWHERE}", "--source", NOWHERE, "--output_dir", OUT],
+    "semantic_search": ["index", "--index", OUT, "--model", NOWHERE, "--source", str(ROOT / "README.md")],
+    "demo": ["--config", f"{ROOT}/configs/demo.yaml", "--output_dir", OUT],
+    "convert": [NOWHERE, OUT],
+    "publish": [NOWHERE, "me/model", "--dry_run", "--output_dir", OUT],
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_that_writes_a_folder_locks_it_before_all_work(command, tmp_path):
+    folder = tmp_path / "out"
+    arguments = [word for part in COMMANDS[command] for word in part.replace(OUT, str(folder)).split()]
+    modules = {"convert": convert, "publish": publish}
+    main = modules[command].main if command in modules else load_example(command).main
+    with folder_lock(folder), pytest.raises(FolderInUse, match="is being written by"):
+        main(arguments)
+
+
+# The flags of a command in a folder with the user's own files, and the setting whose input it would have replaced.
+LOSSES = {
+    "a source that is the output": ("make_pairs", "--source mine.parquet --output mine.parquet", "`source`"),
+    "a table of the user's": ("make_pairs", "--source text --output mine.parquet", "`output`"),
+    "an output among the sources": ("make_pairs", "--source text --output text/pairs.parquet", "`source`"),
+    "a folder called model": ("pretrain", "--train_data data --output_dir out", "`output_dir`"),
+    "a report": ("run_classification", "--model m --data rows.csv --output_dir reports", "`output_dir`"),
+    "a model that is the output": ("run_classification", "--model base --data rows.csv --output_dir base", "`model`"),
+    "data in a folder of results": ("run_classification", "--model m --data out/model --output_dir out", "`data`"),
+    "a miner": ("finetune_embeddings", "--model m --datasets d --miner out/model --output_dir out", "`miner`"),
+    "a reranker": ("train_reranker", "--model m --datasets d --cross_encoder out/model --output_dir out", "`cross_enc"),
+    "a first model": ("train_contextual", "--model m --datasets d --first_model out --output_dir out", "`first_model`"),
+    "a teacher": ("distil", "--teacher out/model --texts text --output_dir out", "`teacher`"),
+    "texts": ("distil", "--teacher m --texts text --output_dir text/out", "`texts`"),
+    "a model of GLUE": (
+        "run_glue",
+        f"--config {ROOT}/configs/glue/paper.yaml --task rte --model out/model --name model --output_dir out",
+        "`model`",
+    ),
+    "a scored model": ("pseudo_perplexity", "--models model=out/model --source text --output_dir out", "`models`"),
+    "a corpus": ("prepare_data", "--source text --tokenizer t --output_dir text", "`source`"),
+    "documents": ("semantic_search", "index --index text/index --model m --source text", "`source`"),
+}
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_no_command_replaces_what_the_user_has(loss, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("mine.parquet", "rows.csv", "text/a.md", "out/model/config.json", "reports/report.md", "base/weights"):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_text("mine")
+    before = {path: path.read_text() for path in Path().rglob("*") if path.is_file()}
+    script, flags, setting = LOSSES[loss]
+    trained = "--use_cpu --max_steps 9 --bf16 false".split()
+    trains = script in (
+        "pretrain",
+        "run_classification",
+        "finetune_embeddings",
+        "train_reranker",
+        "train_contextual",
+        "run_glue",
+    )
+    options = [*trained, *(["--max_length", "64", "--warmup_steps", "1"] if script == "pretrain" else [])]
+    with pytest.raises(ValueError, match=setting):
+        load_example(script).main([*flags.split(), *(options if trains else [])])
+    assert before == {path: path.read_text() for path in Path().rglob("*") if path.is_file()}
