@@ -94,6 +94,7 @@ def prepare_run(settings_class: type[RecipeArguments], args: list[str] | None = 
         CheckpointError: if the checkpoint is damaged or of a run with other settings.
     """
     settings, arguments = parse_config(settings_class, EmbeddingArguments, args=args)
+    settings.check_models()
     with run_lock(arguments, settings.model):
         set_seed(arguments.seed)
         data = read_data(settings, arguments)
