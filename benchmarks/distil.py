@@ -33,7 +33,7 @@ from sklearn.preprocessing import StandardScaler
 from neobert_hf.common.files import write_json, write_text
 from neobert_hf.common.fingerprints import model_fingerprint
 from neobert_hf.common.report import markdown_table
-from neobert_hf.common.settings import LocalPath, PathOrId, parse_config
+from neobert_hf.common.settings import parse_config
 from neobert_hf.embeddings.inference import prompt_of
 from neobert_hf.embeddings.teacher import load_teacher, states_alone
 from neobert_hf.modeling_neobert import NeoBERTModel
@@ -50,11 +50,13 @@ ROUNDS = 7
 
 @dataclass(kw_only=True)
 class DistilBenchmarkSettings:
-    data: LocalPath = field(metadata={"help": "folder with pairs/ and the test sets"})
-    teacher: PathOrId = field(metadata={"help": "the embedding model that the others were distilled from"})
+    data: str = field(metadata={"help": "folder with pairs/ and the test sets", "path": True})
+    teacher: str = field(
+        metadata={"help": "the embedding model that the others were distilled from", "path": "or Hub id"}
+    )
     models: list[str] = field(metadata={"help": "NAME=FOLDER of each student"})
     speed: bool = field(default=False, metadata={"help": "also measure texts a second"})
-    results: LocalPath = field(default="benchmarks/results", metadata={"help": "folder of the report"})
+    results: str = field(default="benchmarks/results", metadata={"help": "folder of the report", "path": True})
 
 
 def static_model(teacher: SentenceTransformer) -> SentenceTransformer:

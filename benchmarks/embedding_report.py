@@ -9,7 +9,6 @@ from pretraining import ROOT, run
 
 from neobert_hf.common.files import write_text
 from neobert_hf.common.report import mean_interval
-from neobert_hf.common.settings import Count, LocalPath, RangedSettings
 
 
 # Columns of the tables, by the keys of `embedding_scores.evaluate`.
@@ -23,15 +22,15 @@ SIMILARITY = "Similarity: Spearman's correlation of the cosine with human judgem
 
 
 @dataclass(kw_only=True)
-class EmbeddingBenchmarkSettings(RangedSettings):
+class EmbeddingBenchmarkSettings:
     """The settings that every benchmark has, beside its own."""
 
-    data: LocalPath = field(metadata={"help": "folder with pairs/ and the test sets"})
-    results: LocalPath = field(default="benchmarks/results", metadata={"help": "folder of the report"})
-    seeds: Count = field(default=5, metadata={"help": "number of seeds, of all that is random"})
-    processes: Count = field(default=2, metadata={"help": "runs at a time, of one thread each"})
+    data: str = field(metadata={"help": "folder with pairs/ and the test sets", "path": True})
+    results: str = field(default="benchmarks/results", metadata={"help": "folder of the report", "path": True})
+    seeds: int = field(default=5, metadata={"help": "number of seeds, of all that is random"})
+    processes: int = field(default=2, metadata={"help": "runs at a time, of one thread each"})
     limit: str = field(default="", metadata={"help": "further flags of every training, for a trial"})
-    test_rows: Count | None = field(default=None, metadata={"help": "rows to develop and to test on, for a trial"})
+    test_rows: int | None = field(default=None, metadata={"help": "rows to develop and to test on, for a trial"})
 
 
 def train_once(script: str, config: str, folder: Path, flags: str) -> Path:

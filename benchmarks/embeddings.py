@@ -38,7 +38,7 @@ from stored_runs import StoredRuns
 from neobert_hf.common.files import write_json, write_png, write_text
 from neobert_hf.common.fingerprints import file_checksum, model_fingerprint
 from neobert_hf.common.report import markdown_table, mean_interval
-from neobert_hf.common.settings import Positive, parse_config
+from neobert_hf.common.settings import parse_config
 
 
 RANDOM, BM25 = "random", "BM25"
@@ -65,7 +65,7 @@ class EmbeddingBenchmarkArguments(EmbeddingBenchmarkSettings):
         default_factory=list, metadata={"help": "NAME=FOLDER of Sentence Transformers models to score as they are"}
     )
     output_dir: str = field(default="runs/embeddings_benchmark", metadata={"help": "data, runs and logs"})
-    learning_rates: list[Positive] = field(
+    learning_rates: list[float] = field(
         default_factory=lambda: [5e-4, 2e-3], metadata={"help": "tried in both stages, by all starts"}
     )
     contrastive: str = field(default="--max_steps 500", metadata={"help": "further flags of the contrastive stage"})

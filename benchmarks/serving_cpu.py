@@ -33,7 +33,7 @@ from neobert_hf import NeoBERTConfig, NeoBERTModel
 from neobert_hf.checkpoints.export import ExportSettings, export
 from neobert_hf.common.files import write_json, write_text
 from neobert_hf.common.report import Line, Panel, markdown_table, plot_lines
-from neobert_hf.common.settings import Count, check_ranges, parse_config
+from neobert_hf.common.settings import parse_config
 
 
 RAGGED = "32 x 128, ragged"
@@ -70,12 +70,9 @@ QUALITY = {
 class ServingArguments:
     output_dir: str = field(default="runs/serving_cpu", metadata={"help": "the model and its exported files"})
     results: str = field(default="benchmarks/results", metadata={"help": "where the report goes"})
-    layers: Count = field(default=28, metadata={"help": "of the model; fewer for a trial"})
-    width: Count = field(default=768, metadata={"help": "of the model; less for a trial"})
+    layers: int = field(default=28, metadata={"help": "of the model; fewer for a trial"})
+    width: int = field(default=768, metadata={"help": "of the model; less for a trial"})
     shapes: list[str] = field(default_factory=lambda: list(SHAPES), metadata={"help": "what to measure"})
-
-    def __post_init__(self):
-        check_ranges(self)
 
 
 def make_model(settings: ServingArguments) -> Path:

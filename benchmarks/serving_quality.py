@@ -30,7 +30,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from neobert_hf.checkpoints.export import FILES, ExportSettings, export
 from neobert_hf.common.files import write_json
-from neobert_hf.common.settings import Count, check_ranges, parse_config
+from neobert_hf.common.settings import parse_config
 
 
 # By the engine names of serving_cpu.py: what runs the model, and its precision.
@@ -59,16 +59,13 @@ class QualityArguments:
     start: str = field(default="benchmarks/models/small", metadata={"help": "the pretrained model"})
     output_dir: str = field(default="runs/serving_quality", metadata={"help": "models, their files and scores"})
     results: str = field(default="benchmarks/results", metadata={"help": "where the scores go"})
-    seeds: Count = field(default=3, metadata={"help": "models of each kind"})
+    seeds: int = field(default=3, metadata={"help": "models of each kind"})
     pairs: str = field(
         default="--only foldoc wordnet_usage --alpha 0 --max_steps 300",
         metadata={"help": "further flags of the embedding models' training"},
     )
     sections: str = field(default="--max_steps 1000", metadata={"help": "further flags of the classifiers' training"})
-    test_rows: Count | None = field(default=None, metadata={"help": "rows to test on, for a trial"})
-
-    def __post_init__(self):
-        check_ranges(self)
+    test_rows: int | None = field(default=None, metadata={"help": "rows to test on, for a trial"})
 
 
 class OnnxEncoder(nn.Module):

@@ -17,7 +17,7 @@ from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from sklearn.utils.extmath import randomized_svd
 
 from neobert_hf.common.files import atomic_folder
-from neobert_hf.common.settings import Count, check_ranges, parse_config
+from neobert_hf.common.settings import parse_config
 from neobert_hf.pretraining.shards import load_shards, load_tokenizer
 
 
@@ -25,11 +25,8 @@ from neobert_hf.pretraining.shards import load_shards, load_tokenizer
 class StaticVectorArguments:
     train_data: str = field(metadata={"help": "folder that prepare_data.py wrote"})
     output_dir: str = field(metadata={"help": "where the model goes"})
-    dimensions: Count = field(default=192, metadata={"help": "numbers in a vector"})
-    window: Count = field(default=10, metadata={"help": "tokens to each side"})
-
-    def __post_init__(self):
-        check_ranges(self)
+    dimensions: int = field(default=192, metadata={"help": "numbers in a vector"})
+    window: int = field(default=10, metadata={"help": "tokens to each side"})
 
 
 def count_neighbours(documents: Dataset, vocab_size: int, window: int) -> sparse.csr_matrix:

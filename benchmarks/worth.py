@@ -15,7 +15,6 @@ import statistics
 from collections import Counter, defaultdict
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated
 
 import numpy as np
 import torch
@@ -46,7 +45,7 @@ from transformers import (
 from neobert_hf.common.files import write_json, write_text
 from neobert_hf.common.fingerprints import model_fingerprint
 from neobert_hf.common.report import Line, Panel, markdown_table, mean_interval, plot_lines
-from neobert_hf.common.settings import Count, Positive, Range, check_ranges, parse_config
+from neobert_hf.common.settings import parse_config
 
 
 RANDOM, COUNTS, COMMONEST = "random", "words alone", "commonest label"
@@ -64,22 +63,19 @@ class WorthArguments:
     starts: list[str] = field(metadata={"help": "NAME=FOLDER of each pretrained model"})
     output_dir: str = field(default="runs/worth", metadata={"help": "folder for what the Trainer writes"})
     results: str = field(default="benchmarks/results", metadata={"help": "folder of the report"})
-    rows: list[Count] = field(default_factory=lambda: [300, 3000], metadata={"help": "numbers of rows to train on"})
-    rows_of_sections: list[Count] = field(
+    rows: list[int] = field(default_factory=lambda: [300, 3000], metadata={"help": "numbers of rows to train on"})
+    rows_of_sections: list[int] = field(
         default_factory=list,
         metadata={"help": "further numbers, for the sections only; a number above all rows means all"},
     )
-    learning_rates: list[Positive] = field(
+    learning_rates: list[float] = field(
         default_factory=lambda: [3e-4, 1e-3, 3e-3], metadata={"help": "rates that every start tries"}
     )
-    seeds: Count = field(default=5, metadata={"help": "of the rows drawn, their order, the head and random weights"})
-    search_seeds: Count = field(default=2, metadata={"help": "seeds with which every learning rate is tried"})
-    development: Count = field(default=1000, metadata={"help": "rows on which the learning rate is chosen"})
-    test: Count = field(default=2000, metadata={"help": "rows that are scored"})
-    max_length: Annotated[int, Range(3)] = field(default=128, metadata={"help": "tokens"})
-
-    def __post_init__(self):
-        check_ranges(self)
+    seeds: int = field(default=5, metadata={"help": "of the rows drawn, their order, the head and random weights"})
+    search_seeds: int = field(default=2, metadata={"help": "seeds with which every learning rate is tried"})
+    development: int = field(default=1000, metadata={"help": "rows on which the learning rate is chosen"})
+    test: int = field(default=2000, metadata={"help": "rows that are scored"})
+    max_length: int = field(default=128, metadata={"help": "tokens"})
 
 
 @dataclass

@@ -17,7 +17,6 @@ import time
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated
 
 
 # This must be set before torch is imported, here and in the commands, so that waiting threads sleep and do not spin.
@@ -33,7 +32,7 @@ from neobert_hf.common.files import output_folder, write_json, write_text
 from neobert_hf.common.report import Line, Panel, plot_lines
 from neobert_hf.common.sample_text import python_documentation
 from neobert_hf.common.script_errors import run_script
-from neobert_hf.common.settings import Count, LocalPath, Range, check_ranges, parse_config
+from neobert_hf.common.settings import parse_config
 from neobert_hf.pretraining.shards import load_shards, load_tokenizer
 
 
@@ -46,19 +45,14 @@ QUERY = "Return True if the object is a string."
 
 @dataclass
 class DemoArguments:
-    output_dir: LocalPath = field(metadata={"help": "where text, tokenizer, tokens, model and numbers go"})
-    vocab_size: Count = field(metadata={"help": "maximum number of entries of the tokenizer"})
-    max_length: Annotated[int, Range(8)] = field(
-        metadata={"help": "tokens per sequence; longer documents are split into several sequences"}
-    )
-    pretraining: LocalPath = field(metadata={"help": "settings of examples/pretrain.py"})
-    max_documents: Count | None = field(default=None, metadata={"help": "use only this many documents; all if unset"})
+    output_dir: str = field(metadata={"help": "where text, tokenizer, tokens, model and numbers go", "path": True})
+    vocab_size: int = field(metadata={"help": "maximum number of entries of the tokenizer"})
+    max_length: int = field(metadata={"help": "tokens per sequence; longer documents are split into several sequences"})
+    pretraining: str = field(metadata={"help": "settings of examples/pretrain.py", "path": True})
+    max_documents: int | None = field(default=None, metadata={"help": "use only this many documents; all if unset"})
     require_learning: bool = field(
         default=True, metadata={"help": "fail unless the model beats the unigram distribution on held-out text"}
     )
-
-    def __post_init__(self):
-        check_ranges(self)
 
 
 def run_example(script: str, **flags) -> None:

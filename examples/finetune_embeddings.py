@@ -31,7 +31,7 @@ def main(args: list[str] | None = None) -> None:
         # A checkpoint of LoRA holds these layers whole, beside the adapters.
         add_linear_layers(model, str(run.checkpoint or settings.model))
         add_lora(model, run)
-        guide = load_trained_model(settings.guide, settings.trust_remote_code) if settings.guide else None
+        guide = load_trained_model(settings.guide, "guide", settings.trust_remote_code) if settings.guide else None
         loss = info_nce_loss(model, settings.temperature, settings.mini_batch_size, settings.matryoshka_dims, guide)
 
         # 4. Training to the end, with evaluation; then the model, its card and the log are saved

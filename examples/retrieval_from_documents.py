@@ -14,7 +14,6 @@ import os
 import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
 
 import finetune_embeddings
 import make_pairs
@@ -26,7 +25,7 @@ import yaml
 from neobert_hf.common.files import output_folder, write_json, write_text
 from neobert_hf.common.paths import check_exists
 from neobert_hf.common.script_errors import run_script
-from neobert_hf.common.settings import Count, LocalPath, PathOrId, Positive, Range, check_ranges, parse_config
+from neobert_hf.common.settings import parse_config
 from neobert_hf.common.stored_rows import load_rows
 from neobert_hf.embeddings.arguments import DenseArguments, EmbeddingArguments
 from neobert_hf.evaluation.mteb.report import collect_scores
@@ -40,6 +39,10 @@ STAGES = {
     "pairs_alone": "after, on the pairs alone",
     "hard_negatives": "after, with hard negatives",
 }
+# A short line above a paragraph is a title, too, in documents that do not mark theirs.
+KINDS = ("title", "unmarked_title", "sentence")
+# Of BM25, added to the cosine; each is tried in a hybrid search.
+KEYWORD_WEIGHTS = [0.5, 2.0]
 BM25, HYBRID = "BM25, which knows words only", "both, BM25 with weight {:g}"
 
 
@@ -47,35 +50,27 @@ BM25, HYBRID = "BM25, which knows words only", "both, BM25 with weight {:g}"
 class RetrievalArguments:
     """The documents, the encoder, and the size of the training."""
 
-    documents: LocalPath = field(
-        metadata={"help": "text or Markdown files, Parquet or JSON lines: a file, pattern or folder"}
+    documents: str = field(
+        metadata={"help": "text or Markdown files, Parquet or JSON lines: a file, pattern or folder", "path": True}
     )
-    model: PathOrId = field(metadata={"help": "path or Hub id of an encoder"})
-    output_dir: LocalPath = field(metadata={"help": "folder for the pairs, models, numbers and the index"})
+    model: str = field(metadata={"help": "path or Hub id of an encoder", "path": "or Hub id"})
+    output_dir: str = field(metadata={"help": "folder for the pairs, models, numbers and the index", "path": True})
     column: str = field(default="text", metadata={"help": "column of the text, unless the documents are text files"})
     id_column: str | None = field(default=None, metadata={"help": "column that identifies a row in the index"})
-    kinds: list[str] = field(
-        default_factory=lambda: ["title", "unmarked_title", "sentence"], metadata={"help": "kinds of pairs to make"}
-    )
-    pairs_per_document: Count = field(default=64, metadata={"help": "at most this many of each kind"})
-    held_out: Annotated[float, Range(above=0, below=1)] = field(
+    held_out: float = field(
         default=0.1, metadata={"help": "share of the documents that are kept out of training, for evaluation"}
     )
-    training: LocalPath = field(
-        default="configs/embeddings/small.yaml", metadata={"help": "settings of examples/finetune_embeddings.py"}
+    training: str = field(
+        default="configs/embeddings/small.yaml",
+        metadata={"help": "settings of examples/finetune_embeddings.py", "path": True},
     )
-    max_steps: Count | None = field(
+    max_steps: int | None = field(
         default=None, metadata={"help": "optimizer steps of each of the two trainings; as in `training` if unset"}
     )
-    negatives: Count = field(default=4, metadata={"help": "maximum number of hard negatives per pair"})
-    keyword_weights: list[Positive] = field(
-        default_factory=lambda: [0.5, 2.0],
-        metadata={"help": "weights of BM25 added to the cosine, each tried in a hybrid search; see semantic_search.py"},
-    )
+    negatives: int = field(default=4, metadata={"help": "maximum number of hard negatives per pair"})
     trust_remote_code: bool = field(default=False, metadata={"help": "run code from the model's repository"})
 
     def __post_init__(self):
-        check_ranges(self)
         if int(os.environ.get("WORLD_SIZE", 1)) > 1:
             raise ValueError(
                 "This recipe runs in one process. To train in several, run its steps one by one: "
@@ -143,13 +138,12 @@ def training_flags(settings: RetrievalArguments, model: str, output_dir: Path) -
     flags += ["--trust_remote_code", str(settings.trust_remote_code)]
     if settings.max_steps is not None:
         flags += ["--max_steps", str(settings.max_steps)]
-    return flags if torch.accelerator.is_available() else [*flags, "--use_cpu", "true", "--bf16", "false"]
+    return flags if torch.accelerator.is_available() else [*flags, "--use_cpu", "true"]
 
 
 def make_pairs_of_documents(settings: RetrievalArguments) -> None:
     """Write `pairs.parquet` and `pairs_held_out.parquet`."""
-    flags = ["--source", settings.documents, "--column", settings.column, "--kinds", *settings.kinds]
-    flags += ["--pairs_per_document", str(settings.pairs_per_document)]
+    flags = ["--source", settings.documents, "--column", settings.column, "--kinds", *KINDS]
     flags += ["--held_out", str(settings.held_out), "--output", str(Path(settings.output_dir, "pairs.parquet"))]
     make_pairs.main(flags)
 
@@ -201,9 +195,9 @@ def report(settings: RetrievalArguments, scores: dict[str, float], better: str) 
     encoder = PassageEncoder(
         EmbeddingSettings(str(output / better / "model")), trust_remote_code=settings.trust_remote_code
     )
-    by_weight = {0.0: scores[better]} | hybrid_ndcg(encoder, *pairs, settings.keyword_weights)
+    by_weight = {0.0: scores[better]} | hybrid_ndcg(encoder, *pairs, KEYWORD_WEIGHTS)
     scores = {words: scores[name] for name, words in STAGES.items()} | {BM25: bm25_ndcg(*pairs)}
-    scores |= {HYBRID.format(weight): by_weight[weight] for weight in settings.keyword_weights}
+    scores |= {HYBRID.format(weight): by_weight[weight] for weight in KEYWORD_WEIGHTS}
     found = {"queries": len(held_out), "texts": len(texts), "ndcg_at_10": scores, "indexed": better}
     write_json(output / "report.json", found)
     print(

@@ -24,12 +24,11 @@ from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Annotated
 
 import neobert_hf  # noqa: F401  (registers the architecture)
 from neobert_hf.common.files import check_inputs, folder_lock
 from neobert_hf.common.script_errors import run_script
-from neobert_hf.common.settings import NotNegative, PathOrId, Range, check_ranges, parse_config
+from neobert_hf.common.settings import parse_config
 from neobert_hf.search.encoder import EmbeddingSettings, PassageEncoder, join_index
 from neobert_hf.search.index import Hit, VectorIndex, VectorIndexError, open_index
 from neobert_hf.search.indexing import SourceSettings, update_index
@@ -43,14 +42,9 @@ class SharedSettings:
     weaviate_url: str | None = field(
         default=None, metadata={"help": "URL of a Weaviate server; an API key is read from WEAVIATE_API_KEY"}
     )
-    weaviate_grpc_port: Annotated[int, Range(1, 65535)] = field(
-        default=50051, metadata={"help": "gRPC port of the same host"}
-    )
+    weaviate_grpc_port: int = field(default=50051, metadata={"help": "gRPC port of the same host"})
     device: str | None = field(default=None, metadata={"help": "cuda, cpu, ...; the fastest available one if unset"})
     trust_remote_code: bool = field(default=False, metadata={"help": "run code from the model's repository"})
-
-    def __post_init__(self):
-        check_ranges(self)
 
     def lock(self) -> AbstractContextManager:
         """A lock on the folder. Weaviate needs none: it guards its own files, and stores a repeated passage once."""
@@ -65,15 +59,16 @@ class QuerySettings:
     """The queries, and how the results are ranked and printed."""
 
     text: list[str] = field(metadata={"help": "one query or several, each in quotes"})
-    top_k: Annotated[int, Range(1, 10_000)] = field(default=5, metadata={"help": "passages to show"})
-    keyword_weight: NotNegative = field(
+    top_k: int = field(default=5, metadata={"help": "passages to show"})
+    keyword_weight: float = field(
         default=0.0, metadata={"help": "weight of BM25 (shared words) added to the cosine; 0 for the cosine alone"}
     )
-    model: PathOrId | None = field(default=None, metadata={"help": "new folder of the index's model, if it was moved"})
+    model: str | None = field(
+        default=None, metadata={"help": "new folder of the index's model, if it was moved", "path": "or Hub id"}
+    )
     json: bool = field(default=False, metadata={"help": "print one JSON object for each query"})
 
     def __post_init__(self):
-        check_ranges(self)
         if any(not text.strip() for text in self.text):
             raise ValueError("`text` holds an empty query.")
 

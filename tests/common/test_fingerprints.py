@@ -1,6 +1,6 @@
 """What tells checkpoints and data from others."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 from datasets import Dataset
@@ -12,7 +12,6 @@ from neobert_hf.common.fingerprints import (
     fingerprint,
     model_fingerprint,
 )
-from neobert_hf.common.settings import LocalPath, PathOrId
 from tests.helpers.models import small_model
 
 
@@ -81,8 +80,8 @@ def test_a_folder_without_a_model_has_no_fingerprint(tmp_path):
 
 @dataclass
 class Settings:
-    model: PathOrId
-    data: list[LocalPath] | None
+    model: str = field(metadata={"path": "or Hub id"})
+    data: list[str] | None = field(metadata={"path": True})
     rate: float = 1.0
     quiet: bool = False
 

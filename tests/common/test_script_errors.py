@@ -20,7 +20,7 @@ def test_what_the_package_refuses_is_one_message(tmp_path):
     (tmp_path / "junk").mkdir()
     (tmp_path / "junk" / "x").touch()
     for refuse, message in (
-        (lambda: parse_config(RecipeArguments, args=["--model", "m", "--datasets", "d", "--max_length", "1"]), "is 1;"),
+        (lambda: parse_config(RecipeArguments, args=["--model", "m", "--datset", "d"]), "--datset"),
         (lambda: list(read_rows([str(tmp_path / "nowhere.jsonl")], ("text",))), "nowhere.jsonl cannot be read"),
         (lambda: open_index(str(tmp_path / "junk")).create({"dimension": 2}), "choose a folder only for the index"),
     ):

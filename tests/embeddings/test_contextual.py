@@ -172,7 +172,7 @@ def test_no_other_recipe_or_tool_reads_the_first_stage_by_mistake(model, tmp_pat
         with pytest.raises(ValueError, match="is a contextual model, which needs a context"):
             build(path, 48)
     with pytest.raises(ValueError, match="is a contextual model, which needs a context"):
-        load_trained_model(path)
+        load_trained_model(path, "miner")
     # There is no such head, and so no model to train or to export.
     for build in (build_sparse_encoder, build_reranker):
         with pytest.raises(ValueError, match="NeoBERTContextualConfig"):

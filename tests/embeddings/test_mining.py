@@ -14,6 +14,7 @@ from neobert_hf.embeddings.mining import mine_negatives
 from neobert_hf.embeddings.models import load_trained_reranker
 from neobert_hf.embeddings.recipe import read_data, run_settings
 from tests.helpers.embedding_runs import described, load
+from tests.helpers.examples import load_example
 
 
 PROMPT = "Find the text. "
@@ -126,17 +127,31 @@ def test_the_weights_of_an_encoder_in_a_subfolder_belong_to_a_run(encoder, data,
 
 
 def test_what_cannot_check_anything_is_refused(trained, encoder):
-    with pytest.raises(
-        ValueError, match="`cross_encoder` is 'x' without `miner`: set `miner`, or leave `cross_encoder` out"
-    ):
-        DenseArguments("m", "d", cross_encoder="x")
-    with pytest.raises(ValueError, match="`absolute_margin` is 0.1 without `miner`"):
-        RerankerArguments("m", "d", absolute_margin=0.1)
-    with pytest.raises(ValueError, match="`relative_margin` is 0.1 without `miner`"):
-        RerankerArguments("m", "d", relative_margin=0.1)
+    for name, value in (("cross_encoder", "x"), ("absolute_margin", 0.1), ("relative_margin", 0.1)):
+        with pytest.raises(ValueError, match=f"`{name}` is of no use without `miner`"):
+            RerankerArguments("m", "d", **{name: value})
+    with pytest.raises(ValueError, match="`relative_margin` is 5"):
+        DenseArguments("m", "d", miner="x", negatives=1, relative_margin=5)
     assert RerankerArguments("m", "d", miner="x").relative_margin == 0.05
-    with pytest.raises(ValueError, match="not a trained reranker: `architectures` .* \\['NeoBERTForMaskedLM'\\]"):
-        load_trained_reranker(str(encoder))
+    with pytest.raises(ValueError, match="`cross_encoder` is .*NeoBERTForMaskedLM"):
+        load_trained_reranker(str(encoder), "cross_encoder")
+
+
+@pytest.mark.parametrize("name", ["model", "miner", "cross_encoder", "guide"])
+def test_a_model_that_is_not_there_is_named_by_its_setting(name, encoder, data, tmp_path):
+    flags = {"model": encoder, "datasets": data / "datasets.yaml", "output_dir": tmp_path, "miner": encoder}
+    flags |= {"negatives": 1, "use_cpu": True, name: tmp_path / "nowhere"}
+    with pytest.raises(OSError, match=f"`{name}` is .*nowhere"):
+        load_example("finetune_embeddings").main([f"--{flag}={value}" for flag, value in flags.items()])
+
+
+@pytest.mark.parametrize("name", ["miner", "guide"])
+def test_a_helper_of_another_kind_is_named_by_its_setting(name, encoder, data, tmp_path):
+    flags = {"model": encoder, "datasets": data / "datasets.yaml", "output_dir": tmp_path, "only": "pairs"}
+    flags |= {"use_cpu": True, "report_to": "none", "max_steps": 1, name: encoder}
+    flags |= {"negatives": 1} if name == "miner" else {}
+    with pytest.raises(ValueError, match=f"`{name}` is .*no embedding model"):
+        load_example("finetune_embeddings").main([f"--{flag}={value}" for flag, value in flags.items()])
 
 
 def test_a_helper_with_prompts_for_a_dataset_depends_on_its_name(trained, pairs, tmp_path):

@@ -285,7 +285,7 @@ def test_an_encoder_without_a_pooling_helps_no_other_model(tokenizer, tmp_path):
     with pytest.raises(
         ValueError, match="encoder is not an embedding model: it has no modules.json.*finetune_embeddings"
     ):
-        load_trained_model(str(tmp_path / "encoder"))
+        load_trained_model(str(tmp_path / "encoder"), "guide")
 
 
 def test_a_model_that_does_not_exist_is_said_to_be_that(tmp_path, monkeypatch):

@@ -121,8 +121,9 @@ def test_spans_are_neighbours_and_do_not_overlap():
 
 def test_texts_are_cut_and_pairs_of_a_document_limited():
     text = "\n\n".join(f"Number {number}. {MORE}" for number in range(20))
-    found = pairs(text, kinds=["sentence"], pairs_per_document=3, max_words=15)
-    assert len(found) == 3 and max(len(positive.split()) for _, _, positive in found) == 15
+    assert len(pairs(text, kinds=["sentence"])) == 8
+    ((_, query, positive),) = pairs(f"{BODY}\n\n{'word ' * 200}", kinds=["spans"])
+    assert sorted([len(query.split()), len(positive.split())])[1] == 120
 
 
 def test_the_same_pairs_from_every_run_and_each_query_once(tmp_path):
@@ -132,7 +133,6 @@ def test_the_same_pairs_from_every_run_and_each_query_once(tmp_path):
     first = make_pairs(settings(source=str(source)))["train"]
     assert first[:] == make_pairs(settings(source=str(source)))["train"][:]
     assert len(set(first["query"])) == len(first) and set(first["kind"]) == {"title", "sentence", "spans"}
-    assert first[:] != make_pairs(settings(source=str(source), seed=1))["train"][:]
 
 
 def test_contrastive_pretraining_on_what_the_script_wrote(tmp_path, monkeypatch, encoder, capsys):

@@ -16,11 +16,3 @@ NOT_MEANT = [math.nan, math.inf, -math.inf, -1, 0, -0.5, 1e-300, 1e300, 2**40, 1
 any_number = st.one_of(
     st.integers(1, 8), st.floats(0, 1), st.floats(1, 4), st.sampled_from(NOT_MEANT), st.floats(), st.integers(9, 40)
 )
-
-
-@st.composite
-def settings_with_any_number(draw, legal: dict[str, st.SearchStrategy]) -> tuple[dict, str | None]:
-    """Legal settings by name, in half of the cases with any number in the place of one; and which one that is."""
-    values = draw(st.fixed_dictionaries(legal))
-    changed = draw(st.none() | st.sampled_from(sorted(legal)))
-    return values if changed is None else values | {changed: draw(any_number)}, changed

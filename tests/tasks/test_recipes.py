@@ -33,6 +33,12 @@ from tests.helpers.task_runs import (
 
 
 classify, tag, answer = map(load_example, ("run_classification", "run_token_classification", "run_question_answering"))
+
+
+def numbered_rows(count: int) -> list[dict]:
+    return [row | {"section": str(number / count)} for number, row in enumerate(text_rows(count))]
+
+
 FEW = {"max_steps": 6, "eval_steps": 2}
 
 
@@ -48,6 +54,30 @@ def card_of(folder: Path, kind: str) -> dict[tuple[str, str], float]:
     assert facts.hyperparameters["learning_rate"] == report_of(folder)["settings"]["learning_rate"]
     assert ModelCard(text).data.pipeline_tag == kind
     return {(result.dataset_split, result.metric_type): result.metric_value for result in facts.eval_results}
+
+
+@pytest.mark.parametrize("task", ["classes", "numbers", "tags", "answers"])
+def test_accumulated_batches_train_as_one_large_batch(encoder, task, tmp_path):
+    """Also if the last batch of an epoch is smaller, and if rows have different numbers of labels."""
+    recipe, data = {
+        "classes": (classify, lambda: write_csv(tmp_path / "rows.csv", text_rows(45))),
+        "numbers": (classify, lambda: write_csv(tmp_path / "rows.csv", numbered_rows(45))),
+        "tags": (tag, lambda: write_json_lines(tmp_path / "rows.jsonl", tagged_rows(45))),
+        "answers": (answer, lambda: write_squad(tmp_path / "rows.json", asked_rows(40))),
+    }[task]
+    data, weights, plain = data(), [], shutil.copytree(encoder, tmp_path / "encoder")
+    config = json.loads((plain / "config.json").read_text())
+    (plain / "config.json").write_text(json.dumps(config | {"dropout": 0.0}))
+    for size, steps in ((8, 1), (2, 4)):
+        output = tmp_path / str(size)
+        changes = {"per_device_train_batch_size": size, "gradient_accumulation_steps": steps, "classifier_dropout": 0}
+        # Adam would make much of what float32 rounds.
+        changes |= {"optim": "sgd", "learning_rate": 0.1, "max_grad_norm": 100.0}
+        changes |= {"stride": 4} if task == "answers" else {}
+        recipe.main(flags(output, plain, data, num_train_epochs=2, eval_steps=5, **changes))
+        weights.append(load_file(output / "model" / "model.safetensors"))
+    for name, weight in weights[0].items():
+        assert torch.allclose(weight, weights[1][name], atol=1e-5), name
 
 
 def test_classes_of_a_csv_file(encoder, tmp_path, capsys):

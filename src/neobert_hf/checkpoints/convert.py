@@ -32,7 +32,7 @@ from neobert_hf.checkpoints.tensors import (
     tensor_problems,
 )
 from neobert_hf.common.files import folder_lock, write_json
-from neobert_hf.common.settings import LocalPath, PathOrId, parse_config
+from neobert_hf.common.settings import parse_config
 
 
 # `original` is the layout of the published model, and `state_dict` is `state_dict.pt`.
@@ -59,19 +59,26 @@ ORIGINAL_AUTO_MAP = {
 class ConvertSettings:
     """What is converted, and to what."""
 
-    source: PathOrId = field(metadata={"help": "state_dict.pt, safetensors, a folder that has one of these, or Hub id"})
-    output: LocalPath = field(metadata={"help": "new folder"})
-    to: Layout = field(default="neobert_hf", metadata={"help": "layout of the output"})
-    config: PathOrId | None = field(
-        default=None, metadata={"help": "config.json, or a folder or Hub id that has one; the source's own if unset"}
+    source: str = field(
+        metadata={"help": "state_dict.pt, safetensors, a folder that has one of these, or Hub id", "path": "or Hub id"}
     )
-    tokenizer: PathOrId | None = field(
-        default=None, metadata={"help": "folder or Hub id; if unset, the source's own, if it has one"}
+    output: str = field(metadata={"help": "new folder", "path": True})
+    to: Layout = field(default="neobert_hf", metadata={"help": "layout of the output"})
+    config: str | None = field(
+        default=None,
+        metadata={
+            "help": "config.json, or a folder or Hub id that has one; the source's own if unset",
+            "path": "or Hub id",
+        },
+    )
+    tokenizer: str | None = field(
+        default=None,
+        metadata={"help": "folder or Hub id; if unset, the source's own, if it has one", "path": "or Hub id"},
     )
 
 
 def main(args: list[str] | None = None) -> None:
-    options = {"positional": ("source", "output"), "file_flag": "--settings", "prog": "neobert-hf convert"}
+    options = {"positional": ("source", "output"), "prog": "neobert-hf convert"}
     (settings,) = parse_config(ConvertSettings, args=args, **options)
     with folder_lock(Path(settings.output)):
         print(convert(settings))

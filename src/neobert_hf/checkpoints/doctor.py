@@ -24,7 +24,7 @@ from neobert_hf.checkpoints.model_folder import (
     read_mapping,
 )
 from neobert_hf.checkpoints.tensors import is_rotary_table, stored_table_problems, tensor_problems
-from neobert_hf.common.settings import PathOrId, parse_config
+from neobert_hf.common.settings import parse_config
 
 
 OK, FAIL, SKIP = "ok", "FAIL", "skip"
@@ -50,7 +50,7 @@ class Skip(Exception):
 class DoctorSettings:
     """What is checked."""
 
-    path: PathOrId = field(metadata={"help": "folder or Hub id"})
+    path: str = field(metadata={"help": "folder or Hub id", "path": "or Hub id"})
     revision: str | None = field(default=None, metadata={"help": "branch, tag or commit of a Hub repository"})
 
 

@@ -38,7 +38,7 @@ from neobert_hf.checkpoints.model_folder import (
     text_length,
 )
 from neobert_hf.common.files import folder_lock, write_json
-from neobert_hf.common.settings import LocalPath, PathOrId, parse_config
+from neobert_hf.common.settings import parse_config
 from neobert_hf.configuration_neobert import NeoBERTConfig
 from neobert_hf.modeling_neobert import (
     NeoBERTForMaskedLM,
@@ -102,8 +102,8 @@ class ExportError(ValueError):
 class ExportSettings:
     """What is exported, and where to. For a Sentence Transformers model, the encoder is exported."""
 
-    path: PathOrId = field(metadata={"help": "checkpoint: a local folder or a Hub id"})
-    output_dir: LocalPath = field(metadata={"help": "folder to write; must not exist yet"})
+    path: str = field(metadata={"help": "checkpoint: a local folder or a Hub id", "path": "or Hub id"})
+    output_dir: str = field(metadata={"help": "folder to write; must not exist yet", "path": True})
     task: str | None = field(
         default=None, metadata={"choices": list(TASKS), "help": "the task of the checkpoint's class if unset"}
     )

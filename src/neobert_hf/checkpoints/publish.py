@@ -37,7 +37,7 @@ from neobert_hf.checkpoints.model_folder import (
 )
 from neobert_hf.common.files import folder_lock, write_json
 from neobert_hf.common.paths import check_links
-from neobert_hf.common.settings import LocalPath, PathOrId, parse_config
+from neobert_hf.common.settings import parse_config
 
 
 # The only files that are ever sent; `*` stands for part of a name. A list of forbidden files would miss some: keys and
@@ -76,16 +76,18 @@ STALE = [
 class PublishSettings:
     """What is published, where to, and what its card says."""
 
-    checkpoint: PathOrId = field(metadata={"help": "folder or Hub id, with safetensors"})
+    checkpoint: str = field(metadata={"help": "folder or Hub id, with safetensors", "path": "or Hub id"})
     repo_id: str = field(metadata={"help": "OWNER/NAME on the Hub"})
-    card: LocalPath | None = field(
-        default=None, metadata={"help": "YAML file with the content of the model card: fields of CardFacts"}
+    card: str | None = field(
+        default=None,
+        metadata={"help": "YAML file with the content of the model card: fields of CardFacts", "path": True},
     )
-    mteb_results: LocalPath | None = field(
-        default=None, metadata={"help": "folder with this model's results of examples/run_mteb.py, for the card"}
+    mteb_results: str | None = field(
+        default=None,
+        metadata={"help": "folder with this model's results of examples/run_mteb.py, for the card", "path": True},
     )
-    tokenizer: PathOrId | None = field(
-        default=None, metadata={"help": "folder or Hub id; the checkpoint's own if unset"}
+    tokenizer: str | None = field(
+        default=None, metadata={"help": "folder or Hub id; the checkpoint's own if unset", "path": "or Hub id"}
     )
     onnx: bool = field(default=False, metadata={"help": "add ONNX files"})
     precisions: list[str] | None = field(
@@ -94,8 +96,9 @@ class PublishSettings:
     public: bool = field(default=False, metadata={"help": "make a new repository public; otherwise it is private"})
     revision: str | None = field(default=None, metadata={"help": "branch or refs/pr/N to push to; `main` if unset"})
     pr: bool = field(default=False, metadata={"help": "open a pull request instead of changing `main`"})
-    output_dir: LocalPath | None = field(
-        default=None, metadata={"help": "keep the built folder here; if it exists already, it is sent as it is"}
+    output_dir: str | None = field(
+        default=None,
+        metadata={"help": "keep the built folder here; if it exists already, it is sent as it is", "path": True},
     )
     dry_run: bool = field(default=False, metadata={"help": "build and check; print what would be sent"})
 

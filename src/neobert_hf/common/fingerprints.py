@@ -7,9 +7,9 @@ what is compared, and the fingerprints of what lies there take their place.
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +21,6 @@ from transformers.utils import cached_file
 
 from neobert_hf.common.files import MARKER
 from neobert_hf.common.paths import check_model_exists
-from neobert_hf.common.settings import LocalPath, NamedPathOrId, PathOrId
 
 
 # The files of a model that weights, architecture, token ids and prompts depend on. The others tell how it was trained.
@@ -152,15 +151,11 @@ def depends_on(*settings: Any, leave_out: Iterable[str] = (), **contents: Any) -
     found = {}
     for each in settings:
         if is_dataclass(each):
-            hints = get_type_hints(type(each), include_extras=True)
-            each = {name: value for name, value in asdict(each).items() if not _is_path(hints[name])}
+            paths = {setting.name for setting in fields(each) if setting.metadata.get("path")}
+            each = {name: value for name, value in asdict(each).items() if name not in paths}
         found |= each
     found = {name: value for name, value in found.items() if name not in leave_out}
     return json.loads(json.dumps(found | contents, default=str))
-
-
-def _is_path(hint: Any) -> bool:
-    return hint in (LocalPath, PathOrId, NamedPathOrId) or any(map(_is_path, get_args(hint)))
 
 
 def differences(stored: dict, current: dict, prefix: str = "") -> list[tuple[str, Any, Any]]:

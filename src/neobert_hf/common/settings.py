@@ -1,192 +1,65 @@
-"""Settings of the recipes and of `neobert-hf`: typed dataclasses, filled from a YAML file and the command line."""
+"""Settings of the recipes and of `neobert-hf`: dataclasses, filled from a YAML file and by flags, which override it.
+
+`HfArgumentParser` makes a flag of every field. The metadata of a field hold its help and, if it is a path, one of
+
+- `"path": True`: in a YAML file the path is relative to that file, and on the command line to the current folder;
+- `"path": "or Hub id"`: the same, unless nothing is there and it has the form of a repository's id;
+- `"path": "name=or Hub id"`: the same for what follows the first `=`.
+"""
 
 import difflib
-import math
+import inspect
+import json
 import os
 import sys
-from argparse import ArgumentParser
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from argparse import Action, ArgumentParser
 from itertools import takewhile
-from numbers import Integral, Real
 from pathlib import Path
-from types import MappingProxyType, NoneType, UnionType
-from typing import Annotated, Any, TypedDict, Union, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import yaml
-from huggingface_hub.dataclasses import validate_typed_dict
-from huggingface_hub.errors import StrictDataclassFieldValidationError
 from transformers import HfArgumentParser
 
 from neobert_hf.common.paths import beside_file
 
 
-@dataclass(frozen=True)
-class Range:
-    """The finite numbers that a setting allows, written beside its type: `share: Annotated[float, Range(0, 1)]`.
-
-    Args:
-        least, most: the smallest and the largest allowed number; None for no limit.
-        above, below: limits that are not allowed themselves; None for no limit.
-    """
-
-    least: float | None = None
-    most: float | None = None
-    above: float | None = None
-    below: float | None = None
-
-    def __contains__(self, number: Any) -> bool:
-        # Every comparison with NaN is false. Neither torch nor a float can hold larger integers than these.
-        return (
-            abs(number) < (2**63 if isinstance(number, Integral) else math.inf)
-            and (self.least is None or number >= self.least)
-            and (self.most is None or number <= self.most)
-            and (self.above is None or number > self.above)
-            and (self.below is None or number < self.below)
-        )
-
-    def __str__(self) -> str:
-        if self.least is not None and self.most is not None:
-            return f"from {self.least:,} to {self.most:,}"
-        limits = {"{:,} or more": self.least, "above {:,}": self.above}
-        limits |= {"{:,} or less": self.most, "below {:,}": self.below}
-        given = [text.format(limit) for text, limit in limits.items() if limit is not None]
-        return " and ".join(given) or "finite"
+# The paths among the settings of Transformers.
+INHERITED_PATHS = ("output_dir", "logging_dir")
 
 
-@dataclass(frozen=True)
-class IsPath:
-    """Marks a setting that is a path. In a YAML file, the path is relative to that file; see `beside_file`.
+class SettingsParser(HfArgumentParser):
+    """Keeps which settings are paths (`action.path`), and raises ValueError where argparse would end the process."""
 
-    Args:
-        or_id: the setting may also be a Hub id.
-        named: the setting is written `name=path`.
-    """
+    def add_argument(self, *flags: str, path: bool | str = False, **options) -> Action:
+        action = super().add_argument(*flags, **options)
+        action.path = path or action.dest in INHERITED_PATHS
+        return action
 
-    or_id: bool = False
-    named: bool = False
-
-    def resolve(self, file: str, name: str, value: Any) -> Any:
-        if isinstance(value, list):
-            return [self.resolve(file, name, item) for item in value]
-        if not isinstance(value, str):
-            return value
-        first, equals, path = value.partition("=") if self.named else ("", "", value)
-        return first + equals + beside_file(file, path, name, self.or_id)
-
-
-LocalPath = Annotated[str, IsPath()]
-PathOrId = Annotated[str, IsPath(or_id=True)]
-NamedPathOrId = Annotated[str, IsPath(or_id=True, named=True)]
-# The paths among the arguments that recipes inherit from Transformers.
-INHERITED_PATHS = {"output_dir": IsPath(), "logging_dir": IsPath()}
-
-Count = Annotated[int, Range(1)]
-CountOrZero = Annotated[int, Range(0)]
-Positive = Annotated[float, Range(above=0)]
-NotNegative = Annotated[float, Range(0)]
-Share = Annotated[float, Range(0, 1)]
-
-
-def check_ranges(settings: Any, inherited: Mapping[str, Range] = MappingProxyType({})) -> None:
-    """Check every number in a dataclass, including those in lists and dictionaries, by the `Range` beside its type.
-
-    A number without a `Range` must be finite. None is allowed where the type says so.
-
-    Args:
-        inherited: ranges of fields that another package declares, by name.
-
-    Raises:
-        ValueError: naming the setting, its value and what it must be.
-    """
-    hints = get_type_hints(type(settings), include_extras=True)
-    for name in [setting.name for setting in fields(settings)]:
-        types, value = list(_parts_of_type(hints[name])), getattr(settings, name)
-        allowed = _declared_range(hints[name]) or inherited.get(name, Range())
-        for item in _items(value):
-            if not _fits(item, types, allowed):
-                kind = "" if isinstance(item, Real) and abs(item) < math.inf else "a number, "
-                if int in types and float not in types and not isinstance(item, Integral):
-                    kind = "a whole number, "
-                subject = "it" if item is value else "each"
-                raise ValueError(f"`{name}` is {value!r}; {subject} must be {kind}{allowed}.")
-
-
-@dataclass
-class RangedSettings:
-    """Settings that raise ValueError if a number is out of its range."""
-
-    def __post_init__(self):
-        check_ranges(self)
-
-
-def check_needed(settings: Any, needed: str, names: Sequence[str]) -> None:
-    """Refuse settings that have no effect without the setting `needed`."""
-    for name in names:
-        if getattr(settings, needed) is None and getattr(settings, name) is not None:
-            found = f"`{name}` is {getattr(settings, name)!r} without `{needed}`"
-            raise ValueError(f"{found}: set `{needed}`, or leave `{name}` out.")
-
-
-def _fits(item: Any, types: list, allowed: Range) -> bool:
-    """Whether a setting of these types may be, or contain, this item. Only numbers are compared with the range."""
-    if isinstance(item, Real) and not isinstance(item, bool):
-        return item in allowed and (float in types or int not in types or isinstance(item, Integral))
-    others = tuple(kind for kind in (str, bool, NoneType) if kind in types)
-    return isinstance(item, others) or not (int in types or float in types)
-
-
-def _declared_range(hint: Any) -> Range | None:
-    return _part_of_type(hint, Range)
-
-
-def _part_of_type(hint: Any, kind: type) -> Any:
-    return next((part for part in _parts_of_type(hint) if isinstance(part, kind)), None)
-
-
-def _parts_of_type(hint: Any) -> Iterator[Any]:
-    """`list[Annotated[int, Range(1)]] | None` as list, int, Range(1), NoneType."""
-    yield hint
-    for part in get_args(hint):
-        yield from _parts_of_type(part)
-
-
-def _items(value: Any) -> Iterator[Any]:
-    """The items of lists and dictionaries, at any depth; for anything else, the value itself."""
-    if not isinstance(value, (list, tuple, dict)):
-        yield value
-        return
-    for item in value.values() if isinstance(value, dict) else value:
-        yield from _items(item)
+    def error(self, message: str) -> None:
+        raise ValueError(f"{message}. -h lists all settings.")
 
 
 def parse_config(
-    *dataclass_types: type,
-    args: list[str] | None = None,
-    positional: tuple[str, ...] = (),
-    file_flag: str = "--config",
-    prog: str | None = None,
+    *dataclass_types: type, args: list[str] | None = None, positional: tuple[str, ...] = (), prog: str | None = None
 ) -> tuple[Any, ...]:
-    """Fill dataclasses: their defaults, then `--config FILE.yaml` (flat keys), then the other command-line flags.
+    """Fill dataclasses: their defaults, then `--config FILE.yaml`, then the other flags.
 
-    Paths in a file are relative to that file (`LocalPath`, `PathOrId`), those of flags to the current folder.
-
-    A file may begin with `extends: OTHER.yaml`, a path relative to the file. Its own keys override those of OTHER.yaml.
+    A file holds one `name: value` per line. It may begin with `extends: OTHER.yaml`, whose values it overrides. `null`
+    stands for no value, in a file and on the command line.
 
     Args:
-        dataclass_types: as for `transformers.HfArgumentParser`; `TrainingArguments` is one. `-h` prints their fields.
+        dataclass_types: as for `transformers.HfArgumentParser`; `TrainingArguments` is one. If one has a setting
+            `config`, there is no `--config FILE.yaml`.
         args: the command line without the program's name; `sys.argv[1:]` if None.
         positional: settings that may be given first and without their flag, in this order.
-        file_flag: the flag that names the YAML file; choose another one where the dataclasses have a setting `config`.
         prog: the program's name in the help; the name of the script if None.
 
     Returns:
         One instance for each type, in order.
 
     Raises:
-        FileNotFoundError: if the YAML file does not exist; the message names the file with the most similar name.
-        ValueError: on an unknown flag, and on an unknown key or a value of the wrong type in the YAML file.
-        SystemExit: from argparse, if it cannot parse a flag's value, and after `-h`.
+        ValueError: naming a setting that is unknown, missing or of the wrong type, and the file if it is in one.
+        SystemExit: after `-h`; with status 2 and a list of configurations, if settings are needed and none is given.
 
     Example:
 
@@ -195,152 +68,139 @@ def parse_config(
     ```
     """
     args = _name_positional(list(sys.argv[1:] if args is None else args), positional)
+    hints = {name: hint for kind in dataclass_types for name, hint in get_type_hints(kind).items()}
     config = ArgumentParser(add_help=False, allow_abbrev=False)
-    config.add_argument(
-        file_flag, dest="settings_file", metavar="FILE.yaml", help="settings by name; flags override them"
-    )
-    first = f"May be given without a flag, in this order, before all flags: {', '.join(positional)}."
-    options = {"prog": prog, "epilog": first if positional else None}
-    parser = HfArgumentParser(dataclass_types, parents=[config], allow_abbrev=False, **options)
-    hints = {name: hint for cls in dataclass_types for name, hint in get_type_hints(cls).items()}
-    annotated = {name: hint for cls in dataclass_types for name, hint in get_type_hints(cls, None, None, True).items()}
-    ranges = {name: found for name, hint in annotated.items() if (found := _declared_range(hint))}
-    hints = {action.dest: hints[action.dest] for action in parser._actions if action.dest in hints}
-    path = config.parse_known_args(args)[0].settings_file
-    marks = {name: mark for name, hint in annotated.items() if (mark := _part_of_type(hint, IsPath))}
-    values = _read_settings(path, hints, INHERITED_PATHS | marks) if path is not None else {}
-    parser.set_defaults(**values)
-    for action in parser._actions:
-        action.required = action.required and action.dest not in values
-        if action.dest in ranges:
-            action.help = f"{action.help}; {ranges[action.dest]}"
-    _refuse_unknown(_unknown_flags(args, parser), hints)
+    if "config" not in hints:
+        config.add_argument("--config", dest="config_file", metavar="FILE.yaml", help="settings; flags override them")
+    usage = " ".join(["%(prog)s", *(f"[{name}]" for name in positional), "[--config FILE.yaml] [--setting value ...]"])
+    parser = SettingsParser(dataclass_types, parents=[config], prog=prog, usage=usage, allow_abbrev=False)
+    _show_ours_first(parser, dataclass_types)
+    # A switch has a second action, `--no_...`, behind its own.
+    settings = {action.dest: action for action in reversed(parser._actions) if action.dest in hints}
+    needed = [action for action in settings.values() if action.required]
+    if needed and not args:
+        _list_configs([action.dest for action in needed])
+
+    optional = {name for name in settings if type(None) in get_args(hints[name])}
+    given = {}
+    for action in needed:
+        action.required = False
+    if file := getattr(config.parse_known_args(args)[0], "config_file", None):
+        for place, values in read_extended(file):
+            given |= _read_values(place, values, parser, settings, optional)
+    args, nulls = _take_nulls(args, optional)
+    given |= dict.fromkeys(nulls)
+    parser.set_defaults(**given)
+    for action in needed:
+        action.required = action.dest not in given
+
+    _refuse_unknown_flags(args, parser, list(settings))
     # Without `look_for_args_file=False`, Transformers would silently add the flags from a file named after the script.
-    *parsed, _, unknown = parser.parse_args_into_dataclasses(args, True, look_for_args_file=False)
-    _refuse_unknown(unknown, hints)
-    return tuple(parsed)
+    *parsed, rest = parser.parse_args_into_dataclasses(args, look_for_args_file=False, return_remaining_strings=True)
+    if rest:
+        raise ValueError(f"{rest[0]!r} on the command line is a value without a flag. -h lists all settings.")
+    return tuple(parsed[: len(dataclass_types)])
 
 
-def _unknown_flags(args: list[str], parser: ArgumentParser) -> list[str]:
-    """Flags that do not exist; none if help is asked for.
+def _show_ours_first(parser: SettingsParser, dataclass_types: tuple[type, ...]) -> None:
+    """Move the settings of Transformers behind a line in the help."""
+    bases = {base for kind in dataclass_types for base in kind.__mro__}
+    theirs = {base for base in bases if base.__module__.startswith(("transformers.", "sentence_transformers."))}
+    ours = {name for base in bases - theirs for name in inspect.get_annotations(base)} | {"output_dir"}
+    inherited = {name for base in theirs for name in inspect.get_annotations(base)} - ours
+    actions = parser._optionals._group_actions
+    group = parser.add_argument_group("settings of Transformers, explained at its TrainingArguments")
+    group._group_actions.extend(action for action in actions if action.dest in inherited)
+    actions[:] = [action for action in actions if action.dest not in inherited]
 
-    They are found before argparse looks for required settings: if it misses one whose flag is misspelt, it does not
-    name the mistake. Words with a space are values, as they are for argparse.
-    """
-    if {"-h", "--help"}.intersection(args):
-        return []
-    words = [word for word in args if word.startswith("--") and " " not in word]
-    return [word for word in words if word.split("=")[0] not in parser._option_string_actions]
+
+def _list_configs(needed: list[str]) -> None:
+    """End a script that was called without arguments. Files of `configs/` say in a line which script they are for."""
+    script = Path(sys.argv[0])
+    print(f"{script.name} needs {', '.join(f'--{name}' for name in needed)}. -h lists all settings.", file=sys.stderr)
+    for file in sorted((script.resolve().parent.parent / "configs").rglob("*.yaml")):
+        if f"# For examples/{script.name}" in file.read_text(encoding="utf-8"):
+            print(f"  --config {os.path.relpath(file)}", file=sys.stderr)
+    sys.exit(2)
 
 
-def _refuse_unknown(words: list[str], hints: dict[str, Any]) -> None:
-    if words:
-        advice = nearest(words[0].split("=")[0], [f"--{name}" for name in hints])
-        raise ValueError(f"Unknown argument {words[0]!r} on the command line{advice} -h lists all.")
+def _read_values(
+    file: str, values: dict[str, Any], parser: SettingsParser, settings: dict[str, Action], optional: set[str]
+) -> dict[str, Any]:
+    """The values of a YAML file, converted as those of the command line are. Its paths are relative to the file."""
+    found = {}
+    for name, value in values.items():
+        if name not in settings:
+            raise ValueError(f"{file} has the unknown key {name!r}{nearest(str(name), list(settings))}")
+        action, several = settings[name], settings[name].nargs == "+"
+        if (value is None and name in optional) or (value == [] and several):
+            found[name] = value
+            continue
+        if value is None or (isinstance(value, list) and not several):
+            raise ValueError(f"{file}: `{name}` is {value!r}; it must be one value.")
+        items = value if isinstance(value, list) else [value]
+        if action.path:
+            items = [_beside(file, item, action) for item in items]
+        words = [json.dumps(item) if isinstance(item, dict) else str(item) for item in items]
+        try:
+            flags = [f"--{name}", *words] if several else [f"--{name}={words[0]}"]
+            found[name] = getattr(parser.parse_known_args(flags)[0], name)
+        except ValueError as error:
+            raise ValueError(f"{file}: {error}") from error
+    return found
+
+
+def _beside(file: str, value: str, action: Action) -> str:
+    name, equals, path = value.partition("=") if action.path == "name=or Hub id" else ("", "", value)
+    return name + equals + beside_file(file, path, action.dest, or_id=action.path is not True)
 
 
 def _name_positional(args: list[str], positional: tuple[str, ...]) -> list[str]:
-    """`a b --flag` as `--first a --second b --flag`."""
-    words = list(takewhile(lambda word: not word.startswith("-"), args))
-    if len(words) > len(positional):
-        first = "every value needs a flag before it"
-        if positional:
-            first = f"only {', '.join(positional)} may be given without one, before all flags"
-        raise ValueError(f"{words[len(positional)]!r} on the command line is a value without a flag: {first}.")
-    flags = [part for name, word in zip(positional, words) for part in (f"--{name}", word)]
-    return flags + args[len(words) :]
+    """`a b --flag` as `--first=a --second=b --flag`."""
+    words = list(takewhile(lambda word: not word.startswith("-"), args))[: len(positional)]
+    return [f"--{name}={word}" for name, word in zip(positional, words)] + args[len(words) :]
 
 
-class _UniqueKeyLoader(yaml.SafeLoader):
-    """Refuses a key that occurs twice. Other YAML loaders silently take the last value."""
+def _take_nulls(args: list[str], optional: set[str]) -> tuple[list[str], list[str]]:
+    """The command line without each `--name null`, and these names."""
+    pairs = zip(args, args[1:])
+    places = [place for place, (flag, word) in enumerate(pairs) if word == "null" and flag.lstrip("-") in optional]
+    left = [word for place, word in enumerate(args) if place not in places and place - 1 not in places]
+    return left, [args[place].lstrip("-") for place in places]
 
-    def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
-        mapping, keys = super().compose_mapping_node(anchor), set()
-        scalars = [key for key, _ in mapping.value if isinstance(key, yaml.ScalarNode)]
-        for key in [key for key in scalars if key.value != "<<"]:  # `<<` merges in the keys of another mapping.
-            name = self.construct_object(key)
-            if name in keys:
-                raise yaml.MarkedYAMLError(problem=f"the key {name!r} occurs twice", problem_mark=key.start_mark)
-            keys.add(name)
-        return mapping
+
+def _refuse_unknown_flags(args: list[str], parser: SettingsParser, names: list[str]) -> None:
+    """Before argparse looks for settings that are missing: the flag of one of them may be misspelt."""
+    flags = [word.split("=")[0] for word in args if word.startswith("--") and " " not in word]
+    unknown = [flag for flag in flags if flag not in parser._option_string_actions]
+    if unknown and not {"-h", "--help"}.intersection(args):
+        advice = nearest(unknown[0], [f"--{name}" for name in names])
+        raise ValueError(f"Unknown argument {unknown[0]!r} on the command line{advice} -h lists all settings.")
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
     """The mapping in a YAML file; an empty one for an empty file.
 
     Raises:
-        FileNotFoundError: if the file does not exist; the message names the file with the most similar name.
-        ValueError: if it is not valid YAML, does not hold a mapping, or repeats a key at any depth.
+        ValueError: if it is not valid YAML or does not hold a mapping.
     """
-    try:
-        with open(path, encoding="utf-8") as file:
-            content = yaml.load(file, Loader=_UniqueKeyLoader) or {}
-    except FileNotFoundError:
-        folder, name = os.path.split(path)
-        siblings = [file.name for file in Path(folder).glob("*.yaml")]
-        advice = nearest(name, siblings) if siblings else f"; {folder or 'this folder'} holds no .yaml file."
-        raise FileNotFoundError(f"There is no file {path}{advice}") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a 13th month. The last: 5,000 brackets.
-        mark = getattr(error, "problem_mark", None)
-        where = f"line {mark.line + 1}: {error.problem}" if mark else str(error)
-        raise ValueError(f"{path} is not valid YAML ({where}).") from error
+    with open(path, encoding="utf-8") as file:
+        try:
+            content = yaml.safe_load(file) or {}
+        except yaml.YAMLError as error:
+            raise ValueError(f"{path} is not valid YAML: {error}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds a {type(content).__name__}; it must hold one `key: value` per line.")
     return content
 
 
-def read_extended(path: str, children: tuple[str, ...] = ()) -> list[tuple[str, dict[str, Any]]]:
-    """Path and keys, without `extends`, of a YAML file and of those that it extends, the farthest ancestor first.
-
-    Raises:
-        FileNotFoundError, ValueError: as `read_yaml`; also if `extends` is not text, or names a file that extends
-            this one.
-    """
+def read_extended(path: str) -> list[tuple[str, dict[str, Any]]]:
+    """Path and keys, without `extends`, of a YAML file and of those that it extends, the farthest ancestor first."""
     content = read_yaml(path)
     if "extends" not in content:
         return [(path, content)]
-    if not isinstance(parent := content.pop("extends"), str):
-        raise ValueError(f"{path}: `extends` is {parent!r}; it must name another YAML file.")
-    parent, children = os.path.join(os.path.dirname(path), parent), (*children, os.path.realpath(path))
-    if os.path.realpath(parent) in children:
-        raise ValueError(f"{path} extends {parent}, which extends it in turn.")
-    return [*read_extended(parent, children), (path, content)]
-
-
-def _read_settings(path: str, hints: dict[str, Any], marks: dict[str, IsPath]) -> dict[str, Any]:
-    """The checked settings of a file, on top of those of the files that it extends."""
-    settings = {}
-    for file, values in read_extended(path):
-        settings |= _resolve(file, _check_values(file, values, hints), marks)
-    return settings
-
-
-def _resolve(path: str, values: dict[str, Any], marks: dict[str, IsPath]) -> dict[str, Any]:
-    return {name: marks[name].resolve(path, name, value) if name in marks else value for name, value in values.items()}
-
-
-def _check_values(path: str, values: dict[str, Any], hints: dict[str, Any]) -> dict[str, Any]:
-    for key, value in values.items():
-        if key not in hints:
-            raise ValueError(f"{path} has the unknown key {key!r}{nearest(str(key), list(hints))}")
-        types = get_args(hints[key]) or (hints[key],)
-        # A single value stands for a list of one.
-        allowed = types if get_origin(hints[key]) in (Union, UnionType) else (hints[key],)
-        if str not in allowed and list in map(get_origin, allowed) and isinstance(value, (str, int, float)):
-            value = values[key] = [value]
-        if hints[key] == list[float] and isinstance(value, list):
-            values[key] = [float(item) if type(item) is int else item for item in value]
-        # YAML 1.1 reads 1e-3 as a string and 1 as an int; both are meant as floats here.
-        if float in types and isinstance(value, (int, str)) and type(value) not in types:
-            try:
-                values[key] = value if isinstance(value, bool) else float(value)
-            except ValueError:
-                pass  # A real string: refused below.
-    try:
-        validate_typed_dict(TypedDict("Settings", {key: hints[key] for key in values}), values)
-    except StrictDataclassFieldValidationError as error:
-        raise ValueError(f"{path}: {error}") from error
-    return values
+    parent = os.path.join(os.path.dirname(path), str(content.pop("extends")))
+    return [*read_extended(parent), (path, content)]
 
 
 def nearest(name: str, known: list[str]) -> str:

@@ -1,26 +1,15 @@
 """Settings of the recipes that train embedding models and rerankers."""
 
 from dataclasses import dataclass, field
-from typing import Annotated
 
 from sentence_transformers import SentenceTransformerTrainingArguments
 
-from neobert_hf.common.settings import (
-    Count,
-    CountOrZero,
-    LocalPath,
-    NotNegative,
-    PathOrId,
-    Range,
-    RangedSettings,
-    Share,
-    check_needed,
-)
+from neobert_hf.common.paths import check_model_exists
 from neobert_hf.training.adapters import LoraArguments
-from neobert_hf.training.arguments import check_fixed, check_inherited, check_unused
+from neobert_hf.training.arguments import BF16, choose_precision, fix
 
 
-# Settings that these recipes fix, in addition to those that all recipes fix.
+# What these recipes need of Transformers' settings.
 FIXED = {
     # A short last batch would have fewer negatives.
     "dataloader_drop_last": True,
@@ -56,7 +45,7 @@ class EmbeddingArguments(SentenceTransformerTrainingArguments):
     warmup_steps: float = field(default=2_000, metadata={"help": "optimizer steps, or a share of all if below 1"})
     weight_decay: float = field(default=0.01, metadata={"help": "decoupled; not on norms and biases"})
     adam_beta2: float = field(default=0.95, metadata={"help": "decay rate of the second moment"})
-    bf16: bool = field(default=True, metadata={"help": "autocast; weights and optimizer stay float32"})
+    bf16: bool | None = field(default=None, metadata=BF16)
     batch_sampler: str = field(
         default="no_duplicates",
         metadata={"help": "draws the batches of a dataset; no_duplicates_hashed is faster and reads all rows first"},
@@ -65,35 +54,38 @@ class EmbeddingArguments(SentenceTransformerTrainingArguments):
     logging_steps: float = field(default=20, metadata={"help": "optimizer steps, or a share of all if below 1"})
     save_steps: float = field(default=500, metadata={"help": "optimizer steps, or a share of all if below 1"})
     save_total_limit: int | None = field(default=2, metadata={"help": "number of complete checkpoints to keep"})
-    dataloader_drop_last: bool = field(default=True, metadata={"help": "fixed"})
-    logging_nan_inf_filter: bool = field(default=False, metadata={"help": "fixed"})
 
     def __post_init__(self):
-        check_inherited(self)
+        fix(self, FIXED, UNUSED)
+        choose_precision(self)
         if self.batch_sampler not in BATCH_SAMPLERS:
             raise ValueError(
                 f"`batch_sampler` is {self.batch_sampler}; this recipe needs {' or '.join(BATCH_SAMPLERS)}."
             )
         super().__post_init__()
-        check_fixed(self, FIXED)
-        check_unused(self, SentenceTransformerTrainingArguments, UNUSED)
 
 
 @dataclass
-class RecipeArguments(RangedSettings):
+class RecipeArguments:
     """The model to train, and the data to train it on."""
 
-    model: PathOrId = field(metadata={"help": "an encoder: path or Hub id"})
-    datasets: LocalPath = field(metadata={"help": "YAML file that describes the datasets"})
+    model: str = field(metadata={"help": "an encoder: path or Hub id", "path": "or Hub id"})
+    datasets: str = field(metadata={"help": "YAML file that describes the datasets", "path": True})
     only: list[str] = field(default_factory=list, metadata={"help": "use these datasets of the file; all if empty"})
-    max_length: Annotated[int, Range(3)] = field(default=1024, metadata={"help": "tokens; longer texts are cut"})
-    max_negatives: CountOrZero | None = field(
+    max_length: int = field(default=1024, metadata={"help": "tokens; longer texts are cut"})
+    max_negatives: int | None = field(
         default=None, metadata={"help": "use at most this many hard negatives of a row; all if unset"}
     )
-    alpha: Annotated[float, Range(0, 10)] = field(
+    alpha: float = field(
         default=0.5, metadata={"help": "datasets are drawn in proportion to their size to the power of this"}
     )
     trust_remote_code: bool = field(default=False, metadata={"help": "run code from the model's repository"})
+
+    def check_models(self) -> None:
+        """Refuse a model that does not exist, by the name of its setting, before any work starts."""
+        for name in ("model", "miner", "cross_encoder", "guide", "first_model"):
+            if getattr(self, name, None) is not None:
+                check_model_exists(getattr(self, name), name)
 
 
 @dataclass
@@ -103,29 +95,37 @@ class MiningArguments(RecipeArguments):
     The two margins and the cross-encoder have the names that they have in Sentence Transformers' `mine_hard_negatives`.
     """
 
-    miner: PathOrId | None = field(
-        default=None, metadata={"help": "embedding model that finds hard negatives where a dataset has none"}
+    miner: str | None = field(
+        default=None,
+        metadata={"help": "embedding model that finds hard negatives where a dataset has none", "path": "or Hub id"},
     )
-    relative_margin: Share | None = field(
+    relative_margin: float | None = field(
         default=None,
         metadata={
             "help": "with `miner`: leave out documents above the right document's score minus this share of it; 0.05 "
             "if unset"
         },
     )
-    absolute_margin: NotNegative | None = field(
+    absolute_margin: float | None = field(
         # TopK-MarginPos of the same paper, which uses a margin of 0.05 on cosine similarities.
         default=None,
         metadata={"help": "with `miner`: also leave out documents that score less than this below the right document"},
     )
-    cross_encoder: PathOrId | None = field(
+    cross_encoder: str | None = field(
         default=None,
-        metadata={"help": "with `miner`: reranker whose scores replace the miner's in both margins"},
+        metadata={
+            "help": "with `miner`: reranker whose scores replace the miner's in both margins",
+            "path": "or Hub id",
+        },
     )
 
     def __post_init__(self):
-        super().__post_init__()
-        check_needed(self, "miner", ("relative_margin", "absolute_margin", "cross_encoder"))
+        for name in ("relative_margin", "absolute_margin", "cross_encoder"):
+            if self.miner is None and getattr(self, name) is not None:
+                raise ValueError(f"`{name}` is of no use without `miner`: set `miner` as well, or leave `{name}` out.")
+        # 5 in place of 0.05 would leave every document out.
+        if not 0 <= (self.relative_margin or 0) <= 1:
+            raise ValueError(f"`relative_margin` is {self.relative_margin}; it is a share from 0 to 1.")
         if self.miner is not None and self.relative_margin is None:
             # 95% of the right document's score: the best of the filters that NV-Retriever compares (arXiv 2407.15831,
             # TopK-PercPos), and what Sentence Transformers recommends.
@@ -136,25 +136,29 @@ class MiningArguments(RecipeArguments):
 class DenseArguments(LoraArguments, MiningArguments):
     """The model, the data and the loss of dense embeddings."""
 
-    temperature: Annotated[float, Range(1e-6)] = field(
+    temperature: float = field(
         default=0.07, metadata={"help": "the cosine similarities in the loss are divided by this"}
     )
-    mini_batch_size: Count | None = field(
+    mini_batch_size: int | None = field(
         default=None, metadata={"help": "texts computed at a time, for batches that do not fit in memory (GradCache)"}
     )
-    matryoshka_dims: list[Count] = field(
+    matryoshka_dims: list[int] = field(
         default_factory=list, metadata={"help": "also train prefixes of the embeddings of these lengths"}
     )
-    guide: PathOrId | None = field(
+    guide: str | None = field(
         default=None,
-        metadata={"help": "embedding model that decides which texts of a batch are not used as negatives (GIST)"},
+        metadata={
+            "help": "embedding model that decides which texts of a batch are not used as negatives (GIST)",
+            "path": "or Hub id",
+        },
     )
-    negatives: Count | None = field(
+    negatives: int | None = field(
         default=None, metadata={"help": "with `miner`: mine at most this many hard negatives for a row"}
     )
 
     def __post_init__(self):
-        super().__post_init__()
+        LoraArguments.__post_init__(self)
+        MiningArguments.__post_init__(self)
         if (self.miner is None) != (self.negatives is None):
             raise ValueError(
                 f"`miner` is {self.miner!r} and `negatives` is {self.negatives}: set both, or leave both out."
@@ -165,17 +169,15 @@ class DenseArguments(LoraArguments, MiningArguments):
 class SparseArguments(RecipeArguments):
     """The model, the data and the sparsity of sparse embeddings (regularisers: https://arxiv.org/abs/2205.04733)."""
 
-    query_weight: NotNegative = field(default=5e-5, metadata={"help": "weight of the FLOPS regulariser of queries"})
-    document_weight: NotNegative = field(
-        default=3e-5, metadata={"help": "weight of the FLOPS regulariser of documents"}
-    )
+    query_weight: float = field(default=5e-5, metadata={"help": "weight of the FLOPS regulariser of queries"})
+    document_weight: float = field(default=3e-5, metadata={"help": "weight of the FLOPS regulariser of documents"})
 
 
 @dataclass
 class RerankerArguments(LoraArguments, MiningArguments):
     """The model, the data and the negatives of a reranker."""
 
-    negatives: Count = field(
+    negatives: int = field(
         default=4,
         metadata={"help": "negatives of a query: first its hard negatives, then right documents of other rows"},
     )
@@ -183,3 +185,7 @@ class RerankerArguments(LoraArguments, MiningArguments):
     instructions: bool = field(
         default=False, metadata={"help": "put the instruction of a dataset before its queries, as embedding models do"}
     )
+
+    def __post_init__(self):
+        LoraArguments.__post_init__(self)
+        MiningArguments.__post_init__(self)

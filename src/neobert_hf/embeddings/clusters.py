@@ -82,7 +82,7 @@ def embed_pairs(pairs: Dataset, description: PairDataset, run: Run) -> tuple[np.
             matrix = matrix.toarray()
         vectors = normalize(matrix).astype(np.float32)
         return vectors[: len(queries)], vectors[len(queries) :]
-    model = load_trained_model(settings.first_model, settings.trust_remote_code)
+    model = load_trained_model(settings.first_model, "first_model", settings.trust_remote_code)
     both = []
     for texts, prompt in zip((queries, positives), prompts_of_helper("first model", model, description)):
         vectors = model.encode(texts, prompt=prompt, normalize_embeddings=True, show_progress_bar=True)

@@ -1,12 +1,10 @@
 """The recipe of contextual document embeddings: its settings, batches, trainer and evaluation."""
 
 from dataclasses import dataclass, field
-from typing import Annotated
 
 import torch
 from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 
-from neobert_hf.common.settings import Count, CountOrZero, PathOrId, Positive, Range
 from neobert_hf.embeddings.arguments import RecipeArguments
 from neobert_hf.embeddings.batches import ContrastiveCollator
 from neobert_hf.embeddings.clusters import CLUSTER, VECTORS, ClusterBatchSampler
@@ -22,28 +20,32 @@ COLLAPSED = 0.99
 class ContextualArguments(RecipeArguments):
     """The model, the data and the context. The help texts say where a default comes from."""
 
-    temperature: Positive = field(
+    temperature: float = field(
         default=0.02, metadata={"help": "the cosine similarities are divided by this (reference code)"}
     )
-    mini_batch_size: Count = field(
+    mini_batch_size: int = field(
         default=32, metadata={"help": "texts computed at a time; the trained weights do not depend on it"}
     )
-    max_negatives: CountOrZero | None = field(
+    max_negatives: int | None = field(
         default=0, metadata={"help": "use at most this many hard negatives of a row (paper: none); all if unset"}
     )
-    context_size: Count = field(default=512, metadata={"help": "documents in a context (paper)"})
-    context_dropout: Annotated[float, Range(0, below=1)] = field(
+    context_size: int = field(default=512, metadata={"help": "documents in a context (paper)"})
+    context_dropout: float = field(
         default=0.005,
         metadata={"help": "share of the context that is hidden in training (Morris and Rush; reference code: 0)"},
     )
-    soft_prompts: Count = field(default=8, metadata={"help": "learned vectors after the context (reference code)"})
-    text_position: CountOrZero = field(
+    soft_prompts: int = field(default=8, metadata={"help": "learned vectors after the context (reference code)"})
+    text_position: int = field(
         default=0, metadata={"help": "position of a text's first token: 0 (ours) or `context_size` (reference code)"}
     )
-    first_model: PathOrId | None = field(
-        default=None, metadata={"help": "embedding model that finds clusters and false negatives; TF-IDF if unset"}
+    first_model: str | None = field(
+        default=None,
+        metadata={
+            "help": "embedding model that finds clusters and false negatives; TF-IDF if unset",
+            "path": "or Hub id",
+        },
     )
-    false_negative_margin: Annotated[float, Range(-2, 2)] | None = field(
+    false_negative_margin: float | None = field(
         default=0.0,
         metadata={
             "help": "a document is not used as a negative of a query if the first model scores it above the right "

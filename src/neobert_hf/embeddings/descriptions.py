@@ -122,8 +122,8 @@ def read_descriptions(
             f"{path} {found}; it must hold `train` and may hold `evaluation` (datasets by name) and `separator`."
         )
     separator = _read_separator(path, content.get("separator", "space"), load_tokenizer)
-    datasets = _mapping(f"{path}, `train`", content["train"])
-    evaluation = _mapping(f"{path}, `evaluation`", content.get("evaluation") or {})
+    datasets = _switched_on(_mapping(f"{path}, `train`", content["train"]))
+    evaluation = _switched_on(_mapping(f"{path}, `evaluation`", content.get("evaluation") or {}))
     if unknown := evaluation.keys() - {"retrieval", "sts"}:
         raise ValueError(f"{path}: `evaluation` may hold `retrieval` and `sts`, not {min(unknown)!r}.")
     for name in only or []:
@@ -212,6 +212,11 @@ def _read_part(path: str, where: str, entry: Any) -> Part:
         if table.source is not None:
             table.source = beside_file(path, table.source, "source", or_id=True)
     return part
+
+
+def _switched_on(entries: dict[str, Any]) -> dict[str, Any]:
+    """`null` in place of a dataset's keys switches it off."""
+    return {name: entry for name, entry in entries.items() if entry is not None}
 
 
 def _mapping(where: str, value: Any) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,15 +25,6 @@ from torch import nn
 
 from neobert_hf.common.files import atomic_folder, atomic_write, write_json, write_text
 from neobert_hf.common.fingerprints import check_same_settings, depends_on, model_fingerprint, texts_checksum
-from neobert_hf.common.settings import (
-    Count,
-    CountOrZero,
-    LocalPath,
-    PathOrId,
-    Positive,
-    Range,
-    RangedSettings,
-)
 from neobert_hf.common.tokenizers import clear_truncation
 from neobert_hf.embeddings.student import Student, cosine_to_teacher
 from neobert_hf.embeddings.teacher import Answers, Text, fast_bfloat16
@@ -47,39 +38,43 @@ CHECKPOINT = "checkpoint.pt"
 
 
 @dataclass
-class DistilSettings(RangedSettings):
+class DistilSettings:
     """The teacher, the texts, the student's size and its training."""
 
-    teacher: PathOrId = field(metadata={"help": "an embedding model of Sentence Transformers: path or Hub id"})
-    texts: list[PathOrId] = field(
-        metadata={"help": "files, patterns, folders or Hub datasets (Parquet, JSON lines, CSV or text)"}
+    teacher: str = field(
+        metadata={"help": "an embedding model of Sentence Transformers: path or Hub id", "path": "or Hub id"}
     )
-    output_dir: LocalPath = field(
-        default="runs/distil", metadata={"help": "folder for model, log and teacher's states"}
+    texts: list[str] = field(
+        metadata={
+            "help": "files, patterns, folders or Hub datasets (Parquet, JSON lines, CSV or text)",
+            "path": "or Hub id",
+        }
+    )
+    output_dir: str = field(
+        default="runs/distil", metadata={"help": "folder for model, log and teacher's states", "path": True}
     )
     column: str = field(default="text", metadata={"help": "name of the column that holds the text"})
-    passages: Annotated[int, Range(20)] = field(
+    passages: int = field(
         default=16_000,
         metadata={"help": "passages to learn from, of which each gives up to three texts; fewer if there are fewer"},
     )
-    num_hidden_layers: CountOrZero = field(default=2, metadata={"help": "0 for a mere table of token vectors"})
-    hidden_size: Annotated[int, Range(2)] = field(default=384, metadata={"help": "width of the student"})
-    num_attention_heads: Count = field(default=6, metadata={"help": "must divide the width"})
-    intermediate_size: Count = field(default=768, metadata={"help": "width of the MLP; SwiGLU uses two thirds of it"})
+    num_hidden_layers: int = field(default=2, metadata={"help": "0 for a mere table of token vectors"})
+    hidden_size: int = field(default=384, metadata={"help": "width of the student"})
+    num_attention_heads: int = field(default=6, metadata={"help": "must divide the width"})
+    intermediate_size: int = field(default=768, metadata={"help": "width of the MLP; SwiGLU uses two thirds of it"})
     vocabulary: str = field(
         default="all", metadata={"help": "all of the teacher's, or only the entries `used` by the texts (WordPiece)"}
     )
-    epochs: Count = field(default=2, metadata={"help": "how often each text is learned"})
-    batch_size: Count = field(default=80, metadata={"help": "texts"})
-    block_rate: Positive = field(default=8e-4, metadata={"help": "highest learning rate of the blocks"})
+    epochs: int = field(default=2, metadata={"help": "how often each text is learned"})
+    batch_size: int = field(default=80, metadata={"help": "texts"})
+    block_rate: float = field(default=8e-4, metadata={"help": "highest learning rate of the blocks"})
     # Twice this rate broke the embeddings in a trial.
-    embedding_rate: Positive = field(default=1.5e-4, metadata={"help": "highest learning rate of the embeddings"})
-    seed: CountOrZero = field(default=0, metadata={"help": "of the blocks' weights and the order of the texts"})
-    save_steps: Count = field(default=200, metadata={"help": "steps between two checkpoints"})
-    logging_steps: Count = field(default=50, metadata={"help": "steps between two lines of progress"})
+    embedding_rate: float = field(default=1.5e-4, metadata={"help": "highest learning rate of the embeddings"})
+    seed: int = field(default=0, metadata={"help": "of the blocks' weights and the order of the texts"})
+    save_steps: int = field(default=200, metadata={"help": "steps between two checkpoints"})
+    logging_steps: int = field(default=50, metadata={"help": "steps between two lines of progress"})
 
     def __post_init__(self):
-        super().__post_init__()
         if self.vocabulary not in ("all", "used"):
             raise ValueError(f"`vocabulary` is {self.vocabulary!r}; it must be 'all' or 'used'.")
 

@@ -56,14 +56,14 @@ def load_embedding_model(
     return model.eval()
 
 
-def kind_of(path: str, trust_remote_code: bool = False) -> str | None:
+def kind_of(path: str, trust_remote_code: bool = False, setting: str = "model") -> str | None:
     """What Sentence Transformers calls a trained model, a folder or Hub id: `SentenceTransformer`, `SparseEncoder`,
     `MultiVectorEncoder` or `CrossEncoder`. None for an encoder without a trained pooling or head.
 
     Raises:
         FileNotFoundError: if it is a path that does not exist.
     """
-    check_model_exists(path, "model")
+    check_model_exists(path, setting)
 
     def find(name: str) -> str | None:
         return cached_file(path, name, _raise_exceptions_for_missing_entries=False)
@@ -82,15 +82,18 @@ def has_classifier(path: str, trust_remote_code: bool = False) -> bool:
     return any(name.endswith("ForSequenceClassification") for name in architectures)
 
 
-def refuse_other_kinds(path: str, trust_remote_code: bool = False) -> str | None:
+def refuse_other_kinds(path: str, trust_remote_code: bool = False, setting: str = "model") -> str | None:
     """Refuse models that Sentence Transformers would make dense: it drops the head and averages the hidden states.
+
+    Args:
+        setting: the setting that holds the path, for the message.
 
     Returns:
         The kind: `SentenceTransformer`, or None for an encoder without a pooling.
     """
-    kind = kind_of(path, trust_remote_code)
+    kind = kind_of(path, trust_remote_code, setting)
     if kind not in (None, "SentenceTransformer"):
-        raise ValueError(f"{path} is a {kind}; this needs a dense embedding model (SentenceTransformer).")
+        raise ValueError(f"`{setting}` is {path}, a {kind}; it must be a dense embedding model (SentenceTransformer).")
     return kind
 
 

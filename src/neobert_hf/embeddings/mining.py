@@ -62,10 +62,10 @@ def mine_negatives(
 
 def _find_negatives(pairs: Dataset, description: PairDataset, settings: MiningArguments) -> Callable[[dict], dict]:
     """A function that gives a row its `negatives`."""
-    model = load_trained_model(settings.miner, settings.trust_remote_code)
+    model = load_trained_model(settings.miner, "miner", settings.trust_remote_code)
     reranker = None
     if settings.cross_encoder is not None:
-        reranker = load_trained_reranker(settings.cross_encoder, settings.trust_remote_code)
+        reranker = load_trained_reranker(settings.cross_encoder, "cross_encoder", settings.trust_remote_code)
         # `mine_hard_negatives` takes no prompt for the reranker.
         reranker.prompts["mining"] = prompt_of_helper("reranker", reranker, description.prompt)
         reranker.default_prompt_name = "mining"

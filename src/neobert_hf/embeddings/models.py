@@ -179,17 +179,20 @@ def check_prefixes(encoder: SentenceTransformer, dimensions: Sequence[int]) -> N
         raise ValueError(f"`matryoshka_dims` is {dimensions}; the model allows 1 to {size}.")
 
 
-def load_trained_model(path: str, trust_remote_code: bool = False) -> SentenceTransformer:
-    """A trained embedding model that helps to train another one, as a miner or a guide: folder or Hub id.
+def load_trained_model(path: str, setting: str, trust_remote_code: bool = False) -> SentenceTransformer:
+    """A trained embedding model that helps to train another one: folder or Hub id.
+
+    Args:
+        setting: the setting that names it, such as `miner` or `guide`, for messages.
 
     Raises:
         ValueError: if it is of another kind, or an encoder without a trained pooling: the mean of the hidden states of
             a masked language model says little about what a text is about.
     """
-    if refuse_other_kinds(path, trust_remote_code) is None:
+    if refuse_other_kinds(path, trust_remote_code, setting) is None:
         raise ValueError(
-            f"{path} is not an embedding model: it has no modules.json, which names a pooling. Train it on pairs with "
-            "examples/finetune_embeddings.py first, or name an embedding model on the Hub."
+            f"`{setting}` is {path}, which is no embedding model: it has no modules.json, which names a pooling. Train "
+            "it on pairs with examples/finetune_embeddings.py first, or name an embedding model on the Hub."
         )
     model = SentenceTransformer(path, trust_remote_code=trust_remote_code)
     check_encoder(model[0], path)
@@ -197,8 +200,8 @@ def load_trained_model(path: str, trust_remote_code: bool = False) -> SentenceTr
     return model
 
 
-def load_trained_reranker(path: str, trust_remote_code: bool = False) -> CrossEncoder:
-    """A trained reranker that helps to train another model: folder or Hub id.
+def load_trained_reranker(path: str, setting: str, trust_remote_code: bool = False) -> CrossEncoder:
+    """A trained reranker that helps to train another model: folder or Hub id, named by this setting.
 
     Raises:
         ValueError: if it has no trained head, which would be filled with random numbers, or gives several scores.
@@ -206,13 +209,13 @@ def load_trained_reranker(path: str, trust_remote_code: bool = False) -> CrossEn
     architectures = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code).architectures or []
     if not any(name.endswith(("ForSequenceClassification", "ForCausalLM")) for name in architectures):
         raise ValueError(
-            f"{path} is not a trained reranker: `architectures` in its config.json is {architectures}. Train one with "
-            "examples/train_reranker.py, or name one on the Hub."
+            f"`{setting}` is {path}, which is no trained reranker: `architectures` in its config.json is "
+            f"{architectures}. Train one with examples/train_reranker.py, or name one on the Hub."
         )
     model = CrossEncoder(path, trust_remote_code=trust_remote_code)
     check_encoder(model[0], path)
     if model.num_labels != 1:
-        raise ValueError(f"{path} gives {model.num_labels} scores for a pair of texts; a reranker gives one.")
+        raise ValueError(f"`{setting}` is {path}, which gives {model.num_labels} scores; a reranker gives one.")
     return model
 
 

@@ -129,7 +129,7 @@ def load_teacher(path: str, device: torch.device) -> SentenceTransformer:
     Raises:
         ValueError: if it is another kind of model.
     """
-    teacher = load_trained_model(path).to(device).float().eval()
+    teacher = load_trained_model(path, "teacher").to(device).float().eval()
     if not isinstance(teacher[0], Transformer):
         raise ValueError(
             f"`teacher` is {path!r}, which begins with {type(teacher[0]).__name__}; it must begin with a Transformers "

@@ -16,13 +16,11 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
 
 from datasets import Dataset, DatasetDict, Features, Value
 
 from neobert_hf.common.files import check_inputs
 from neobert_hf.common.fingerprints import is_held_out
-from neobert_hf.common.settings import LocalPath, PathOrId, Range, check_ranges
 from neobert_hf.common.stored_rows import is_stored
 from neobert_hf.common.text_sources import stream_text
 
@@ -39,6 +37,10 @@ SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[\"'(A-Z0-9])")
 # Shorter texts say too little to be told apart from those of other documents.
 LEAST_WORDS_OF_TITLE, LEAST_WORDS_OF_SENTENCE, LEAST_WORDS_OF_TEXT = 2, 5, 15
 MOST_WORDS_OF_TITLE = 15
+# The rest of a text is cut off.
+MOST_WORDS = 120
+# Of each kind. 64 were no better (benchmarks/NOTES.md).
+PAIRS_PER_DOCUMENT = 8
 # Titles begin with a capital letter or a number, and do not end like a sentence.
 TITLE_BEGINNING = re.compile(r"[A-Z0-9]")
 ENDS_OF_SENTENCES = ".!?:;,"
@@ -48,25 +50,21 @@ ENDS_OF_SENTENCES = ".!?:;,"
 class TextPairSettings:
     """Where raw text comes from, and which pairs are made of it."""
 
-    source: PathOrId = field(metadata={"help": "text files, Parquet, JSON lines, or a Hub dataset"})
-    output: LocalPath = field(metadata={"help": "Parquet file with the columns query, positive and kind"})
+    source: str = field(metadata={"help": "text files, Parquet, JSON lines, or a Hub dataset", "path": "or Hub id"})
+    output: str = field(metadata={"help": "Parquet file with the columns query, positive and kind", "path": True})
     column: str = field(default="text", metadata={"help": "name of the column that holds the text"})
     split: str = field(default="train", metadata={"help": "split of a Hub dataset"})
     subset: str | None = field(default=None, metadata={"help": "configuration of a Hub dataset that has several"})
     kinds: list[str] = field(
         default_factory=lambda: ["title", "sentence", "spans"], metadata={"help": "kinds of pairs"}
     )
-    pairs_per_document: Annotated[int, Range(1)] = field(default=8, metadata={"help": "at most this many of each kind"})
-    max_words: Annotated[int, Range(15)] = field(default=120, metadata={"help": "words of a text; the rest is cut off"})
-    held_out: Annotated[float, Range(0, below=1)] = field(
+    held_out: float = field(
         default=0.0, metadata={"help": "share of the documents whose pairs go to a second file, OUTPUT_held_out"}
-    )
-    seed: Annotated[int, Range(0)] = field(
-        default=0, metadata={"help": "seed of the pairs drawn from a document, and of the documents that are held out"}
     )
 
     def __post_init__(self):
-        check_ranges(self)
+        if not 0 <= self.held_out < 1:
+            raise ValueError(f"`held_out` is {self.held_out}; it is a share from 0 to below 1.")
         unknown = [kind for kind in self.kinds if kind not in MAKERS]
         if unknown or not self.kinds:
             raise ValueError(f"`kinds` is {self.kinds}; it must name some of {', '.join(MAKERS)}.")
@@ -110,8 +108,8 @@ def make_pairs(settings: TextPairSettings) -> DatasetDict:
         text = document[settings.column] or ""
         empty += not text.strip()
         # Each document has a generator of its own, so that adding documents does not change the pairs of earlier ones.
-        generator = random.Random(f"{settings.seed}-{number}")
-        part = "held_out" if is_held_out(text, settings.held_out, settings.seed) else "train"
+        generator = random.Random(f"0-{number}")
+        part = "held_out" if is_held_out(text, settings.held_out, seed=0) else "train"
         parts[part] += pairs_of_document(text, settings, generator)
     if empty:
         print(f"note: {empty:,} of {number + 1:,} documents have no text in {settings.column!r}.", flush=True)
@@ -132,7 +130,7 @@ def make_pairs(settings: TextPairSettings) -> DatasetDict:
 
 
 def pairs_of_document(text: str, settings: TextPairSettings, generator: random.Random) -> Iterator[dict[str, str]]:
-    """The pairs of one document, at most `pairs_per_document` of each kind, drawn at random."""
+    """The pairs of one document, at most `PAIRS_PER_DOCUMENT` of each kind, drawn at random."""
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     text = HEADING_LINE.sub(r"\n\g<0>\n", FENCED_CODE.sub("", text))
     paragraphs = [" ".join(part.split()) for part in re.split(r"\n\s*\n", text)]
@@ -146,10 +144,10 @@ def pairs_of_document(text: str, settings: TextPairSettings, generator: random.R
         if kind not in made:
             made[kind] = MAKERS[kind](untitled if kind == "sentence" else paragraphs, generator)
         pairs = made[kind]
-        if len(pairs) > settings.pairs_per_document:
-            pairs = generator.sample(pairs, settings.pairs_per_document)
+        if len(pairs) > PAIRS_PER_DOCUMENT:
+            pairs = generator.sample(pairs, PAIRS_PER_DOCUMENT)
         for pair in pairs:
-            query, positive = (_first_words(text, settings.max_words) for text in pair)
+            query, positive = (_first_words(text, MOST_WORDS) for text in pair)
             if query != positive:
                 yield {"query": query, "positive": positive, "kind": kind}
 

@@ -4,23 +4,12 @@ import json
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from transformers import TrainingArguments
 
-from neobert_hf.common.settings import (
-    Count,
-    CountOrZero,
-    LocalPath,
-    NotNegative,
-    PathOrId,
-    Positive,
-    Range,
-    Share,
-    check_ranges,
-)
 from neobert_hf.pretraining.collator import Layout
-from neobert_hf.training.arguments import check_fixed, check_inherited, check_unused
+from neobert_hf.training.arguments import BF16, choose_precision, fix
 
 
 # Settings of Transformers that must have these values: any other would break what this recipe promises.
@@ -31,8 +20,8 @@ FIXED = {
     "remove_unused_columns": False,
     # The loss is a mean over the labels of the whole global batch.
     "average_tokens_across_devices": True,
-    # The Trainer would gather counts at every micro-batch; here they are gathered once per log.
-    "include_num_input_tokens_seen": "no",
+    # The model has none.
+    "ddp_find_unused_parameters": False,
 }
 
 # Settings of Transformers that this recipe does not use, each with the setting that replaces it, if there is one.
@@ -57,10 +46,10 @@ UNUSED = {
 class ModelArguments:
     """The architecture (Table 1). Values that are not given are those of `init_from`, or else the published ones."""
 
-    hidden_size: Count | None = field(default=None, metadata={"help": "width"})
-    num_hidden_layers: Count | None = field(default=None, metadata={"help": "encoder blocks"})
-    num_attention_heads: Count | None = field(default=None, metadata={"help": "must divide the width"})
-    intermediate_size: Count | None = field(
+    hidden_size: int | None = field(default=None, metadata={"help": "width"})
+    num_hidden_layers: int | None = field(default=None, metadata={"help": "encoder blocks"})
+    num_attention_heads: int | None = field(default=None, metadata={"help": "must divide the width"})
+    intermediate_size: int | None = field(
         default=None, metadata={"help": "width of the MLP; SwiGLU uses two thirds of it"}
     )
     hidden_act: str | None = field(default=None, metadata={"help": "swiglu or gelu"})
@@ -70,20 +59,19 @@ class ModelArguments:
         metadata={"help": 'of Transformers, such as \'{"rope_type": "yarn", "factor": 4.0}\', for longer texts'},
     )
     rms_norm: bool | None = field(default=None, metadata={"help": "RMSNorm instead of LayerNorm"})
-    norm_eps: Positive | None = field(default=None, metadata={"help": "epsilon of the norms"})
-    dropout: Annotated[float, Range(0, below=1)] | None = field(default=None, metadata={"help": "rate, in every block"})
+    norm_eps: float | None = field(default=None, metadata={"help": "epsilon of the norms"})
+    dropout: float | None = field(default=None, metadata={"help": "rate, in every block"})
     tie_word_embeddings: bool | None = field(
         default=None, metadata={"help": "let the decoder share the embeddings' weights; the published model does not"}
     )
-    embedding_init_range: NotNegative | None = field(
+    embedding_init_range: float | None = field(
         default=None, metadata={"help": "embeddings are initialised uniformly within +- this"}
     )
-    decoder_init_range: NotNegative | None = field(
+    decoder_init_range: float | None = field(
         default=None, metadata={"help": "linear layers are initialised uniformly within +- this"}
     )
 
     def __post_init__(self):
-        check_ranges(self)
         if isinstance(self.rope_parameters, str):
             self.rope_parameters = json.loads(self.rope_parameters)
 
@@ -95,54 +83,51 @@ class ModelArguments:
 class DataArguments:
     """Which data are read, and how they become micro-batches."""
 
-    train_data: list[LocalPath] = field(
+    train_data: list[str] = field(
         metadata={
             "help": "folders that prepare_data.py wrote; with several, each may have a weight behind a colon "
-            "(data/domain:1 data/general:0.3), in whose proportion micro-batches are drawn"
+            "(data/domain:1 data/general:0.3), in whose proportion micro-batches are drawn",
+            "path": True,
         }
     )
-    max_length: Annotated[int, Range(8)] = field(metadata={"help": "tokens; longer documents are cut"})
-    validation_data: list[LocalPath] | None = field(
-        default=None, metadata={"help": "held-out folders that prepare_data.py wrote, each with a loss of its own"}
+    max_length: int = field(metadata={"help": "tokens; longer documents are cut"})
+    validation_data: list[str] | None = field(
+        default=None,
+        metadata={"help": "held-out folders that prepare_data.py wrote, each with a loss of its own", "path": True},
     )
-    init_from: PathOrId | None = field(
-        default=None, metadata={"help": "start from this run, checkpoint or model instead of random weights"}
+    init_from: str | None = field(
+        default=None,
+        metadata={"help": "start from this run, checkpoint or model instead of random weights", "path": "or Hub id"},
     )
     continue_optimizer: bool = field(
         default=False, metadata={"help": "with init_from: also take over its optimizer state"}
     )
-    global_batch_tokens: Annotated[int, Range(8)] = field(
-        default=2**21, metadata={"help": "tokens of an optimizer step, over all devices"}
-    )
-    micro_batch_tokens: Annotated[int, Range(8)] = field(
-        default=2**15, metadata={"help": "tokens of one forward pass on one device"}
-    )
+    global_batch_tokens: int = field(default=2**21, metadata={"help": "tokens of an optimizer step, over all devices"})
+    micro_batch_tokens: int = field(default=2**15, metadata={"help": "tokens of one forward pass on one device"})
     layout: Layout = field(default="packed", metadata={"help": "packed, padded, or naive (ablation M6)"})
-    mlm_probability: Annotated[float, Range(above=0, most=1)] = field(
-        default=0.2, metadata={"help": "share of the tokens to predict"}
-    )
-    mask_replace_prob: Share = field(default=1.0, metadata={"help": "share of those that [MASK] replaces"})
-    random_replace_prob: Share = field(default=0.0, metadata={"help": "share of those that a random token replaces"})
-    min_lengths: list[CountOrZero] = field(
+    mlm_probability: float = field(default=0.2, metadata={"help": "share of the tokens to predict"})
+    mask_replace_prob: float = field(default=1.0, metadata={"help": "share of those that [MASK] replaces"})
+    random_replace_prob: float = field(default=0.0, metadata={"help": "share of those that a random token replaces"})
+    min_lengths: list[int] = field(
         default_factory=lambda: [0], metadata={"help": "for each subset, the fewest tokens of a document"}
     )
-    probabilities: list[Share] = field(
+    probabilities: list[float] = field(
         default_factory=lambda: [1.0], metadata={"help": "probability of drawing each subset"}
     )
-    shuffle_shards: Count = field(default=8, metadata={"help": "shards whose documents are shuffled together"})
+    shuffle_shards: int = field(default=8, metadata={"help": "shards whose documents are shuffled together"})
 
     def __post_init__(self):
-        check_ranges(self)
         self.train_folders()
+        for name in ("mlm_probability", "mask_replace_prob", "random_replace_prob"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"`{name}` is {getattr(self, name)}; it is a share from 0 to 1.")
         if not self.min_lengths or len(self.min_lengths) != len(self.probabilities):
             raise ValueError(
                 f"`min_lengths` names {len(self.min_lengths)} subsets and `probabilities` {len(self.probabilities)}; "
                 "they must name the same number, at least one."
             )
-        if abs(sum(self.probabilities) - 1) > 1e-6:
-            raise ValueError(
-                f"`probabilities` is {list(self.probabilities)} with the sum {sum(self.probabilities):g}; it must be 1."
-            )
+        if min(self.probabilities) < 0 or abs(sum(self.probabilities) - 1) > 1e-6:
+            raise ValueError(f"`probabilities` is {self.probabilities}; they must be shares whose sum is 1.")
         if self.micro_batch_tokens < self.max_length:
             raise ValueError(
                 f"`micro_batch_tokens` is {self.micro_batch_tokens:,}, less than one document of `max_length` = "
@@ -191,7 +176,7 @@ class PretrainingArguments(TrainingArguments):
     decay_norms_and_biases: bool = field(
         default=True, metadata={"help": "weight decay on every parameter, as in the released code"}
     )
-    peak_tflops: Positive | None = field(
+    peak_tflops: float | None = field(
         default=None,
         metadata={"help": "peak of one device, for MFU; from its data sheet or measured at the start if unset"},
     )
@@ -200,23 +185,18 @@ class PretrainingArguments(TrainingArguments):
     warmup_steps: float = field(default=2_000, metadata={"help": "optimizer steps, or a share of all if below 1"})
     weight_decay: float = field(default=0.1, metadata={"help": "decoupled"})
     adam_beta2: float = field(default=0.95, metadata={"help": "decay rate of the second moment"})
-    bf16: bool = field(default=True, metadata={"help": "autocast; weights and optimizer stay float32"})
+    bf16: bool | None = field(default=None, metadata=BF16)
     report_to: None | str | list[str] = field(
         default="tensorboard", metadata={"help": "tensorboard, wandb, trackio, ... or none"}
     )
     logging_steps: float = field(default=100, metadata={"help": "optimizer steps, or a share of all if below 1"})
     save_steps: float = field(default=1_000, metadata={"help": "optimizer steps, or a share of all if below 1"})
     save_total_limit: int | None = field(default=3, metadata={"help": "complete checkpoints that are kept"})
-    ddp_find_unused_parameters: bool | None = field(default=False, metadata={"help": "the model has none"})
-    ignore_data_skip: bool = field(default=True, metadata={"help": "fixed"})
-    remove_unused_columns: bool = field(default=False, metadata={"help": "fixed"})
-    logging_nan_inf_filter: bool = field(default=False, metadata={"help": "fixed"})
 
     def __post_init__(self):
-        check_inherited(self)
+        fix(self, FIXED, UNUSED)
+        choose_precision(self)
         super().__post_init__()
-        check_fixed(self, FIXED)
-        check_unused(self, TrainingArguments, UNUSED)
         for name in ("save_strategy", "eval_strategy"):
             if getattr(self, name) not in ("steps", "no"):
                 raise ValueError(f"`{name}` is {getattr(self, name).value!r}; it must be 'steps' or 'no'.")

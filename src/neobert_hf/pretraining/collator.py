@@ -1,7 +1,7 @@
 """Masked language modelling batches in three layouts, with masks that depend only on seed and document."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -11,8 +11,6 @@ from transformers import (
     DataCollatorWithFlattening,
     PreTrainedTokenizerBase,
 )
-
-from neobert_hf.common.settings import Count, CountOrZero, Range, Share, check_ranges
 
 
 Layout = Literal["packed", "padded", "naive"]
@@ -45,16 +43,15 @@ class MLMCollator:
     """
 
     tokenizer: PreTrainedTokenizerBase
-    mlm_probability: Annotated[float, Range(above=0, most=1)] = 0.2
-    mask_replace_prob: Share = 1.0
-    random_replace_prob: Share = 0.0
+    mlm_probability: float = 0.2
+    mask_replace_prob: float = 1.0
+    random_replace_prob: float = 0.0
     layout: Layout = "packed"
-    max_length: Count | None = None
-    seed: CountOrZero = 0
-    row_multiple: Count = 1
+    max_length: int | None = None
+    seed: int = 0
+    row_multiple: int = 1
 
     def __post_init__(self):
-        check_ranges(self)
         if self.layout == "naive" and not self.max_length:
             raise ValueError("The layout 'naive' needs `max_length`, the number of tokens in a row.")
         self.masking = DataCollatorForLanguageModeling(

@@ -16,7 +16,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import MISSING, dataclass, field, fields
 from itertools import chain, islice
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from datasets import IterableDataset
 from tqdm import tqdm
@@ -25,7 +25,6 @@ from transformers import PreTrainedTokenizerFast
 from neobert_hf.common import tokenizers
 from neobert_hf.common.files import remove, replace_folder, write_json
 from neobert_hf.common.fingerprints import check_same_settings, is_held_out, texts_checksum, tokenizer_fingerprint
-from neobert_hf.common.settings import Count, CountOrZero, LocalPath, PathOrId, Range, check_ranges
 from neobert_hf.common.text_sources import describe_files, files_state, stream_text
 from neobert_hf.pretraining.encoding import encode
 from neobert_hf.pretraining.shards import (
@@ -45,28 +44,27 @@ SAMPLED_DOCUMENTS = 100
 
 @dataclass
 class PrepareArguments:
-    source: PathOrId = field(
-        metadata={"help": "a Hub dataset, or a local file, pattern or folder (Parquet, JSONL, text)"}
+    source: str = field(
+        metadata={
+            "help": "a Hub dataset, or a local file, pattern or folder (Parquet, JSONL, text)",
+            "path": "or Hub id",
+        }
     )
-    tokenizer: PathOrId = field(metadata={"help": "folder or Hub name of the tokenizer"})
-    output_dir: LocalPath = field(metadata={"help": "the folder to prepare"})
+    tokenizer: str = field(metadata={"help": "folder or Hub name of the tokenizer", "path": "or Hub id"})
+    output_dir: str = field(metadata={"help": "the folder to prepare", "path": True})
     column: str = field(default="text", metadata={"help": "column that holds the text"})
     split: str = field(default="train", metadata={"help": "split of the dataset; local files are all `train`"})
     subset: str | None = field(default=None, metadata={"help": "configuration of a Hub dataset that has several"})
-    max_length: Annotated[int, Range(8)] = field(
-        default=4096, metadata={"help": "most tokens of a document, special tokens included"}
-    )
+    max_length: int = field(default=4096, metadata={"help": "most tokens of a document, special tokens included"})
     long_documents: Literal["truncate", "split"] = field(
         default="truncate", metadata={"help": "leave the rest out (as in the paper), or turn it into further documents"}
     )
-    documents_per_shard: Count = field(default=20_000, metadata={"help": "documents of the source behind each shard"})
-    num_proc: Count = field(default=os.cpu_count() or 1, metadata={"help": "processes that tokenise"})
-    skip_documents: CountOrZero = field(default=0, metadata={"help": "number of documents to leave out at the start"})
-    max_documents: Annotated[int, Range(2)] | None = field(
-        default=None, metadata={"help": "stop after this many documents; all if unset"}
-    )
+    documents_per_shard: int = field(default=20_000, metadata={"help": "documents of the source behind each shard"})
+    num_proc: int = field(default=os.cpu_count() or 1, metadata={"help": "processes that tokenise"})
+    skip_documents: int = field(default=0, metadata={"help": "number of documents to leave out at the start"})
+    max_documents: int | None = field(default=None, metadata={"help": "stop after this many documents; all if unset"})
 
-    held_out_share: Annotated[float, Range(0, below=1)] = field(
+    held_out_share: float = field(
         default=0.0, metadata={"help": "hold out about this share of the documents, chosen by their text"}
     )
     part: Literal["train", "held_out"] = field(
@@ -75,7 +73,8 @@ class PrepareArguments:
     )
 
     def __post_init__(self):
-        check_ranges(self)
+        if not 0 <= self.held_out_share < 1:
+            raise ValueError(f"`held_out_share` is {self.held_out_share}; it is a share from 0 to below 1.")
         if self.part == "held_out" and not self.held_out_share:
             raise ValueError("`part` is held_out, but nothing is held out: set `held_out_share` above 0.")
 

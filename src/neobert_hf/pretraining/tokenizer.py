@@ -3,13 +3,12 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Annotated, Literal
+from typing import Literal
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from tqdm import tqdm
 from transformers import BertTokenizer, PreTrainedTokenizerFast
 
-from neobert_hf.common.settings import Count, LocalPath, PathOrId, Range, check_ranges
 from neobert_hf.common.text_sources import stream_text
 from neobert_hf.common.tokenizers import check_tokenizer
 
@@ -21,24 +20,24 @@ WORDPIECE_RESERVED = ["[PAD]", *(f"[unused{number}]" for number in range(99)), "
 
 @dataclass
 class TokenizerArguments:
-    source: PathOrId = field(
-        metadata={"help": "a Hub dataset, or a local file, pattern or folder (Parquet, JSONL, text)"}
+    source: str = field(
+        metadata={
+            "help": "a Hub dataset, or a local file, pattern or folder (Parquet, JSONL, text)",
+            "path": "or Hub id",
+        }
     )
-    output_dir: LocalPath = field(metadata={"help": "folder to write the tokenizer to; must not exist"})
+    output_dir: str = field(metadata={"help": "folder to write the tokenizer to; must not exist", "path": True})
     column: str = field(default="text", metadata={"help": "column that holds the text"})
     split: str = field(default="train", metadata={"help": "split of the dataset; local files are all `train`"})
     subset: str | None = field(default=None, metadata={"help": "configuration of a Hub dataset that has several"})
     kind: Literal["wordpiece", "bpe"] = field(default="wordpiece", metadata={"help": "lower-cased, or byte-level"})
-    vocab_size: Count | None = field(
+    vocab_size: int | None = field(
         default=None, metadata={"help": "maximum number of entries; 30,522 for wordpiece and 32,000 for bpe if unset"}
     )
-    max_length: Annotated[int, Range(8)] = field(
-        default=4096, metadata={"help": "tokens at which the tokenizer truncates when asked to"}
-    )
-    max_documents: Count | None = field(default=None, metadata={"help": "learn from this many documents; all if unset"})
+    max_length: int = field(default=4096, metadata={"help": "tokens at which the tokenizer truncates when asked to"})
+    max_documents: int | None = field(default=None, metadata={"help": "learn from this many documents; all if unset"})
 
     def __post_init__(self):
-        check_ranges(self)
         if self.vocab_size is None:
             self.vocab_size = 30_522 if self.kind == "wordpiece" else 32_000
         # The minimum: the reserved entries and one letter, or the special tokens and every byte.

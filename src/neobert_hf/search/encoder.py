@@ -12,7 +12,6 @@ from sentence_transformers.sentence_transformer.modules import Normalize, Poolin
 
 from neobert_hf.common.fingerprints import fingerprint
 from neobert_hf.common.instructions import Separator, add_prompt, as_prompt, separator_text
-from neobert_hf.common.settings import Count, CountOrZero, PathOrId, check_ranges
 from neobert_hf.embeddings.contextual import is_contextual
 from neobert_hf.embeddings.inference import (
     check_finite,
@@ -30,13 +29,16 @@ from neobert_hf.search.passages import split_passages
 class EmbeddingSettings:
     """How vectors are made. All of this is stored with the index, and also applies to queries."""
 
-    model: PathOrId = field(
-        metadata={"help": "an embedding model, or an encoder, which gets mean pooling: path or Hub id"}
+    model: str = field(
+        metadata={
+            "help": "an embedding model, or an encoder, which gets mean pooling: path or Hub id",
+            "path": "or Hub id",
+        }
     )
-    passage_tokens: Count | None = field(
+    passage_tokens: int | None = field(
         default=None, metadata={"help": "longer documents are cut into passages; the model's limit if unset"}
     )
-    overlap: CountOrZero = field(default=32, metadata={"help": "tokens that neighbouring passages share"})
+    overlap: int = field(default=32, metadata={"help": "tokens that neighbouring passages share"})
     query_prompt: str | None = field(
         default=None, metadata={"help": "put before queries as it is, so end it with a space; the model's own if unset"}
     )
@@ -45,13 +47,12 @@ class EmbeddingSettings:
         default=None,
         metadata={"help": "if set, the two prompts are instructions, and this is put between them and the texts"},
     )
-    truncate_dim: Count | None = field(default=None, metadata={"help": "dimensions to keep (Matryoshka)"})
+    truncate_dim: int | None = field(default=None, metadata={"help": "dimensions to keep (Matryoshka)"})
     dtype: Literal["bfloat16", "float16", "float32"] = field(
         default="float32", metadata={"help": "type of the encoder's weights, also for queries"}
     )
 
     def __post_init__(self):
-        check_ranges(self)
         if self.separator is not None and self.query_prompt is None and self.document_prompt is None:
             raise ValueError(
                 f"`separator` is {self.separator} without a `query_prompt` or `document_prompt`: the model's own "

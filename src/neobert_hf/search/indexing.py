@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 import torch
 from tqdm import tqdm
 
-from neobert_hf.common.settings import Count, PathOrId, check_ranges
 from neobert_hf.common.text_sources import local_files, stream_documents
 from neobert_hf.embeddings.contextual import embed_context
 from neobert_hf.search.encoder import PassageEncoder
@@ -20,7 +19,9 @@ from neobert_hf.search.index import Passage, VectorIndex
 class SourceSettings:
     """What is indexed, and how much of it at a time."""
 
-    source: PathOrId = field(metadata={"help": "text or Markdown files, Parquet, JSON lines, or a Hub dataset"})
+    source: str = field(
+        metadata={"help": "text or Markdown files, Parquet, JSON lines, or a Hub dataset", "path": "or Hub id"}
+    )
     name: str | None = field(
         default=None,
         metadata={
@@ -36,13 +37,10 @@ class SourceSettings:
     )
     split: str = field(default="train", metadata={"help": "split of a Hub dataset"})
     subset: str | None = field(default=None, metadata={"help": "configuration of a Hub dataset that has several"})
-    batch_size: Count = field(default=32, metadata={"help": "passages embedded at once"})
-    write_every: Count = field(
+    batch_size: int = field(default=32, metadata={"help": "passages embedded at once"})
+    write_every: int = field(
         default=1024, metadata={"help": "passages between two writes, which an interruption can lose"}
     )
-
-    def __post_init__(self):
-        check_ranges(self)
 
     @property
     def name_in_index(self) -> str:

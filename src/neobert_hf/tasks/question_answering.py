@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 from datasets import Dataset, DatasetDict
@@ -13,7 +13,6 @@ from transformers import AutoModelForQuestionAnswering, DataCollatorWithPadding,
 from neobert_hf.common.files import write_json
 from neobert_hf.common.report import Line, Panel, markdown_table, means_by_length, plot_lines
 from neobert_hf.common.row_files import LARGEST_JSON, open_file, read_bounded
-from neobert_hf.common.settings import Count, Range
 from neobert_hf.tasks.recipe import Task, TaskSettings
 from neobert_hf.tasks.rows import check_columns, check_texts, or_leave_out, row_numbers
 from neobert_hf.training.metrics import AnswerMetric, answer_scores
@@ -28,13 +27,11 @@ class QuestionAnsweringSettings(TaskSettings):
     """How long texts are cut into windows, and which answers are allowed."""
 
     # As in BERT's code for SQuAD.
-    max_length: Annotated[int, Range(8)] = field(
-        default=384, metadata={"help": "tokens of a window, question included"}
-    )
-    stride: Count = field(default=128, metadata={"help": "tokens that two windows of a text have in common"})
-    max_answer_length: Count = field(default=30, metadata={"help": "most tokens of an answer"})
-    best_answers: Count = field(default=20, metadata={"help": "how many starts and ends are combined in each window"})
-    null_threshold: Annotated[float, Range()] = field(
+    max_length: int = field(default=384, metadata={"help": "tokens of a window, question included"})
+    stride: int = field(default=128, metadata={"help": "tokens that two windows of a text have in common"})
+    max_answer_length: int = field(default=30, metadata={"help": "most tokens of an answer"})
+    best_answers: int = field(default=20, metadata={"help": "how many starts and ends are combined in each window"})
+    null_threshold: float = field(
         default=0.0, metadata={"help": "give no answer if 'no answer' scores this much more than the best answer"}
     )
 

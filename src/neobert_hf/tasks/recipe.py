@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 from datasets import Dataset, DatasetDict
@@ -18,7 +18,7 @@ from neobert_hf.common.files import write_json, write_text
 from neobert_hf.common.fingerprints import depends_on, fingerprint
 from neobert_hf.common.paths import check_model_exists
 from neobert_hf.common.report import markdown_table
-from neobert_hf.common.settings import LocalPath, PathOrId, Range, check_ranges, parse_config
+from neobert_hf.common.settings import parse_config
 from neobert_hf.common.token_limits import length_to_cut_at
 from neobert_hf.tasks.rows import CSV_READERS, Reader, read_splits
 from neobert_hf.training.arguments import result_settings
@@ -36,27 +36,31 @@ WRITES = ("report.md", "report.json", "confusion_*.png", "f1_by_length_*.png", "
 class TaskSettings:
     """Which model is trained, and on which rows."""
 
-    model: PathOrId = field(metadata={"help": "an encoder: path or Hub id"})
-    data: PathOrId = field(
-        metadata={"help": "a Hub dataset, a folder with train.*, validation.* and test.*, or the training file"}
+    model: str = field(metadata={"help": "an encoder: path or Hub id", "path": "or Hub id"})
+    data: str = field(
+        metadata={
+            "help": "a Hub dataset, a folder with train.*, validation.* and test.*, or the training file",
+            "path": "or Hub id",
+        }
     )
     subset: str | None = field(default=None, metadata={"help": "configuration of a Hub dataset that has several"})
-    validation_data: LocalPath | None = field(
-        default=None, metadata={"help": "validation file, in place of that split of `data`"}
+    validation_data: str | None = field(
+        default=None, metadata={"help": "validation file, in place of that split of `data`", "path": True}
     )
-    test_data: LocalPath | None = field(default=None, metadata={"help": "test file, in place of that split of `data`"})
-    validation_share: Annotated[float, Range(above=0, below=1)] = field(
+    test_data: str | None = field(
+        default=None, metadata={"help": "test file, in place of that split of `data`", "path": True}
+    )
+    validation_share: float = field(
         default=0.1, metadata={"help": "share of the training rows to hold out if there are no validation rows"}
     )
     score_test: bool = field(default=True, metadata={"help": "score the best model on the test split, if there is one"})
-    max_length: Annotated[int, Range(8)] = field(default=512, metadata={"help": "most tokens of an input"})
-    classifier_dropout: Annotated[float, Range(0, below=1)] = field(
-        default=0.1, metadata={"help": "dropout before the head"}
-    )
+    max_length: int = field(default=512, metadata={"help": "most tokens of an input"})
+    classifier_dropout: float = field(default=0.1, metadata={"help": "dropout before the head"})
     trust_remote_code: bool = field(default=False, metadata={"help": "run code from the model's repository"})
 
     def __post_init__(self):
-        check_ranges(self)
+        if not 0 < self.validation_share < 1:
+            raise ValueError(f"`validation_share` is {self.validation_share}; it is a share above 0 and below 1.")
 
     def columns_read(self, table: Dataset) -> list[str]:
         """The columns of the model's input, or the part that rows may share: such rows are held out together."""

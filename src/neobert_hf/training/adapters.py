@@ -7,13 +7,11 @@ small matrices. The `model/` that a run writes at its end is merged: a plain mod
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
 
 from safetensors.torch import load_file
 from torch import nn
 from transformers import PreTrainedModel, set_seed
 
-from neobert_hf.common.settings import Count, Positive, Range, RangedSettings, check_needed
 from neobert_hf.training.run_checkpoints import CheckpointError
 
 
@@ -22,22 +20,22 @@ FROZEN_BYTES, TRAINED_BYTES = 4, 16
 
 
 @dataclass
-class LoraArguments(RangedSettings):
+class LoraArguments:
     """Whether small matrices are trained in place of all weights, and which ones. Recipes' settings inherit from it."""
 
-    lora_rank: Count | None = field(
+    lora_rank: int | None = field(
         default=None, metadata={"help": "train adapters of this rank in the linear layers of the blocks (LoRA)"}
     )
-    lora_alpha: Positive | None = field(
+    lora_alpha: float | None = field(
         default=None, metadata={"help": "scale of the adapters' output: this over `lora_rank`; twice the rank if unset"}
     )
-    lora_dropout: Annotated[float, Range(0, below=1)] | None = field(
+    lora_dropout: float | None = field(
         default=None, metadata={"help": "dropout on the input of the adapters; none if unset"}
     )
 
     def __post_init__(self):
-        super().__post_init__()
-        check_needed(self, "lora_rank", ("lora_alpha", "lora_dropout"))
+        if self.lora_rank is None and (self.lora_alpha, self.lora_dropout) != (None, None):
+            raise ValueError("`lora_alpha` and `lora_dropout` are of no use without `lora_rank`: set it as well.")
 
 
 def add_adapters(model: PreTrainedModel, settings: LoraArguments, seed: int, with_head: bool = True) -> None:

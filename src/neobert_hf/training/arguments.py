@@ -6,40 +6,26 @@ from typing import Any
 
 from transformers import TrainingArguments
 from transformers.trainer_pt_utils import AcceleratorConfig
-from transformers.utils import is_torch_bf16_gpu_available, is_torch_xla_available
-
-from neobert_hf.common.settings import Range, check_ranges
+from transformers.utils import is_torch_bf16_gpu_available
 
 
-# The settings that every recipe fixes, in addition to its own: other values would make resuming inexact or hide errors.
+# What every recipe needs of Transformers' settings, in addition to its own: other values would hide errors, or make
+# resuming inexact.
 FIXED = {
-    # Would hide NaN in the logged loss.
+    # True would hide NaN in the logged loss.
     "logging_nan_inf_filter": False,
     "auto_find_batch_size": False,
     "load_best_model_at_end": False,
     "save_only_model": False,
+    # The same command with the same `output_dir` resumes by itself.
+    "resume_from_checkpoint": None,
 }
 
-# Ranges of numbers that Transformers and Sentence Transformers do not check. Numbers not listed here must be finite.
-RANGES = {
-    name: allowed
-    for allowed, names in (
-        (Range(0), "weight_decay max_grad_norm neftune_noise_alpha warmup_steps eval_delay"),
-        (Range(0), "dataloader_num_workers"),
-        (Range(0, 1), "label_smoothing_factor warmup_ratio"),
-        (Range(0, below=1), "adam_beta1 adam_beta2"),
-        (Range(above=0), "learning_rate num_train_epochs logging_steps save_steps eval_steps"),
-        # Smaller values are 0 in float32, and weights without a gradient would become NaN.
-        (Range(1e-37), "adam_epsilon"),
-        (Range(1), "per_device_train_batch_size per_device_eval_batch_size gradient_accumulation_steps"),
-        (Range(1), "eval_accumulation_steps torch_empty_cache_steps dataloader_prefetch_factor save_total_limit"),
-        (Range(1), "ddp_bucket_cap_mb ddp_timeout"),
-        # The seeds that NumPy accepts.
-        (Range(0, 2**32 - 1), "seed data_seed"),
-        # -1 stands for no limit and for no rank.
-        (Range(-1), "max_steps local_rank"),
-    )
-    for name in names.split()
+# The help of `bf16`. A flag without a value switches it on.
+BF16 = {
+    "help": "bfloat16 autocast, with weights and optimizer in float32; where a GPU computes in it if unset",
+    "nargs": "?",
+    "const": True,
 }
 
 # Settings that do not change the trained weights: where files go, what is printed and when, how fast training runs, and
@@ -65,71 +51,31 @@ ALWAYS_STORED = set(
 )
 
 
-def check_inherited(arguments: TrainingArguments) -> None:
-    """Check the settings that a recipe's arguments inherit from Transformers, before Transformers uses them.
-
-    Raises:
-        ValueError: naming the setting.
-    """
-    check_ranges(arguments, RANGES)
-    # Transformers would only say "Your setup doesn't support bf16/gpu", and not which settings to change.
-    if (arguments.bf16 or arguments.bf16_full_eval) and not arguments.use_cpu:
-        if not is_torch_bf16_gpu_available() and not is_torch_xla_available():
-            raise ValueError(
-                "`bf16` is true, but no GPU here computes in bfloat16. On a CPU, give `--use_cpu true` "
-                "for bfloat16, or `--bf16 false` for float32 (faster on a CPU without AVX512-BF16 or AMX)."
-            )
-    warmup = arguments.warmup_steps
-    if warmup > 1 and warmup != int(warmup):
-        # Transformers would round 1.5 down to 1 step.
-        raise ValueError(
-            f"`warmup_steps` is {warmup}; it must be a whole number of optimizer steps, or a share of all below 1."
-        )
-    if arguments.resume_from_checkpoint is not None:
-        raise ValueError(
-            f"`resume_from_checkpoint` is {arguments.resume_from_checkpoint!r}; leave it out: the same command with "
-            "the same `output_dir` resumes from its newest complete checkpoint automatically."
-        )
-
-
-def check_fixed(arguments: TrainingArguments, fixed: dict) -> None:
-    """Refuse settings of Transformers that would break what a recipe promises, and training without an end.
+def fix(arguments: TrainingArguments, fixed: dict[str, Any], unused: dict[str, str | None]) -> None:
+    """Give settings of Transformers the only value that a recipe allows.
 
     Args:
-        fixed: settings with the only value that the recipe allows, in addition to `FIXED`.
+        fixed: these values by name, in addition to `FIXED`.
+        unused: names of settings that the recipe does not use, each with the setting to use instead, if there is one.
 
     Raises:
-        ValueError: naming the setting.
+        ValueError: naming a setting that the user gave another value.
     """
-    # Checked again, since settings that were given as JSON text are dictionaries now.
-    check_inherited(arguments)
+    defaults = {field.name: field.default for base in type(arguments).__bases__ for field in fields(base)}
     for name, value in (FIXED | fixed).items():
-        if getattr(arguments, name) != value:
-            raise ValueError(f"`{name}` is {getattr(arguments, name)!r}; this recipe needs {value!r}.")
-    if not arguments.accelerator_config.use_seedable_sampler:
-        raise ValueError(
-            "`accelerator_config` sets `use_seedable_sampler` to false; leave it out: a resumed run would shuffle its "
-            "rows differently, and would see some twice and others not at all."
-        )
-    if arguments.max_steps < 1:
-        raise ValueError(f"`max_steps` is {arguments.max_steps}; it must be 1 or more, since the data are endless.")
-
-
-def check_unused(arguments: TrainingArguments, base: type[TrainingArguments], unused: dict[str, str | None]) -> None:
-    """Refuse settings that a recipe does not use, if they have been set.
-
-    Args:
-        base: the class that declares their defaults.
-        unused: names of settings, each with the setting to use instead, if there is one.
-
-    Raises:
-        ValueError: naming the setting.
-    """
-    defaults = {field.name: field.default for field in fields(base)}
+        if getattr(arguments, name) not in (value, defaults[name]):
+            raise ValueError(f"`{name}` is {getattr(arguments, name)!r}; this recipe needs {value!r}: leave it out.")
+        setattr(arguments, name, value)
     for name, instead in unused.items():
         if getattr(arguments, name) != defaults[name]:
             advice = f"set `{instead}` instead" if instead else "leave it out"
             raise ValueError(f"`{name}` is {getattr(arguments, name)!r}, but this recipe does not use it: {advice}.")
+
+
+def choose_precision(arguments: TrainingArguments) -> None:
+    """If `bf16` is unset, use it where a GPU computes in it; CPUs train in float32 unless they are told otherwise."""
+    if arguments.bf16 is None:
+        arguments.bf16 = not (arguments.fp16 or arguments.use_cpu) and is_torch_bf16_gpu_available()
 
 
 def result_settings(arguments: TrainingArguments, leave_out: set[str] = frozenset()) -> dict[str, Any]:

@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated
 
 import torch
 from torch import nn
@@ -16,14 +15,13 @@ from transformers import PreTrainedModel, TrainingArguments
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from neobert_hf.common.files import atomic_folder
-from neobert_hf.common.settings import Count, Range
 from neobert_hf.training.adapters import LoraArguments, add_adapters, describe_adapters, load_adapters, merge_adapters
-from neobert_hf.training.arguments import check_fixed, check_inherited
+from neobert_hf.training.arguments import BF16, choose_precision, fix
 from neobert_hf.training.run_checkpoints import read_progress
 from neobert_hf.training.trainer import EarlyStopping, ResumableTrainer
 
 
-# Settings of Transformers that would break what this recipe promises, with the only values that it allows.
+# What this recipe needs of Transformers' settings.
 FIXED = {
     # False: a resumed run skips the rows it has trained on, which makes resuming exact. Only row numbers are drawn
     # again for that.
@@ -52,23 +50,22 @@ class FineTuningArguments(LoraArguments, TrainingArguments):
     per_device_eval_batch_size: int = field(default=64, metadata={"help": "rows evaluated at a time"})
     num_train_epochs: float = field(default=10, metadata={"help": "passes over the training split"})
     warmup_steps: float = field(default=0.06, metadata={"help": "optimizer steps, or a share of all if below 1"})
-    early_stopping_patience: Count = field(
+    early_stopping_patience: int = field(
         default=15, metadata={"help": "stop after this many evaluations without a better score"}
     )
     eval_steps: float | None = field(
         default=None, metadata={"help": "steps between evaluations; min(500, a tenth of an epoch) if unset"}
     )
-    layer_decay: Annotated[float, Range(above=0, most=1)] = field(
+    layer_decay: float = field(
         default=1.0, metadata={"help": "the learning rate of a block is that of the block above it times this"}
     )
     report_to: str | None = field(default="none", metadata={"help": "tensorboard, wandb, trackio, ... or none"})
     save_total_limit: int | None = field(default=1, metadata={"help": "complete checkpoints to keep besides the best"})
-    logging_nan_inf_filter: bool = field(default=False, metadata={"help": "fixed"})
-    metric_for_best_model: str | None = field(default="score", metadata={"help": "fixed"})
-    restore_callback_states_from_checkpoint: bool = field(default=True, metadata={"help": "fixed"})
+    bf16: bool | None = field(default=None, metadata=BF16)
 
     def __post_init__(self):
-        check_inherited(self)
+        fix(self, FIXED, {})
+        choose_precision(self)
         self._check_intervals()
         LoraArguments.__post_init__(self)
         TrainingArguments.__post_init__(self)
@@ -94,26 +91,19 @@ class FineTuningArguments(LoraArguments, TrainingArguments):
 
     def planned(self, rows: int) -> "FineTuningArguments":
         """The arguments of a run on `rows` training rows, with its steps, evaluations and checkpoints."""
-        if self.eval_steps is not None and (self.eval_steps not in Range(1, 2**53) or self.eval_steps % 1):
+        if self.eval_steps is not None and (self.eval_steps < 1 or self.eval_steps % 1):
             raise ValueError(f"`eval_steps` is {self.eval_steps}; it must be a whole number of steps, 1 or more.")
         if self.max_steps == 0:
             raise ValueError("`max_steps` is 0: nothing would be trained. Leave it out to use `num_train_epochs`.")
         batches = -(-rows // self.per_device_train_batch_size)
         steps = -(-batches // self.gradient_accumulation_steps)
-        if self.max_steps < 1 and not 1 <= self.num_train_epochs * steps < 2**53:
-            raise ValueError(
-                f"`num_train_epochs` is {self.num_train_epochs}; with {steps:,} steps each, they must make 1 step "
-                f"or more, and fewer than {2**53:,}."
-            )
         every = int(self.eval_steps or max(1, min(500, steps // 10)))
-        arguments = replace(
+        return replace(
             self,
-            max_steps=self.max_steps if self.max_steps > 0 else int(self.num_train_epochs * steps),
+            max_steps=self.max_steps if self.max_steps > 0 else max(1, int(self.num_train_epochs * steps)),
             **dict.fromkeys(("eval_strategy", "save_strategy", "logging_strategy"), "steps"),
             **dict.fromkeys(("eval_steps", "save_steps", "logging_steps"), every),
         )
-        check_fixed(arguments, FIXED)
-        return arguments
 
 
 class LengthGroups(LengthGroupedSampler):
@@ -146,8 +136,17 @@ class FineTuningTrainer(ResumableTrainer):
             add_adapters(model, args, args.seed)
             print(describe_adapters(model), flush=True)
         super().__init__(model, args, callbacks=[EarlyStopping(args.early_stopping_patience)], **kwargs)
-        # The loss of every head is the mean over a batch, so the Trainer has to divide it by the batches of a step.
-        self.model_accepts_loss_kwargs = self.loss_is_scaled_for_ga = False
+        # So that the Trainer counts the labels of all micro-batches of a step, for `compute_loss`.
+        self.model_accepts_loss_kwargs = True
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        """The mean loss of a micro-batch, by its share of the step's labels: the sum is that of one large batch."""
+        labels = inputs.get("labels")
+        found = super().compute_loss(model, inputs, return_outputs)
+        if num_items_in_batch is None or labels is None or not self.model.training:
+            return found
+        share = (labels != -100).sum() / num_items_in_batch
+        return (found[0] * share, found[1]) if return_outputs else found * share
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """The optimizer, with a separate learning rate for each block if `layer_decay` is below 1."""

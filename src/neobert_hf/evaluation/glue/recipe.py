@@ -3,24 +3,13 @@
 import time
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Annotated
 
 from transformers import set_seed
 
 from neobert_hf.common.files import folder_lock, write_json
 from neobert_hf.common.fingerprints import depends_on, fingerprint
 from neobert_hf.common.results import ResultError
-from neobert_hf.common.settings import (
-    Count,
-    CountOrZero,
-    LocalPath,
-    NotNegative,
-    PathOrId,
-    Positive,
-    Range,
-    check_ranges,
-    nearest,
-)
+from neobert_hf.common.settings import nearest
 from neobert_hf.common.token_limits import length_to_cut_at
 from neobert_hf.evaluation.glue.models import build_classifier
 from neobert_hf.evaluation.glue.results import RUN_ARGUMENTS, Results
@@ -37,47 +26,42 @@ from neobert_hf.training.trainer import Diverged
 class GlueSettings:
     """Which model is trained, on which tasks, with which hyperparameters."""
 
-    model: PathOrId = field(
-        metadata={"help": "an encoder: path or Hub id; with `average_checkpoints` the folder of a run"}
+    model: str = field(
+        metadata={
+            "help": "an encoder: path or Hub id; with `average_checkpoints` the folder of a run",
+            "path": "or Hub id",
+        }
     )
     task: list[str] = field(
         metadata={"help": "names from `task_config`, or `all` except those that it marks as `only_named`"}
     )
-    task_config: LocalPath = field(metadata={"help": "YAML file of tasks"})
+    task_config: str = field(metadata={"help": "YAML file of tasks", "path": True})
     name: str | None = field(
         default=None, metadata={"help": "name of the model in the report; made from `model` if unset"}
     )
-    data_dir: LocalPath | None = field(
-        default=None, metadata={"help": "folder with the tasks as TSV, Parquet or JSON lines, instead of the Hub"}
+    data_dir: str | None = field(
+        default=None,
+        metadata={"help": "folder with the tasks as TSV, Parquet or JSON lines, instead of the Hub", "path": True},
     )
-    max_length: Annotated[int, Range(8)] = field(
-        default=1024, metadata={"help": "tokens; the longer text of a pair is cut first"}
-    )
-    classifier_dropout: Annotated[float, Range(0, below=1)] = field(
-        default=0.1, metadata={"help": "dropout before the classifier"}
-    )
+    max_length: int = field(default=1024, metadata={"help": "tokens; the longer text of a pair is cut first"})
+    classifier_dropout: float = field(default=0.1, metadata={"help": "dropout before the classifier"})
     transfer: bool = field(
         default=True, metadata={"help": "start a task from the best model of another task, as `task_config` says"}
     )
-    average_checkpoints: CountOrZero = field(
+    average_checkpoints: int = field(
         default=0, metadata={"help": "start from the mean of the last n checkpoints of the run `model`"}
     )
-    hyperparameters: LocalPath | None = field(
-        default=None, metadata={"help": "YAML file with the hyperparameters of each task"}
+    hyperparameters: str | None = field(
+        default=None, metadata={"help": "YAML file with the hyperparameters of each task", "path": True}
     )
-    seeds: list[Annotated[int, Range(0, 2**32 - 1)]] = field(
-        default_factory=lambda: [0], metadata={"help": "one run for each seed"}
-    )
+    seeds: list[int] = field(default_factory=lambda: [0], metadata={"help": "one run for each seed"})
     grid: bool = field(default=False, metadata={"help": "search the three lists instead of using `hyperparameters`"})
-    batch_sizes: list[Count] = field(default_factory=list, metadata={"help": "batch sizes of the grid"})
-    learning_rates: list[Positive] = field(default_factory=list, metadata={"help": "learning rates of the grid"})
-    weight_decays: list[NotNegative] = field(default_factory=list, metadata={"help": "weight decays of the grid"})
+    batch_sizes: list[int] = field(default_factory=list, metadata={"help": "batch sizes of the grid"})
+    learning_rates: list[float] = field(default_factory=list, metadata={"help": "learning rates of the grid"})
+    weight_decays: list[float] = field(default_factory=list, metadata={"help": "weight decays of the grid"})
     shard: str | None = field(default=None, metadata={"help": "k/n: do the share of the k-th of n machines or jobs"})
-    published: LocalPath | None = field(default=None, metadata={"help": "YAML file of rows for the report"})
+    published: str | None = field(default=None, metadata={"help": "YAML file of rows for the report", "path": True})
     trust_remote_code: bool = field(default=False, metadata={"help": "run code from the model's repository"})
-
-    def __post_init__(self):
-        check_ranges(self)
 
 
 def choose_tasks(settings: GlueSettings) -> dict[str, GlueTask]:

@@ -15,7 +15,7 @@ from itertools import product
 import torch
 from accelerate.utils import is_cuda_available
 
-from neobert_hf.common.settings import Count, NotNegative, check_ranges, read_yaml
+from neobert_hf.common.settings import read_yaml
 from neobert_hf.evaluation.glue.tasks import GlueTask
 
 
@@ -23,12 +23,9 @@ from neobert_hf.evaluation.glue.tasks import GlueTask
 class Hyperparameters:
     """The hyperparameters that the paper searches (Table 6)."""
 
-    batch_size: Count
-    learning_rate: NotNegative
-    weight_decay: NotNegative
-
-    def __post_init__(self):
-        check_ranges(self)
+    batch_size: int
+    learning_rate: float
+    weight_decay: float
 
     def __str__(self) -> str:
         return f"bs{self.batch_size}_lr{self.learning_rate:g}_wd{self.weight_decay:g}"

@@ -1,7 +1,7 @@
 """The recipe of `examples/run_mteb.py`: settings, selection of tasks, and their instructions and prompts."""
 
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Literal
 
 import mteb
 import torch
@@ -9,7 +9,7 @@ from mteb.abstasks import AbsTask
 from sentence_transformers import SentenceTransformer
 
 from neobert_hf.common.instructions import Separator, as_prompt, separator_of, separator_text
-from neobert_hf.common.settings import Count, LocalPath, PathOrId, Range, check_ranges, nearest, read_yaml
+from neobert_hf.common.settings import nearest, read_yaml
 from neobert_hf.evaluation.mteb.encoder import TYPES_WITH_QUERIES
 from neobert_hf.evaluation.mteb.local_tasks import read_local_tasks
 from neobert_hf.evaluation.mteb.report import TASK_TYPES
@@ -23,17 +23,20 @@ BENCHMARK = "MTEB(eng, v1)"
 class MTEBSettings:
     """The model, its tasks, and how it encodes."""
 
-    model: PathOrId = field(metadata={"help": "folder or Hub name"})
-    output_dir: LocalPath = field(metadata={"help": "folder for the results of all models and the report"})
+    model: str = field(metadata={"help": "folder or Hub name", "path": "or Hub id"})
+    output_dir: str = field(metadata={"help": "folder for the results of all models and the report", "path": True})
     name: str | None = field(
         default=None, metadata={"help": "name of the model in the report; made from `model` if unset"}
     )
     mteb: bool = field(default=True, metadata={"help": f"evaluate on the 56 tasks of {BENCHMARK}"})
-    local_tasks: LocalPath | None = field(default=None, metadata={"help": "YAML file of tasks on your own data"})
+    local_tasks: str | None = field(
+        default=None, metadata={"help": "YAML file of tasks on your own data", "path": True}
+    )
     tasks: list[str] = field(default_factory=list, metadata={"help": "only these of the tasks; all if unset"})
     types: list[str] = field(default_factory=list, metadata={"help": f"only these types: {', '.join(TASK_TYPES)}"})
-    instructions: LocalPath | None = field(
-        default=None, metadata={"help": "YAML file with one for each MTEB task; the model's own prompts if unset"}
+    instructions: str | None = field(
+        default=None,
+        metadata={"help": "YAML file with one for each MTEB task; the model's own prompts if unset", "path": True},
     )
     separator: Separator | None = field(
         default=None,
@@ -42,21 +45,18 @@ class MTEBSettings:
     prompt_template: str | None = field(
         default=None, metadata={"help": "in place of `separator`: the whole prompt, with {instruction} in it"}
     )
-    published: LocalPath | None = field(default=None, metadata={"help": "YAML file of rows for the report"})
+    published: str | None = field(default=None, metadata={"help": "YAML file of rows for the report", "path": True})
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = field(
         default="auto",
         metadata={"help": "of the encoder; auto: bfloat16 on a GPU, float32 on a CPU. Pooling is float32"},
     )
     device: str | None = field(default=None, metadata={"help": "cuda, cpu, ...; the fastest available if unset"})
-    max_length: Annotated[int, Range(3)] | None = field(
-        default=None, metadata={"help": "tokens of a text; the model's own limit if unset"}
-    )
-    truncate_dim: Count | None = field(default=None, metadata={"help": "dimensions to keep (Matryoshka)"})
-    batch_size: Count = field(default=32, metadata={"help": "texts encoded at once"})
+    max_length: int | None = field(default=None, metadata={"help": "tokens of a text; the model's own limit if unset"})
+    truncate_dim: int | None = field(default=None, metadata={"help": "dimensions to keep (Matryoshka)"})
+    batch_size: int = field(default=32, metadata={"help": "texts encoded at once"})
     trust_remote_code: bool = field(default=False, metadata={"help": "run code from the model's repository"})
 
     def __post_init__(self):
-        check_ranges(self)
         if self.prompt_template is None:
             return
         if self.separator is not None:

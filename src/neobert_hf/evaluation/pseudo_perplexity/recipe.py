@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -13,7 +13,6 @@ from transformers import AutoConfig, AutoModelForMaskedLM, BatchEncoding, PreTra
 
 from neobert_hf.common.fingerprints import loaded_fingerprint
 from neobert_hf.common.paths import check_file_name, check_model_exists
-from neobert_hf.common.settings import Count, CountOrZero, LocalPath, NamedPathOrId, PathOrId, Range, check_ranges
 from neobert_hf.common.text_sources import stream_text
 from neobert_hf.common.tokenizers import load_tokenizer
 from neobert_hf.evaluation.pseudo_perplexity.report import score_texts
@@ -31,9 +30,13 @@ from neobert_hf.evaluation.pseudo_perplexity.scoring import (
 
 @dataclass
 class PseudoPerplexityArguments:
-    models: list[NamedPathOrId] = field(metadata={"help": "name=path or name=Hub id of each masked language model"})
-    source: PathOrId = field(metadata={"help": "text or Markdown files, Parquet, JSON lines, or a Hub dataset"})
-    output_dir: LocalPath = field(metadata={"help": "folder for losses, scores and the plot"})
+    models: list[str] = field(
+        metadata={"help": "name=path or name=Hub id of each masked language model", "path": "name=or Hub id"}
+    )
+    source: str = field(
+        metadata={"help": "text or Markdown files, Parquet, JSON lines, or a Hub dataset", "path": "or Hub id"}
+    )
+    output_dir: str = field(metadata={"help": "folder for losses, scores and the plot", "path": True})
     text_column: str = field(default="text", metadata={"help": "column that holds the text"})
     split: str = field(default="train", metadata={"help": "split of a Hub dataset"})
     subset: str | None = field(default=None, metadata={"help": "configuration of a Hub dataset that has several"})
@@ -41,23 +44,21 @@ class PseudoPerplexityArguments:
         default_factory=lambda: ["native"],
         metadata={"help": "native, linear:FACTOR, dynamic:FACTOR (NTK), yarn:FACTOR; every model is scored with each"},
     )
-    lengths: list[Annotated[int, Range(3)]] = field(
+    lengths: list[int] = field(
         default_factory=list,
         metadata={"help": "token counts; each scores the documents that are at least as long, cut to it"},
     )
-    max_length: Annotated[int, Range(3)] | None = field(
-        default=None, metadata={"help": "tokens to cut longer documents to; uncut if unset"}
-    )
-    min_tokens: CountOrZero = field(default=0, metadata={"help": "shorter documents are left out"})
-    max_documents: Count | None = field(
+    max_length: int | None = field(default=None, metadata={"help": "tokens to cut longer documents to; uncut if unset"})
+    min_tokens: int = field(default=0, metadata={"help": "shorter documents are left out"})
+    max_documents: int | None = field(
         default=None, metadata={"help": "use the first so many of the remaining documents"}
     )
-    sample: Annotated[int, Range(2)] | None = field(
+    sample: int | None = field(
         default=None, metadata={"help": "score this many random positions of each document; all if unset"}
     )
-    stride: Count = field(default=1, metadata={"help": "score every n-th position"})
-    seed: CountOrZero = field(default=0, metadata={"help": "seed of `sample`"})
-    batch_tokens: Count = field(
+    stride: int = field(default=1, metadata={"help": "score every n-th position"})
+    seed: int = field(default=0, metadata={"help": "seed of `sample`"})
+    batch_tokens: int = field(
         default=16384, metadata={"help": "tokens of a batch (at least one sequence); does not change results"}
     )
     dtype: Literal["float32", "bfloat16", "float16"] = field(
@@ -66,7 +67,6 @@ class PseudoPerplexityArguments:
     device: str | None = field(default=None, metadata={"help": "cuda, cpu, ...; the fastest available if unset"})
 
     def __post_init__(self):
-        check_ranges(self)
         if self.lengths and self.max_length is not None:
             raise ValueError("`lengths` and `max_length` both cut documents: give one of them.")
         if self.sample is not None and self.stride != 1:
