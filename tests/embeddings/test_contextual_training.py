@@ -286,14 +286,14 @@ def test_clusters_are_those_that_were_planted_and_neighbours_follow_each_other()
     order = generator.permutation(120)
     queries, positives = (centres[order] + generator.normal(0, 0.02, (120, 2)) for _ in range(2))
     # Of a unit vector the length says nothing.
-    found = find_clusters(queries * 5, positives * 5, 20, seed=0)
+    found = find_clusters(np.stack([queries * 5, positives * 5], 1), 20, seed=0)
     planted = np.repeat(np.arange(6), 20)[order]
     numbers = [set(found[planted == cluster]) for cluster in range(6)]
     assert all(len(number) == 1 for number in numbers) and len(set.union(*numbers)) == 6
     # A chain of neighbours along the arc has at most one jump, from an end that it reached first to the other side.
     chain = [int(planted[found == number][0]) for number in range(6)]
     assert sum(abs(left - right) != 1 for left, right in zip(chain, chain[1:])) <= 1
-    assert len(set(find_clusters(np.ones((9, 4)), np.ones((9, 4)), 2, seed=0))) == 1
+    assert len(set(find_clusters(np.ones((9, 2, 4)), 2, seed=0))) == 1
 
 
 def test_false_negatives_are_masked_by_the_vectors(encoder):
@@ -440,7 +440,8 @@ def test_a_first_model_and_a_warning_when_the_first_stage_collapses(settings, tr
     assert len(stored[0]["query_vector"]) == 32 and max(stored["cluster"]) == len(stored) // 8 - 1
     model = SentenceTransformer(str(teacher))
     expected = model.encode(stored["positive"][:3], normalize_embeddings=True)
-    assert np.abs(np.asarray(stored["positive_vector"][:3]) - expected).max() < 1e-5
+    # Vectors are stored as float16.
+    assert np.abs(np.asarray(stored["positive_vector"][:3]) - expected).max() < 1e-3
 
 
 def test_a_linear_layer_that_is_left_out_is_said_to_be(settings, trained, tmp_path, capsys):

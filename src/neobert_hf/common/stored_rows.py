@@ -1,7 +1,9 @@
 """Parquet files for rows that a run stores once and reads again at each start, such as mined negatives."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 from datasets import Dataset
 
@@ -14,9 +16,14 @@ ROWS_OF_GROUP = 10_000
 
 def store_rows(rows: Dataset, file: Path) -> None:
     """Write a Parquet file whole or not at all; its folder is created if needed."""
+    store_tables(rows.with_format("arrow").iter(ROWS_OF_GROUP), rows.features.arrow_schema, file)
+
+
+def store_tables(tables: Iterable[pa.Table], schema: pa.Schema, file: Path) -> None:
+    """Like `store_rows`, for rows that come table by table."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_write(file) as partial, pq.ParquetWriter(partial, rows.features.arrow_schema) as writer:
-        for table in rows.with_format("arrow").iter(ROWS_OF_GROUP):
+    with atomic_write(file) as partial, pq.ParquetWriter(partial, schema) as writer:
+        for table in tables:
             writer.write_table(table)
 
 
