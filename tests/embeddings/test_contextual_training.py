@@ -5,6 +5,7 @@ import multiprocessing
 import random
 import shutil
 import time
+import tracemalloc
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +22,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from neobert_hf.common.results import ResultError
+from neobert_hf.embeddings import clusters
 from neobert_hf.embeddings.clusters import ClusterBatchSampler, add_clusters, find_clusters
 from neobert_hf.embeddings.contextual import build_contextual_encoder, embed_context
 from neobert_hf.embeddings.contextual_loss import ContextualLoss
@@ -238,17 +240,30 @@ def test_the_loss_refuses_other_models_and_flattened_inputs(encoder):
 # Clusters and batches
 
 
-def rows_of(clusters: list[int], texts: list[tuple[str, str]] | None = None) -> Dataset:
-    texts = texts or [(f"query {number}", f"document {number}") for number in range(len(clusters))]
+def tfidf_run(output: Path, rows: list[dict]) -> SimpleNamespace:
+    """A run as `add_clusters` needs it, on one dataset and without a first model."""
+    return SimpleNamespace(
+        arguments=SimpleNamespace(output_dir=str(output), seed=0, main_process_first=lambda desc: nullcontext()),
+        settings=SimpleNamespace(first_model=None, trust_remote_code=False),
+        data=SimpleNamespace(
+            train=DatasetDict(pairs=Dataset.from_list(rows)),
+            descriptions={"pairs": SimpleNamespace(prompt="", document_prompt="")},
+        ),
+        checkpoint=None,
+    )
+
+
+def rows_of(numbers: list[int], texts: list[tuple[str, str]] | None = None) -> Dataset:
+    texts = texts or [(f"query {number}", f"document {number}") for number in range(len(numbers))]
     queries, positives = zip(*texts)
-    return Dataset.from_dict({"query": queries, "positive": positives, "cluster": clusters})
+    return Dataset.from_dict({"query": queries, "positive": positives, "cluster": numbers})
 
 
 def test_an_epoch_has_every_row_once_in_batches_of_one_cluster():
     sizes = [32, 17, 8, 30, 9]
-    clusters = [number for number, size in enumerate(sizes) for _ in range(size)]
-    random.Random(0).shuffle(clusters)
-    sampler = ClusterBatchSampler(rows_of(clusters), 8, seed=3)
+    planted = [number for number, size in enumerate(sizes) for _ in range(size)]
+    random.Random(0).shuffle(planted)
+    sampler = ClusterBatchSampler(rows_of(planted), 8, seed=3)
     epochs = []
     for epoch in (0, 1, 0):
         sampler.set_epoch(epoch)
@@ -256,11 +271,11 @@ def test_an_epoch_has_every_row_once_in_batches_of_one_cluster():
         rows = [row for batch in batches for row in batch]
         assert len(batches) == len(sampler) == 12 and all(len(batch) == 8 for batch in batches)
         assert len(rows) == len(set(rows)) == 96
-        pure = [len({clusters[row] for row in batch}) == 1 for batch in batches]
+        pure = [len({planted[row] for row in batch}) == 1 for batch in batches]
         assert sum(pure) == sum(size // 8 for size in sizes)
         epochs.append(batches)
     assert epochs[0] == epochs[2] != epochs[1]
-    assert list(ClusterBatchSampler(rows_of(clusters), 8, seed=4)) != epochs[0]
+    assert list(ClusterBatchSampler(rows_of(planted), 8, seed=4)) != epochs[0]
 
 
 def test_no_batch_has_a_text_twice():
@@ -294,6 +309,43 @@ def test_clusters_are_those_that_were_planted_and_neighbours_follow_each_other()
     chain = [int(planted[found == number][0]) for number in range(6)]
     assert sum(abs(left - right) != 1 for left, right in zip(chain, chain[1:])) <= 1
     assert len(set(find_clusters(np.ones((9, 2, 4)), 2, seed=0))) == 1
+
+
+def test_blocks_make_no_difference_to_clusters_and_vectors(tmp_path, monkeypatch):
+    words = np.random.default_rng(0).choice(list("abcdefghijklmnopqrstuvwxyz"), (150, 2, 6, 3))
+    texts = [[" ".join(map("".join, text)) for text in row] for row in words.tolist()]
+    stored = []
+    for block in (7, 10_000):
+        monkeypatch.setattr(clusters, "BLOCK", block)
+        run = tfidf_run(tmp_path / str(block), [{"query": q, "positive": p, "negatives": []} for q, p in texts])
+        add_clusters(run, {"pairs": 8})
+        stored.append(run.data.train["pairs"][:])
+    assert stored[0] == stored[1] and [stored[0]["query"], stored[0]["positive"]] == [
+        list(each) for each in zip(*texts)
+    ]
+    assert np.linalg.norm(stored[0]["query_vector"], axis=1) == pytest.approx(1, abs=1e-3)
+    assert [file.suffix for file in tmp_path.rglob("*") if file.is_file()] == [".parquet", ".parquet"]
+
+
+def test_clusters_of_more_rows_than_are_held(tmp_path, monkeypatch):
+    """80 planted clusters of 100 MB of vectors, of which a batch of k-means is a fiftieth."""
+    monkeypatch.setattr(clusters, "BLOCK", 1_000)
+    monkeypatch.setattr(clusters, "LEAST_ROWS", 8_000)
+    monkeypatch.setattr(clusters, "BATCHES", 10)
+    generator = np.random.default_rng(0)
+    planted, centres = generator.integers(80, size=400_000), generator.normal(size=(80, 64))
+    vectors = np.lib.format.open_memmap(tmp_path / "v.npy", "w+", np.float16, (400_000, 2, 64))
+    for rows in np.split(np.arange(400_000), 40):
+        vectors[rows] = centres[planted[rows], None] + generator.normal(0, 0.1, (10_000, 2, 64))
+    tracemalloc.start()
+    found = find_clusters(vectors, 5_000, seed=0)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    # One number for each row, and a few copies of a batch.
+    assert peak < 25e6 < vectors.nbytes / 4
+    pairs = len(np.unique(np.stack([planted, found]), axis=1).T)
+    assert len(set(found)) == 80 and pairs <= 90
+    assert (find_clusters(vectors, 5_000, seed=0) == found).all()
 
 
 def test_false_negatives_are_masked_by_the_vectors(encoder):
@@ -405,15 +457,7 @@ def test_clusters_are_stored_with_the_negatives_that_were_given(tmp_path):
 
     def negatives(text: str) -> list[str]:
         rows = [{"query": f"q {row}", "positive": f"p {row}", "negatives": [f"{text} {row}"]} for row in range(40)]
-        run = SimpleNamespace(
-            arguments=SimpleNamespace(output_dir=str(tmp_path), seed=0, main_process_first=lambda desc: nullcontext()),
-            settings=SimpleNamespace(first_model=None, trust_remote_code=False),
-            data=SimpleNamespace(
-                train=DatasetDict(pairs=Dataset.from_list(rows)),
-                descriptions={"pairs": SimpleNamespace(prompt="", document_prompt="")},
-            ),
-            checkpoint=None,
-        )
+        run = tfidf_run(tmp_path, rows)
         add_clusters(run, {"pairs": 8})
         return run.data.train["pairs"][0]["negatives"]
 
@@ -459,6 +503,11 @@ def test_two_processes_run(settings, tmp_path):
     processes = ScriptProcesses(to_flags(changes), environments, script="train_contextual")
     assert "2 x cpu" in processes.finish()
     assert (tmp_path / "run" / "model" / "model.safetensors").is_file()
+
+
+def test_a_context_that_no_batch_fills_is_refused(settings):
+    with pytest.raises(ValueError, match="`context_size` is 9, .* 8 rows"):
+        run(settings(context_size=9))
 
 
 def test_settings():

@@ -44,7 +44,7 @@ BLOCK = 10_000
 # Without a first model, TF-IDF and an SVD give vectors of this size; they are fitted to at most so many rows.
 DIMENSIONS, FITTED_ROWS = 256, 50_000
 # k-means sees so many random batches, each of at least three rows for each cluster.
-BATCHES, LEAST_ROWS, ROWS_OF_CLUSTER = 100, 10_000, 3
+BATCHES, LEAST_ROWS, ROWS_OF_CLUSTER = 30, 10_000, 3
 
 # Unit vectors of a list of queries and of a list of documents, float32.
 Embed = Callable[[list[str], list[str]], tuple[np.ndarray, np.ndarray]]
