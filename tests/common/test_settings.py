@@ -19,6 +19,7 @@ from neobert_hf.common.settings import (
     parse_config,
     read_yaml,
 )
+from neobert_hf.evaluation.pseudo_perplexity.recipe import PseudoPerplexityArguments
 from neobert_hf.pretraining.preparing import PrepareArguments
 from tests.helpers.examples import load_example
 from tests.helpers.models import ROOT
@@ -134,10 +135,14 @@ def test_every_shipped_config_is_read():
 
     readers = {"demo.yaml": DemoArguments, "data/refinedweb.yaml": PrepareArguments}
     readers |= {"data/refinedweb_validation.yaml": PrepareArguments}
+    readers |= {"pseudo_perplexity.yaml": PseudoPerplexityArguments}
     settings = {
         name: parse_config(reader, args=["--config", f"{ROOT}/configs/{name}"])[0] for name, reader in readers.items()
     }
     assert (ROOT / settings["demo.yaml"].pretraining).is_file()
+    # Section 5.3: every position of 2,467 sequences.
+    paper = settings["pseudo_perplexity.yaml"]
+    assert (paper.max_documents, paper.sample, paper.stride) == (2_467, None, 1) and paper.min_tokens > 1_024
     # What one leaves out the other holds.
     assert settings["data/refinedweb.yaml"].skip_documents == settings["data/refinedweb_validation.yaml"].max_documents
     assert settings["data/refinedweb_validation.yaml"].skip_documents == 0

@@ -22,11 +22,14 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from neobert_hf.common.results import ResultError
+from neobert_hf.common.settings import parse_config
 from neobert_hf.embeddings import clusters
+from neobert_hf.embeddings.arguments import EmbeddingArguments
 from neobert_hf.embeddings.clusters import ClusterBatchSampler, add_clusters, find_clusters
 from neobert_hf.embeddings.contextual import build_contextual_encoder, embed_context
 from neobert_hf.embeddings.contextual_loss import ContextualLoss
 from neobert_hf.embeddings.contextual_training import ContextualArguments, ContextualCollator
+from neobert_hf.embeddings.descriptions import read_descriptions
 from neobert_hf.embeddings.models import build_encoder
 from neobert_hf.training.run_checkpoints import CheckpointError, complete_checkpoints, step_of
 from tests.helpers.embedding_runs import SMALL, assert_same_weights, cut_short, losses_of
@@ -508,6 +511,20 @@ def test_two_processes_run(settings, tmp_path):
 def test_a_context_that_no_batch_fills_is_refused(settings):
     with pytest.raises(ValueError, match="`context_size` is 9, .* 8 rows"):
         run(settings(context_size=9))
+
+
+@pytest.mark.parametrize("name, pairs, datasets", [("contextual", 1.5e6, 22), ("contextual_phase_1", 235e6, 29)])
+def test_both_phases_of_the_paper_are_three_epochs(name, pairs, datasets):
+    """Appendix G.2."""
+    flags = ["--config", str(ROOT / "configs" / "embeddings" / f"{name}.yaml"), "--model", "m", "--use_cpu", "true"]
+    settings, arguments = parse_config(ContextualArguments, EmbeddingArguments, args=[*flags, "--bf16", "false"])
+    assert settings.context_size == settings.max_length == arguments.per_device_train_batch_size == 512
+    assert arguments.max_steps == pytest.approx(3 * pairs / 512, rel=1e-3)
+    assert (arguments.learning_rate, arguments.warmup_steps, arguments.lr_scheduler_type) == (5e-5, 1000, "linear")
+    described, evaluation = read_descriptions(settings.datasets)
+    assert len(described) == datasets and evaluation["retrieval"].prompt
+    # The reference code has a prefix for both sides, the paper's instructions are for queries.
+    assert all(bool(each.document_prompt) == (datasets == 29) and each.prompt for each in described)
 
 
 def test_settings():
