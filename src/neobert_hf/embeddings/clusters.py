@@ -9,6 +9,7 @@ vectors lie in a file that is mapped into memory.
 """
 
 import math
+import os
 import random
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -85,8 +86,8 @@ def add_clusters(run: Run, batch_sizes: dict[str, int]) -> None:
 def store_clusters(pairs: Dataset, embed: Embed, size: int, run: Run, file: Path) -> None:
     """Embed and cluster the rows, and write them with their clusters and vectors into a Parquet file."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    # Deleted afterwards: the Parquet file has the same vectors.
-    scratch = file.with_suffix(".vectors.npy")
+    # Deleted afterwards: the Parquet file has the same vectors. Each machine of a run may write one, hence the number.
+    scratch = file.with_name(f"{file.stem}.vectors.{os.getpid()}.partial")
     try:
         vectors = embed_pairs(pairs, embed, scratch)
         clusters = find_clusters(vectors, size, run.arguments.seed)
@@ -129,6 +130,7 @@ def choose_embedding(pairs: Dataset, description: PairDataset, run: Run) -> Embe
 
 
 def fit_tfidf(pairs: Dataset, seed: int) -> Embed:
+    """TF-IDF and an SVD, fitted to the texts of at most `FITTED_ROWS` random rows."""
     rows = draw_rows(len(pairs), FITTED_ROWS, np.random.default_rng(seed))
     part = pairs.select(rows)
     tfidf = TfidfVectorizer(sublinear_tf=True, dtype=np.float32)
