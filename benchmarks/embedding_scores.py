@@ -19,7 +19,7 @@ from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimil
 
 from neobert_hf.common.paths import check_exists
 from neobert_hf.embeddings.models import build_encoder
-from neobert_hf.modeling_neobert import LOADING
+from neobert_hf.modeling_neobert import LOADING_LOCK
 from neobert_hf.search.keywords import bm25_search
 
 
@@ -157,7 +157,7 @@ def ndcg_at_10(scores: np.ndarray) -> float:
 def load_model(path: Path) -> SentenceTransformer:
     """An embedding model, or an encoder, which gets mean pooling."""
     is_encoder = not (path / "modules.json").exists()
-    with LOADING:  # Models, BERT among them, are scored in several threads at once.
+    with LOADING_LOCK:  # Models, BERT among them, are scored in several threads at once.
         return build_encoder(str(path), 128) if is_encoder else SentenceTransformer(str(path), device="cpu")
 
 

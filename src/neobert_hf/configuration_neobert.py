@@ -114,10 +114,11 @@ class NeoBERTConfig(PreTrainedConfig):
         rope = kwargs.pop("rope_scaling", None) or self.rope_parameters
         if rope:
             self.rope_parameters = rope = dict(rope)
-            if rope.get("rope_type") == "linear":
+            rope_type = rope.get("rope_type", rope.get("type"))
+            if rope_type == "linear":
                 # Kept by us in every stretched RoPE, so that loading does not stretch it again; others require it.
                 self.ignore_keys_at_rope_validation = {"original_max_position_embeddings"}
-            if rope.get("rope_type") in STRETCHED and "original_max_position_embeddings" not in rope:
+            if rope_type in STRETCHED and "original_max_position_embeddings" not in rope:
                 rope["original_max_position_embeddings"] = self.max_length
                 self.max_length = int(self.max_length * (rope.get("factor") or 1))
         kwargs["auto_map"] = dict(self.auto_classes)
@@ -134,10 +135,11 @@ class NeoBERTConfig(PreTrainedConfig):
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any):
         # Transformers sets arguments of `from_pretrained` on the finished config. A new RoPE must reach it earlier: it
         # keeps the stored `rope_theta`, and stretches the length of training.
-        rope = kwargs.pop("rope_parameters", None)
+        rope = kwargs.pop("rope_parameters", None) or kwargs.pop("rope_scaling", None)
         if rope:
             stored = config_dict.get("rope_parameters") or config_dict.get("rope_scaling") or {}
-            trained = stored.get("original_max_position_embeddings", config_dict.get("max_length", 4096))
+            length = config_dict.get("max_length", config_dict.get("max_position_embeddings", 4096))
+            trained = stored.get("original_max_position_embeddings", length)
             theta = {"rope_theta": stored.get("rope_theta", config_dict.get("rope_theta", cls.default_theta))}
             config_dict = config_dict | {"rope_parameters": theta | rope, "max_length": trained}
             config_dict.pop("rope_scaling", None)

@@ -17,7 +17,13 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.utils.generic import can_return_tuple
 
 from .configuration_neobert import NeoBERTConfig
-from .modeling_neobert import NeoBERTModel, NeoBERTPreTrainedModel, check_arguments
+from .modeling_neobert import (
+    NeoBERTModel,
+    NeoBERTPreTrainedModel,
+    check_arguments,
+    find_documents,
+    mean_of_tokens,
+)
 
 
 @strict
@@ -98,19 +104,23 @@ class NeoBERTContextualModel(NeoBERTPreTrainedModel):
 
         Returns:
             `pooler_output` (batch, hidden_size), the embeddings, not normalised, in float32 or wider;
-            `last_hidden_state` (batch, length, hidden_size) of the stage.
+            `last_hidden_state` (batch, length, hidden_size) of the stage. Its `hidden_states` and
+            `attentions` include the prefix of the second stage.
 
         Raises:
             ValueError: as `NeoBERTModel`, and on a context of a wrong shape.
             TypeError: on a misspelt argument.
         """
+        for name in ("position_ids", "cu_seq_lens_q"):
+            if kwargs.get(name) is not None:
+                raise ValueError(f"`{name}` is given; a contextual model reads one text a row, so leave it out.")
         kwargs["return_dict"] = True
         if dataset_embeddings is None:
             outputs = self.first_stage(input_ids, attention_mask, inputs_embeds=inputs_embeds, **kwargs)
             pooled = mean_of_tokens(outputs.last_hidden_state, attention_mask)
             embeddings = _apply(self.first_head, pooled)
         else:
-            check_arguments(self.config, input_ids, inputs_embeds, attention_mask, None, kwargs)
+            check_arguments(self.config, input_ids, inputs_embeds, attention_mask, None, None, kwargs)
             text = self.second_stage.encoder(input_ids) if inputs_embeds is None else inputs_embeds
             outputs = self._encode_in_context(text, attention_mask, dataset_embeddings, **kwargs)
             pooled = mean_of_tokens(outputs.last_hidden_state, attention_mask, prompt_length)
@@ -125,16 +135,14 @@ class NeoBERTContextualModel(NeoBERTPreTrainedModel):
     def _encode_in_context(self, text, attention_mask, dataset_embeddings, **kwargs):
         """The second stage's states of the text, (batch, length, hidden_size), which also attends to the prefix."""
         prefix = self.build_prefix(dataset_embeddings, text.shape[0]).to(text)
-        width = prefix.shape[1]
+        prefix_length = prefix.shape[1]
         hidden_states = torch.cat((prefix.expand(text.shape[0], -1, -1), text), dim=1)
-        positions = torch.arange(text.shape[1], device=text.device)[None]
-        mask = None
-        if attention_mask is not None:
-            mask = F.pad(attention_mask.bool(), (width, 0), value=True)
-            positions = (positions - attention_mask.int().argmax(-1, keepdim=True)).clamp(min=0)
-        positions = F.pad(positions + self.config.text_position, (width, 0))
+        mask = None if attention_mask is None else attention_mask.bool()
+        positions, _ = find_documents(self.config, text.shape[:2], text.device, mask, None, None)
+        mask = None if mask is None else F.pad(mask, (prefix_length, 0), value=True)
+        positions = F.pad(positions + self.config.text_position, (prefix_length, 0))
         outputs = self.second_stage.encode(hidden_states, positions, mask, **kwargs)
-        outputs.last_hidden_state = outputs.last_hidden_state[:, width:]
+        outputs.last_hidden_state = outputs.last_hidden_state[:, prefix_length:]
         return outputs
 
     def build_prefix(self, dataset_embeddings: torch.Tensor, rows: int) -> torch.Tensor:
@@ -157,29 +165,6 @@ class NeoBERTContextualModel(NeoBERTPreTrainedModel):
             dropped = torch.rand(rows, size, 1, device=context.device) < self.config.context_dropout
             context = torch.where(dropped, self.null_context.weight, context)
         return torch.cat((context, prompts.expand(len(context), -1, -1)), dim=1)
-
-
-def mean_of_tokens(
-    hidden_states: torch.Tensor, attention_mask: torch.Tensor | None, prompt_length: int | torch.Tensor | None = None
-) -> torch.Tensor:
-    """The mean over each row's real tokens after its prompt, (batch, hidden_size), in float32 or wider.
-
-    NeoBERT's hidden states reach 130: their sums overflow in float16 and lose the small dimensions in bfloat16.
-
-    Args:
-        prompt_length: number of prompt tokens, one for all rows or one per row; Sentence Transformers passes a tensor
-            in training.
-    """
-    states = hidden_states.to(torch.promote_types(hidden_states.dtype, torch.float32))
-    if attention_mask is None and prompt_length is None:
-        return states.mean(1)
-    if attention_mask is None:
-        attention_mask = torch.ones(states.shape[:2], dtype=torch.bool, device=states.device)
-    kept = attention_mask.bool().to(states.device)
-    if prompt_length is not None:
-        kept = kept & (kept.cumsum(-1) > torch.as_tensor(prompt_length, device=states.device).reshape(-1, 1))
-    # A row without a token after its prompt becomes NaN, which is noticed; zeros would go unnoticed.
-    return (states * kept.unsqueeze(-1)).sum(1) / kept.sum(1, keepdim=True)
 
 
 def _apply(head: nn.Sequential, pooled: torch.Tensor) -> torch.Tensor:

@@ -27,7 +27,9 @@ class PackedLinear(nn.Linear):
         return torch.ops.mkldnn._linear_pointwise.default(hidden_states, self.packed, None, "none", [], "")
 
     def _refuse(self, *args, **kwargs) -> None:
-        raise RuntimeError("This model was prepared for inference: load it again to train, copy, save or load into it.")
+        raise RuntimeError(
+            "This model was prepared for inference: load it again to train, copy, save or prepare it in another way."
+        )
 
     _save_to_state_dict = _load_from_state_dict = __getstate__ = __deepcopy__ = _refuse
 
@@ -40,23 +42,30 @@ class Int8Linear(PackedLinear):
     """
 
     def pack(self) -> None:
-        scales = row_scales(self.weight.detach(), largest_int8_weight())
-        rounded = (self.weight.detach() / scales).round().to(torch.int8)
-        self.packed = torch.ops.onednn.qlinear_prepack(rounded, None)
-        self.scales, self.zeros = scales.flatten(), torch.zeros(len(scales), dtype=torch.int32)
-        self.weight = None
+        weight = self.weight.detach().float()
+        scales = row_scales(weight, largest_int8_weight())
+        self.packed = torch.ops.onednn.qlinear_prepack((weight / scales).round().to(torch.int8), None)
+        self.scales, self.weight = scales.flatten(), None
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         if hidden_states.requires_grad:
             self._refuse()
-        rows = hidden_states.flatten(0, -2)
+        rows = hidden_states.flatten(0, -2).float()
         scales = row_scales(rows, 127)
-        # States are stored as uint8 around 128, which CPUs multiply with int8; the conversion truncates, so 0.5 rounds.
-        product = torch.ops.onednn.qlinear_pointwise.default(
-            (rows / scales).add_(128.5).to(torch.uint8),
-            *(1.0, 128, self.packed, self.scales, self.zeros, None, 1.0, 0, torch.float32, "none", [], ""),
-        )
-        return product.mul_(scales).unflatten(0, hidden_states.shape[:-1])
+        # Stored as uint8 around 128, which CPUs multiply with int8; the conversion cuts decimals off, so 0.5 rounds.
+        product = int8_product((rows / scales).add_(128.5).to(torch.uint8), self.packed, self.scales)
+        return product.mul_(scales).unflatten(0, hidden_states.shape[:-1]).to(hidden_states.dtype)
+
+
+def int8_product(rows: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """The float32 product of uint8 rows around 128 and packed int8 weights with a scale for each of their rows."""
+    no_zero_points, no_bias = torch.zeros(len(scales), dtype=torch.int32), None
+    return torch.ops.onednn.qlinear_pointwise.default(
+        *(rows, 1.0, 128),
+        *(packed, scales, no_zero_points, no_bias),
+        *(1.0, 0, torch.float32),
+        *("none", [], ""),
+    )
 
 
 def row_scales(rows: torch.Tensor, largest: int) -> torch.Tensor:
@@ -67,14 +76,10 @@ def row_scales(rows: torch.Tensor, largest: int) -> torch.Tensor:
 @cache
 def largest_int8_weight() -> int:
     """127, or 63 on an x86 CPU without VNNI, which adds two products in 16 bits: 2 x 255 x 127 overflows them."""
-    ones = torch.ones(4, 256)
+    ones = torch.ones(64, 256)
     packed = torch.ops.onednn.qlinear_prepack((ones * 127).to(torch.int8), None)
-    found = torch.ops.onednn.qlinear_pointwise.default(
-        (ones * 255).to(torch.uint8),
-        *(1.0, 128, packed, ones[:, 0] / 127, torch.zeros(4, dtype=torch.int32), None, 1.0, 0),
-        *(torch.float32, "none", [], ""),
-    )
-    return 127 if abs(found[0, 0] - 127 * 256) < 256 else 63
+    sums = int8_product((ones * 255).to(torch.uint8), packed, torch.full((64,), 1 / 127))
+    return 127 if ((sums - 127 * 256).abs() < 256).all() else 63
 
 
 def prepare_for_inference(model: nn.Module, int8: bool = False) -> nn.Module:
@@ -92,6 +97,8 @@ def prepare_for_inference(model: nn.Module, int8: bool = False) -> nn.Module:
     for module in list(model.modules()):
         for block in getattr(module, "transformer_encoder", ()):
             for layer in block.modules():
+                if isinstance(layer, PackedLinear):
+                    layer._refuse()
                 if type(layer) is nn.Linear:
                     layer.__class__ = Int8Linear if int8 else PackedLinear
                     layer.pack()

@@ -46,7 +46,7 @@ def test_txtai(encoder):
     embeddings.index(TEXTS)
     found = dict(embeddings.search(TEXTS[1], len(TEXTS)))
     plain = vectors(encoder, normalize=True)
-    assert same([found[row] for row in range(len(TEXTS))], plain @ plain[1])
+    assert len(found) >= 2 and same(list(found.values()), (plain @ plain[1])[list(found)])  # Without those below 0.
 
 
 @pytest.mark.clients("keybert")

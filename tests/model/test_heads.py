@@ -129,30 +129,21 @@ def test_multiple_choice():
     assert torch.allclose(model(inputs_embeds=embeds, attention_mask=mask).logits, outputs.logits, atol=1e-5)
 
 
+@torch.no_grad()
 @pytest.mark.parametrize("backend", ["sdpa", "eager"])
-def test_dropout(backend):
-    """In training only, and as its modules say: TRL sets `p` to 0."""
-    model = small_model(attn_implementation=backend, dropout=0.5)
-    with torch.no_grad():
-        expected = model(IDS, attention_mask=MASK).last_hidden_state
-        model.train()
-        assert not torch.allclose(model(IDS, attention_mask=MASK).last_hidden_state, expected, atol=0.1)
-        for block in model.transformer_encoder:
-            block.dropout.p = 0.0
-        assert torch.allclose(model(IDS, attention_mask=MASK).last_hidden_state, expected, atol=1e-5)
-
-
-@pytest.mark.parametrize("backend", ["sdpa", "eager"])
-@pytest.mark.parametrize("padded", [True, False])
-def test_attention_weights_are_dropped(backend, padded):
-    """With the outputs of both sub-layers kept, training still differs."""
-    model = small_model(attn_implementation=backend, dropout=0.5, num_hidden_layers=1).train()
-    model.transformer_encoder[0].dropout.forward = lambda states: states
-    arguments = {"attention_mask": MASK} if padded else {}
-    with torch.no_grad():
-        first, second = (model(IDS, **arguments).last_hidden_state for _ in range(2))
-        assert not torch.equal(first, second)
-        assert torch.equal(*(model.eval()(IDS, **arguments).last_hidden_state for _ in range(2)))
+@pytest.mark.parametrize("arguments", [{}, {"attention_mask": MASK}], ids=["full", "padded"])
+def test_dropout(backend, arguments):
+    """On attention weights and both sub-layers, in training only, and as its modules say: TRL sets `p` to 0."""
+    model = small_model(attn_implementation=backend, dropout=0.5, num_hidden_layers=1)
+    expected, dropout = model(IDS, **arguments).last_hidden_state, model.transformer_encoder[0].dropout
+    seen = []
+    hook = dropout.register_forward_hook(lambda module, inputs, output: seen.append(output) or inputs[0])
+    # With the outputs of the sub-layers kept, training still differs, by the attention weights.
+    assert not torch.allclose(model.train()(IDS, **arguments).last_hidden_state, expected, atol=0.01)
+    assert len(seen) == 2 and all((output == 0).any() for output in seen)
+    hook.remove()
+    dropout.p = 0.0
+    assert torch.allclose(model(IDS, **arguments).last_hidden_state, expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("cls", [NeoBERTForMaskedLM, NeoBERTForSequenceClassification, NeoBERTForTokenClassification])

@@ -90,6 +90,7 @@ USES = {
     "torch.save": lambda model, folder: torch.save(model, folder / "model.pt"),
     "load_state_dict": lambda model, folder: model.load_state_dict(small_model(type(model)).state_dict()),
     "train": lambda model, folder: train(model),
+    "prepare again": lambda model, folder: model.prepare_for_inference(int8=True),
     "gradients of inputs": lambda model, folder: model(inputs_embeds=torch.ones(1, 3, 64, requires_grad=True)),
 }
 

@@ -5,7 +5,7 @@ import torch
 
 from neobert_hf import NeoBERTModel
 from tests.helpers.flash_kernel import flash_model, stand_in
-from tests.helpers.models import CPU_BACKENDS, packed_batch, positions_of, ragged_batch, small_model
+from tests.helpers.models import packed_batch, positions_of, ragged_batch, small_model
 
 
 LENGTHS = (13, 7, 1, 10)
@@ -33,6 +33,16 @@ def test_the_layers_see_the_real_tokens_only(side, training):
         assert rows_seen(model, input_ids=ids, attention_mask=mask) == {(1, sum(LENGTHS))}
 
 
+@pytest.mark.parametrize("backend", ["sdpa", "eager"])
+def test_hooks_on_the_embedding_see_the_rows(backend):
+    """As Captum's attributions and NEFTune's noise, which scales with the length that it sees."""
+    model, seen = small_model(attn_implementation=backend), []
+    model.encoder.register_forward_hook(lambda module, inputs, output: seen.append(tuple(output.shape)))
+    ids, mask = ragged_batch(LENGTHS)
+    model(ids, attention_mask=mask)
+    assert seen == [(4, 13, 64)]
+
+
 @torch.no_grad()
 def test_a_full_batch_and_unpad_false_keep_the_rows():
     ids, mask = ragged_batch(LENGTHS, "left")
@@ -47,7 +57,7 @@ def test_a_full_batch_and_unpad_false_keep_the_rows():
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("backend", CPU_BACKENDS)
+@pytest.mark.parametrize("backend", ["sdpa", "eager"])
 @pytest.mark.parametrize("form", ["cu_seq_lens", "position_ids", "padded"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_documents_do_not_see_each_other(backend, form, dtype):
@@ -71,7 +81,7 @@ def test_documents_do_not_see_each_other(backend, form, dtype):
 
 @torch.no_grad()
 @pytest.mark.parametrize("side", ["left", "interior"])
-@pytest.mark.parametrize("backend", CPU_BACKENDS)
+@pytest.mark.parametrize("backend", ["sdpa", "eager"])
 def test_padding_is_never_read(backend, side):
     model = small_model(attn_implementation=backend)
     ids, mask = ragged_batch(LENGTHS, side)
@@ -113,11 +123,14 @@ def test_hidden_states_have_the_callers_shape_and_gradients(backend, layout, mon
     assert torch.allclose(outputs.last_hidden_state, expected, atol=1e-5)
     real = batch.get("attention_mask", torch.ones_like(batch["input_ids"])).bool()
     assert torch.equal(outputs.hidden_states[0][real], model.encoder(batch["input_ids"])[real])
+    assert all(state.shape == (*batch["input_ids"].shape, 64) for state in outputs.hidden_states)
+    if (backend, layout) == ("flash_attention_2", "packed"):
+        return  # What its blocks computed lies end to end; these are copies in the caller's shape.
     for state in outputs.hidden_states:
         state.retain_grad()
     outputs.last_hidden_state.square().sum().backward()
     for state in outputs.hidden_states:
-        assert state.shape == (*batch["input_ids"].shape, 64) and state.grad.abs().amax(-1)[real].min() > 0
+        assert state.grad.abs().amax(-1)[real].min() > 0
 
 
 @torch.no_grad()
