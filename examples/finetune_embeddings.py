@@ -13,7 +13,7 @@ from neobert_hf.embeddings.arguments import DenseArguments
 from neobert_hf.embeddings.mining import add_mined_negatives
 from neobert_hf.embeddings.models import add_linear_layers, build_encoder, info_nce_loss, load_trained_model
 from neobert_hf.embeddings.recipe import dense_evaluator, prepare_run
-from neobert_hf.embeddings.trainers import EmbeddingTrainer
+from neobert_hf.embeddings.trainers import EmbeddingTrainer, check_mined_negatives
 
 
 def main(args: list[str] | None = None) -> None:
@@ -24,6 +24,7 @@ def main(args: list[str] | None = None) -> None:
 
         # 2. Hard negatives for the datasets that have none
         if settings.miner is not None:
+            check_mined_negatives(run)
             add_mined_negatives(run)
 
         # 3. The model and its loss

@@ -1,7 +1,8 @@
-"""Evaluate an embedding model on MTEB(eng, v1) with the paper's instructions, or on your own data.
+"""Evaluate an embedding model on MTEB(eng, v1) with the paper's instructions, on its successor, or on your own data.
 
     python examples/run_mteb.py --config configs/mteb/eng_v1.yaml --model runs/embeddings/model
     python examples/run_mteb.py --config configs/mteb/eng_v1.yaml --model chandar-lab/NeoBERT --types STS Clustering
+    python examples/run_mteb.py --config configs/mteb/eng_v2.yaml --model runs/embeddings/model
     python examples/run_mteb.py --config configs/mteb/local.yaml --model runs/embeddings/model
 
 The model is any dense Sentence Transformers model with a Transformers encoder, or a pretrained encoder, which gets mean
@@ -9,7 +10,7 @@ pooling (zero-shot). After an interruption, run the same command again: finished
 gets a folder for each model with a file for each task, and a report on all models: `report.md`, `report.json`,
 `report.png`.
 
-References: section 5.2.1, appendix D, Tables 4, 8 and 9, Figure 5.
+References: section 5.2.1, appendix D, Tables 4, 5, 8 and 9, Figure 5.
 """
 
 import sys
@@ -26,11 +27,11 @@ from neobert_hf.embeddings.inference import embedding_fingerprint, load_embeddin
 from neobert_hf.evaluation.mteb.encoder import InstructionEncoder
 from neobert_hf.evaluation.mteb.recipe import (
     MTEBSettings,
-    benchmark_tasks,
     build_prompts,
     choose_dtype,
     choose_template,
     collect_tasks,
+    describe_benchmark,
 )
 from neobert_hf.evaluation.mteb.report import read_published, write_report
 from neobert_hf.evaluation.mteb.results import ResultSettings, ResumableEvaluation
@@ -41,7 +42,7 @@ def main(args: list[str] | None = None) -> None:
     (settings,) = parse_config(MTEBSettings, args=args)
     name = folder_of_results(settings.name, settings.model)
     tasks, instructions = collect_tasks(settings)
-    published = read_published(settings.published) if settings.published else {}
+    published = read_published(settings.published)
 
     output = Path(settings.output_dir)
     inputs = {each: getattr(settings, each) for each in ("model", "local_tasks", "instructions", "published")}
@@ -81,7 +82,7 @@ def main(args: list[str] | None = None) -> None:
 
     # 4. Report on all models in the folder
     if len(failed) < len(tasks):
-        print(write_report(output, {task.metadata.name for task in benchmark_tasks()}, published))
+        print(write_report(output, describe_benchmark(settings.benchmark), published))
         print(f"{output / 'report.md'}, {output / 'report.json'}, {output / 'report.png'}", flush=True)
     if failed:
         errors = "\n".join(f"  {task}: {error}" for task, error in failed.items())

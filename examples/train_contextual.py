@@ -15,6 +15,7 @@ from neobert_hf.embeddings.contextual_training import (
     ContextualArguments,
     ContextualRetrievalEvaluator,
     ContextualTrainer,
+    check_context_size,
 )
 from neobert_hf.embeddings.models import saved_linear_layers
 from neobert_hf.embeddings.recipe import prepare_run, retrieval_evaluator
@@ -24,6 +25,7 @@ def main(args: list[str] | None = None) -> None:
     # 1. Settings, data with an instruction for the queries of each dataset, and the checkpoint to resume from
     with prepare_run(ContextualArguments, args) as run:
         settings = run.settings
+        check_context_size(run)
 
         # 2. Clusters of similar rows, and the vectors by which false negatives are recognised
         batch_sizes = ContextualTrainer.choose_batch_sizes(run.data, run.arguments.per_device_train_batch_size)

@@ -123,6 +123,11 @@ def test_a_reranker_with_adapters_resumes_with_the_same_bits(settings, tmp_path)
     assert_same_weights(tmp_path / "run", tmp_path / "whole")
 
 
+def test_a_rank_above_that_of_the_weights_is_refused(settings):
+    with pytest.raises(ValueError, match="`lora_rank` is 33; .* 32"):
+        run("dense", settings(lora_rank=33))
+
+
 @pytest.mark.parametrize("name, value", [("lora_alpha", 8.0), ("lora_dropout", 0.1)])
 def test_settings_of_adapters_need_a_rank(settings, name, value):
     for kind in ("dense", "reranker"):

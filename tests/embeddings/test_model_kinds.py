@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -37,6 +38,7 @@ from neobert_hf.embeddings.models import (
     load_trained_model,
 )
 from neobert_hf.embeddings.recipe import read_data, reranking_evaluator, retrieval_evaluator
+from neobert_hf.embeddings.trainers import check_mined_negatives, check_negatives
 from tests.helpers.embedding_runs import KINDS, described, load, losses_of, run
 from tests.helpers.models import ROOT
 from tests.helpers.other_encoders import save_other_encoder
@@ -472,6 +474,29 @@ def test_bad_settings_are_refused_before_training(settings, tmp_path, kind, chan
     with pytest.raises(ValueError, match=message):
         run(kind, settings(**change))
     assert not list((tmp_path / "run").glob("checkpoint-*"))
+
+
+def test_more_negatives_than_there_are_or_than_fit_a_batch_are_refused():
+    rows = Dataset.from_list([{"query": "q", "positive": "p", "negatives": list("abc")}])
+    described = {"pairs": SimpleNamespace(batch_size=None)}
+
+    def with_negatives(number: int, rows: Dataset) -> SimpleNamespace:
+        return SimpleNamespace(
+            settings=SimpleNamespace(negatives=number),
+            arguments=SimpleNamespace(per_device_train_batch_size=8),
+            data=SimpleNamespace(train={"pairs": rows}, descriptions=described),
+        )
+
+    # A row has three of its own, and the documents of seven others.
+    check_negatives(with_negatives(10, rows))
+    with pytest.raises(ValueError, match="`negatives` is 11; batches of 8 rows allow 1 to 10"):
+        check_negatives(with_negatives(11, rows))
+    # Two rows of 2 + 6 texts are a batch. Where a dataset has hard negatives, none are mined.
+    none = Dataset.from_list([{"query": "q", "positive": "p", "negatives": [""][:0]}], features=rows.features)
+    check_mined_negatives(with_negatives(6, none))
+    check_mined_negatives(with_negatives(7, rows))
+    with pytest.raises(ValueError, match="`negatives` is 7; .* 6"):
+        check_mined_negatives(with_negatives(7, none))
 
 
 def test_a_dataset_with_smaller_batches_has_fewer_wrong_documents_than_asked_for(settings, edit, tmp_path):

@@ -15,7 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from datasets import IterableDataset
-from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from transformers import AutoTokenizer, ByT5Tokenizer, LlamaTokenizerFast, PreTrainedTokenizerFast
 
 from neobert_hf.common import text_sources
 from neobert_hf.common.fingerprints import SettingsMismatch
@@ -448,12 +449,32 @@ def test_unusable_tokenizers(corpus, tokenizers, prepare, tmp_path):
     )
     for name, message in (
         ("slow", "has no fast backend"),
-        ("no_mask", "has no pad_token and no mask_token.*train_tokenizer"),
+        ("no_mask", "has no pad_token and no mask_token.*`add_special_tokens`"),
         ("no_template", "turns 'a' into .* post-processor"),
     ):
         with pytest.raises(ValueError, match=message):
             prepare(corpus, str(tmp_path / name), tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_tokenizer_like_llamas_gets_the_tokens_that_it_lacks(corpus, prepare, tmp_path):
+    """For ablation M3. Texts begin and end with the tokens that it has for that."""
+    bpe = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
+    bpe.pre_tokenizer = pre_tokenizers.Metaspace()
+    special = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    bpe.train_from_iterator(PARAGRAPHS, trainers.BpeTrainer(vocab_size=900, special_tokens=special))
+    llama = LlamaTokenizerFast(tokenizer_object=bpe, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+    llama.save_pretrained(tmp_path / "llama")
+    with pytest.raises(ValueError, match="no cls_token .* no sep_token .* no pad_token .* no mask_token"):
+        prepare(corpus, str(tmp_path / "llama"), tmp_path / "out")
+    output = prepare(corpus, str(tmp_path / "llama"), tmp_path / "out", "--add_special_tokens", "true")
+    tokenizer = load_tokenizer(output)
+    words = llama("Return the value", add_special_tokens=False)["input_ids"]
+    assert tokenizer("Return the value")["input_ids"] == [1, *words, 2]
+    assert (tokenizer.cls_token_id, tokenizer.sep_token_id) == (1, 2)
+    assert sorted([tokenizer.pad_token_id, tokenizer.mask_token_id]) == [900, 901]
+    assert read_manifest(output).vocab_size == 902
+    assert all(ids[0] == 1 and ids[-1] == 2 for ids in load_shards(output)["input_ids"][:])
 
 
 def test_a_tokenizer_of_another_language_is_refused_before_work(tokenizers, prepare, tmp_path):

@@ -1,6 +1,6 @@
 """Parquet files for rows that a run stores once and reads again at each start, such as mined negatives."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pyarrow as pa
@@ -17,11 +17,15 @@ MARK = b"neobert_hf"
 
 def store_rows(rows: Dataset, file: Path) -> None:
     """Write a Parquet file whole or not at all; its folder is created if needed."""
+    store_tables(rows.with_format("arrow").iter(ROWS_OF_GROUP), rows.features.arrow_schema, file)
+
+
+def store_tables(tables: Iterable[pa.Table], schema: pa.Schema, file: Path) -> None:
+    """Like `store_rows`, for rows that come table by table."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    schema = rows.features.arrow_schema
     schema = schema.with_metadata({**(schema.metadata or {}), MARK: b"stored rows"})
     with atomic_write(file) as partial, pq.ParquetWriter(partial, schema) as writer:
-        for table in rows.with_format("arrow").iter(ROWS_OF_GROUP):
+        for table in tables:
             writer.write_table(table.cast(schema))
 
 
@@ -38,10 +42,11 @@ def load_rows(file: Path) -> Dataset:
     return Dataset.from_parquet(str(file))
 
 
-def rows_once(file: Path, begun: bool, make: Callable[[], Dataset]) -> Dataset:
+def rows_once(file: Path, begun: bool, store: Callable[[Path], None]) -> Dataset:
     """The rows in a file, which are made and stored if it does not exist.
 
     Args:
+        store: writes the file.
         begun: whether training with these rows has begun, so that they must be there.
 
     Raises:
@@ -52,5 +57,5 @@ def rows_once(file: Path, begun: bool, make: Callable[[], Dataset]) -> Dataset:
             raise FileNotFoundError(
                 f"{file}, with which this run began, is missing: restore it, or use another `output_dir`."
             )
-        store_rows(make(), file)
+        store(file)
     return load_rows(file)

@@ -9,6 +9,7 @@ from neobert_hf.embeddings.arguments import RecipeArguments
 from neobert_hf.embeddings.batches import ContrastiveCollator
 from neobert_hf.embeddings.clusters import CLUSTER, VECTORS, ClusterBatchSampler
 from neobert_hf.embeddings.contextual import embed_context
+from neobert_hf.embeddings.recipe import Run
 from neobert_hf.embeddings.trainers import EmbeddingTrainer
 
 
@@ -58,6 +59,20 @@ class ContextualArguments(RecipeArguments):
         """Those of the settings that the model's config holds."""
         names = ("context_size", "context_dropout", "soft_prompts", "text_position")
         return {name: getattr(self, name) for name in names}
+
+
+def check_context_size(run: Run) -> None:
+    """Refuse a context that no batch can fill: it would hold each document several times.
+
+    Raises:
+        ValueError: if `context_size` is larger than a batch.
+    """
+    size, rows = run.settings.context_size, run.arguments.per_device_train_batch_size
+    if size > rows:
+        raise ValueError(
+            f"`context_size` is {size}, but a batch, whose documents are the context, has {rows} rows: set it to "
+            f"{rows} or less, or `per_device_train_batch_size` to {size}."
+        )
 
 
 @dataclass

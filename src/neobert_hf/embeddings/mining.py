@@ -17,7 +17,7 @@ from sentence_transformers.util import mine_hard_negatives
 from transformers import set_seed
 
 from neobert_hf.common.fingerprints import fingerprint, model_fingerprint
-from neobert_hf.common.stored_rows import rows_once
+from neobert_hf.common.stored_rows import rows_once, store_rows
 from neobert_hf.embeddings.arguments import MiningArguments
 from neobert_hf.embeddings.descriptions import PairDataset
 from neobert_hf.embeddings.inference import prompt_of
@@ -57,7 +57,11 @@ def mine_negatives(
     """
     miner = model_fingerprint(settings.miner)
     file = folder / f"{_name_of_file(pairs, description, miner, settings)}.parquet"
-    return rows_once(file, begun, lambda: pairs.map(_find_negatives(pairs, description, settings)))
+
+    def store(file: Path) -> None:
+        store_rows(pairs.map(_find_negatives(pairs, description, settings)), file)
+
+    return rows_once(file, begun, store)
 
 
 def _find_negatives(pairs: Dataset, description: PairDataset, settings: MiningArguments) -> Callable[[dict], dict]:

@@ -220,9 +220,25 @@ def check_negatives(run: Run) -> None:
     """
     wanted, rows = run.settings.negatives, run.arguments.per_device_train_batch_size
     for name, size in RerankerTrainer.choose_batch_sizes(run.data, rows).items():
-        if wanted >= size and not most_negatives(run.data.train[name]):
+        # The loss counts on this many negatives of each query: a query's own, and documents of the other rows.
+        most = most_negatives(run.data.train[name]) + size - 1
+        if wanted > most:
             whose = "" if size == rows else f"dataset {name}, with `batch_size` {size} of its own: "
-            raise ValueError(f"{whose}`negatives` is {wanted}; batches of {size} rows allow 1 to {size - 1}.")
+            raise ValueError(f"{whose}`negatives` is {wanted}; batches of {size} rows allow 1 to {most}.")
+
+
+def check_mined_negatives(run: Run) -> None:
+    """Refuse, before they are mined, more hard negatives than two rows of a batch have room for.
+
+    Raises:
+        ValueError: if `negatives` is too large.
+    """
+    most = run.arguments.per_device_train_batch_size - 2
+    if run.settings.negatives > most and not all(map(most_negatives, run.data.train.values())):
+        raise ValueError(
+            f"`negatives` is {run.settings.negatives}; batches of {2 * (most + 2)} texts have room for two rows with "
+            f"up to {most} each: give less, or a higher `per_device_train_batch_size`."
+        )
 
 
 class RerankerTrainer(MixtureTrainer, CrossEncoderTrainer):

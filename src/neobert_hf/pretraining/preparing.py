@@ -55,6 +55,10 @@ class PrepareArguments:
     column: str = field(default="text", metadata={"help": "column that holds the text"})
     split: str = field(default="train", metadata={"help": "split of the dataset; local files are all `train`"})
     subset: str | None = field(default=None, metadata={"help": "configuration of a Hub dataset that has several"})
+    add_special_tokens: bool = field(
+        default=False,
+        metadata={"help": "add [CLS], [SEP], [PAD] and [MASK] if the tokenizer lacks them, as LLaMA's does"},
+    )
     max_length: int = field(default=4096, metadata={"help": "most tokens of a document, special tokens included"})
     long_documents: Literal["truncate", "split"] = field(
         default="truncate", metadata={"help": "leave the rest out (as in the paper), or turn it into further documents"}
@@ -113,12 +117,14 @@ def load_fast_tokenizer(settings: PrepareArguments) -> PreTrainedTokenizerFast:
     tokenizer = tokenizers.load_tokenizer(name, **inputs)
     if not tokenizer.is_fast:
         raise ValueError(f"The tokenizer {name!r} has no fast backend (tokenizer.json): convert it or choose another.")
+    if settings.add_special_tokens:
+        tokenizer = tokenizers.with_special_tokens(tokenizer)
     special = {key: getattr(tokenizer, f"{key}_id") for key in ("cls_token", "sep_token", "pad_token", "mask_token")}
     missing = [key for key, token in special.items() if token is None]
     if missing:
         raise ValueError(
-            f"The tokenizer {name!r} has no {' and no '.join(missing)}, which masked language modelling needs: choose "
-            "another, or train one with examples/train_tokenizer.py."
+            f"The tokenizer {name!r} has no {' and no '.join(missing)}, which masked language modelling needs: set "
+            "`add_special_tokens` to true, or choose another tokenizer."
         )
     ids = tokenizer("a")["input_ids"]
     if len(ids) < 3 or ids[0] != special["cls_token"] or ids[-1] != special["sep_token"]:

@@ -43,16 +43,26 @@ def add_adapters(model: PreTrainedModel, settings: LoraArguments, seed: int, wit
 
     Args:
         with_head: also train all weights of the head, which is new.
+
+    Raises:
+        ValueError: if the rank is above that of a weight, so that an adapter would be larger than what it replaces.
     """
     from peft import LoraConfig
 
+    layers = linear_layers(model)
+    smallest = min(min(model.get_submodule(name).weight.shape) for name in layers)
+    if settings.lora_rank > smallest:
+        raise ValueError(
+            f"`lora_rank` is {settings.lora_rank}; the smallest weight that gets an adapter has the rank {smallest}: "
+            "give that or less, or leave `lora_rank` out to train all weights."
+        )
     # Otherwise the adapters would depend on the random numbers drawn before.
     set_seed(seed)
     config = LoraConfig(
         r=settings.lora_rank,
         lora_alpha=settings.lora_alpha or 2 * settings.lora_rank,
         lora_dropout=settings.lora_dropout or 0.0,
-        target_modules=linear_layers(model),
+        target_modules=layers,
         modules_to_save=head_modules(model) if with_head else None,
     )
     model.add_adapter(config)

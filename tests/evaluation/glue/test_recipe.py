@@ -15,7 +15,7 @@ from transformers import AutoConfig
 
 from neobert_hf.common.results import ResultError
 from neobert_hf.evaluation.glue.models import build_classifier
-from neobert_hf.evaluation.glue.report import collect, write_report
+from neobert_hf.evaluation.glue.report import collect, read_published, write_report
 from neobert_hf.evaluation.glue.results import Results
 from neobert_hf.training.run_checkpoints import CheckpointError
 from neobert_hf.training.starting_points import StartingPoint
@@ -99,6 +99,17 @@ def test_the_report_has_the_papers_columns_and_rows(finished):
     average = statistics.mean(tasks[task]["score"] for task in tasks)
     assert f"| **small** | {' | '.join(cells)} | {average:.1f} |" in lines
     assert (finished / "small" / "learning_rates.png").stat().st_size > 10_000
+
+
+def test_the_report_has_the_gain_of_an_ablation_beside_the_papers(finished, tmp_path):
+    for name in ("m1", "m2"):
+        shutil.copytree(finished / "small", tmp_path / name)
+    for file in (tmp_path / "m2").glob("*/*.json"):
+        content = json.loads(file.read_text())
+        file.write_text(json.dumps(content | {"score": 0.9 * content["score"]}))
+    lines = write_report(tmp_path, "m2", read_published(str(ROOT / "configs/glue/figure1.yaml"))).splitlines()
+    assert "| **m2** over m1 | -10.0% [4] | +3.6% |" in lines
+    assert not any(line.startswith("| **m3**") for line in lines)
 
 
 def test_the_report_says_which_tasks_had_other_data(finished, tmp_path):

@@ -15,7 +15,7 @@ from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
 from neobert_hf.common.results import folder_of_results
 from neobert_hf.common.settings import parse_config
-from neobert_hf.evaluation.glue.recipe import GlueSettings, choose_tasks
+from neobert_hf.evaluation.glue.recipe import GlueSettings, choose_tasks, plan_runs
 from neobert_hf.evaluation.glue.report import read_published
 from neobert_hf.evaluation.glue.results import Results
 from neobert_hf.evaluation.glue.runs import (
@@ -238,6 +238,23 @@ def test_the_published_rows_are_table_3(shared):
         rows.append([float(cell) for cell in numbers.split("\t")[-9:]])
     assert rows == list(published.rows.values())
     assert list(published.columns) == ["mnli", "qnli", "qqp", "rte", "sst2", "mrpc", "cola", "stsb"]
+
+
+def test_the_grid_and_the_gains_of_the_ablations_are_those_of_the_paper(shared):
+    flags = ["--config", str(CONFIGS / "ablations.yaml"), "--model", "m", "--task", "all", "--use_cpu", "true"]
+    settings, arguments = parse_config(GlueSettings, GlueArguments, args=[*flags, "--bf16", "false"])
+    tasks = {"cola": read_tasks(settings.task_config)["cola"]}
+    points = {run.hyperparameters for run in plan_runs(settings, arguments, tasks)}
+    assert {point.batch_size for point in points} == {16, 32} and len(points) == 6
+    assert {point.learning_rate for point in points} == {1e-5, 2e-5, 3e-5}
+    paper = (shared / "paper" / "neobert_2502.19587.md").read_text()
+    caption = paper[paper.index("Figure 1: GLUE ablation") :].split("\n")[0].replace("*", "")
+    gains = read_published(settings.published).gains
+    for name in ("m2", "m3", "m6", "m7"):
+        assert f"{name.upper()}, {gains[name]['percent']:+.1f}%" in caption
+    text = paper.replace("**", "").replace("*", "")
+    for name in ("m4", "m5"):
+        assert f"performance by {gains[name]['percent']:+.1f}%" in text
 
 
 def test_the_example_of_a_task_has_the_labels_of_its_data(shared):

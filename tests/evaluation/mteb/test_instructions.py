@@ -61,7 +61,7 @@ def test_the_released_instructions_are_the_papers_with_what_each_text_is():
     (settings,) = parse_config(MTEBSettings, args=["--config", str(CONFIGS / "released.yaml"), "--model", "m"])
     assert settings.separator == "special_tokens" and settings.output_dir != "runs/mteb"
     tasks = benchmark_tasks()
-    instructions = read_instructions(str(ROOT / settings.instructions), tasks)
+    instructions = read_instructions(str(ROOT / settings.instructions), tasks, settings.benchmark)
     for task in tasks:
         entry, paper = instructions[task.metadata.name], INSTRUCTIONS[task.metadata.name]
         if task.metadata.type in TYPES_WITH_QUERIES:

@@ -19,7 +19,13 @@ from neobert_hf.common.settings import parse_config
 from neobert_hf.embeddings.inference import load_embedding_model, model_fingerprint
 from neobert_hf.evaluation.mteb.encoder import InstructionEncoder
 from neobert_hf.evaluation.mteb.local_tasks import TYPES, LocalTask, make_task, read_local_tasks
-from neobert_hf.evaluation.mteb.recipe import MTEBSettings, benchmark_tasks, choose_dtype
+from neobert_hf.evaluation.mteb.recipe import (
+    MTEBSettings,
+    benchmark_tasks,
+    choose_dtype,
+    collect_tasks,
+    describe_benchmark,
+)
 from neobert_hf.evaluation.mteb.report import TASK_TYPES, plot_report, read_published, write_report
 from neobert_hf.evaluation.mteb.results import ResultSettings, ResumableEvaluation
 from tests.helpers.models import ROOT
@@ -35,6 +41,9 @@ from tests.helpers.mteb_tasks import (
 )
 from tests.helpers.other_encoders import save_with_its_own_code
 from tests.helpers.small_tokenizer import WORDS, tiny_tokenizer
+
+
+TABLES = [CONFIGS / "table4.yaml", CONFIGS / "table5.yaml"]
 
 
 @pytest.fixture
@@ -231,7 +240,8 @@ def test_float16_sums_do_not_overflow(tmp_path):
 def test_embeddings_that_are_not_finite_are_an_error(local, tmp_path):
     folder = save_model(tmp_path / "model", 1)
     backbone = SentenceTransformer(folder, device="cpu")[0].auto_model
-    backbone.layer_norm.weight.data.fill_(1e5)
+    # In the range of float16, but the states are not.
+    backbone.layer_norm.weight.data.fill_(6e4)
     backbone.save_pretrained(folder)
     with pytest.raises(SystemExit, match="embeddings are not finite.*Set `dtype` to float32"):
         run_local(local, folder, tmp_path / "out", "--tasks", "Pairs", "--dtype", "float16")
@@ -335,12 +345,30 @@ def test_only_queries_get_the_instruction(local, evaluated):
 
 
 def test_published_rows_are_consistent():
-    """The average of each row of Table 4 is that of its types, weighted by their tasks, up to rounding."""
-    rows = read_published(CONFIGS / "table4.yaml")
-    assert len(rows) == 10
+    """The average of each row of Tables 4 and 5 is that of its types, weighted by their tasks, up to rounding."""
+    rows, counts = read_published(TABLES), describe_benchmark("MTEB(eng, v1)").counts
+    assert len(rows) == 13
     for name, (*types, average) in rows.items():
-        weighted = sum(score * number for score, (_, number) in zip(types, TASK_TYPES.values())) / 56
+        weighted = sum(score * counts[kind] for score, kind in zip(types, TASK_TYPES)) / 56
         assert weighted == pytest.approx(average, abs=0.11), name
+
+
+def test_published_rows_are_those_of_the_paper(shared):
+    paper = (shared / "paper" / "neobert_2502.19587.md").read_text().replace("<b>", "").replace("</b>", "")
+    for name, row in read_published(TABLES).items():
+        digits = 2 if name.endswith("CDE") else 1
+        assert "\t".join(f"{score:.{digits}f}" for score in row) in paper, name
+
+
+def test_the_report_of_another_benchmark_counts_its_tasks(tmp_path):
+    (tmp_path / "a").mkdir()
+    for task in benchmark_tasks("MTEB(eng, v2)"):
+        content = {"task": task.metadata.name, "type": task.metadata.type, "metric": "x", "score": 0.25}
+        content |= {"settings": {"dataset": "x"}, "result": {}}
+        (tmp_path / "a" / f"{task.metadata.name}.json").write_text(json.dumps(content))
+    lines = write_report(tmp_path, describe_benchmark("MTEB(eng, v2)"), {}).splitlines()
+    counts = [int(cell.split("(")[1].strip(") ")) for cell in lines[2].split("|")[2:-1]]
+    assert counts == [8, 8, 3, 2, 10, 9, 1, 41] and lines[4] == "| **a** |" + " 25.0 |" * 8
 
 
 def test_report_marks_means_of_some_tasks(tmp_path):
@@ -355,18 +383,18 @@ def test_report_marks_means_of_some_tasks(tmp_path):
             (tmp_path / model).mkdir(exist_ok=True)
             content |= {"settings": {"dataset": model if task.metadata.name == "STS12" else "same"}, "result": {}}
             (tmp_path / model / f"{task.metadata.name}.json").write_text(json.dumps(content))
-    published = read_published(CONFIGS / "table4.yaml")
-    lines = write_report(tmp_path, {task.metadata.name for task in benchmark_tasks()}, published).splitlines()
+    published = read_published(TABLES)
+    lines = write_report(tmp_path, describe_benchmark("MTEB(eng, v1)"), published).splitlines()
     assert "Not all models got the same data for STS12: do not compare them on these." in lines
     (a,) = (line for line in lines if line.startswith("| **a**"))
     (b,) = (line for line in lines if line.startswith("| **b**"))
     # 10 tasks of 50 and 31 of 25 percent.
     assert a == "| **a** | 25.0 | 25.0 | 25.0 | 25.0 | 25.0 [1] | 50.0 | - | 31.1 [41] |"
     assert b == "| **b** | - | - | - | - | - | 50.0 | - | 50.0 [10] |"
-    (neobert,) = (line for line in lines if line.startswith("| NeoBERT"))
-    assert neobert == "| NeoBERT 4096 (paper) | 61.6 | 40.8 | 76.2 | 51.2 | 31.6 | 74.8 | 30.7 | 51.3 |"
+    assert "| NeoBERT 4096 (paper) | 61.6 | 40.8 | 76.2 | 51.2 | 31.6 | 74.8 | 30.7 | 51.3 |" in lines
+    assert "| NeoBERT, CDE (paper) | 82.1 | 50.3 | 86.7 | 57.7 | 56.4 | 82.3 | 31.0 | 66.6 |" in lines
     report = json.loads((tmp_path / "report.json").read_text())
-    assert report["models"]["a"]["types"]["Avg."]["tasks"] == 41 and len(report["published"]) == 10
+    assert report["models"]["a"]["types"]["Avg."]["tasks"] == 41 and len(report["published"]) == 13
     assert (tmp_path / "report.png").read_bytes()[:4] == b"\x89PNG"
 
 
@@ -374,7 +402,9 @@ def test_a_model_that_is_called_like_a_published_one_has_its_own_bars(tmp_path, 
     figures = []
     monkeypatch.setattr("neobert_hf.evaluation.mteb.report.write_png", lambda file, figure: figures.append(figure))
     model = {"types": {"Avg.": {"mean": 50.0, "tasks": 56}}, "tasks": {"STS12": {}}, "local": {}}
-    plot_report(tmp_path / "report.png", {"BERT base": model}, {"BERT base": [10.0] * 8})
+    plot_report(
+        tmp_path / "report.png", {"BERT base": model}, {"BERT base": [10.0] * 8}, describe_benchmark("MTEB(eng, v1)")
+    )
     (axes,) = figures[0].axes
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["BERT base (paper)", "BERT base"]
     assert [[bar.get_height() for bar in bars][-1] for bars in axes.containers] == [10.0, 50.0]
@@ -416,8 +446,12 @@ def test_missing_instructions_and_bad_templates(local, tmp_path):
 
 def test_configurations_are_read():
     (settings,) = parse_config(MTEBSettings, args=["--config", str(CONFIGS / "eng_v1.yaml"), "--model", "m"])
-    assert settings.mteb and settings.max_length == 1024
-    assert (ROOT / settings.instructions).is_file() and (ROOT / settings.published).is_file()
+    assert settings.mteb and settings.max_length == 1024 and settings.dtype == "float16"
+    assert (ROOT / settings.instructions).is_file() and [ROOT / file for file in settings.published] == TABLES
+    (settings,) = parse_config(MTEBSettings, args=["--config", str(CONFIGS / "eng_v2.yaml"), "--model", "m"])
+    tasks, instructions = collect_tasks(settings)
+    assert len(tasks) == 41 and instructions.keys() == {task.metadata.name for task in tasks}
+    assert set(instructions.values()) <= set(INSTRUCTIONS.values()) and settings.published == []
     (settings,) = parse_config(MTEBSettings, args=["--config", str(CONFIGS / "local.yaml"), "--model", "m"])
     assert not settings.mteb
     example = yaml.safe_load((ROOT / settings.local_tasks).read_text())

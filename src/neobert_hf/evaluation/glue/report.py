@@ -1,8 +1,8 @@
-"""The report of GLUE results: Table 3 of the paper with your own models, and scores by learning rate."""
+"""The report of GLUE results: Table 3 or Figure 1 of the paper with your own models, and scores by learning rate."""
 
 import statistics
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from neobert_hf.common.files import write_json, write_text
@@ -15,10 +15,18 @@ from neobert_hf.evaluation.glue.runs import Hyperparameters
 
 @dataclass
 class Published:
-    """A table of the paper: headings by task, in order, and each model's scores in percent, then their average."""
+    """What the paper reports.
+
+    Args:
+        columns: headings by task, in order.
+        rows: each model's scores in percent, then their average.
+        gains: by model, `over` which other model it gains, and how many `percent` of that one's average, if the paper
+            says so.
+    """
 
     columns: dict[str, str]
     rows: dict[str, list[float]]
+    gains: dict[str, dict] = field(default_factory=dict)
 
 
 def read_published(file: str) -> Published:
@@ -116,6 +124,22 @@ def published_table(models: dict[str, dict], published: Published) -> list[str]:
     return markdown_table(["Model", *columns.values(), "Avg."], rows)
 
 
+def gains_table(models: dict[str, dict], published: Published) -> list[str]:
+    """By how many percent the average of each of your models differs from that of another; empty if there are none.
+
+    Only tasks that both have count; if these are not all, their number stands behind the gain.
+    """
+    rows = []
+    for model, entry in published.gains.items():
+        before, after = models.get(entry["over"], {}), models.get(model, {})
+        if common := [task for task in published.columns if task in before and task in after]:
+            old, new = (statistics.mean(tasks[task]["score"] for task in common) for tasks in (before, after))
+            number = "" if len(common) == len(published.columns) else f" [{len(common)}]"
+            paper = f"{entry['percent']:+.1f}%" if "percent" in entry else "-"
+            rows.append([f"**{model}** over {entry['over']}", f"{100 * (new / old - 1):+.1f}%{number}", paper])
+    return markdown_table(["Gain", "Yours", "Paper"], rows) if rows else []
+
+
 def details_table(models: dict[str, dict]) -> list[str]:
     """Every model on every task, with its metrics and hyperparameters."""
     rows = []
@@ -138,6 +162,8 @@ def markdown(models: dict[str, dict], diverged: list[str], published: Published 
             "[n] is over n of them and cannot be compared with the others.",
             "",
         ]
+    if published is not None and (table := gains_table(models, published)):
+        lines += [*table, "", "Gains are relative: in percent of the average score of the other model.", ""]
     lines += [*details_table(models), ""]
     lines += note_on_data([(task, entry["data"]) for tasks in models.values() for task, entry in tasks.items()])
     if diverged:

@@ -12,11 +12,8 @@ from neobert_hf.common.instructions import Separator, as_prompt, separator_of, s
 from neobert_hf.common.settings import nearest, read_yaml
 from neobert_hf.evaluation.mteb.encoder import TYPES_WITH_QUERIES
 from neobert_hf.evaluation.mteb.local_tasks import read_local_tasks
-from neobert_hf.evaluation.mteb.report import TASK_TYPES
+from neobert_hf.evaluation.mteb.report import TASK_TYPES, Benchmark
 from neobert_hf.evaluation.mteb.results import parts_of
-
-
-BENCHMARK = "MTEB(eng, v1)"
 
 
 @dataclass
@@ -28,7 +25,10 @@ class MTEBSettings:
     name: str | None = field(
         default=None, metadata={"help": "name of the model in the report; made from `model` if unset"}
     )
-    mteb: bool = field(default=True, metadata={"help": f"evaluate on the 56 tasks of {BENCHMARK}"})
+    mteb: bool = field(default=True, metadata={"help": "evaluate on the tasks of `benchmark`"})
+    benchmark: Literal["MTEB(eng, v1)", "MTEB(eng, v2)"] = field(
+        default="MTEB(eng, v1)", metadata={"help": "the paper's, 56 tasks, or its successor, 41 tasks"}
+    )
     local_tasks: str | None = field(
         default=None, metadata={"help": "YAML file of tasks on your own data", "path": True}
     )
@@ -45,7 +45,9 @@ class MTEBSettings:
     prompt_template: str | None = field(
         default=None, metadata={"help": "in place of `separator`: the whole prompt, with {instruction} in it"}
     )
-    published: str | None = field(default=None, metadata={"help": "YAML file of rows for the report", "path": True})
+    published: list[str] = field(
+        default_factory=list, metadata={"help": "YAML files of rows for the report", "path": True}
+    )
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = field(
         default="auto",
         metadata={"help": "of the encoder; auto: bfloat16 on a GPU, float32 on a CPU. Pooling is float32"},
@@ -67,9 +69,14 @@ class MTEBSettings:
             raise ValueError(f"`prompt_template` is {self.prompt_template!r}; it must contain {{instruction}}.")
 
 
-def benchmark_tasks() -> list[AbsTask]:
-    """The 56 tasks of MTEB(eng, v1). Nothing is downloaded before they are evaluated."""
-    return list(mteb.get_benchmark(BENCHMARK).tasks)
+def benchmark_tasks(name: str = "MTEB(eng, v1)") -> list[AbsTask]:
+    """The tasks of a benchmark. Nothing is downloaded before they are evaluated."""
+    return list(mteb.get_benchmark(name).tasks)
+
+
+def describe_benchmark(name: str) -> Benchmark:
+    """What the report needs to know about a benchmark."""
+    return Benchmark(name, {task.metadata.name: task.metadata.type for task in benchmark_tasks(name)})
 
 
 # By task: its instruction, or one for `query` and one for `document`.
@@ -88,10 +95,12 @@ def collect_tasks(settings: MTEBSettings) -> tuple[list[AbsTask], Instructions]:
         The tasks, and the instructions by task name. Tasks without instructions are evaluated with the prompts that the
         model was saved with.
     """
-    benchmark = benchmark_tasks() if settings.mteb else []
+    benchmark = benchmark_tasks(settings.benchmark) if settings.mteb else []
     local, local_instructions = read_local_tasks(settings.local_tasks) if settings.local_tasks else ([], {})
     if clashing := {task.metadata.name for task in benchmark} & local_instructions.keys():
-        raise ValueError(f"{settings.local_tasks}: {clashing.pop()} is a task of {BENCHMARK}; give yours another name.")
+        raise ValueError(
+            f"{settings.local_tasks}: {clashing.pop()} is a task of {settings.benchmark}; give yours another name."
+        )
     chosen = select_tasks(benchmark + local, settings.tasks, settings.types)
     if settings.instructions is not None and not benchmark:
         raise ValueError("`instructions` are for the tasks of MTEB, but `mteb` is false; local tasks have their own.")
@@ -99,7 +108,9 @@ def collect_tasks(settings: MTEBSettings) -> tuple[list[AbsTask], Instructions]:
         raise ValueError(
             "The local tasks have instructions, but MTEB's have none: set `instructions`, or `mteb` to false."
         )
-    instructions = read_instructions(settings.instructions, benchmark) if settings.instructions else {}
+    instructions = {}
+    if settings.instructions is not None:
+        instructions = read_instructions(settings.instructions, benchmark, settings.benchmark)
     given = {name: text for name, text in local_instructions.items() if text is not None}
     return chosen, instructions | given
 
@@ -122,8 +133,12 @@ def select_tasks(tasks: list[AbsTask], names: list[str], types: list[str]) -> li
     return chosen
 
 
-def read_instructions(file: str, tasks: list[AbsTask]) -> Instructions:
-    """Read one instruction for each task, or one for its queries and one for its documents. Refuse other tasks."""
+def read_instructions(file: str, tasks: list[AbsTask], benchmark: str) -> Instructions:
+    """Read one instruction for each task, or one for its queries and one for its documents. Refuse other tasks.
+
+    Args:
+        benchmark: its name, for errors.
+    """
     instructions = read_yaml(file)
     types = {task.metadata.name: task.metadata.type for task in tasks}
     for name, entry in instructions.items():
@@ -136,7 +151,7 @@ def read_instructions(file: str, tasks: list[AbsTask]) -> Instructions:
             raise ValueError(f"{file}: {name} is of the type {types[name]} and has no documents: give one instruction.")
     names = types.keys()
     if surplus := sorted(instructions.keys() - names):
-        raise ValueError(f"{file}: {surplus[0]!r} is not a task of {BENCHMARK}{nearest(surplus[0], list(names))}")
+        raise ValueError(f"{file}: {surplus[0]!r} is not a task of {benchmark}{nearest(surplus[0], list(names))}")
     if missing := sorted(names - instructions.keys()):
         raise ValueError(f"{file} has no instruction for {', '.join(missing)}. Write an empty one ('') for none.")
     return instructions

@@ -1,6 +1,8 @@
-"""The report of MTEB results: Table 4 and Figure 5 of the paper, with your own models."""
+"""The report of MTEB results: Tables 4 and 5 and Figure 5 of the paper, with your own models."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from matplotlib import colormaps
@@ -13,34 +15,56 @@ from neobert_hf.common.settings import read_yaml
 from neobert_hf.evaluation.mteb.results import RESULT_KEYS
 
 
-# For each task type, its title in Table 4, and how many of the 56 tasks of MTEB(eng, v1) belong to it.
+# The task types of MTEB, and their titles in Table 4.
 TASK_TYPES = {
-    "Classification": ("Class.", 12),
-    "Clustering": ("Clust.", 11),
-    "PairClassification": ("PairClass.", 3),
-    "Reranking": ("Rerank.", 4),
-    "Retrieval": ("Retriev.", 15),
-    "STS": ("STS", 10),
-    "Summarization": ("Summ.", 1),
+    "Classification": "Class.",
+    "Clustering": "Clust.",
+    "PairClassification": "PairClass.",
+    "Reranking": "Rerank.",
+    "Retrieval": "Retriev.",
+    "STS": "STS",
+    "Summarization": "Summ.",
 }
-COLUMNS = TASK_TYPES | {"Avg.": ("Avg.", 56)}
+COLUMNS = TASK_TYPES | {"Avg.": "Avg."}
 
 
-def read_published(file: str | Path) -> dict[str, list[float]]:
-    """Read rows of Table 4 by model: scores of the seven task types, and the average."""
-    rows = read_yaml(file)
-    for model, row in rows.items():
-        if len(row) != len(COLUMNS):
-            raise ValueError(f"{file}: {model} has {len(row)} numbers; it must have one for each of {list(COLUMNS)}.")
-    return rows
+@dataclass
+class Benchmark:
+    """The name of a benchmark of MTEB, and the type of each of its tasks."""
+
+    name: str
+    tasks: dict[str, str]
+
+    def is_complete(self, column: str, mean: dict) -> bool:
+        """Whether a mean is over all tasks of its column."""
+        return mean["tasks"] == self.counts[column]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many tasks each column has."""
+        return Counter(self.tasks.values()) | {"Avg.": len(self.tasks)}
 
 
-def collect_scores(folder: Path, mteb_tasks: set[str]) -> dict[str, dict]:
+def read_published(files: Iterable[str | Path]) -> dict[str, list[float]]:
+    """Read rows of Tables 4 and 5 by model: scores of the seven task types, and the average."""
+    published = {}
+    for file in files:
+        rows = read_yaml(file)
+        for model, row in rows.items():
+            if len(row) != len(COLUMNS):
+                raise ValueError(
+                    f"{file}: {model} has {len(row)} numbers; it must have one for each of {list(COLUMNS)}."
+                )
+        published |= rows
+    return published
+
+
+def collect_scores(folder: Path, benchmark: Benchmark) -> dict[str, dict]:
     """Read the results of all models in a folder.
 
     Args:
         folder: `output_dir`, with a folder for each model.
-        mteb_tasks: the names of the 56 tasks; all others are local.
+        benchmark: all tasks that are not among its own are local.
 
     Returns:
         For each model its `tasks` and its `local` tasks (type, metric, score, data), and its `types` by column of
@@ -53,7 +77,7 @@ def collect_scores(folder: Path, mteb_tasks: set[str]) -> dict[str, dict]:
             result = read_result(file, RESULT_KEYS)
             entry = {"type": result["type"], "metric": result["metric"], "score": 100 * result["score"]}
             entry["data"] = result["settings"].get("dataset")
-            if result["task"] not in mteb_tasks:
+            if result["task"] not in benchmark.tasks:
                 local[result["task"]] = entry
                 continue
             tasks[result["task"]] = entry
@@ -65,16 +89,11 @@ def collect_scores(folder: Path, mteb_tasks: set[str]) -> dict[str, dict]:
     return models
 
 
-def is_complete(column: str, mean: dict) -> bool:
-    """Whether a mean is over all tasks of its column."""
-    return mean["tasks"] == COLUMNS[column][1]
-
-
-def format_report(models: dict[str, dict], published: dict[str, list[float]]) -> str:
+def format_report(models: dict[str, dict], published: dict[str, list[float]], benchmark: Benchmark) -> str:
     """Write Markdown tables: types and average next to the published rows, then every task."""
     lines = ["# MTEB", ""]
     if any(model["tasks"] for model in models.values()):
-        lines += _table_of_types(models, published)
+        lines += _table_of_types(models, published, benchmark)
     for part, title in (("local", "Local tasks"), ("tasks", "Tasks of MTEB")):
         if any(model[part] for model in models.values()):
             scores = {name: model[part] for name, model in models.items()}
@@ -83,25 +102,27 @@ def format_report(models: dict[str, dict], published: dict[str, list[float]]) ->
     return "\n".join(lines)
 
 
-def _table_of_types(models: dict[str, dict], published: dict[str, list[float]]) -> list[str]:
+def _table_of_types(models: dict[str, dict], published: dict[str, list[float]], benchmark: Benchmark) -> list[str]:
     """The rows of the paper, then those of your models, and how to read them."""
     rows = [[f"{name} (paper)", *(f"{score:.1f}" for score in row)] for name, row in published.items()]
     means = {name: model["types"] for name, model in models.items() if model["tasks"]}
     for name, types in means.items():
-        rows.append([f"**{name}**", *(_cell(column, types.get(column)) for column in COLUMNS)])
-    head = ["Model", *(f"{title} ({tasks})" for title, tasks in COLUMNS.values())]
-    notes = ["Scores of MTEB(eng, v1) in percent; in brackets the number of tasks in each mean."]
-    if not all(is_complete(column, mean) for types in means.values() for column, mean in types.items()):
+        rows.append([f"**{name}**", *(_cell(column, types.get(column), benchmark) for column in COLUMNS)])
+    head = ["Model", *(f"{title} ({benchmark.counts[column]})" for column, title in COLUMNS.items())]
+    notes = [f"Scores of {benchmark.name} in percent; in brackets the number of tasks in each mean."]
+    if not all(benchmark.is_complete(column, mean) for types in means.values() for column, mean in types.items()):
         notes.append("A cell with [n] is over n tasks only and cannot be compared with the others of its column.")
     if published:
-        notes.append("Rows of the paper: Table 4, after 2,000 steps of its contrastive fine-tuning.")
+        notes.append(
+            "Rows of the paper: Table 4, after 2,000 steps of its contrastive fine-tuning; those named CDE: Table 5."
+        )
     return [*markdown_table(head, rows), "", *notes, ""]
 
 
-def _cell(column: str, mean: dict | None) -> str:
+def _cell(column: str, mean: dict | None, benchmark: Benchmark) -> str:
     if mean is None:
         return "-"
-    return f"{mean['mean']:.1f}" if is_complete(column, mean) else f"{mean['mean']:.1f} [{mean['tasks']}]"
+    return f"{mean['mean']:.1f}" if benchmark.is_complete(column, mean) else f"{mean['mean']:.1f} [{mean['tasks']}]"
 
 
 def _table_of_tasks(scores: dict[str, dict]) -> list[str]:
@@ -114,15 +135,15 @@ def _table_of_tasks(scores: dict[str, dict]) -> list[str]:
     return markdown_table(["Task", "Type", "Metric", *scores], rows)
 
 
-def plot_report(file: Path, models: dict[str, dict], published: dict[str, list[float]]) -> None:
+def plot_report(file: Path, models: dict[str, dict], published: dict[str, list[float]], benchmark: Benchmark) -> None:
     """Plot bars by task type, as in Figure 5, or by local task if there are no results on MTEB."""
     # For each model: the height of each bar, and whether it is hatched.
     if any(model["tasks"] for model in models.values()):
-        groups = [title for title, _ in COLUMNS.values()]
+        groups = list(COLUMNS.values())
         bars = {f"{name} (paper)": [(score, False) for score in row] for name, row in published.items()}
         for name, model in models.items():
             means = {column: model["types"].get(column, {"mean": 0.0, "tasks": 0}) for column in COLUMNS}
-            bars[name] = [(mean["mean"], not is_complete(column, mean)) for column, mean in means.items()]
+            bars[name] = [(mean["mean"], not benchmark.is_complete(column, mean)) for column, mean in means.items()]
     else:
         groups = sorted({task for model in models.values() for task in model["local"]})
         bars = {
@@ -149,11 +170,11 @@ def _draw_bars(file: Path, groups: list[str], bars: dict[str, list[tuple[float, 
     write_png(file, figure)
 
 
-def write_report(folder: Path, mteb_tasks: set[str], published: dict[str, list[float]]) -> str:
+def write_report(folder: Path, benchmark: Benchmark, published: dict[str, list[float]]) -> str:
     """Write `report.md`, `report.json` and `report.png` into the folder; return the Markdown."""
-    models = collect_scores(folder, mteb_tasks)
-    text = format_report(models, published)
+    models = collect_scores(folder, benchmark)
+    text = format_report(models, published, benchmark)
     write_text(folder / "report.md", text)
     write_json(folder / "report.json", {"models": models, "published": published})
-    plot_report(folder / "report.png", models, published)
+    plot_report(folder / "report.png", models, published, benchmark)
     return text
