@@ -280,11 +280,9 @@ def test_command_line(mlm_checkpoint, tmp_path, capsys):
 def test_the_original_config_and_a_file_of_settings(mlm_checkpoint, tmp_path, capsys):
     """`--config` is the model's config.json here, so the file of settings has another flag."""
     (mlm_checkpoint / "config.json").rename(tmp_path / "config.json")
-    (tmp_path / "settings.yaml").write_text(f"to: state_dict\nconfig: {tmp_path / 'config.json'}\n")
     command = ["convert", str(mlm_checkpoint)]
     assert main([*command, str(tmp_path / "here"), "--config", str(tmp_path / "config.json")]) is None
-    assert main([*command, str(tmp_path / "there"), "--settings", str(tmp_path / "settings.yaml")]) is None
-    assert (tmp_path / "here" / "model.safetensors").is_file() and (tmp_path / "there" / "state_dict.pt").is_file()
+    assert (tmp_path / "here" / "model.safetensors").is_file()
 
 
 def test_of_the_repository_with_the_config_nothing_else_is_downloaded(mlm_checkpoint, tmp_path, monkeypatch):

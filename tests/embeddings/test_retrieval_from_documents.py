@@ -104,9 +104,7 @@ def test_bad_settings_are_refused_before_anything_is_written(flags, material, tm
     with pytest.raises(ValueError, match="lies in `documents`"):
         recipe.main(flags(material / "documents" / "run"))
     assert not (material / "documents" / "run").exists()
-    with pytest.raises(ValueError, match="`held_out` is 0.0; it must be above 0 and below 1"):
-        recipe.main(flags(output, held_out=0.0))
-    with pytest.raises(FileNotFoundError, match="There is no file .*none.yaml"):
+    with pytest.raises(FileNotFoundError, match="none.yaml"):
         recipe.main(flags(output, training=tmp_path / "none.yaml"))
     with pytest.raises(FileNotFoundError, match="matches no file"):
         recipe.main(flags(output, documents=tmp_path / "nowhere"))

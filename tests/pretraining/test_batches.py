@@ -123,8 +123,8 @@ def test_mixture_draws_subsets_with_their_probabilities():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"probabilities": (0.5, 0.4), "min_lengths": (0, 10)}, "sum 0.9"),
-        ({"probabilities": (1.5, -0.5), "min_lengths": (0, 10)}, "each must be from 0 to 1"),
+        ({"probabilities": (0.5, 0.4), "min_lengths": (0, 10)}, "`probabilities` .*sum"),
+        ({"probabilities": (1.5, -0.5), "min_lengths": (0, 10)}, "`probabilities` .*shares"),
         ({"probabilities": (1.0,), "min_lengths": (0, 10)}, "2 subsets and `probabilities` 1"),
         ({"probabilities": (0.5, 0.5), "min_lengths": (0, 201)}, "No document has 201 tokens"),
         ({"micro_batch_tokens": 127}, "`micro_batch_tokens` is 127.*128"),

@@ -132,8 +132,6 @@ def test_words_count_beside_the_cosine(index, query, corpus, texts, tmp_path, ca
     flags = [f"--index={tmp_path / 'index'}", "--device=cpu", "--text", word]
     semantic_search.main(["query", "--keyword_weight=3", *flags])
     assert capsys.readouterr().out.splitlines()[1] == "  score  document [passage]"
-    with pytest.raises(ValueError, match="`keyword_weight` is -1.0; it must be 0 or more"):
-        semantic_search.main(["query", "--keyword_weight=-1", *flags])
 
 
 def test_the_prompts_of_the_model_are_the_default(index, query, corpus, model, tmp_path):
@@ -510,12 +508,7 @@ def test_a_damaged_index_is_neither_read_nor_made_anew(index, query, corpus, tmp
             ValueError,
             "is 18 tokens; it must be 0 or more and below .* 18 tokens",
         ),
-        ({"overlap": -1}, ValueError, "`overlap` is -1; it must be 0 or more"),
         ({"truncate_dim": 33}, ValueError, "`truncate_dim` is 33; the model has only 32 dimensions"),
-        ({"passage_tokens": 0}, ValueError, "`passage_tokens` is 0; it must be 1 or more"),
-        ({"truncate_dim": 0}, ValueError, "`truncate_dim` is 0; it must be 1 or more"),
-        ({"write_every": 0}, ValueError, "`write_every` is 0; it must be 1 or more"),
-        ({"batch_size": 0}, ValueError, "`batch_size` is 0; it must be 1 or more"),
         ({"colunm": "text"}, ValueError, "did you mean '--column'"),
     ],
 )

@@ -81,6 +81,11 @@ class RecipeArguments:
     )
     trust_remote_code: bool = field(default=False, metadata={"help": "run code from the model's repository"})
 
+    def __post_init__(self):
+        # -1 would leave out the last one of each row.
+        if (self.max_negatives or 0) < 0:
+            raise ValueError(f"`max_negatives` is {self.max_negatives}; it must be 0 or more, or null for all.")
+
     def check_models(self) -> None:
         """Refuse a model that does not exist, by the name of its setting, before any work starts."""
         for name in ("model", "miner", "cross_encoder", "guide", "first_model"):
@@ -120,6 +125,7 @@ class MiningArguments(RecipeArguments):
     )
 
     def __post_init__(self):
+        super().__post_init__()
         for name in ("relative_margin", "absolute_margin", "cross_encoder"):
             if self.miner is None and getattr(self, name) is not None:
                 raise ValueError(f"`{name}` is of no use without `miner`: set `miner` as well, or leave `{name}` out.")

@@ -270,7 +270,6 @@ BAD_FLAGS = [
     ({"seed": 3}, "`seed` is 3, but runs take theirs from `seeds`: use --seeds 3"),
     ({"shard": "9/8"}, "k from 1 to n, such as 3/8"),
     ({"label_smoothing_factor": 0.1, "task": "sst2 stsb"}, "is 0.1, but the labels of stsb are numbers"),
-    ({"accelerator_config": '{"use_seedable_sampler":false}'}, "sets `use_seedable_sampler` to false; leave it out"),
     ({"ignore_data_skip": True}, "`ignore_data_skip` is True; this recipe needs False"),
     ({"eval_steps": 0.5}, "`eval_steps` is 0.5; it must be a whole number of steps"),
     ({"greater_is_better": False}, "`greater_is_better` is False; this recipe needs True"),
