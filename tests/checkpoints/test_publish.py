@@ -26,7 +26,7 @@ from neobert_hf.checkpoints.doctor import SERVED_FILES
 from neobert_hf.checkpoints.golden_outputs import GOLDEN_FILE
 from neobert_hf.checkpoints.publish import STALE, PublishSettings, build_folder, check_folder
 from neobert_hf.cli import main
-from neobert_hf.embeddings.inference import load_embedding_model, model_fingerprint
+from neobert_hf.embeddings.inference import embedding_fingerprint, load_embedding_model
 from tests.helpers.examples import load_example
 from tests.helpers.hub_clients import TEXTS, outputs
 from tests.helpers.hub_server import TOKEN, HubServer
@@ -578,7 +578,7 @@ def test_dry_run_prints_what_would_be_sent(work, tmp_path, capsys):
 
 def test_mteb_results_are_in_the_model_index(work, tmp_path):
     loaded = load_embedding_model(str(work / "mlm"), torch.float32)
-    own = {"model": model_fingerprint(loaded), "dtype": "float32", "max_length": loaded.max_seq_length}
+    own = {"model": embedding_fingerprint(loaded), "dtype": "float32", "max_length": loaded.max_seq_length}
     result = {"task": "STS12", "type": "STS", "metric": "cosine_spearman", "score": 0.71}
     result |= {"settings": own, "result": {"dataset_revision": "abc"}}
     shutil.copytree(work / "mlm", tmp_path / "mlm")

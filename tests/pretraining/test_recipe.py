@@ -13,7 +13,8 @@ from torch.nn import functional as F
 from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline, set_seed
 
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM
-from neobert_hf.common.settings import differences, parse_config
+from neobert_hf.common.fingerprints import differences
+from neobert_hf.common.settings import parse_config
 from neobert_hf.pretraining import preparing
 from neobert_hf.pretraining.arguments import DataArguments, ModelArguments, PretrainingArguments
 from neobert_hf.pretraining.flops import training_flops

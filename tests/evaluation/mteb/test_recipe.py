@@ -16,7 +16,7 @@ from neobert_hf.common.files import FolderInUse, folder_lock
 from neobert_hf.common.fingerprints import SettingsMismatch
 from neobert_hf.common.results import ResultError
 from neobert_hf.common.settings import parse_config
-from neobert_hf.embeddings.inference import load_embedding_model, model_fingerprint
+from neobert_hf.embeddings.inference import embedding_fingerprint, load_embedding_model
 from neobert_hf.evaluation.mteb.encoder import InstructionEncoder
 from neobert_hf.evaluation.mteb.local_tasks import TYPES, LocalTask, make_task, read_local_tasks
 from neobert_hf.evaluation.mteb.recipe import (
@@ -249,9 +249,9 @@ def test_embeddings_that_are_not_finite_are_an_error(local, tmp_path):
 
 
 def test_fingerprint_knows_weights_architecture_and_tokenizer(models, tmp_path):
-    first = model_fingerprint(SentenceTransformer(models[0], device="cpu"))
+    first = embedding_fingerprint(SentenceTransformer(models[0], device="cpu"))
     shutil.copytree(models[0], tmp_path / "elsewhere")
-    assert model_fingerprint(SentenceTransformer(str(tmp_path / "elsewhere"), device="cpu")) == first
+    assert embedding_fingerprint(SentenceTransformer(str(tmp_path / "elsewhere"), device="cpu")) == first
     others = [SentenceTransformer(models[1], device="cpu")]
     for change in range(5):
         model = SentenceTransformer(models[0], device="cpu")
@@ -266,7 +266,7 @@ def test_fingerprint_knows_weights_architecture_and_tokenizer(models, tmp_path):
         else:
             model[1] = type(model[1])(64, pooling_mode="cls")
         others.append(model)
-    prints = [model_fingerprint(model) for model in others]
+    prints = [embedding_fingerprint(model) for model in others]
     assert len({first, *prints}) == 7
 
 
@@ -463,7 +463,7 @@ def test_results_need_no_script(local, models, tmp_path):
     model = load_embedding_model(models[0], torch.float32, device="cpu")
     task = make_task(LocalTask("Mine", "PairClassification", local / "pairs.jsonl"))
     encoder = InstructionEncoder(model, "mine", {"Mine": ""})
-    settings = ResultSettings(model_fingerprint(model), "float32", model.max_seq_length, None)
+    settings = ResultSettings(embedding_fingerprint(model), "float32", model.max_seq_length, None)
     evaluation = ResumableEvaluation(tmp_path / "mine", settings, encoder)
     assert evaluation.run([task], batch_size=8) == {}
     assert json.loads((tmp_path / "mine" / "Mine.json").read_text())["metric"] == "max_ap"
