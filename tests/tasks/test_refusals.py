@@ -363,7 +363,7 @@ def test_tags_that_are_bare_numbers_want_names():
         (
             ["O", "B-PER"],
             NUMBERED,
-            "row 1 has the tag 2 in 'tags', but `tag_names` has only 2 names, from 0 on: add it",
+            "row 1 has the tag 2 in 'tags', but `tag_names` has only 2 names, from 0 on",
         ),
         (NAMES, TAGGED, "`tag_names` is given, but 'tags' has names already .train, row 0.: leave it out"),
         ([], [{"tokens": ["a"], "tags": [0.5]}], r"'tags' is \[0.5\]; tags must be texts, or numbers"),

@@ -224,9 +224,8 @@ def read_parquet(file: Path, columns: Sequence[str] | None) -> Iterator[dict[str
 
 
 def read_document(file: Path, columns: Sequence[str] | None) -> Iterator[dict[str, str]]:
-    """A plain text file is one row: its text in `text`, and its path in `path`."""
-    text = io.StringIO("".join(read_lines(file)), newline=None).read()
-    yield {"text": text, "path": str(file.absolute())}
+    """A plain text file is one row, with its text in `text`. All line ends become \\n."""
+    yield {"text": io.StringIO("".join(read_lines(file)), newline=None).read()}
 
 
 def _choose_columns(source: str, wanted: Sequence[str] | None, found: Sequence[str]) -> list[str]:
@@ -432,6 +431,11 @@ def local_files(source: str, readers: Mapping[str, Reader] = READERS) -> list[Pa
         names = " and ".join(sorted({_suffix(file) for file in files}))
         raise ValueError(f"{source} mixes {names} files: select those of one format by a pattern, 'corpus/*.parquet'.")
     return files
+
+
+def holds_documents(source: str) -> bool:
+    """Whether a source is plain text files, each of which is one document."""
+    return any(READERS[_suffix(file)] is read_document for file in local_files(source))
 
 
 def _suffix(file: Path) -> str:
