@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from neobert_hf.common.stored_rows import load_rows
+from neobert_hf.data.stored_rows import load_rows
 from neobert_hf.training.run_checkpoints import COMPLETE, CheckpointError, complete_checkpoints, step_of
 from tests.helpers.embedding_runs import KINDS, assert_same_weights, load, losses_of, run, to_flags
 from tests.helpers.pretraining_runs import ScriptProcesses, launched_environments, start

@@ -21,7 +21,7 @@ from sklearn.preprocessing import normalize
 from transformers import set_seed
 
 from neobert_hf.common.fingerprints import model_files_fingerprint
-from neobert_hf.common.stored_rows import load_rows, store_rows
+from neobert_hf.data.stored_rows import load_rows, store_rows
 from neobert_hf.embeddings.descriptions import PairDataset
 from neobert_hf.embeddings.inference import check_finite
 from neobert_hf.embeddings.mining import name_for_prompts, prompts_of_helper

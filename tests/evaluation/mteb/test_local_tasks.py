@@ -98,7 +98,7 @@ def test_local_tasks_that_cannot_be_read(local, tmp_path):
     search, topics = str(local / "search.jsonl"), str(local / "topics.parquet")
     refused("unknown type 'Search'; known are Retrieval", *entry(type="Search", data=search))
     refused(
-        "search.jsonl, row 0 has no column 'query'; it has 'question', 'document'",
+        "row 0 has no column 'query'; it has 'question', 'document'",
         *entry(type="Retrieval", data=search),
     )
     refused("`columns` names 'question'", *entry(type="Retrieval", data=search, columns={"question": "query"}))
@@ -117,26 +117,18 @@ def test_local_tasks_that_cannot_be_read(local, tmp_path):
     write_rows(tmp_path / "n.parquet", query=["a"], positive=[["a"]], negative=[["b", None]])
     refused("n.parquet, row 0: 'negative' is None; it must be a text", *entry(type="Reranking", data="n.parquet"))
     write_rows(tmp_path / "p.parquet", query=["a", "b"], positive=[["a"], []], negative=[["b"], ["a"]])
-    refused(
-        "row 1: 'positive' is ..; it must be a list of one text or more", *entry(type="Reranking", data="p.parquet")
-    )
+    refused("row 1: 'positive' is ..; it must be a list of one text", *entry(type="Reranking", data="p.parquet"))
     write_rows(tmp_path / "flat.jsonl", query=["a"], positive=["a"], negative=["b"])
-    refused(
-        "row 0: 'positive' is 'a'; it must be a list of one text or more", *entry(type="Reranking", data="flat.jsonl")
-    )
+    refused("row 0: 'positive' is 'a'; it must be a list of one text", *entry(type="Reranking", data="flat.jsonl"))
     write_rows(tmp_path / "labels.jsonl", sentence1=["a"], sentence2=["b"], label=[2])
-    refused(
-        "row 0: the label of a pair must be 1 or 0; it is '2'", *entry(type="PairClassification", data="labels.jsonl")
-    )
+    refused("the label of a pair must be 1 or 0; it is '2'", *entry(type="PairClassification", data="labels.jsonl"))
     write_rows(tmp_path / "scores.jsonl", sentence1=["a", "b"], sentence2=["c", "d"], score=[0.0, 0.0])
     refused("every score is 0.0", *entry(type="STS", data="scores.jsonl"))
     for score, found in ((["3", "x"], "'x'"), ([1.0, math.nan], "nan")):
         write_rows(tmp_path / "s.parquet", sentence1=["a", "b"], sentence2=["c", "d"], score=score)
         refused(f"s.parquet, row 1: 'score' is {found}; it must be a number", *entry(type="STS", data="s.parquet"))
     write_rows(tmp_path / "p.parquet", query=["a", "b"], positive=[["a"], ["b"]], negative=[["b"], []])
-    refused(
-        "row 1: 'negative' is ..; it must be a list of one text or more", *entry(type="Reranking", data="p.parquet")
-    )
+    refused("row 1: 'negative' is ..; it must be a list of one text", *entry(type="Reranking", data="p.parquet"))
     write_rows(tmp_path / "one.jsonl", text=["a", "b"], label=[1, 1], sentence1=["a", "b"], sentence2=["c", "d"])
     for task_type in ("Clustering", "PairClassification"):
         refused("every label is '?1'?; any", *entry(type=task_type, data="one.jsonl"))

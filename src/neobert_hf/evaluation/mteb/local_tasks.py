@@ -42,7 +42,7 @@ TYPES = {
 
 @dataclass
 class LocalTask:
-    """A task on your own files (Parquet, JSON lines, CSV; also a pattern or folder); `columns` maps columns with other names."""
+    """A task on your own files (each a file, pattern or folder); `columns` maps columns with other names."""
 
     name: str
     type: str

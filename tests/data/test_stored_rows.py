@@ -5,7 +5,7 @@ import pytest
 from datasets import Dataset, List, Value
 
 from neobert_hf.common.results import ResultError
-from neobert_hf.common.stored_rows import load_rows, store_rows
+from neobert_hf.data.stored_rows import load_rows, store_rows
 
 
 def kinds_of_rows() -> dict[str, Dataset]:
