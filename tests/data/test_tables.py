@@ -91,7 +91,7 @@ def test_cells_are_what_the_recipe_asks_for():
         (lambda: row.number("nan"), "'nan' is 'nan'; it must be a number"),
         (lambda: row.number("tags"), "'tags' is .*; it must be a number"),
         (lambda: row.labels("n"), "'n' is '0.5'; it must be a list of labels"),
-        (lambda: Row("a.csv", 3, {"l": ["a", "\u200b"]}).labels("l"), "no label in 'l'"),
+        (lambda: Row("a.csv", 3, {"l": ["a", "\u200b"]}).labels("l"), "'l' is .*; it must be a label"),
         (lambda: Row("a.csv", 3, {"l": []}).texts("l"), r"'l' is \[\]; it must be a list of one text or more"),
         (lambda: Row("a.csv", 3, {"l": ["a", None]}).texts("l"), "'l' is None; it must be a text"),
     ):

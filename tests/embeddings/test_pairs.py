@@ -237,7 +237,8 @@ def test_scores_labels_and_lookups(tmp_path):
         Dataset.from_list(rows).to_parquet(tmp_path / f"{name}.parquet")
     part.source, part.subset = str(tmp_path / "qrels.parquet"), None
     for column, name in (("query-id", "queries"), ("corpus-id", "corpus")):
-        part.lookups[column].source, part.lookups[column].split = str(tmp_path / f"{name}.parquet"), "train"
+        lookup = part.lookups[column]
+        lookup.source, lookup.subset, lookup.split = str(tmp_path / f"{name}.parquet"), None, "train"
     assert load_pairs(fever[0])[:] == {"query": ["claim 2"], "positive": ["text 1"], "negatives": [[]]}
 
 

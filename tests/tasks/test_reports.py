@@ -57,7 +57,7 @@ def test_rows_are_numbered_as_in_the_file(tmp_path):
     logits = np.array([[1.0, -1.0] if int(text.split()[1]) % 2 == 0 else [-1.0, 1.0] for text in held_out])
     found = table_below(task.describe("validation", None, logits, tmp_path), "The 10 worst errors:")
     assert [f"text {cells[0]}" for cells in found] == held_out == [cells[4] for cells in found]
-    for wrong, message in (({"label": ""}, "row 39 has no label"), ({"text": " "}, "row 39: 'text' is ' '")):
+    for wrong, message in (({"label": ""}, "row 39: 'label' is ''"), ({"text": " "}, "row 39: 'text' is ' '")):
         with pytest.raises(ValueError, match=f"rows.csv, {message}"):
             Classification(settings, read_splits_of(settings, [*rows[:-1], rows[-1] | wrong]))
     with pytest.raises(ValueError, match="rows.csv, row 39: 'label' is 'oops'"):

@@ -83,10 +83,18 @@ class Row:
 
     def text(self, column: str) -> str:
         """The text in a column; ValueError if it is empty. A number becomes text."""
-        text = as_text(self.cell(column), f"{self.place}: {column!r}")
-        if is_empty(text):
-            raise ValueError(f"{self.place}: {column!r} is {self.cells[column]!r}; it must be a text. Add one.")
-        return text
+        return self._filled(column, self.cell(column), "a text")
+
+    def text_or_none(self, column: str) -> str | None:
+        """The text in a column, which may be empty; None if it is missing."""
+        return as_text(self.cell(column), f"{self.place}: {column!r}")
+
+    def texts(self, column: str) -> list[str]:
+        """The texts in a column that holds lists; ValueError if there is none, or one is empty."""
+        cell = self.cell(column)
+        if not isinstance(cell, list) or not cell:
+            raise ValueError(f"{self.place}: {column!r} is {cell!r:.60}; it must be a list of one text or more.")
+        return [self._filled(column, one, "a text") for one in cell]
 
     def number(self, column: str) -> float:
         """The number in a column, also if it is written as text; ValueError if there is none, or it is not finite."""
@@ -101,27 +109,25 @@ class Row:
 
     def label(self, column: str) -> str:
         """The name of the class in a column, or its number as text; ValueError if there is none."""
-        label = as_text(self.cell(column), f"{self.place}: {column!r}")
-        if is_empty(label):
-            raise ValueError(f"{self.place} has no label in {column!r}, but {self.cells[column]!r}. Give it one.")
-        return label.strip()
+        return self._filled(column, self.cell(column), "a label").strip()
 
     def labels(self, column: str, separator: str | None = None) -> list[str]:
         """The labels or tags in a column: a list, or a text in which a separator stands between them."""
         cell = self.cell(column)
         if separator is not None and not isinstance(cell, list):
-            text = as_text(cell, f"{self.place}: {column!r}") or ""
-            return [part.strip() for part in text.split(separator) if not is_empty(part)]
+            parts = (self.text_or_none(column) or "").split(separator)
+            return [part.strip() for part in parts if not is_empty(part)]
         if not isinstance(cell, list):
             raise ValueError(f"{self.place}: {column!r} is {cell!r:.60}; it must be a list of labels.")
-        return [Row(self.source, self.index, {column: one}).label(column) for one in cell]
+        return [self._filled(column, one, "a label").strip() for one in cell]
 
-    def texts(self, column: str) -> list[str]:
-        """The texts in a column that holds lists, one or more; ValueError if one of them is empty."""
-        cell = self.cell(column)
-        if not isinstance(cell, list) or not cell:
-            raise ValueError(f"{self.place}: {column!r} is {cell!r:.60}; it must be a list of one text or more.")
-        return [Row(self.source, self.index, {column: one}).text(column) for one in cell]
+    def _filled(self, column: str, cell: Any, wanted: str) -> str:
+        text = as_text(cell, f"{self.place}: {column!r}")
+        if is_empty(text):
+            raise ValueError(
+                f"{self.place}: {column!r} is {cell!r}; it must be {wanted}. Add one, or leave the row out."
+            )
+        return text
 
 
 def as_text(cell: Any, where: str) -> str | None:
@@ -288,18 +294,27 @@ def read_rows(
     >>> questions = [row.text("question") for row in read_rows("pairs.jsonl", ["question"])]
     ```
     """
-    files = local_files(source, readers)
-    # One file may stand in for a subset of a Hub dataset, and the rest of its description stays as it is.
-    if len(files) > 1 and subset is not None:
-        raise ValueError(f"{source} is local and has no subset {subset!r}: name the files or the folder of the subset.")
-    rows = (
-        _rows_of_split(source, files, columns, split, readers) if files else _hub_rows(source, columns, subset, split)
-    )
     row = None
+    if files := local_files(source, readers):
+        _check_local(source, subset, split)
+        rows = read_files(files, columns, readers)
+        if "[" in split:
+            count = sum(1 for _ in read_files(files, columns, readers))
+            (part,) = ReadInstruction.from_spec(split).to_absolute({"train": count})
+            rows = islice(rows, part.from_, part.to)
+    else:
+        rows = _read_hub(source, columns, subset, split)
     for row in rows:
         yield row
     if row is None:
         raise ValueError(f"{source} is empty: it holds no row.")
+
+
+def _check_local(source: str, subset: str | None, split: str) -> None:
+    if subset is not None:
+        raise ValueError(f"{source} is local and has no subset {subset!r}: name its files or folder as the source.")
+    if split.partition("[")[0] != "train":
+        raise ValueError(f"{source} has no split {split!r}; local files are all 'train'.")
 
 
 def read_files(
@@ -316,21 +331,7 @@ def read_files(
             raise ValueError(f"{file} cannot be read: {error}. Restore it, or leave it out by a pattern.") from error
 
 
-def _rows_of_split(
-    source: str, files: Sequence[Path], columns: Sequence[str] | None, split: str, readers: Mapping[str, Reader]
-) -> Iterator[Row]:
-    name, sliced, _ = split.partition("[")
-    if name != "train":
-        raise ValueError(f"{source} has no split {name!r}; local files are all 'train'.")
-    first, last = 0, None
-    if sliced:
-        count = sum(1 for _ in read_files(files, columns, readers))
-        (part,) = ReadInstruction.from_spec(split).to_absolute({"train": count})
-        first, last = part.from_, part.to
-    return islice(read_files(files, columns, readers), first, last)
-
-
-def _hub_rows(source: str, columns: Sequence[str] | None, subset: str | None, split: str) -> Iterator[Row]:
+def _read_hub(source: str, columns: Sequence[str] | None, subset: str | None, split: str) -> Iterator[Row]:
     with _looking_on_the_hub(source):
         table = load_dataset(source, subset, split=split)
     chosen = _choose_columns(source, columns, table.column_names)
@@ -376,10 +377,7 @@ def stream_text(source: str, column: str, split: str = "train", subset: str | No
     ```
     """
     if files := local_files(source):
-        if subset is not None:
-            raise ValueError(f"{source} is local and has no subset {subset!r}: leave `subset` out.")
-        if split != "train":
-            raise ValueError(f"{source} has no split {split!r}; local files are all 'train'.")
+        _check_local(source, subset, split)
         # `datasets` may divide a list among processes; therefore the files are a tuple.
         stream = IterableDataset.from_generator(_documents, gen_kwargs={"files": tuple(files), "column": column})
     else:
@@ -391,7 +389,7 @@ def stream_text(source: str, column: str, split: str = "train", subset: str | No
         stream = splits[split]
         _choose_columns(source, [column], list(stream.features or next(iter(stream), {column: ""})))
         stream = stream.select_columns([column]).decode(False)
-        stream = stream.map(_one_document, fn_kwargs={"source": source, "column": column}, with_indices=True)
+        stream = stream.map(_document_of_hub, fn_kwargs={"source": source, "column": column}, with_indices=True)
     if next(iter(stream), None) is None:
         raise ValueError(f"{source} is empty: it holds no documents.")
     return stream
@@ -399,11 +397,11 @@ def stream_text(source: str, column: str, split: str = "train", subset: str | No
 
 def _documents(files: Sequence[Path], column: str) -> Iterator[dict[str, str]]:
     for row in read_files(files, [column]):
-        yield {column: as_text(row.cell(column), f"{row.place}: {column!r}") or ""}
+        yield {column: row.text_or_none(column) or ""}
 
 
-def _one_document(cells: dict[str, Any], index: int, source: str, column: str) -> dict[str, str]:
-    return {column: as_text(cells[column], f"{source}, row {index:,}: {column!r}") or ""}
+def _document_of_hub(cells: dict[str, Any], index: int, source: str, column: str) -> dict[str, str]:
+    return {column: Row(source, index, cells).text_or_none(column) or ""}
 
 
 def local_files(source: str, readers: Mapping[str, Reader] = READERS) -> list[Path]:

@@ -148,7 +148,7 @@ def _texts_by_id(part: Part, column: str) -> dict[str, str | None]:
     for row in table:
         identity = row.text(lookup.id)
         if identity in wanted:
-            texts[identity] = as_text(row.cell(lookup.text), f"{row.place}: {lookup.text!r}")
+            texts[identity] = row.text_or_none(lookup.text)
     return texts
 
 

@@ -11,7 +11,7 @@ import torch
 from tqdm import tqdm
 
 from neobert_hf.common.settings import Count, PathOrId, check_ranges
-from neobert_hf.data.tables import as_text, holds_documents, is_empty, local_files, read_rows
+from neobert_hf.data.tables import holds_documents, is_empty, local_files, read_rows
 from neobert_hf.embeddings.contextual import embed_context
 from neobert_hf.search.encoder import PassageEncoder
 from neobert_hf.search.index import Passage, VectorIndex
@@ -72,7 +72,7 @@ class SourceSettings:
         for row in read_rows(self.source, columns, self.subset, self.split):
             # Not `resolve`, which would give two links to one file the same id.
             identity = os.path.abspath(row.source) if of_files else row.text(id_column) if id_column else None
-            yield identity, as_text(row.cell(self.column), f"{row.place}: {self.column!r}")
+            yield identity, row.text_or_none(self.column)
 
 
 def update_index(index: VectorIndex, encoder: PassageEncoder, settings: SourceSettings) -> str:

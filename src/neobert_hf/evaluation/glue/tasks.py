@@ -17,7 +17,7 @@ from huggingface_hub.errors import StrictDataclassError
 from neobert_hf.common.held_out import report_repeated
 from neobert_hf.common.paths import beside_file, check_exists, check_file_name, held_by
 from neobert_hf.common.settings import nearest, read_extended
-from neobert_hf.data.tables import Row, as_text, is_empty, read_files, read_lines, read_rows, split_files
+from neobert_hf.data.tables import Row, is_empty, read_files, read_lines, read_rows, split_files
 from neobert_hf.training.metrics import CLASSIFICATION, CORRELATIONS
 
 
@@ -240,7 +240,7 @@ def _check_rows(task: GlueTask, rows: Iterator[Row], columns: dict[str, str]) ->
             continue
         for text in texts:
             used = [text] if text in row.cells else COLUMN.findall(text) or [text]
-            cells = {name: as_text(row.cell(name), f"{row.place}: {name!r}") or "" for name in used}
+            cells = {name: row.text_or_none(name) or "" for name in used}
             empty += [f"{row.place} has an empty {name!r}" for name, cell in cells.items() if is_empty(cell)][:1]
             filled = cells[text] if text in cells else COLUMN.sub(lambda found, cells=cells: cells[found[1]], text)
             table[columns[text]].append(filled)
