@@ -67,8 +67,11 @@ def in_parts(entry: dict, parts) -> None:
 BAD_DESCRIPTIONS = [
     (lambda c: c["train"]["pairs"].update(query="titel"), "has no column 'titel'; it has 'title', 'body'"),
     (lambda c: c["train"]["pairs"].update(source="nowhere/pairs.jsonl"), "matches no file"),
-    (lambda c: c["train"]["pairs"].pop("instruction"), "pairs: `instruction` is missing"),
-    (lambda c: c["train"].update(other={"instruction": "Find."}), "other has an instruction but no data"),
+    (lambda c: c["train"]["pairs"].pop("instruction"), "pairs lacks `instruction`: add it"),
+    (
+        lambda c: c["train"].update(other={"instruction": "Find."}),
+        "other must have either `source`, ",
+    ),
     (lambda c: c["train"]["pairs"].update(postive="body"), "has the unknown key 'postive'; did you mean 'positive'"),
     (lambda c: c["train"]["pairs"].update(query=3), "query"),
     (lambda c: c["train"]["pairs"].update(query=[]), "pairs: .*`query` and `positive` must each name a column"),
@@ -82,18 +85,18 @@ BAD_DESCRIPTIONS = [
     (lambda c: in_parts(c["evaluation"]["sts"], 2), "sts: scores are read from all rows of one table"),
     (lambda c: c.update(train=[c["train"]]), "`train` holds .*; it must hold one `key: value` per line"),
     (lambda c: c["train"].update(pairs=None), "dataset pairs holds None; it must hold one `key: value` per line"),
-    (lambda c: c["train"]["pairs"].update(above=None), "pairs: `above` holds None; it must hold"),
+    (lambda c: c["train"]["pairs"].update(above=None), "pairs: .*'above' expected a dict"),
     (lambda c: c["train"]["pairs"].update(above={"title": "many"}), "pairs: .*'above'"),
     (
         lambda c: c["train"]["pairs"].update(above={"title": 4}),
         "'title' is .*; it must be a number",
     ),
     (lambda c: c["train"]["nested"].update(above={"set": 4}), "'set' is .*; it must be a number"),
-    (lambda c: c["train"]["pairs"].update(lookups=["a"]), "pairs: `lookups` holds .'a'.; it must hold"),
-    (lambda c: in_parts(c["train"]["pairs"], {"a": 1}), "pairs: `parts` holds {'a': 1}; it must hold a list"),
-    (lambda c: in_parts(c["train"]["pairs"], ["a"]), "pairs, an item of `parts` holds 'a'; it must hold"),
+    (lambda c: c["train"]["pairs"].update(lookups=["a"]), "pairs: .*'lookups' expected a dict"),
+    (lambda c: in_parts(c["train"]["pairs"], {"a": 1}), "pairs must have either .*, or `parts`, a list of tables"),
+    (lambda c: in_parts(c["train"]["pairs"], ["a"]), "pairs holds 'a'; it must hold one `key: value`"),
     (lambda c: c["train"]["pairs"].update(batch_size=0), "pairs: `batch_size` is 0; it must be a whole number, 2 or m"),
-    (lambda c: c["train"]["pairs"].update(batch_size="8"), "pairs: `batch_size` is '8'; it must be"),
+    (lambda c: c["train"]["pairs"].update(batch_size="8"), "pairs: .*'batch_size' with value '8'"),
 ]
 
 

@@ -252,7 +252,11 @@ BAD_CLASSES = [
     ({}, {"train": GOOD[:1]}, "All training rows have one label, x: there is nothing to tell apart"),
     ({}, {"test": [{"text": "a", "label": "z"}]}, "test, row 0 has the label 'z', which no training row has"),
     ({}, {"test": [{"text": "a", "label": "z"}]}, "or leave it out. Or set `score_test` to false"),
-    ({}, {"train": [*GOOD, {"text": "d", "label": None}]}, "row 2: 'label' is None; it must be a label. Add one, or drop the row.$"),
+    (
+        {},
+        {"train": [*GOOD, {"text": "d", "label": None}]},
+        "row 2: 'label' is None; it must be a label. Add one, or drop the row.$",
+    ),
     ({"problem": "regression"}, {}, "row 0: 'label' is 'x'; it must be a number"),
     ({"problem": "single_label"}, {}, "`problem` is 'single_label'; did you mean 'single_label_classification'"),
     ({"problem": "multi_label_classification"}, {}, "it must be a list of labels"),

@@ -124,9 +124,7 @@ class Row:
     def _filled(self, column: str, cell: Any, wanted: str) -> str:
         text = as_text(cell, f"{self.place}: {column!r}")
         if is_empty(text):
-            raise ValueError(
-                f"{self.place}: {column!r} is {cell!r}; it must be {wanted}. Add one, or leave the row out."
-            )
+            raise ValueError(f"{self.place}: {column!r} is {cell!r}; it must be {wanted}. Add one, or drop the row.")
         return text
 
 

@@ -103,7 +103,7 @@ def test_local_tasks_that_cannot_be_read(local, tmp_path):
     )
     refused("`columns` names 'question'", *entry(type="Retrieval", data=search, columns={"question": "query"}))
     refused("unknown key 'prompt'", *entry(type="Retrieval", data=search, prompt="x"))
-    refused("lacks `data`", *entry(type="Retrieval"))
+    refused("Mine lacks `data`: add it", *entry(type="Retrieval"))
     refused("none.jsonl' matches no file", *entry(type="Retrieval", data="none.jsonl"))
     refused("needs `train`", *entry(type="Classification", data=topics))
     refused("takes no `train`", *entry(type="STS", data=topics, train=topics))

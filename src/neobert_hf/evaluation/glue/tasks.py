@@ -6,17 +6,17 @@ Every source becomes splits with the columns `text`, `text_pair` if there are tw
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from datasets import Dataset, DatasetDict
 from huggingface_hub.dataclasses import strict
-from huggingface_hub.errors import StrictDataclassError
 
 from neobert_hf.common.held_out import report_repeated
 from neobert_hf.common.paths import beside_file, check_exists, check_file_name, held_by
 from neobert_hf.common.settings import nearest, read_extended
+from neobert_hf.data.entries import check_mapping, read_entry
 from neobert_hf.data.tables import Row, is_empty, read_files, read_lines, read_rows, split_files
 from neobert_hf.training.metrics import CLASSIFICATION, CORRELATIONS
 
@@ -107,13 +107,18 @@ class GlueTask:
 
 
 def read_tasks(path: str) -> dict[str, GlueTask]:
-    """Read a file such as `configs/glue/tasks.yaml`."""
-    tasks = {}
-    for name, (file, entry) in _read_entries(path).items():
-        try:
-            tasks[name] = GlueTask(name=name, **entry)
-        except (StrictDataclassError, TypeError, ValueError) as error:
-            raise ValueError(f"{file}, task {name}: {error}") from error
+    """Read a file such as `configs/glue/tasks.yaml`, and the files that it extends, whose keys it may override."""
+    entries: dict[str, dict[str, Any]] = {}
+    tasks: dict[str, GlueTask] = {}
+    for file, content in read_extended(path):
+        if not content:
+            raise ValueError(f"{file} must hold tasks by name, each with `source`, `texts` and `metrics`.")
+        for name, entry in content.items():
+            where = f"{file}, task {name}"
+            entries[name] = entries.get(name, {}) | check_mapping(where, entry)
+            if isinstance(source := entry.get("source"), str):
+                entries[name]["source"] = beside_file(file, source, "source", or_id=True)
+            tasks[name] = read_entry(GlueTask, where, entries[name], name=name)
     for task in tasks.values():
         if task.transfer_from is not None and task.transfer_from not in tasks:
             raise ValueError(
@@ -121,32 +126,6 @@ def read_tasks(path: str) -> dict[str, GlueTask]:
                 f"{nearest(task.transfer_from, list(tasks))}"
             )
     return tasks
-
-
-def _read_entries(path: str) -> dict[str, tuple[str, dict[str, Any]]]:
-    """Each task of a file and of the files that it extends: the last file that describes it, and its keys."""
-    entries: dict[str, tuple[str, dict[str, Any]]] = {}
-    for file, content in read_extended(path):
-        if not content or not all(isinstance(entry, dict) for entry in content.values()):
-            raise ValueError(f"{file} must hold tasks by name, each with `source`, `texts` and `metrics`.")
-        for name, entry in content.items():
-            inherited = entries[name][1] if name in entries else {}
-            entries[name] = (file, inherited | _check_entry(file, name, entry))
-    return entries
-
-
-def _check_entry(file: str, name: str, entry: dict[str, Any]) -> dict[str, Any]:
-    """The entry, its `source` relative to the file."""
-    known = [field.name for field in fields(GlueTask) if field.name != "name"]
-    for key in entry:
-        if key not in known:
-            raise ValueError(f"{file}, task {name} has the unknown key {key!r}{nearest(str(key), known)}")
-    if isinstance(source := entry.get("source"), str):
-        try:
-            return entry | {"source": beside_file(file, source, "source", or_id=True)}
-        except ValueError as error:
-            raise ValueError(f"{file}, task {name}: {error}") from error
-    return entry
 
 
 def load_task(task: GlueTask, data_dir: str | None = None) -> DatasetDict:

@@ -10,7 +10,7 @@
 | PairClassification | sentence1, sentence2, label (1 for a pair, 0 for none) |
 """
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from mteb.abstasks.task_metadata import TaskMetadata
 from neobert_hf.common.fingerprints import files_fingerprint
 from neobert_hf.common.paths import check_file_name
 from neobert_hf.common.settings import read_yaml
+from neobert_hf.data.entries import check_mapping, read_entry
 from neobert_hf.data.tables import Row, local_files, read_rows
 from neobert_hf.evaluation.mteb.encoder import TYPES_WITH_QUERIES
 
@@ -124,18 +125,12 @@ def read_local_tasks(file: str | Path) -> tuple[list[AbsTask], dict[str, str | d
         The tasks, and the instruction of each by its name, or one for `query` and one for `document`; None if the
         file has none.
     """
-    known = {setting.name for setting in fields(LocalTask)} - {"name"}
     tasks, instructions = [], {}
     for name, entry in read_yaml(file).items():
-        if not isinstance(entry, dict):
-            raise ValueError(f"{file} must hold tasks by name, each with `type` and `data`.")
-        if unknown := entry.keys() - known:
-            raise ValueError(f"{file}: task {name} has the unknown key {unknown.pop()!r}; known are {sorted(known)}.")
-        if missing := {"type", "data"} - entry.keys():
-            raise ValueError(f"{file}: task {name} lacks `{missing.pop()}`.")
-        entry = {key: value for key, value in entry.items() if value is not None}
-        files = {part: Path(file).parent / entry[part] for part in ("data", "corpus", "train") if part in entry}
-        local = LocalTask(str(name), **entry | files)
+        where = f"{file}, task {name}"
+        entry = {key: value for key, value in check_mapping(where, entry).items() if value is not None}
+        files = {part: str(Path(file).parent / entry[part]) for part in ("data", "corpus", "train") if part in entry}
+        local = read_entry(LocalTask, where, entry | files, name=str(name))
         tasks.append(make_task(local))
         instructions[local.name] = local.instruction
         if local.document_instruction is not None:
