@@ -4,7 +4,7 @@
     python examples/prepare_data.py --config configs/data/refinedweb_validation.yaml
 
 The two commands make two folders. The validation folder holds the first 10,000 documents of the dataset, which the
-other one leaves out. The text is a Hub dataset or local files (see `neobert_hf.common.text_sources`); the layout of a
+other one leaves out. The text is a Hub dataset or local files (see `neobert_hf.data.tables`); the layout of a
 folder is described in `neobert_hf.pretraining.shards`. After an interruption, run the same command again to continue.
 The shards depend on the settings only, not on `num_proc` or interruptions.
 """

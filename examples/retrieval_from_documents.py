@@ -26,7 +26,7 @@ from neobert_hf.common.files import output_folder, write_json, write_text
 from neobert_hf.common.paths import check_exists
 from neobert_hf.common.script_errors import run_script
 from neobert_hf.common.settings import parse_config
-from neobert_hf.common.stored_rows import load_rows
+from neobert_hf.data.stored_rows import load_rows
 from neobert_hf.embeddings.arguments import DenseArguments, EmbeddingArguments
 from neobert_hf.evaluation.mteb.report import collect_scores
 from neobert_hf.search.encoder import EmbeddingSettings, PassageEncoder

@@ -85,7 +85,7 @@ def index_documents(args: list[str]) -> None:
     shared, embedding, source = parse_config(SharedSettings, EmbeddingSettings, SourceSettings, args=args)
     if shared.weaviate_url is None:
         check_inputs(shared.index, ["*"], {"model": embedding.model}, {"source": source.source}, "index")
-    source.stream()
+    next(source.read_documents())
     with shared.lock(), shared.open() as index:
         # 2. The model; if the index exists already, it must be the same one
         encoder = PassageEncoder(embedding, shared.device, shared.trust_remote_code)

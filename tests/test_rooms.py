@@ -12,15 +12,16 @@ PACKAGE = ROOT / "src" / "neobert_hf"
 MODEL = {"configuration_neobert", "contextual_neobert", "cpu_neobert", "modeling_neobert"}
 ROOMS = {
     "common": set(),
-    "training": {"common"},
-    "pretraining": {"common", "training"},
-    "embeddings": {"common", "training"},
-    "tasks": {"common", "training"},
-    "evaluation/glue": {"common", "training"},
-    "evaluation/mteb": {"common", "embeddings"},
-    "evaluation/pseudo_perplexity": {"common"},
-    "search": {"common", "embeddings"},
-    "checkpoints": {"common", "training", "embeddings"},
+    "data": {"common"},
+    "training": {"common", "data"},
+    "pretraining": {"common", "data", "training"},
+    "embeddings": {"common", "data", "training"},
+    "tasks": {"common", "data", "training"},
+    "evaluation/glue": {"common", "data", "training"},
+    "evaluation/mteb": {"common", "data", "embeddings"},
+    "evaluation/pseudo_perplexity": {"common", "data"},
+    "search": {"common", "data", "embeddings"},
+    "checkpoints": {"common", "data", "training", "embeddings"},
 }
 
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from neobert_hf.common.results import ResultError
-from neobert_hf.common.row_files import read_rows
 from neobert_hf.common.script_errors import run_script
 from neobert_hf.common.settings import parse_config
+from neobert_hf.data.tables import read_rows
 from neobert_hf.embeddings.arguments import RecipeArguments
 from neobert_hf.search.index import open_index
 from tests.helpers.models import ROOT, small_model
@@ -21,7 +21,7 @@ def test_what_the_package_refuses_is_one_message(tmp_path):
     (tmp_path / "junk" / "x").touch()
     for refuse, message in (
         (lambda: parse_config(RecipeArguments, args=["--model", "m", "--datset", "d"]), "--datset"),
-        (lambda: list(read_rows([str(tmp_path / "nowhere.jsonl")], ("text",))), "nowhere.jsonl cannot be read"),
+        (lambda: list(read_rows(str(tmp_path / "nowhere.jsonl"))), "nowhere.jsonl' matches no file"),
         (lambda: open_index(str(tmp_path / "junk")).create({"dimension": 2}), "choose a folder only for the index"),
     ):
         with pytest.raises(SystemExit, match=message) as ended:

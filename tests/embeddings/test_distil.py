@@ -14,7 +14,7 @@ from sentence_transformers.sentence_transformer.modules import Dense, Normalize,
 from transformers import AutoTokenizer, BertConfig, BertModel
 
 from neobert_hf.common.fingerprints import SettingsMismatch
-from neobert_hf.common.text_sources import stream_text
+from neobert_hf.data.tables import stream_text
 from neobert_hf.embeddings import distil, teacher
 from neobert_hf.embeddings.inference import prompt_of
 from neobert_hf.embeddings.student import prune_vocabulary

@@ -111,7 +111,10 @@ BAD_DEFAULTS = [
         lambda c: (set_instructions(c, "pairs"), set_instructions(c, "nested")),
         "both pairs and nested are the `default`",
     ),
-    (lambda c: c["train"]["pairs"].update(default="yes"), "pairs: `default` is 'yes'; it must be true or false"),
+    (
+        lambda c: c["train"]["pairs"].update(default="yes"),
+        "pairs: Field 'default' expected bool, got str",
+    ),
     (lambda c: c["evaluation"]["retrieval"].update(default=True), "retrieval: `default` is for training datasets"),
     (lambda c: c["evaluation"]["retrieval"].update(batch_size=4), "retrieval: `batch_size` is for training datasets"),
     (lambda c: c["evaluation"]["sts"].update(document_instruction="D:"), "sts: both sentences get the `instruction`"),

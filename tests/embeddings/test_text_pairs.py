@@ -179,7 +179,7 @@ def test_a_repeated_paragraph_is_no_pair_with_itself():
 
 
 def test_documents_without_text_are_counted(tmp_path, capsys):
-    rows = [{"text": DOCUMENT}, {"content": DOCUMENT}, {"text": None}]
+    rows = [{"text": DOCUMENT}, {"text": "\u200b"}, {"text": None}]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     make_pairs(settings(source=str(tmp_path / "a.jsonl")))
     assert "note: 2 of 3 documents have no text in 'text'" in capsys.readouterr().out

@@ -5,6 +5,7 @@ import json
 import random
 from pathlib import Path
 
+from neobert_hf.data.tables import Row
 from tests.helpers.pretraining_runs import to_flags
 
 
@@ -22,6 +23,11 @@ SMALL = {
 
 def flags(output_dir: Path, model: Path, data: Path, **changes) -> list[str]:
     return to_flags({"output_dir": output_dir, "model": model, "data": data} | SMALL | changes)
+
+
+def splits(**tables: list[dict]) -> dict[str, list[Row]]:
+    """Tables as `read_splits` returns them, from files that are called like the splits."""
+    return {name: [Row(name, index, cells) for index, cells in enumerate(rows)] for name, rows in tables.items()}
 
 
 def text_rows(number: int, seed: int = 0) -> list[dict[str, str]]:

@@ -18,10 +18,9 @@ from datasets import IterableDataset
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, ByT5Tokenizer, LlamaTokenizerFast, PreTrainedTokenizerFast
 
-from neobert_hf.common import text_sources
 from neobert_hf.common.fingerprints import SettingsMismatch
 from neobert_hf.common.settings import parse_config
-from neobert_hf.common.text_sources import stream_text
+from neobert_hf.data.tables import local_files
 from neobert_hf.pretraining import encoding, preparing
 from neobert_hf.pretraining.shards import Manifest, load_shards, load_tokenizer, read_manifest
 from neobert_hf.pretraining.tokenizer import train_bpe, train_wordpiece
@@ -85,10 +84,11 @@ def content(folder: Path) -> dict[str, bytes]:
 def test_truncated_documents_and_the_manifest(corpus, tokenizers, prepare, tmp_path, kind):
     output = prepare(corpus, tokenizers[kind], tmp_path / "out", "--documents_per_shard", "70")
     tokenizer = AutoTokenizer.from_pretrained(tokenizers[kind])
-    plain = tokenizer(read_jsonl(corpus), truncation=True, max_length=128, split_special_tokens=True)["input_ids"]
+    plain = tokenizer(read_jsonl(corpus), truncation=True, max_length=128)["input_ids"]
     expected = [ids for ids in plain if len(ids) >= 4]
     assert load_shards(output)["input_ids"][:] == expected and max(map(len, expected)) == 128
-    assert not any({tokenizer.mask_token_id, tokenizer.sep_token_id}.intersection(ids[1:-1]) for ids in expected)
+    # Text that spells a special token is that token.
+    assert any({tokenizer.mask_token_id, tokenizer.sep_token_id}.intersection(ids[1:-1]) for ids in expected)
 
     manifest = read_manifest(output)
     assert [shard["file"] for shard in manifest.shards] == [f"shard-{index:05}.arrow" for index in range(5)]
@@ -112,7 +112,7 @@ def test_split_documents(corpus, tokenizers, prepare, tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(tokenizers["wordpiece"])
     windows = []
     for text in read_jsonl(corpus):
-        ids = tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
         windows += [[101, *ids[start : start + 126], 102] for start in range(0, len(ids), 126)]
     expected = [window for window in windows if len(window) >= 4]
     assert load_shards(output)["input_ids"][:] == expected and len(expected) > 310
@@ -123,7 +123,6 @@ def test_split_documents(corpus, tokenizers, prepare, tmp_path):
 def test_a_cut_changes_no_token_before_it(tokenizers, kind):
     backend = AutoTokenizer.from_pretrained(tokenizers[kind]).backend_tokenizer
     assert encoding.can_cut(json.loads(backend.to_str()))
-    backend.encode_special_tokens = True
     chance, cuts = random.Random(0), 0
     for _ in range(3_000):
         text = "".join(chance.choices(NASTY, k=chance.randint(1, 30)))
@@ -392,7 +391,7 @@ def test_other_settings_do_not_continue_a_folder(corpus, tokenizers, prepare, tm
 @pytest.mark.parametrize(
     "documents, message",
     [
-        ([], "c.jsonl' is empty: it holds no document"),
+        ([], "c.jsonl is empty: it holds no document"),
         (["One document only."], "holds 1 document; a corpus needs 2 or more.*JSON lines"),
         (["", "a", None, " "], "None of the 4 documents has 2 tokens or more"),
         (["", None, " "], "The first 3 documents of .* have no text in 'text': is it the column"),
@@ -408,9 +407,8 @@ def test_no_corpus(tokenizers, prepare, tmp_path, documents, message):
 @pytest.mark.parametrize(
     "flags, error, message",
     [
-        (["--column", "content"], ValueError, "no column 'content'; it has 'id', 'text'"),
-        (["--column", "id"], ValueError, "corpus.jsonl, line 1: the column 'id' holds int 1, not strings"),
-        (["--split", "test"], ValueError, "no split 'test'; it has 'train'"),
+        (["--column", "content"], ValueError, "corpus.jsonl, row 0 has no column 'content'; it has 'id', 'text'"),
+        (["--split", "test"], ValueError, "no split 'test'; local files are all 'train'"),
         (["--subset", "en"], ValueError, "is local and has no subset 'en'"),
         (["--max_length", "7"], ValueError, "`max_length` is 7; it must be 8 or more"),
         (["--max_documents", "1"], ValueError, "`max_documents` is 1; it must be 2"),
@@ -482,66 +480,8 @@ def test_a_tokenizer_of_another_language_is_refused_before_work(tokenizers, prep
     assert not (tmp_path / "out").exists()
 
 
-def test_sources_that_cannot_be_one_corpus(tmp_path, monkeypatch):
-    write_jsonl(tmp_path / "a.jsonl", ["x y"])
-    (tmp_path / "b.txt").write_text("One.")
-    with pytest.raises(ValueError, match="mixes json and text files"):
-        stream_text(str(tmp_path), "text")
-    monkeypatch.setattr(text_sources, "LARGEST_TEXT_FILE", 3)
-    with pytest.raises(ValueError, match="b.txt has 4 bytes, more than 3: a text file is one document"):
-        stream_text(str(tmp_path / "*.txt"), "text")
-    (tmp_path / ".hidden.parquet").write_bytes(b"")
-    (tmp_path / "b.txt").unlink()
-    assert [row["text"] for row in stream_text(str(tmp_path), "text")] == ["x y"]
-
-
-def test_unknown_hub_datasets(monkeypatch):
-    def missing(*arguments, **options):
-        raise text_sources.DatasetNotFoundError("Dataset 'owner/nothing' doesn't exist on the Hub")
-
-    monkeypatch.setattr(text_sources, "load_dataset", missing)
-    with pytest.raises(FileNotFoundError, match="'owner/nothing' is not a local file.*the Hub has no such"):
-        stream_text("owner/nothing", "text")
-
-
-@pytest.mark.parametrize("name", ["nowhere", "owner/nothing"])
-def test_without_the_hub_a_name_is_first_said_to_be_no_file(name):
-    """Tests run with `HF_HUB_OFFLINE`: see conftest.py."""
-    expected = f"{name!r} is not a local file, pattern or folder, and the Hub cannot be reached"
-    with pytest.raises(ConnectionError, match=expected):
-        stream_text(name, "text")
-    with pytest.raises(ConnectionError, match=f"Dataset pairs: {expected}"):
-        text_sources.load_table("pairs", name, None, "train")
-
-
-def test_local_files_have_no_subset(tmp_path):
-    """Otherwise all of them would be read, the test rows among those for training."""
-    for subset in ("de", "en"):
-        (tmp_path / subset).mkdir()
-        write_jsonl(tmp_path / subset / "train.jsonl", ["x y"])
-    with pytest.raises(ValueError, match="Dataset pairs: .* is local and has no subset 'en'"):
-        text_sources.load_table("pairs", str(tmp_path), "en", "train")
-
-
-def test_hub_datasets_are_streamed(tmp_path, monkeypatch):
-    """What stream_text asks `datasets` for, and what it does with the splits; local files stand in for the Hub's."""
-    calls, load_dataset = [], text_sources.load_dataset
-    write_jsonl(tmp_path / "a.jsonl", ["x y", "z"])
-
-    def from_the_hub(*arguments, **options):
-        calls.append((arguments, options))
-        files = {"train": str(tmp_path / "a.jsonl"), "test": str(tmp_path / "a.jsonl")}
-        return load_dataset("json", data_files=files, streaming=True)
-
-    monkeypatch.setattr(text_sources, "load_dataset", from_the_hub)
-    assert list(stream_text("owner/name", "text", split="test", subset="en")) == [{"text": "x y"}, {"text": "z"}]
-    assert calls == [(("owner/name", "en"), {"streaming": True})]
-    with pytest.raises(ValueError, match="no split 'dev'; it has 'train', 'test'"):
-        stream_text("owner/name", "text", split="dev")
-
-
 def test_the_shipped_config_is_read(monkeypatch):
     config = ROOT / "configs" / "data" / "refinedweb.yaml"
     (settings,) = parse_config(preparing.PrepareArguments, args=["--config", str(config)])
     assert (settings.source, settings.column, settings.max_length) == ("tiiuae/falcon-refinedweb", "content", 4096)
-    assert text_sources.local_files(settings.source) == []
+    assert local_files(settings.source) == []

@@ -316,7 +316,7 @@ def test_preparing(corpus, tmp_path, monkeypatch):
         size, skipped = values["max_length"] - 2, values["skip_documents"]
         expected = []
         for text in documents[skipped : skipped + values["max_documents"]]:
-            ids = tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+            ids = tokenizer(text, add_special_tokens=False)["input_ids"]
             windows = [ids[start : start + size] for start in range(0, len(ids), size)]
             expected += windows if long_documents == "split" else windows[:1]
         # One token alone is no document.

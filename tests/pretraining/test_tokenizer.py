@@ -72,7 +72,7 @@ def test_small_text_is_told(train, capsys):
         (["--max_length", "7"], ValueError, "`max_length` is 7"),
         (["--max_documents", "0"], ValueError, "`max_documents` is 0"),
         (["--column", "content"], ValueError, "no column 'content'; it has 'text'"),
-        (["--split", "test"], ValueError, "no split 'test'; it has 'train'"),
+        (["--split", "test"], ValueError, "no split 'test'; local files are all 'train'"),
         (["--output_dir", str(ROOT)], ValueError, "exists already"),
         (["--source", "/nowhere/*.txt"], FileNotFoundError, "matches no file"),
     ],

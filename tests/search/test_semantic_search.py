@@ -197,8 +197,8 @@ def test_a_thread_that_cuts_documents_does_not_see_where_another_cuts_queries(te
 
 def test_a_source_that_did_not_change_is_read_once(index, corpus, monkeypatch):
     index(corpus)
-    readings, stream = [], SourceSettings.stream
-    monkeypatch.setattr(SourceSettings, "stream", lambda settings: (readings.append(1), stream(settings))[1])
+    readings, read = [], SourceSettings.read_documents
+    monkeypatch.setattr(SourceSettings, "read_documents", lambda settings: (readings.append(1), read(settings))[1])
     assert index(corpus)[0] == 0
     # The recipe looks at first whether the source can be read.
     assert len(readings) == 2
@@ -522,15 +522,15 @@ def test_bad_documents_are_refused_before_an_index_is_made(index, tmp_path, text
     for rows, flags, message in [
         ({"id": ["a", "b"], "text": ["", None]}, [], "all of its 2 documents are empty"),
         ({"id": ["a", "a"], "text": texts[:2]}, ["--id_column=id"], "id 'a' belongs to two texts: name an `id_column`"),
-        ({"id": ["a", None], "text": texts[:2]}, ["--id_column=id"], "row 1 has no value in the column 'id'"),
-        ({"id": ["a", "b"], "text": [1, 2]}, [], "holds int64, not strings"),
+        ({"id": ["a", None], "text": texts[:2]}, ["--id_column=id"], "rows.parquet, row 1: 'id' is None"),
+        ({"id": ["a", "b"], "text": [["a"], ["b"]]}, [], "row 0: 'text' holds list"),
     ]:
         Dataset.from_dict(rows).to_parquet(tmp_path / "rows.parquet")
         with pytest.raises(ValueError, match=message):
             index(tmp_path / "rows.parquet", *flags)
     (tmp_path / "a.md").write_text("é", encoding="utf-8")
     (tmp_path / "latin.md").write_bytes("é".encode("latin-1"))
-    with pytest.raises(ValueError, match="latin.md is not UTF-8: .* Convert it, or exclude it"):
+    with pytest.raises(ValueError, match="latin.md, line 1 is not UTF-8 .*: save the file as UTF-8"):
         index(tmp_path / "*.md")
     assert not (tmp_path / "index").exists()
 

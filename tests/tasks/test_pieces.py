@@ -1,16 +1,18 @@
 """Words and answers to pieces: with every kind of tokenizer the tag is at the word's first piece, the answer whole."""
 
+from itertools import islice
+
 import numpy as np
 import pytest
-from datasets import Dataset, DatasetDict
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
+from neobert_hf.data.tables import read_rows
 from neobert_hf.tasks.question_answering import QuestionAnswering, QuestionAnsweringSettings, answer_tokens
 from neobert_hf.tasks.token_classification import TokenClassification, TokenClassificationSettings
 from neobert_hf.training.metrics import AnswerMetric, TagMetric, entities_of
 from tests.helpers.small_tokenizer import small_tokenizer
-from tests.helpers.task_runs import asked_rows
+from tests.helpers.task_runs import asked_rows, splits
 
 
 def wrap(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
@@ -51,9 +53,9 @@ WORDS = ["cat", "sat.", "é", "c", "cat", "xyz", "C"]
 
 def tagging(rows: list[list[str]]) -> TokenClassification:
     """Every word of a row has another tag, and both splits are the same."""
-    table = Dataset.from_dict({"tokens": rows, "tags": [[f"t{number}" for number in range(len(row))] for row in rows]})
-    splits = DatasetDict({"train": table, "validation": table})
-    return TokenClassification(TokenClassificationSettings("model", "data"), splits)
+    table = [{"tokens": row, "tags": [f"t{number}" for number in range(len(row))]} for row in rows]
+    tables = splits(train=table, validation=table)
+    return TokenClassification(TokenClassificationSettings("model", "data"), tables)
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
@@ -91,10 +93,8 @@ def test_first_pieces_by_hand():
 
 
 def test_words_without_a_piece_are_said_and_get_the_commonest_tag(capsys):
-    table = Dataset.from_dict({"tokens": [["cat", "\u200b", "c"]], "tags": [["A", "B", "B"]]})
-    task = TokenClassification(
-        TokenClassificationSettings("model", "data"), DatasetDict({"train": table, "validation": table})
-    )
+    table = [{"tokens": ["cat", "\u200b", "c"], "tags": ["A", "B", "B"]}]
+    task = TokenClassification(TokenClassificationSettings("model", "data"), splits(train=table, validation=table))
     encoded = task.encode(small_tokenizer(), 64)["train"]
     assert r"train: 1 words have no piece in this tokenizer, such as '\u200b'" in capsys.readouterr().out
     labels = np.array([[label for label in encoded["labels"][0]]], dtype=float)
@@ -110,9 +110,9 @@ def test_no_tags_from_scores_that_are_not_finite():
 
 
 def asking(**settings) -> QuestionAnswering:
-    rows = Dataset.from_list(asked_rows(12, none=0.3, length=20))
-    splits = DatasetDict({"train": rows, "validation": rows})
-    return QuestionAnswering(QuestionAnsweringSettings("model", "data", **settings), splits)
+    rows = asked_rows(12, none=0.3, length=20)
+    tables = splits(train=rows, validation=rows)
+    return QuestionAnswering(QuestionAnsweringSettings("model", "data", **settings), tables)
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
@@ -191,9 +191,8 @@ def test_tags_of_brown(shared):
     folder = shared / "data" / "pos_brown"
     if not folder.is_dir():
         pytest.skip("needs ../shared/data")
-    rows = Dataset.from_parquet(str(folder / "validation.parquet")).select(range(200))
-    splits = DatasetDict({"train": rows, "validation": rows})
-    task = TokenClassification(TokenClassificationSettings("model", "data"), splits)
+    rows = list(islice(read_rows(str(folder / "validation.parquet")), 200))
+    task = TokenClassification(TokenClassificationSettings("model", "data"), {"train": rows, "validation": rows})
     assert len(task.labels) == 12 and not task.entities
     encoded = task.encode(small_tokenizer(), 64)["train"]
     perfect = np.full((len(encoded), 64), -100.0)

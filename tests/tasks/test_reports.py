@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from datasets import Dataset, DatasetDict
 
 from neobert_hf.common.report import plot_confusion
 from neobert_hf.tasks.classification import Classification, ClassificationSettings
@@ -14,12 +13,11 @@ from neobert_hf.tasks.question_answering import QuestionAnswering, QuestionAnswe
 from neobert_hf.tasks.rows import read_splits
 from neobert_hf.tasks.token_classification import TokenClassification, TokenClassificationSettings
 from tests.helpers.small_tokenizer import small_tokenizer
-from tests.helpers.task_runs import asked_rows, tagged_rows, write_csv
+from tests.helpers.task_runs import asked_rows, splits, tagged_rows, write_csv
 
 
-def both_splits(rows: list[dict]) -> DatasetDict:
-    table = Dataset.from_list(rows)
-    return DatasetDict({"train": table, "validation": table})
+def both_splits(rows: list[dict]) -> dict:
+    return splits(train=rows, validation=rows)
 
 
 def classes(rows: list[dict], **settings) -> Classification:
@@ -59,16 +57,16 @@ def test_rows_are_numbered_as_in_the_file(tmp_path):
     logits = np.array([[1.0, -1.0] if int(text.split()[1]) % 2 == 0 else [-1.0, 1.0] for text in held_out])
     found = table_below(task.describe("validation", None, logits, tmp_path), "The 10 worst errors:")
     assert [f"text {cells[0]}" for cells in found] == held_out == [cells[4] for cells in found]
-    for wrong, message in (({"label": ""}, "row 39 has no label"), ({"text": " "}, "row 39: 'text' is ' '")):
-        with pytest.raises(ValueError, match=f"The split .*, {message}"):
+    for wrong, message in (({"label": ""}, "row 39: 'label' is ''"), ({"text": " "}, "row 39: 'text' is ' '")):
+        with pytest.raises(ValueError, match=f"rows.csv, {message}"):
             Classification(settings, read_splits_of(settings, [*rows[:-1], rows[-1] | wrong]))
-    with pytest.raises(ValueError, match="row 39: the label is 'oops'"):
+    with pytest.raises(ValueError, match="rows.csv, row 39: 'label' is 'oops'"):
         numbers = [row | {"label": f"{number}.5"} for number, row in enumerate(rows)]
         settings.problem = "regression"
         Classification(settings, read_splits_of(settings, [*numbers[:-1], rows[-1] | {"label": "oops"}]))
 
 
-def read_splits_of(settings: ClassificationSettings, rows: list[dict]) -> DatasetDict:
+def read_splits_of(settings: ClassificationSettings, rows: list[dict]) -> dict:
     write_csv(Path(settings.data), rows)
     return read_splits(settings)
 
@@ -104,8 +102,7 @@ def test_macro_f1_chooses_the_step_of_weighted_classes_also_of_several_a_row():
 def test_no_score_where_no_correlation_is_defined(number):
     """Equal labels gave NaN once, which is no JSON, and a single row 0."""
     rows = [{"text": f"t{row}", "label": row + 0.5} for row in range(3)]
-    tables = both_splits(rows)
-    tables["test"] = Dataset.from_list(rows[:1] * number)
+    tables = splits(train=rows, validation=rows, test=rows[:1] * number)
     task = Classification(ClassificationSettings("model", "data"), tables)
     assert task.score("test", None, np.arange(number)[:, None]) == {}
 

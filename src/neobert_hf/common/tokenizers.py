@@ -30,6 +30,10 @@ NAMED_TOKENS = ("cls_token", "sep_token", "pad_token", "mask_token", "unk_token"
 def load_tokenizer(name_or_path: str | Path, vocab_size: int | None = None, **options: Any) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a folder or a Hub id, and check it with `check_tokenizer`.
 
+    A text that spells a special token, such as `[SEP]`, becomes that token, as in BERT and everywhere in this package:
+    prompts that end with special tokens and the pipeline `fill-mask` need it, and so do clients that read only
+    `tokenizer.json`, which cannot say otherwise.
+
     Args:
         vocab_size: the vocabulary size of the model that uses the tokenizer.
         options: of `AutoTokenizer.from_pretrained`, such as `trust_remote_code`.

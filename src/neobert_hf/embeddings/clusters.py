@@ -29,7 +29,7 @@ from transformers import set_seed
 
 from neobert_hf.common.files import remove
 from neobert_hf.common.fingerprints import fingerprint, model_fingerprint
-from neobert_hf.common.stored_rows import rows_once, store_tables
+from neobert_hf.data.stored_rows import rows_once, store_tables
 from neobert_hf.embeddings.descriptions import PairDataset
 from neobert_hf.embeddings.inference import check_finite
 from neobert_hf.embeddings.mining import name_for_prompts, prompts_of_helper

@@ -4,16 +4,16 @@
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
-from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedTokenizerBase
 
 from neobert_hf.common.instructions import as_prompt, separator_text
 from neobert_hf.common.paths import DATA_FILE, beside_file, check_file_name
 from neobert_hf.common.settings import nearest, read_yaml
+from neobert_hf.data.entries import check_mapping, read_entry
 
 
 @strict
@@ -48,16 +48,18 @@ class Part:
     negatives: str | list[str] | None = None
     subset: str | None = None
     split: str = "train"
-    above: dict[str, float] = field(default_factory=dict)
+    above: dict[str, int | float] = field(default_factory=dict)
     skip_incomplete: bool = False
     lookups: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self):
         if not self.query or not self.positive:
             raise ValueError("`query` and `positive` must each name a column.")
-        self.lookups = {column: Lookup(**lookup) for column, lookup in self.lookups.items()}
+        lookups = self.lookups.items()
+        self.lookups = {column: read_entry(Lookup, f"lookup of {column!r}", entry) for column, entry in lookups}
 
 
+@strict
 @dataclass
 class PairDataset:
     """A dataset as the file describes it.
@@ -78,6 +80,11 @@ class PairDataset:
     default: bool = False
     document_instruction: str = ""
     separator: str = " "
+
+    def __post_init__(self):
+        self.instruction, self.document_instruction = self.instruction.strip(), self.document_instruction.strip()
+        if self.batch_size is not None and self.batch_size < 2:
+            raise ValueError(f"`batch_size` is {self.batch_size}; it must be a whole number, 2 or more.")
 
     @property
     def prompt(self) -> str:
@@ -122,8 +129,8 @@ def read_descriptions(
             f"{path} {found}; it must hold `train` and may hold `evaluation` (datasets by name) and `separator`."
         )
     separator = _read_separator(path, content.get("separator", "space"), load_tokenizer)
-    datasets = _switched_on(_mapping(f"{path}, `train`", content["train"]))
-    evaluation = _switched_on(_mapping(f"{path}, `evaluation`", content.get("evaluation") or {}))
+    datasets = _switched_on(check_mapping(f"{path}, `train`", content["train"]))
+    evaluation = _switched_on(check_mapping(f"{path}, `evaluation`", content.get("evaluation") or {}))
     if unknown := evaluation.keys() - {"retrieval", "sts"}:
         raise ValueError(f"{path}: `evaluation` may hold `retrieval` and `sts`, not {min(unknown)!r}.")
     for name in only or []:
@@ -169,45 +176,20 @@ def _read_dataset(path: str, name: str, entry: Any, separator: str) -> PairDatas
     """A dataset from its entry: the keys of the dataset itself, and those of its one table or of a list of tables."""
     where = f"{path}, dataset {name}"
     check_file_name(name, f"The name of a dataset in {path}")
-    table = dict(_mapping(where, entry))
-    instruction = table.pop("instruction", None)
-    document_instruction = table.pop("document_instruction", "")
-    batch_size = table.pop("batch_size", None)
-    default = table.pop("default", False)
+    table = dict(check_mapping(where, entry))
+    keys = ("instruction", "document_instruction", "batch_size", "default")
+    dataset = {key: table.pop(key) for key in keys if key in table}
     parts = table.pop("parts", None) or []
-    if not isinstance(instruction, str):
-        raise ValueError(f'{where}: `instruction` is missing; write `instruction: ""` to train without one.')
-    if not isinstance(document_instruction, str):
-        raise ValueError(f"{where}: `document_instruction` is {document_instruction!r}; it must be a text.")
-    if batch_size is not None and (type(batch_size) is not int or batch_size < 2):
-        raise ValueError(f"{where}: `batch_size` is {batch_size!r}; it must be a whole number, 2 or more.")
-    if not isinstance(default, bool):
-        raise ValueError(f"{where}: `default` is {default!r}; it must be true or false.")
-    if not isinstance(parts, list):
-        raise ValueError(f"{where}: `parts` holds {parts!r:.60}; it must hold a list, each item after a `-`.")
-    if not table and not parts:
-        raise ValueError(f"{where} has an instruction but no data: add `source`, `query` and `positive`.")
-    if table and parts:
-        raise ValueError(f"{where}: {min(table)!r} stands next to `parts`; put it into each item of `parts`.")
+    if bool(table) == bool(parts) or not isinstance(parts, list):
+        raise ValueError(
+            f"{where} must have either `source`, `query` and `positive`, or `parts`, a list of tables that have these."
+        )
     tables = [_read_part(path, where, part) for part in parts or [table]]
-    texts = {"document_instruction": document_instruction.strip(), "separator": separator}
-    return PairDataset(name, instruction.strip(), tables, batch_size, default, **texts)
+    return read_entry(PairDataset, where, dataset, name=name, parts=tables, separator=separator)
 
 
 def _read_part(path: str, where: str, entry: Any) -> Part:
-    """A table from its keys, whose types are checked by the class."""
-    known = [key.name for key in fields(Part)]
-    for key in _mapping(f"{where}, an item of `parts`", entry):
-        if key not in known:
-            raise ValueError(f"{where} has the unknown key {key!r}{nearest(str(key), known)}")
-    above = _mapping(f"{where}: `above`", entry.get("above", {}))
-    lookups = _mapping(f"{where}: `lookups`", entry.get("lookups", {}))
-    # YAML gives an int where a float was meant.
-    above = {column: float(number) if type(number) is int else number for column, number in above.items()}
-    try:
-        part = Part(**entry | {"above": above, "lookups": lookups})
-    except (StrictDataclassError, TypeError, ValueError) as error:
-        raise ValueError(f"{where}: {error}") from error
+    part = read_entry(Part, where, entry)
     for table in (part, *part.lookups.values()):
         if table.source is not None:
             table.source = beside_file(path, table.source, "source", or_id=True)
@@ -217,9 +199,3 @@ def _read_part(path: str, where: str, entry: Any) -> Part:
 def _switched_on(entries: dict[str, Any]) -> dict[str, Any]:
     """`null` in place of a dataset's keys switches it off."""
     return {name: entry for name, entry in entries.items() if entry is not None}
-
-
-def _mapping(where: str, value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise ValueError(f"{where} holds {value!r:.60}; it must hold one `key: value` per line.")
-    return value

@@ -17,7 +17,7 @@ from sentence_transformers.util import mine_hard_negatives
 from transformers import set_seed
 
 from neobert_hf.common.fingerprints import fingerprint, model_fingerprint
-from neobert_hf.common.stored_rows import rows_once, store_rows
+from neobert_hf.data.stored_rows import rows_once, store_rows
 from neobert_hf.embeddings.arguments import MiningArguments
 from neobert_hf.embeddings.descriptions import PairDataset
 from neobert_hf.embeddings.inference import prompt_of

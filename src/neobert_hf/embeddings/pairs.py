@@ -1,24 +1,21 @@
 """Rows of `query`, `positive` and `negatives` from tables of any shape: Hub datasets and local files."""
 
-import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import partial
-from pathlib import Path
+from collections.abc import Iterator
+from itertools import chain, islice
 from typing import Any
 
 import pyarrow.compute as pc
-from datasets import ClassLabel, Dataset, Features, List, Value, concatenate_datasets
-from sentence_transformers.util import resolve_ids
+from datasets import Dataset, Features, List, Value
+from datasets.exceptions import DatasetGenerationError
 
-from neobert_hf.common.fingerprints import file_checksum
-from neobert_hf.common.row_files import ROW, list_as_text, number_rows
-from neobert_hf.common.text_sources import load_table
+from neobert_hf.data.tables import Row, as_text, files_state, is_empty, list_as_text, read_rows
 from neobert_hf.embeddings.descriptions import PairDataset, Part
 
 
 # The columns that every table is turned into. The list of negatives may be empty.
 FEATURES = Features({"query": Value("string"), "positive": Value("string"), "negatives": List(Value("string"))})
+# How many rows are looked at for lists that are written as text.
+SAMPLED = 100
 
 
 def load_pairs(description: PairDataset, max_negatives: int | None = None) -> Dataset:
@@ -31,7 +28,24 @@ def load_pairs(description: PairDataset, max_negatives: int | None = None) -> Da
         FileNotFoundError: if a source is neither on the Hub nor on this machine.
         ValueError: if a column is missing, holds something other than text, or no row is left.
     """
-    return concatenate_datasets([_load_part(description.name, part, max_negatives) for part in description.parts])
+    where = f"Dataset {description.name}"
+    try:
+        # `datasets` writes the rows to its cache, and returns those if all these values are the same. It would divide
+        # lists among processes.
+        values = {"parts": tuple(description.parts), "state": _files_of(description), "max_negatives": max_negatives}
+        pairs = Dataset.from_generator(_read_parts, features=FEATURES, gen_kwargs=values)
+    except DatasetGenerationError as error:
+        if not isinstance(error.__cause__, (OSError, ValueError)):
+            raise
+        raise type(error.__cause__)(f"{where}: {error.__cause__}") from error
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{where}: {error}") from error
+    same = pc.sum(pc.equal(pairs.data.column("query"), pairs.data.column("positive"))).as_py()
+    if same == len(pairs):
+        raise ValueError(f"{where}: query and positive are the same text in every row: name two different columns.")
+    if same:
+        print(f"note: {where}: query and positive are the same text in {same:,} of {len(pairs):,} rows.", flush=True)
+    return pairs
 
 
 def load_scored_pairs(description: PairDataset) -> tuple[list[str], list[str], list[float]]:
@@ -46,18 +60,13 @@ def load_scored_pairs(description: PairDataset) -> tuple[list[str], list[str], l
             f"Dataset {description.name}: scores are read from all rows of one table, so leave `parts`, `above` and "
             "`skip_incomplete` out."
         )
-    table = load_table(description.name, part.source, part.subset, part.split)
-    scores = list(table["score"]) if "score" in table.column_names else []
-    if not scores or any(not isinstance(score, (int, float)) or not math.isfinite(score) for score in scores):
-        raise ValueError(
-            f"Dataset {description.name}: {part.source!r} needs a column `score` with a number in every row."
-        )
+    scores = [row.number("score") for row in read_rows(part.source, None, part.subset, part.split)]
     if len(set(scores)) == 1:
         raise ValueError(
             f"Dataset {description.name}: every score of {part.source!r} is {scores[0]}, so nothing can correlate with "
             "it. Correct the file, or leave `sts` out."
         )
-    pairs = _load_part(description.name, part, None)
+    pairs = load_pairs(description)
     return list(pairs["query"]), list(pairs["positive"]), scores
 
 
@@ -75,90 +84,110 @@ def positives_of_queries(pairs: Dataset) -> dict[str, set[str]]:
     return positives
 
 
-@dataclass
-class RowReader:
-    """Turns rows of a table into pairs, for `Dataset.map`.
+def _files_of(description: PairDataset) -> tuple[str | None, ...]:
+    """The state of all local files that are read."""
+    lookups = chain(*(part.lookups.values() for part in description.parts))
+    return tuple(files_state(table.source) for table in (*description.parts, *lookups) if table.source is not None)
 
-    There are two steps. First, columns of labels and ids become columns of texts, for all rows of a batch at once.
-    Then, row by row, the paths of each role are followed to its texts.
 
-    Args:
-        where: dataset and source, for error messages.
-        paths: of `query`, `positive` and `negatives`, by these names.
-        converters: functions that turn labels or ids into texts, by column.
-        skip_incomplete, max_negatives: see `Part` and `load_pairs`.
-        code: a checksum of this file. `datasets` keeps results of `map` by the values of these fields, and would also
-            return those that an earlier version of this file made.
-    """
-
-    where: str
-    paths: dict[str, list[str]]
-    converters: dict[str, partial]
-    skip_incomplete: bool
-    max_negatives: int | None
-    code: str = field(default_factory=lambda: file_checksum(Path(__file__)))
-
-    def __call__(self, batch: dict[str, list], indices: list[int]) -> dict[str, list]:
-        columns = dict(batch)
-        indices = columns.pop(ROW, indices)
-        for name in columns.keys() & self.converters.keys():
-            columns[name] = self.converters[name](columns[name])
-        pairs = []
-        for index, *values in zip(indices, *columns.values()):
-            pair = self.read_row(dict(zip(columns, values)), f"row {index:,}")
+def _read_parts(
+    parts: tuple[Part, ...], state: tuple[str | None, ...], max_negatives: int | None
+) -> Iterator[dict[str, Any]]:
+    for part in parts:
+        roles = {role: getattr(part, role) or [] for role in FEATURES}
+        paths = {role: [found] if isinstance(found, str) else found for role, found in roles.items()}
+        if paths["query"] == paths["positive"]:
+            raise ValueError(f"`query` and `positive` are both {', '.join(paths['query'])}: name two columns.")
+        kept, with_negatives = 0, False
+        for row in _rows_of_part(part, sorted({path.split(".")[0] for path in chain(*paths.values())})):
+            pair = _pair_of_row(row, paths, part)
             if pair is not None:
-                pairs.append(pair)
-        return {role: [pair[role] for pair in pairs] for role in FEATURES}
-
-    def reason(self, path: str) -> str:
-        """Why there is no text at a path."""
-        converter = self.converters.get(path.split(".")[0])
-        of_ids = converter is not None and converter.func is _texts_of_ids
-        return f"{path} is empty, or no text has its id" if of_ids else f"{path} is empty"
-
-    def read_row(self, row: dict[str, Any], name: str) -> dict[str, Any] | None:
-        """The pair of a row; None if it is left out."""
-        texts = {role: [] for role in FEATURES}
-        for role, paths in self.paths.items():
-            for path in paths:
-                found = _texts_at(path, row, f"{self.where}, {name}")
-                if not found and role != "negatives":
-                    if self.skip_incomplete:
-                        return None
-                    raise ValueError(
-                        f"{self.where}: {name} has no {role} ({self.reason(path)}). Correct it, or set "
-                        "`skip_incomplete: true` to leave such rows out."
-                    )
-                if len(found) > 1 and role != "negatives":
-                    raise ValueError(
-                        f"{self.where}: {name} has {len(found)} texts at {path}; a row needs one {role}. Name one of "
-                        f"them, such as {path.removesuffix('.*')}.0 for the first, or make a row for each."
-                    )
-                texts[role] += found
-        positive = " ".join(texts["positive"])
-        if positive in texts["negatives"]:
+                kept, with_negatives = kept + 1, with_negatives or bool(pair["negatives"])
+                yield pair | {"negatives": pair["negatives"][:max_negatives]}
+        if not kept:
+            raise ValueError(f"{part.source}: none of its rows is left.")
+        if paths["negatives"] and not with_negatives:
             raise ValueError(
-                f"{self.where}: {name} has its positive among its negatives: {positive!r:.60}. Remove it from them."
+                f"{part.source}: `negatives` is {part.negatives!r}, but no row has any. Leave `negatives` out, or name "
+                "the column that has them."
             )
-        return {
-            "query": " ".join(texts["query"]),
-            "positive": positive,
-            "negatives": texts["negatives"][: self.max_negatives],
-        }
 
 
-def _texts_at(path: str, row: dict[str, Any], where: str) -> list[str]:
+def _rows_of_part(part: Part, columns: list[str]) -> Iterator[Row]:
+    """The rows that exceed the numbers of `above`, with the texts of ids in place of the ids."""
+    texts = {column: _texts_by_id(part, column) for column in part.lookups}
+    rows = read_rows(part.source, [*columns, *part.above, *part.lookups], part.subset, part.split)
+    first = list(islice(rows, SAMPLED))
+    for column in columns:
+        if example := list_as_text(row.cells.get(column) for row in first):
+            raise ValueError(
+                f"{first[0].source}: {column!r} holds lists that were written as text, such as {example!r:.60}. Write "
+                "JSON lines or Parquet, where a cell can hold a list, or one column for each text."
+            )
+    for row in chain(first, rows):
+        if all(row.cell(name) is not None and row.number(name) > number for name, number in part.above.items()):
+            for column, found in texts.items():
+                several = isinstance(row.cell(column), list)
+                of_ids = [found.get(one) for one in _ids(row, column)]
+                row.cells[column] = of_ids if several else next(iter(of_ids), None)
+            yield row
+
+
+def _ids(row: Row, column: str) -> list[str]:
+    """The ids in a column, which holds one or a list of them. Numbers become text: another file may hold text."""
+    cell = row.cell(column)
+    ids = [as_text(one, f"{row.place}: {column!r}") for one in (cell if isinstance(cell, list) else [cell])]
+    return [one for one in ids if one is not None]
+
+
+def _texts_by_id(part: Part, column: str) -> dict[str, str | None]:
+    """The texts of those ids that occur in a column. All texts of the other table might not fit in memory."""
+    lookup, texts = part.lookups[column], {}
+    wanted = {one for row in read_rows(part.source, [column], part.subset, part.split) for one in _ids(row, column)}
+    table = read_rows(lookup.source or part.source, [lookup.id, lookup.text], lookup.subset, lookup.split)
+    for row in table:
+        identity = row.text(lookup.id)
+        if identity in wanted:
+            texts[identity] = row.text_or_none(lookup.text)
+    return texts
+
+
+def _pair_of_row(row: Row, paths: dict[str, list[str]], part: Part) -> dict[str, Any] | None:
+    """The pair of a row; None if it is left out."""
+    texts = {role: [] for role in FEATURES}
+    for role in FEATURES:
+        for path in paths[role]:
+            found = _texts_at(path, row, needed=role != "negatives")
+            if not found and role != "negatives":
+                if part.skip_incomplete:
+                    return None
+                reason = f"{path} is empty{', or no text has its id' if path.split('.')[0] in part.lookups else ''}"
+                raise ValueError(
+                    f"{row.place} has no {role} ({reason}). Correct it, or set `skip_incomplete: true` to leave such "
+                    "rows out."
+                )
+            if len(found) > 1 and role != "negatives":
+                raise ValueError(
+                    f"{row.place} has {len(found)} texts at {path}; a row needs one {role}. Name one of them, such as "
+                    f"{path.removesuffix('.*')}.0 for the first, or make a row for each."
+                )
+            texts[role] += found
+    query, positive = " ".join(texts["query"]), " ".join(texts["positive"])
+    if positive in texts["negatives"]:
+        raise ValueError(f"{row.place} has its positive among its negatives: {positive!r:.60}. Remove it from them.")
+    return {"query": query, "positive": positive, "negatives": texts["negatives"]}
+
+
+def _texts_at(path: str, row: Row, needed: bool) -> list[str]:
     """The texts that a path such as `neg.*.text` leads to, without empty ones."""
     column, *steps = path.split(".")
+    cell = row.cell(column) if needed else row.cells.get(column)
     try:
-        found = _follow(row[column], steps)
+        found = _follow(cell, steps)
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{where}: the path {path!r} does not lead to a text ({error}).") from error
-    values = found if isinstance(found, list) else [found]
-    for value in values:
-        if value is not None and not isinstance(value, str):
-            raise ValueError(f"{where}: {path!r} holds {type(value).__name__} {value!r:.60}, not text.")
-    return [value for value in values if value is not None and value.strip()]
+        raise ValueError(f"{row.place}: the path {path!r} does not lead to a text ({error}).") from error
+    texts = [as_text(value, f"{row.place}: {path!r}") for value in (found if isinstance(found, list) else [found])]
+    return [text for text in texts if not is_empty(text)]
 
 
 def _follow(value: Any, steps: list[str]) -> Any:
@@ -177,114 +206,3 @@ def _follow(value: Any, steps: list[str]) -> Any:
         else:
             value = value[step]
     return value
-
-
-def _load_part(name: str, part: Part, max_negatives: int | None) -> Dataset:
-    where = f"Dataset {name} ({part.source})"
-    paths = {role: getattr(part, role) or [] for role in FEATURES}
-    paths = {role: [found] if isinstance(found, str) else found for role, found in paths.items()}
-    if paths["query"] == paths["positive"]:
-        raise ValueError(f"{where}: `query` and `positive` are both {', '.join(paths['query'])}: name two columns.")
-    columns = sorted({path.split(".")[0] for of_role in paths.values() for path in of_role})
-    table = load_table(name, part.source, part.subset, part.split, columns)
-    _check_table(where, table, part, columns)
-    reader = RowReader(where, paths, _converters(name, part, table), part.skip_incomplete, max_negatives)
-    if part.above:
-        # Messages name the number of a row in the file, not among the rows that are left.
-        table = number_rows(table)
-        columns.append(ROW)
-    for column, threshold in part.above.items():
-        table = table.filter(_exceeds, input_columns=column, fn_kwargs={"threshold": threshold})
-    pairs = table.select_columns(columns).map(
-        reader, batched=True, with_indices=True, remove_columns=columns, features=FEATURES, desc=name
-    )
-    if not len(pairs):
-        raise ValueError(f"{where}: none of its {len(table):,} rows is left.")
-    same = pc.sum(pc.equal(pairs.data.column("query"), pairs.data.column("positive"))).as_py()
-    if same == len(pairs):
-        raise ValueError(f"{where}: query and positive are the same text in every row: name two different columns.")
-    if same:
-        print(f"note: {where}: query and positive are the same text in {same:,} of {len(pairs):,} rows.", flush=True)
-    if paths["negatives"] and max_negatives != 0 and not most_negatives(pairs):
-        raise ValueError(
-            f"{where}: `negatives` is {part.negatives!r}, but no row has any. Leave `negatives` out, or name the "
-            "column that has them."
-        )
-    return pairs
-
-
-def _check_table(where: str, table: Dataset, part: Part, columns: list[str]) -> None:
-    if not len(table):
-        raise ValueError(f"{where} is empty: it holds no row.")
-    for column in (*columns, *part.above, *part.lookups):
-        if column not in table.column_names:
-            raise ValueError(f"{where} has no column {column!r}; it has {', '.join(map(repr, table.column_names))}.")
-    for column in columns:
-        if example := list_as_text(table[column][:100]):
-            raise ValueError(
-                f"{where}: {column!r} holds lists that were written as text, such as {example!r:.60}. Write JSON lines "
-                "or Parquet, where a cell can hold a list, or one column for each text."
-            )
-    for column in part.above:
-        if not str(getattr(table.features[column], "dtype", None)).startswith(("int", "uint", "float")):
-            raise ValueError(f"{where}: `above` needs a column of numbers; {column!r} holds {table.features[column]}.")
-
-
-def _exceeds(value: float | None, threshold: float) -> bool:
-    return value is not None and value > threshold
-
-
-def _converters(name: str, part: Part, table: Dataset) -> dict[str, partial]:
-    """Functions that turn labels or ids into texts, by column."""
-    converters = {}
-    for column, feature in table.features.items():
-        if isinstance(feature, ClassLabel):
-            converters[column] = partial(_label_names, names=feature.names)
-    for column, lookup in part.lookups.items():
-        texts = load_table(name, lookup.source or part.source, lookup.subset, lookup.split, [lookup.id, lookup.text])
-        for wanted in (lookup.id, lookup.text):
-            if wanted not in texts.column_names:
-                raise ValueError(
-                    f"Dataset {name}: the table in which `lookups` searches the ids of {column!r} has no column "
-                    f"{wanted!r}; it has {', '.join(map(repr, texts.column_names))}."
-                )
-        # Ids of a CSV file are texts. Those of the other file may be numbers.
-        kinds = {_kind_of_ids(table.features[column]), _kind_of_ids(texts.features[lookup.id])}
-        as_text = len(kinds) > 1 and "string" in kinds
-        if as_text:
-            texts = texts.cast_column(lookup.id, Value("string"))
-        resolve = resolve_ids({column: (texts, lookup.id, lookup.text)}, keep_columns=())
-        resolve = partial(_resolve_as_text, resolve=resolve) if as_text else resolve
-        converters[column] = partial(_texts_of_ids, column=column, resolve=resolve)
-    return converters
-
-
-def _resolve_as_text(columns: dict[str, list], resolve: Callable[[dict], dict]) -> dict:
-    return resolve({name: [None if one is None else str(one) for one in ids] for name, ids in columns.items()})
-
-
-def _kind_of_ids(feature: Any) -> str:
-    """The type of a column of ids, or of lists of them."""
-    kind = getattr(getattr(feature, "feature", feature), "dtype", "")
-    return "string" if kind == "large_string" else kind
-
-
-def _label_names(labels: list[int | None], names: list[str]) -> list[str | None]:
-    # A ClassLabel marks a missing label with -1.
-    return [None if label is None or label < 0 else names[label] for label in labels]
-
-
-def _texts_of_ids(ids: list, column: str, resolve: Callable[[dict], dict]) -> list:
-    """The texts of ids, or of lists of them, such as those of several negatives."""
-    if any(isinstance(each, list) for each in ids):
-        lists = [each or [] for each in ids]
-        texts = iter(_texts_of_ids([one for each in lists for one in each], column, resolve) if any(lists) else [])
-        return [[next(texts) for _ in each] for each in lists]
-    try:
-        (texts,) = resolve({column: ids}).values()
-    except KeyError:
-        if len(ids) == 1:
-            return [None]
-        # One of the ids has no text. Look each of them up by itself.
-        return [text for single in ids for text in _texts_of_ids([single], column, resolve)]
-    return texts

@@ -29,7 +29,7 @@ from xxhash import xxh3_64_intdigest
 
 from neobert_hf.common.files import atomic_write
 from neobert_hf.common.fingerprints import texts_checksum
-from neobert_hf.common.text_sources import stream_text
+from neobert_hf.data.tables import stream_text
 from neobert_hf.embeddings.inference import prompt_of
 from neobert_hf.embeddings.models import load_trained_model
 
@@ -98,7 +98,7 @@ def choose_texts(sources: Sequence[str], column: str, most_passages: int) -> tup
     def hashed() -> Iterator[tuple[int, list[str]]]:
         for source in sources:
             for row in stream_text(source, column):
-                for passage in passages(row[column] or ""):
+                for passage in passages(row[column]):
                     yield xxh3_64_intdigest(" ".join(passage).encode()), passage
 
     # A dictionary: the same passage may occur many times.

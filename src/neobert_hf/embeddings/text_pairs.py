@@ -21,8 +21,8 @@ from datasets import Dataset, DatasetDict, Features, Value
 
 from neobert_hf.common.files import check_inputs
 from neobert_hf.common.fingerprints import is_held_out
-from neobert_hf.common.stored_rows import is_stored
-from neobert_hf.common.text_sources import stream_text
+from neobert_hf.data.stored_rows import is_stored
+from neobert_hf.data.tables import is_empty, stream_text
 
 
 FEATURES = Features({"query": Value("string"), "positive": Value("string"), "kind": Value("string")})
@@ -105,8 +105,8 @@ def make_pairs(settings: TextPairSettings) -> DatasetDict:
     parts = {"train": [], "held_out": []} if settings.held_out else {"train": []}
     documents, empty = stream_text(settings.source, settings.column, settings.split, settings.subset), 0
     for number, document in enumerate(documents):
-        text = document[settings.column] or ""
-        empty += not text.strip()
+        text = document[settings.column]
+        empty += is_empty(text)
         # Each document has a generator of its own, so that adding documents does not change the pairs of earlier ones.
         generator = random.Random(f"0-{number}")
         part = "held_out" if is_held_out(text, settings.held_out, seed=0) else "train"

@@ -18,10 +18,9 @@ def encode(texts: list[str], tokenizer_json: str, max_length: int, split: bool) 
     """The documents made from each text: none, one, or with `split` one or several windows; special tokens included.
 
     Documents of fewer than 2 ordinary tokens are left out: with one masked, nothing would remain to predict it from.
-    Text that spells a special token, such as `[MASK]`, stays text.
+    Text that spells a special token, such as `[MASK]`, becomes that token, as wherever this tokenizer is used.
     """
     tokenizer = Tokenizer.from_str(tokenizer_json)
-    tokenizer.encode_special_tokens = True
     tokenizer.no_padding()
     tokenizer.enable_truncation(max_length)
     cut = not split and can_cut(json.loads(tokenizer_json))
@@ -39,7 +38,7 @@ def encode(texts: list[str], tokenizer_json: str, max_length: int, split: bool) 
 def can_cut(tokenizer: dict[str, Any]) -> bool:
     """Whether `cut_text` is safe for a tokenizer, given as parsed `tokenizer.json`."""
     normalizer, pre_tokenizer = ((tokenizer[part] or {}).get("type") for part in ("normalizer", "pre_tokenizer"))
-    if any(not token["special"] for token in tokenizer["added_tokens"]):
+    if any(not token["special"] or re.search(r"\s", token["content"]) for token in tokenizer["added_tokens"]):
         return False
     if pre_tokenizer == "ByteLevel":
         return normalizer is None and tokenizer["pre_tokenizer"]["use_regex"]
@@ -61,8 +60,8 @@ def cut_text(text: str, characters: int) -> str:
       before a word (` ?`), or in a match of white space only. So the match that holds the visible character ends at
       the cut, with and without the rest. Earlier matches end before it, and their one lookahead, `\\s+(?!\\S)`, sees
       at most that visible character.
-    - The models (WordPiece, BPE) see one such word at a time. Added tokens would be searched for in the whole text, but
-      there are only the special ones, and those are not searched for at all (see `encode`).
+    - The models (WordPiece, BPE) see one such word at a time. Added tokens are searched for in the whole text, but
+      there are only special ones without white space inside, so the cut is not in one of them.
     """
     cut = SAFE_CUT.search(text, characters)
     return text[: cut.start()] if cut else text

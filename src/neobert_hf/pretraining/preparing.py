@@ -25,7 +25,7 @@ from transformers import PreTrainedTokenizerFast
 from neobert_hf.common import tokenizers
 from neobert_hf.common.files import remove, replace_folder, write_json
 from neobert_hf.common.fingerprints import check_same_settings, is_held_out, texts_checksum, tokenizer_fingerprint
-from neobert_hf.common.text_sources import describe_files, files_state, stream_text
+from neobert_hf.data.tables import describe_files, files_state, is_empty, stream_text
 from neobert_hf.pretraining.encoding import encode
 from neobert_hf.pretraining.shards import (
     MANIFEST,
@@ -202,7 +202,7 @@ def begin_folder(settings: PrepareArguments, manifest: Manifest, tokenizer: PreT
             texts = {number: record["texts"] for number, record in _read_records(output).items() if "texts" in record}
             _check_same_texts(manifest, texts, output)
     else:
-        first = [row[settings.column] or "" for row in islice(stream, SAMPLED_DOCUMENTS)]
+        first = [row[settings.column] for row in islice(stream, SAMPLED_DOCUMENTS)]
         if len(first) < 2:
             found = "1 document" if first else "0 documents"
             skip = settings.skip_documents
@@ -217,7 +217,7 @@ def begin_folder(settings: PrepareArguments, manifest: Manifest, tokenizer: PreT
                 f"{settings.source!r} holds {found}{skipped}; a corpus needs 2 or more. If all text is in one .txt "
                 'file, write JSON lines, {"text": "..."} for each document.'
             )
-        if not any(text.strip() for text in first):
+        if all(map(is_empty, first)):
             raise ValueError(
                 f"The first {len(first):,} documents of {settings.source!r} have no text in {settings.column!r}: is it "
                 "the column with the text?"
@@ -251,7 +251,7 @@ def _open_stream(manifest: Manifest) -> IterableDataset:
     if "part" not in source:
         return stream
     share, held_out = source["held_out_share"], source["part"] == "held_out"
-    return stream.filter(lambda row: is_held_out(row[manifest.column] or "", share) == held_out)
+    return stream.filter(lambda row: is_held_out(row[manifest.column], share) == held_out)
 
 
 def _may_have_changed(planned: Manifest, found: Manifest) -> bool:
@@ -347,7 +347,7 @@ def _read_records(output: Path) -> dict[int, dict]:
 def _read_chunks(stream: IterableDataset, manifest: Manifest, limit: int | None) -> Iterator[tuple[list[str], dict]]:
     """The texts behind each shard, and the state of the stream after them."""
     documents = islice(stream, limit)
-    while texts := [row[manifest.column] or "" for row in islice(documents, manifest.documents_per_shard)]:
+    while texts := [row[manifest.column] for row in islice(documents, manifest.documents_per_shard)]:
         yield texts, stream.state_dict()
 
 

@@ -9,8 +9,8 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from tqdm import tqdm
 from transformers import BertTokenizer, PreTrainedTokenizerFast
 
-from neobert_hf.common.text_sources import stream_text
 from neobert_hf.common.tokenizers import check_tokenizer
+from neobert_hf.data.tables import stream_text
 
 
 SPECIAL_TOKENS = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
@@ -52,7 +52,7 @@ def train_tokenizer(settings: TokenizerArguments) -> PreTrainedTokenizerFast:
     rows = islice(stream, settings.max_documents)
     rows = tqdm(rows, "reading", settings.max_documents, unit=" documents", dynamic_ncols=True)
     train = {"wordpiece": train_wordpiece, "bpe": train_bpe}[settings.kind]
-    tokenizer = train((row[settings.column] or "" for row in rows), settings.vocab_size, settings.max_length)
+    tokenizer = train((row[settings.column] for row in rows), settings.vocab_size, settings.max_length)
     try:
         check_tokenizer(tokenizer, None, settings.source)
     except ValueError as error:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from tqdm import tqdm
 
-from neobert_hf.common.text_sources import local_files, stream_documents
+from neobert_hf.data.tables import holds_documents, is_empty, local_files, read_rows
 from neobert_hf.embeddings.contextual import embed_context
 from neobert_hf.search.encoder import PassageEncoder
 from neobert_hf.search.index import Passage, VectorIndex
@@ -52,9 +52,15 @@ class SourceSettings:
         parts = [self.source, *([self.subset] if self.subset else []), *([self.split] if self.split != "train" else [])]
         return ":".join(parts)
 
-    def stream(self) -> Iterator[tuple[str | None, str | None]]:
-        """Id and text of each document. It is checked at once that the source can be read."""
-        return stream_documents(self.source, self.column, self.id_column, self.split, self.subset)
+    def read_documents(self) -> Iterator[tuple[str | None, str | None]]:
+        """Id and text of each document. The id is the path of a text file, or in `id_column`, or None."""
+        of_files = holds_documents(self.source)
+        id_column = None if of_files else self.id_column
+        columns = [self.column] if id_column is None else [self.column, id_column]
+        for row in read_rows(self.source, columns, self.subset, self.split):
+            # Not `resolve`, which would give two links to one file the same id.
+            identity = os.path.abspath(row.source) if of_files else row.text(id_column) if id_column else None
+            yield identity, row.text_or_none(self.column)
 
 
 def update_index(index: VectorIndex, encoder: PassageEncoder, settings: SourceSettings) -> str:
@@ -114,9 +120,9 @@ def _make_context(settings: SourceSettings, encoder: PassageEncoder, hashes: dic
 
 def _read_documents(settings: SourceSettings) -> Iterator[tuple[str, str, str | None]]:
     """Id, hash and text of each document; the text is None if it is empty. The hash is also the id if there is none."""
-    for document, text in settings.stream():
+    for document, text in settings.read_documents():
         text_hash = hashlib.sha256((text or "").encode()).hexdigest()[:32]
-        yield text_hash if document is None else document, text_hash, text if text and text.strip() else None
+        yield text_hash if document is None else document, text_hash, None if is_empty(text) else text
 
 
 def _read_hashes(settings: SourceSettings) -> tuple[dict[str, str], str]:

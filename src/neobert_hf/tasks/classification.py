@@ -1,6 +1,5 @@
 """Text classification: one class per row, several, or a number. Columns are guessed, and the guesses printed."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -8,15 +7,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from datasets import ClassLabel, Dataset, DatasetDict
+from datasets import Dataset, DatasetDict
 from sklearn.metrics import confusion_matrix, f1_score, precision_recall_fscore_support
 from transformers import AutoModelForSequenceClassification, DataCollatorWithPadding, PreTrainedTokenizerBase
 
 from neobert_hf.common.report import markdown_table, plot_confusion
-from neobert_hf.common.row_files import ROW, list_as_text
 from neobert_hf.common.settings import nearest
+from neobert_hf.data.tables import Row, list_as_text
 from neobert_hf.tasks.recipe import Task, TaskSettings
-from neobert_hf.tasks.rows import check_columns, check_texts, choose_column, count_labels, or_leave_out, row_numbers
+from neobert_hf.tasks.rows import Splits, checking, choose_column, count_labels
 from neobert_hf.training.metrics import ScoreMetric
 
 
@@ -57,32 +56,28 @@ class ClassificationSettings(TaskSettings):
         if len(self.text_columns) > 2:
             raise ValueError(f"`text_columns` names {len(self.text_columns)} columns; it must name one or two.")
 
-    def columns_read(self, table: Dataset) -> list[str]:
-        return self.choose_columns(table)[0]
+    def columns_read(self, rows: list[Row]) -> list[str]:
+        return self.choose_columns(rows)[0]
 
-    def labels_of_rows(self, table: Dataset) -> list[set[str]]:
-        cells = _cells(table, self.choose_columns(table)[1], self.label_separator)
-        if (self.problem or guess_problem(cells)) == "regression":
-            return super().labels_of_rows(table)
-        # Cells that are not labels are refused later.
-        rows = [cell if isinstance(cell, list) else [cell] for cell in cells]
-        return [{name for name in row if isinstance(name, str)} for row in rows]
+    def labels_of_rows(self, rows: list[Row]) -> list[set[str]]:
+        _, label = self.choose_columns(rows)
+        problem = self.problem or guess_problem(rows, label, self.label_separator)
+        if problem == "regression":
+            return super().labels_of_rows(rows)
+        return [set(labels_of(row, label, problem, self.label_separator)) for row in rows]
 
-    def choose_columns(self, table: Dataset) -> tuple[list[str], str]:
+    def choose_columns(self, rows: list[Row]) -> tuple[list[str], str]:
         """The one or two text columns, and the label column."""
-        label = choose_column(table, self.label_column, LABELS, "label_column")
+        label = choose_column(rows, self.label_column, LABELS, "label_column")
         if self.text_columns:
-            texts = [choose_column(table, name, (), "text_columns") for name in self.text_columns]
+            texts = [choose_column(rows, name, (), "text_columns") for name in self.text_columns]
         else:
-            pair = next((list(pair) for pair in PAIRS if set(pair) <= set(table.column_names)), None)
-            strings = [
-                name
-                for name, feature in table.features.items()
-                if getattr(feature, "dtype", "") in ("string", "large_string") and name != label
-            ]
+            left = {name: cell for name, cell in rows[0].cells.items() if name != label}
+            pair = next((list(pair) for pair in PAIRS if set(pair) <= left.keys()), None)
+            strings = [name for name, cell in left.items() if isinstance(cell, str)]
             guesses = TEXTS if len(strings) != 1 else (*TEXTS, strings[0].lower())
-            left = table.remove_columns(label)
-            texts = pair or [choose_column(left, None, guesses, "text_columns")]
+            first = [Row(rows[0].source, rows[0].index, left)]
+            texts = pair or [choose_column(first, None, guesses, "text_columns")]
         if label in texts:
             raise ValueError(f"`label_column` is {label!r}, which is also a text column: name another one.")
         return texts, label
@@ -94,23 +89,23 @@ class Classification(Task):
     kind = "text-classification"
     auto_class = AutoModelForSequenceClassification
 
-    def __init__(self, settings: ClassificationSettings, splits: DatasetDict, smoothing: float = 0.0):
+    def __init__(self, settings: ClassificationSettings, splits: Splits, smoothing: float = 0.0):
         self.settings = settings
         if settings.pooling is not None:
             self.config = {"classifier_pooling": settings.pooling}
         texts, label = settings.choose_columns(splits["train"])
-        check_columns(splits, [*texts, label])
-        for column in texts:
-            check_texts(splits, column)
-        found = {split: _cells(table, label, settings.label_separator) for split, table in splits.items()}
-        self.problem = settings.problem or guess_problem(found["train"])
+        self.problem = settings.problem or guess_problem(splits["train"], label, settings.label_separator)
         print(f"columns: text {' and '.join(texts)}, label {label}; {self.problem} (settings can name others)")
-        self.row_numbers = {split: row_numbers(table) for split, table in splits.items()}
-        numbers = self._number_labels(found)
-        self.splits = DatasetDict()
-        for split, table in splits.items():
-            rows = table.select_columns(texts).rename_columns(dict(zip(texts, ("text", "text_pair"))))
-            self.splits[split] = rows.add_column("label", numbers[split])
+        self.rows = splits
+        columns = {}
+        for split, rows in splits.items():
+            with checking(split):
+                found = {name: [row.text(text) for row in rows] for name, text in zip(("text", "text_pair"), texts)}
+            columns[split] = found
+        numbers = self._number_labels(splits, label)
+        self.splits = DatasetDict(
+            {split: Dataset.from_dict(found | {"label": numbers[split]}) for split, found in columns.items()}
+        )
         if settings.class_weights:
             self.loss = partial(weighted_loss, weights=self._weights(numbers["train"]), problem=self.problem)
         if smoothing and (self.problem != PROBLEMS[0] or settings.class_weights):
@@ -118,40 +113,29 @@ class Classification(Task):
                 f"`label_smoothing_factor` is {smoothing}; it needs one class per row and no `class_weights`."
             )
 
-    def _number_labels(self, found: dict[str, list]) -> dict[str, list]:
+    def _number_labels(self, splits: Splits, column: str) -> dict[str, list]:
         """The labels of each row as the model needs them."""
         if self.problem == "regression":
             self.labels = ["score"]
-            return {split: _numbers(split, cells, self.row_numbers[split]) for split, cells in found.items()}
+            return {split: _scores(split, rows, column) for split, rows in splits.items()}
         several = self.problem == "multi_label_classification"
-        lists = {split: cells if several else [[cell] for cell in cells] for split, cells in found.items()}
-        for split, rows in lists.items():
-            for number, names in zip(self.row_numbers[split], rows):
-                if not isinstance(names, list) or any(isinstance(name, list) for name in names):
-                    kind = "a list of labels, or set `label_separator`" if several else "one label"
-                    raise ValueError(
-                        f"The split {split}, row {number:,}: the label is {names!r:.60}; it must be {kind}."
-                    )
-                for name in names:
-                    if name in (None, ""):
-                        raise ValueError(
-                            f"The split {split}, row {number:,} has no label ({name!r}): give it one"
-                            f"{or_leave_out(split)}."
-                        )
-        counts = count_labels(lists, self.row_numbers, "label")
+        names = {}
+        for split, rows in splits.items():
+            with checking(split):
+                names[split] = [labels_of(row, column, self.problem, self.settings.label_separator) for row in rows]
+        counts = count_labels(names, splits, "label")
         if several:
-            _refuse_multi_hot(lists["train"])
+            _refuse_multi_hot(names["train"])
         self.labels = sorted(
             counts, key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name)
         )
         ids = {name: number for number, name in enumerate(self.labels)}
         if several:
-            rows = {split: [{ids[name] for name in names} for names in part] for split, part in lists.items()}
             return {
-                split: [[float(number in row) for number in range(len(ids))] for row in part]
-                for split, part in rows.items()
+                split: [[float(name in of_row) for name in self.labels] for of_row in part]
+                for split, part in names.items()
             }
-        return {split: [ids[name] for (name,) in part] for split, part in lists.items()}
+        return {split: [ids[name] for (name,) in part] for split, part in names.items()}
 
     def _weights(self, labels: list) -> torch.Tensor:
         """As scikit-learn's `balanced`: rows / (classes * rows of the class); several labels: negatives / positives."""
@@ -192,7 +176,7 @@ class Classification(Task):
         return values | {"score": next(iter(values.values()))}
 
     def describe(self, split: str, encoded: Dataset, logits: np.ndarray, folder: Path) -> list[str]:
-        rows = self.splits[split].add_column(ROW, list(self.row_numbers[split]))
+        rows = self.splits[split].add_column("row", [row.index for row in self.rows[split]])
         labels = np.array(rows["label"][:])
         if self.problem == "regression":
             errors, found = np.abs(logits[:, 0] - labels), logits[:, 0].round(3)
@@ -223,25 +207,13 @@ class Classification(Task):
         return lines + worst_rows(rows, errors, names[found], names[labels], "loss")
 
 
-def _cells(table: Dataset, column: str, separator: str | None) -> list:
-    """The labels of all rows as strings or lists of strings; None if a row has none."""
-    feature, cells = table.features[column], table[column][:]
-    names = getattr(feature, "feature", feature)
-    naming = names.int2str if isinstance(names, ClassLabel) else str
-
-    def text(cell: Any) -> Any:
-        if isinstance(cell, list):
-            return [text(part) for part in cell]
-        if cell is None or (isinstance(names, ClassLabel) and cell < 0):
-            return None
-        return str(naming(cell)).strip()
-
-    cells = [text(cell) for cell in cells]
-    if separator is None:
-        return cells
-    if any(isinstance(cell, list) for cell in cells):
-        raise ValueError(f"`label_separator` is {separator!r}, but {column!r} holds lists of labels: leave it out.")
-    return [[part.strip() for part in cell.split(separator) if part.strip()] if cell else [] for cell in cells]
+def labels_of(row: Row, column: str, problem: str, separator: str | None) -> list[str]:
+    """The names of the classes of a row: one, or several if the problem is that."""
+    if problem == "multi_label_classification":
+        return row.labels(column, separator)
+    if isinstance(row.cell(column), list):
+        raise ValueError(f"{row.place}: the label is {row.cells[column]!r:.60}; it must be one label.")
+    return [row.label(column)]
 
 
 def _refuse_multi_hot(rows: list[list[str]]) -> None:
@@ -254,18 +226,22 @@ def _refuse_multi_hot(rows: list[list[str]]) -> None:
         )
 
 
-def guess_problem(cells: list) -> str:
+def guess_problem(rows: list[Row], column: str, separator: str | None = None) -> str:
     """Lists mean several classes, numbers that are not all integers a regression, anything else one class.
 
     Raises:
-        ValueError: if the labels are lists that were written as text.
+        ValueError: if the labels are lists that were written as text, or lists although a separator is given.
     """
+    cells = [row.cells.get(column) for row in rows]
+    lists = any(isinstance(cell, list) for cell in cells)
     if example := list_as_text(cells):
         raise ValueError(
             f"The labels are lists that were written as text, such as {example!r:.60}. Write JSON lines or Parquet, "
             "where a cell can hold a list, or separate the labels of a cell and set `label_separator`."
         )
-    if any(isinstance(cell, list) for cell in cells):
+    if lists and separator is not None:
+        raise ValueError(f"`label_separator` is {separator!r}, but {column!r} holds lists of labels: leave it out.")
+    if lists or separator is not None:
         return PROBLEMS[1]
     try:
         numbers = [float(cell) for cell in cells]
@@ -274,24 +250,15 @@ def guess_problem(cells: list) -> str:
     return PROBLEMS[0] if all(number.is_integer() for number in numbers) else PROBLEMS[2]
 
 
-def _numbers(split: str, cells: list, rows: Sequence[int]) -> list[float]:
-    numbers = []
-    for row, cell in zip(rows, cells):
-        try:
-            numbers.append(float(cell))
-        except (TypeError, ValueError):
-            numbers.append(np.nan)
-        if not np.isfinite(numbers[-1]):
-            raise ValueError(
-                f"The split {split}, row {row:,}: the label is {cell!r}; a regression needs a number. Give it one"
-                f"{or_leave_out(split)}."
-            )
-    if len(set(numbers)) == 1 and split != "test":
+def _scores(split: str, rows: list[Row], column: str) -> list[float]:
+    with checking(split):
+        scores = [row.number(column) for row in rows]
+    if len(set(scores)) == 1 and split != "test":
         reason = "there is nothing to learn" if split == "train" else "no correlation with them is defined"
         raise ValueError(
-            f"All rows of the split {split} have the label {numbers[0]}: {reason}. Add rows with other labels."
+            f"All rows of the split {split} have the label {scores[0]}: {reason}. Add rows with other labels."
         )
-    return numbers
+    return scores
 
 
 def weighted_loss(
@@ -314,5 +281,5 @@ def worst_rows(rows: Dataset, errors: np.ndarray, found: Any, right: Any, measur
     for number in order:
         text = " / ".join(rows[number][name] for name in columns)
         shown = " ".join(text.split())[:160].replace("|", "\\|")
-        table.append([rows[number][ROW], right[number], found[number], f"{errors[number]:.2f}", shown])
+        table.append([rows[number]["row"], right[number], found[number], f"{errors[number]:.2f}", shown])
     return [f"The {len(order)} worst errors:", "", *markdown_table(["Row", "Right", "Found", measure, "Text"], table)]

@@ -1,9 +1,9 @@
 """Extractive question answering as in SQuAD v1 and v2: long texts are cut into windows, the best answer of all wins."""
 
 import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -12,13 +12,13 @@ from transformers import AutoModelForQuestionAnswering, DataCollatorWithPadding,
 
 from neobert_hf.common.files import write_json
 from neobert_hf.common.report import Line, Panel, markdown_table, means_by_length, plot_lines
-from neobert_hf.common.row_files import LARGEST_JSON, open_file, read_bounded
+from neobert_hf.data import tables
+from neobert_hf.data.tables import Reader, Row
 from neobert_hf.tasks.recipe import Task, TaskSettings
-from neobert_hf.tasks.rows import check_columns, check_texts, or_leave_out, row_numbers
+from neobert_hf.tasks.rows import Splits, checking
 from neobert_hf.training.metrics import AnswerMetric, answer_scores
 
 
-COLUMNS = ("question", "context", "answers")
 WORST = 10
 
 
@@ -35,59 +35,38 @@ class QuestionAnsweringSettings(TaskSettings):
         default=0.0, metadata={"help": "give no answer if 'no answer' scores this much more than the best answer"}
     )
 
-    def columns_read(self, table: Dataset) -> list[str]:
+    def columns_read(self, rows: list[Row]) -> list[str]:
         return ["context"]
 
-    def columns_compared(self, table: Dataset) -> list[str]:
+    def columns_compared(self, rows: list[Row]) -> list[str]:
         return ["context", "question"]
 
 
-def read_squad(file: Path) -> list[dict[str, Any]]:
+def read_squad(file: Path, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
     """Read questions in SQuAD's format (`data`, `paragraphs`, `qas`), as a JSON array of rows, or as JSON lines."""
-    with open_file(str(file)) as handle:
-        read = read_bounded(handle, LARGEST_JSON, str(file), "write Parquet or JSON lines.")
     try:
-        text = read.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = read[: error.start].count(b"\n") + 1
-        raise ValueError(f"{file}, line {line:,} is not UTF-8 ({error.reason}): save the file as UTF-8.") from error
+        content = json.loads("".join(tables.read_lines(file)))
+    except (json.JSONDecodeError, RecursionError):
+        content = None
+    if not isinstance(content, dict) or "data" not in content:
+        yield from tables.read_json(file, columns)
+        return
     try:
-        content = json.loads(text)
-    except (ValueError, RecursionError):
-        try:
-            # Not `splitlines`, which also breaks lines where JSON does not: at U+2028, U+2029 and U+0085.
-            content = [json.loads(line) for line in text.split("\n") if line.strip()]
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{file} is not valid JSON: {error}.") from error
-    if isinstance(content, dict) and "data" not in content and set(COLUMNS) & content.keys():
-        content = [content]  # JSON lines with one row.
-    if isinstance(content, list):
-        for number, row in enumerate(content):
-            if not isinstance(row, dict):
-                raise ValueError(
-                    f"{file}, row {number:,} is {row!r:.60}; it must be an object with {', '.join(COLUMNS)}."
-                )
-        return content
-    try:
-        return [
-            {
-                "id": str(asked["id"]),
-                "question": asked["question"],
-                "context": paragraph["context"],
-                "answers": [
-                    {"text": answer["text"], "answer_start": answer["answer_start"]}
-                    for answer in ([] if asked.get("is_impossible") else asked["answers"])
-                ],
-            }
-            for article in content["data"]
-            for paragraph in article["paragraphs"]
-            for asked in paragraph["qas"]
-        ]
+        for article in content["data"]:
+            for paragraph in article["paragraphs"]:
+                for asked in paragraph["qas"]:
+                    answers = [] if asked.get("is_impossible") else asked["answers"]
+                    yield {
+                        "id": str(asked["id"]),
+                        "question": asked["question"],
+                        "context": paragraph["context"],
+                        "answers": [{name: answer[name] for name in ("text", "answer_start")} for answer in answers],
+                    }
     except (KeyError, TypeError) as error:
         raise ValueError(f"{file} is not in SQuAD's format: {error!r} is missing or has another type.") from error
 
 
-READERS = MappingProxyType({".json": read_squad, ".jsonl": read_squad})
+READERS: Mapping[str, Reader] = {**tables.READERS, ".json": read_squad, ".jsonl": read_squad}
 
 
 class QuestionAnswering(Task):
@@ -96,24 +75,23 @@ class QuestionAnswering(Task):
     kind = "question-answering"
     auto_class = AutoModelForQuestionAnswering
 
-    def __init__(self, settings: QuestionAnsweringSettings, splits: DatasetDict, smoothing: float = 0.0):
+    def __init__(self, settings: QuestionAnsweringSettings, splits: Splits, smoothing: float = 0.0):
         self.settings = settings
         if smoothing:
             raise ValueError(f"`label_smoothing_factor` is {smoothing}; answers cannot be smoothed: leave it out.")
-        check_columns(splits, COLUMNS)
-        check_texts(splits, "question")
-        check_texts(splits, "context")
-        self.row_numbers = {split: row_numbers(table) for split, table in splits.items()}
-        self.splits = DatasetDict({split: _with_answers(split, table) for split, table in splits.items()})
+        self.rows, self.splits = splits, DatasetDict()
+        for split, rows in splits.items():
+            with checking(split):
+                self.splits[split] = Dataset.from_list([_with_answers(row) for row in rows])
         self.none_allowed = not all(self.splits["train"]["starts"][:])
         for split, table in self.splits.items():
             if not self.none_allowed and not all(table["starts"][:]):
-                row = self.row_numbers[split][table["starts"][:].index([])]
-                raise ValueError(
-                    f"The split {split} has questions without an answer (row {row:,}), but "
-                    "every training question has one: add such training rows, or leave these out"
-                    f"{or_leave_out(split)}."
-                )
+                row = splits[split][table["starts"][:].index([])]
+                with checking(split):
+                    raise ValueError(
+                        f"{row.place} has no answer, but every training question has one: add such training rows, or "
+                        "leave these out."
+                    )
         if not any(self.splits["train"]["starts"][:]):
             raise ValueError("No training question has an answer: there is nothing to learn.")
 
@@ -225,7 +203,8 @@ class QuestionAnswering(Task):
         return values | {"score": values["f1"]}
 
     def describe(self, split: str, encoded: Dataset, logits: Any, folder: Path) -> list[str]:
-        ranked, rows, numbers = self.answers(split, encoded, logits), self.splits[split], self.row_numbers[split]
+        ranked, rows = self.answers(split, encoded, logits), self.splits[split]
+        numbers = [row.index for row in self.rows[split]]
         answers = [{"row": number, "best": best} for number, best in zip(numbers, ranked)]
         write_json(folder / f"answers_{split}.json", answers)
         wrong, scores = [], []
@@ -266,31 +245,26 @@ def plot_by_length(file: Path, rows: Dataset, scores: list[float]) -> None:
     plot_lines(file, panels)
 
 
-def _with_answers(split: str, table: Dataset) -> Dataset:
-    """The rows with their answers in one format, each answer checked against its text."""
-    rows = {"question": table["question"][:], "context": table["context"][:], "texts": [], "starts": []}
+def _with_answers(row: Row) -> dict[str, Any]:
+    """A row with its answers in one format, each checked against its text."""
+    question, context = row.text("question"), row.text("context")
+    texts, starts = _texts_and_starts(row.cell("answers"), row.place)
+    for text, start in zip(texts, starts):
+        if not isinstance(text, str) or not text.strip() or not isinstance(start, int):
+            raise ValueError(f"{row.place}: an answer is {text!r} at {start!r}; it must be a text at a number.")
+        if start < 0 or context[start : start + len(text)] != text:
+            place = context.find(text)
+            found = f"it is at {place}" if place >= 0 else "the text does not hold it"
+            raise ValueError(f"{row.place}: the answer {text!r:.60} should be at {start}; {found}.")
     # Some questions of SQuAD begin with spaces, which would count as tokens for some tokenizers.
-    rows["question"] = [question.strip() for question in rows["question"]]
-    for number, context, answers in zip(row_numbers(table), rows["context"], table["answers"][:]):
-        where = f"The split {split}, row {number:,}"
-        texts, starts = _texts_and_starts(answers, where)
-        for text, start in zip(texts, starts):
-            if not isinstance(text, str) or not text.strip() or not isinstance(start, int):
-                raise ValueError(f"{where}: an answer is {text!r} at {start!r}; it must be a text at a number.")
-            if start < 0 or context[start : start + len(text)] != text:
-                place = context.find(text)
-                found = f"it is at {place}" if place >= 0 else "the text does not hold it"
-                raise ValueError(f"{where}: the answer {text!r:.60} should be at {start}; {found}.")
-        rows["texts"].append(texts)
-        rows["starts"].append(starts)
-    return Dataset.from_dict(rows)
+    return {"question": question.strip(), "context": context, "texts": texts, "starts": starts}
 
 
 def _texts_and_starts(answers: Any, where: str) -> tuple[list, list]:
     """The answers of a row: either a list of texts with their positions, or a list of texts and a list of positions."""
     names = ("text", "answer_start")
-    # In a file with rows of both formats, `{}` gets None for each key that it lacks.
-    if answers in (None, [], dict.fromkeys(names)):
+    # In Parquet, `{}` gets None for each key that it lacks.
+    if answers in (None, [], {}, dict.fromkeys(names)):
         return [], []
     if isinstance(answers, list) and all(
         isinstance(answer, dict) and set(names) <= answer.keys() for answer in answers

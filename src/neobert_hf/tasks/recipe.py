@@ -20,7 +20,8 @@ from neobert_hf.common.paths import check_model_exists
 from neobert_hf.common.report import markdown_table
 from neobert_hf.common.settings import parse_config
 from neobert_hf.common.token_limits import length_to_cut_at
-from neobert_hf.tasks.rows import CSV_READERS, Reader, read_splits
+from neobert_hf.data.tables import READERS, Reader, Row
+from neobert_hf.tasks.rows import Splits, read_splits
 from neobert_hf.training.arguments import result_settings
 from neobert_hf.training.fine_tuning import FineTuningArguments, FineTuningTrainer
 from neobert_hf.training.launching import check_alone, training_folder
@@ -62,17 +63,17 @@ class TaskSettings:
         if not 0 < self.validation_share < 1:
             raise ValueError(f"`validation_share` is {self.validation_share}; it is a share above 0 and below 1.")
 
-    def columns_read(self, table: Dataset) -> list[str]:
+    def columns_read(self, rows: list[Row]) -> list[str]:
         """The columns of the model's input, or the part that rows may share: such rows are held out together."""
         raise NotImplementedError
 
-    def labels_of_rows(self, table: Dataset) -> list[set[str]]:
+    def labels_of_rows(self, rows: list[Row]) -> list[set[str]]:
         """The labels of each row, if it has any: rows are held out so that every label stays in training."""
-        return [set() for _ in range(len(table))]
+        return [set() for _ in rows]
 
-    def columns_compared(self, table: Dataset) -> list[str]:
+    def columns_compared(self, rows: list[Row]) -> list[str]:
         """All columns of the model's input."""
-        return self.columns_read(table)
+        return self.columns_read(rows)
 
 
 class Task(ABC):
@@ -121,7 +122,7 @@ class TaskRun:
 
     settings: TaskSettings
     arguments: FineTuningArguments
-    splits: DatasetDict
+    splits: Splits
 
     def train(self, task: Task) -> tuple[FineTuningTrainer, DatasetDict]:
         """Fine-tune to the end, from the newest checkpoint if there is one, and load the weights of the best one.
@@ -261,7 +262,7 @@ class TaskRun:
 def open_run(
     settings_class: type[TaskSettings],
     args: list[str] | None = None,
-    readers: MappingProxyType[str, Reader] = CSV_READERS,
+    readers: Mapping[str, Reader] = READERS,
 ) -> Iterator[TaskRun]:
     """Read settings and rows. `output_dir` is locked while the block runs."""
     settings, arguments = parse_config(settings_class, FineTuningArguments, args=args)

@@ -1,130 +1,141 @@
 """Rows of a task from your own files or the Hub, as splits: `train`, `validation` and, if there is one, `test`."""
 
 import glob
-import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-from datasets import Dataset, DatasetDict, concatenate_datasets, get_dataset_split_names
+from datasets import get_dataset_split_names
 
 from neobert_hf.common.held_out import report_repeated
 from neobert_hf.common.paths import check_exists, held_by
-from neobert_hf.common.row_files import COMPRESSIONS, ROW, check_parts, number_rows, read_csv
 from neobert_hf.common.settings import nearest
-from neobert_hf.common.text_sources import load_table
+from neobert_hf.data.tables import READERS, Reader, Row, read_files, read_rows, split_files
 
 
 # The names of splits in files and Hub datasets.
 SPLITS = {"train": ("train",), "validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
-
-Reader = Callable[[Path], list[dict[str, Any]]]
-
 # If a task has more, only the commonest and the rarest are listed.
 SHOWN_LABELS = 20
 
-CSV_READERS = MappingProxyType({".csv": read_csv, ".tsv": read_csv})
+Splits = dict[str, list[Row]]
 
 
-def read_splits(settings: Any, readers: MappingProxyType[str, Reader] = CSV_READERS) -> DatasetDict:
-    """Load all rows of a task.
+def read_splits(settings: Any, readers: Mapping[str, Reader] = READERS) -> Splits:
+    """Load all rows of a task. If there are none for validation, some training rows are held out.
 
     Args:
         settings: a `TaskSettings`.
-        readers: readers of files by suffix, besides Parquet and JSON lines.
+        readers: the reader of each kind of file, by suffix.
 
     Raises:
         FileNotFoundError: if a path does not exist.
         ValueError: if a file cannot be read, or a split is empty.
     """
-    if not (files := _files(settings.data)):
+    folder = Path(settings.data).expanduser()
+    local = folder.exists() or bool(glob.glob(str(folder)))
+    if not local:
         check_exists(settings.data, "data")
-    folder, splits, read = Path(settings.data).expanduser(), {}, set()
-    if settings.subset is not None and (folder.is_dir() or files):
+    if settings.subset is not None and local:
         raise ValueError(
             f"`subset` is {settings.subset!r}, but {settings.data} is local: name the subset's folder as `data`."
         )
     if folder.is_dir():
-        for split in SPLITS:
-            if found := _files_of_split(folder, split):
-                splits[split] = _read_files(split, found, readers)
-                read |= set(found)
-        if "train" not in splits:
-            raise ValueError(
-                f"{folder} holds no `train.csv`, `train.parquet`, `train.jsonl` or the like, only {held_by(folder)}."
-            )
-    elif files:
-        splits["train"] = _read_files("train", files, readers)
+        splits = _read_folder(folder, settings, readers)
+    elif local:
+        splits = {"train": list(read_rows(settings.data, readers=readers))}
     else:
-        splits["train"] = load_table("train", settings.data, settings.subset, "train")
         names = get_dataset_split_names(settings.data, settings.subset)
-        for split in ("validation", "test"):
-            if found := [name for name in SPLITS[split] if name in names]:
-                splits[split] = load_table(split, settings.data, settings.subset, found[0])
+        found = {split: [name for name in SPLITS[split] if name in names] for split in SPLITS}
+        found["train"] = found["train"] or ["train"]
+        splits = {
+            split: list(read_rows(settings.data, subset=settings.subset, split=names[0]))
+            for split, names in found.items()
+            if names
+        }
     for split in ("validation", "test"):
         if (source := getattr(settings, f"{split}_data")) is not None:
-            if not (files := _files(source)):
+            if not glob.glob(source):
                 check_exists(source, f"{split}_data")
-                raise FileNotFoundError(f"`{split}_data` is {source!r}, but there is no such file.")
-            splits[split] = _read_files(split, files, readers)
-            read |= set(files)
-    if folder.is_dir():
-        _report_unread(folder, read)
-    if held_out := [split for split in splits if split != "train"]:
-        columns = settings.columns_compared(splits["train"])
-        trained = set(_texts(splits["train"], columns))
-        for split in held_out:
-            advice = ", or give no validation file: rows are then held out"
-            report_repeated(trained, _texts(splits[split], columns), f"the split {split}", advice)
-    return _with_validation(DatasetDict(splits), settings)
-
-
-def _texts(table: Dataset, columns: Sequence[str]) -> list[str]:
-    """The content of the columns of each row as one text; columns that do not exist are left out."""
-    return [str(texts) for texts in zip(*(table[name][:] for name in columns if name in table.column_names))]
-
-
-def _with_validation(splits: DatasetDict, settings: Any) -> DatasetDict:
-    """The splits to use. If there are no validation rows, some training rows are held out."""
-    if "validation" not in splits:
-        table, numbers = splits["train"], {}
-        # Rows with the same text stay together: a trained text in validation would bias the choice of the checkpoint.
-        groups = [
-            numbers.setdefault(text, len(numbers)) for text in _texts(table, settings.columns_read(table))
-        ] or list(range(len(table)))
-        different = len(set(groups))
-        held_out = round(settings.validation_share * different)
-        if not 0 < held_out < different:
-            raise ValueError(
-                f"{settings.data} has {len(table):,} rows with {different:,} different texts: too few to hold out "
-                f"{settings.validation_share:.0%}."
-            )
-        labels = [set() for _ in range(different)]
-        labels_of_rows = settings.labels_of_rows(table)
-        for group, names in zip(groups, labels_of_rows):
-            labels[group] |= names
-        drawn = _draw_groups(labels, any(len(names) > 1 for names in labels_of_rows), held_out)
-        if not drawn:
-            raise ValueError(
-                f"{settings.data} has {different:,} different texts, each with a label that no other text has: none "
-                "can be held out. Add rows of these labels, or give a file for validation as `validation_data`."
-            )
-        table = number_rows(table)
-        rest = [row for row, group in enumerate(groups) if group in drawn]
-        kept = [row for row, group in enumerate(groups) if group not in drawn]
-        splits["train"], splits["validation"] = table.select(kept), table.select(rest)
-        print(
-            f"{len(rest):,} of {len(table):,} rows are held out for validation, because no file or split is for that. "
-            "Rows with the same text stay together.",
-            flush=True,
-        )
+            splits[split] = list(read_rows(source, readers=readers))
     if not settings.score_test:
         splits.pop("test", None)
-    return DatasetDict({name: splits[name] for name in SPLITS if name in splits})
+    _report_trained(splits, settings)
+    if "validation" not in splits:
+        splits["train"], splits["validation"] = _hold_out(splits["train"], settings)
+    return {split: splits[split] for split in SPLITS if split in splits}
+
+
+def _read_folder(folder: Path, settings: Any, readers: Mapping[str, Reader]) -> Splits:
+    files = {split: split_files(folder, names, readers) for split, names in SPLITS.items()}
+    if not files["train"]:
+        raise ValueError(
+            f"{folder} holds no `train.csv`, `train.parquet`, `train.jsonl` or the like, only {held_by(folder)}."
+        )
+    known = set(chain(*files.values()))
+    formats = {file.suffix for file in known}
+    known |= {Path(given).expanduser() for given in (settings.validation_data, settings.test_data) if given is not None}
+    # `eval.csv` may be meant as a split.
+    if others := sorted(file.name for file in folder.iterdir() if file.suffix in formats and file not in known):
+        names = "; ".join(f"{split}: {', '.join(names)}" for split, names in SPLITS.items())
+        print(f"not read in {folder}: {', '.join(others[:8])}. The names of split files are: {names}.", flush=True)
+    splits = {split: list(read_files(found, readers=readers)) for split, found in files.items() if found}
+    for split, rows in splits.items():
+        if not rows:
+            raise ValueError(f"{files[split][0]} is empty: it holds no row.")
+    return splits
+
+
+def _report_trained(splits: Splits, settings: Any) -> None:
+    held_out = [split for split in splits if split != "train"]
+    columns = settings.columns_compared(splits["train"]) if held_out else []
+    trained = set(_texts(splits["train"], columns))
+    for split in held_out:
+        advice = ", or give no validation file: rows are then held out"
+        report_repeated(trained, _texts(splits[split], columns), f"the split {split}", advice)
+
+
+def _texts(rows: list[Row], columns: Sequence[str]) -> list[str]:
+    """The content of the columns of each row as one text; nothing if no such column exists, which is refused later."""
+    columns = [name for name in columns if name in rows[0].cells]
+    return [str([row.cells.get(name) for name in columns]) for row in rows] if columns else []
+
+
+def _hold_out(rows: list[Row], settings: Any) -> tuple[list[Row], list[Row]]:
+    """The rows to train on, and the rows that are held out for validation."""
+    numbers: dict[str, int] = {}
+    # Rows with the same text stay together: a trained text in validation would bias the choice of the checkpoint.
+    texts = _texts(rows, settings.columns_read(rows)) or map(str, range(len(rows)))
+    groups = [numbers.setdefault(text, len(numbers)) for text in texts]
+    different = len(numbers)
+    wanted = round(settings.validation_share * different)
+    if not 0 < wanted < different:
+        raise ValueError(
+            f"{settings.data} has {len(rows):,} rows with {different:,} different texts: too few to hold out "
+            f"{settings.validation_share:.0%}."
+        )
+    labels: list[set[str]] = [set() for _ in range(different)]
+    labels_of_rows = settings.labels_of_rows(rows)
+    for group, names in zip(groups, labels_of_rows):
+        labels[group] |= names
+    drawn = _draw_groups(labels, any(len(names) > 1 for names in labels_of_rows), wanted)
+    if not drawn:
+        raise ValueError(
+            f"{settings.data} has {different:,} different texts, each with a label that no other text has: none can be "
+            "held out. Add rows of these labels, or give a file for validation as `validation_data`."
+        )
+    kept = [row for row, group in zip(rows, groups) if group not in drawn]
+    held_out = [row for row, group in zip(rows, groups) if group in drawn]
+    print(
+        f"{len(held_out):,} of {len(rows):,} rows are held out for validation, because no file or split is for that. "
+        "Rows with the same text stay together.",
+        flush=True,
+    )
+    return kept, held_out
 
 
 def _draw_groups(labels: list[set[str]], several: bool, number: int) -> set[int]:
@@ -152,61 +163,13 @@ def _draw_groups(labels: list[set[str]], several: bool, number: int) -> set[int]
     return drawn
 
 
-def _files(pattern: str) -> list[Path]:
-    path = Path(pattern).expanduser()
-    return [path] if path.is_file() else sorted(Path(file) for file in glob.glob(str(path)) if Path(file).is_file())
-
-
-def _files_of_split(folder: Path, split: str) -> list[Path]:
-    """The single file of a split, or all its numbered parts. Not `train.csv.bak`."""
-    compressed = "|".join(re.escape(suffix) for suffix in COMPRESSIONS)
-    named = re.compile(rf"({'|'.join(SPLITS[split])})(-\d+-of-\d+)?\.\w+({compressed})?")
-    found = sorted(file for file in folder.iterdir() if named.fullmatch(file.name))
-    if found:
-        check_parts(found, f"The split {split}")
-    return found
-
-
-def _report_unread(folder: Path, read: set[Path]) -> None:
-    """Print the files of the same format that are not read: `eval.csv` may be meant as a split."""
-    formats, known = {file.suffix for file in read}, {file.resolve() for file in read}
-    files = [file for file in folder.iterdir() if file.suffix in formats and file.resolve() not in known]
-    if others := sorted(file.name for file in files):
-        names = "; ".join(f"{split}: {', '.join(names)}" for split, names in SPLITS.items())
-        print(f"not read in {folder}: {', '.join(others[:8])}. The names of split files are: {names}.", flush=True)
-
-
-def _read_files(split: str, files: list[Path], readers: MappingProxyType[str, Reader]) -> Dataset:
-    tables = []
-    for file in files:
-        reader = next((readers[suffix] for suffix in file.suffixes[-2:] if suffix in readers), None)
-        tables.append(load_table(split, str(file), None, "train") if reader is None else _table(file, reader(file)))
-    return concatenate_datasets(tables)
-
-
-def _table(file: Path, rows: list[dict[str, Any]]) -> Dataset:
-    if not any(rows):
-        raise ValueError(f"{file} is empty: it holds no row.")
-    return Dataset.from_list(rows)
-
-
-def row_numbers(table: Dataset) -> Sequence[int]:
-    """The row numbers that the user knows: those in the file, or else in the split."""
-    return table[ROW][:] if ROW in table.column_names else range(len(table))
-
-
-def columns_of(table: Dataset) -> list[str]:
-    """The columns of the data, without our own column of row numbers."""
-    return [name for name in table.column_names if name != ROW]
-
-
-def choose_column(table: Dataset, given: str | None, guesses: Sequence[str], setting: str) -> str:
+def choose_column(rows: list[Row], given: str | None, guesses: Sequence[str], setting: str) -> str:
     """The column that a setting names, or else the first one with a usual name.
 
     Raises:
         ValueError: if there is no such column.
     """
-    found = columns_of(table)
+    found = list(rows[0].cells)
     if given is not None and given not in found:
         raise ValueError(f"`{setting}` is {given!r}, but the data have no such column{nearest(given, found)}")
     lowered = {name.lower(): name for name in reversed(found)}
@@ -219,58 +182,40 @@ def choose_column(table: Dataset, given: str | None, guesses: Sequence[str], set
     return chosen[0]
 
 
-def or_leave_out(split: str) -> str:
-    """The end of a message: what else can be done about a test split without labels."""
-    return ", or set `score_test` to false" if split == "test" else ""
+@contextmanager
+def checking(split: str) -> Iterator[None]:
+    """An error in the test split also says how to train without that split: often it has no labels."""
+    try:
+        yield
+    except ValueError as error:
+        if split != "test":
+            raise
+        raise ValueError(f"{error} Or set `score_test` to false.") from error
 
 
-def check_columns(splits: DatasetDict, columns: Sequence[str]) -> None:
-    """Refuse splits that lack a needed column."""
-    for split, table in splits.items():
-        for name in columns:
-            if name not in table.column_names:
-                raise ValueError(
-                    f"The split {split} has no column {name!r}; it has {', '.join(columns_of(table)) or 'none'}. "
-                    f"Every split must have {', '.join(columns)}: rename its columns, or add what is missing"
-                    f"{or_leave_out(split)}."
-                )
-
-
-def check_texts(splits: DatasetDict, column: str) -> None:
-    """Refuse rows whose text is missing, empty or only spaces."""
-    for split, table in splits.items():
-        for number, text in zip(row_numbers(table), table[column][:]):
-            if not isinstance(text, str) or not text.strip():
-                raise ValueError(f"The split {split}, row {number:,}: {column!r} is {text!r}; it must be a text.")
-
-
-def count_labels(names: dict[str, list[list[str]]], numbers: dict[str, Sequence[int]], what: str) -> Counter[str]:
+def count_labels(names: dict[str, list[list[str]]], splits: Splits, what: str) -> Counter[str]:
     """Print how often each label occurs in the training rows: a misspelt `Spam` would be a class besides `spam`.
 
     Args:
         names: the labels of every row, by split.
-        numbers: the row numbers, by split.
+        splits: the rows.
         what: the word for a label in messages.
 
     Raises:
-        ValueError: if there is only one label, or another split has labels that no training row has.
+        ValueError: if there is only one label, or another split has a label that no training row has.
     """
-    counts = Counter(name for row in names["train"] for name in row)
+    counts = Counter(chain(*names["train"]))
     if len(counts) < 2:
         found = ", ".join(counts) or "none"
-        raise ValueError(f"All training rows have one {what}, {found}: there is nothing to tell apart.")
-    for split, rows in names.items():
-        unknown = {}
-        for number, row in zip(numbers[split], rows):
-            for name in row:
-                if name not in counts:
-                    unknown.setdefault(name, number)
-        if unknown:
-            name = min(unknown)
-            raise ValueError(
-                f"The split {split} has the {what} {name!r} (row {unknown[name]:,}), which no training row has; "
-                f"{len(unknown)} labels are like this. Add training rows, or leave these out{or_leave_out(split)}."
-            )
+        raise ValueError(f"All training rows have one {what}, {found}: there is nothing to tell apart. Add others.")
+    for split, rows in splits.items():
+        with checking(split):
+            for row, of_row in zip(rows, names[split]):
+                if unknown := [name for name in of_row if name not in counts]:
+                    raise ValueError(
+                        f"{row.place} has the {what} {unknown[0]!r}, which no training row has. Add training rows with "
+                        "it, or leave it out."
+                    )
     shown = [f"{name} {count:,}" for name, count in counts.most_common()]
     if len(shown) > SHOWN_LABELS:
         # Misspelt labels are rare, so the rarest are shown, too.
@@ -279,8 +224,5 @@ def count_labels(names: dict[str, list[list[str]]], numbers: dict[str, Sequence[
     print(f"{len(counts):,} {what}s in training: {', '.join(shown)}", flush=True)
     if unseen := sorted(counts.keys() - set(chain(*names["validation"]))):
         more = ", ..." if len(unseen) > SHOWN_LABELS else ""
-        print(
-            f"No validation row has {len(unseen):,} of these: {', '.join(unseen[:SHOWN_LABELS])}{more}.",
-            flush=True,
-        )
+        print(f"No validation row has {len(unseen):,} of these: {', '.join(unseen[:SHOWN_LABELS])}{more}.", flush=True)
     return counts

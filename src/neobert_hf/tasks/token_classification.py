@@ -7,14 +7,14 @@ beginning of a word by the space before it would treat them as inner parts of wo
 
 import re
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
-from types import MappingProxyType
 
 import numpy as np
 import torch
-from datasets import ClassLabel, Dataset, DatasetDict
+from datasets import Dataset, DatasetDict
 from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 from transformers import (
     AutoModelForTokenClassification,
@@ -24,9 +24,10 @@ from transformers import (
 )
 
 from neobert_hf.common.report import markdown_table, plot_confusion
-from neobert_hf.common.row_files import open_file
+from neobert_hf.data import tables
+from neobert_hf.data.tables import Reader, Row
 from neobert_hf.tasks.recipe import Task, TaskSettings
-from neobert_hf.tasks.rows import CSV_READERS, check_columns, choose_column, count_labels, or_leave_out, row_numbers
+from neobert_hf.tasks.rows import Splits, checking, choose_column, count_labels
 from neobert_hf.training.metrics import TagMetric, entities_of, is_entity_scheme
 
 
@@ -53,39 +54,34 @@ class TokenClassificationSettings(TaskSettings):
         if doubled := [name for name in names if not name.strip() or names.count(name) > 1]:
             raise ValueError(f"`tag_names` has {doubled[0]!r}; it must name every tag once, and none may be empty.")
 
-    def columns_read(self, table: Dataset) -> list[str]:
-        return [choose_column(table, self.word_column, WORDS, "word_column")]
+    def columns_read(self, rows: list[Row]) -> list[str]:
+        return [choose_column(rows, self.word_column, WORDS, "word_column")]
 
-    def labels_of_rows(self, table: Dataset) -> list[set[str]]:
-        cells = table[choose_column(table, self.tag_column, TAGS, "tag_column")][:]
-        # Cells that are not lists are refused later.
-        return [set(map(str, tags)) if isinstance(tags, list) else set() for tags in cells]
+    def labels_of_rows(self, rows: list[Row]) -> list[set[str]]:
+        column = choose_column(rows, self.tag_column, TAGS, "tag_column")
+        return [set(tags_of(row, column, self.tag_names)) for row in rows]
 
 
 # A comment before a sentence, as in MultiCoNER and CoNLL-U: `# id 5239d808 domain=en`. `#` may also be a word.
 COMMENT = re.compile(r"#\s*(id|sent_id|text|newdoc|newpar|global\.columns)\b.*=")
 
 
-def read_conll(file: Path) -> list[dict[str, list[str]]]:
+def read_conll(file: Path, columns: Sequence[str] | None = None) -> Iterator[dict[str, list[str]]]:
     """Read one word per line, with an empty line after each sentence: first the word, last the tag, or CoNLL-U.
 
     In CoNLL-U the tag is the universal part of speech, and the parts of a contraction are separate words.
     """
-    universal, rows, words, tags = ".conllu" in file.suffixes, [], [], []
-    with open_file(str(file)) as handle:
-        try:
-            lines = handle.read().decode("utf-8-sig").split("\n")
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{file} is not UTF-8: {error}.") from error
-    for number, line in enumerate([*lines, ""], 1):
-        line = line.rstrip("\r")
+    universal, words, tags = ".conllu" in file.suffixes, [], []
+    for number, line in enumerate(chain(tables.read_lines(file), [""]), 1):
+        line = line.rstrip("\r\n")
         # Between tabs a word may contain spaces. No-break spaces, as in 10 000, never separate words.
         if universal:
             cells = line.split("\t")
         else:
             cells = [cell.strip(" ") for cell in re.split("\t" if "\t" in line else " +", line.strip(" \t"))]
         if not line.strip() or cells[0] == "-DOCSTART-":
-            rows += [{"tokens": words, "tags": tags}] if words else []
+            if words:
+                yield {"tokens": words, "tags": tags}
             words, tags = [], []
         elif universal and (line.startswith("#") or not cells[0].isdecimal()):
             continue
@@ -96,12 +92,12 @@ def read_conll(file: Path) -> list[dict[str, list[str]]]:
         else:
             words.append(cells[1] if universal else cells[0])
             tags.append(cells[3] if universal else cells[-1])
-    return rows
 
 
-READERS = MappingProxyType(
-    CSV_READERS | dict.fromkeys((".conll", ".conllu", ".bio", ".iob", ".iob2", ".txt"), read_conll)
-)
+READERS: Mapping[str, Reader] = {
+    **tables.READERS,
+    **dict.fromkeys((".conll", ".conllu", ".bio", ".iob", ".iob2", ".txt"), read_conll),
+}
 
 
 class TokenClassification(Task):
@@ -110,26 +106,26 @@ class TokenClassification(Task):
     kind = "token-classification"
     auto_class = AutoModelForTokenClassification
 
-    def __init__(self, settings: TokenClassificationSettings, splits: DatasetDict):
-        table = splits["train"]
-        (words,) = settings.columns_read(table)
-        tags = choose_column(table, settings.tag_column, TAGS, "tag_column")
-        check_columns(splits, [words, tags])
+    def __init__(self, settings: TokenClassificationSettings, splits: Splits):
+        (words,) = settings.columns_read(splits["train"])
+        tags = choose_column(splits["train"], settings.tag_column, TAGS, "tag_column")
         print(f"columns: words {words}, tags {tags} (settings can name others)", flush=True)
-        named = {split: named_tags(table, tags, split, settings.tag_names or ()) for split, table in splits.items()}
-        numbers = {split: row_numbers(table) for split, table in splits.items()}
-        for split, table in splits.items():
-            check_rows(split, numbers[split], table[words][:], named[split])
-        counts = count_labels(named, numbers, "tag")
+        named = {}
+        for split, rows in splits.items():
+            with checking(split):
+                named[split] = [tags_of(row, tags, settings.tag_names) for row in rows]
+                for row, of_row in zip(rows, named[split]):
+                    _check_words(row, words, of_row)
+        counts = count_labels(named, splits, "tag")
         self.labels = sorted(counts, key=lambda tag: (tag != "O", tag))
         self.entities = is_entity_scheme(self.labels)
         # The tag of words that become no piece.
         self.fallback = "O" if "O" in counts else counts.most_common(1)[0][0]
         ids = {tag: number for number, tag in enumerate(self.labels)}
         self.splits = DatasetDict()
-        for split, table in splits.items():
-            numbers = [[ids[tag] for tag in row] for row in named[split]]
-            self.splits[split] = Dataset.from_dict({"words": table[words][:], "tags": numbers})
+        for split, rows in splits.items():
+            numbers = [[ids[tag] for tag in of_row] for of_row in named[split]]
+            self.splits[split] = Dataset.from_dict({"words": [row.cells[words] for row in rows], "tags": numbers})
 
     def encode(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> DatasetDict:
         """Windows of at most `max_length` pieces, with `labels`, `row`, and in `word` the word that begins with it.
@@ -228,55 +224,41 @@ class TokenClassification(Task):
         return [*markdown_table(["Tag", "Precision", "Recall", "F1", "Words"], rows), "", *picture]
 
 
-def named_tags(table: Dataset, column: str, split: str, names: Sequence[str] = ()) -> list[list[str]]:
-    """The tags of all rows by name.
+def tags_of(row: Row, column: str, names: Sequence[str] | None) -> list[str]:
+    """The tags of a row by name.
 
     Args:
-        names: the names of tags that are bare numbers.
+        names: the names of tags that are bare numbers: these would become labels called 0 and 3, which are no entities,
+            so seqeval would never score them.
     """
-    where = f"The split {split}: {column!r}"
-    if (feature := getattr(table.features[column], "feature", None)) is None:
-        raise ValueError(f"{where} holds {table.features[column]}; it must hold lists of tags.")
-    kind, rows = str(getattr(feature, "dtype", feature)), table[column][:]
-    # Numbers would become labels called 0 and 3, which are no entities, so seqeval would never score them.
-    bare = not isinstance(feature, ClassLabel) and kind.startswith(("int", "uint"))
-    if not bare and names:
-        raise ValueError(f"`tag_names` is given, but {column!r} of the split {split} already has names: leave it out.")
-    if not bare and not isinstance(feature, ClassLabel) and kind not in ("string", "large_string", "null"):
-        raise ValueError(f"{where} holds lists of {kind}; tags must be texts, or numbers whose names are known.")
-    for number, row in zip(row_numbers(table), rows):
-        if row is None or any(tag in (None, "") or (isinstance(tag, int) and tag < 0) for tag in row):
-            raise ValueError(
-                f"The split {split}, row {number:,} has a word without a tag: {row!r:.80}. Give it one"
-                f"{or_leave_out(split)}."
-            )
-    if bare:
-        used = sorted({tag for row in rows for tag in row})
-        if not names:
-            raise ValueError(
-                f"{where} holds the numbers {', '.join(map(str, used[:8]))}{', ...' if len(used) > 8 else ''}, and "
-                "nothing says which tags they are. Set `tag_names` to the names of 0, 1, 2, ... in order, such as "
-                "[O, B-PER, I-PER], or give the tags as texts."
-            )
-        if used and used[-1] >= len(names):
-            raise ValueError(
-                f"{where} has the tag {used[-1]}, but `tag_names` has only {len(names)} names, from 0 on: add it."
-            )
-    naming = names.__getitem__ if bare else feature.int2str if isinstance(feature, ClassLabel) else str
-    return [[naming(tag) for tag in row] for row in rows]
+    tags, numbers = row.labels(column), row.cells[column]
+    bare = bool(numbers) and all(isinstance(tag, int) for tag in numbers)
+    if not bare and names and numbers:
+        raise ValueError(f"`tag_names` is given, but {column!r} has names already ({row.place}): leave it out.")
+    if any(isinstance(tag, float) for tag in numbers):
+        raise ValueError(f"{row.place}: {column!r} is {numbers!r:.60}; tags must be texts, or numbers with names.")
+    if not bare:
+        return tags
+    if not names:
+        raise ValueError(
+            f"{row.place}: {column!r} holds numbers, {numbers!r:.60}, and nothing says which tags they are. Set "
+            "`tag_names` to the names of 0, 1, 2, ... in order, such as [O, B-PER, I-PER], or give the tags as texts."
+        )
+    if unknown := [tag for tag in numbers if not 0 <= tag < len(names)]:
+        raise ValueError(
+            f"{row.place} has the tag {unknown[0]} in {column!r}, but `tag_names` has only {len(names)} names, from 0 "
+            "on: add it."
+        )
+    return [names[tag] for tag in numbers]
 
 
-def check_rows(split: str, numbers: Sequence[int], words: list, tags: list[list[str]]) -> None:
-    """Refuse rows without words, and rows that have another number of tags than of words."""
-    for number, row, of_row in zip(numbers, words, tags):
-        if not isinstance(row, list) or not row or not all(isinstance(word, str) and word.strip() for word in row):
-            raise ValueError(
-                f"The split {split}, row {number:,} holds {row!r:.60}; it must be a list of words, none empty."
-            )
-        if len(row) != len(of_row):
-            raise ValueError(
-                f"The split {split}, row {number:,} has {len(row)} words and {len(of_row)} tags: {' '.join(row):.60}."
-            )
+def _check_words(row: Row, column: str, tags: list[str]) -> None:
+    """Refuse a row without words, or with another number of tags than of words."""
+    words = row.cell(column)
+    if not isinstance(words, list) or not words or not all(isinstance(word, str) and word.strip() for word in words):
+        raise ValueError(f"{row.place}: {column!r} is {words!r:.60}; it must be a list of words, none empty.")
+    if len(words) != len(tags):
+        raise ValueError(f"{row.place} has {len(words)} words and {len(tags)} tags: {' '.join(words):.60}.")
 
 
 def words_of_pieces(encoded: BatchEncoding, rows: list[int], words: list[list[str]]) -> list[list[int]]:

@@ -90,9 +90,8 @@ def test_columns_become_texts(superglue_dir, name):
 
 
 BAD_TEXTS = [
-    ("{wrd}: {sentence1}", "has no column 'wrd'; it has 'word', 'sentence1'"),
+    ("{wrd}: {sentence1}", "row 0 has no column 'wrd'; it has 'word', 'sentence1'"),
     ("{word: {sentence1", "has no column '{word: {sentence1'"),
-    ("{word}: {start1}", "the column 'start1' holds .*int32.*, not text"),
 ]
 
 
@@ -107,7 +106,7 @@ def test_an_empty_column_makes_no_text(superglue_dir, tmp_path):
     for split in ("train", "validation"):
         rows = [row | {"word": " " if number == 2 else row["word"]} for number, row in enumerate(rows_of("wic"))]
         Dataset.from_list(rows).to_parquet(tmp_path / "wic" / f"{split}.parquet")
-    with pytest.raises(ValueError, match="row 2 has an empty 'word'; 1 rows"):
+    with pytest.raises(ValueError, match="row 2 has an empty 'word'; 1 texts"):
         load_task(TASKS["wic"], str(tmp_path))
 
 

@@ -206,7 +206,7 @@ def test_broken_lines_are_few_or_an_error(tmp_path, capsys):
     with pytest.raises(ValueError, match="train.tsv: 1 of 3 lines do not have 6 columns, id, qid1"):
         load_task(TASKS["qqp"], str(tmp_path))
     (tmp_path / "QQP" / "train.tsv").write_text("")
-    with pytest.raises(ValueError, match="train.tsv. is empty: it holds no row"):
+    with pytest.raises(ValueError, match="Task qqp: there is no row"):
         load_task(TASKS["qqp"], str(tmp_path))
 
 

@@ -97,51 +97,50 @@ def test_local_tasks_that_cannot_be_read(local, tmp_path):
 
     search, topics = str(local / "search.jsonl"), str(local / "topics.parquet")
     refused("unknown type 'Search'; known are Retrieval", *entry(type="Search", data=search))
-    refused("has no column 'query'; it has question, document", *entry(type="Retrieval", data=search))
+    refused(
+        "row 0 has no column 'query'; it has 'question', 'document'",
+        *entry(type="Retrieval", data=search),
+    )
     refused("`columns` names 'question'", *entry(type="Retrieval", data=search, columns={"question": "query"}))
     refused("unknown key 'prompt'", *entry(type="Retrieval", data=search, prompt="x"))
-    refused("lacks `data`", *entry(type="Retrieval"))
+    refused("Mine lacks `data`: add it", *entry(type="Retrieval"))
     refused("none.jsonl' matches no file", *entry(type="Retrieval", data="none.jsonl"))
     refused("needs `train`", *entry(type="Classification", data=topics))
     refused("takes no `train`", *entry(type="STS", data=topics, train=topics))
     write_rows(tmp_path / "none.jsonl", query=["a", None], document=["a", "b"])
-    refused("column 'query' .* missing values .None., the first in row 1", *entry(type="Retrieval", data="none.jsonl"))
+    refused("none.jsonl, row 1: 'query' is None; it must be a text", *entry(type="Retrieval", data="none.jsonl"))
     write_rows(tmp_path / "blank.jsonl", query=["a", " "], document=["a", "b"])
-    refused("column 'query' .* has empty texts, the first in row 1", *entry(type="Retrieval", data="blank.jsonl"))
+    refused("blank.jsonl, row 1: 'query' is ' '; it must be a text", *entry(type="Retrieval", data="blank.jsonl"))
     write_rows(tmp_path / "two.jsonl", text=["a", "b"], label=[1, 2])
     two = {"data": "two.jsonl", "train": "two.jsonl"}
     refused("all texts of `data` are also in `train`", *entry(type="Classification", **two))
     write_rows(tmp_path / "n.parquet", query=["a"], positive=[["a"]], negative=[["b", None]])
-    refused(
-        "column 'negative' .* missing values .None., the first in row 0", *entry(type="Reranking", data="n.parquet")
-    )
+    refused("n.parquet, row 0: 'negative' is None; it must be a text", *entry(type="Reranking", data="n.parquet"))
     write_rows(tmp_path / "p.parquet", query=["a", "b"], positive=[["a"], []], negative=[["b"], ["a"]])
-    refused("column 'positive' .* has a row with an empty list", *entry(type="Reranking", data="p.parquet"))
+    refused("row 1: 'positive' is ..; it must be a list of one text", *entry(type="Reranking", data="p.parquet"))
     write_rows(tmp_path / "flat.jsonl", query=["a"], positive=["a"], negative=["b"])
-    refused("holds Value.*, not lists of texts", *entry(type="Reranking", data="flat.jsonl"))
-    write_rows(tmp_path / "numbers.jsonl", text=[1, 2], label=[1, 2])
-    refused("holds Value.*, not texts", *entry(type="Clustering", data="numbers.jsonl"))
+    refused("row 0: 'positive' is 'a'; it must be a list of one text", *entry(type="Reranking", data="flat.jsonl"))
     write_rows(tmp_path / "labels.jsonl", sentence1=["a"], sentence2=["b"], label=[2])
-    refused("must be 1 and 0; found .2", *entry(type="PairClassification", data="labels.jsonl"))
+    refused("the label of a pair must be 1 or 0; it is '2'", *entry(type="PairClassification", data="labels.jsonl"))
     write_rows(tmp_path / "scores.jsonl", sentence1=["a", "b"], sentence2=["c", "d"], score=[0.0, 0.0])
     refused("every score is 0.0", *entry(type="STS", data="scores.jsonl"))
-    for score, found in ((["3", "4"], "'3'"), ([1.0, math.nan], "nan")):
+    for score, found in ((["3", "x"], "'x'"), ([1.0, math.nan], "nan")):
         write_rows(tmp_path / "s.parquet", sentence1=["a", "b"], sentence2=["c", "d"], score=score)
-        refused(f"scores must be numbers; found {found}", *entry(type="STS", data="s.parquet"))
+        refused(f"s.parquet, row 1: 'score' is {found}; it must be a number", *entry(type="STS", data="s.parquet"))
     write_rows(tmp_path / "p.parquet", query=["a", "b"], positive=[["a"], ["b"]], negative=[["b"], []])
-    refused("column 'negative' .* has a row with an empty list", *entry(type="Reranking", data="p.parquet"))
+    refused("row 1: 'negative' is ..; it must be a list of one text", *entry(type="Reranking", data="p.parquet"))
     write_rows(tmp_path / "one.jsonl", text=["a", "b"], label=[1, 1], sentence1=["a", "b"], sentence2=["c", "d"])
     for task_type in ("Clustering", "PairClassification"):
-        refused("every label is 1; any", *entry(type=task_type, data="one.jsonl"))
-    refused("every label is 1; any", *entry(type="Classification", data="one.jsonl", train="one.jsonl"))
-    for label, asked in ((["a", "b"], "'1'"), ([0, 2], "1")):
+        refused("every label is '?1'?; any", *entry(type=task_type, data="one.jsonl"))
+    refused("every label is '1'; any", *entry(type="Classification", data="one.jsonl", train="one.jsonl"))
+    for label in (["a", "b"], ["0", "2"]):
         write_rows(tmp_path / "train.jsonl", text=["a", "b"], label=label)
-        message = f"label {asked} of `data` is not in `train`: {label[0]!r}, {label[1]!r}"
+        message = f"label '1' of `data` is not in `train`, which has {label[0]!r}, {label[1]!r}"
         refused(message, *entry(type="Classification", data="one.jsonl", train="train.jsonl"))
     (tmp_path / "empty.jsonl").write_text("")
-    refused("empty.jsonl' is empty", *entry(type="STS", data="empty.jsonl"))
+    refused("empty.jsonl is empty", *entry(type="STS", data="empty.jsonl"))
     Dataset.from_dict({"query": [], "document": []}).to_parquet(tmp_path / "no_rows.parquet")
-    refused("no_rows.parquet' is empty or cannot be read", *entry(type="Retrieval", data="no_rows.parquet"))
+    refused("no_rows.parquet is empty: it holds no row", *entry(type="Retrieval", data="no_rows.parquet"))
     (tmp_path / "broken.jsonl").write_text('{"text": "a", "label": 1}\n{"text": "b", "lab')
-    refused("broken.jsonl' is empty or cannot be read .*JSON", *entry(type="Clustering", data="broken.jsonl"))
+    refused("broken.jsonl, line 2 is not valid JSON", *entry(type="Clustering", data="broken.jsonl"))
     refused("has an unknown format", *entry(type="STS", data="tasks.yaml"))

@@ -10,12 +10,11 @@
 | PairClassification | sentence1, sentence2, label (1 for a pair, 0 for none) |
 """
 
-import math
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-import pyarrow.compute as pc
-from datasets import Dataset, DatasetDict, List, Value
+from datasets import Dataset, DatasetDict
 from mteb.abstasks import AbsTask, AbsTaskClassification, AbsTaskPairClassification, AbsTaskRetrieval, AbsTaskSTS
 from mteb.abstasks.clustering_legacy import AbsTaskClusteringLegacy
 from mteb.abstasks.task_metadata import TaskMetadata
@@ -23,12 +22,13 @@ from mteb.abstasks.task_metadata import TaskMetadata
 from neobert_hf.common.fingerprints import fingerprint
 from neobert_hf.common.paths import check_file_name
 from neobert_hf.common.settings import read_yaml
-from neobert_hf.common.text_sources import load_table, local_files
+from neobert_hf.data.entries import check_mapping, read_entry
+from neobert_hf.data.tables import Row, local_files, read_rows
 from neobert_hf.evaluation.mteb.encoder import TYPES_WITH_QUERIES
 
 
-TEXT = (Value("string"), Value("large_string"))
-TEXTS = tuple(List(text) for text in TEXT)
+# In CSV files, pandas writes booleans in words.
+PAIR_LABELS = {"0": 0, "1": 1, "False": 0, "True": 1}
 
 # For each type: base class, main score, columns of `data`, and a further file, if any, with its columns.
 TYPES = {
@@ -43,7 +43,7 @@ TYPES = {
 
 @dataclass
 class LocalTask:
-    """A task on your own Parquet or JSON lines (file, pattern or folder); `columns` maps columns with other names."""
+    """A task on your own files (each a file, pattern or folder); `columns` maps columns with other names."""
 
     name: str
     type: str
@@ -89,17 +89,11 @@ def make_task(local: LocalTask) -> AbsTask:
     """
     base, main_score, columns, further = TYPES[local.type]
     expected = {"data": columns} | further
-    tables = {part: _read_table(local, file, expected[part]) for part, file in local.files.items()}
-    if local.type == "STS":
-        _check_scores(local.name, tables["data"])
-    kinds = {getattr(table.features.get("label"), "dtype", None) for table in tables.values()}
-    if kinds == {"string", "int64"}:
-        # In one CSV file all labels are numbers, and in the other one not.
-        tables = {part: table.cast_column("label", Value("string")) for part, table in tables.items()}
-    if "label" in columns:
-        _check_labels(local, tables)
-    if local.type == "Classification":
-        _check_unseen(local.name, tables)
+    try:
+        tables = {part: _read_table(local, str(file), expected[part]) for part, file in local.files.items()}
+        _check_scorable(local, tables)
+    except (ValueError, FileNotFoundError) as error:
+        raise type(error)(f"Task {local.name}: {error}") from error
 
     def load_data(self, **kwargs) -> None:
         self.dataset = _mteb_format(local.type, tables)
@@ -131,18 +125,12 @@ def read_local_tasks(file: str | Path) -> tuple[list[AbsTask], dict[str, str | d
         The tasks, and the instruction of each by its name, or one for `query` and one for `document`; None if the
         file has none.
     """
-    known = {setting.name for setting in fields(LocalTask)} - {"name"}
     tasks, instructions = [], {}
     for name, entry in read_yaml(file).items():
-        if not isinstance(entry, dict):
-            raise ValueError(f"{file} must hold tasks by name, each with `type` and `data`.")
-        if unknown := entry.keys() - known:
-            raise ValueError(f"{file}: task {name} has the unknown key {unknown.pop()!r}; known are {sorted(known)}.")
-        if missing := {"type", "data"} - entry.keys():
-            raise ValueError(f"{file}: task {name} lacks `{missing.pop()}`.")
-        entry = {key: value for key, value in entry.items() if value is not None}
-        files = {part: Path(file).parent / entry[part] for part in ("data", "corpus", "train") if part in entry}
-        local = LocalTask(str(name), **entry | files)
+        where = f"{file}, task {name}"
+        entry = {key: value for key, value in check_mapping(where, entry).items() if value is not None}
+        files = {part: str(Path(file).parent / entry[part]) for part in ("data", "corpus", "train") if part in entry}
+        local = read_entry(LocalTask, where, entry | files, name=str(name))
         tasks.append(make_task(local))
         instructions[local.name] = local.instruction
         if local.document_instruction is not None:
@@ -150,71 +138,50 @@ def read_local_tasks(file: str | Path) -> tuple[list[AbsTask], dict[str, str | d
     return tasks, instructions
 
 
-def _read_table(local: LocalTask, file: str | Path, required: tuple[str, ...]) -> Dataset:
+def _read_table(local: LocalTask, file: str, required: tuple[str, ...]) -> Dataset:
     """The required columns under our names, without missing values."""
-    names = {local.columns.get(column, column): column for column in required}
-    texts = [name for name, column in names.items() if column not in ("score", "label")]
-    table = load_table(local.name, str(file), None, "train", texts)
-    if missing := names.keys() - set(table.column_names):
-        raise ValueError(
-            f"Task {local.name}: {file} has no column {missing.pop()!r}; it has {', '.join(table.column_names)}. "
-            f"In `columns`, give the names of yours for {', '.join(required)}."
-        )
-    table = table.select_columns(list(names))
-    table = table.rename_columns({old: new for old, new in names.items() if old != new})
-    if local.type == "PairClassification" and set(table.unique("label")) <= {"True", "False"}:
-        # So CSV files hold what pandas writes for booleans.
-        table = table.map(lambda row: {"label": int(row["label"] == "True")})
-    for column in required:
-        _check_column(f"Task {local.name}: column {column!r} of {file}", table, column)
-    return table
+    names = {column: local.columns.get(column, column) for column in required}
+    table = {column: [] for column in required}
+    for row in read_rows(file, list(names.values())):
+        for column, name in names.items():
+            table[column].append(_value(row, column, name, local.type))
+    return Dataset.from_dict(table)
 
 
-def _check_column(where: str, table: Dataset, column: str) -> None:
-    feature, values = table.features[column], table.data.column(column)
-    lists = column in ("positive", "negative")
-    if lists and feature not in TEXTS:
-        raise ValueError(f"{where} holds {feature}, not lists of texts.")
-    if column not in ("score", "label", "positive", "negative") and feature not in TEXT:
-        raise ValueError(f"{where} holds {feature}, not texts.")
-    if values.null_count or (lists and pc.list_flatten(values).null_count):
-        wrong = next(row for row, value in enumerate(table[column][:]) if value is None or (lists and None in value))
-        raise ValueError(f"{where} has missing values (None), the first in row {wrong:,}. Drop those rows.")
-    if feature in TEXT and not lists and column not in ("score", "label"):
-        if blank := [row for row, text in enumerate(table[column][:]) if not text.strip()]:
-            raise ValueError(f"{where} has empty texts, the first in row {blank[0]:,}. Drop those rows.")
-    if lists and pc.min(pc.list_value_length(values)).as_py() == 0:
-        raise ValueError(f"{where} has a row with an empty list: any order would be right. Drop that row.")
+def _value(row: Row, column: str, name: str, task_type: str) -> Any:
+    if column in ("positive", "negative"):
+        return row.texts(name)
+    if column == "score":
+        return row.number(name)
+    if column == "label":
+        label = row.label(name)
+        if task_type != "PairClassification":
+            return label
+        if label not in PAIR_LABELS:
+            raise ValueError(f"{row.place}: the label of a pair must be 1 or 0; it is {label!r}. Correct it.")
+        return PAIR_LABELS[label]
+    return row.text(name)
 
 
-def _check_scores(name: str, data: Dataset) -> None:
-    scores = data.unique("score")
-    if wrong := [score for score in scores if not isinstance(score, (int, float)) or not math.isfinite(score)]:
-        raise ValueError(f"Task {name}: the scores must be numbers; found {wrong[0]!r}.")
-    if len(scores) < 2:
-        raise ValueError(f"Task {name}: every score is {scores[0]}; nothing correlates with a constant.")
-
-
-def _check_labels(local: LocalTask, tables: dict[str, Dataset]) -> None:
-    name, labels = local.name, {part: table.unique("label") for part, table in tables.items()}
-    if local.type == "PairClassification" and not set(labels["data"]) <= {0, 1}:
-        raise ValueError(f"Task {name}: the labels of pairs must be 1 and 0; found {labels['data'][:5]}.")
-    learned = labels.get("train", labels["data"])
-    if len(learned) < 2:
-        raise ValueError(f"Task {name}: every label is {learned[0]!r}; any model gets that right. Give two or more.")
-    if unknown := [label for label in labels["data"] if label not in learned]:
-        raise ValueError(
-            f"Task {name}: the label {unknown[0]!r} of `data` is not in `train`: {', '.join(map(repr, learned[:5]))}."
-        )
-
-
-def _check_unseen(name: str, tables: dict[str, Dataset]) -> None:
-    trained, asked = set(tables["train"]["text"][:]), tables["data"]["text"][:]
-    repeated = sum(text in trained for text in asked)
-    if repeated == len(asked):
-        raise ValueError(f"Task {name}: all texts of `data` are also in `train`: any model gets them right.")
-    if repeated:
-        print(f"Task {name}: {repeated:,} of {len(asked):,} texts of `data` are also in `train`.", flush=True)
+def _check_scorable(local: LocalTask, tables: dict[str, Dataset]) -> None:
+    """Refuse data on which any model is right, or none can be."""
+    data = tables["data"]
+    if local.type == "STS" and len(set(data["score"])) < 2:
+        raise ValueError(f"every score is {data['score'][0]}; nothing correlates with a constant. Add others.")
+    if "label" in data.column_names:
+        learned = tables.get("train", data).unique("label")
+        if len(learned) < 2:
+            raise ValueError(f"every label is {learned[0]!r}; any model gets that right. Give two or more.")
+        if unknown := [label for label in data.unique("label") if label not in learned]:
+            known = ", ".join(map(repr, learned[:5]))
+            raise ValueError(f"the label {unknown[0]!r} of `data` is not in `train`, which has {known}. Add it there.")
+    if "train" in tables:
+        trained, asked = set(tables["train"]["text"][:]), data["text"][:]
+        repeated = sum(text in trained for text in asked)
+        if repeated == len(asked):
+            raise ValueError("all texts of `data` are also in `train`: any model gets them right. Give others.")
+        if repeated:
+            print(f"Task {local.name}: {repeated:,} of {len(asked):,} texts of `data` are also in `train`.", flush=True)
 
 
 def _mteb_format(task_type: str, tables: dict[str, Dataset]) -> DatasetDict | dict:
@@ -231,14 +198,14 @@ def _mteb_format(task_type: str, tables: dict[str, Dataset]) -> DatasetDict | di
 
 
 def _number_labels(tables: dict[str, Dataset]) -> dict[str, Dataset]:
-    """Replace labels, which may be texts, by numbers in the same order.
+    """Replace the names of labels by numbers in the same order.
 
     If `data` has two labels, MTEB computes average precision with the label 1 as the positive one, and fails if there
-    is no 1. Here the positive label is 1 if it exists, so that scores of such data do not change, or else the last one
-    in order, as in scikit-learn: "spam" of "ham" and "spam". Accuracy, the main score, needs no positive label.
+    is no 1. Here the positive label is the one called 1, or else the last one of `data` in order, as in scikit-learn:
+    "spam" of "ham" and "spam". Accuracy, the main score, needs no positive label.
     """
     learned, asked = sorted(tables["train"].unique("label")), tables["data"].unique("label")
-    positive = learned.index(1 if 1 in asked else max(asked))
+    positive = learned.index("1" if "1" in asked else max(asked))
     numbers = {label: place - positive + 1 for place, label in enumerate(learned)}
     return {
         part: table.remove_columns("label").add_column("label", [numbers[label] for label in table["label"][:]])

@@ -13,8 +13,8 @@ from transformers import AutoConfig, AutoModelForMaskedLM, BatchEncoding, PreTra
 
 from neobert_hf.common.fingerprints import loaded_fingerprint
 from neobert_hf.common.paths import check_file_name, check_model_exists
-from neobert_hf.common.text_sources import stream_text
 from neobert_hf.common.tokenizers import load_tokenizer
+from neobert_hf.data.tables import stream_text
 from neobert_hf.evaluation.pseudo_perplexity.report import score_texts
 from neobert_hf.evaluation.pseudo_perplexity.rope_scaling import parse_rope, scale_rope
 from neobert_hf.evaluation.pseudo_perplexity.scoring import (
@@ -191,7 +191,7 @@ def read_texts(
     documents, longest = 0, 0
     stream = stream_text(settings.source, settings.text_column, settings.split, settings.subset)
     for number, row in enumerate(tqdm(stream, "documents", unit="", leave=False)):
-        text = row[settings.text_column] or ""
+        text = row[settings.text_column]
         encoded = tokenizer(text, verbose=False)
         tokens = len(encoded["input_ids"])
         longest = max(longest, tokens)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from datasets import Dataset, List, Value
 
-from neobert_hf.common.stored_rows import load_rows, store_rows
+from neobert_hf.data.stored_rows import load_rows, store_rows
 
 
 def kinds_of_rows() -> dict[str, Dataset]:

@@ -1,0 +1,1 @@
+"""Data as a user has them: the one reader of tables."""

@@ -1,0 +1,488 @@
+"""The one reader of tables with texts and labels: JSON lines, Parquet, CSV, TSV, plain text, folders of these, Hub ids.
+
+    for row in read_rows("pairs.csv"):
+        question, score = row.text("question"), row.number("score")
+
+A cell of a CSV file is the text that is written there: `007` is not 7, and `NA` is no missing value. What a cell must
+hold is asked of the row (`text`, `number`, `label`, `labels`), and every error names the file and the row.
+"""
+
+import csv
+import glob
+import hashlib
+import io
+import json
+import math
+import re
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, BinaryIO
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+from datasets import ClassLabel, Features, IterableDataset, ReadInstruction, load_dataset
+from datasets.exceptions import DatasetNotFoundError
+
+from neobert_hf.common.paths import looks_like_path
+
+
+COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
+# The numbering of a split in several files: the number of the part, and how many there are.
+PART = re.compile(r"-(\d+)-of-(\d+)\.")
+# White space, control characters, and characters without a width, such as the zero-width space.
+INVISIBLE = {"Zs", "Zl", "Zp", "Cc", "Cf"}
+# A list of texts or numbers, as Python and NumPy print it.
+LIST_AS_TEXT = re.compile(r"""\[\s*(['"].*['"]|-?[0-9][-+0-9.,eE\s]*)\s*\]""", re.DOTALL)
+BATCH = 1_000
+
+
+def is_empty(text: str | None) -> bool:
+    """Whether nothing of a text is visible: only white space, or characters without a width."""
+    return not text or all(unicodedata.category(character) in INVISIBLE for character in text)
+
+
+@dataclass
+class Row:
+    """A row of a table: its cells by column, and where it stands.
+
+    Args:
+        source: the file, or the dataset of the Hub.
+        index: the number of the row in its source, from 0.
+        cells: strings, numbers, lists, dictionaries or None, by column.
+
+    Example:
+
+    ```python
+    >>> row = Row("pairs.csv", 3, {"question": "Why?", "score": "0.5"})
+    >>> row.text("question"), row.number("score"), row.place
+    ('Why?', 0.5, 'pairs.csv, row 3')
+    ```
+    """
+
+    source: str
+    index: int
+    cells: dict[str, Any]
+
+    @property
+    def place(self) -> str:
+        """File and row, for a message."""
+        return f"{self.source}, row {self.index:,}"
+
+    def cell(self, column: str) -> Any:
+        """What a column holds, as it is; ValueError if there is no such column."""
+        if column not in self.cells:
+            found = ", ".join(map(repr, self.cells)) or "none"
+            raise ValueError(f"{self.place} has no column {column!r}; it has {found}. Name one of these, or add it.")
+        return self.cells[column]
+
+    def text(self, column: str) -> str:
+        """The text in a column; ValueError if it is empty. A number becomes text."""
+        return self._filled(column, self.cell(column), "a text")
+
+    def text_or_none(self, column: str) -> str | None:
+        """The text in a column, which may be empty; None if it is missing."""
+        return as_text(self.cell(column), f"{self.place}: {column!r}")
+
+    def texts(self, column: str) -> list[str]:
+        """The texts in a column that holds lists; ValueError if there is none, or one is empty."""
+        cell = self.cell(column)
+        if not isinstance(cell, list) or not cell:
+            raise ValueError(f"{self.place}: {column!r} is {cell!r:.60}; it must be a list of one text or more.")
+        return [self._filled(column, one, "a text") for one in cell]
+
+    def number(self, column: str) -> float:
+        """The number in a column, also if it is written as text; ValueError if there is none, or it is not finite."""
+        cell = self.cell(column)
+        try:
+            number = float(cell)
+        except (TypeError, ValueError):
+            number = math.nan
+        if not math.isfinite(number):
+            raise ValueError(f"{self.place}: {column!r} is {cell!r:.60}; it must be a number. Correct it.")
+        return number
+
+    def label(self, column: str) -> str:
+        """The name of the class in a column, or its number as text; ValueError if there is none."""
+        return self._filled(column, self.cell(column), "a label").strip()
+
+    def labels(self, column: str, separator: str | None = None) -> list[str]:
+        """The labels or tags in a column: a list, or a text in which a separator stands between them."""
+        cell = self.cell(column)
+        if separator is not None and not isinstance(cell, list):
+            parts = (self.text_or_none(column) or "").split(separator)
+            return [part.strip() for part in parts if not is_empty(part)]
+        if not isinstance(cell, list):
+            raise ValueError(f"{self.place}: {column!r} is {cell!r:.60}; it must be a list of labels.")
+        return [self._filled(column, one, "a label").strip() for one in cell]
+
+    def _filled(self, column: str, cell: Any, wanted: str) -> str:
+        text = as_text(cell, f"{self.place}: {column!r}")
+        if is_empty(text):
+            raise ValueError(f"{self.place}: {column!r} is {cell!r}; it must be {wanted}. Add one, or drop the row.")
+        return text
+
+
+def as_text(cell: Any, where: str) -> str | None:
+    """A cell as text: numbers become text, None stays None.
+
+    Args:
+        where: the place and the column of the cell, for the message.
+
+    Raises:
+        ValueError: if it holds something else, or a character that no file can hold.
+    """
+    if cell is not None and not isinstance(cell, (str, int, float)):
+        raise ValueError(f"{where} holds {type(cell).__name__} {cell!r:.60}; it must be a text. Choose another column.")
+    text = None if cell is None else str(cell)
+    try:
+        (text or "").encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{where} holds half a character (a lone surrogate): {error}. Correct it.") from error
+    return text
+
+
+def list_as_text(cells: Iterable[Any]) -> str | None:
+    """The first cell, if all that are not empty are lists written as text, as pandas writes them into a CSV file."""
+    filled = [cell for cell in cells if cell and cell != "[]"]
+    found = filled and all(isinstance(cell, str) and LIST_AS_TEXT.fullmatch(cell) for cell in filled)
+    return filled[0] if found else None
+
+
+# Readers: each yields the cells of the rows of one file. They may leave out columns that are not asked for.
+
+
+def read_lines(file: Path) -> Iterator[str]:
+    """The lines of a text file in UTF-8, with their ends; ValueError naming the line that is not."""
+    with _open(file) as handle:
+        for number, line in enumerate(handle, 1):
+            try:
+                yield line.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                raise ValueError(
+                    f"{file}, line {number:,} is not UTF-8 ({error.reason}): save the file as UTF-8 (Excel: CSV UTF-8)."
+                ) from error
+
+
+def _open(file: Path) -> BinaryIO:
+    return fsspec.open(str(file), "rb", compression="infer")
+
+
+def read_json(file: Path, columns: Sequence[str] | None) -> Iterator[dict[str, Any]]:
+    """One row a line, or an array of rows."""
+    lines = read_lines(file)
+    for number, line in enumerate(lines, 1):
+        if number == 1 and line.lstrip().startswith("["):
+            line += "".join(lines)
+        if not line.strip():
+            continue
+        try:
+            found = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{file}, line {number:,} is not valid JSON ({error}). Correct it.") from error
+        for row in found if isinstance(found, list) else [found]:
+            if not isinstance(row, dict):
+                raise ValueError(f"{file}, line {number:,} holds {row!r:.60}; a row must be an object, {{...}}.")
+            yield row
+
+
+def read_csv(file: Path, columns: Sequence[str] | None) -> Iterator[dict[str, str]]:
+    """The first line names the columns. In `.tsv` files tabs separate cells, and quotes are ordinary text."""
+    tabs = _suffix(file) == ".tsv"
+    csv.field_size_limit(2**31 - 1)
+    options = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if tabs else {"strict": True}
+    reader = csv.reader(read_lines(file), **options)
+    try:
+        head = next(reader, [])
+        if len(set(head)) < len(head):
+            raise ValueError(f"{file}: the first line must name the columns, each once; it is {head}.")
+        if len(head) == 1 and not tabs and (found := [mark for mark in ";\t" if mark in head[0]]):
+            raise ValueError(
+                f"{file}: the first line, {head[0]!r:.60}, has {found[0]!r} but no comma. Save the file with commas, "
+                "or with tabs as .tsv."
+            )
+        for row in reader:
+            if len(row) != len(head) and row:
+                raise ValueError(
+                    f"{file}, line {reader.line_num:,} has {len(row)} fields, but the first line names {len(head)}: "
+                    f"{', '.join(head)}. Correct it."
+                )
+            if row:
+                yield dict(zip(head, row))
+    except csv.Error as error:
+        raise ValueError(f"{file} cannot be read after line {reader.line_num:,} ({error}). Correct it.") from error
+
+
+def read_parquet(file: Path, columns: Sequence[str] | None) -> Iterator[dict[str, Any]]:
+    """Only the columns that are asked for. Labels are given by their names."""
+    with _open(file) as handle, pq.ParquetFile(handle) as table:
+        schema = table.schema_arrow
+        chosen = _choose_columns(str(file), columns, schema.names)
+        batches = table.iter_batches(BATCH, columns=chosen)
+        yield from _rows_of_batches(batches, Features.from_arrow_schema(schema))
+
+
+def read_document(file: Path, columns: Sequence[str] | None) -> Iterator[dict[str, str]]:
+    """A plain text file is one row, with its text in `text`. All line ends become \\n."""
+    yield {"text": io.StringIO("".join(read_lines(file)), newline=None).read()}
+
+
+def _choose_columns(source: str, wanted: Sequence[str] | None, found: Sequence[str]) -> list[str]:
+    for name in wanted or ():
+        if name not in found:
+            raise ValueError(
+                f"{source} has no column {name!r}; it has {', '.join(map(repr, found))}. Name one of these."
+            )
+    return list(found if wanted is None else dict.fromkeys(wanted))
+
+
+def _rows_of_batches(batches: Iterable[pa.RecordBatch | pa.Table], features: Features) -> Iterator[dict[str, Any]]:
+    labels = {name: kind for name, kind in features.items() if isinstance(getattr(kind, "feature", kind), ClassLabel)}
+    for batch in batches:
+        for row in batch.to_pylist():
+            for name in row.keys() & labels.keys():
+                row[name] = _class_names(row[name], labels[name])
+            yield row
+
+
+def _class_names(cell: Any, kind: Any) -> Any:
+    if isinstance(cell, list):
+        return [_class_names(one, kind.feature) for one in cell]
+    # `datasets` marks a missing label with -1.
+    return None if cell is None or cell < 0 else kind.int2str(cell)
+
+
+Reader = Callable[[Path, Sequence[str] | None], Iterator[dict[str, Any]]]
+READERS: Mapping[str, Reader] = MappingProxyType(
+    {".parquet": read_parquet, ".jsonl": read_json, ".json": read_json, ".csv": read_csv, ".tsv": read_csv}
+    | dict.fromkeys((".txt", ".md", ".markdown", ".rst"), read_document)
+)
+
+
+def read_rows(
+    source: str,
+    columns: Sequence[str] | None = None,
+    subset: str | None = None,
+    split: str = "train",
+    readers: Mapping[str, Reader] = READERS,
+) -> Iterator[Row]:
+    """Read a table row by row.
+
+    Args:
+        source: a file, a pattern, a folder (searched through) or the id of a Hub dataset. Files are Parquet, JSON
+            lines, CSV, TSV or plain text, each also compressed.
+        columns: the columns that are needed; all if None.
+        subset: the configuration of a Hub dataset that has several.
+        split: the split of a Hub dataset, also a slice such as `train[:1000]`; local files are all `train`.
+        readers: the reader of each kind of file, by suffix.
+
+    Raises:
+        FileNotFoundError: if nothing local matches, and the Hub has no such dataset.
+        ConnectionError: if nothing local matches, and the Hub cannot be reached.
+        ValueError: if a file cannot be read, a column is missing, or there is no row.
+
+    Example:
+
+    ```python
+    >>> questions = [row.text("question") for row in read_rows("pairs.jsonl", ["question"])]
+    ```
+    """
+    row = None
+    if files := local_files(source, readers):
+        _check_local(source, subset, split)
+        rows = read_files(files, columns, readers)
+        if "[" in split:
+            count = sum(1 for _ in read_files(files, columns, readers))
+            (part,) = ReadInstruction.from_spec(split).to_absolute({"train": count})
+            rows = islice(rows, part.from_, part.to)
+    else:
+        rows = _read_hub(source, columns, subset, split)
+    for row in rows:
+        yield row
+    if row is None:
+        raise ValueError(f"{source} is empty: it holds no row.")
+
+
+def _check_local(source: str, subset: str | None, split: str) -> None:
+    if subset is not None:
+        raise ValueError(f"{source} is local and has no subset {subset!r}: name its files or folder as the source.")
+    if split.partition("[")[0] != "train":
+        raise ValueError(f"{source} has no split {split!r}; local files are all 'train'.")
+
+
+def read_files(
+    files: Sequence[Path], columns: Sequence[str] | None = None, readers: Mapping[str, Reader] = READERS
+) -> Iterator[Row]:
+    """The rows of files, one file after the other; ValueError naming the file that cannot be read."""
+    for file in files:
+        try:
+            for index, cells in enumerate(readers[_suffix(file)](file, columns)):
+                yield Row(str(file), index, cells)
+        except Exception as error:  # Each format and each compression raises its own errors.
+            if type(error) in (ValueError, MemoryError):
+                raise
+            raise ValueError(f"{file} cannot be read: {error}. Restore it, or leave it out by a pattern.") from error
+
+
+def _read_hub(source: str, columns: Sequence[str] | None, subset: str | None, split: str) -> Iterator[Row]:
+    with _looking_on_the_hub(source):
+        table = load_dataset(source, subset, split=split)
+    chosen = _choose_columns(source, columns, table.column_names)
+    # As Arrow, so that images and sounds are not decoded, nor fetched from whatever address they give.
+    batches = table.select_columns(chosen).with_format("arrow").iter(BATCH)
+    for index, cells in enumerate(_rows_of_batches(batches, table.features)):
+        yield Row(f"{source}, split {split}", index, cells)
+
+
+@contextmanager
+def _looking_on_the_hub(source: str) -> Iterator[None]:
+    """If a name matches no local file and cannot be loaded from the Hub either, raise an error that says both."""
+    absent = f"{source!r} is not a local file, pattern or folder"
+    try:
+        yield
+    except DatasetNotFoundError as error:
+        raise FileNotFoundError(f"{absent}, and the Hub has no such dataset that you have access to.") from error
+    except ConnectionError as error:
+        raise ConnectionError(f"{absent}, and the Hub cannot be reached to look for a dataset ({error}).") from error
+    except ValueError as error:
+        raise ValueError(f"{source} cannot be read from the Hub: {error}") from error
+
+
+def stream_text(source: str, column: str, split: str = "train", subset: str | None = None) -> IterableDataset:
+    """Stream the documents of a corpus in a fixed order, without loading it or writing a copy of it.
+
+    Args:
+        source, split, subset: as for `read_rows`; no slices.
+        column: the column that holds the text. A plain text file is one document, in the column `text`.
+
+    Returns:
+        A dataset with `column`, "" where a document is missing, and `state_dict()` and `load_state_dict()` to resume.
+
+    Raises:
+        FileNotFoundError, ConnectionError, ValueError: as for `read_rows`, before anything is streamed; for single
+            rows, when the row is read.
+
+    Example:
+
+    ```python
+    >>> for document in stream_text("corpus/*.jsonl.gz", column="content"):
+    ...     print(document["content"])
+    ```
+    """
+    if files := local_files(source):
+        _check_local(source, subset, split)
+        # `datasets` may divide a list among processes; therefore the files are a tuple.
+        stream = IterableDataset.from_generator(_documents, gen_kwargs={"files": tuple(files), "column": column})
+    else:
+        with _looking_on_the_hub(source):
+            splits = load_dataset(source, subset, streaming=True)
+        if split not in splits:
+            raise ValueError(f"{source} has no split {split!r}; it has {', '.join(map(repr, splits))}.")
+        # Some builders know their columns only after reading a row.
+        stream = splits[split]
+        _choose_columns(source, [column], list(stream.features or next(iter(stream), {column: ""})))
+        stream = stream.select_columns([column]).decode(False)
+        stream = stream.map(_document_of_hub, fn_kwargs={"source": source, "column": column}, with_indices=True)
+    if next(iter(stream), None) is None:
+        raise ValueError(f"{source} is empty: it holds no documents.")
+    return stream
+
+
+def _documents(files: Sequence[Path], column: str) -> Iterator[dict[str, str]]:
+    for row in read_files(files, [column]):
+        yield {column: row.text_or_none(column) or ""}
+
+
+def _document_of_hub(cells: dict[str, Any], index: int, source: str, column: str) -> dict[str, str]:
+    return {column: Row(source, index, cells).text_or_none(column) or ""}
+
+
+def local_files(source: str, readers: Mapping[str, Reader] = READERS) -> list[Path]:
+    """The files that match a path, pattern or folder, sorted by path; none if it may be the id of a Hub dataset.
+
+    Raises:
+        FileNotFoundError: if it is a path or pattern that matches nothing.
+        ValueError: if it matches files of an unknown format, or of several formats.
+    """
+    path = Path(source).expanduser()
+    if path.is_dir():
+        files = [file for file in path.rglob("*") if not any(part[0] == "." for part in file.relative_to(path).parts)]
+    else:
+        files = [path] if path.is_file() else [Path(file) for file in glob.glob(str(path), recursive=True)]
+    files = sorted(file for file in files if file.is_file())
+    if not files and looks_like_path(source):
+        raise FileNotFoundError(f"{source!r} matches no file; give a file, a pattern, a folder or a Hub dataset id.")
+    if unknown := [file for file in files if _suffix(file) not in readers]:
+        raise ValueError(
+            f"{unknown[0]} has an unknown format; the known ones are {', '.join(readers)}, also with "
+            f"{', '.join(COMPRESSIONS)}. Select the files to read by a pattern such as 'corpus/*.jsonl.gz'."
+        )
+    kinds = {readers[_suffix(file)] for file in files}
+    if len(kinds) > 1:
+        names = " and ".join(sorted({_suffix(file) for file in files}))
+        raise ValueError(f"{source} mixes {names} files: select those of one format by a pattern, 'corpus/*.parquet'.")
+    return files
+
+
+def holds_documents(source: str) -> bool:
+    """Whether a source is plain text files, each of which is one document."""
+    return any(READERS[_suffix(file)] is read_document for file in local_files(source))
+
+
+def _suffix(file: Path) -> str:
+    """The suffix that gives a file's format, without that of its compression."""
+    suffixes = [suffix.lower() for suffix in file.suffixes]
+    if suffixes and suffixes[-1] in COMPRESSIONS:
+        suffixes.pop()
+    return suffixes[-1] if suffixes else ""
+
+
+def split_files(folder: Path, names: Sequence[str], readers: Mapping[str, Reader] = READERS) -> list[Path]:
+    """The single file of a split in a folder, or all its numbered parts (`train-00000-of-00002.parquet`).
+
+    Args:
+        names: what the split may be called, such as `validation` and `dev`.
+
+    Returns:
+        The files in order; none if there is no file of that name.
+
+    Raises:
+        ValueError: if there are several files that are not all parts of one: a copy may be unfinished, or repeat rows.
+    """
+    compressed = "|".join(map(re.escape, COMPRESSIONS))
+    named = re.compile(rf"({'|'.join(map(re.escape, names))})(-\d+-of-\d+)?\.\w+({compressed})?")
+    files = sorted(file for file in folder.iterdir() if named.fullmatch(file.name) and _suffix(file) in readers)
+    parts = [PART.search(file.name) for file in files]
+    if not files or (len(files) == 1 and parts[0] is None):
+        return files
+    kinds = {(part[2], file.name[part.end() :]) for part, file in zip(parts, files) if part}
+    if not all(parts) or len(kinds) > 1 or [int(part[1]) for part in parts] != list(range(int(parts[0][2]))):
+        raise ValueError(
+            f"{', '.join(file.name for file in files)} in {folder} are neither one file nor all parts of one. Restore "
+            "the missing parts, or keep only one file there."
+        )
+    return files
+
+
+def describe_files(source: str) -> dict[str, int]:
+    """Number and total bytes of a source's local files, to detect changes; an empty dictionary for a Hub dataset."""
+    files = local_files(source)
+    return {"files": len(files), "bytes": sum(file.stat().st_size for file in files)} if files else {}
+
+
+def files_state(source: str) -> str | None:
+    """A hash of names, sizes and times of a source's local files: if it is the same, nothing has changed.
+
+    If it differs, the content may still be the same: the files may have been copied. None for a Hub dataset.
+    """
+    digest = hashlib.sha256()
+    for file in (files := local_files(source)):
+        found = file.stat()
+        # Unlike the modification time, the change time (`st_ctime_ns`) cannot be set by hand.
+        digest.update(repr((str(file.absolute()), found.st_size, found.st_mtime_ns, found.st_ctime_ns)).encode())
+    return digest.hexdigest()[:16] if files else None

@@ -1,0 +1,228 @@
+"""Tables as users have them: what is read of each kind of file, and the file and row that an error names."""
+
+import gzip
+import json
+import os
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from datasets import ClassLabel, Dataset, Features, Image, List, Value, load_dataset
+from datasets.exceptions import DatasetNotFoundError
+
+from neobert_hf.data import tables
+from neobert_hf.data.tables import Row, is_empty, list_as_text, read_rows, stream_text
+
+
+def cells(source, *arguments, **options) -> list[dict]:
+    return [row.cells for row in read_rows(str(source), *arguments, **options)]
+
+
+SOUND = {
+    "a csv": ("a.csv", "text,id\nNA,007\n,1.50\n", [{"text": "NA", "id": "007"}, {"text": "", "id": "1.50"}]),
+    "a byte order mark": ("a.csv", "\ufefftext\nx\n", [{"text": "x"}]),
+    "quotes": ("a.csv", 'text,n\n"a, ""b""\nc",1\r\n', [{"text": 'a, "b"\nc', "n": "1"}]),
+    "quotes in a tsv": ("a.tsv", 'text\tn\n"x\t5\n', [{"text": '"x', "n": "5"}]),
+    "an unnamed index column": ("a.csv", ",text\n0,x\n1,y\n", [{"": "0", "text": "x"}, {"": "1", "text": "y"}]),
+    "empty lines": ("a.csv", "text\nx\n\ny\n", [{"text": "x"}, {"text": "y"}]),
+    "json lines": ("a.jsonl", '\ufeff{"a": 1}\r\n\n{"a": ["é", null]}', [{"a": 1}, {"a": ["é", None]}]),
+    "line ends that are none": ("a.jsonl", '{"a": "x\u2028\x85y"}\n', [{"a": "x\u2028\x85y"}]),
+    "a json array": ("a.json", '[{"a": 1},\n {"b": 2}]', [{"a": 1}, {"b": 2}]),
+}
+
+
+@pytest.mark.parametrize("case", SOUND)
+def test_what_is_sound_is_read_as_it_is_written(tmp_path, case):
+    name, content, expected = SOUND[case]
+    (tmp_path / name).write_text(content, newline="")
+    assert cells(tmp_path / name) == expected
+    with gzip.open(tmp_path / f"{name}.gz", "wt", newline="") as file:
+        file.write(content)
+    assert cells(tmp_path / f"{name}.gz") == expected
+
+
+FAULTS = {
+    "semicolons": ("a.csv", "text;label\na;b\n", "a.csv: the first line, 'text;label', has ';' but no comma"),
+    "tabs": ("a.csv", "text\tlabel\na\tb\n", "a.csv: the first line, .* has .* but no comma. Save the file"),
+    "a short row": ("a.csv", "text,label\na,b\nc\n", "a.csv, line 3 has 1 fields, but the first line names 2: text, l"),
+    "one name twice": ("a.csv", "text,text\na,b\n", "a.csv: the first line must name the columns, each once"),
+    "an open quote": ("a.csv", 'text,label\n"a,b\n', "a.csv cannot be read after line 2"),
+    "no row": ("a.csv", "text,label\n", "a.csv is empty: it holds no row"),
+    "nothing": ("a.jsonl", "", "a.jsonl is empty: it holds no row"),
+    "another column": ("a.csv", "body,label\na,b\n", "a.csv, row 0 has no column 'text'; it has 'body', 'label'"),
+    "latin-1": ("a.csv", "text\na\ncaf\udce9\n", "a.csv, line 3 is not UTF-8 .*: save the file as UTF-8"),
+    "half a line": ("a.jsonl", '{"text": "x"}\n\n{"text": ', "a.jsonl, line 3 is not valid JSON"),
+    "no object": ("a.jsonl", '{"text": "x"}\n3', "a.jsonl, line 2 holds 3; a row must be an object"),
+    "no column": ("a.jsonl", '{"text": "x"}\n{"txt": "y"}', "a.jsonl, row 1 has no column 'text'; it has 'txt'"),
+    "brackets": ("a.jsonl", '{"text": "x"}\n' + "[" * 100_000, "a.jsonl, line 2 is not valid JSON"),
+    "half a character": ("a.jsonl", '{"text": "\\ud800"}', "a.jsonl, row 0: 'text' holds half a character"),
+    "a list": ("a.json", '[{"text": "x"}, {"text": ["y"]}]', "a.json, row 1: 'text' holds list .*; it must be a text"),
+    "white space": ("a.jsonl", '{"text": "x"}\n{"text": " \\t"}', "a.jsonl, row 1: 'text' is .*; it must be a text"),
+    "zero width": ("a.jsonl", '{"text": "\\u200b\\ufeff"}', "a.jsonl, row 0: 'text' is .*u200b.*; it must be a text"),
+    "a missing text": ("a.jsonl", '{"text": null}', "a.jsonl, row 0: 'text' is None; it must be a text"),
+    "no parquet": ("a.parquet", "PAR1", "a.parquet cannot be read"),
+    "no archive": ("a.jsonl.xz", "plain", "a.jsonl.xz cannot be read"),
+    "an unknown format": ("a.docx", "x", "a.docx has an unknown format; the known ones are .parquet"),
+}
+
+
+@pytest.mark.parametrize("case", FAULTS)
+def test_faults_are_named_by_file_and_row(tmp_path, case):
+    name, content, message = FAULTS[case]
+    (tmp_path / name).write_bytes(content.encode(errors="surrogateescape"))
+    with pytest.raises(ValueError, match=f"(?s){message}"):
+        [row.text("text") for row in read_rows(str(tmp_path / name))]
+
+
+@pytest.mark.parametrize(
+    "text, empty",
+    [(None, True), ("", True), (" \n\u3000", True), ("\u200b\u200d\u2060\ufeff\xad", True), ("\u200bx", False)],
+)
+def test_what_nobody_can_see_is_empty(text, empty):
+    assert is_empty(text) == empty
+
+
+def test_cells_are_what_the_recipe_asks_for():
+    row = Row("a.csv", 3, {"n": "0.5", "year": 1999, "ok": True, "tags": ["a", 1], "split": "a; b;", "nan": "nan"})
+    assert (row.number("n"), row.text("year"), row.label("ok"), row.labels("tags")) == (0.5, "1999", "True", ["a", "1"])
+    assert row.labels("split", ";") == ["a", "b"] and row.texts("tags") == ["a", "1"]
+    for ask, message in (
+        (lambda: row.number("nan"), "'nan' is 'nan'; it must be a number"),
+        (lambda: row.number("tags"), "'tags' is .*; it must be a number"),
+        (lambda: row.labels("n"), "'n' is '0.5'; it must be a list of labels"),
+        (lambda: Row("a.csv", 3, {"l": ["a", "\u200b"]}).labels("l"), "'l' is .*; it must be a label"),
+        (lambda: Row("a.csv", 3, {"l": []}).texts("l"), r"'l' is \[\]; it must be a list of one text or more"),
+        (lambda: Row("a.csv", 3, {"l": ["a", None]}).texts("l"), "'l' is None; it must be a text"),
+    ):
+        with pytest.raises(ValueError, match=f"a.csv, row 3.*{message}"):
+            ask()
+
+
+@pytest.mark.parametrize(
+    "cells, found",
+    [
+        (["[]", "", "['a', 'b']"], "['a', 'b']"),
+        (["['a' 'b']"], "['a' 'b']"),
+        (["[1, 2]", "[ 3.5e-1 ]"], "[1, 2]"),
+        (["[]", ""], None),
+        (["[1] first", "[2, 3]"], None),
+        (["['a', 'b']", "text"], None),
+    ],
+)
+def test_lists_that_pandas_wrote_are_found(cells, found):
+    assert list_as_text(cells) == found
+
+
+def test_parquet_gives_only_what_is_asked_for_and_labels_by_name(tmp_path):
+    names = ClassLabel(names=["no", "yes"])
+    features = Features({"text": Value("string"), "image": Image(), "label": names, "tags": List(names)})
+    columns = {"text": ["a", "b"], "image": [{"bytes": None, "path": "http://nowhere/0.png"}] * 2}
+    columns |= {"label": [1, -1], "tags": [[0, 1], []]}
+    file = tmp_path / "a.parquet"
+    pq.write_table(pa.table(columns, schema=features.arrow_schema), file)
+    assert cells(file, ["text", "label", "tags"]) == [
+        {"text": "a", "label": "yes", "tags": ["no", "yes"]},
+        {"text": "b", "label": None, "tags": []},
+    ]
+    with pytest.raises(ValueError, match="a.parquet has no column 'body'; it has 'text', 'image'"):
+        cells(file, ["body"])
+    with pytest.raises(ValueError, match="a.parquet, row 0: 'image' holds dict"):
+        list(stream_text(str(file), "image"))
+
+
+def test_a_folder_is_all_its_files_in_order(tmp_path):
+    folder = tmp_path / "[1] *"
+    (folder / "more").mkdir(parents=True)
+    pd.DataFrame({"a": ["x"], "b": [1]}).to_csv(folder / "1.csv", index=False)
+    pd.DataFrame({"b": ["007"], "a": ["y"]}).to_csv(folder / "more" / "2.tsv", index=False, sep="\t")
+    (folder / ".hidden.parquet").write_bytes(b"")
+    rows = list(read_rows(str(folder)))
+    assert [(row.cells["a"], row.cells["b"]) for row in rows] == [("x", "1"), ("y", "007")]
+    assert [row.place for row in rows] == [f"{folder}/1.csv, row 0", f"{folder}/more/2.tsv, row 0"]
+    assert cells(folder, split="train[1:]") == [{"b": "007", "a": "y"}] and len(cells(folder, split="train[:50%]")) == 1
+    for options, message in (
+        ({"subset": "en"}, "is local and has no subset 'en'"),
+        ({"split": "test"}, "has no split 'test'; local files are all 'train'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            cells(folder, **options)
+        with pytest.raises(ValueError, match=message):
+            stream_text(str(folder), "a", **options)
+    (folder / "README.md").write_text("# Mine")
+    with pytest.raises(ValueError, match="mixes .csv and .md and .tsv files: select those of one format"):
+        cells(folder)
+
+
+def test_documents_are_streamed_and_resumed(tmp_path):
+    for name in "abc":
+        (tmp_path / f"{name}.md").write_bytes(b"\xef\xbb\xbf# How\r\n" + name.encode())
+    stream = stream_text(str(tmp_path), "text")
+    assert [row["text"] for row in stream] == ["# How\na", "# How\nb", "# How\nc"]
+    rows = iter(stream)
+    next(rows)
+    state = stream.state_dict()
+    again = stream_text(str(tmp_path), "text")
+    again.load_state_dict(json.loads(json.dumps(state)))
+    assert [row["text"] for row in again] == ["# How\nb", "# How\nc"]
+    (tmp_path / "rows.jsonl").write_text('{"text": 1}\n{"text": null}\n')
+    assert list(stream_text(str(tmp_path / "*.jsonl"), "text")) == [{"text": "1"}, {"text": ""}]
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """What is asked of the Hub; local files stand in for its datasets."""
+    asked = []
+    rows = [{"text": "x y", "n": 1, "label": 0}, {"text": None, "n": 2, "label": -1}]
+    features = Features({"text": Value("string"), "n": Value("int64"), "label": ClassLabel(names=["a", "b"])})
+    Dataset.from_list(rows, features=features).to_parquet(tmp_path / "hub.parquet")
+
+    def from_the_hub(*arguments, **options):
+        asked.append((arguments, options))
+        if arguments[0] == "owner/nothing":
+            raise DatasetNotFoundError("Dataset 'owner/nothing' doesn't exist on the Hub")
+        files = {"train": str(tmp_path / "hub.parquet"), "test": str(tmp_path / "hub.parquet")}
+        return load_dataset("parquet", data_files=files, **options)
+
+    monkeypatch.setattr(tables, "load_dataset", from_the_hub)
+    return asked
+
+
+def test_datasets_of_the_hub(hub):
+    assert cells("owner/name", subset="en", split="test[:1]") == [{"text": "x y", "n": 1, "label": "a"}]
+    assert hub == [(("owner/name", "en"), {"split": "test[:1]"})]
+    assert [row.place for row in read_rows("owner/name")] == [f"owner/name, split train, row {n}" for n in (0, 1)]
+    stream = stream_text("owner/name", "text", "test", "en")
+    assert list(stream) == [{"text": "x y"}, {"text": ""}] and list(stream_text("owner/name", "n"))[1] == {"n": "2"}
+    next(iter(stream))
+    state = stream.state_dict()
+    again = stream_text("owner/name", "text", "test")
+    again.load_state_dict(state)
+    assert list(again) == [{"text": ""}]
+    with pytest.raises(ValueError, match="owner/name has no split 'dev'; it has 'train', 'test'"):
+        stream_text("owner/name", "text", split="dev")
+    for read in (cells, lambda source, columns: stream_text(source, columns[0])):
+        with pytest.raises(ValueError, match="owner/name.* has no column 'body'; it has 'text', 'n', 'label'"):
+            read("owner/name", ["body"])
+        with pytest.raises(FileNotFoundError, match="'owner/nothing' is not a local file.*the Hub has no such"):
+            read("owner/nothing", ["text"])
+    with pytest.raises(ValueError, match="owner/name cannot be read from the Hub: .*dev"):
+        cells("owner/name", split="dev")
+
+
+@pytest.mark.parametrize("name", ["nowhere", "owner/nothing"])
+def test_without_the_hub_a_name_is_first_said_to_be_no_file(name):
+    """Tests run with `HF_HUB_OFFLINE`: see conftest.py."""
+    for read in (cells, lambda source: stream_text(source, "text")):
+        with pytest.raises(ConnectionError, match=f"{name!r} is not a local file, pattern or folder, and the Hub cann"):
+            read(name)
+
+
+def test_what_is_replaced_is_read_anew(tmp_path):
+    """Also by a copy of the same time and size, as from an archive."""
+    for text in ("old", "new"):
+        Dataset.from_list([{"text": text}]).to_parquet(tmp_path / "a.parquet")
+        os.utime(tmp_path / "a.parquet", ns=(10**18, 10**18))
+        assert cells(tmp_path / "a.parquet") == [{"text": text}]
+    with pytest.raises(FileNotFoundError, match="nope.jsonl' matches no file"):
+        cells(tmp_path / "nope.jsonl")
