@@ -410,8 +410,6 @@ def test_no_corpus(tokenizers, prepare, tmp_path, documents, message):
         (["--column", "content"], ValueError, "corpus.jsonl, row 0 has no column 'content'; it has 'id', 'text'"),
         (["--split", "test"], ValueError, "no split 'test'; local files are all 'train'"),
         (["--subset", "en"], ValueError, "is local and has no subset 'en'"),
-        (["--max_length", "7"], ValueError, "`max_length` is 7; it must be 8 or more"),
-        (["--max_documents", "1"], ValueError, "`max_documents` is 1; it must be 2"),
         (["--skip_documents", "300"], ValueError, "holds 0 documents after the first 300"),
         (["--source", "/nowhere/a.parquet"], FileNotFoundError, "'/nowhere/a.parquet' matches no file"),
         (["--source", "nowhere/*.txt"], FileNotFoundError, "matches no file; give a file"),
