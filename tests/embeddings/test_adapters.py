@@ -1,7 +1,6 @@
 """LoRA: what is trained, that a checkpoint brings it back, and that the merged model is the one that was trained."""
 
 import json
-import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -14,8 +13,7 @@ from neobert_hf.embeddings.adapters import add_lora
 from neobert_hf.embeddings.models import build_encoder, build_reranker
 from neobert_hf.training.adapters import describe_adapters, linear_layers, load_adapters, merge_adapters
 from neobert_hf.training.run_checkpoints import CheckpointError
-from tests.embeddings.test_resuming import interrupted
-from tests.helpers.embedding_runs import assert_same_weights, losses_of, run, to_flags
+from tests.helpers.embedding_runs import losses_of, run, to_flags
 from tests.helpers.examples import load_example
 from tests.helpers.models import ROOT
 from tests.helpers.other_encoders import save_other_encoder
@@ -110,17 +108,6 @@ def test_a_run_with_adapters_leaves_a_plain_model(settings, encoder, tmp_path, c
     assert torch.allclose(*map(outputs, models), atol=2e-6) and models[0].prompts == models[1].prompts
     with pytest.raises(SettingsMismatch, match="lora_rank: 4 there, 8 now"):
         run("dense", settings(**changes | {"lora_rank": 8, "mini_batch_size": 8}))
-
-
-def test_a_reranker_with_adapters_resumes_with_the_same_bits(settings, tmp_path):
-    changes = {"lora_rank": 4, "lora_dropout": 0.1, "eval_strategy": "no", "max_steps": 4, "save_steps": 2}
-    run("reranker", settings(**changes, output_dir=tmp_path / "whole"))
-    interrupted(tmp_path / "whole", tmp_path / "run", step=2)
-    run("reranker", settings(**changes))
-    assert_same_weights(tmp_path / "run", tmp_path / "whole")
-    shutil.rmtree(tmp_path / "run" / "model")
-    run("reranker", settings(**changes))
-    assert_same_weights(tmp_path / "run", tmp_path / "whole")
 
 
 def test_a_rank_above_that_of_the_weights_is_refused(settings):

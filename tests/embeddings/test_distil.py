@@ -89,33 +89,6 @@ def test_the_student_comes_to_lie_in_the_space_of_its_teacher(distilled, teacher
         assert cosines.diagonal().mean() > cosines.mean() + 0.3
 
 
-@pytest.mark.parametrize("name", ["normalised", "free"])
-def test_killed_twice_it_ends_with_the_same_bits(distilled, teachers, tmp_path, name):
-    whole = distilled(tmp_path / "whole", teacher=teachers[name])
-    # In the middle of the third file of the teacher's states, and of the checkpoint of step 10.
-    for module, function, call in ((teacher, "save_file", 3), (torch, "save", 2)):
-        if (child := os.fork()) == 0:
-            calls, save = [], getattr(module, function)
-
-            def kill(tensors, path, *args, save=save, calls=calls, last=call, **options):
-                calls.append(path)
-                if len(calls) < last:
-                    return save(tensors, path, *args, **options)
-                Path(path).write_bytes(b"half")
-                os.kill(os.getpid(), signal.SIGKILL)
-
-            setattr(module, function, kill)
-            try:
-                distilled(tmp_path / "run", teacher=teachers[name])
-            finally:
-                os._exit(1)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-        assert not (tmp_path / "run" / "model").exists()
-    assert_same_weights(whole, distilled(tmp_path / "run", teacher=teachers[name]))
-    assert (whole / "log.json").read_text() == (tmp_path / "run" / "log.json").read_text()
-    assert not list((tmp_path / "run").rglob("*.partial"))
-
-
 def test_ctrl_c_saves_and_other_settings_are_refused(distilled, tmp_path, monkeypatch, corpus):
     learn = distil.Training._learn
 

@@ -1,12 +1,7 @@
 """Interrupted runs end with the same bits, checkpoints are whole or not used, and other settings are refused."""
 
 import json
-import os
 import shutil
-import signal
-import threading
-import time
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -17,51 +12,6 @@ from neobert_hf.common.fingerprints import SettingsMismatch
 from neobert_hf.training.run_checkpoints import COMPLETE, CheckpointError, complete_checkpoints, step_of
 from tests.helpers.embedding_runs import KINDS, assert_same_weights, load, run, to_flags
 from tests.helpers.pretraining_runs import ScriptProcesses, launched_environments
-
-
-# Long enough to be killed or stopped on the way: the kind, and what is set.
-LONG = {
-    "dense": ("dense", {"max_steps": 60, "save_steps": 60}),
-    "sparse": ("sparse", {"max_steps": 40, "save_steps": 40}),
-    # With dropout.
-    "adapters": ("dense", {"max_steps": 60, "save_steps": 60, "lora_rank": 4, "lora_dropout": 0.1}),
-}
-
-
-@pytest.fixture(scope="module")
-def whole(data, encoder, trained, tmp_path_factory):
-    """Settings of a long run by name, and the folder that such a run leaves which nothing interrupts."""
-    folder = tmp_path_factory.mktemp("whole")
-
-    @cache
-    def build(name: str) -> tuple[dict, Path]:
-        changes = LONG[name][1] | {"model": encoder, "datasets": data / "datasets.yaml", "eval_strategy": "no"}
-        torch.manual_seed(0)
-        run(LONG[name][0], changes | {"output_dir": folder / name})
-        return changes, folder / name
-
-    return build
-
-
-def test_sigterm_saves_stops_and_the_same_command_goes_on(whole, settings, tmp_path):
-    changes = settings(**whole("dense")[0]) | {"save_steps": 20}
-
-    def stop():
-        for _ in range(6000):
-            if complete_checkpoints(tmp_path / "run"):
-                return os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(0.01)
-
-    thread = threading.Thread(target=stop)
-    thread.start()
-    with pytest.raises(SystemExit) as stopped:
-        run("dense", changes)
-    thread.join()
-    assert stopped.value.code == 143
-    last = complete_checkpoints(tmp_path / "run")[-1]
-    assert last.name not in ("checkpoint-20", "checkpoint-40", "checkpoint-60")
-    run("dense", changes)
-    assert_same_weights(tmp_path / "run", whole("dense")[1])
 
 
 @pytest.mark.parametrize("kind", KINDS)

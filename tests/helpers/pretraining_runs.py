@@ -8,7 +8,6 @@ import importlib
 import json
 import multiprocessing
 import os
-import resource
 import signal
 import socket
 import tempfile
@@ -104,7 +103,6 @@ class ScriptProcesses:
         flags: of the script.
         environments: of each process.
         script: in examples/, or `fsdp2_on_cpu` or `divided_model`, see there.
-        largest_file: bytes, beyond which the kernel refuses to write: a full disk.
     """
 
     def __init__(
@@ -112,14 +110,13 @@ class ScriptProcesses:
         flags: list[str],
         environments: list[dict[str, str]],
         script: str = "pretrain",
-        largest_file: int | None = None,
     ):
         self.log = Path(tempfile.mkstemp(suffix=".log")[1])
         context = multiprocessing.get_context("forkserver")
         # No test may start another server before: see the fixture `prepared`.
         context.set_forkserver_preload([__name__])
         self.processes = [
-            context.Process(target=_run_script, args=(flags, environment, self.log, script, largest_file))
+            context.Process(target=_run_script, args=(flags, environment, self.log, script))
             for environment in environments
         ]
         for process in self.processes:
@@ -156,9 +153,7 @@ class ScriptProcesses:
         return self.output
 
 
-def _run_script(
-    flags: list[str], environment: dict[str, str], log: Path, script: str, largest_file: int | None
-) -> None:
+def _run_script(flags: list[str], environment: dict[str, str], log: Path, script: str) -> None:
     os.setsid()
     with open(log, "a") as file:
         os.dup2(file.fileno(), 1)
@@ -167,8 +162,6 @@ def _run_script(
     # As in a script of one's own: this process has taken over the server's method, with which every loader worker would
     # import everything anew (8 s of CPU) and come from another server, which a signal to the group ends.
     multiprocessing.set_start_method("fork", force=True)
-    if largest_file is not None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
     if script in ("fsdp2_on_cpu", "divided_model"):
         main = importlib.import_module(f"tests.helpers.{script}").main
     else:

@@ -35,15 +35,6 @@ def forget(folder: Path, after: int) -> Path:
     return folder / f"checkpoint-{after}"
 
 
-def test_half_written_checkpoints_are_never_picked_up(flags, finished, interrupted, tmp_path):
-    half = interrupted.with_name("checkpoint-9")
-    shutil.copytree(interrupted, half)
-    (half / COMPLETE).unlink()
-    (half / "model.safetensors").write_bytes(b"half")
-    pretrain.main(flags())
-    assert_same_weights(tmp_path / "run", finished)
-
-
 def test_resuming_does_not_read_skipped_data(flags, finished, interrupted, tmp_path, monkeypatch):
     read = []
     original = Documents.__getitems__
