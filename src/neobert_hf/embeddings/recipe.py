@@ -87,10 +87,10 @@ def prepare_run(settings_class: type[RecipeArguments], args: list[str] | None = 
         SettingsMismatch: if the checkpoint is of a run with other settings.
     """
     settings, arguments = parse_config(settings_class, EmbeddingArguments, args=args)
-    settings.check_models()
     names = ("model", "datasets", "miner", "cross_encoder", "guide", "first_model")
     inputs = {name: getattr(settings, name, None) for name in names}
     with training_folder(arguments, "embedding training", WRITES, inputs):
+        settings.check_models()
         set_seed(arguments.seed)
         data = read_data(settings, arguments)
         if arguments.eval_strategy != "no" and not data.evaluation:
