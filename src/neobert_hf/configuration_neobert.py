@@ -131,6 +131,13 @@ class NeoBERTConfig(PreTrainedConfig):
                 f"times `dim_head`, {self.dim_head}."
             )
 
+    def to_diff_dict(self) -> dict[str, Any]:
+        config = super().to_diff_dict()
+        if "original_max_position_embeddings" in (self.rope_parameters or {}):
+            # The Trainer loads a checkpoint's config as a generic one, whose check of YaRN needs this name.
+            config["max_position_embeddings"] = self.max_length
+        return config
+
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any):
         # Transformers sets arguments of `from_pretrained` on the finished config. A new RoPE must reach it earlier: it

@@ -195,8 +195,8 @@ def rotary_table(config: NeoBERTConfig, position_ids: torch.Tensor) -> torch.Ten
 
 
 def rotate(query_key: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """Rotate adjacent pairs (x0, x1) of queries and keys, (batch, length, heads, 2, dim_head), in float32."""
-    pairs = query_key.float().unflatten(-1, (-1, 2))
+    """Rotate adjacent pairs (x0, x1) of queries and keys, (batch, length, heads, 2, dim_head), in float32 or wider."""
+    pairs = query_key.to(torch.promote_types(query_key.dtype, torch.float32)).unflatten(-1, (-1, 2))
     if is_tracing(query_key) or query_key.device.type not in ("cpu", "cuda"):
         # Compilers fuse these steps into one; not all exporters and devices know complex numbers.
         (x0, x1), (cos, sin) = pairs.unbind(-1), table.unbind(-1)
@@ -260,7 +260,7 @@ class NeoBERTRMSNorm(nn.RMSNorm):
         if hidden_states.is_cuda:
             return super().forward(hidden_states)  # One kernel.
         # On a CPU the formula takes half the time of torch's, and the TorchScript exporter to ONNX knows it.
-        states = hidden_states.float()
+        states = hidden_states.to(torch.promote_types(hidden_states.dtype, torch.float32))
         mean_square = torch.linalg.vector_norm(states, dim=-1, keepdim=True).square() / states.shape[-1]
         return (states * torch.rsqrt(mean_square + self.eps) * self.weight).to(hidden_states.dtype)
 

@@ -511,5 +511,3 @@ def test_both_phases_of_the_paper_are_three_epochs(name, pairs, datasets):
 def test_settings():
     settings = ContextualArguments(model="m", datasets="d")
     assert settings.context == {"context_size": 512, "context_dropout": 0.005, "soft_prompts": 8, "text_position": 0}
-    with pytest.raises(ValueError, match="`context_dropout` is 1.0"):
-        ContextualArguments(model="m", datasets="d", context_dropout=1.0)

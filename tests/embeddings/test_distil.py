@@ -139,7 +139,7 @@ def test_mistakes_are_refused_before_the_teacher_reads(distilled, teachers, tmp_
     (tmp_path / "empty.jsonl").write_text("")
     (tmp_path / "short.jsonl").write_text('{"text": "One sentence."}\n')
     for change, message in (
-        ({"teacher": teachers["bert"]}, "is not an embedding model"),
+        ({"teacher": teachers["bert"]}, "no embedding model"),
         ({"teacher": tmp_path / "none"}, "none"),
         ({"texts": tmp_path / "empty.jsonl"}, "empty"),
         ({"texts": tmp_path / "short.jsonl"}, "holds 1 passages"),
