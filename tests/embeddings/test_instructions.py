@@ -187,7 +187,7 @@ def test_runs_know_their_instructions(encoder, data, edit):
 BAD = [
     (lambda c: c.update(separator="tab"), "`separator` is 'tab'; it must be space or special_tokens"),
     (lambda c: c.update(separator="special_tokens"), "special_tokens, which needs a tokenizer"),
-    (lambda c: c["train"]["pairs"].update(document_instruction=3), "`document_instruction` is 3; it must be a text"),
+    (lambda c: c["train"]["pairs"].update(document_instruction=3), "'document_instruction'"),
     (lambda c: c.update(seperator="space"), "has the unknown key 'seperator'"),
 ]
 

@@ -84,7 +84,6 @@ BAD_DESCRIPTIONS = [
     (lambda c: c["evaluation"]["sts"].update(skip_incomplete=True), "sts: scores are read from all rows of one table"),
     (lambda c: in_parts(c["evaluation"]["sts"], 2), "sts: scores are read from all rows of one table"),
     (lambda c: c.update(train=[c["train"]]), "`train` holds .*; it must hold one `key: value` per line"),
-    (lambda c: c["train"].update(pairs=None), "dataset pairs holds None; it must hold one `key: value` per line"),
     (lambda c: c["train"]["pairs"].update(above=None), "pairs: .*'above' expected a dict"),
     (lambda c: c["train"]["pairs"].update(above={"title": "many"}), "pairs: .*'above'"),
     (

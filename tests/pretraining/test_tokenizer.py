@@ -69,8 +69,6 @@ def test_small_text_is_told(train, capsys):
         (["--vocab_size", "104"], ValueError, "`vocab_size` is 104; it must be 105 or more"),
         (["--vocab_size", "260", "--kind", "bpe"], ValueError, "`vocab_size` is 260; it must be 261"),
         (["--vocab_size", "110"], ValueError, "raise `vocab_size` to"),
-        (["--max_length", "7"], ValueError, "`max_length` is 7"),
-        (["--max_documents", "0"], ValueError, "`max_documents` is 0"),
         (["--column", "content"], ValueError, "no column 'content'; it has 'text'"),
         (["--split", "test"], ValueError, "no split 'test'; local files are all 'train'"),
         (["--output_dir", str(ROOT)], ValueError, "exists already"),

@@ -543,8 +543,6 @@ def test_bad_queries_and_indexes_are_refused(index, query, corpus, tmp_path):
         query("text", index=corpus)
     with pytest.raises(ValueError, match="`text` holds an empty query"):
         query("text", " ")
-    with pytest.raises(ValueError, match="`top_k` is 0"):
-        query("text", top_k=0)
     import lancedb
 
     lancedb.connect(tmp_path / "other").create_table("passages", [{"a": 1}])

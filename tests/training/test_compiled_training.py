@@ -2,7 +2,6 @@
 
 import json
 import re
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +10,6 @@ from safetensors.torch import load_file
 from neobert_hf import NeoBERTForMaskedLM
 from neobert_hf.pretraining.arguments import PretrainingArguments
 from neobert_hf.pretraining.optimizers import build_optimizer
-from neobert_hf.training.trainer import ResumableTrainer
 from tests.helpers.models import small_model
 from tests.helpers.pretraining_runs import run, small_flags, start_sharded, start_together
 
@@ -62,19 +60,6 @@ def test_several_processes_compile(flags, tmp_path, start):
     graphs = [int(number) for number in re.findall(r"(\d+) graphs were compiled", output)]
     assert len(graphs) == 2 and all(1 <= number <= 3 for number in graphs)
     assert_same_run(tmp_path / "compiled", tmp_path / "plain")
-
-
-def test_inputs_are_moved_without_waiting():
-    moved = []
-
-    class Tensor(torch.Tensor):
-        def to(self, *args, **options):
-            moved.append(options)
-            return self
-
-    trainer = SimpleNamespace(is_deepspeed_enabled=False, args=SimpleNamespace(device=torch.device("cpu")))
-    ResumableTrainer._prepare_input(trainer, torch.zeros(2).as_subclass(Tensor))
-    assert moved == [{"non_blocking": True}]
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

@@ -62,10 +62,7 @@ def parse_config(
         SystemExit: after `-h`; with status 2 and a list of configurations, if settings are needed and none is given.
 
     Example:
-
-    ```python
-    >>> (settings,) = parse_config(DemoArguments, args=["--config", "configs/demo.yaml", "--max_steps", "5"])
-    ```
+        `(settings,) = parse_config(DemoArguments, args=["--config", "configs/demo.yaml", "--max_steps", "5"])`
     """
     args = _name_positional(list(sys.argv[1:] if args is None else args), positional)
     hints = {name: hint for kind in dataclass_types for name, hint in get_type_hints(kind).items()}

@@ -169,15 +169,16 @@ def load_backbone(classifier: PreTrainedModel, checkpoints: list[Path]) -> None:
         # `from_pretrained` converts the names and shapes in files to those of the modules. The head that it makes for
         # this copy is not used, and the random generator is restored afterwards.
         with torch.random.fork_rng():
-            loaded, report = type(classifier).from_pretrained(
-                checkpoint, config=classifier.config, dtype=torch.float32, output_loading_info=True
-            )
+            options = {"config": classifier.config, "dtype": torch.float32, "ignore_mismatched_sizes": True}
+            loaded, report = type(classifier).from_pretrained(checkpoint, output_loading_info=True, **options)
         # Masked language models have no pooler. It is new then, like the head.
         missing = [name for name in report["missing_keys"] if name.startswith(prefix) and ".pooler." not in name]
         unknown = [name for name in report["unexpected_keys"] if name.startswith(prefix)]
-        if missing or unknown:
-            problem = "lacks" if missing else "has beyond the model's own"
-            names = ", ".join(sorted(missing or unknown)[:5])
+        # A head for other labels has another shape, and is not used.
+        reshaped = [f"{name} {list(shape)}" for name, shape, _ in report["mismatched_keys"] if name.startswith(prefix)]
+        if missing or unknown or reshaped:
+            problem = "lacks" if missing else "has beyond the model's own" if unknown else "has in another shape"
+            names = ", ".join(sorted(missing or unknown or reshaped)[:5])
             raise ValueError(f"{checkpoint} is of another backbone: it {problem} {names}.")
         for name, tensor in loaded.base_model.state_dict().items():
             means[name] = means.get(name, 0) + tensor / len(checkpoints)
