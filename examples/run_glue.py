@@ -39,14 +39,14 @@ def main(args: list[str] | None = None) -> None:
     inputs = {
         each: getattr(settings, each) for each in ("model", "task_config", "data_dir", "hyperparameters", "published")
     }
-    writes = (name, "report.md", "report.json", "learning_rates.png")
-    check_inputs(output, writes, inputs)
+    reports = ("report.md", "report.json")
+    check_inputs(output, (name, *reports), inputs)
 
     # 2. The weights, data and earlier results of all tasks are checked before anything is trained
     evaluation = GlueEvaluation(settings, arguments, runs, results)
     evaluation.prepare(tasks)
-    # Several processes may write the folder; each locks the folder of its run.
-    mark_folder(output, "run_glue.py", writes)
+    # Several processes may write the folder; each locks the folder of its run. Results say themselves whose they are.
+    mark_folder(output, "run_glue.py", reports)
 
     # 3. Fine-tuning, run by run
     print(f"{name}: {len(runs)} runs on {len(tasks)} tasks; share {share + 1} of {shares}", flush=True)

@@ -46,8 +46,8 @@ def main(args: list[str] | None = None) -> None:
 
     output = Path(settings.output_dir)
     inputs = {each: getattr(settings, each) for each in ("model", "local_tasks", "instructions", "published")}
-    writes = (name, "report.md", "report.json", "report.png")
-    check_inputs(output, writes, inputs)
+    reports = ("report.md", "report.json", "report.png")
+    check_inputs(output, (name, *reports), inputs)
 
     # 2. The model. Its name is for the report only; results are matched to a model by its fingerprint
     device = torch.device(settings.device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -76,8 +76,8 @@ def main(args: list[str] | None = None) -> None:
     # 3. Evaluation, task by task
     evaluation = ResumableEvaluation(output / name, result_settings, encoder)
     evaluation.check(tasks)
-    # Several processes may write the folder; each locks the folder of its task.
-    mark_folder(output, "run_mteb.py", writes)
+    # Several processes may write the folder; each locks its task. Results say themselves whose they are.
+    mark_folder(output, "run_mteb.py", reports)
     failed = evaluation.run(tasks, settings.batch_size)
 
     # 4. Report on all models in the folder

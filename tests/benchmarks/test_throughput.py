@@ -23,7 +23,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import create_bidirectional_sliding_window_mask
 from transformers.modeling_layers import GradientCheckpointingLayer as CHECKPOINTED
 
-from neobert_hf.common.results import ResultError
+from neobert_hf.common.fingerprints import SettingsMismatch
 from tests.helpers.models import ROOT
 
 
@@ -298,7 +298,7 @@ def test_benchmark_resumes_and_reports(tmp_path, monkeypatch):
     assert (results / "throughput_cpu.png").stat().st_size > 10_000
 
     stored = file.read_text()
-    with pytest.raises(ResultError, match="max_tokens: 64 there, 128 now"):
+    with pytest.raises(SettingsMismatch, match="max_tokens: 64 there, 128 now"):
         throughput.main(flags(tmp_path, max_tokens=128))
     assert file.read_text() == stored
 

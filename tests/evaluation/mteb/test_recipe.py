@@ -148,7 +148,7 @@ def test_second_model_does_not_get_the_scores_of_the_first(local, models, copied
     ],
 )
 def test_results_of_other_settings_are_refused(local, models, copied, flags, message):
-    with pytest.raises(ResultError, match=message):
+    with pytest.raises(SettingsMismatch, match=message):
         run_local(local, models[0], copied, "--name", "m", "--tasks", "Similarity", *flags)
 
 

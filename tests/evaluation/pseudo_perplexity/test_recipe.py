@@ -30,7 +30,6 @@ from transformers import (
 from neobert_hf import NeoBERTForMaskedLM
 from neobert_hf.common.fingerprints import SettingsMismatch
 from neobert_hf.common.report import mean_interval
-from neobert_hf.common.results import ResultError
 from neobert_hf.common.settings import parse_config
 from neobert_hf.evaluation.pseudo_perplexity import recipe
 from neobert_hf.evaluation.pseudo_perplexity.recipe import PseudoPerplexityArguments, ScaledModel, load_tokenizer
@@ -244,7 +243,7 @@ def test_interval_of_one_value_is_not_known():
 )
 def test_other_settings_are_refused(material, exact, change, message):
     before = (exact / "neobert" / "native" / "whole.jsonl").read_bytes()
-    with pytest.raises(ResultError, match=message):
+    with pytest.raises(SettingsMismatch, match=message):
         run(material, exact, *change)
     assert (exact / "neobert" / "native" / "whole.jsonl").read_bytes() == before
 
