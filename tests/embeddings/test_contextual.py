@@ -95,9 +95,8 @@ def test_the_prompt_is_read_and_not_pooled(model, texts):
     batch = model.tokenizer([prompt + text for text in texts[:5]], padding=True, return_tensors="pt")
     length = len(model.tokenizer(prompt)["input_ids"]) - 1
     with torch.no_grad():
-        prefix = model[0].model.build_prefix(context, 5)
-        inputs = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"], "prefix_embeds": prefix}
-        states = model[0].model.second_stage(**inputs).last_hidden_state
+        inputs = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
+        states = model[0].model(**inputs, dataset_embeddings=context).last_hidden_state
         real = batch["attention_mask"].sum(1)
         pooled = torch.stack([row[length:count].mean(0) for row, count in zip(states, real)])
         expected = pooled + model[0].model.second_head(pooled)

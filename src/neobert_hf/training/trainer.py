@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 from accelerate.utils import DynamoBackend, broadcast_object_list
+from safetensors.torch import load_model
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader
@@ -190,7 +191,11 @@ class ResumableTrainer(Trainer):
                     "Training is finished. Run the command once more with a single process to write "
                     f"{Path(self.args.output_dir) / 'model'}."
                 )
-            self._load_from_checkpoint(str(resume))
+            if read_progress(resume).engine == "FSDP":
+                # Transformers reads such a checkpoint only under FSDP; it holds the whole model as well.
+                load_model(self.model, resume / "model.safetensors")
+            else:
+                self._load_from_checkpoint(str(resume))
             self.model.to(self.args.device)
             self.state = TrainerState.load_from_json(str(resume / "trainer_state.json"))
             return

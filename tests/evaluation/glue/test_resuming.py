@@ -71,7 +71,7 @@ def test_a_run_killed_before_its_result_does_not_train_on(flags, stopped_early, 
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(recipe, "write_result", fail)
+        patch.setattr(recipe, "write_json", fail)
         with pytest.raises(KeyboardInterrupt):
             run_glue.main(flags(tmp_path, **STILL))
     assert not results_of(tmp_path) and list(tmp_path.rglob("checkpoint-8/complete.json"))

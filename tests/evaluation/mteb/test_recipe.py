@@ -245,7 +245,7 @@ def test_embeddings_that_are_not_finite_are_an_error(local, tmp_path):
     backbone.save_pretrained(folder)
     with pytest.raises(SystemExit, match="embeddings are not finite.*Set `dtype` to float32"):
         run_local(local, folder, tmp_path / "out", "--tasks", "Pairs", "--dtype", "float16")
-    assert not list((tmp_path / "out").rglob("*.json"))
+    assert not list((tmp_path / "out").rglob("Pairs.json"))
 
 
 def test_fingerprint_knows_weights_architecture_and_tokenizer(models, tmp_path):
@@ -278,7 +278,7 @@ def test_models_that_are_refused_and_one_that_needs_its_own_code(local, tmp_path
     flags = [local, str(tmp_path / "own"), tmp_path / "out", "--tasks", "Similarity"]
     with pytest.raises(ValueError, match="trust_remote_code"):
         run_local(*flags)
-    assert not list((tmp_path / "out").rglob("*.json"))
+    assert not list((tmp_path / "out").rglob("Pairs.json"))
     (report,) = run_local(*flags, "--trust_remote_code", "true").values()
     assert set(report["local"]) == {"Similarity"}
 
