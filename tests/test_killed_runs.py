@@ -160,13 +160,18 @@ def run_to_the_end(command: Command, folder: Path) -> dict:
 COMMANDS = list(make_commands(Path("unused")))
 
 
+def command_with_data(material: Path, name: str) -> Command:
+    """A command, after the data that it reads were prepared."""
+    if name in ("pretrain", "padded") and not (material / "prepared").exists():
+        run_to_the_end(make_commands(material)["prepare_data"], material / "prepared" / "train")
+    return make_commands(material)[name]
+
+
 @pytest.mark.parametrize(
     "name", [name if name == "pretrain" else pytest.param(name, marks=pytest.mark.slow) for name in COMMANDS]
 )
 def test_killed_twice_it_ends_with_the_same_bits(material, tmp_path, name):
-    command = make_commands(material)[name]
-    if name in ("pretrain", "padded") and not (material / "prepared").exists():
-        run_to_the_end(make_commands(material)["prepare_data"], material / "prepared" / "train")
+    command = command_with_data(material, name)
     began = time.monotonic()
     expected = run_to_the_end(command, tmp_path / "whole")
     seconds, draw = time.monotonic() - began, random.Random(name)
@@ -184,7 +189,7 @@ def test_killed_twice_it_ends_with_the_same_bits(material, tmp_path, name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
 def test_of_two_at_once_one_runs(material, tmp_path, name):
-    command = make_commands(material)[name]
+    command = command_with_data(material, name)
     processes = [command.start(tmp_path / "run") for _ in range(2)]
     assert sorted(code for process in processes for code in process.end()) == [0, 1]
     assert "is being written by" in "".join(process.output for process in processes)

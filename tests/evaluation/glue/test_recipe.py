@@ -13,6 +13,7 @@ from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import accuracy_score
 from transformers import AutoConfig
 
+from neobert_hf.common.fingerprints import model_fingerprint
 from neobert_hf.common.results import ResultError
 from neobert_hf.evaluation.glue.models import build_classifier
 from neobert_hf.evaluation.glue.report import collect, read_published, write_report
@@ -61,9 +62,9 @@ def test_results_are_those_of_the_saved_models(finished, data_dir):
 
 
 def test_transfer_takes_the_best_backbone_and_a_new_head(finished, flags, encoder, tmp_path):
-    source = best_of(finished, "mnli")
+    source, print_of_encoder = best_of(finished, "mnli"), model_fingerprint(str(encoder))
     for name, result in results_of(finished).items():
-        assert result["settings"]["start"] == (source["run"] if name.startswith(("rte", "stsb")) else str(encoder))
+        assert result["settings"]["start"] == (source["run"] if name.startswith(("rte", "stsb")) else print_of_encoder)
     mnli = model_folder(finished, "mnli")
     for task, labels in (("rte", 2), ("stsb", 1)):
         torch.manual_seed(0)
@@ -81,7 +82,7 @@ def test_transfer_takes_the_best_backbone_and_a_new_head(finished, flags, encode
     with pytest.raises(CheckpointError, match="small/mnli holds no result.*--task mnli"):
         run_glue.main(flags(tmp_path, task="rte"))
     run_glue.main(flags(tmp_path, task="rte", transfer=False, max_steps=2))
-    assert best_of(tmp_path, "rte")["settings"]["start"] == str(encoder)
+    assert best_of(tmp_path, "rte")["settings"]["start"] == print_of_encoder
 
 
 def test_the_report_has_the_papers_columns_and_rows(finished):
