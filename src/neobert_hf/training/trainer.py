@@ -102,10 +102,9 @@ def ignore_signals(worker: int, start: Callable[[int], None] | None = None) -> N
 
 
 def compile_models(model: nn.Module, arguments: TrainingArguments) -> None:
-    """Let each Transformers model inside `model` compile itself, with the settings of `torch_compile`.
+    """Compile each Transformers model inside `model` in place, with the settings of `torch_compile`.
 
-    NeoBERT compiles its blocks only, and still strips padding before them. Accelerate would compile the whole model at
-    once, which then computes the padding as well.
+    A graph's shapes must not depend on values, so padding is then computed under a mask.
     """
     options = {"backend": arguments.torch_compile_backend, "mode": arguments.torch_compile_mode}
     inside = set()
