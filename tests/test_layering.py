@@ -1,4 +1,4 @@
-"""Who may import whom, and how long a function may be. Both keep each room readable by itself."""
+"""Who may import whom, and how long a function may be. Both keep each subpackage readable by itself."""
 
 import ast
 from pathlib import Path
@@ -10,7 +10,7 @@ from tests.helpers.models import ROOT
 
 PACKAGE = ROOT / "src" / "neobert_hf"
 MODEL = {"configuration_neobert", "contextual_neobert", "cpu_neobert", "modeling_neobert"}
-ROOMS = {
+SUBPACKAGES = {
     "common": set(),
     "data": {"common"},
     "training": {"common", "data"},
@@ -37,10 +37,10 @@ def imported_modules(file: Path) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_a_room_imports_only_what_it_may(room):
-    allowed = {room} | ROOMS[room]
-    for file in (PACKAGE / room).rglob("*.py"):
+@pytest.mark.parametrize("subpackage", SUBPACKAGES)
+def test_a_subpackage_imports_only_what_it_may(subpackage):
+    allowed = {subpackage} | SUBPACKAGES[subpackage]
+    for file in (PACKAGE / subpackage).rglob("*.py"):
         for module in imported_modules(file) - MODEL:
             assert any(module == name or module.startswith(f"{name}/") for name in allowed), f"{file} imports {module}"
 
