@@ -191,8 +191,8 @@ def process_of_two(rank: int, folder: Path, encoder: Path) -> None:
 
 
 def test_two_processes_have_the_mean_of_their_gradients(encoder, tmp_path):
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.helpers.pretraining_runs"])
+    # Not forked: once, a process forked from the server of other tests never came back from its first collective.
+    context = multiprocessing.get_context("spawn")
     processes = [context.Process(target=process_of_two, args=(rank, tmp_path, encoder)) for rank in range(2)]
     for process in processes:
         process.start()
