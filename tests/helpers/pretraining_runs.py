@@ -9,7 +9,6 @@ import json
 import multiprocessing
 import os
 import signal
-import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -102,7 +101,7 @@ class ScriptProcesses:
     Args:
         flags: of the script.
         environments: of each process.
-        script: in examples/, or `fsdp2_on_cpu` or `divided_model`, see there.
+        script: in examples/, or `fsdp2_on_cpu`, see there.
     """
 
     def __init__(
@@ -162,7 +161,7 @@ def _run_script(flags: list[str], environment: dict[str, str], log: Path, script
     # As in a script of one's own: this process has taken over the server's method, with which every loader worker would
     # import everything anew (8 s of CPU) and come from another server, which a signal to the group ends.
     multiprocessing.set_start_method("fork", force=True)
-    if script in ("fsdp2_on_cpu", "divided_model"):
+    if script == "fsdp2_on_cpu":
         main = importlib.import_module(f"tests.helpers.{script}").main
     else:
         main = load_example(script).main
@@ -193,15 +192,6 @@ def start_together(flags: list[str], processes: int = 2) -> ScriptProcesses:
 def start_sharded(flags: list[str], *options: str) -> ScriptProcesses:
     """Train in two processes with FSDP2."""
     return ScriptProcesses(flags, launched_environments("fsdp2.yaml", 2, *options), script="fsdp2_on_cpu")
-
-
-def start_divided(flags: list[str], processes: int) -> ScriptProcesses:
-    """Processes that hold one model together, see divided_model.py."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        shared = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(processes)}
-    environments = [shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(processes)]
-    return ScriptProcesses(flags, environments, script="divided_model")
 
 
 @contextmanager
