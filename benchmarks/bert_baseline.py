@@ -20,9 +20,10 @@ from transformers.modeling_outputs import MaskedLMOutput
 from neobert_hf import NeoBERTConfig
 from neobert_hf.common.files import write_json
 from neobert_hf.common.settings import parse_config
-from neobert_hf.pretraining.arguments import DataArguments, ModelArguments, PretrainingArguments
-from neobert_hf.pretraining.recipe import checkpoint_settings, read_data
-from neobert_hf.pretraining.trainer import MLMTrainer
+from neobert_hf.data.batches import DataArguments
+from neobert_hf.training.pretraining import checkpoint_settings, read_data
+from neobert_hf.training.pretraining_arguments import ModelArguments, PretrainingArguments
+from neobert_hf.training.pretraining_trainer import MLMTrainer
 from neobert_hf.training.run_checkpoints import newest_checkpoint, step_of
 
 

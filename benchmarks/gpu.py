@@ -32,7 +32,7 @@ from transformers.utils import is_flash_attn_2_available
 
 from neobert_hf.common.files import write_text
 from neobert_hf.common.report import markdown_table
-from neobert_hf.pretraining.flops import product_flops
+from neobert_hf.training.flops import product_flops
 
 
 HEAD = ["", "type", "attention", "tokens a row", "batch", "tokens/s", "peak GiB", "TFLOP/s", "of a bare product"]

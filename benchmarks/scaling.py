@@ -3,7 +3,7 @@ docs/scaling.md.
 
     python benchmarks/scaling.py
 
-No speed was measured on a GPU here. FLOPs are counted by `neobert_hf.pretraining.flops`. The activations that are kept
+No speed was measured on a GPU here. FLOPs are counted by `neobert_hf.training.flops`. The activations that are kept
 for the backward pass are counted on a CPU. Their number and dtypes are those of a GPU once the model's special backward
 passes for CPUs are switched off.
 """
@@ -15,7 +15,7 @@ import torch
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM
 from neobert_hf.common.report import markdown_table
 from neobert_hf.modeling_neobert import NeoBERTRMSNorm
-from neobert_hf.pretraining.flops import DATASHEET_PEAKS, training_flops
+from neobert_hf.training.flops import DATASHEET_PEAKS, training_flops
 
 
 H100, STEP_TOKENS = DATASHEET_PEAKS["H100"], 2**21

@@ -30,10 +30,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from neobert_hf import NeoBERTConfig, NeoBERTModel
-from neobert_hf.checkpoints.export import ExportSettings, export
 from neobert_hf.common.files import write_json, write_text
 from neobert_hf.common.report import Line, Panel, markdown_table, plot_lines
 from neobert_hf.common.settings import parse_config
+from neobert_hf.hub.export import ExportSettings, export
 
 
 RAGGED = "32 x 128, ragged"

@@ -28,9 +28,9 @@ from torch import nn
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from transformers.modeling_outputs import BaseModelOutput
 
-from neobert_hf.checkpoints.export import FILES, ExportSettings, export
 from neobert_hf.common.files import write_json
 from neobert_hf.common.settings import parse_config
+from neobert_hf.hub.export import FILES, ExportSettings, export
 
 
 # By the engine names of serving_cpu.py: what runs the model, and its precision.

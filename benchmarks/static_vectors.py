@@ -18,7 +18,7 @@ from sklearn.utils.extmath import randomized_svd
 
 from neobert_hf.common.files import atomic_folder
 from neobert_hf.common.settings import parse_config
-from neobert_hf.pretraining.shards import load_shards, load_tokenizer
+from neobert_hf.data.shards import load_shards, load_tokenizer
 
 
 @dataclass

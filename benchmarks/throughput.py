@@ -49,7 +49,7 @@ from neobert_hf.common.files import write_json
 from neobert_hf.common.fingerprints import check_same_settings
 from neobert_hf.common.results import ADVICE, read_result
 from neobert_hf.common.settings import nearest, parse_config
-from neobert_hf.pretraining.flops import product_flops
+from neobert_hf.training.flops import product_flops
 
 
 LABELLED, RAGGED_ROWS, CHECKPOINTING_LENGTH = 0.2, 8, 4096

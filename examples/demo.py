@@ -33,7 +33,7 @@ from neobert_hf.common.report import Line, Panel, plot_lines
 from neobert_hf.common.sample_text import python_documentation
 from neobert_hf.common.script_errors import run_script
 from neobert_hf.common.settings import parse_config
-from neobert_hf.pretraining.shards import load_shards, load_tokenizer
+from neobert_hf.data.shards import load_shards, load_tokenizer
 
 
 EXAMPLES = Path(__file__).parent

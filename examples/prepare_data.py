@@ -5,7 +5,7 @@
 
 The two commands make two folders. The validation folder holds the first 10,000 documents of the dataset, which the
 other one leaves out. The text is a Hub dataset or local files (see `neobert_hf.data.tables`); the layout of a
-folder is described in `neobert_hf.pretraining.shards`. After an interruption, run the same command again to continue.
+folder is described in `neobert_hf.data.shards`. After an interruption, run the same command again to continue.
 The shards depend on the settings only, not on `num_proc` or interruptions.
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from neobert_hf.common.files import check_inputs, folder_lock
 from neobert_hf.common.script_errors import run_script
 from neobert_hf.common.settings import parse_config
-from neobert_hf.pretraining.preparing import PrepareArguments, prepare
+from neobert_hf.data.preparing import PrepareArguments, prepare
 
 
 def main(args: list[str] | None = None) -> None:

@@ -15,8 +15,9 @@ from transformers import set_seed
 from neobert_hf.common.files import write_json
 from neobert_hf.common.script_errors import run_script
 from neobert_hf.common.settings import parse_config
-from neobert_hf.pretraining.arguments import DataArguments, ModelArguments, PretrainingArguments
-from neobert_hf.pretraining.recipe import (
+from neobert_hf.data.batches import DataArguments
+from neobert_hf.training.launching import check_launch, end_processes, training_folder
+from neobert_hf.training.pretraining import (
     build_model,
     checkpoint_settings,
     complete_architecture,
@@ -24,8 +25,8 @@ from neobert_hf.pretraining.recipe import (
     plot_curves,
     read_data,
 )
-from neobert_hf.pretraining.trainer import MLMTrainer
-from neobert_hf.training.launching import check_launch, end_processes, training_folder
+from neobert_hf.training.pretraining_arguments import ModelArguments, PretrainingArguments
+from neobert_hf.training.pretraining_trainer import MLMTrainer
 from neobert_hf.training.run_checkpoints import newest_checkpoint, step_of
 
 

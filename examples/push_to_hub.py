@@ -6,7 +6,9 @@ Look through the folder, then log in (`hf auth login`, or set `HF_TOKEN`) and ru
 The same command repeats an interrupted push. Delete the folder to build it anew.
 """
 
-from neobert_hf.checkpoints.publish import (
+from neobert_hf.common.script_errors import run_script
+from neobert_hf.common.settings import parse_config
+from neobert_hf.hub.publish import (
     POSITIONAL,
     PublishSettings,
     check_request,
@@ -15,8 +17,6 @@ from neobert_hf.checkpoints.publish import (
     list_files,
     push_folder,
 )
-from neobert_hf.common.script_errors import run_script
-from neobert_hf.common.settings import parse_config
 
 
 def main(args: list[str] | None = None) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from neobert_hf.common.files import atomic_folder, check_inputs, folder_lock
 from neobert_hf.common.script_errors import run_script
 from neobert_hf.common.settings import parse_config
-from neobert_hf.pretraining.tokenizer import TokenizerArguments, train_tokenizer
+from neobert_hf.data.tokenizer import TokenizerArguments, train_tokenizer
 
 
 def main(args: list[str] | None = None) -> None:

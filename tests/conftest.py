@@ -99,7 +99,7 @@ def corpus(tmp_path_factory) -> Path:
 def prepared(corpus) -> Path:
     """The folder `corpus` with the shards of both files: `train` (5 of them) and `validation`."""
     # Not at the top: a test that needs no run should not import all that runs need.
-    from neobert_hf.pretraining import preparing
+    from neobert_hf.data import preparing
     from tests.helpers.pretraining_runs import to_flags
 
     prepare_data = load_example("prepare_data")

@@ -14,14 +14,13 @@ SUBPACKAGES = {
     "common": set(),
     "data": {"common"},
     "training": {"common", "data"},
-    "pretraining": {"common", "data", "training"},
     "embeddings": {"common", "data", "training"},
     "tasks": {"common", "data", "training"},
     "evaluation/glue": {"common", "data", "training"},
     "evaluation/mteb": {"common", "data", "embeddings"},
     "evaluation/pseudo_perplexity": {"common", "data"},
     "search": {"common", "data", "embeddings"},
-    "checkpoints": {"common", "data", "training", "embeddings"},
+    "hub": {"common", "data", "training", "embeddings"},
 }
 
 

@@ -31,7 +31,7 @@ def main(args: list[str] | None = None) -> int | str | None:
         commands.add_parser(name, help=purpose, add_help=False)
     command = parser.parse_args(args[:1]).command
     try:
-        return import_module(f"neobert_hf.checkpoints.{command}").main(args[1:])
+        return import_module(f"neobert_hf.hub.{command}").main(args[1:])
     except ModuleNotFoundError as error:
         if not (error.name or "").startswith("onnx"):
             raise

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from neobert_hf.checkpoints import convert, publish
 from neobert_hf.common.files import (
     MARKER,
     FolderInUse,
@@ -19,6 +18,7 @@ from neobert_hf.common.files import (
     replace_folder,
     write_text,
 )
+from neobert_hf.hub import convert, publish
 from tests.helpers.examples import load_example
 from tests.helpers.models import ROOT
 

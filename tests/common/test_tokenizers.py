@@ -11,10 +11,9 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 from transformers import BertTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
 
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM
-from neobert_hf.checkpoints.convert import ConvertSettings, convert
-from neobert_hf.checkpoints.doctor import check_tokenizer as check_tokenizer_of_folder
-from neobert_hf.checkpoints.model_folder import ModelFolder
 from neobert_hf.common.tokenizers import check_tokenizer, load_tokenizer
+from neobert_hf.data.preparing import PrepareArguments, load_fast_tokenizer
+from neobert_hf.data.tokenizer import train_bpe, train_wordpiece
 from neobert_hf.embeddings.arguments import RerankerArguments
 from neobert_hf.embeddings.inference import load_embedding_model
 from neobert_hf.embeddings.mining import mine_negatives
@@ -25,8 +24,9 @@ from neobert_hf.embeddings.models import (
     build_sparse_encoder,
 )
 from neobert_hf.evaluation.pseudo_perplexity import recipe as pseudo_perplexity
-from neobert_hf.pretraining.preparing import PrepareArguments, load_fast_tokenizer
-from neobert_hf.pretraining.tokenizer import train_bpe, train_wordpiece
+from neobert_hf.hub.convert import ConvertSettings, convert
+from neobert_hf.hub.doctor import check_tokenizer as check_tokenizer_of_folder
+from neobert_hf.hub.model_folder import ModelFolder
 from neobert_hf.search.encoder import EmbeddingSettings, PassageEncoder
 from neobert_hf.training import starting_points
 from neobert_hf.training.starting_points import StartingPoint

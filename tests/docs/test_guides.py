@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from neobert_hf.pretraining import preparing
+from neobert_hf.data import preparing
 from tests.helpers.models import ROOT
 from tests.helpers.pages import blocks_of, links_of, pages
 

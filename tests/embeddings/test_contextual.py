@@ -9,7 +9,6 @@ from sentence_transformers import SentenceTransformer
 from torch.nn import functional as F
 
 from neobert_hf import NeoBERTModel
-from neobert_hf.checkpoints.model_folder import read_config
 from neobert_hf.common.fingerprints import fingerprint
 from neobert_hf.embeddings.contextual import (
     build_contextual_encoder,
@@ -25,6 +24,7 @@ from neobert_hf.embeddings.models import (
     build_sparse_encoder,
     load_trained_model,
 )
+from neobert_hf.hub.model_folder import read_config
 from tests.helpers.other_encoders import save_other_encoder
 
 

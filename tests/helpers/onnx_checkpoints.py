@@ -17,7 +17,7 @@ def save_checkpoint(folder: Path, cls=NeoBERTModel, model=None, **changes) -> Pa
 def export(source: Path, output: Path, **options) -> list:
     """The `ExportedFile`s of a checkpoint."""
     # It needs packages that a test which is left out without them may lack.
-    from neobert_hf.checkpoints.export import ExportSettings
-    from neobert_hf.checkpoints.export import export as export_checkpoint
+    from neobert_hf.hub.export import ExportSettings
+    from neobert_hf.hub.export import export as export_checkpoint
 
     return export_checkpoint(ExportSettings(str(source), str(output), **options))

@@ -11,8 +11,9 @@ from itertools import islice
 import torch
 from torch.nn import functional as F
 
-from neobert_hf.pretraining.arguments import DataArguments, PretrainingArguments
-from neobert_hf.pretraining.trainer import MicroBatches
+from neobert_hf.data.batches import DataArguments
+from neobert_hf.training.pretraining_arguments import PretrainingArguments
+from neobert_hf.training.pretraining_trainer import MicroBatches
 from tests.helpers.plain_neobert import plain_hidden_states
 
 

@@ -14,8 +14,8 @@ from huggingface_hub import ModelCard
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, pipeline
 
-from neobert_hf.checkpoints.card import gather_facts
 from neobert_hf.common.fingerprints import SettingsMismatch
+from neobert_hf.hub.card import gather_facts
 from tests.helpers.examples import load_example
 from tests.helpers.hub_server import HubServer, Repository
 from tests.helpers.models import ROOT

@@ -4,10 +4,11 @@ import pytest
 from transformers import TrainingArguments
 from transformers.utils import is_torch_bf16_gpu_available
 
+from neobert_hf.data.batches import DataArguments
 from neobert_hf.embeddings.arguments import EmbeddingArguments
-from neobert_hf.pretraining.arguments import UNUSED, DataArguments, PretrainingArguments
 from neobert_hf.training.arguments import result_settings
 from neobert_hf.training.fine_tuning import FineTuningArguments
+from neobert_hf.training.pretraining_arguments import UNUSED, PretrainingArguments
 
 
 def settings(**changes) -> dict:

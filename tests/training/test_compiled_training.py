@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import load_file
 
 from neobert_hf import NeoBERTForMaskedLM
-from neobert_hf.pretraining.arguments import PretrainingArguments
-from neobert_hf.pretraining.optimizers import build_optimizer
+from neobert_hf.training.optimizers import build_optimizer
+from neobert_hf.training.pretraining_arguments import PretrainingArguments
 from tests.helpers.models import small_model
 from tests.helpers.pretraining_runs import run, small_flags, start_sharded, start_together
 

@@ -1,0 +1,88 @@
+"""Optimizers and learning-rate schedules of pretraining."""
+
+import math
+from collections import defaultdict
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+from transformers import get_constant_schedule_with_warmup, get_linear_schedule_with_warmup
+
+from neobert_hf.training.pretraining_arguments import PretrainingArguments
+
+
+def build_optimizer(model: nn.Module, arguments: PretrainingArguments) -> torch.optim.Optimizer:
+    """Build an optimizer over all trainable parameters.
+
+    `arguments.optimizer` is `adamw` (paper), `adam` (ablations M0 to M3: without weight decay), `soap` (paper, section
+    3.3: no gain over Adam) or `muon` (hidden matrices; AdamW for embeddings, decoder, norms and biases). The last two
+    come from `pytorch_optimizer`. Muon's updates are scaled to the size of AdamW's, so one learning rate fits both; it
+    computes in float32 on a CPU without AVX512-BF16, elsewhere in bfloat16. On CUDA, Adam and AdamW use torch's `fused`
+    kernels.
+
+    References:
+        AdamW: Loshchilov & Hutter, arXiv 1711.05101. SOAP: Vyas et al., arXiv 2409.11321. Muon: Liu et al., 2502.16982.
+    """
+    rate, epsilon = arguments.learning_rate, arguments.adam_epsilon
+    betas = (arguments.adam_beta1, arguments.adam_beta2)
+    groups = _parameter_groups(model, arguments)
+    if arguments.optimizer == "muon":
+        from pytorch_optimizer import Muon
+
+        from neobert_hf.training.muon import Float32Muon
+
+        for group in groups:
+            if not group["use_muon"]:
+                group |= {"lr": rate, "betas": betas, "eps": epsilon}
+        emulates_bfloat16 = arguments.device.type == "cpu" and not torch.cpu._is_avx512_bf16_supported()
+        muon = Float32Muon if emulates_bfloat16 else Muon
+        return muon(groups, lr=rate, weight_decay=arguments.weight_decay, use_adjusted_lr=True)
+    for group in groups:
+        del group["use_muon"]
+    if arguments.optimizer == "soap":
+        from pytorch_optimizer import SOAP
+
+        # SOAP has its own first beta: 0.95 in its paper and the released soap.yaml. A vocabulary-sized side would need
+        # a matrix of 30,522 x 30,522; a side beyond `max_precondition_dim` is not preconditioned.
+        return SOAP(groups, lr=rate, betas=(0.95, betas[1]), eps=epsilon, precondition_frequency=10)
+    optimizer = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}[arguments.optimizer]
+    # `fused=None` leaves the choice to torch.
+    return optimizer(groups, lr=rate, betas=betas, eps=epsilon, fused=arguments.device.type == "cuda" or None)
+
+
+def _parameter_groups(model: nn.Module, arguments: PretrainingArguments) -> list[dict]:
+    """Parameters with and without weight decay, each divided into hidden matrices (for Muon) and the rest."""
+    groups = defaultdict(list)
+    for name, weight in model.named_parameters():
+        if weight.requires_grad:
+            is_matrix = weight.ndim > 1
+            decayed = is_matrix or arguments.decay_norms_and_biases
+            # Every encoder of Transformers numbers its blocks, so a number in the name marks a hidden layer.
+            hidden = is_matrix and any(part.isdecimal() for part in name.split("."))
+            groups[decayed, hidden].append(weight)
+    return [
+        {"params": weights, "weight_decay": arguments.weight_decay if decayed else 0.0, "use_muon": hidden}
+        for (decayed, hidden), weights in sorted(groups.items(), reverse=True)
+    ]
+
+
+def build_schedule(name: str, optimizer: torch.optim.Optimizer, warmup_steps: int, max_steps: int) -> LRScheduler:
+    """Learning rate over the steps: a linear warm-up, then the named schedule.
+
+    `cosine_to_floor` (paper, section 3.3) falls to 10% of the peak at 90% of `max_steps` and stays there.
+    (Transformers' `cosine_with_min_lr` rises again past its end; its `warmup_stable_decay` warms up from the floor.)
+    `linear` falls to 0 at `max_steps`, `constant` does not fall: stage 2 of the paper.
+    """
+    if name == "linear":
+        return get_linear_schedule_with_warmup(optimizer, warmup_steps, max_steps)
+    if name == "constant":
+        return get_constant_schedule_with_warmup(optimizer, warmup_steps)
+    decay_steps = max(1, round(0.9 * max_steps) - warmup_steps)
+
+    def factor(step: int) -> float:
+        if step < warmup_steps:
+            return step / warmup_steps
+        progress = min(1.0, (step - warmup_steps) / decay_steps)
+        return 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * progress))
+
+    return LambdaLR(optimizer, factor)

@@ -1,0 +1,342 @@
+"""The Trainer of masked language modelling, with what Transformers' own Trainer lacks for the paper's recipe.
+
+It adds micro-batches from a cursor, losses and throughput over all processes, and the held-out loss by document length.
+Forward, backward, accumulation, engines and logging are those of Transformers.
+"""
+
+import copy
+import math
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.nn import functional as F
+from torch.utils.data import DataLoader
+from transformers import PreTrainedTokenizerBase
+
+from neobert_hf.data.batches import Documents, HeldOutBatchSampler, MLMBatchSampler
+from neobert_hf.data.collator import MLMCollator
+from neobert_hf.data.shards import Manifest
+from neobert_hf.modeling_neobert import NeoBERTForMaskedLM
+from neobert_hf.training.flops import peak_flops, product_flops, training_flops
+from neobert_hf.training.optimizers import build_optimizer, build_schedule
+from neobert_hf.training.pretraining_arguments import PretrainingArguments
+from neobert_hf.training.run_checkpoints import check_engine, read_progress
+from neobert_hf.training.trainer import ResumableTrainer, ignore_signals
+
+
+# Held-out losses are reported by document length (after cutting): up to each of these, and above the last.
+LENGTH_EDGES = (128, 256, 512, 1024, 2048)
+
+
+@dataclass
+class MicroBatches:
+    """Documents, which of them make up each micro-batch, and how they are masked and laid out."""
+
+    documents: Documents
+    sampler: MLMBatchSampler | HeldOutBatchSampler
+    collator: MLMCollator
+
+
+@dataclass
+class PretrainingData:
+    """The data to train on, with the manifests of their folders, and the data of each folder to evaluate on."""
+
+    manifests: list[Manifest]
+    train: MicroBatches
+    held_out: list[MicroBatches]
+
+    @property
+    def manifest(self) -> Manifest:
+        """The manifest of the first folder to train on; all have the same tokenizer."""
+        return self.manifests[0]
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        return self.train.collator.tokenizer
+
+
+class TokenCounts(NamedTuple):
+    """Sums over micro-batches, from which the logged numbers are computed."""
+
+    real: int = 0
+    padded: int = 0
+    """Tokens including padding."""
+    labels: int = 0
+    correct: int = 0
+    """Labels that were predicted correctly."""
+    squared_lengths: int = 0
+    """Sum over the documents, for the FLOPs of attention."""
+
+
+def attention_backend(model: NeoBERTForMaskedLM, device: torch.device, dtype: torch.dtype, whole_rows: bool) -> str:
+    """The attention that the model chooses in training; `whole_rows`: batches have neither padding nor packing."""
+    name = model.config._attn_implementation
+    if name != "sdpa" or whole_rows:
+        return name
+    in_one_kernel = device.type == "cuda" and dtype != torch.float32 and not model.config.dropout
+    return "sdpa, FlashAttention over all documents" if in_one_kernel else "sdpa, one call a document"
+
+
+class MLMTrainer(ResumableTrainer):
+    """Trains `NeoBERTForMaskedLM` on the micro-batches of an `MLMBatchSampler`.
+
+    Args:
+        settings: see `ResumableTrainer`.
+        optimizer_from: a checkpoint whose optimizer state training starts with (stage 2 of the paper). Not used on
+            resume.
+
+    Attributes:
+        attention: the attention that runs, see `attention_backend`.
+        peak, peak_source: the FLOP/s of one device that MFU is relative to, and the source of the number.
+        product_rate: measured FLOP/s of its matrix products, if `peak` is from a data sheet.
+    """
+
+    def __init__(
+        self,
+        model: NeoBERTForMaskedLM,
+        args: PretrainingArguments,
+        data: PretrainingData,
+        settings: dict,
+        optimizer_from: Path | None = None,
+    ):
+        self.data = data
+        self.optimizer_from = optimizer_from
+        super().__init__(
+            model,
+            args,
+            data_collator=data.train.collator,
+            train_dataset=data.train.documents,
+            eval_dataset=data.held_out[0].documents if data.held_out else None,
+            processing_class=data.tokenizer,
+            settings=settings,
+        )
+        if optimizer_from is not None:
+            self._check_continued_optimizer()
+        self.architecture = model.config
+        self.micro_batches_per_step = args.gradient_accumulation_steps * args.world_size
+        dtype = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else model.dtype
+        if args.peak_tflops is None:
+            self.peak, self.peak_source = peak_flops(args.device, dtype)
+        else:
+            self.peak, self.peak_source = args.peak_tflops * 1e12, "given"
+        self.product_rate = None
+        if args.device.type == "cuda" and not self.peak_source.startswith("measured"):
+            self.product_rate = product_flops(args.device, dtype)[0]
+        self.attention = attention_backend(model, args.device, dtype, data.train.collator.layout == "naive")
+        if self.is_fsdp_enabled and getattr(self.accelerator.state.fsdp_plugin, "fsdp_version", 1) == 2:
+            # Accelerate would keep the residual stream, the loss and the gradients in bf16. With weights gathered in
+            # float32 and autocast (below), the run matches a single process to 6e-8, as under DDP.
+            self.accelerator.state.fsdp_plugin.mixed_precision_policy = MixedPrecisionPolicy()
+        # The counts of this process since they were last collected, and of all processes since the last log.
+        self._own_counts = torch.zeros(len(TokenCounts._fields), dtype=torch.int64, device=args.device)
+        self._window = TokenCounts()
+        self._window_start = time.perf_counter()
+
+    def _check_continued_optimizer(self) -> None:
+        if self.engine == "DeepSpeed":
+            raise ValueError(
+                "`continue_optimizer` cannot be combined with DeepSpeed, whose optimizer state has its own layout. "
+                "Use DDP or FSDP2 for this stage, or set it to false."
+            )
+        progress = read_progress(self.optimizer_from)
+        check_engine(self.optimizer_from, progress, self.engine)
+        for name in ("optimizer", "decay_norms_and_biases"):
+            stored, given = progress.settings.get(name), getattr(self.args, name)
+            if name in progress.settings and stored != given and {stored, given} != {"adam", "adamw"}:
+                raise ValueError(
+                    f"`continue_optimizer` takes the optimizer over from {self.optimizer_from}, where `{name}` was "
+                    f"{stored!r}; it is {given!r} now. Set it to the same, or `continue_optimizer` to false."
+                )
+
+    def get_train_dataloader(self) -> DataLoader:
+        # Not prepared by accelerate: the sampler already gives each process its share.
+        return self._loader(self.data.train)
+
+    def _loader(self, data: MicroBatches) -> DataLoader:
+        return DataLoader(
+            data.documents,
+            batch_sampler=data.sampler,
+            collate_fn=data.collator,
+            # Iterating draws a seed. Drawn from the global generator, which the Trainer restores just before, it would
+            # change dropout after a resume.
+            generator=torch.Generator(),
+            num_workers=self.args.dataloader_num_workers,
+            worker_init_fn=ignore_signals,
+            prefetch_factor=self.args.dataloader_prefetch_factor,
+            pin_memory=self.args.dataloader_pin_memory and self.args.device.type == "cuda",
+        )
+
+    def create_optimizer(self, model=None) -> torch.optim.Optimizer:
+        if self.optimizer is None:
+            self.optimizer = build_optimizer(self.model if model is None else model, self.args)
+        return self.optimizer
+
+    def create_scheduler(self, num_training_steps: int, optimizer=None):
+        if self.lr_scheduler is None:
+            warmup = self.args.get_warmup_steps(num_training_steps)
+            optimizer = self.optimizer if optimizer is None else optimizer
+            self.lr_scheduler = build_schedule(self.args.schedule, optimizer, warmup, num_training_steps)
+            self._created_lr_scheduler = True
+        return self.lr_scheduler
+
+    def _prepare_for_training(self, max_steps, train_dataloader, resume_from_checkpoint):
+        prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
+        if resume_from_checkpoint is None and self.optimizer_from is not None:
+            self._load_moments()
+        self._window_start = time.perf_counter()
+        return prepared
+
+    def _load_moments(self) -> None:
+        """Load the moments of the earlier stage, but keep this stage's learning rate, schedule and weight decay."""
+        groups = [
+            {key: value for key, value in group.items() if key != "params"} for group in self.optimizer.param_groups
+        ]
+        schedule = copy.deepcopy(self.lr_scheduler.state_dict())
+        self._load_optimizer_and_scheduler(str(self.optimizer_from))
+        for group, own in zip(self.optimizer.param_groups, groups):
+            group.update(own)
+        self.lr_scheduler.load_state_dict(schedule)
+
+    def autocast_smart_context_manager(self, cache_enabled: bool | None = True):
+        return self.accelerator.autocast()
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
+        self._count(inputs, outputs.logits)
+        return (loss, outputs) if return_outputs else loss
+
+    @torch.no_grad()
+    def _count(self, inputs: dict[str, torch.Tensor], logits: torch.Tensor) -> None:
+        """Add a micro-batch to the counts of this process, without waiting for the device."""
+        ids, labels = inputs["input_ids"], inputs["labels"]
+        # The logits are those of labelled positions, so their number is known; counting would wait for the device.
+        labelled = torch.nonzero_static((labels != -100).flatten(), size=len(logits)).squeeze(1)
+        if "cu_seq_lens_q" in inputs:
+            lengths = inputs["cu_seq_lens_q"].diff().long()
+        elif "attention_mask" in inputs:
+            lengths = inputs["attention_mask"].sum(1)
+        else:
+            lengths = torch.full((ids.shape[0],), ids.shape[1], device=ids.device)
+        counts = TokenCounts(
+            real=(ids != self.processing_class.pad_token_id).sum(),
+            padded=torch.full((), ids.numel(), device=ids.device),
+            labels=torch.full((), len(logits), device=ids.device),
+            correct=(logits.argmax(-1) == labels.flatten()[labelled]).sum(),
+            squared_lengths=(lengths**2).sum(),
+        )
+        self._own_counts += torch.stack(counts)
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        self.state.epoch = self._sampler_at_this_step().epoch()
+        if "loss" in logs:
+            logs |= self._throughput(logs["loss"])
+        super().log(logs, start_time)
+        if "loss" in logs:
+            # TensorBoard takes numbers only.
+            self.state.log_history[-1] |= {"attention": self.attention, "peak": f"{self.peak:.3g}, {self.peak_source}"}
+
+    def _sampler_at_this_step(self) -> MLMBatchSampler:
+        self.data.train.sampler.advance(self.state.global_step * self.micro_batches_per_step)
+        return self.data.train.sampler
+
+    def _throughput(self, loss: float) -> dict[str, float]:
+        self._collect_counts()
+        counts, seconds = self._window, time.perf_counter() - self._window_start
+        self._window = TokenCounts()
+        self._window_start = time.perf_counter()
+        flops = training_flops(self.architecture, counts.real, counts.squared_lengths, counts.labels)
+        rate = flops / seconds / self.args.world_size
+        # No GPU reaches its data sheet, so the rate is also logged relative to what its matrix products reach.
+        of_products = {} if self.product_rate is None else {"mfu_of_products": rate / self.product_rate}
+        return of_products | {
+            "perplexity": math.exp(min(loss, 100)),
+            "accuracy": counts.correct / max(counts.labels, 1),
+            "tokens_per_second": counts.real / seconds,
+            "padded_tokens_per_second": counts.padded / seconds,
+            "padding_share": 1 - counts.real / max(counts.padded, 1),
+            "tokens_seen": self.state.num_input_tokens_seen,
+            "mfu": rate / self.peak,
+        }
+
+    def _collect_counts(self) -> None:
+        """Add up the counts of all processes. The total of real tokens is part of the checkpointed state."""
+        counts = TokenCounts(*self.accelerator.reduce(self._own_counts, "sum").tolist())
+        self._own_counts.zero_()
+        self._window = TokenCounts(*map(sum, zip(self._window, counts)))
+        self.state.num_input_tokens_seen += counts.real
+
+    @contextmanager
+    def _clock_stopped(self):
+        """Leave the time of evaluating and saving out of the training time."""
+        start = time.perf_counter()
+        yield
+        self._window_start += time.perf_counter() - start
+
+    def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix: str = "eval") -> dict[str, float]:
+        """Log what `measure` finds."""
+        with self._clock_stopped():
+            metrics = {f"{metric_key_prefix}_{name}": value for name, value in self.measure().items()}
+        self.log(metrics)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    def measure(self) -> dict[str, float]:
+        """Loss in nats per label, perplexity and accuracy on the held-out documents; losses by length after cutting.
+
+        Those of a second held-out folder are called `loss_2` and so on.
+        """
+        metrics = {}
+        for number, held_out in enumerate(self.data.held_out, start=1):
+            ending = "" if number == 1 else f"_{number}"
+            metrics |= {f"{name}{ending}": value for name, value in self._measure(held_out).items()}
+        return metrics
+
+    def _measure(self, held_out: MicroBatches) -> dict[str, float]:
+        totals = self._held_out_totals(held_out)
+        labels, loss, correct = totals.sum(0).tolist()
+        if not labels:
+            raise ValueError("No token of the held-out documents was masked: hold out more than a few words.")
+        metrics = {"loss": loss / labels, "perplexity": math.exp(min(loss / labels, 100)), "accuracy": correct / labels}
+        lowest = [1, *(edge + 1 for edge in LENGTH_EDGES)]
+        for lower, upper, (labels, loss, _) in zip(lowest, [*LENGTH_EDGES, "more"], totals.tolist()):
+            if labels:
+                metrics[f"loss_{lower}_to_{upper}"] = loss / labels
+        return metrics
+
+    @torch.no_grad()
+    def _held_out_totals(self, held_out: MicroBatches) -> torch.Tensor:
+        """Labels, summed loss and correct predictions of each bin of document lengths, over all processes."""
+        model = self._wrap_model(self.model, training=False)
+        if not self.accelerator._models and model is self.model:
+            model = self.accelerator.prepare_model(model, evaluation_mode=True)
+        model.eval()
+        totals = torch.zeros(len(LENGTH_EDGES) + 1, 3, dtype=torch.float64)
+        for number, inputs in enumerate(self._loader(held_out)):
+            lengths = inputs["cu_seq_lens_q"].diff()
+            inputs = self._prepare_inputs(inputs)
+            with self.compute_loss_context_manager():
+                logits = model(**inputs).logits.float()
+            if held_out.sampler.is_repeat(number):
+                continue
+            labelled = inputs["labels"] != -100
+            labels = inputs["labels"][labelled]
+            loss = F.cross_entropy(logits, labels, reduction="none")
+            values = torch.stack((torch.ones_like(loss), loss, logits.argmax(-1) == labels), 1)
+            bins = torch.bucketize(lengths, torch.tensor(LENGTH_EDGES)).repeat_interleave(lengths)
+            totals.index_add_(0, bins[labelled[0].cpu()], values.double().cpu())
+        if self.args.world_size > 1:
+            totals = self.accelerator.reduce(totals.to(self.args.device), "sum").cpu()
+        return totals
+
+    def cursor(self) -> dict:
+        return self._sampler_at_this_step().cursor
+
+    def _save_checkpoint(self, model, trial) -> None:
+        with self._clock_stopped():
+            self._collect_counts()
+            super()._save_checkpoint(model, trial)

@@ -1,0 +1,250 @@
+"""Which documents make up a micro-batch: all of them, once an epoch, the same on any number of processes."""
+
+import json
+import time
+import tracemalloc
+from itertools import islice
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from datasets import Dataset
+from torch.utils.data import DataLoader
+from transformers import AutoTokenizer
+
+from neobert_hf.data.batches import DataArguments, DocumentKey, Documents, HeldOutBatchSampler, MLMBatchSampler
+from neobert_hf.data.shards import load_shards, load_tokenizer, read_manifest
+
+
+LENGTHS = np.random.default_rng(0).integers(3, 200, size=1000)
+SHARDS = [300, 1, 299, 250, 150]
+
+
+def corpus(lengths=LENGTHS, shards=SHARDS) -> Documents:
+    """Document i holds the id i, so that a batch shows what it was made from."""
+    documents = [np.full(length, index, dtype=np.uint16) for index, length in enumerate(lengths)]
+    table = pa.table({"input_ids": pa.array(documents, type=pa.list_(pa.uint16()))})
+    return Documents(Dataset(table), list(shards), 128)
+
+
+def sampler(lengths=LENGTHS, shards=SHARDS, **changes) -> MLMBatchSampler:
+    options = {name: changes.pop(name) for name in ("seed", "rank", "world_size") if name in changes}
+    settings = {"max_length": 128, "micro_batch_tokens": 512, "shuffle_shards": 2} | changes
+    return MLMBatchSampler(corpus(lengths, shards), DataArguments(["unused"], **settings), **options)
+
+
+def first_epochs(batches, epochs: int) -> list[list[DocumentKey]]:
+    """Micro-batches of the first epochs."""
+    taken = []
+    for keys in batches:
+        if keys[0].epoch >= epochs:
+            return taken
+        taken.append(keys)
+
+
+@pytest.mark.parametrize("layout", ["packed", "padded", "naive"])
+def test_every_document_once_an_epoch_within_the_budget(layout):
+    batches = first_epochs(sampler(layout=layout), 3)
+    for epoch in range(3):
+        rows = [key.row for keys in batches for key in keys if key.epoch == epoch]
+        assert sorted(rows) == list(range(1000))
+        assert rows != sorted(rows)
+    tokens = [np.minimum(LENGTHS[[key.row for key in keys]], 128).sum() for keys in batches]
+    if layout != "padded":
+        assert max(tokens) <= 512
+        # The next document did not fit: at most one is missing, but for the last micro-batch of a group.
+        assert sum(total > 512 - 128 for total in tokens) >= len(tokens) - 3 * 3
+    else:
+        assert max(map(len, batches)) == 512 // 128
+
+
+def test_shuffling_mixes_shards_and_changes_with_seed_and_epoch():
+    def rows(epoch, **changes):
+        return [key.row for keys in first_epochs(sampler(**changes), 2) for key in keys if key.epoch == epoch]
+
+    def first_shards(epoch):
+        """Shards of the first group of an epoch."""
+        plan = sampler()
+        return frozenset(np.searchsorted(plan.shard_ends, plan._shuffled_group(0, epoch, 0)[0], side="right"))
+
+    assert len({first_shards(epoch) for epoch in range(6)}) > 1
+    assert rows(0) == rows(0)
+    assert rows(0) != rows(1)
+    assert rows(0) != rows(0, seed=1)
+    # Within a shard as well as among shards.
+    assert rows(0, shards=[1000]) != rows(1, shards=[1000])
+    shard_of = np.repeat(range(5), SHARDS)
+    # Two large shards lie in one group: neighbours come from both.
+    assert any(len(set(shard_of[rows(0)[start : start + 20]])) > 1 for start in (0, 300, 600))
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_processes_share_the_same_micro_batches(world_size):
+    settings = {"min_lengths": (0, 100), "probabilities": (0.5, 0.5)}
+    alone = list(islice(sampler(**settings), 400))
+    together = [list(islice(sampler(rank=rank, world_size=world_size, **settings), 100)) for rank in range(world_size)]
+    assert [keys for round_ in zip(*together) for keys in round_] == alone[: 100 * world_size]
+
+
+def test_resuming_from_the_cursor_is_exact():
+    settings = {"min_lengths": (0, 100, 150), "probabilities": (0.2, 0.4, 0.4), "seed": 3}
+    whole = list(islice(sampler(**settings), 700))
+    for done in (1, 137, 500):
+        before = sampler(**settings)
+        # A loader reads ahead of training; the cursor is moved to what was trained on.
+        iterator = iter(before)
+        list(islice(iterator, done + 40))
+        before.advance(done)
+        after = sampler(**settings)
+        after.cursor = json.loads(json.dumps(before.cursor))
+        assert list(islice(after, 700 - done)) == whole[done:]
+
+
+def test_mixture_draws_subsets_with_their_probabilities():
+    probabilities = (0.2, 0.4, 0.4)
+    batches = list(islice(sampler(min_lengths=(0, 100, 150), probabilities=probabilities), 5000))
+    subsets = [keys[0].subset for keys in batches]
+    # Each draw is independent of the one before.
+    repeats = sum(first == second for first, second in zip(subsets, subsets[1:])) / 4999
+    assert abs(repeats - 0.36) < 4 * (0.36 * 0.64 / 4999) ** 0.5
+    for subset, (minimum, probability) in enumerate(zip((0, 100, 150), probabilities)):
+        of_subset = [keys for keys in batches if keys[0].subset == subset]
+        # Four standard deviations of a binomial share.
+        assert abs(len(of_subset) / 5000 - probability) < 4 * (probability * (1 - probability) / 5000) ** 0.5
+        lengths = LENGTHS[[key.row for keys in of_subset for key in keys]]
+        assert lengths.min() >= minimum
+        assert {key.subset for keys in of_subset for key in keys} == {subset}
+        first_epoch = [key.row for keys in of_subset for key in keys if key.epoch == 0]
+        assert sorted(first_epoch) == np.flatnonzero(LENGTHS >= minimum).tolist()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"probabilities": (0.5, 0.4), "min_lengths": (0, 10)}, "`probabilities` .*sum"),
+        ({"probabilities": (1.5, -0.5), "min_lengths": (0, 10)}, "`probabilities` .*shares"),
+        ({"probabilities": (1.0,), "min_lengths": (0, 10)}, "2 subsets and `probabilities` 1"),
+        ({"probabilities": (0.5, 0.5), "min_lengths": (0, 201)}, "No document has 201 tokens"),
+        ({"micro_batch_tokens": 127}, "`micro_batch_tokens` is 127.*128"),
+        ({"lengths": [9], "shards": [1]}, "holds 1 documents"),
+        ({"lengths": [], "shards": [0]}, "holds 0 documents"),
+        ({"lengths": [9, 2, 9], "shards": [3]}, "Document 1 has 2 ids"),
+    ],
+)
+def test_settings_that_fit_no_data_are_errors_before_the_first_batch(changes, message):
+    with pytest.raises(ValueError, match="(?s)" + message):
+        sampler(**changes)
+
+
+def test_documents_are_cut_as_the_tokenizer_cuts(prepared):
+    shards, tokenizer = load_shards(prepared / "train"), AutoTokenizer.from_pretrained(prepared / "tokenizer")
+    texts = [json.loads(line)["text"] for line in (prepared / "train.jsonl").read_text().splitlines()]
+    for max_length in (16, 4096):
+        documents = Documents(shards, [100] * 5, max_length)
+        rows = (0, 7, 499)
+        for row, document in zip(rows, documents.__getitems__([DocumentKey(row, 0, 0) for row in rows])):
+            expected = tokenizer(texts[row], truncation=True, max_length=max_length)["input_ids"]
+            assert document["input_ids"].tolist() == expected
+
+
+def test_loader_workers_change_nothing():
+    batches = {}
+    for workers in (0, 2):
+        loader = DataLoader(corpus(), batch_sampler=sampler(), collate_fn=lambda batch: batch, num_workers=workers)
+        batches[workers] = [
+            [(document["key"], document["input_ids"].tolist()) for document in batch] for batch in islice(loader, 30)
+        ]
+    assert batches[0] == batches[2]
+    assert all(ids == [key.row] * min(LENGTHS[key.row], 128) for batch in batches[0] for key, ids in batch)
+
+
+@pytest.mark.parametrize("world_size", [1, 3, 4])
+def test_held_out_documents_count_once(world_size):
+    counted, rounds = [], set()
+    for rank in range(world_size):
+        held_out = HeldOutBatchSampler(corpus(), 512, rank, world_size)
+        rounds.add(len(list(held_out)))
+        counted += [key.row for number, keys in enumerate(held_out) if not held_out.is_repeat(number) for key in keys]
+    assert sorted(counted) == list(range(1000))
+    assert len(rounds) == 1
+
+
+def test_memory_does_not_grow_with_the_corpus():
+    """It is that of a group of shards; numpy reports its allocations to tracemalloc."""
+    peaks = []
+    for shards in (24, 96):
+        lengths = np.full(shards * 5_000, 6, dtype=np.int32)
+        offsets, ids = np.concatenate([[0], lengths.cumsum()]), np.ones(lengths.sum(), dtype=np.uint16)
+        column = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(ids))
+        documents = Documents(Dataset(pa.table({"input_ids": column})), [5_000] * shards, 16)
+        tracemalloc.start()
+        plan = MLMBatchSampler(documents, DataArguments(["unused"], 16, micro_batch_tokens=4096, shuffle_shards=2))
+        while plan.cursor["subsets"][0]["epoch"] < 1:
+            plan.advance(plan.cursor["micro_batches"] + 1)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 1.1 * peaks[0]
+
+
+def test_each_folder_has_its_share_and_its_subsets():
+    """The first three shards, and the last two with half as much weight."""
+    data = DataArguments(
+        ["domain:1", "general:0.5"],
+        128,
+        micro_batch_tokens=512,
+        shuffle_shards=2,
+        min_lengths=[0, 100],
+        probabilities=[0.75, 0.25],
+    )
+    shares = data.train_folders()
+    assert list(shares) == ["domain", "general"] and list(shares.values()) == pytest.approx([2 / 3, 1 / 3])
+    plan = MLMBatchSampler(corpus(), data, folders=list(zip((3, 2), shares.values())))
+    batches = list(islice(plan, 2000))
+    subsets = [keys[0].subset for keys in batches]
+    assert all({key.row >= 600 for key in keys} == {keys[0].subset >= 2} for keys in batches)
+    assert all(LENGTHS[key.row] >= 100 for keys in batches for key in keys if key.subset in (1, 3))
+    found = [subsets.count(subset) / 2000 for subset in range(4)]
+    assert found == pytest.approx([1 / 2, 1 / 6, 1 / 4, 1 / 12], abs=0.04)
+    # Every document of the second folder, an epoch after the other.
+    second = [key.row for keys in batches for key in keys if key.subset == 2 and key.epoch == 0]
+    assert sorted(second) == list(range(600, 1000))
+    # And from a cursor the same batches follow.
+    plan.advance(1000)
+    assert list(islice(plan, 1000)) == batches[1000:]
+
+
+def test_one_folder_needs_no_weight(tmp_path):
+    for entry in ("data", "data:3"):
+        assert DataArguments([entry], 64).train_folders() == {"data": 1.0}
+    # A folder whose name ends like a weight.
+    (tmp_path / "data:3").mkdir()
+    assert DataArguments([f"{tmp_path}/data:3"], 64).train_folders() == {f"{tmp_path}/data:3": 1.0}
+    assert DataArguments(["s:data"], 64).train_folders() == {"s:data": 1.0}
+
+
+@pytest.mark.parametrize("folders", [["a:0"], ["a:-1"], ["a:nan"], ["a:inf"], ["a", "a:2"], []])
+def test_weights_without_a_meaning_are_refused(folders):
+    with pytest.raises(ValueError, match="`train_data`"):
+        DataArguments(folders, 64)
+
+
+def test_prepared_folders_are_read(prepared):
+    manifest, tokenizer = read_manifest(prepared / "train"), load_tokenizer(prepared / "train")
+    sizes = [shard["documents"] for shard in manifest.shards]
+    documents = Documents(load_shards(prepared / "train"), sizes, 64)
+    plan = MLMBatchSampler(documents, DataArguments(["unused"], 64, micro_batch_tokens=256))
+    ids = documents.__getitems__(next(iter(plan)))[0]["input_ids"]
+    assert ids[0] == tokenizer.cls_token_id and ids[-1] == tokenizer.sep_token_id and ids.dtype == np.int64
+    assert torch.from_numpy(ids).max() < manifest.vocab_size
+
+
+def test_a_late_cursor_costs_no_replay():
+    """Of a run of 900,000 steps of 64 micro-batches, the next one comes at once."""
+    plan = sampler(probabilities=(0.5, 0.5), min_lengths=(0, 100))
+    position = {"epoch": 40_000, "group": 1, "document": 20}
+    plan.cursor = {"micro_batches": 900_000 * 64, "subsets": [dict(position), dict(position)]}
+    start = time.process_time()
+    keys = next(iter(plan))
+    assert time.process_time() - start < 1
+    assert keys[0].epoch == 40_000

@@ -1,0 +1,312 @@
+"""`neobert-hf convert`: the original's checkpoints into this package's layout and back, and what it refuses."""
+
+import importlib
+import json
+import os
+import re
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from neobert_hf import (
+    NeoBERTForMaskedLM,
+    NeoBERTForSequenceClassification,
+    NeoBERTForTokenClassification,
+    NeoBERTModel,
+)
+from neobert_hf.cli import COMMANDS, main
+from neobert_hf.hub.convert import ConvertSettings, read_tensors
+from neobert_hf.hub.convert import convert as convert_checkpoint
+from tests.helpers.models import small_config, small_model
+from tests.helpers.small_tokenizer import small_tokenizer
+
+
+# What the published model has, recorded in full: keys of config.json and tensors of a block.
+PUBLISHED_KEYS = (
+    "architectures auto_map classifier_init_range decoder_init_range dim_head embedding_init_range hidden_size "
+    "intermediate_size max_length model_type norm_eps num_attention_heads num_hidden_layers pad_token_id torch_dtype "
+    "transformers_version vocab_size"
+).split()
+PUBLISHED_TENSORS = {
+    "decoder.weight": (100, 64),
+    "decoder.bias": (100,),
+    "model.encoder.weight": (100, 64),
+    "model.layer_norm.weight": (64,),
+} | {
+    f"model.transformer_encoder.{layer}.{name}": shape
+    for layer in range(2)
+    for name, shape in {
+        "attention_norm.weight": (64,),
+        "ffn_norm.weight": (64,),
+        "qkv.weight": (192, 64),
+        "wo.weight": (64, 64),
+        "ffn.w12.weight": (128, 64),
+        "ffn.w3.weight": (64, 64),
+    }.items()
+}
+
+
+@pytest.fixture
+def weights():
+    """Of a masked LM; without biases of zero, so that an exchange of two tensors shows."""
+    model = small_model(NeoBERTForMaskedLM)
+    return {name: torch.randn_like(tensor) for name, tensor in model.state_dict().items()}
+
+
+@pytest.fixture
+def config(tmp_path) -> str:
+    small_config().save_pretrained(tmp_path / "config")
+    return str(tmp_path / "config")
+
+
+def convert(source, output, **options) -> str:
+    return convert_checkpoint(ConvertSettings(str(source), str(output), **options))
+
+
+def same_bytes(left, right) -> bool:
+    """The same names, dtypes and bits."""
+    return left.keys() == right.keys() and all(
+        left[name].dtype == right[name].dtype
+        and left[name].shape == right[name].shape
+        and left[name].contiguous().view(torch.uint8).equal(right[name].contiguous().view(torch.uint8))
+        for name in left
+    )
+
+
+@pytest.mark.parametrize("prefix", ["", "module.", "module._orig_mod."])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_state_dict_there_and_back(prefix, dtype, weights, config, tmp_path):
+    """`prefix`: the original saves the model as DDP and `torch.compile` have wrapped it."""
+    weights = {name: tensor.to(dtype) for name, tensor in weights.items()}
+    (tmp_path / "step").mkdir()
+    torch.save({prefix + name: tensor for name, tensor in weights.items()}, tmp_path / "step" / "state_dict.pt")
+    convert(tmp_path / "step", tmp_path / "here", config=config)
+    assert same_bytes(load_file(tmp_path / "here" / "model.safetensors"), weights)
+    convert(tmp_path / "here", tmp_path / "back", to="state_dict")
+    assert same_bytes(torch.load(tmp_path / "back" / "state_dict.pt", weights_only=True), weights)
+    assert json.loads((tmp_path / "back" / "config.json").read_text())["torch_dtype"] == str(dtype)[6:]
+
+
+@pytest.mark.parametrize("cls", [NeoBERTModel, NeoBERTForMaskedLM, NeoBERTForSequenceClassification])
+def test_what_is_saved_here_has_the_original_layout(cls, tmp_path):
+    small_model(cls).save_pretrained(tmp_path / "here")
+    convert(tmp_path / "here", tmp_path / "original", to="original")
+    assert same_bytes(*(load_file(tmp_path / name / "model.safetensors") for name in ("here", "original")))
+    values = json.loads((tmp_path / "original" / "config.json").read_text())
+    assert set(PUBLISHED_KEYS) <= set(values)
+    assert not {"rope_parameters", "classifier_pooling", "sparse_prediction", "dtype"} & set(values)
+    assert values["auto_map"]["AutoModelForMaskedLM"] == "model.NeoBERTLMHead"
+    name = {NeoBERTModel: "NeoBERT", NeoBERTForMaskedLM: "NeoBERTLMHead"}.get(cls, "NeoBERTForSequenceClassification")
+    assert values["architectures"] == [name]
+    if cls is NeoBERTForMaskedLM:
+        tensors = load_file(tmp_path / "original" / "model.safetensors")
+        assert {name: tuple(tensor.shape) for name, tensor in tensors.items()} == PUBLISHED_TENSORS
+
+
+@pytest.mark.parametrize("variant", ["published", "layernorm_abs"])
+@pytest.mark.parametrize("part", ["", "sequence_classification"])
+def test_recorded_checkpoints_there_and_back(variant, part, shared, tmp_path):
+    source = shared / "reference" / variant / part
+    convert(source, tmp_path / "here")
+    convert(tmp_path / "here", tmp_path / "back", to="original")
+    original = load_file(source / "model.safetensors")
+    assert same_bytes(load_file(tmp_path / "here" / "model.safetensors"), original)
+    assert same_bytes(load_file(tmp_path / "back" / "model.safetensors"), original)
+    before, after = (json.loads((path / "config.json").read_text()) for path in (source, tmp_path / "back"))
+    # Notes of the training script, which describe nothing.
+    for key in set(before) - {"kwargs", "trust_remote_code", "pretrained_model_name_or_path", "transformers_version"}:
+        assert after[key] == before[key], key
+    assert "auto_map" not in json.loads((tmp_path / "here" / "config.json").read_text())
+
+
+def test_tokenizer_and_shards(tmp_path):
+    model = small_model(NeoBERTForMaskedLM, vocab_size=200)
+    small_tokenizer(200).save_pretrained(tmp_path / "tokenizer")
+    model.save_pretrained(tmp_path / "shards", max_shard_size="100KB")
+    assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 2
+    convert(tmp_path / "shards", tmp_path / "here", tokenizer=str(tmp_path / "tokenizer"))
+    assert same_bytes(load_file(tmp_path / "here" / "model.safetensors"), dict(model.state_dict()))
+    assert (tmp_path / "here" / "tokenizer.json").read_bytes() == (tmp_path / "tokenizer/tokenizer.json").read_bytes()
+    convert(tmp_path / "here", tmp_path / "back", to="original")
+    assert (tmp_path / "back" / "tokenizer.json").is_file()
+
+
+def test_a_stored_rotary_table_is_compared_and_left_out(weights, config, tmp_path):
+    angles = torch.outer(torch.arange(128).double(), 10000 ** (-torch.arange(0, 32, 2).double() / 32))
+    table = torch.polar(torch.ones_like(angles), angles).to(torch.complex64)
+    for form in (table, torch.view_as_real(table)):
+        save_file(weights | {"model.freqs_cis": form.contiguous()}, tmp_path / "with.safetensors")
+        convert(tmp_path / "with.safetensors", tmp_path / str(form.ndim), config=config)
+        assert same_bytes(load_file(tmp_path / str(form.ndim) / "model.safetensors"), weights)
+    save_file(weights | {"model.freqs_cis": table.roll(1, 0)}, tmp_path / "with.safetensors")
+    with pytest.raises(ValueError, match="model.freqs_cis differs by"):
+        convert(tmp_path / "with.safetensors", tmp_path / "out", config=config)
+
+
+class Malicious:
+    def __init__(self, marker):
+        self.marker = marker
+
+    def __reduce__(self):
+        return os.system, (f"touch {self.marker}",)
+
+
+@pytest.mark.parametrize("part", ["state_dict", "weight"])
+def test_a_pickle_with_code_is_refused_unexecuted(part, weights, config, tmp_path):
+    code = Malicious(tmp_path / "executed")
+    source = tmp_path / "source"
+    source.mkdir()
+    torch.save(code if part == "state_dict" else weights | {"decoder.bias": code}, source / "state_dict.pt")
+    with pytest.raises(ValueError, match="state_dict.pt is not a file of tensors alone"):
+        convert(source, tmp_path / "out", config=config)
+    assert not (tmp_path / "executed").exists() and not list(tmp_path.glob("out*"))
+
+
+@pytest.mark.parametrize("content", [b"", b"text", "half"])
+def test_a_damaged_pickle_is_an_error_that_names_it(content, weights, config, tmp_path):
+    torch.save(weights, tmp_path / "state_dict.pt")
+    truncate(tmp_path / "state_dict.pt") if content == "half" else (tmp_path / "state_dict.pt").write_bytes(content)
+    with pytest.raises(ValueError, match="state_dict.pt"):
+        convert(tmp_path / "state_dict.pt", tmp_path / "out", config=config)
+
+
+def truncate(file):
+    os.truncate(file, file.stat().st_size // 2)
+
+
+def test_a_tied_state_dict(tmp_path):
+    """Its two names share their memory."""
+    model = small_model(NeoBERTForMaskedLM, tie_word_embeddings=True)
+    model.config.save_pretrained(tmp_path)
+    torch.save(model.state_dict(), tmp_path / "state_dict.pt")
+    convert(tmp_path, tmp_path / "here")
+    assert same_bytes(load_file(tmp_path / "here" / "model.safetensors"), model.state_dict())
+    here = NeoBERTForMaskedLM.from_pretrained(tmp_path / "here")
+    assert here.decoder.weight is here.model.encoder.weight
+
+
+QKV = "model.transformer_encoder.1.qkv.weight"
+TENSOR_DAMAGES = {
+    "missing": (lambda t: t.pop(QKV), f"missing: {QKV}"),
+    "unknown": (lambda t: t.update({"model.extra.weight": torch.ones(2)}), "unknown: model.extra.weight"),
+    "shape": (lambda t: t.update({QKV: t[QKV][:, :32].clone()}), rf"another shape: {QKV} \(192, 32\) instead of"),
+    "dtype": (lambda t: t.update({QKV: t[QKV].half()}), f"another dtype than torch.float32: {QKV} torch.float16"),
+    "nan": (lambda t: t[QKV][3, 4].fill_(torch.nan), f"not finite: {QKV}"),
+    "infinite": (lambda t: t["decoder.bias"][3].fill_(-torch.inf), "not finite: decoder.bias"),
+    "no decoder": (lambda t: [t.pop(f"decoder.{name}") for name in ("weight", "bias")], "missing: decoder.bias, dec"),
+    "half a head": (lambda t: t.update({"dense.weight": torch.ones(2)}), r"No class has the heads decoder \+ dense"),
+    "no tensor": (lambda t: t.update({"epoch": 3}), "holds values that are not tensors: epoch"),
+}
+
+
+@pytest.mark.parametrize("damage", TENSOR_DAMAGES)
+def test_damaged_tensors_are_errors_that_name_them(damage, weights, config, tmp_path):
+    change, message = TENSOR_DAMAGES[damage]
+    change(weights)
+    torch.save(weights, tmp_path / "state_dict.pt")
+    with pytest.raises(ValueError, match=message):
+        convert(tmp_path / "state_dict.pt", tmp_path / "out", config=config)
+    assert not list(tmp_path.glob("out*"))
+
+
+def test_other_bad_input(weights, config, mlm_checkpoint, tmp_path):
+    small_tokenizer(101).save_pretrained(tmp_path / "tokenizer")
+
+    def refuses(message, source=mlm_checkpoint, output=tmp_path / "out", **options):
+        with pytest.raises(ValueError, match=message):
+            convert(source, output, **options)
+        assert not list(tmp_path.glob("out*"))
+
+    refuses("config exists. Choose a new folder", output=tmp_path / "config")
+    refuses("`to` is 'gguf'; it must be one of neobert_hf, original, state_dict", to="gguf")
+    refuses("nowhere does not exist", source=tmp_path / "nowhere")
+    # Found in the last step, when weights and config are written already.
+    refuses(
+        "tokenizer: the tokenizer has ids up to 100, but the embeddings have 100", tokenizer=str(tmp_path / "tokenizer")
+    )
+    torch.save(weights, tmp_path / "state_dict.pt")
+    refuses("has no config.json. Give one with --config", source=tmp_path / "state_dict.pt")
+    (tmp_path / "bert.json").write_text('{"model_type": "bert", "hidden_size": 64}')
+    refuses("bert.json is the config of a model of type 'bert'", config=str(tmp_path / "bert.json"))
+    (tmp_path / "bad.json").write_text('{"model_type": "neobert", "hiden_size": 64}')
+    refuses("no `hiden_size`", config=str(tmp_path / "bad.json"))
+    (tmp_path / "bad.json").write_text('{"model_type": "neo')
+    refuses("bad.json is not valid JSON", config=str(tmp_path / "bad.json"))
+    truncate(mlm_checkpoint / "model.safetensors")
+    refuses("model.safetensors is damaged")
+
+
+UNKNOWN_TO_THE_ORIGINAL = {
+    "yarn": (NeoBERTForMaskedLM, {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "`rope_parameters`"),
+    "theta": (
+        NeoBERTForMaskedLM,
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}},
+        "`rope_parameters`",
+    ),
+    "tied": (NeoBERTForMaskedLM, {"tie_word_embeddings": True}, "`tie_word_embeddings` True; it always has False"),
+    "mean": (NeoBERTForSequenceClassification, {"classifier_pooling": "mean"}, "`classifier_pooling` 'mean'"),
+    "class": (NeoBERTForTokenClassification, {}, "The original code has no NeoBERTForTokenClassification"),
+}
+
+
+@pytest.mark.parametrize("case", UNKNOWN_TO_THE_ORIGINAL)
+@pytest.mark.parametrize("to", ["original", "state_dict"])
+def test_what_the_original_cannot_express_is_refused(case, to, tmp_path):
+    cls, changes, message = UNKNOWN_TO_THE_ORIGINAL[case]
+    small_model(cls, **changes).save_pretrained(tmp_path / "here")
+    with pytest.raises(ValueError, match=message):
+        convert(tmp_path / "here", tmp_path / "out", to=to)
+    assert not list(tmp_path.glob("out*"))
+    convert(tmp_path / "here", tmp_path / "copy")
+    assert read_tensors(tmp_path / "copy").keys() == read_tensors(tmp_path / "here").keys()
+
+
+def test_command_line(mlm_checkpoint, tmp_path, capsys):
+    arguments = ["convert", str(mlm_checkpoint), str(tmp_path / "out"), "--to", "original"]
+    assert main(arguments) is None
+    assert re.search(r"out: NeoBERTForMaskedLM, 16 tensors, 70,564 float32 values\n$", capsys.readouterr().out)
+    assert re.fullmatch("neobert-hf convert: .*out exists. Choose a new folder, or delete it.", main(arguments))
+    assert re.fullmatch(
+        "neobert-hf convert: .*'--tokeniser'.*; did you mean '--tokenizer'.*", main([*arguments, "--tokeniser", "x"])
+    )
+    for wrong in (["convert", "a"], [*arguments, "--to", "gguf"]):
+        assert main(wrong).startswith("neobert-hf convert: ")
+    for wrong in ([], ["convrt"]):
+        with pytest.raises(SystemExit) as exit:
+            main(wrong)
+        assert exit.value.code == 2
+
+
+def test_the_original_config_and_a_file_of_settings(mlm_checkpoint, tmp_path, capsys):
+    """`--config` is the model's config.json here, so the file of settings has another flag."""
+    (mlm_checkpoint / "config.json").rename(tmp_path / "config.json")
+    command = ["convert", str(mlm_checkpoint)]
+    assert main([*command, str(tmp_path / "here"), "--config", str(tmp_path / "config.json")]) is None
+    assert (tmp_path / "here" / "model.safetensors").is_file()
+
+
+def test_of_the_repository_with_the_config_nothing_else_is_downloaded(mlm_checkpoint, tmp_path, monkeypatch):
+    """That of the published model has 900 MB of weights."""
+    patterns = []
+
+    def download(name, revision, allow_patterns):
+        patterns.append((name, allow_patterns))
+        return tmp_path
+
+    (mlm_checkpoint / "config.json").rename(tmp_path / "config.json")
+    monkeypatch.setattr("neobert_hf.hub.model_folder.snapshot_download", download)
+    convert(mlm_checkpoint, tmp_path / "here", config="chandar-lab/NeoBERT")
+    assert patterns == [("chandar-lab/NeoBERT", ["config.json"])]
+
+
+def test_subcommands_are_imported_when_they_are_asked_for(monkeypatch, capsys):
+    modules = {f"neobert_hf.hub.{name}" for name in COMMANDS}
+    for name in {"neobert_hf.cli", *modules}:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    with pytest.raises(SystemExit) as exit:
+        importlib.import_module("neobert_hf.cli").main(["-h"])
+    assert exit.value.code == 0 and not modules & set(sys.modules)
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in COMMANDS)

@@ -1,0 +1,137 @@
+"""Every file of configs/pretrain: it runs, and it says what the paper says."""
+
+import json
+import math
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM
+from neobert_hf.common.settings import parse_config
+from neobert_hf.data.batches import DataArguments
+from neobert_hf.training.pretraining_arguments import ModelArguments, PretrainingArguments
+from tests.helpers.models import ROOT
+from tests.helpers.pretraining_runs import SMALL, pretrain, to_flags
+
+
+CONFIGS = sorted((ROOT / "configs" / "pretrain").rglob("*.yaml"))
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
+def test_every_configuration_runs_two_steps_at_reduced_size(config, flags, prepared, tmp_path):
+    """Sizes, data and steps are cut; optimizer, schedule, masks, mixture and layout are the file's."""
+    stored = settings_of(config)
+    reduced = {name: SMALL[name] for name in ("use_cpu", "bf16", "report_to", "peak_tflops", "max_length")}
+    reduced |= {"output_dir": tmp_path / "run", "train_data": prepared / "train", "hidden_size": 24}
+    reduced |= {"validation_data": prepared / "validation", "num_hidden_layers": 2, "intermediate_size": 48}
+    reduced |= {"max_steps": 2, "warmup_steps": 1, "save_steps": 2, "logging_steps": 1, "dataloader_num_workers": 0}
+    reduced |= {"micro_batch_tokens": 256, "global_batch_tokens": 512, "eval_steps": 1}
+    if stored["min_lengths"] != [0]:
+        reduced |= {"min_lengths": "0 32 60"}
+    if stored["init_from"] is not None:
+        # A first stage of the same architecture.
+        alone = tmp_path / "first.yaml"
+        alone.write_text(f"extends: {config}\ninit_from: null\ncontinue_optimizer: false\neval_on_start: false\n")
+        pretrain.main(["--config", str(alone), *to_flags(reduced | {"output_dir": tmp_path / "first"})])
+        shutil.rmtree(tmp_path / "first" / "model")
+        reduced |= {"init_from": tmp_path / "first"}
+    pretrain.main(["--config", str(config), *to_flags(reduced)])
+    log = json.loads((tmp_path / "run" / "log.json").read_text())
+    losses = [entry["loss"] for entry in log if "loss" in entry]
+    assert len(losses) == 2 and all(map(math.isfinite, losses))
+    assert all(math.isfinite(entry["eval_loss"]) for entry in log if "eval_loss" in entry)
+
+
+# Table 2 of the paper, and what the files say goes with a change (see their comments).
+TABLE_2 = {
+    "m1": ("m0", {"rope", "hidden_act", "rms_norm", "norm_eps", "dropout"}),
+    "m2": ("m1", {"train_data", "validation_data"}),
+    "m3": ("m2", {"train_data", "validation_data"}),
+    "m4": ("m2", {"optimizer", "adam_beta2", "weight_decay", "schedule"}),
+    "m5": ("m4", {"mlm_probability", "mask_replace_prob", "random_replace_prob"}),
+    "m6": ("m5", {"layout"}),
+    "m7": ("m5", {"hidden_size", "num_hidden_layers", "intermediate_size"}),
+    "m8": ("m7", {"hidden_size", "num_hidden_layers", "intermediate_size"}),
+    "m9": ("m8", {"max_length", "micro_batch_tokens", "global_batch_tokens"}),
+    "m10": (
+        "m9",
+        {"init_from", "continue_optimizer", "max_length", "min_lengths", "probabilities"}
+        | {"max_steps", "learning_rate", "warmup_steps", "schedule", "eval_steps"},
+    ),
+}
+
+
+def settings_of(config: Path) -> dict:
+    parsed = parse_config(
+        ModelArguments,
+        DataArguments,
+        PretrainingArguments,
+        args=["--config", str(config), "--use_cpu", "True", "--bf16", "False"],
+    )
+    merged = {name: value for part in parsed for name, value in vars(part).items() if not name.startswith("_")}
+    merged |= {name: getattr(NeoBERTConfig(), name) for name in vars(ModelArguments()) if merged[name] is None}
+    for name in ("output_dir", "logging_dir", "run_name", "distributed_state"):
+        merged.pop(name, None)
+    return merged
+
+
+@pytest.mark.parametrize("name", TABLE_2)
+def test_each_ablation_changes_what_table_2_says(name):
+    folder = ROOT / "configs" / "pretrain" / "ablations"
+    before, changed = TABLE_2[name]
+    before, after = settings_of(folder / f"{before}.yaml"), settings_of(folder / f"{name}.yaml")
+    assert {key for key in before if before[key] != after[key]} == changed
+
+
+def test_published_configurations_say_what_the_paper_says():
+    stage_1 = settings_of(ROOT / "configs" / "pretrain" / "neobert_1024.yaml")
+    expected = {
+        "hidden_size": 768,
+        "num_hidden_layers": 28,
+        "max_length": 1024,
+        "mlm_probability": 0.2,
+        "mask_replace_prob": 1.0,
+        "global_batch_tokens": 2**21,
+        "max_steps": 1_000_000,
+        "learning_rate": 6e-4,
+        "warmup_steps": 2000,
+        "adam_beta1": 0.9,
+        "adam_beta2": 0.95,
+        "adam_epsilon": 1e-8,
+        "weight_decay": 0.1,
+        "max_grad_norm": 1.0,
+        "schedule": "cosine_to_floor",
+        "decay_norms_and_biases": True,
+    }
+    assert {key: stage_1[key] for key in expected} == expected
+    stage_2 = settings_of(ROOT / "configs" / "pretrain" / "neobert_4096.yaml")
+    changed = {
+        "max_length": 4096,
+        "max_steps": 50_000,
+        "probabilities": [0.2, 0.4, 0.4],
+        "min_lengths": [0, 1024, 2048],
+    }
+    changed |= {"learning_rate": 6e-5, "schedule": "constant", "continue_optimizer": True}
+    assert {key: stage_2[key] for key in changed} == changed
+
+
+# With the decoder, whose weights are not tied to the embedding.
+PARAMETERS = {
+    "neobert_1024": 245_136_954,
+    "neobert_4096": 245_136_954,
+    "m0": 132_279_354,
+    "m1": 131_866_170,
+    "m7": 278_633_946,
+}
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_full_size_models_have_the_stated_number_of_parameters(name):
+    (config,) = [path for path in CONFIGS if path.stem == name]
+    stored = settings_of(config)
+    fields = {key: stored[key] for key in vars(ModelArguments())} | {"max_length": stored["max_length"]}
+    with torch.device("meta"):
+        model = NeoBERTForMaskedLM(NeoBERTConfig(vocab_size=30_522, **fields))
+    assert model.num_parameters() == PARAMETERS[name]

@@ -1,0 +1,264 @@
+"""examples/pretrain.py interrupted, resumed, continued by a second stage."""
+
+import json
+import re
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForMaskedLM
+
+from neobert_hf.common.fingerprints import SettingsMismatch
+from neobert_hf.data.batches import DataArguments, Documents
+from neobert_hf.training.pretraining import find_source
+from neobert_hf.training.run_checkpoints import COMPLETE, CheckpointError, complete_checkpoints
+from tests.helpers.models import ROOT
+from tests.helpers.pretraining_runs import assert_same_weights, pretrain, run, start
+
+
+@pytest.fixture
+def interrupted(finished, tmp_path) -> Path:
+    """The last checkpoint of tmp_path / "run", which stopped after step 6, in the middle of its way."""
+    shutil.copytree(finished, tmp_path / "run")
+    return forget(tmp_path / "run", after=6)
+
+
+def forget(folder: Path, after: int) -> Path:
+    """Delete what a run wrote after this step; its checkpoint."""
+    for checkpoint in complete_checkpoints(folder):
+        if int(checkpoint.name.split("-")[1]) > after:
+            shutil.rmtree(checkpoint)
+    shutil.rmtree(folder / "model")
+    return folder / f"checkpoint-{after}"
+
+
+def test_resuming_does_not_read_skipped_data(flags, finished, interrupted, tmp_path, monkeypatch):
+    read = []
+    original = Documents.__getitems__
+    monkeypatch.setattr(Documents, "__getitems__", lambda self, keys: read.append(1) or original(self, keys))
+    pretrain.main(flags())
+    assert len(read) == (12 - 6) * 4
+    assert_same_weights(tmp_path / "run", finished)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"learning_rate": 1e-3}, "learning_rate: 0.005 there, 0.001 now"),
+        ({"max_length": 32}, "max_length: 64 there, 32 now"),
+        ({"hidden_size": 64}, "hidden_size: 32 there, 64 now"),
+        ({"seed": 1}, "seed: 0 there, 1 now"),
+        ({"train_data": "validation"}, "corpus: "),
+    ],
+)
+def test_resuming_with_other_settings_names_them(flags, prepared, interrupted, change, message):
+    if "train_data" in change:
+        change = {"train_data": prepared / change["train_data"]}
+    else:
+        # What may change.
+        change |= {"logging_steps": 2, "save_steps": 4, "dataloader_num_workers": 1}
+    with pytest.raises(SettingsMismatch, match=message) as error:
+        pretrain.main(flags(**change))
+    assert str(error.value).count(" there, ") == 1
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_stops_and_the_same_command_goes_on(flags, tmp_path, sent):
+    # A terminal signals the whole process group: loader workers must survive it.
+    changes = {"max_steps": 30, "save_steps": 1000, "dataloader_num_workers": 2}
+    start(flags(**changes, output_dir=tmp_path / "whole")).finish()
+    training = start(flags(**changes))
+    while not re.search(r"step 1 of|'loss'", training.output):
+        training.check_running()
+    training.signal(sent)
+    assert training.end() == [128 + sent], training.output[-3000:]
+    step = int(re.search(f"Stopped by {sent.name} after step (\\d+)", training.output)[1])
+    assert f"checkpoint-{step} is complete: the same command goes on from there." in training.output
+    assert 0 < step < 30 and not (tmp_path / "run" / "model").exists()
+    start(flags(**changes)).finish()
+    assert_same_weights(tmp_path / "run", tmp_path / "whole")
+    # The tokenizer is the same to the byte, however the run went.
+    for file in (tmp_path / "whole" / "model").glob("*.json"):
+        assert file.read_bytes() == (tmp_path / "run" / "model" / file.name).read_bytes(), file
+
+
+def test_second_stage_continues_weights_and_optimizer_once(flags, finished, tmp_path):
+    shutil.copytree(finished, tmp_path / "first")
+    stage = {
+        "init_from": tmp_path / "first",
+        "continue_optimizer": True,
+        "max_length": 128,
+        "schedule": "constant",
+        "learning_rate": 5e-4,
+        "weight_decay": 0.05,
+        "warmup_steps": 0,
+        "max_steps": 4,
+        "save_steps": 1,
+        "save_total_limit": 10,
+    }
+    log = run(flags(**stage))
+    first = torch.load(tmp_path / "first" / "checkpoint-12" / "optimizer.pt")
+    second = torch.load(tmp_path / "run" / "checkpoint-1" / "optimizer.pt")
+    # Adam's own count of its steps goes on, the settings are this stage's.
+    assert {int(state["step"]) for state in first["state"].values()} == {12}
+    assert {int(state["step"]) for state in second["state"].values()} == {13}
+    assert [group["weight_decay"] for group in second["param_groups"]] == [0.05] * len(first["param_groups"])
+    assert [entry["learning_rate"] for entry in log if "loss" in entry] == [5e-4] * 4
+    assert log[0]["loss"] < json.loads((tmp_path / "first" / "log.json").read_text())[0]["loss"] - 0.3
+    assert AutoModelForMaskedLM.from_pretrained(tmp_path / "run" / "model").config.max_length == 128
+    # A checkpoint can be named, too.
+    run(flags(**stage | {"init_from": tmp_path / "first" / "checkpoint-12"}, output_dir=tmp_path / "named"))
+    assert_same_weights(tmp_path / "run", tmp_path / "named")
+    # Interrupted, it resumes its own optimizer and not the first stage's again.
+    shutil.copytree(tmp_path / "run", tmp_path / "again")
+    forget(tmp_path / "again", after=2)
+    (tmp_path / "first").rename(tmp_path / "gone")
+    run(flags(**stage, output_dir=tmp_path / "again"))
+    assert_same_weights(tmp_path / "run", tmp_path / "again")
+
+
+ARCHITECTURE = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "dropout")
+ARCHITECTURE += ("decoder_init_range", "embedding_init_range")
+
+
+def test_what_is_not_given_of_the_architecture_comes_from_init_from(flags, prepared, finished, tmp_path):
+    """Also when the run goes on and its start is gone."""
+    shutil.copytree(finished / "model", tmp_path / "first")
+    stage = {"init_from": tmp_path / "first", "max_steps": 4, "save_steps": 2, "min_lengths": 0, "probabilities": 1}
+    stage |= {"validation_data": prepared / "validation"}
+    run(flags(**stage, output_dir=tmp_path / "given"))
+    stage |= dict.fromkeys(ARCHITECTURE)
+    run(flags(**stage))
+    assert_same_weights(tmp_path / "run", tmp_path / "given")
+    forget(tmp_path / "run", after=2)
+    (tmp_path / "first").rename(tmp_path / "gone")
+    run(flags(**stage))
+    assert_same_weights(tmp_path / "run", tmp_path / "given")
+
+
+def test_several_folders_resume_with_the_same_bits(flags, prepared, tmp_path):
+    """With other shares, or the folders in another order, it is another run."""
+    domain, general = tmp_path / "domain", prepared / "train"
+    shutil.copytree(prepared / "validation", domain)
+    changes = {"max_steps": 12, "min_lengths": 0, "probabilities": 1, "train_data": f"{domain}:1 {general}:0.5"}
+    run(flags(**changes, output_dir=tmp_path / "whole"))
+    run(flags(**changes))
+    forget(tmp_path / "run", after=6)
+    run(flags(**changes))
+    assert_same_weights(tmp_path / "run", tmp_path / "whole")
+    for other, name in ((f"{domain} {general}", "shares"), (f"{general}:1 {domain}:0.5", "corpus")):
+        with pytest.raises(SettingsMismatch, match=f"{name}: "):
+            pretrain.main(flags(**changes | {"train_data": other}))
+
+
+def test_each_held_out_folder_has_its_loss(flags, prepared, tmp_path):
+    shutil.copytree(prepared / "validation", tmp_path / "second")
+    log = run(flags(validation_data=f"{prepared / 'validation'} {tmp_path / 'second'}", max_steps=2))
+    assert log[-1]["eval_loss"] == log[-1]["eval_loss_2"]
+
+
+def test_a_run_from_a_model_with_new_rotary_positions_and_a_new_length(flags, finished, tmp_path):
+    """As `configs/adapt/length.yaml`: the model remembers the length that it was trained with before."""
+    shutil.copytree(finished / "model", tmp_path / "first")
+    stage = {"init_from": tmp_path / "first", "max_length": 128, "max_steps": 4, "save_steps": 2}
+    rope = ["--rope_parameters", '{"rope_type": "yarn", "factor": 2.0}']
+    run([*flags(**stage, output_dir=tmp_path / "whole"), *rope])
+    run([*flags(**stage), *rope])
+    forget(tmp_path / "run", after=2)
+    (tmp_path / "first").rename(tmp_path / "gone")
+    run([*flags(**stage), *rope])
+    assert_same_weights(tmp_path / "run", tmp_path / "whole")
+    config = AutoModelForMaskedLM.from_pretrained(tmp_path / "run" / "model").config
+    expected = {"rope_type": "yarn", "factor": 2.0, "rope_theta": 10000.0, "original_max_position_embeddings": 64}
+    assert config.rope_parameters == expected and config.max_length == 128
+    with pytest.raises(SettingsMismatch, match="rope_parameters"):
+        pretrain.main([*flags(**stage), "--rope_parameters", '{"rope_type": "yarn", "factor": 3.0}'])
+
+
+@pytest.mark.parametrize("rope", [{"rope_type": "yarn", "factor": 2.0}, {"rope_type": "default", "rope_theta": 100.0}])
+def test_what_no_setting_names_stays_that_of_init_from_when_a_run_goes_on(flags, finished, tmp_path, rope):
+    """Rotary frequencies, and rows of the vocabulary that the tokenizer has no words for."""
+    shutil.copytree(finished / "model", tmp_path / "first")
+    model = AutoModelForMaskedLM.from_pretrained(tmp_path / "first")
+    rows = model.config.vocab_size + 8
+    model.resize_token_embeddings(rows)
+    model.config.rope_parameters |= rope | ({"original_max_position_embeddings": 32} if "factor" in rope else {})
+    model.save_pretrained(tmp_path / "first")
+    stage = {"init_from": tmp_path / "first", "max_steps": 4, "save_steps": 2}
+    run(flags(**stage, output_dir=tmp_path / "whole"))
+    run(flags(**stage))
+    forget(tmp_path / "run", after=2)
+    run(flags(**stage))
+    assert_same_weights(tmp_path / "run", tmp_path / "whole")
+    config = AutoModelForMaskedLM.from_pretrained(tmp_path / "run" / "model").config
+    assert rope.items() <= config.rope_parameters.items() and config.vocab_size == rows
+
+
+def test_a_run_starts_from_the_model_of_another_and_with_its_optimizer_from_the_last_checkpoint(finished, tmp_path):
+    """The model may be that of the best evaluation, which is not the last one."""
+    shutil.copytree(finished, tmp_path / "first")
+    places = {"train_data": ["unused"], "max_length": 64, "init_from": str(tmp_path / "first")}
+    assert find_source(DataArguments(**places)) == tmp_path / "first" / "model"
+    assert find_source(DataArguments(**places, continue_optimizer=True)) == tmp_path / "first" / "checkpoint-12"
+
+
+def test_processes_draw_dropout_of_their_own(flags, monkeypatch):
+    """The Trainer gives all of them the seed of the settings."""
+    seeds = []
+
+    class Started(Exception):
+        pass
+
+    def begin(trainer, resume):
+        seeds.append(torch.initial_seed())
+        raise Started
+
+    monkeypatch.setattr(pretrain.MLMTrainer, "train_to_the_end", begin)
+    for number in range(2):
+        monkeypatch.setattr(pretrain.PretrainingArguments, "process_index", number)
+        with pytest.raises(Started):
+            pretrain.main(flags(seed=42))
+    assert seeds == [42, 43]
+
+
+def test_second_stage_from_something_else_is_refused(flags, prepared, tmp_path):
+    run(flags(output_dir=tmp_path / "first", max_steps=2, save_steps=1))
+    with pytest.raises(ValueError, match="another architecture. hidden_size: 32 there, 64 now"):
+        pretrain.main(flags(init_from=tmp_path / "first", hidden_size=64))
+    with pytest.raises(ValueError, match="`init_from` is .*bert', of the type 'bert'; it must be a masked language"):
+        pretrain.main(flags(init_from=ROOT / "benchmarks/models/bert", output_dir=tmp_path / "of_bert"))
+    with pytest.raises(CheckpointError, match="is not a complete checkpoint"):
+        pretrain.main(flags(init_from=tmp_path / "first" / "model", continue_optimizer=True))
+    with pytest.raises(ValueError, match="needs `init_from`"):
+        pretrain.main(flags(continue_optimizer=True))
+    with pytest.raises(ValueError, match="`optimizer` was 'adamw'; it is 'muon' now. Set it to the same"):
+        pretrain.main(flags(init_from=tmp_path / "first", continue_optimizer=True, optimizer="muon"))
+    file = tmp_path / "first" / "model" / "tokenizer.json"
+    tokenizer = json.loads(file.read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    vocabulary["the"], vocabulary["is"] = vocabulary["is"], vocabulary["the"]
+    file.write_text(json.dumps(tokenizer))
+    with pytest.raises(ValueError, match="first/model has another tokenizer"):
+        pretrain.main(flags(init_from=tmp_path / "first"))
+    # As if it had been interrupted.
+    shutil.rmtree(tmp_path / "first" / "checkpoint-2")
+    shutil.rmtree(tmp_path / "first" / "model")
+    with pytest.raises(ValueError, match="has reached only step 1 of 2"):
+        pretrain.main(flags(init_from=tmp_path / "first"))
+    with pytest.raises(FileNotFoundError, match="holds neither a checkpoint nor a model"):
+        pretrain.main(flags(init_from=prepared))
+    with pytest.raises(FileNotFoundError, match="`init_from` is .*/nowhere', but there is no such file or folder"):
+        pretrain.main(flags(init_from=tmp_path / "nowhere"))
+
+
+def test_a_checkpoint_of_another_engine_is_refused(flags, interrupted, tmp_path):
+    """Transformers would find no `optimizer.pt` in it and start the optimizer anew."""
+    content = json.loads((interrupted / COMPLETE).read_text())
+    (interrupted / COMPLETE).write_text(json.dumps(content | {"engine": "DeepSpeed"}))
+    message = "checkpoint-6 was written by the engine DeepSpeed, but this run uses plain"
+    with pytest.raises(CheckpointError, match=message):
+        pretrain.main(flags())
+    with pytest.raises(CheckpointError, match=message):
+        pretrain.main(flags(init_from=interrupted, continue_optimizer=True, output_dir=tmp_path / "second"))
