@@ -30,9 +30,9 @@ from transformers.utils.logging import disable_progress_bar
 
 from neobert_hf.common.files import output_folder, write_json, write_text
 from neobert_hf.common.report import Line, Panel, plot_lines
-from neobert_hf.common.sample_text import python_documentation
 from neobert_hf.common.script_errors import run_script
 from neobert_hf.common.settings import parse_config
+from neobert_hf.data.sample_text import python_documentation
 from neobert_hf.data.shards import load_shards, load_tokenizer
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from neobert_hf import NeoBERTModel
-from neobert_hf.common.token_limits import length_to_cut_at
+from neobert_hf.common.tokenizers import length_to_cut_at
 from tests.helpers.models import small_model
 from tests.helpers.small_tokenizer import small_tokenizer
 

@@ -8,11 +8,11 @@ from datasets import Dataset
 from sentence_transformers import MultiVectorEncoder, SentenceTransformer
 from transformers import AutoTokenizer
 
-from neobert_hf.common.instructions import as_prompt, separator_of, separator_text
 from neobert_hf.embeddings import mining
 from neobert_hf.embeddings.arguments import EmbeddingArguments, RecipeArguments
 from neobert_hf.embeddings.descriptions import read_descriptions
 from neobert_hf.embeddings.inference import note_on_prompt
+from neobert_hf.embeddings.instructions import as_prompt, separator_of, separator_text
 from neobert_hf.embeddings.recipe import read_data, retrieval_evaluator, run_settings
 from neobert_hf.evaluation.mteb.encoder import InstructionEncoder
 from neobert_hf.evaluation.mteb.recipe import MTEBSettings, build_prompts, choose_template

@@ -29,7 +29,7 @@ TRAINING_FILES = ("complete.json", "trainer_state.json", "training_args.bin", "g
 SPECIAL_TOKENS = ("cls_token", "sep_token", "pad_token", "mask_token", "unk_token")
 
 
-class SettingsMismatch(RuntimeError):
+class SettingsMismatch(ValueError):
     """A stored result, checkpoint or index was made with other settings, data or weights than those of this run."""
 
 
@@ -82,15 +82,6 @@ def texts_checksum(texts: Iterable[str]) -> str:
         content = text.encode("utf-8", "surrogatepass")
         digest.update(len(content).to_bytes(8, "little") + content)
     return digest.hexdigest()
-
-
-def is_held_out(text: str, share: float, seed: int = 0) -> bool:
-    """Whether a document is among the held-out `share` of all documents.
-
-    This depends on the text alone: equal documents are always on the same side, and adding or removing other documents
-    changes nothing.
-    """
-    return int(texts_checksum([str(seed), text])[:15], 16) / 16**15 < share
 
 
 def model_fingerprint(model: str | Path) -> str:

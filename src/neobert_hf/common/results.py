@@ -12,7 +12,7 @@ from neobert_hf.common.paths import check_file_name
 ADVICE = "Give this model another `name`, use another `output_dir`, or delete the file to compute it again."
 
 
-class ResultError(RuntimeError):
+class ResultError(ValueError):
     """A file among the results is none, or a result says that its run failed."""
 
 

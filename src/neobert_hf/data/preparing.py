@@ -24,8 +24,9 @@ from transformers import PreTrainedTokenizerFast
 
 from neobert_hf.common import tokenizers
 from neobert_hf.common.files import remove, replace_folder, write_json
-from neobert_hf.common.fingerprints import check_same_settings, is_held_out, texts_checksum, tokenizer_fingerprint
+from neobert_hf.common.fingerprints import check_same_settings, texts_checksum, tokenizer_fingerprint
 from neobert_hf.data.encoding import encode
+from neobert_hf.data.held_out import is_held_out
 from neobert_hf.data.shards import (
     MANIFEST,
     TOKENIZER,

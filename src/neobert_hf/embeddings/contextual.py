@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from transformers import AutoConfig
 
 from neobert_hf import NeoBERTConfig, NeoBERTContextualConfig, NeoBERTContextualModel
-from neobert_hf.common.token_limits import tokens_read
+from neobert_hf.common.tokenizers import tokens_read
 from neobert_hf.embeddings.inference import check_encoder, check_finite, prompt_of
 
 

@@ -10,10 +10,10 @@ from typing import Any
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedTokenizerBase
 
-from neobert_hf.common.instructions import as_prompt, separator_text
 from neobert_hf.common.paths import DATA_FILE, beside_file, check_file_name
 from neobert_hf.common.settings import nearest, read_yaml
 from neobert_hf.data.entries import check_mapping, read_entry
+from neobert_hf.embeddings.instructions import as_prompt, separator_text
 
 
 @strict

@@ -14,10 +14,9 @@ from transformers import AutoConfig
 from transformers.utils import cached_file
 
 from neobert_hf.common.fingerprints import loaded_fingerprint
-from neobert_hf.common.instructions import separator_of
 from neobert_hf.common.paths import check_model_exists
-from neobert_hf.common.token_limits import tokens_read
-from neobert_hf.common.tokenizers import check_tokenizer
+from neobert_hf.common.tokenizers import check_tokenizer, tokens_read
+from neobert_hf.embeddings.instructions import separator_of
 
 
 def load_embedding_model(

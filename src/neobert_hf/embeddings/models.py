@@ -18,7 +18,7 @@ from torch import nn
 from transformers import AutoConfig
 
 from neobert_hf import NeoBERTForMaskedLM
-from neobert_hf.common.token_limits import tokens_read
+from neobert_hf.common.tokenizers import tokens_read
 from neobert_hf.embeddings.contextual import refuse_contextual
 from neobert_hf.embeddings.flattening import flatten_inputs
 from neobert_hf.embeddings.inference import check_encoder, has_classifier, refuse_other_kinds

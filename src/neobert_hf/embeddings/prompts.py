@@ -20,9 +20,9 @@ from pathlib import Path
 from sentence_transformers import CrossEncoder
 from sentence_transformers.base.model import BaseModel
 
-from neobert_hf.common.instructions import describe_prompts
 from neobert_hf.embeddings.contextual import is_contextual
 from neobert_hf.embeddings.descriptions import PairDataset
+from neobert_hf.embeddings.instructions import describe_prompts
 from neobert_hf.embeddings.recipe import TrainingData
 
 

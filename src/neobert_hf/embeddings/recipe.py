@@ -23,12 +23,12 @@ from transformers.utils import cached_file
 
 from neobert_hf.common.files import check_inputs
 from neobert_hf.common.fingerprints import depends_on, fingerprint, model_fingerprint
-from neobert_hf.common.held_out import report_repeated
-from neobert_hf.common.instructions import add_prompt
 from neobert_hf.common.settings import parse_config
 from neobert_hf.common.tokenizers import load_tokenizer
+from neobert_hf.data.held_out import report_repeated
 from neobert_hf.embeddings.arguments import EmbeddingArguments, RecipeArguments
 from neobert_hf.embeddings.descriptions import PairDataset, read_descriptions
+from neobert_hf.embeddings.instructions import add_prompt
 from neobert_hf.embeddings.pairs import load_pairs, load_scored_pairs, most_negatives, positives_of_queries
 from neobert_hf.training.arguments import result_settings
 from neobert_hf.training.launching import training_folder

@@ -20,7 +20,7 @@ from pathlib import Path
 from datasets import Dataset, DatasetDict, Features, Value
 
 from neobert_hf.common.files import check_inputs
-from neobert_hf.common.fingerprints import is_held_out
+from neobert_hf.data.held_out import is_held_out
 from neobert_hf.data.stored_rows import is_stored
 from neobert_hf.data.tables import is_empty, stream_text
 

@@ -14,9 +14,9 @@ from huggingface_hub.utils import validate_repo_id
 
 import neobert_hf
 from neobert_hf import NeoBERTConfig, NeoBERTContextualConfig, NeoBERTPreTrainedModel
-from neobert_hf.common.instructions import describe_prompts
 from neobert_hf.common.results import ResultError, read_result
 from neobert_hf.common.settings import nearest, read_yaml
+from neobert_hf.embeddings.instructions import describe_prompts
 from neobert_hf.hub.golden_outputs import GOLDEN_FILE, read_outputs
 from neobert_hf.hub.model_folder import (
     SENTENCE_CONFIG,

@@ -11,7 +11,6 @@ import torch
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
 
 from neobert_hf.common.fingerprints import fingerprint
-from neobert_hf.common.instructions import Separator, add_prompt, as_prompt, separator_text
 from neobert_hf.embeddings.contextual import is_contextual
 from neobert_hf.embeddings.inference import (
     check_finite,
@@ -21,6 +20,7 @@ from neobert_hf.embeddings.inference import (
     note_on_prompt,
     prompt_of,
 )
+from neobert_hf.embeddings.instructions import Separator, add_prompt, as_prompt, separator_text
 from neobert_hf.search.index import VectorIndex, check_identity
 from neobert_hf.search.passages import split_passages
 

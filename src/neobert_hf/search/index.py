@@ -22,7 +22,7 @@ from neobert_hf.common.fingerprints import check_same_settings
 CANDIDATES = 200
 
 
-class VectorIndexError(RuntimeError):
+class VectorIndexError(ValueError):
     """An index is missing, cannot be reached, or was made in another way."""
 
 

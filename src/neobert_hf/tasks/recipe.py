@@ -19,7 +19,7 @@ from neobert_hf.common.fingerprints import depends_on, fingerprint
 from neobert_hf.common.paths import check_model_exists
 from neobert_hf.common.report import markdown_table
 from neobert_hf.common.settings import parse_config
-from neobert_hf.common.token_limits import length_to_cut_at
+from neobert_hf.common.tokenizers import length_to_cut_at
 from neobert_hf.data.tables import READERS, Reader, Row
 from neobert_hf.tasks.rows import Splits, read_splits
 from neobert_hf.training.arguments import result_settings

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from datasets import get_dataset_split_names
 
-from neobert_hf.common.held_out import report_repeated
 from neobert_hf.common.paths import check_exists, held_by
 from neobert_hf.common.settings import nearest
+from neobert_hf.data.held_out import report_repeated
 from neobert_hf.data.tables import READERS, Reader, Row, read_files, read_rows, split_files
 
 

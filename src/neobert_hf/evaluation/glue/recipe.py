@@ -10,7 +10,7 @@ from neobert_hf.common.files import folder_lock, write_json
 from neobert_hf.common.fingerprints import depends_on, fingerprint
 from neobert_hf.common.results import ResultError
 from neobert_hf.common.settings import nearest
-from neobert_hf.common.token_limits import length_to_cut_at
+from neobert_hf.common.tokenizers import length_to_cut_at
 from neobert_hf.evaluation.glue.models import build_classifier
 from neobert_hf.evaluation.glue.results import RUN_ARGUMENTS, Results
 from neobert_hf.evaluation.glue.runs import Hyperparameters, Run, grid, order_tasks, read_hyperparameters

@@ -13,10 +13,10 @@ from typing import Any
 from datasets import Dataset, DatasetDict
 from huggingface_hub.dataclasses import strict
 
-from neobert_hf.common.held_out import report_repeated
 from neobert_hf.common.paths import beside_file, check_exists, check_file_name, held_by
 from neobert_hf.common.settings import nearest, read_extended
 from neobert_hf.data.entries import check_mapping, read_entry
+from neobert_hf.data.held_out import report_repeated
 from neobert_hf.data.tables import Row, is_empty, read_files, read_lines, read_rows, split_files
 from neobert_hf.training.metrics import CLASSIFICATION, CORRELATIONS
 

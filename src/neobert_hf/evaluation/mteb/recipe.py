@@ -8,8 +8,8 @@ import torch
 from mteb.abstasks import AbsTask
 from sentence_transformers import SentenceTransformer
 
-from neobert_hf.common.instructions import Separator, as_prompt, separator_of, separator_text
 from neobert_hf.common.settings import nearest, read_yaml
+from neobert_hf.embeddings.instructions import Separator, as_prompt, separator_of, separator_text
 from neobert_hf.evaluation.mteb.encoder import TYPES_WITH_QUERIES
 from neobert_hf.evaluation.mteb.local_tasks import read_local_tasks
 from neobert_hf.evaluation.mteb.report import TASK_TYPES, Benchmark
