@@ -32,8 +32,8 @@ def parse(tmp_path, text: str, *flags: str) -> Settings:
 def test_file_then_flags(tmp_path):
     text = "rate: 1e-3\nwarm: false\nlimit: 7\nsizes: [2, 3]\nweights: [1, 1e-4]\n"
     assert parse(tmp_path, text) == Settings(0.001, "a", 3, False, 7, [2, 3], [1.0, 1e-4])
-    flags = ["--steps", "9", "--rate", "2", "--sizes", "4", "5", "--limit", "null"]
-    assert parse(tmp_path, text, *flags) == Settings(2.0, "a", 9, False, None, [4, 5], [1.0, 1e-4])
+    flags = ["--steps", "9", "--rate", "2", "--sizes", "4", "5"]
+    assert parse(tmp_path, text, *flags) == Settings(2.0, "a", 9, False, 7, [4, 5], [1.0, 1e-4])
     assert parse(tmp_path, "rate: -1\nname: --odd\nsizes: 4\noptions: {a: 1}\nlimit: null\n") == Settings(
         -1.0, "--odd", sizes=[4], options='{"a": 1}'
     )

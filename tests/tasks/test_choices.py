@@ -107,9 +107,9 @@ def test_nothing_to_train_and_no_model_are_said_before_the_rows_are_read(encoder
     (tmp_path / "empty" / ".run.lock").touch()
     with pytest.raises(FileNotFoundError, match="empty', a folder without config.json, .*; it holds nothing"):
         classify.main(flags(tmp_path / "run", tmp_path / "empty", nowhere))
-    with pytest.raises(ValueError, match="config.json', a file; it must be the folder of a model"):
+    with pytest.raises(FileNotFoundError, match="config.json', a file. Give the folder of a model"):
         classify.main(flags(tmp_path / "run", encoder / "config.json", nowhere))
-    with pytest.raises(FileNotFoundError, match="there is no such file or folder; .*config.json is a file"):
+    with pytest.raises(FileNotFoundError, match="there is no such file or folder; .*config.json"):
         classify.main(flags(tmp_path / "run", encoder / "config.json" / "model", nowhere))
     with pytest.raises(ValueError, match="empty holds no `train.csv`, .*, only nothing"):
         classify.main(flags(tmp_path / "run", encoder, tmp_path / "empty"))

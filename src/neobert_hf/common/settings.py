@@ -23,16 +23,12 @@ from transformers import HfArgumentParser
 from neobert_hf.common.paths import beside_file
 
 
-# The paths among the settings of Transformers.
-INHERITED_PATHS = ("output_dir", "logging_dir")
-
-
 class SettingsParser(HfArgumentParser):
     """Keeps which settings are paths (`action.path`), and raises ValueError where argparse would end the process."""
 
     def add_argument(self, *flags: str, path: bool | str = False, **options) -> Action:
         action = super().add_argument(*flags, **options)
-        action.path = path or action.dest in INHERITED_PATHS
+        action.path = path or action.dest == "output_dir"
         return action
 
     def error(self, message: str) -> None:
@@ -44,8 +40,8 @@ def parse_config(
 ) -> tuple[Any, ...]:
     """Fill dataclasses: their defaults, then `--config FILE.yaml`, then the other flags.
 
-    A file holds one `name: value` per line. It may begin with `extends: OTHER.yaml`, whose values it overrides. `null`
-    stands for no value, in a file and on the command line.
+    A file holds one `name: value` per line; `null` stands for no value. It may begin with `extends: OTHER.yaml`, whose
+    values it overrides.
 
     Args:
         dataclass_types: as for `transformers.HfArgumentParser`; `TrainingArguments` is one. If one has a setting
@@ -64,7 +60,10 @@ def parse_config(
     Example:
         `(settings,) = parse_config(DemoArguments, args=["--config", "configs/demo.yaml", "--max_steps", "5"])`
     """
-    args = _name_positional(list(sys.argv[1:] if args is None else args), positional)
+    args = list(sys.argv[1:] if args is None else args)
+    words = list(takewhile(lambda word: not word.startswith("-"), args))[: len(positional)]
+    args = [f"--{name}={word}" for name, word in zip(positional, words)] + args[len(words) :]
+
     hints = {name: hint for kind in dataclass_types for name, hint in get_type_hints(kind).items()}
     config = ArgumentParser(add_help=False, allow_abbrev=False)
     if "config" not in hints:
@@ -78,25 +77,23 @@ def parse_config(
     if needed and not args:
         _list_configs([action.dest for action in needed])
 
-    optional = {name for name in settings if type(None) in get_args(hints[name])}
-    given = {}
+    # What is needed may be given in the file, and the flag of what is needed may be misspelt.
     for action in needed:
         action.required = False
+    given = {}
     if file := getattr(config.parse_known_args(args)[0], "config_file", None):
         for place, values in read_extended(file):
-            given |= _read_values(place, values, parser, settings, optional)
-    args, nulls = _take_nulls(args, optional)
-    given |= dict.fromkeys(nulls)
+            given |= _read_values(place, values, parser, settings, hints)
     parser.set_defaults(**given)
+    if unknown := parser.parse_known_args(args)[1]:
+        flag = unknown[0].split("=")[0]
+        raise ValueError(
+            f"{flag!r} on the command line is no setting{nearest(flag, [f'--{name}' for name in settings])}"
+        )
     for action in needed:
         action.required = action.dest not in given
-
-    _refuse_unknown_flags(args, parser, list(settings))
     # Without `look_for_args_file=False`, Transformers would silently add the flags from a file named after the script.
-    *parsed, rest = parser.parse_args_into_dataclasses(args, look_for_args_file=False, return_remaining_strings=True)
-    if rest:
-        raise ValueError(f"{rest[0]!r} on the command line is a value without a flag. -h lists all settings.")
-    return tuple(parsed[: len(dataclass_types)])
+    return parser.parse_args_into_dataclasses(args, look_for_args_file=False)[: len(dataclass_types)]
 
 
 def _show_ours_first(parser: SettingsParser, dataclass_types: tuple[type, ...]) -> None:
@@ -122,57 +119,34 @@ def _list_configs(needed: list[str]) -> None:
 
 
 def _read_values(
-    file: str, values: dict[str, Any], parser: SettingsParser, settings: dict[str, Action], optional: set[str]
+    file: str, values: dict[str, Any], parser: SettingsParser, settings: dict[str, Action], hints: dict[str, Any]
 ) -> dict[str, Any]:
-    """The values of a YAML file, converted as those of the command line are. Its paths are relative to the file."""
-    found = {}
+    """The values of a YAML file, read as if they were flags. Its paths are relative to the file."""
+    flags, empty = [], {}
     for name, value in values.items():
         if name not in settings:
             raise ValueError(f"{file} has the unknown key {name!r}{nearest(str(name), list(settings))}")
         action, several = settings[name], settings[name].nargs == "+"
-        if (value is None and name in optional) or (value == [] and several):
-            found[name] = value
+        if value is None and type(None) in get_args(hints[name]) or value == [] and several:
+            empty[name] = value
             continue
         if value is None or (isinstance(value, list) and not several):
             raise ValueError(f"{file}: `{name}` is {value!r}; it must be one value.")
         items = value if isinstance(value, list) else [value]
         if action.path:
-            items = [_beside(file, item, action) for item in items]
+            items = [_beside(file, item, action.path) for item in items]
         words = [json.dumps(item) if isinstance(item, dict) else str(item) for item in items]
-        try:
-            flags = [f"--{name}", *words] if several else [f"--{name}={words[0]}"]
-            found[name] = getattr(parser.parse_known_args(flags)[0], name)
-        except ValueError as error:
-            raise ValueError(f"{file}: {error}") from error
-    return found
+        flags += [f"--{name}", *words] if several else [f"--{name}={words[0]}"]
+    try:
+        found = vars(parser.parse_known_args(flags)[0])
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from error
+    return {name: found[name] for name in values} | empty
 
 
-def _beside(file: str, value: str, action: Action) -> str:
-    name, equals, path = value.partition("=") if action.path == "name=or Hub id" else ("", "", value)
-    return name + equals + beside_file(file, path, action.dest, or_id=action.path is not True)
-
-
-def _name_positional(args: list[str], positional: tuple[str, ...]) -> list[str]:
-    """`a b --flag` as `--first=a --second=b --flag`."""
-    words = list(takewhile(lambda word: not word.startswith("-"), args))[: len(positional)]
-    return [f"--{name}={word}" for name, word in zip(positional, words)] + args[len(words) :]
-
-
-def _take_nulls(args: list[str], optional: set[str]) -> tuple[list[str], list[str]]:
-    """The command line without each `--name null`, and these names."""
-    pairs = zip(args, args[1:])
-    places = [place for place, (flag, word) in enumerate(pairs) if word == "null" and flag.lstrip("-") in optional]
-    left = [word for place, word in enumerate(args) if place not in places and place - 1 not in places]
-    return left, [args[place].lstrip("-") for place in places]
-
-
-def _refuse_unknown_flags(args: list[str], parser: SettingsParser, names: list[str]) -> None:
-    """Before argparse looks for settings that are missing: the flag of one of them may be misspelt."""
-    flags = [word.split("=")[0] for word in args if word.startswith("--") and " " not in word]
-    unknown = [flag for flag in flags if flag not in parser._option_string_actions]
-    if unknown and not {"-h", "--help"}.intersection(args):
-        advice = nearest(unknown[0], [f"--{name}" for name in names])
-        raise ValueError(f"Unknown argument {unknown[0]!r} on the command line{advice} -h lists all settings.")
+def _beside(file: str, value: str, kind: bool | str) -> str:
+    name, equals, path = value.partition("=") if kind == "name=or Hub id" else ("", "", value)
+    return name + equals + beside_file(file, path, or_id=kind is not True)
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:

@@ -192,7 +192,7 @@ def _read_part(path: str, where: str, entry: Any) -> Part:
     part = read_entry(Part, where, entry)
     for table in (part, *part.lookups.values()):
         if table.source is not None:
-            table.source = beside_file(path, table.source, "source", or_id=True)
+            table.source = beside_file(path, table.source, or_id=True)
     return part
 
 

@@ -117,7 +117,7 @@ def read_tasks(path: str) -> dict[str, GlueTask]:
             where = f"{file}, task {name}"
             entries[name] = entries.get(name, {}) | check_mapping(where, entry)
             if isinstance(source := entry.get("source"), str):
-                entries[name]["source"] = beside_file(file, source, "source", or_id=True)
+                entries[name]["source"] = beside_file(file, source, or_id=True)
             tasks[name] = read_entry(GlueTask, where, entries[name], name=name)
     for task in tasks.values():
         if task.transfer_from is not None and task.transfer_from not in tasks:
