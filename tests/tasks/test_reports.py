@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from neobert_hf.common.report import plot_confusion
 from neobert_hf.tasks.classification import Classification, ClassificationSettings
+from neobert_hf.tasks.plots import plot_confusion
 from neobert_hf.tasks.question_answering import QuestionAnswering, QuestionAnsweringSettings
 from neobert_hf.tasks.rows import read_splits
 from neobert_hf.tasks.token_classification import TokenClassification, TokenClassificationSettings

@@ -46,7 +46,7 @@ def output_folder(
             yield
         finally:
             # After an error such as bad input, no folder with nothing in it is left behind.
-            if [path.name for path in Path(folder).iterdir()] == [MARKER]:
+            if os.listdir(folder) == [MARKER]:
                 shutil.rmtree(folder)
 
 
@@ -69,12 +69,11 @@ def check_inputs(
     Raises:
         ValueError: naming the setting of the input and that of the output.
     """
-    output, writes = _place(folder), list(writes)
-    for name, path in _places(inputs | (sources or {})):
+    output, sources = _place(folder), dict(_places(sources or {}))
+    for path, name in (dict(_places(inputs)) | sources).items():
         if path == output or (path.is_relative_to(output) and _matches(path.relative_to(output).parts[0], writes)):
             raise ValueError(f"`{name}` is {str(path)!r}, which would be replaced: choose another `{setting}`.")
-    for name, path in _places(sources or {}):
-        if path.is_dir() and output.is_relative_to(path):
+        if path in sources and path.is_dir() and output.is_relative_to(path):
             raise ValueError(f"`{setting}` {str(folder)!r} lies in `{name}` {str(path)!r}, all of which is read.")
 
 
@@ -82,13 +81,13 @@ def _place(path: str | Path) -> Path:
     return Path(path).expanduser().resolve()
 
 
-def _places(inputs: Inputs) -> Iterator[tuple[str, Path]]:
-    """The setting and the place of every input that exists locally."""
+def _places(inputs: Inputs) -> Iterator[tuple[Path, str]]:
+    """The place of every input that exists locally, and its setting."""
     for name, given in inputs.items():
         for path in [given] if isinstance(given, (str, Path)) else given or []:
             expanded = os.path.expanduser(path)
             for found in [expanded] if os.path.exists(expanded) else glob.glob(expanded, recursive=True):
-                yield name, _place(found)
+                yield _place(found), name
 
 
 def _matches(name: str, patterns: Iterable[str]) -> bool:
@@ -102,7 +101,7 @@ def mark_folder(folder: str | Path, recipe: str, writes: Iterable[str], setting:
         ValueError: if the folder is the output of another recipe, or has no mark and holds one of the names that the
             recipe writes.
     """
-    folder, writes = Path(folder), list(writes)
+    folder = Path(folder)
     if folder.is_file():
         raise NotADirectoryError(f"`{setting}` is {str(folder)!r}, which is a file: give a folder.")
     # Listed before the mark is looked for: another process of this recipe may be starting.
@@ -123,16 +122,16 @@ def mark_folder(folder: str | Path, recipe: str, writes: Iterable[str], setting:
 
 @contextmanager
 def folder_lock(folder: str | Path) -> Iterator[None]:
-    """Keep other processes from writing a folder for as long as the block runs.
+    """Keep other processes from writing a folder, which need not exist, for as long as the block runs.
 
     The lock is a file beside the folder, `.<name>.lock`, or inside it if the parent folder is not writable. The system
-    releases it when the process ends, however that happens. The folder need not exist.
+    releases it when the process ends, however that happens.
 
     Raises:
         FolderInUse: if another process holds the lock.
         OSError: if the folder cannot be written.
     """
-    folder, process = _place(folder), os.getpid()
+    folder = _place(folder)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         beside = os.access(folder.parent, os.W_OK)
@@ -146,19 +145,15 @@ def folder_lock(folder: str | Path) -> Iterator[None]:
     try:
         yield
     finally:
-        # A forked process that leaves the block has not locked anything.
-        if os.getpid() == process:
-            file.unlink(missing_ok=True)
-            lock.release()
+        file.unlink(missing_ok=True)
+        lock.release()
 
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
     """A temporary path beside `path` that takes its place when the block ends without an exception."""
-    # The name has the process id, since a worker that briefly outlives its killed parent may be writing the same file.
+    # Of two processes that write the same file, each has its own: the name has the process id.
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    # If there is a symbolic link of this name, writing would follow it.
-    remove(partial)
     try:
         yield partial
         os.replace(partial, path)

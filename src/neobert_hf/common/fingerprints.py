@@ -67,7 +67,7 @@ def _add(digest: xxhash.xxh3_128, value: Any) -> None:
 
 
 def file_checksum(file: Path) -> str:
-    """A checksum that detects damage to a file; xxh3 is faster than a disk reads."""
+    """A checksum of the content of a file; xxh3 is faster than a disk reads."""
     digest = xxhash.xxh3_64()
     with open(file, "rb", buffering=0) as handle:
         while block := handle.read(2**18):
@@ -118,11 +118,7 @@ def loaded_fingerprint(model: nn.Module, config: PreTrainedConfig, *also: Any) -
 
 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerFast) -> str:
-    """A hash that is the same for two tokenizers exactly if they turn every text into the same ids.
-
-    It covers vocabulary, normaliser, pre-tokenizer, post-processor and the ids of the special tokens. It leaves out
-    truncation, padding and `model_max_length`, which calling a tokenizer changes. The tokenizer is not modified.
-    """
+    """A hash of what the ids of a text depend on; not of truncation and padding, which calling a tokenizer changes."""
     content = json.loads(tokenizer.backend_tokenizer.to_str())
     content["truncation"] = content["padding"] = None
     content["special_ids"] = {name: getattr(tokenizer, f"{name}_id") for name in SPECIAL_TOKENS}

@@ -103,18 +103,13 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, vocab_size: int | None, 
     Raises:
         ValueError: saying what is wrong with it.
     """
-    limit = tokenizer.model_max_length
-    if isinstance(limit, bool) or not isinstance(limit, (int, float)) or not limit >= 1:
-        raise ValueError(f"`model_max_length` of the tokenizer of {where} is {limit!r}; it must be 1 token or more.")
-    vocab = tokenizer.get_vocab()
     if vocab_size is not None:
-        _check_size(tokenizer, vocab, vocab_size, where)
-    words = _words(tokenizer, vocab)
+        _check_size(tokenizer, vocab_size, where)
+    words = _words(tokenizer)
     if not words:
         raise ValueError(
-            f"The tokenizer of {where} has no words, only {', '.join(sorted(vocab, key=vocab.get)[:5])}: its "
-            "vocabulary (tokenizer.json, vocab.txt, ...) is missing. Restore it, or give the tokenizer that the model "
-            "was trained with."
+            f"The tokenizer of {where} has no words, only special tokens: its vocabulary (tokenizer.json, vocab.txt, "
+            "...) is missing. Restore it, or give the tokenizer that the model was trained with."
         )
     unknown = _unread(tokenizer, words)
     if 4 * len(unknown) > len(words):
@@ -124,8 +119,7 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, vocab_size: int | None, 
             "them."
         )
     # An uncased vocabulary without lower-casing: `do_lower_case` was lost. Short entries may not be words.
-    read = set(words) - set(unknown)
-    lower = sorted(word for word in read if len(word) > 2 and word.isalpha() and word.islower())
+    lower = [word for word in words if len(word) > 2 and word.isalpha() and word.islower() and word not in unknown]
     unknown = _unread(tokenizer, [word.capitalize() for word in lower])
     if len(lower) >= 10 and 2 * len(unknown) > len(lower):
         raise ValueError(
@@ -135,25 +129,20 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, vocab_size: int | None, 
         )
 
 
-def _check_size(tokenizer: PreTrainedTokenizerBase, vocab: dict[str, int], vocab_size: int, where: str) -> None:
-    named = {getattr(tokenizer, name) for name in NAMED_TOKENS}
+def _check_size(tokenizer: PreTrainedTokenizerBase, vocab_size: int, where: str) -> None:
     # Gemma's tokenizer has special tokens for images, for which a text model has no embedding rows.
-    surplus = set(tokenizer.all_special_tokens) - named
-    largest = max((number for token, number in vocab.items() if token not in surplus), default=-1)
-    if largest >= vocab_size:
+    unused = set(tokenizer.all_special_tokens) - {getattr(tokenizer, name) for name in NAMED_TOKENS}
+    largest = max((number for token, number in tokenizer.get_vocab().items() if token not in unused), default=-1)
+    if largest >= vocab_size or vocab_size - 1 - largest > max(MOST_UNUSED_ROWS, MOST_UNUSED_SHARE * vocab_size):
         raise ValueError(
             f"The tokenizer of {where} has ids up to {largest:,}, but `vocab_size` of the model is {vocab_size:,}: it "
-            "is the tokenizer of another model."
-        )
-    if vocab_size - 1 - largest > max(MOST_UNUSED_ROWS, MOST_UNUSED_SHARE * vocab_size):
-        raise ValueError(
-            f"The tokenizer of {where} has ids up to {largest:,} only, but `vocab_size` of the model is "
-            f"{vocab_size:,}: it is the tokenizer of another model, or a part of its vocabulary is missing."
+            "is the tokenizer of another model, or a part of its vocabulary is missing."
         )
 
 
-def _words(tokenizer: PreTrainedTokenizerBase, vocab: dict[str, int]) -> list[str]:
+def _words(tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """The text of ordinary entries, sampled evenly over the whole vocabulary."""
+    vocab = tokenizer.get_vocab()
     special = {*tokenizer.all_special_tokens, *tokenizer.get_added_vocab()}
     ordinary = [entry for entry in vocab if entry not in special and not RESERVED.fullmatch(entry)]
     # Continuation pieces of WordPiece may begin with characters that no word begins with, such as Hindi vowel signs.
@@ -166,6 +155,7 @@ def _words(tokenizer: PreTrainedTokenizerBase, vocab: dict[str, int]) -> list[st
 
 
 def _unread(tokenizer: PreTrainedTokenizerBase, words: list[str]) -> list[str]:
+    """The words that become [UNK], or nothing."""
     if not words:
         return []
     ids = tokenizer(words, add_special_tokens=False, verbose=False)["input_ids"]

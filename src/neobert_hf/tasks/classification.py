@@ -11,9 +11,10 @@ from datasets import Dataset, DatasetDict
 from sklearn.metrics import confusion_matrix, f1_score, precision_recall_fscore_support
 from transformers import AutoModelForSequenceClassification, DataCollatorWithPadding, PreTrainedTokenizerBase
 
-from neobert_hf.common.report import markdown_table, plot_confusion
+from neobert_hf.common.report import markdown_table
 from neobert_hf.common.settings import nearest
 from neobert_hf.data.tables import Row, list_as_text
+from neobert_hf.tasks.plots import plot_confusion
 from neobert_hf.tasks.recipe import Task, TaskSettings
 from neobert_hf.tasks.rows import Splits, checking, choose_column, count_labels
 from neobert_hf.training.metrics import ScoreMetric

@@ -11,9 +11,10 @@ from datasets import Dataset, DatasetDict
 from transformers import AutoModelForQuestionAnswering, DataCollatorWithPadding, PreTrainedTokenizerBase
 
 from neobert_hf.common.files import write_json
-from neobert_hf.common.report import Line, Panel, markdown_table, means_by_length, plot_lines
+from neobert_hf.common.report import Line, Panel, markdown_table, plot_lines
 from neobert_hf.data import tables
 from neobert_hf.data.tables import Reader, Row
+from neobert_hf.tasks.plots import means_by_length
 from neobert_hf.tasks.recipe import Task, TaskSettings
 from neobert_hf.tasks.rows import Splits, checking
 from neobert_hf.training.metrics import AnswerMetric, answer_scores

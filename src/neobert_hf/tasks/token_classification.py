@@ -23,9 +23,10 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from neobert_hf.common.report import markdown_table, plot_confusion
+from neobert_hf.common.report import markdown_table
 from neobert_hf.data import tables
 from neobert_hf.data.tables import Reader, Row
+from neobert_hf.tasks.plots import plot_confusion
 from neobert_hf.tasks.recipe import Task, TaskSettings
 from neobert_hf.tasks.rows import Splits, checking, choose_column, count_labels
 from neobert_hf.training.metrics import TagMetric, entities_of, is_entity_scheme
