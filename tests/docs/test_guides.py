@@ -137,9 +137,20 @@ def test_checkpoints(guide_runner, workplace, capsys):
     assert (workplace / "runs/state_dict").is_dir()
 
 
-def test_gpu(guide_runner):
-    """Its scripts and settings are there; tests/benchmarks runs the script."""
-    run(guide_runner, "guides/gpu.md")
+def test_scaling(guide_runner):
+    """Its scripts and settings are there; tests/benchmarks runs them."""
+    run(guide_runner, "scaling.md")
+
+
+def test_lora(guide_runner):
+    """Each row of the last batch has an adapter of its own."""
+    run(guide_runner, "guides/lora.md")
+    assert guide_runner.names["logits"].shape == (2, 2)
+
+
+def test_tokenizers(guide_runner, workplace):
+    run(guide_runner, "guides/tokenizers.md")
+    assert (workplace / "data/mine").is_dir()
 
 
 def test_attention(guide_runner):
