@@ -25,13 +25,13 @@ LINK = re.compile(r"(?<=\]\()([^)\s#:]+)(?=[)#])")
 
 
 def on_files(files, config):
-    """Add the files of `ADDED`, and a page of the API for the model and for each room of the package."""
+    """Add the files of `ADDED`, and a page of the API for the model and for each subpackage."""
     for source, target in ADDED.items():
         content = (ROOT / source).read_bytes() if not source.endswith(".md") else (ROOT / source).read_text()
         files.append(File.generated(config, target, content=content))
-    rooms = sorted(folder for folder in PACKAGE.iterdir() if (folder / "__init__.py").is_file())
-    for room in rooms:
-        files.append(File.generated(config, f"api/{room.name}.md", content=_api_page(room.name, room.rglob("*.py"))))
+    for folder in sorted(folder for folder in PACKAGE.iterdir() if (folder / "__init__.py").is_file()):
+        page = _api_page(folder.name, folder.rglob("*.py"))
+        files.append(File.generated(config, f"api/{folder.name}.md", content=page))
     files.append(File.generated(config, "api/model.md", content=_api_page("model", PACKAGE.glob("*_neobert.py"))))
     return files
 
