@@ -25,6 +25,7 @@ ones. Writes benchmarks/results/throughput_<device>.md, .csv and .png.
 """
 
 import gc
+import json
 import math
 import sys
 import time
@@ -47,7 +48,6 @@ from transformers.utils.generic import is_flash_attention_requested
 
 from neobert_hf.common.files import write_json
 from neobert_hf.common.fingerprints import check_same_settings
-from neobert_hf.common.results import ADVICE, read_result
 from neobert_hf.common.settings import nearest, parse_config
 from neobert_hf.training.flops import product_flops
 
@@ -122,15 +122,15 @@ class Record:
         sections: further sections of the file besides the measurements of cells; empty at first.
 
     Raises:
-        ResultError: if the file comes from a run with other settings, or is damaged.
+        SettingsMismatch: if the file comes from a run with other settings.
     """
 
     def __init__(self, file: Path, settings: dict, sections: tuple[str, ...] = ()):
         self.file, self.content = file, {"settings": settings, "date": None, "ceilings": [], "cells": {}}
         self.content |= {name: {} for name in sections}
         if file.exists():
-            self.content = read_result(file, set(self.content))
-            check_same_settings(file, self.content["settings"], settings, ADVICE)
+            self.content = json.loads(file.read_text())
+            check_same_settings(file, self.content["settings"], settings, "Use another `output_dir`.")
 
     def of(self, cell: Cell) -> dict:
         """The number of rows (null if not even the smallest batch fits), the trials that chose it, and the rounds."""

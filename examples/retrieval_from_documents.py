@@ -28,7 +28,7 @@ from neobert_hf.common.script_errors import run_script
 from neobert_hf.common.settings import parse_config
 from neobert_hf.data.stored_rows import load_rows
 from neobert_hf.embeddings.arguments import DenseArguments, EmbeddingArguments
-from neobert_hf.evaluation.mteb.report import Benchmark, collect_scores
+from neobert_hf.evaluation.mteb.report import collect_scores
 from neobert_hf.search.encoder import EmbeddingSettings, PassageEncoder
 from neobert_hf.search.keywords import bm25_ndcg, hybrid_ndcg
 
@@ -178,8 +178,8 @@ def index_documents(settings: RetrievalArguments, model: Path) -> None:
 
 def read_scores(output: Path) -> dict[str, float]:
     """nDCG@10 of the three models on the held-out pairs, by the names of their evaluations."""
-    evaluated = collect_scores(output / "evaluation", Benchmark("", {}))
-    return {name: evaluated[name]["local"]["HeldOutPairs"]["score"] / 100 for name in STAGES}
+    evaluated = collect_scores(output / "evaluation")
+    return {name: evaluated[name]["HeldOutPairs"]["score"] / 100 for name in STAGES}
 
 
 def report(settings: RetrievalArguments, scores: dict[str, float], better: str) -> float:

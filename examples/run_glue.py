@@ -15,14 +15,13 @@ from pathlib import Path
 
 import neobert_hf  # noqa: F401  (registers the architecture)
 from neobert_hf.common.files import check_inputs, mark_folder
-from neobert_hf.common.results import folder_of_results
 from neobert_hf.common.script_errors import run_script
 from neobert_hf.common.settings import parse_config
-from neobert_hf.evaluation.glue.recipe import GlueEvaluation, GlueSettings, choose_tasks, plan_runs
+from neobert_hf.evaluation.glue.recipe import GlueEvaluation
 from neobert_hf.evaluation.glue.report import read_published, write_report
-from neobert_hf.evaluation.glue.results import Results
-from neobert_hf.evaluation.glue.runs import own_share, separate_processes
-from neobert_hf.evaluation.glue.trainer import GlueArguments
+from neobert_hf.evaluation.glue.runs import GlueArguments, GlueSettings, own_share, plan_runs, separate_processes
+from neobert_hf.evaluation.glue.tasks import choose_tasks
+from neobert_hf.evaluation.results import name_of_model
 
 
 def main(args: list[str] | None = None) -> None:
@@ -30,21 +29,18 @@ def main(args: list[str] | None = None) -> None:
     process, processes = separate_processes()
     settings, arguments = parse_config(GlueSettings, GlueArguments, args=args)
     share, shares = own_share(settings.shard, process, processes)
-    tasks = choose_tasks(settings)
+    tasks = choose_tasks(settings.task_config, settings.task)
     runs = plan_runs(settings, arguments, tasks)
     published = read_published(settings.published) if settings.published else None
-    output, name = Path(arguments.output_dir), folder_of_results(settings.name, settings.model)
 
-    results = Results(output / name)
-    inputs = {
-        each: getattr(settings, each) for each in ("model", "task_config", "data_dir", "hyperparameters", "published")
-    }
+    output, name = Path(arguments.output_dir), name_of_model(settings.name, settings.model)
     reports = ("report.md", "report.json")
-    check_inputs(output, (name, *reports), inputs)
+    inputs = ("model", "task_config", "data_dir", "hyperparameters", "published")
+    check_inputs(output, (name, *reports), {each: getattr(settings, each) for each in inputs})
 
     # 2. The weights, data and earlier results of all tasks are checked before anything is trained
-    evaluation = GlueEvaluation(settings, arguments, runs, results)
-    evaluation.prepare(tasks)
+    evaluation = GlueEvaluation(settings, arguments, output / name, tasks, runs)
+    evaluation.prepare()
     # Several processes may write the folder; each locks the folder of its run. Results say themselves whose they are.
     mark_folder(output, "run_glue.py", reports)
 
@@ -54,7 +50,7 @@ def main(args: list[str] | None = None) -> None:
         evaluation.complete(run)
 
     # 4. Report on all models in the folder, with the runs that other shards have finished so far
-    print(write_report(output, name, published), flush=True)
+    print(write_report(output, published), flush=True)
 
 
 if __name__ == "__main__":

@@ -7,10 +7,9 @@
 
 The model is any dense Sentence Transformers model with a Transformers encoder, or a pretrained encoder, which gets mean
 pooling (zero-shot). After an interruption, run the same command again: finished tasks are not repeated. `output_dir`
-gets a folder for each model with a file for each task, and a report on all models: `report.md`, `report.json`,
-`report.png`.
+gets a folder for each model with a file for each task, and a report on all models: `report.md`, `report.json`.
 
-References: section 5.2.1, appendix D, Tables 4, 5, 8 and 9, Figure 5.
+References: section 5.2.1, appendix D, Tables 4, 5, 8 and 9.
 """
 
 import sys
@@ -20,33 +19,33 @@ import torch
 
 import neobert_hf  # noqa: F401  # registers the architecture
 from neobert_hf.common.files import check_inputs, mark_folder
-from neobert_hf.common.results import folder_of_results
 from neobert_hf.common.script_errors import run_script
 from neobert_hf.common.settings import parse_config
 from neobert_hf.embeddings.inference import embedding_fingerprint, load_embedding_model
 from neobert_hf.evaluation.mteb.encoder import InstructionEncoder
 from neobert_hf.evaluation.mteb.recipe import (
     MTEBSettings,
+    benchmark_types,
     build_prompts,
     choose_dtype,
     choose_template,
     collect_tasks,
-    describe_benchmark,
 )
 from neobert_hf.evaluation.mteb.report import read_published, write_report
-from neobert_hf.evaluation.mteb.results import ResultSettings, ResumableEvaluation
+from neobert_hf.evaluation.mteb.results import Results, ResultSettings, evaluate
+from neobert_hf.evaluation.results import name_of_model
 
 
 def main(args: list[str] | None = None) -> None:
     # 1. Settings and tasks, all of which are checked before anything is loaded
     (settings,) = parse_config(MTEBSettings, args=args)
-    name = folder_of_results(settings.name, settings.model)
+    name = name_of_model(settings.name, settings.model)
     tasks, instructions = collect_tasks(settings)
     published = read_published(settings.published)
 
     output = Path(settings.output_dir)
     inputs = {each: getattr(settings, each) for each in ("model", "local_tasks", "instructions", "published")}
-    reports = ("report.md", "report.json", "report.png")
+    reports = ("report.md", "report.json")
     check_inputs(output, (name, *reports), inputs)
 
     # 2. The model. Its name is for the report only; results are matched to a model by its fingerprint
@@ -62,7 +61,7 @@ def main(args: list[str] | None = None) -> None:
     )
     template = choose_template(settings, model)
     prompts = (build_prompts(instructions, tasks, template, role) for role in ("query", "document"))
-    encoder = InstructionEncoder(model, name, *prompts)
+    encoder = InstructionEncoder(model, name, *prompts, tasks)
     result_settings = ResultSettings(
         model=embedding_fingerprint(model),
         dtype=str(dtype).removeprefix("torch."),
@@ -74,16 +73,14 @@ def main(args: list[str] | None = None) -> None:
         print(note, flush=True)
 
     # 3. Evaluation, task by task
-    evaluation = ResumableEvaluation(output / name, result_settings, encoder)
-    evaluation.check(tasks)
     # Several processes may write the folder; each locks its task. Results say themselves whose they are.
     mark_folder(output, "run_mteb.py", reports)
-    failed = evaluation.run(tasks, settings.batch_size)
+    failed = evaluate(Results(output / name, result_settings, encoder), tasks, settings.batch_size)
 
     # 4. Report on all models in the folder
     if len(failed) < len(tasks):
-        print(write_report(output, describe_benchmark(settings.benchmark), published))
-        print(f"{output / 'report.md'}, {output / 'report.json'}, {output / 'report.png'}", flush=True)
+        print(write_report(output, settings.benchmark, benchmark_types(settings.benchmark), published))
+        print(f"{output / 'report.md'}, {output / 'report.json'}", flush=True)
     if failed:
         errors = "\n".join(f"  {task}: {error}" for task, error in failed.items())
         sys.exit(f"{len(failed)} tasks failed:\n{errors}\nRun the same command again: it repeats only these.")

@@ -16,9 +16,9 @@ SUBPACKAGES = {
     "training": {"common", "data"},
     "embeddings": {"common", "data", "training"},
     "tasks": {"common", "data", "training"},
-    "evaluation/glue": {"common", "data", "training"},
-    "evaluation/mteb": {"common", "data", "embeddings"},
-    "evaluation/pseudo_perplexity": {"common", "data"},
+    "evaluation/glue": {"common", "data", "training", "evaluation/results"},
+    "evaluation/mteb": {"common", "data", "embeddings", "evaluation/results"},
+    "evaluation/pseudo_perplexity": {"common", "data", "evaluation/results"},
     "search": {"common", "data", "embeddings"},
     "hub": {"common", "data", "training", "embeddings"},
 }

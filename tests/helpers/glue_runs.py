@@ -13,7 +13,7 @@ from datasets import ClassLabel, Dataset, Features, Value
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerBase
 
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM
-from neobert_hf.evaluation.glue.results import Results
+from neobert_hf.evaluation.glue.runs import best_first
 from neobert_hf.evaluation.glue.tasks import load_task, read_tasks
 from tests.helpers.models import ROOT
 
@@ -126,7 +126,7 @@ def results_of(folder: Path) -> dict[str, dict]:
 
 
 def best_of(folder: Path, task: str) -> dict:
-    return Results(folder / "small").best_first(task)[0]
+    return best_first(folder / "small", task)[0]
 
 
 def model_folder(folder: Path, task: str) -> Path:

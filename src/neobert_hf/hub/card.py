@@ -1,5 +1,6 @@
 """The model card: the template `hub_card.md`, filled with the known facts. Parts about unknown facts are left out."""
 
+import json
 import re
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -14,7 +15,6 @@ from huggingface_hub.utils import validate_repo_id
 
 import neobert_hf
 from neobert_hf import NeoBERTConfig, NeoBERTContextualConfig, NeoBERTPreTrainedModel
-from neobert_hf.common.results import ResultError, read_result
 from neobert_hf.common.settings import nearest, read_yaml
 from neobert_hf.embeddings.instructions import describe_prompts
 from neobert_hf.hub.golden_outputs import GOLDEN_FILE, read_outputs
@@ -125,8 +125,6 @@ def gather_facts(source: Path, file: str | None = None, mteb_results: str | None
             others = [result for result in facts.get("eval_results", []) if _what_is_measured(result) not in measured]
             facts["eval_results"] = [*others, *results]
         return CardFacts(**facts)
-    except ResultError as error:
-        raise ValueError(str(error)) from error
     except StrictDataclassError as error:
         raise ValueError(f"{file or source / 'README.md'}: {error}") from error
 
@@ -165,8 +163,8 @@ def read_facts(file: str) -> dict[str, Any]:
 def read_mteb_results(folder: Path, model: Path) -> list[EvalResult]:
     """One result for each task, all measured on this model in its present state."""
     files = sorted(folder.glob("*.json"))
-    results = [read_result(file, RESULT_KEYS) for file in files]
-    if not results:
+    results = [json.loads(file.read_text(encoding="utf-8")) for file in files]
+    if not all(result.keys() >= RESULT_KEYS for result in results) or not results:
         raise ValueError(f"{folder} holds no results of examples/run_mteb.py: give the folder of one model in it.")
     # Not imported at the top: importing Sentence Transformers takes ten seconds, and most cards do not need it.
     from neobert_hf.embeddings.inference import embedding_fingerprint, load_embedding_model

@@ -12,22 +12,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from neobert_hf.evaluation.glue import recipe, report
-from neobert_hf.training.run_checkpoints import complete_checkpoints
+from neobert_hf.common.fingerprints import SettingsMismatch
+from neobert_hf.evaluation.glue import recipe
+from neobert_hf.training.run_checkpoints import CheckpointError, complete_checkpoints
 from tests.helpers.examples import load_example
-from tests.helpers.glue_runs import GRID, model_folder, results_of
+from tests.helpers.glue_runs import GRID, best_of, model_folder, results_of, save_encoder
 from tests.helpers.pretraining_runs import interrupted_behind
 
 
 run_glue = load_example("run_glue")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def no_plots():
-    """They take half a second, and test_recipe.py looks at them."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(report, "plot_lines", lambda *arguments, **options: None)
-        yield
 
 
 # Nothing is learned, so that the first evaluation stays the best.
@@ -43,7 +36,7 @@ def stopped_early(flags, tmp_path_factory) -> dict:
 
 def test_early_stopping(stopped_early):
     (result,) = stopped_early.values()
-    assert (result["best_step"], result["last_step"]) == (2, 8) and result["settings"]["max_steps"] == 200
+    assert (result["best_step"], result["last_step"]) == (2, 8)
 
 
 def test_patience_survives_sigterm(flags, stopped_early, tmp_path):
@@ -90,16 +83,6 @@ def test_a_run_interrupted_in_its_second_epoch_reads_the_other_rows_of_it(flags,
     assert_same_best_model(tmp_path / "whole", tmp_path / "run", "sst2")
 
 
-def test_an_evaluation_at_the_start_is_not_repeated(flags, stopped_early, tmp_path):
-    """It would cost one of the evaluations that early stopping waits."""
-    changes = STILL | {"eval_on_start": True}
-    run_glue.main(flags(tmp_path / "whole", **changes))
-    with interrupted_behind("checkpoint-4"):
-        run_glue.main(flags(tmp_path / "run", **changes))
-    run_glue.main(flags(tmp_path / "run", **changes))
-    assert results_of(tmp_path / "run") == results_of(tmp_path / "whole")
-
-
 @pytest.fixture(scope="module")
 def whole_grid(flags, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("grid")
@@ -121,5 +104,75 @@ def test_shards_are_the_grid(flags, whole_grid, tmp_path):
     assert results_of(tmp_path) == results_of(whole_grid)
     assert_same_best_model(tmp_path, whole_grid, "sst2")
     summary = json.loads((tmp_path / "report.json").read_text())["models"]["small"]["sst2"]
-    assert (summary["runs"], summary["searched"], summary["seeds"]) == (4, 4, 1)
+    assert (summary["runs"], summary["seeds"]) == (4, 1)
     assert summary["score"] == 100 * max(result["score"] for result in results_of(tmp_path).values())
+
+
+def test_results_of_the_same_weights_and_data_elsewhere_are_taken(finished, flags, encoder, data_dir, tmp_path):
+    """A path identifies nothing. Nor is a run repeated for a setting that changes no weights."""
+    shutil.copytree(finished, tmp_path / "copy")
+    before = results_of(tmp_path / "copy")
+    moved = {"model": shutil.copytree(encoder, tmp_path / "moved" / "small" / "model"), "name": None}
+    moved["data_dir"] = shutil.copytree(data_dir, tmp_path / "data")
+    changes = {"task": "mnli rte stsb sst2", "seeds": "0 1", "per_device_eval_batch_size": 7}
+    times = {file: file.stat().st_mtime_ns for file in (tmp_path / "copy" / "small").glob("*/*.json")}
+    run_glue.main(flags(tmp_path / "copy", **changes, **moved))
+    assert times == {file: file.stat().st_mtime_ns for file in times} and results_of(tmp_path / "copy") == before
+
+
+@pytest.mark.parametrize(
+    "name, changes",
+    [
+        ("max_length", {"max_length": 16}),
+        ("transfer", {"task": "rte", "transfer": False}),
+        # Also of a further seed: the report would take their mean.
+        ("schedule.max_steps", {"seeds": 7, "max_steps": 2}),
+        ("label_smoothing_factor", {"label_smoothing_factor": 0.1}),
+        ("lora_rank", {"lora_rank": 3}),
+        ("layer_decay", {"layer_decay": 0.9}),
+    ],
+)
+def test_results_of_other_settings_are_refused_by_name(finished, flags, name, changes):
+    with pytest.raises(SettingsMismatch, match=f"\n  {name}: "):
+        run_glue.main(flags(finished, **changes))
+
+
+def test_results_of_other_data_or_weights_in_the_same_place_are_refused(finished, flags, data_dir, tokenizer, tmp_path):
+    data = shutil.copytree(data_dir, tmp_path / "data")
+    file = data / "sst2" / "validation.jsonl"
+    file.write_text(file.read_text().replace('"label": 1', '"label": 0', 1))
+    with pytest.raises(SettingsMismatch, match="\n  data.validation: "):
+        run_glue.main(flags(finished, data_dir=data))
+    other = save_encoder(tmp_path / "encoder", tokenizer, seed=1)
+    with pytest.raises(SettingsMismatch, match="\n  model: "):
+        run_glue.main(flags(finished, model=other))
+    # Nor on another task: two models would be one row of the report.
+    shutil.copytree(finished, tmp_path / "copy")
+    shutil.rmtree(tmp_path / "copy" / "small" / "sst2")
+    with pytest.raises(SettingsMismatch, match="mnli/.*(?s:.*)\n  model: "):
+        run_glue.main(flags(tmp_path / "copy", model=other))
+
+
+def test_a_better_source_leaves_finished_runs_as_they_are(finished, flags, tmp_path):
+    shutil.copytree(finished, tmp_path / "copy")
+    best = best_of(finished, "mnli")
+    name = best["run"].replace(f"seed{best['seed']}", "seed2")
+    (tmp_path / "copy" / "small" / f"{name}.json").write_text(json.dumps(best | {"run": name, "score": 1.0}))
+    # It has no model, and is not asked for one.
+    run_glue.main(flags(tmp_path / "copy", task="rte stsb", seeds="0 1"))
+    with pytest.raises(CheckpointError, match="small/mnli "):
+        run_glue.main(flags(tmp_path / "copy", task="rte", seeds="2"))
+
+
+def test_a_dependent_task_waits_for_the_runs_of_others(flags, data_dir, tmp_path, monkeypatch):
+    """The second shard has RTE; here, the first one does MNLI while the second waits."""
+    changes = {"task": "mnli rte", "max_steps": 2}
+    waits = []
+
+    def do_the_other(seconds):
+        waits.append(seconds)
+        run_glue.main(flags(tmp_path, **changes, shard="1/2"))
+
+    monkeypatch.setattr(recipe.time, "sleep", do_the_other)
+    run_glue.main(flags(tmp_path, **changes, shard="2/2"))
+    assert len(waits) == 1 and best_of(tmp_path, "rte")["start"] == best_of(tmp_path, "mnli")["run"]

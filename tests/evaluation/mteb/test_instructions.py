@@ -4,13 +4,15 @@ import json
 
 import pytest
 import yaml
+from datasets import Dataset
 from sentence_transformers import SentenceTransformer
 
+from neobert_hf.common.fingerprints import SettingsMismatch
 from neobert_hf.common.settings import parse_config
-from neobert_hf.evaluation.mteb.encoder import TYPES_WITH_QUERIES
+from neobert_hf.evaluation.mteb.encoder import TYPES_WITH_QUERIES, InstructionEncoder
 from neobert_hf.evaluation.mteb.recipe import MTEBSettings, benchmark_tasks, build_prompts, read_instructions
 from tests.helpers.models import ROOT
-from tests.helpers.mteb_tasks import CONFIGS, INSTRUCTIONS, record_prompts, refused, run_local
+from tests.helpers.mteb_tasks import CONFIGS, INSTRUCTIONS, record_prompts, run_local
 
 
 @pytest.fixture
@@ -34,9 +36,9 @@ def test_documents_have_an_instruction_of_their_own(search, models, tmp_path, mo
     prompts = {"query": "a cat[SEP] [CLS]", "document": "the dog[SEP] [CLS]"}
     assert {before for before, _ in seen} == set(prompts.values())
     result = json.loads((tmp_path / "out/m/Search.json").read_text())
-    assert result["prompts"] == prompts and result["settings"]["document_prompt"] == prompts["document"]
+    assert result["settings"]["prompts"] == prompts
     # With another one the result would be another.
-    with pytest.raises(Exception, match="document_prompt: 'the dog.SEP. .CLS.' there, 'a dog.SEP. .CLS.' now"):
+    with pytest.raises(SettingsMismatch, match="\\n  prompts.document: "):
         run_local(search(instruction="a cat", document_instruction="a dog"), models[0], tmp_path / "out", *flags)
 
 
@@ -53,7 +55,7 @@ def test_the_separator_is_that_of_the_models_own_prompts_or_said_aloud(search, m
     ):
         run_local(folder, str(tmp_path / "model"), tmp_path / str(number), "--name", "m", *flags)
         result = json.loads((tmp_path / str(number) / "m" / "Search.json").read_text())
-        assert result["prompts"] == {"query": prompt, "document": ""}
+        assert result["settings"]["prompts"] == {"query": prompt, "document": ""}
         assert ("its prompts end with special tokens, not with space" in capsys.readouterr().out) == warned
 
 
@@ -74,16 +76,63 @@ def test_the_released_instructions_are_the_papers_with_what_each_text_is():
     assert documents["CQADupstackTexRetrieval"] == documents["CQADupstackRetrieval"] != documents["STS12"] == ""
 
 
-def test_what_is_refused(search, local, tmp_path):
-    flags = ["--mteb", "false", "--local_tasks"]
-    refused("set `instruction`", *flags, str(search(instruction=None, document_instruction="x") / "tasks.yaml"))
-    sts = {"Alike": {"type": "STS", "data": str(local / "sts.parquet"), "document_instruction": "x"}}
-    (tmp_path / "tasks.yaml").write_text(yaml.safe_dump(sts))
-    refused("type STS has no documents: leave `document_instruction` out", *flags, str(tmp_path / "tasks.yaml"))
-    refused("leave one out", "--separator", "space", "--prompt_template", "{instruction} ")
-    for entry, message in (
-        ({"query": "a", "document": "b"}, "STS12 is of the type STS and has no documents"),
-        ({"query": "a", "corpus": "b"}, "must hold one `Task: instruction` or"),
+def test_only_queries_get_the_instruction(local, evaluated):
+    for file, column, prompt in (("search", "question", "the cat sat "), ("rerank", "query", "the dog ran ")):
+        queries = {json.loads(line)[column] for line in (local / f"{file}.jsonl").read_text().splitlines()}
+        assert {text for before, text in evaluated.seen if before == prompt} == queries
+    # Documents get an empty one; tasks without an instruction are left to the model.
+    assert {before for before, _ in evaluated.seen} == {"the cat sat ", "the dog ran ", "on a mat ", "", None}
+    sentences = Dataset.from_parquet(str(local / "sts.parquet"))
+    instructed = [text for before, text in evaluated.seen if before == "on a mat "]
+    assert sorted(instructed) == sorted([*sentences["sentence1"], *sentences["sentence2"]])
+
+
+def test_model_with_its_own_prompts(local, models, tmp_path, monkeypatch, capsys):
+    """Used by tasks without an instruction, kept away from others, and another one is said aloud."""
+    prompts = {"query": "a cat ", "document": "the dog ", "here": "on a mat "}
+    model = SentenceTransformer(models[0], device="cpu", prompts=prompts, default_prompt_name="query")
+    model.save(str(tmp_path / "model"))
+    seen = record_prompts(monkeypatch)
+    tasks = {name: yaml.safe_load((local / "tasks.yaml").read_text())[name] for name in ("Search", "Similarity")}
+    tasks["Search"] |= {"data": str(local / "search.jsonl"), "corpus": str(local / "more.parquet")}
+    # The other task has an instruction each time.
+    tasks["Similarity"] |= {"data": str(local / "sts.parquet"), "instruction": "the cat"}
+    noted = "note: {} gets the prompt {!r}; the model's own is {!r}."
+    noted += " {} of 2 tasks get a prompt that is not the model's.\n"
+    also = noted.format("Similarity (text)", "the cat ", "", 1)
+    for number, (instruction, query, document, note) in enumerate(
+        (
+            (None, "a cat ", "the dog ", also),
+            ("on a mat\n", "on a mat ", "", noted.format("Search (document)", "", "the dog ", 2)),
+            ("", "", "", noted.format("Search (query)", "", "a cat ", 2)),
+            ("the dog ran", "the dog ran ", "", noted.format("Search (query)", "the dog ran ", "a cat ", 2)),
+        )
     ):
-        (tmp_path / "i.yaml").write_text(yaml.safe_dump(INSTRUCTIONS | {"STS12": entry}))
-        refused(message, "--instructions", str(tmp_path / "i.yaml"))
+        tasks["Search"]["instruction"] = instruction
+        (tmp_path / "tasks.yaml").write_text(yaml.safe_dump(tasks))
+        seen.clear()
+        capsys.readouterr()
+        output = tmp_path / f"out{number}"
+        run_local(tmp_path, str(tmp_path / "model"), output, "--name", "m")
+        assert {prompt for prompt, _ in seen} - {"the cat "} == {query, document}
+        files = {name: json.loads((output / "m" / f"{name}.json").read_text()) for name in tasks}
+        stored = {name: content["settings"]["prompts"] for name, content in files.items()}
+        assert stored == {"Search": {"query": query, "document": document}, "Similarity": {"text": "the cat "}}
+        assert note in capsys.readouterr().out
+
+
+def test_a_task_that_is_called_like_a_dataset_of_the_training_has_its_prompt(models):
+    """As in MTEB's own wrapper, except that documents have none."""
+    model = SentenceTransformer(models[0], device="cpu")
+    model.prompts = {"MSMARCO-document": "", "MSMARCO": "Find. ", "STS12": "Alike? ", "query": "Ask. ", "document": ""}
+    encoder = InstructionEncoder(model, "m", {})
+    tasks = {task.metadata.name: task.metadata for task in benchmark_tasks()}
+    assert encoder.prompts_of(tasks["MSMARCO"]) == {"query": "Find. ", "document": ""}
+    model.prompts |= {"MSMARCO-document": "Page: ", "document": "Text: "}
+    assert encoder.prompts_of(tasks["MSMARCO"]) == {"query": "Find. ", "document": "Page: "}
+    del model.prompts["MSMARCO-document"]
+    assert encoder.prompts_of(tasks["MSMARCO"]) == {"query": "Find. ", "document": "Text: "}
+    model.prompts["document"] = ""
+    assert encoder.prompts_of(tasks["NQ"]) == {"query": "Ask. ", "document": ""}
+    assert encoder.prompts_of(tasks["STS12"]) == {"text": "Alike? "} != encoder.prompts_of(tasks["STS13"])
+    assert encoder.note(list(tasks.values())) == ""

@@ -5,11 +5,13 @@ parts, and a local task's key is refused) and apply others too widely (a task's 
 has one instruction, put before queries only if the task has queries, or else the model's own prompts.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import torch
 from mteb.abstasks import AbsTask
+from mteb.abstasks.aggregated_task import AbsTaskAggregate
 from mteb.abstasks.task_metadata import TaskMetadata
 from mteb.models.abs_encoder import AbsEncoder
 from mteb.models.model_meta import ModelMeta, ScoringFunction
@@ -25,6 +27,11 @@ from neobert_hf.evaluation.mteb.contexts import SEED, context_texts, source_of
 TYPES_WITH_QUERIES = ("Retrieval", "Reranking", "InstructionRetrieval", "InstructionReranking")
 
 
+def parts_of(task: AbsTask) -> list[AbsTask]:
+    """The tasks that are evaluated for a task: its parts (12 of CQADupstackRetrieval), or the task itself."""
+    return task.metadata.tasks if isinstance(task, AbsTaskAggregate) else [task]
+
+
 class InstructionEncoder(AbsEncoder):
     """Encodes texts with the prompt of their task.
 
@@ -35,6 +42,7 @@ class InstructionEncoder(AbsEncoder):
             the prompts that the model was saved with.
         document_prompts: of the tasks in `prompts` that have queries, the prompt of the documents. Documents of tasks
             that are only in `prompts` get no prompt.
+        tasks: a contextual model makes the context of a task from its texts, before anything of it is encoded.
     """
 
     def __init__(
@@ -43,12 +51,15 @@ class InstructionEncoder(AbsEncoder):
         name: str,
         prompts: dict[str, str],
         document_prompts: dict[str, str] | None = None,
+        tasks: Iterable[AbsTask] = (),
     ):
         self.model = model
         self.prompts = prompts
         self.document_prompts = document_prompts or {}
-        # The contexts for a contextual model, by task and subset.
-        self.contexts: dict[tuple[str, str], torch.Tensor] = {}
+        self.tasks = {task.metadata.name: task for task in tasks}
+        self.parts = {part.metadata.name: part for task in tasks for part in parts_of(task) if part is not task}
+        # The context that a contextual model was given last, by task and subset.
+        self.context: dict[tuple[str, str], torch.Tensor] = {}
         self.mteb_model_meta = ModelMeta.create_empty(
             {"name": name, "similarity_fn_name": ScoringFunction.from_str(model.similarity_fn_name)}
         )
@@ -94,32 +105,25 @@ class InstructionEncoder(AbsEncoder):
         # In a task without documents, all texts have the same prompt.
         kind = PromptType.document if task.metadata.type in TYPES_WITH_QUERIES else None
         size = self.model[0].model.config.context_size
-        return {
-            "seed": SEED,
-            "size": size,
-            "source": source_of(task),
-            "prompt": self.prompt(task.metadata.name, kind) or "",
-        }
+        prompt = self.prompt(task.metadata.name, kind) or ""
+        return {"seed": SEED, "size": size, "source": source_of(task), "prompt": prompt}
 
-    def make_contexts(self, task: AbsTask, batch_size: int) -> None:
-        """Make the context of each subset of a task, before anything of it is encoded."""
-        if (settings := self.context_settings(task)) is None:
-            return
-        if not task.data_loaded:
-            task.load_data()
-        # Contexts of other tasks are not needed again.
-        self.contexts = {}
-        for subset in task.hf_subsets:
-            texts, seed, prompt = context_texts(task, subset, settings["size"]), settings["seed"], settings["prompt"]
-            context = embed_context(self.model, texts, seed, prompt, batch_size=batch_size)
-            self.contexts[task.metadata.name, subset] = context
+    def context_of(self, name: str, subset: str, batch_size: int) -> torch.Tensor:
+        """The context of a subset of a task, made when it is first asked for. That of another task is forgotten."""
+        if (name, subset) not in self.context:
+            task = self.tasks.get(name) or self.parts[name]
+            settings = self.context_settings(task)
+            texts = context_texts(task, subset, settings["size"])
+            context = embed_context(self.model, texts, settings["seed"], settings["prompt"], batch_size=batch_size)
+            self.context = {(name, subset): context}
+        return self.context[name, subset]
 
     def encode(self, inputs, *, task_metadata, prompt_type: PromptType | None = None, **kwargs: Any) -> np.ndarray:
         """Embeddings (texts, dimension) of batches of texts, called by MTEB; the split makes no difference."""
         subset = kwargs.pop("hf_subset")
         del kwargs["hf_split"]
         if is_contextual(self.model):
-            kwargs["dataset_embeddings"] = self.contexts[task_metadata.name, subset]
+            kwargs["dataset_embeddings"] = self.context_of(task_metadata.name, subset, kwargs.get("batch_size", 32))
         methods = {PromptType.query: self.model.encode_query, PromptType.document: self.model.encode_document}
         encode = methods.get(prompt_type, self.model.encode)
         texts = [text for batch in inputs for text in batch["text"]]

@@ -10,10 +10,9 @@ from sentence_transformers import SentenceTransformer
 
 from neobert_hf.common.settings import nearest, read_yaml
 from neobert_hf.embeddings.instructions import Separator, as_prompt, separator_of, separator_text
-from neobert_hf.evaluation.mteb.encoder import TYPES_WITH_QUERIES
+from neobert_hf.evaluation.mteb.encoder import TYPES_WITH_QUERIES, parts_of
 from neobert_hf.evaluation.mteb.local_tasks import read_local_tasks
-from neobert_hf.evaluation.mteb.report import TASK_TYPES, Benchmark
-from neobert_hf.evaluation.mteb.results import parts_of
+from neobert_hf.evaluation.mteb.report import TASK_TYPES
 
 
 @dataclass
@@ -23,7 +22,7 @@ class MTEBSettings:
     model: str = field(metadata={"help": "folder or Hub name", "path": "or Hub id"})
     output_dir: str = field(metadata={"help": "folder for the results of all models and the report", "path": True})
     name: str | None = field(
-        default=None, metadata={"help": "name of the model in the report; made from `model` if unset"}
+        default=None, metadata={"help": "name of the model in the report; the last part of `model` if unset"}
     )
     mteb: bool = field(default=True, metadata={"help": "evaluate on the tasks of `benchmark`"})
     benchmark: Literal["MTEB(eng, v1)", "MTEB(eng, v2)"] = field(
@@ -74,9 +73,9 @@ def benchmark_tasks(name: str = "MTEB(eng, v1)") -> list[AbsTask]:
     return list(mteb.get_benchmark(name).tasks)
 
 
-def describe_benchmark(name: str) -> Benchmark:
-    """What the report needs to know about a benchmark."""
-    return Benchmark(name, {task.metadata.name: task.metadata.type for task in benchmark_tasks(name)})
+def benchmark_types(name: str) -> dict[str, str]:
+    """The type of each task of a benchmark."""
+    return {task.metadata.name: task.metadata.type for task in benchmark_tasks(name)}
 
 
 # By task: its instruction, or one for `query` and one for `document`.

@@ -1,9 +1,4 @@
-"""Evaluating a model on MTEB tasks one by one, with each result in a file of its own.
-
-MTEB's cache identifies a model only by its name, which all local models share. It writes in place, and reuses a result
-whatever prompt or data it came from. Here a file also holds everything that its result depends on, and is written whole
-or not at all.
-"""
+"""Evaluating a model on MTEB tasks, with each result in a file of its own."""
 
 import json
 import math
@@ -11,21 +6,17 @@ import traceback
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import mteb
 from mteb.abstasks import AbsTask
-from mteb.abstasks.aggregated_task import AbsTaskAggregate
 from mteb.results import TaskResult
 from tqdm.auto import tqdm
 
 from neobert_hf.common.files import folder_lock, write_json
 from neobert_hf.common.fingerprints import check_same_settings
-from neobert_hf.common.results import ADVICE, read_result
-from neobert_hf.evaluation.mteb.encoder import InstructionEncoder
-
-
-# The keys of a result file.
-RESULT_KEYS = {"task", "type", "metric", "score", "settings", "result"}
+from neobert_hf.evaluation.mteb.encoder import InstructionEncoder, parts_of
+from neobert_hf.evaluation.results import ADVICE
 
 
 @dataclass
@@ -38,114 +29,95 @@ class ResultSettings:
     truncate_dim: int | None
 
 
-def parts_of(task: AbsTask) -> list[AbsTask]:
-    """The tasks that are evaluated for a task: its parts (12 of CQADupstackRetrieval), or the task itself."""
-    return task.metadata.tasks if isinstance(task, AbsTaskAggregate) else [task]
+class Results(mteb.ResultCache):
+    """MTEB's cache of results, in which a result is taken only if it depends on the same as this run.
 
-
-class ResumableEvaluation:
-    """The evaluation of one model. Results that are already in its folder are not computed again.
+    MTEB's own knows a model by its name, and takes a result whatever prompts or data it came from. Here a file
+    `<task>.json` also holds everything that its result depends on, and is written whole.
 
     Args:
-        folder: the folder of this model: `<task>.json`, and `parts/<part>.json` for a task of several parts.
-        settings: the settings of this run. Results of other settings are refused: neither overwritten nor reported.
-        encoder: the model.
+        folder: the folder of one model.
+        settings: the settings of this run.
+        encoder: the model, with the tasks of this run.
+
+    Raises:
+        SettingsMismatch: if the folder has a result of other weights or settings.
     """
 
     def __init__(self, folder: Path, settings: ResultSettings, encoder: InstructionEncoder):
-        self.folder = folder
+        super().__init__(folder)
         self.settings = settings
         self.encoder = encoder
+        # A row of the report is one model, also on the tasks that are not evaluated now.
+        for file in folder.rglob("*.json"):
+            stored = json.loads(file.read_text(encoding="utf-8"))["settings"]
+            current = asdict(settings)
+            check_same_settings(file, {name: stored[name] for name in current}, current, ADVICE)
+        for task in encoder.tasks:
+            self.load_task_result(task)
 
-    def check(self, tasks: list[AbsTask]) -> None:
-        """Before work begins, refuse results of another model or other settings, or of other prompts or data."""
-        current = asdict(self.settings)
-        for file in self.folder.rglob("*.json"):
-            stored = read_result(file, RESULT_KEYS)["settings"]
-            check_same_settings(file, {key: stored.get(key) for key in current}, current, ADVICE)
-        for task in tasks:
-            for part in (task, *parts_of(task)):
-                self._load(part, self._file(task, part))
-
-    def run(self, tasks: list[AbsTask], batch_size: int) -> dict[str, str]:
-        """Evaluate on the tasks that have no result yet.
-
-        Returns:
-            The error of each task that failed, by its name. The other tasks are still evaluated.
-        """
-        failed = {}
-        with tqdm(tasks, desc="Tasks", unit="task") as progress:
-            for task in progress:
-                progress.set_postfix_str(task.metadata.name)
-                try:
-                    # Other processes may evaluate other tasks of the same model.
-                    with folder_lock(self.folder / task.metadata.name):
-                        if self._load(task, self._file(task)) is None:
-                            self._evaluate(task, batch_size)
-                except Exception as error:
-                    traceback.print_exc()
-                    failed[task.metadata.name] = f"{type(error).__name__}: {error}"
-        return failed
-
-    def _evaluate(self, task: AbsTask, batch_size: int) -> None:
-        results = []
-        for part in parts_of(task):
-            file = self._file(task, part)
-            result = self._load(part, file)
-            if result is None:
-                encoding = {"batch_size": batch_size, "show_progress_bar": True}
-                self.encoder.make_contexts(part, batch_size)
-                options = {"cache": None, "co2_tracker": False, "show_progress_bar": False}
-                (result,) = mteb.evaluate(self.encoder, part, encode_kwargs=encoding, **options).task_results
-                self._save(part, file, result)
-            results.append(result)
-        if isinstance(task, AbsTaskAggregate):
-            self._save(task, self._file(task), task.combine_task_results(results))
-
-    def _file(self, task: AbsTask, part: AbsTask | None = None) -> Path:
-        if part is None or part is task:
-            return self.folder / f"{task.metadata.name}.json"
-        return self.folder / "parts" / f"{part.metadata.name}.json"
-
-    def _settings_of(self, task: AbsTask) -> dict:
-        documents = self.encoder.document_prompts.get(task.metadata.name) or None
-        # Each part of a task has its own contexts, but all are made in the same way.
-        context = self.encoder.context_settings(parts_of(task)[0]) or None
+    def settings_of(self, task: AbsTask) -> dict:
+        """What the result of a task depends on."""
         return asdict(self.settings) | {
-            "prompt": self.encoder.prompt(task.metadata.name, None),
-            "dataset": " ".join(sorted(part.metadata.revision for part in parts_of(task))),
-            "document_prompt": documents,
-            "context": context,
-        }
-
-    def _load(self, task: AbsTask, file: Path) -> TaskResult | None:
-        if not file.is_file():
-            return None
-        content = read_result(file, RESULT_KEYS)
-        stored, current = content["settings"], self._settings_of(task)
-        # With another task type, the score on the same data is another metric.
-        scored = {"type": task.metadata.type, "metric": task.metadata.main_score}
-        check_same_settings(file, {name: content[name] for name in scored} | stored, scored | current, ADVICE)
-        return TaskResult.from_dict(content["result"])
-
-    def _save(self, task: AbsTask, file: Path, result: TaskResult) -> None:
-        scores = [score["main_score"] for split in result.scores.values() for score in split]
-        score = float(sum(scores) / len(scores))
-        if not math.isfinite(score):
-            raise FloatingPointError(f"The score ({task.metadata.main_score}) is {score}.")
-        content = {
-            "task": task.metadata.name,
             "type": task.metadata.type,
             "metric": task.metadata.main_score,
-            "score": score,
-            "settings": self._settings_of(task),
             "prompts": self.encoder.prompts_of(task.metadata),
-            "result": result.to_dict(),
+            "dataset": " ".join(sorted(part.metadata.revision for part in parts_of(task))),
+            # All parts of a task make their contexts in the same way.
+            "context": self.encoder.context_settings(parts_of(task)[0]),
         }
+
+    def find(self, name: str) -> tuple[AbsTask, Path]:
+        """A task, or a part of one, and the file of its result. The report has only whole tasks."""
+        if name in self.encoder.tasks:
+            return self.encoder.tasks[name], self.cache_path / f"{name}.json"
+        return self.encoder.parts[name], self.cache_path / "parts" / f"{name}.json"
+
+    def load_task_result(self, task_name: str, *args, **kwargs) -> TaskResult | None:
+        """The result of a task; None if there is none yet."""
+        task, file = self.find(task_name)
+        if not file.exists():
+            return None
+        content = json.loads(file.read_text(encoding="utf-8"))
+        check_same_settings(file, content["settings"], self.settings_of(task), ADVICE)
+        return TaskResult.from_dict(content["result"])
+
+    def save_to_cache(self, task_result: TaskResult, *args, **kwargs) -> None:
+        """Store the result of a whole task. MTEB also asks for it after each subset."""
+        task, file = self.find(task_result.task_name)
+        if task_result.get_missing_evaluations(task):
+            return
+        score = float(task_result.get_score())
+        if not math.isfinite(score):
+            raise FloatingPointError(f"The score ({task.metadata.main_score}) is {score}.")
+        settings = self.settings_of(task)
+        content = {"task": task_result.task_name, "type": settings["type"], "metric": settings["metric"]}
+        content |= {"score": score, "settings": settings, "result": task_result.to_dict()}
         file.parent.mkdir(parents=True, exist_ok=True)
         write_json(file, json.loads(json.dumps(content, default=_to_json)))
 
 
-def _to_json(value) -> float | str:
-    """Convert the dates and NumPy numbers in MTEB's results."""
+def _to_json(value: Any) -> float | str:
+    """The dates and NumPy numbers in MTEB's results."""
     return value.isoformat() if isinstance(value, datetime) else value.item()
+
+
+def evaluate(results: Results, tasks: list[AbsTask], batch_size: int) -> dict[str, str]:
+    """Evaluate on the tasks that have no result yet.
+
+    Returns:
+        The error of each task that failed, by its name. The other tasks are still evaluated.
+    """
+    failed = {}
+    options = {"cache": results, "co2_tracker": False, "show_progress_bar": False}
+    encoding = {"batch_size": batch_size, "show_progress_bar": True}
+    for task in tqdm(tasks, desc="Tasks", unit="task"):
+        name = task.metadata.name
+        try:
+            # Other processes may evaluate other tasks of the same model.
+            with folder_lock(results.cache_path / name):
+                mteb.evaluate(results.encoder, task, encode_kwargs=encoding, **options)
+        except Exception as error:
+            traceback.print_exc()
+            failed[name] = f"{type(error).__name__}: {error}"
+    return failed

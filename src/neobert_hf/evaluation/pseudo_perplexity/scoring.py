@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 
 from neobert_hf.common.files import write_text
 from neobert_hf.common.fingerprints import check_same_settings, fingerprint
-from neobert_hf.common.results import ADVICE
+from neobert_hf.evaluation.results import ADVICE
 
 
 @dataclass
