@@ -20,7 +20,7 @@ import neobert_hf  # noqa: F401  (registers the architecture)
 from neobert_hf.common.files import output_folder
 from neobert_hf.common.script_errors import run_script
 from neobert_hf.common.settings import parse_config
-from neobert_hf.evaluation.pseudo_perplexity.recipe import PseudoPerplexityArguments, plan_models, score_all
+from neobert_hf.evaluation.pseudo_perplexity.recipe import PseudoPerplexityArguments, plan_jobs, score_all
 from neobert_hf.evaluation.pseudo_perplexity.report import write_report
 
 
@@ -30,19 +30,15 @@ def main(args: list[str] | None = None) -> None:
     writes = (*settings.paths, "scores.parquet", "pseudo_perplexity.md", "pseudo_perplexity.png")
     inputs, sources = {"models": settings.paths.values()}, {"source": settings.source}
     with output_folder(settings.output_dir, "pseudo_perplexity.py", writes, inputs, sources):
-        evaluate(settings)
+        jobs = plan_jobs(settings)
 
+        # 2. Losses, continuing where an earlier run ended
+        score_all(jobs, settings)
 
-def evaluate(settings: PseudoPerplexityArguments) -> None:
-    models = plan_models(settings)
-
-    # 2. Losses, continuing where an earlier run ended
-    score_all(models, settings)
-
-    # 3. Scores, table and plot
-    output = Path(settings.output_dir)
-    print(write_report(output, [row for scaled in models for row in scaled.scores()]))
-    print(f"{output}: scores.parquet, pseudo_perplexity.md, pseudo_perplexity.png")
+        # 3. Scores, table and plot
+        output = Path(settings.output_dir)
+        print(write_report(output, jobs))
+        print(f"{output}: scores.parquet, pseudo_perplexity.md, pseudo_perplexity.png")
 
 
 if __name__ == "__main__":

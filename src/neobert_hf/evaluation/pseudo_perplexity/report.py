@@ -10,16 +10,17 @@ from datasets import Dataset
 
 from neobert_hf.common.files import atomic_write, write_text
 from neobert_hf.common.report import Line, Panel, markdown_table, mean_interval, plot_lines
-from neobert_hf.evaluation.pseudo_perplexity.scoring import MaskableText
+from neobert_hf.evaluation.pseudo_perplexity.recipe import Job
 
 
-def score_texts(texts: list[MaskableText], losses: list[float]) -> list[dict]:
+def scores_of(job: Job) -> list[dict]:
     """The mean loss and pseudo-perplexity of each text, with a 95% interval for the positions that were not scored."""
-    rows, rest = [], iter(losses)
-    for text in texts:
-        interval = mean_interval(list(islice(rest, len(text.positions))), text.maskable)
-        sizes = {"tokens": len(text.ids), "positions": len(text.positions), "maskable": text.maskable}
-        rows.append({"document": text.document} | sizes | {"mean_loss": interval[0]} | _exponentials(interval))
+    rows, losses = [], iter(job.losses)
+    for text in job.texts:
+        interval = mean_interval(list(islice(losses, len(text.positions))), text.maskable)
+        row = {"model": job.model, "rope": job.rope, "cut": job.cut, "document": text.document}
+        row |= {"tokens": len(text.ids), "positions": len(text.positions), "maskable": text.maskable}
+        rows.append(row | {"mean_loss": interval[0]} | _exponentials(interval))
     return rows
 
 
@@ -89,8 +90,9 @@ def plot(points: dict[str, dict[int, dict]], file: Path) -> None:
     plot_lines(file, [Panel(lines, labels, lengths_of(points), legend)], size=(8, 5))
 
 
-def write_report(output: Path, scores: list[dict]) -> str:
+def write_report(output: Path, jobs: list[Job]) -> str:
     """Write `scores.parquet`, `pseudo_perplexity.md` and `pseudo_perplexity.png`; returns the Markdown."""
+    scores = [row for job in jobs for row in scores_of(job)]
     with atomic_write(output / "scores.parquet") as partial:
         Dataset.from_list(scores).to_parquet(partial)
     points = curves(scores)

@@ -43,9 +43,10 @@ class MaskableText:
 
 
 def choose_positions(
-    document: int, ids: np.ndarray, special_ids: list[int], sample: int | None = None, stride: int = 1, seed: int = 0
+    document: int, ids: Sequence[int], special_ids: list[int], sample: int | None = None, stride: int = 1, seed: int = 0
 ) -> MaskableText:
     """Choose all positions, every `stride`-th, or `sample` random ones that depend only on seed and document."""
+    ids = np.asarray(ids)
     maskable = np.flatnonzero(~np.isin(ids, special_ids))
     positions = maskable[::stride]
     if sample is not None and sample < len(maskable):
@@ -90,16 +91,15 @@ def _states_at(model: PreTrainedModel, rows: torch.Tensor, positions: torch.Tens
     """Let the backbone return only one position of each row, so that the head decodes only that one."""
 
     def keep(module, args, output):
-        states = getattr(output, "last_hidden_state", None)
-        if states is not None:
-            output.last_hidden_state = states[rows, positions].unsqueeze(1)
+        output.last_hidden_state = output.last_hidden_state[rows, positions].unsqueeze(1)
         return output
 
-    handle = model.base_model.register_forward_hook(keep)
+    handle = model.base_model.register_forward_hook(keep) if model.base_model is not model else None
     try:
         yield
     finally:
-        handle.remove()
+        if handle is not None:
+            handle.remove()
 
 
 def texts_fingerprint(texts: Sequence[MaskableText]) -> str:
@@ -107,29 +107,24 @@ def texts_fingerprint(texts: Sequence[MaskableText]) -> str:
 
 
 def read_losses(file: Path, settings: dict) -> list[float]:
-    """The losses that an earlier run has stored, in the order of `masked_batches`.
+    """The losses that an earlier run has stored, in the order of `masked_batches`; none if there is no file.
 
     The first line of the file holds the settings, every other line a batch. An incomplete last line, left by a killed
     process, is cut off.
     """
     if not file.exists():
         return []
-    content = file.read_bytes()
-    size = content.rfind(b"\n") + 1
-    header, *batches = [json.loads(line) for line in content[:size].splitlines()]
-    losses = [loss for batch in batches for loss in batch["losses"]]
-    if losses:
-        check_same_settings(file, header["settings"], settings, ADVICE)
-        os.truncate(file, size)
-    return losses
+    *lines, _ = file.read_bytes().split(b"\n")
+    stored, *batches = map(json.loads, lines)
+    check_same_settings(file, stored, settings, ADVICE)
+    os.truncate(file, sum(len(line) + 1 for line in lines))
+    return [loss for batch in batches for loss in batch]
 
 
-def append_losses(file: Path, settings: dict, first: int, losses: list[float]) -> None:
+def append_losses(file: Path, settings: dict, losses: list[float]) -> None:
     """Store a batch in one write; before the very first batch, store the settings."""
-    if first == 0:
+    if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_text(file, json.dumps({"settings": settings}) + "\n")
-    batch = {"first": first, "losses": losses}
+        write_text(file, json.dumps(settings) + "\n")
     with open(file, "ab", buffering=0) as handle:
-        handle.write(json.dumps(batch).encode() + b"\n")
-        os.fsync(handle.fileno())
+        handle.write(json.dumps(losses).encode() + b"\n")
