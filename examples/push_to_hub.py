@@ -11,8 +11,8 @@ from neobert_hf.common.settings import parse_config
 from neobert_hf.hub.publish import (
     POSITIONAL,
     PublishSettings,
+    built_folder,
     check_request,
-    checked_folder,
     describe_dry_run,
     list_files,
     push_folder,
@@ -25,12 +25,12 @@ def main(args: list[str] | None = None) -> None:
     check_request(settings)
 
     # 2. A folder with weights, code, tokenizer and a model card. A check that fails raises an error.
-    with checked_folder(settings) as folder:
+    with built_folder(settings) as folder:
         print(list_files(folder), flush=True)
 
         # 3. The Hub
         if settings.dry_run:
-            print(describe_dry_run())
+            print(describe_dry_run(settings))
         else:
             print(push_folder(folder, settings))
 

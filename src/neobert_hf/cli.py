@@ -5,7 +5,7 @@ from argparse import ArgumentParser
 from importlib import import_module
 
 
-# Modules of `checkpoints`, each with what its `main(args)` does. `main` returns the exit status (None is success) and
+# Modules of `hub`, each with what its `main(args)` does. `main` returns the exit status (None is success) and
 # raises ValueError or OSError with a message for the user.
 COMMANDS = {
     "convert": "convert checkpoints of the original project to this package's layout, and back",

@@ -11,6 +11,8 @@ from pathlib import Path
 import torch
 
 
+# Of the package, for the cards.
+ADDRESS = "https://github.com/me/neobert_hf"
 TEXTS = ["one text", "another, much longer text"]
 
 
@@ -26,22 +28,22 @@ def publisher(folder: Path) -> dict:
     """
     from neobert_hf.cli import main
 
-    mlm = ["publish", str(folder / "mlm"), "me/mlm", "--card", str(folder / "card.yaml")]
-    embedder = ["publish", str(folder / "embedder"), "me/embedder"]
+    address = ["--package_url", ADDRESS]
+    mlm = ["publish", str(folder / "mlm"), "me/mlm", "--card", str(folder / "card.yaml"), *address]
+    embedder = ["publish", str(folder / "embedder"), "me/embedder", *address]
+    other = [*embedder[:2], "me/mlm", *address]
     steps = {
         "dry run": [*mlm, "--dry_run"],
         "repeated": mlm,
         "unchanged": mlm,
         "branch": [*mlm, "--revision", "v2"],
-        "pull request": [*embedder[:2], "me/mlm", "--pr", "--output_dir", str(folder / "proposed")],
-        "pull request again": [
-            *[*embedder[:2], "me/mlm", "--revision", "refs/pr/2"],
-            *["--output_dir", str(folder / "proposed")],
-        ],
+        "pull request": [*other, "--pr"],
+        "pull request again": [*other, "--revision", "refs/pr/2"],
         "embedder": [*embedder, "--public"],
-        "other model": [*mlm[:2], "me/embedder", "--revision", "mlm"],
-        "refused": [*mlm[:2], "me/refused", "--output_dir", str(folder / "kept")],
-        "dropped": [*mlm[:2], "me/dropped"],
+        "other model": [*mlm[:2], "me/embedder", *address, "--revision", "mlm"],
+        "refused": [*mlm[:2], "me/refused", *address],
+        "dropped": [*mlm[:2], "me/dropped", *address],
+        "no address": mlm[:3],
         "doctor": ["doctor", "me/mlm"],
     }
     results = {"before": requests()}
@@ -49,7 +51,7 @@ def publisher(folder: Path) -> dict:
         results[name] = (main(arguments), requests())
     token = os.environ["HF_TOKEN"]
     os.environ["HF_TOKEN"] = "hf_wrong"
-    results["wrong token"] = (main([*mlm[:2], "me/other"]), requests())
+    results["wrong token"] = (main([*mlm[:2], "me/other", *address]), requests())
     os.environ["HF_TOKEN"] = token
     return {"steps": results} | load_all() | {"trusted": load_all(trust_remote_code=True)}
 

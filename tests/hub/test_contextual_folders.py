@@ -16,8 +16,9 @@ from sentence_transformers import SentenceTransformer
 
 from neobert_hf.cli import main
 from neobert_hf.embeddings.contextual import build_contextual_encoder, embed_context
-from neobert_hf.hub.doctor import CONTEXTUAL_FILES, diagnose
-from neobert_hf.hub.publish import PublishSettings, build_folder, check_folder
+from neobert_hf.hub.card import MARK
+from neobert_hf.hub.doctor import diagnose
+from neobert_hf.hub.publish import PublishSettings, build_folder
 from tests.helpers.models import small_model
 from tests.helpers.small_tokenizer import small_tokenizer
 
@@ -44,7 +45,6 @@ def published(trained, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("published") / "me" / "contextual"
     folder.mkdir(parents=True)
     build_folder(PublishSettings(str(trained), "me/contextual"), folder)
-    check_folder(folder)
     return folder
 
 
@@ -67,8 +67,7 @@ def test_what_was_published_encodes_to_the_same_bits(trained, published):
     assert len({tensor.numpy().tobytes() for tensor in expected.values()}) == 5
     for name, tensor in expected.items():
         assert torch.equal(found[name], tensor), name
-    files = {file.name for file in published.iterdir()}
-    assert set(CONTEXTUAL_FILES) <= files and "contextual_neobert.py" in files
+    assert (published / "contextual_neobert.py").is_file()
 
 
 STRANGER = """
@@ -100,14 +99,12 @@ def test_without_the_package_the_code_of_the_folder_does_the_same(trained, publi
 def test_the_card_says_how_it_is_used_and_what_it_costs(published, tmp_path, monkeypatch):
     card = ModelCard.load(published / "README.md")
     assert card.data.pipeline_tag == "feature-extraction" and "contextual" in card.data.tags
-    assert "whose two stages are each a [NeoBERT]" in card.text and "`NeoBERTContextualModel`" in card.text
     # (4 + 2 + 20) / 20
     assert "a text of 20 tokens were 1.3 times as long" in card.text
-    assert "`dataset_embeddings=context[:0]` embeds without a context." in card.text
     # Whoever copies the lines sees scores.
     monkeypatch.chdir(published.parent.parent)
     names: dict = {}
-    for code in re.findall(r"```python\n(.*?)```", card.text, re.DOTALL)[:3]:
+    for code in re.findall(r"```python\n(.*?)```", card.text.split(MARK)[1], re.DOTALL)[:2]:
         exec(code, names)
     assert names["queries"].shape == (1, 64) and names["documents"].shape == (2, 64)
 
@@ -132,7 +129,7 @@ def change_json(name: str, change):
 
 
 DAMAGES = {
-    "second stage": (change_weights, "outputs", "second_stage: first is"),
+    "second stage": (change_weights, "outputs", "second_stage"),
     "position": (change_json("config.json", lambda values: values.update(text_position=4)), "outputs", "second_stage"),
     "context size": (
         change_json("config.json", lambda values: values.update(context_size=5)),
@@ -142,14 +139,14 @@ DAMAGES = {
     "kwargs": (
         change_json("modules.json", lambda modules: modules[0].pop("kwargs")),
         "sentence_transformers",
-        "`encode` cannot pass on `dataset_embeddings`",
+        "dataset_embeddings",
     ),
     "class": (
         change_json("config.json", lambda values: values.update(architectures=["NeoBERTModel"])),
         "config",
-        "must be a NeoBERTContextualModel",
+        "NeoBERTContextualModel",
     ),
-    "code": (lambda folder: (folder / "contextual_neobert.py").unlink(), "code", "contextual_neobert.py is missing"),
+    "code": (lambda folder: (folder / "contextual_neobert.py").unlink(), "code", "contextual_neobert.py"),
 }
 
 
@@ -162,16 +159,14 @@ def test_damage_is_found(damage, published, tmp_path):
     assert found.startswith("FAIL") and message in found
 
 
-def test_healthy_and_told(published):
+def test_a_healthy_folder(published):
     found = statuses(published)
     assert all(text.startswith("ok") for text in found.values()), found
-    assert "two stages of 2 layers x 64, 4 documents in a context" in found["config"]
 
 
 def test_neither_converted_nor_exported(trained, tmp_path):
-    refused = "is the config of a model of type 'neobert_contextual'; it must be 'neobert'"
-    assert refused in main(["convert", str(trained), str(tmp_path / "converted")])
-    assert refused in main(["export", str(trained), str(tmp_path / "exported")])
-    request = ["publish", str(trained), "me/x", "--onnx", "--dry_run"]
-    assert "There are no ONNX files for a contextual model" in main(request)
+    for command in ("convert", "export"):
+        assert "'neobert_contextual'" in main([command, str(trained), str(tmp_path / "out")])
+    output = ["--output_dir", str(tmp_path / "out")]
+    assert "'neobert_contextual'" in main(["publish", str(trained), "me/x", "--onnx", "--dry_run", *output])
     assert not list(tmp_path.iterdir())

@@ -19,9 +19,6 @@ from tests.helpers.onnx_checkpoints import export, save_checkpoint
 
 pytest.importorskip("onnxruntime", reason="pip install 'neobert_hf[export]'")
 
-from neobert_hf.hub import export as export_module  # noqa: E402
-
-
 # It installs 45 packages with npm.
 pytestmark = pytest.mark.slow
 
@@ -63,13 +60,10 @@ def folders(tmp_path_factory) -> Path:
     head = {"classifier_init_range": 0.3, "num_hidden_layers": 1}
     save_checkpoint(folder / "classify", NeoBERTForSequenceClassification, num_labels=3, **head)
     save_checkpoint(folder / "answer", NeoBERTForQuestionAnswering, **head)
-    with pytest.MonkeyPatch.context() as patch:
-        export(folder / "embed", folder / "embed-onnx")
-        export(folder / "fill", folder / "fill-onnx")
-        export(folder / "answer", folder / "answer-onnx", precisions=["float32"])
-        # Weights in a file of their own, as above 2 GB.
-        patch.setattr(export_module, "MOST_BYTES_IN_ONE_FILE", 1_000)
-        export(folder / "classify", folder / "classify-onnx", precisions=["float32"])
+    for name in ("embed", "fill"):
+        export(folder / name, folder / f"{name}-onnx")
+    for name in ("classify", "answer"):
+        export(folder / name, folder / f"{name}-onnx", precisions=["float32"])
     return folder
 
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, pipeline
 
 from neobert_hf.common.fingerprints import SettingsMismatch
-from neobert_hf.hub.card import gather_facts
+from neobert_hf.hub.card import settings_of_run
 from tests.helpers.examples import load_example
 from tests.helpers.hub_server import HubServer, Repository
 from tests.helpers.models import ROOT
@@ -48,12 +48,12 @@ def report_of(folder: Path) -> dict:
 
 def card_of(folder: Path, kind: str) -> dict[tuple[str, str], float]:
     """What the model's card says of its scores; nothing in it is of this machine, and the model is of that kind."""
-    facts, text = gather_facts(folder / "model"), (folder / "model" / "README.md").read_text()
-    assert str(folder) not in text and f"# {kind}" in text
-    assert {result.task_type for result in facts.eval_results} == {kind}
-    assert facts.hyperparameters["learning_rate"] == report_of(folder)["settings"]["learning_rate"]
-    assert ModelCard(text).data.pipeline_tag == kind
-    return {(result.dataset_split, result.metric_type): result.metric_value for result in facts.eval_results}
+    card = ModelCard.load(folder / "model" / "README.md")
+    assert str(folder) not in card.content and f"# {kind}" in card.text
+    assert {result.task_type for result in card.data.eval_results} == {kind} == {card.data.pipeline_tag}
+    settings = settings_of_run(folder / "model")
+    assert settings["learning_rate"] == report_of(folder)["settings"]["learning_rate"]
+    return {(result.dataset_split, result.metric_type): result.metric_value for result in card.data.eval_results}
 
 
 @pytest.mark.parametrize("task", ["classes", "numbers", "tags", "answers"])
@@ -93,9 +93,8 @@ def test_classes_of_a_csv_file(encoder, tmp_path, capsys):
     assert (tmp_path / "run" / "confusion_validation.png").stat().st_size > 5_000
     found = pipeline("text-classification", str(tmp_path / "run" / "model"), device="cpu")("net x y")
     assert found[0]["label"] == "net"
-    facts = gather_facts(tmp_path / "run" / "model")
-    assert facts.eval_results[0].metric_type == "macro_f1" and facts.hyperparameters["learning_rate"] == 3e-3
-    assert str(tmp_path) not in (tmp_path / "run" / "model" / "README.md").read_text()
+    card = ModelCard.load(tmp_path / "run" / "model" / "README.md")
+    assert card.data.eval_results[0].metric_type == "macro_f1" and str(tmp_path) not in card.content
     # What it cannot go on from, or would write over.
     trained = tmp_path / "run" / "model"
     with pytest.raises(ValueError, match="`model` is .*run/model', .* another `output_dir`"):

@@ -1,1 +1,1 @@
-"""Tools for a model's files: convert, check, compile, export and publish them."""
+"""Tools for a model's files: convert, check, export and publish them."""

@@ -11,6 +11,7 @@ Optimum does not install with Transformers 5.23, so this uses `torch.onnx` direc
 `backend="onnx"` needs Optimum too: run the files with onnxruntime (`examples/onnx_inference.py`) or transformers.js.
 """
 
+import shutil
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,20 +25,20 @@ from onnxruntime.quantization import quantize_dynamic
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from neobert_hf.common.files import folder_lock, write_json
+from neobert_hf.common.files import atomic_folder, folder_lock, write_json
 from neobert_hf.common.settings import parse_config
-from neobert_hf.configuration_neobert import NeoBERTConfig
-from neobert_hf.hub.doctor import check_tokenizer
 from neobert_hf.hub.model_folder import (
     MODULES,
-    SENTENCE_FILES,
+    SENTENCE_CONFIG,
     TRANSFORMER_CONFIG,
-    ModelFolder,
     SentenceModule,
-    copy_files,
+    find_class,
+    load_model,
     local_folder,
-    new_folder,
+    read_config,
     read_json,
+    read_modules,
+    read_tokenizer,
     text_length,
 )
 from neobert_hf.modeling_neobert import (
@@ -52,27 +53,22 @@ from neobert_hf.modeling_neobert import (
 
 # Task names of `pipeline(...)` in Transformers and transformers.js, with the model class and its outputs.
 TASKS = {
-    "feature-extraction": (NeoBERTModel, ("last_hidden_state",)),
-    "fill-mask": (NeoBERTForMaskedLM, ("logits",)),
-    "text-classification": (NeoBERTForSequenceClassification, ("logits",)),
-    "token-classification": (NeoBERTForTokenClassification, ("logits",)),
-    "question-answering": (NeoBERTForQuestionAnswering, ("start_logits", "end_logits")),
+    "feature-extraction": (NeoBERTModel, ["last_hidden_state"]),
+    "fill-mask": (NeoBERTForMaskedLM, ["logits"]),
+    "text-classification": (NeoBERTForSequenceClassification, ["logits"]),
+    "token-classification": (NeoBERTForTokenClassification, ["logits"]),
+    "question-answering": (NeoBERTForQuestionAnswering, ["start_logits", "end_logits"]),
 }
-
 # Models for these tasks refuse a row without a token, since it has no answer.
 ONE_ANSWER_A_ROW = ("text-classification", "question-answering")
 
-# The file names that transformers.js uses for its dtypes fp32, fp16 and q8.
-FILES = {"float32": "model.onnx", "float16": "model_fp16.onnx", "int8": "model_quantized.onnx"}
+# The file names that transformers.js uses for its dtypes fp32, q8 and fp16. Float16 is written last, since it changes
+# the weights in place.
+FILES = {"float32": "model.onnx", "int8": "model_quantized.onnx", "float16": "model_fp16.onnx"}
 LARGEST_DIFFERENCE = 1e-5
 SMALLEST_COSINE = {"float16": 0.9999, "int8": 0.99}
-
 OPSET = 18
-# One protobuf holds less than 2 GiB, and the graph needs some of that.
-MOST_BYTES_IN_ONE_FILE = 2**31 - 2**26
 
-# The Sentence Transformers modules that every user of the files can replicate with `1_Pooling/config.json`.
-POOLING_MODULES = {"Transformer", "Pooling", "Normalize"}
 # The poolings before which a linear layer has the same effect as after them.
 LINEAR_POOLINGS = (["mean"], ["cls"])
 # Values of `pooling_mode`, with the keys that older versions of Sentence Transformers wrote instead, one for each mode.
@@ -92,10 +88,6 @@ TEXTS = [
     "The capital of France is Paris, and 1,300 kilometres to the south-east (by road) lies Rome; who has walked it?",
     "An encoder reads a whole sentence at once. " * 12,
 ]
-
-
-class ExportError(ValueError):
-    """An exported file does not compute what the PyTorch model does."""
 
 
 @dataclass
@@ -119,30 +111,123 @@ class ExportedFile:
 
     Args:
         name: inside `onnx/`.
-        precision: `float32`, `float16` or `int8`.
+        precision: `float32`, `int8` or `float16`.
         deviation: the measured deviation from PyTorch in float32, in words.
-        external_data: whether the weights are in `<name>_data` beside it.
     """
 
     name: str
     precision: str
     deviation: str
-    external_data: bool
 
 
-@dataclass
-class Reference:
-    """PyTorch's outputs in float32 for a few batches. Every file must compute the same.
+def main(args: list[str] | None = None) -> None:
+    positional = ("path", "output_dir")
+    (settings,) = parse_config(ExportSettings, args=args, positional=positional, prog="neobert-hf export")
+    with folder_lock(settings.output_dir):
+        export(settings)
+    print(f"{settings.output_dir} is complete: every file computes the same as PyTorch.")
+
+
+def export(settings: ExportSettings) -> list[ExportedFile]:
+    """Write a folder for onnxruntime and transformers.js, whole or not at all.
+
+    Raises:
+        ValueError: if the checkpoint cannot be exported as asked, or a file does not compute the same as PyTorch.
+    """
+    # 1. Read
+    output = Path(settings.output_dir)
+    if output.exists():
+        raise ValueError(f"{output} exists already. Delete it, or choose another folder.")
+    source = local_folder(settings.path, settings.revision)
+    layers = linear_layers(source)
+    check_modules(source, layers)
+    model, task = load_for_task(source, settings.task)
+    tokenizer = read_tokenizer(source, model.config)
+
+    with atomic_folder(output) as partial:
+        # 2. Config, tokenizer, and the files that say how tokens are pooled
+        write_config(model, partial)
+        # Saved now, since the checks of the files set its truncation and padding, which would be stored.
+        tokenizer.save_pretrained(partial)
+        copy_sentence_files(source, layers, partial)
+        write_server_settings(partial)
+
+        # 3. ONNX files
+        if layers:
+            model = LinearEncoder(model, [load_linear(layer) for layer in layers]).eval()
+        return write_onnx(model, task, tokenizer, partial / "onnx", settings.precisions)
+
+
+def load_for_task(folder: Path, task: str | None = None) -> tuple[NeoBERTPreTrainedModel, str]:
+    """The model of a checkpoint in float32, and its task.
+
+    Raises:
+        ValueError: if the task is unknown, the checkpoint lacks its head, or no graph can compute the model.
+    """
+    config = read_config(folder)
+    if task is None:
+        task = next((name for name, (cls, _) in TASKS.items() if cls is find_class(config)), None)
+    if task not in TASKS:
+        raise ValueError(
+            f"{folder} is a checkpoint of {config.architectures}, and the task is {task!r}; give one of "
+            f"{', '.join(TASKS)} as `--task`."
+        )
+    rope_type = config.rope_parameters["rope_type"]
+    if rope_type in ("dynamic", "longrope"):
+        raise ValueError(
+            f"{folder} has RoPE of type {rope_type!r}, which depends on the longest text of a batch and cannot be part "
+            "of a graph: use 'yarn' or 'linear'."
+        )
+    return load_model(TASKS[task][0], folder, dtype=torch.float32, attn_implementation="sdpa"), task
+
+
+# Embedding models
+
+
+def pooling_modes(pooling: SentenceModule) -> list[str]:
+    """The modes in a `1_Pooling/config.json` of any version of Sentence Transformers; several are concatenated."""
+    settings = read_json(pooling.folder / "config.json")
+    modes = settings.get("pooling_mode") or [mode for mode, key in POOLING_KEYS.items() if settings.get(key)] or "mean"
+    return [modes] if isinstance(modes, str) else modes
+
+
+def linear_layers(folder: Path) -> list[SentenceModule]:
+    """The linear layers of an embedding model that can be moved before the pooling without changing the result."""
+    layers, linear = [], False
+    for module in read_modules(folder):
+        if module.name == "Pooling":
+            linear = pooling_modes(module) in LINEAR_POOLINGS
+        elif module.name == "Dense" and linear:
+            config = read_json(module.folder / "config.json")
+            identity = config.get("activation_function") == "torch.nn.modules.linear.Identity"
+            if identity and not config.get("use_residual") and config["in_features"] == config["out_features"]:
+                layers.append(module)
+        elif module.name == "Normalize":
+            # This scales every vector differently, so the layers after it cannot be moved before the pooling.
+            linear = False
+    return layers
+
+
+def check_modules(folder: Path, layers: Collection[SentenceModule] = ()) -> None:
+    """Refuse modules after the pooling that users of the exported files would lack.
 
     Args:
-        outputs: the names of the outputs.
-        batches: `input_ids` and `attention_mask`, each (rows, tokens), int64.
-        expected: for each batch, one float32 array per output.
+        layers: the modules that the files compute themselves.
     """
+    for module in read_modules(folder):
+        if module.name not in ("Transformer", "Pooling", "Normalize") and module not in layers:
+            raise ValueError(
+                f"{folder} has a module {module.name}, which its embeddings would lack: ONNX files support a pooling "
+                "and a normalisation, and those of `neobert-hf export` also square linear layers between them. Use "
+                "Sentence Transformers for this model."
+            )
 
-    outputs: tuple[str, ...]
-    batches: list[dict[str, torch.Tensor]]
-    expected: list[list[np.ndarray]]
+
+def load_linear(layer: SentenceModule) -> nn.Linear:
+    # Imported here, since only embedding models need it.
+    from sentence_transformers.sentence_transformer.modules import Dense
+
+    return Dense.load(str(layer.folder)).linear
 
 
 class LinearEncoder(nn.Module):
@@ -158,202 +243,117 @@ class LinearEncoder(nn.Module):
         return {"last_hidden_state": states * attention_mask[..., None].to(states.dtype)}
 
 
+# The files beside the ONNX files
+
+
+def write_config(model: NeoBERTPreTrainedModel, folder: Path) -> None:
+    config = model.config
+    config.architectures = [type(model).__name__]
+    del config.auto_map  # It names files of code, which the folder does not hold.
+    config.to_json_file(folder / "config.json")
+
+
+def copy_sentence_files(source: Path, layers: list[SentenceModule], folder: Path) -> None:
+    """Copy what users of an embedding model need. Layers that the ONNX files compute are left out of `modules.json`."""
+    modules = read_modules(source)
+    if not modules:
+        return
+    for name in (SENTENCE_CONFIG, TRANSFORMER_CONFIG):
+        if (source / name).is_file():
+            shutil.copyfile(source / name, folder / name)
+    entries = [entry for entry, module in zip(read_json(source / MODULES), modules) if module not in layers]
+    write_json(folder / MODULES, entries)
+    for module in modules:
+        if module.name == "Pooling":
+            copied = folder / module.folder.relative_to(source) / "config.json"
+            copied.parent.mkdir()
+            shutil.copyfile(module.folder / "config.json", copied)
+
+
+def write_server_settings(folder: Path) -> None:
+    """Repeat settings of a written folder under the keys that Text Embeddings Inference reads.
+
+    It refuses a config without `max_position_embeddings`. Versions that do not know `pooling_mode` also refuse a
+    pooling config without one key per mode, and settings of Sentence Transformers without `max_seq_length`. See
+    `router/src/lib.rs` in https://github.com/huggingface/text-embeddings-inference. For Sentence Transformers nothing
+    changes.
+    """
+    config = read_config(folder)
+    length = text_length(folder, config, read_tokenizer(folder, config))
+    file = folder / "config.json"
+    write_json(file, read_json(file) | {"max_position_embeddings": config.max_length})
+    for module in read_modules(folder):
+        if module.name == "Transformer":
+            file = folder / TRANSFORMER_CONFIG
+            write_json(file, (read_json(file) if file.is_file() else {}) | {"max_seq_length": length})
+        elif module.name == "Pooling":
+            file, modes = module.folder / "config.json", pooling_modes(module)
+            keys = {key: mode in modes for mode, key in POOLING_KEYS.items()}
+            write_json(file, read_json(file) | keys | {"pooling_mode": modes[0] if len(modes) == 1 else modes})
+
+
+# The ONNX files
+
+
 class ExportedModule(nn.Module):
     """A model with the interface of the files: ids and mask in, float32 out, whatever dtype the weights have."""
 
-    def __init__(self, model: NeoBERTPreTrainedModel, outputs: tuple[str, ...]):
+    def __init__(self, model: nn.Module, outputs: list[str]):
         super().__init__()
-        self.model = model
-        self.outputs = outputs
+        self.model, self.outputs = model, outputs
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
         outputs = self.model(input_ids=input_ids, attention_mask=attention_mask)
         return tuple(outputs[name].float() for name in self.outputs)
 
 
-def main(args: list[str] | None = None) -> None:
-    positional = ("path", "output_dir")
-    (settings,) = parse_config(ExportSettings, args=args, positional=positional, prog="neobert-hf export")
-    with folder_lock(Path(settings.output_dir)):
-        export(settings)
-    print(f"{settings.output_dir} is complete: every file computes the same as PyTorch.")
-
-
-def export(settings: ExportSettings) -> list[ExportedFile]:
-    """Write a folder for onnxruntime and transformers.js, whole or not at all.
-
-    Returns:
-        The files, in the order of `precisions`.
-
-    Raises:
-        ValueError: if the checkpoint cannot be exported as asked, before work starts.
-        ExportError: if a file does not compute the same as PyTorch.
-    """
-    # 1. Checks
-    output = Path(settings.output_dir)
-    if output.exists():
-        raise ValueError(f"{output} exists already. Delete it, or choose another folder.")
-    precisions = known_precisions(settings.precisions)
-    source = ModelFolder(local_folder(settings.path, settings.revision))
-    layers = find_linear_layers(source)
-    pooling_files = find_pooling_files(source, {layer.path for layer in layers})
-    tokenizer = _sound_tokenizer(source)
-
-    # 2. Model
-    model, task = load_for_task(source, settings.task)
-    exported = LinearEncoder(model, [load_linear(source, layer) for layer in layers]).eval() if layers else model
-
-    # 3. ONNX files
-    with new_folder(output) as partial:
-        # Saved now, since the checks of the files set its truncation and padding, which would be stored.
-        tokenizer.save_pretrained(partial)
-        files = write_onnx(exported, task, tokenizer, partial / "onnx", precisions)
-
-        # 4. Config and further files
-        _write_config(model, files, partial)
-        copy_files(pooling_files, source.path, partial)
-        complete_settings(partial, model.config, tokenizer)
-        if layers:
-            entries = zip(read_json(source.path / MODULES), source.sentence_modules)
-            write_json(partial / MODULES, [entry for entry, module in entries if module not in layers])
-    return files
-
-
-def known_precisions(precisions: list[str] | None) -> list[str]:
-    """The requested precisions; all if none is given.
-
-    Raises:
-        ValueError: if one is unknown.
-    """
-    if unknown := sorted(set(precisions or ()) - set(FILES)):
-        raise ValueError(f"There is no precision {', '.join(unknown)}; choose from {', '.join(FILES)}.")
-    return precisions or list(FILES)
-
-
-def find_linear_layers(folder: ModelFolder) -> list[SentenceModule]:
-    """The linear layers of an embedding model that can be moved before the pooling without changing the result."""
-    layers, linear = [], False
-    for module in folder.sentence_modules:
-        if module.name == "Pooling":
-            linear = pooling_modes(read_json(folder.path / module.path / "config.json")) in LINEAR_POOLINGS
-        elif module.name == "Dense" and linear:
-            config = read_json(folder.path / module.path / "config.json")
-            identity = config.get("activation_function") == "torch.nn.modules.linear.Identity"
-            if identity and not config.get("use_residual") and config["in_features"] == config["out_features"]:
-                layers.append(module)
-        elif module.name == "Normalize":
-            # This scales every vector differently, so the layers after it cannot be moved before the pooling.
-            linear = False
-    return layers
-
-
-def load_linear(folder: ModelFolder, layer: SentenceModule) -> nn.Linear:
-    # Imported here, since only models of Sentence Transformers need it.
-    from sentence_transformers.sentence_transformer.modules import Dense
-
-    return Dense.load(str(folder.path), layer.path).linear
-
-
-def find_pooling_files(folder: ModelFolder, inside: Collection[str] = ()) -> list[str]:
-    """The files that tell users of an embedding model how to pool its tokens; empty for other models.
-
-    Args:
-        inside: folders of the modules that the exported files compute themselves.
-
-    Raises:
-        ValueError: if there are modules after the pooling that the exported files would lack.
-    """
-    names = list(SENTENCE_FILES)
-    for module in folder.sentence_modules:
-        if module.name not in POOLING_MODULES and module.path not in inside:
-            raise ValueError(
-                f"{folder.path} has a module {module.type}, which its embeddings would lack: ONNX files support "
-                f"{', '.join(sorted(POOLING_MODULES))}, and those of `neobert-hf export` also square linear layers "
-                "after the pooling. Use Sentence Transformers for this model."
-            )
-        if module.name == "Pooling":
-            names.append(f"{module.path}/config.json")
-    # `sentence_class` reads, and thereby checks, a file that will be copied.
-    return names if folder.sentence_class else []
-
-
-def _sound_tokenizer(folder: ModelFolder) -> PreTrainedTokenizerBase:
-    """The tokenizer of a folder, after a check that tokenizer, config and tensors fit together."""
-    folder.check_weights()
-    if folder.tokenizer is None:
-        raise ValueError(f"{folder.path} has no tokenizer. Save the tokenizer that it was trained with into it.")
-    check_tokenizer(folder)
-    return folder.tokenizer
-
-
-def load_for_task(folder: ModelFolder, task: str | None = None) -> tuple[NeoBERTPreTrainedModel, str]:
-    """The model of a checkpoint in float32, and its task.
-
-    Raises:
-        ValueError: if the task is unknown or the checkpoint lacks its head.
-    """
-    config = folder.config
-    if task is None:
-        task = next((name for name, (cls, _) in TASKS.items() if cls is folder.model_class), None)
-    if task not in TASKS:
-        raise ValueError(
-            f"{folder.path} is a checkpoint of {config.architectures}, and the task is {task!r}; pass one of "
-            f"{', '.join(TASKS)} as `--task`."
-        )
-    folder.check_rope()
-    model = TASKS[task][0].from_pretrained(folder.path, dtype=torch.float32, attn_implementation="sdpa")
-    stored = {name.removeprefix("model.") for name in folder.tensors}
-    missing = {name for name, _ in model.named_parameters() if name.removeprefix("model.") not in stored}
-    if missing:
-        raise ValueError(
-            f"{folder.path} is a checkpoint of {config.architectures} and has no weights for the task {task!r}: it "
-            f"lacks {', '.join(sorted(missing))}. Train that head first, or leave `--task` out."
-        )
-    return model.eval(), task
-
-
 def write_onnx(
-    model: NeoBERTPreTrainedModel,
-    task: str,
-    tokenizer: PreTrainedTokenizerBase,
-    folder: Path,
-    precisions: list[str],
+    model: nn.Module, task: str, tokenizer: PreTrainedTokenizerBase, folder: Path, precisions: list[str] | None = None
 ) -> list[ExportedFile]:
     """Write and check only the ONNX files. Afterwards the model is in float16 if that was one of the precisions.
 
+    Args:
+        model: in float32.
+        precisions: all if None.
+
+    Returns:
+        The files, in the order of `FILES`.
+
     Raises:
-        ExportError: if a file does not compute the same as PyTorch; the file stays in the folder.
+        ValueError: if a file does not compute the same as PyTorch.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    reference = compute_reference(model, TASKS[task][1], check_batches(tokenizer, model.config, task))
-    files = {}
+    folder.mkdir(parents=True)
+    module = ExportedModule(model, TASKS[task][1]).eval()
+    batches = check_batches(tokenizer, model.config, task)
+    with torch.no_grad():
+        expected = [[output.numpy() for output in module(**batch)] for batch in batches]
     graph = None
-    # Float16 comes last, since it changes the weights in place: a copy would take another gigabyte.
-    for precision in sorted(precisions, key=["float32", "int8", "float16"].index):
+    files = []
+    for precision in sorted(precisions or FILES, key=list(FILES).index):
         file = folder / FILES[precision]
         if precision == "float16":
-            save_graph(trace(model.half(), reference), file)
+            onnx_ir.save(trace(module.half(), batches[0]), file)
         else:
-            graph = graph or trace(model, reference)
-            save_graph(graph, file) if precision == "float32" else save_quantized(graph, file)
-        deviation = check(file, precision, reference)
-        files[precision] = ExportedFile(file.name, precision, deviation, data_file(file).exists())
+            graph = graph or trace(module, batches[0])
+            onnx_ir.save(graph, file) if precision == "float32" else save_quantized(graph, file)
+        deviation = check(file, precision, batches, expected)
+        files.append(ExportedFile(file.name, precision, deviation))
         print(f"{file.name}: {deviation}", flush=True)
-    return [files[precision] for precision in precisions]
+    return files
 
 
-def trace(model: NeoBERTPreTrainedModel, reference: Reference) -> onnx_ir.Model:
-    """The ONNX graph, for any number of rows and columns, traced with the first of the batches.
+def trace(module: ExportedModule, batch: dict[str, torch.Tensor]) -> onnx_ir.Model:
+    """The ONNX graph, for any number of rows and columns, traced with one batch.
 
     A float16 model is traced in float16, not converted afterwards. So wherever the model itself computes in float32
     (rotary table, and norms, whose squares exceed float16's range), the graph does so as well.
     """
     auto = torch.export.Dim.AUTO
     program = torch.onnx.export(
-        ExportedModule(model, reference.outputs).eval(),
-        kwargs=reference.batches[0],
-        input_names=list(reference.batches[0]),
-        output_names=list(reference.outputs),
+        module,
+        kwargs=batch,
+        input_names=list(batch),
+        output_names=module.outputs,
         # The mask has the shape of the ids; naming its axes as well would cause a warning.
         dynamic_shapes={
             "input_ids": {0: "batch_size", 1: "sequence_length"},
@@ -368,16 +368,6 @@ def trace(model: NeoBERTPreTrainedModel, reference: Reference) -> onnx_ir.Model:
     return program.model
 
 
-def save_graph(graph: onnx_ir.Model, file: Path) -> None:
-    size = sum(value.const_value.nbytes for value in graph.graph.initializers.values())
-    # By default torch.onnx writes `model.onnx.data`, which transformers.js does not look for.
-    onnx_ir.save(graph, file, external_data=data_file(file).name if size > MOST_BYTES_IN_ONE_FILE else None)
-
-
-def data_file(file: Path) -> Path:
-    return file.with_name(file.name + "_data")
-
-
 def save_quantized(graph: onnx_ir.Model, file: Path) -> None:
     """Weights in 7 bits of int8, with one scale per column; activations in uint8, with a new scale for each batch.
 
@@ -389,16 +379,20 @@ def save_quantized(graph: onnx_ir.Model, file: Path) -> None:
         # The quantizer transposes the weights of layers with bias, and then refuses the old shapes.
         value.shape = value.type = None
     source = file.with_name("float32.onnx")
-    save_graph(graph, source)
+    onnx_ir.save(graph, source)
     quantize_dynamic(source, file, per_channel=True, reduce_range=True, op_types_to_quantize=["MatMul", "Gather"])
     source.unlink()
-    data_file(source).unlink(missing_ok=True)
 
 
-def check_batches(
-    tokenizer: PreTrainedTokenizerBase, config: NeoBERTConfig, task: str
-) -> list[dict[str, torch.Tensor]]:
-    """Three batches: ragged, a single row, and padded on the left, with a row of only padding if the task allows it."""
+# The check
+
+
+def check_batches(tokenizer: PreTrainedTokenizerBase, config, task: str) -> list[dict[str, torch.Tensor]]:
+    """Three batches: ragged, a single row, and padded on the left, with a row of only padding if the task allows it.
+
+    Returns:
+        `input_ids` and `attention_mask`, each (rows, tokens), int64.
+    """
     options = {"truncation": True, "max_length": config.max_length, "return_tensors": "pt"}
     options["return_token_type_ids"] = False
     ragged = tokenizer(TEXTS, padding=True, **options)
@@ -409,49 +403,34 @@ def check_batches(
     return [{name: batch[name] for name in ("input_ids", "attention_mask")} for batch in (ragged, single, left)]
 
 
-@torch.no_grad()
-def compute_reference(
-    model: NeoBERTPreTrainedModel, outputs: tuple[str, ...], batches: list[dict[str, torch.Tensor]]
-) -> Reference:
-    """The outputs that every file must reproduce; ExportError if they are not finite."""
-    module = ExportedModule(model, outputs)
-    expected = [[output.numpy() for output in module(**batch)] for batch in batches]
-    if not all(np.isfinite(output).all() for results in expected for output in results):
-        raise ExportError(
-            "The PyTorch model's own outputs are not finite: its weights are damaged. Nothing was written."
-        )
-    return Reference(outputs, batches, expected)
-
-
-def check(file: Path, precision: str, reference: Reference) -> str:
+def check(file: Path, precision: str, batches: list[dict[str, torch.Tensor]], expected: list[list[np.ndarray]]) -> str:
     """Run a file in onnxruntime on every batch and return how much it deviates from PyTorch in float32, in words.
 
+    Args:
+        expected: for each batch, PyTorch's outputs in float32.
+
     Raises:
-        ExportError: if it deviates too much, or an output is not finite.
+        ValueError: if it deviates too much, or an output is not finite.
     """
     session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
-    # For each output: the expected array, the array of the file, and the mask of the batch, (rows, tokens).
+    # For each output of each batch: PyTorch's array, that of the file, and the mask, (rows, tokens).
     compared = []
-    for batch, expected in zip(reference.batches, reference.expected):
-        got = session.run(list(reference.outputs), {name: tensor.numpy() for name, tensor in batch.items()})
-        mask = batch["attention_mask"].bool().numpy()
-        compared += [(*arrays, mask) for arrays in zip(expected, got)]
+    for batch, arrays in zip(batches, expected):
+        got = session.run(None, {name: tensor.numpy() for name, tensor in batch.items()})
+        compared += [(*pair, batch["attention_mask"].bool().numpy()) for pair in zip(arrays, got)]
+    # If an output is not finite, the value is NaN (NumPy's maximum and minimum keep one), and fails every comparison.
     if precision == "float32":
-        value = max(difference(expected, got) for expected, got, _ in compared)
-        passed = value <= LARGEST_DIFFERENCE
-        deviation = f"largest difference from PyTorch {value:.1e}"
+        value = np.max([difference(wanted, got) for wanted, got, _ in compared])
+        passed, deviation = value <= LARGEST_DIFFERENCE, f"largest difference from PyTorch {value:.1e}"
         limit = f"at most {LARGEST_DIFFERENCE:.0e} is allowed (relative to the largest value, if that is over 1)"
     else:
-        # Unlike Python's `min`, NumPy's returns NaN if there is one; the cosine of an all-zero output is NaN.
         value = np.min([cosine(*arrays) for arrays in compared])
-        passed = value >= SMALLEST_COSINE[precision]
-        deviation = f"cosine with PyTorch {value:.6f}"
+        passed, deviation = value >= SMALLEST_COSINE[precision], f"cosine with PyTorch {value:.6f}"
         limit = f"at least {SMALLEST_COSINE[precision]} is needed"
-    finite = all(np.isfinite(got).all() for _, got, _ in compared)
-    if not (passed and finite):
-        raise ExportError(
-            f"{file.name} ({precision}): {deviation if finite else 'its outputs are not finite'}; {limit}. "
-            f"Nothing was written. The other precisions may work: leave out {precision} with `--precisions`."
+    if not passed:
+        raise ValueError(
+            f"{file.name} ({precision}): {deviation}; {limit}. Nothing was written. The other precisions may work: "
+            f"leave out {precision} with `--precisions`."
         )
     return deviation
 
@@ -471,55 +450,3 @@ def cosine(expected: np.ndarray, got: np.ndarray, mask: np.ndarray) -> float:
     else:
         rows = [(row[real], other[real]) for row, other, real in zip(expected, got, mask) if real.any()]
     return float(np.min([(a * b).sum() / (np.linalg.norm(a) * np.linalg.norm(b)) for a, b in rows]))
-
-
-def _write_config(model: NeoBERTPreTrainedModel, files: list[ExportedFile], folder: Path) -> None:
-    config = model.config
-    config.architectures = [type(model).__name__]
-    config.dtype = "float32"
-    if hasattr(config, "auto_map"):
-        del config.auto_map  # It names code files, which the folder does not hold.
-    config.update(external_data_config(files))
-    config.to_json_file(folder / "config.json")
-
-
-def complete_settings(folder: Path, config: NeoBERTConfig, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Repeat settings of a written folder under the keys that Text Embeddings Inference reads.
-
-    It refuses a config without `max_position_embeddings`. Versions that do not know `pooling_mode` also refuse a
-    pooling config without one key per mode, and settings of Sentence Transformers without `max_seq_length`. See
-    `router/src/lib.rs` in https://github.com/huggingface/text-embeddings-inference. For Sentence Transformers nothing
-    changes.
-    """
-    file = folder / "config.json"
-    write_json(file, read_json(file) | {"max_position_embeddings": config.max_length})
-    for module in ModelFolder(folder).sentence_modules:
-        if module.name == "Transformer":
-            file = folder / module.path / TRANSFORMER_CONFIG
-            settings = read_json(file) if file.is_file() else {}
-            write_json(file, settings | {"max_seq_length": text_length(settings, config, tokenizer)})
-        elif module.name == "Pooling":
-            file = folder / module.path / "config.json"
-            settings = read_json(file)
-            modes = pooling_modes(settings)
-            keys = {key: mode in modes for mode, key in POOLING_KEYS.items()}
-            write_json(file, settings | keys | {"pooling_mode": modes[0] if len(modes) == 1 else modes})
-
-
-def pooling_modes(settings: dict) -> list[str]:
-    """The pooling modes in a `1_Pooling/config.json` of any version of Sentence Transformers; several are concatenated.
-
-    Raises:
-        ValueError: if one is unknown.
-    """
-    modes = settings.get("pooling_mode") or [mode for mode, key in POOLING_KEYS.items() if settings.get(key)] or "mean"
-    modes = [modes] if isinstance(modes, str) else modes
-    if not isinstance(modes, list) or not all(mode in POOLING_KEYS for mode in modes):
-        raise ValueError(f"The pooling is {modes}; the known modes are {', '.join(POOLING_KEYS)}.")
-    return modes
-
-
-def external_data_config(files: list[ExportedFile]) -> dict:
-    """The entry that transformers.js needs in `config.json` if the weights of a file lie beside it."""
-    external = {file.name: True for file in files if file.external_data}
-    return {"transformers.js_config": {"use_external_data_format": external}} if external else {}

@@ -3,58 +3,48 @@
     neobert-hf publish runs/embeddings/model me/my-embeddings --card card.yaml --dry_run
 
 A repository holds config and weights, the code for those who load it without the package, the tokenizer, the files of
-Sentence Transformers, `onnx/` if requested, `golden.json` and the model card. It is built in a folder, and sent in one
-commit only if `neobert-hf doctor` finds the folder healthy. The same command can be repeated: after an interrupted
-push, files that have arrived are not sent again, and if nothing has changed, nothing is sent. With `--output_dir` the
-folder is kept, and the next time it is checked and sent as it is.
+Sentence Transformers, `onnx/` if requested, `golden.json` and the model card. All of it is written anew into a folder,
+so nothing else of the checkpoint's folder can be sent, and is pushed in one commit only if `neobert-hf doctor` finds
+that folder healthy. The same command can be repeated: after an interrupted push, files that have arrived are not sent
+again, and if nothing has changed, nothing is sent.
 """
 
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
+from importlib.metadata import metadata
 from pathlib import Path
 
+import torch
 from huggingface_hub import HfApi
 from huggingface_hub.errors import HTTPError
 from huggingface_hub.utils import validate_repo_id
-from transformers import PreTrainedTokenizerBase
 
-from neobert_hf.common.files import folder_lock, write_json
-from neobert_hf.common.paths import check_links
+from neobert_hf.common.files import atomic_folder, folder_lock, write_json
 from neobert_hf.common.settings import parse_config
-from neobert_hf.hub.card import build_card, check_card, gather_facts
-from neobert_hf.hub.doctor import CONTEXTUAL_FILES, FAIL, diagnose
+from neobert_hf.common.tokenizers import load_tokenizer
+from neobert_hf.hub.card import build_card, gather_facts
+from neobert_hf.hub.doctor import FAIL, diagnose
 from neobert_hf.hub.golden_outputs import GOLDEN_FILE, record_outputs
 from neobert_hf.hub.model_folder import (
-    ENCODERS_AND_CONTEXTUAL,
-    INDEX,
-    SENTENCE_FILES,
-    ModelFolder,
-    copy_files,
-    load_tokenizer,
+    MODULES,
+    SENTENCE_CONFIG,
+    TRANSFORMER_CONFIG,
+    find_class,
+    has_tokenizer,
+    load_model,
     local_folder,
-    new_folder,
-    read_json,
+    read_config,
+    read_tensors,
+    read_tokenizer,
+    sentence_class,
 )
 
 
-# The only files that are ever sent; `*` stands for part of a name. A list of forbidden files would miss some: keys and
-# passwords (`.env`, `id_rsa`), pickles, which run code when they are loaded, code that is not of this package, and
-# training states that reveal something about the data.
-# For Sentence Transformers' modules, `config.json` and `model.safetensors` in the folders that modules.json names are
-# sent as well.
-SENT = (
-    *("config.json", GOLDEN_FILE, "model.safetensors", "model-*-of-*.safetensors", INDEX, *CONTEXTUAL_FILES),
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"),
-    "additional_chat_templates/*.jinja",
-    *("vocab.txt", "vocab.json", "merges.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model"),
-    *SENTENCE_FILES,
-    *("onnx/model*.onnx", "onnx/model*.onnx_data"),
-    # The card, and the files that it shows or links to.
-    *("*.md", "*.png", "*.jpg", "*.jpeg", "*.svg", "LICENSE*", ".gitattributes"),
-)
+# Where the package can be cloned from, before anybody has said it.
+PLACEHOLDER = "PACKAGE_URL"
 
 # Files that are deleted on the Hub unless this push has them: left over from another model, they would make the
 # repository wrong. Here `*` and `?` also match `/`, so the patterns must not match other files of the owner.
@@ -62,7 +52,7 @@ SHARD = "[0-9][0-9][0-9][0-9][0-9]-of-[0-9][0-9][0-9][0-9][0-9]"
 STALE = [
     *("model.safetensors", f"model-{SHARD}.safetensors", "model.safetensors.index.json"),
     *("pytorch_model.bin", f"pytorch_model-{SHARD}.bin", "pytorch_model.bin.index.json"),
-    *("onnx/model*", *SENTENCE_FILES),
+    *("onnx/model*", MODULES, SENTENCE_CONFIG, TRANSFORMER_CONFIG),
     *("[0-9]_*/config.json", "[0-9]_*/model.safetensors", "[0-9]_*/pytorch_model.bin"),
     *("tokenizer.json", "tokenizer_config.json", "vocab.txt", "special_tokens_map.json", "added_tokens.json"),
     # If these were left, Transformers would load another model and put the adapter into it.
@@ -80,11 +70,15 @@ class PublishSettings:
     repo_id: str = field(metadata={"help": "OWNER/NAME on the Hub"})
     card: str | None = field(
         default=None,
-        metadata={"help": "YAML file with the content of the model card: fields of CardFacts", "path": True},
+        metadata={"help": "YAML file with the card's metadata, such as `license`, and `text`", "path": True},
     )
     mteb_results: str | None = field(
         default=None,
         metadata={"help": "folder with this model's results of examples/run_mteb.py, for the card", "path": True},
+    )
+    package_url: str | None = field(
+        default=None,
+        metadata={"help": "where this package can be cloned from, for the card; see [project.urls] of pyproject.toml"},
     )
     tokenizer: str | None = field(
         default=None, metadata={"help": "folder or Hub id; the checkpoint's own if unset", "path": "or Hub id"}
@@ -97,8 +91,7 @@ class PublishSettings:
     revision: str | None = field(default=None, metadata={"help": "branch or refs/pr/N to push to; `main` if unset"})
     pr: bool = field(default=False, metadata={"help": "open a pull request instead of changing `main`"})
     output_dir: str | None = field(
-        default=None,
-        metadata={"help": "keep the built folder here; if it exists already, it is sent as it is", "path": True},
+        default=None, metadata={"help": "keep the built folder here; must not exist yet", "path": True}
     )
     dry_run: bool = field(default=False, metadata={"help": "build and check; print what would be sent"})
 
@@ -110,9 +103,9 @@ def main(args: list[str] | None = None) -> None:
     """The same steps as `examples/push_to_hub.py`."""
     (settings,) = parse_config(PublishSettings, args=args, positional=POSITIONAL, prog="neobert-hf publish")
     check_request(settings)
-    with checked_folder(settings) as folder:
+    with built_folder(settings) as folder:
         print(list_files(folder), flush=True)
-        print(describe_dry_run() if settings.dry_run else push_folder(folder, settings))
+        print(describe_dry_run(settings) if settings.dry_run else push_folder(folder, settings))
 
 
 def check_request(settings: PublishSettings) -> None:
@@ -120,36 +113,36 @@ def check_request(settings: PublishSettings) -> None:
 
     Raises:
         ValueError: naming the setting.
-        ModuleNotFoundError: if a package that `onnx` needs is missing.
         OSError: if the user is not logged in to the Hub; a dry run does not check this.
     """
-    repo_id, output_dir = settings.repo_id, settings.output_dir
-    validate_repo_id(repo_id)
-    if "/" not in repo_id:
-        raise ValueError(f"The repository is {repo_id!r}; it must be OWNER/NAME.")
-    if settings.pr and settings.revision is not None:
-        raise ValueError("The Hub opens pull requests against `main` only: leave out `--revision` or `--pr`.")
-    if output_dir is not None and Path(output_dir).exists():
-        card = Path(output_dir) / "README.md"
-        if not card.is_file() or f'"{repo_id}"' not in card.read_text(encoding="utf-8"):
-            raise ValueError(
-                f"{output_dir} exists, but its card is not that of {repo_id}. Choose a new folder, or delete it."
-            )
-    if settings.precisions and not settings.onnx:
+    validate_repo_id(settings.repo_id)
+    if "/" not in settings.repo_id:
+        raise ValueError(f"The repository is {settings.repo_id!r}; it must be OWNER/NAME.")
+    if settings.output_dir is not None and Path(settings.output_dir).exists():
         raise ValueError(
-            f"`precisions` is {settings.precisions} without ONNX files: add `--onnx`, or leave `precisions` out."
+            f"{settings.output_dir} exists. Delete it, or send it as it is: hf upload {settings.repo_id} "
+            f"{settings.output_dir}"
         )
-    if settings.onnx:
-        from neobert_hf.hub.export import known_precisions
-
-        known_precisions(settings.precisions)
+    if settings.precisions and not settings.onnx:
+        raise ValueError(f"`precisions` is {settings.precisions}, but no ONNX files are written: add `--onnx`.")
     if not settings.dry_run:
+        if package_url(settings) == PLACEHOLDER:
+            raise ValueError(
+                "The card has to say where others get this package: give the address of its source repository as "
+                "`--package_url`, or write it into [project.urls] of pyproject.toml and install the package again."
+            )
         with hub_errors():
             HfApi().whoami()
 
 
+def package_url(settings: PublishSettings) -> str:
+    """The address that was given, or that of the installed package; `PLACEHOLDER` if nobody has said it."""
+    urls = [url.split(", ")[-1] for url in metadata("neobert_hf").get_all("Project-URL") or []]
+    return settings.package_url or next((url for url in urls if "example.com" not in url), PLACEHOLDER)
+
+
 @contextmanager
-def checked_folder(settings: PublishSettings) -> Iterator[Path]:
+def built_folder(settings: PublishSettings) -> Iterator[Path]:
     """A folder with everything that is sent, which was found healthy: `output_dir`, or a temporary folder.
 
     Raises:
@@ -158,119 +151,75 @@ def checked_folder(settings: PublishSettings) -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(settings.output_dir or f"{temporary}/repository")
         with folder_lock(folder):
-            if folder.exists():
-                note = f"it is used as it is, not built from {settings.checkpoint}. Delete it to build it again."
-                print(f"{folder} exists: {note}")
-                check_folder(folder)
-            else:
-                with new_folder(folder) as partial:
-                    build_folder(settings, partial)
-                    check_folder(partial)
+            with atomic_folder(folder) as partial:
+                build_folder(settings, partial)
             yield folder
 
 
 def build_folder(settings: PublishSettings, folder: Path) -> None:
-    """Write everything that a repository holds into an empty folder.
+    """Write everything that a repository holds into an empty folder, and check it.
 
     Raises:
-        ValueError: if the checkpoint is damaged, or lacks a tokenizer.
+        ValueError: if the checkpoint or the folder is not healthy, or lacks a tokenizer.
     """
     # 1. Read
-    source = ModelFolder(local_folder(settings.checkpoint), ENCODERS_AND_CONTEXTUAL)
-    facts = gather_facts(source.path, settings.card, settings.mteb_results)
-    source.check_weights()
-    if settings.onnx:
-        check_exportable(source)
-    tokenizer = load_tokenizer(settings.tokenizer) if settings.tokenizer else source.tokenizer
-    if tokenizer is None:
-        raise ValueError(f"{source.path} has no tokenizer. Give one with `--tokenizer`: a folder or a Hub id.")
-    # Use the dtype of the tensors, since that of the config might round them.
-    dtype = next(iter(source.tensors.values())).dtype
-    model = source.model_class.from_pretrained(source.path, dtype=dtype).eval()
+    source = local_folder(settings.checkpoint)
+    config = read_config(source, contextual=True)
+    facts = gather_facts(source, settings.card, settings.mteb_results)
+    if settings.tokenizer:
+        tokenizer = load_tokenizer(settings.tokenizer, config.vocab_size)
+    elif has_tokenizer(source):
+        tokenizer = read_tokenizer(source, config)
+    else:
+        raise ValueError(f"{source} has no tokenizer. Give one with `--tokenizer`: a folder or a Hub id.")
+    # That of the tensors, since that of the config might round them.
+    dtype = next(iter(read_tensors(source).values())).dtype
 
-    # 2. Weights, with config and code; tokenizer; modules
-    model.save_pretrained(folder)
+    # 2. Weights with config and code, tokenizer, modules, and the checkpoint's own card
+    if sentence_class(source):
+        save_sentence_model(source, dtype, settings.repo_id, folder)
+    else:
+        load_model(find_class(config), source, dtype=dtype).save_pretrained(folder)
+        if (source / "README.md").is_file():
+            shutil.copyfile(source / "README.md", folder / "README.md")
     tokenizer.save_pretrained(folder)
-    if source.sentence_class is not None:
-        copy_files((*SENTENCE_FILES, *module_files(source)), source.path, folder)
 
     # 3. Outputs in PyTorch, and the ONNX files
+    model = load_model(find_class(config), folder, dtype=torch.float32, attn_implementation="sdpa")
     write_json(folder / GOLDEN_FILE, record_outputs(model, tokenizer))
-    exported = add_onnx(folder, tokenizer, settings.precisions) if settings.onnx else []
+    onnx = add_onnx(folder, settings.precisions) if settings.onnx else []
 
-    # 4. Model card
-    built = ModelFolder(folder, ENCODERS_AND_CONTEXTUAL)
-    card = build_card(settings.repo_id, model, built, exported, facts)
+    # 4. Card
+    card = build_card(settings.repo_id, package_url(settings), model.to(dtype), folder, facts, onnx)
     card.save(folder / "README.md")
 
-
-def module_files(folder: ModelFolder) -> list[str]:
-    """The files that Sentence Transformers' modules may store. The first module, without a folder, is the model."""
-    folders = [module.path for module in folder.sentence_modules if module.path]
-    return [f"{path}/{name}" for path in folders for name in ("config.json", "model.safetensors")]
-
-
-def check_exportable(source: ModelFolder) -> None:
-    """Refuse, before any work, ONNX files for a class without an ONNX task, or for modules that they cannot contain."""
-    from neobert_hf.hub.export import TASKS, find_pooling_files
-
-    if source.is_contextual:
-        raise ValueError(
-            f"There are no ONNX files for a contextual model, which takes {source.config.context_size:,} vectors in "
-            "addition to every text. Leave out `--onnx`."
-        )
-    if source.model_class not in [cls for cls, _ in TASKS.values()]:
-        raise ValueError(
-            f"There are no ONNX files for a {source.model_class.__name__}; `neobert-hf export --task "
-            "feature-extraction` writes those of its encoder. Leave out `--onnx`."
-        )
-    find_pooling_files(source)
-
-
-def check_files(folder: Path) -> None:
-    """Refuse files that do not belong to a model. None is skipped silently, since the user may rely on it being sent.
-
-    Raises:
-        ValueError: naming the files, or a symbolic link that leads elsewhere.
-    """
-    check_links(folder)
-    names = [file.relative_to(folder).as_posix() for file in sorted(folder.rglob("*")) if not file.is_dir()]
-    sent = module_files(ModelFolder(folder))
-    # In `fnmatch`, `*` also matches slashes.
-    sent += [name for name in names for one in SENT if fnmatchcase(name, one) and name.count("/") == one.count("/")]
-    if others := [name for name in names if name not in sent]:
-        raise ValueError(
-            f"Nothing is sent: {folder} holds {', '.join(others)}. Delete it, or keep it elsewhere. Only these files "
-            f"can be sent: {', '.join(SENT)}, and the files of the modules in modules.json."
-        )
-
-
-def add_onnx(folder: Path, tokenizer: PreTrainedTokenizerBase, precisions: list[str] | None) -> list:
-    """Write and check `onnx/` of a built folder; returns its `ExportedFile`s."""
-    # Imported here, since only this part of publishing needs onnx and onnxruntime.
-    from neobert_hf.hub import export
-
-    built = ModelFolder(folder)
-    export.find_pooling_files(built)
-    model, task = export.load_for_task(built)
-    files = export.write_onnx(model, task, tokenizer, folder / "onnx", export.known_precisions(precisions))
-    write_json(folder / "config.json", read_json(folder / "config.json") | export.external_data_config(files))
-    export.complete_settings(folder, built.config, tokenizer)
-    return files
-
-
-def check_folder(folder: Path) -> None:
-    """Print what the doctor finds, and check the card's metadata.
-
-    Raises:
-        ValueError: if a check fails. Nothing must be sent then.
-    """
-    check_files(folder)
+    # 5. Check
     findings = diagnose(folder)
     print(*findings, sep="\n", flush=True)
     if failed := [finding.check for finding in findings if finding.status == FAIL]:
         raise ValueError(f"Nothing is sent: the check of {', '.join(failed)} failed.")
-    check_card(folder)
+
+
+def save_sentence_model(source: Path, dtype: torch.dtype, repo_id: str, folder: Path) -> None:
+    """Load and save a model of Sentence Transformers, which writes its files and its card."""
+    import sentence_transformers
+
+    model_class = getattr(sentence_transformers, sentence_class(source))
+    options = {"device": "cpu", "local_files_only": True, "model_kwargs": {"dtype": dtype}}
+    model_class(str(source), **options).save_pretrained(str(folder), model_name=repo_id)
+
+
+def add_onnx(folder: Path, precisions: list[str] | None) -> list:
+    """Write and check `onnx/` of a built folder; returns its `ExportedFile`s."""
+    # Imported here, since only this part of publishing needs onnx and onnxruntime.
+    from neobert_hf.hub import export
+
+    # Layers between pooling and normalisation stay modules of the folder, so that they must not be in the files too.
+    export.check_modules(folder)
+    model, task = export.load_for_task(folder)
+    tokenizer = read_tokenizer(folder, model.config)
+    export.write_server_settings(folder)
+    return export.write_onnx(model, task, tokenizer, folder / "onnx", precisions)
 
 
 def list_files(folder: Path) -> str:
@@ -280,15 +229,18 @@ def list_files(folder: Path) -> str:
     return "\n".join([*lines, f"{sum(file.stat().st_size for file in files):>15,}  bytes in {len(files)} files"])
 
 
-def describe_dry_run() -> str:
-    return f"Not sent. A push deletes these on the Hub unless they are listed above: {', '.join(STALE)}"
+def describe_dry_run(settings: PublishSettings) -> str:
+    lines = ["Not sent. A push deletes what an earlier model left there: weights, ONNX files, tokenizer, modules."]
+    if package_url(settings) == PLACEHOLDER:
+        lines.append(f"The card says {PLACEHOLDER} where others get this package: a push asks for `--package_url`.")
+    return "\n".join(lines)
 
 
 def push_folder(folder: Path, settings: PublishSettings) -> str:
     """Send a folder in one commit, to a repository that is created if there is none.
 
     Args:
-        folder: from `checked_folder`.
+        folder: from `built_folder`.
         settings: its repository, and the branch, which is created if there is none.
 
     Returns:
