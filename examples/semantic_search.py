@@ -29,9 +29,9 @@ import neobert_hf  # noqa: F401  (registers the architecture)
 from neobert_hf.common.files import check_inputs, folder_lock
 from neobert_hf.common.script_errors import run_script
 from neobert_hf.common.settings import parse_config
-from neobert_hf.search.encoder import EmbeddingSettings, PassageEncoder, join_index
+from neobert_hf.search.documents import SourceSettings, make_context, read_hashes, read_passages
+from neobert_hf.search.encoder import EmbeddingSettings, PassageEncoder
 from neobert_hf.search.index import Hit, VectorIndex, VectorIndexError, open_index
-from neobert_hf.search.indexing import SourceSettings, update_index
 
 
 @dataclass
@@ -81,35 +81,52 @@ class RemoveSettings:
 
 
 def index_documents(args: list[str]) -> None:
-    # 1. Settings and source, which is checked to be readable before a model is loaded
     shared, embedding, source = parse_config(SharedSettings, EmbeddingSettings, SourceSettings, args=args)
     if shared.weaviate_url is None:
         check_inputs(shared.index, ["*"], {"model": embedding.model}, {"source": source.source}, "index")
-    next(source.read_documents())
     with shared.lock(), shared.open() as index:
-        # 2. The model; if the index exists already, it must be the same one
+        # 1. Texts: the hash of each document shows below which of them changed
+        hashes, left_out = read_hashes(source)
+
+        # 2. The model; if the index exists already, it must be the one that the index was made with
         encoder = PassageEncoder(embedding, shared.device, shared.trust_remote_code)
-        if index.identity is not None:
-            join_index(shared.index, index, encoder)
+        if index.identity is None:
+            if encoder.needs_context:
+                encoder.use_context(make_context(source, encoder, list(hashes)))
+                index.write_context(encoder.context)
+            index.create(encoder.identity)
+        encoder.join(shared.index, index)
         for line in encoder.notes():
             print(line, file=sys.stderr)
 
-        # 3. Only what changed is embedded
-        update = update_index(index, encoder, source)
+        # 3. Documents that are gone leave the index
+        stored = index.document_hashes(source.name_in_index)
+        gone = sorted(stored.keys() - hashes.keys())
+        index.delete(source.name_in_index, gone)
+
+        # 4. Passages of those that are new or changed, their vectors, and both into the index
+        changed, written = {document for document in hashes if stored.get(document) != hashes[document]}, 0
+        for passages in read_passages(source, encoder, changed):
+            vectors = encoder.embed("document", [passage.text for passage in passages], source.batch_size)
+            index.write(passages, vectors, sorted({passage.document for passage in passages} & stored.keys()))
+            written += len(passages)
+        index.optimize()
         others = [name for name in index.sources() if name != source.name_in_index]
-    print(f"{source.name_in_index} in {shared.index}: {update}")
+    print(
+        f"{source.name_in_index} in {shared.index}: {len(changed):,} documents embedded ({written:,} passages), "
+        f"{len(hashes) - len(changed):,} unchanged, {len(gone):,} removed; {left_out:,} repeated or empty left out"
+    )
     if others:
         print(f"also in {shared.index}: {', '.join(others)}")
 
 
 def answer_queries(args: list[str]) -> None:
-    # 1. Settings and index
     shared, settings = parse_config(SharedSettings, QuerySettings, args=args)
     with shared.open() as index:
         if index.identity is None:
             raise VectorIndexError(f"There is no index {shared.index}: make it with `semantic_search.py index`.")
 
-        # 2. The model of the index, and no other
+        # 1. The model of the index, and no other
         model = settings.model or index.identity["model"]
         if os.path.isabs(model) and not os.path.isdir(model):
             raise VectorIndexError(
@@ -117,11 +134,11 @@ def answer_queries(args: list[str]) -> None:
             )
         embedding = replace(EmbeddingSettings.of_index(index.identity), model=model)
         encoder = PassageEncoder(embedding, shared.device, shared.trust_remote_code)
-        join_index(shared.index, index, encoder)
-
-        # 3. Search
-        for line in encoder.notes() + encoder.warnings(settings.text):
+        encoder.join(shared.index, index)
+        for line in encoder.notes():
             print(line, file=sys.stderr)
+
+        # 2. Search: by vectors (dense), and with a `keyword_weight` also by words (hybrid)
         for query, vector in zip(settings.text, encoder.embed("query", settings.text)):
             hits = index.search_hybrid(query, vector, settings.top_k, settings.keyword_weight)
             if settings.json:

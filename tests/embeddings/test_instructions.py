@@ -114,10 +114,6 @@ def test_search_mteb_and_sentence_transformers_ask_in_the_same_way(instructed, e
     # Instructions of another kind get the separator that the model was trained with.
     template = choose_template(MTEBSettings(path, "unused"), model)
     assert template == "{instruction}[SEP] [CLS]"
-    given = EmbeddingSettings(path, query_prompt="Other words.", separator="special_tokens")
-    assert PassageEncoder(given, "cpu").identity["query_prompt"] == template.format(instruction="Other words.")
-    with pytest.raises(ValueError, match="`separator` is space without a `query_prompt` or `document_prompt`"):
-        EmbeddingSettings(path, separator="space")
 
 
 def test_another_separator_is_said_aloud(instructed):

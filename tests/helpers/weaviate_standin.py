@@ -23,6 +23,8 @@ from weaviate.proto.v1 import (
     weaviate_pb2_grpc,
 )
 
+from tests.helpers.bm25 import bm25
+
 
 OPERATORS = base_pb2.Filters
 HNSW = (
@@ -125,12 +127,17 @@ class FakeWeaviateServer(weaviate_pb2_grpc.WeaviateServicer):
     def Search(self, request, context):
         stored = self.objects[request.collection]
         # The cursor of the client's iterator goes through the ids in order.
+        scores = {}
         found = [(None, key) for key in sorted(stored) if not request.after or key > uuid.UUID(request.after)]
         near = request.near_vector.vectors[0].vector_bytes if request.near_vector.vectors else None
         near = near or request.near_vector.vector_bytes
         if near:
             query = np.array(struct.unpack(f"<{len(near) // 4}f", near))
             found = sorted((1 - float(query @ vector), key) for key, (_, vector) in stored.items())
+        if request.bm25_search.query:
+            texts = [properties["text"] for properties, _ in stored.values()]
+            scores = {key: bm25(request.bm25_search.query, number, texts) for number, key in enumerate(stored)}
+            found = [(None, key) for key in sorted(scores, key=lambda key: -scores[key]) if scores[key] > 0]
         names = request.properties.non_ref_properties
         results = [
             search_get_pb2.SearchResult(
@@ -140,7 +147,13 @@ class FakeWeaviateServer(weaviate_pb2_grpc.WeaviateServicer):
                     )
                 ),
                 metadata=search_get_pb2.MetadataResult(
-                    id=str(key), id_as_bytes=key.bytes, distance=distance, distance_present=distance is not None
+                    id=str(key),
+                    id_as_bytes=key.bytes,
+                    distance=distance,
+                    distance_present=distance is not None,
+                    score=scores.get(key),
+                    score_present=key in scores,
+                    vector_bytes=stored[key][1].astype("<f4").tobytes() if request.metadata.vector else b"",
                 ),
             )
             for distance, key in found[: request.limit]

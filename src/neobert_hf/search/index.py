@@ -1,13 +1,11 @@
-"""What a vector index stores and answers, whichever database is behind it: LanceDB in a folder, or a Weaviate server.
+"""A vector index, whichever database is behind it: LanceDB in a folder, or a collection of a Weaviate server.
 
 An index remembers how its vectors were made (its identity), since vectors of two models cannot be compared. With each
 document it stores the hash of the document's text, so that only documents that changed are embedded again. One process
 may write at a time.
 """
 
-import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -15,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from neobert_hf.common.fingerprints import check_same_settings
+from neobert_hf.search.passages import Passage
 
 
 # Passages that a hybrid search compares: this many nearest vectors, and as many that share words with the query.
@@ -24,25 +22,6 @@ CANDIDATES = 200
 
 class VectorIndexError(ValueError):
     """An index is missing, cannot be reached, or was made in another way."""
-
-
-@dataclass
-class Passage:
-    """A part of a document as it is stored.
-
-    Args:
-        source: the collection of documents that the document belongs to. Ids are unique within it.
-        number: position of the passage in the document, from 0.
-        count: how many passages the document has.
-        hash: of the whole document's text.
-    """
-
-    source: str
-    document: str
-    number: int
-    count: int
-    hash: str
-    text: str
 
 
 @dataclass
@@ -77,27 +56,26 @@ class VectorIndex(ABC):
         """The names of all sources that documents are from, sorted."""
 
     @abstractmethod
-    def add(self, passages: list[Passage], vectors: np.ndarray) -> None:
-        """Store new documents, each with all its passages; vectors (passages, dimension) have length 1."""
+    def write(self, passages: list[Passage], vectors: np.ndarray, replaced: list[str]) -> None:
+        """Store documents of one source, each with all its passages; vectors (passages, dimension) have length 1.
+
+        Args:
+            replaced: those of the documents that are stored already, with other passages.
+        """
 
     @abstractmethod
     def delete(self, source: str, documents: list[str]) -> None: ...
 
-    def replace(self, documents: list[str], passages: list[Passage], vectors: np.ndarray) -> None:
-        """Store documents of one source as `add` does, in the place of those that are stored already."""
-        self.delete(passages[0].source, documents)
-        self.add(passages, vectors)
-
     @abstractmethod
     def search(self, vector: np.ndarray, limit: int) -> list[Hit]:
-        """Return the passages that are nearest to a vector (dimension,), best first."""
+        """The passages that are nearest to a vector (dimension,), best first."""
 
+    @abstractmethod
     def match(self, text: str, vector: np.ndarray, limit: int) -> list[tuple[Hit, float]]:
-        """Return the passages that share words with a text, best first: each as `search` returns it, with its BM25."""
-        raise VectorIndexError("This database is searched by vectors only: use LanceDB, or `keyword_weight` 0.")
+        """The passages that share words with a text, best first: each as `search` returns it, with its BM25."""
 
     def search_hybrid(self, text: str, vector: np.ndarray, limit: int, keyword_weight: float) -> list[Hit]:
-        """Return the passages whose vectors are near and that share words with the query, best first.
+        """The passages whose vectors are near and that share words with the query, best first.
 
         The score is the cosine + `keyword_weight` x BM25 / the query's highest BM25. A sum of scores keeps how far one
         passage is ahead of the next, which a fusion of ranks discards (Bruch et al., 2023,
@@ -106,11 +84,13 @@ class VectorIndex(ABC):
         Args:
             text: the query as it was asked, without a prompt.
             vector: of the query (dimension,).
+            keyword_weight: 0 for the cosine alone.
         """
         if keyword_weight == 0:
             return self.search(vector, limit)
-        matching = self.match(text, vector, max(limit, CANDIDATES))
-        found = {(hit.source, hit.document, hit.number): hit for hit in self.search(vector, max(limit, CANDIDATES))}
+        candidates = max(limit, CANDIDATES)
+        found = {(hit.source, hit.document, hit.number): hit for hit in self.search(vector, candidates)}
+        matching = self.match(text, vector, candidates)
         for hit, keywords in matching:
             hit.score += keyword_weight * keywords / matching[0][1]
             found[hit.source, hit.document, hit.number] = hit
@@ -121,11 +101,11 @@ class VectorIndex(ABC):
         raise VectorIndexError("This database keeps no context of a contextual model: use LanceDB, or another model.")
 
     def read_context(self) -> torch.Tensor:
-        """The stored context; VectorIndexError if it is not there."""
+        """The stored context."""
         raise VectorIndexError("This database keeps no context.")
 
     def optimize(self) -> None:  # noqa: B027  (not every database needs it)
-        """Tidy up after many writes, and make what was written searchable by its words."""
+        """Tidy up after all writes of a run."""
 
     def close(self) -> None:  # noqa: B027
         """Disconnect from the server."""
@@ -153,20 +133,3 @@ def open_index(name: str, weaviate_url: str | None = None, weaviate_grpc_port: i
     if weaviate_url is None:
         return module.LanceDBIndex(Path(name))
     return module.WeaviateIndex(name, weaviate_url, weaviate_grpc_port)
-
-
-def check_identity(index: str, stored: dict, current: dict) -> None:
-    """Refuse vectors that cannot be compared with those of an index.
-
-    The model's name may differ, since a folder can be moved: the fingerprint is what counts.
-    """
-    # In the form that is stored: a model with several pooling modes has a tuple of them, which JSON turns into a list.
-    current = json.loads(json.dumps(current))
-    advice = f"Use {stored['model']} and the settings of the index, or make another index."
-    check_same_settings(f"The index {index}", stored | {"model": None}, current | {"model": None}, advice)
-
-
-def portions(items: list, size: int) -> Iterator[list]:
-    """Cut a list into pieces of `size` items; the last one may be shorter."""
-    for start in range(0, len(items), size):
-        yield items[start : start + size]

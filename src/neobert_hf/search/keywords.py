@@ -11,8 +11,8 @@ from lancedb.index import FTS
 from lancedb.query import MatchQuery
 
 from neobert_hf.search.encoder import PassageEncoder
-from neobert_hf.search.index import Passage
 from neobert_hf.search.lancedb_index import LanceDBIndex
+from neobert_hf.search.passages import Passage
 
 
 def bm25_search(documents: list[str]) -> Callable[[str, int], list[tuple[int, float]]]:
@@ -59,7 +59,7 @@ def hybrid_ndcg(
         index = LanceDBIndex(Path(folder))
         index.create(encoder.identity)
         passages = [Passage("", str(number), 0, 1, "", text) for number, text in enumerate(documents)]
-        index.add(passages, encoder.embed("document", documents))
+        index.write(passages, encoder.embed("document", documents), replaced=[])
         index.optimize()
         vectors = encoder.embed("query", queries)
 

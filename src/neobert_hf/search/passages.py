@@ -1,8 +1,30 @@
-"""Cutting long documents into passages that are short enough for a model to read whole."""
+"""Passages: parts of a document that are short enough for a model to read whole."""
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerFast
+
+
+@dataclass
+class Passage:
+    """A part of a document as it is stored.
+
+    Args:
+        source: the collection of documents that the document belongs to. Ids are unique within it.
+        document: the id of the document.
+        number: position of the passage in the document, from 0.
+        count: how many passages the document has.
+        hash: of the whole document's text.
+        text: of the passage.
+    """
+
+    source: str
+    document: str
+    number: int
+    count: int
+    hash: str
+    text: str
 
 
 def split_passages(text: str, tokenizer: PreTrainedTokenizerFast, size: int, overlap: int) -> list[str]:
@@ -12,10 +34,9 @@ def split_passages(text: str, tokenizer: PreTrainedTokenizerFast, size: int, ove
 
     Args:
         text: is returned as it is if it fits.
-        tokenizer: of the model.
         size: tokens of a passage, without special tokens.
         overlap: tokens that neighbours share. They share a few more where the overlap would begin inside a word, and
-            fewer where the next passage would be the same again.
+            fewer where the next word would not fit.
     """
     if not 0 <= overlap < size:
         raise ValueError(
@@ -23,30 +44,23 @@ def split_passages(text: str, tokenizer: PreTrainedTokenizerFast, size: int, ove
             "(`passage_tokens` without special tokens and prompt)."
         )
     encoding = tokenizer(text, add_special_tokens=False, return_attention_mask=False, verbose=False).encodings[0]
-    words, offsets = encoding.word_ids, encoding.offsets
-    word_starts = [token for token, word in enumerate(words) if token == 0 or word != words[token - 1]]
+    words = encoding.word_ids
+    if len(words) <= size:
+        return [text]
+    cuts = []  # The tokens at which a passage may begin or end.
+    for token, word in enumerate(words):
+        if token == 0 or word != words[token - 1] or token - cuts[-1] == size:
+            cuts.append(token)
+    cuts.append(len(words))
+    # A passage begins with the space before its first word, which RoBERTa's tokenizer reads as a part of the word.
+    places = [0, *(encoding.offsets[cut - 1][1] for cut in cuts[1:-1]), len(text)]
 
-    # RoBERTa's tokenizer reads a word after a space as other tokens, perhaps fewer, than the same word alone. It leaves
-    # the space out of the offsets, so a passage that began at the word could be longer than `size`.
-    space_counts = (
-        tokenizer(" a", add_special_tokens=False).input_ids != tokenizer("a", add_special_tokens=False).input_ids
-    )
-
-    def beginning(token: int) -> int:
-        return offsets[token - 1][1] if token and space_counts else offsets[token][0]
-
-    def word_starts_between(after: int, last: int) -> list[int]:
-        return word_starts[bisect_right(word_starts, after) : bisect_right(word_starts, last)]
-
-    passages, start = [], 0
-    while len(words) - start > size:
-        end = max(word_starts_between(start, start + size), default=start + size)
-        passages.append(text[beginning(start) : offsets[end - 1][1]])
-        # The next passage must begin later than this one, even if that makes the overlap shorter. It must also end
-        # later: if the next word is so long that no passage with an overlap can hold it, there is no overlap.
-        place = bisect_right(word_starts, end)
-        following = word_starts[place] if place < len(word_starts) else len(words)
-        candidates = [token for token in word_starts_between(start, end) if following - token <= size]
-        far_enough_back = [token for token in candidates if token <= end - overlap]
-        start = max(far_enough_back, default=min(candidates, default=end))
-    return [*passages, text[beginning(start) :]] if passages else [text]
+    passages, first, last = [], 0, 0
+    while last < len(cuts) - 1:
+        last = bisect_right(cuts, cuts[first] + size) - 1
+        passages.append(text[places[first] : places[last]])
+        if last < len(cuts) - 1:
+            # The next one begins later than this one, and holds the next word.
+            with_overlap = bisect_right(cuts, cuts[last] - overlap) - 1
+            first = max(first + 1, with_overlap, bisect_left(cuts, cuts[last + 1] - size))
+    return passages

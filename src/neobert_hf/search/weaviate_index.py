@@ -12,61 +12,45 @@ from urllib.parse import urlsplit
 import numpy as np
 import weaviate
 from weaviate.classes.config import Configure, DataType, Property, Tokenization, VectorDistances
-from weaviate.classes.data import DataObject
 from weaviate.classes.init import Auth
 from weaviate.classes.query import Filter, MetadataQuery
 from weaviate.exceptions import WeaviateBaseError
 from weaviate.util import generate_uuid5
 
-from neobert_hf.search.index import Hit, Passage, VectorIndex, VectorIndexError, portions
+from neobert_hf.search.index import Hit, VectorIndex, VectorIndexError
+from neobert_hf.search.passages import Passage
 
 
 IDENTITY_KEY = "neobert_hf"  # A key of the collection's description, which is JSON.
+FOUND = ["source", "document", "number", "text"]
 
 
 class WeaviateIndex(VectorIndex):
     """A collection whose objects are passages; see `open_index`."""
 
     def __init__(self, name: str, url: str, grpc_port: int):
-        # The server would capitalise the first letter, and later calls would look for the name as it is given.
-        if not (name.isidentifier() and name.isascii() and name[0].isupper()):
-            raise VectorIndexError(
-                f"{name!r} is not a name for a Weaviate collection: use a capital letter, then letters, digits and _."
-            )
         self.client = _connect(url, grpc_port)
-        try:
-            exists = self.client.collections.exists(name)
-            self.collection = self.client.collections.get(name)
-            self.identity = self._read_identity() if exists else None
-        except BaseException:
-            self.client.close()
-            raise
-
-    def _read_identity(self) -> dict:
-        # Of the request that makes the collection, only the description can hold text of our own.
-        description = self.collection.config.get(simple=True).description
-        try:
-            return json.loads(description or "")[IDENTITY_KEY]
-        except (json.JSONDecodeError, KeyError, TypeError):
-            raise VectorIndexError(
-                f"The collection {self.collection.name} was made by another program: choose another name."
-            ) from None
+        self.collection = self.client.collections.get(name)
+        self.identity = None
+        if self.client.collections.exists(name):
+            # Of the request that makes the collection, only the description can hold text of our own.
+            description = self.collection.config.get(simple=True).description or ""
+            if IDENTITY_KEY not in description:
+                self.client.close()
+                raise VectorIndexError(f"The collection {name} was made by another program: choose another name.")
+            self.identity = json.loads(description)[IDENTITY_KEY]
 
     def create(self, identity: dict) -> None:
-        # A "field" is compared as a whole and not by its words.
-        compared = {"data_type": DataType.TEXT, "tokenization": Tokenization.FIELD}
-        stored = {"data_type": DataType.TEXT, "index_filterable": False, "index_searchable": False}
         hnsw = Configure.VectorIndex.hnsw(distance_metric=VectorDistances.COSINE)
+        # Ids are compared as a whole and not by their words.
+        ids = {"data_type": DataType.TEXT, "tokenization": Tokenization.FIELD}
         self.collection = self.client.collections.create(
             self.collection.name,
             description=json.dumps({IDENTITY_KEY: identity}),
             properties=[
-                Property(name="source", **compared),
-                Property(name="document", **compared),
-                Property(name="number", data_type=DataType.INT),
-                Property(name="count", data_type=DataType.INT),
-                Property(name="hash", **stored),
-                Property(name="text", **stored),
+                *(Property(name=name, **ids) for name in ("source", "document", "hash")),
+                *(Property(name=name, data_type=DataType.INT) for name in ("number", "count")),
+                Property(name="text", data_type=DataType.TEXT),
             ],
             vector_config=Configure.Vectors.self_provided(vector_index_config=hnsw),
         )
@@ -90,29 +74,37 @@ class WeaviateIndex(VectorIndex):
         rows = self.collection.iterator(return_properties=["source"], cache_size=1000)
         return sorted({row.properties["source"] for row in rows})
 
-    def add(self, passages: list[Passage], vectors: np.ndarray) -> None:
-        for some in portions(list(zip(passages, vectors)), 100):
-            failed = self.collection.data.insert_many([_data_object(*pair) for pair in some]).errors
-            if failed:
-                error = next(iter(failed.values()))
-                raise VectorIndexError(f"Weaviate refused {len(failed)} of {len(some)} passages: {error.message}")
+    def write(self, passages: list[Passage], vectors: np.ndarray, replaced: list[str]) -> None:
+        self.delete(passages[0].source, replaced)
+        with self.collection.batch.fixed_size(100) as batch:
+            for passage, vector in zip(passages, vectors):
+                # The same passage always gets the same id, so writing it again makes no second object.
+                key = generate_uuid5(json.dumps([passage.source, passage.document, passage.number]))
+                batch.add_object(asdict(passage), uuid=key, vector=vector.tolist())
+        if failed := self.collection.batch.failed_objects:
+            raise VectorIndexError(f"Weaviate refused {len(failed)} of {len(passages)} passages: {failed[0].message}")
 
     def delete(self, source: str, documents: list[str]) -> None:
-        for some in portions(documents, 100):
-            where = Filter.by_property("source").equal(source) & Filter.by_property("document").contains_any(some)
+        for start in range(0, len(documents), 100):
+            some = Filter.by_property("document").contains_any(documents[start : start + 100])
             # The server deletes only a limited number at once.
+            where = Filter.by_property("source").equal(source) & some
             while (result := self.collection.data.delete_many(where)).matches:
                 if result.failed:
                     raise VectorIndexError(f"Weaviate could not delete {result.failed} of {result.matches} passages.")
 
     def search(self, vector: np.ndarray, limit: int) -> list[Hit]:
-        result = self.collection.query.near_vector(
-            vector.tolist(),
-            limit=limit,
-            return_properties=["source", "document", "number", "text"],
-            return_metadata=MetadataQuery(distance=True),
-        )
+        asked = {"return_properties": FOUND, "return_metadata": MetadataQuery(distance=True)}
+        result = self.collection.query.near_vector(vector.tolist(), limit=limit, **asked)
         return [Hit(score=1 - found.metadata.distance, **found.properties) for found in result.objects]
+
+    def match(self, text: str, vector: np.ndarray, limit: int) -> list[tuple[Hit, float]]:
+        asked = {"return_properties": FOUND, "return_metadata": MetadataQuery(score=True), "include_vector": True}
+        result = self.collection.query.bm25(text, query_properties=["text"], limit=limit, **asked)
+        return [
+            (Hit(score=float(np.dot(found.vector["default"], vector)), **found.properties), found.metadata.score)
+            for found in result.objects
+        ]
 
     def close(self) -> None:
         self.client.close()
@@ -136,9 +128,3 @@ def _connect(url: str, grpc_port: int) -> weaviate.WeaviateClient:
         )
     except WeaviateBaseError as error:
         raise VectorIndexError(f"No Weaviate server answers at {url} with gRPC port {grpc_port}: {error}") from error
-
-
-def _data_object(passage: Passage, vector: np.ndarray) -> DataObject:
-    # The same passage always gets the same id, so writing it again makes no second object.
-    key = json.dumps([passage.source, passage.document, passage.number])
-    return DataObject(properties=asdict(passage), uuid=generate_uuid5(key), vector=vector.tolist())

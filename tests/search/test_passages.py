@@ -1,0 +1,71 @@
+"""Passages: they fit into the model, cover the text and overlap at words."""
+
+from pydoc_data.topics import topics
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast
+
+from neobert_hf.search.passages import split_passages
+from tests.helpers.properties import reproducible
+from tests.helpers.word_tokenizer import word_tokenizer
+
+
+TEXT = " ".join(" ".join(topics.values()).split()[:3000])
+TOKENIZER = word_tokenizer(" ".join(topics.values()).lower(), 600, max_length=64)
+
+
+def tokens(text: str) -> int:
+    return len(TOKENIZER(text, add_special_tokens=False)["input_ids"])
+
+
+def cut_by_words(words: list[str], lengths: list[int], size: int, overlap: int) -> list[str]:
+    """As many whole words as fit, each from the last word with `overlap` tokens up to the end before."""
+    passages, start = [], 0
+    while sum(lengths[start:]) > size:
+        end = max(end for end in range(start + 1, len(words) + 1) if sum(lengths[start:end]) <= size)
+        passages.append(" ".join(words[start:end]))
+        again = [word for word in range(start + 1, end + 1) if sum(lengths[word:end]) >= overlap]
+        start = max(again, default=start + 1)
+    return [*passages, " ".join(words[start:])]
+
+
+# Words of one to eight tokens.
+WORDS = st.lists(st.sampled_from("the value of a qq xyzq zqqqqqqx print 17 is".split()), min_size=1, max_size=90)
+
+
+@reproducible(40)
+@given(WORDS, st.integers(14, 60), st.integers(0, 5))
+def test_passages_are_those_of_a_plain_loop(words, size, overlap):
+    found = split_passages(" ".join(words), TOKENIZER, size, overlap)
+    assert [passage.strip() for passage in found] == cut_by_words(
+        words, [tokens(word) for word in words], size, overlap
+    )
+
+
+def test_passages_fit_and_cover_the_text():
+    passages = split_passages(TEXT, TOKENIZER, 20, 0)
+    assert "".join(passages) == TEXT and len(passages) > 50 and max(map(tokens, passages)) <= 20
+
+
+def test_passages_of_tokenizers_like_robertas_fit():
+    """Without the space before it, a word is more tokens."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.train_from_iterator([TEXT], trainers.BpeTrainer(vocab_size=400, show_progress=False))
+    tokenizer.post_processor = processors.ByteLevel(trim_offsets=True)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+    passages = split_passages(TEXT, tokenizer, 12, 4)
+    assert max(len(tokenizer(passage).input_ids) for passage in passages) == 12
+
+
+def test_short_texts_stay_and_longer_words_are_cut():
+    assert split_passages(" short text\n", TOKENIZER, 20, 5) == [" short text\n"]
+    word = "".join(f"{i:02d}" for i in range(45))
+    passages = split_passages(f"before {word} after", TOKENIZER, 20, 5)
+    assert len(passages) > 2 and word in "".join(dict.fromkeys(split_passages(word, TOKENIZER, 20, 0)))
+    for overlap in (20, -1):
+        with pytest.raises(ValueError, match=f"`overlap` is {overlap}"):
+            split_passages("text", TOKENIZER, 20, overlap)
