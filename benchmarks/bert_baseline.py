@@ -78,7 +78,7 @@ def main(args: list[str] | None = None) -> None:
 
     # 2. The model, and the point where an interrupted run resumes
     config = bert_config(own.neobert, architecture, data.tokenizer.pad_token_id)
-    stored = checkpoint_settings(architecture, settings, arguments, data.manifests)
+    stored = checkpoint_settings(architecture.given(), settings, arguments, data.manifests)
     stored |= {"bert": json.loads(config.to_json_string())}
     resume, progress = newest_checkpoint(output, stored)
     if progress is not None:

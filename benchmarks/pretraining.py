@@ -87,7 +87,7 @@ def prepare(text: Path, data: Path) -> None:
             f"--source {text}/validation.parquet --max_length 64 --long_documents split --max_documents 60",
         ),
     ):
-        flags += f" --tokenizer {data}/tokenizer --output_dir {data}/{name} --documents_per_shard 1000 --num_proc 2"
+        flags += f" --tokenizer {data}/tokenizer --output_dir {data}/{name} --documents_per_shard 1000"
         run("prepare_data.py", flags, data / "log.txt")
 
 

@@ -8,6 +8,7 @@ After an interruption, run the same command again: it resumes from the newest co
 `output_dir` gets checkpoints, `model/` (with tokenizer, for `from_pretrained`), `curves.png` and `log.json`.
 """
 
+import math
 from pathlib import Path
 
 from transformers import set_seed
@@ -15,19 +16,22 @@ from transformers import set_seed
 from neobert_hf.common.files import write_json
 from neobert_hf.common.script_errors import run_script
 from neobert_hf.common.settings import parse_config
+from neobert_hf.configuration_neobert import NeoBERTConfig
 from neobert_hf.data.batches import DataArguments
+from neobert_hf.modeling_neobert import NeoBERTForMaskedLM
 from neobert_hf.training.launching import check_launch, end_processes, training_folder
 from neobert_hf.training.pretraining import (
-    build_model,
+    architecture_of,
+    build_config,
     checkpoint_settings,
-    complete_architecture,
     find_source,
+    load_model,
     plot_curves,
     read_data,
 )
 from neobert_hf.training.pretraining_arguments import ModelArguments, PretrainingArguments
 from neobert_hf.training.pretraining_trainer import MLMTrainer
-from neobert_hf.training.run_checkpoints import newest_checkpoint, step_of
+from neobert_hf.training.run_checkpoints import complete_checkpoints, newest_checkpoint
 
 
 def main(args: list[str] | None = None) -> None:
@@ -41,22 +45,28 @@ def main(args: list[str] | None = None) -> None:
 
 
 def pretrain(architecture: ModelArguments, settings: DataArguments, arguments: PretrainingArguments) -> None:
-    # 2. Data, and the architecture, which is taken from `init_from` if that is given
+    # 2. Data, and the number of steps, if it was given as passes over them
     output = Path(arguments.output_dir)
-    architecture = complete_architecture(architecture, settings, output)
     data = read_data(settings, arguments)
+    if arguments.max_steps < 0:
+        micro_batches = data.train.sampler.micro_batches_in(arguments.num_train_epochs)
+        arguments.max_steps = math.ceil(micro_batches / arguments.gradient_accumulation_steps / arguments.world_size)
 
-    # 3. The checkpoint to resume from, if there is one
-    stored = checkpoint_settings(architecture, settings, arguments, data.manifests)
+    # 3. The checkpoint to resume from, if there is one; it must have been trained with the same settings
+    started = complete_checkpoints(output)
+    source = None if started else find_source(settings)
+    if started:
+        config = NeoBERTConfig.from_pretrained(started[-1])
+    else:
+        config = build_config(architecture, settings, data, source)
+    stored = checkpoint_settings(architecture_of(config, architecture), settings, arguments, data.manifests)
     resume, progress = newest_checkpoint(output, stored)
     if resume is not None:
         data.train.sampler.cursor = progress.cursor
 
-    # 4. The model. When a run is resumed the Trainer loads the weights, unless there is nothing left to train
-    source = find_source(settings) if resume is None else None
-    finished = resume is not None and step_of(resume) == arguments.max_steps
+    # 4. The model; when a run is resumed, the Trainer loads the weights
     set_seed(arguments.seed)
-    model = build_model(architecture, settings, data, resume or source, weights=resume is None or finished)
+    model = NeoBERTForMaskedLM(config) if source is None else load_model(source, config, data)
 
     # 5. Training
     optimizer_from = source if settings.continue_optimizer else None
@@ -66,10 +76,10 @@ def pretrain(architecture: ModelArguments, settings: DataArguments, arguments: P
     check_launch(trainer.accelerator)
     if trainer.is_world_process_zero():
         print(
-            f"{model.num_parameters():,} parameters; {arguments.world_size} x {arguments.device.type}, engine "
-            f"{trainer.accelerator.distributed_type.value}; {arguments.gradient_accumulation_steps} micro-batches of "
-            f"{settings.micro_batch_tokens:,} tokens per step and process; attention: {trainer.attention}; peak "
-            f"{trainer.peak / 1e12:.2f} TFLOP/s per device ({trainer.peak_source}); "
+            f"{model.num_parameters():,} parameters; {arguments.max_steps:,} steps; {arguments.world_size} x "
+            f"{arguments.device.type}, engine {trainer.accelerator.distributed_type.value}; "
+            f"{arguments.gradient_accumulation_steps} micro-batches of {settings.micro_batch_tokens:,} tokens per step "
+            f"and process; attention: {config._attn_implementation}; "
             + (f"resuming from {resume}" if resume else f"starting from {source or 'random weights'}"),
             flush=True,
         )

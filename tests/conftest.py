@@ -2,7 +2,6 @@ import gc
 import json
 import os
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from pydoc_data.topics import topics
 
@@ -99,16 +98,12 @@ def corpus(tmp_path_factory) -> Path:
 def prepared(corpus) -> Path:
     """The folder `corpus` with the shards of both files: `train` (5 of them) and `validation`."""
     # Not at the top: a test that needs no run should not import all that runs need.
-    from neobert_hf.data import preparing
     from tests.helpers.pretraining_runs import to_flags
 
     prepare_data = load_example("prepare_data")
     for name in ("train", "validation"):
         flags = {"source": f"{corpus / name}.jsonl", "tokenizer": corpus / "tokenizer", "output_dir": corpus / name}
-        with pytest.MonkeyPatch.context() as patch:
-            # Threads for workers: to start processes takes longer than the work.
-            patch.setattr(preparing, "start_workers", ThreadPoolExecutor)
-            prepare_data.main(to_flags(flags | {"documents_per_shard": 100}))
+        prepare_data.main(to_flags(flags | {"documents_per_shard": 100}))
     return corpus
 
 

@@ -120,7 +120,7 @@ def make_commands(folder: Path) -> dict[str, Command]:
     pretrain = small_flags(folder / "prepared", Path("unused"), **changes)[2:]
     labelled = task_runs.flags(Path("unused"), folder / "glue_encoder", folder / "labelled.csv", eval_steps=4)[2:]
     return {
-        "prepare_data": Command("prepare_data", to_flags(prepare | {"num_proc": 2}), ("*.arrow", "tokenizer/*")),
+        "prepare_data": Command("prepare_data", to_flags(prepare), ("*.arrow", "tokenizer/*")),
         "pretrain": Command("pretrain", pretrain, MODEL),
         "padded": Command("pretrain", [*pretrain, "--layout", "padded"], MODEL),
         "finetune_embeddings": Command("finetune_embeddings", embedding_runs.to_flags("dense", dense), MODEL),

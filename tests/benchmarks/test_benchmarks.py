@@ -173,7 +173,7 @@ def test_bert_is_pretrained_as_neobert_was(tmp_path, monkeypatch):
     start = save_encoder(tmp_path / "start", word_tokenizer(" ".join(topics.values()), 300, 32))
     data = tmp_path / "data"
     Dataset.from_list([{"text": text} for text in topics.values()]).to_parquet(tmp_path / "text.parquet")
-    source = f"--source {tmp_path}/text.parquet --tokenizer {start} --max_length 32 --num_proc 1 --held_out_share 0.2"
+    source = f"--source {tmp_path}/text.parquet --tokenizer {start} --max_length 32 --held_out_share 0.2"
     for part in ("train", "held_out"):
         load_example("prepare_data").main([*source.split(), "--part", part, "--output_dir", f"{data}/{part}"])
     flags = f"--neobert {start} --config configs/pretrain/small.yaml --train_data {data}/train"

@@ -2,11 +2,9 @@
 
 import re
 import shutil
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from neobert_hf.data import preparing
 from tests.helpers.models import ROOT
 from tests.helpers.pages import blocks_of, links_of, pages
 
@@ -18,7 +16,6 @@ PRETRAINING = (
 )
 TASK = "--max_length 32 --max_steps 2 --eval_steps 1 --per_device_train_batch_size 4"
 REDUCED = {
-    "prepare_data": "--num_proc 1",
     "pretrain": PRETRAINING,
     "finetune_embeddings": "--max_steps 2 --eval_steps 2 --per_device_train_batch_size 8 --report_to none",
     # A teacher that is there, in place of one on the Hub.
@@ -79,9 +76,8 @@ def test_tag_and_answer(guide_runner, workplace, capsys):
         assert (workplace / "runs" / picture).stat().st_size > 5_000
 
 
-def test_pretrain_and_adapt(guide_runner, workplace, monkeypatch):
+def test_pretrain_and_adapt(guide_runner, workplace):
     """Adapting starts from the run before it."""
-    monkeypatch.setattr(preparing, "start_workers", ThreadPoolExecutor)
     for name in ("runs/tiny", "runs/domain"):
         shutil.rmtree(workplace / name)
     run(guide_runner, "guides/pretrain.md")

@@ -92,17 +92,17 @@ def rows_of(train: MicroBatches, keys: list, data: DataArguments) -> list[tuple[
     """Ids and labels of each sequence within which tokens attend to each other."""
     documents = [train.collator.mask(row["input_ids"], row["key"]) for row in train.documents.__getitems__(keys)]
     rows = [(document["input_ids"], document["labels"]) for document in documents]
+    if data.layout == "naive":
+        joined = [torch.cat(parts) for parts in zip(*rows)]
+        whole = len(joined[0]) // data.max_length * data.max_length
+        rows = list(zip(*(part[: whole or None].split(data.max_length) for part in joined)))
     if all(label == -100 for _, labels in rows for label in labels.tolist()):
-        # Something is to be predicted in every batch: the ordinary token in the middle of its first document.
+        # Something is to be predicted in every batch: the ordinary token in the middle of its first row.
         (ids, labels), tokenizer = rows[0], train.collator.tokenizer
         ordinary = [place for place, token in enumerate(ids.tolist()) if token not in tokenizer.all_special_ids]
         place = ordinary[len(ordinary) // 2]
         labels[place], ids[place] = ids[place].item(), tokenizer.mask_token_id
-    if data.layout != "naive":
-        return rows
-    joined = [torch.cat(parts) for parts in zip(*rows)]
-    whole = len(joined[0]) // data.max_length * data.max_length
-    return list(zip(*(part[: whole or None].split(data.max_length) for part in joined)))
+    return rows
 
 
 def masked_losses(weights: dict[str, torch.Tensor], config, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

@@ -63,7 +63,6 @@ SMALL = {
     "logging_steps": 1,
     "save_steps": 3,
     "report_to": "none",
-    "peak_tflops": 0.1,
 }
 
 

@@ -4,11 +4,10 @@ import pytest
 from transformers import TrainingArguments
 from transformers.utils import is_torch_bf16_gpu_available
 
-from neobert_hf.data.batches import DataArguments
 from neobert_hf.embeddings.arguments import EmbeddingArguments
 from neobert_hf.training.arguments import result_settings
 from neobert_hf.training.fine_tuning import FineTuningArguments
-from neobert_hf.training.pretraining_arguments import UNUSED, PretrainingArguments
+from neobert_hf.training.pretraining_arguments import PretrainingArguments
 
 
 def settings(**changes) -> dict:
@@ -59,27 +58,6 @@ def test_what_a_recipe_leaves_out_does_not_count():
     assert settings().keys() - result_settings(arguments, leave_out={"seed", "optim"}).keys() == {"seed", "optim"}
 
 
-def test_checkpoints_of_pretraining_store_these_names():
-    """As they have since the first checkpoints: another name here would refuse to resume all of them."""
-    arguments = PretrainingArguments("runs", use_cpu=True, bf16=False)
-    assert result_settings(arguments, leave_out=set(UNUSED)) == {
-        "optimizer": "adamw",
-        "schedule": "cosine_to_floor",
-        "learning_rate": 6e-4,
-        "warmup_steps": 2000,
-        "max_steps": 1_000_000,
-        "weight_decay": 0.1,
-        "decay_norms_and_biases": True,
-        "adam_beta1": 0.9,
-        "adam_beta2": 0.95,
-        "adam_epsilon": 1e-8,
-        "max_grad_norm": 1.0,
-        "bf16": False,
-        "fp16": False,
-        "seed": 42,
-    }
-
-
 @pytest.mark.parametrize(
     "changes",
     [{"auto_find_batch_size": True}, {"save_only_model": True}, {"optim": "sgd"}, {"resume_from_checkpoint": "a"}],
@@ -95,11 +73,3 @@ def test_the_precision_follows_the_hardware(kind):
     assert kind("runs").bf16 is is_torch_bf16_gpu_available()
     assert kind("runs", use_cpu=True).bf16 is False
     assert kind("runs", use_cpu=True, bf16=True).bf16 is True
-
-
-@pytest.mark.parametrize("name", ["mlm_probability", "mask_replace_prob", "random_replace_prob"])
-def test_shares_that_are_none_are_refused(name):
-    """15 in place of 0.15 would mask every token."""
-    for value in (-0.1, 15):
-        with pytest.raises(ValueError, match=name):
-            DataArguments(["data"], 64, **{name: value})

@@ -63,10 +63,8 @@ def test_several_processes_compile(flags, tmp_path, start):
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-@pytest.mark.parametrize("name", ["adamw", "adam"])
-def test_adam_is_fused_on_cuda(monkeypatch, name, device):
-    settings = {"weight_decay": 0.0} if name == "adam" else {}
-    arguments = PretrainingArguments("unused", optimizer=name, use_cpu=True, bf16=False, **settings)
+def test_adamw_is_fused_on_cuda(monkeypatch, device):
+    arguments = PretrainingArguments("unused", use_cpu=True, bf16=False)
     monkeypatch.setattr(PretrainingArguments, "device", torch.device(device))
     optimizer = build_optimizer(small_model(), arguments)
     assert optimizer.defaults["fused"] is (True if device == "cuda" else None)

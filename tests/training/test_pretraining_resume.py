@@ -14,7 +14,6 @@ from neobert_hf.common.fingerprints import SettingsMismatch
 from neobert_hf.data.batches import DataArguments, Documents
 from neobert_hf.training.pretraining import find_source
 from neobert_hf.training.run_checkpoints import COMPLETE, CheckpointError, complete_checkpoints
-from tests.helpers.models import ROOT
 from tests.helpers.pretraining_runs import assert_same_weights, pretrain, run, start
 
 
@@ -225,15 +224,13 @@ def test_processes_draw_dropout_of_their_own(flags, monkeypatch):
 
 def test_second_stage_from_something_else_is_refused(flags, prepared, tmp_path):
     run(flags(output_dir=tmp_path / "first", max_steps=2, save_steps=1))
-    with pytest.raises(ValueError, match="another architecture. hidden_size: 32 there, 64 now"):
+    with pytest.raises(ValueError, match="`hidden_size` is 64"):
         pretrain.main(flags(init_from=tmp_path / "first", hidden_size=64))
-    with pytest.raises(ValueError, match="`init_from` is .*bert', of the type 'bert'; it must be a masked language"):
-        pretrain.main(flags(init_from=ROOT / "benchmarks/models/bert", output_dir=tmp_path / "of_bert"))
     with pytest.raises(CheckpointError, match="is not a complete checkpoint"):
         pretrain.main(flags(init_from=tmp_path / "first" / "model", continue_optimizer=True))
     with pytest.raises(ValueError, match="needs `init_from`"):
         pretrain.main(flags(continue_optimizer=True))
-    with pytest.raises(ValueError, match="`optimizer` was 'adamw'; it is 'muon' now. Set it to the same"):
+    with pytest.raises(ValueError, match="needs the `optimizer` of .*'adamw', .* this run has 'muon'"):
         pretrain.main(flags(init_from=tmp_path / "first", continue_optimizer=True, optimizer="muon"))
     file = tmp_path / "first" / "model" / "tokenizer.json"
     tokenizer = json.loads(file.read_text())
@@ -245,12 +242,11 @@ def test_second_stage_from_something_else_is_refused(flags, prepared, tmp_path):
     # As if it had been interrupted.
     shutil.rmtree(tmp_path / "first" / "checkpoint-2")
     shutil.rmtree(tmp_path / "first" / "model")
-    with pytest.raises(ValueError, match="has reached only step 1 of 2"):
-        pretrain.main(flags(init_from=tmp_path / "first"))
-    with pytest.raises(FileNotFoundError, match="holds neither a checkpoint nor a model"):
-        pretrain.main(flags(init_from=prepared))
-    with pytest.raises(FileNotFoundError, match="`init_from` is .*/nowhere', but there is no such file or folder"):
-        pretrain.main(flags(init_from=tmp_path / "nowhere"))
+    for name in ("first", "nowhere"):
+        with pytest.raises(FileNotFoundError, match=f"`init_from` is .*{name}"):
+            pretrain.main(flags(init_from=tmp_path / name))
+    with pytest.raises(CheckpointError, match="first is not a complete checkpoint"):
+        pretrain.main(flags(init_from=tmp_path / "first", continue_optimizer=True))
 
 
 def test_a_checkpoint_of_another_engine_is_refused(flags, interrupted, tmp_path):

@@ -4,7 +4,6 @@ import copy
 import json
 import math
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from itertools import count, islice
 
 import numpy as np
@@ -16,13 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, set_seed
 
-from neobert_hf.data import preparing
+from neobert_hf import NeoBERTForMaskedLM
 from neobert_hf.data.batches import DataArguments, Documents, MLMBatchSampler
 from neobert_hf.data.collator import MLMCollator
 from neobert_hf.data.preparing import PrepareArguments
 from neobert_hf.data.shards import load_shards
 from neobert_hf.training.optimizers import build_optimizer, build_schedule
-from neobert_hf.training.pretraining import build_model, checkpoint_settings, read_data
+from neobert_hf.training.pretraining import build_config, read_data
 from neobert_hf.training.pretraining_arguments import ModelArguments, PretrainingArguments
 from neobert_hf.training.pretraining_trainer import MLMTrainer
 from tests.helpers.examples import load_example
@@ -36,7 +35,7 @@ prepare_data = load_example("prepare_data")
 
 
 def arguments_with(values: dict) -> PretrainingArguments:
-    fixed = {"output_dir": "unused", "use_cpu": True, "bf16": False, "report_to": "none", "peak_tflops": 0.1}
+    fixed = {"output_dir": "unused", "use_cpu": True, "bf16": False, "report_to": "none"}
     return PretrainingArguments(**fixed | values)
 
 
@@ -64,17 +63,15 @@ adam = {
     "adam_beta2": st.floats(0, 0.999),
     "adam_epsilon": st.floats(1e-12, 1),
 }
-decays = {"adamw": st.floats(0, 2), "adam": st.just(0.0)}
 
 
-@pytest.mark.parametrize("optimizer", decays)
-def test_optimizers(optimizer):
+def test_optimizers():
     """In float64, where formula and library agree to the last digits; in float32 the weights stay finite, too."""
 
     @reproducible(60)
-    @given(st.fixed_dictionaries(adam | {"weight_decay": decays[optimizer]}), st.booleans())
+    @given(st.fixed_dictionaries(adam | {"weight_decay": st.floats(0, 2)}), st.booleans())
     def check(values, everything):
-        arguments = arguments_with(values | {"optimizer": optimizer, "decay_norms_and_biases": everything})
+        arguments = arguments_with(values | {"decay_norms_and_biases": everything})
         torch.manual_seed(0)
         model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.LayerNorm(4)).double()
         single = copy.deepcopy(model).float()
@@ -259,16 +256,10 @@ def test_pretraining(prepared, tmp_path):
         arguments.gradient_accumulation_steps = data.accumulation_steps(1)
         material = read_data(data, arguments)
         set_seed(arguments.seed)
-        model = build_model(ModelArguments(**architecture), data, material, None).double()
+        model = NeoBERTForMaskedLM(build_config(ModelArguments(**architecture), data, material, None)).double()
         weights = {name: weight.detach().clone().requires_grad_() for name, weight in model.named_parameters()}
         expected = list(plain_pretraining(material.train, data, arguments, model.config, weights))
-        stored = checkpoint_settings(ModelArguments(**architecture), data, arguments, material.manifests)
-        trainer = MLMTrainer(model, arguments, material, stored)
-        if any(math.isnan(step.loss) for step in expected):
-            with pytest.raises(ValueError, match="num_items_in_batch"):
-                # No token of a step was masked.
-                trainer.train()
-            return
+        trainer = MLMTrainer(model, arguments, material, settings={})
         trainer.train()
         log = [entry for entry in trainer.state.log_history if "grad_norm" in entry]
         # Steps, or below 1 a share of the three.
@@ -294,13 +285,11 @@ preparation = {
     "documents_per_shard": st.integers(1, 15),
     "skip_documents": st.integers(0, 3),
     "max_documents": st.integers(2, 15),
-    "num_proc": st.integers(1, 3),
 }
 
 
-def test_preparing(corpus, tmp_path, monkeypatch):
+def test_preparing(corpus, tmp_path):
     """No token is lost or doubled, beyond what the settings say."""
-    monkeypatch.setattr(preparing, "start_workers", ThreadPoolExecutor)
     tokenizer = AutoTokenizer.from_pretrained(corpus / "tokenizer")
     runs = count()
 

@@ -7,7 +7,7 @@ memory-mapped Arrow shards and not a stream.
 """
 
 import copy
-import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -61,17 +61,12 @@ class DataArguments:
     shuffle_shards: int = field(default=8, metadata={"help": "shards whose documents are shuffled together"})
 
     def __post_init__(self):
-        self.train_folders()
-        for name in ("mlm_probability", "mask_replace_prob", "random_replace_prob"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"`{name}` is {getattr(self, name)}; it is a share from 0 to 1.")
-        if not self.min_lengths or len(self.min_lengths) != len(self.probabilities):
+        shares = self.probabilities
+        if len(self.min_lengths) != len(shares) or min(shares) < 0 or abs(sum(shares) - 1) > 1e-6:
             raise ValueError(
-                f"`min_lengths` names {len(self.min_lengths)} subsets and `probabilities` {len(self.probabilities)}; "
-                "they must name the same number, at least one."
+                f"`probabilities` is {shares}; it must give each of `min_lengths`, {self.min_lengths}, a share of the "
+                "micro-batches, and the sum must be 1."
             )
-        if min(self.probabilities) < 0 or abs(sum(self.probabilities) - 1) > 1e-6:
-            raise ValueError(f"`probabilities` is {self.probabilities}; they must be shares whose sum is 1.")
         if self.micro_batch_tokens < self.max_length:
             raise ValueError(
                 f"`micro_batch_tokens` is {self.micro_batch_tokens:,}, less than one document of `max_length` = "
@@ -83,19 +78,12 @@ class DataArguments:
         weights = {}
         for entry in self.train_data:
             folder, _, weight = entry.rpartition(":")
-            try:
-                weight = float(weight)
-            except ValueError:
-                folder = ""
-            if not folder or Path(entry).exists():
-                folder, weight = entry, 1.0
-            if not 0 < weight < math.inf:
-                raise ValueError(f"`train_data` holds {entry!r}; the weight behind the colon must be above 0.")
+            # A folder may have a colon in its name.
+            weighted = folder and re.fullmatch(r"[0-9.]+", weight) and not Path(entry).exists()
+            folder, weight = (folder, float(weight)) if weighted else (entry, 1.0)
             if folder in weights:
                 raise ValueError(f"`train_data` names {folder} twice.")
             weights[folder] = weight
-        if not weights:
-            raise ValueError("`train_data` is empty; give a folder that prepare_data.py wrote.")
         return {folder: weight / sum(weights.values()) for folder, weight in weights.items()}
 
     def accumulation_steps(self, world_size: int) -> int:
@@ -115,16 +103,6 @@ class DocumentKey(NamedTuple):
     row: int
     epoch: int
     subset: int
-
-
-class MicroBatch(NamedTuple):
-    """Documents of one subset that go through the model together."""
-
-    rows: np.ndarray
-    epoch: int
-    subset: int
-    tokens: int
-    """Tokens of the documents after cutting, without padding."""
 
 
 class Subset(NamedTuple):
@@ -160,20 +138,9 @@ class Documents(torch.utils.data.Dataset):
         return ids.astype(np.int64)
 
     def lengths(self, first: int, size: int) -> np.ndarray:
-        """Tokens of `size` uncut documents from row `first` on. Reads 4 bytes per document, the offsets, not the ids.
-
-        Raises:
-            ValueError: if a document has nothing between its special tokens.
-        """
+        """Tokens of `size` uncut documents from row `first` on. Reads only the offsets, 4 bytes per document."""
         column = self.shards.data.column("input_ids").slice(first, size)
-        lengths = pyarrow.compute.list_value_length(column).to_numpy()
-        if size and lengths.min() < 3:
-            raise ValueError(
-                f"Document {first + int(lengths.argmin()):,} has {int(lengths.min())} ids, special tokens included: "
-                "nothing in it can be predicted. examples/prepare_data.py leaves such documents out: prepare the "
-                "corpus with it."
-            )
-        return lengths
+        return pyarrow.compute.list_value_length(column).to_numpy()
 
 
 class MLMBatchSampler(Sampler[list[DocumentKey]]):
@@ -223,12 +190,10 @@ class MLMBatchSampler(Sampler[list[DocumentKey]]):
             first += size
             for least, probability in zip(settings.min_lengths, settings.probabilities):
                 self.subsets.append(Subset(shards, least, share * probability))
-        self.cursor = self._start()
-        if sum(documents.shard_sizes) < 2:
-            raise ValueError(f"The corpus holds {sum(documents.shard_sizes)} documents; pretraining needs at least 2.")
         # If something is wrong with the data of a subset, it shows now, not in the middle of a run.
         for subset, progress in enumerate(self._start()["subsets"]):
             self._take_documents(subset, progress)
+        self.cursor = self._start()
 
     def _start(self) -> dict:
         """The cursor before anything is read."""
@@ -238,9 +203,9 @@ class MLMBatchSampler(Sampler[list[DocumentKey]]):
         cursor = copy.deepcopy(self.cursor)
         while True:
             own = cursor["micro_batches"] % self.world_size == self.rank
-            batch = self._next_micro_batch(cursor)
+            rows, epoch, subset = self._next_micro_batch(cursor)
             if own:
-                yield [DocumentKey(row, batch.epoch, batch.subset) for row in batch.rows.tolist()]
+                yield [DocumentKey(row, epoch, subset) for row in rows.tolist()]
 
     def advance(self, micro_batches: int) -> None:
         """Move the cursor to this number of micro-batches, over all processes, since the start of training.
@@ -258,20 +223,28 @@ class MLMBatchSampler(Sampler[list[DocumentKey]]):
         share_of_group = progress["document"] / max(len(rows), 1)
         return progress["epoch"] + (progress["group"] + share_of_group) / self._groups(0)
 
+    def micro_batches_in(self, epochs: float) -> int:
+        """How many micro-batches, over all processes, there are in so many passes over the first subset."""
+        cursor, self.cursor = self.cursor, self._start()
+        while self.epoch() < epochs:
+            self._next_micro_batch(self.cursor)
+        micro_batches, self.cursor = self.cursor["micro_batches"], cursor
+        return micro_batches
+
     def _groups(self, subset: int) -> int:
         return -(-len(self.subsets[subset].shards) // self.settings.shuffle_shards)
 
-    def _next_micro_batch(self, cursor: dict) -> MicroBatch:
-        """Return the micro-batch at the cursor, and move the cursor on."""
+    def _next_micro_batch(self, cursor: dict) -> tuple[np.ndarray, int, int]:
+        """Return rows, epoch and subset of the micro-batch at the cursor, and move the cursor on."""
         probabilities, subset = [each.probability for each in self.subsets], 0
         if len(probabilities) > 1:
             draw = np.random.default_rng([self.seed, 1, cursor["micro_batches"]]).random()
             subset = int(np.searchsorted(np.cumsum(probabilities)[:-1], draw, side="right"))
         cursor["micro_batches"] += 1
-        return self._take_documents(subset, cursor["subsets"][subset])
+        return *self._take_documents(subset, cursor["subsets"][subset]), subset
 
-    def _take_documents(self, subset: int, progress: dict) -> MicroBatch:
-        """Return the next documents of a subset, and move its progress on."""
+    def _take_documents(self, subset: int, progress: dict) -> tuple[np.ndarray, int]:
+        """Return the rows of the next documents of a subset and their epoch, and move its progress on."""
         # Look through the rest of this epoch and all of the next one, which has other groups.
         for _ in range(2 * self._groups(subset)):
             rows, ends = self._shuffled_group(subset, progress["epoch"], progress["group"])
@@ -289,10 +262,9 @@ class MLMBatchSampler(Sampler[list[DocumentKey]]):
         else:
             stop = end_of_pack(ends, start, self.settings.micro_batch_tokens)
         progress["document"] = stop
-        if stop >= len(rows):
+        if stop == len(rows):
             self._start_next_group(subset, progress)
-        tokens = ends[stop - 1] - (ends[start - 1] if start else 0)
-        return MicroBatch(rows[start:stop], epoch, subset, int(tokens))
+        return rows[start:stop], epoch
 
     def _start_next_group(self, subset: int, progress: dict) -> None:
         progress["document"] = 0

@@ -52,8 +52,6 @@ class MLMCollator:
     row_multiple: int = 1
 
     def __post_init__(self):
-        if self.layout == "naive" and not self.max_length:
-            raise ValueError("The layout 'naive' needs `max_length`, the number of tokens in a row.")
         self.masking = DataCollatorForLanguageModeling(
             self.tokenizer,
             mlm_probability=self.mlm_probability,
@@ -66,19 +64,22 @@ class MLMCollator:
 
     def __call__(self, documents: list[dict]) -> dict[str, torch.Tensor]:
         """Make a batch of documents as `Documents` gives them: `input_ids` (length,), int64, and `key`."""
-        masked = [self.mask(document["input_ids"], document["key"]) for document in documents]
-        if all((document["labels"] == -100).all() for document in masked):
-            any(map(self._mask_one, masked))
-        if self.layout == "packed":
-            missing = -sum(len(document["input_ids"]) for document in masked) % self.row_multiple
-            while missing:  # Add documents of padding, none longer than `max_length`.
-                padding = torch.full((min(missing, self.max_length or missing),), self.tokenizer.pad_token_id)
-                masked.append({"input_ids": padding, "labels": torch.full_like(padding, -100)})
-                missing -= len(padding)
-            return dict(self.join_rows(masked, return_tensors="pt"))
+        rows = [self.mask(document["input_ids"], document["key"]) for document in documents]
+        if self.layout == "naive":
+            rows = self._cut_anew(rows)
+        # Without any mask, a batch would have no loss.
+        if all((row["labels"] == -100).all() for row in rows):
+            any(map(self._mask_one, rows))
         if self.layout == "padded":
-            return dict(self.pad_rows(masked))
-        return self._cut_rows(masked)
+            return dict(self.pad_rows(rows))
+        if self.layout == "naive":
+            return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+        missing = -sum(len(row["input_ids"]) for row in rows) % self.row_multiple
+        while missing:  # Add documents of padding, none longer than `max_length`.
+            padding = torch.full((min(missing, self.max_length or missing),), self.tokenizer.pad_token_id)
+            rows.append({"input_ids": padding, "labels": torch.full_like(padding, -100)})
+            missing -= len(padding)
+        return dict(self.join_rows(rows, return_tensors="pt"))
 
     def mask(self, ids: np.ndarray, key: tuple[int, int, int]) -> dict[str, torch.Tensor]:
         """`input_ids` and `labels` (length,) of one document."""
@@ -89,9 +90,9 @@ class MLMCollator:
         masked, labels = self.masking.torch_mask_tokens(ids[None].clone(), special_tokens_mask=special[None])
         return {"input_ids": masked[0], "labels": labels[0]}
 
-    def _mask_one(self, document: dict[str, torch.Tensor]) -> bool:
-        """Mask the ordinary token in the middle, if there is one: without any mask, a batch would have no loss."""
-        ids, labels = document["input_ids"], document["labels"]
+    def _mask_one(self, row: dict[str, torch.Tensor]) -> bool:
+        """Mask the ordinary token in the middle, if there is one."""
+        ids, labels = row["input_ids"], row["labels"]
         ordinary = (~torch.isin(ids, self.special_ids)).nonzero().flatten()
         if len(ordinary):
             place = ordinary[len(ordinary) // 2]
@@ -99,12 +100,9 @@ class MLMCollator:
             ids[place] = self.tokenizer.mask_token_id
         return len(ordinary) > 0
 
-    def _cut_rows(self, masked: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-        """All documents end to end, cut into complete rows of `max_length` tokens."""
-        batch = {}
-        for name in ("input_ids", "labels"):
-            ids = torch.cat([document[name] for document in masked])
-            complete = len(ids) // self.max_length
-            # A batch with less than one row keeps its incomplete row: it must not be empty.
-            batch[name] = ids[: complete * self.max_length].view(complete, -1) if complete else ids[None]
-        return batch
+    def _cut_anew(self, documents: list[dict[str, torch.Tensor]]) -> list[dict[str, torch.Tensor]]:
+        """All documents end to end, cut into complete rows of `max_length` tokens; one row if there are fewer."""
+        joined = {name: torch.cat([document[name] for document in documents]) for name in documents[0]}
+        complete = max(1, len(joined["labels"]) // self.max_length)
+        rows = {name: ids[: complete * self.max_length].view(complete, -1) for name, ids in joined.items()}
+        return [{name: ids[number] for name, ids in rows.items()} for number in range(complete)]

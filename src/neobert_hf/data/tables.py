@@ -16,9 +16,7 @@ import math
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, BinaryIO
@@ -26,15 +24,13 @@ from typing import Any, BinaryIO
 import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
-from datasets import ClassLabel, Features, IterableDataset, ReadInstruction, load_dataset
+from datasets import ClassLabel, Features, IterableDataset, load_dataset
 from datasets.exceptions import DatasetNotFoundError
 
 from neobert_hf.common.paths import looks_like_path
 
 
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
-# The numbering of a split in several files: the number of the part, and how many there are.
-PART = re.compile(r"-(\d+)-of-(\d+)\.")
 # White space, control characters, and characters without a width, such as the zero-width space.
 INVISIBLE = {"Zs", "Zl", "Zp", "Cc", "Cf"}
 # A list of texts or numbers, as Python and NumPy print it.
@@ -183,7 +179,7 @@ def read_json(file: Path, columns: Sequence[str] | None) -> Iterator[dict[str, A
             continue
         try:
             found = json.loads(line)
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise ValueError(f"{file}, line {number:,} is not valid JSON ({error}). Correct it.") from error
         for row in found if isinstance(found, list) else [found]:
             if not isinstance(row, dict):
@@ -220,11 +216,10 @@ def read_csv(file: Path, columns: Sequence[str] | None) -> Iterator[dict[str, st
 
 def read_parquet(file: Path, columns: Sequence[str] | None) -> Iterator[dict[str, Any]]:
     """Only the columns that are asked for. Labels are given by their names."""
-    with _open(file) as handle, pq.ParquetFile(handle) as table:
+    with pq.ParquetFile(file) as table:
         schema = table.schema_arrow
         chosen = _choose_columns(str(file), columns, schema.names)
-        batches = table.iter_batches(BATCH, columns=chosen)
-        yield from _rows_of_batches(batches, Features.from_arrow_schema(schema))
+        yield from _rows_of_batches(table.iter_batches(BATCH, columns=chosen), Features.from_arrow_schema(schema))
 
 
 def read_document(file: Path, columns: Sequence[str] | None) -> Iterator[dict[str, str]]:
@@ -278,7 +273,7 @@ def read_rows(
             lines, CSV, TSV or plain text, each also compressed.
         columns: the columns that are needed; all if None.
         subset: the configuration of a Hub dataset that has several.
-        split: the split of a Hub dataset, also a slice such as `train[:1000]`; local files are all `train`.
+        split: the split of a Hub dataset, also a slice such as `train[:1000]`; local files are all `train`, unsliced.
         readers: the reader of each kind of file, by suffix.
 
     Raises:
@@ -292,27 +287,20 @@ def read_rows(
     >>> questions = [row.text("question") for row in read_rows("pairs.jsonl", ["question"])]
     ```
     """
-    row = None
-    if files := local_files(source, readers):
+    files = local_files(source, readers)
+    if files:
         _check_local(source, subset, split)
-        rows = read_files(files, columns, readers)
-        if "[" in split:
-            count = sum(1 for _ in read_files(files, columns, readers))
-            (part,) = ReadInstruction.from_spec(split).to_absolute({"train": count})
-            rows = islice(rows, part.from_, part.to)
-    else:
-        rows = _read_hub(source, columns, subset, split)
-    for row in rows:
+    row = None
+    for row in read_files(files, columns, readers) if files else _read_hub(source, columns, subset, split):
         yield row
     if row is None:
         raise ValueError(f"{source} is empty: it holds no row.")
 
 
 def _check_local(source: str, subset: str | None, split: str) -> None:
-    if subset is not None:
-        raise ValueError(f"{source} is local and has no subset {subset!r}: name its files or folder as the source.")
-    if split.partition("[")[0] != "train":
-        raise ValueError(f"{source} has no split {split!r}; local files are all 'train'.")
+    if subset is not None or split != "train":
+        found = f"no subset {subset!r}" if subset is not None else f"no split {split!r}"
+        raise ValueError(f"{source} is local and has {found}: name the files or the folder to read as the source.")
 
 
 def read_files(
@@ -330,8 +318,7 @@ def read_files(
 
 
 def _read_hub(source: str, columns: Sequence[str] | None, subset: str | None, split: str) -> Iterator[Row]:
-    with _looking_on_the_hub(source):
-        table = load_dataset(source, subset, split=split)
+    table = _load_from_hub(source, subset, split=split)
     chosen = _choose_columns(source, columns, table.column_names)
     # As Arrow, so that images and sounds are not decoded, nor fetched from whatever address they give.
     batches = table.select_columns(chosen).with_format("arrow").iter(BATCH)
@@ -339,18 +326,15 @@ def _read_hub(source: str, columns: Sequence[str] | None, subset: str | None, sp
         yield Row(f"{source}, split {split}", index, cells)
 
 
-@contextmanager
-def _looking_on_the_hub(source: str) -> Iterator[None]:
-    """If a name matches no local file and cannot be loaded from the Hub either, raise an error that says both."""
+def _load_from_hub(source: str, subset: str | None, **options: Any) -> Any:
+    """What `load_dataset` gives; its errors also say that nothing local has this name."""
     absent = f"{source!r} is not a local file, pattern or folder"
     try:
-        yield
+        return load_dataset(source, subset, **options)
     except DatasetNotFoundError as error:
         raise FileNotFoundError(f"{absent}, and the Hub has no such dataset that you have access to.") from error
     except ConnectionError as error:
         raise ConnectionError(f"{absent}, and the Hub cannot be reached to look for a dataset ({error}).") from error
-    except ValueError as error:
-        raise ValueError(f"{source} cannot be read from the Hub: {error}") from error
 
 
 def stream_text(source: str, column: str, split: str = "train", subset: str | None = None) -> IterableDataset:
@@ -379,12 +363,8 @@ def stream_text(source: str, column: str, split: str = "train", subset: str | No
         # `datasets` may divide a list among processes; therefore the files are a tuple.
         stream = IterableDataset.from_generator(_documents, gen_kwargs={"files": tuple(files), "column": column})
     else:
-        with _looking_on_the_hub(source):
-            splits = load_dataset(source, subset, streaming=True)
-        if split not in splits:
-            raise ValueError(f"{source} has no split {split!r}; it has {', '.join(map(repr, splits))}.")
+        stream = _load_from_hub(source, subset, split=split, streaming=True)
         # Some builders know their columns only after reading a row.
-        stream = splits[split]
         _choose_columns(source, [column], list(stream.features or next(iter(stream), {column: ""})))
         stream = stream.select_columns([column]).decode(False)
         stream = stream.map(_document_of_hub, fn_kwargs={"source": source, "column": column}, with_indices=True)
@@ -455,24 +435,15 @@ def split_files(folder: Path, names: Sequence[str], readers: Mapping[str, Reader
         ValueError: if there are several files that are not all parts of one: a copy may be unfinished, or repeat rows.
     """
     compressed = "|".join(map(re.escape, COMPRESSIONS))
-    named = re.compile(rf"({'|'.join(map(re.escape, names))})(-\d+-of-\d+)?\.\w+({compressed})?")
+    named = re.compile(rf"({'|'.join(names)})(-\d+-of-\d+)?\.\w+({compressed})?")
     files = sorted(file for file in folder.iterdir() if named.fullmatch(file.name) and _suffix(file) in readers)
-    parts = [PART.search(file.name) for file in files]
-    if not files or (len(files) == 1 and parts[0] is None):
-        return files
-    kinds = {(part[2], file.name[part.end() :]) for part, file in zip(parts, files) if part}
-    if not all(parts) or len(kinds) > 1 or [int(part[1]) for part in parts] != list(range(int(parts[0][2]))):
+    of = re.search(r"-of-(\d+)\.", files[-1].name) if files else None
+    if files and len(files) != (int(of[1]) if of else 1):
         raise ValueError(
             f"{', '.join(file.name for file in files)} in {folder} are neither one file nor all parts of one. Restore "
             "the missing parts, or keep only one file there."
         )
     return files
-
-
-def describe_files(source: str) -> dict[str, int]:
-    """Number and total bytes of a source's local files, to detect changes; an empty dictionary for a Hub dataset."""
-    files = local_files(source)
-    return {"files": len(files), "bytes": sum(file.stat().st_size for file in files)} if files else {}
 
 
 def files_state(source: str) -> str | None:

@@ -40,10 +40,6 @@ class TokenizerArguments:
     def __post_init__(self):
         if self.vocab_size is None:
             self.vocab_size = 30_522 if self.kind == "wordpiece" else 32_000
-        # The minimum: the reserved entries and one letter, or the special tokens and every byte.
-        least = len(WORDPIECE_RESERVED) + 1 if self.kind == "wordpiece" else len(SPECIAL_TOKENS) + 256
-        if self.vocab_size < least:
-            raise ValueError(f"`vocab_size` is {self.vocab_size}; it must be {least} or more for {self.kind}.")
 
 
 def train_tokenizer(settings: TokenizerArguments) -> PreTrainedTokenizerFast:
@@ -53,13 +49,7 @@ def train_tokenizer(settings: TokenizerArguments) -> PreTrainedTokenizerFast:
     rows = tqdm(rows, "reading", settings.max_documents, unit=" documents", dynamic_ncols=True)
     train = {"wordpiece": train_wordpiece, "bpe": train_bpe}[settings.kind]
     tokenizer = train((row[settings.column] for row in rows), settings.vocab_size, settings.max_length)
-    try:
-        check_tokenizer(tokenizer, None, settings.source)
-    except ValueError as error:
-        raise ValueError(
-            f"The column {settings.column!r} of {settings.source!r} holds no words to make a vocabulary of. Is it the "
-            "column with the text?"
-        ) from error
+    check_tokenizer(tokenizer, None, f"the column {settings.column!r} of {settings.source!r}")
     return tokenizer
 
 

@@ -39,8 +39,8 @@ INCIDENTAL = set(
     "torch_compile torch_compile_backend torch_compile_mode tf32 torch_empty_cache_steps enable_jit_checkpoint "
     "gradient_checkpointing gradient_checkpointing_kwargs activation_checkpointing activation_checkpointing_kwargs "
     "full_determinism use_cache label_names remove_unused_columns ignore_data_skip "
-    "restore_callback_states_from_checkpoint average_tokens_across_devices metric_for_best_model greater_is_better "
-    "peak_tflops".split()
+    "restore_callback_states_from_checkpoint average_tokens_across_devices metric_for_best_model "
+    "greater_is_better".split()
 )
 # Settings that are stored even if they have their default, for readers of a checkpoint. Others are stored only if they
 # differ from their default.

@@ -30,15 +30,10 @@ def training_flops(config: NeoBERTConfig, tokens: int, squared_lengths: int, lab
     return 3.0 * (2 * weights * tokens + attention + 2 * config.hidden_size * config.vocab_size * labels)
 
 
-def peak_flops(device: torch.device, dtype: torch.dtype) -> tuple[float, str]:
-    """Peak FLOP/s of one device, and the source of the number: its data sheet, or a second of matrix products."""
-    if device.type == "cuda" and dtype == torch.bfloat16:
-        name = torch.cuda.get_device_name(device)
-        for part, peak in DATASHEET_PEAKS.items():
-            if part in name:
-                return peak, f"data sheet of {name}, dense bf16"
-    peak, shape = product_flops(device, dtype)
-    return peak, f"measured, {shape} products"
+def peak_flops(device: torch.device) -> float | None:
+    """FLOP/s in bfloat16 of a GPU, if its data sheet is known here."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    return next((peak for part, peak in DATASHEET_PEAKS.items() if part in name), None)
 
 
 def product_flops(device: torch.device, dtype: torch.dtype) -> tuple[float, str]:

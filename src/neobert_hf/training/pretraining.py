@@ -3,17 +3,12 @@
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from datasets import concatenate_datasets
 
-from neobert_hf.common.fingerprints import (
-    depends_on,
-    differences,
-    fingerprint,
-    model_fingerprint,
-    tokenizer_fingerprint,
-)
+from neobert_hf.common.fingerprints import depends_on, fingerprint, model_fingerprint, tokenizer_fingerprint
 from neobert_hf.common.paths import check_model_exists
 from neobert_hf.common.report import Line, Panel, plot_lines
 from neobert_hf.common.tokenizers import load_tokenizer as load_tokenizer_of_model
@@ -25,14 +20,7 @@ from neobert_hf.modeling_neobert import NeoBERTForMaskedLM
 from neobert_hf.training.arguments import result_settings
 from neobert_hf.training.pretraining_arguments import UNUSED, ModelArguments, PretrainingArguments
 from neobert_hf.training.pretraining_trainer import MicroBatches, PretrainingData
-from neobert_hf.training.run_checkpoints import (
-    COMPLETE,
-    CheckpointError,
-    complete_checkpoints,
-    read_progress,
-    step_of,
-    stored_settings,
-)
+from neobert_hf.training.run_checkpoints import CheckpointError, complete_checkpoints, read_progress, stored_settings
 
 
 # In bfloat16 on a CPU, oneDNN compiles a matrix product for every number of rows that it has not seen yet, 17 ms each.
@@ -42,88 +30,66 @@ CPU_ROW_MULTIPLE = 128
 
 
 def read_data(data: DataArguments, arguments: PretrainingArguments) -> PretrainingData:
-    """Open the prepared folders, and plan the micro-batches of this process."""
+    """Open the prepared folders, and plan the micro-batches of this process.
+
+    Raises:
+        ValueError: if folders do not fit each other or the settings, or held-out text is trained on.
+    """
     shares = data.train_folders()
+    manifests = {folder: read_manifest(folder) for folder in [*shares, *(data.validation_data or [])]}
     first = next(iter(shares))
-    manifest = read_manifest(first)
-    manifests = {folder: _read_same_tokenizer(folder, first, manifest) for folder in shares}
-    for folder, each in manifests.items():
-        if data.layout != "naive" and data.max_length > each.max_length:
+    for folder, manifest in manifests.items():
+        if manifest.settings["tokenizer"] != manifests[first].settings["tokenizer"]:
+            raise ValueError(f"{folder} was prepared with another tokenizer than {first}.")
+        if folder in shares and data.layout != "naive" and data.max_length > manifest.settings["max_length"]:
             raise ValueError(
-                f"`max_length` is {data.max_length}, and {folder} was prepared with {each.max_length}: the model's "
-                "config would claim a length that it has never seen. Lower it, or prepare the text again."
+                f"`max_length` is {data.max_length}, and {folder} was prepared with {manifest.settings['max_length']}: "
+                "the config would claim a length that the model has never seen. Lower it, or prepare the text again."
             )
-    documents = _open_documents(manifests, data.max_length)
+    documents = _open_documents(list(shares), manifests, data.max_length)
     process = (arguments.process_index, arguments.world_size)
-    mixture = [(len(each.shards), shares[folder]) for folder, each in manifests.items()]
+    mixture = [(len(manifests[folder].shards), share) for folder, share in shares.items()]
     sampler = MLMBatchSampler(documents, data, arguments.seed, *process, mixture)
-    tokenizer = load_tokenizer(first, manifest)
+    tokenizer = load_tokenizer(first)
     # The tokenizer is saved with the model, and has to cut texts at the model's length.
     tokenizer.model_max_length = data.max_length
     masks = (data.mlm_probability, data.mask_replace_prob, data.random_replace_prob)
     row_multiple = CPU_ROW_MULTIPLE if arguments.bf16 and arguments.device.type == "cpu" else 1
     collator = MLMCollator(tokenizer, *masks, data.layout, data.max_length, arguments.seed, row_multiple)
-    train = MicroBatches(documents, sampler, collator)
-    if not data.validation_data and arguments.eval_strategy != "no":
-        raise ValueError("`eval_strategy` needs held-out text: set `validation_data`, or set `eval_strategy` to no.")
-
-    def open_held_out(folder: str) -> MicroBatches:
-        held_out = _read_same_tokenizer(folder, first, manifest)
-        for trained_on, trained in manifests.items():
-            _check_held_out(folder, held_out, trained_on, trained)
-        documents = _open_documents({folder: held_out}, data.max_length)
-        sampler = HeldOutBatchSampler(documents, data.micro_batch_tokens, *process)
+    held_out = []
+    for folder in data.validation_data or []:
+        for trained in shares:
+            _check_held_out(folder, manifests[folder], trained, manifests[trained])
+        rows = _open_documents([folder], manifests, data.max_length)
+        every = HeldOutBatchSampler(rows, data.micro_batch_tokens, *process)
         # Always packed and with the same masks, whatever the layout and seed of training: runs can be compared.
-        return MicroBatches(documents, sampler, replace(collator, layout="packed", seed=0))
+        held_out.append(MicroBatches(rows, every, replace(collator, layout="packed", seed=0)))
+    train = MicroBatches(documents, sampler, collator)
+    return PretrainingData([manifests[folder] for folder in shares], train, held_out)
 
-    held_out = [open_held_out(folder) for folder in data.validation_data or []]
-    return PretrainingData(list(manifests.values()), train, held_out)
 
-
-def _read_same_tokenizer(folder: str, first: str, manifest: Manifest) -> Manifest:
-    """The manifest of a folder; ValueError if it has another tokenizer than the first folder to train on."""
-    other = read_manifest(folder)
-    if other.tokenizer_fingerprint != manifest.tokenizer_fingerprint:
-        raise ValueError(f"{folder} was prepared with another tokenizer than {first}.")
-    return other
+def _open_documents(folders: list[str], manifests: dict[str, Manifest], max_length: int) -> Documents:
+    """The documents of several folders, one after the other."""
+    sizes = [shard["documents"] for folder in folders for shard in manifests[folder].shards]
+    return Documents(concatenate_datasets([load_shards(folder) for folder in folders]), sizes, max_length)
 
 
 def _check_held_out(folder: str, held_out: Manifest, trained_on: str, trained: Manifest) -> None:
-    """Refuse held-out text that is also trained on, as far as the two manifests show: its loss would be too good."""
-    shares = [each.source.get("held_out_share") for each in (held_out, trained)]
-    places = [[each.source.get(name) for name in ("source", "subset", "split")] for each in (held_out, trained)]
-    checksums = [{shard.get("checksum") for shard in each.shards} - {None} for each in (held_out, trained)]
-    if checksums[0] & checksums[1]:
-        found = "holds the same text as"
-    elif places[0] == places[1] and all(shares) and shares[0] != shares[1]:
-        found = f"was prepared with `held_out_share` {shares[0]}, not with the {shares[1]} of"
-    elif places[0] == places[1] and not _are_apart(held_out.source, trained.source):
-        found = "may hold rows of"
-    else:
+    """Refuse held-out text that may also be trained on, as far as the settings show: its loss would be too good."""
+    one, other = held_out.settings, trained.settings
+    if any(one.get(name) != other.get(name) for name in ("source", "files", "bytes", "subset", "split")):
         return
-    raise ValueError(
-        f"{folder} {found} {trained_on}, which is trained on: its loss would be too good. Prepare both with the same "
-        "`held_out_share`, one of them with `part` held_out; or prepare different rows: `max_documents` for one and as "
-        "many `skip_documents` for the other."
-    )
-
-
-def _are_apart(held_out: dict, trained: dict) -> bool:
-    """Whether two folders of one source hold different rows: its two parts, or separate ranges of rows."""
-    if held_out.get("held_out_share") and held_out.get("held_out_share") == trained.get("held_out_share"):
-        if held_out["part"] != trained["part"]:
-            return True
-    first, second = sorted((held_out, trained), key=lambda source: source["skip_documents"])
+    if one["held_out_share"] == other["held_out_share"] and one["part"] != other["part"]:
+        return
     # For a part, `max_documents` counts the documents in it, which may come from any number of rows.
-    most = None if first.get("held_out_share") else first["max_documents"]
-    return most is not None and first["skip_documents"] + most <= second["skip_documents"]
-
-
-def _open_documents(manifests: dict[str, Manifest], max_length: int) -> Documents:
-    """The documents of several folders, one after the other."""
-    rows = [load_shards(folder, manifest) for folder, manifest in manifests.items()]
-    sizes = [shard["documents"] for manifest in manifests.values() for shard in manifest.shards]
-    return Documents(concatenate_datasets(rows), sizes, max_length)
+    first, second = sorted((one, other), key=lambda settings: settings["skip_documents"])
+    most = None if first["held_out_share"] else first["max_documents"]
+    if most is None or first["skip_documents"] + most > second["skip_documents"]:
+        raise ValueError(
+            f"{folder} may hold rows of {trained_on}, which is trained on: its loss would be too good. Prepare both "
+            "with the same `held_out_share`, one of them with `part` held_out; or prepare different rows: "
+            "`max_documents` for one and as many `skip_documents` for the other."
+        )
 
 
 def find_source(data: DataArguments) -> str | Path | None:
@@ -137,106 +103,56 @@ def find_source(data: DataArguments) -> str | Path | None:
             raise ValueError("`continue_optimizer` needs `init_from`, the checkpoint to continue from.")
         return None
     folder = Path(data.init_from)
-    if not data.continue_optimizer and (folder / "model" / "config.json").is_file():
-        return folder / "model"
-    if checkpoints := complete_checkpoints(folder):
-        newest = checkpoints[-1]
-        steps = read_progress(newest).settings["max_steps"]
-        if step_of(newest) < steps:
-            raise ValueError(
-                f"The run {folder} has reached only step {step_of(newest)} of {steps}. Finish it, or name {newest} to "
-                "start from there."
-            )
-        return newest
-    if data.continue_optimizer or (folder / COMPLETE).is_file():
-        read_progress(folder)
-    if (folder / "config.json").is_file():
-        return folder
-    if folder.is_dir():
-        raise FileNotFoundError(f"`init_from`: {folder} holds neither a checkpoint nor a model (config.json).")
-    check_model_exists(data.init_from, "init_from")
-    return data.init_from
+    finished = (folder / "model").is_dir()
+    if not data.continue_optimizer:
+        source = folder / "model" if finished else data.init_from
+        check_model_exists(str(source), "init_from")
+        return source
+    checkpoint = complete_checkpoints(folder)[-1] if finished and complete_checkpoints(folder) else folder
+    read_progress(checkpoint)
+    return checkpoint
 
 
-def check_is_neobert(source: str | Path, setting: str) -> None:
-    """Refuse a model of another architecture in one message: the config would complain about single keys."""
-    kind = NeoBERTConfig.get_config_dict(source)[0].get("model_type")
-    if kind != NeoBERTConfig.model_type:
-        raise ValueError(
-            f"`{setting}` is {str(source)!r}, of the type {kind!r}; it must be a masked language model of NeoBERT."
-        )
-
-
-def complete_architecture(architecture: ModelArguments, data: DataArguments, output: Path) -> ModelArguments:
-    """Fill in the values that are not given: from the model that `init_from` names, or else the published ones."""
-    given = architecture.given()
-    rope = {"rope_parameters": given["rope_parameters"]} if "rope_parameters" in given else {}
-    if data.init_from is None:
-        found = vars(NeoBERTConfig(**rope))
-    # When a run resumes from its own checkpoints, the model of `init_from` may be gone.
-    elif not (found := stored_settings(output)):
-        source = find_source(data)
-        check_is_neobert(source, "init_from")
-        found = vars(NeoBERTConfig.from_pretrained(source, **rope))
-    complete = {name: found.get(name) for name in vars(architecture)} | given
-    if not complete["rope"]:
-        complete["rope_parameters"] = None
-    # The config adds what the setting leaves out, such as the length that the model was trained with.
-    elif rope and found["rope_parameters"].items() >= given["rope_parameters"].items():
-        complete["rope_parameters"] = found["rope_parameters"]
-    return ModelArguments(**complete)
-
-
-def build_model(
-    architecture: ModelArguments,
-    settings: DataArguments,
-    data: PretrainingData,
-    source: str | Path | None,
-    weights: bool = True,
-) -> NeoBERTForMaskedLM:
-    """Make a new model, or load one from `source`, which must have this architecture and tokenizer.
-
-    Args:
-        weights: load those of `source`. If false, `source` is a checkpoint whose weights the Trainer loads later.
-            Values that no setting names, such as rotary frequencies or spare rows of the vocabulary, come from it.
-    """
-    pad_token_id = data.tokenizer.pad_token_id
+def build_config(
+    architecture: ModelArguments, settings: DataArguments, data: PretrainingData, source: str | Path | None
+) -> NeoBERTConfig:
+    """The config of a new run: that of `source`, a model, or else the published one; with what the settings name."""
     # The decoder runs on the masked fifth of the tokens only.
-    options = {"max_length": settings.max_length, "sparse_prediction": True}
-    if source is None:
-        vocabulary = {"vocab_size": data.manifest.vocab_size, "pad_token_id": pad_token_id}
-        return NeoBERTForMaskedLM(NeoBERTConfig(**architecture.given(), **vocabulary, **options))
-    stored = NeoBERTConfig.from_pretrained(source)
-    wanted = architecture.given() | {"pad_token_id": pad_token_id}
-    options |= {"dropout": wanted.pop("dropout", stored.dropout)}
-    if "rope_parameters" in wanted:
-        options["rope_parameters"] = wanted.pop("rope_parameters")
-    if not stored.rope:
-        # Rotary positions have no weights, so a later stage may use longer texts. Learned positions have weights.
-        wanted["max_length"] = settings.max_length
-    if differing := differences({name: getattr(stored, name) for name in wanted}, wanted):
-        found = "; ".join(f"{name}: {old!r} there, {new!r} now" for name, old, new in differing)
-        raise ValueError(f"The model in {source} has another architecture. {found}.")
-    if not weights:
-        return NeoBERTForMaskedLM(NeoBERTConfig.from_pretrained(source, **options))
-    if tokenizer_fingerprint(load_tokenizer_of_model(source, stored.vocab_size)) != data.manifest.tokenizer_fingerprint:
-        raise ValueError(
-            f"The model in {source} has another tokenizer than {', '.join(settings.train_folders())}: prepare the "
-            "data with it."
-        )
-    return NeoBERTForMaskedLM.from_pretrained(source, dtype=torch.float32, **options)
+    options = architecture.given() | {"max_length": settings.max_length, "sparse_prediction": True}
+    if source is not None:
+        return NeoBERTConfig.from_pretrained(source, **options)
+    vocabulary = {"vocab_size": data.manifests[0].vocab_size, "pad_token_id": data.tokenizer.pad_token_id}
+    return NeoBERTConfig(**options, **vocabulary)
+
+
+def architecture_of(config: NeoBERTConfig, given: ModelArguments) -> dict[str, Any]:
+    """The architecture of a config, or what the settings name instead: a resume has to notice the difference."""
+    found, named = {name: getattr(config, name) for name in vars(given)}, given.given()
+    # The config adds what the setting leaves out, such as the length that the model was trained with before.
+    rope = found["rope_parameters"] or {}
+    if all(rope.get(name) == value for name, value in named.get("rope_parameters", {}).items()):
+        named.pop("rope_parameters", None)
+    return found | named
+
+
+def load_model(source: str | Path, config: NeoBERTConfig, data: PretrainingData) -> NeoBERTForMaskedLM:
+    """The weights of `source`, whose tokenizer must be that of the data."""
+    tokenizer = load_tokenizer_of_model(source, config.vocab_size)
+    if tokenizer_fingerprint(tokenizer) != data.manifests[0].settings["tokenizer"]:
+        raise ValueError(f"The model in {source} has another tokenizer than the data: prepare the text with it.")
+    return NeoBERTForMaskedLM.from_pretrained(source, config=config, dtype=torch.float32)
 
 
 def checkpoint_settings(
-    architecture: ModelArguments, data: DataArguments, arguments: PretrainingArguments, manifests: list[Manifest]
+    architecture: dict[str, Any], data: DataArguments, arguments: PretrainingArguments, manifests: list[Manifest]
 ) -> dict:
     """All settings that the trained weights depend on, as a checkpoint stores them and a resume compares them."""
     return depends_on(
-        architecture.given(),
+        architecture,
         data,
-        result_settings(arguments, leave_out=set(UNUSED)),
+        result_settings(arguments, leave_out={*UNUSED, "num_train_epochs"}),
         init_from=data.init_from and _fingerprint_of_start(data, Path(arguments.output_dir)),
-        tokenizer=manifests[0].tokenizer_fingerprint,
+        tokenizer=manifests[0].settings["tokenizer"],
         corpus=fingerprint([manifest.shards for manifest in manifests]),
         shares=list(data.train_folders().values()),
     )

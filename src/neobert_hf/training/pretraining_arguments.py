@@ -28,7 +28,6 @@ UNUSED = {
     "gradient_accumulation_steps": "global_batch_tokens",
     "per_device_train_batch_size": "micro_batch_tokens",
     "per_device_eval_batch_size": "micro_batch_tokens",
-    "num_train_epochs": "max_steps",
     "data_seed": "seed",
     "optim_args": None,
     "lr_scheduler_kwargs": None,
@@ -80,19 +79,18 @@ class ModelArguments:
 class PretrainingArguments(TrainingArguments):
     """Transformers' arguments with the paper's defaults (sections 3.3 and A), and the recipe's own."""
 
-    optimizer: Literal["adamw", "adam", "soap", "muon"] = field(default="adamw", metadata={"help": "see optimizers.py"})
+    optimizer: Literal["adamw", "soap", "muon"] = field(default="adamw", metadata={"help": "see optimizers.py"})
     schedule: Literal["cosine_to_floor", "linear", "constant"] = field(
         default="cosine_to_floor", metadata={"help": "course of the learning rate after the warm-up; see optimizers.py"}
     )
     decay_norms_and_biases: bool = field(
         default=True, metadata={"help": "weight decay on every parameter, as in the released code"}
     )
-    peak_tflops: float | None = field(
-        default=None,
-        metadata={"help": "peak of one device, for MFU; from its data sheet or measured at the start if unset"},
-    )
     learning_rate: float = field(default=6e-4, metadata={"help": "peak learning rate"})
-    max_steps: int = field(default=1_000_000, metadata={"help": "optimizer steps"})
+    max_steps: int = field(default=-1, metadata={"help": "optimizer steps; unset: `num_train_epochs`"})
+    num_train_epochs: float = field(
+        default=1.0, metadata={"help": "without `max_steps`: passes over all documents, or those of the first subset"}
+    )
     warmup_steps: float = field(default=2_000, metadata={"help": "optimizer steps, or a share of all if below 1"})
     weight_decay: float = field(default=0.1, metadata={"help": "decoupled"})
     adam_beta2: float = field(default=0.95, metadata={"help": "decay rate of the second moment"})
@@ -109,13 +107,5 @@ class PretrainingArguments(TrainingArguments):
         choose_precision(self)
         super().__post_init__()
         for name in ("save_strategy", "eval_strategy"):
-            if getattr(self, name) not in ("steps", "no"):
-                raise ValueError(f"`{name}` is {getattr(self, name).value!r}; it must be 'steps' or 'no'.")
-        if self.optimizer == "adam" and self.weight_decay:
-            raise ValueError(f"`weight_decay` is {self.weight_decay}; with `optimizer` adam it must be 0: set it to 0.")
-        if self.optimizer == "soap" and self.adam_beta1 not in (0.9, 0.95):
-            raise ValueError(f"`adam_beta1` is {self.adam_beta1}; `optimizer` soap always uses 0.95: leave it out.")
-        if self.get_warmup_steps(self.max_steps) > self.max_steps:
-            raise ValueError(
-                f"`warmup_steps` is {self.warmup_steps}; it must be from 0 to `max_steps`, {self.max_steps}."
-            )
+            if getattr(self, name) == "epoch":
+                raise ValueError(f"`{name}` is 'epoch', but the sampler never ends: it must be 'steps' or 'no'.")

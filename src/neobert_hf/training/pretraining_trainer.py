@@ -22,7 +22,7 @@ from neobert_hf.data.batches import Documents, HeldOutBatchSampler, MLMBatchSamp
 from neobert_hf.data.collator import MLMCollator
 from neobert_hf.data.shards import Manifest
 from neobert_hf.modeling_neobert import NeoBERTForMaskedLM
-from neobert_hf.training.flops import peak_flops, product_flops, training_flops
+from neobert_hf.training.flops import peak_flops, training_flops
 from neobert_hf.training.optimizers import build_optimizer, build_schedule
 from neobert_hf.training.pretraining_arguments import PretrainingArguments
 from neobert_hf.training.run_checkpoints import check_engine, read_progress
@@ -51,11 +51,6 @@ class PretrainingData:
     held_out: list[MicroBatches]
 
     @property
-    def manifest(self) -> Manifest:
-        """The manifest of the first folder to train on; all have the same tokenizer."""
-        return self.manifests[0]
-
-    @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
         return self.train.collator.tokenizer
 
@@ -73,15 +68,6 @@ class TokenCounts(NamedTuple):
     """Sum over the documents, for the FLOPs of attention."""
 
 
-def attention_backend(model: NeoBERTForMaskedLM, device: torch.device, dtype: torch.dtype, whole_rows: bool) -> str:
-    """The attention that the model chooses in training; `whole_rows`: batches have neither padding nor packing."""
-    name = model.config._attn_implementation
-    if name != "sdpa" or whole_rows:
-        return name
-    in_one_kernel = device.type == "cuda" and dtype != torch.float32 and not model.config.dropout
-    return "sdpa, FlashAttention over all documents" if in_one_kernel else "sdpa, one call a document"
-
-
 class MLMTrainer(ResumableTrainer):
     """Trains `NeoBERTForMaskedLM` on the micro-batches of an `MLMBatchSampler`.
 
@@ -89,11 +75,6 @@ class MLMTrainer(ResumableTrainer):
         settings: see `ResumableTrainer`.
         optimizer_from: a checkpoint whose optimizer state training starts with (stage 2 of the paper). Not used on
             resume.
-
-    Attributes:
-        attention: the attention that runs, see `attention_backend`.
-        peak, peak_source: the FLOP/s of one device that MFU is relative to, and the source of the number.
-        product_rate: measured FLOP/s of its matrix products, if `peak` is from a data sheet.
     """
 
     def __init__(
@@ -119,15 +100,7 @@ class MLMTrainer(ResumableTrainer):
             self._check_continued_optimizer()
         self.architecture = model.config
         self.micro_batches_per_step = args.gradient_accumulation_steps * args.world_size
-        dtype = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else model.dtype
-        if args.peak_tflops is None:
-            self.peak, self.peak_source = peak_flops(args.device, dtype)
-        else:
-            self.peak, self.peak_source = args.peak_tflops * 1e12, "given"
-        self.product_rate = None
-        if args.device.type == "cuda" and not self.peak_source.startswith("measured"):
-            self.product_rate = product_flops(args.device, dtype)[0]
-        self.attention = attention_backend(model, args.device, dtype, data.train.collator.layout == "naive")
+        self.peak = peak_flops(args.device) if args.bf16 else None
         if self.is_fsdp_enabled and getattr(self.accelerator.state.fsdp_plugin, "fsdp_version", 1) == 2:
             # Accelerate would keep the residual stream, the loss and the gradients in bf16. With weights gathered in
             # float32 and autocast (below), the run matches a single process to 6e-8, as under DDP.
@@ -138,20 +111,14 @@ class MLMTrainer(ResumableTrainer):
         self._window_start = time.perf_counter()
 
     def _check_continued_optimizer(self) -> None:
-        if self.engine == "DeepSpeed":
-            raise ValueError(
-                "`continue_optimizer` cannot be combined with DeepSpeed, whose optimizer state has its own layout. "
-                "Use DDP or FSDP2 for this stage, or set it to false."
-            )
         progress = read_progress(self.optimizer_from)
         check_engine(self.optimizer_from, progress, self.engine)
-        for name in ("optimizer", "decay_norms_and_biases"):
-            stored, given = progress.settings.get(name), getattr(self.args, name)
-            if name in progress.settings and stored != given and {stored, given} != {"adam", "adamw"}:
-                raise ValueError(
-                    f"`continue_optimizer` takes the optimizer over from {self.optimizer_from}, where `{name}` was "
-                    f"{stored!r}; it is {given!r} now. Set it to the same, or `continue_optimizer` to false."
-                )
+        stored = progress.settings["optimizer"]
+        if stored != self.args.optimizer or self.engine == "DeepSpeed":
+            raise ValueError(
+                f"`continue_optimizer` needs the `optimizer` of {self.optimizer_from}, {stored!r}, and DDP or FSDP2; "
+                f"this run has {self.args.optimizer!r} and the engine {self.engine}. Or set it to false."
+            )
 
     def get_train_dataloader(self) -> DataLoader:
         # Not prepared by accelerate: the sampler already gives each process its share.
@@ -203,6 +170,7 @@ class MLMTrainer(ResumableTrainer):
         self.lr_scheduler.load_state_dict(schedule)
 
     def autocast_smart_context_manager(self, cache_enabled: bool | None = True):
+        # Transformers leaves autocast to Accelerate's wrapper of the model, which FSDP2 does not have.
         return self.accelerator.autocast()
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
@@ -236,32 +204,27 @@ class MLMTrainer(ResumableTrainer):
         if "loss" in logs:
             logs |= self._throughput(logs["loss"])
         super().log(logs, start_time)
-        if "loss" in logs:
-            # TensorBoard takes numbers only.
-            self.state.log_history[-1] |= {"attention": self.attention, "peak": f"{self.peak:.3g}, {self.peak_source}"}
 
     def _sampler_at_this_step(self) -> MLMBatchSampler:
         self.data.train.sampler.advance(self.state.global_step * self.micro_batches_per_step)
         return self.data.train.sampler
 
     def _throughput(self, loss: float) -> dict[str, float]:
+        """Perplexity, accuracy and speed since the last log; `mfu` on GPUs whose data sheet `flops.py` has."""
         self._collect_counts()
         counts, seconds = self._window, time.perf_counter() - self._window_start
-        self._window = TokenCounts()
-        self._window_start = time.perf_counter()
-        flops = training_flops(self.architecture, counts.real, counts.squared_lengths, counts.labels)
-        rate = flops / seconds / self.args.world_size
-        # No GPU reaches its data sheet, so the rate is also logged relative to what its matrix products reach.
-        of_products = {} if self.product_rate is None else {"mfu_of_products": rate / self.product_rate}
-        return of_products | {
+        self._window, self._window_start = TokenCounts(), time.perf_counter()
+        found = {
             "perplexity": math.exp(min(loss, 100)),
             "accuracy": counts.correct / max(counts.labels, 1),
             "tokens_per_second": counts.real / seconds,
-            "padded_tokens_per_second": counts.padded / seconds,
             "padding_share": 1 - counts.real / max(counts.padded, 1),
             "tokens_seen": self.state.num_input_tokens_seen,
-            "mfu": rate / self.peak,
         }
+        if self.peak is not None:
+            flops = training_flops(self.architecture, counts.real, counts.squared_lengths, counts.labels)
+            found["mfu"] = flops / seconds / self.args.world_size / self.peak
+        return found
 
     def _collect_counts(self) -> None:
         """Add up the counts of all processes. The total of real tokens is part of the checkpointed state."""
@@ -278,29 +241,21 @@ class MLMTrainer(ResumableTrainer):
         self._window_start += time.perf_counter() - start
 
     def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix: str = "eval") -> dict[str, float]:
-        """Log what `measure` finds."""
+        """Log what `measure` finds on each held-out folder; that of a second one is called `loss_2` and so on."""
+        metrics = {}
         with self._clock_stopped():
-            metrics = {f"{metric_key_prefix}_{name}": value for name, value in self.measure().items()}
+            for number, held_out in enumerate(self.data.held_out, start=1):
+                ending = "" if number == 1 else f"_{number}"
+                found = self.measure(held_out).items()
+                metrics |= {f"{metric_key_prefix}_{name}{ending}": value for name, value in found}
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
-    def measure(self) -> dict[str, float]:
-        """Loss in nats per label, perplexity and accuracy on the held-out documents; losses by length after cutting.
-
-        Those of a second held-out folder are called `loss_2` and so on.
-        """
-        metrics = {}
-        for number, held_out in enumerate(self.data.held_out, start=1):
-            ending = "" if number == 1 else f"_{number}"
-            metrics |= {f"{name}{ending}": value for name, value in self._measure(held_out).items()}
-        return metrics
-
-    def _measure(self, held_out: MicroBatches) -> dict[str, float]:
+    def measure(self, held_out: MicroBatches) -> dict[str, float]:
+        """Loss in nats per label, perplexity and accuracy on held-out documents; losses by length after cutting."""
         totals = self._held_out_totals(held_out)
         labels, loss, correct = totals.sum(0).tolist()
-        if not labels:
-            raise ValueError("No token of the held-out documents was masked: hold out more than a few words.")
         metrics = {"loss": loss / labels, "perplexity": math.exp(min(loss / labels, 100)), "accuracy": correct / labels}
         lowest = [1, *(edge + 1 for edge in LENGTH_EDGES)]
         for lower, upper, (labels, loss, _) in zip(lowest, [*LENGTH_EDGES, "more"], totals.tolist()):
