@@ -59,9 +59,8 @@ def main(args: list[str] | None = None) -> None:
         truncate_dim=settings.truncate_dim,
         trust_remote_code=settings.trust_remote_code,
     )
-    template = choose_template(settings, model)
-    prompts = (build_prompts(instructions, tasks, template, role) for role in ("query", "document"))
-    encoder = InstructionEncoder(model, name, *prompts, tasks)
+    prompts = build_prompts(instructions, tasks, choose_template(settings, model))
+    encoder = InstructionEncoder(model, name, prompts, tasks)
     result_settings = ResultSettings(
         model=embedding_fingerprint(model),
         dtype=str(dtype).removeprefix("torch."),

@@ -63,15 +63,16 @@ def test_the_released_instructions_are_the_papers_with_what_each_text_is():
     (settings,) = parse_config(MTEBSettings, args=["--config", str(CONFIGS / "released.yaml"), "--model", "m"])
     assert settings.separator == "special_tokens" and settings.output_dir != "runs/mteb"
     tasks = benchmark_tasks()
-    instructions = read_instructions(str(ROOT / settings.instructions), tasks, settings.benchmark)
+    instructions = read_instructions(str(ROOT / settings.instructions), tasks)
     for task in tasks:
         entry, paper = instructions[task.metadata.name], INSTRUCTIONS[task.metadata.name]
         if task.metadata.type in TYPES_WITH_QUERIES:
             assert entry.keys() == {"query", "document"}
             assert all(text.startswith(f"{paper} ") and text.endswith(":") for text in entry.values())
         else:
-            assert entry == ""
-    documents = build_prompts(instructions, tasks, "{instruction}[SEP] [CLS]", "document")
+            assert entry == {"query": ""}
+    prompts = build_prompts(instructions, tasks, "{instruction}[SEP] [CLS]")
+    documents = {name: prompt["document"] for name, prompt in prompts.items()}
     assert documents["NQ"].endswith("Passage:[SEP] [CLS]")
     assert documents["CQADupstackTexRetrieval"] == documents["CQADupstackRetrieval"] != documents["STS12"] == ""
 

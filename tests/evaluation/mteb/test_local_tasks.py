@@ -16,7 +16,7 @@ def test_function_and_yaml_make_the_same_task(local):
     (by_yaml, *_), instructions = read_local_tasks(local / "tasks.yaml")
     files = {"data": local / "search.jsonl", "corpus": local / "more.parquet"}
     by_call = make_task(LocalTask("Search", "Retrieval", **files, columns={"query": "question"}))
-    assert by_call.metadata == by_yaml.metadata and instructions["Search"] == "the cat sat"
+    assert by_call.metadata == by_yaml.metadata and instructions["Search"] == {"query": "the cat sat", "document": ""}
     by_call.load_data()
     split = by_call.dataset["default"]["test"]
     assert split["top_ranked"] is None and set(split["relevant_docs"]) == set(split["queries"]["id"])
@@ -90,57 +90,55 @@ def test_csv_files_of_one_task_are_read_alike(tmp_path):
     assert task.dataset["test"]["label"][:] == [1, 0]
 
 
-def test_local_tasks_that_cannot_be_read(local, tmp_path):
-    def entry(**fields):
-        (tmp_path / "tasks.yaml").write_text(yaml.safe_dump({"Mine": fields}))
-        return ["--mteb", "false", "--local_tasks", str(tmp_path / "tasks.yaml")]
+BAD_TASKS = [
+    ({"type": "Search"}, "Search.*Retrieval"),
+    ({"type": "Retrieval", "prompt": "x"}, "prompt"),
+    ({"type": "Retrieval", "data": None}, "data"),
+    ({"type": "Retrieval", "data": "none.jsonl"}, "none.jsonl"),
+    ({"type": "Classification"}, "train"),
+    ({"type": "STS", "train": "rows.jsonl"}, "train"),
+    ({"type": "STS", "columns": {"text": "a"}}, "text"),
+    ({"type": "STS", "document_instruction": "x", "instruction": "x"}, "document_instruction"),
+    ({"type": "Retrieval", "document_instruction": "x"}, "instruction"),
+    ({"type": "STS", "data": "tasks.yaml"}, "tasks.yaml"),
+]
 
-    search, topics = str(local / "search.jsonl"), str(local / "topics.parquet")
-    refused("unknown type 'Search'; known are Retrieval", *entry(type="Search", data=search))
-    refused(
-        "row 0 has no column 'query'; it has 'question', 'document'",
-        *entry(type="Retrieval", data=search),
-    )
-    refused("`columns` names 'question'", *entry(type="Retrieval", data=search, columns={"question": "query"}))
-    refused("unknown key 'prompt'", *entry(type="Retrieval", data=search, prompt="x"))
-    refused("Mine lacks `data`: add it", *entry(type="Retrieval"))
-    refused("none.jsonl' matches no file", *entry(type="Retrieval", data="none.jsonl"))
-    refused("needs `train`", *entry(type="Classification", data=topics))
-    refused("takes no `train`", *entry(type="STS", data=topics, train=topics))
-    write_rows(tmp_path / "none.jsonl", query=["a", None], document=["a", "b"])
-    refused("none.jsonl, row 1: 'query' is None; it must be a text", *entry(type="Retrieval", data="none.jsonl"))
-    write_rows(tmp_path / "blank.jsonl", query=["a", " "], document=["a", "b"])
-    refused("blank.jsonl, row 1: 'query' is ' '; it must be a text", *entry(type="Retrieval", data="blank.jsonl"))
-    write_rows(tmp_path / "two.jsonl", text=["a", "b"], label=[1, 2])
-    two = {"data": "two.jsonl", "train": "two.jsonl"}
-    refused("all texts of `data` are also in `train`", *entry(type="Classification", **two))
-    write_rows(tmp_path / "n.parquet", query=["a"], positive=[["a"]], negative=[["b", None]])
-    refused("n.parquet, row 0: 'negative' is None; it must be a text", *entry(type="Reranking", data="n.parquet"))
-    write_rows(tmp_path / "p.parquet", query=["a", "b"], positive=[["a"], []], negative=[["b"], ["a"]])
-    refused("row 1: 'positive' is ..; it must be a list of one text", *entry(type="Reranking", data="p.parquet"))
-    write_rows(tmp_path / "flat.jsonl", query=["a"], positive=["a"], negative=["b"])
-    refused("row 0: 'positive' is 'a'; it must be a list of one text", *entry(type="Reranking", data="flat.jsonl"))
-    write_rows(tmp_path / "labels.jsonl", sentence1=["a"], sentence2=["b"], label=[2])
-    refused("the label of a pair must be 1 or 0; it is '2'", *entry(type="PairClassification", data="labels.jsonl"))
-    write_rows(tmp_path / "scores.jsonl", sentence1=["a", "b"], sentence2=["c", "d"], score=[0.0, 0.0])
-    refused("every score is 0.0", *entry(type="STS", data="scores.jsonl"))
-    for score, found in ((["3", "x"], "'x'"), ([1.0, math.nan], "nan")):
-        write_rows(tmp_path / "s.parquet", sentence1=["a", "b"], sentence2=["c", "d"], score=score)
-        refused(f"s.parquet, row 1: 'score' is {found}; it must be a number", *entry(type="STS", data="s.parquet"))
-    write_rows(tmp_path / "p.parquet", query=["a", "b"], positive=[["a"], ["b"]], negative=[["b"], []])
-    refused("row 1: 'negative' is ..; it must be a list of one text", *entry(type="Reranking", data="p.parquet"))
-    write_rows(tmp_path / "one.jsonl", text=["a", "b"], label=[1, 1], sentence1=["a", "b"], sentence2=["c", "d"])
-    for task_type in ("Clustering", "PairClassification"):
-        refused("every label is '?1'?; any", *entry(type=task_type, data="one.jsonl"))
-    refused("every label is '1'; any", *entry(type="Classification", data="one.jsonl", train="one.jsonl"))
-    for label in (["a", "b"], ["0", "2"]):
-        write_rows(tmp_path / "train.jsonl", text=["a", "b"], label=label)
-        message = f"label '1' of `data` is not in `train`, which has {label[0]!r}, {label[1]!r}"
-        refused(message, *entry(type="Classification", data="one.jsonl", train="train.jsonl"))
-    (tmp_path / "empty.jsonl").write_text("")
-    refused("empty.jsonl is empty", *entry(type="STS", data="empty.jsonl"))
-    Dataset.from_dict({"query": [], "document": []}).to_parquet(tmp_path / "no_rows.parquet")
-    refused("no_rows.parquet is empty: it holds no row", *entry(type="Retrieval", data="no_rows.parquet"))
-    (tmp_path / "broken.jsonl").write_text('{"text": "a", "label": 1}\n{"text": "b", "lab')
-    refused("broken.jsonl, line 2 is not valid JSON", *entry(type="Clustering", data="broken.jsonl"))
-    refused("has an unknown format", *entry(type="STS", data="tasks.yaml"))
+
+@pytest.mark.parametrize("entry, message", BAD_TASKS)
+def test_bad_descriptions_are_refused_by_task(tmp_path, entry, message):
+    write_rows(tmp_path / "rows.jsonl", query=["a"], document=["b"])
+    entry = {name: value for name, value in ({"data": "rows.jsonl"} | entry).items() if value is not None}
+    (tmp_path / "tasks.yaml").write_text(yaml.safe_dump({"Mine": entry}))
+    refused(f"Mine.*{message}", "--mteb", "false", "--local_tasks", str(tmp_path / "tasks.yaml"))
+
+
+BAD_ROWS = [
+    ("Retrieval", {"query": ["a", None], "document": ["a", "b"]}, "row 1: 'query'"),
+    ("Retrieval", {"query": ["a", " "], "document": ["a", "b"]}, "row 1: 'query'"),
+    ("Reranking", {"query": ["a"], "positive": [["a"]], "negative": [["b", None]]}, "row 0: 'negative'"),
+    ("Reranking", {"query": ["a", "b"], "positive": [["a"], []], "negative": [["b"], ["a"]]}, "row 1: 'positive'"),
+    ("Reranking", {"query": ["a"], "positive": ["a"], "negative": ["b"]}, "row 0: 'positive'"),
+    ("PairClassification", {"sentence1": ["a"], "sentence2": ["b"], "label": [2]}, "row 0: the label .*'2'"),
+    ("STS", {"sentence1": ["a", "b"], "sentence2": ["c", "d"], "score": ["3", "x"]}, "row 1: 'score'"),
+    ("STS", {"sentence1": ["a", "b"], "sentence2": ["c", "d"], "score": [1.0, math.nan]}, "row 1: 'score'"),
+    ("STS", {"sentence1": ["a", "b"], "sentence2": ["c", "d"], "score": [0.0, 0.0]}, "every score is 0.0"),
+    ("Clustering", {"text": ["a", "b"], "label": [1, 1]}, "every label is '1'"),
+    ("Classification", {"text": ["a", "b"], "label": [1, 2]}, "2 of 2 rows of `data`"),
+    ("STS", {"sentence1": ["a"], "score": [1.0]}, "no column 'sentence2'"),
+    ("Retrieval", {"query": [], "document": []}, "rows.parquet is empty"),
+]
+
+
+@pytest.mark.parametrize("kind, columns, message", BAD_ROWS)
+def test_bad_rows_are_refused_by_task_file_and_row(tmp_path, kind, columns, message):
+    Dataset.from_dict(columns).to_parquet(tmp_path / "rows.parquet")
+    files = {"data": "rows.parquet"} | ({"train": "rows.parquet"} if kind == "Classification" else {})
+    (tmp_path / "tasks.yaml").write_text(yaml.safe_dump({"Mine": {"type": kind} | files}))
+    refused(f"Mine.*{message}", "--mteb", "false", "--local_tasks", str(tmp_path / "tasks.yaml"))
+
+
+def test_a_label_that_cannot_be_learned_is_refused(tmp_path):
+    write_rows(tmp_path / "train.jsonl", text=["a", "b"], label=["x", "y"])
+    write_rows(tmp_path / "data.jsonl", text=["c"], label=["z"])
+    with pytest.raises(ValueError, match="Mine.*'z'"):
+        make_task(LocalTask("Mine", "Classification", tmp_path / "data.jsonl", train=tmp_path / "train.jsonl"))

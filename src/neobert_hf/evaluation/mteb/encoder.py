@@ -38,24 +38,16 @@ class InstructionEncoder(AbsEncoder):
     Args:
         model: any model, fine-tuned or not.
         name: name of the model in MTEB's results.
-        prompts: the prompt of each task, by the task's name; if the task has queries, only they get it. Other tasks get
-            the prompts that the model was saved with.
-        document_prompts: of the tasks in `prompts` that have queries, the prompt of the documents. Documents of tasks
-            that are only in `prompts` get no prompt.
+        prompts: for a task, the prompt for `query` and `document`; a task without queries has the first before all its
+            texts. Tasks that are not named get the prompts that the model was saved with.
         tasks: a contextual model makes the context of a task from its texts, before anything of it is encoded.
     """
 
     def __init__(
-        self,
-        model: SentenceTransformer,
-        name: str,
-        prompts: dict[str, str],
-        document_prompts: dict[str, str] | None = None,
-        tasks: Iterable[AbsTask] = (),
+        self, model: SentenceTransformer, name: str, prompts: dict[str, dict[str, str]], tasks: Iterable[AbsTask] = ()
     ):
         self.model = model
         self.prompts = prompts
-        self.document_prompts = document_prompts or {}
         self.tasks = {task.metadata.name: task for task in tasks}
         self.parts = {part.metadata.name: part for task in tasks for part in parts_of(task) if part is not task}
         # The context that a contextual model was given last, by task and subset.
@@ -66,10 +58,10 @@ class InstructionEncoder(AbsEncoder):
 
     def prompt(self, task: str, prompt_type: PromptType | None) -> str | None:
         """The prompt for texts of a task; None leaves the choice to the model."""
-        if task not in self.prompts:
-            return self.own_prompt(task, prompt_type)
-        # An empty prompt, unlike None, also suppresses the model's own prompt.
-        return self.document_prompts.get(task, "") if prompt_type == PromptType.document else self.prompts[task]
+        if task in self.prompts:
+            # An empty prompt, unlike None, also suppresses the model's own prompt.
+            return self.prompts[task]["document" if prompt_type == PromptType.document else "query"]
+        return self.own_prompt(task, prompt_type)
 
     def own_prompt(self, task: str, prompt_type: PromptType | None) -> str | None:
         """The prompt that the model was saved with for such texts: that of the task's name, if it has one."""

@@ -21,8 +21,9 @@ from mteb.abstasks.task_metadata import TaskMetadata
 
 from neobert_hf.common.fingerprints import fingerprint
 from neobert_hf.common.paths import check_file_name
-from neobert_hf.common.settings import read_yaml
-from neobert_hf.data.entries import check_mapping, read_entry
+from neobert_hf.common.settings import nearest, read_yaml
+from neobert_hf.data.entries import read_entry
+from neobert_hf.data.held_out import report_repeated
 from neobert_hf.data.tables import Row, local_files, read_rows
 from neobert_hf.evaluation.mteb.encoder import TYPES_WITH_QUERIES
 
@@ -55,23 +56,20 @@ class LocalTask:
     document_instruction: str | None = None
 
     def __post_init__(self):
-        check_file_name(self.name, "The name of a local task")
+        check_file_name(self.name, "its name")
         if self.type not in TYPES:
-            raise ValueError(f"Task {self.name}: unknown type {self.type!r}; known are {', '.join(TYPES)}.")
-        if self.document_instruction is not None and self.type not in TYPES_WITH_QUERIES:
-            raise ValueError(f"Task {self.name}: type {self.type} has no documents: leave `document_instruction` out.")
-        if self.document_instruction is not None and self.instruction is None:
-            raise ValueError(f'Task {self.name}: set `instruction` as well; with `instruction: ""` queries have none.')
+            raise ValueError(f"unknown type {self.type!r}{nearest(self.type, list(TYPES))}")
         _, _, columns, further = TYPES[self.type]
         if unused := self.files.keys() - {"data", *further}:
-            raise ValueError(f"Task {self.name}: type {self.type} takes no `{unused.pop()}`.")
+            raise ValueError(f"the type {self.type} takes no `{unused.pop()}`.")
         if self.type == "Classification" and self.train is None:
-            raise ValueError(f"Task {self.name}: type Classification needs `train`, the file to learn from.")
-        if len(set(self.columns.values())) < len(self.columns):
-            raise ValueError(f"Task {self.name}: `columns` names one column twice: {self.columns}.")
+            raise ValueError("the type Classification needs `train`, the file to learn from.")
         if unknown := self.columns.keys() - set(columns):
-            known = ", ".join(columns)
-            raise ValueError(f"Task {self.name}: `columns` names {unknown.pop()!r}; type {self.type} has {known}.")
+            raise ValueError(f"`columns` names {unknown.pop()!r}; the type {self.type} has {', '.join(columns)}.")
+        if self.document_instruction is not None and self.type not in TYPES_WITH_QUERIES:
+            raise ValueError(f"the type {self.type} has no documents: leave `document_instruction` out.")
+        if self.document_instruction is not None and self.instruction is None:
+            raise ValueError('set `instruction` as well; with `instruction: ""` queries have none.')
 
     @property
     def files(self) -> dict[str, str | Path]:
@@ -118,23 +116,24 @@ def make_task(local: LocalTask) -> AbsTask:
     return type(f"Local{local.type}", (base,), {"metadata": metadata, "load_data": load_data} | column_names)()
 
 
-def read_local_tasks(file: str | Path) -> tuple[list[AbsTask], dict[str, str | dict[str, str] | None]]:
+def read_local_tasks(file: str | Path) -> tuple[list[AbsTask], dict[str, dict[str, str]]]:
     """Read a YAML file of local tasks, such as configs/mteb/local_tasks.yaml.
 
     Returns:
-        The tasks, and the instruction of each by its name, or one for `query` and one for `document`; None if the
-        file has none.
+        The tasks, and the instructions of those that have some, by task and role (`query`, `document`).
+
+    Raises:
+        FileNotFoundError, ValueError: as for `make_task`, and for keys and types that do not fit.
     """
     tasks, instructions = [], {}
     for name, entry in read_yaml(file).items():
-        where = f"{file}, task {name}"
-        entry = {key: value for key, value in check_mapping(where, entry).items() if value is not None}
-        files = {part: str(Path(file).parent / entry[part]) for part in ("data", "corpus", "train") if part in entry}
-        local = read_entry(LocalTask, where, entry | files, name=str(name))
+        local = read_entry(LocalTask, f"{file}, task {name}", entry, name=name)
+        # Paths in a file are relative to that file.
+        for part, path in local.files.items():
+            setattr(local, part, Path(file).parent / path)
         tasks.append(make_task(local))
-        instructions[local.name] = local.instruction
-        if local.document_instruction is not None:
-            instructions[local.name] = {"query": local.instruction, "document": local.document_instruction}
+        if local.instruction is not None:
+            instructions[name] = {"query": local.instruction, "document": local.document_instruction or ""}
     return tasks, instructions
 
 
@@ -166,22 +165,16 @@ def _value(row: Row, column: str, name: str, task_type: str) -> Any:
 def _check_scorable(local: LocalTask, tables: dict[str, Dataset]) -> None:
     """Refuse data on which any model is right, or none can be."""
     data = tables["data"]
-    if local.type == "STS" and len(set(data["score"])) < 2:
-        raise ValueError(f"every score is {data['score'][0]}; nothing correlates with a constant. Add others.")
-    if "label" in data.column_names:
-        learned = tables.get("train", data).unique("label")
-        if len(learned) < 2:
-            raise ValueError(f"every label is {learned[0]!r}; any model gets that right. Give two or more.")
-        if unknown := [label for label in data.unique("label") if label not in learned]:
-            known = ", ".join(map(repr, learned[:5]))
-            raise ValueError(f"the label {unknown[0]!r} of `data` is not in `train`, which has {known}. Add it there.")
+    answers = {"STS": "score", "Classification": "label", "Clustering": "label", "PairClassification": "label"}
+    if local.type not in answers:
+        return
+    column, learned = answers[local.type], tables.get("train", data)
+    if len(known := learned.unique(column)) < 2:
+        raise ValueError(f"every {column} is {known[0]!r}: no model can be told from another. Add others.")
     if "train" in tables:
-        trained, asked = set(tables["train"]["text"][:]), data["text"][:]
-        repeated = sum(text in trained for text in asked)
-        if repeated == len(asked):
-            raise ValueError("all texts of `data` are also in `train`: any model gets them right. Give others.")
-        if repeated:
-            print(f"Task {local.name}: {repeated:,} of {len(asked):,} texts of `data` are also in `train`.", flush=True)
+        if unknown := set(data["label"]) - set(known):
+            raise ValueError(f"the label {unknown.pop()!r} of `data` is not in `train`. Add it there.")
+        report_repeated(set(learned["text"]), data["text"], f"`data` of {local.name}")
 
 
 def _mteb_format(task_type: str, tables: dict[str, Dataset]) -> DatasetDict | dict:

@@ -78,13 +78,8 @@ def benchmark_types(name: str) -> dict[str, str]:
     return {task.metadata.name: task.metadata.type for task in benchmark_tasks(name)}
 
 
-# By task: its instruction, or one for `query` and one for `document`.
-Instructions = dict[str, str | dict[str, str]]
-
-
-def by_role(entry: str | dict[str, str]) -> dict[str, str]:
-    """The instructions of a task by `query` and `document`: a single one is for queries."""
-    return entry if isinstance(entry, dict) else {"query": entry}
+# By task: its instruction for `query`, which is for all texts of a task without queries, and one for `document`.
+Instructions = dict[str, dict[str, str]]
 
 
 def collect_tasks(settings: MTEBSettings) -> tuple[list[AbsTask], Instructions]:
@@ -94,64 +89,43 @@ def collect_tasks(settings: MTEBSettings) -> tuple[list[AbsTask], Instructions]:
         The tasks, and the instructions by task name. Tasks without instructions are evaluated with the prompts that the
         model was saved with.
     """
-    benchmark = benchmark_tasks(settings.benchmark) if settings.mteb else []
-    local, local_instructions = read_local_tasks(settings.local_tasks) if settings.local_tasks else ([], {})
-    if clashing := {task.metadata.name for task in benchmark} & local_instructions.keys():
-        raise ValueError(
-            f"{settings.local_tasks}: {clashing.pop()} is a task of {settings.benchmark}; give yours another name."
-        )
-    chosen = select_tasks(benchmark + local, settings.tasks, settings.types)
-    if settings.instructions is not None and not benchmark:
+    tasks = benchmark_tasks(settings.benchmark) if settings.mteb else []
+    local, instructions = read_local_tasks(settings.local_tasks) if settings.local_tasks else ([], {})
+    if settings.instructions is not None and not settings.mteb:
         raise ValueError("`instructions` are for the tasks of MTEB, but `mteb` is false; local tasks have their own.")
-    if settings.instructions is None and benchmark and any(local_instructions.values()):
-        raise ValueError(
-            "The local tasks have instructions, but MTEB's have none: set `instructions`, or `mteb` to false."
-        )
-    instructions = {}
     if settings.instructions is not None:
-        instructions = read_instructions(settings.instructions, benchmark, settings.benchmark)
-    given = {name: text for name, text in local_instructions.items() if text is not None}
-    return chosen, instructions | given
-
-
-def select_tasks(tasks: list[AbsTask], names: list[str], types: list[str]) -> list[AbsTask]:
-    """The tasks of these names and types; empty lists select all."""
-    known_names = [task.metadata.name for task in tasks]
-    known_types = sorted({task.metadata.type for task in tasks})
-    for kind, wanted, known in (("task", names, known_names), ("type", types, known_types)):
+        instructions = read_instructions(settings.instructions, tasks) | instructions
+    tasks = tasks + local
+    names, types = ([getattr(task.metadata, name) for task in tasks] for name in ("name", "type"))
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"{settings.local_tasks}: {twice[0]} is a task of MTEB; give yours another name.")
+    for kind, wanted, known in (("task", settings.tasks, names), ("type", settings.types, types)):
         for name in wanted:
             if name not in known:
-                raise ValueError(f"Unknown {kind} {name!r}{nearest(name, known)}")
+                raise ValueError(f"Unknown {kind} {name!r}{nearest(name, sorted(set(known)))}")
     chosen = [
         task
-        for task in tasks
-        if (not names or task.metadata.name in names) and (not types or task.metadata.type in types)
+        for task, name, kind in zip(tasks, names, types)
+        if (not settings.tasks or name in settings.tasks) and (not settings.types or kind in settings.types)
     ]
     if not chosen:
-        raise ValueError(f"None of {len(tasks)} tasks is selected: `tasks` is {names}, `types` is {types}.")
-    return chosen
+        raise ValueError(f"No task is selected: `tasks` is {settings.tasks}, `types` is {settings.types}.")
+    return chosen, instructions
 
 
-def read_instructions(file: str, tasks: list[AbsTask], benchmark: str) -> Instructions:
-    """Read one instruction for each task, or one for its queries and one for its documents. Refuse other tasks.
-
-    Args:
-        benchmark: its name, for errors.
-    """
-    instructions = read_yaml(file)
+def read_instructions(file: str, tasks: list[AbsTask]) -> Instructions:
+    """Read one instruction for each task, or one for its queries and one for its documents. Refuse other tasks."""
     types = {task.metadata.name: task.metadata.type for task in tasks}
-    for name, entry in instructions.items():
-        roles = by_role(entry)
+    instructions = {}
+    for name, entry in read_yaml(file).items():
+        roles = instructions[name] = entry if isinstance(entry, dict) else {"query": entry}
+        if name not in types:
+            raise ValueError(f"{file}: {name!r} is not a task of this benchmark{nearest(name, list(types))}")
         if not roles.keys() <= {"query", "document"} or not all(isinstance(text, str) for text in roles.values()):
-            raise ValueError(
-                f"{file} must hold one `Task: instruction` or `Task: {{query: ..., document: ...}}` a line."
-            )
-        if roles.get("document") and types.get(name, "Retrieval") not in TYPES_WITH_QUERIES:
+            raise ValueError(f"{file}: {name} must be a text, or have the keys `query` and `document`.")
+        if roles.get("document") and types[name] not in TYPES_WITH_QUERIES:
             raise ValueError(f"{file}: {name} is of the type {types[name]} and has no documents: give one instruction.")
-    names = types.keys()
-    if surplus := sorted(instructions.keys() - names):
-        raise ValueError(f"{file}: {surplus[0]!r} is not a task of {benchmark}{nearest(surplus[0], list(names))}")
-    if missing := sorted(names - instructions.keys()):
+    if missing := sorted(types.keys() - instructions.keys()):
         raise ValueError(f"{file} has no instruction for {', '.join(missing)}. Write an empty one ('') for none.")
     return instructions
 
@@ -164,22 +138,17 @@ def choose_template(settings: MTEBSettings, model: SentenceTransformer) -> str:
     return as_prompt("{instruction}", separator_text(separator, model.tokenizer))
 
 
-def build_prompts(
-    instructions: Instructions, tasks: list[AbsTask], template: str, role: Literal["query", "document"] = "query"
-) -> dict[str, str]:
-    """The prompt of each task with an instruction and, if a task has several parts, of each part.
+def build_prompts(instructions: Instructions, tasks: list[AbsTask], template: str) -> dict[str, dict[str, str]]:
+    """The prompts for `query` and `document` of each task with instructions, and of each part of such a task.
 
     Args:
         template: what `choose_template` returns.
-        role: role of the texts. In tasks without queries, all texts count as `query` here.
     """
     prompts = {}
-    for task in tasks:
-        if task.metadata.name not in instructions:
-            continue
-        instruction = by_role(instructions[task.metadata.name]).get(role, "").strip()
-        prompt = template.replace("{instruction}", instruction) if instruction else ""
-        prompts |= {part.metadata.name: prompt for part in (task, *parts_of(task))}
+    for task in (task for task in tasks if task.metadata.name in instructions):
+        texts = {role: instructions[task.metadata.name].get(role, "").strip() for role in ("query", "document")}
+        of_task = {role: template.replace("{instruction}", text) if text else "" for role, text in texts.items()}
+        prompts |= {part.metadata.name: of_task for part in (task, *parts_of(task))}
     return prompts
 
 
