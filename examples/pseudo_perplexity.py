@@ -8,7 +8,7 @@
         --lengths 4096 8192 16384 32768 --rope native yarn:4 dynamic:8 --output_dir runs/long
 
 This measures any masked language model of Transformers on any text, and needs `pip install 'neobert_hf[eval]'`. Every
-position of a document is masked in turn, or only some of them with `--sample` or `--stride`. After an interruption, run
+position of a document is masked in turn, or only some of them with `--sample`. After an interruption, run
 the same command again: at most one batch is lost, and no position is scored twice. `output_dir` gets `scores.parquet`
 (a row for each model, RoPE setting, document and length), `pseudo_perplexity.md` and `pseudo_perplexity.png`. Compare
 only models with the same tokenizer: another tokenizer divides a text into other tokens.

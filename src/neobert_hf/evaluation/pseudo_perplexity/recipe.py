@@ -14,7 +14,7 @@ from neobert_hf.common.fingerprints import model_fingerprint
 from neobert_hf.common.paths import check_file_name, check_model_exists
 from neobert_hf.common.tokenizers import load_tokenizer
 from neobert_hf.data.tables import stream_text
-from neobert_hf.evaluation.pseudo_perplexity.rope_scaling import parse_rope, scale_rope
+from neobert_hf.evaluation.pseudo_perplexity.rope_scaling import scale_rope
 from neobert_hf.evaluation.pseudo_perplexity.scoring import (
     MaskableText,
     append_losses,
@@ -54,7 +54,6 @@ class PseudoPerplexityArguments:
     sample: int | None = field(
         default=None, metadata={"help": "score this many random positions of each document; all if unset"}
     )
-    stride: int = field(default=1, metadata={"help": "score every n-th position"})
     seed: int = field(default=0, metadata={"help": "seed of `sample`"})
     batch_tokens: int = field(
         default=16384, metadata={"help": "tokens of a batch (at least one sequence); does not change results"}
@@ -67,16 +66,12 @@ class PseudoPerplexityArguments:
     def __post_init__(self):
         if self.lengths and self.max_length is not None:
             raise ValueError("`lengths` and `max_length` both cut documents: give one of them.")
-        if self.sample is not None and self.stride != 1:
-            raise ValueError("`sample` and `stride` both choose positions: give one of them.")
         for entry in self.models:
             if not re.fullmatch("[^/=]+=.+", entry):
                 raise ValueError(f"`models` holds {entry!r}; write name=path, the name without a slash.")
             check_file_name(entry.split("=")[0], "A name in `models`")
         if len(self.paths) < len(self.models):
             raise ValueError(f"`models` is {self.models}: give each model a name of its own.")
-        for setting in self.rope:
-            parse_rope(setting)
 
     @property
     def paths(self) -> dict[str, str]:
@@ -129,7 +124,7 @@ def plan_jobs(settings: PseudoPerplexityArguments) -> list[Job]:
     Raises:
         SettingsMismatch: if stored losses are of other weights, settings or documents.
     """
-    names = ("dtype", "max_length", "min_tokens", "max_documents", "sample", "stride", "seed")
+    names = ("dtype", "max_length", "min_tokens", "max_documents", "sample", "seed")
     shared = {name: getattr(settings, name) for name in names}
     for path in settings.paths.values():
         check_model_exists(path, "models")
@@ -156,9 +151,6 @@ def score_all(jobs: list[Job], settings: PseudoPerplexityArguments) -> None:
     """
     missing = [job for job in jobs if len(job.losses) < job.rows]
     for (path, rope), group in groupby(missing, key=lambda job: (job.path, job.rope)):
-        group = list(group)
-        # On a copy, for the same reason.
-        check_length(load_model(path, rope, settings), group[-1])
         model = load_model(path, rope, settings)
         for job in group:
             job.score(model, settings.batch_tokens)
@@ -175,18 +167,6 @@ def load_model(path: str, rope: str, settings: PseudoPerplexityArguments) -> Pre
         # Transformers would initialise them at random, with a warning that is lost between progress bars.
         raise ValueError(f"{path} is no masked language model: it lacks {', '.join(missing[:4])}.")
     return model.to(settings.device or ("cuda" if torch.cuda.is_available() else "cpu")).eval()
-
-
-def check_length(model: PreTrainedModel, job: Job) -> None:
-    """Run a model once on its longest sequence, before hours of work on shorter ones."""
-    longest = job.texts[-1]
-    try:
-        masked_losses(model, [(longest, longest.positions[0])], job.mask_id)
-    except (IndexError, RuntimeError, ValueError) as error:
-        raise ValueError(
-            f"{job.model} cannot read a sequence of {len(longest.ids):,} tokens: {error}. Give a smaller `max_length`, "
-            "or smaller `lengths`."
-        ) from error
 
 
 def tokenizer_of(path: str) -> PreTrainedTokenizerBase:
@@ -215,7 +195,7 @@ def read_texts(
             cut = length or settings.max_length
             ids = tokenizer(text, truncation=cut is not None, max_length=cut, verbose=False)["input_ids"]
             special = tokenizer.all_special_ids
-            chosen = choose_positions(number, ids, special, settings.sample, settings.stride, settings.seed)
+            chosen = choose_positions(number, ids, special, settings.sample, settings.seed)
             if not chosen.maskable:
                 raise ValueError(
                     f"Row {number:,} of {settings.source!r} holds nothing to mask, only {tokens} special tokens: "

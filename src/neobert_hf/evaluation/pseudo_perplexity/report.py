@@ -77,17 +77,11 @@ def table(points: dict[str, dict[int, dict]]) -> str:
 def plot(points: dict[str, dict[int, dict]], file: Path) -> None:
     """Plot a line for each curve, as in Figure 2."""
     lines = [
-        Line(
-            [(length, point["pseudo_perplexity"]) for length, point in curve.items()],
-            name,
-            {"marker": "o", "markersize": 4},
-        )
+        Line([(length, point["pseudo_perplexity"]) for length, point in curve.items()], name, {"marker": "o"})
         for name, curve in points.items()
     ]
     labels = {"xlabel": "length (tokens)", "ylabel": "pseudo-perplexity", "yscale": "log"}
-    labels["title"] = "Geometric mean over documents"
-    legend = {"loc": "upper left", "bbox_to_anchor": (1, 1)}
-    plot_lines(file, [Panel(lines, labels, lengths_of(points), legend)], size=(8, 5))
+    plot_lines(file, [Panel(lines, labels, lengths_of(points))], size=(8, 5))
 
 
 def write_report(output: Path, jobs: list[Job]) -> str:

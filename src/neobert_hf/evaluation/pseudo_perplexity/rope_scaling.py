@@ -1,26 +1,8 @@
 """RoPE scaling by name, such as `yarn:4`, without editing a checkpoint."""
 
+import re
+
 from transformers import PreTrainedConfig
-
-
-TYPES = ("linear", "dynamic", "yarn")
-
-
-def parse_rope(setting: str) -> tuple[str, float] | None:
-    """Type and factor of a setting; None for `native`."""
-    if setting == "native":
-        return None
-    kind, _, number = setting.partition(":")
-    try:
-        factor = float(number)
-    except ValueError:
-        factor = 0.0
-    if kind not in TYPES or not 1 < factor < float("inf"):
-        raise ValueError(
-            f"Unknown RoPE setting {setting!r}; allowed are native and {', '.join(f'{name}:FACTOR' for name in TYPES)} "
-            "with a factor above 1, such as yarn:4."
-        )
-    return kind, factor
 
 
 def scale_rope(config: PreTrainedConfig, setting: str) -> None:
@@ -34,21 +16,24 @@ def scale_rope(config: PreTrainedConfig, setting: str) -> None:
         setting: `native`, which changes nothing, or type and factor: `linear:2` (positions divided, Chen et al., 2023,
             arXiv 2306.15595), `dynamic:8` (NTK-aware, by the sequence's length), `yarn:4` (Peng et al., 2023, arXiv
             2309.00071).
+
+    Raises:
+        ValueError: if there is no such setting, or the model has no RoPE, or one that is scaled already.
     """
-    parsed = parse_rope(setting)
-    if parsed is None:
+    if setting == "native":
         return
-    kind, factor = parsed
+    match = re.fullmatch(r"(linear|dynamic|yarn):(\d+\.?\d*)", setting)
+    if not match or float(match[2]) <= 1:
+        raise ValueError(
+            f"`rope` holds {setting!r}; give native, or linear, dynamic or yarn with a factor above 1, such as yarn:4."
+        )
     parameters = getattr(config, "rope_parameters", None)
     if not parameters or not getattr(config, "rope", True):
-        raise ValueError(f"RoPE setting {setting!r}: this {config.model_type} has no RoPE to scale. Use native.")
+        raise ValueError(f"`rope` holds {setting!r}, but this {config.model_type} has no RoPE to scale. Use native.")
     nested = "full_attention" in parameters
     stored = parameters["full_attention"] if nested else parameters
     if stored["rope_type"] != "default":
-        raise ValueError(
-            f"RoPE setting {setting!r}: the RoPE of this checkpoint is scaled already, {stored}. Use native, or the "
-            "checkpoint without scaling."
-        )
-    scaled = stored | {"rope_type": kind, "factor": factor}
+        raise ValueError(f"`rope` holds {setting!r}, but the RoPE of this checkpoint is scaled already: {stored}.")
+    scaled = stored | {"rope_type": match[1], "factor": float(match[2])}
     config.rope_parameters = parameters | {"full_attention": scaled} if nested else scaled
     config.standardize_rope_params()

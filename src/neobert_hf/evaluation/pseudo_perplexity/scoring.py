@@ -2,8 +2,7 @@
 
 Section 5.3: mask each position i in turn and take the cross-entropy l_i of its token; exp of their mean is the
 sequence's pseudo-perplexity (Salazar et al., 2020, arXiv 1910.14659). This takes n forward passes over n tokens each.
-A random subset of the positions gives an estimate with a confidence interval. (For every k-th position, the
-interval is computed as for as many random positions.)
+A random subset of the positions gives an estimate with a confidence interval.
 """
 
 import json
@@ -43,12 +42,11 @@ class MaskableText:
 
 
 def choose_positions(
-    document: int, ids: Sequence[int], special_ids: list[int], sample: int | None = None, stride: int = 1, seed: int = 0
+    document: int, ids: Sequence[int], special_ids: list[int], sample: int | None = None, seed: int = 0
 ) -> MaskableText:
-    """Choose all positions, every `stride`-th, or `sample` random ones that depend only on seed and document."""
+    """Choose all positions, or `sample` random ones that depend only on seed and document."""
     ids = np.asarray(ids)
-    maskable = np.flatnonzero(~np.isin(ids, special_ids))
-    positions = maskable[::stride]
+    positions = maskable = np.flatnonzero(~np.isin(ids, special_ids))
     if sample is not None and sample < len(maskable):
         positions = np.sort(np.random.default_rng([seed, document]).choice(maskable, sample, replace=False))
     return MaskableText(document, ids, positions, len(maskable))
