@@ -32,7 +32,7 @@ from neobert_hf.evaluation.mteb.recipe import (
     collect_tasks,
 )
 from neobert_hf.evaluation.mteb.report import read_published, write_report
-from neobert_hf.evaluation.mteb.results import Results, ResultSettings, evaluate
+from neobert_hf.evaluation.mteb.results import Results, evaluate
 from neobert_hf.evaluation.results import name_of_model
 
 
@@ -61,20 +61,20 @@ def main(args: list[str] | None = None) -> None:
     )
     prompts = build_prompts(instructions, tasks, choose_template(settings, model))
     encoder = InstructionEncoder(model, name, prompts, tasks)
-    result_settings = ResultSettings(
-        model=embedding_fingerprint(model),
-        dtype=str(dtype).removeprefix("torch."),
-        max_length=model.max_seq_length,
-        truncate_dim=settings.truncate_dim,
-    )
-    print(f"{name}: {result_settings}, on {device}; {len(tasks)} tasks", flush=True)
+    depends_on = {
+        "model": embedding_fingerprint(model),
+        "dtype": str(dtype).removeprefix("torch."),
+        "max_length": model.max_seq_length,
+        "truncate_dim": settings.truncate_dim,
+    }
+    print(f"{name}: {depends_on}, on {device}; {len(tasks)} tasks", flush=True)
     if note := encoder.note([task.metadata for task in tasks]):
         print(note, flush=True)
 
     # 3. Evaluation, task by task
     # Several processes may write the folder; each locks its task. Results say themselves whose they are.
     mark_folder(output, "run_mteb.py", reports)
-    failed = evaluate(Results(output / name, result_settings, encoder), tasks, settings.batch_size)
+    failed = evaluate(Results(output / name, depends_on, encoder), tasks, settings.batch_size)
 
     # 4. Report on all models in the folder
     if len(failed) < len(tasks):

@@ -94,6 +94,3 @@ def test_texts_of_large_tasks_and_of_several_subsets():
 
     texts = context_texts(Task, "de", SIZE)
     assert len(texts) == 2 * 100 and all(text.startswith("de ") for text in texts[:100]) and set(texts[100:]) == {"x"}
-    Task.column_names = ("nothing",)
-    with pytest.raises(ValueError, match="Task task has no texts for a context, in sentence1, sentence2"):
-        context_texts(Task, "en", SIZE)

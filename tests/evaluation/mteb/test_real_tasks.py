@@ -158,4 +158,4 @@ def test_all_56_real_tasks(models, tmp_path, monkeypatch):
     counts = Counter(benchmark_types("MTEB(eng, v1)").values())
     assert {kind: report["types"][kind]["tasks"] for kind in TASK_TYPES} == counts
     assert len(prompts) == 67 and prompts == expected_prompts(INSTRUCTIONS)
-    assert "[" not in (tmp_path / "report.md").read_text().split("## ")[0].split("Scores of")[0]
+    assert "[" not in (tmp_path / "report.md").read_text().split("## ")[0].split("Scores in")[0]

@@ -18,7 +18,7 @@ from neobert_hf.evaluation.mteb.encoder import InstructionEncoder
 from neobert_hf.evaluation.mteb.local_tasks import TYPES, LocalTask, make_task, read_local_tasks
 from neobert_hf.evaluation.mteb.recipe import MTEBSettings, benchmark_types, choose_dtype, collect_tasks
 from neobert_hf.evaluation.mteb.report import TASK_TYPES, read_published, write_report
-from neobert_hf.evaluation.mteb.results import Results, ResultSettings, evaluate
+from neobert_hf.evaluation.mteb.results import Results, evaluate
 from neobert_hf.evaluation.results import name_of_model
 from tests.helpers.models import ROOT
 from tests.helpers.mteb_tasks import (
@@ -292,6 +292,6 @@ def test_results_need_no_script(local, models, tmp_path):
     model = load_embedding_model(models[0], torch.float32, device="cpu")
     task = make_task(LocalTask("Mine", "PairClassification", local / "pairs.jsonl"))
     encoder = InstructionEncoder(model, "mine", {}, [task])
-    settings = ResultSettings(embedding_fingerprint(model), "float32", model.max_seq_length, None)
+    settings = {"model": embedding_fingerprint(model)}
     assert evaluate(Results(tmp_path / "mine", settings, encoder), [task], batch_size=8) == {}
     assert json.loads((tmp_path / "mine" / "Mine.json").read_text())["metric"] == "max_ap"

@@ -256,13 +256,9 @@ class GlueEvaluation:
 
     def _wait_for(self, task: str | None) -> None:
         """Wait until all runs of a task have a result, including those of other processes and machines."""
-        runs, waited = [run for run in self.runs if run.task == task], 0
-        while missing := [run.name for run in runs if not self._file(run).exists()]:
-            if waited % 600 == 0:
-                print(
-                    f"waiting for {len(missing)} runs of other processes or shards, such as {missing[0]}. If nothing "
-                    "runs them, start their shard, or the same command without `--shard`.",
-                    flush=True,
-                )
+        said = None
+        while missing := [run.name for run in self.runs if run.task == task and not self._file(run).exists()]:
+            if missing != said:
+                print(f"waiting for {', '.join(missing)}, the runs of other processes or shards", flush=True)
+            said = missing
             time.sleep(10)
-            waited += 10

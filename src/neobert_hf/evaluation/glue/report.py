@@ -33,13 +33,12 @@ def read_published(file: str) -> Published:
     return Published(**read_yaml(file))
 
 
-def summarize(model: str, results: list[dict]) -> dict:
-    """The best hyperparameters of a task by their mean over seeds, and their scores in percent.
+def summarize(results: list[dict]) -> dict | None:
+    """The best hyperparameters of a task by their mean over seeds, and their scores in percent; None if all diverged.
 
     Returns:
         `score`, the mean over seeds; `std`, its standard deviation, None for one seed; `seeds`; the mean of each of
-        `metrics`; `hyperparameters`; how many `runs` there were; the fingerprints of the `data`; the names of the runs
-        that `diverged`. None for the scores if all runs diverged.
+        `metrics`; `hyperparameters`; how many `runs` there were; the fingerprints of the `data`.
     """
     groups = defaultdict(list)
     for result in results:
@@ -50,32 +49,38 @@ def summarize(model: str, results: list[dict]) -> dict:
         for point, runs in groups.items()
         if all(run["score"] is not None for run in runs)
     }
-    summary = {"runs": len(results), "data": results[0]["settings"]["data"]}
-    summary["diverged"] = [f"{model}/{result['run']}" for result in results if result["score"] is None]
     if not means:
-        return summary | {"score": None}
+        return None
     best = max(means, key=means.get)
     runs = groups[best]
-    metrics = {name: 100 * statistics.mean(run["metrics"][name] for run in runs) for name in runs[0]["metrics"]}
-    std = statistics.stdev(100 * run["score"] for run in runs) if len(runs) > 1 else None
-    return summary | {
+    return {
         "score": means[best],
-        "std": std,
+        "std": statistics.stdev(100 * run["score"] for run in runs) if len(runs) > 1 else None,
         "seeds": len(runs),
-        "metrics": metrics,
+        "metrics": {name: 100 * statistics.mean(run["metrics"][name] for run in runs) for name in runs[0]["metrics"]},
         "hyperparameters": best,
+        "runs": len(results),
+        "data": results[0]["settings"]["data"],
     }
 
 
-def collect(folder: Path) -> dict[str, dict[str, dict]]:
-    """What `summarize` returns for the results of all models in a folder, by model and task."""
-    models = defaultdict(dict)
+def collect(folder: Path) -> tuple[dict[str, dict[str, dict]], list[str]]:
+    """Read the results of all models in a folder.
+
+    Returns:
+        What `summarize` returns, by model and task, and the runs that diverged, as `model/task/run`.
+    """
+    models, diverged = defaultdict(dict), []
     for model in sorted(path for path in folder.iterdir() if path.is_dir()):
-        results = read_results(model).values()
-        for task in dict.fromkeys(result["task"] for result in results):
-            runs = [result for result in results if result["task"] == task]
-            models[model.name][task] = summarize(model.name, runs)
-    return dict(models)
+        by_task = defaultdict(list)
+        for result in read_results(model).values():
+            by_task[result["task"]].append(result)
+            if result["score"] is None:
+                diverged.append(f"{model.name}/{result['run']}")
+        for task, results in by_task.items():
+            if (summary := summarize(results)) is not None:
+                models[model.name][task] = summary
+    return dict(models), diverged
 
 
 def score_cell(summary: dict | None) -> str:
@@ -140,17 +145,12 @@ def details_table(models: dict[str, dict]) -> list[str]:
 
 def write_report(folder: Path, published: Published | None) -> str:
     """Write `report.md` and `report.json` on all models in a folder; returns the Markdown."""
-    found = collect(folder)
-    models = {
-        model: {task: summary for task, summary in tasks.items() if summary["score"] is not None}
-        for model, tasks in found.items()
-    }
+    models, diverged = collect(folder)
     lines = ["# GLUE", ""]
     if published is not None:
         lines += published_table(models, published) + gains_table(models, published)
     lines += details_table(models)
     lines += note_on_data([(task, summary["data"]) for tasks in models.values() for task, summary in tasks.items()])
-    diverged = [run for tasks in found.values() for summary in tasks.values() for run in summary["diverged"]]
     if diverged:
         lines += [f"Diverged, and not part of any mean: {', '.join(diverged)}.", ""]
     text = "\n".join(lines)

@@ -6,7 +6,6 @@ shard resumes when its own command is repeated.
 
 import json
 import os
-import re
 from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from pathlib import Path
@@ -175,11 +174,10 @@ def own_share(shard: str | None, process: int, processes: int) -> tuple[int, int
         process: number of this process on this machine.
         processes: how many processes each machine has; the same on all machines.
     """
-    match = re.fullmatch(r"(\d+)/(\d+)", shard or "1/1")
-    number, shards = (int(match[1]), int(match[2])) if match else (0, 0)
-    if not 1 <= number <= shards:
+    number, _, shards = (shard or "1/1").partition("/")
+    if not (number.isdecimal() and shards.isdecimal() and 1 <= int(number) <= int(shards)):
         raise ValueError(f"`shard` is {shard!r}; it must be k/n with k from 1 to n, such as 3/8.")
-    return (number - 1) * processes + process, shards * processes
+    return (int(number) - 1) * processes + process, int(shards) * processes
 
 
 def separate_processes() -> tuple[int, int]:

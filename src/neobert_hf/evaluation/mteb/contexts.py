@@ -5,8 +5,7 @@ has neither, the evaluated texts (as the reference code of CDE does; no label is
 """
 
 import random
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from datasets import Dataset
 from mteb.abstasks import AbsTask, AbsTaskRetrieval
@@ -30,41 +29,26 @@ def source_of(task: AbsTask) -> str:
 
 
 def context_texts(task: AbsTask, subset: str, size: int) -> list[str]:
-    """Texts from which a context of this size can be drawn, for a subset of a task whose data are loaded.
-
-    Raises:
-        ValueError: if there are no texts in the expected columns.
-    """
+    """Texts from which a context of this size can be drawn, for a subset of a task whose data are loaded."""
     data = task.dataset[subset] if subset in task.dataset else task.dataset
     split = task.eval_splits[0]
     if isinstance(task, AbsTaskRetrieval):
-        rows, columns = data[split]["corpus"], ["title", "text"]
-    else:
-        rows = data[task.train_split if getattr(task, "train_split", None) else split]
-        named = [getattr(task, name) for name in COLUMN_NAMES if getattr(task, name, None)]
-        columns = [column for names in named for column in ([names] if isinstance(names, str) else names)]
-    rows = _some_rows(rows, LOOKED_AT * size)
-    columns = [column for column in columns if column in rows.column_names]
-    if isinstance(task, AbsTaskRetrieval):
         # As MTEB joins them.
-        texts = [" ".join(filter(None, values)).strip() for values in zip(*(rows[column] for column in columns))]
-    else:
-        texts = [text for column in columns for text in _texts_in(rows[column][:])]
-    if not any(text.strip() for text in texts):
-        raise ValueError(f"Task {task.metadata.name} has no texts for a context, in {', '.join(rows.column_names)}.")
-    return texts
+        rows = _some_rows(data[split]["corpus"], LOOKED_AT * size)
+        return [f"{row.get('title') or ''} {row['text']}".strip() for row in rows]
+    rows = _some_rows(data[getattr(task, "train_split", None) or split], LOOKED_AT * size)
+    named = list(_texts_in([getattr(task, name, None) or [] for name in COLUMN_NAMES]))
+    return [text for column in named if column in rows.column_names for text in _texts_in(rows[column][:])]
 
 
 def _some_rows(rows: Dataset, count: int) -> Dataset:
-    if len(rows) <= count:
-        return rows
-    return rows.select(sorted(random.Random(SEED).sample(range(len(rows)), count)))
+    return rows.select(sorted(random.Random(SEED).sample(range(len(rows)), min(count, len(rows)))))
 
 
-def _texts_in(value: Any) -> Iterator[str]:
-    """The texts of a cell, which may be a text or nested lists of texts."""
+def _texts_in(value: str | Sequence) -> Iterator[str]:
+    """The texts in nested lists of texts."""
     if isinstance(value, str):
         yield value
-    elif isinstance(value, list):
+    else:
         for item in value:
             yield from _texts_in(item)

@@ -24,7 +24,7 @@ from neobert_hf.common.paths import check_file_name
 from neobert_hf.common.settings import nearest, read_yaml
 from neobert_hf.data.entries import read_entry
 from neobert_hf.data.held_out import report_repeated
-from neobert_hf.data.tables import Row, local_files, read_rows
+from neobert_hf.data.tables import Row, read_rows
 from neobert_hf.evaluation.mteb.encoder import TYPES_WITH_QUERIES
 
 
@@ -97,16 +97,12 @@ def make_task(local: LocalTask) -> AbsTask:
         self.dataset = _mteb_format(local.type, tables)
         self.data_loaded = True
 
-    # The revision depends on the contents of the files, so results on other contents are not reused.
-    files = {}
-    for part, source in local.files.items():
-        files |= {f"{part} {number}" if number else part: file for number, file in enumerate(local_files(str(source)))}
-    revision = fingerprint({part: Path(file) for part, file in files.items()}, local.columns)
     metadata = TaskMetadata(
         name=local.name,
         description=f"Local dataset {local.data}",
         type=local.type,
-        dataset={"path": str(local.data), "revision": revision},
+        # By content, so that a result on other rows is not taken for one on these.
+        dataset={"path": str(local.data), "revision": fingerprint(tables)},
         category="t2c" if "text" in columns else "t2t",
         eval_langs=["eng-Latn"],
         main_score=main_score,

@@ -55,43 +55,34 @@ def means_by_type(scores: dict[str, dict]) -> dict[str, dict]:
     return {column: {"mean": sum(found) / len(found), "tasks": len(found)} for column, found in columns.items()}
 
 
-def table_of_types(
-    means: dict[str, dict], published: dict[str, list[float]], name: str, types: dict[str, str]
-) -> list[str]:
+def table_of_types(means: dict[str, dict], published: dict[str, list[float]], types: dict[str, str]) -> list[str]:
     """The rows of the paper, then those of your models, and how to read them.
 
     Args:
         means: what `means_by_type` returns, by model.
-        name: the name of the benchmark.
-        types: the type of each of its tasks.
+        types: the type of each task of the benchmark.
     """
     counts = Counter(types.values()) | {"Avg.": len(types)}
     rows = [[f"{model} (paper)", *(f"{score:.1f}" for score in row)] for model, row in published.items()]
-    incomplete = False
     for model, columns in means.items():
-        cells = []
-        for column in COLUMNS:
-            mean = columns.get(column)
-            part = mean is not None and mean["tasks"] < counts[column]
-            incomplete = incomplete or part
-            cells.append("-" if mean is None else f"{mean['mean']:.1f}" + (f" [{mean['tasks']}]" if part else ""))
-        rows.append([f"**{model}**", *cells])
-    notes = [f"Scores of {name} in percent; in brackets the number of tasks in each mean."]
-    if incomplete:
-        notes.append("A cell with [n] is over n tasks only and cannot be compared with the others of its column.")
-    if published:
-        notes.append(
-            "Rows of the paper: Table 4, after 2,000 steps of its contrastive fine-tuning; those named CDE: Table 5."
-        )
+        cells = dict.fromkeys(COLUMNS, "-")
+        for column, found in columns.items():
+            number = "" if found["tasks"] == counts[column] else f" [{found['tasks']}]"
+            cells[column] = f"{found['mean']:.1f}{number}"
+        rows.append([f"**{model}**", *cells.values()])
     head = ["Model", *(f"{title} ({counts[column]})" for column, title in COLUMNS.items())]
+    notes = [
+        "Scores in percent; in brackets the number of tasks in each mean. A cell with [n] is over n tasks only and "
+        "cannot be compared with the others of its column."
+    ]
+    if published:
+        notes.append("Rows of the paper: Table 4, after 2,000 steps of its fine-tuning; those named CDE: Table 5.")
     return [*markdown_table(head, rows), "", *notes, ""]
 
 
 def table_of_tasks(title: str, scores: dict[str, dict[str, dict]]) -> list[str]:
     """A row for each task, a column for each model."""
     tasks = {task: entry for entries in scores.values() for task, entry in entries.items()}
-    if not tasks:
-        return []
     rows = []
     for task, entry in sorted(tasks.items(), key=lambda item: (item[1]["type"], item[0])):
         cells = [f"{entries[task]['score']:.2f}" if task in entries else "-" for entries in scores.values()]
@@ -111,17 +102,14 @@ def write_report(folder: Path, name: str, types: dict[str, str], published: dict
         published: rows of the paper.
     """
     models = collect_scores(folder)
-    local, tasks = (
-        {
-            model: {task: entry for task, entry in entries.items() if (task in types) == of_benchmark}
-            for model, entries in models.items()
-        }
-        for of_benchmark in (False, True)
-    )
-    local, tasks = ({model: entries for model, entries in part.items() if entries} for part in (local, tasks))
-    means = {model: means_by_type(entries) for model, entries in tasks.items()}
-    lines = ["# MTEB", "", *(table_of_types(means, published, name, types) if means else [])]
-    lines += table_of_tasks("Local tasks", local) + table_of_tasks("Tasks of MTEB", tasks)
+    parts = {"Local tasks": {}, name: {}}
+    for model, entries in models.items():
+        for task, entry in entries.items():
+            parts[name if task in types else "Local tasks"].setdefault(model, {})[task] = entry
+    means = {model: means_by_type(entries) for model, entries in parts[name].items()}
+    lines = ["# MTEB", "", *(table_of_types(means, published, types) if means else [])]
+    for title, scores in parts.items():
+        lines += table_of_tasks(title, scores) if scores else []
     text = "\n".join(lines)
     write_text(folder / "report.md", text)
     write_json(folder / "report.json", {"models": models, "means": means, "published": published})

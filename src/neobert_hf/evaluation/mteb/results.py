@@ -3,7 +3,6 @@
 import json
 import math
 import traceback
-from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -19,16 +18,6 @@ from neobert_hf.evaluation.mteb.encoder import InstructionEncoder, parts_of
 from neobert_hf.evaluation.results import ADVICE
 
 
-@dataclass
-class ResultSettings:
-    """Settings that the results of a model depend on, besides the task. `model` is its fingerprint."""
-
-    model: str
-    dtype: str
-    max_length: int | None
-    truncate_dim: int | None
-
-
 class Results(mteb.ResultCache):
     """MTEB's cache of results, in which a result is taken only if it depends on the same as this run.
 
@@ -37,28 +26,27 @@ class Results(mteb.ResultCache):
 
     Args:
         folder: the folder of one model.
-        settings: the settings of this run.
+        settings: what all results of the model depend on; `model` is its fingerprint.
         encoder: the model, with the tasks of this run.
 
     Raises:
         SettingsMismatch: if the folder has a result of other weights or settings.
     """
 
-    def __init__(self, folder: Path, settings: ResultSettings, encoder: InstructionEncoder):
+    def __init__(self, folder: Path, settings: dict[str, Any], encoder: InstructionEncoder):
         super().__init__(folder)
         self.settings = settings
         self.encoder = encoder
         # A row of the report is one model, also on the tasks that are not evaluated now.
         for file in folder.rglob("*.json"):
             stored = json.loads(file.read_text(encoding="utf-8"))["settings"]
-            current = asdict(settings)
-            check_same_settings(file, {name: stored[name] for name in current}, current, ADVICE)
+            check_same_settings(file, {name: stored[name] for name in settings}, settings, ADVICE)
         for task in encoder.tasks:
             self.load_task_result(task)
 
     def settings_of(self, task: AbsTask) -> dict:
         """What the result of a task depends on."""
-        return asdict(self.settings) | {
+        return self.settings | {
             "type": task.metadata.type,
             "metric": task.metadata.main_score,
             "prompts": self.encoder.prompts_of(task.metadata),
