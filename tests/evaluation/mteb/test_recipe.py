@@ -256,7 +256,7 @@ def test_unknown_tasks_types_and_instructions_are_refused(local, tmp_path):
     refused("Retreival.*Retrieval", *given, "--types", "Retreival")
     refused("No task is selected", *given, "--tasks", "STS12", "--types", "Retrieval")
     refused("{instruction}", *given, "--prompt_template", "query: ")
-    refused("leave one out", "--separator", "space", "--prompt_template", "{instruction} ")
+    refused("leave `separator` out", "--separator", "space", "--prompt_template", "{instruction} ")
     refused("`mteb` is false", *given, "--mteb", "false", "--local_tasks", str(local / "tasks.yaml"))
     for change, message in (
         ({"STS12": None}, "i.yaml"),

@@ -58,14 +58,12 @@ class MTEBSettings:
     trust_remote_code: bool = field(default=False, metadata={"help": "run code from the model's repository"})
 
     def __post_init__(self):
-        if self.prompt_template is None:
-            return
-        if self.separator is not None:
+        template = self.prompt_template
+        if template is not None and (self.separator is not None or "{instruction}" not in template):
             raise ValueError(
-                f"`prompt_template` is {self.prompt_template!r} and `separator` {self.separator}: leave one out."
+                f"`prompt_template` is {template!r} and `separator` {self.separator}: write {{instruction}} into the "
+                "template, and leave `separator` out."
             )
-        if "{instruction}" not in self.prompt_template:
-            raise ValueError(f"`prompt_template` is {self.prompt_template!r}; it must contain {{instruction}}.")
 
 
 def benchmark_tasks(name: str = "MTEB(eng, v1)") -> list[AbsTask]:
