@@ -118,7 +118,8 @@ def test_evaluate(guide_runner, workplace):
 def test_serve_and_publish(guide_runner, workplace, capsys):
     run(guide_runner, "guides/serve.md")
     assert (workplace / "exported/onnx/model_quantized.onnx").is_file()
-    guide_runner.read_only += ("neobert-hf publish runs/embeddings/model me/my-embeddings --card my/card.yaml",)
+    push = "neobert-hf publish runs/embeddings/model me/my-embeddings --card my/card.yaml --package_url"
+    guide_runner.read_only += (push,)
     run(guide_runner, "guides/publish.md")
     assert (workplace / "runs/hub/README.md").is_file()
 

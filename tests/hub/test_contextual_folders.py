@@ -168,5 +168,5 @@ def test_neither_converted_nor_exported(trained, tmp_path):
     for command in ("convert", "export"):
         assert "'neobert_contextual'" in main([command, str(trained), str(tmp_path / "out")])
     output = ["--output_dir", str(tmp_path / "out")]
-    assert "'neobert_contextual'" in main(["publish", str(trained), "me/x", "--onnx", "--dry_run", *output])
+    assert "'neobert_contextual'" in main(["publish", str(trained), "me/x", "--onnx", "int8", "--dry_run", *output])
     assert not list(tmp_path.iterdir())

@@ -1,9 +1,7 @@
 """`neobert-hf convert`: from the original's files and back, bit by bit."""
 
-import importlib
 import json
 import os
-import sys
 
 import pytest
 import torch
@@ -15,7 +13,7 @@ from neobert_hf import (
     NeoBERTForTokenClassification,
     NeoBERTModel,
 )
-from neobert_hf.cli import COMMANDS, main
+from neobert_hf.cli import main
 from neobert_hf.hub.convert import ConvertSettings
 from neobert_hf.hub.convert import convert as convert_checkpoint
 from tests.helpers.models import small_config, small_model
@@ -249,14 +247,3 @@ def test_of_the_repository_with_the_config_nothing_else_is_downloaded(mlm_checkp
     command = ["convert", str(mlm_checkpoint), str(tmp_path / "here"), "--config", "chandar-lab/NeoBERT"]
     assert main(command) is None and (tmp_path / "here" / "model.safetensors").is_file()
     assert patterns == [("chandar-lab/NeoBERT", ["config.json"])]
-
-
-def test_subcommands_are_imported_when_they_are_asked_for(monkeypatch, capsys):
-    modules = {f"neobert_hf.hub.{name}" for name in COMMANDS}
-    for name in {"neobert_hf.cli", *modules}:
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    with pytest.raises(SystemExit) as exit:
-        importlib.import_module("neobert_hf.cli").main(["-h"])
-    assert exit.value.code == 0 and not modules & set(sys.modules)
-    printed = capsys.readouterr().out
-    assert all(name in printed for name in COMMANDS)

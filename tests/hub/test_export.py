@@ -40,7 +40,7 @@ import onnxruntime  # noqa: E402
 
 from neobert_hf.cli import main  # noqa: E402
 from neobert_hf.hub import export as export_module  # noqa: E402
-from neobert_hf.hub.export import ONE_ANSWER_A_ROW, cosine, difference  # noqa: E402
+from neobert_hf.hub.export import ONE_ANSWER_A_ROW, cosine  # noqa: E402
 from neobert_hf.hub.publish import PublishSettings, build_folder  # noqa: E402
 from tests.helpers.onnx_checkpoints import export, save_checkpoint  # noqa: E402
 
@@ -300,15 +300,6 @@ def test_example_fills_masks_as_the_pipeline_does(masked_lm):
     assert np.allclose([guess["score"] for guess in expected], [probability for _, probability in got], atol=1e-5)
 
 
-def test_example_on_the_command_line(masked_lm, embedding_model):
-    for folder, texts, expected in (
-        (masked_lm, ["a [MASK]"], "0."),
-        (embedding_model, ["one", "--query", "two"], " 1.000"),
-    ):
-        command = [sys.executable, ROOT / "examples" / "onnx_inference.py", folder / "exported", *texts]
-        assert expected in subprocess.run(command, capture_output=True, text=True, check=True).stdout
-
-
 # What cannot be exported
 
 
@@ -391,7 +382,7 @@ def test_a_file_that_misses_its_tolerance_is_not_written(masked_lm, tmp_path, mo
 def test_published_folders_have_onnx_files(embedding_model, tmp_path, monkeypatch):
     use_traced(monkeypatch, embedding_model / "exported" / "onnx" / "model.onnx")
     (tmp_path / "folder").mkdir()
-    settings = PublishSettings(str(embedding_model / "model"), "me/model", onnx=True, precisions=["float32"])
+    settings = PublishSettings(str(embedding_model / "model"), "me/model", onnx=["float32"])
     build_folder(settings, tmp_path / "folder")
     assert (tmp_path / "folder" / "onnx" / "model.onnx").is_file()
     card = ModelCard.load(tmp_path / "folder" / "README.md")
@@ -399,18 +390,3 @@ def test_published_folders_have_onnx_files(embedding_model, tmp_path, monkeypatc
     # Sentence Transformers loads it as the same model.
     encoders = [SentenceTransformer(str(path)) for path in (embedding_model / "model", tmp_path / "folder")]
     assert np.array_equal(*(encoder.encode(TEXTS) for encoder in encoders))
-
-
-def test_what_the_tolerances_measure():
-    ones, mask = np.ones((2, 3, 4)), np.array([[True, True, False], [False] * 3])
-    half = ones.copy()
-    half[0, 0, 0] = 0.0
-    # Only the first row's two real tokens count: eight numbers, one of which is off.
-    half[:, 2] = 9.0
-    half[1] = 9.0
-    assert cosine(ones, half, mask) == pytest.approx(7 / np.sqrt(8 * 7))
-    # A few scores for each row: one vector.
-    assert cosine(np.array([[3.0, 0.0], [0.0, 4.0]]), np.array([[3.0, 0.0], [0.0, 0.0]]), mask) == pytest.approx(0.6)
-    # Absolute up to 1, relative to the largest value above.
-    assert difference(np.array([0.5, -0.1]), np.array([0.5, 0.0])) == pytest.approx(0.1)
-    assert difference(np.array([100.0, -0.1]), np.array([100.0, 0.0])) == pytest.approx(0.001)

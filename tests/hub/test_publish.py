@@ -478,7 +478,7 @@ def test_unhealthy_checkpoints_are_not_published(damage, work, tmp_path):
         (["me/model", "--card", "absent.yaml"], "absent.yaml"),
         (["me/model", "--card", "card.yaml"], "'licence'; did you mean 'license'"),
         (["me/model", "--dry"], "'--dry'"),
-        (["me/model", "--precisions", "int8"], "--onnx"),
+        (["me/model", "--onnx", "int4"], "int4"),
     ],
 )
 def test_wrong_requests_are_refused(arguments, message, work, tmp_path, monkeypatch):

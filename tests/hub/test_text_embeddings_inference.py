@@ -165,15 +165,3 @@ def test_a_classifier_is_served_as_it_is(tmp_path):
     server = start(tmp_path / "exported")
     assert (server.pool, server.max_input_length) == ("classifier", 64)
     assert run(server, TEXTS, "logits")[0].shape == (4, 3)
-
-
-def test_a_folder_without_the_keys_is_refused(tmp_path):
-    """The stand-in is as strict as the server: the folder that `save_pretrained` writes has none of them."""
-    encoder = build_encoder(str(save_checkpoint(tmp_path / "encoder")), max_length=32)
-    encoder.save(str(tmp_path / "model"))
-    with pytest.raises(Refused, match="missing field `max_position_embeddings`"):
-        start(tmp_path / "model")
-    with pytest.raises(Refused, match="missing field `pooling_mode_cls_token`"):
-        find_pool(tmp_path / "model", {"architectures": ["NeoBERTModel"], "model_type": "neobert"})
-    with pytest.raises(Refused, match="missing field `max_seq_length`"):
-        parse(tmp_path / "model" / "sentence_bert_config.json", {"max_seq_length": int})

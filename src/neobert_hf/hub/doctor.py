@@ -79,7 +79,8 @@ def diagnose(folder: Path) -> list[Finding]:
         except Skip as reason:
             findings.append(Finding(name, SKIP, str(reason)))
         except Exception as error:  # Whatever a library raises on a damaged file is a finding.
-            findings.append(Finding(name, FAIL, " ".join(f"{type(error).__name__}: {error}".split())))
+            text = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+            findings.append(Finding(name, FAIL, " ".join(text.split())))
     return findings
 
 

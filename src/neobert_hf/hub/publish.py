@@ -43,6 +43,8 @@ from neobert_hf.hub.model_folder import (
 )
 
 
+# Those of `neobert-hf export`, whose module needs packages that most publishing does not.
+PRECISIONS = ["float32", "int8", "float16"]
 # Where the package can be cloned from, before anybody has said it.
 PLACEHOLDER = "PACKAGE_URL"
 
@@ -83,9 +85,8 @@ class PublishSettings:
     tokenizer: str | None = field(
         default=None, metadata={"help": "folder or Hub id; the checkpoint's own if unset", "path": "or Hub id"}
     )
-    onnx: bool = field(default=False, metadata={"help": "add ONNX files"})
-    precisions: list[str] | None = field(
-        default=None, metadata={"help": "precisions of the ONNX files, as for `neobert-hf export`; all if unset"}
+    onnx: list[str] | None = field(
+        default=None, metadata={"choices": PRECISIONS, "help": "add ONNX files in these precisions"}
     )
     public: bool = field(default=False, metadata={"help": "make a new repository public; otherwise it is private"})
     revision: str | None = field(default=None, metadata={"help": "branch or refs/pr/N to push to; `main` if unset"})
@@ -123,8 +124,6 @@ def check_request(settings: PublishSettings) -> None:
             f"{settings.output_dir} exists. Delete it, or send it as it is: hf upload {settings.repo_id} "
             f"{settings.output_dir}"
         )
-    if settings.precisions and not settings.onnx:
-        raise ValueError(f"`precisions` is {settings.precisions}, but no ONNX files are written: add `--onnx`.")
     if not settings.dry_run:
         if package_url(settings) == PLACEHOLDER:
             raise ValueError(
@@ -187,7 +186,7 @@ def build_folder(settings: PublishSettings, folder: Path) -> None:
     # 3. Outputs in PyTorch, and the ONNX files
     model = load_model(find_class(config), folder, dtype=torch.float32, attn_implementation="sdpa")
     write_json(folder / GOLDEN_FILE, record_outputs(model, tokenizer))
-    onnx = add_onnx(folder, settings.precisions) if settings.onnx else []
+    onnx = add_onnx(folder, settings.onnx) if settings.onnx else []
 
     # 4. Card
     card = build_card(settings.repo_id, package_url(settings), model.to(dtype), folder, facts, onnx)
@@ -209,7 +208,7 @@ def save_sentence_model(source: Path, dtype: torch.dtype, repo_id: str, folder: 
     model_class(str(source), **options).save_pretrained(str(folder), model_name=repo_id)
 
 
-def add_onnx(folder: Path, precisions: list[str] | None) -> list:
+def add_onnx(folder: Path, precisions: list[str]) -> list:
     """Write and check `onnx/` of a built folder; returns its `ExportedFile`s."""
     # Imported here, since only this part of publishing needs onnx and onnxruntime.
     from neobert_hf.hub import export
