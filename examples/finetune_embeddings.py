@@ -8,34 +8,30 @@ After an interruption, run the same command again: it resumes from the newest co
 """
 
 from neobert_hf.common.script_errors import run_script
-from neobert_hf.embeddings.adapters import add_lora
 from neobert_hf.embeddings.arguments import DenseArguments
+from neobert_hf.embeddings.losses import info_nce_loss
 from neobert_hf.embeddings.mining import add_mined_negatives
-from neobert_hf.embeddings.models import add_linear_layers, build_encoder, info_nce_loss, load_trained_model
+from neobert_hf.embeddings.models import build_encoder, load_trained_model
 from neobert_hf.embeddings.recipe import dense_evaluator, prepare_run
-from neobert_hf.embeddings.trainers import EmbeddingTrainer, check_mined_negatives
+from neobert_hf.embeddings.trainer import EmbeddingTrainer
 
 
 def main(args: list[str] | None = None) -> None:
-    # 1. Settings, data with an instruction for the queries of each dataset, the evaluation, and the checkpoint to
-    # resume from
+    # 1. Settings, data with an instruction for the queries of each dataset, and the checkpoint to resume from
     with prepare_run(DenseArguments, args) as run:
-        settings, evaluator = run.settings, dense_evaluator(run)
+        settings = run.settings
 
         # 2. Hard negatives for the datasets that have none
         if settings.miner is not None:
-            check_mined_negatives(run)
             add_mined_negatives(run)
 
-        # 3. The model and its loss
+        # 3. Model, loss and evaluation
         model = build_encoder(settings.model, settings.max_length, settings.trust_remote_code)
-        # A checkpoint of LoRA holds these layers whole, beside the adapters.
-        add_linear_layers(model, str(run.checkpoint or settings.model))
-        add_lora(model, run)
         guide = load_trained_model(settings.guide, "guide", settings.trust_remote_code) if settings.guide else None
         loss = info_nce_loss(model, settings.temperature, settings.mini_batch_size, settings.matryoshka_dims, guide)
+        evaluator = dense_evaluator(run.data)
 
-        # 4. Training to the end, with evaluation; then the model, its card and the log are saved
+        # 4. Training to the end; then the model, its card and the log are saved
         trainer = EmbeddingTrainer(model, run, loss=loss, evaluator=evaluator)
         trainer.complete()
 

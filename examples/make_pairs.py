@@ -13,7 +13,7 @@ from collections import Counter
 from neobert_hf.common.script_errors import run_script
 from neobert_hf.common.settings import parse_config
 from neobert_hf.data.stored_rows import store_rows
-from neobert_hf.embeddings.text_pairs import TextPairSettings, make_pairs
+from neobert_hf.data.text_pairs import TextPairSettings, make_pairs
 
 
 def main(args: list[str] | None = None) -> None:

@@ -15,25 +15,24 @@ from neobert_hf.embeddings.contextual_training import (
     ContextualArguments,
     ContextualRetrievalEvaluator,
     ContextualTrainer,
-    check_context_size,
 )
-from neobert_hf.embeddings.models import saved_linear_layers
 from neobert_hf.embeddings.recipe import prepare_run, retrieval_evaluator
 
 
 def main(args: list[str] | None = None) -> None:
     # 1. Settings, data with an instruction for the queries of each dataset, and the checkpoint to resume from
     with prepare_run(ContextualArguments, args) as run:
-        settings = run.settings
-        check_context_size(run)
+        settings, rows = run.settings, run.arguments.per_device_train_batch_size
+        if settings.context_size > rows:
+            raise ValueError(
+                f"`context_size` is {settings.context_size}, but a batch, whose documents are the context, has {rows} "
+                f"rows: set it to {rows} or less, or `per_device_train_batch_size` to {settings.context_size}."
+            )
 
         # 2. Clusters of similar rows, and the vectors by which false negatives are recognised
-        batch_sizes = ContextualTrainer.choose_batch_sizes(run.data, run.arguments.per_device_train_batch_size)
-        add_clusters(run, batch_sizes)
+        add_clusters(run, ContextualTrainer.batch_sizes(run.data, rows))
 
         # 3. Two stages that start from the same encoder, a loss that trains both, and an evaluation with a context
-        if saved_linear_layers(settings.model):
-            print(f"{settings.model}: its linear layer after the pooling is left out.")
         model = build_contextual_encoder(settings.model, settings.max_length, **settings.context)
         loss = ContextualLoss(model, settings.temperature, settings.mini_batch_size)
         evaluator = retrieval_evaluator(run.data, ContextualRetrievalEvaluator)

@@ -14,7 +14,7 @@ from neobert_hf.common.script_errors import run_script
 from neobert_hf.embeddings.arguments import RecipeArguments
 from neobert_hf.embeddings.models import build_multi_vector_encoder
 from neobert_hf.embeddings.recipe import prepare_run, retrieval_evaluator
-from neobert_hf.embeddings.trainers import MultiVectorTrainer
+from neobert_hf.embeddings.trainer import MultiVectorTrainer
 
 
 def main(args: list[str] | None = None) -> None:

@@ -11,19 +11,17 @@ from sentence_transformers.cross_encoder.losses import BinaryCrossEntropyLoss
 from torch import tensor
 
 from neobert_hf.common.script_errors import run_script
-from neobert_hf.embeddings.adapters import add_lora
 from neobert_hf.embeddings.arguments import RerankerArguments
 from neobert_hf.embeddings.mining import add_mined_negatives
 from neobert_hf.embeddings.models import build_reranker
 from neobert_hf.embeddings.recipe import prepare_run, reranking_evaluator
-from neobert_hf.embeddings.trainers import RerankerTrainer, check_negatives
+from neobert_hf.embeddings.trainer import RerankerTrainer
 
 
 def main(args: list[str] | None = None) -> None:
     # 1. Settings, data with an instruction for the queries of each dataset, and the checkpoint to resume from
     with prepare_run(RerankerArguments, args) as run:
         settings = run.settings
-        check_negatives(run)
 
         # 2. Hard negatives for the datasets that have none
         if settings.miner is not None:
@@ -35,7 +33,6 @@ def main(args: list[str] | None = None) -> None:
 
         # 3. Model, loss and evaluation
         model = build_reranker(settings.model, settings.max_length, settings.trust_remote_code)
-        add_lora(model, run)
         # The positive of a query weighs as much as all of its negatives together.
         loss = BinaryCrossEntropyLoss(model, pos_weight=tensor(float(settings.negatives)))
         evaluator = reranking_evaluator(run.data)

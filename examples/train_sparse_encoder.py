@@ -14,7 +14,7 @@ from neobert_hf.common.script_errors import run_script
 from neobert_hf.embeddings.arguments import SparseArguments
 from neobert_hf.embeddings.models import build_sparse_encoder
 from neobert_hf.embeddings.recipe import prepare_run, retrieval_evaluator
-from neobert_hf.embeddings.trainers import SparseTrainer
+from neobert_hf.embeddings.trainer import SparseTrainer
 
 
 def main(args: list[str] | None = None) -> None:

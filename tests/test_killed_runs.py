@@ -115,7 +115,8 @@ def make_commands(folder: Path) -> dict[str, Command]:
     retrieval = {"documents": folder / "documents", "model": encoder, "training": folder / "training.yaml"}
     retrieval |= {"held_out": 0.2, "negatives": 2}
     distil = {"teacher": helper, "texts": text, "passages": 60, "hidden_size": 12, "num_attention_heads": 2}
-    distil |= {"intermediate_size": 24, "batch_size": 8, "epochs": 1, "save_steps": 3}
+    distil |= {"intermediate_size": 24, "per_device_train_batch_size": 8, "num_train_epochs": 1, "save_steps": 3}
+    distil |= {"use_cpu": True}
     changes = {"max_steps": 24, "save_steps": 4, "logging_steps": 5, "dataloader_num_workers": 1}
     pretrain = small_flags(folder / "prepared", Path("unused"), **changes)[2:]
     labelled = task_runs.flags(Path("unused"), folder / "glue_encoder", folder / "labelled.csv", eval_steps=4)[2:]

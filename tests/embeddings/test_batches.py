@@ -38,12 +38,11 @@ def part_of(batch: list[int]) -> int:
     return part
 
 
-@pytest.mark.parametrize("hashed", [False, True])
-def test_rows_of_unequal_labels_are_not_tried_one_by_one(hashed):
+def test_rows_of_unequal_labels_are_not_tried_one_by_one():
     """One label has 9 of 10 rows: where the other is used up no batch can be filled. The batches are as before."""
     texts = {"query": [f"text {n}" for n in range(500)], "positive": ["ba"[n % 10 == 0] for n in range(500)]}
     rows = Dataset.from_dict(texts)
-    ours = FullBatchSampler(rows, 2, generator=torch.Generator(), seed=3, precompute_hashes=hashed)
+    ours = FullBatchSampler(rows, 2, generator=torch.Generator(), seed=3)
     theirs = NoDuplicatesBatchSampler(rows, 2, True, generator=torch.Generator(), seed=3, precompute_hashes=True)
     assert len(ours) == len(theirs) == 250
     began = time.process_time()
@@ -72,14 +71,6 @@ def test_each_batch_is_from_one_dataset_drawn_with_these_probabilities():
     assert shares == pytest.approx([30 / 45, 10 / 45, 5 / 45], abs=0.032)
 
 
-def test_draws_survive_children_that_reseed():
-    """The trap of a shared generator: a child restarts it, and the draws repeat."""
-    drawn = sampler(steps=300)
-    assert [part_of(batch) for batch in drawn] == drawn.draws
-    # The smallest dataset restarts every 5 batches.
-    assert drawn.draws[:150] != drawn.draws[150:] and sampler(seed=1).draws != sampler(seed=0).draws
-
-
 def test_a_dataset_is_read_through_before_it_starts_again_in_another_order():
     small = [batch for batch in sampler(steps=600) if part_of(batch) == 2]
     passes = [[row for batch in small[start : start + 5] for row in batch] for start in range(0, 20, 5)]
@@ -88,7 +79,7 @@ def test_a_dataset_is_read_through_before_it_starts_again_in_another_order():
     assert len({tuple(rows) for rows in passes}) == 4
 
 
-@pytest.mark.parametrize("step", [1, 57, 399])
+@pytest.mark.parametrize("step", [1, 57])
 def test_skipping_leads_back_to_the_same_batch(step):
     whole = list(sampler())
     assert list(SkipBatchSampler(sampler(), step)) == whole[step:]
@@ -98,8 +89,8 @@ def test_skipping_leads_back_to_the_same_batch(step):
     assert list(used) == whole
 
 
-@pytest.mark.parametrize("processes", [2, 4])
-def test_processes_draw_the_same_dataset_and_share_the_batches_of_one(processes):
+def test_processes_draw_the_same_dataset_and_share_the_batches_of_one():
+    processes = 2
     alone = list(sampler(steps=100, batches_per_step=4))
     shards = [
         list(BatchSamplerShard(sampler(steps=100, batches_per_step=4), processes, rank, even_batches=False))
@@ -115,32 +106,22 @@ def tokenise(texts, prompt=None, task=None):
     return {"input_ids": [(prompt or "") + text for text in texts]}
 
 
-@pytest.fixture
-def collator():
-    return ContrastiveCollator(preprocess_fn=tokenise, prompts={"a": {"query": "Find: "}, "b": {}})
+COLLATOR = ContrastiveCollator(preprocess_fn=tokenise, prompts={"a": {"query": "Find: "}, "b": {}})
 
 
-def test_only_queries_get_the_instruction_of_their_dataset(collator):
-    row = {"query": "q", "positive": "p", "negatives": ["n"], "dataset_name": "a"}
-    batch = collator([row])
-    assert batch["query_input_ids"] == ["Find: q"]
-    assert batch["positive_input_ids"] == ["p"] and batch["hard_negative_input_ids"] == ["n"]
-    assert collator([row | {"dataset_name": "b"}])["query_input_ids"] == ["q"]
-
-
-def test_rows_may_have_any_number_of_negatives(collator):
+def test_rows_may_have_any_number_of_negatives():
     negatives = (["n1", "n2"], [], ["n3"])
     rows = [
         {"query": f"q{i}", "positive": f"p{i}", "negatives": n, "dataset_name": "a"} for i, n in enumerate(negatives)
     ]
-    assert collator(rows)["hard_negative_input_ids"] == ["n1", "n2", "n3"]
-    assert "hard_negative_input_ids" not in collator(rows[1:2])
+    assert COLLATOR(rows)["hard_negative_input_ids"] == ["n1", "n2", "n3"]
+    assert "hard_negative_input_ids" not in COLLATOR(rows[1:2])
 
 
-def test_a_negative_that_is_a_positive_of_the_batch_is_left_out(collator):
+def test_a_negative_that_is_a_positive_of_the_batch_is_left_out():
     rows = [
         {"query": "q0", "positive": "p0", "negatives": ["p1", "n"], "dataset_name": "a"},
         {"query": "q1", "positive": "p1", "negatives": ["n"], "dataset_name": "a"},
     ]
-    assert collator(rows)["hard_negative_input_ids"] == ["n"]
-    assert collator(rows[:1])["hard_negative_input_ids"] == ["p1", "n"]
+    assert COLLATOR(rows)["hard_negative_input_ids"] == ["n"]
+    assert COLLATOR(rows[:1])["hard_negative_input_ids"] == ["p1", "n"]

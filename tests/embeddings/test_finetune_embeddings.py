@@ -15,16 +15,16 @@ from torch.nn import functional as F
 from neobert_hf.common.settings import parse_config
 from neobert_hf.embeddings.arguments import DenseArguments, EmbeddingArguments
 from neobert_hf.embeddings.batches import ContrastiveCollator
-from neobert_hf.embeddings.descriptions import read_descriptions
-from neobert_hf.embeddings.models import build_encoder, info_nce_loss
-from neobert_hf.embeddings.pairs import load_pairs
+from neobert_hf.embeddings.datasets import load_pairs, read_descriptions
+from neobert_hf.embeddings.losses import info_nce_loss
+from neobert_hf.embeddings.models import build_encoder
 from tests.helpers.embedding_runs import losses_of, run
 from tests.helpers.examples import load_example
 from tests.helpers.models import ROOT
 from tests.helpers.other_encoders import ENCODERS, save_other_encoder
 
 
-def test_a_run_leaves_an_embedding_model_a_card_and_numbers(settings, tmp_path, capsys):
+def test_a_run_leaves_an_embedding_model_a_card_and_numbers(settings, tmp_path):
     log = run("dense", settings(max_steps=18, report_to="tensorboard"))
     losses = losses_of(log)
     assert len(losses) == 18 and sum(losses[-5:]) < sum(losses[:5]) - 1
@@ -43,7 +43,6 @@ def test_a_run_leaves_an_embedding_model_a_card_and_numbers(settings, tmp_path, 
     for text in ("MultipleNegativesRankingLoss", "triplets", "pairs", "nested", "Find the answer.", "ndcg@10"):
         assert text in card, text
     assert not list(output.glob("*.partial")) and list(output.rglob("events.out.tfevents.*"))
-    assert "triplets" in capsys.readouterr().out
 
 
 def batch_and_model(data, encoder):
@@ -126,7 +125,7 @@ def test_a_guide_takes_false_negatives_out(data, encoder, mini_batch_size):
 
 
 @pytest.mark.parametrize("guided", [False, True])
-def test_the_cached_loss_has_the_same_gradients(data, encoder, guided):
+def test_gradcache_has_the_same_gradients(data, encoder, guided):
     def gradients(mini_batch_size: int | None, guide: SentenceTransformer | None) -> dict[str, torch.Tensor]:
         rows, model = batch_and_model(data, encoder)
         loss_of(info_nce_loss(model, 0.07, mini_batch_size, [16], guide), model, rows, "").backward()
@@ -138,10 +137,6 @@ def test_the_cached_loss_has_the_same_gradients(data, encoder, guided):
     for name, gradient in whole.items():
         # Sums in another order, in float32.
         assert (gradient - cached[name]).norm() < 1e-4 * gradient.norm(), name
-    if guided:
-        name = "0.model.transformer_encoder.0.qkv.weight"
-        plain = gradients(None, None)[name]
-        assert (plain - whole[name]).norm() > 0.01 * plain.norm()
 
 
 def test_matryoshka_trains_the_prefixes_as_well(settings, data, encoder, tmp_path):
@@ -172,42 +167,6 @@ def test_it_works_for_other_encoders(settings, tokenizer, tmp_path, name):
     assert any(not torch.equal(stored[key], before[key].float()) for key in stored if key in before)
 
 
-BAD_FLAGS = [
-    ({"only": "pairz"}, "no training dataset 'pairz'; did you mean 'pairs'"),
-    ({"temperature": 0}, "`temperature` is 0"),
-    ({"matryoshka_dims": "8 64"}, "the model allows 1 to 32"),
-    ({"prompts": "Find"}, "give each dataset an `instruction` in"),
-    ({"batch_sampler": "batch_sampler"}, "`batch_sampler` is batch_sampler; .*needs no_duplicates or no_duplicates_h"),
-    (
-        {"per_device_train_batch_size": 2},
-        "triplets: a batch of 4 texts .* 2 rows with up to 1 .*`per_device_.*` of 3 or more",
-    ),
-    (
-        {"per_device_train_batch_size": 1, "only": "pairs"},
-        "pairs: a batch of 2 texts .* up to 0 .*`per_device_.*` of 2 or more",
-    ),
-    ({"temprature": 1}, "Unknown argument '--temprature'.*did you mean '--temperature'"),
-]
-
-
-def test_a_warm_up_that_never_ends_is_said_to_be_that(settings, tmp_path, capsys):
-    """As that of configs/embeddings/paper.yaml in a short run."""
-    changes = {"max_steps": 2, "eval_strategy": "no", "save_steps": 2, "only": "pairs"}
-    run("dense", settings(**changes, warmup_steps=2))
-    assert (
-        "note: the learning rate warms up over 2 steps and training has 2 steps, so it never" in capsys.readouterr().out
-    )
-    run("dense", settings(**changes, warmup_steps=1, output_dir=tmp_path / "other"))
-    assert "warms up" not in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("change, message", BAD_FLAGS)
-def test_bad_settings_are_refused_before_training(settings, tmp_path, change, message):
-    with pytest.raises(ValueError, match=message):
-        run("dense", settings(**change))
-    assert not list((tmp_path / "run").glob("checkpoint-*"))
-
-
 def test_the_papers_settings():
     settings, arguments = parse_config(
         DenseArguments,
@@ -216,6 +175,23 @@ def test_the_papers_settings():
     )
     assert (settings.temperature, settings.alpha, arguments.max_steps) == (0.07, 0.5, 2000)
     assert (arguments.adam_beta2, arguments.weight_decay, arguments.get_warmup_steps(2000)) == (0.95, 0.01, 2000)
+
+
+def test_contrastive_pretraining_on_what_the_script_wrote(tmp_path, monkeypatch, encoder):
+    """Both commands of configs/embeddings/contrastive.yaml, with a small encoder and few steps."""
+    monkeypatch.chdir(tmp_path)
+    Path("corpus").mkdir()
+    body = "It keeps one vector for each passage of a document and finds those that are nearest to a query, number {}."
+    for number in range(40):
+        Path(f"corpus/{number}.md").write_text(f"# How index {number} works\n\n{body.format(number)}\n")
+    load_example("make_pairs").main(["--source", "corpus", "--output", "data/text_pairs.parquet"])
+    Path("configs").symlink_to(ROOT / "configs")
+    flags = f"--config configs/embeddings/contrastive.yaml --model {encoder} --max_steps 3 --save_steps 3"
+    flags += " --per_device_train_batch_size 8 --max_length 32 --use_cpu true --report_to none --logging_steps 1"
+    load_example("finetune_embeddings").main(flags.split())
+    log = json.loads(Path("runs/contrastive/log.json").read_text())
+    assert all(math.isfinite(entry["loss"]) for entry in log if "loss" in entry)
+    assert (tmp_path / "runs/contrastive/model/modules.json").is_file()
 
 
 FEW = "--datasets {few} "

@@ -1,7 +1,5 @@
 """Instructions of queries and documents, and what stands between them and the texts: trained, saved and asked with."""
 
-import re
-
 import pytest
 import torch
 from datasets import Dataset
@@ -10,12 +8,9 @@ from transformers import AutoTokenizer
 
 from neobert_hf.embeddings import mining
 from neobert_hf.embeddings.arguments import EmbeddingArguments, RecipeArguments
-from neobert_hf.embeddings.descriptions import read_descriptions
-from neobert_hf.embeddings.inference import note_on_prompt
 from neobert_hf.embeddings.instructions import as_prompt, separator_of, separator_text
-from neobert_hf.embeddings.recipe import read_data, retrieval_evaluator, run_settings
-from neobert_hf.evaluation.mteb.encoder import InstructionEncoder
-from neobert_hf.evaluation.mteb.recipe import MTEBSettings, build_prompts, choose_template
+from neobert_hf.embeddings.recipe import read_data, retrieval_evaluator, run_identity
+from neobert_hf.evaluation.mteb.recipe import MTEBSettings, choose_template
 from tests.helpers.embedding_runs import load, run
 
 
@@ -116,21 +111,6 @@ def test_search_mteb_and_sentence_transformers_ask_in_the_same_way(instructed, e
     assert template == "{instruction}[SEP] [CLS]"
 
 
-def test_another_separator_is_said_aloud(instructed):
-    model = load("dense", instructed[0])
-    note = note_on_prompt(model, "queries get", "Find the answer. ", QUERY)
-    assert note == (
-        f"note: queries get the prompt 'Find the answer. '; the model's own is {QUERY!r}, and its prompts end with "
-        "special tokens, not with space."
-    )
-    assert "end with" not in note_on_prompt(model, "queries get", "Other.[SEP] [CLS]", QUERY)
-    assert note_on_prompt(model, "queries get", QUERY, QUERY) == ""
-    tasks = [type("Task", (), {"metadata": type("Metadata", (), {"name": "T", "type": "Retrieval"})})()]
-    prompts = build_prompts({"T": {"query": "Find the answer.", "document": ""}}, tasks, "{instruction} ")
-    encoder = InstructionEncoder(model, "m", prompts)
-    assert "end with special tokens, not with space" in encoder.note([task.metadata for task in tasks])
-
-
 def test_late_interaction_reads_hard_negatives_as_documents(settings, edit, monkeypatch):
     seen, preprocess = [], MultiVectorEncoder.preprocess
 
@@ -165,30 +145,11 @@ def test_a_reranker_reads_instructions_only_if_it_is_told_to(settings, trained, 
     assert arguments.prompts == {"pairs": ""}
 
 
-def test_a_reranker_has_no_instruction_for_documents(settings, edit):
-    with pytest.raises(ValueError, match="Dataset triplets has a `document_instruction`. A reranker reads"):
-        run("reranker", settings(max_steps=1, datasets=edit(instruct), instructions=True))
-
-
 def test_runs_know_their_instructions(encoder, data, edit):
     def values(file) -> dict:
         chosen = RecipeArguments(str(encoder), str(file), only=["triplets"])
         arguments = EmbeddingArguments("unused", bf16=False, use_cpu=True)
-        return run_settings(chosen, arguments, read_data(chosen, arguments))["datasets"]["triplets"]
+        return run_identity(chosen, arguments, read_data(chosen, arguments))["datasets"]["triplets"]
 
     plain, changed = values(data / "datasets.yaml"), values(edit(instruct))
     assert changed == plain | {"separator": "[SEP] [CLS]", "document_instruction": "An answer."}
-
-
-BAD = [
-    (lambda c: c.update(separator="tab"), "`separator` is 'tab'; it must be space or special_tokens"),
-    (lambda c: c.update(separator="special_tokens"), "special_tokens, which needs a tokenizer"),
-    (lambda c: c["train"]["pairs"].update(document_instruction=3), "'document_instruction'"),
-    (lambda c: c.update(seperator="space"), "has the unknown key 'seperator'"),
-]
-
-
-@pytest.mark.parametrize("change, message", BAD)
-def test_bad_descriptions_are_refused(edit, change, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
-        read_descriptions(str(edit(change)))

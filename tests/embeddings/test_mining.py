@@ -1,18 +1,15 @@
 """Hard negatives that a model finds: which documents are too close to be wrong ones, and who says so."""
 
-import json
 import shutil
-from dataclasses import replace
 
 import pytest
 import torch
 from datasets import Dataset
 from safetensors.torch import load_file, save_file
+from sentence_transformers import SentenceTransformer
 
-from neobert_hf.embeddings.arguments import DenseArguments, EmbeddingArguments, RerankerArguments
+from neobert_hf.embeddings.arguments import DenseArguments, RerankerArguments
 from neobert_hf.embeddings.mining import mine_negatives
-from neobert_hf.embeddings.models import load_trained_reranker
-from neobert_hf.embeddings.recipe import read_data, run_settings
 from tests.helpers.embedding_runs import described, load
 from tests.helpers.examples import load_example
 
@@ -58,21 +55,6 @@ def test_negatives_are_further_from_the_query_than_the_margin(trained, pairs, tm
     assert (closest < 0.05) == (relative == 0 and absolute is None)
 
 
-def test_a_run_that_began_needs_what_was_mined(trained, pairs, tmp_path):
-    chosen = settings(trained, negatives=3)
-    mine_negatives(pairs, described(PROMPT), chosen, tmp_path)
-    (file,) = tmp_path.iterdir()
-    file.unlink()
-    with pytest.raises(FileNotFoundError, match=f"{file}, with which this run began"):
-        mine_negatives(pairs, described(PROMPT), chosen, tmp_path, begun=True)
-
-
-def test_that_nothing_was_found_is_said_aloud(trained, pairs, tmp_path, capsys):
-    mined = mine_negatives(pairs, described(PROMPT), settings(trained, negatives=3, relative_margin=0.5), tmp_path)
-    assert not any(mined["negatives"])
-    assert "for 0 of 40 queries\nnote: every document scores too near" in capsys.readouterr().out
-
-
 def test_a_reranker_says_what_is_too_close(trained, pairs, tmp_path):
     reranker = load("reranker", trained["reranker"])
 
@@ -90,53 +72,6 @@ def test_a_reranker_says_what_is_too_close(trained, pairs, tmp_path):
     assert not all((wrong <= right).all() for right, wrong in scores_of(pairs, plain, score))
 
 
-def test_what_was_mined_belongs_to_the_reranker_and_the_margins(trained, data, tmp_path):
-    shutil.copytree(trained["reranker"] / "model", tmp_path / "reranker")
-    arguments = EmbeddingArguments("unused", bf16=False, use_cpu=True)
-    model = str(trained["dense"] / "model")
-    base = {"model": model, "datasets": str(data / "datasets.yaml"), "only": ["pairs"]}
-
-    def values(**changes) -> dict:
-        chosen = DenseArguments(**base | changes)
-        return run_settings(chosen, arguments, read_data(chosen, arguments))
-
-    mined = {"miner": model, "negatives": 2, "cross_encoder": str(tmp_path / "reranker")}
-    before = values(**mined)
-    weights = load_file(tmp_path / "reranker" / "model.safetensors")
-    save_file({name: weight.flip(0) for name, weight in weights.items()}, tmp_path / "reranker" / "model.safetensors")
-    after = values(**mined)
-    assert {name for name in before if before[name] != after[name]} == {"cross_encoder"}
-    assert values(**mined, absolute_margin=0.1)["absolute_margin"] == 0.1
-    # Runs without a miner do not depend on how one would be used.
-    assert not {"relative_margin", "absolute_margin", "cross_encoder"} & values().keys()
-
-
-def test_the_weights_of_an_encoder_in_a_subfolder_belong_to_a_run(encoder, data, tmp_path):
-    """Older models of Sentence Transformers have it there."""
-    model = tmp_path / "model"
-    shutil.copytree(encoder, model / "0_Transformer")
-    (model / "modules.json").write_text(json.dumps([{"idx": 0, "name": "0", "path": "0_Transformer", "type": "x"}]))
-    arguments = EmbeddingArguments("unused", bf16=False, use_cpu=True)
-    chosen = DenseArguments(model=str(model), datasets=str(data / "datasets.yaml"), only=["pairs"])
-    before = run_settings(chosen, arguments, read_data(chosen, arguments))
-    weights = load_file(model / "0_Transformer" / "model.safetensors")
-    changed = {name: weight + 1 for name, weight in weights.items()}
-    save_file(changed, model / "0_Transformer" / "model.safetensors", metadata={"format": "pt"})
-    after = run_settings(chosen, arguments, read_data(chosen, arguments))
-    assert {name for name in before if before[name] != after[name]} == {"model"}
-
-
-def test_what_cannot_check_anything_is_refused(trained, encoder):
-    for name, value in (("cross_encoder", "x"), ("absolute_margin", 0.1), ("relative_margin", 0.1)):
-        with pytest.raises(ValueError, match=f"`{name}` is of no use without `miner`"):
-            RerankerArguments("m", "d", **{name: value})
-    with pytest.raises(ValueError, match="`relative_margin` is 5"):
-        DenseArguments("m", "d", miner="x", negatives=1, relative_margin=5)
-    assert RerankerArguments("m", "d", miner="x").relative_margin == 0.05
-    with pytest.raises(ValueError, match="`cross_encoder` is .*NeoBERTForMaskedLM"):
-        load_trained_reranker(str(encoder), "cross_encoder")
-
-
 @pytest.mark.parametrize("name", ["model", "miner", "cross_encoder", "guide"])
 def test_a_model_that_is_not_there_is_named_by_its_setting(name, encoder, data, tmp_path):
     flags = {"model": encoder, "datasets": data / "datasets.yaml", "output_dir": tmp_path, "miner": encoder}
@@ -145,22 +80,51 @@ def test_a_model_that_is_not_there_is_named_by_its_setting(name, encoder, data, 
         load_example("finetune_embeddings").main([f"--{flag}={value}" for flag, value in flags.items()])
 
 
-@pytest.mark.parametrize("name", ["miner", "guide"])
-def test_a_helper_of_another_kind_is_named_by_its_setting(name, encoder, data, tmp_path):
+@pytest.mark.parametrize("name", ["miner", "guide", "cross_encoder"])
+def test_a_helper_that_was_not_trained_for_it_is_named_by_its_setting(name, encoder, trained, data, tmp_path):
     flags = {"model": encoder, "datasets": data / "datasets.yaml", "output_dir": tmp_path, "only": "pairs"}
-    flags |= {"use_cpu": True, "report_to": "none", "max_steps": 1, name: encoder}
-    flags |= {"negatives": 1} if name == "miner" else {}
-    with pytest.raises(ValueError, match=f"`{name}` is .*no embedding model"):
-        load_example("finetune_embeddings").main([f"--{flag}={value}" for flag, value in flags.items()])
+    flags |= {"miner": trained["dense"] / "model", "negatives": 1, "use_cpu": True, "report_to": "none", "max_steps": 1}
+    with pytest.raises(ValueError, match=f"`{name}`"):
+        load_example("finetune_embeddings").main(
+            [f"--{flag}={value}" for flag, value in (flags | {name: encoder}).items()]
+        )
 
 
-def test_a_helper_with_prompts_for_a_dataset_depends_on_its_name(trained, pairs, tmp_path):
-    """It reads the same rows under another name with other prompts, and finds other negatives."""
-    saved = shutil.copytree(trained["dense"] / "model", tmp_path / "miner")
-    prompts = json.loads((saved / "config_sentence_transformers.json").read_text())
-    prompts["prompts"] |= {"known": PROMPT, "known-document": "Text: "}
-    (saved / "config_sentence_transformers.json").write_text(json.dumps(prompts))
-    chosen = settings(trained, negatives=2, miner=str(saved))
-    for name in ("known", "known", "other", "another"):
-        mine_negatives(pairs, replace(described(PROMPT), name=name), chosen, tmp_path / "mined")
-    assert len(list((tmp_path / "mined").glob("*.parquet"))) == 2
+def test_a_miner_needs_to_know_how_many_negatives():
+    with pytest.raises(ValueError, match="`miner`.*`negatives`"):
+        DenseArguments("m", "d", miner="x")
+
+
+def test_mined_negatives_belong_to_their_queries_and_are_mined_once(trained, data, tmp_path, monkeypatch):
+    rows = Dataset.from_parquet(str(data / "test.parquet"))
+    # Queries that stand in several places, between others.
+    pairs = [{"query": row["question"], "positive": row["answer"], "negatives": []} for row in rows]
+    pairs = [*pairs, *({**row, "positive": f"also {row['positive']}"} for row in pairs[:10])]
+    shutil.copytree(trained["dense"] / "model", tmp_path / "miner")
+    settings = RerankerArguments("m", "d", negatives=3, miner=str(tmp_path / "miner"))
+    mined = mine_negatives(Dataset.from_list(pairs), described("Find. "), settings, tmp_path / "mined")
+    model = SentenceTransformer(settings.miner, device="cpu")
+    assert mined["query"][:] == [row["query"] for row in pairs] and any(mined["negatives"][:])
+    for row, original in zip(mined, pairs):
+        assert row["positive"] == original["positive"] and len(row["negatives"]) <= 3
+        if not row["negatives"]:
+            continue
+        right = {other["positive"] for other in pairs if other["query"] == row["query"]}
+        assert not right & set(row["negatives"])
+        # Its own prompt: it does not know this one.
+        query = model.encode_query(row["query"], normalize_embeddings=True)
+        scores = {text: float(query @ model.encode(text, normalize_embeddings=True)) for text in row["negatives"]}
+        best = max(float(query @ model.encode(text, normalize_embeddings=True)) for text in right)
+        assert max(scores.values()) < best - 0.05 * abs(best) + 1e-5
+    with monkeypatch.context() as patch:
+        patch.delattr("neobert_hf.embeddings.mining.mine_hard_negatives")
+        again = mine_negatives(Dataset.from_list(pairs), described("Find. "), settings, tmp_path / "mined")
+    assert again[:] == mined[:] and len(list((tmp_path / "mined").iterdir())) == 1
+    # Another miner in the same folder.
+    weights = load_file(tmp_path / "miner" / "model.safetensors")
+    save_file({name: weight.flip(0) for name, weight in weights.items()}, tmp_path / "miner" / "model.safetensors")
+    other = mine_negatives(Dataset.from_list(pairs), described("Find. "), settings, tmp_path / "mined")
+    assert other["negatives"][:] != mined["negatives"][:]
+    # A run that has begun does not go on with others.
+    with pytest.raises(FileNotFoundError, match="with which this run began, is missing"):
+        mine_negatives(Dataset.from_list(pairs), described("Other. "), settings, tmp_path / "mined", begun=True)

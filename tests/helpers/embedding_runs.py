@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer, SparseEncoder
 
-from neobert_hf.embeddings.descriptions import PairDataset
+from neobert_hf.embeddings.datasets import PairDataset
 from tests.helpers.examples import load_example
 from tests.helpers.models import ROOT
 

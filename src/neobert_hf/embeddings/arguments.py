@@ -4,7 +4,6 @@ from dataclasses import dataclass, field
 
 from sentence_transformers import SentenceTransformerTrainingArguments
 
-from neobert_hf.common.paths import check_model_exists
 from neobert_hf.training.adapters import LoraArguments
 from neobert_hf.training.arguments import BF16, choose_precision, fix
 
@@ -21,11 +20,11 @@ UNUSED = {
     "num_train_epochs": "max_steps",
     "data_seed": "seed",
     "multi_dataset_batch_sampler": "alpha",
+    "batch_sampler": None,
+    "prompts": "datasets",
     "label_smoothing_factor": None,
     "train_sampling_strategy": None,
 }
-# Other samplers may put a text into a batch twice, where it is a false negative, and some ignore the seed.
-BATCH_SAMPLERS = ("no_duplicates", "no_duplicates_hashed")
 
 
 @dataclass
@@ -46,10 +45,6 @@ class EmbeddingArguments(SentenceTransformerTrainingArguments):
     weight_decay: float = field(default=0.01, metadata={"help": "decoupled; not on norms and biases"})
     adam_beta2: float = field(default=0.95, metadata={"help": "decay rate of the second moment"})
     bf16: bool | None = field(default=None, metadata=BF16)
-    batch_sampler: str = field(
-        default="no_duplicates",
-        metadata={"help": "draws the batches of a dataset; no_duplicates_hashed is faster and reads all rows first"},
-    )
     report_to: str | None = field(default="tensorboard", metadata={"help": "tensorboard, wandb, trackio, ... or none"})
     logging_steps: float = field(default=20, metadata={"help": "optimizer steps, or a share of all if below 1"})
     save_steps: float = field(default=500, metadata={"help": "optimizer steps, or a share of all if below 1"})
@@ -58,10 +53,6 @@ class EmbeddingArguments(SentenceTransformerTrainingArguments):
     def __post_init__(self):
         fix(self, FIXED, UNUSED)
         choose_precision(self)
-        if self.batch_sampler not in BATCH_SAMPLERS:
-            raise ValueError(
-                f"`batch_sampler` is {self.batch_sampler}; this recipe needs {' or '.join(BATCH_SAMPLERS)}."
-            )
         super().__post_init__()
 
 
@@ -81,38 +72,31 @@ class RecipeArguments:
     )
     trust_remote_code: bool = field(default=False, metadata={"help": "run code from the model's repository"})
 
-    def __post_init__(self):
-        # -1 would leave out the last one of each row.
-        if (self.max_negatives or 0) < 0:
-            raise ValueError(f"`max_negatives` is {self.max_negatives}; it must be 0 or more, or null for all.")
-
-    def check_models(self) -> None:
-        """Refuse a model that does not exist, by the name of its setting, before any work starts."""
-        for name in ("model", "miner", "cross_encoder", "guide", "first_model"):
-            if getattr(self, name, None) is not None:
-                check_model_exists(getattr(self, name), name)
+    def models(self) -> dict[str, str]:
+        """The models that the run reads, by the name of their setting."""
+        names = ("model", "miner", "cross_encoder", "guide", "first_model")
+        return {name: path for name in names if (path := getattr(self, name, None)) is not None}
 
 
 @dataclass
-class MiningArguments(RecipeArguments):
+class MiningArguments(LoraArguments, RecipeArguments):
     """How hard negatives are found for the datasets that have none; see `mining.py`.
 
-    The two margins and the cross-encoder have the names that they have in Sentence Transformers' `mine_hard_negatives`.
+    The margins and the cross-encoder have the names that they have in Sentence Transformers' `mine_hard_negatives`.
     """
 
     miner: str | None = field(
         default=None,
         metadata={"help": "embedding model that finds hard negatives where a dataset has none", "path": "or Hub id"},
     )
-    relative_margin: float | None = field(
-        default=None,
-        metadata={
-            "help": "with `miner`: leave out documents above the right document's score minus this share of it; 0.05 "
-            "if unset"
-        },
+    # 95% of the right document's score: the best of the filters that NV-Retriever compares (arXiv 2407.15831,
+    # TopK-PercPos), and what Sentence Transformers recommends.
+    relative_margin: float = field(
+        default=0.05,
+        metadata={"help": "with `miner`: leave out documents above the right document's score minus this share of it"},
     )
+    # TopK-MarginPos of the same paper, which uses a margin of 0.05 on cosine similarities.
     absolute_margin: float | None = field(
-        # TopK-MarginPos of the same paper, which uses a margin of 0.05 on cosine similarities.
         default=None,
         metadata={"help": "with `miner`: also leave out documents that score less than this below the right document"},
     )
@@ -124,22 +108,9 @@ class MiningArguments(RecipeArguments):
         },
     )
 
-    def __post_init__(self):
-        super().__post_init__()
-        for name in ("relative_margin", "absolute_margin", "cross_encoder"):
-            if self.miner is None and getattr(self, name) is not None:
-                raise ValueError(f"`{name}` is of no use without `miner`: set `miner` as well, or leave `{name}` out.")
-        # 5 in place of 0.05 would leave every document out.
-        if not 0 <= (self.relative_margin or 0) <= 1:
-            raise ValueError(f"`relative_margin` is {self.relative_margin}; it is a share from 0 to 1.")
-        if self.miner is not None and self.relative_margin is None:
-            # 95% of the right document's score: the best of the filters that NV-Retriever compares (arXiv 2407.15831,
-            # TopK-PercPos), and what Sentence Transformers recommends.
-            self.relative_margin = 0.05
-
 
 @dataclass
-class DenseArguments(LoraArguments, MiningArguments):
+class DenseArguments(MiningArguments):
     """The model, the data and the loss of dense embeddings."""
 
     temperature: float = field(
@@ -163,8 +134,7 @@ class DenseArguments(LoraArguments, MiningArguments):
     )
 
     def __post_init__(self):
-        LoraArguments.__post_init__(self)
-        MiningArguments.__post_init__(self)
+        super().__post_init__()
         if (self.miner is None) != (self.negatives is None):
             raise ValueError(
                 f"`miner` is {self.miner!r} and `negatives` is {self.negatives}: set both, or leave both out."
@@ -180,7 +150,7 @@ class SparseArguments(RecipeArguments):
 
 
 @dataclass
-class RerankerArguments(LoraArguments, MiningArguments):
+class RerankerArguments(MiningArguments):
     """The model, the data and the negatives of a reranker."""
 
     negatives: int = field(
@@ -191,7 +161,3 @@ class RerankerArguments(LoraArguments, MiningArguments):
     instructions: bool = field(
         default=False, metadata={"help": "put the instruction of a dataset before its queries, as embedding models do"}
     )
-
-    def __post_init__(self):
-        LoraArguments.__post_init__(self)
-        MiningArguments.__post_init__(self)

@@ -39,9 +39,9 @@ class FullBatchSampler(NoDuplicatesBatchSampler):
     square of the number of rows.
     """
 
-    def __init__(self, dataset: Dataset, batch_size: int, **options):
+    def __init__(self, dataset: Dataset, batch_size: int, generator: torch.Generator, seed: int):
         # With `drop_last=True`, `_iter_one_pass` would not see the first batch that is not full.
-        super().__init__(dataset, batch_size, drop_last=False, **options)
+        super().__init__(dataset, batch_size, drop_last=False, generator=generator, seed=seed)
 
     def __len__(self) -> int:
         return len(self.dataset) // self.batch_size
@@ -99,10 +99,8 @@ def true_negatives(features: list[dict]) -> list[list[str]]:
     return [[text for text in row["negatives"] if text not in positives] for row in features]
 
 
-def numbered(row: dict, negatives: Sequence[str]) -> dict:
-    """A row with the columns `negative_0`, `negative_1`, ... in place of its list of hard negatives."""
-    columns = {f"negative_{number}": text for number, text in enumerate(negatives)}
-    return {key: row[key] for key in row if key != "negatives"} | columns
+def without_negatives(row: dict) -> dict:
+    return {key: row[key] for key in row if key != "negatives"}
 
 
 class ContrastiveCollator(SentenceTransformerDataCollator):
@@ -114,7 +112,7 @@ class ContrastiveCollator(SentenceTransformerDataCollator):
 
     def __call__(self, features: list[dict]) -> dict:
         negatives = dict.fromkeys(text for texts in true_negatives(features) for text in texts)
-        batch = super().__call__([{key: row[key] for key in row if key != "negatives"} for row in features])
+        batch = super().__call__([without_negatives(row) for row in features])
         if negatives:
             # The prompts are chosen by the name of the dataset.
             name = {key: features[0][key] for key in features[0] if key == "dataset_name"}
@@ -131,8 +129,13 @@ class MultiVectorCollator(MultiVectorEncoderDataCollator):
 
     def __call__(self, features: list[dict]) -> dict:
         negatives = true_negatives(features)
-        columns = min(map(len, negatives))
-        return super().__call__([numbered(row, texts[:columns]) for row, texts in zip(features, negatives)])
+        every = range(min(map(len, negatives)))
+        return super().__call__(
+            [
+                without_negatives(row) | {f"negative_{number}": texts[number] for number in every}
+                for row, texts in zip(features, negatives)
+            ]
+        )
 
 
 @dataclass

@@ -30,10 +30,10 @@ from transformers import set_seed
 from neobert_hf.common.files import remove
 from neobert_hf.common.fingerprints import fingerprint, model_fingerprint
 from neobert_hf.data.stored_rows import rows_once, store_tables
-from neobert_hf.embeddings.descriptions import PairDataset
+from neobert_hf.embeddings.datasets import PairDataset
 from neobert_hf.embeddings.inference import check_finite
-from neobert_hf.embeddings.mining import name_for_prompts, prompts_of_helper
 from neobert_hf.embeddings.models import load_trained_model
+from neobert_hf.embeddings.prompts import prompts_of_helper
 from neobert_hf.embeddings.recipe import Run
 
 
@@ -64,9 +64,7 @@ def add_clusters(run: Run, batch_sizes: dict[str, int]) -> None:
     with run.arguments.main_process_first(desc="clustering"):
         for name, pairs in run.data.train.items():
             description = run.data.descriptions[name]
-            prompts = [description.prompt, description.document_prompt]
-            if settings.first_model is not None:
-                prompts += name_for_prompts(settings.first_model, description)
+            prompts = [name, description.prompt, description.document_prompt]
             identity = fingerprint(pairs, prompts, first_model, batch_sizes[name], run.arguments.seed)
             store = partial(store_clusters, pairs, description, batch_sizes[name], run)
             run.data.train[name] = rows_once(folder / f"{identity}.parquet", run.checkpoint is not None, store)

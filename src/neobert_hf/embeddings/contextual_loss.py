@@ -23,7 +23,7 @@ from torch import distributed, nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from neobert_hf.embeddings.contextual import is_contextual, mean_cosine
+from neobert_hf.embeddings.contextual import mean_cosine
 
 
 class ContextualLoss(CachedLossMixin, nn.Module):
@@ -43,8 +43,6 @@ class ContextualLoss(CachedLossMixin, nn.Module):
 
     def __init__(self, model: SentenceTransformer, temperature: float, mini_batch_size: int):
         super().__init__()
-        if not is_contextual(model):
-            raise ValueError("The model takes no context: this loss needs a contextual embedding model.")
         self.context_size = model[0].model.config.context_size
         self.model = model
         self.temperature = temperature
@@ -58,13 +56,8 @@ class ContextualLoss(CachedLossMixin, nn.Module):
             sentence_features: queries, documents and, optionally, hard negatives.
             labels: bool (queries, documents), True where a document is not used as a negative of a query. If None, all
                 are used.
-
-        Raises:
-            ValueError: for flattened inputs, which do not have one row for each text.
         """
         features = list(sentence_features)
-        if any("cu_seq_lens_q" in each for each in features):
-            raise ValueError("Flattened inputs have no row for each text: set `unpad_inputs` of the module to False.")
         texts = self.draw_context(features[1])
         ranges = _minibatch_ranges(texts, self.mini_batch_size)
         trained = torch.is_grad_enabled()

@@ -3,14 +3,14 @@
 from dataclasses import dataclass, field
 
 import torch
+from datasets import Dataset
 from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 
 from neobert_hf.embeddings.arguments import RecipeArguments
 from neobert_hf.embeddings.batches import ContrastiveCollator
 from neobert_hf.embeddings.clusters import CLUSTER, VECTORS, ClusterBatchSampler
 from neobert_hf.embeddings.contextual import embed_context
-from neobert_hf.embeddings.recipe import Run
-from neobert_hf.embeddings.trainers import EmbeddingTrainer
+from neobert_hf.embeddings.trainer import EmbeddingTrainer
 
 
 # Above this mean cosine similarity, contexts of different corpora hardly differ.
@@ -61,20 +61,6 @@ class ContextualArguments(RecipeArguments):
         return {name: getattr(self, name) for name in names}
 
 
-def check_context_size(run: Run) -> None:
-    """Refuse a context that no batch can fill: it would hold each document several times.
-
-    Raises:
-        ValueError: if `context_size` is larger than a batch.
-    """
-    size, rows = run.settings.context_size, run.arguments.per_device_train_batch_size
-    if size > rows:
-        raise ValueError(
-            f"`context_size` is {size}, but a batch, whose documents are the context, has {rows} rows: set it to "
-            f"{rows} or less, or `per_device_train_batch_size` to {size}."
-        )
-
-
 @dataclass
 class ContextualCollator(ContrastiveCollator):
     """As `ContrastiveCollator`, with a `label`, bool (rows, rows): True where a document is not used as a negative.
@@ -107,15 +93,8 @@ class ContextualTrainer(EmbeddingTrainer):
         collator.margin = self.run.settings.false_negative_margin
         return collator
 
-    def get_batch_sampler(self, dataset, batch_size, drop_last, valid_label_columns=None, generator=None, seed=0):
-        name = next(name for name, rows in self.train_dataset.items() if rows is dataset)
-        sampler = ClusterBatchSampler(dataset.with_format(None), self.batch_sizes[name], seed)
-        if not next(iter(sampler), None):
-            raise ValueError(
-                f"Dataset {name} has {len(dataset):,} rows, but not {self.batch_sizes[name]} without a text in common, "
-                "which a batch needs. Give it a smaller `batch_size`, or add data."
-            )
-        return sampler
+    def sampler_of_dataset(self, rows: Dataset, batch_size: int, seed: int) -> ClusterBatchSampler:
+        return ClusterBatchSampler(rows, batch_size, seed)
 
     def compute_loss(self, *args, **kwargs):
         loss = super().compute_loss(*args, **kwargs)

@@ -1,182 +1,102 @@
-"""Sentence Transformers models of every kind on a pretrained encoder, and the loss of dense embeddings."""
+"""Sentence Transformers models of every kind, to train or to help in training."""
 
-import json
-from collections.abc import Sequence
+from typing import TypeVar
 
 import torch
 from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer, SparseEncoder
-from sentence_transformers.sentence_transformer.losses import (
-    CachedGISTEmbedLoss,
-    CachedMultipleNegativesRankingLoss,
-    GISTEmbedLoss,
-    MatryoshkaLoss,
-    MultipleNegativesRankingLoss,
-)
-from sentence_transformers.sentence_transformer.modules import Dense, Pooling, Transformer
+from sentence_transformers.base.model import BaseModel
 from sentence_transformers.sparse_encoder.modules import SpladePooling
-from torch import nn
-from transformers import AutoConfig
+from transformers import DataCollatorWithFlattening
+from transformers.utils.generic import is_flash_attention_requested
 
-from neobert_hf import NeoBERTForMaskedLM
 from neobert_hf.common.tokenizers import tokens_read
 from neobert_hf.embeddings.contextual import refuse_contextual
-from neobert_hf.embeddings.flattening import flatten_inputs
-from neobert_hf.embeddings.inference import check_encoder, has_classifier, refuse_other_kinds
-from neobert_hf.embeddings.recipe import read_beside_model
+from neobert_hf.embeddings.inference import check_encoder, kind_of, refuse_other_kinds
+from neobert_hf.modeling_neobert import NeoBERTPreTrainedModel
 
 
-def transformer_module(
-    path: str, max_length: int, trust_remote_code: bool = False, head: str = "feature-extraction"
-) -> Transformer:
-    """The first module of a Sentence Transformers model: an encoder with its tokenizer, in float32.
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def build(kind: type[Model], path: str, max_length: int, trust_remote_code: bool = False) -> Model:
+    """A model of this kind, in float32: the one in `path`, or a new one on the encoder there.
 
     Args:
-        path: folder or Hub id. Of a Sentence Transformers model, only the encoder and its tokenizer are used.
+        path: folder or Hub id.
         max_length: tokens; longer texts are cut. Never more than the model has positions for.
-        head: `feature-extraction` for none, `fill-mask` or `sequence-classification`.
+
+    Raises:
+        ValueError: if the tokenizer is that of another model, or it is a contextual model.
     """
-    options = {"trust_remote_code": trust_remote_code}
-    transformer = Transformer(
-        path,
-        transformer_task=head,
-        # Some checkpoints (DeBERTa-v3) are 16-bit, in which AdamW's steps get lost.
-        model_kwargs={"dtype": torch.float32} | options,
-        processor_kwargs=options,
-        config_kwargs=options,
-    )
-    check_encoder(transformer, path)
-    refuse_contextual([transformer], path)
-    transformer.max_seq_length = tokens_read(transformer.model, max_length, transformer.max_seq_length)
-    return transformer
+    # Some checkpoints (DeBERTa-v3) are 16-bit, in which AdamW's steps get lost.
+    model = kind(path, trust_remote_code=trust_remote_code, model_kwargs={"dtype": torch.float32})
+    check_encoder(model[0], path)
+    refuse_contextual(model, path)
+    model.max_seq_length = tokens_read(model[0].model, max_length, model.max_seq_length)
+    return model
 
 
 def build_encoder(path: str, max_length: int, trust_remote_code: bool = False) -> SentenceTransformer:
-    """A dense model with cosine similarity: an encoder with mean pooling, or an embedding model with its own pooling.
-
-    Arguments are those of `transformer_module`. The linear layers of an embedding model are added by
-    `add_linear_layers`; its other modules are left out.
-    """
-    transformer = transformer_module(path, max_length, trust_remote_code)
-    own = saved_modules(path, Pooling)
-    pooling = own[0] if own else Pooling(transformer.get_embedding_dimension(), pooling_mode="mean")
-    return SentenceTransformer(modules=[transformer, pooling], similarity_fn_name="cosine")
-
-
-def add_linear_layers(model: SentenceTransformer, path: str) -> None:
-    """Append the linear layers that a Sentence Transformers model (folder or Hub id) has after its pooling."""
-    for layer in saved_linear_layers(path):
-        model.append(layer.to(model.device))
-
-
-def saved_linear_layers(path: str) -> list[Dense]:
-    """The linear layers after the pooling of a Sentence Transformers model (folder or Hub id); others have none."""
-    # The linear layers of late-interaction models take single tokens.
-    return [layer for layer in saved_modules(path, Dense) if layer.module_input_name == "sentence_embedding"]
-
-
-def saved_modules(path: str, kind: type[nn.Module]) -> list[nn.Module]:
-    """The modules of a kind in a Sentence Transformers model (folder or Hub id); none for other models."""
-    modules = json.loads(read_beside_model(path, "modules.json") or "[]")
-    return [kind.load(path, each["path"]) for each in modules if each["type"].endswith(f".{kind.__name__}")]
+    """A dense model with cosine similarity. On an encoder without pooling, it gets the mean of the tokens."""
+    model = build(SentenceTransformer, path, max_length, trust_remote_code)
+    model.similarity_fn_name = "cosine"
+    return model
 
 
 def build_sparse_encoder(path: str, max_length: int, trust_remote_code: bool = False) -> SparseEncoder:
     """A SPLADE-max model (https://arxiv.org/abs/2109.10086): MLM logits, log(1 + relu), the maximum over the tokens.
 
-    Arguments are those of `transformer_module`. The model must have a trained MLM head.
+    Raises:
+        ValueError: also if the model has no trained MLM head. Sentence Transformers would make another kind of it.
     """
-    transformer = transformer_module(path, max_length, trust_remote_code, head="fill-mask")
-    encoder = SparseEncoder(modules=[transformer, SpladePooling("max")], similarity_fn_name="dot")
-    architectures = transformer.model.config.architectures or []
-    if isinstance(transformer.model, NeoBERTForMaskedLM):
-        # Loading has refused a NeoBERT without the head. The decoder is large, so keep it from running on padding.
-        flatten_inputs(encoder)
-    elif not any(name.endswith("ForMaskedLM") for name in architectures):
-        # Transformers gives other models a new head, with no more than a warning.
+    encoder = build(SparseEncoder, path, max_length, trust_remote_code)
+    if not isinstance(encoder[1], SpladePooling):
         raise ValueError(
-            f"{path} has no trained MLM head: `architectures` in its config.json is {architectures}, and no name in it "
-            "ends with ForMaskedLM. Give a pretrained model with its head."
+            f"{path} has no trained MLM head: `architectures` in its config.json is "
+            f"{encoder[0].model.config.architectures}, none of which ends with ForMaskedLM. Give a model "
+            "with its head."
         )
+    if isinstance(encoder[0].model, NeoBERTPreTrainedModel):
+        flatten_inputs(encoder)
     return encoder
 
 
 def build_multi_vector_encoder(path: str, max_length: int, trust_remote_code: bool = False) -> MultiVectorEncoder:
     """A late-interaction model (ColBERT, https://arxiv.org/abs/2004.12832): a vector of 128 numbers for every token.
 
-    The linear layer for them is new unless the model is a late-interaction model. Arguments are those of
-    `transformer_module`.
+    The linear layer for them is new unless the model is a late-interaction model.
     """
-    encoder = MultiVectorEncoder(path, trust_remote_code=trust_remote_code, model_kwargs={"dtype": torch.float32})
-    check_encoder(encoder[0], path)
-    refuse_contextual(encoder, path)
-    encoder.max_seq_length = tokens_read(encoder[0].model, max_length, encoder.max_seq_length)
-    return encoder
+    return build(MultiVectorEncoder, path, max_length, trust_remote_code)
 
 
 def build_reranker(path: str, max_length: int, trust_remote_code: bool = False) -> CrossEncoder:
     """A reranker (https://arxiv.org/abs/1901.04085): query and document in one sequence, and one score from a head.
 
-    The head is new unless the model is a classifier. Arguments are those of `transformer_module`.
+    The head is new unless the model is a classifier.
     """
-    transformer = transformer_module(path, max_length, trust_remote_code, head="sequence-classification")
-    return CrossEncoder(modules=[transformer])
+    return build(CrossEncoder, path, max_length, trust_remote_code)
 
 
-def describe_reranker(path: str, trust_remote_code: bool = False) -> str:
-    """The model that a reranker starts from, and whether its classification head is new."""
-    trained = has_classifier(path, trust_remote_code)
-    return f"{path}, with {'its own' if trained else 'a new'} classification head"
+def flatten_inputs(encoder: BaseModel) -> None:
+    """Let a model on NeoBERT lay its texts end to end. Its outputs stay the same, and so does what is saved.
 
+    NeoBERT strips the padding of padded batches by itself, but the modules after it would still compute it: for SPLADE,
+    a number for each entry of the vocabulary. Sentence Transformers flattens a batch only if a flash attention is set.
+    NeoBERT takes flattened batches with `sdpa` as well. `encoder[0].unpad_inputs = False` undoes this.
 
-def info_nce_loss(
-    encoder: SentenceTransformer,
-    temperature: float,
-    mini_batch_size: int | None = None,
-    matryoshka_dims: Sequence[int] = (),
-    guide: SentenceTransformer | None = None,
-) -> nn.Module:
-    """InfoNCE over the batch: each query against all documents and hard negatives of the batch.
-
-    Args:
-        temperature: the cosine similarities are divided by it.
-        mini_batch_size: compute this many texts at a time (GradCache), for batches that do not fit in memory. The
-            gradients are the same. Whole batches if None.
-        matryoshka_dims: also train prefixes of the embeddings of these lengths, beside their full size.
-        guide: a trained model. Texts that it finds closer to a query than the right document are probably right, too:
-            they are left out of that query's negatives. It reads each text as the model in training does, cut and with
-            the same instruction, and not with its own prompts.
-
-    References:
-        The paper, section 5.2.1; https://arxiv.org/abs/2101.06983 (GradCache), https://arxiv.org/abs/2205.13147
-        (Matryoshka), https://arxiv.org/abs/2402.16829 (GIST, whose contrast of queries with queries and of documents
-        with documents is not used: the paper's loss has none).
+    Raises:
+        ValueError: for other backends, which would compute a mask over all texts at once.
     """
-    if temperature <= 0:
-        raise ValueError(f"`temperature` is {temperature}; it must be above 0.")
-    cached = {} if mini_batch_size is None else {"mini_batch_size": mini_batch_size}
-    if guide is not None:
-        guided = CachedGISTEmbedLoss if cached else GISTEmbedLoss
-        others = {"contrast_anchors": False, "contrast_positives": False}
-        guide.register_forward_pre_hook(_inputs_only)
-        loss = guided(encoder, guide.eval().requires_grad_(False), temperature=temperature, **others, **cached)
-    else:
-        plain = CachedMultipleNegativesRankingLoss if cached else MultipleNegativesRankingLoss
-        loss = plain(encoder, scale=1 / temperature, **cached)
-    return with_prefixes(encoder, loss, matryoshka_dims)
-
-
-def with_prefixes(encoder: SentenceTransformer, loss: nn.Module, dimensions: Sequence[int]) -> nn.Module:
-    """A loss on whole embeddings and, if dimensions are given, on prefixes of these lengths as well (Matryoshka)."""
-    if not dimensions:
-        return loss
-    check_prefixes(encoder, dimensions)
-    return MatryoshkaLoss(encoder, loss, sorted({encoder.get_embedding_dimension(), *dimensions}, reverse=True))
-
-
-def check_prefixes(encoder: SentenceTransformer, dimensions: Sequence[int]) -> None:
-    size = encoder.get_embedding_dimension()
-    if any(not 0 < dimension <= size for dimension in dimensions):
-        raise ValueError(f"`matryoshka_dims` is {dimensions}; the model allows 1 to {size}.")
+    transformer = encoder[0]
+    attention = transformer.model.config._attn_implementation
+    if attention != "sdpa" and not is_flash_attention_requested(requested_attention_implementation=attention):
+        raise ValueError(
+            f"Attention {attention!r} would compute a mask over all texts of a batch at once: load the model with "
+            "attn_implementation 'sdpa' or a flash attention."
+        )
+    transformer.data_collator = DataCollatorWithFlattening(return_flash_attn_kwargs=True)
+    transformer._flatten_position_offset = 0
+    transformer.can_flatten_inputs = True
 
 
 def load_trained_model(path: str, setting: str, trust_remote_code: bool = False) -> SentenceTransformer:
@@ -204,21 +124,13 @@ def load_trained_reranker(path: str, setting: str, trust_remote_code: bool = Fal
     """A trained reranker that helps to train another model: folder or Hub id, named by this setting.
 
     Raises:
-        ValueError: if it has no trained head, which would be filled with random numbers, or gives several scores.
+        ValueError: if it has no trained head, which would be filled with random numbers.
     """
-    architectures = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code).architectures or []
-    if not any(name.endswith(("ForSequenceClassification", "ForCausalLM")) for name in architectures):
+    if kind_of(path, trust_remote_code, setting) != "CrossEncoder":
         raise ValueError(
-            f"`{setting}` is {path}, which is no trained reranker: `architectures` in its config.json is "
-            f"{architectures}. Train one with examples/train_reranker.py, or name one on the Hub."
+            f"`{setting}` is {path}, which is no trained reranker. Train one with examples/train_reranker.py, or name "
+            "one on the Hub."
         )
     model = CrossEncoder(path, trust_remote_code=trust_remote_code)
     check_encoder(model[0], path)
-    if model.num_labels != 1:
-        raise ValueError(f"`{setting}` is {path}, which gives {model.num_labels} scores; a reranker gives one.")
     return model
-
-
-def _inputs_only(module: nn.Module, args: tuple[dict, ...]) -> tuple[dict]:
-    """Leave out what the model in training has added: the cached loss of Sentence Transformers 6.2 passes that on."""
-    return ({name: value for name, value in args[0].items() if not name.endswith(("_embedding", "_embeddings"))},)

@@ -16,17 +16,19 @@ Each prompt ends with the separator between instruction and text in training (`s
 """
 
 from pathlib import Path
+from typing import Literal
 
 from sentence_transformers import CrossEncoder
 from sentence_transformers.base.model import BaseModel
 
 from neobert_hf.embeddings.contextual import is_contextual
-from neobert_hf.embeddings.descriptions import PairDataset
+from neobert_hf.embeddings.datasets import PairDataset
+from neobert_hf.embeddings.inference import prompt_of
 from neobert_hf.embeddings.instructions import describe_prompts
 from neobert_hf.embeddings.recipe import TrainingData
 
 
-def choose_default(data: TrainingData) -> tuple[PairDataset, str]:
+def dataset_of_queries(data: TrainingData) -> tuple[PairDataset, str]:
     """The training dataset whose instruction is the prompt `query`, and the reason, in words.
 
     It is the first of these that exists: the dataset that is marked as the `default`, a dataset with the instruction
@@ -44,7 +46,7 @@ def choose_default(data: TrainingData) -> tuple[PairDataset, str]:
     return max(datasets, key=lambda dataset: len(data.train[dataset.name])), "it is the largest dataset"
 
 
-def choose_prompts(data: TrainingData) -> dict[str, str]:
+def prompts_to_save(data: TrainingData) -> dict[str, str]:
     """The prompts by the names that the model keeps them under."""
     prompts = {}
     if len(data.descriptions) > 1:
@@ -52,24 +54,20 @@ def choose_prompts(data: TrainingData) -> dict[str, str]:
         # prompt before documents, too.
         prompts |= {f"{name}-document": dataset.document_prompt for name, dataset in data.descriptions.items()}
         prompts |= {name: dataset.prompt for name, dataset in data.descriptions.items()}
-    default, _ = choose_default(data)
+    default, _ = dataset_of_queries(data)
     return prompts | {"query": default.prompt, "document": default.document_prompt}
 
 
 def set_prompts(model: BaseModel, data: TrainingData) -> None:
     """Give a model the prompts that it is about to be trained with, in place of those that it came with."""
-    model.prompts = choose_prompts(data)
+    model.prompts = prompts_to_save(data)
     model.default_prompt_name = "query" if isinstance(model, CrossEncoder) else None
 
 
 def describe_choice(data: TrainingData) -> str:
     """The prompt of queries and where it is from, and whether retrieval is evaluated with another one."""
-    dataset, reason = choose_default(data)
-    line = f"queries get no prompt, as in {dataset.name}: {reason}"
-    if dataset.prompt:
-        line = f"queries get the prompt {dataset.prompt!r}, that of {dataset.name}: {reason}"
-    if dataset.document_prompt:
-        line += f"\ndocuments get the prompt {dataset.document_prompt!r}"
+    dataset, reason = dataset_of_queries(data)
+    line = f"queries get the prompt {dataset.prompt!r}, that of {dataset.name}: {reason}"
     retrieval = data.evaluation.get("retrieval")
     if retrieval is not None and retrieval.prompt != dataset.prompt:
         line += f"\nnote: retrieval is evaluated with another prompt than the model's own: {retrieval.prompt!r}"
@@ -81,7 +79,27 @@ def add_to_card(card: Path, model: BaseModel, data: TrainingData) -> None:
     kind = "contextual" if is_contextual(model) else type(model).__name__
     if not (prompts := describe_prompts(model.prompts, kind)):
         return
-    dataset, reason = choose_default(data)
+    dataset, reason = dataset_of_queries(data)
     section = f"### Prompts\n\n{prompts}\n\n`query` is the instruction of {dataset.name}: {reason}.\n\n"
     before, heading, after = card.read_text(encoding="utf-8").partition("## Training Details\n")
     card.write_text(before + section + heading + after, encoding="utf-8")
+
+
+def prompts_of_helper(who: str, model: BaseModel, description: PairDataset) -> tuple[str, str]:
+    """The prompts with which a helper, such as a miner, reads the queries and documents of a dataset."""
+    name = description.name
+    if model.prompts.get(name) == description.prompt and f"{name}-document" in model.prompts:
+        # It was trained on this dataset among others, and gets the prompts of that training, even an empty one.
+        return description.prompt, model.prompts[f"{name}-document"]
+    query = prompt_of_helper(who, model, description.prompt, "query")
+    return query, prompt_of_helper(who, model, description.document_prompt, "document")
+
+
+def prompt_of_helper(who: str, model: BaseModel, prompt: str, kind: Literal["query", "document"]) -> str:
+    """This prompt if the helper was saved with it, otherwise its own for this kind of text. A note says so."""
+    if prompt and prompt in model.prompts.values():
+        return prompt
+    own = prompt_of(model, kind)
+    if own != prompt:
+        print(f"note: the {who} reads each {kind} with its own prompt {own!r}, not with {prompt!r}.", flush=True)
+    return own

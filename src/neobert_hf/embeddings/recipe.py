@@ -1,11 +1,9 @@
 """What the recipes that train embedding models and rerankers share: settings, data, evaluation, and resuming."""
 
-import json
 import random
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,18 +16,16 @@ from sentence_transformers.sentence_transformer.evaluation import (
     EmbeddingSimilarityEvaluator,
     InformationRetrievalEvaluator,
 )
-from transformers import PreTrainedTokenizerBase, set_seed
-from transformers.utils import cached_file
+from transformers import set_seed
 
 from neobert_hf.common.files import check_inputs
 from neobert_hf.common.fingerprints import depends_on, fingerprint, model_fingerprint
+from neobert_hf.common.paths import check_model_exists
 from neobert_hf.common.settings import parse_config
 from neobert_hf.common.tokenizers import load_tokenizer
 from neobert_hf.data.held_out import report_repeated
 from neobert_hf.embeddings.arguments import EmbeddingArguments, RecipeArguments
-from neobert_hf.embeddings.descriptions import PairDataset, read_descriptions
-from neobert_hf.embeddings.instructions import add_prompt
-from neobert_hf.embeddings.pairs import load_pairs, load_scored_pairs, most_negatives, positives_of_queries
+from neobert_hf.embeddings.datasets import PairDataset, load_pairs, positives_of_queries, read_descriptions
 from neobert_hf.training.arguments import result_settings
 from neobert_hf.training.launching import training_folder
 from neobert_hf.training.run_checkpoints import newest_checkpoint
@@ -47,13 +43,13 @@ class TrainingData:
         descriptions: of the training datasets, by name.
         train: their rows of `query`, `positive` and `negatives`, by name.
         evaluation: descriptions of the datasets for evaluation, `retrieval` and `sts`, if there are any.
-        retrieval: the rows of the dataset for retrieval.
+        held_out: their rows; those of `sts` also have a `score`.
     """
 
     descriptions: dict[str, PairDataset]
     train: DatasetDict
     evaluation: dict[str, PairDataset]
-    retrieval: Dataset | None
+    held_out: dict[str, Dataset]
 
     def without_instructions(self) -> "TrainingData":
         descriptions, evaluation = (
@@ -68,14 +64,14 @@ class Run:
     """A run of a recipe, ready for its model.
 
     Args:
-        values: all settings that the trained weights depend on.
+        identity: all that the trained weights depend on, stored in checkpoints and compared on resume.
         checkpoint: from which an interrupted run is resumed; None for a new run.
     """
 
     settings: RecipeArguments
     arguments: EmbeddingArguments
     data: TrainingData
-    values: dict
+    identity: dict
     checkpoint: Path | None
 
 
@@ -87,43 +83,32 @@ def prepare_run(settings_class: type[RecipeArguments], args: list[str] | None = 
         SettingsMismatch: if the checkpoint is of a run with other settings.
     """
     settings, arguments = parse_config(settings_class, EmbeddingArguments, args=args)
-    names = ("model", "datasets", "miner", "cross_encoder", "guide", "first_model")
-    inputs = {name: getattr(settings, name, None) for name in names}
-    with training_folder(arguments, "embedding training", WRITES, inputs):
-        settings.check_models()
+    models = settings.models()
+    with training_folder(arguments, "embedding training", WRITES, models | {"datasets": settings.datasets}):
+        for name, path in models.items():
+            check_model_exists(path, name)
         set_seed(arguments.seed)
         data = read_data(settings, arguments)
-        if arguments.eval_strategy != "no" and not data.evaluation:
-            raise ValueError(
-                f"{settings.datasets} describes no `evaluation`, and `eval_strategy` is "
-                f"{arguments.eval_strategy.value}: describe one there, as configs/embeddings/small_datasets.yaml does, "
-                "or train with `--eval_strategy no`."
-            )
-        values = run_settings(settings, arguments, data)
-        checkpoint, _ = newest_checkpoint(Path(arguments.output_dir), values)
-        yield Run(settings, arguments, data, values, checkpoint)
+        identity = run_identity(settings, arguments, data)
+        checkpoint, _ = newest_checkpoint(Path(arguments.output_dir), identity)
+        yield Run(settings, arguments, data, identity, checkpoint)
 
 
 def read_data(settings: RecipeArguments, arguments: EmbeddingArguments) -> TrainingData:
     """Load the datasets, one process after the other. See `load_pairs` for what is refused."""
-    if arguments.prompts is not None:
-        raise ValueError(
-            f"`prompts` is set: leave it out, and give each dataset an `instruction` in {settings.datasets}."
-        )
     with arguments.main_process_first(desc="reading the datasets"):
-        tokenizer_of_encoder = partial(_tokenizer_of_encoder, settings)
-        descriptions, evaluation = read_descriptions(settings.datasets, settings.only or None, tokenizer_of_encoder)
+        tokenizer = load_tokenizer(settings.model, trust_remote_code=settings.trust_remote_code)
+        descriptions, evaluation = read_descriptions(settings.datasets, settings.only, tokenizer)
         for dataset in (*descriptions, *evaluation.values()):
             check_inputs(arguments.output_dir, WRITES, {f"source of {dataset.name}": dataset.sources()})
         train = {dataset.name: load_pairs(dataset, settings.max_negatives) for dataset in descriptions}
-        retrieval = load_pairs(evaluation["retrieval"]) if "retrieval" in evaluation else None
-    by_name = {dataset.name: dataset for dataset in descriptions}
-    if retrieval is not None:
-        _report_repeated_pairs(train.values(), retrieval)
-    return TrainingData(by_name, DatasetDict(train), evaluation, retrieval)
+        held_out = {kind: load_pairs(dataset, scored=kind == "sts") for kind, dataset in evaluation.items()}
+    if "retrieval" in held_out:
+        _report_pairs_of_both(train.values(), held_out["retrieval"])
+    return TrainingData({each.name: each for each in descriptions}, DatasetDict(train), evaluation, held_out)
 
 
-def _report_repeated_pairs(train: Iterable[Dataset], retrieval: Dataset) -> None:
+def _report_pairs_of_both(train: Iterable[Dataset], retrieval: Dataset) -> None:
     held_out, trained = list(zip(retrieval["query"][:], retrieval["positive"][:])), set()
     queries = pa.array([query for query, _ in held_out], pa.string())
     for table in train:
@@ -134,92 +119,67 @@ def _report_repeated_pairs(train: Iterable[Dataset], retrieval: Dataset) -> None
     report_repeated(trained, held_out, "the retrieval dataset")
 
 
-def run_settings(settings: RecipeArguments, arguments: EmbeddingArguments, data: TrainingData) -> dict:
-    """All that the trained weights depend on."""
-    helpers = ["guide", "first_model"]
-    # The miner is not used if all datasets have hard negatives.
-    mines = getattr(settings, "miner", None) and not all(map(most_negatives, data.train.values()))
-    if mines:
-        helpers += ["miner", "cross_encoder"]
-    # `prompts` are the instructions of the datasets.
-    unused = {"prompts", "gradient_accumulation_steps"} | (set() if mines else {"relative_margin", "absolute_margin"})
+def run_identity(settings: RecipeArguments, arguments: EmbeddingArguments, data: TrainingData) -> dict:
+    """All that the trained weights depend on, by name."""
+    keys = ("instruction", "document_instruction", "separator", "batch_size")
+    datasets = {
+        # The rows, wherever they are from.
+        name: {key: getattr(data.descriptions[name], key) for key in keys} | {"content": fingerprint(rows)}
+        for name, rows in data.train.items()
+    }
     return depends_on(
         settings,
         result_settings(arguments),
-        leave_out=unused,
-        model=model_fingerprint(settings.model),
-        datasets={name: _content(data.descriptions[name], rows) for name, rows in data.train.items()},
+        # `prompts` are the instructions of the datasets.
+        leave_out=("prompts", "gradient_accumulation_steps"),
+        datasets=datasets,
         batches_per_step=arguments.world_size * arguments.gradient_accumulation_steps,
-        **{name: model_fingerprint(helper) for name in helpers if (helper := getattr(settings, name, None))},
+        **{name: model_fingerprint(path) for name, path in settings.models().items()},
     )
-
-
-def _content(description: PairDataset, rows: Dataset) -> dict:
-    """What training depends on of a dataset: its rows, wherever they are from, its instructions and its batch size."""
-    names = ("instruction", "document_instruction", "separator", "batch_size")
-    described = {name: getattr(description, name) for name in names}
-    return described | {"rows": len(rows), "content": fingerprint(rows)}
-
-
-def _tokenizer_of_encoder(settings: RecipeArguments) -> PreTrainedTokenizerBase:
-    subfolder = _subfolder_of_encoder(settings)
-    return load_tokenizer(settings.model, subfolder=subfolder, trust_remote_code=settings.trust_remote_code)
-
-
-def _subfolder_of_encoder(settings: RecipeArguments) -> str:
-    modules = read_beside_model(settings.model, "modules.json")
-    return json.loads(modules)[0]["path"] if modules else ""
-
-
-def read_beside_model(model: str, name: str) -> str:
-    """The content of a file of a model (folder or Hub id); empty if there is no such file."""
-    file = cached_file(model, name, _raise_exceptions_for_missing_entries=False)
-    return Path(file).read_text(encoding="utf-8") if file else ""
 
 
 def retrieval_evaluator(
     data: TrainingData, evaluator_class: type[InformationRetrievalEvaluator] = InformationRetrievalEvaluator
 ) -> InformationRetrievalEvaluator | None:
     """Every query against all positives of the dataset for retrieval; None if there is no such dataset."""
-    if data.retrieval is None:
+    if "retrieval" not in data.held_out:
         return None
-    positives = positives_of_queries(data.retrieval)
+    rows, description = data.held_out["retrieval"], data.evaluation["retrieval"]
+    positives = positives_of_queries(rows)
     return evaluator_class(
         queries={query: query for query in positives},
-        corpus={text: text for text in data.retrieval.unique("positive")},
+        corpus={text: text for text in rows.unique("positive")},
         relevant_docs=positives,
         # Unlike None, an empty prompt also keeps the model from using its own.
-        query_prompt=data.evaluation["retrieval"].prompt,
-        corpus_prompt=data.evaluation["retrieval"].document_prompt,
+        query_prompt=description.prompt,
+        corpus_prompt=description.document_prompt,
         name="retrieval",
         write_csv=False,
     )
 
 
-def dense_evaluator(run: Run) -> SequentialEvaluator | None:
+def dense_evaluator(data: TrainingData) -> SequentialEvaluator | None:
     """Retrieval and similarity of sentences (STS), if there are datasets for them; None if there are none."""
-    evaluators = [retrieval_evaluator(run.data)] if run.data.retrieval is not None else []
-    if "sts" in run.data.evaluation:
-        description = run.data.evaluation["sts"]
-        with run.arguments.main_process_first(desc="reading the STS dataset"):
-            first, second, scores = load_scored_pairs(description)
+    evaluators = [retrieval_evaluator(data)] if "retrieval" in data.held_out else []
+    if "sts" in data.held_out:
+        rows, prompt = data.held_out["sts"], data.evaluation["sts"].prompt
         # Both sides are queries. This evaluator takes no prompt, so it is added here.
-        first, second = (add_prompt(description.prompt, texts) for texts in (first, second))
-        evaluators.append(EmbeddingSimilarityEvaluator(first, second, scores, name="sts", write_csv=False))
+        first, second = ([prompt + text for text in rows[side]] for side in ("query", "positive"))
+        evaluators.append(EmbeddingSimilarityEvaluator(first, second, rows["score"][:], name="sts", write_csv=False))
     return SequentialEvaluator(evaluators) if evaluators else None
 
 
 def reranking_evaluator(data: TrainingData) -> CrossEncoderRerankingEvaluator | None:
     """Ranks the right documents of the first 200 `retrieval` queries among 20 others, the same ones in every run."""
-    if data.retrieval is None:
+    if "retrieval" not in data.held_out:
         return None
-    prompt = data.evaluation["retrieval"].prompt
-    documents = data.retrieval.unique("positive")
+    rows, prompt = data.held_out["retrieval"], data.evaluation["retrieval"].prompt
+    documents = rows.unique("positive")
     generator = random.Random(0)
     samples = []
-    for query, right in list(positives_of_queries(data.retrieval).items())[:200]:
+    for query, right in list(positives_of_queries(rows).items())[:200]:
         drawn = generator.sample(documents, min(20 + len(right), len(documents)))
         wrong = [text for text in drawn if text not in right][:20]
-        samples.append({"query": add_prompt(prompt, [query])[0], "positive": sorted(right), "negative": wrong})
+        samples.append({"query": prompt + query, "positive": sorted(right), "negative": wrong})
     # Queries have their prompt already. That of documents is empty, so the model does not add one of its own.
     return CrossEncoderRerankingEvaluator(samples, name="reranking", prompt_name="document", write_csv=False)

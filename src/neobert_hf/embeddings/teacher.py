@@ -1,4 +1,4 @@
-"""Texts of many lengths, and what a teacher computes for them: the first half of examples/distil.py.
+"""Texts of many lengths, and what a teacher computes for them: the first part of examples/distil.py.
 
 Nothing but plain text is needed. A document is cut into passages, and each passage gives three texts: itself, one of
 its sentences, and a few neighbouring words that stand for a query. Which passages are used follows from a hash of their
@@ -16,6 +16,7 @@ import textwrap
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
@@ -154,6 +155,9 @@ class Answers:
         self.lengths = np.concatenate([file["lengths"].numpy() for file in self.files])
         self._starts = [np.cumsum(file["lengths"].numpy()) - file["lengths"].numpy() for file in self.files]
 
+    def __len__(self) -> int:
+        return len(self.lengths)
+
     def __getitem__(self, number: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Token ids, token states and vector of a text."""
         file, row = divmod(number, TEXTS_OF_FILE)
@@ -170,19 +174,17 @@ def ask_teacher(teacher: SentenceTransformer, fingerprint: str, texts: list[Text
         fingerprint: of the teacher. A file of another teacher or of other texts is written anew.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    started, tokens, files = time.monotonic(), 0, []
+    files = []
     for start in range(0, len(texts), TEXTS_OF_FILE):
         file = folder / f"{start // TEXTS_OF_FILE:05}.safetensors"
         part = texts[start : start + TEXTS_OF_FILE]
         origin = {"teacher": fingerprint, "texts": texts_checksum(map(repr, part))}
         if not file.exists() or _origin(file) != origin:
-            tensors = _read(teacher, part)
+            began, tensors = time.monotonic(), _read(teacher, part)
             with atomic_write(file) as partial:
                 save_file(tensors, partial, metadata=origin)
-            tokens += len(tensors["ids"])
-            speed = tokens / (time.monotonic() - started)
-            read = min(start + TEXTS_OF_FILE, len(texts))
-            print(f"teacher: {read:,} of {len(texts):,} texts, {speed:,.0f} tokens a second", flush=True)
+            speed = len(tensors["ids"]) / (time.monotonic() - began)
+            print(f"teacher: {start + len(part):,} of {len(texts):,} texts, {speed:,.0f} tokens a second", flush=True)
         files.append(load_file(file))
     return Answers(files)
 
@@ -195,15 +197,13 @@ def _origin(file: Path) -> dict[str, str]:
 @torch.inference_mode()
 def _read(teacher: SentenceTransformer, texts: list[Text]) -> dict[str, torch.Tensor]:
     """The tensors of a file, see `Answers`."""
+    # By length, so that little is padded; queries and others have prompts of their own.
+    order = sorted(range(len(texts)), key=lambda row: (texts[row].is_query, len(texts[row].words)))
     found: list[tuple] = [()] * len(texts)
-    for is_query, kind in ((False, "document"), (True, "query")):
-        # By length, so that little is padded.
-        rows = sorted(
-            (row for row, text in enumerate(texts) if text.is_query == is_query), key=lambda row: len(texts[row].words)
-        )
-        for start in range(0, len(rows), BATCH):
-            batch = rows[start : start + BATCH]
-            inputs = teacher.preprocess([texts[row].words for row in batch], prompt=prompt_of(teacher, kind))
+    for is_query, rows in groupby(order, key=lambda row: texts[row].is_query):
+        rows, prompt = list(rows), prompt_of(teacher, "query" if is_query else "document")
+        for batch in (rows[start : start + BATCH] for start in range(0, len(rows), BATCH)):
+            inputs = teacher.preprocess([texts[row].words for row in batch], prompt=prompt)
             inputs = {name: each.to(teacher.device) if torch.is_tensor(each) else each for name, each in inputs.items()}
             with torch.autocast(teacher.device.type, torch.bfloat16, enabled=fast_bfloat16(teacher.device)):
                 outputs = teacher(inputs)

@@ -63,8 +63,6 @@ class TextPairSettings:
     )
 
     def __post_init__(self):
-        if not 0 <= self.held_out < 1:
-            raise ValueError(f"`held_out` is {self.held_out}; it is a share from 0 to below 1.")
         unknown = [kind for kind in self.kinds if kind not in MAKERS]
         if unknown or not self.kinds:
             raise ValueError(f"`kinds` is {self.kinds}; it must name some of {', '.join(MAKERS)}.")

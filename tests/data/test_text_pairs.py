@@ -1,15 +1,11 @@
 """Pairs that are made of raw text: which texts belong together, what is left out, and that runs repeat exactly."""
 
 import json
-import math
 import random
-from pathlib import Path
 
 import pytest
 
-from neobert_hf.embeddings.text_pairs import TextPairSettings, make_pairs, pairs_of_document
-from tests.helpers.examples import load_example
-from tests.helpers.models import ROOT
+from neobert_hf.data.text_pairs import TextPairSettings, make_pairs, pairs_of_document
 
 
 BODY = "The index keeps one vector for each passage of a document and finds those that are nearest to a query."
@@ -133,23 +129,6 @@ def test_the_same_pairs_from_every_run_and_each_query_once(tmp_path):
     first = make_pairs(settings(source=str(source)))["train"]
     assert first[:] == make_pairs(settings(source=str(source)))["train"][:]
     assert len(set(first["query"])) == len(first) and set(first["kind"]) == {"title", "sentence", "spans"}
-
-
-def test_contrastive_pretraining_on_what_the_script_wrote(tmp_path, monkeypatch, encoder, capsys):
-    """Both commands of configs/embeddings/contrastive.yaml, with a small encoder and few steps."""
-    monkeypatch.chdir(tmp_path)
-    Path("corpus").mkdir()
-    for number in range(40):
-        Path(f"corpus/{number}.md").write_text(DOCUMENT.replace("index", f"index{number}"))
-    load_example("make_pairs").main(["--source", "corpus", "--output", "data/text_pairs.parquet"])
-    assert "40 title" in capsys.readouterr().out
-    Path("configs").symlink_to(ROOT / "configs")
-    flags = f"--config configs/embeddings/contrastive.yaml --model {encoder} --max_steps 3 --save_steps 3"
-    flags += " --per_device_train_batch_size 8 --max_length 32 --use_cpu true --report_to none --logging_steps 1"
-    load_example("finetune_embeddings").main(flags.split())
-    log = json.loads(Path("runs/contrastive/log.json").read_text())
-    assert all(math.isfinite(entry["loss"]) for entry in log if "loss" in entry)
-    assert (tmp_path / "runs/contrastive/model/modules.json").is_file()
 
 
 def test_bad_settings_are_refused(tmp_path):

@@ -3,7 +3,9 @@
 from pathlib import Path
 
 import torch
+from datasets import Dataset
 from sentence_transformers import (
+    CrossEncoder,
     CrossEncoderTrainer,
     MultiVectorEncoderTrainer,
     SentenceTransformerTrainer,
@@ -23,18 +25,16 @@ from neobert_hf.embeddings.batches import (
     draw_datasets,
     sampling_probabilities,
 )
-from neobert_hf.embeddings.descriptions import PairDataset
-from neobert_hf.embeddings.models import describe_reranker
-from neobert_hf.embeddings.pairs import most_negatives
+from neobert_hf.embeddings.datasets import PairDataset, most_negatives
 from neobert_hf.embeddings.prompts import add_to_card, describe_choice, set_prompts
 from neobert_hf.embeddings.recipe import Run, TrainingData
-from neobert_hf.training.adapters import describe_adapters, load_adapters, merge_adapters
+from neobert_hf.training.adapters import add_adapters, describe_adapters, load_adapters, merge_adapters
 from neobert_hf.training.launching import check_launch, end_processes
 from neobert_hf.training.trainer import ResumableTrainer
 
 
 class MixtureTrainer(ResumableTrainer):
-    """Training on a mixture of datasets: the part that all kinds of models share.
+    """What the trainers of all kinds of models share: training on a mixture of datasets, and LoRA if the run has it.
 
     Args:
         kwargs: for Sentence Transformers' trainer of this kind of model, such as `loss` and `evaluator`.
@@ -48,16 +48,18 @@ class MixtureTrainer(ResumableTrainer):
 
     def __init__(self, model: BaseModel, run: Run, **kwargs):
         self.run = run
-        # The number of rows in each dataset, and in a batch of it.
-        self.sizes = [len(rows) for rows in run.data.train.values()]
-        self.batch_sizes = self.choose_batch_sizes(run.data, run.arguments.per_device_train_batch_size)
+        self.rows_of_batch = self.batch_sizes(run.data, run.arguments.per_device_train_batch_size)
         run.arguments.prompts = {
-            name: self.prompt_setting(description, most_negatives(run.data.train[name]))
+            name: self.training_prompts(description, most_negatives(run.data.train[name]))
             for name, description in run.data.descriptions.items()
         }
         set_prompts(model, run.data)
-        self.check_room(model)
-        super().__init__(model, run.arguments, run.data.train, settings=run.values, **kwargs)
+        self.has_adapters = getattr(run.settings, "lora_rank", None) is not None
+        if self.has_adapters:
+            # A reranker's head is new, so all of its weights are trained.
+            head = isinstance(model, CrossEncoder)
+            add_adapters(model.transformers_model, run.settings, run.arguments.seed, with_head=head)
+        super().__init__(model, run.arguments, run.data.train, settings=run.identity, **kwargs)
         if self.engine != "plain":
             # Sentence Transformers saves the module as it is: with these engines, a shard.
             raise ValueError(
@@ -65,7 +67,7 @@ class MixtureTrainer(ResumableTrainer):
             )
 
     @staticmethod
-    def choose_batch_sizes(data: TrainingData, batch_size: int) -> dict[str, int]:
+    def batch_sizes(data: TrainingData, batch_size: int) -> dict[str, int]:
         """Rows of a batch by dataset: fewer with more hard negatives, so that every batch has the same number of texts.
 
         Args:
@@ -86,7 +88,7 @@ class MixtureTrainer(ResumableTrainer):
                 )
         return batch_sizes
 
-    def prompt_setting(self, description: PairDataset, negatives: int) -> dict[str, str] | str:
+    def training_prompts(self, description: PairDataset, negatives: int) -> dict[str, str] | str:
         """The prompts of a dataset as Sentence Transformers' setting `prompts` takes them: by column of a batch.
 
         Args:
@@ -96,17 +98,28 @@ class MixtureTrainer(ResumableTrainer):
         prompts = {"query": description.prompt} | dict.fromkeys(documents, description.document_prompt)
         return {column: prompt for column, prompt in prompts.items() if prompt}
 
-    @staticmethod
-    def check_room(model: BaseModel) -> None:
-        """Refuse prompts that leave no room for a text."""
-        for prompt in model.prompts.values():
-            length = len(model.tokenizer(prompt)["input_ids"])
-            if model.max_seq_length is not None and length >= model.max_seq_length:
-                raise ValueError(
-                    f"The prompt {prompt!r} has {length} tokens with the special ones, and texts are cut at "
-                    f"{model.max_seq_length}, so nothing would be left of a text. Shorten the instruction or set a "
-                    "higher `max_length`."
-                )
+    def get_batch_sampler(self, dataset, batch_size, drop_last, valid_label_columns=None, generator=None, seed=0):
+        name = next(name for name, rows in self.train_dataset.items() if rows is dataset)
+        sampler = self.sampler_of_dataset(dataset.with_format(None), self.rows_of_batch[name], seed)
+        if not next(iter(sampler), None):
+            raise ValueError(
+                f"Dataset {name} has {len(dataset):,} rows, but not {self.rows_of_batch[name]} without a text in "
+                "common, which a batch needs. Give it a smaller `batch_size`, or add data."
+            )
+        return sampler
+
+    def sampler_of_dataset(self, rows: Dataset, batch_size: int, seed: int) -> BatchSampler:
+        # Without the hard negatives: two rows that have none would count as having a text in common.
+        texts = rows.select_columns(["query", "positive"])
+        return FullBatchSampler(texts, batch_size, generator=torch.Generator(), seed=seed)
+
+    def get_multi_dataset_batch_sampler(
+        self, dataset: ConcatDataset, batch_samplers: list[BatchSampler], generator=None, seed=0
+    ) -> MixtureBatchSampler:
+        sizes = [len(rows) for rows in dataset.datasets]
+        draws = draw_datasets(sizes, self.run.settings.alpha, self.args.max_steps, seed)
+        batches_per_step = self.args.world_size * self.args.gradient_accumulation_steps
+        return MixtureBatchSampler(dataset, batch_samplers, draws, batches_per_step)
 
     def complete(self) -> None:
         """Train to the end, evaluate, write `model/` and `log.json`, and leave the process group."""
@@ -123,16 +136,16 @@ class MixtureTrainer(ResumableTrainer):
         self.save_whole(output / "model")
         if self.is_world_process_zero():
             write_json(output / "log.json", self.state.log_history)
-        if self.is_world_process_zero():
             print(f"{output / 'model'}, {output / 'log.json'}", flush=True)
         end_processes(self.accelerator)
 
     def describe(self) -> str:
         """The datasets with their sizes, probabilities and batches, the model, the machine, and the start."""
         lines = [f"{'dataset':<20}{'rows':>12}{'drawn':>8}{'rows of a batch':>17}"]
-        probabilities = sampling_probabilities(self.sizes, self.run.settings.alpha).tolist()
-        for name, rows, probability in zip(self.batch_sizes, self.sizes, probabilities):
-            lines.append(f"{name:<20}{rows:>12,}{probability:>8.1%}{self.batch_sizes[name]:>17}")
+        sizes = {name: len(rows) for name, rows in self.run.data.train.items()}
+        probabilities = sampling_probabilities(list(sizes.values()), self.run.settings.alpha).tolist()
+        for (name, rows), probability in zip(sizes.items(), probabilities):
+            lines.append(f"{name:<20}{rows:>12,}{probability:>8.1%}{self.rows_of_batch[name]:>17}")
         parameters = sum(parameter.numel() for parameter in self.model.parameters())
         lines.append(
             f"{parameters:,} parameters; {self.args.world_size} x {self.args.device.type}; "
@@ -146,46 +159,19 @@ class MixtureTrainer(ResumableTrainer):
         if self.has_adapters:
             lines.append(describe_adapters(self.model))
         lines.append(describe_choice(self.run.data))
-        lines.append(f"resuming from {self.run.checkpoint}" if self.run.checkpoint else f"starting from {self.start()}")
-        return "\n".join(lines)
-
-    def start(self) -> str:
-        """The model that training starts from, for the printed description."""
-        return self.run.settings.model
-
-    def get_batch_sampler(self, dataset, batch_size, drop_last, valid_label_columns=None, generator=None, seed=0):
-        name = next(name for name, rows in self.train_dataset.items() if rows is dataset)
-        batch_size = self.batch_sizes[name]
-        # Without the hard negatives: two rows that have none would count as having a text in common.
-        texts = dataset.with_format(None).select_columns(["query", "positive"])
-        hashed = self.args.batch_sampler == "no_duplicates_hashed"
-        options = {"generator": torch.Generator(), "seed": seed, "precompute_hashes": hashed}
-        sampler = FullBatchSampler(texts, batch_size, **options)
-        if len(next(iter(sampler), [])) < batch_size:
-            raise ValueError(
-                f"Dataset {name} has {len(dataset):,} rows, but not {batch_size} without a text in common, which a "
-                "batch needs. Give it a smaller `batch_size`, or add data."
-            )
-        return sampler
-
-    def get_multi_dataset_batch_sampler(
-        self, dataset: ConcatDataset, batch_samplers: list[BatchSampler], generator=None, seed=0
-    ) -> MixtureBatchSampler:
-        draws = draw_datasets(self.sizes, self.run.settings.alpha, self.args.max_steps, seed)
-        batches_per_step = self.args.world_size * self.args.gradient_accumulation_steps
-        return MixtureBatchSampler(dataset, batch_samplers, draws, batches_per_step)
-
-    @property
-    def has_adapters(self) -> bool:
-        """Whether this run trains adapters in place of the weights."""
-        return getattr(self.run.settings, "lora_rank", None) is not None
+        start = f"resuming from {self.run.checkpoint}" if self.run.checkpoint else None
+        return "\n".join([*lines, start or f"starting from {self.run.settings.model}"])
 
     def _load_from_checkpoint(self, checkpoint_path: str) -> None:
-        if self.has_adapters:
-            # Sentence Transformers would load the frozen weights again, in the dtype that they are stored in.
-            load_adapters(self.model.transformers_model, Path(checkpoint_path))
-        else:
+        if not self.has_adapters:
             super()._load_from_checkpoint(checkpoint_path)
+            return
+        # Sentence Transformers would load the frozen weights again, in the dtype that they are stored in. A checkpoint
+        # of adapters holds the modules after the encoder whole.
+        load_adapters(self.model.transformers_model, Path(checkpoint_path))
+        for name, module in list(self.model.named_children())[1:]:
+            saved = type(module).load(str(Path(checkpoint_path) / f"{name}_{type(module).__name__}"))
+            module.load_state_dict(saved.state_dict())
 
     def _save(self, output_dir: str | None = None, state_dict=None) -> None:
         # Transformers calls this on every process. Its own `_save` checks; that of Sentence Transformers does not.
@@ -212,35 +198,6 @@ class MultiVectorTrainer(MixtureTrainer, MultiVectorEncoderTrainer):
     data_collator_class = MultiVectorCollator
 
 
-def check_negatives(run: Run) -> None:
-    """Refuse batches with too few rows to supply the negatives of a query.
-
-    Raises:
-        ValueError: naming the dataset, if it has a smaller batch than others.
-    """
-    wanted, rows = run.settings.negatives, run.arguments.per_device_train_batch_size
-    for name, size in RerankerTrainer.choose_batch_sizes(run.data, rows).items():
-        # The loss counts on this many negatives of each query: a query's own, and documents of the other rows.
-        most = most_negatives(run.data.train[name]) + size - 1
-        if wanted > most:
-            whose = "" if size == rows else f"dataset {name}, with `batch_size` {size} of its own: "
-            raise ValueError(f"{whose}`negatives` is {wanted}; batches of {size} rows allow 1 to {most}.")
-
-
-def check_mined_negatives(run: Run) -> None:
-    """Refuse, before they are mined, more hard negatives than two rows of a batch have room for.
-
-    Raises:
-        ValueError: if `negatives` is too large.
-    """
-    most = run.arguments.per_device_train_batch_size - 2
-    if run.settings.negatives > most and not all(map(most_negatives, run.data.train.values())):
-        raise ValueError(
-            f"`negatives` is {run.settings.negatives}; batches of {2 * (most + 2)} texts have room for two rows with "
-            f"up to {most} each: give less, or a higher `per_device_train_batch_size`."
-        )
-
-
 class RerankerTrainer(MixtureTrainer, CrossEncoderTrainer):
     """Trains rerankers. The settings of the run are `RerankerArguments`. See `MixtureTrainer`."""
 
@@ -259,18 +216,10 @@ class RerankerTrainer(MixtureTrainer, CrossEncoderTrainer):
         return collator
 
     @staticmethod
-    def choose_batch_sizes(data: TrainingData, batch_size: int) -> dict[str, int]:
+    def batch_sizes(data: TrainingData, batch_size: int) -> dict[str, int]:
         """Every row becomes equally many pairs, however many hard negatives it has."""
         return {name: min(batch_size, each.batch_size or batch_size) for name, each in data.descriptions.items()}
 
-    def prompt_setting(self, description: PairDataset, negatives: int) -> str:
-        """The prompt before pairs of query and document."""
-        if description.document_prompt:
-            raise ValueError(
-                f"Dataset {description.name} has a `document_instruction`. A reranker reads query and document as one "
-                "text, with one instruction before it: leave `document_instruction` out."
-            )
+    def training_prompts(self, description: PairDataset, negatives: int) -> str:
+        """The prompt before pairs of query and document, which are one text; there is none before documents."""
         return description.prompt
-
-    def start(self) -> str:
-        return describe_reranker(self.run.settings.model, self.run.settings.trust_remote_code)

@@ -1,0 +1,336 @@
+"""Datasets of pairs: the YAML file that describes them, and the rows that it leads to.
+
+`configs/embeddings/datasets.yaml` explains the format and holds the paper's datasets. Whatever a table looks like, its
+rows become `query`, `positive` and `negatives`, a list of any length.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import chain, islice
+from typing import Any
+
+import pyarrow.compute as pc
+from datasets import Dataset, Features, List, Value
+from datasets.exceptions import DatasetGenerationError
+from huggingface_hub.dataclasses import strict
+from transformers import PreTrainedTokenizerBase
+
+from neobert_hf.common.paths import beside_file, check_file_name
+from neobert_hf.common.settings import nearest, read_yaml
+from neobert_hf.data.entries import check_mapping, read_entry
+from neobert_hf.data.tables import Row, as_text, files_state, is_empty, list_as_text, read_rows
+from neobert_hf.embeddings.instructions import as_prompt, separator_text
+
+
+FEATURES = Features({"query": Value("string"), "positive": Value("string"), "negatives": List(Value("string"))})
+# How many rows are looked at for lists that are written as text.
+SAMPLED = 100
+
+
+@strict
+@dataclass
+class Lookup:
+    """The table that holds the texts of a column of ids: its columns, and its source if that is not the part's."""
+
+    id: str
+    text: str
+    source: str | None = None
+    subset: str | None = None
+    split: str = "train"
+
+
+@strict
+@dataclass
+class Part:
+    """One table of a dataset.
+
+    Columns are named by paths: `set.0` is the first item of the list in `set`, `neg.*.text` the text of every item in
+    `neg`. The texts of several paths are joined with a space (`query`, `positive`) or are all used (`negatives`).
+
+    Args:
+        split: may be a slice such as `train[:100000]`.
+        above: numbers that a row must exceed, by column.
+        skip_incomplete: leave out rows without query or positive; otherwise they are errors.
+        lookups: where to find the texts of columns that hold ids, by column.
+    """
+
+    source: str
+    query: str | list[str]
+    positive: str | list[str]
+    negatives: str | list[str] | None = None
+    subset: str | None = None
+    split: str = "train"
+    above: dict[str, int | float] = field(default_factory=dict)
+    skip_incomplete: bool = False
+    lookups: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self):
+        lookups = self.lookups.items()
+        self.lookups = {column: read_entry(Lookup, f"lookup of {column!r}", entry) for column, entry in lookups}
+        if not self.query or self.query == self.positive:
+            raise ValueError(f"`query` is {self.query!r} and `positive` is {self.positive!r}: name two columns.")
+
+    def paths(self, role: str) -> list[str]:
+        """The paths of `query`, `positive` or `negatives`."""
+        named = getattr(self, role) or []
+        return [named] if isinstance(named, str) else named
+
+
+@strict
+@dataclass
+class PairDataset:
+    """A dataset as the file describes it.
+
+    Args:
+        parts: tables with rows of the same kind, read one after the other.
+        batch_size: the largest number of rows in a batch. Needed where positives are labels: no two rows of a batch
+            may have the same positive, so a batch cannot have more rows than there are labels.
+        default: whether its instruction is the prompt of queries for which none is named; see `prompts.py`.
+        document_instruction: is put before its documents; nothing if empty.
+        separator: is put between an instruction and a text.
+    """
+
+    name: str
+    instruction: str
+    parts: list[Part]
+    batch_size: int | None = None
+    default: bool = False
+    document_instruction: str = ""
+    separator: str = " "
+
+    @property
+    def prompt(self) -> str:
+        """The prompt of queries."""
+        return as_prompt(self.instruction, self.separator)
+
+    @property
+    def document_prompt(self) -> str:
+        return as_prompt(self.document_instruction, self.separator)
+
+    def sources(self) -> list[str]:
+        """The files, folders and Hub datasets that it is read from."""
+        tables = [table for part in self.parts for table in (part, *part.lookups.values())]
+        return [table.source for table in tables if table.source is not None]
+
+
+def read_descriptions(
+    path: str, only: list[str] | None = None, tokenizer: PreTrainedTokenizerBase | None = None
+) -> tuple[list[PairDataset], dict[str, PairDataset]]:
+    """Read a file such as `configs/embeddings/datasets.yaml`.
+
+    Args:
+        only: names of training datasets to use. All if None.
+        tokenizer: of the model, which is needed if the file's `separator` is special_tokens.
+
+    Returns:
+        The training datasets, and those for evaluation by kind, `retrieval` and `sts`.
+
+    Raises:
+        ValueError: naming the dataset and the key that is unknown, missing or of the wrong type.
+    """
+    content = read_yaml(path)
+    if unknown := content.keys() - {"train", "evaluation", "separator"}:
+        raise ValueError(
+            f"{path} has the unknown key {min(unknown)!r}; it must hold `train` and may hold `evaluation` (datasets by "
+            "name) and `separator`."
+        )
+    # `null` in place of a dataset's keys switches it off.
+    train, evaluation = (
+        {name: entry for name, entry in check_mapping(f"{path}, `{part}`", content.get(part) or {}).items() if entry}
+        for part in ("train", "evaluation")
+    )
+    if not train:
+        raise ValueError(f"{path} names no training dataset: add one under `train`.")
+    if unknown := evaluation.keys() - {"retrieval", "sts"}:
+        raise ValueError(f"{path}: `evaluation` may hold `retrieval` and `sts`, not {min(unknown)!r}.")
+    for name in only or []:
+        if name not in train:
+            raise ValueError(f"{path} has no training dataset {name!r}{nearest(name, list(train))}")
+    separator = separator_text(content.get("separator", "space"), tokenizer)
+    datasets = [_read_dataset(path, name, train[name], separator=separator) for name in only or train]
+    # These two keys are for training only.
+    fixed = {"separator": separator, "batch_size": None, "default": False}
+    evaluated = {kind: _read_dataset(path, kind, entry, **fixed) for kind, entry in evaluation.items()}
+    marked = [dataset.name for dataset in datasets if dataset.default]
+    if len(marked) > 1:
+        raise ValueError(f"{path}: both {marked[0]} and {marked[1]} are the `default`, but only one can be.")
+    for dataset in datasets:
+        # The model keeps a prompt under each dataset's name, and these are names of other prompts.
+        if dataset.name in ("query", "document", "passage", "corpus"):
+            raise ValueError(f"{path}: {dataset.name!r} is the name of another prompt; give the dataset another name.")
+    return datasets, evaluated
+
+
+def _read_dataset(path: str, name: str, entry: Any, **given: Any) -> PairDataset:
+    """A dataset from its entry: the keys of the dataset itself, and those of its one table or of a list of tables."""
+    where = f"{path}, dataset {name}"
+    check_file_name(name, f"The name of a dataset in {path}")
+    table = dict(check_mapping(where, entry))
+    keys = ("instruction", "document_instruction", "batch_size", "default")
+    of_dataset = {key: table.pop(key) for key in keys if key in table}
+    tables = table.pop("parts", None) or [table]
+    if table and tables != [table]:
+        raise ValueError(f"{where} has `parts` and {min(table)!r}: move the latter into the tables of `parts`.")
+    parts = [read_entry(Part, where, each) for each in tables]
+    for each in [table for part in parts for table in (part, *part.lookups.values())]:
+        if each.source is not None:
+            each.source = beside_file(path, each.source, or_id=True)
+    return read_entry(PairDataset, where, of_dataset, name=name, parts=parts, **given)
+
+
+def load_pairs(description: PairDataset, max_negatives: int | None = None, scored: bool = False) -> Dataset:
+    """Load a dataset as rows of `query`, `positive` and `negatives`.
+
+    Args:
+        max_negatives: keep only the first ones of a row, at most this many. All if None.
+        scored: also read the numbers in the column `score`.
+
+    Raises:
+        FileNotFoundError: if a source is neither on the Hub nor on this machine.
+        ValueError: naming file and row, if a column is missing or holds something other than text; if no row is left.
+    """
+    where = f"Dataset {description.name}"
+    # `datasets` keeps the rows in its cache, and returns those if all these values are the same. It would divide lists
+    # among processes, hence the tuples.
+    files = tuple(files_state(source) for source in description.sources())
+    values = {"parts": tuple(description.parts), "files": files, "max_negatives": max_negatives, "scored": scored}
+    features = Features(FEATURES | {"score": Value("float64")}) if scored else FEATURES
+    try:
+        pairs = Dataset.from_generator(_read_parts, features=features, gen_kwargs=values)
+    except DatasetGenerationError as error:
+        if not isinstance(error.__cause__, (OSError, ValueError)):
+            raise
+        raise type(error.__cause__)(f"{where}: {error.__cause__}") from error
+    same = pc.sum(pc.equal(pairs.data.column("query"), pairs.data.column("positive"))).as_py()
+    if same == len(pairs):
+        raise ValueError(f"{where}: query and positive are the same text in every row: name two different columns.")
+    if scored and len(set(pairs["score"])) == 1:
+        raise ValueError(f"{where}: every score is {pairs['score'][0]}, so nothing can correlate with it.")
+    return pairs
+
+
+def most_negatives(pairs: Dataset) -> int:
+    """The largest number of hard negatives that a row has."""
+    lengths = pc.list_value_length(pairs.data.column("negatives"))
+    return pc.max(lengths).as_py() or 0
+
+
+def positives_of_queries(pairs: Dataset) -> dict[str, set[str]]:
+    """All positives of each query; a query may occur in several rows."""
+    positives = {}
+    for query, positive in zip(pairs["query"], pairs["positive"]):
+        positives.setdefault(query, set()).add(positive)
+    return positives
+
+
+def _read_parts(
+    parts: tuple[Part, ...], files: tuple[str | None, ...], max_negatives: int | None, scored: bool
+) -> Iterator[dict[str, Any]]:
+    for part in parts:
+        kept, with_negatives = 0, False
+        for row in _rows_of_part(part, ["score"] if scored else []):
+            if pair := _pair_of_row(row, part):
+                kept, with_negatives = kept + 1, with_negatives or bool(pair["negatives"])
+                score = {"score": row.number("score")} if scored else {}
+                yield pair | score | {"negatives": pair["negatives"][:max_negatives]}
+        if not kept:
+            raise ValueError(f"{part.source}: none of its rows is left.")
+        if part.negatives and not with_negatives:
+            raise ValueError(
+                f"{part.source}: `negatives` is {part.negatives!r}, but no row has any. Leave `negatives` out, or name "
+                "the column that has them."
+            )
+
+
+def _rows_of_part(part: Part, others: list[str]) -> Iterator[Row]:
+    """The rows that exceed the numbers of `above`, with the texts of ids in place of the ids.
+
+    Args:
+        others: columns to read besides those that the part names.
+    """
+    columns = sorted({path.split(".")[0] for role in FEATURES for path in part.paths(role)} | part.lookups.keys())
+    texts = {column: _texts_by_id(part, column) for column in part.lookups}
+    rows = read_rows(part.source, [*columns, *part.above, *others], part.subset, part.split)
+    first = list(islice(rows, SAMPLED))
+    for column in columns:
+        if example := list_as_text(row.cells.get(column) for row in first):
+            raise ValueError(
+                f"{first[0].source}: {column!r} holds lists that were written as text, such as {example!r:.60}. Write "
+                "JSON lines or Parquet, where a cell can hold a list, or one column for each text."
+            )
+    for row in chain(first, rows):
+        if all(row.cell(name) is not None and row.number(name) > number for name, number in part.above.items()):
+            for column, found in texts.items():
+                several = isinstance(row.cell(column), list)
+                of_ids = [found.get(one) for one in _ids(row, column)]
+                row.cells[column] = of_ids if several else next(iter(of_ids), None)
+            yield row
+
+
+def _ids(row: Row, column: str) -> list[str]:
+    """The ids in a column, which holds one or a list of them. Numbers become text: another file may hold text."""
+    cell = row.cell(column)
+    ids = [as_text(one, f"{row.place}: {column!r}") for one in (cell if isinstance(cell, list) else [cell])]
+    return [one for one in ids if one is not None]
+
+
+def _texts_by_id(part: Part, column: str) -> dict[str, str | None]:
+    """The texts of those ids that occur in a column. All texts of the other table might not fit in memory."""
+    lookup, texts = part.lookups[column], {}
+    wanted = {one for row in read_rows(part.source, [column], part.subset, part.split) for one in _ids(row, column)}
+    for row in read_rows(lookup.source or part.source, [lookup.id, lookup.text], lookup.subset, lookup.split):
+        if (identity := row.text(lookup.id)) in wanted:
+            texts[identity] = row.text_or_none(lookup.text)
+    return texts
+
+
+def _pair_of_row(row: Row, part: Part) -> dict[str, Any] | None:
+    """The pair of a row; None if it is left out."""
+    pair = {"negatives": [text for path in part.paths("negatives") for text in _texts_at(path, row, optional=True)]}
+    for role in ("query", "positive"):
+        texts = []
+        for path in part.paths(role):
+            found = _texts_at(path, row)
+            if not found and part.skip_incomplete:
+                return None
+            if len(found) != 1:
+                why = f"{path} is empty" if not found else f"{path} has {len(found)} texts; name one, as {path}.0"
+                raise ValueError(
+                    f"{row.place} has no {role} ({why}). Correct it, or set `skip_incomplete: true` to leave rows "
+                    "without one out."
+                )
+            texts += found
+        pair[role] = " ".join(texts)
+    if pair["positive"] in pair["negatives"]:
+        raise ValueError(f"{row.place} has its positive among its negatives: {pair['positive']!r:.60}. Remove it.")
+    return pair
+
+
+def _texts_at(path: str, row: Row, optional: bool = False) -> list[str]:
+    """The texts that a path such as `neg.*.text` leads to, without empty ones.
+
+    Args:
+        optional: whether a row may lack the column.
+    """
+    column, *steps = path.split(".")
+    try:
+        found = _follow(row.cells.get(column) if optional else row.cell(column), steps)
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{row.place}: the path {path!r} does not lead to a text ({error}).") from error
+    texts = [as_text(value, f"{row.place}: {path!r}") for value in (found if isinstance(found, list) else [found])]
+    return [text for text in texts if not is_empty(text)]
+
+
+def _follow(value: Any, steps: list[str]) -> Any:
+    """What the steps of a path lead to: `*` is every item of a list, a number one item, and others are keys."""
+    if value is None or not steps:
+        return value
+    step, *others = steps
+    if isinstance(value, str) or (step == "*" and not isinstance(value, list)):
+        raise TypeError(f"{type(value).__name__} {value!r:.60} has no {step!r}")
+    if step == "*":
+        return [_follow(item, others) for item in value]
+    if step.isdigit():
+        # A row may have fewer negatives than others, or none.
+        return _follow(value[int(step)], others) if int(step) < len(value) else None
+    return _follow(value[step], others)
