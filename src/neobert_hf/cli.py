@@ -10,7 +10,7 @@ from importlib import import_module
 COMMANDS = {
     "convert": "convert checkpoints of the original project to this package's layout, and back",
     "doctor": "check whether a folder or a Hub repository is healthy",
-    "export": "write ONNX files for onnxruntime and transformers.js, checked against PyTorch",
+    "export": "write ONNX files, checked against PyTorch, a web page around them, or files for llama.cpp",
     "publish": "build a complete Hub repository, check it and push it",
 }
 
@@ -33,7 +33,7 @@ def main(args: list[str] | None = None) -> int | str | None:
     try:
         return import_module(f"neobert_hf.hub.{command}").main(args[1:])
     except ModuleNotFoundError as error:
-        if not (error.name or "").startswith("onnx"):
+        if not (error.name or "").startswith(("onnx", "gguf")):
             raise
         return f"neobert-hf {command}: {error.name} is not installed: pip install 'neobert_hf[export]'"
     except (ValueError, OSError) as error:

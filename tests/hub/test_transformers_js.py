@@ -1,8 +1,6 @@
 """Exported folders in transformers.js, on onnxruntime's own binding for Node."""
 
 import json
-import os
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -22,33 +20,10 @@ pytest.importorskip("onnxruntime", reason="pip install 'neobert_hf[export]'")
 # It installs 45 packages with npm.
 pytestmark = pytest.mark.slow
 
-JAVASCRIPT = Path(__file__).parent / "transformers_js"
 TEXTS = ["A query about cats!", "a document (of 12 words), héllo", "x"]
 MASKED = ["cats and [MASK]ogs", "[MASK] e i o u"]
 QUESTION = ["who has cats", "bob has cats, and eve has dogs"]
 DTYPES = {"fp32": 1e-5, "fp16": 1e-2, "q8": 1e-1}
-
-
-@pytest.fixture(scope="session")
-def node_modules() -> Path:
-    """The pinned packages, installed once and kept."""
-    installed = JAVASCRIPT / "node_modules"
-    if shutil.which("npm") is None:
-        pytest.skip("Node is not installed")
-    if not installed.is_dir():
-        partial = JAVASCRIPT / "node_modules.partial"
-        partial.mkdir(exist_ok=True)
-        for name in ("package.json", "package-lock.json"):
-            shutil.copyfile(JAVASCRIPT / name, partial / name)
-        # Its install script would fetch CUDA libraries; the binding for the CPU is in the package.
-        environment = os.environ | {"ONNXRUNTIME_NODE_INSTALL": "skip"}
-        command = ["npm", "ci", "--ignore-scripts"]
-        done = subprocess.run(command, cwd=partial, env=environment, capture_output=True, text=True)
-        if done.returncode != 0:
-            pytest.skip(f"npm cannot install transformers.js here: {done.stderr[-300:]}")
-        (partial / "node_modules").rename(installed)
-        shutil.rmtree(partial)
-    return installed
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,8 @@
 writes `onnx/model.onnx` (float32), `onnx/model_fp16.onnx`, `onnx/model_quantized.onnx` (int8) and, beside `onnx/`, the
 config, the tokenizer and, for an embedding model, the files that say how tokens are pooled. Linear layers after the
 pooling are part of the ONNX files: these output hidden states that have gone through the linear layers, and whose mean
-is the embedding. The server Text Embeddings Inference also takes the folder.
+is the embedding. The server Text Embeddings Inference also takes the folder. `--space` writes a web page around these
+files (`space.py`), `--gguf` files for llama.cpp instead (`gguf.py`).
 
 Optimum does not install with Transformers 5.23, so this uses `torch.onnx` directly. Sentence Transformers'
 `backend="onnx"` needs Optimum too: run the files with onnxruntime (`examples/onnx_inference.py`) or transformers.js.
@@ -103,6 +104,10 @@ class ExportSettings:
         default=None, metadata={"choices": list(FILES), "help": "one or more; all if unset"}
     )
     revision: str | None = field(default=None, metadata={"help": "branch, tag or commit on the Hub"})
+    gguf: bool = field(default=False, metadata={"help": "write files for llama.cpp and Ollama instead of ONNX files"})
+    space: bool = field(
+        default=False, metadata={"help": "write a web page around the model, in float16 if `precisions` is unset"}
+    )
 
 
 @dataclass
@@ -125,37 +130,57 @@ def main(args: list[str] | None = None) -> None:
     (settings,) = parse_config(ExportSettings, args=args, positional=positional, prog="neobert-hf export")
     with folder_lock(settings.output_dir):
         export(settings)
-    print(f"{settings.output_dir} is complete: every file computes the same as PyTorch.")
+    same = "" if settings.gguf else ": every file computes the same as PyTorch"
+    print(f"{settings.output_dir} is complete{same}.")
 
 
-def export(settings: ExportSettings) -> list[ExportedFile]:
-    """Write a folder for onnxruntime and transformers.js, whole or not at all.
+def export(settings: ExportSettings) -> list:
+    """Write a folder as the settings say, whole or not at all, and return what was written: an `ExportedFile` or a path
+    for each file.
 
     Raises:
         ValueError: if the checkpoint cannot be exported as asked, or a file does not compute the same as PyTorch.
     """
-    # 1. Read
     output = Path(settings.output_dir)
     if output.exists():
         raise ValueError(f"{output} exists already. Delete it, or choose another folder.")
-    source = local_folder(settings.path, settings.revision)
+    if settings.gguf and settings.space:
+        raise ValueError("The page of `--space` runs ONNX files: give `--gguf` or `--space`, each with its own folder.")
+    write = export_onnx
+    if settings.gguf:
+        from neobert_hf.hub.gguf import export_gguf as write
+    elif settings.space:
+        from neobert_hf.hub.space import export_page as write
+    with atomic_folder(output) as partial:
+        return write(local_folder(settings.path, settings.revision), partial, settings.task, settings.precisions)
+
+
+def export_onnx(
+    source: Path, folder: Path, task: str | None = None, precisions: list[str] | None = None
+) -> list[ExportedFile]:
+    """Write the files for onnxruntime and transformers.js into an empty folder.
+
+    Args:
+        task: that of the checkpoint's class if None.
+        precisions: all if None.
+    """
+    # 1. Read
     layers = linear_layers(source)
     check_modules(source, layers)
-    model, task = load_for_task(source, settings.task)
+    model, task = load_for_task(source, task)
     tokenizer = read_tokenizer(source, model.config)
 
-    with atomic_folder(output) as partial:
-        # 2. Config, tokenizer, and the files that say how tokens are pooled
-        write_config(model, partial)
-        # Saved now, since the checks of the files set its truncation and padding, which would be stored.
-        tokenizer.save_pretrained(partial)
-        copy_sentence_files(source, layers, partial)
-        write_server_settings(partial)
+    # 2. Config, tokenizer, and the files that say how tokens are pooled
+    write_config(model, folder)
+    # Saved now, since the checks of the files set its truncation and padding, which would be stored.
+    tokenizer.save_pretrained(folder)
+    copy_sentence_files(source, layers, folder)
+    write_server_settings(folder)
 
-        # 3. ONNX files
-        if layers:
-            model = LinearEncoder(model, [load_linear(layer) for layer in layers]).eval()
-        return write_onnx(model, task, tokenizer, partial / "onnx", settings.precisions)
+    # 3. ONNX files
+    if layers:
+        model = LinearEncoder(model, [load_linear(layer) for layer in layers]).eval()
+    return write_onnx(model, task, tokenizer, folder / "onnx", precisions)
 
 
 def load_for_task(folder: Path, task: str | None = None) -> tuple[NeoBERTPreTrainedModel, str]:

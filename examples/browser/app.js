@@ -1,0 +1,1 @@
+../../src/neobert_hf/hub/browser/app.js

@@ -1,0 +1,217 @@
+"""`neobert-hf export --gguf`: an embedding model as a file for llama.cpp's server and for Ollama, which is built on it.
+
+    neobert-hf export runs/embeddings/model exported --gguf
+
+writes `model-F32.gguf`, `model-F16.gguf` and `model-Q8_0.gguf`. Each holds the encoder, the tokenizer, the pooling and
+the prompts. llama.cpp computes the architecture under the name `neo-bert`, with one difference: in its fused projection
+all queries come first, then all keys, then all values, where NeoBERT's rows are ordered by head. llama.cpp's own
+converter leaves them so, and the embeddings are then wrong without an error. Here they are reordered.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import gguf
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType, GGUFWriter, PoolingType, TokenType
+from transformers import PreTrainedTokenizerBase
+
+from neobert_hf import NeoBERTConfig, NeoBERTModel
+from neobert_hf.hub.export import load_for_task, pooling_modes
+from neobert_hf.hub.model_folder import read_modules, read_sentence_config, read_tokenizer, text_length
+from neobert_hf.modeling_neobert import swiglu_width
+
+
+# By precision: the type of the matrices, whose name is also part of the file's name, and llama.cpp's name of the whole.
+TYPES = {
+    "float32": (GGMLQuantizationType.F32, gguf.LlamaFileType.ALL_F32),
+    "float16": (GGMLQuantizationType.F16, gguf.LlamaFileType.MOSTLY_F16),
+    "int8": (GGMLQuantizationType.Q8_0, gguf.LlamaFileType.MOSTLY_Q8_0),
+}
+POOLINGS = {"mean": PoolingType.MEAN, "cls": PoolingType.CLS, "lasttoken": PoolingType.LAST}
+# llama.cpp's tokenizer marks the beginning of a word, where WordPiece marks with ## that it goes on.
+WORD_BEGINS = "\u2581"
+
+
+def export_gguf(source: Path, folder: Path, task: str | None = None, precisions: list[str] | None = None) -> list[Path]:
+    """Write the files of a checkpoint: an encoder, or an embedding model of Sentence Transformers.
+
+    Args:
+        task: `feature-extraction` for the encoder of another checkpoint.
+        precisions: all if None.
+
+    Raises:
+        ValueError: if llama.cpp cannot compute this model, or would split texts into other tokens.
+    """
+    model, task = load_for_task(source, task)
+    if task != "feature-extraction":
+        raise ValueError(
+            f"{source} is a {type(model).__name__}, and llama.cpp computes the encoder of this architecture, not its "
+            "head: give `--task feature-extraction` for the encoder alone."
+        )
+    pooling = "mean"
+    for module in read_modules(source):
+        if module.name == "Pooling":
+            pooling = " and ".join(pooling_modes(module))
+        elif module.name not in ("Transformer", "Normalize"):
+            raise ValueError(
+                f"{source} has a module {module.name} beside its pooling, for which llama.cpp has no place. Export it "
+                "to ONNX, without `--gguf`."
+            )
+    tokenizer = read_tokenizer(source, model.config)
+    prompts = {name: prompt for name, prompt in (read_sentence_config(source).get("prompts") or {}).items() if prompt}
+    length = text_length(source, model.config, tokenizer)
+    files = write_gguf(model, tokenizer, folder, precisions or list(TYPES), pooling, prompts, length)
+    for file in files:
+        print(f"{file.name}: {file.stat().st_size:,} bytes, {pooling} pooling, {length} tokens")
+    for name, prompt in prompts.items():
+        print(f"llama.cpp does not know the prompt {name!r}: write {prompt!r} before each such text.")
+    return files
+
+
+def write_gguf(
+    model: NeoBERTModel,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    precisions: list[str],
+    pooling: str = "mean",
+    prompts: dict[str, str] | None = None,
+    max_length: int | None = None,
+) -> list[Path]:
+    """Write one file for each precision into a folder.
+
+    Args:
+        model: the encoder, in float32.
+        precisions: `float32`, `float16` or `int8` (llama.cpp's Q8_0: each 32 weights share a scale).
+        pooling: `mean`, `cls` or `lasttoken`, as Sentence Transformers calls them.
+        prompts: by name, such as `query`. llama.cpp does not put them before a text, its users have to.
+        max_length: the most tokens of a text; the model's if None.
+
+    Raises:
+        ValueError: if llama.cpp cannot compute this model, or would split texts into other tokens.
+    """
+    check_model(model.config, pooling)
+    check_wordpiece(tokenizer)
+    files = []
+    for precision in precisions:
+        kind, file_type = TYPES[precision]
+        file = folder / f"model-{kind.name}.gguf"
+        writer = GGUFWriter(file, gguf.MODEL_ARCH_NAMES[gguf.MODEL_ARCH.NEO_BERT])
+        writer.add_file_type(file_type)
+        add_settings(writer, model.config, max_length or model.config.max_length)
+        writer.add_pooling_type(POOLINGS[pooling])
+        add_tokenizer(writer, tokenizer)
+        for name, prompt in (prompts or {}).items():
+            writer.add_string(f"prompts.{name}", prompt)
+        for name, weight in tensors(model, len(tokenizer)):
+            stored = stored_as(weight, kind)
+            writer.add_tensor(name, gguf.quants.quantize(weight, stored), raw_dtype=stored)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        files.append(file)
+    return files
+
+
+def check_model(config: NeoBERTConfig, pooling: str) -> None:
+    """Refuse what llama.cpp's `neo-bert` does not compute."""
+    rope = config.rope_parameters["rope_type"]
+    reasons = {
+        f"`rope_parameters` of type {rope!r}; it has the default only": rope != "default",
+        "absolute positions (`rope` is false); it has RoPE only": not config.rope,
+        "LayerNorm (`rms_norm` is false); it has RMSNorm only": not config.rms_norm,
+        f"the activation {config.hidden_act!r}; it has SwiGLU only": config.hidden_act != "swiglu",
+        f"the pooling {pooling!r}; it has {', '.join(POOLINGS)}": pooling not in POOLINGS,
+    }
+    for reason, found in reasons.items():
+        if found:
+            raise ValueError(f"llama.cpp cannot compute {reason}. Export the model to ONNX, without `--gguf`.")
+
+
+def check_wordpiece(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuse a tokenizer other than BERT's lower-casing WordPiece, the one that llama.cpp has."""
+    parts = json.loads(tokenizer.backend_tokenizer.to_str())
+    normalizer, pre_tokenizer = parts["normalizer"] or {}, parts["pre_tokenizer"] or {}
+    ids = tokenizer("a")["input_ids"]
+    same = (
+        (parts["model"]["type"], parts["model"].get("continuing_subword_prefix")) == ("WordPiece", "##"),
+        normalizer.get("type") == "BertNormalizer",
+        normalizer.get("lowercase") is True and normalizer.get("strip_accents") is not False,
+        pre_tokenizer.get("type") == "BertPreTokenizer",
+        (ids[0], ids[-1]) == (tokenizer.cls_token_id, tokenizer.sep_token_id),
+    )
+    if not all(same):
+        raise ValueError(
+            f"The tokenizer is a {parts['model']['type']} with {normalizer}; llama.cpp splits texts for this "
+            "architecture as bert-base-uncased does: WordPiece, lower-cased, without accents. Export the model to "
+            "ONNX, without `--gguf`."
+        )
+
+
+def add_settings(writer: GGUFWriter, config: NeoBERTConfig, max_length: int) -> None:
+    writer.add_context_length(max_length)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_feed_forward_length(swiglu_width(config))
+    writer.add_layer_norm_rms_eps(config.norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
+    writer.add_causal_attention(False)
+
+
+def add_tokenizer(writer: GGUFWriter, tokenizer: PreTrainedTokenizerBase) -> None:
+    """The vocabulary as llama.cpp's `bert` tokenizer reads it, and the ids of the special tokens."""
+    tokens, types = [], []
+    for index, token in enumerate(tokenizer.convert_ids_to_tokens(range(len(tokenizer)))):
+        if index in tokenizer.all_special_ids:
+            types.append(TokenType.CONTROL)
+        elif index in tokenizer.added_tokens_decoder:
+            types.append(TokenType.USER_DEFINED)
+        else:
+            types.append(TokenType.NORMAL)
+            token = token.removeprefix("##") if token.startswith("##") else WORD_BEGINS + token
+        tokens.append(token)
+    writer.add_tokenizer_model("bert")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list(tokens)
+    writer.add_token_types(types)
+    writer.add_token_type_count(1)
+    writer.add_bos_token_id(tokenizer.cls_token_id)
+    writer.add_sep_token_id(tokenizer.sep_token_id)
+    writer.add_pad_token_id(tokenizer.pad_token_id)
+    writer.add_unk_token_id(tokenizer.unk_token_id)
+    writer.add_mask_token_id(tokenizer.mask_token_id)
+
+
+def tensors(model: NeoBERTModel, entries: int) -> Iterator[tuple[str, np.ndarray]]:
+    """The weights under llama.cpp's names, with the rows of `qkv` in its order.
+
+    Args:
+        entries: of the tokenizer; rows of the embedding matrix that no token uses are left out.
+    """
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.NEO_BERT, model.config.num_hidden_layers)
+    for name, weight in model.named_parameters():
+        weight = weight.detach()
+        if name == "encoder.weight":
+            weight = weight[:entries]
+        elif name.endswith("qkv.weight"):
+            weight = by_kind(weight, model.config.num_attention_heads)
+        yield names.get_name(name, try_suffixes=(".weight",)), weight.numpy()
+
+
+def by_kind(weight: torch.Tensor, heads: int) -> torch.Tensor:
+    """From rows (heads, query key value, dim_head) to rows (query key value, heads, dim_head)."""
+    return weight.unflatten(0, (heads, 3, -1)).transpose(0, 1).flatten(0, 2).contiguous()
+
+
+def stored_as(weight: np.ndarray, kind: GGMLQuantizationType) -> GGMLQuantizationType:
+    """Norms are in float32 in every file, and a matrix whose rows are no multiple of 32 cannot be in Q8_0."""
+    if weight.ndim == 1:
+        return GGMLQuantizationType.F32
+    if kind == GGMLQuantizationType.Q8_0 and weight.shape[-1] % 32:
+        return GGMLQuantizationType.F16
+    return kind
