@@ -1,6 +1,8 @@
-"""How near a distilled model comes to its teacher. Writes benchmarks/results/distil.md.
+"""How near a distilled model comes to its teacher.
 
-    python benchmarks/distil.py --data ../shared/data --teacher TEACHER --models student=runs/distil/model
+    python benchmarks/data.py --output_dir data/benchmark
+    python benchmarks/distil.py --data data/benchmark --teacher sentence-transformers/all-MiniLM-L6-v2 \\
+        --models student=models/distilled
 
 Beside the models stand the teacher, BM25, and static vectors: the teacher's state of each token alone, averaged over a
 text with weights, as in model2vec. Models are scored on what embedding_scores.py describes, and by a logistic
@@ -9,19 +11,15 @@ index`, the model embeds the queries of FOLDOC and the teacher the entries. A mo
 scored again. With `--speed true` all models are also timed, in turns, on an idle machine.
 """
 
-import json
-import statistics
-import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
-from circumstances import circumstances
 from datasets import Dataset
-from embedding_report import SIMILARITY, TESTS
-from embedding_scores import Retrieval, TestData, bm25_alone, hybrid, ndcg_at_10, split_pairs
+from embedding_scores import KEYWORD_WEIGHT, Retrieval, hybrid, ndcg_at_10, read_retrievals
+from runner import Settings, StoredRuns, how_made, medians, run_benchmark
 from scipy.stats import spearmanr
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
@@ -30,10 +28,8 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from neobert_hf.common.files import write_json, write_text
 from neobert_hf.common.fingerprints import model_fingerprint
 from neobert_hf.common.report import markdown_table
-from neobert_hf.common.settings import parse_config
 from neobert_hf.embeddings.inference import prompt_of
 from neobert_hf.embeddings.teacher import load_teacher, states_alone
 from neobert_hf.modeling_neobert import NeoBERTModel
@@ -49,21 +45,21 @@ ROUNDS = 7
 
 
 @dataclass(kw_only=True)
-class DistilBenchmarkSettings:
-    data: str = field(metadata={"help": "folder with pairs/ and the test sets", "path": True})
+class DistilSettings(Settings):
+    data: str = field(metadata={"help": "folder that data.py wrote", "path": True})
     teacher: str = field(
         metadata={"help": "the embedding model that the others were distilled from", "path": "or Hub id"}
     )
     models: list[str] = field(metadata={"help": "NAME=FOLDER of each student"})
     speed: bool = field(default=False, metadata={"help": "also measure texts a second"})
-    results: str = field(default="benchmarks/results", metadata={"help": "folder of the report", "path": True})
 
 
 def static_model(teacher: SentenceTransformer) -> SentenceTransformer:
     """Token vectors as model2vec makes them (https://github.com/MinishLab/model2vec): 256 principal components of what
     the teacher says of single tokens, of which frequent ones, by Zipf's law the first of the vocabulary, weigh less."""
     size = 1 + max(teacher.tokenizer.get_vocab().values())
-    vectors = PCA(256).fit_transform(states_alone(teacher, range(size)).numpy())
+    states = states_alone(teacher, range(size)).numpy()
+    vectors = PCA(min(256, *states.shape)).fit_transform(states)
     shares = 1 / np.arange(1, size + 1)
     weights = 1e-4 / (1e-4 + shares / shares.sum())
     module = StaticEmbedding(teacher.tokenizer.backend_tokenizer, (vectors * weights[:, None]).astype(np.float32))
@@ -82,33 +78,46 @@ def similarity(model: SentenceTransformer, pairs: Dataset) -> float:
     return float(spearmanr(cosines, pairs["score"][:]).statistic)
 
 
-def score(model: SentenceTransformer, index: np.ndarray, tests: TestData, sections: dict[str, Dataset]) -> dict:
+@dataclass
+class Tests:
+    """What models are scored on: two dictionaries, pairs of news, and sections to learn and to tell."""
+
+    retrievals: dict[str, Retrieval]
+    news: Dataset
+    train: Dataset
+    validation: Dataset
+
+    @classmethod
+    def read(cls, data: Path) -> "Tests":
+        sections = data / "classification_debian_sections"
+        train = Dataset.from_parquet(str(sections / "train.parquet")).shuffle(seed=0)
+        return cls(
+            read_retrievals(data),
+            Dataset.from_parquet(str(data / "sts_lee.parquet")),
+            train.select(range(min(PROBE_ROWS, len(train)))),
+            Dataset.from_parquet(str(sections / "validation.parquet")),
+        )
+
+
+def score(model: SentenceTransformer, index: np.ndarray, tests: Tests) -> dict[str, float]:
     """All quality columns of a model.
 
     Args:
         index: the teacher's vectors of the entries of FOLDOC.
     """
     found = {}
-    for name, data in tests.test.items():
+    for name, data in tests.retrievals.items():
         queries, documents = embed(model, "query", data.queries), embed(model, "document", data.documents)
         found[name] = ndcg_at_10(queries @ documents.T)
         found[f"{name}, with BM25"] = ndcg_at_10(hybrid(queries @ documents.T, data.bm25_scores))
         if name == "FOLDOC" and queries.shape[1] == index.shape[1]:
             found["teacher's index"] = ndcg_at_10(queries @ index.T)
-    found["similarity of news"] = similarity(model, tests.similarity)
+    found["similarity of news"] = similarity(model, tests.news)
     probe = make_pipeline(StandardScaler(), LogisticRegression(max_iter=300))
-    learned, tested = (embed(model, "document", sections[part]["sentence"][:]) for part in ("train", "validation"))
-    probe.fit(learned, sections["train"]["label"][:])
-    found["sections"] = float(probe.score(tested, sections["validation"]["label"][:]))
+    probe.fit(embed(model, "document", tests.train["sentence"][:]), tests.train["label"][:])
+    tested = embed(model, "document", tests.validation["sentence"][:])
+    found["sections"] = float(probe.score(tested, tests.validation["label"][:]))
     return found
-
-
-def read_tests(data: Path) -> tuple[TestData, dict[str, Dataset]]:
-    with TemporaryDirectory() as folder:
-        tests = split_pairs(data, Path(folder))
-    files = {part: data / f"classification_debian_sections/{part}.parquet" for part in ("train", "validation")}
-    sections = {part: Dataset.from_parquet(str(file)) for part, file in files.items()}
-    return tests, sections | {"train": sections["train"].shuffle(seed=0).select(range(PROBE_ROWS))}
 
 
 def texts_of_length(teacher: SentenceTransformer, data: Retrieval, tokens: int, count: int) -> list[str]:
@@ -119,78 +128,68 @@ def texts_of_length(teacher: SentenceTransformer, data: Retrieval, tokens: int, 
     return [tokenizer.decode(ids[start * size : (start + 1) * size]) for start in range(count)]
 
 
-def texts_per_second(models: dict[str, SentenceTransformer], texts: list[str]) -> dict[str, float]:
-    """The median of several rounds, in each of which all models take their turn."""
-    times = {name: [] for name in models}
-    for _ in range(ROUNDS):
-        for name, model in models.items():
-            start = time.perf_counter()
-            model.encode(texts, batch_size=len(texts))
-            times[name].append(time.perf_counter() - start)
-    return {name: len(texts) / statistics.median(found) for name, found in times.items()}
+def speeds_of(
+    models: dict[str, SentenceTransformer], teacher: SentenceTransformer, data: Retrieval
+) -> dict[str, dict[str, float]]:
+    """Texts a second by length and model, with the weights of students packed for inference."""
+    for name, model in models.items():
+        if name not in (TEACHER, STATIC) and isinstance(model[0].model, NeoBERTModel):
+            model[0].model.prepare_for_inference()
+    found = {}
+    for title, (tokens, count) in SPEED.items():
+        texts = texts_of_length(teacher, data, tokens, count)
+        turns = {name: partial(model.encode, texts, batch_size=count) for name, model in models.items()}
+        found[title] = {name: count / seconds for name, seconds in medians(turns, ROUNDS).items()}
+    return found
 
 
-def report(settings: DistilBenchmarkSettings, scores: dict[str, dict], speeds: dict[str, dict]) -> str:
+def measure(settings: DistilSettings) -> dict:
+    teacher = load_teacher(settings.teacher, torch.device("cpu"))
+    models = {TEACHER: teacher, STATIC: static_model(teacher)}
+    folders = {TEACHER: settings.teacher, STATIC: settings.teacher}
+    for name, folder in (one.split("=", 1) for one in settings.models):
+        models[name], folders[name] = SentenceTransformer(folder, device="cpu"), folder
+    tests = Tests.read(Path(settings.data))
+    scores = {BM25: {name: ndcg_at_10(data.bm25_scores) for name, data in tests.retrievals.items()}}
+    index = embed(teacher, "document", tests.retrievals["FOLDOC"].documents)
+    runs = StoredRuns(Path(settings.results) / "single_runs" / "distil.json")
+    for name, model in models.items():
+        kind = STATIC if name == STATIC else "model"
+        key = f"{kind} of {model_fingerprint(folders[name])[:8]}; teacher {model_fingerprint(settings.teacher)[:8]}"
+        scores[name] = runs.result(key, partial(score, model, index, tests))
+        print(name, {column: round(value, 3) for column, value in scores[name].items()}, flush=True)
+    speeds = speeds_of(models, teacher, tests.retrievals["FOLDOC"]) if settings.speed else {}
+    return {"scores": scores, "speeds": speeds}
+
+
+def page(stored: dict, folder: Path) -> list[str]:
+    scores, speeds = stored["found"]["scores"], stored["found"]["speeds"]
     rows = []
     for name, found in scores.items():
-        rows.append([name, *(f"{found[key]:.3f}" if key in found else "-" for key in COLUMNS)])
-        if speeds:
-            rows[-1] += [f"{speed[name]:,.0f}" if name in speed else "-" for speed in speeds.values()]
+        cells = [f"{found[key]:.3f}" if key in found else "-" for key in COLUMNS]
+        rows.append([name, *cells, *(f"{speed[name]:,.0f}" if name in speed else "-" for speed in speeds.values())])
     titles = ["", *COLUMNS, *(f"texts a second, {name}" for name in speeds)]
-    sections = (
+    return [
         "# What a distilled model keeps of its teacher",
-        circumstances("distil", "sentence-transformers"),
-        f"{TESTS} {SIMILARITY} Sections: accuracy of a logistic regression on the vectors of {PROBE_ROWS:,} one-line "
-        "descriptions. Teacher's index: FOLDOC, where the model embeds the queries and the teacher the entries. Static "
-        "vectors: weighted means of the teacher's states of single tokens, as in model2vec.",
+        "Retrieval (nDCG@10): each of 1,000 terms searches 1,000 entries of FOLDOC, and sentences search 1,000 "
+        "definitions of WordNet. The text for training holds nearly all definitions, but none of those that answer a "
+        f"query. `with BM25`: the cosine + {KEYWORD_WEIGHT} x BM25 / the query's highest BM25. `teacher's index`: "
+        "FOLDOC, where the model embeds the queries and the teacher the entries. Similarity: Spearman's correlation of "
+        "the cosine with human judgements of pairs of news. Sections: accuracy of a logistic regression on the vectors "
+        f"of {PROBE_ROWS:,} one-line descriptions. Static vectors: weighted means of the teacher's states of single "
+        "tokens, as in model2vec.",
         "\n".join(markdown_table(titles, rows)),
-    )
-    if speeds:
-        sections += (f"Speed on {torch.get_num_threads()} threads, texts of one length in a batch, NeoBERTs prepared.",)
-    return "\n\n".join(sections) + "\n"
+        *(
+            ["Speed: texts of one length in a batch, with weights packed by `prepare_for_inference()`."]
+            if speeds
+            else []
+        ),
+        how_made(stored["made"]),
+    ]
 
 
 def main(args: list[str] | None = None) -> None:
-    (settings,) = parse_config(DistilBenchmarkSettings, args=args)
-    results = Path(settings.results)
-    results.mkdir(parents=True, exist_ok=True)
-
-    # 1. Models
-    teacher = load_teacher(settings.teacher, torch.device("cpu"))
-    models = {TEACHER: teacher, STATIC: static_model(teacher)}
-    folders = {TEACHER: settings.teacher, STATIC: settings.teacher} | dict(one.split("=", 1) for one in settings.models)
-    models |= {
-        name: SentenceTransformer(folder, device="cpu") for name, folder in folders.items() if name not in models
-    }
-
-    # 2. Scores, unless the file has those of the same weights
-    file = results / "distil.json"
-    stored = json.loads(file.read_text())["fingerprints"] if file.exists() else {}
-    scores = json.loads(file.read_text())["scores"] if file.exists() else {}
-    tests, sections = read_tests(Path(settings.data))
-    scores[BM25] = {name.removeprefix("test "): value for name, value in bm25_alone(tests).items()}
-    index = embed(teacher, "document", tests.test["FOLDOC"].documents)
-    fingerprints = {name: model_fingerprint(folder) for name, folder in folders.items()}
-    for name, model in models.items():
-        if stored.get(name) != fingerprints[name]:
-            scores[name] = score(model, index, tests, sections)
-        print(name, {key: round(value, 3) for key, value in scores[name].items()}, flush=True)
-    scores = {name: scores[name] for name in (BM25, *models)}
-
-    # 3. Speed, with weights packed for inference
-    speeds = {}
-    if settings.speed:
-        for name, model in models.items():
-            if name not in (TEACHER, STATIC) and isinstance(model[0].model, NeoBERTModel):
-                model[0].model.prepare_for_inference()
-        for title, (tokens, count) in SPEED.items():
-            texts = texts_of_length(teacher, tests.test["FOLDOC"], tokens, count)
-            speeds[title] = texts_per_second(models, texts)
-
-    # 4. Report
-    found = {"fingerprints": fingerprints, "scores": scores, "speeds": speeds}
-    write_json(file, {"settings": asdict(settings)} | found)
-    write_text(results / "distil.md", report(settings, scores, speeds))
+    run_benchmark("distil", DistilSettings, measure, page, ("sentence-transformers",), args)
 
 
 if __name__ == "__main__":

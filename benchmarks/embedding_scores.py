@@ -1,4 +1,4 @@
-"""How good embeddings are on real text: two dictionaries to search, alone and together with BM25, and similar news.
+"""Test sets of real text for embeddings: two dictionaries to search, alone and together with BM25, and alike news.
 
 FOLDOC explains computing terms: a query is a term, and its answer is the term's entry, which often contains the term.
 WordNet explains words: a query is a sentence that uses a word, and its answer is the definition of the word, which
@@ -10,36 +10,25 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from datasets import Dataset
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
 
-from neobert_hf.common.paths import check_exists
-from neobert_hf.embeddings.models import build_encoder
-from neobert_hf.modeling_neobert import LOADING_LOCK
 from neobert_hf.search.keywords import bm25_search
 
 
-DEVELOPMENT, TEST = 500, 1000
+# Definitions of WordNet that are searched, and those before them, which earlier experiments chose learning rates on.
+TEST, DEVELOPMENT = 1000, 500
 # Weight of BM25 in a search by vectors and words. Chosen on the development pairs, with one fine-tuned NeoBERT.
 KEYWORD_WEIGHT = 0.5
 
 
 @dataclass
 class Retrieval:
-    """Queries, and as many documents or more. The right document of a query is the one with the same number.
-
-    Args:
-        dataset: the name under which a model that was fine-tuned on such pairs keeps the prompt of queries. With
-            `-document` appended, it is the name of the prompt of documents.
-    """
+    """Queries, and as many documents or more. The right document of a query is the one with the same number."""
 
     queries: list[str]
     documents: list[str]
-    dataset: str
 
     @cached_property
     def bm25_scores(self) -> np.ndarray:
@@ -52,70 +41,25 @@ class Retrieval:
         return scores
 
 
-@dataclass
-class TestData:
-    """What models are scored on; learning rates are chosen on `development`."""
+def read_retrievals(data: Path) -> dict[str, Retrieval]:
+    """The two dictionaries.
 
-    development: dict[str, Retrieval]
-    test: dict[str, Retrieval]
-    similarity: Dataset
-
-
-def split_pairs(data: Path, output: Path, limit: int | None = None) -> TestData:
-    """Hold out rows of the pairs. The rows left to train on are written to `output`, under the names of the sources.
-
-    The pretraining text contains nearly all of WordNet's definitions. So only those that it does not contain are
-    answers to queries, a third of them for development. The others are only searched, as wrong documents.
-
-    Args:
-        data: folder with pairs/, the test sets and text/train.parquet, which models were pretrained on.
-        limit: rows to develop and to test on, for a trial.
+    The text in `data`, which models are trained on, holds nearly all of WordNet's definitions. So only those that it
+    does not hold are answers to queries. The others are only searched, as wrong documents.
     """
-    check_exists(f"{data}/pairs", "data")
-    development, test = limit or DEVELOPMENT, limit or TEST
-    pairs = {file.name: Dataset.from_parquet(str(file)) for file in sorted((data / "pairs").glob("*.parquet"))}
-    foldoc = pairs["foldoc.parquet"].shuffle(seed=0)
-    foldoc_test = Dataset.from_parquet(str(data / "retrieval_foldoc_test.parquet"))
-    foldoc_test = foldoc_test.select(range(min(test, len(foldoc_test))))
-
-    # A definition is held out with all its rows, so that no model is fine-tuned on it.
-    usage = pairs["wordnet_usage.parquet"].shuffle(seed=0)
+    foldoc = Dataset.from_parquet(str(data / "retrieval_foldoc_test.parquet"))
+    usage = Dataset.from_parquet(str(data / "pairs/wordnet_usage.parquet")).shuffle(seed=0)
     first_rows = {definition: row for row, definition in reversed(list(enumerate(usage["positive"])))}
     places = Dataset.from_parquet(str(data / "text/train.parquet"))["text"]
-    unread = unread_texts(sorted(first_rows), places)
-    asked = sorted(first_rows[definition] for definition in unread)[: development + test]
-    others = sorted(set(first_rows.values()) - set(asked))[: development + test - len(asked)]
-    to_develop, to_test = asked[: len(asked) // 3], asked[len(asked) // 3 :]
-    spare = development - len(to_develop)
-
-    output.mkdir(parents=True, exist_ok=True)
-    # Some entries of FOLDOC occur under several terms.
-    held = {*foldoc[:development]["positive"], *foldoc_test["document"]}
-    _without(foldoc, held).to_parquet(output / "foldoc.parquet")
-    held = set(usage.select([*asked, *others])["positive"])
-    for name in ("wordnet.parquet", "wordnet_usage.parquet"):
-        _without(pairs[name], held).to_parquet(output / name)
-
-    def of_usage(asked: list[int], others: list[int]) -> Retrieval:
-        rows = usage.select([*asked, *others])
-        return Retrieval(rows["query"][: len(asked)], rows["positive"][:], "wordnet_usage")
-
-    foldoc_development = foldoc.select(range(development))
-    return TestData(
-        development={
-            "FOLDOC": Retrieval(foldoc_development["query"][:], foldoc_development["positive"][:], "foldoc"),
-            "WordNet": of_usage(to_develop, others[:spare]),
-        },
-        test={
-            "FOLDOC": Retrieval(foldoc_test["query"][:], foldoc_test["document"][:], "foldoc"),
-            "WordNet": of_usage(to_test, others[spare:]),
-        },
-        similarity=Dataset.from_parquet(str(data / "sts_lee.parquet")),
-    )
-
-
-def _without(pairs: Dataset, held: set[str]) -> Dataset:
-    return pairs.select([row for row, text in enumerate(pairs["positive"]) if text not in held])
+    asked = sorted(first_rows[definition] for definition in unread_texts(sorted(first_rows), places))
+    asked = asked[: DEVELOPMENT + TEST]
+    others = sorted(set(first_rows.values()) - set(asked))[: DEVELOPMENT + TEST - len(asked)]
+    to_develop = len(asked) // 3
+    rows = usage.select([*asked[to_develop:], *others[max(0, DEVELOPMENT - to_develop) :]])
+    return {
+        "FOLDOC": Retrieval(foldoc["query"][:], foldoc["document"][:]),
+        "WordNet": Retrieval(rows["query"][: len(asked) - to_develop], rows["positive"][:]),
+    }
 
 
 def unread_texts(texts: list[str], places: Iterable[str]) -> list[str]:
@@ -154,43 +98,6 @@ def ndcg_at_10(scores: np.ndarray) -> float:
     return float(np.where(ranks < 10, 1 / np.log2(ranks + 2), 0).mean())
 
 
-def load_model(path: Path) -> SentenceTransformer:
-    """An embedding model, or an encoder, which gets mean pooling."""
-    is_encoder = not (path / "modules.json").exists()
-    with LOADING_LOCK:  # Models, BERT among them, are scored in several threads at once.
-        return build_encoder(str(path), 128) if is_encoder else SentenceTransformer(str(path), device="cpu")
-
-
-def dense_scores(encoder: SentenceTransformer, data: Retrieval, **options: Any) -> np.ndarray:
-    """Cosines, (queries, documents).
-
-    Args:
-        options: further arguments of `encode`, such as a context.
-    """
-    prompt, document_prompt = (encoder.prompts.get(name, "") for name in (data.dataset, f"{data.dataset}-document"))
-    queries = encoder.encode(data.queries, prompt=prompt, normalize_embeddings=True, **options)
-    return queries @ encoder.encode(data.documents, prompt=document_prompt, normalize_embeddings=True, **options).T
-
-
 def hybrid(cosines: np.ndarray, keywords: np.ndarray) -> np.ndarray:
     """The sum of both, (queries, documents), as in `VectorIndex.search_hybrid`, but over all documents."""
     return cosines + KEYWORD_WEIGHT * keywords / np.maximum(keywords.max(1, keepdims=True), 1e-9)
-
-
-def evaluate(encoder: SentenceTransformer, tests: TestData) -> dict[str, float]:
-    """All scores of a model."""
-    scores = {}
-    for part, retrievals in (("development", tests.development), ("test", tests.test)):
-        for name, data in retrievals.items():
-            dense = dense_scores(encoder, data)
-            scores[f"{part} {name}"] = ndcg_at_10(dense)
-            if part == "test":
-                scores[f"{part} {name} and words"] = ndcg_at_10(hybrid(dense, data.bm25_scores))
-    pairs = tests.similarity
-    evaluator = EmbeddingSimilarityEvaluator(pairs["sentence1"][:], pairs["sentence2"][:], pairs["score"][:])
-    scores["similarity"] = float(evaluator(encoder)["spearman_cosine"])
-    return scores
-
-
-def bm25_alone(tests: TestData) -> dict[str, float]:
-    return {f"test {name}": ndcg_at_10(data.bm25_scores) for name, data in tests.test.items()}

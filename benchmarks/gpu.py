@@ -25,9 +25,7 @@ from pathlib import Path
 
 import torch
 import transformers
-from encoders import build_config, build_model, forward_flops
-from forward import CUDA, DEVICE, ragged_lengths
-from throughput import make_batch, time_steps
+from encoders import CUDA, DEVICE, Bench, build_config, ragged_lengths
 from transformers.utils import is_flash_attn_2_available
 
 from neobert_hf.common.files import write_text
@@ -42,37 +40,12 @@ LAYOUTS = ("dense", "padded", "packed")
 
 def measure(
     settings: argparse.Namespace, training: bool, dtype: torch.dtype, attention: str, length: int, layout: str
-) -> dict[str, float]:
+) -> dict[str, float | None]:
     """Real tokens and operations per second, and the memory at its peak, of one batch."""
-    config = build_config("NeoBERT", **settings.shape)
-    # As the recipe trains: float32 weights, with the products in bfloat16.
-    model = build_model(config, attention, DEVICE, torch.float32 if training else dtype).train(training)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6) if training else None
+    bench = Bench(build_config("NeoBERT", **settings.shape), attention, dtype, training)
     rows = max(1, settings.tokens // length)
     lengths = torch.full((rows,), length) if layout == "dense" else ragged_lengths(rows, length)
-    inputs, labels = make_batch(config, lengths, layout == "packed")
-
-    def step() -> None:
-        if not training:
-            with torch.inference_mode():
-                model.base_model(**inputs)
-            return
-        with torch.autocast(DEVICE, dtype, enabled=dtype != torch.float32):
-            loss = model(**inputs, labels=labels).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    step()  # The first call chooses kernels.
-    if CUDA:
-        torch.cuda.reset_peak_memory_stats()
-    seconds = time_steps(step, settings.seconds)
-    predicted = int((labels != -100).sum()) if training else 0
-    return {
-        "tokens": int(lengths.sum()) / seconds,
-        "flops": forward_flops(model, lengths, predicted) * (3 if training else 1) / seconds,
-        "memory": torch.cuda.max_memory_allocated() / 2**30 if CUDA else None,
-    }
+    return bench.measure(lengths, layout == "packed", settings.seconds)
 
 
 def table_rows(settings: argparse.Namespace) -> list[list[str]]:

@@ -1,107 +1,115 @@
-"""How well a small NeoBERT works beyond its training length. Rewrites benchmarks/results/pseudo_perplexity.md.
+"""How well a small NeoBERT works beyond its training length.
 
-    python benchmarks/pseudo_perplexity.py --data ../shared/data
+    python benchmarks/pseudo_perplexity.py --source data/benchmark/text/validation.parquet \\
+        --short runs/pretraining_benchmark/stage_1/model --long runs/pretraining_benchmark/stage_2/model
 
-The models are those of both stages of benchmarks/pretraining.py, 256 and 1,024 tokens. Every measurement is
+The models are those of both stages of pretraining.py, 256 and 1,024 tokens. Every measurement is
 `examples/pseudo_perplexity.py`; interrupted, the same command goes on.
 """
 
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from circumstances import circumstances
-from datasets import Dataset, concatenate_datasets
-from pretraining import run
+from datasets import Dataset
+from runner import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    Settings,
+    difference,
+    draw_lines,
+    how_made,
+    new_figure,
+    run_benchmark,
+    run_script,
+    set_title,
+)
 
-from neobert_hf.common.files import write_json, write_text
-from neobert_hf.common.report import markdown_table, mean_interval
-from neobert_hf.common.settings import parse_config
-from neobert_hf.evaluation.pseudo_perplexity.report import curve_name, curves, plot, table
+from neobert_hf.common.files import write_png
+from neobert_hf.common.report import markdown_table
 
 
 # Factors relative to the training length of each stage, up to 8 times 256.
 ROPE = {"short": "native yarn:2 yarn:4 yarn:8 linear:8 dynamic:8", "long": "native yarn:2"}
+BASE = "short"
+SHOWN = {
+    "short, yarn:8": ("YaRN, factor 8", BLUE),
+    "long": ("trained on 1,024 tokens", GREEN),
+    "long, yarn:2": ("and with YaRN, factor 2", ORANGE),
+}
 
 
-@dataclass
-class BenchmarkArguments:
-    data: str = field(metadata={"help": "folder with long_articles.parquet and text/validation.parquet"})
-    short: str = field(
-        default="runs/pretraining_benchmark/stage_1/model", metadata={"help": "model of the first stage"}
-    )
-    long: str = field(default="runs/pretraining_benchmark/stage_2/model", metadata={"help": "model of the second"})
+@dataclass(kw_only=True)
+class PerplexitySettings(Settings):
+    source: str = field(metadata={"help": "Parquet file with a column `text`", "path": True})
+    short: str = field(metadata={"help": "model of the first stage", "path": True})
+    long: str = field(metadata={"help": "model of the second stage", "path": True})
     lengths: list[int] = field(default_factory=lambda: [64, 128, 256, 512, 1024, 2048], metadata={"help": "in tokens"})
-    documents: int = field(default=48, metadata={"help": "documents of at least the longest length, drawn with seed 0"})
+    documents: int = field(default=48, metadata={"help": "documents of at least the longest length"})
     sample: int = field(default=4, metadata={"help": "positions of each document at each length"})
     output_dir: str = field(default="runs/pseudo_perplexity_benchmark", metadata={"help": "losses and logs"})
-    results: str = field(default="benchmarks/results", metadata={"help": "folder of the report"})
 
 
-def write_documents(data: Path, file: Path) -> None:
-    """Shuffle both sources together, so that even a few documents include both."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    sources = [Dataset.from_parquet(str(data / name)) for name in ("long_articles.parquet", "text/validation.parquet")]
-    texts = concatenate_datasets([source.select_columns("text") for source in sources])
-    texts.shuffle(seed=0).to_parquet(file)
+def measure(settings: PerplexitySettings) -> dict[str, dict[str, list[float]]]:
+    """By curve and length, the mean loss of each document, in the same order in all curves."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for name, ropes in ROPE.items():
+        output = Path(settings.output_dir) / name
+        flags = (
+            f"--models {name}={getattr(settings, name)} --source {settings.source} --rope {ropes} "
+            f"--sample {settings.sample} --lengths {' '.join(map(str, settings.lengths))} --device cpu "
+            f"--min_tokens {max(settings.lengths)} --max_documents {settings.documents} --output_dir {output}"
+        )
+        run_script("pseudo_perplexity.py", flags, output.with_suffix(".txt"))
+        for row in Dataset.from_parquet(str(output / "scores.parquet")).sort(["cut", "document"]):
+            curve = name if row["rope"] == "native" else f"{name}, {row['rope']}"
+            found.setdefault(curve, {}).setdefault(str(row["cut"]), []).append(row["mean_loss"])
+    return found
 
 
-def measure(settings: BenchmarkArguments, name: str, model: str) -> list[dict]:
-    output = Path(settings.output_dir)
-    flags = (
-        f"--models {name}={model} --source {output}/documents.parquet --rope {ROPE[name]} --sample {settings.sample} "
-        f"--lengths {' '.join(map(str, settings.lengths))} --min_tokens {max(settings.lengths)} "
-        f"--max_documents {settings.documents} --output_dir {output / name} --device cpu"
-    )
-    run("pseudo_perplexity.py", flags, output / f"{name}.txt")
-    return Dataset.from_parquet(str(output / name / "scores.parquet")).to_list()
+def plot(found: dict[str, dict[str, list[float]]], file: Path) -> None:
+    lines = {"no scaling": ([(int(length), 0.0) for length in found[BASE]], GREY)}
+    for curve, (label, color) in SHOWN.items():
+        points = []
+        for length, losses in found[curve].items():
+            gains = [loss - base for loss, base in zip(losses, found[BASE][length])]
+            points.append((int(length), sum(gains) / len(gains)))
+        lines[label] = (points, color)
+    figure, (axes,) = new_figure(size=(7.6, 3.9))
+    axes.set_xscale("log", base=2)
+    draw_lines(axes, lines, "")
+    axes.set_xticks(list(map(int, found[BASE])), [f"{int(length):,}" for length in found[BASE]])
+    axes.set_xlabel("tokens of the document", loc="left", color=GREY)
+    title = "At eight times the length of its training, YaRN helps as much as more training"
+    set_title(axes, title, "Loss of masked tokens, nats, above that of a model of 256 tokens as it is")
+    write_png(file, figure)
 
 
-def difference_table(scores: list[dict], lengths: list[int]) -> list[str]:
-    """Mean loss against the short model's own RoPE, on the same positions of the same documents."""
-    losses: dict[str, dict[int, dict[int, float]]] = {}
-    for row in scores:
-        losses.setdefault(curve_name(row), {}).setdefault(row["cut"], {})[row["document"]] = row["mean_loss"]
-    base, *others = losses
-    rows = []
-    for name in others:
-        cells = [name]
-        for length in lengths:
-            pairs = [loss - losses[base][length][document] for document, loss in losses[name][length].items()]
-            mean, low, _ = mean_interval(pairs)
-            cells.append(f"{mean:+.2f} ± {mean - low:.2f}")
-        rows.append(cells)
-    return markdown_table([f"nats against {base}", *(f"{length:,}" for length in lengths)], rows)
+def page(stored: dict, folder: Path) -> list[str]:
+    found, settings = stored["found"], stored["settings"]
+    plot(found, folder / "pseudo_perplexity.png")
+    lengths = list(found[BASE])
+    rows = [
+        [curve, *(difference(found[curve][length], found[BASE][length], 2) for length in lengths)]
+        for curve in found
+        if curve != BASE
+    ]
+    return [
+        "# With YaRN a model reads eight times its training length",
+        "![Loss against length, with and without YaRN](pseudo_perplexity.png)",
+        "`short` is the model of the first stage of [pretraining](pretraining.md), 256 tokens, and `long` that of the "
+        f"second, 1,024. The first tokens of {len(next(iter(found[BASE].values())))} documents of "
+        f"{max(map(int, lengths)):,} tokens or more, the same at every length; of each, {settings['sample']} random "
+        "positions are scored, the same in all curves. A cell is the mean loss in nats above that of `short`, and its "
+        "95% interval over the documents; below 0 is better.",
+        "\n".join(markdown_table(["", *(f"{int(length):,}" for length in lengths)], rows)),
+        how_made(stored["made"]),
+    ]
 
 
-def report(settings: BenchmarkArguments, scores: list[dict]) -> str:
-    sections = (
-        "# Pseudo-perplexity of a small NeoBERT against length",
-        "![pseudo-perplexity](pseudo_perplexity.png)",
-        circumstances("pseudo_perplexity", "datasets"),
-        f"It runs `examples/pseudo_perplexity.py` with `--rope {ROPE['short']}` for the model of the first stage of "
-        f"[pretraining.md](pretraining.md) (256 tokens) and `--rope {ROPE['long']}` for the model of the second "
-        "stage (1,024).",
-        f"The first tokens of {len({row['document'] for row in scores})} documents of {max(settings.lengths):,} tokens "
-        "or more (encyclopedia articles, and held-out documents of the training sources), the same at every length. Of "
-        f"each, {settings.sample} random positions are scored, the same for all curves at a length. Geometric mean "
-        "over documents:",
-        table(curves(scores)).rstrip(),
-        "Documents differ a lot, so the intervals of single points (in the JSON file) are wide. The next table "
-        "compares mean losses on the same positions, with a 95% interval over documents (below 0 is better):",
-        "\n".join(difference_table(scores, settings.lengths)),
-    )
-    return "\n\n".join(sections) + "\n"
-
-
-def main() -> None:
-    (settings,) = parse_config(BenchmarkArguments)
-    write_documents(Path(settings.data), Path(settings.output_dir) / "documents.parquet")
-    scores = [row for name in ROPE for row in measure(settings, name, getattr(settings, name))]
-    results = Path(settings.results)
-    results.mkdir(parents=True, exist_ok=True)
-    plot(curves(scores), results / "pseudo_perplexity.png")
-    write_json(results / "pseudo_perplexity.json", {"curves": curves(scores), "scores": scores})
-    write_text(results / "pseudo_perplexity.md", report(settings, scores))
+def main(args: list[str] | None = None) -> None:
+    run_benchmark("pseudo_perplexity", PerplexitySettings, measure, page, ("datasets",), args)
 
 
 if __name__ == "__main__":

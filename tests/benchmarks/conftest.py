@@ -7,9 +7,9 @@ import pytest
 
 @pytest.fixture
 def forked_scripts(monkeypatch):
-    """What benchmarks run by `pretraining.run`; tests/evaluation/pseudo_perplexity has the same in a new Python."""
+    """What benchmarks run by `runner.run_script`, in forked processes."""
     # Not at the top: tests for a GPU are found without the packages of training.
-    import pretraining
+    import runner
 
     from tests.helpers.pretraining_runs import start
 
@@ -20,4 +20,4 @@ def forked_scripts(monkeypatch):
         return subprocess.CompletedProcess(command, code)
 
     stand_in = SimpleNamespace(run=run_forked, STDOUT=subprocess.STDOUT)
-    monkeypatch.setattr(pretraining, "subprocess", stand_in)
+    monkeypatch.setattr(runner, "subprocess", stand_in)

@@ -1,8 +1,6 @@
 """How the files of a model's folder are read. None of its code is run, and nothing outside of the folder is read."""
 
 import json
-import os
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 import neobert_hf
 from neobert_hf import NeoBERTConfig, NeoBERTContextualConfig, NeoBERTForMaskedLM, NeoBERTModel, NeoBERTPreTrainedModel
-from neobert_hf.common.paths import check_exists
+from neobert_hf.common.paths import check_exists, check_links, path_inside
 from neobert_hf.common.tokenizers import VOCABULARIES, load_tokenizer
 
 
@@ -194,40 +192,3 @@ def text_length(folder: Path, config: NeoBERTConfig, tokenizer: PreTrainedTokeni
     file = folder / TRANSFORMER_CONFIG
     settings = read_json(file) if file.is_file() else {}
     return settings.get("max_seq_length") or min(tokenizer.model_max_length, config.max_length)
-
-
-def check_links(folder: Path, paths: Iterable[Path] | None = None) -> None:
-    """Refuse files that lie outside of a model's folder, by `..` or a symbolic link: they are not its author's.
-
-    Args:
-        folder: the model's folder. In the Hub's cache, links may lead to other folders of the same repository.
-        paths: the files to check; everything in the folder if None.
-
-    Raises:
-        ValueError: naming the first such path.
-    """
-    home = folder.resolve()
-    if home.parent.name == "snapshots" and home.parent.parent.name.startswith(("models--", "datasets--")):
-        home = home.parent.parent
-    for path in folder.rglob("*") if paths is None else paths:
-        # Unlike `Path.resolve`, `realpath` does not fail on a link to itself.
-        target = os.path.realpath(path)
-        if not Path(target).is_relative_to(home):
-            raise ValueError(f"{path} leads out of {folder}, to {target}. Replace it with a copy of the file.")
-
-
-def path_inside(folder: Path, name: object, where: object) -> Path:
-    """The path that a file gives relative to its folder.
-
-    Args:
-        name: the value in the file; of any type, since a file may hold anything.
-        where: the file and the key, for the message.
-
-    Raises:
-        ValueError: if it is not the path of something in the folder.
-    """
-    try:
-        check_links(folder, [path := folder / str(name)])
-    except ValueError as error:
-        raise ValueError(f"{where} is {name!r}; it must be a path inside {folder}.") from error
-    return path

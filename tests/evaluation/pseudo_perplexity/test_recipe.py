@@ -5,8 +5,6 @@ import math
 import random
 import shutil
 import string
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +35,7 @@ from neobert_hf.evaluation.pseudo_perplexity.report import curves, table
 from neobert_hf.evaluation.pseudo_perplexity.rope_scaling import scale_rope
 from neobert_hf.evaluation.pseudo_perplexity.scoring import choose_positions, masked_losses
 from tests.helpers.examples import load_example
-from tests.helpers.models import ROOT, small_model
+from tests.helpers.models import small_model
 from tests.helpers.small_tokenizer import small_tokenizer
 
 
@@ -353,29 +351,3 @@ def test_curves_are_geometric_means_by_length():
     assert table({"m": points}).splitlines() == rows
     other = table({"m": points, "n": {64: points[128]}}).splitlines()
     assert other[3:] == ["| n | 7.4 | - |", "| documents of m | 2 | 1 |", "| documents of n | 1 | 0 |"]
-
-
-@pytest.mark.slow
-def test_benchmark(material, tmp_path):
-    (tmp_path / "text").mkdir()
-    texts = Dataset.from_parquet(str(material / "documents.parquet"))["body"][:]
-    Dataset.from_dict({"title": texts, "text": texts}).to_parquet(tmp_path / "long_articles.parquet")
-    Dataset.from_dict({"text": texts, "source": texts}).to_parquet(tmp_path / "text" / "validation.parquet")
-    save(small_model(NeoBERTForMaskedLM, max_length=32), tmp_path / "stage_2")
-    flags = {"data": tmp_path, "short": material / "neobert", "long": tmp_path / "stage_2", "documents": 3}
-    flags |= {"output_dir": tmp_path / "runs", "results": tmp_path / "results"}
-    command = [
-        sys.executable,
-        "benchmarks/pseudo_perplexity.py",
-        *(f"--{name}={value}" for name, value in flags.items()),
-    ]
-    subprocess.run([*command, "--lengths", "10", "40"], cwd=ROOT, check=True)
-    results = json.loads((tmp_path / "results" / "pseudo_perplexity.json").read_text())
-    assert list(results["curves"]) == [
-        "short", "short, yarn:2", "short, yarn:4", "short, yarn:8", "short, linear:8", "short, dynamic:8",
-        "long", "long, yarn:2",
-    ]  # fmt: skip
-    assert len(results["scores"]) == 8 * 2 * 3
-    text = (tmp_path / "results" / "pseudo_perplexity.md").read_text()
-    assert "| long, yarn:2 | " in text and "| documents | 3 | 3 |" in text and " ± " in text
-    assert (tmp_path / "results" / "pseudo_perplexity.png").stat().st_size > 10_000

@@ -1,0 +1,236 @@
+"""What all benchmarks share: one way to run, stored runs, the machine, intervals, turns, and pictures.
+
+A benchmark has settings, a function that measures, and one that makes a page of what was measured. `run_benchmark`
+writes NAME.json, which holds every number and how it was made, and from it NAME.md and NAME.png. With
+`--page_only true` nothing is measured: the page and its picture are made again from NAME.json.
+"""
+
+import json
+import math
+import multiprocessing
+import os
+import platform
+import shlex
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, field
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.transforms import blended_transform_factory
+
+from neobert_hf.common.files import write_json, write_text
+from neobert_hf.common.report import mean_interval
+from neobert_hf.common.settings import parse_config
+
+
+ROOT = Path(__file__).parent.parent
+ALLOCATOR = ("GLIBC_TUNABLES", "MALLOC_MMAP_MAX_", "MALLOC_TRIM_THRESHOLD_")
+# One colour is one thing, in all pictures. Blue is always ours.
+BLUE, SKY, ORANGE, GREEN, GREY, LIGHT = "#1f5fa8", "#6c9fd4", "#c75b12", "#3a8a4d", "#6b6b6b", "#c9c9c9"
+
+
+@dataclass(kw_only=True)
+class Settings:
+    """The settings that every benchmark has beside its own."""
+
+    results: str = field(
+        default=str(ROOT / "benchmarks/results"), metadata={"help": "folder of the page", "path": True}
+    )
+    page_only: bool = field(
+        default=False, metadata={"help": "measure nothing; make the page and picture again from the stored numbers"}
+    )
+
+
+def run_benchmark(
+    name: str,
+    kind: type[Settings],
+    measure: Callable[[Any], Any],
+    page: Callable[[dict, Path], list[str]],
+    packages: Sequence[str] = (),
+    args: list[str] | None = None,
+) -> None:
+    """Measure, store the numbers, and make the page.
+
+    Args:
+        name: of the script and its files of results.
+        measure: takes the settings and returns what JSON can hold.
+        page: takes what NAME.json holds (`made`, `settings`, `found`) and the folder of results, writes its pictures
+            there and returns the paragraphs of the page.
+        packages: packages whose versions matter, besides torch and Transformers.
+        args: the command line without the program's name; `sys.argv[1:]` if None.
+    """
+    (settings,) = parse_config(kind, args=args)
+    folder = Path(settings.results)
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"{name}.json"
+    if not settings.page_only:
+        found = measure(settings)
+        made = {
+            "date": str(date.today()),
+            "machine": machine(),
+            "versions": {package: version(package) for package in ("torch", "transformers", *packages)},
+            "command": shlex.join(["python", f"benchmarks/{name}.py", *(sys.argv[1:] if args is None else args)]),
+        }
+        write_json(file, {"made": made, "settings": asdict(settings), "found": found})
+    write_text(folder / f"{name}.md", "\n\n".join(page(json.loads(file.read_text()), folder)) + "\n")
+
+
+def how_made(made: dict) -> str:
+    """What every page says about how its numbers were made. A stored file may hold a `note` on what differs today."""
+    versions = ", ".join(f"{name} {number}" for name, number in made["versions"].items())
+    return f"Measured: {made['date']}, {made['machine']}; {versions}. {made.get('note', '')}".strip() + (
+        f"\n\n```bash\n{made['command']}\n```"
+    )
+
+
+def processor() -> str:
+    """The name of the CPU, as Linux reports it but for its trade marks: "Intel Xeon", "AMD EPYC"."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    model = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
+    return model[0].replace("(R)", "").removesuffix(" Processor") if model else platform.processor()
+
+
+def machine() -> str:
+    """The GPU; or the CPU, the threads that are used, and malloc's settings."""
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    allocator = [f"{name}={value}" for name, value in sorted(os.environ.items()) if name in ALLOCATOR]
+    return ", ".join([processor(), f"{torch.get_num_threads()} threads", *allocator])
+
+
+class StoredRuns:
+    """The results of single runs, in a JSON file that is committed beside the page.
+
+    A benchmark with many trainings takes longer than one machine is available. So each result is stored at once, under
+    a name that holds everything it depends on: weights, data, flags, seed. A stored run is not repeated, on this
+    machine or another one.
+
+    Args:
+        file: written after each run; several threads may share it, several processes may not.
+    """
+
+    def __init__(self, file: Path):
+        self.file, self.lock, self.used = file, Lock(), set()
+        self.runs = json.loads(file.read_text()) if file.exists() else {}
+
+    def result(self, name: str, run: Callable[[], Any]) -> Any:
+        """The stored result of the run with this name (JSON values); if there is none, `run` makes it."""
+        if name not in self.runs:
+            found = run()
+            with self.lock:
+                self.runs[name] = {"found": found, "date": str(date.today()), "processor": processor()}
+                self.file.parent.mkdir(parents=True, exist_ok=True)
+                write_json(self.file, self.runs)
+        self.used.add(name)
+        # As read from a file, even if it was just made.
+        return json.loads(json.dumps(self.runs[name]["found"]))
+
+    def places(self) -> str:
+        """When and where the runs that this process has used were made."""
+        places = sorted({(self.runs[name]["date"], self.runs[name]["processor"]) for name in self.used})
+        return ", ".join(f"{day} ({place})" for day, place in places)
+
+
+def run_script(script: str, flags: str, log: Path, threads: int = 2) -> None:
+    """Run one of examples/ in a process of its own, whose output goes to `log`; end this process if it fails."""
+    command = [sys.executable, str(ROOT / "examples" / script), *flags.split()]
+    # Threads that wait must not spin, since they would keep a core from the others.
+    environment = {"OMP_WAIT_POLICY": "passive", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": str(threads)}
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with open(log, "a", encoding="utf-8") as output:
+        code = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, env=os.environ | environment).returncode
+    if code:
+        sys.exit(f"{' '.join(command)} ended with {code}; see {log}")
+
+
+def medians(candidates: dict[str, Callable[[], Any]], repeats: int, pause: float = 0.0) -> dict[str, float]:
+    """Median seconds of each function; they take turns, so that a slow moment hits all alike, `pause` seconds apart."""
+    times = {name: [] for name in candidates}
+    for repeat in range(repeats + 1):
+        for name, function in candidates.items():
+            time.sleep(pause)
+            start = time.perf_counter()
+            function()
+            if repeat:  # The first round warms up.
+                times[name].append(time.perf_counter() - start)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def middle_process(processes: int, share: str, measure: Callable[..., list[dict]], *arguments: Any) -> list[dict]:
+    """Measure in several processes, one after the other, since the place of a process's memory changes its times.
+
+    Returns:
+        For every row of `measure`, that of the process with the median `share`, and `by_process`, the shares of all.
+    """
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), max_tasks_per_child=1) as executor:
+        runs = [executor.submit(measure, *arguments).result() for _ in range(processes)]
+    middle = []
+    for rows in zip(*runs):
+        rows = sorted(rows, key=lambda row: row[share])
+        middle.append(rows[len(rows) // 2] | {"by_process": [row[share] for row in rows]})
+    return middle
+
+
+def interval(values: Sequence[float], digits: int = 3) -> str:
+    """The mean, and half of its 95% interval by Student's t."""
+    if len(values) == 1:
+        return f"{values[0]:.{digits}f}"
+    mean, lower, _ = mean_interval(values)
+    return f"{mean:.{digits}f} ± {mean - lower:.{digits}f}"
+
+
+def difference(better: Sequence[float], worse: Sequence[float], digits: int = 3) -> str:
+    """The mean of the differences, pair by pair, and its 95% interval by Student's t."""
+    mean, lower, upper = mean_interval([first - second for first, second in zip(better, worse)])
+    return f"{mean:+.{digits}f} ({lower:+.{digits}f} to {upper:+.{digits}f})"
+
+
+def new_figure(panels: int = 1, size: tuple[float, float] = (6.4, 3.8), **options: Any) -> tuple[Figure, list[Axes]]:
+    """A figure of panels side by side, without boxes; `size` is that of a panel, in inches."""
+    figure = Figure(figsize=(size[0] * panels, size[1]), layout="constrained")
+    axes = list(figure.subplots(1, panels, squeeze=False, **options).flat)
+    for one in axes:
+        one.spines[["top", "right"]].set_visible(False)
+        one.tick_params(length=3, color=GREY, labelcolor="#333333")
+    return figure, axes
+
+
+def set_title(axes: Axes, message: str, unit: str) -> None:
+    """What a panel says, and below it in grey what its numbers are. A single panel's title begins at the left edge."""
+    alone = len(axes.figure.axes) == 1
+    place = (blended_transform_factory(axes.figure.transFigure, axes.transAxes)) if alone else axes.transAxes
+    for height, text, look in ((23, message, {"fontweight": "bold"}), (8, unit, {"color": GREY, "fontsize": 9.5})):
+        axes.annotate(text, (0.01 * alone, 1), (0, height), xycoords=place, textcoords="offset points", **look)
+
+
+def draw_lines(axes: Axes, lines: dict[str, tuple[Sequence[tuple[float, float]], str]], unit: str = "") -> None:
+    """Lines, each labelled at its end in its own colour. Labels that would cover each other move apart.
+
+    Args:
+        lines: points (x, y) and colour by label.
+        unit: format of the last value, which stands behind the label; empty for none.
+    """
+    for points, color in lines.values():
+        axes.plot(*zip(*points), color=color, marker="o", markersize=3.5, linewidth=1.8)
+    low, high = axes.get_ylim()
+    right = max(points[-1][0] for points, _ in lines.values())
+    gap, last = 0.065 * (high - low), -math.inf
+    for label, (points, color) in sorted(lines.items(), key=lambda line: line[1][0][-1][1]):
+        x, y = points[-1]
+        if at_right := x == right:
+            y = last = max(y, last + gap)
+        text = f"{label} {unit.format(points[-1][1])}" if unit else label
+        # The end of a shorter line may lie beside a longer one.
+        offset = (8, 0) if at_right else (2, 12)
+        axes.annotate(text, (x, y), offset, textcoords="offset points", color=color, va="center", annotation_clip=False)
