@@ -2,8 +2,8 @@
 
     python examples/push_to_hub.py runs/embeddings/model me/embeddings --output_dir hub/embeddings --dry_run
 
-Look through the folder, then log in (`hf auth login`, or set `HF_TOKEN`) and run the command again without `--dry_run`.
-The same command repeats an interrupted push. Delete the folder to build it anew.
+Look through the folder, then log in (`hf auth login`, or set `HF_TOKEN`) and run the command again without `--dry_run`
+and `--output_dir`. The same command repeats an interrupted push.
 """
 
 from neobert_hf.common.script_errors import run_script

@@ -96,7 +96,7 @@ def test_without_the_package_the_code_of_the_folder_does_the_same(trained, publi
     subprocess.run(command, check=True, env=clean, cwd=tmp_path, timeout=1500)
 
 
-def test_the_card_says_how_it_is_used_and_what_it_costs(published, tmp_path, monkeypatch):
+def test_the_card_says_how_it_is_used_and_what_it_costs(published, monkeypatch, capsys):
     card = ModelCard.load(published / "README.md")
     assert card.data.pipeline_tag == "feature-extraction" and "contextual" in card.data.tags
     # (4 + 2 + 20) / 20
@@ -104,9 +104,13 @@ def test_the_card_says_how_it_is_used_and_what_it_costs(published, tmp_path, mon
     # Whoever copies the lines sees scores.
     monkeypatch.chdir(published.parent.parent)
     names: dict = {}
-    for code in re.findall(r"```python\n(.*?)```", card.text.split(MARK)[1], re.DOTALL)[:2]:
+    for code in re.findall(r"```python\n(.*?)```", card.text.split(MARK)[1], re.DOTALL):
         exec(code, names)
     assert names["queries"].shape == (1, 64) and names["documents"].shape == (2, 64)
+    # The last block prints what the card says behind it.
+    said = [float(value) for value in re.search(r":4\]\)  # (.*)", card.text)[1].split(",")]
+    found = json.loads(re.findall(r"tensor\((\[ ?[-\d].*?\])", capsys.readouterr().out)[-1])
+    assert max(abs(a - b) for a, b in zip(said, found, strict=True)) < 1e-4
 
 
 def statuses(folder: Path) -> dict[str, str]:

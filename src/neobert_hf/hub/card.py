@@ -63,7 +63,7 @@ def build_card(
     """
     own = ModelCard.load(folder / "README.md") if (folder / "README.md").is_file() else ModelCard(EMPTY)
     own_text = own.text.partition(MARK)[0].strip() or f"# {repo_id}"
-    if (text := facts.get("text", "").strip()) and text not in own_text:
+    if (text := (facts.get("text") or "").strip()) and text not in own_text:
         title, _, rest = own_text.partition("\n")
         own_text = f"{title}\n\n{text}\n{rest}".rstrip()
     name = sentence_class(folder)
@@ -73,9 +73,8 @@ def build_card(
     data = join_metadata(own.data, facts, repo_id)
     data.library_name = "sentence-transformers" if name else "transformers"
     data.pipeline_tag = task
-    tags = ["neobert", *([data.library_name] if name else []), *(["contextual"] if is_contextual else [])]
-    tags += ["onnx", "transformers.js"] if onnx else []
-    data.tags = list(dict.fromkeys([*(data.tags or []), *tags]))
+    tags = [*(data.tags or []), "neobert", *(["contextual"] if is_contextual else [])]
+    data.tags = list(dict.fromkeys([*tags, *(["onnx", "transformers.js"] if onnx else [])]))
     golden = read_json(folder / GOLDEN_FILE)
     output = next(iter(golden["outputs"].values()))
     return ModelCard.from_template(
@@ -179,7 +178,7 @@ def read_mteb_results(folder: Path, model: Path) -> list[EvalResult]:
                 dataset_name=name,
                 dataset_revision=result["result"]["dataset_revision"],
                 metric_type=result["metric"],
-                metric_value=round(result["score"], 4),
+                metric_value=result["score"],
             )
         )
     if not results:
@@ -188,15 +187,18 @@ def read_mteb_results(folder: Path, model: Path) -> list[EvalResult]:
 
 
 def join_metadata(data: ModelCardData, facts: dict[str, Any], repo_id: str) -> ModelCardData:
-    """The metadata of the checkpoint's own card, in which facts replace what they name."""
+    """The metadata of the checkpoint's own card, in which facts replace what they name; scores with four digits."""
     for key, value in facts.items():
         if key not in ("text", "hyperparameters", "eval_results"):
             data[key] = value
     measured = {result.unique_identifier for result in facts["eval_results"]}
     kept = [result for result in data.eval_results or [] if result.unique_identifier not in measured]
-    data.eval_results = [*kept, *facts["eval_results"]] or None
-    if data.eval_results:
-        data.model_name = repo_id.split("/")[-1]
+    results = [*kept, *facts["eval_results"]]
+    for result in results:
+        if isinstance(result.metric_value, float):
+            result.metric_value = round(result.metric_value, 4)
+    if results:
+        data.eval_results, data.model_name = results, repo_id.split("/")[-1]
     return data
 
 
