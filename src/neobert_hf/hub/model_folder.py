@@ -36,7 +36,7 @@ def local_folder(path: str, revision: str | None = None, patterns: list[str] = D
     """A local folder or file as it is, or the downloaded folder of a repository on the Hub.
 
     Raises:
-        ValueError: if a symbolic link in the folder leads out of it: what it leads to could be published.
+        ValueError: if a symbolic link in the folder leads out of it.
         OSError: if it is neither.
     """
     if Path(path).exists():
@@ -48,6 +48,26 @@ def local_folder(path: str, revision: str | None = None, patterns: list[str] = D
         return Path(snapshot_download(path, revision=revision, allow_patterns=patterns))
     except (OSError, ValueError) as error:
         raise OSError(f"{path} is neither a local folder nor found on the Hub: {error}") from error
+
+
+def check_links(folder: Path) -> None:
+    """Refuse symbolic links that lead out of a model's folder: what they lead to could be published.
+
+    In the Hub's cache, links may lead to other folders of the same repository.
+    """
+    home = folder.resolve()
+    if home.parent.name == "snapshots" and home.parent.parent.name.startswith("models--"):
+        home = home.parent.parent
+    for path in folder.rglob("*"):
+        if path.is_symlink() and not path.resolve().is_relative_to(home):
+            raise ValueError(f"{path} leads out of {folder}, to {path.resolve()}. Replace it with a copy of the file.")
+
+
+def path_inside(folder: Path, name: str, where: object) -> Path:
+    """The path that a file gives relative to its folder; ValueError if it leads out of the folder."""
+    if ".." in Path(name).parts or Path(name).is_absolute():
+        raise ValueError(f"{where} is {name!r}; it must be a path inside {folder}.")
+    return folder / name
 
 
 def read_json(file: Path) -> Any:
