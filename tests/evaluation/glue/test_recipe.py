@@ -30,7 +30,7 @@ from tests.helpers.glue_runs import (
     start_process,
 )
 from tests.helpers.models import ROOT
-from tests.helpers.other_encoders import ENCODERS, save_other_encoder
+from tests.helpers.other_encoders import save_other_encoder
 
 
 run_glue = load_example("run_glue")
@@ -198,7 +198,8 @@ def test_averaged_checkpoints(flags, tokenizer, tmp_path):
     assert best_of(tmp_path, "sst2")["start"].count(" + ") == 1
 
 
-@pytest.mark.parametrize("name", ENCODERS)
+# One whose files have other names and shapes than its modules; tests of tasks have the others.
+@pytest.mark.parametrize("name", ["bert", "gte"])
 def test_it_works_for_other_encoders(flags, tokenizer, tmp_path, name):
     save_other_encoder(name, tmp_path / name, tokenizer)
     changes = {"model": tmp_path / name, "classifier_dropout": 0.25, "max_steps": 2}
