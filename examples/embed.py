@@ -1,0 +1,47 @@
+"""Turns the texts of a corpus into vectors: one process, every GPU of a machine, or a Ray cluster.
+
+    python examples/embed.py --model runs/embeddings/model --source 'corpus/*.parquet' --output_dir vectors
+    python examples/embed.py --model runs/embeddings/model --source 's3://bucket/*.parquet' \\
+        --output_dir s3://bucket/vectors --ray auto --gpus true --dtype bfloat16
+
+Sources are Parquet or JSON lines files, as paths or URLs of fsspec. Each part of the corpus becomes a Parquet file with
+the column `vector`, beside `id_column` if there is one. An interrupted run goes on; the vectors are the same, to the
+bit, for any number of workers with the same number of threads.
+"""
+
+from dataclasses import dataclass, field
+from functools import partial
+
+from neobert_hf.common.fingerprints import depends_on, model_fingerprint
+from neobert_hf.common.script_errors import run_script
+from neobert_hf.common.settings import parse_config
+from neobert_hf.data.parts import do_parts, plan_parts, sizes_of
+from neobert_hf.embeddings.corpus import CorpusSettings, embed_part
+
+
+@dataclass(kw_only=True)
+class EmbedArguments(CorpusSettings):
+    source: list[str] = field(metadata={"help": "Parquet or JSON lines files or patterns", "path": True})
+    output_dir: str = field(metadata={"help": "folder or URL for the vectors"})
+    rows_per_part: int = field(default=8192, metadata={"help": "rows that a worker does at a time"})
+    workers: int = field(default=1, metadata={"help": "processes on this machine; with GPUs, one for each"})
+    ray: str | None = field(default=None, metadata={"help": "auto, or the address of a Ray cluster"})
+    gpus: bool = field(default=False, metadata={"help": "with ray: each worker has a GPU"})
+
+
+def main(args: list[str] | None = None) -> None:
+    # 1. Settings, and a plan of parts
+    (settings,) = parse_config(EmbedArguments, args=args)
+    plan = plan_parts(settings.source, settings.rows_per_part)
+
+    # 2. Vectors of each part; what they depend on is stored with them
+    own = CorpusSettings(**{name: getattr(settings, name) for name in CorpusSettings.__dataclass_fields__})
+    same = depends_on(own, model=model_fingerprint(own.model), sizes=sizes_of(plan))
+    engine = {"workers": settings.workers, "ray": settings.ray, "gpus": settings.gpus}
+    records = do_parts(plan, partial(embed_part, settings=own), settings.output_dir, same, **engine)
+    rows = sum(record["rows"] for record in records)
+    print(f"{rows:,} vectors of {records[0]['dimensions']} numbers in {settings.output_dir}", flush=True)
+
+
+if __name__ == "__main__":
+    run_script(main)

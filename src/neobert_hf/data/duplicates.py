@@ -1,0 +1,135 @@
+"""Which rows of a corpus to leave out: exact duplicates, near-duplicates, and texts that evaluations are made of.
+
+Near-duplicates are found with MinHash (Broder, 1997) and banding, as for RefinedWeb (Penedo et al., 2023, arXiv
+2306.01116): texts that share a band of their signatures are linked, and of each connected group the first row, by file
+and row, stays. A text that shares 13 words in a row with an evaluation text is contaminated (Brown et al., 2020, arXiv
+2005.14165). Signatures are made in parts, so that any number of workers gives the same rows.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import xxhash
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+
+from neobert_hf.data.parts import Part, read_part
+
+
+WORD = re.compile(r"\w+")
+# Two texts are compared by their runs of this many words.
+SHINGLE = 5
+# A text is contaminated if it shares a run of this many words with an evaluation text.
+CONTAMINATING = 13
+# What happens to a row.
+STATES = KEPT, EXACT, NEAR, CONTAMINATED = "kept", "exact", "near", "contaminated"
+
+
+@dataclass
+class DuplicateSettings:
+    """Settings of examples/deduplicate.py that decide which rows go."""
+
+    column: str = field(default="text", metadata={"help": "column that holds the text"})
+    bands: int = field(default=16, metadata={"help": "texts that agree in one of these bands are near-duplicates"})
+    rows_per_band: int = field(
+        default=8, metadata={"help": "MinHash values in a band; 16 bands of 8 find texts that share some 70% or more"}
+    )
+    seed: int = field(default=0, metadata={"help": "of the hash functions"})
+
+
+def sign_part(part: Part, settings: DuplicateSettings, evaluation: np.ndarray) -> tuple[pa.Table, dict[str, Any]]:
+    """For each row of a part a hash of the text, a hash of each band, and whether it is contaminated.
+
+    Args:
+        evaluation: sorted uint64 hashes of the runs of words in evaluation texts, from `runs_of`.
+    """
+    from rensa import RMinHash
+
+    exact, bands, contaminated = [], [], []
+    for text in read_part(part, [settings.column])[settings.column].to_pylist():
+        words = WORD.findall((text or "").lower())
+        exact.append(xxhash.xxh3_64_intdigest((text or "").encode("utf-8", "surrogatepass")))
+        signature = RMinHash(num_perm=settings.bands * settings.rows_per_band, seed=settings.seed)
+        signature.update(_runs(words, SHINGLE))
+        values = np.array(signature.digest(), dtype=np.uint32).reshape(settings.bands, settings.rows_per_band)
+        bands.append([xxhash.xxh3_64_intdigest(band.tobytes()) for band in values])
+        contaminated.append(bool(len(evaluation)) and bool(np.isin(runs_of([text or ""]), evaluation).any()))
+    columns = {f"band_{number}": pa.array(list(band), pa.uint64()) for number, band in enumerate(zip(*bands))}
+    table = pa.table({"exact": pa.array(exact, pa.uint64()), "contaminated": contaminated, **columns})
+    return table, {"rows": len(table)}
+
+
+def runs_of(texts: Iterable[str]) -> np.ndarray:
+    """Sorted hashes of all runs of 13 words in these texts, uint64; of a shorter text, of all of it."""
+    found = {run for text in texts for run in _runs(WORD.findall(text.lower()), CONTAMINATING)}
+    return np.sort(np.array([xxhash.xxh3_64_intdigest(run.encode()) for run in found], dtype=np.uint64))
+
+
+def _runs(words: list[str], length: int) -> list[str]:
+    return [" ".join(words[start : start + length]) for start in range(max(1, len(words) - length + 1))]
+
+
+def find_duplicates(signatures: list[str | Path], bands: int) -> np.ndarray:
+    """What happens to each row, in the order of the parts, as uint8 numbers of `STATES`.
+
+    Memory is some 60 bytes a row: one column of the signatures at a time, and the group of each row.
+
+    Args:
+        signatures: the files of all parts, in order.
+    """
+    contaminated = _column(signatures, "contaminated").to_numpy(zero_copy_only=False)
+    exact = _first_with_same(_column(signatures, "exact").to_numpy())
+    rows = np.arange(len(exact))
+    links = [exact]
+    for number in range(bands):
+        links.append(_first_with_same(_column(signatures, f"band_{number}").to_numpy()))
+        # Links within groups that are known already say nothing new: one array of groups is kept, not one a band.
+        links = [_smallest_in_group(links)]
+    states = np.full(len(exact), STATES.index(KEPT), dtype=np.uint8)
+    states[links[0] != rows] = STATES.index(NEAR)
+    states[exact != rows] = STATES.index(EXACT)
+    states[contaminated] = STATES.index(CONTAMINATED)
+    return states
+
+
+def _column(files: list[str | Path], name: str) -> pa.ChunkedArray:
+    chunks = []
+    for file in files:
+        with fsspec.open(str(file)) as handle:
+            chunks += pq.read_table(handle, columns=[name])[name].chunks
+    return pa.chunked_array(chunks)
+
+
+def _first_with_same(values: np.ndarray) -> np.ndarray:
+    """For each row the first row with the same value, int64."""
+    _, first, inverse = np.unique(values, return_index=True, return_inverse=True)
+    return first[inverse]
+
+
+def _smallest_in_group(links: list[np.ndarray]) -> np.ndarray:
+    """For each row the first row of its group, when each row is linked with one row of each array."""
+    rows = np.arange(len(links[0]))
+    edges = (np.ones(len(rows) * len(links), dtype=np.int8), (np.tile(rows, len(links)), np.concatenate(links)))
+    _, groups = connected_components(coo_array(edges, shape=(len(rows), len(rows))), directed=False)
+    return _first_with_same(groups)
+
+
+def keep_rows(part: Part, column: str, states: str, starts: np.ndarray) -> tuple[pa.Table, dict[str, Any]]:
+    """The texts of a part that stay, and how many rows are in each state.
+
+    Args:
+        states: path or URL of the file with one byte for each row of the corpus, see `find_duplicates`.
+        starts: for each part, which row of the corpus its first is.
+    """
+    with fsspec.open(states, "rb") as file:
+        file.seek(int(starts[part.number]))
+        own = np.frombuffer(file.read(part.rows), dtype=np.uint8)
+    counts = {state: int((own == number).sum()) for number, state in enumerate(STATES)}
+    return read_part(part, [column]).filter(pa.array(own == STATES.index(KEPT))), counts

@@ -1,0 +1,65 @@
+"""Vectors of a whole corpus, part by part; see examples/embed.py."""
+
+import multiprocessing
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import torch
+from sentence_transformers import SentenceTransformer
+
+from neobert_hf.data.parts import Part, read_part
+from neobert_hf.embeddings.inference import check_finite, load_embedding_model
+
+
+@dataclass(kw_only=True)
+class CorpusSettings:
+    """Settings of examples/embed.py that the vectors depend on."""
+
+    model: str = field(metadata={"help": "embedding model", "path": "or Hub id"})
+    column: str = field(default="text", metadata={"help": "column that holds the text"})
+    id_column: str | None = field(default=None, metadata={"help": "column that is kept beside the vectors"})
+    side: Literal["document", "query"] = field(default="document", metadata={"help": "which prompt texts get"})
+    max_length: int | None = field(default=None, metadata={"help": "tokens; the model's own limit if unset"})
+    batch_size: int = field(default=32, metadata={"help": "texts computed at a time; padding is not computed"})
+    dtype: Literal["float32", "bfloat16", "float16"] = field(default="float32", metadata={"help": "of the encoder"})
+    store: Literal["float32", "float16", "int8"] = field(
+        default="float32", metadata={"help": "of the stored vectors; int8 has a `scale` for each vector beside it"}
+    )
+
+
+@cache
+def _model(path: str, dtype: str, max_length: int | None) -> SentenceTransformer:
+    """The model of this process, loaded once; on a machine with several GPUs each process takes its own."""
+    device = None
+    if torch.cuda.device_count() > 1:
+        # Processes of a pool are numbered from 1.
+        number = (multiprocessing.current_process()._identity or (1,))[0]
+        device = f"cuda:{(number - 1) % torch.cuda.device_count()}"
+    return load_embedding_model(path, getattr(torch, dtype), max_length, device=device)
+
+
+def embed_part(part: Part, settings: CorpusSettings) -> tuple[pa.Table, dict[str, Any]]:
+    """The vectors of a part, and their number and size.
+
+    Returns:
+        A table with `vector`, a list of floats or int8; with int8 also `scale`, so that vector = scale * int8.
+    """
+    columns = [settings.column, *([settings.id_column] if settings.id_column else [])]
+    rows = read_part(part, columns)
+    texts = [text or "" for text in rows[settings.column].to_pylist()]
+    model = _model(settings.model, settings.dtype, settings.max_length)
+    encode = model.encode_document if settings.side == "document" else model.encode_query
+    # Sentence Transformers sorts the texts of a call by length, so a batch has texts of about one length.
+    vectors = encode(texts, batch_size=settings.batch_size, show_progress_bar=False, convert_to_numpy=True)
+    check_finite(vectors, texts)
+    table = {settings.id_column: rows[settings.id_column]} if settings.id_column else {}
+    if settings.store == "int8":
+        scale = np.abs(vectors).max(axis=1, keepdims=True).clip(min=np.finfo(np.float32).tiny) / 127
+        table["scale"] = pa.array(scale[:, 0], pa.float32())
+        vectors = (vectors / scale).round()
+    stored = pa.array(vectors.astype(settings.store).ravel())
+    table["vector"] = pa.FixedSizeListArray.from_arrays(stored, vectors.shape[1])
+    return pa.table(table), {"rows": len(texts), "dimensions": vectors.shape[1]}

@@ -1,0 +1,52 @@
+"""Which rows examples/deduplicate.py leaves out: the same for any number of workers."""
+
+import random
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.helpers.examples import load_example
+
+
+pytest.importorskip("rensa", reason="pip install 'neobert_hf[scale]'")
+
+
+def text(seed: int, words: int = 200) -> str:
+    generator = random.Random(seed)
+    return " ".join(f"word{generator.randrange(1000)}" for _ in range(words))
+
+
+@pytest.fixture
+def corpus(tmp_path) -> Path:
+    """Twelve texts: an exact copy, a copy with a word changed, and one that quotes an evaluation text."""
+    texts = [text(seed) for seed in range(9)]
+    near = texts[3].split()
+    near[100] = "changed"
+    quoted = text(99, 60)
+    rows = [*texts, texts[2], " ".join(near), text(50) + " " + " ".join(quoted.split()[10:30])]
+    pq.write_table(pa.table({"text": rows[:7]}), tmp_path / "a.parquet")
+    pq.write_table(pa.table({"text": rows[7:]}), tmp_path / "b.parquet")
+    pq.write_table(pa.table({"text": [quoted]}), tmp_path / "evaluation.parquet")
+    return tmp_path
+
+
+def deduplicate(corpus: Path, output: Path, *flags: str) -> list[str]:
+    sources = [str(corpus / "a.parquet"), str(corpus / "b.parquet")]
+    evaluation = ["--evaluation", str(corpus / "evaluation.parquet")]
+    load_example("deduplicate").main(["--source", *sources, "--output_dir", str(output), *evaluation, *flags])
+    files = sorted((output / "texts").glob("*.parquet"))
+    return [row for file in files for row in pq.read_table(file)["text"].to_pylist()]
+
+
+def test_the_first_of_each_group_stays_and_evaluation_texts_go(corpus, tmp_path, capsys):
+    kept = deduplicate(corpus, tmp_path / "out")
+    assert kept == [text(seed) for seed in range(9)]
+    assert "9 kept, 1 exact, 1 near, 1 contaminated of 12 rows" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_any_workers_and_parts_keep_the_same_rows(corpus, tmp_path):
+    expected = deduplicate(corpus, tmp_path / "one")
+    assert deduplicate(corpus, tmp_path / "two", "--workers", "2", "--rows_per_part", "3") == expected

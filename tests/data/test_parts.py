@@ -1,0 +1,141 @@
+"""Work in parts: the same files for any number of workers, whatever is killed."""
+
+import os
+import signal
+import threading
+import time
+from functools import partial
+from pathlib import Path
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from neobert_hf.common.fingerprints import SettingsMismatch
+from neobert_hf.data.parts import do_parts, join, plan_parts, read_part
+
+
+SETTINGS = {"column": "text"}
+
+
+@pytest.fixture
+def corpus(tmp_path) -> list[str]:
+    """Parquet with groups of rows that no part fits, and JSON lines."""
+    first = pa.table({"text": [f"row {number}" for number in range(50)]})
+    pq.write_table(first, tmp_path / "a.parquet", row_group_size=7)
+    (tmp_path / "b.jsonl").write_text("".join(f'{{"text": "line {number}"}}\n' for number in range(23)))
+    return [str(tmp_path / "a.parquet"), str(tmp_path / "b.jsonl")]
+
+
+def upper(part):
+    texts = read_part(part, ["text"])["text"].to_pylist()
+    return pa.table({"text": [text.upper() for text in texts]}), {"rows": len(texts)}
+
+
+def upper_or_die(part, mark: str, times: int, number: int = 2):
+    """Kills its own process for one part, some times."""
+    if part.number == number:
+        deaths = len(list(Path(mark).parent.glob(f"{Path(mark).name}*")))
+        if deaths < times:
+            Path(f"{mark}{deaths}").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+    return upper(part)
+
+
+def texts_in(folder) -> list[str]:
+    return [text for file in sorted(Path(folder).glob("*.parquet")) for text in pq.read_table(file)["text"].to_pylist()]
+
+
+EXPECTED = [f"ROW {number}" for number in range(50)] + [f"LINE {number}" for number in range(23)]
+
+
+@pytest.mark.parametrize("workers, rows", [(1, 100), (1, 6), (2, 10)])
+def test_any_workers_and_any_size_of_parts_give_the_same_rows(corpus, tmp_path, workers, rows):
+    records = do_parts(plan_parts(corpus, rows), upper, str(tmp_path / "out"), SETTINGS, workers=workers)
+    assert texts_in(tmp_path / "out") == EXPECTED
+    assert sum(record["rows"] for record in records) == 73
+
+
+def test_what_has_a_record_is_not_done_again(corpus, tmp_path):
+    plan, folder = plan_parts(corpus, 10), tmp_path / "out"
+    do_parts(plan, upper, str(folder), SETTINGS)
+    (folder / "part-00003.json").unlink()
+    before = {file.name: file.stat().st_mtime_ns for file in folder.glob("*.parquet")}
+    with pytest.raises(ValueError, match="number=3"):
+        join(plan, str(folder), SETTINGS)
+    do_parts(plan, upper, str(folder), SETTINGS)
+    after = {file.name: file.stat().st_mtime_ns for file in folder.glob("*.parquet")}
+    assert {name for name in after if after[name] != before[name]} == {"part-00003.parquet"}
+
+
+@pytest.mark.parametrize("rows, settings, named", [(10, {"column": "other"}, "column"), (9, SETTINGS, "rows")])
+def test_parts_of_something_else_are_refused(corpus, tmp_path, rows, settings, named):
+    do_parts(plan_parts(corpus, 10), upper, str(tmp_path / "out"), SETTINGS)
+    with pytest.raises(SettingsMismatch, match=named):
+        do_parts(plan_parts(corpus, rows), upper, str(tmp_path / "out"), settings)
+
+
+def test_sources_and_output_may_be_urls(corpus, tmp_path):
+    with fsspec.open("memory://corpus/a.parquet", "wb") as file:
+        file.write(Path(corpus[0]).read_bytes())
+    do_parts(plan_parts(["memory://corpus/*.parquet"], 20), upper, "memory://out", SETTINGS)
+    files = fsspec.filesystem("memory").glob("/out/*")
+    assert [file.split("/")[-1] for file in files[:2]] == ["part-00000.json", "part-00000.parquet"] and len(files) == 6
+    with fsspec.open("memory://out/part-00002.parquet") as file:
+        assert pq.read_table(file)["text"].to_pylist() == EXPECTED[40:50]
+
+
+def test_a_missing_column_and_a_missing_file_are_named(corpus, tmp_path):
+    plan = plan_parts(corpus, 10)
+    with pytest.raises(ValueError, match="a.parquet.*'body'"):
+        read_part(plan[0], ["body"])
+    with pytest.raises(ValueError, match="b.jsonl.*'body'"):
+        read_part(plan[-1], ["body"])
+    with pytest.raises(FileNotFoundError, match="none"):
+        plan_parts([str(tmp_path / "none*.parquet")], 10)
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_twice_is_tried_again_and_one_that_dies_always_is_named(corpus, tmp_path):
+    plan = plan_parts(corpus, 10)
+    work = partial(upper_or_die, mark=str(tmp_path / "death"), times=2)
+    do_parts(plan, work, str(tmp_path / "out"), SETTINGS, workers=2)
+    assert texts_in(tmp_path / "out") == EXPECTED
+    work = partial(upper_or_die, mark=str(tmp_path / "always"), times=99)
+    with pytest.raises(RuntimeError, match="number=2"):
+        do_parts(plan, work, str(tmp_path / "dies"), SETTINGS, workers=2)
+
+
+def slowly(part):
+    time.sleep(0.5)
+    return upper(part)
+
+
+@pytest.fixture
+def cluster():
+    """A Ray cluster of two nodes on this machine, with one CPU each."""
+    pytest.importorskip("ray", reason="pip install 'neobert_hf[scale]'")
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    cluster.add_node(num_cpus=1)
+    yield cluster
+    cluster.shutdown()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)  # A hang fails; starting four workers takes a minute or two.
+def test_ray_gives_the_same_rows_whatever_is_killed(corpus, tmp_path, cluster):
+    """A worker is killed twice, and a node once."""
+    plan = plan_parts(corpus, 10)
+    work = partial(upper_or_die, mark=str(tmp_path / "death"), times=2)
+    do_parts(plan, work, str(tmp_path / "out"), SETTINGS, ray=cluster.address)
+    assert texts_in(tmp_path / "out") == EXPECTED
+
+    node = cluster.add_node(num_cpus=1)
+    killer = threading.Timer(1.0, cluster.remove_node, (node, False))
+    killer.start()
+    do_parts(plan_parts(corpus, 5), slowly, str(tmp_path / "node"), SETTINGS, ray=cluster.address)
+    killer.join()
+    assert texts_in(tmp_path / "node") == EXPECTED
