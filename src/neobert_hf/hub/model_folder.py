@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 import neobert_hf
 from neobert_hf import NeoBERTConfig, NeoBERTContextualConfig, NeoBERTForMaskedLM, NeoBERTModel, NeoBERTPreTrainedModel
-from neobert_hf.common.paths import check_exists, check_links, path_inside
+from neobert_hf.common.paths import check_exists
 from neobert_hf.common.tokenizers import VOCABULARIES, load_tokenizer
 
 
