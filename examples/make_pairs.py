@@ -4,7 +4,7 @@
     python examples/finetune_embeddings.py --config configs/embeddings/contrastive.yaml --model runs/small/model
 
 The pairs are headings with their text, sentences with their paragraph, and neighbouring paragraphs; see
-`text_pairs.py`. With `--held_out 0.1` the pairs of every tenth document go to a second file,
+`data/text_pairs.py`. With `--held_out 0.1` the pairs of every tenth document go to a second file,
 `data/text_pairs_held_out.parquet`.
 """
 

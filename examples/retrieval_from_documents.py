@@ -10,7 +10,6 @@ After an interruption, run the same command again: every step continues where it
 documents have changed since, the script refuses to mix old and new ones: choose another `output_dir`.
 """
 
-import os
 import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -69,13 +68,6 @@ class RetrievalArguments:
     )
     negatives: int = field(default=4, metadata={"help": "maximum number of hard negatives per pair"})
     trust_remote_code: bool = field(default=False, metadata={"help": "run code from the model's repository"})
-
-    def __post_init__(self):
-        if int(os.environ.get("WORLD_SIZE", 1)) > 1:
-            raise ValueError(
-                "This recipe runs in one process. To train in several, run its steps one by one: "
-                "`accelerate launch` is for examples/finetune_embeddings.py."
-            )
 
 
 def main(args: list[str] | None = None) -> None:

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
-from datasets import Dataset
 from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 from torch.nn import functional as F
@@ -192,43 +190,3 @@ def test_contrastive_pretraining_on_what_the_script_wrote(tmp_path, monkeypatch,
     log = json.loads(Path("runs/contrastive/log.json").read_text())
     assert all(math.isfinite(entry["loss"]) for entry in log if "loss" in entry)
     assert (tmp_path / "runs/contrastive/model/modules.json").is_file()
-
-
-FEW = "--datasets {few} "
-MINED = FEW + "--miner {dense} --negatives 2"
-REAL = {
-    "plain": "",
-    "LoRA": "--lora_rank 8 --learning_rate 5e-3",
-    # The scores of so small a reranker lie within any margin.
-    "negatives that a reranker checks": MINED + " --relative_margin 0 --cross_encoder {reranker}",
-}
-
-
-@pytest.fixture
-def few_pairs(shared, tmp_path):
-    """A description of 1,000 real pairs. A reranker reads forty documents for each that is mined."""
-    description = yaml.safe_load((ROOT / "configs/embeddings/small_datasets.yaml").read_text())
-    description["train"] = {"foldoc": description["train"]["foldoc"] | {"source": str(tmp_path / "foldoc.parquet")}}
-    for dataset in description["evaluation"].values():
-        dataset["source"] = str(shared / "data" / Path(dataset["source"]).name)
-    pairs = Dataset.from_parquet(str(shared / "data/pairs/foldoc.parquet"))
-    pairs.select(range(1000)).to_parquet(tmp_path / "foldoc.parquet")
-    (tmp_path / "few.yaml").write_text(yaml.safe_dump(description))
-    return tmp_path / "few.yaml"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", REAL)
-def test_the_small_configuration_learns(few_pairs, encoder, trained, tmp_path, monkeypatch, name):
-    monkeypatch.chdir(ROOT)
-    config = str(ROOT / "configs" / "embeddings" / "small.yaml")
-    changes = ["--max_steps", "60", "--eval_steps", "30", "--save_steps", "30", "--report_to", "none", "--use_cpu", "1"]
-    helpers = {kind: trained[kind] / "model" for kind in ("dense", "reranker") if f"{{{kind}}}" in REAL[name]}
-    changes += REAL[name].format(few=few_pairs, **helpers).split()
-    load_example("finetune_embeddings").main(
-        ["--config", config, "--model", str(encoder), "--output_dir", str(tmp_path), *changes]
-    )
-    log = json.loads((tmp_path / "log.json").read_text())
-    losses = losses_of(log)
-    assert losses[-1] < losses[0] - 0.1
-    assert [entry["step"] for entry in log if "eval_retrieval_cosine_ndcg@10" in entry] == [30, 60]

@@ -12,7 +12,6 @@ import sys
 
 import pytest
 import torch
-import yaml
 from safetensors.torch import load_file, save_file
 from sentence_transformers import CrossEncoder, MultiVectorEncoder, SparseEncoder
 from sentence_transformers.multi_vector_encoder.evaluation import MultiVectorInformationRetrievalEvaluator
@@ -32,7 +31,6 @@ from neobert_hf.embeddings.models import (
 )
 from neobert_hf.embeddings.recipe import read_data, reranking_evaluator, retrieval_evaluator
 from tests.helpers.embedding_runs import KINDS, load, losses_of, run
-from tests.helpers.models import ROOT
 from tests.helpers.other_encoders import save_other_encoder
 
 
@@ -163,9 +161,8 @@ def test_flattened_inputs_give_the_same_outputs_and_compute_no_padding(trained, 
     assert torch.equal(outputs_of(model, TEXTS, prompt=""), padded)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("kind", KINDS)
-def test_16_bit_models_stay_finite_and_close(trained, tmp_path, kind, dtype):
+def test_float16_models_stay_finite_and_close(trained, tmp_path, kind):
     shutil.copytree(trained[kind] / "model", tmp_path / "model")
     weights = load_file(tmp_path / "model" / "model.safetensors")
     if kind in ("dense", "multi_vector"):
@@ -176,10 +173,9 @@ def test_16_bit_models_stay_finite_and_close(trained, tmp_path, kind, dtype):
     cls, folder = KINDS[kind][2], str(tmp_path / "model")
     texts = [*TEXTS, " ".join(TEXTS * 4)]
     expected = outputs_of(cls(folder, device="cpu"), texts)
-    found = outputs_of(cls(folder, device="cpu", model_kwargs={"dtype": dtype}), texts)
+    found = outputs_of(cls(folder, device="cpu", model_kwargs={"dtype": torch.float16}), texts)
     assert found.isfinite().all() and found.shape == expected.shape
-    # Relative to the whole output; bfloat16 has 8 bits.
-    assert (found - expected).norm() < (0.01 if dtype == torch.float16 else 0.05) * expected.norm()
+    assert (found - expected).norm() < 0.01 * expected.norm()
 
 
 @pytest.mark.parametrize("kind", ["sparse", "multi_vector", "reranker"])
@@ -267,19 +263,6 @@ def test_a_reranker_gets_hard_negatives_first_and_then_other_rows_documents():
         "query": ["q0"] * 4 + ["q1"] * 4 + ["q2"] * 3,
         "document": ["p0", "n0", "n1", "p1", "p1", "p0", "n2", "n3", "p2", "p0", "p1"],
     }
-
-
-@pytest.mark.slow
-def test_a_reranker_learns_in_a_minute(shared, tmp_path):
-    """From the stored small model, on terms and their entries. The loss of what says nothing is 1.11."""
-    entry = {"source": str(shared / "data" / "pairs" / "foldoc.parquet"), "query": "query", "positive": "positive"}
-    content = {"train": {"terms": entry | {"instruction": "Given a computing term, retrieve its dictionary entry."}}}
-    (tmp_path / "terms.yaml").write_text(yaml.safe_dump(content))
-    changes = {"learning_rate": 5e-4, "per_device_train_batch_size": 16, "max_length": 64}
-    changes |= {"max_steps": 80, "warmup_steps": 10, "save_steps": 80, "eval_strategy": "no"}
-    folders = {"output_dir": tmp_path / "run", "model": ROOT / "benchmarks" / "models" / "small"}
-    losses = losses_of(run("reranker", changes | folders | {"datasets": tmp_path / "terms.yaml"}))
-    assert sum(losses[-10:]) / 10 < 1.05
 
 
 BAD_SETTINGS = [

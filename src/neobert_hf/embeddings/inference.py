@@ -72,13 +72,8 @@ def kind_of(path: str, trust_remote_code: bool = False, setting: str = "model") 
         return json.loads(Path(settings).read_text(encoding="utf-8")).get("model_type", "SentenceTransformer")
     if find("modules.json"):
         return "SentenceTransformer"
-    return "CrossEncoder" if has_classifier(path, trust_remote_code) else None
-
-
-def has_classifier(path: str, trust_remote_code: bool = False) -> bool:
-    """Whether a model, a folder or Hub id, was saved with a head for sequences."""
     architectures = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code).architectures or []
-    return any(name.endswith("ForSequenceClassification") for name in architectures)
+    return "CrossEncoder" if any(name.endswith("ForSequenceClassification") for name in architectures) else None
 
 
 def refuse_other_kinds(path: str, trust_remote_code: bool = False, setting: str = "model") -> str | None:
