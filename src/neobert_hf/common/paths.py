@@ -1,10 +1,9 @@
-"""Paths that a user or a file gives: whether they exist, are Hub ids, and stay in the folder that they are for."""
+"""Paths that a user or a file gives: whether they exist, are Hub ids, or can be the name of a file."""
 
 import difflib
 import glob
 import os
 import re
-from collections.abc import Iterable
 from pathlib import Path
 
 from transformers.utils.hub import cached_file
@@ -16,43 +15,6 @@ DATA_FILE = re.compile(
 )
 # The folder of a model or of a tokenizer holds at least one of these.
 MODEL_FILES = ("config.json", "modules.json", "tokenizer.json", "tokenizer_config.json", "adapter_config.json")
-
-
-def check_links(folder: Path, paths: Iterable[Path] | None = None) -> None:
-    """Refuse files that lie outside of a model's folder, by `..` or a symbolic link: they are not its author's.
-
-    Args:
-        folder: the model's folder. In the Hub's cache, links may lead to other folders of the same repository.
-        paths: the files to check; everything in the folder if None.
-
-    Raises:
-        ValueError: naming the first such path.
-    """
-    home = folder.resolve()
-    if home.parent.name == "snapshots" and home.parent.parent.name.startswith(("models--", "datasets--")):
-        home = home.parent.parent
-    for path in folder.rglob("*") if paths is None else paths:
-        # Unlike `Path.resolve`, `realpath` does not fail on a link to itself.
-        target = os.path.realpath(path)
-        if not Path(target).is_relative_to(home):
-            raise ValueError(f"{path} leads out of {folder}, to {target}. Replace it with a copy of the file.")
-
-
-def path_inside(folder: Path, name: object, where: object) -> Path:
-    """The path that a file gives relative to its folder.
-
-    Args:
-        name: the value in the file; of any type, since a file may hold anything.
-        where: the file and the key, for the message.
-
-    Raises:
-        ValueError: if it is not the path of something in the folder.
-    """
-    try:
-        check_links(folder, [path := folder / str(name)])
-    except ValueError as error:
-        raise ValueError(f"{where} is {name!r}; it must be a path inside {folder}.") from error
-    return path
 
 
 def check_file_name(name: str, what: str) -> str:

@@ -8,8 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from tokenizers.processors import TemplateProcessing
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from neobert_hf.common.paths import check_model_exists
 
@@ -64,30 +63,6 @@ def clear_truncation(tokenizer: Any) -> None:
     if backend := getattr(tokenizer, "backend_tokenizer", None):
         backend.no_truncation()
         backend.no_padding()
-
-
-def with_special_tokens(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
-    """The tokenizer of a decoder, such as LLaMA's, with what an encoder needs: [CLS], [SEP], [PAD] and [MASK].
-
-    Tokens that it has are kept. As in the released code (src/neobert/tokenizer), a text then begins with the token for
-    the beginning of texts, if there is one, and ends with that for their end: `<s>` and `</s>` of LLaMA 2.
-    """
-    wanted = {"cls_token": tokenizer.bos_token or "[CLS]", "sep_token": tokenizer.eos_token or "[SEP]"}
-    wanted |= {"pad_token": "[PAD]", "mask_token": "[MASK]"}
-    tokenizer.add_special_tokens({name: token for name, token in wanted.items() if getattr(tokenizer, name) is None})
-    cls, sep = tokenizer.cls_token, tokenizer.sep_token
-    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
-        single=f"{cls} $A {sep}",
-        pair=f"{cls} $A {sep} $B {sep}",
-        special_tokens=[(cls, tokenizer.cls_token_id), (sep, tokenizer.sep_token_id)],
-    )
-    # Loaded as a LlamaTokenizer, it would get back the post-processor of that class.
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer.backend_tokenizer,
-        model_max_length=tokenizer.model_max_length,
-        model_input_names=tokenizer.model_input_names,
-        **{name: getattr(tokenizer, name) for name in NAMED_TOKENS if getattr(tokenizer, name) is not None},
-    )
 
 
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase, vocab_size: int | None, where: str) -> None:

@@ -18,6 +18,7 @@ from neobert_hf.common.fingerprints import check_same_settings, depends_on, toke
 from neobert_hf.data.held_out import is_held_out
 from neobert_hf.data.shards import MANIFEST, TOKENIZER, Manifest, load_shards, write_shard
 from neobert_hf.data.tables import local_files, stream_text
+from neobert_hf.data.tokenizer import with_special_tokens
 
 
 # Number of documents that are looked at before work starts.
@@ -109,7 +110,7 @@ def load_fast_tokenizer(settings: PrepareArguments) -> PreTrainedTokenizerFast:
     if not tokenizer.is_fast:
         raise ValueError(f"The tokenizer {name!r} has no fast backend (tokenizer.json): convert it or choose another.")
     if settings.add_special_tokens:
-        tokenizer = tokenizers.with_special_tokens(tokenizer)
+        tokenizer = with_special_tokens(tokenizer)
     names = ("cls_token", "sep_token", "pad_token", "mask_token")
     if missing := [name for name in names if getattr(tokenizer, name) is None]:
         raise ValueError(

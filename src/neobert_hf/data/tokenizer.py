@@ -1,4 +1,4 @@
-"""A tokenizer trained on your own text: WordPiece like bert-base-uncased, or byte-level BPE."""
+"""Tokenizers for pretraining: trained on your own text (WordPiece or byte-level BPE), or made of a decoder's."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from tqdm import tqdm
 from transformers import BertTokenizer, PreTrainedTokenizerFast
 
-from neobert_hf.common.tokenizers import check_tokenizer
+from neobert_hf.common.tokenizers import NAMED_TOKENS, check_tokenizer
 from neobert_hf.data.tables import stream_text
 
 
@@ -102,3 +102,27 @@ def train_bpe(texts: Iterator[str], vocab_size: int, max_length: int) -> PreTrai
 def _wrapper_options(max_length: int) -> dict:
     # NeoBERT has no token types.
     return {"model_max_length": max_length, "model_input_names": ["input_ids", "attention_mask"]}
+
+
+def with_special_tokens(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
+    """The tokenizer of a decoder, such as LLaMA's, with what an encoder needs: [CLS], [SEP], [PAD] and [MASK].
+
+    Tokens that it has are kept. As in the released code (src/neobert/tokenizer), a text then begins with the token for
+    the beginning of texts, if there is one, and ends with that for their end: `<s>` and `</s>` of LLaMA 2.
+    """
+    wanted = {"cls_token": tokenizer.bos_token or "[CLS]", "sep_token": tokenizer.eos_token or "[SEP]"}
+    wanted |= {"pad_token": "[PAD]", "mask_token": "[MASK]"}
+    tokenizer.add_special_tokens({name: token for name, token in wanted.items() if getattr(tokenizer, name) is None})
+    cls, sep = tokenizer.cls_token, tokenizer.sep_token
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{cls} $A {sep}",
+        pair=f"{cls} $A {sep} $B {sep}",
+        special_tokens=[(cls, tokenizer.cls_token_id), (sep, tokenizer.sep_token_id)],
+    )
+    # Loaded as a LlamaTokenizer, it would get back the post-processor of that class.
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer.backend_tokenizer,
+        model_max_length=tokenizer.model_max_length,
+        model_input_names=tokenizer.model_input_names,
+        **{name: getattr(tokenizer, name) for name in NAMED_TOKENS if getattr(tokenizer, name) is not None},
+    )
