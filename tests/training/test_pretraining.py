@@ -195,21 +195,6 @@ def test_the_length_of_training_is_that_of_the_saved_tokenizer(flags, tmp_path):
     assert AutoTokenizer.from_pretrained(tmp_path / "run" / "model").model_max_length == 32
 
 
-@pytest.mark.parametrize("optimizer", ["soap", "muon"])
-def test_library_optimizers_train_and_resume(flags, tmp_path, optimizer):
-    changes = {"optimizer": optimizer, "min_lengths": 0, "probabilities": 1}
-    log = run(flags(**changes, output_dir=tmp_path / "whole"))
-    losses = [entry["loss"] for entry in log if "loss" in entry]
-    # SOAP's first step only starts its preconditioner.
-    assert min(losses[-3:]) < losses[0] - 0.03
-    shutil.copytree(tmp_path / "whole", tmp_path / "run")
-    for step in (9, 12):
-        shutil.rmtree(tmp_path / "run" / f"checkpoint-{step}")
-    shutil.rmtree(tmp_path / "run" / "model")
-    run(flags(**changes))
-    assert_same_weights(tmp_path / "run", tmp_path / "whole")
-
-
 def test_bf16_autocast_keeps_float32_weights(flags, tmp_path):
     exact, rounded = (
         [
@@ -225,11 +210,6 @@ def test_bf16_autocast_keeps_float32_weights(flags, tmp_path):
     assert {tensor.dtype for tensor in load_file(checkpoint / "model.safetensors").values()} == {torch.float32}
     moments = torch.load(checkpoint / "optimizer.pt")["state"][0]
     assert moments["exp_avg"].dtype == moments["exp_avg_sq"].dtype == torch.float32
-
-
-def test_gradient_checkpointing_changes_nothing(flags, finished, tmp_path):
-    run(flags(gradient_checkpointing=True))
-    assert_same_weights(tmp_path / "run", finished)
 
 
 def test_byte_level_bpe_trains_as_well(flags, prepared, tmp_path):

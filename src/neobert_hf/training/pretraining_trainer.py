@@ -170,7 +170,7 @@ class MLMTrainer(ResumableTrainer):
         self.lr_scheduler.load_state_dict(schedule)
 
     def autocast_smart_context_manager(self, cache_enabled: bool | None = True):
-        # Transformers leaves autocast to Accelerate's wrapper of the model, which FSDP2 does not have.
+        # Under FSDP2 with the policy above, nothing else would let it compute in bf16.
         return self.accelerator.autocast()
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
