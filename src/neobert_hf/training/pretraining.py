@@ -20,7 +20,13 @@ from neobert_hf.modeling_neobert import NeoBERTForMaskedLM
 from neobert_hf.training.arguments import result_settings
 from neobert_hf.training.pretraining_arguments import UNUSED, ModelArguments, PretrainingArguments
 from neobert_hf.training.pretraining_trainer import MicroBatches, PretrainingData
-from neobert_hf.training.run_checkpoints import CheckpointError, complete_checkpoints, read_progress, stored_settings
+from neobert_hf.training.run_checkpoints import (
+    CheckpointError,
+    complete_checkpoints,
+    read_progress,
+    step_of,
+    stored_settings,
+)
 
 
 # In bfloat16 on a CPU, oneDNN compiles a matrix product for every number of rows that it has not seen yet, 17 ms each.
@@ -103,13 +109,17 @@ def find_source(data: DataArguments) -> str | Path | None:
             raise ValueError("`continue_optimizer` needs `init_from`, the checkpoint to continue from.")
         return None
     folder = Path(data.init_from)
-    finished = (folder / "model").is_dir()
     if not data.continue_optimizer:
-        source = folder / "model" if finished else data.init_from
+        source = folder / "model" if (folder / "model").is_dir() else data.init_from
         check_model_exists(str(source), "init_from")
         return source
-    checkpoint = complete_checkpoints(folder)[-1] if finished and complete_checkpoints(folder) else folder
-    read_progress(checkpoint)
+    checkpoint = [folder, *complete_checkpoints(folder)][-1]
+    steps = read_progress(checkpoint).settings["max_steps"]
+    if checkpoint != folder and step_of(checkpoint) < steps:
+        raise ValueError(
+            f"The run {folder} has reached only step {step_of(checkpoint)} of {steps}. Finish it, or name {checkpoint} "
+            "to start from there."
+        )
     return checkpoint
 
 
