@@ -19,8 +19,8 @@ REDUCED = {
     "pretrain": PRETRAINING,
     "finetune_embeddings": "--max_steps 2 --eval_steps 2 --per_device_train_batch_size 8 --report_to none",
     # A teacher that is there, in place of one on the Hub.
-    "distil": "--teacher runs/embeddings/model --passages 60 --num_train_epochs 1 --num_hidden_layers 1 --hidden_size 24 "
-    "--num_attention_heads 2 --intermediate_size 48",
+    "distil": "--teacher runs/embeddings/model --passages 60 --num_train_epochs 1 --num_hidden_layers 1 "
+    "--hidden_size 24 --num_attention_heads 2 --intermediate_size 48",
     "train_contextual": "--max_steps 2 --eval_steps 2 --context_size 4 --mini_batch_size 4 --report_to none "
     "--per_device_train_batch_size 8",
     "run_glue": "--max_length 32 --num_train_epochs 1 --max_steps 2 --eval_steps 1 --report_to none",
