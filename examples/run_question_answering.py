@@ -13,21 +13,24 @@ best answers to every question (`answers_validation.json`).
 
 import neobert_hf  # noqa: F401  (registers the architecture)
 from neobert_hf.common.script_errors import run_script
+from neobert_hf.common.settings import parse_config
 from neobert_hf.tasks.question_answering import READERS, QuestionAnswering, QuestionAnsweringSettings
-from neobert_hf.tasks.recipe import open_run
+from neobert_hf.tasks.recipe import fine_tune, task_folder, write_report
+from neobert_hf.tasks.rows import read_splits
+from neobert_hf.training.fine_tuning import FineTuningArguments
 
 
 def main(args: list[str] | None = None) -> None:
-    # 1. Settings, and the rows of all splits
-    with open_run(QuestionAnsweringSettings, args, READERS) as run:
-        # 2. Questions, texts and answers, checked
-        task = QuestionAnswering(run.settings, run.splits, run.arguments.label_smoothing_factor)
+    settings, arguments = parse_config(QuestionAnsweringSettings, FineTuningArguments, args=args)
+    with task_folder(settings, arguments):
+        # 1. The rows of all splits, checked
+        task = QuestionAnswering(settings, read_splits(settings, READERS))
 
-        # 3. Training to the end; the weights of the best evaluation are kept
-        trainer, encoded = run.train(task)
+        # 2. Training to the end; `model/` has the weights of the best evaluation
+        trainer = fine_tune(task, settings, arguments)
 
-        # 4. Scores on all held-out rows, the model with its card, and the report
-        print(run.report(task, trainer, encoded), flush=True)
+        # 3. Scores on all held-out rows beside those of a baseline, and the model card
+        print(write_report(task, settings, trainer), flush=True)
 
 
 if __name__ == "__main__":

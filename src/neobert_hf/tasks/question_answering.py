@@ -1,26 +1,21 @@
 """Extractive question answering as in SQuAD v1 and v2: long texts are cut into windows, the best answer of all wins."""
 
 import json
+import re
+import string
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from datasets import Dataset, DatasetDict
-from transformers import AutoModelForQuestionAnswering, DataCollatorWithPadding, PreTrainedTokenizerBase
+from transformers import AutoModelForQuestionAnswering, PreTrainedTokenizerBase
 
-from neobert_hf.common.files import write_json
-from neobert_hf.common.report import Line, Panel, markdown_table, plot_lines
 from neobert_hf.data import tables
 from neobert_hf.data.tables import Reader, Row
-from neobert_hf.tasks.plots import means_by_length
-from neobert_hf.tasks.recipe import Task, TaskSettings
-from neobert_hf.tasks.rows import Splits, checking
-from neobert_hf.training.metrics import AnswerMetric, answer_scores
-
-
-WORST = 10
+from neobert_hf.tasks.recipe import Task, TaskSettings, worst_rows
+from neobert_hf.tasks.rows import Splits, parse_splits
 
 
 @dataclass
@@ -35,12 +30,6 @@ class QuestionAnsweringSettings(TaskSettings):
     null_threshold: float = field(
         default=0.0, metadata={"help": "give no answer if 'no answer' scores this much more than the best answer"}
     )
-
-    def columns_read(self, rows: list[Row]) -> list[str]:
-        return ["context"]
-
-    def columns_compared(self, rows: list[Row]) -> list[str]:
-        return ["context", "question"]
 
 
 def read_squad(file: Path, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
@@ -71,48 +60,35 @@ READERS: Mapping[str, Reader] = {**tables.READERS, ".json": read_squad, ".jsonl"
 
 
 class QuestionAnswering(Task):
-    """See `Task`. The columns are `question`, `context`, and `texts` and `starts` of the right answers, if any."""
+    """See `Task`. The columns are `question`, `context`, and `texts` and `begins` of the right answers, if any."""
 
     kind = "question-answering"
     auto_class = AutoModelForQuestionAnswering
 
-    def __init__(self, settings: QuestionAnsweringSettings, splits: Splits, smoothing: float = 0.0):
+    def __init__(self, settings: QuestionAnsweringSettings, splits: Splits):
         self.settings = settings
-        if smoothing:
-            raise ValueError(f"`label_smoothing_factor` is {smoothing}; answers cannot be smoothed: leave it out.")
-        self.rows, self.splits = splits, DatasetDict()
-        for split, rows in splits.items():
-            with checking(split):
-                self.splits[split] = Dataset.from_list([_with_answers(row) for row in rows])
-        self.none_allowed = not all(self.splits["train"]["starts"][:])
-        for split, table in self.splits.items():
-            if not self.none_allowed and not all(table["starts"][:]):
-                row = splits[split][table["starts"][:].index([])]
-                with checking(split):
-                    raise ValueError(
-                        f"{row.place} has no answer, but every training question has one: add such training rows, or "
-                        "leave these out."
-                    )
-        if not any(self.splits["train"]["starts"][:]):
+        # Questions about the same text are held out together.
+        share = settings.validation_share
+        self.tables = parse_splits(splits, parse_question, share, ["context", "question"], ["context"])
+        answered = np.array([bool(texts) for texts in self.tables["train"]["texts"][:]])
+        if not answered.any():
             raise ValueError("No training question has an answer: there is nothing to learn.")
+        self.none_allowed, self.mostly_none = not answered.all(), answered.mean() < 0.5
+        self.baseline_name = "always no answer" if self.mostly_none else "the sentence most like the question"
 
-    def encode(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> DatasetDict:
+    def encode(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
         """Windows of question and text, with the answer's first and last token; (0, 0) if a window has no answer."""
-        if not tokenizer.is_fast:
-            raise ValueError(
-                f"{type(tokenizer).__name__} does not say which characters a piece covers: use a fast tokenizer."
-            )
         tokenizer.padding_side = "right"
         stride = self.settings.stride
         # The longest question that leaves a window room for the text.
         room = max_length - stride - tokenizer.num_special_tokens_to_add(pair=True) - 1
 
         def windows(batch: dict[str, list], numbers: list[int]) -> dict[str, list]:
-            lengths = map(len, tokenizer(batch["question"], add_special_tokens=False)["input_ids"])
-            for number, length in zip(numbers, lengths):
-                if length > room:
+            questions = tokenizer(batch["question"], add_special_tokens=False)["input_ids"]
+            for place, question in zip(batch["place"], questions):
+                if len(question) > room:
                     raise ValueError(
-                        f"Row {number:,}: a question of {length} tokens leaves no room for a text in windows of "
+                        f"{place}: a question of {len(question)} tokens leaves no room for a text in windows of "
                         f"{max_length} with {stride} in common: set a larger `max_length` or a smaller `stride`."
                     )
             encoded = tokenizer(
@@ -124,67 +100,49 @@ class QuestionAnswering(Task):
                 return_overflowing_tokens=True,
                 return_offsets_mapping=True,
             )
-            rows = encoded.pop("overflow_to_sample_mapping")
-            spans = encoded.pop("offset_mapping")
+            rows, spans = encoded.pop("overflow_to_sample_mapping"), encoded.pop("offset_mapping")
             columns = {"start_positions": [], "end_positions": [], "starts": [], "ends": [], "row": []}
             for window, row in enumerate(rows):
+                first = last = None
+                if batch["texts"][row]:
+                    begin, text = batch["begins"][row][0], batch["texts"][row][0]
+                    first = encoded.char_to_token(window, begin, sequence_index=1)
+                    last = encoded.char_to_token(window, begin + len(text) - 1, sequence_index=1)
+                whole = first is not None and last is not None
+                columns["start_positions"].append(first if whole else 0)
+                columns["end_positions"].append(last if whole else 0)
                 of_text = [number == 1 for number in encoded.sequence_ids(window)]
-                starts = [start if inside else -1 for (start, _), inside in zip(spans[window], of_text)]
-                ends = [end if inside else -1 for (_, end), inside in zip(spans[window], of_text)]
-                place = answer_tokens(starts, ends, batch["texts"][row][:1], batch["answer_starts"][row][:1])
-                for name, value in zip(columns, (*place, starts, ends, numbers[row])):
-                    columns[name].append(value)
+                for name, side in (("starts", 0), ("ends", 1)):
+                    columns[name].append([span[side] if inside else -1 for span, inside in zip(spans[window], of_text)])
+                columns["row"].append(numbers[row])
             return {**encoded, **columns}
 
-        table = self.splits.rename_column("starts", "answer_starts")
-        names = table["train"].column_names
-        encoded = table.map(windows, with_indices=True, batched=True, remove_columns=names, desc="tokenizing")
-        for split, windows_of_split in encoded.items():
-            self._say_what_cannot_be_found(split, windows_of_split)
-        return encoded
+        names = self.tables["train"].column_names
+        self.encoded = self.tables.map(
+            windows, with_indices=True, batched=True, remove_columns=names, desc="tokenizing"
+        )
+        for split, table in self.tables.items():
+            found = self.encoded[split]
+            whole = {row for row, last in zip(found["row"][:], found["end_positions"][:]) if last}
+            if cut := sum(map(bool, table["texts"][:])) - len(whole):
+                print(f"{split}: {cut:,} answers are whole in no window and count as no answer: raise `stride`.")
 
-    def _say_what_cannot_be_found(self, split: str, encoded: Dataset) -> None:
-        whole, short = set(), set()
-        columns = (encoded[name][:] for name in ("row", "start_positions", "end_positions"))
-        for row, first, last in zip(*columns):
-            whole |= {row} if last else set()
-            short |= {row} if last and last - first < self.settings.max_answer_length else set()
-        answered = {row for row, starts in enumerate(self.splits[split]["starts"][:]) if starts}
-        cut, long = len(answered - whole), len(whole - short)
-        if cut or long:
-            print(
-                f"{split}: of {len(answered):,} answers, {cut:,} are whole in no window and count as no answer (raise "
-                f"`stride`), and {long:,} are longer than `max_answer_length` and cannot be found.",
-                flush=True,
-            )
-
-    def collator(self, tokenizer: PreTrainedTokenizerBase) -> DataCollatorWithPadding:
-        return DataCollatorWithPadding(tokenizer)
-
-    def answers(self, split: str, encoded: Dataset, logits: tuple[np.ndarray, np.ndarray]) -> list[list[dict]]:
-        """For each question, the best answers of all its windows, best first. An empty text means no answer."""
-        contexts = self.splits[split]["context"][:]
-        found: list[dict[str, float]] = [{} for _ in contexts]
+    def answers(self, split: str, logits: tuple[np.ndarray, np.ndarray]) -> list[tuple[str, float]]:
+        """For each question, the best answer of all its windows, and its score. An empty text means no answer."""
+        contexts, encoded = self.tables[split]["context"][:], self.encoded[split]
+        best = [("", -np.inf) for _ in contexts]
         nulls = np.full(len(contexts), np.inf)
         columns = (encoded[name][:] for name in ("row", "starts", "ends"))
         for row, starts, ends, start, end in zip(*columns, *logits):
             nulls[row] = min(nulls[row], start[0] + end[0])
             for first, last, score in self._best_spans(np.array(starts), start, end):
                 text = contexts[row][starts[first] : ends[last]].strip()
-                if text:
-                    found[row][text] = max(score, found[row].get(text, -np.inf))
-        ranked = []
-        for texts, null in zip(found, nulls):
-            best = sorted(texts.items(), key=lambda item: -item[1])[: self.settings.best_answers]
-            answers = [{"text": text, "score": round(float(score), 4)} for text, score in best]
-            none = {"text": "", "score": round(float(null), 4)}
-            if not answers:
-                answers = [none]
-            elif self.none_allowed:
-                first = null - answers[0]["score"] > self.settings.null_threshold
-                answers = [none, *answers] if first else [*answers, none]
-            ranked.append(answers)
-        return ranked
+                if text and score > best[row][1]:
+                    best[row] = (text, score)
+        if not self.none_allowed:
+            return best
+        threshold = self.settings.null_threshold
+        return [("", null) if null - score > threshold else (text, score) for (text, score), null in zip(best, nulls)]
 
     def _best_spans(self, starts: np.ndarray, start: np.ndarray, end: np.ndarray) -> list[tuple[int, int, float]]:
         """First token, last token and score of the most likely answers of a window."""
@@ -198,104 +156,105 @@ class QuestionAnswering(Task):
             if first <= last < first + self.settings.max_answer_length
         ]
 
-    def score(self, split: str, encoded: Dataset, logits: tuple[np.ndarray, np.ndarray]) -> dict[str, float]:
-        found = [answers[0]["text"] for answers in self.answers(split, encoded, logits)]
-        values = AnswerMetric().compute(predictions=found, references=self.splits[split]["texts"][:])
-        return values | {"score": values["f1"]}
+    def score(self, split: str, logits: tuple[np.ndarray, np.ndarray]) -> dict[str, float]:
+        return squad_scores([text for text, _ in self.answers(split, logits)], self.tables[split]["texts"][:])
 
-    def describe(self, split: str, encoded: Dataset, logits: Any, folder: Path) -> list[str]:
-        ranked, rows = self.answers(split, encoded, logits), self.splits[split]
-        numbers = [row.index for row in self.rows[split]]
-        answers = [{"row": number, "best": best} for number, best in zip(numbers, ranked)]
-        write_json(folder / f"answers_{split}.json", answers)
-        wrong, scores = [], []
-        for row, (best, right) in enumerate(zip(ranked, rows["texts"][:])):
-            scores.append(answer_scores(best[0]["text"], right)[1])
-            if scores[-1] == 0:
-                wrong.append((-best[0]["score"], row, right[0] if right else "none", best[0]["text"] or "none"))
-        plot_by_length(folder / f"f1_by_length_{split}.png", rows, scores)
-        picture = [f"![F1 by the length of the text and of the answer](f1_by_length_{split}.png)", ""]
-        if not wrong:
-            return [*picture, "No answer is wholly wrong."]
-        cells = []
-        for _, row, right, found in sorted(wrong)[:WORST]:
-            texts = (" ".join(text.split())[:80].replace("|", "\\|") for text in (rows[row]["question"], right, found))
-            cells.append([numbers[row], *texts])
-        lines = [
-            *picture,
-            f"The {len(cells)} most confident of {len(wrong):,} wholly wrong answers (all in answers_{split}.json):",
-            "",
+    def baseline(self, split: str) -> dict[str, float]:
+        """No answer, or the sentence that has the most words of the question."""
+        table = self.tables[split]
+        found = [
+            "" if self.mostly_none else most_similar_sentence(question, context)
+            for question, context in zip(table["question"][:], table["context"][:])
         ]
-        return lines + markdown_table(["Row", "Question", "Right", "Found"], cells)
+        return squad_scores(found, table["texts"][:])
+
+    def describe(self, split: str, logits: Any) -> list[str]:
+        table, found = self.tables[split], self.answers(split, logits)
+        cells = [
+            [question, right[0] if right else "none", text or "none"]
+            for question, right, (text, _) in zip(table["question"][:], table["texts"][:], found)
+        ]
+        # Wholly wrong answers, the most confident first.
+        lowest = min(score for _, score in found)
+        errors = [
+            score - lowest + 1 if answer_scores(text, right)[1] == 0 else 0
+            for (text, score), right in zip(found, table["texts"][:])
+        ]
+        return worst_rows(["Question", "Right", "Found"], errors, table, cells)
 
 
-def plot_by_length(file: Path, rows: Dataset, scores: list[float]) -> None:
-    """The F1 of questions with short and with long texts, and with short and with long answers."""
-    percent, texts = 100 * np.array(scores), np.array([len(text.split()) for text in rows["context"][:]])
-    answers = np.array([len(texts[0].split()) if texts else 0 for texts in rows["texts"][:]])
-    lines = [
-        Line(means_by_length(texts[chosen], percent[chosen]), label, {"marker": "o"})
-        for label, chosen in (("with an answer", answers > 0), ("without one", answers == 0))
-    ]
-    by_answer = Line(means_by_length(answers[answers > 0], percent[answers > 0]), None, {"marker": "o"})
-    axis = {"ylabel": "F1, percent", "ylim": (-3, 103)}
-    panels = [
-        Panel(lines, {"xlabel": "words of the text", **axis}, legend={"loc": "lower left"}),
-        Panel([by_answer], {"xlabel": "words of the right answer", **axis}),
-    ]
-    plot_lines(file, panels)
-
-
-def _with_answers(row: Row) -> dict[str, Any]:
-    """A row with its answers in one format, each checked against its text."""
+def parse_question(row: Row) -> dict[str, Any]:
+    """The columns of a row, with its answers in one format, each checked against its text."""
     question, context = row.text("question"), row.text("context")
-    texts, starts = _texts_and_starts(row.cell("answers"), row.place)
-    for text, start in zip(texts, starts):
-        if not isinstance(text, str) or not text.strip() or not isinstance(start, int):
-            raise ValueError(f"{row.place}: an answer is {text!r} at {start!r}; it must be a text at a number.")
-        if start < 0 or context[start : start + len(text)] != text:
+    texts, begins = _texts_and_begins(row.cell("answers"), row.place)
+    for number, (text, begin) in enumerate(zip(texts, begins)):
+        if not isinstance(text, str) or not text.strip() or not isinstance(begin, int):
+            raise ValueError(f"{row.place}: an answer is {text!r} at {begin!r}; it must be a text at a number.")
+        if begin < 0 or context[begin : begin + len(text)] != text:
             place = context.find(text)
             found = f"it is at {place}" if place >= 0 else "the text does not hold it"
-            raise ValueError(f"{row.place}: the answer {text!r:.60} should be at {start}; {found}.")
+            raise ValueError(f"{row.place}: the answer {text!r:.60} should be at {begin}; {found}.")
+        # No token begins with the spaces around an answer.
+        texts[number], begins[number] = text.strip(), begin + len(text) - len(text.lstrip())
     # Some questions of SQuAD begin with spaces, which would count as tokens for some tokenizers.
-    return {"question": question.strip(), "context": context, "texts": texts, "starts": starts}
+    return {"question": question.strip(), "context": context, "texts": texts, "begins": begins}
 
 
-def _texts_and_starts(answers: Any, where: str) -> tuple[list, list]:
+def _texts_and_begins(answers: Any, where: str) -> tuple[list, list]:
     """The answers of a row: either a list of texts with their positions, or a list of texts and a list of positions."""
     names = ("text", "answer_start")
     # In Parquet, `{}` gets None for each key that it lacks.
     if answers in (None, [], {}, dict.fromkeys(names)):
         return [], []
+    if isinstance(answers, dict) and all(isinstance(answers.get(name), list) for name in names):
+        texts, begins = (list(answers[name]) for name in names)
+        if len(texts) == len(begins):
+            return texts, begins
     if isinstance(answers, list) and all(
         isinstance(answer, dict) and set(names) <= answer.keys() for answer in answers
     ):
         return tuple([answer[name] for answer in answers] for name in names)
-    if not isinstance(answers, dict) or not all(isinstance(answers.get(name), list) for name in names):
-        raise ValueError(
-            f"{where}: `answers` is {answers!r:.80}; it must be as in SQuAD, a list such as "
-            '[{"text": "cat", "answer_start": 4}] or {"text": ["cat"], "answer_start": [4]}, empty if there is none.'
-        )
-    if len(answers["text"]) != len(answers["answer_start"]):
-        raise ValueError(
-            f"{where}: {len(answers['text'])} texts of answers and {len(answers['answer_start'])} positions; they "
-            "must be equally many."
-        )
-    return answers["text"], answers["answer_start"]
+    raise ValueError(
+        f"{where}: `answers` is {answers!r:.80}; it must be as in SQuAD, a list such as "
+        '[{"text": "cat", "answer_start": 4}] or {"text": ["cat"], "answer_start": [4]}, empty if there is none.'
+    )
 
 
-def answer_tokens(starts: list[int], ends: list[int], texts: list[str], places: list[int]) -> tuple[int, int]:
-    """The first and last token of an answer in a window; (0, 0) if there is none or the window cuts it.
+def most_similar_sentence(question: str, context: str) -> str:
+    """The sentence of a text that has the most words of the question."""
+    words = set(normal_answer(question))
+    sentences = [sentence for sentence in re.split(r"(?<=[.!?])\s+|\n+", context) if sentence.strip()]
+    return max(sentences, key=lambda sentence: len(words & set(normal_answer(sentence))))
 
-    Args:
-        starts, ends: the character range of each token; -1 for tokens that are not part of the text.
-        texts, places: the answer and its first character, or nothing.
+
+def normal_answer(text: str) -> list[str]:
+    """The words of an answer as SQuAD compares them: lower case, without punctuation and articles."""
+    text = "".join(letter for letter in text.lower() if letter not in string.punctuation)
+    return re.sub(r"\b(a|an|the)\b", " ", text).split()
+
+
+def answer_scores(found: str, right: list[str]) -> tuple[float, float]:
+    """Exact match and F1 of an answer, each the best over the right answers; an empty list means "no answer"."""
+    scores = [(0.0, 0.0)]
+    for answer in right or [""]:
+        words, expected = normal_answer(found), normal_answer(answer)
+        common = sum((Counter(words) & Counter(expected)).values())
+        f1 = 2 * common / (len(words) + len(expected)) if words and expected else float(words == expected)
+        scores.append((float(words == expected), f1))
+    return max(exact for exact, _ in scores), max(f1 for _, f1 in scores)
+
+
+def squad_scores(found: list[str], right: list[list[str]]) -> dict[str, float]:
+    """F1 and exact match of answers as in SQuAD v1 and v2; also F1 of the questions with and without an answer.
+
+    References:
+        https://arxiv.org/abs/1606.05250, section 6.1; https://arxiv.org/abs/1806.03822
     """
-    inside = [number for number, start in enumerate(starts) if start >= 0]
-    if not texts or not inside:
-        return 0, 0
-    begin, end = places[0], places[0] + len(texts[0])
-    of_answer = [number for number in inside if starts[number] < end and ends[number] > begin]
-    if not of_answer or starts[inside[0]] > begin or ends[inside[-1]] < end:
-        return 0, 0
-    return of_answer[0], of_answer[-1]
+    scores = np.array([answer_scores(*pair) for pair in zip(found, right)])
+    has = np.array([bool(texts) for texts in right])
+    values = {"f1": scores[:, 1].mean(), "exact_match": scores[:, 0].mean()}
+    if not has.all():
+        values["no_answer_f1"] = scores[~has, 1].mean()
+        if has.any():
+            values["answer_f1"] = scores[has, 1].mean()
+    return {name: float(value) for name, value in values.items()}

@@ -1,8 +1,8 @@
 """LoRA (https://arxiv.org/abs/2106.09685): two small matrices are trained beside each frozen one, then merged into it.
 
-Gradients and the optimizer's moments take three times the memory of the trained weights. If only a hundredth of all
-weights is trained, a model may fit into memory that is too large to be trained as a whole. A checkpoint holds only the
-small matrices. The `model/` that a run writes at its end is merged: a plain model, as after any other training.
+Gradients and the optimizer's moments take three times the memory of the trained weights, so a model that is too large
+to be trained as a whole may fit. A checkpoint holds only the small matrices. The `model/` that a run writes at its end
+is merged: a plain model, as after any other training.
 """
 
 from dataclasses import dataclass, field
@@ -11,12 +11,6 @@ from pathlib import Path
 from safetensors.torch import load_file
 from torch import nn
 from transformers import PreTrainedModel, set_seed
-
-from neobert_hf.training.run_checkpoints import CheckpointError
-
-
-# Per parameter: the weight alone; or the weight, its gradient and the two moments of AdamW. All are float32.
-FROZEN_BYTES, TRAINED_BYTES = 4, 16
 
 
 @dataclass
@@ -43,26 +37,16 @@ def add_adapters(model: PreTrainedModel, settings: LoraArguments, seed: int, wit
 
     Args:
         with_head: also train all weights of the head, which is new.
-
-    Raises:
-        ValueError: if the rank is above that of a weight, so that an adapter would be larger than what it replaces.
     """
     from peft import LoraConfig
 
-    layers = linear_layers(model)
-    smallest = min(min(model.get_submodule(name).weight.shape) for name in layers)
-    if settings.lora_rank > smallest:
-        raise ValueError(
-            f"`lora_rank` is {settings.lora_rank}; the smallest weight that gets an adapter has the rank {smallest}: "
-            "give that or less, or leave `lora_rank` out to train all weights."
-        )
     # Otherwise the adapters would depend on the random numbers drawn before.
     set_seed(seed)
     config = LoraConfig(
         r=settings.lora_rank,
         lora_alpha=settings.lora_alpha or 2 * settings.lora_rank,
         lora_dropout=settings.lora_dropout or 0.0,
-        target_modules=layers,
+        target_modules=linear_layers(model),
         modules_to_save=head_modules(model) if with_head else None,
     )
     model.add_adapter(config)
@@ -90,20 +74,13 @@ def head_modules(encoder: nn.Module) -> list[str]:
 
 
 def load_adapters(model: PreTrainedModel, checkpoint: Path) -> None:
-    """Load the adapters of a checkpoint.
+    """Load the adapters of a checkpoint into a model that has the same ones."""
+    from peft import set_peft_model_state_dict
 
-    Raises:
-        CheckpointError: if it holds other adapters than the model has.
-    """
-    from peft import get_peft_model_state_dict, set_peft_model_state_dict
-
-    file = checkpoint / "adapter_model.safetensors"
-    weights = {name.removeprefix("base_model.model."): weight for name, weight in load_file(file).items()}
-    if differing := weights.keys() ^ get_peft_model_state_dict(model).keys():
-        raise CheckpointError(
-            f"{file} holds other adapters than the model has: {min(differing)} is in one of them only."
-        )
-    set_peft_model_state_dict(model, weights)
+    weights = load_file(checkpoint / "adapter_model.safetensors")
+    set_peft_model_state_dict(
+        model, {name.removeprefix("base_model.model."): weight for name, weight in weights.items()}
+    )
 
 
 def merge_adapters(model: PreTrainedModel) -> None:
@@ -122,14 +99,8 @@ def merge_adapters(model: PreTrainedModel) -> None:
 
 
 def describe_adapters(model: nn.Module) -> str:
-    """How many parameters are trained in place of all, and the memory that this takes, not counting a batch's texts."""
-    parameters = list(model.named_parameters())
-    trained = sum(weight.numel() for _, weight in parameters if weight.requires_grad)
-    frozen = sum(weight.numel() for _, weight in parameters if not weight.requires_grad)
+    """How many parameters are trained in place of all."""
     added = (".lora_", ".modules_to_save.")
-    plain = sum(weight.numel() for name, weight in parameters if not any(mark in name for mark in added))
-    memory, before = FROZEN_BYTES * frozen + TRAINED_BYTES * trained, TRAINED_BYTES * plain
-    return (
-        f"LoRA: {trained:,} parameters are trained in place of {plain:,}; weights, gradients and AdamW's moments take "
-        f"{memory / 1e6:,.1f} MB in place of {before / 1e6:,.1f} MB"
-    )
+    plain = sum(weight.numel() for name, weight in model.named_parameters() if not any(mark in name for mark in added))
+    trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
+    return f"LoRA: {trained:,} parameters are trained in place of {plain:,}"

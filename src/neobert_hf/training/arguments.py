@@ -1,6 +1,7 @@
 """Settings of Transformers' `TrainingArguments`: those that recipes fix, and those that trained weights depend on."""
 
 import json
+import sys
 from dataclasses import MISSING, fields
 from typing import Any
 
@@ -61,6 +62,9 @@ def fix(arguments: TrainingArguments, fixed: dict[str, Any], unused: dict[str, s
     Raises:
         ValueError: naming a setting that the user gave another value.
     """
+    if not sys.stderr.isatty():
+        # A progress bar would fill a log file with thousands of lines.
+        arguments.disable_tqdm = True
     defaults = {field.name: field.default for base in type(arguments).__bases__ for field in fields(base)}
     for name, value in (FIXED | fixed).items():
         if getattr(arguments, name) not in (value, defaults[name]):

@@ -1,23 +1,14 @@
-"""Fine-tuning as in the paper (appendix C), for every kind of head: length, evaluations, the best checkpoint.
+"""Fine-tuning as in the paper (appendix C), for every kind of head: length, evaluations, the best checkpoint, LoRA."""
 
-Optional additions are LoRA, and smaller learning rates for lower layers (https://arxiv.org/abs/1801.06146).
-"""
-
-import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
-from torch import nn
-from torch.utils.data import Dataset, Sampler, SequentialSampler
 from transformers import PreTrainedModel, TrainingArguments
-from transformers.trainer_pt_utils import LengthGroupedSampler
+from transformers.trainer_utils import IntervalStrategy
 
-from neobert_hf.common.files import atomic_folder
 from neobert_hf.training.adapters import LoraArguments, add_adapters, describe_adapters, load_adapters, merge_adapters
 from neobert_hf.training.arguments import BF16, choose_precision, fix
-from neobert_hf.training.run_checkpoints import read_progress
 from neobert_hf.training.trainer import EarlyStopping, ResumableTrainer
 
 
@@ -35,7 +26,16 @@ FIXED = {
     # A callback counts the evaluations without improvement.
     "restore_callback_states_from_checkpoint": True,
 }
-
+# Settings that `planned` gives their values, and one that would make resuming inexact: Transformers' sampler of rows of
+# the same length draws other rows after a resume. NeoBERT does not compute padding, so it would gain nothing.
+UNUSED = {
+    "save_steps": "eval_steps",
+    "logging_steps": "eval_steps",
+    "eval_strategy": "eval_steps",
+    "save_strategy": "eval_steps",
+    "logging_strategy": "eval_steps",
+    "train_sampling_strategy": None,
+}
 # Endings of the names of timings, which the Trainer's evaluations also log.
 TIMINGS = ("runtime", "_per_second", "_preparation_time")
 
@@ -56,38 +56,16 @@ class FineTuningArguments(LoraArguments, TrainingArguments):
     eval_steps: float | None = field(
         default=None, metadata={"help": "steps between evaluations; min(500, a tenth of an epoch) if unset"}
     )
-    layer_decay: float = field(
-        default=1.0, metadata={"help": "the learning rate of a block is that of the block above it times this"}
-    )
+    seed: int = field(default=0, metadata={"help": "of the new head, the order of the rows and dropout"})
     report_to: str | None = field(default="none", metadata={"help": "tensorboard, wandb, trackio, ... or none"})
     save_total_limit: int | None = field(default=1, metadata={"help": "complete checkpoints to keep besides the best"})
     bf16: bool | None = field(default=None, metadata=BF16)
 
     def __post_init__(self):
-        fix(self, FIXED, {})
+        fix(self, FIXED, UNUSED)
         choose_precision(self)
-        self._check_intervals()
         LoraArguments.__post_init__(self)
         TrainingArguments.__post_init__(self)
-
-    def _check_intervals(self) -> None:
-        """Refuse settings to evaluate, save or log other than at `eval_steps`: `planned` would overwrite them."""
-        for name, untouched in (("eval", "no"), ("save", "steps"), ("logging", "steps")):
-            if (strategy := getattr(self, f"{name}_strategy")) not in (untouched, "steps"):
-                raise ValueError(
-                    f"`{name}_strategy` is {strategy!r}, but this recipe evaluates, saves and logs every `eval_steps`."
-                )
-        if self.eval_strategy == "steps" and self.eval_steps is None:
-            # Transformers would use 500, more steps than a small run has.
-            raise ValueError("`eval_strategy` is 'steps' without `eval_steps`: set `eval_steps`, or leave both out.")
-        for name in ("save_steps", "logging_steps"):
-            every = getattr(self, name)
-            # 500 is Transformers' default.
-            if every not in (500, self.eval_steps):
-                raise ValueError(
-                    f"`{name}` is {every}, but this recipe evaluates, saves and logs at the same steps: set "
-                    "`eval_steps` instead."
-                )
 
     def planned(self, rows: int) -> "FineTuningArguments":
         """The arguments of a run on `rows` training rows, with its steps, evaluations and checkpoints."""
@@ -97,32 +75,15 @@ class FineTuningArguments(LoraArguments, TrainingArguments):
             raise ValueError("`max_steps` is 0: nothing would be trained. Leave it out to use `num_train_epochs`.")
         batches = -(-rows // self.per_device_train_batch_size)
         steps = -(-batches // self.gradient_accumulation_steps)
-        every = int(self.eval_steps or max(1, min(500, steps // 10)))
-        return replace(
-            self,
-            max_steps=self.max_steps if self.max_steps > 0 else max(1, int(self.num_train_epochs * steps)),
-            **dict.fromkeys(("eval_strategy", "save_strategy", "logging_strategy"), "steps"),
-            **dict.fromkeys(("eval_steps", "save_steps", "logging_steps"), every),
+        planned = replace(
+            self, max_steps=self.max_steps if self.max_steps > 0 else max(1, int(self.num_train_epochs * steps))
         )
-
-
-class LengthGroups(LengthGroupedSampler):
-    """Groups rows of about the same length, in an order determined by seed and epoch.
-
-    Transformers' own sampler draws from torch's global generator, whose state a resumed run restores only after it has
-    skipped the rows already seen. From the second epoch on, it would skip other rows, and see some twice.
-    """
-
-    def __init__(self, batch_size: int, lengths: list[int], seed: int):
-        super().__init__(batch_size, lengths=lengths)
-        self.seed, self.epoch = seed, 0
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-
-    def __iter__(self) -> Iterator[int]:
-        self.generator = torch.Generator().manual_seed(self.seed + self.epoch)
-        return super().__iter__()
+        # Set afterwards, since they are refused where a user gives them.
+        every = int(self.eval_steps or max(1, min(500, steps // 10)))
+        planned.eval_steps = planned.save_steps = planned.logging_steps = every
+        planned.eval_strategy = planned.save_strategy = planned.logging_strategy = IntervalStrategy.STEPS
+        planned.do_eval = True
+        return planned
 
 
 class FineTuningTrainer(ResumableTrainer):
@@ -140,7 +101,10 @@ class FineTuningTrainer(ResumableTrainer):
         self.model_accepts_loss_kwargs = True
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        """The mean loss of a micro-batch, by its share of the step's labels: the sum is that of one large batch."""
+        """The mean loss of a micro-batch, by its share of the step's labels: the sum is that of one large batch.
+
+        Transformers expects this of the model, but most of its losses do not do it.
+        """
         labels = inputs.get("labels")
         found = super().compute_loss(model, inputs, return_outputs)
         if num_items_in_batch is None or labels is None or not self.model.training:
@@ -148,55 +112,28 @@ class FineTuningTrainer(ResumableTrainer):
         share = (labels != -100).sum() / num_items_in_batch
         return (found[0] * share, found[1]) if return_outputs else found * share
 
-    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        """The optimizer, with a separate learning rate for each block if `layer_decay` is below 1."""
-        new = self.optimizer is None
-        optimizer = super().create_optimizer(model)
-        if new and self.args.layer_decay < 1:
-            factors = layer_factors(self.model, self.args.layer_decay)
-            optimizer.param_groups[:] = [
-                group
-                | {"params": [weight for weight in group["params"] if factors[weight] == factor]}
-                | {"lr": group["lr"] * factor}
-                for group in optimizer.param_groups
-                for factor in sorted(set(factors.values()))
-            ]
-        return optimizer
-
-    def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler | None:
-        sampler = super()._get_train_sampler(train_dataset)
-        if isinstance(sampler, LengthGroupedSampler):
-            return LengthGroups(sampler.batch_size, sampler.lengths, self.args.seed)
-        return sampler
-
-    def _get_eval_sampler(self, eval_dataset) -> Sampler:
-        # Scores are matched to rows by position; `group_by_length` would change the order here, too.
-        return SequentialSampler(eval_dataset)
-
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: PreTrainedModel | None = None) -> None:
         if self.args.lora_rank is not None:
             load_adapters(self.model, Path(resume_from_checkpoint))
             return
         # For some models (NomicBERT, GTE), tensors in files have other names and shapes than in the modules. The
         # Trainer's own loading would leave them out with a warning.
-        with torch.random.fork_rng():
-            loaded = type(self.model).from_pretrained(
-                resume_from_checkpoint, config=self.model.config, dtype=torch.float32
-            )
+        config = self.model.config
+        loaded = type(self.model).from_pretrained(resume_from_checkpoint, config=config, dtype=torch.float32)
         self.model.load_state_dict(loaded.state_dict())
 
+    def load_best(self) -> None:
+        """Load the weights of the best evaluation into the model."""
+        best = Path(self.args.output_dir) / f"checkpoint-{self.state.best_global_step}"
+        self._load_from_checkpoint(str(best))
+        self.model.to(self.args.device)
+
     def save_best(self, folder: Path) -> None:
-        """Write the best checkpoint as a model for `from_pretrained`. Adapters are merged into it."""
-        read_progress(self.best_checkpoint)
-        training_files = shutil.ignore_patterns("*.pt", "*.pth", "*.bin", "trainer_state.json", "complete.json")
-        with atomic_folder(folder) as partial_folder:
-            if self.args.lora_rank is None:
-                shutil.copytree(self.best_checkpoint, partial_folder, ignore=training_files, dirs_exist_ok=True)
-            else:
-                self.load_best()
-                merge_adapters(self.model)
-                self.model.save_pretrained(partial_folder)
-                self.processing_class.save_pretrained(partial_folder)
+        """Write the weights of the best evaluation as a model for `from_pretrained`. Adapters are merged into them."""
+        self.load_best()
+        if self.args.lora_rank is not None:
+            merge_adapters(self.model)
+        self.save_whole(folder)
 
     def evaluations(self) -> list[dict]:
         """Step, loss and metrics of each evaluation, without timings."""
@@ -205,18 +142,3 @@ class FineTuningTrainer(ResumableTrainer):
             for entry in self.state.log_history
             if "eval_score" in entry
         ]
-
-
-def layer_factors(model: PreTrainedModel, decay: float) -> dict[nn.Parameter, float]:
-    """The factor on each parameter's learning rate: 1 above the blocks, and smallest in the embeddings."""
-    lists = {name: module for name, module in model.named_modules() if isinstance(module, nn.ModuleList)}
-    if not lists:
-        raise ValueError(f"{type(model).__name__} has no blocks: leave `layer_decay` out.")
-    name, blocks = max(lists.items(), key=lambda item: sum(weight.numel() for weight in item[1].parameters()))
-    depths, below = {}, True
-    for parameter_name, weight in model.named_parameters():
-        inside = parameter_name.startswith(f"{name}.")
-        below = below and not inside
-        number = int(parameter_name.removeprefix(f"{name}.").split(".")[0]) if inside else len(blocks)
-        depths[weight] = 0 if below else number + 1
-    return {weight: decay ** (len(blocks) + 1 - depth) for weight, depth in depths.items()}

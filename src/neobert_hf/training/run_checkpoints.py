@@ -1,8 +1,8 @@
 """Training checkpoints, of which only complete ones are used.
 
 The Trainer writes checkpoints in place and resumes from the newest folder without checking it. If `optimizer.pt` is
-missing, it silently restarts Adam. Here a folder counts as a checkpoint only once it holds a list of its files, which
-is written last.
+missing, it silently restarts Adam. Here a folder counts as a checkpoint only once it holds `complete.json`, which is
+written last.
 """
 
 import json
@@ -11,7 +11,7 @@ import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from neobert_hf.common.files import atomic_write
+from neobert_hf.common.files import write_json
 from neobert_hf.common.fingerprints import check_same_settings
 
 
@@ -43,49 +43,38 @@ class Progress:
 
 
 def mark_complete(folder: Path, progress: Progress) -> None:
-    """Flush every file of the folder to disk, then list them all in `complete.json`."""
-    files = sorted(file for file in folder.rglob("*") if file.is_file())
-    for file in files:
-        _flush(file)
-    names = [str(file.relative_to(folder)) for file in files]
-    with atomic_write(folder / COMPLETE) as partial:
-        partial.write_text(json.dumps({"files": names, **asdict(progress)}, indent=1), encoding="utf-8")
-        _flush(partial)
-
-
-def _flush(file: Path) -> None:
-    with open(file, "rb") as handle:
-        os.fsync(handle.fileno())
+    """Flush every file of the folder to disk, then write `complete.json`."""
+    for file in folder.rglob("*"):
+        if file.is_file():
+            with open(file, "rb") as handle:
+                os.fsync(handle.fileno())
+    write_json(folder / COMPLETE, asdict(progress))
 
 
 def complete_checkpoints(output_dir: Path) -> list[Path]:
     """Folders `checkpoint-<step>` that were written completely, oldest first."""
-    return [folder for _, folder in sorted(_numbered(output_dir)) if (folder / COMPLETE).is_file()]
+    return [folder for folder in _checkpoints(output_dir) if (folder / COMPLETE).is_file()]
 
 
 def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.removeprefix("checkpoint-"))
 
 
-def _numbered(output_dir: Path) -> list[tuple[int, Path]]:
-    """Folders `checkpoint-<step>` with their steps. Others, such as a user's `checkpoint-6-backup`, are left out."""
+def _checkpoints(output_dir: Path) -> list[Path]:
+    """Folders `checkpoint-<step>`, oldest first. Others, such as a user's `checkpoint-6-backup`, are left out."""
     folders = output_dir.glob("checkpoint-*")
-    return [(step_of(folder), folder) for folder in folders if folder.name.removeprefix("checkpoint-").isdigit()]
+    return sorted((folder for folder in folders if folder.name.removeprefix("checkpoint-").isdigit()), key=step_of)
 
 
 def read_progress(folder: Path) -> Progress:
     """What a complete checkpoint stores.
 
     Raises:
-        CheckpointError: if there is no `complete.json`, or a file that it lists is missing.
+        CheckpointError: if there is no `complete.json`.
     """
     if not (folder / COMPLETE).is_file():
         raise CheckpointError(f"{folder} is not a complete checkpoint: it lacks {COMPLETE}. Use another one.")
-    content = json.loads((folder / COMPLETE).read_text(encoding="utf-8"))
-    for name in content.pop("files"):
-        if not (folder / name).is_file():
-            raise CheckpointError(f"{folder / name} is missing: restore it, or delete {folder} to resume before it.")
-    return Progress(**content)
+    return Progress(**json.loads((folder / COMPLETE).read_text(encoding="utf-8")))
 
 
 def stored_settings(output_dir: Path) -> dict:
@@ -95,8 +84,10 @@ def stored_settings(output_dir: Path) -> dict:
 
 
 def check_engine(folder: Path, progress: Progress, engine: str) -> None:
-    """Raises:
-    CheckpointError: if another engine wrote the checkpoint. Transformers would restart the optimizer.
+    """Refuse a checkpoint that another engine wrote: Transformers would restart the optimizer.
+
+    Raises:
+        CheckpointError: naming both engines.
     """
     if progress.engine != engine:
         raise CheckpointError(
@@ -111,7 +102,6 @@ def newest_checkpoint(output_dir: Path, settings: dict) -> tuple[Path, Progress]
 
     Raises:
         SettingsMismatch: if it is of a run with other settings.
-        CheckpointError: if one of its files is missing.
     """
     checkpoints = complete_checkpoints(output_dir)
     if not checkpoints:
@@ -126,8 +116,8 @@ def delete_old(output_dir: Path, keep: int | None, best: int | None = None) -> N
     complete = complete_checkpoints(output_dir)
     if keep is None or len(complete) <= keep:
         return
-    for step, folder in _numbered(output_dir):
-        if step < step_of(complete[-keep]) and step != best:
+    for folder in _checkpoints(output_dir):
+        if step_of(folder) < step_of(complete[-keep]) and step_of(folder) != best:
             delete_checkpoint(folder)
 
 

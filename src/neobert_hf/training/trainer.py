@@ -3,25 +3,13 @@
 import math
 import signal
 import sys
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import torch
-from accelerate.utils import DynamoBackend, broadcast_object_list
+from accelerate.utils import broadcast_object_list
 from safetensors.torch import load_model
-from torch import nn
 from torch.distributed.tensor import DTensor
-from torch.utils.data import DataLoader
-from transformers import (
-    EarlyStoppingCallback,
-    PreTrainedModel,
-    Trainer,
-    TrainerCallback,
-    TrainerState,
-    TrainingArguments,
-)
-from transformers.trainer_callback import PrinterCallback, ProgressCallback
+from transformers import EarlyStoppingCallback, Trainer, TrainerCallback, TrainerState
 
 from neobert_hf.common.files import partial_folder, replace_folder
 from neobert_hf.common.tokenizers import clear_truncation
@@ -36,10 +24,6 @@ from neobert_hf.training.run_checkpoints import (
     read_progress,
     step_of,
 )
-
-
-class Diverged(SystemExit):
-    """Loss, weights or scores are not finite. Ends the process with its message, unless a recipe catches it."""
 
 
 class StopOnSignal(TrainerCallback):
@@ -78,40 +62,13 @@ class EarlyStopping(EarlyStoppingCallback):
         pass
 
 
-class PrintLogs(TrainerCallback):
-    """Prints each log as one readable line. A progress bar would fill a log file with thousands of lines."""
-
-    def on_log(self, args, state, control, logs: dict[str, float], **kwargs):
-        if state.is_world_process_zero:
-            values = [f"{name} {value:.4g}" for name, value in logs.items() if isinstance(value, float)]
-            print(f"   step {state.global_step:,} of {state.max_steps:,}: {', '.join(values)}", flush=True)
-
-
-def ignore_signals(worker: int, start: Callable[[int], None] | None = None) -> None:
-    """Let data loader workers ignore Ctrl-C and SIGTERM, which terminals and launchers send to whole process groups.
+def ignore_signals(worker: int) -> None:
+    """Let a data loader's worker ignore Ctrl-C and SIGTERM, which terminals and launchers send to whole process groups.
 
     A worker that dies ends training at once.
-
-    Args:
-        start: what else a worker does when it starts, such as seeding its random numbers.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    if start is not None:
-        start(worker)
-
-
-def compile_models(model: nn.Module, arguments: TrainingArguments) -> None:
-    """Compile each Transformers model inside `model` in place, with the settings of `torch_compile`.
-
-    A graph's shapes must not depend on values, so padding is then computed under a mask.
-    """
-    options = {"backend": arguments.torch_compile_backend, "mode": arguments.torch_compile_mode}
-    inside = set()
-    for module in model.modules():
-        if isinstance(module, PreTrainedModel) and module not in inside:
-            module.compile(**{name: value for name, value in options.items() if value is not None})
-            inside |= set(module.modules())
 
 
 class ResumableTrainer(Trainer):
@@ -132,52 +89,29 @@ class ResumableTrainer(Trainer):
         self.stopped_by: signal.Signals | None = None
         super().__init__(*args, **kwargs)
         if self.args.n_gpu > 1:
-            raise ValueError(f"One process sees {self.args.n_gpu} GPUs: use `accelerate launch`, one process per GPU.")
+            raise ValueError(
+                f"One process sees {self.args.n_gpu} GPUs: set CUDA_VISIBLE_DEVICES=0 to use one of them, or start one "
+                "process for each with `accelerate launch`."
+            )
         wanted = "bf16" if self.args.bf16 else "fp16" if self.args.fp16 else "no"
         if (found := self.accelerator.mixed_precision) != wanted:
             raise ValueError(
                 f"Accelerate was launched with the precision {found!r}, but the settings of this run say {wanted!r}: "
                 f"give `--mixed_precision {wanted}` to `accelerate launch`, or change `bf16` or `fp16`."
             )
-        if self.args.torch_compile:
-            self.accelerator.state.dynamo_plugin.backend = DynamoBackend.NO
-            compile_models(self.model, self.args)
         # The Trainer's own rotation would delete old checkpoints before the new one is complete, and with a limit of 1
         # it would delete the newest at the end of training, to keep the best.
         self.keep, self.args.save_total_limit = self.args.save_total_limit, None
         self.engine = "DeepSpeed" if self.is_deepspeed_enabled else "FSDP" if self.is_fsdp_enabled else "plain"
         self.stop_on_signal = StopOnSignal(self)
         self.add_callback(self.stop_on_signal)
-        if not sys.stderr.isatty():
-            self.remove_callback(ProgressCallback)
-            self.remove_callback(PrinterCallback)
-            self.add_callback(PrintLogs())
-
-    def get_train_dataloader(self) -> DataLoader:
-        return self._shielded(super().get_train_dataloader())
-
-    def get_eval_dataloader(self, eval_dataset=None) -> DataLoader:
-        return self._shielded(super().get_eval_dataloader(eval_dataset))
-
-    @staticmethod
-    def _shielded(loader: DataLoader) -> DataLoader:
-        # Accelerate wraps the loader that starts the workers.
-        inner = getattr(loader, "base_dataloader", loader)
-        inner.worker_init_fn = partial(ignore_signals, start=inner.worker_init_fn)
-        return loader
 
     def cursor(self) -> dict:
         """The position in the training data; empty for recipes that let the Trainer skip the rows already seen."""
         return {}
 
-    def train(self, *args, **kwargs):
-        try:
-            return super().train(*args, **kwargs)
-        finally:
-            self.stop_on_signal.restore()
-
     def train_to_the_end(self, resume: Path | None) -> None:
-        """Train to the end, from a checkpoint or the start. Errors, Ctrl-C and SIGTERM end the process with a message.
+        """Train to the end, from a checkpoint or the start. Ctrl-C and SIGTERM save, and end the process.
 
         If the checkpoint is the last of a finished training, only its weights and its log are loaded.
 
@@ -204,8 +138,8 @@ class ResumableTrainer(Trainer):
             self.args.eval_on_start = False
         try:
             self.train(resume_from_checkpoint=str(resume) if resume else None)
-        except FloatingPointError as error:
-            raise Diverged(f"{error} {self.advice()}") from error
+        finally:
+            self.stop_on_signal.restore()
         if self.stopped_by is not None:
             name, step = self.stopped_by.name, self.state.global_step
             print(f"Stopped by {name} after step {step:,}. {self.advice()}", flush=True)
@@ -222,21 +156,6 @@ class ResumableTrainer(Trainer):
             waited["attributes"]["early_stopping_patience_counter"] >= waited["args"]["early_stopping_patience"]
         )
         return stopped or step_of(checkpoint) == self.args.max_steps
-
-    @property
-    def best_checkpoint(self) -> Path:
-        return Path(self.args.output_dir) / f"checkpoint-{self.state.best_global_step}"
-
-    def load_best(self) -> None:
-        """Load the weights of the best evaluation into the model."""
-        self._load_from_checkpoint(str(self.best_checkpoint))
-        self.model.to(self.args.device)
-
-    def _issue_warnings_after_load(self, load_result) -> None:
-        # Checkpoints store tied weights only once. Transformers would warn that the second name is missing.
-        tied = getattr(self.model, "all_tied_weights_keys", {})
-        missing = [name for name in load_result.missing_keys if name not in tied]
-        super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
 
     def save_whole(self, folder: Path) -> None:
         """Write the model to a temporary folder and rename it, so that `folder` never holds an incomplete model."""
@@ -257,7 +176,7 @@ class ResumableTrainer(Trainer):
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if not math.isfinite(logs.get("loss", 0.0)):
-            raise FloatingPointError(f"The loss is {logs['loss']} at step {self.state.global_step}.")
+            raise FloatingPointError(f"The loss is {logs['loss']} at step {self.state.global_step}. {self.advice()}")
         # Transformers divides the losses since the last resume by all steps.
         logs.pop("train_loss", None)
         super().log(logs, start_time)
@@ -265,7 +184,7 @@ class ResumableTrainer(Trainer):
     def _save_checkpoint(self, model, trial) -> None:
         step = self.state.global_step
         if not self._all_finite(model):
-            raise FloatingPointError(f"Loss or weights are not finite after step {step}.")
+            raise FloatingPointError(f"Loss or weights are not finite after step {step}. {self.advice()}")
         folder = Path(self.args.output_dir) / f"checkpoint-{step}"
         if self.is_world_process_zero() and folder.exists():
             # An earlier run was interrupted while it saved this step.

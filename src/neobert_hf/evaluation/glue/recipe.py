@@ -43,7 +43,6 @@ from neobert_hf.training.starting_points import (
     task_config,
     tokenizer_of,
 )
-from neobert_hf.training.trainer import Diverged
 
 
 # Training arguments that belong to a single run, or follow from its batch size.
@@ -203,11 +202,11 @@ class GlueEvaluation:
         try:
             trainer.train_to_the_end(resume)
             trainer.save_best(self.folder / run.name / "model")
-        except Diverged as diverged:
+        except FloatingPointError as diverged:
             # Some points of a grid diverge. That is their result, and the other points do not depend on them.
             if not self.settings.grid:
                 raise
-            error = str(diverged.__cause__)
+            error = str(diverged)
         evaluations = trainer.evaluations()
         best = next((each for each in evaluations if each["step"] == trainer.state.best_global_step and not error), {})
         result = asdict(run) | {

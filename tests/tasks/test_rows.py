@@ -1,0 +1,373 @@
+"""Rows of tasks: what is read and held out, and what is refused before anything is trained."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+from datasets import ClassLabel, Dataset, Features, List, Value
+
+from neobert_hf.common.settings import parse_config
+from neobert_hf.data.tables import read_rows
+from neobert_hf.tasks.classification import Classification, ClassificationSettings
+from neobert_hf.tasks.question_answering import READERS as ASKED
+from neobert_hf.tasks.question_answering import QuestionAnswering, QuestionAnsweringSettings, read_squad
+from neobert_hf.tasks.rows import read_splits
+from neobert_hf.tasks.token_classification import (
+    READERS,
+    TokenClassification,
+    TokenClassificationSettings,
+    read_conll,
+)
+from neobert_hf.training.fine_tuning import FineTuningArguments
+from tests.helpers.examples import load_example
+from tests.helpers.models import ROOT
+from tests.helpers.task_runs import (
+    asked_rows,
+    flags,
+    splits,
+    tagged_rows,
+    text_rows,
+    write_csv,
+    write_json_lines,
+    write_squad,
+)
+
+
+def rows_of(data, **settings) -> dict:
+    defaults = {"subset": None, "validation_data": None, "test_data": None, "score_test": True}
+    return read_splits(SimpleNamespace(data=str(data), **defaults | settings), READERS | ASKED)
+
+
+def test_files_of_every_kind(tmp_path):
+    rows = text_rows(20)
+    for name in ("rows.csv", "rows.tsv"):
+        assert [row.cells for row in rows_of(write_csv(tmp_path / name, rows))["train"]] == rows
+    (tmp_path / "folder").mkdir()
+    Dataset.from_list(rows[:9]).to_parquet(tmp_path / "folder" / "train-00000-of-00002.parquet")
+    Dataset.from_list(rows[9:12]).to_parquet(tmp_path / "folder" / "train-00001-of-00002.parquet")
+    write_csv(tmp_path / "folder" / "dev.csv", rows[12:])
+    found = rows_of(tmp_path / "folder", test_data=str(tmp_path / "rows.csv"))
+    assert {name: len(part) for name, part in found.items()} == {"train": 12, "validation": 8, "test": 20}
+    asked = asked_rows(6, none=0.5)
+    assert [row.cells for row in rows_of(write_squad(tmp_path / "squad.json", asked))["train"]] == asked
+
+
+TASKS = {
+    "classes": (Classification, ClassificationSettings, {}),
+    "tags": (TokenClassification, TokenClassificationSettings, READERS),
+    "answers": (QuestionAnswering, QuestionAnsweringSettings, ASKED),
+}
+
+
+def task_of(kind: str, data, **settings):
+    task, settings_class, readers = TASKS[kind]
+    settings = settings_class(model="m", data=str(data), **settings)
+    return task(settings, read_splits(settings, readers) if readers else read_splits(settings))
+
+
+def test_a_text_that_is_trained_on_is_not_held_out_again(tmp_path):
+    """Each text three times, and three questions about each."""
+    labelled = [{"text": f"text {number % 20}", "label": "yn"[number % 2]} for number in range(60)]
+    for kind, data, column in (
+        ("classes", write_csv(tmp_path / "rows.csv", labelled), "text"),
+        ("answers", write_squad(tmp_path / "squad.json", 3 * asked_rows(20)), "context"),
+        ("tags", write_json_lines(tmp_path / "tagged.jsonl", 3 * tagged_rows(20)), "words"),
+    ):
+        tables = task_of(kind, data).tables
+        texts = {name: set(map(str, table[column][:])) for name, table in tables.items()}
+        assert not texts["train"] & texts["validation"]
+        assert (len(tables["train"]), len(tables["validation"])) == (54, 6)
+    write_csv(tmp_path / "one.csv", [{"text": "the same", "label": label} for label in "yn" * 10])
+    with pytest.raises(ValueError, match="20 rows with 1 different texts"):
+        task_of("classes", tmp_path / "one.csv")
+
+
+def test_every_label_stays_in_training(tmp_path, capsys):
+    single = [
+        {"text": f"text {number}", "label": f"c{number}" if number < 8 else "yn"[number % 2]} for number in range(60)
+    ]
+    several = [row | {"label": [row["label"], "all"]} for row in single]
+    tagged = [{"tokens": [row["text"]] * 2, "tags": row["label"]} for row in several]
+    for kind, data in (
+        ("classes", write_csv(tmp_path / "single.csv", single)),
+        ("classes", write_json_lines(tmp_path / "several.jsonl", several)),
+        ("tags", write_json_lines(tmp_path / "tagged.jsonl", tagged)),
+    ):
+        assert len(task_of(kind, data).tables["validation"]) == 6
+        assert "No validation row has 8 of these: c0, c1, " in capsys.readouterr().out
+    unlike = [{"text": f"text {number}", "label": f"c{number}"} for number in range(20)]
+    with pytest.raises(ValueError, match="keep every label in training"):
+        task_of("classes", write_csv(tmp_path / "unlike.csv", unlike))
+
+
+def list_conll(file) -> list[dict]:
+    return list(read_conll(file))
+
+
+def test_words_with_spaces_inside_stay_whole(tmp_path):
+    (tmp_path / "rows.conll").write_text(
+        "in\tO\nNew York\tB-LOC\n10\u00a0000\tB-NUM\t\n\n  two   X O \n10\u00a0000 O\n"
+    )
+    assert list_conll(tmp_path / "rows.conll") == [
+        {"tokens": ["in", "New York", "10\u00a0000"], "tags": ["O", "B-LOC", "B-NUM"]},
+        {"tokens": ["two", "10\u00a0000"], "tags": ["O", "O"]},
+    ]
+
+
+def test_json_lines_end_where_json_says(tmp_path):
+    rows = [row | {"context": f"{row['context']}\u2028\x85end"} for row in asked_rows(4)]
+    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row, ensure_ascii=False)}\r\n" for row in rows))
+    read = rows_of(tmp_path / "rows.jsonl")
+    assert sorted(row.text("context") for part in read.values() for row in part) == sorted(
+        row["context"] for row in rows
+    )
+
+
+def test_what_lies_beside_a_file_is_not_read_as_well(tmp_path, capsys):
+    """A backup, and the same rows in two formats: each would double the rows."""
+    folder = tmp_path / "folder"
+    write_csv(folder / "train.csv", text_rows(8))
+    write_csv(folder / "dev.csv", text_rows(4))
+    write_csv(folder / "train.csv.bak", text_rows(8, seed=1))
+    assert [row.cells for row in rows_of(folder)["train"]] == text_rows(8)
+    write_csv(folder / "eval.csv", text_rows(4))
+    assert rows_of(folder).keys() == {"train", "validation"} and "eval.csv" in capsys.readouterr().out
+    assert rows_of(folder, test_data=str(folder / "eval.csv")).keys() == {"train", "validation", "test"}
+    Dataset.from_list(text_rows(4)).to_parquet(folder / "valid.parquet")
+    with pytest.raises(ValueError, match="dev.csv, valid.parquet"):
+        rows_of(folder)
+    for local in (folder, folder / "train.csv"):
+        with pytest.raises(ValueError, match="subset"):
+            rows_of(local, subset="en")
+
+
+def test_conll_files(tmp_path):
+    (tmp_path / "a.conll").write_text("-DOCSTART- -X- O\n\nU.N. NNP B-ORG\nof IN O\n\n# id 5\tdomain=en\n\n# NN O\n")
+    assert list_conll(tmp_path / "a.conll") == [
+        {"tokens": ["U.N.", "of"], "tags": ["B-ORG", "O"]},
+        {"tokens": ["#"], "tags": ["O"]},
+    ]
+    lines = [
+        "# text = au lac",
+        "1-2\tau\t_\t_",
+        "1\tà\tà\tADP\t_",
+        "2\tle\tle\tDET\t_",
+        "2.1\tx\tx\tX",
+        "3\tlac\tlac\tNOUN",
+    ]
+    (tmp_path / "a.conllu").write_text("\n".join(lines))
+    assert list_conll(tmp_path / "a.conllu") == [{"tokens": ["à", "le", "lac"], "tags": ["ADP", "DET", "NOUN"]}]
+    (tmp_path / "b.conll").write_text("one O\ntwo\n")
+    with pytest.raises(ValueError, match="b.conll, line 2 is 'two'; it must have a word and a tag"):
+        list_conll(tmp_path / "b.conll")
+
+
+@pytest.mark.parametrize("name", ["data/review.csv", "nowhere.csv", "owner/rows.jsonl.gz"])
+def test_paths_that_do_not_exist_are_said_to_be_that(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    write_csv(tmp_path / "data" / "reviews.csv", text_rows(8))
+    with pytest.raises(FileNotFoundError, match=f"`data` is '{name}'"):
+        rows_of(name)
+    with pytest.raises(FileNotFoundError, match=f"`test_data` is '{name}'"):
+        rows_of("data/reviews.csv", test_data=name)
+
+
+@pytest.mark.parametrize(
+    "changes, error, name",
+    [
+        ({"model": "nowhere"}, OSError, "`model`"),
+        ({"max_steps": 0}, ValueError, "`max_steps`"),
+        ({"label_smoothing_factor": 0.1}, ValueError, "`label_smoothing_factor`"),
+        ({"pooling": "max"}, ValueError, "`pooling`"),
+        ({"validation_share": 10}, ValueError, "`validation_share`"),
+    ],
+    ids=lambda changes: next(iter(changes)) if isinstance(changes, dict) else "",
+)
+def test_settings_that_are_refused(encoder, tmp_path, changes, error, name):
+    data = write_csv(tmp_path / "rows.csv", text_rows(40))
+    with pytest.raises(error, match=name):
+        load_example("run_classification").main(
+            flags(**{"output_dir": tmp_path / "run", "model": encoder, "data": data} | changes)
+        )
+
+
+def test_held_out_rows_that_are_trained_on_are_counted(tmp_path, capsys):
+    rows = [{"text": f"text {number}", "label": "yn"[number % 2]} for number in range(8)]
+    other = {"text": "another", "label": "y"}
+    write_csv(tmp_path / "data" / "train.csv", rows)
+    write_csv(tmp_path / "data" / "validation.csv", [*rows[:2], other])
+    task_of("classes", tmp_path / "data")
+    assert "2 of 3 rows of the split validation are also trained on" in capsys.readouterr().out
+    write_csv(tmp_path / "data" / "test.csv", rows[3:5])
+    with pytest.raises(ValueError, match="2 of 2 rows of the split test are also trained on"):
+        task_of("classes", tmp_path / "data")
+    capsys.readouterr()
+    # Other questions about a text that is trained on do no harm.
+    asked = asked_rows(8)
+    write_squad(tmp_path / "asked" / "train.json", asked)
+    write_squad(tmp_path / "asked" / "dev.json", [row | {"question": "m ?"} for row in asked])
+    task_of("answers", tmp_path / "asked")
+    assert "also trained on" not in capsys.readouterr().out
+
+
+ONES = [{"text": "a b", "label": "x"}, {"text": "c", "label": "y"}]
+OTHERS = [{"text": "d", "label": "x"}, {"text": "e", "label": "y"}]
+HOT = [{"text": "a", "label": [1.0, 0.0, 0.0]}, {"text": "b", "label": [0.0, 1.0, 1.0]}]
+WRITTEN = [row | {"label": "['x', 'y']"} for row in ONES]
+NUMBERS = [{"text": "a", "label": "1"}, {"text": "b", "label": "2"}]
+TAGGED = tagged_rows(8)
+TAGGED_OTHERS = tagged_rows(2, seed=1)
+NUMBERED = [{"tokens": ["a", "b"], "tags": [0, 1]}, {"tokens": ["c"], "tags": [2]}]
+NAMES = ["O", "B-PER", "I-PER"]
+ASKED_ROWS, ASKED_OTHERS = asked_rows(4), asked_rows(4, seed=1)
+TABLES = {"classes": (ONES, OTHERS), "tags": (TAGGED, TAGGED_OTHERS), "answers": (ASKED_ROWS, ASKED_OTHERS)}
+
+
+def built(kind: str, settings: dict | None = None, **tables):
+    """The task of tables in memory, called train, validation and test."""
+    task, settings_class, _ = TASKS[kind]
+    given = dict(zip(("train", "validation"), TABLES[kind])) | tables
+    return task(settings_class("model", "data", **settings or {}), splits(**given))
+
+
+def answered(answers) -> list[dict]:
+    return [*ASKED_ROWS, {"question": "n ?", "context": "a 5 b", "answers": answers}]
+
+
+# The kind of task, settings, tables, and what the error names.
+BAD_ROWS = [
+    ("classes", {}, {"train": [{"words": "a", "kind": "x"}]}, "`label_column`.* words, kind"),
+    ("classes", {"label_column": "lable"}, {}, "`label_column` is 'lable'.* 'label'"),
+    ("classes", {"text_columns": ["txt"]}, {}, "`text_columns` is 'txt'.* 'text'"),
+    ("classes", {"label_column": "text", "text_columns": ["text"]}, {}, "`label_column` is 'text'"),
+    ("classes", {}, {"test": [{"text": "a", "klass": "x"}]}, "test, row 0 has no column 'label'.*`score_test`"),
+    ("classes", {}, {"test": [{"text": "a", "label": None}]}, "test, row 0: 'label' is None.*`score_test`"),
+    ("classes", {}, {"test": [{"text": "a", "label": "z"}]}, "test, row 0 has the label 'z'.*`score_test`"),
+    ("classes", {}, {"validation": [{"text": "\u200b", "label": "x"}]}, "validation, row 0: 'text' is"),
+    ("classes", {}, {"train": [*ONES, {"text": None, "label": "x"}]}, "train, row 2: 'text' is None"),
+    ("classes", {}, {"train": ONES[:1]}, "one label, x"),
+    ("classes", {"problem": "regression"}, {}, "train, row 0: 'label' is 'x'"),
+    ("classes", {"problem": "single_label"}, {}, "`problem` is 'single_label'"),
+    ("classes", {"problem": "multi_label_classification"}, {}, "train, row 0: 'label' is 'x'"),
+    ("classes", {}, {"train": WRITTEN}, "'x', 'y'.*`label_separator`"),
+    ("classes", {}, {"train": HOT, "validation": [HOT[0] | {"text": "c"}]}, "lists of 3 numbers 0 and 1"),
+    ("classes", {"problem": "regression"}, {"train": NUMBERS, "validation": [{"text": "c", "label": "1"}]}, "1.0"),
+    ("tags", {}, {"validation": [{"tokens": ["a", "b"], "tags": ["O"]}]}, "row 0 has 2 words and 1 tags"),
+    ("tags", {}, {"train": [*TAGGED, {"tokens": [], "tags": []}]}, "row 8: 'tokens' is"),
+    ("tags", {}, {"train": [*TAGGED, {"tokens": ["a", " "], "tags": ["O", "O"]}]}, "row 8: 'tokens' is"),
+    ("tags", {}, {"train": [*TAGGED, {"tokens": ["a"], "tags": [None]}]}, "row 8: 'tags' is None"),
+    ("tags", {}, {"train": [{"tokens": ["a"], "tags": ["O"]}]}, "one tag, O"),
+    ("tags", {}, {"test": [{"tokens": ["a"], "tags": ["B-NEW"]}]}, "test, row 0 has the tag 'B-NEW'"),
+    ("tags", {}, {"train": [{"tokens": ["a"], "tags": "O"}]}, "row 0: 'tags' is 'O'"),
+    ("tags", {}, {"train": [{"token": ["a"], "tags": ["O"]}]}, "`word_column`.* token, tags"),
+    ("tags", {}, {"train": NUMBERED}, "train, row 0: 'tags' holds .*`tag_names`"),
+    ("tags", {"tag_names": NAMES}, {}, "train, row 0: 'tags' holds .*`tag_names`"),
+    ("tags", {"tag_names": NAMES[:2]}, {"train": NUMBERED}, "row 1 has the tag 2.*`tag_names`"),
+    (
+        "answers",
+        {},
+        {"train": answered([{"text": "5", "answer_start": 9}])},
+        "row 4: the answer '5'.* it is at 2",
+    ),
+    ("answers", {}, {"train": answered([{"text": "7", "answer_start": 2}])}, "row 4: the answer '7'"),
+    ("answers", {}, {"train": answered([{"text": "", "answer_start": 2}])}, "row 4: an answer is '' at 2"),
+    ("answers", {}, {"train": answered([{"text": "5", "answer_start": "2"}])}, "row 4: an answer is '5' at '2'"),
+    ("answers", {}, {"train": answered({"text": ["5", "5"], "answer_start": [2]})}, "row 4: `answers` is"),
+    ("answers", {}, {"train": answered("5")}, "row 4: `answers` is '5'"),
+    ("answers", {}, {"train": answered(["5"])}, "row 4: `answers` is"),
+    ("answers", {}, {"train": answered({"texts": ["5"]})}, "row 4: `answers` is"),
+    ("answers", {}, {"train": [row | {"answers": []} for row in ASKED_ROWS]}, "No training question has an answer"),
+    ("answers", {}, {"train": [row | {"context": ""} for row in ASKED_ROWS]}, "train, row 0: 'context' is ''"),
+    ("answers", {}, {"validation": [{"question": "a", "answers": []}]}, "validation, row 0 has no column 'context'"),
+]
+
+
+@pytest.mark.parametrize("kind, settings, tables, message", BAD_ROWS)
+def test_bad_rows_are_named_before_training(kind, settings, tables, message):
+    with pytest.raises(ValueError, match=message):
+        built(kind, settings, **tables)
+
+
+def test_labels_are_counted_before_training(capsys):
+    """What is written in two ways is two classes."""
+    rows = [{"text": f"text {number}", "label": "spam" if number < 5 else "ham"} for number in range(9)]
+    built("classes", train=[*rows, {"text": "more", "label": "Spam"}], validation=[{"text": "a", "label": "ham"}])
+    assert "3 labels in training: spam 5, ham 4, Spam 1\n" in capsys.readouterr().out
+
+
+def test_columns_are_guessed():
+    rows = [{"label": 1, "premise": "a", "hypothesis": "b", "label_text": "x"}]
+    rows += [rows[0] | {"label": 0, "label_text": "y"}]
+    task = built("classes", train=rows, validation=[rows[0] | {"premise": "c"}])
+    assert task.labels == ["x", "y"] and set(task.tables["train"].column_names) >= {"text", "text_pair", "label"}
+    assert [built(kind).problem for kind in TASKS] == ["single_label_classification", None, None]
+    several = [row | {"label": [row["label"]]} for row in (*ONES, *OTHERS)]
+    task = built("classes", train=several[:2], validation=several[2:])
+    assert task.problem == "multi_label_classification" and task.tables["train"]["label"][:] == [[1.0, 0.0], [0.0, 1.0]]
+    task = built("classes", train=[row | {"label": 0.5 + len(row["text"])} for row in ONES], validation=NUMBERS)
+    assert task.problem == "regression" and task.tables["train"]["label"][:] == [3.5, 1.5]
+
+
+def test_tags_with_names_of_the_hub_and_of_the_setting(tmp_path):
+    features = Features({"tokens": List(Value("string")), "ner_tags": List(ClassLabel(names=["O", "B-A", "I-A"]))})
+    table = Dataset.from_dict({"tokens": [["a", "b"], ["c"]], "ner_tags": [[1, 2], [0]]}, features=features)
+    table.to_parquet(tmp_path / "rows.parquet")
+    rows = [row.cells for row in read_rows(str(tmp_path / "rows.parquet"))]
+    assert [row["ner_tags"] for row in rows] == [["B-A", "I-A"], ["O"]]
+    task = built("tags", {"tag_names": NAMES}, train=NUMBERED, validation=[{"tokens": ["d"], "tags": [0]}])
+    assert task.tables["train"]["tags"][:] == [["O", "B-PER"], ["I-PER"]] and task.entities
+
+
+def test_answers_of_every_form():
+    both = [{name: [one[name] for one in row["answers"]] for name in ("text", "answer_start")} for row in ASKED_ROWS]
+    rows = [row | {"answers": answers} for row, answers in zip(ASKED_ROWS, both)]
+    # `{}` for none, in a file whose other rows have both keys.
+    task = built("answers", train=[*rows, ASKED_ROWS[0] | {"answers": {}}])
+    assert task.tables["train"]["texts"][:] == [[row["answers"][0]["text"]] for row in ASKED_ROWS] + [[]]
+    spaced = {"question": "n ?", "context": "a 5 b", "answers": [{"text": " 5 ", "answer_start": 1}]}
+    assert built("answers", train=[spaced]).tables["train"]["begins"][:] == [[2]]
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("[]", "rows.json is empty"),
+        ('{"data": []}', "rows.json is empty"),
+        ('[{"question": "a"}, "b"]', "rows.json, line 1"),
+        ('{"data": [{}]}', "rows.json is not in SQuAD's format"),
+        ("{", "rows.json, line 1"),
+    ],
+)
+def test_files_without_questions(tmp_path, text, message):
+    (tmp_path / "rows.json").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        rows_of(tmp_path / "rows.json")
+    assert list(read_squad(write_json_lines(tmp_path / "one.jsonl", ASKED_ROWS[:1]))) == ASKED_ROWS[:1]
+
+
+def test_answers_that_no_window_holds_are_counted(tokenizer, capsys):
+    rows = [
+        {"question": "a ?", "context": context, "answers": [{"text": answer, "answer_start": 0}]}
+        for context, answer in (("a b c", "a"), ("b " * 40, "b " * 39 + "b"))
+    ]
+    task = built("answers", {"stride": 4}, train=rows)
+    task.encode(tokenizer, 16)
+    assert "train: 1 answers are whole in no window" in capsys.readouterr().out
+
+
+CONFIGS = {
+    "classification": ClassificationSettings,
+    "token_classification": TokenClassificationSettings,
+    "question_answering": QuestionAnsweringSettings,
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_shipped_settings_are_the_defaults(name, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    flags = ["--config", f"configs/tasks/{name}.yaml", "--use_cpu", "true", "--bf16", "false"]
+    settings, arguments = parse_config(CONFIGS[name], FineTuningArguments, args=flags)
+    assert settings.model == "chandar-lab/NeoBERT" and arguments.output_dir == f"runs/{name}"
+    bare = FineTuningArguments("x", use_cpu=True, bf16=False)
+    for key in ("learning_rate", "weight_decay", "per_device_train_batch_size", "warmup_steps", "seed"):
+        assert getattr(bare, key) == getattr(arguments, key)
