@@ -128,7 +128,6 @@ def test_results_of_the_same_weights_and_data_elsewhere_are_taken(finished, flag
         ("schedule.max_steps", {"seeds": 7, "max_steps": 2}),
         ("label_smoothing_factor", {"label_smoothing_factor": 0.1}),
         ("lora_rank", {"lora_rank": 3}),
-        ("layer_decay", {"layer_decay": 0.9}),
     ],
 )
 def test_results_of_other_settings_are_refused_by_name(finished, flags, name, changes):
