@@ -1,4 +1,4 @@
-"""`torch_compile: true` of a recipe compiles the blocks of the model: the same run, on one process and on several."""
+"""`torch_compile: true` of a recipe compiles the model: the same run, on one process and on several."""
 
 import json
 import re
@@ -6,8 +6,8 @@ import re
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch._dynamo.utils import counters
 
-from neobert_hf import NeoBERTForMaskedLM
 from neobert_hf.training.optimizers import build_optimizer
 from neobert_hf.training.pretraining_arguments import PretrainingArguments
 from tests.helpers.models import small_model
@@ -34,19 +34,13 @@ def flags(prepared, tmp_path):
     return lambda name, **changes: small_flags(prepared, tmp_path / name, **SETTINGS | changes)
 
 
-def test_the_recipe_compiles_the_model(flags, tmp_path, monkeypatch):
-    compiled = []
-    monkeypatch.setattr(NeoBERTForMaskedLM, "compile", lambda model, **options: compiled.append(options))
-    monkeypatch.setattr(torch, "compile", lambda *args, **options: pytest.fail("the whole model was compiled"))
-    run(flags("compiled", **COMPILED))
-    assert compiled == [{"backend": "eager"}]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_a_compiled_run_is_the_same_run(flags, tmp_path, checkpointing):
     run(flags("plain"))
+    counters.clear()
     run(flags("compiled", **COMPILED, gradient_checkpointing=checkpointing))
+    assert counters["stats"]["unique_graphs"] >= 1
     assert_same_run(tmp_path / "compiled", tmp_path / "plain")
 
 

@@ -112,15 +112,15 @@ def test_the_default_is_the_papers_transfer_and_the_released_one_has_a_file():
 def test_the_guides_commands_have_all_that_they_need():
     """Tasks, what these start from, and hyperparameters; the data are the Hub's."""
     planned = []
-    for block in blocks_of(ROOT / "docs" / "guides" / "evaluate.md"):
+    for block in blocks_of(ROOT / "docs" / "guides" / "glue.md"):
         for command in block.commands() if block.language == "bash" else []:
-            if "examples/run_glue.py" in command:
+            if "examples/run_glue.py" in command and "chandar-lab/NeoBERT" in command:
                 args = [str(ROOT / word) if word.startswith("configs/") else word for word in command[2:]]
                 parsed = parse_config(GlueSettings, GlueArguments, args=[*args, "--bf16", "0", "--use_cpu", "1"])
                 tasks = choose_tasks(parsed[0].task_config, parsed[0].task)
                 planned.append({run.task for run in plan_runs(*parsed, tasks)})
                 assert {task.transfer_from for task in tasks.values()} - {None} <= set(tasks)
-    assert planned == [set(read_tasks(str(CONFIGS / f"{name}.yaml"))) for name in ("released_tasks", "superglue")]
+    assert planned[1:] == [set(read_tasks(str(CONFIGS / f"{name}.yaml"))) for name in ("released_tasks", "superglue")]
 
 
 def test_the_example_of_a_task_has_the_labels_of_its_data(shared):

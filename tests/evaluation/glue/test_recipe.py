@@ -149,9 +149,7 @@ def test_a_point_of_a_grid_that_diverges_is_recorded_and_left_out(flags, tmp_pat
     run_glue.main(flags(tmp_path / "grid", **grid))
     results = results_of(tmp_path / "grid")
     (name,) = (name for name in results if "1e+30" in name)
-    assert (
-        results[name]["score"] is None and results[name]["error"] == "The loss is nan at step 10." and len(results) == 2
-    )
+    assert results[name]["score"] is None and "nan at step 10" in results[name]["error"] and len(results) == 2
     report = json.loads((tmp_path / "grid" / "report.json").read_text())
     assert report["diverged"] == [f"small/{name}"]
     assert report["models"]["small"]["sst2"]["hyperparameters"] == "bs8_lr0.003_wd0.01"
@@ -160,7 +158,7 @@ def test_a_point_of_a_grid_that_diverges_is_recorded_and_left_out(flags, tmp_pat
     run_glue.main(flags(tmp_path / "grid", **grid))
     assert results_of(tmp_path / "grid") == results
     # By itself it is an error.
-    with pytest.raises(SystemExit, match="The loss is nan at step 10. There is no earlier checkpoint"):
+    with pytest.raises(FloatingPointError, match="nan at step 10"):
         run_glue.main(flags(tmp_path / "alone", num_train_epochs=1, learning_rate=1e30))
     assert not results_of(tmp_path / "alone")
 
