@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from neobert_hf.common.fingerprints import SettingsMismatch
-from neobert_hf.hub.card import gather_facts
+from neobert_hf.hub.card import settings_of_run
 from tests.helpers.examples import load_example
 from tests.helpers.hub_server import HubServer, Repository
 from tests.helpers.models import ROOT
@@ -53,12 +53,12 @@ def report_of(folder: Path) -> dict:
 
 def card_of(folder: Path, kind: str) -> dict[tuple[str, str], float]:
     """What the model's card says of its scores; nothing in it is of this machine, and the model is of that kind."""
-    facts, text = gather_facts(folder / "model"), (folder / "model" / "README.md").read_text()
-    assert str(folder) not in text and f"# {kind}" in text
-    assert {result.task_type for result in facts.eval_results} == {kind}
-    assert facts.hyperparameters["learning_rate"] == report_of(folder)["settings"]["learning_rate"]
-    assert ModelCard(text).data.pipeline_tag == kind
-    return {(result.dataset_split, result.metric_type): result.metric_value for result in facts.eval_results}
+    card = ModelCard.load(folder / "model" / "README.md")
+    assert str(folder) not in card.content and f"# {kind}" in card.text
+    assert {result.task_type for result in card.data.eval_results} == {kind} == {card.data.pipeline_tag}
+    settings = settings_of_run(folder / "model")
+    assert settings["learning_rate"] == report_of(folder)["settings"]["learning_rate"]
+    return {(result.dataset_split, result.metric_type): result.metric_value for result in card.data.eval_results}
 
 
 @pytest.mark.parametrize("task", ["classes", "numbers", "tags", "answers"])
