@@ -1,13 +1,12 @@
 """Fine-tune any encoder to classify texts: your own CSV, TSV, JSON lines or Parquet, or a dataset of the Hub.
 
-    python examples/run_classification.py --config configs/tasks/classification.yaml --model chandar-lab/NeoBERT \\
-        --data reviews.csv --output_dir runs/reviews
+    python examples/run_classification.py --model chandar-lab/NeoBERT --data my.csv --output_dir runs/mine
 
 The script guesses the columns and the kind of labels (one class per row, several, or a number) and prints its guess;
 settings can name others. Bad rows are reported as errors before training. After an interruption, run the same command
 again: it resumes from the newest complete checkpoint, on a CPU bit for bit. `output_dir` gets `model/` (the best of all
 evaluations, with a model card), a report with the scores, each label and the worst errors (`report.md`,
-`report.json`), and a confusion matrix as a picture.
+`report.json`), and beside them the scores of a bag of words.
 """
 
 import neobert_hf  # noqa: F401  (registers the architecture)

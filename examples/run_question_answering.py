@@ -1,14 +1,12 @@
 """Fine-tune any encoder to find answers in texts, as in SQuAD v1 and v2.
 
-    python examples/run_question_answering.py --config configs/tasks/question_answering.yaml \\
-        --model chandar-lab/NeoBERT --data rajpurkar/squad_v2 --output_dir runs/squad_v2
+    python examples/run_question_answering.py --model chandar-lab/NeoBERT --data my.jsonl --output_dir runs/mine
 
 The data are a folder with train.* and validation.* (SQuAD's own JSON, Parquet or JSON lines), or a dataset of the Hub.
 Texts longer than a window are read in several overlapping windows. If some training questions have no answer, the model
 learns to say that there is none. After an interruption, run the same command again: it resumes from the newest complete
-checkpoint, on a CPU bit for bit. `output_dir` gets `model/` (the best of all evaluations, with a model card), a report
-with exact match and F1 (`report.md`, `report.json`), a picture of F1 by length (`f1_by_length_validation.png`), and the
-best answers to every question (`answers_validation.json`).
+checkpoint, on a CPU bit for bit. `output_dir` gets `model/` (the best of all evaluations, with a model card) and a report
+with exact match and F1, beside those of a baseline (`report.md`, `report.json`).
 """
 
 import neobert_hf  # noqa: F401  (registers the architecture)

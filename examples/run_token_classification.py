@@ -1,13 +1,12 @@
 """Fine-tune any encoder to tag words: names of entities, parts of speech.
 
-    python examples/run_token_classification.py --config configs/tasks/token_classification.yaml \\
-        --model chandar-lab/NeoBERT --data conll2003/ --output_dir runs/ner
+    python examples/run_token_classification.py --model chandar-lab/NeoBERT --data my.conll --output_dir runs/mine
 
 The data are a folder with train.*, validation.* and test.* (CoNLL or CoNLL-U files, Parquet or JSON lines), one file,
 or a dataset of the Hub. Entities (tags such as B-PER) are scored by seqeval, other tags by accuracy. After an
 interruption, run the same command again: it resumes from the newest complete checkpoint, on a CPU bit for bit.
 `output_dir` gets `model/` (the best of all evaluations, with a model card), a report with the scores and each tag
-(`report.md`, `report.json`), and a confusion matrix of the tags as a picture (`confusion_validation.png`).
+(`report.md`, `report.json`), and beside them the scores of giving every word its commonest tag.
 """
 
 import neobert_hf  # noqa: F401  (registers the architecture)

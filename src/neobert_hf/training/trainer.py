@@ -10,6 +10,7 @@ from accelerate.utils import broadcast_object_list
 from safetensors.torch import load_model
 from torch.distributed.tensor import DTensor
 from transformers import EarlyStoppingCallback, Trainer, TrainerCallback, TrainerState
+from transformers.trainer_callback import PrinterCallback
 
 from neobert_hf.common.files import partial_folder, replace_folder
 from neobert_hf.common.tokenizers import clear_truncation
@@ -62,6 +63,15 @@ class EarlyStopping(EarlyStoppingCallback):
         pass
 
 
+class PrintLogs(TrainerCallback):
+    """Where there is no progress bar, prints each log as one readable line with its step."""
+
+    def on_log(self, args, state, control, logs: dict[str, float], **kwargs):
+        if state.is_world_process_zero:
+            values = [f"{name} {value:.4g}" for name, value in logs.items() if isinstance(value, float)]
+            print(f"   step {state.global_step:,} of {state.max_steps:,}: {', '.join(values)}", flush=True)
+
+
 def ignore_signals(worker: int) -> None:
     """Let a data loader's worker ignore Ctrl-C and SIGTERM, which terminals and launchers send to whole process groups.
 
@@ -105,6 +115,9 @@ class ResumableTrainer(Trainer):
         self.engine = "DeepSpeed" if self.is_deepspeed_enabled else "FSDP" if self.is_fsdp_enabled else "plain"
         self.stop_on_signal = StopOnSignal(self)
         self.add_callback(self.stop_on_signal)
+        if self.args.disable_tqdm:
+            self.remove_callback(PrinterCallback)
+            self.add_callback(PrintLogs())
 
     def cursor(self) -> dict:
         """The position in the training data; empty for recipes that let the Trainer skip the rows already seen."""
