@@ -5,8 +5,8 @@
 The data are a folder with train.* and validation.* (SQuAD's own JSON, Parquet or JSON lines), or a dataset of the Hub.
 Texts longer than a window are read in several overlapping windows. If some training questions have no answer, the model
 learns to say that there is none. After an interruption, run the same command again: it resumes from the newest complete
-checkpoint, on a CPU bit for bit. `output_dir` gets `model/` (the best of all evaluations, with a model card) and a report
-with exact match and F1, beside those of a baseline (`report.md`, `report.json`).
+checkpoint, on a CPU bit for bit. `output_dir` gets `model/` (the best evaluation, with a model card) and a report with
+exact match and F1, beside those of a baseline (`report.md`, `report.json`).
 """
 
 import neobert_hf  # noqa: F401  (registers the architecture)

@@ -20,7 +20,7 @@ from neobert_hf.common.report import markdown_table
 from neobert_hf.common.tokenizers import length_to_cut_at
 from neobert_hf.training.arguments import result_settings
 from neobert_hf.training.fine_tuning import FineTuningArguments, FineTuningTrainer
-from neobert_hf.training.launching import training_folder
+from neobert_hf.training.launching import check_alone, training_folder
 from neobert_hf.training.run_checkpoints import newest_checkpoint
 from neobert_hf.training.starting_points import StartingPoint, build_model, task_config, tokenizer_of
 
@@ -105,10 +105,7 @@ class Task(ABC):
 @contextmanager
 def task_folder(settings: TaskSettings, arguments: FineTuningArguments) -> Iterator[None]:
     """Keep `output_dir` for this run, which is of one process, while the block runs."""
-    if arguments.world_size > 1:
-        raise ValueError(
-            f"{arguments.world_size} processes were started, but this recipe runs in one: start it with `python`."
-        )
+    check_alone(arguments)
     if arguments.label_smoothing_factor:
         raise ValueError("`label_smoothing_factor` is of no use to this recipe: leave it out.")
     inputs = {name: getattr(settings, name) for name in ("model", "data", "validation_data", "test_data")}

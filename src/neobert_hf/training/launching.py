@@ -29,6 +29,14 @@ def training_folder(
     return output_folder(arguments.output_dir, recipe, ("model", "checkpoint-*", "log.json", *writes), inputs)
 
 
+def check_alone(arguments: TrainingArguments) -> None:
+    """Refuse several processes, for recipes that run in a single one."""
+    if arguments.world_size > 1:
+        raise ValueError(
+            f"{arguments.world_size} processes were started, but this recipe runs in one: start it with `python`."
+        )
+
+
 def check_launch(accelerator: Accelerator) -> None:
     """Compare the running processes and engine with those that the launcher requested through environment variables.
 
