@@ -38,9 +38,9 @@ from neobert_hf.data.shards import load_shards, load_tokenizer
 
 EXAMPLES = Path(__file__).parent
 SENTENCES = ["Returns [MASK] if the file exists, False otherwise.", "Return the number [MASK] items in the list."]
-# Pretraining alone groups texts by wording, so this sentence finds others that begin like it. Search by meaning needs
-# contrastive training as well.
-QUERY = "Return True if the object is a string."
+# A pretrained model groups texts by their wording. Search by meaning needs a model that was trained for it.
+EMBEDDING_MODEL = EXAMPLES.parent / "models" / "distilled"
+QUERY = "how do I find out whether a file exists?"
 
 
 @dataclass
@@ -161,7 +161,7 @@ def pretrain(settings: DemoArguments, numbers: dict) -> list[str]:
 
 
 def try_out(settings: DemoArguments, numbers: dict, held_out_documents: list[str]) -> None:
-    """Steps 5 and 6: the model predicts masked words, and searches the held-out documents."""
+    """Steps 5 and 6: the model predicts masked words, and the embedding model searches the held-out documents."""
     model = Path(settings.output_dir, "pretraining", "model")
     print("5. Fill-mask: the five most likely words for each [MASK]")
     fill, numbers["fill_mask"] = pipeline("fill-mask", model=str(model)), {}
@@ -170,12 +170,11 @@ def try_out(settings: DemoArguments, numbers: dict, held_out_documents: list[str
         numbers["fill_mask"][sentence] = guesses
         print(f"   {sentence:<60} {', '.join(guesses)}")
 
-    print(f"6. Search for {QUERY!r} in held-out documents")
-    # The folder does not define a pooling, so SentenceTransformer adds mean pooling, which is what we want.
-    encoder, searched = SentenceTransformer(str(model)), held_out_documents[:200]
-    scores = encoder.similarity(encoder.encode([QUERY]), encoder.encode(searched))[0]
-    best = scores.topk(min(3, len(searched)))
-    numbers["search"] = [searched[number] for number in best.indices.tolist()]
+    print(f"6. Search for {QUERY!r} in held-out documents, with models/{EMBEDDING_MODEL.name}")
+    encoder = SentenceTransformer(str(EMBEDDING_MODEL))
+    scores = encoder.similarity(encoder.encode_query(QUERY), encoder.encode_document(held_out_documents))[0]
+    best = scores.topk(min(3, len(held_out_documents)))
+    numbers["search"] = [held_out_documents[number] for number in best.indices.tolist()]
     for score, document in zip(best.values.tolist(), numbers["search"]):
         print(f"   {score:.2f}  {document[:100]}")
 
@@ -195,7 +194,7 @@ def report(settings: DemoArguments, numbers: dict, seconds: float) -> None:
     source = output / "held_out.jsonl"
     print("Try next:")
     print(f"   neobert-hf doctor {model}")
-    print(f"   python examples/semantic_search.py index --index {index} --model {model} --source {source}")
+    print(f"   python examples/semantic_search.py index --index {index} --model {EMBEDDING_MODEL} --source {source}")
     print(f"   python examples/semantic_search.py query --index {index} --text 'open a file for reading'")
 
 

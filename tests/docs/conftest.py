@@ -50,7 +50,7 @@ def workplace(guide_data, tmp_path, monkeypatch) -> Path:
     """A folder like a clone in which the data of the guides are; the current one."""
     for name in ("corpus", "data", "runs"):
         shutil.copytree(guide_data / name, tmp_path / name)
-    for name in ("examples", "configs", "docs", "benchmarks"):
+    for name in ("examples", "configs", "docs", "benchmarks", "models"):
         (tmp_path / name).symlink_to(ROOT / name)
     monkeypatch.chdir(tmp_path)
     return tmp_path

@@ -90,9 +90,9 @@ class PageRunner:
                 file.write_text(block.text)
             elif block.language == "bash":
                 for command in block.commands():
-                    self._run_command(command)
+                    self.run_command(command)
 
-    def _run_command(self, words: list[str]) -> None:
+    def run_command(self, words: list[str]) -> None:
         line = " ".join(words)
         if line in self.done or line.startswith(NOT_OURS):
             return
