@@ -11,6 +11,7 @@ index`, the model embeds the queries of FOLDOC and the teacher the entries. A mo
 scored again. With `--speed true` all models are also timed, in turns, on an idle machine.
 """
 
+import re
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -37,7 +38,10 @@ from neobert_hf.modeling_neobert import NeoBERTModel
 
 TEACHER, STATIC, BM25 = "teacher", "static vectors", "BM25"
 RETRIEVAL = ("FOLDOC", "FOLDOC, with BM25", "teacher's index", "WordNet", "WordNet, with BM25")
-COLUMNS = (*RETRIEVAL, "similarity of news", "sections")
+FAR = "far sentences"
+COLUMNS = (*RETRIEVAL, FAR, "similarity of news", "sections")
+# Tokens of a document, and after how many of them the sentence comes that is to find it.
+FAR_LENGTH, FAR_START = 1020, 400
 PROBE_ROWS = 10_000
 # Texts at a time, and how often each model is timed.
 SPEED = {"12 tokens": (12, 64), "256 tokens": (256, 16)}
@@ -70,6 +74,21 @@ def embed(model: SentenceTransformer, kind: str, texts: list[str]) -> np.ndarray
     return model.encode(texts, prompt=prompt_of(model, kind), normalize_embeddings=True)
 
 
+def far_sentences(teacher: SentenceTransformer, texts: list[str]) -> Retrieval:
+    """Documents of 1,020 tokens, each with a sentence from behind its 400th token that is to find it."""
+    documents, queries, generator = [], [], np.random.default_rng(0)
+    for text in texts:
+        offsets = teacher.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        places = offsets["offset_mapping"]
+        for start in range(0, min(len(places) - FAR_LENGTH, 4 * FAR_LENGTH), FAR_LENGTH):
+            end = places[start + FAR_LENGTH - 1][1]
+            sentences = re.split(r"(?<=[.!?])\s+", text[places[start + FAR_START][0] : end])[1:-1]
+            if sentences := [sentence for sentence in sentences if 60 < len(sentence) < 200]:
+                documents.append(text[places[start][0] : end])
+                queries.append(sentences[generator.integers(len(sentences))])
+    return Retrieval(queries, documents)
+
+
 def similarity(model: SentenceTransformer, pairs: Dataset) -> float:
     """Spearman's correlation of the cosines with people's judgements. Each of the 50 texts is read once."""
     texts = list(dict.fromkeys(pairs["sentence1"][:] + pairs["sentence2"][:]))
@@ -88,11 +107,12 @@ class Tests:
     validation: Dataset
 
     @classmethod
-    def read(cls, data: Path) -> "Tests":
+    def read(cls, data: Path, teacher: SentenceTransformer) -> "Tests":
         sections = data / "classification_debian_sections"
         train = Dataset.from_parquet(str(sections / "train.parquet")).shuffle(seed=0)
+        texts = Dataset.from_parquet(str(data / "text/validation.parquet"))["text"][:]
         return cls(
-            read_retrievals(data),
+            read_retrievals(data) | {FAR: far_sentences(teacher, texts)},
             Dataset.from_parquet(str(data / "sts_lee.parquet")),
             train.select(range(min(PROBE_ROWS, len(train)))),
             Dataset.from_parquet(str(sections / "validation.parquet")),
@@ -149,7 +169,7 @@ def measure(settings: DistilSettings) -> dict:
     folders = {TEACHER: settings.teacher, STATIC: settings.teacher}
     for name, folder in (one.split("=", 1) for one in settings.models):
         models[name], folders[name] = SentenceTransformer(folder, device="cpu"), folder
-    tests = Tests.read(Path(settings.data))
+    tests = Tests.read(Path(settings.data), teacher)
     scores = {BM25: {name: ndcg_at_10(data.bm25_scores) for name, data in tests.retrievals.items()}}
     index = embed(teacher, "document", tests.retrievals["FOLDOC"].documents)
     runs = StoredRuns(Path(settings.results) / "single_runs" / "distil.json")
@@ -174,8 +194,9 @@ def page(stored: dict, folder: Path) -> list[str]:
         "Retrieval (nDCG@10): each of 1,000 terms searches 1,000 entries of FOLDOC, and sentences search 1,000 "
         "definitions of WordNet. The text for training holds nearly all definitions, but none of those that answer a "
         f"query. `with BM25`: the cosine + {KEYWORD_WEIGHT} x BM25 / the query's highest BM25. `teacher's index`: "
-        "FOLDOC, where the model embeds the queries and the teacher the entries. Similarity: Spearman's correlation of "
-        "the cosine with human judgements of pairs of news. Sections: accuracy of a logistic regression on the vectors "
+        f"FOLDOC, where the model embeds the queries and the teacher the entries. `{FAR}`: documents of "
+        f"{FAR_LENGTH:,} tokens, each searched by a sentence that begins behind its {FAR_START}th. "
+        "Similarity: Spearman's correlation of the cosine with human judgements of pairs of news. Sections: accuracy of a logistic regression on the vectors "
         f"of {PROBE_ROWS:,} one-line descriptions. Static vectors: weighted means of the teacher's states of single "
         "tokens, as in model2vec.",
         "\n".join(markdown_table(titles, rows)),
