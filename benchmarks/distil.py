@@ -196,9 +196,9 @@ def page(stored: dict, folder: Path) -> list[str]:
         f"query. `with BM25`: the cosine + {KEYWORD_WEIGHT} x BM25 / the query's highest BM25. `teacher's index`: "
         f"FOLDOC, where the model embeds the queries and the teacher the entries. `{FAR}`: documents of "
         f"{FAR_LENGTH:,} tokens, each searched by a sentence that begins behind its {FAR_START}th. "
-        "Similarity: Spearman's correlation of the cosine with human judgements of pairs of news. Sections: accuracy of "
-        f"a logistic regression on the vectors of {PROBE_ROWS:,} one-line descriptions. Static vectors: weighted means of the teacher's states of single "
-        "tokens, as in model2vec.",
+        "Similarity: Spearman's correlation of the cosine with human judgements of pairs of news. Sections: accuracy "
+        f"of a logistic regression on the vectors of {PROBE_ROWS:,} one-line descriptions. Static vectors: weighted "
+        "means of the teacher's states of single tokens, as in model2vec.",
         "\n".join(markdown_table(titles, rows)),
         *(
             ["Speed: texts of one length in a batch, with weights packed by `prepare_for_inference()`."]
