@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent
 PACKAGE = ROOT / "src" / "neobert_hf"
 # Path in the repository: path in the site.
 ADDED = {"README.md": "index.md", "CONTRIBUTING.md": "CONTRIBUTING.md", "CHANGELOG.md": "CHANGELOG.md"}
-ADDED |= {"LICENSE": "LICENSE", "benchmarks/NOTES.md": "benchmarks/NOTES.md"}
+ADDED |= {name: name for name in ("LICENSE", "benchmarks/NOTES.md", "models/distilled/README.md")}
 ADDED |= {
     str(file.relative_to(ROOT)): str(file.relative_to(ROOT))
     for file in sorted((ROOT / "benchmarks" / "results").glob("*"))

@@ -148,6 +148,13 @@ def test_a_folder_is_all_its_files_in_order(tmp_path):
         cells(folder)
 
 
+def test_pictures_in_a_folder_of_documents_are_left_out_aloud(tmp_path, capsys):
+    (tmp_path / "a.md").write_text("a text")
+    (tmp_path / "picture.png").write_bytes(b"x")
+    assert [row.text("text") for row in read_rows(str(tmp_path))] == ["a text"]
+    assert "1 (.png)" in capsys.readouterr().out
+
+
 def test_documents_are_streamed_and_resumed(tmp_path):
     for name in "abc":
         (tmp_path / f"{name}.md").write_bytes(b"\xef\xbb\xbf# How\r\n" + name.encode())

@@ -387,7 +387,7 @@ def local_files(source: str, readers: Mapping[str, Reader] = READERS) -> list[Pa
 
     Raises:
         FileNotFoundError: if it is a path or pattern that matches nothing.
-        ValueError: if it matches files of an unknown format, or of several formats.
+        ValueError: if it matches files of an unknown format (in a folder: no others), or of several formats.
     """
     path = Path(source).expanduser()
     if path.is_dir():
@@ -395,6 +395,13 @@ def local_files(source: str, readers: Mapping[str, Reader] = READERS) -> list[Pa
     else:
         files = [path] if path.is_file() else [Path(file) for file in glob.glob(str(path), recursive=True)]
     files = sorted(file for file in files if file.is_file())
+    known = [file for file in files if _suffix(file) in readers]
+    if path.is_dir() and known:
+        # A folder of documents also holds their pictures.
+        if len(known) < len(files):
+            others = ", ".join(sorted({_suffix(file) or file.name for file in set(files) - set(known)}))
+            print(f"{source}: files of other formats are left out: {len(files) - len(known):,} ({others}).", flush=True)
+        files = known
     if not files and looks_like_path(source):
         raise FileNotFoundError(f"{source!r} matches no file; give a file, a pattern, a folder or a Hub dataset id.")
     if unknown := [file for file in files if _suffix(file) not in readers]:
