@@ -123,7 +123,7 @@ def test_flops_against_the_profiler():
     ids=["when it is logged", "when it is saved"],
 )
 def test_a_loss_that_is_not_finite_stops_before_it_is_saved(flags, tmp_path, changes, message):
-    with pytest.raises(SystemExit, match=message):
+    with pytest.raises(FloatingPointError, match=message):
         pretrain.main(flags(learning_rate=1e30, warmup_steps=10, schedule="linear", **changes))
     for folder in complete_checkpoints(tmp_path / "run"):
         assert all(tensor.isfinite().all() for tensor in load_file(folder / "model.safetensors").values())

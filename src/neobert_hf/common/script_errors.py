@@ -19,7 +19,7 @@ def run_script(main: Callable[[], None]) -> None:
     except KeyboardInterrupt:
         # Trainings save a checkpoint first. What the others have finished stays.
         sys.exit("Stopped: the same command goes on with what is left.")
-    except (ValueError, OSError, ImportError) as error:
+    except (ValueError, OSError, ImportError, RuntimeError, FloatingPointError) as error:
         script, place = Path(sys.argv[0]), Path(extract_tb(error.__traceback__)[-1].filename).resolve()
         if place != script.resolve() and not place.is_relative_to(PACKAGE):
             raise
