@@ -122,6 +122,7 @@ def make_commands(folder: Path) -> dict[str, Command]:
     labelled = task_runs.flags(Path("unused"), folder / "glue_encoder", folder / "labelled.csv", eval_steps=4)[2:]
     return {
         "prepare_data": Command("prepare_data", to_flags(prepare), ("*.arrow", "tokenizer/*")),
+        "workers": Command("prepare_data", to_flags(prepare | {"workers": 2}), ("*.arrow", "manifest.json")),
         "pretrain": Command("pretrain", pretrain, MODEL),
         "padded": Command("pretrain", [*pretrain, "--layout", "padded"], MODEL),
         "finetune_embeddings": Command("finetune_embeddings", embedding_runs.to_flags("dense", dense), MODEL),

@@ -1,5 +1,7 @@
 """Work in parts: the same files for any number of workers, whatever is killed."""
 
+import gzip
+import multiprocessing
 import os
 import signal
 import threading
@@ -13,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from neobert_hf.common.fingerprints import SettingsMismatch
-from neobert_hf.data.parts import do_parts, join, plan_parts, read_part
+from neobert_hf.data.parts import do_parts, join, plan_parts, read_part, read_texts
 
 
 SETTINGS = {"column": "text"}
@@ -94,6 +96,62 @@ def test_a_missing_column_and_a_missing_file_are_named(corpus, tmp_path):
         read_part(plan[-1], ["body"])
     with pytest.raises(FileNotFoundError, match="none"):
         plan_parts([str(tmp_path / "none*.parquet")], 10)
+
+
+@pytest.mark.parametrize(
+    "line, named", [(b"{", "row 1 is not valid"), (b'{"text": "\xff"}', "row 1 is not"), (b"[1]", "row 1 is .1.")]
+)
+def test_a_line_that_is_no_row_is_named(tmp_path, line, named):
+    (tmp_path / "a.jsonl").write_bytes(b'{"text": "a"}\n\n' + line + b"\n")
+    (part,) = plan_parts([str(tmp_path / "a.jsonl")], 10)
+    for read in (read_texts, lambda part, column: read_part(part, [column])):
+        with pytest.raises(ValueError, match=f"a.jsonl, {named}"):
+            read(part, "text")
+
+
+def test_texts_are_texts_or_the_row_is_named(corpus, tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": 1}\n{"text": null}\n{"text": []}\n{"body": "a"}\n')
+    plan = plan_parts([str(tmp_path / "a.jsonl")], 1)
+    assert [read_texts(part, "text") for part in plan[:2]] == [["1"], [""]]
+    for part, named in zip(plan[2:], ("row 2: 'text' holds list", "row 3 has no column 'text'")):
+        with pytest.raises(ValueError, match=named):
+            read_texts(part, "text")
+    texts = [text for part in plan_parts(corpus, 6) for text in read_texts(part, "text")]
+    assert [text.upper() for text in texts] == EXPECTED
+
+
+def test_a_broken_file_is_named(tmp_path):
+    whole = gzip.compress(b'{"text": "a"}\n' * 100)
+    for name, content in (("a.jsonl.gz", whole[:-9]), ("b.jsonl.gz", b"no gzip"), ("a.parquet", b"no parquet")):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(ValueError, match=f"{name} cannot be read"):
+            plan_parts([str(tmp_path / name)], 10)
+
+
+@pytest.mark.parametrize("skip, most", [(0, 20), (5, None), (20, 40), (60, 5), (80, 3)])
+def test_rows_may_be_skipped_and_counted(corpus, skip, most):
+    texts = [text for part in plan_parts(corpus, 9, skip, most) for text in read_texts(part, "text")]
+    assert [text.upper() for text in texts] == EXPECTED[skip:][:most]
+
+
+def note_process(part):
+    Path(part.file).with_name(f"process-{os.getpid()}").touch()
+    time.sleep(60)
+
+
+@pytest.mark.slow
+def test_workers_end_when_their_parent_is_killed(corpus, tmp_path):
+    arguments = (plan_parts(corpus, 10), note_process, str(tmp_path / "out"), SETTINGS, 2)
+    parent = multiprocessing.get_context("spawn").Process(target=do_parts, args=arguments)
+    parent.start()
+    while len(workers := list(tmp_path.glob("process-*"))) < 2:
+        time.sleep(0.05)
+    parent.kill()
+    parent.join()
+    end = time.monotonic() + 20
+    while any(Path(f"/proc/{worker.name.split('-')[1]}").exists() for worker in workers):
+        assert time.monotonic() < end
+        time.sleep(0.05)
 
 
 @pytest.mark.slow

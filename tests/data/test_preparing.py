@@ -2,17 +2,24 @@
 
 import gzip
 import json
+import multiprocessing
+import os
 import random
+import signal
+import threading
+import time
 from pathlib import Path
 from pydoc_data.topics import topics
+from types import SimpleNamespace
 
+import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from transformers import AutoTokenizer, LlamaTokenizerFast, PreTrainedTokenizerFast
 
 from neobert_hf.common.fingerprints import SettingsMismatch
-from neobert_hf.data import preparing
+from neobert_hf.data import preparing, tables
 from neobert_hf.data.shards import load_shards, load_tokenizer, read_manifest
 from neobert_hf.data.tokenizer import train_bpe, train_wordpiece
 from tests.helpers.examples import load_example
@@ -41,7 +48,7 @@ def corpus(tmp_path) -> Path:
 
 
 def write_jsonl(file: Path, documents: list[str | None]) -> None:
-    file.write_text("".join(json.dumps({"id": 1, "text": document}) + "\n" for document in documents))
+    file.write_text("".join(json.dumps({"id": [], "text": document}) + "\n" for document in documents))
 
 
 def read_jsonl(file: Path) -> list[str]:
@@ -145,6 +152,58 @@ def test_an_interrupted_folder_ends_with_the_same_bytes(tokenizers, tmp_path, ki
     assert content(prepare(source, tokenizers["bpe"], tmp_path / "out", *flags)) == expected
 
 
+def test_urls_are_sources(corpus, tokenizers, tmp_path):
+    with fsspec.open("memory://texts/0.jsonl", "wb") as file:
+        file.write(corpus.read_bytes())
+    output = prepare("memory://texts/*.jsonl", tokenizers["bpe"], tmp_path / "url")
+    local = prepare(corpus, tokenizers["bpe"], tmp_path / "local")
+    assert load_shards(output)["input_ids"][:] == load_shards(local)["input_ids"][:]
+
+
+def test_a_dataset_of_the_hub_is_read_file_by_file(corpus, tokenizers, tmp_path, monkeypatch):
+    (tmp_path / "dataset").mkdir()
+    (tmp_path / "dataset" / "train.jsonl").write_bytes(corpus.read_bytes())
+    (tmp_path / "dataset" / "test.csv").write_text("text\none\ntwo\n")
+    files = {"train": [str(tmp_path / "dataset" / "train.jsonl")], "test": [str(tmp_path / "dataset" / "test.csv")]}
+    builder = SimpleNamespace(config=SimpleNamespace(data_files=files))
+    monkeypatch.setattr(tables, "load_dataset_builder", lambda source, subset: builder)
+    output = prepare("owner/name", tokenizers["bpe"], tmp_path / "out")
+    assert read_manifest(output).total("read") == 300
+    with pytest.raises(ValueError, match="test.csv"):
+        prepare("owner/name", tokenizers["bpe"], tmp_path / "csv", "--split", "test")
+    with pytest.raises(ValueError, match="'dev'.*'train', 'test'"):
+        prepare("owner/name", tokenizers["bpe"], tmp_path / "dev", "--split", "dev")
+
+
+@pytest.mark.slow
+def test_two_workers_of_which_one_is_killed_write_the_same_bytes(corpus, tokenizers, tmp_path):
+    flags = ("--documents_per_shard", "3", "--held_out_share", "0.1", "--long_documents", "split")
+    expected = content(prepare(corpus, tokenizers["bpe"], tmp_path / "whole", *flags))
+
+    def kill_one():
+        while not list((tmp_path / "out").glob("shard-00010.arrow")):
+            time.sleep(0.01)
+        os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill_one, daemon=True)
+    killer.start()
+    found = content(prepare(corpus, tokenizers["bpe"], tmp_path / "out", *flags, "--workers", "2"))
+    killer.join()
+    assert found == expected
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_ray_writes_the_same_bytes(corpus, tokenizers, tmp_path):
+    ray = pytest.importorskip("ray", reason="pip install 'neobert_hf[scale]'")
+    expected = content(prepare(corpus, tokenizers["bpe"], tmp_path / "whole", "--documents_per_shard", "80"))
+    flags = ("--documents_per_shard", "80", "--ray", "local")
+    try:
+        assert content(prepare(corpus, tokenizers["bpe"], tmp_path / "out", *flags)) == expected
+    finally:
+        ray.shutdown()
+
+
 def test_a_finished_folder_is_left_alone(corpus, tokenizers, tmp_path):
     output = prepare(corpus, tokenizers["bpe"], tmp_path / "out")
     times = {file: file.stat().st_mtime_ns for file in output.rglob("*")}
@@ -181,7 +240,7 @@ def test_other_settings_or_text_do_not_continue_a_folder(corpus, tokenizers, tmp
 @pytest.mark.parametrize(
     "documents, message",
     [
-        ([], "c.jsonl is empty"),
+        ([], "holds 0 of the documents"),
         (["One document only."], "holds 1 of the documents"),
         (["", None, " "], "c.jsonl' have no text in 'text'"),
         (["a", "b", "c"], "None of the 3 documents .* has 2 tokens"),
@@ -198,6 +257,7 @@ def test_what_is_no_corpus_is_refused(tokenizers, tmp_path, documents, message):
     "flags, error, message",
     [
         (["--column", "content"], ValueError, "corpus.jsonl, row 0 has no column 'content'; it has 'id', 'text'"),
+        (["--column", "id"], ValueError, "row 0: 'id' holds list"),
         (["--split", "test"], ValueError, "no split 'test'"),
         (["--skip_documents", "300"], ValueError, "holds 0 of the documents"),
         (["--source", "/nowhere/a.parquet"], FileNotFoundError, "'/nowhere/a.parquet' matches no file"),

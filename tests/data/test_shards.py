@@ -17,7 +17,7 @@ def folder(tmp_path):
         write_shard(tmp_path / f"shard-0000{number}.arrow", map(np.array, of_shard), np.uint16)
         for number, of_shard in enumerate(rows)
     ]
-    Manifest("a.jsonl", {"max_length": 8}, 100, shards).save(tmp_path)
+    Manifest("a.jsonl", {"max_length": 8}, 100, shards, finished=True).save(tmp_path)
     return tmp_path
 
 
@@ -60,7 +60,7 @@ def test_a_folder_that_is_not_whole_is_refused(folder, tmp_path_factory):
     (folder / "shard-00001.arrow").unlink()
     with pytest.raises(FileNotFoundError, match="shard-00001.arrow"):
         load_shards(folder)
-    manifest.state = {"position": 1}
+    manifest.finished = False
     manifest.save(folder)
     with pytest.raises(ValueError, match="is not finished"):
         read_manifest(folder)

@@ -12,7 +12,7 @@ from datasets import ClassLabel, Dataset, Features, Image, List, Value, load_dat
 from datasets.exceptions import DatasetNotFoundError
 
 from neobert_hf.data import tables
-from neobert_hf.data.tables import Row, is_empty, list_as_text, read_rows, stream_text
+from neobert_hf.data.tables import Row, hub_files, is_empty, list_as_text, read_rows, stream_text
 
 
 def cells(source, *arguments, **options) -> list[dict]:
@@ -213,7 +213,7 @@ def test_datasets_of_the_hub(hub):
 @pytest.mark.parametrize("name", ["nowhere", "owner/nothing"])
 def test_without_the_hub_a_name_is_first_said_to_be_no_file(name):
     """Tests run with `HF_HUB_OFFLINE`: see conftest.py."""
-    for read in (cells, lambda source: stream_text(source, "text")):
+    for read in (cells, hub_files, lambda source: stream_text(source, "text")):
         with pytest.raises(ConnectionError, match=f"{name!r} is not a local file, pattern or folder, and the Hub cann"):
             read(name)
 

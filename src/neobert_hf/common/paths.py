@@ -45,12 +45,12 @@ def looks_like_path(name: str) -> bool:
 
 
 def beside_file(file: str | Path, name: str, or_id: bool) -> str:
-    """The path that a YAML file gives, which is relative to that file whatever the current folder is.
+    """The path that a YAML file gives, which is relative to that file whatever the current folder is; a URL as it is.
 
     Args:
         or_id: whether it may also be a Hub id; it is taken for one if nothing of that name exists beside the file.
     """
-    if not name or os.path.isabs(os.path.expanduser(name)):
+    if not name or "://" in name or os.path.isabs(os.path.expanduser(name)):
         return os.path.expanduser(name)
     path = os.path.normpath(os.path.join(os.path.dirname(file), name))
     return name if or_id and can_be_id(name) and not glob.glob(path) else path

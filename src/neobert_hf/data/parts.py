@@ -1,26 +1,29 @@
 """Work that is larger than a machine: parts of tables, done by any number of workers in any order.
 
 A part is some rows of a file. The plan of parts follows from the sources and `rows_per_part` alone, so it is the same
-on every machine. A worker turns a part into a table, which is written to `part-00012.parquet`, and then a record of it,
-`part-00012.json`. What is done is what has a record: an interrupted run goes on with the parts that have none, whether
-it ran in one process, in several, or on a Ray cluster. No engine has to remember anything, so all may be killed at any
-time.
+on every machine. A worker turns a part into a table, which is written to `part-00012.parquet` (or it writes a file of
+its own), and then a record of it, `part-00012.json`. What is done is what has a record: an interrupted run goes on with
+the parts that have none, whether it ran in one process, in several, or on a Ray cluster. No engine has to remember
+anything, so all may be killed at any time.
 
 Sources and outputs are paths or URLs of fsspec: `data/*.parquet`, `hf://datasets/...`, `s3://bucket/...`.
 """
 
+import gzip
 import json
 import multiprocessing
 import os
+import threading
+import zlib
 from collections import Counter, deque
-from collections.abc import Callable
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, BinaryIO
 
 import fsspec
 import pyarrow as pa
@@ -30,10 +33,13 @@ from tqdm.auto import tqdm
 
 from neobert_hf.common.files import folder_lock
 from neobert_hf.common.fingerprints import check_same_settings
+from neobert_hf.data.tables import Row
 
 
 # A worker that dies may have been out of memory because of its neighbours; one that dies again and again is not.
 MOST_DEATHS = 3
+# Files that are asked at a time how many rows they have: a Hub takes a moment to answer.
+ASKED_TOGETHER = 16
 
 
 @dataclass(frozen=True)
@@ -49,25 +55,42 @@ class Part:
         return f"{folder}/part-{self.number:05}.{ending}"
 
 
-# Turns a part into a table and numbers about it, which go into its record.
-Work = Callable[[Part], tuple[pa.Table, dict[str, Any]]]
+# Turns a part into a table and numbers about it, which go into its record. The table is None if the work wrote a file.
+Work = Callable[[Part], tuple[pa.Table | None, dict[str, Any]]]
 
 
-def plan_parts(sources: list[str], rows_per_part: int) -> list[Part]:
+def plan_parts(sources: list[str], rows_per_part: int, skip: int = 0, most: int | None = None) -> list[Part]:
     """Cut Parquet and JSON lines files into parts, in the order of `sources`, and of names within a pattern.
+
+    Args:
+        skip: how many rows to leave out at the start.
+        most: how many rows to take; all that follow if None.
 
     Raises:
         FileNotFoundError: naming a source that matches no file.
+        ValueError: naming a file that cannot be read.
     """
-    plan = []
+    files = []
     for source in sources:
-        files = sorted(file.full_name for file in fsspec.open_files(source)) if "*" in source else [source]
-        if not files:
+        found = sorted(file.full_name for file in fsspec.open_files(source)) if "*" in source else [source]
+        if not found:
             raise FileNotFoundError(f"{source} matches no file.")
-        for file in files:
-            rows = count_rows(file)
-            for first in range(0, rows, rows_per_part):
-                plan.append(Part(len(plan), file, first, min(rows_per_part, rows - first)))
+        files += found
+    with ThreadPoolExecutor(ASKED_TOGETHER) as threads:
+        return cut(list(zip(files, threads.map(count_rows, files))), rows_per_part, skip, most)
+
+
+def cut(files: list[tuple[str, int]], rows_per_part: int, skip: int = 0, most: int | None = None) -> list[Part]:
+    """The parts of files, each given with its number of rows. See `plan_parts`."""
+    plan, begin = [], 0
+    for file, rows in files:
+        # The rows of this file between those that are skipped and the last one that is taken.
+        first, end = max(0, skip - begin), rows if most is None else min(rows, skip + most - begin)
+        plan += [
+            Part(len(plan) + number, file, start, min(rows_per_part, end - start))
+            for number, start in enumerate(range(first, end, rows_per_part))
+        ]
+        begin += rows
     return plan
 
 
@@ -76,11 +99,20 @@ def sizes_of(plan: list[Part]) -> list[int]:
     return [url_to_fs(file)[0].size(url_to_fs(file)[1]) for file in dict.fromkeys(part.file for part in plan)]
 
 
+@contextmanager
+def _open(file: str) -> Iterator[BinaryIO]:
+    """A file for reading, uncompressed; ValueError naming it if it is broken."""
+    try:
+        with fsspec.open(file, compression="infer") as handle:
+            yield handle
+    except (EOFError, gzip.BadGzipFile, zlib.error, pa.ArrowInvalid) as error:
+        raise ValueError(f"{file} cannot be read: {error}. Restore it, or leave it out by a pattern.") from error
+
+
 def count_rows(file: str) -> int:
-    if file.endswith(".parquet"):
-        with fsspec.open(file) as handle:
+    with _open(file) as handle:
+        if file.endswith(".parquet"):
             return pq.ParquetFile(handle).metadata.num_rows
-    with fsspec.open(file, compression="infer") as handle:
         return sum(1 for line in handle if line.strip())
 
 
@@ -88,26 +120,51 @@ def read_part(part: Part, columns: list[str]) -> pa.Table:
     """The given columns of a part's rows.
 
     Raises:
-        ValueError: naming the file, if it lacks a column.
+        ValueError: naming the file, if it lacks a column or cannot be read.
     """
-    if part.file.endswith(".parquet"):
-        with fsspec.open(part.file) as handle:
-            file = pq.ParquetFile(handle)
-            _check_columns(part.file, columns, file.schema_arrow.names)
-            # Only the groups of rows that the part touches are read.
-            ends, groups = [], []
-            for group in range(file.num_row_groups):
-                start = ends[-1] if ends else 0
-                ends.append(start + file.metadata.row_group(group).num_rows)
-                if start < part.first_row + part.rows and ends[-1] > part.first_row:
-                    groups.append(group)
-            before = ends[groups[0] - 1] if groups[0] else 0
-            return file.read_row_groups(groups, columns).slice(part.first_row - before, part.rows)
-    with fsspec.open(part.file, "rt", encoding="utf-8", compression="infer") as handle:
+    if not part.file.endswith(".parquet"):
+        rows = _read_lines(part)
+        _check_columns(part.file, columns, list(rows[0]))
+        return pa.table({column: [row.get(column) for row in rows] for column in columns})
+    with _open(part.file) as handle:
+        file = pq.ParquetFile(handle)
+        _check_columns(part.file, columns, file.schema_arrow.names)
+        # Only the groups of rows that the part touches are read.
+        ends, groups = [], []
+        for group in range(file.num_row_groups):
+            start = ends[-1] if ends else 0
+            ends.append(start + file.metadata.row_group(group).num_rows)
+            if start < part.first_row + part.rows and ends[-1] > part.first_row:
+                groups.append(group)
+        before = ends[groups[0] - 1] if groups[0] else 0
+        return file.read_row_groups(groups, columns).slice(part.first_row - before, part.rows)
+
+
+def read_texts(part: Part, column: str) -> list[str]:
+    """The texts in a column of a part's rows, "" where one is missing. A number becomes text.
+
+    Raises:
+        ValueError: naming file and row of a cell that holds something else, or of a row that lacks the column.
+    """
+    cells = read_part(part, [column]).to_pylist() if part.file.endswith(".parquet") else _read_lines(part)
+    rows = (Row(part.file, index, row) for index, row in enumerate(cells, part.first_row))
+    return [row.text_or_none(column) or "" for row in rows]
+
+
+def _read_lines(part: Part) -> list[dict[str, Any]]:
+    """The rows of a part of a file of JSON lines; ValueError naming the row that is none."""
+    rows = []
+    with _open(part.file) as handle:
         lines = (line for line in handle if line.strip())
-        rows = [json.loads(line) for line in islice(lines, part.first_row, part.first_row + part.rows)]
-    _check_columns(part.file, columns, list(rows[0]))
-    return pa.table({column: [row.get(column) for row in rows] for column in columns})
+        for index, line in enumerate(islice(lines, part.first_row, part.first_row + part.rows), part.first_row):
+            place = f"{part.file}, row {index:,}"
+            try:
+                rows.append(json.loads(line))
+            except ValueError as error:
+                raise ValueError(f"{place} is not valid JSON in UTF-8 ({error}). Write one row a line.") from error
+            if not isinstance(rows[-1], dict):
+                raise ValueError(f"{place} is {rows[-1]!r:.60}; it must be an object, {{...}}. Write one row a line.")
+    return rows
 
 
 def _check_columns(file: str, wanted: list[str], found: list[str]) -> None:
@@ -186,7 +243,8 @@ def _finish(part: Part, work: Work, folder: str, settings: dict[str, Any]) -> No
     """Do a part, write its table and then its record, each under another name first."""
     table, numbers = work(part)
     record = {**asdict(part), "settings": settings, **numbers}
-    write_whole(part.path(folder, "parquet"), lambda file: pq.write_table(table, file, compression="zstd"))
+    if table is not None:
+        write_whole(part.path(folder, "parquet"), lambda file: pq.write_table(table, file, compression="zstd"))
     write_whole(part.path(folder, "json"), lambda file: file.write(json.dumps(record).encode()))
 
 
@@ -215,7 +273,8 @@ class Processes:
     def submit(self, part: Part) -> Future:
         if self.pool is None:
             # A forked process would inherit locks of torch's and the tokenizers' threads.
-            self.pool = ProcessPoolExecutor(self.slots, mp_context=multiprocessing.get_context("spawn"))
+            context = multiprocessing.get_context("spawn")
+            self.pool = ProcessPoolExecutor(self.slots, mp_context=context, initializer=_end_with_parent)
         return self.pool.submit(self.call, part)
 
     def wait(self, running: list[Future]) -> list[Future]:
@@ -231,6 +290,16 @@ class Processes:
     def close(self) -> None:
         if self.pool is not None:
             self.pool.shutdown(cancel_futures=True)
+
+
+def _end_with_parent() -> None:
+    """End this worker when its parent is killed; it would wait for another part for ever."""
+
+    def end() -> None:
+        multiprocessing.parent_process().join()
+        os._exit(1)
+
+    threading.Thread(target=end, daemon=True).start()
 
 
 class RayTasks:

@@ -1,36 +1,46 @@
-"""From raw text to tokenised shards, one after the other; an interrupted run goes on after the last whole shard."""
+"""From raw text to tokenised shards. A part of the source, `documents_per_shard` rows of it, becomes one shard.
 
+So the shards are the same for any number of workers, and an interrupted run goes on with the parts that have no record
+in `parts/`; see `neobert_hf.data.parts`.
+"""
+
+import os
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow.compute as pc
-from datasets import IterableDataset
 from tokenizers import Tokenizer
-from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast
 
 from neobert_hf.common import tokenizers
 from neobert_hf.common.fingerprints import check_same_settings, depends_on, tokenizer_fingerprint
 from neobert_hf.data.held_out import is_held_out
+from neobert_hf.data.parts import Part, cut, do_parts, plan_parts, read_texts
 from neobert_hf.data.shards import MANIFEST, TOKENIZER, Manifest, load_shards, write_shard
-from neobert_hf.data.tables import local_files, stream_text
+from neobert_hf.data.tables import check_local, hub_files, local_files, read_rows
 from neobert_hf.data.tokenizer import with_special_tokens
 
 
 # Number of documents that are looked at before work starts.
 SAMPLED_DOCUMENTS = 100
 ENCODED_TOGETHER = 1_000
+# Records of the shards that are done; when all are, the manifest has what they say.
+RECORDS = "parts"
+# Files that are read in parts; of all others, the source as a whole is.
+CUT = {".parquet", ".jsonl", ".json"}
 
 
 @dataclass
 class PrepareArguments:
     source: str = field(
         metadata={
-            "help": "a Hub dataset, or a local file, pattern or folder (Parquet, JSONL, text)",
+            "help": "a Hub dataset, a URL (hf://, s3://), or a local file, pattern or folder (Parquet, JSONL, text)",
             "path": "or Hub id",
         }
     )
@@ -47,15 +57,19 @@ class PrepareArguments:
     long_documents: Literal["truncate", "split"] = field(
         default="truncate", metadata={"help": "leave the rest out (as in the paper), or turn it into further documents"}
     )
-    documents_per_shard: int = field(default=20_000, metadata={"help": "documents of the source behind each shard"})
+    documents_per_shard: int = field(default=20_000, metadata={"help": "rows of a file that become a shard"})
     skip_documents: int = field(default=0, metadata={"help": "number of documents to leave out at the start"})
-    max_documents: int | None = field(default=None, metadata={"help": "stop after this many documents; all if unset"})
+    max_documents: int | None = field(default=None, metadata={"help": "read no more than these; all if unset"})
     held_out_share: float = field(
-        default=0.0, metadata={"help": "hold out about this share of the documents, chosen by their text"}
+        default=0.0, metadata={"help": "hold out about this share of those documents, chosen by their text"}
     )
     part: Literal["train", "held_out"] = field(
         default="train",
         metadata={"help": "with held_out_share: prepare the documents to train on, or the held-out ones"},
+    )
+    workers: int = field(default=1, metadata={"help": "processes on this machine; a single one uses every core, too"})
+    ray: str | None = field(
+        default=None, metadata={"help": "auto, or the address of a Ray cluster, all of which sees source and output"}
     )
 
     def __post_init__(self):
@@ -66,39 +80,39 @@ class PrepareArguments:
 
 
 def prepare(settings: PrepareArguments) -> Manifest:
-    """Prepare a folder, from the start or from where an interrupted run stopped, and print what it holds.
+    """Prepare a folder, or what an interrupted run left to do, and print what it holds.
 
     Raises:
         SettingsMismatch: if it was begun with other settings, or the source has another size now.
         ValueError: if tokenizer and text do not fit each other, or the text is no corpus.
     """
-    output, tokenizer, stream = Path(settings.output_dir), load_fast_tokenizer(settings), open_stream(settings)
-    files = local_files(settings.source)
-    # Where local files lie changes nothing; of a Hub dataset, its name is what there is to compare.
+    output, tokenizer = Path(settings.output_dir), load_fast_tokenizer(settings)
+    files = [] if "://" in settings.source else local_files(settings.source)
+    # Where local files lie changes nothing; of a Hub dataset or a URL, its name is what there is to compare.
     source = {"files": len(files), "bytes": sum(file.stat().st_size for file in files)} if files else {}
     source |= {"source": "local files" if files else settings.source, "tokenizer": tokenizer_fingerprint(tokenizer)}
     # Not len(): ids may have holes.
     vocab_size = max(tokenizer.get_vocab().values()) + 1
-    manifest = Manifest(settings.source, depends_on(settings, source), vocab_size, state={})
-    if (output / MANIFEST).exists():
-        begun = Manifest.read(output)
+    manifest = Manifest(settings.source, depends_on(settings, source, leave_out=("workers", "ray")), vocab_size)
+    begun = Manifest.read(output) if (output / MANIFEST).exists() else None
+    if begun is not None:
         advice = "Repeat those, choose another `output_dir`, or delete the folder."
         check_same_settings(output, begun.settings, manifest.settings, advice)
-        manifest = begun
-        print(f"{output}: {len(manifest.shards)} shards are there already", flush=True)
-    else:
-        check_first_documents(stream, tokenizer, settings)
-        tokenizer.save_pretrained(output / TOKENIZER)
-    if manifest.state is not None:
-        if manifest.state:
-            stream.load_state_dict(manifest.state)
-        write_shards(stream, tokenizer.backend_tokenizer, settings, manifest)
-    if not manifest.total("documents"):
-        raise ValueError(
-            f"None of the {manifest.total('read'):,} documents of {settings.source!r} has 2 tokens or more."
-        )
+    if begun is None or not begun.finished:
+        plan = plan_documents(settings)
+        if begun is None:
+            check_first_documents(plan, tokenizer, settings)
+            tokenizer.save_pretrained(output / TOKENIZER)
+            manifest.save(output)
+        manifest.shards = write_shards(plan, settings, manifest)
+        manifest.finished = True
+        manifest.save(output)
+        # What killed workers left.
+        for file in output.glob("shard-*.partial"):
+            file.unlink()
+        shutil.rmtree(output / RECORDS)
     print(summary(output), flush=True)
-    return manifest
+    return Manifest.read(output)
 
 
 def load_fast_tokenizer(settings: PrepareArguments) -> PreTrainedTokenizerFast:
@@ -126,20 +140,43 @@ def load_fast_tokenizer(settings: PrepareArguments) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def open_stream(settings: PrepareArguments) -> IterableDataset:
-    """The documents that the settings choose, but for `max_documents`."""
-    stream = stream_text(settings.source, settings.column, settings.split, settings.subset)
-    if settings.skip_documents:
-        stream = stream.skip(settings.skip_documents)
-    if settings.held_out_share:
-        wanted = settings.part == "held_out"
-        stream = stream.filter(lambda row: is_held_out(row[settings.column], settings.held_out_share) == wanted)
-    return stream
+def plan_documents(settings: PrepareArguments) -> list[Part]:
+    """The parts of the rows that the settings choose, each of which becomes a shard."""
+    source, size = settings.source, settings.documents_per_shard
+    rows = {"skip": settings.skip_documents, "most": settings.max_documents}
+    if "://" in source:
+        return plan_parts([source], size, **rows)
+    if not (files := local_files(source)):
+        urls = hub_files(source, settings.subset, settings.split)
+        if others := [url for url in urls if not CUT & set(Path(url).suffixes)]:
+            raise ValueError(
+                f"{source!r} has {others[0]}, which is neither Parquet nor JSON lines. The Hub converts most datasets: "
+                f"name the files in hf://datasets/{source}@refs/convert/parquet/ as the source."
+            )
+        return plan_parts(urls, size, **rows)
+    check_local(source, settings.subset, settings.split)
+    # Workers on other machines have another current folder.
+    if CUT & set(files[0].suffixes):
+        return plan_parts([str(file.absolute()) for file in files], size, **rows)
+    number = sum(1 for _ in read_rows(source, [settings.column]))
+    return cut([(str(Path(source).expanduser().absolute()), number)], size, **rows)
 
 
-def check_first_documents(stream: IterableDataset, tokenizer: PreTrainedTokenizerFast, settings: PrepareArguments):
+def read_documents(part: Part, settings: PrepareArguments) -> list[str]:
+    """The documents of a part: all, or with `held_out_share` those that are held out or those that are not."""
+    if CUT & set(Path(part.file).suffixes):
+        texts = read_texts(part, settings.column)
+    else:
+        rows = islice(read_rows(part.file, [settings.column]), part.first_row, part.first_row + part.rows)
+        texts = [row.text_or_none(settings.column) or "" for row in rows]
+    if not settings.held_out_share:
+        return texts
+    return [text for text in texts if is_held_out(text, settings.held_out_share) == (settings.part == "held_out")]
+
+
+def check_first_documents(plan: list[Part], tokenizer: PreTrainedTokenizerFast, settings: PrepareArguments) -> None:
     """Refuse text that is one document, has nothing in its column, or is in another language than the tokenizer's."""
-    texts = [row[settings.column] for row in islice(stream, SAMPLED_DOCUMENTS)]
+    texts = list(islice((text for part in plan for text in read_documents(part, settings)), SAMPLED_DOCUMENTS))
     if len(texts) < 2:
         raise ValueError(
             f"{settings.source!r} holds {len(texts)} of the documents that are asked for; a corpus needs 2 or more. If "
@@ -161,23 +198,38 @@ def check_first_documents(stream: IterableDataset, tokenizer: PreTrainedTokenize
         )
 
 
-def write_shards(stream: IterableDataset, tokenizer: Tokenizer, settings: PrepareArguments, manifest: Manifest) -> None:
-    """Write the shards that are not there yet. After each one, the manifest says so."""
-    output, split = Path(settings.output_dir), settings.long_documents == "split"
+def write_shards(plan: list[Part], settings: PrepareArguments, manifest: Manifest) -> list[dict[str, Any]]:
+    """Write the shards that are not there yet. Returns what the manifest says of each of them."""
+    output = Path(settings.output_dir).absolute()
+    several = settings.workers > 1 or settings.ray is not None
     dtype = np.uint16 if manifest.vocab_size <= 2**16 else np.int32
-    done = manifest.total("read")
-    rows = islice(stream, None if settings.max_documents is None else settings.max_documents - done)
-    with tqdm(total=settings.max_documents, initial=done, unit=" documents", smoothing=0, dynamic_ncols=True) as bar:
-        while texts := [row[settings.column] for row in islice(rows, settings.documents_per_shard)]:
-            windows = list(encode(texts, tokenizer, settings.max_length, split))
-            documents = (ids for of_text in windows for ids in of_text)
-            shard = write_shard(output / f"shard-{len(manifest.shards):05}.arrow", documents, dtype)
-            manifest.shards.append(shard | {"read": len(texts), "dropped": windows.count([])})
-            manifest.state = stream.state_dict()
-            manifest.save(output)
-            bar.update(len(texts))
-    manifest.state = None
-    manifest.save(output)
+    work = partial(prepare_part, settings=settings, output=output, dtype=dtype, several=several)
+    engine = {"workers": settings.workers, "ray": settings.ray}
+    records = do_parts(plan, work, str(output / RECORDS), manifest.settings, **engine)
+    shards = [record["shard"] for record in records]
+    if not any(shard["documents"] for shard in shards):
+        read = sum(shard["read"] for shard in shards)
+        raise ValueError(f"None of the {read:,} documents of {settings.source!r} has 2 tokens or more.")
+    return shards
+
+
+def prepare_part(
+    part: Part, settings: PrepareArguments, output: Path, dtype: type[np.number], several: bool
+) -> tuple[None, dict[str, Any]]:
+    """Write the shard of a part. Returns what the manifest says of it.
+
+    Args:
+        several: whether this is one of several workers, each of which uses one core.
+    """
+    if several:
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    texts = read_documents(part, settings)
+    split = settings.long_documents == "split"
+    tokenizer = Tokenizer.from_file(str(output / TOKENIZER / "tokenizer.json"))
+    windows = list(encode(texts, tokenizer, settings.max_length, split))
+    documents = (ids for of_text in windows for ids in of_text)
+    shard = write_shard(output / f"shard-{part.number:05}.arrow", documents, dtype)
+    return None, {"shard": shard | {"read": len(texts), "dropped": windows.count([])}}
 
 
 def encode(texts: list[str], tokenizer: Tokenizer, max_length: int, split: bool) -> Iterator[list[np.ndarray]]:
@@ -186,8 +238,8 @@ def encode(texts: list[str], tokenizer: Tokenizer, max_length: int, split: bool)
     Documents of fewer than 2 ordinary tokens are left out: with one masked, nothing would remain to predict it from.
     Text that spells a special token, such as `[MASK]`, becomes that token, as wherever this tokenizer is used.
 
-    The tokenizer works on every core. It tokenises all of a text before it truncates it, 2.5 million characters a
-    second and core. Cutting texts first would save 19% of that at 4,096 tokens on documentation of 8,300 characters a
+    Alone, the tokenizer works on every core. It tokenises all of a text before it truncates it, 2.5 million characters
+    a second and core. Cutting texts first would save 19% of that at 4,096 tokens on documentation of 8,300 characters a
     document, and 92% on books; but who keeps one window of a book should rather `split` it.
     """
     tokenizer.no_padding()

@@ -1,7 +1,7 @@
 """Tokenised corpora on disk, as `examples/prepare_data.py` writes them and training maps them into memory.
 
     folder/
-        manifest.json       what was prepared, from what and how, and how far
+        manifest.json       what was prepared, from what and how
         tokenizer/          as saved by `save_pretrained`
         shard-00000.arrow   Arrow IPC streams with one column `input_ids`: special tokens included, no padding
         shard-00001.arrow
@@ -45,14 +45,14 @@ class Manifest:
         shards: of each shard, in the order of the documents, its `file`, the `documents` and `tokens` in it, how many
             documents of the source were `read` for it and `dropped` as too short, and a `checksum` of the file, by
             which runs know that they read the same documents, wherever they lie.
-        state: where the source goes on after the last shard; None when all of it has been read.
+        finished: whether all shards are there; before that, none is listed.
     """
 
     source: str
     settings: dict[str, Any]
     vocab_size: int
     shards: list[dict[str, Any]] = field(default_factory=list)
-    state: dict[str, Any] | None = None
+    finished: bool = False
 
     def total(self, name: str) -> int:
         """The sum of `documents`, `tokens`, `read` or `dropped` over all shards."""
@@ -99,7 +99,7 @@ def read_manifest(folder: str | Path) -> Manifest:
             f"--output_dir {folder}, or name the folder of an earlier run."
         )
     manifest = Manifest.read(Path(folder))
-    if manifest.state is not None:
+    if not manifest.finished:
         raise ValueError(f"{folder} is not finished: run the same examples/prepare_data.py command again.")
     return manifest
 

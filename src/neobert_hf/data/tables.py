@@ -16,6 +16,7 @@ import math
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -24,7 +25,7 @@ from typing import Any, BinaryIO
 import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
-from datasets import ClassLabel, Features, IterableDataset, load_dataset
+from datasets import ClassLabel, Features, IterableDataset, load_dataset, load_dataset_builder
 from datasets.exceptions import DatasetNotFoundError
 
 from neobert_hf.common.paths import looks_like_path
@@ -289,7 +290,7 @@ def read_rows(
     """
     files = local_files(source, readers)
     if files:
-        _check_local(source, subset, split)
+        check_local(source, subset, split)
     row = None
     for row in read_files(files, columns, readers) if files else _read_hub(source, columns, subset, split):
         yield row
@@ -297,7 +298,8 @@ def read_rows(
         raise ValueError(f"{source} is empty: it holds no row.")
 
 
-def _check_local(source: str, subset: str | None, split: str) -> None:
+def check_local(source: str, subset: str | None, split: str) -> None:
+    """Refuse what only a dataset of the Hub has."""
     if subset is not None or split != "train":
         found = f"no subset {subset!r}" if subset is not None else f"no split {split!r}"
         raise ValueError(f"{source} is local and has {found}: name the files or the folder to read as the source.")
@@ -318,7 +320,8 @@ def read_files(
 
 
 def _read_hub(source: str, columns: Sequence[str] | None, subset: str | None, split: str) -> Iterator[Row]:
-    table = _load_from_hub(source, subset, split=split)
+    with _asking_the_hub(source):
+        table = load_dataset(source, subset, split=split)
     chosen = _choose_columns(source, columns, table.column_names)
     # As Arrow, so that images and sounds are not decoded, nor fetched from whatever address they give.
     batches = table.select_columns(chosen).with_format("arrow").iter(BATCH)
@@ -326,11 +329,21 @@ def _read_hub(source: str, columns: Sequence[str] | None, subset: str | None, sp
         yield Row(f"{source}, split {split}", index, cells)
 
 
-def _load_from_hub(source: str, subset: str | None, **options: Any) -> Any:
-    """What `load_dataset` gives; its errors also say that nothing local has this name."""
+def hub_files(source: str, subset: str | None = None, split: str = "train") -> list[str]:
+    """The URLs, `hf://...`, of the files of a Hub dataset; arguments and errors are those of `read_rows`."""
+    with _asking_the_hub(source):
+        files = load_dataset_builder(source, subset).config.data_files or {}
+    if split not in files:
+        raise ValueError(f"{source} has no split {split!r}; it has {', '.join(repr(str(name)) for name in files)}.")
+    return list(files[split])
+
+
+@contextmanager
+def _asking_the_hub(source: str) -> Iterator[None]:
+    """Errors of `datasets` also say that nothing local has this name."""
     absent = f"{source!r} is not a local file, pattern or folder"
     try:
-        return load_dataset(source, subset, **options)
+        yield
     except DatasetNotFoundError as error:
         raise FileNotFoundError(f"{absent}, and the Hub has no such dataset that you have access to.") from error
     except ConnectionError as error:
@@ -359,11 +372,12 @@ def stream_text(source: str, column: str, split: str = "train", subset: str | No
     ```
     """
     if files := local_files(source):
-        _check_local(source, subset, split)
+        check_local(source, subset, split)
         # `datasets` may divide a list among processes; therefore the files are a tuple.
         stream = IterableDataset.from_generator(_documents, gen_kwargs={"files": tuple(files), "column": column})
     else:
-        stream = _load_from_hub(source, subset, split=split, streaming=True)
+        with _asking_the_hub(source):
+            stream = load_dataset(source, subset, split=split, streaming=True)
         # Some builders know their columns only after reading a row.
         _choose_columns(source, [column], list(stream.features or next(iter(stream), {column: ""})))
         stream = stream.select_columns([column]).decode(False)

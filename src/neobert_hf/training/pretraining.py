@@ -87,9 +87,8 @@ def _check_held_out(folder: str, held_out: Manifest, trained_on: str, trained: M
         return
     if one["held_out_share"] == other["held_out_share"] and one["part"] != other["part"]:
         return
-    # For a part, `max_documents` counts the documents in it, which may come from any number of rows.
     first, second = sorted((one, other), key=lambda settings: settings["skip_documents"])
-    most = None if first["held_out_share"] else first["max_documents"]
+    most = first["max_documents"]
     if most is None or first["skip_documents"] + most > second["skip_documents"]:
         raise ValueError(
             f"{folder} may hold rows of {trained_on}, which is trained on: its loss would be too good. Prepare both "
