@@ -138,6 +138,7 @@ def test_checkpoints(guide_runner, workplace, capsys):
 
 def test_scaling(guide_runner):
     """Its scripts and settings are there; tests/benchmarks runs them."""
+    guide_runner.read_only += tuple(f"python examples/{name}" for name in ("deduplicate", "prepare_data", "embed"))
     run(guide_runner, "scaling.md")
 
 

@@ -40,6 +40,8 @@ from neobert_hf.data.tables import Row
 MOST_DEATHS = 3
 # Files that are asked at a time how many rows they have: a Hub takes a moment to answer.
 ASKED_TOGETHER = 16
+# Rows of a Parquet file.
+DECODED_TOGETHER = 1_000
 
 
 @dataclass(frozen=True)
@@ -136,8 +138,14 @@ def read_part(part: Part, columns: list[str]) -> pa.Table:
             ends.append(start + file.metadata.row_group(group).num_rows)
             if start < part.first_row + part.rows and ends[-1] > part.first_row:
                 groups.append(group)
-        before = ends[groups[0] - 1] if groups[0] else 0
-        return file.read_row_groups(groups, columns).slice(part.first_row - before, part.rows)
+        # A group may have a million rows, so they are decoded a few at a time.
+        skip, found = part.first_row - (ends[groups[0] - 1] if groups[0] else 0), []
+        for batch in file.iter_batches(DECODED_TOGETHER, groups, columns):
+            found.append(batch[max(0, skip) : max(0, skip + part.rows)])
+            skip -= len(batch)
+            if skip + part.rows <= 0:
+                break
+        return pa.Table.from_batches(found)
 
 
 def read_texts(part: Part, column: str) -> list[str]:

@@ -32,7 +32,7 @@ SAMPLED_DOCUMENTS = 100
 ENCODED_TOGETHER = 1_000
 # Records of the shards that are done; when all are, the manifest has what they say.
 RECORDS = "parts"
-# Files that are read in parts; of all others, the source as a whole is.
+# Files that are cut into parts. Of others, such as CSV or a folder of texts, the source as a whole is.
 CUT = {".parquet", ".jsonl", ".json"}
 
 
@@ -164,7 +164,7 @@ def plan_documents(settings: PrepareArguments) -> list[Part]:
 
 def read_documents(part: Part, settings: PrepareArguments) -> list[str]:
     """The documents of a part: all, or with `held_out_share` those that are held out or those that are not."""
-    if CUT & set(Path(part.file).suffixes):
+    if "://" in part.file or CUT & set(Path(part.file).suffixes):
         texts = read_texts(part, settings.column)
     else:
         rows = islice(read_rows(part.file, [settings.column]), part.first_row, part.first_row + part.rows)
