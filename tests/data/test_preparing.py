@@ -152,6 +152,17 @@ def test_an_interrupted_folder_ends_with_the_same_bytes(tokenizers, tmp_path, ki
     assert content(prepare(source, tokenizers["bpe"], tmp_path / "out", *flags)) == expected
 
 
+def test_each_row_that_is_chosen_is_held_out_or_trained_on(corpus, tokenizers, tmp_path):
+    flags = ("--documents_per_shard", "40", "--skip_documents", "10", "--max_documents", "200")
+    whole, train, held_out = (
+        load_shards(prepare(corpus, tokenizers["bpe"], tmp_path / str(number), *flags, *options))["input_ids"][:]
+        for number, options in enumerate(
+            [(), *(("--held_out_share", "0.2", "--part", p) for p in ("train", "held_out"))]
+        )
+    )
+    assert sorted(whole) == sorted(train + held_out) and 20 < len(held_out) < 60
+
+
 def test_urls_are_sources(corpus, tokenizers, tmp_path):
     with fsspec.open("memory://texts/0.jsonl", "wb") as file:
         file.write(corpus.read_bytes())
