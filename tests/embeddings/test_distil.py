@@ -88,6 +88,12 @@ def test_the_student_comes_to_lie_in_the_space_of_its_teacher(distilled, teacher
         assert cosines.diagonal().mean() > cosines.mean() + 0.3
 
 
+def test_each_step_is_measured_once(distilled):
+    log = json.loads((distilled(passages=20, logging_steps=1) / "log.json").read_text())
+    steps = [entry["step"] for entry in log if "eval_cosine" in entry]
+    assert steps == list(range(steps[-1] + 1))
+
+
 @pytest.mark.parametrize("name", ["normalised", "free"])
 def test_an_interrupted_run_ends_with_the_same_bits(distilled, teachers, tmp_path, monkeypatch, corpus, name):
     """The student of `free` has a head that is not in the saved model. What the teacher has read stays."""

@@ -225,6 +225,8 @@ class DistilTrainer(ResumableTrainer):
         """The mean cosine of the student's vectors to the teacher's, of the held-out texts."""
         metrics = {"eval_cosine": cosine_to_teacher(self.model.student.model, *self.held_out)}
         self.log(metrics)
+        # Without it, the Trainer would measure once more at the end of an epoch.
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
 
