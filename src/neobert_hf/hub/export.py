@@ -130,7 +130,7 @@ def main(args: list[str] | None = None) -> None:
     (settings,) = parse_config(ExportSettings, args=args, positional=positional, prog="neobert-hf export")
     with folder_lock(settings.output_dir):
         export(settings)
-    same = "" if settings.gguf else ": every file computes the same as PyTorch"
+    same = "" if settings.gguf else ": every file is as close to PyTorch as its precision must be"
     print(f"{settings.output_dir} is complete{same}.")
 
 
@@ -143,7 +143,7 @@ def export(settings: ExportSettings) -> list:
     """
     output = Path(settings.output_dir)
     if output.exists():
-        raise ValueError(f"{output} exists already. Delete it, or choose another folder.")
+        raise ValueError(f"{output} exists already. Choose another folder, or delete this one if it is an old export.")
     if settings.gguf and settings.space:
         raise ValueError("The page of `--space` runs ONNX files: give `--gguf` or `--space`, each with its own folder.")
     write = export_onnx
