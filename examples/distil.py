@@ -48,6 +48,8 @@ def main(args: list[str] | None = None) -> None:
 
         # 6. Training to the end; then the model, its card and the log are saved
         trainer = DistilTrainer(student, settings, arguments, answers, (held_out, measured), identity)
+        if checkpoint:
+            print(f"resuming from {checkpoint}", flush=True)
         trainer.train_to_the_end(checkpoint)
         print(save_student(trainer, settings), flush=True)
 
