@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from sentence_transformers import SentenceTransformerTrainingArguments
 
 from neobert_hf.training.adapters import LoraArguments
-from neobert_hf.training.arguments import BF16, choose_precision, fix
+from neobert_hf.training.arguments import BF16, fix, follow_hardware
 
 
 # What these recipes need of Transformers' settings.
@@ -52,7 +52,7 @@ class EmbeddingArguments(SentenceTransformerTrainingArguments):
 
     def __post_init__(self):
         fix(self, FIXED, UNUSED)
-        choose_precision(self)
+        follow_hardware(self)
         super().__post_init__()
 
 

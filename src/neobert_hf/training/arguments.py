@@ -5,6 +5,7 @@ import sys
 from dataclasses import MISSING, fields
 from typing import Any
 
+import torch
 from transformers import TrainingArguments
 from transformers.trainer_pt_utils import AcceleratorConfig
 from transformers.utils import is_torch_bf16_gpu_available
@@ -76,10 +77,12 @@ def fix(arguments: TrainingArguments, fixed: dict[str, Any], unused: dict[str, s
             raise ValueError(f"`{name}` is {getattr(arguments, name)!r}, but this recipe does not use it: {advice}.")
 
 
-def choose_precision(arguments: TrainingArguments) -> None:
+def follow_hardware(arguments: TrainingArguments) -> None:
     """If `bf16` is unset, use it where a GPU computes in it; CPUs train in float32 unless they are told otherwise."""
     if arguments.bf16 is None:
         arguments.bf16 = not (arguments.fp16 or arguments.use_cpu) and is_torch_bf16_gpu_available()
+    # Without a GPU there is nothing to pin memory for, and torch would say so at every evaluation.
+    arguments.dataloader_pin_memory &= torch.cuda.is_available()
 
 
 def result_settings(arguments: TrainingArguments, leave_out: set[str] = frozenset()) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from transformers import PreTrainedModel, TrainingArguments
 from transformers.trainer_utils import IntervalStrategy
 
 from neobert_hf.training.adapters import LoraArguments, add_adapters, describe_adapters, load_adapters, merge_adapters
-from neobert_hf.training.arguments import BF16, choose_precision, fix
+from neobert_hf.training.arguments import BF16, fix, follow_hardware
 from neobert_hf.training.trainer import EarlyStopping, ResumableTrainer
 
 
@@ -63,7 +63,7 @@ class FineTuningArguments(LoraArguments, TrainingArguments):
 
     def __post_init__(self):
         fix(self, FIXED, UNUSED)
-        choose_precision(self)
+        follow_hardware(self)
         LoraArguments.__post_init__(self)
         TrainingArguments.__post_init__(self)
 

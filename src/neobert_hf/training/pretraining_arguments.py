@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from transformers import TrainingArguments
 
-from neobert_hf.training.arguments import BF16, choose_precision, fix
+from neobert_hf.training.arguments import BF16, fix, follow_hardware
 
 
 # Settings of Transformers that must have these values: any other would break what this recipe promises.
@@ -104,7 +104,7 @@ class PretrainingArguments(TrainingArguments):
 
     def __post_init__(self):
         fix(self, FIXED, UNUSED)
-        choose_precision(self)
+        follow_hardware(self)
         super().__post_init__()
         for name in ("save_strategy", "eval_strategy"):
             if getattr(self, name) == "epoch":
