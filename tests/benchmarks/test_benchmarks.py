@@ -187,6 +187,7 @@ def test_a_student_stands_beside_its_teacher_and_baselines(tmp_path):
         (tmp_path / name).mkdir()
     Dataset.from_list(pairs).to_parquet(tmp_path / "pairs/wordnet_usage.parquet")
     Dataset.from_dict({"text": texts[8:]}).to_parquet(tmp_path / "text/train.parquet")
+    Dataset.from_dict({"text": [" ".join(texts)]}).to_parquet(tmp_path / "text/validation.parquet")
     foldoc = Dataset.from_list(pairs[:50]).rename_column("positive", "document")
     foldoc.to_parquet(tmp_path / "retrieval_foldoc_test.parquet")
     news = [{"sentence1": t, "sentence2": u, "score": n % 5 / 5} for n, (t, u) in enumerate(zip(texts, texts[1:20]))]
@@ -200,7 +201,7 @@ def test_a_student_stands_beside_its_teacher_and_baselines(tmp_path):
     distil.main(flags.split())
     scores = json.loads((tmp_path / "distil.json").read_text())["found"]["scores"]
     assert list(scores) == ["BM25", "teacher", "static vectors", "student"] and scores["teacher"] == scores["student"]
-    assert set(scores["student"]) == set(distil.COLUMNS)
+    assert set(scores["student"]) >= set(distil.COLUMNS)
     assert f"| BM25 | {scores['BM25']['FOLDOC']:.3f} |" in (tmp_path / "distil.md").read_text()
 
 

@@ -369,7 +369,7 @@ def test_settings_of_the_run_and_an_own_card(work, tmp_path):
     shutil.copytree(work / "mlm", run / "model")
     (run / "checkpoint-9").mkdir()
     settings = {"learning_rate": 0.001, "model": "/home/me/encoder", "hidden_size": 64, "bf16": False}
-    complete = {"files": [], "engine": "plain", "settings": settings, "cursor": {}}
+    complete = {"engine": "plain", "settings": settings, "cursor": {}}
     (run / "checkpoint-9" / "complete.json").write_text(json.dumps(complete))
     own = ModelCard("---\nlicense: apache-2.0\n---\n\n# Mine\n\nAbout it.\n")
     own.data.eval_results, own.data.model_name = [result_of("sts", 0.7)], "earlier"

@@ -59,6 +59,9 @@ class MixtureTrainer(ResumableTrainer):
             # A reranker's head is new, so all of its weights are trained.
             head = isinstance(model, CrossEncoder)
             add_adapters(model.transformers_model, run.settings, run.arguments.seed, with_head=head)
+        # Sentence Transformers chooses a model's similarity when it is first asked for, and saves it only from then on:
+        # at once, so that a run that was killed after its evaluation saves the same.
+        getattr(model, "similarity_fn_name", None)
         super().__init__(model, run.arguments, run.data.train, settings=run.identity, **kwargs)
         if self.engine != "plain":
             # Sentence Transformers saves the module as it is: with these engines, a shard.
