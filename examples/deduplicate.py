@@ -17,7 +17,7 @@ from neobert_hf.common.fingerprints import depends_on, fingerprint
 from neobert_hf.common.script_errors import run_script
 from neobert_hf.common.settings import parse_config
 from neobert_hf.data.duplicates import STATES, DuplicateSettings, find_duplicates, keep_rows, runs_of, sign_part
-from neobert_hf.data.parts import do_parts, plan_parts, read_part, sizes_of, write_whole
+from neobert_hf.data.parts import absolute, do_parts, plan_parts, read_texts, sizes_of, write_whole
 
 
 @dataclass(kw_only=True)
@@ -41,13 +41,14 @@ def main(args: list[str] | None = None) -> None:
 
     # 2. Runs of words in the evaluation texts
     parts = plan_parts(settings.evaluation, settings.rows_per_part)
-    texts = (text for part in parts for text in read_part(part, [settings.column])[settings.column].to_pylist())
+    texts = (text for part in parts for text in read_texts(part, settings.column))
     evaluation = runs_of(text for text in texts if text)
 
     # 3. A signature of every row
     of_rows = DuplicateSettings(settings.column, settings.bands, settings.rows_per_band, settings.seed)
     same = depends_on(of_rows, evaluation=fingerprint(evaluation), sizes=sizes_of(plan))
-    signatures, texts = f"{settings.output_dir}/signatures", f"{settings.output_dir}/texts"
+    output = absolute(settings.output_dir)
+    signatures, texts = f"{output}/signatures", f"{output}/texts"
     do_parts(plan, partial(sign_part, settings=of_rows, evaluation=evaluation), signatures, same, **engine)
 
     # 4. Which rows stay: of each group of duplicates the first, by file and row

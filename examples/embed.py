@@ -11,11 +11,12 @@ bit, for any number of workers with the same number of threads.
 
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 
 from neobert_hf.common.fingerprints import depends_on, model_fingerprint
 from neobert_hf.common.script_errors import run_script
 from neobert_hf.common.settings import parse_config
-from neobert_hf.data.parts import do_parts, plan_parts, sizes_of
+from neobert_hf.data.parts import absolute, do_parts, plan_parts, sizes_of
 from neobert_hf.embeddings.corpus import CorpusSettings, embed_part
 
 
@@ -36,6 +37,8 @@ def main(args: list[str] | None = None) -> None:
 
     # 2. Vectors of each part; what they depend on is stored with them
     own = CorpusSettings(**{name: getattr(settings, name) for name in CorpusSettings.__dataclass_fields__})
+    if Path(own.model).is_dir():
+        own.model = absolute(own.model)
     same = depends_on(own, model=model_fingerprint(own.model), sizes=sizes_of(plan))
     engine = {"workers": settings.workers, "ray": settings.ray, "gpus": settings.gpus}
     records = do_parts(plan, partial(embed_part, settings=own), settings.output_dir, same, **engine)

@@ -20,7 +20,7 @@ import xxhash
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from neobert_hf.data.parts import Part, read_part
+from neobert_hf.data.parts import Part, read_part, read_texts
 
 
 WORD = re.compile(r"\w+")
@@ -53,14 +53,14 @@ def sign_part(part: Part, settings: DuplicateSettings, evaluation: np.ndarray) -
     from rensa import RMinHash
 
     exact, bands, contaminated = [], [], []
-    for text in read_part(part, [settings.column])[settings.column].to_pylist():
-        words = WORD.findall((text or "").lower())
-        exact.append(xxhash.xxh3_64_intdigest((text or "").encode("utf-8", "surrogatepass")))
+    for text in read_texts(part, settings.column):
+        words = WORD.findall(text.lower())
+        exact.append(xxhash.xxh3_64_intdigest(text.encode("utf-8", "surrogatepass")))
         signature = RMinHash(num_perm=settings.bands * settings.rows_per_band, seed=settings.seed)
         signature.update(_runs(words, SHINGLE))
         values = np.array(signature.digest(), dtype=np.uint32).reshape(settings.bands, settings.rows_per_band)
         bands.append([xxhash.xxh3_64_intdigest(band.tobytes()) for band in values])
-        contaminated.append(bool(len(evaluation)) and bool(np.isin(runs_of([text or ""]), evaluation).any()))
+        contaminated.append(bool(len(evaluation)) and bool(np.isin(runs_of([text]), evaluation).any()))
     columns = {f"band_{number}": pa.array(list(band), pa.uint64()) for number, band in enumerate(zip(*bands))}
     table = pa.table({"exact": pa.array(exact, pa.uint64()), "contaminated": contaminated, **columns})
     return table, {"rows": len(table)}

@@ -77,9 +77,14 @@ def plan_parts(sources: list[str], rows_per_part: int, skip: int = 0, most: int 
         found = sorted(file.full_name for file in fsspec.open_files(source)) if "*" in source else [source]
         if not found:
             raise FileNotFoundError(f"{source} matches no file.")
-        files += found
+        files += map(absolute, found)
     with ThreadPoolExecutor(ASKED_TOGETHER) as threads:
         return cut(list(zip(files, threads.map(count_rows, files))), rows_per_part, skip, most)
+
+
+def absolute(path: str) -> str:
+    """A local path from the root, since workers of a cluster have another current folder. A URL stays as it is."""
+    return path if "://" in path else os.path.abspath(path)
 
 
 def cut(files: list[tuple[str, int]], rows_per_part: int, skip: int = 0, most: int | None = None) -> list[Part]:
@@ -207,7 +212,7 @@ def do_parts(
         SettingsMismatch: if a part in the folder was made of something else.
         RuntimeError: naming a part whose worker died three times.
     """
-    folder = folder.rstrip("/")
+    folder = absolute(folder.rstrip("/"))
     files, root = url_to_fs(folder)
     files.makedirs(root, exist_ok=True)
     with folder_lock(root) if "file" in files.protocol else nullcontext():

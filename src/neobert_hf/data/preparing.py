@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerFast
 from neobert_hf.common import tokenizers
 from neobert_hf.common.fingerprints import check_same_settings, depends_on, tokenizer_fingerprint
 from neobert_hf.data.held_out import is_held_out
-from neobert_hf.data.parts import Part, cut, do_parts, plan_parts, read_texts
+from neobert_hf.data.parts import Part, absolute, cut, do_parts, plan_parts, read_texts
 from neobert_hf.data.shards import MANIFEST, TOKENIZER, Manifest, load_shards, write_shard
 from neobert_hf.data.tables import check_local, hub_files, local_files, read_rows
 from neobert_hf.data.tokenizer import with_special_tokens
@@ -155,11 +155,10 @@ def plan_documents(settings: PrepareArguments) -> list[Part]:
             )
         return plan_parts(urls, size, **rows)
     check_local(source, settings.subset, settings.split)
-    # Workers on other machines have another current folder.
     if CUT & set(files[0].suffixes):
-        return plan_parts([str(file.absolute()) for file in files], size, **rows)
+        return plan_parts([str(file) for file in files], size, **rows)
     number = sum(1 for _ in read_rows(source, [settings.column]))
-    return cut([(str(Path(source).expanduser().absolute()), number)], size, **rows)
+    return cut([(absolute(os.path.expanduser(source)), number)], size, **rows)
 
 
 def read_documents(part: Part, settings: PrepareArguments) -> list[str]:
