@@ -21,8 +21,7 @@ from neobert_hf import NeoBERTConfig
 from neobert_hf.common.files import write_json
 from neobert_hf.common.settings import parse_config
 from neobert_hf.data.batches import DataArguments
-from neobert_hf.training.pretraining import checkpoint_settings, read_data
-from neobert_hf.training.pretraining_arguments import ModelArguments, PretrainingArguments
+from neobert_hf.training.pretraining import ModelArguments, PretrainingArguments, checkpoint_settings, read_data
 from neobert_hf.training.pretraining_trainer import MLMTrainer
 from neobert_hf.training.run_checkpoints import newest_checkpoint, step_of
 
@@ -78,7 +77,7 @@ def main(args: list[str] | None = None) -> None:
 
     # 2. The model, and the point where an interrupted run resumes
     config = bert_config(own.neobert, architecture, data.tokenizer.pad_token_id)
-    stored = checkpoint_settings(architecture.given(), settings, arguments, data.manifests)
+    stored = checkpoint_settings(architecture, settings, arguments, data.manifests)
     stored |= {"bert": json.loads(config.to_json_string())}
     resume, progress = newest_checkpoint(output, stored)
     if progress is not None:

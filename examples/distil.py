@@ -18,8 +18,7 @@ from neobert_hf.common.settings import parse_config
 from neobert_hf.embeddings.distil import DistilArguments, DistilSettings, DistilTrainer, run_identity, save_student
 from neobert_hf.embeddings.student import build_student
 from neobert_hf.embeddings.teacher import ask_teacher, choose_texts, load_teacher
-from neobert_hf.training.launching import check_alone
-from neobert_hf.training.run_checkpoints import newest_checkpoint
+from neobert_hf.training.run_checkpoints import check_alone, newest_checkpoint
 
 
 def main(args: list[str] | None = None) -> None:

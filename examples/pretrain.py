@@ -19,9 +19,9 @@ from neobert_hf.common.settings import parse_config
 from neobert_hf.configuration_neobert import NeoBERTConfig
 from neobert_hf.data.batches import DataArguments
 from neobert_hf.modeling_neobert import NeoBERTForMaskedLM
-from neobert_hf.training.launching import check_launch, end_processes, training_folder
 from neobert_hf.training.pretraining import (
-    architecture_of,
+    ModelArguments,
+    PretrainingArguments,
     build_config,
     checkpoint_settings,
     find_source,
@@ -29,9 +29,9 @@ from neobert_hf.training.pretraining import (
     plot_curves,
     read_data,
 )
-from neobert_hf.training.pretraining_arguments import ModelArguments, PretrainingArguments
 from neobert_hf.training.pretraining_trainer import MLMTrainer
-from neobert_hf.training.run_checkpoints import complete_checkpoints, newest_checkpoint
+from neobert_hf.training.run_checkpoints import newest_checkpoint, training_folder
+from neobert_hf.training.trainer import end_processes
 
 
 def main(args: list[str] | None = None) -> None:
@@ -53,16 +53,14 @@ def pretrain(architecture: ModelArguments, settings: DataArguments, arguments: P
         arguments.max_steps = math.ceil(micro_batches / arguments.gradient_accumulation_steps / arguments.world_size)
 
     # 3. The checkpoint to resume from, if there is one; it must have been trained with the same settings
-    started = complete_checkpoints(output)
-    source = None if started else find_source(settings)
-    if started:
-        config = NeoBERTConfig.from_pretrained(started[-1])
-    else:
-        config = build_config(architecture, settings, data, source)
-    stored = checkpoint_settings(architecture_of(config, architecture), settings, arguments, data.manifests)
+    stored = checkpoint_settings(architecture, settings, arguments, data.manifests)
     resume, progress = newest_checkpoint(output, stored)
     if resume is not None:
+        source, config = None, NeoBERTConfig.from_pretrained(resume)
         data.train.sampler.cursor = progress.cursor
+    else:
+        source = find_source(settings)
+        config = build_config(architecture, settings, data, source)
 
     # 4. The model; when a run is resumed, the Trainer loads the weights
     set_seed(arguments.seed)
@@ -73,7 +71,6 @@ def pretrain(architecture: ModelArguments, settings: DataArguments, arguments: P
     trainer = MLMTrainer(model, arguments, data, stored, optimizer_from)
     # Each process needs its own dropout, but the Trainer has just given all of them the same seed.
     set_seed(arguments.seed + arguments.process_index)
-    check_launch(trainer.accelerator)
     if trainer.is_world_process_zero():
         print(
             f"{model.num_parameters():,} parameters; {arguments.max_steps:,} steps; {arguments.world_size} x "

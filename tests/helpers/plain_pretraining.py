@@ -12,8 +12,7 @@ import torch
 from torch.nn import functional as F
 
 from neobert_hf.data.batches import DataArguments
-from neobert_hf.training.pretraining_arguments import PretrainingArguments
-from neobert_hf.training.pretraining_trainer import MicroBatches
+from neobert_hf.training.pretraining import MicroBatches, PretrainingArguments
 from tests.helpers.plain_neobert import plain_hidden_states
 
 

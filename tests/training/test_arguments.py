@@ -7,7 +7,7 @@ from transformers.utils import is_torch_bf16_gpu_available
 from neobert_hf.embeddings.arguments import EmbeddingArguments
 from neobert_hf.training.arguments import result_settings
 from neobert_hf.training.fine_tuning import FineTuningArguments
-from neobert_hf.training.pretraining_arguments import PretrainingArguments
+from neobert_hf.training.pretraining import PretrainingArguments
 
 
 def settings(**changes) -> dict:

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from torch._dynamo.utils import counters
 
 from neobert_hf.training.optimizers import build_optimizer
-from neobert_hf.training.pretraining_arguments import PretrainingArguments
+from neobert_hf.training.pretraining import PretrainingArguments
 from tests.helpers.models import small_model
 from tests.helpers.pretraining_runs import run, small_flags, start_sharded, start_together
 

@@ -11,7 +11,7 @@ import torch
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM
 from neobert_hf.common.settings import parse_config
 from neobert_hf.data.batches import DataArguments
-from neobert_hf.training.pretraining_arguments import ModelArguments, PretrainingArguments
+from neobert_hf.training.pretraining import ModelArguments, PretrainingArguments
 from tests.helpers.models import ROOT
 from tests.helpers.pretraining_runs import SMALL, pretrain, to_flags
 

@@ -8,7 +8,7 @@ from transformers import BertConfig, BertForMaskedLM
 
 from neobert_hf import NeoBERTForMaskedLM
 from neobert_hf.training.optimizers import build_optimizer, build_schedule
-from neobert_hf.training.pretraining_arguments import PretrainingArguments
+from neobert_hf.training.pretraining import PretrainingArguments
 from tests.helpers.models import ragged_batch, small_model
 
 

@@ -18,8 +18,7 @@ from neobert_hf.data.batches import DataArguments
 from neobert_hf.data.shards import load_shards
 from neobert_hf.data.tokenizer import train_bpe
 from neobert_hf.training.flops import training_flops
-from neobert_hf.training.pretraining import read_data
-from neobert_hf.training.pretraining_arguments import ModelArguments, PretrainingArguments
+from neobert_hf.training.pretraining import ModelArguments, PretrainingArguments, read_data
 from neobert_hf.training.run_checkpoints import complete_checkpoints
 from tests.helpers.examples import load_example
 from tests.helpers.pretraining_runs import assert_same_weights, pretrain, run

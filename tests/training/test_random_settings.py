@@ -21,8 +21,7 @@ from neobert_hf.data.collator import MLMCollator
 from neobert_hf.data.preparing import PrepareArguments
 from neobert_hf.data.shards import load_shards
 from neobert_hf.training.optimizers import build_optimizer, build_schedule
-from neobert_hf.training.pretraining import build_config, read_data
-from neobert_hf.training.pretraining_arguments import ModelArguments, PretrainingArguments
+from neobert_hf.training.pretraining import ModelArguments, PretrainingArguments, build_config, read_data
 from neobert_hf.training.pretraining_trainer import MLMTrainer
 from tests.helpers.examples import load_example
 from tests.helpers.plain_pretraining import PlainAdam, learning_rate, plain_pretraining

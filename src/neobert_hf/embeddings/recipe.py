@@ -27,8 +27,7 @@ from neobert_hf.data.held_out import report_repeated
 from neobert_hf.embeddings.arguments import EmbeddingArguments, RecipeArguments
 from neobert_hf.embeddings.datasets import PairDataset, load_pairs, positives_of_queries, read_descriptions
 from neobert_hf.training.arguments import result_settings
-from neobert_hf.training.launching import training_folder
-from neobert_hf.training.run_checkpoints import newest_checkpoint
+from neobert_hf.training.run_checkpoints import newest_checkpoint, training_folder
 
 
 # What is written to `output_dir` besides checkpoints, model and log.

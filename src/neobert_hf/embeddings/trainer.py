@@ -29,8 +29,7 @@ from neobert_hf.embeddings.datasets import PairDataset, most_negatives
 from neobert_hf.embeddings.prompts import add_to_card, describe_choice, set_prompts
 from neobert_hf.embeddings.recipe import Run, TrainingData
 from neobert_hf.training.adapters import add_adapters, describe_adapters, load_adapters, merge_adapters
-from neobert_hf.training.launching import check_launch, end_processes
-from neobert_hf.training.trainer import ResumableTrainer
+from neobert_hf.training.trainer import ResumableTrainer, end_processes
 
 
 class MixtureTrainer(ResumableTrainer):
@@ -126,7 +125,6 @@ class MixtureTrainer(ResumableTrainer):
 
     def complete(self) -> None:
         """Train to the end, evaluate, write `model/` and `log.json`, and leave the process group."""
-        check_launch(self.accelerator)
         output = Path(self.args.output_dir)
         if self.is_world_process_zero():
             print(self.describe(), flush=True)

@@ -19,10 +19,15 @@ from neobert_hf.common.paths import check_model_exists
 from neobert_hf.common.report import markdown_table
 from neobert_hf.common.tokenizers import length_to_cut_at
 from neobert_hf.training.arguments import result_settings
-from neobert_hf.training.fine_tuning import FineTuningArguments, FineTuningTrainer
-from neobert_hf.training.launching import check_alone, training_folder
-from neobert_hf.training.run_checkpoints import newest_checkpoint
-from neobert_hf.training.starting_points import StartingPoint, build_model, task_config, tokenizer_of
+from neobert_hf.training.fine_tuning import (
+    FineTuningArguments,
+    FineTuningTrainer,
+    StartingPoint,
+    build_model,
+    task_config,
+    tokenizer_of,
+)
+from neobert_hf.training.run_checkpoints import check_alone, newest_checkpoint, training_folder
 
 
 @dataclass

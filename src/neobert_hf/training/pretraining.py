@@ -1,12 +1,14 @@
-"""The steps of examples/pretrain.py: data, model, the settings that a resume compares, and the curves."""
+"""Pretraining by examples/pretrain.py: its settings, data and model, what a resume compares, and the curves."""
 
+import json
 import re
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from datasets import concatenate_datasets
+from transformers import PreTrainedTokenizerBase, TrainingArguments
 
 from neobert_hf.common.fingerprints import depends_on, fingerprint, model_fingerprint, tokenizer_fingerprint
 from neobert_hf.common.paths import check_model_exists
@@ -17,9 +19,7 @@ from neobert_hf.data.batches import DataArguments, Documents, HeldOutBatchSample
 from neobert_hf.data.collator import MLMCollator
 from neobert_hf.data.shards import Manifest, load_shards, load_tokenizer, read_manifest
 from neobert_hf.modeling_neobert import NeoBERTForMaskedLM
-from neobert_hf.training.arguments import result_settings
-from neobert_hf.training.pretraining_arguments import UNUSED, ModelArguments, PretrainingArguments
-from neobert_hf.training.pretraining_trainer import MicroBatches, PretrainingData
+from neobert_hf.training.arguments import BF16, fix, follow_hardware, result_settings
 from neobert_hf.training.run_checkpoints import (
     CheckpointError,
     complete_checkpoints,
@@ -29,10 +29,133 @@ from neobert_hf.training.run_checkpoints import (
 )
 
 
+# Settings of Transformers that must have these values: any other would break what this recipe promises.
+FIXED = {
+    # A resume continues at the sampler's cursor; the Trainer would read and discard every batch before it.
+    "ignore_data_skip": True,
+    # The row number, which determines the mask, is not an argument of the model and would be removed.
+    "remove_unused_columns": False,
+    # The loss is a mean over the labels of the whole global batch.
+    "average_tokens_across_devices": True,
+    # The model has none.
+    "ddp_find_unused_parameters": False,
+}
+
+# Settings of Transformers that this recipe does not use, each with the setting that replaces it, if there is one.
+UNUSED = {
+    "optim": "optimizer",
+    "lr_scheduler_type": "schedule",
+    "gradient_accumulation_steps": "global_batch_tokens",
+    "per_device_train_batch_size": "micro_batch_tokens",
+    "per_device_eval_batch_size": "micro_batch_tokens",
+    "data_seed": "seed",
+    "optim_args": None,
+    "lr_scheduler_kwargs": None,
+    "label_smoothing_factor": None,
+    "neftune_noise_alpha": None,
+    "dataloader_drop_last": None,
+    "train_sampling_strategy": None,
+}
+
 # In bfloat16 on a CPU, oneDNN compiles a matrix product for every number of rows that it has not seen yet, 17 ms each.
 # Packs of whole documents have a different number of tokens at nearly every step, so without this rounding up,
 # compiling takes a third of a small model's training time.
 CPU_ROW_MULTIPLE = 128
+
+
+@dataclass
+class ModelArguments:
+    """The architecture (Table 1). Values that are not given are those of `init_from`, or else the published ones."""
+
+    hidden_size: int | None = field(default=None, metadata={"help": "width"})
+    num_hidden_layers: int | None = field(default=None, metadata={"help": "encoder blocks"})
+    num_attention_heads: int | None = field(default=None, metadata={"help": "must divide the width"})
+    intermediate_size: int | None = field(
+        default=None, metadata={"help": "width of the MLP; SwiGLU uses two thirds of it"}
+    )
+    hidden_act: str | None = field(default=None, metadata={"help": "swiglu or gelu"})
+    rope: bool | None = field(default=None, metadata={"help": "rotary positions instead of learned ones"})
+    rope_parameters: dict | str | None = field(
+        default=None,
+        metadata={"help": 'of Transformers, such as \'{"rope_type": "yarn", "factor": 4.0}\', for longer texts'},
+    )
+    rms_norm: bool | None = field(default=None, metadata={"help": "RMSNorm instead of LayerNorm"})
+    norm_eps: float | None = field(default=None, metadata={"help": "epsilon of the norms"})
+    dropout: float | None = field(default=None, metadata={"help": "rate, in every block"})
+    tie_word_embeddings: bool | None = field(
+        default=None, metadata={"help": "let the decoder share the embeddings' weights; the published model does not"}
+    )
+    embedding_init_range: float | None = field(
+        default=None, metadata={"help": "embeddings are initialised uniformly within +- this"}
+    )
+    decoder_init_range: float | None = field(
+        default=None, metadata={"help": "linear layers are initialised uniformly within +- this"}
+    )
+
+    def __post_init__(self):
+        if isinstance(self.rope_parameters, str):
+            self.rope_parameters = json.loads(self.rope_parameters)
+
+    def given(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+
+@dataclass
+class PretrainingArguments(TrainingArguments):
+    """Transformers' arguments with the paper's defaults (sections 3.3 and A), and the recipe's own."""
+
+    optimizer: Literal["adamw", "soap", "muon"] = field(default="adamw", metadata={"help": "see optimizers.py"})
+    schedule: Literal["cosine_to_floor", "linear", "constant"] = field(
+        default="cosine_to_floor", metadata={"help": "course of the learning rate after the warm-up; see optimizers.py"}
+    )
+    decay_norms_and_biases: bool = field(
+        default=True, metadata={"help": "weight decay on every parameter, as in the released code"}
+    )
+    learning_rate: float = field(default=6e-4, metadata={"help": "peak learning rate"})
+    max_steps: int = field(default=-1, metadata={"help": "optimizer steps; unset: `num_train_epochs`"})
+    num_train_epochs: float = field(
+        default=1.0, metadata={"help": "without `max_steps`: passes over all documents, or those of the first subset"}
+    )
+    warmup_steps: float = field(default=2_000, metadata={"help": "optimizer steps, or a share of all if below 1"})
+    weight_decay: float = field(default=0.1, metadata={"help": "decoupled"})
+    adam_beta2: float = field(default=0.95, metadata={"help": "decay rate of the second moment"})
+    bf16: bool | None = field(default=None, metadata=BF16)
+    report_to: None | str | list[str] = field(
+        default="tensorboard", metadata={"help": "tensorboard, wandb, trackio, ... or none"}
+    )
+    logging_steps: float = field(default=100, metadata={"help": "optimizer steps, or a share of all if below 1"})
+    save_steps: float = field(default=1_000, metadata={"help": "optimizer steps, or a share of all if below 1"})
+    save_total_limit: int | None = field(default=3, metadata={"help": "complete checkpoints that are kept"})
+
+    def __post_init__(self):
+        fix(self, FIXED, UNUSED)
+        follow_hardware(self)
+        super().__post_init__()
+        for name in ("save_strategy", "eval_strategy"):
+            if getattr(self, name) == "epoch":
+                raise ValueError(f"`{name}` is 'epoch', but the sampler never ends: it must be 'steps' or 'no'.")
+
+
+@dataclass
+class MicroBatches:
+    """Documents, which of them make up each micro-batch, and how they are masked and laid out."""
+
+    documents: Documents
+    sampler: MLMBatchSampler | HeldOutBatchSampler
+    collator: MLMCollator
+
+
+@dataclass
+class PretrainingData:
+    """The data to train on, with the manifests of their folders, and the data of each folder to evaluate on."""
+
+    manifests: list[Manifest]
+    train: MicroBatches
+    held_out: list[MicroBatches]
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        return self.train.collator.tokenizer
 
 
 def read_data(data: DataArguments, arguments: PretrainingArguments) -> PretrainingData:
@@ -134,16 +257,6 @@ def build_config(
     return NeoBERTConfig(**options, **vocabulary)
 
 
-def architecture_of(config: NeoBERTConfig, given: ModelArguments) -> dict[str, Any]:
-    """The architecture of a config, or what the settings name instead: a resume has to notice the difference."""
-    found, named = {name: getattr(config, name) for name in vars(given)}, given.given()
-    # The config adds what the setting leaves out, such as the length that the model was trained with before.
-    rope = found["rope_parameters"] or {}
-    if all(rope.get(name) == value for name, value in named.get("rope_parameters", {}).items()):
-        named.pop("rope_parameters", None)
-    return found | named
-
-
 def load_model(source: str | Path, config: NeoBERTConfig, data: PretrainingData) -> NeoBERTForMaskedLM:
     """The weights of `source`, whose tokenizer must be that of the data."""
     tokenizer = load_tokenizer_of_model(source, config.vocab_size)
@@ -153,7 +266,7 @@ def load_model(source: str | Path, config: NeoBERTConfig, data: PretrainingData)
 
 
 def checkpoint_settings(
-    architecture: dict[str, Any], data: DataArguments, arguments: PretrainingArguments, manifests: list[Manifest]
+    architecture: ModelArguments, data: DataArguments, arguments: PretrainingArguments, manifests: list[Manifest]
 ) -> dict:
     """All settings that the trained weights depend on, as a checkpoint stores them and a resume compares them."""
     return depends_on(

@@ -8,7 +8,6 @@ import copy
 import math
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,43 +15,18 @@ import torch
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
-from transformers import PreTrainedTokenizerBase
 
-from neobert_hf.data.batches import Documents, HeldOutBatchSampler, MLMBatchSampler
-from neobert_hf.data.collator import MLMCollator
-from neobert_hf.data.shards import Manifest
+from neobert_hf.data.batches import MLMBatchSampler
 from neobert_hf.modeling_neobert import NeoBERTForMaskedLM
 from neobert_hf.training.flops import peak_flops, training_flops
 from neobert_hf.training.optimizers import build_optimizer, build_schedule
-from neobert_hf.training.pretraining_arguments import PretrainingArguments
+from neobert_hf.training.pretraining import MicroBatches, PretrainingArguments, PretrainingData
 from neobert_hf.training.run_checkpoints import check_engine, read_progress
-from neobert_hf.training.trainer import ResumableTrainer, ignore_signals
+from neobert_hf.training.trainer import ResumableTrainer
 
 
 # Held-out losses are reported by document length (after cutting): up to each of these, and above the last.
 LENGTH_EDGES = (128, 256, 512, 1024, 2048)
-
-
-@dataclass
-class MicroBatches:
-    """Documents, which of them make up each micro-batch, and how they are masked and laid out."""
-
-    documents: Documents
-    sampler: MLMBatchSampler | HeldOutBatchSampler
-    collator: MLMCollator
-
-
-@dataclass
-class PretrainingData:
-    """The data to train on, with the manifests of their folders, and the data of each folder to evaluate on."""
-
-    manifests: list[Manifest]
-    train: MicroBatches
-    held_out: list[MicroBatches]
-
-    @property
-    def tokenizer(self) -> PreTrainedTokenizerBase:
-        return self.train.collator.tokenizer
 
 
 class TokenCounts(NamedTuple):
@@ -133,7 +107,6 @@ class MLMTrainer(ResumableTrainer):
             # change dropout after a resume.
             generator=torch.Generator(),
             num_workers=self.args.dataloader_num_workers,
-            worker_init_fn=ignore_signals,
             prefetch_factor=self.args.dataloader_prefetch_factor,
             pin_memory=self.args.dataloader_pin_memory and self.args.device.type == "cuda",
         )

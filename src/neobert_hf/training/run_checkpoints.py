@@ -1,4 +1,4 @@
-"""Training checkpoints, of which only complete ones are used.
+"""The folder of a training run: one run writes it at a time, and of its checkpoints only complete ones are used.
 
 The Trainer writes checkpoints in place and resumes from the newest folder without checking it. If `optimizer.pt` is
 missing, it silently restarts Adam. Here a folder counts as a checkpoint only once it holds `complete.json`, which is
@@ -8,10 +8,15 @@ written last.
 import json
 import os
 import shutil
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from neobert_hf.common.files import write_json
+from accelerate.utils import get_int_from_env
+from transformers import TrainingArguments
+
+from neobert_hf.common.files import Inputs, output_folder, write_json
 from neobert_hf.common.fingerprints import check_same_settings
 
 
@@ -21,6 +26,40 @@ ADVICE = (
     "Resume with the same settings, or start a new run with another `output_dir`; to start it from this checkpoint, "
     "give it as `init_from` to pretrain.py, or as `model` to any other recipe."
 )
+# Set by torchrun, several MPIs and `srun`. Slurm counts tasks, of which there may be fewer than processes, never more.
+WORLD_SIZES = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
+
+
+def training_folder(
+    arguments: TrainingArguments, recipe: str, writes: Iterable[str], inputs: Inputs
+) -> AbstractContextManager:
+    """The `output_dir` of a training, which the first process locks for all processes; see `output_folder`.
+
+    Args:
+        writes: the names of what is written there besides checkpoints, the model and its log.
+
+    Raises:
+        RuntimeError: if the processes that were started do not know of each other. If Accelerate finds no GPU, it
+            silently lets each of them train by itself, and each would count as the first.
+    """
+    started = max(get_int_from_env([name], 1) for name in WORLD_SIZES)
+    if arguments.world_size != started:
+        raise RuntimeError(
+            f"{started} processes were requested, but this process runs as one of {arguments.world_size} on "
+            f"{arguments.device.type}. Several processes need a GPU each, or on a CPU configs/accelerate/cpu_ddp.yaml "
+            "and ACCELERATE_USE_CPU=true."
+        )
+    if arguments.process_index:
+        return nullcontext()
+    return output_folder(arguments.output_dir, recipe, ("model", "checkpoint-*", "log.json", *writes), inputs)
+
+
+def check_alone(arguments: TrainingArguments) -> None:
+    """Refuse several processes, for recipes that run in a single one."""
+    if arguments.world_size > 1:
+        raise ValueError(
+            f"{arguments.world_size} processes were started, but this recipe runs in one: start it with `python`."
+        )
 
 
 class CheckpointError(RuntimeError):

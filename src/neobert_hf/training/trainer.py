@@ -1,11 +1,13 @@
 """What all training recipes add to the Trainer: complete checkpoints, a clean stop on Ctrl-C, only finite weights."""
 
 import math
+import os
 import signal
 import sys
 from pathlib import Path
 
 import torch
+from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 from safetensors.torch import load_model
 from torch.distributed.tensor import DTensor
@@ -14,7 +16,6 @@ from transformers.trainer_callback import PrinterCallback
 
 from neobert_hf.common.files import partial_folder, replace_folder
 from neobert_hf.common.tokenizers import clear_truncation
-from neobert_hf.training.launching import end_processes
 from neobert_hf.training.run_checkpoints import (
     Progress,
     check_engine,
@@ -56,6 +57,18 @@ class StopOnSignal(TrainerCallback):
             control.should_save = control.should_training_stop = True
 
 
+def _leave_signals_to_the_parent() -> None:
+    """Terminals and launchers signal whole process groups, and a data loader's worker that dies ends training at once.
+
+    Blocked, and not ignored: torch sets a handler of its own in each worker.
+    """
+    if isinstance(getattr(signal.getsignal(signal.SIGTERM), "__self__", None), StopOnSignal):
+        signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+
+
+os.register_at_fork(after_in_child=_leave_signals_to_the_parent)
+
+
 class EarlyStopping(EarlyStoppingCallback):
     """Early stopping without the warning that the best weights are not loaded, since `load_best` loads them."""
 
@@ -72,15 +85,6 @@ class PrintLogs(TrainerCallback):
             print(f"   step {state.global_step:,} of {state.max_steps:,}: {', '.join(values)}", flush=True)
 
 
-def ignore_signals(worker: int) -> None:
-    """Let a data loader's worker ignore Ctrl-C and SIGTERM, which terminals and launchers send to whole process groups.
-
-    A worker that dies ends training at once.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-
-
 class ResumableTrainer(Trainer):
     """A Trainer that uses only complete checkpoints; see `run_checkpoints.py`.
 
@@ -92,6 +96,7 @@ class ResumableTrainer(Trainer):
 
     Raises:
         FloatingPointError: if loss or weights are not finite. Such weights are not saved.
+        RuntimeError: if the launcher asked for an engine that does not run.
     """
 
     def __init__(self, *args, settings: dict, **kwargs):
@@ -109,6 +114,11 @@ class ResumableTrainer(Trainer):
                 f"Accelerate was launched with the precision {found!r}, but the settings of this run say {wanted!r}: "
                 f"give `--mixed_precision {wanted}` to `accelerate launch`, or change `bf16` or `fp16`."
             )
+        for name in ("FSDP", "DEEPSPEED"):
+            asked = os.environ.get(f"ACCELERATE_USE_{name}", "").lower() == "true"
+            # On a CPU, Accelerate silently trains without it.
+            if asked and (running := self.accelerator.distributed_type.value) != name:
+                raise RuntimeError(f"{name} was requested, but this process runs with {running}: {name} needs a GPU.")
         # The Trainer's own rotation would delete old checkpoints before the new one is complete, and with a limit of 1
         # it would delete the newest at the end of training, to keep the best.
         self.keep, self.args.save_total_limit = self.args.save_total_limit, None
@@ -221,3 +231,17 @@ class ResumableTrainer(Trainer):
         if not complete:
             return "There is no earlier checkpoint."
         return f"{complete[-1]} is complete: the same command goes on from there."
+
+
+def end_processes(accelerator: Accelerator, code: int = 0) -> None:
+    """End the processes of a finished run. Returns only if there is no other process to end and `code` is 0."""
+    accelerator.wait_for_everyone()
+    accelerator.end_training()
+    if accelerator.num_processes > 1 and accelerator.device.type == "cpu":
+        # Gloo's threads abort one exit in ten ("terminate called without an active exception", torch 2.13), and then
+        # the launcher would report a finished run as failed.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    if code:
+        sys.exit(code)

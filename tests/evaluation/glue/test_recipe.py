@@ -16,8 +16,8 @@ from transformers import AutoConfig
 from neobert_hf.common.fingerprints import model_fingerprint
 from neobert_hf.evaluation.glue.recipe import build_classifier
 from neobert_hf.evaluation.glue.report import read_published, summarize, write_report
+from neobert_hf.training.fine_tuning import StartingPoint
 from neobert_hf.training.run_checkpoints import CheckpointError, Progress, mark_complete
-from neobert_hf.training.starting_points import StartingPoint
 from tests.helpers.examples import load_example
 from tests.helpers.glue_runs import (
     GRID,

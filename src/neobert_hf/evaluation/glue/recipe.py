@@ -28,20 +28,20 @@ from neobert_hf.evaluation.glue.runs import GlueArguments, GlueSettings, Run, be
 from neobert_hf.evaluation.glue.tasks import GlueTask, load_task, report_repeated_rows
 from neobert_hf.evaluation.results import ADVICE
 from neobert_hf.training.arguments import result_settings
-from neobert_hf.training.fine_tuning import FineTuningTrainer
+from neobert_hf.training.fine_tuning import (
+    FineTuningTrainer,
+    StartingPoint,
+    build_model,
+    newest_checkpoints,
+    task_config,
+    tokenizer_of,
+)
 from neobert_hf.training.metrics import ScoreMetric
 from neobert_hf.training.run_checkpoints import (
     CheckpointError,
     complete_checkpoints,
     delete_checkpoint,
     newest_checkpoint,
-)
-from neobert_hf.training.starting_points import (
-    StartingPoint,
-    build_model,
-    newest_checkpoints,
-    task_config,
-    tokenizer_of,
 )
 
 
