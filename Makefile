@@ -9,7 +9,7 @@ export TOKENIZERS_PARALLELISM := false
 # instead of 9.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test slow everything clients lint docs bench gpu clean
+.PHONY: demo test everything nightly clients lint docs bench gpu clean
 
 demo: .venv/.installed  ## Tokenizer, pretraining, fill-mask and search on the documentation inside Python
 	$(BIN)/python examples/demo.py --config configs/demo.yaml
@@ -17,11 +17,10 @@ demo: .venv/.installed  ## Tokenizer, pretraining, fill-mask and search on the d
 test: .venv/.installed  ## The tests, without those marked slow, gpu or hub
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal
 
-slow: .venv/.installed  ## The tests marked slow
-	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal -m "slow and not gpu and not hub"
-
-everything: .venv/.installed  ## The tests of `test` and `slow` in one run, so that libraries are imported once
+everything: .venv/.installed  ## Also the tests marked slow; with SLOW_TESTS_UNTIL, as many of them as there is time for
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal -m "not gpu and not hub and not clients"
+
+nightly: everything clients  ## All that needs no GPU and no Hub
 
 clients: .venv-clients/.installed  ## The tests of third-party clients (five minutes); rewrites docs/clients.md
 	.venv-clients/bin/python -m pytest -n $(TEST_PROCESSES) --dist worksteal -m clients tests/clients

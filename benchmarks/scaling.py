@@ -1,5 +1,5 @@
 """What pretraining at full size costs, computed from the FLOPs of a step and the bytes it keeps. Prints the tables of
-docs/scaling.md.
+benchmarks/results/scaling.md.
 
     python benchmarks/scaling.py
 

@@ -34,7 +34,7 @@ TRIAL = "--logging_steps 1 --eval_steps 2 --use_cpu true --hidden_size 64 --num_
 def test_scaling_document_holds_the_tables_of_its_command():
     from scaling import tables
 
-    text = (ROOT / "docs" / "scaling.md").read_text()
+    text = (ROOT / "benchmarks/results/scaling.md").read_text()
     for table in tables():
         assert "\n".join(table) in text
 

@@ -9,39 +9,49 @@ import pytest
 from sentence_transformers import SentenceTransformer
 
 from neobert_hf import NeoBERTForMaskedLM
+from tests.helpers.examples import load_example
 from tests.helpers.models import ROOT, small_model
-from tests.helpers.pages import PageRunner, blocks_of
+from tests.helpers.pages import PageRunner
 from tests.helpers.small_tokenizer import small_tokenizer
 
 
 # As many rows as each file of the guides' data may keep.
-MOST_ROWS = {"docstrings": 120, "docstrings_held_out": 24, "reference": 24, "train": 64, "validation": 24}
+MOST_ROWS = {
+    "docstrings": 120,
+    "docstrings_held_out": 24,
+    "reference": 24,
+    "returned": 120,
+    "train": 64,
+    "validation": 24,
+}
 # Part of the standard library, to be read in no time.
 PACKAGES = ("asyncio", "email", "logging", "unittest", "xml")
 
 
 @pytest.fixture(scope="session")
 def guide_data(tmp_path_factory) -> Path:
-    """What the guides share: `corpus/` and `data/` from the page on their data, cut short, and models in `runs/`."""
+    """What the guides share: `corpus/` and `data/` of `examples/sample_data.py`, cut short, and models in `runs/`."""
     folder = tmp_path_factory.mktemp("guides")
     for package in PACKAGES:
         shutil.copytree(Path(sysconfig.get_path("stdlib")) / package, folder / "library" / package)
-    (block,) = (block for block in blocks_of(ROOT / "docs/guides/sample_data.md") if block.language == "python")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setattr(sysconfig, "get_path", lambda name: str(folder / "library"))
-        exec(compile(block.text, "sample_data.md", "exec"), {})
+        load_example("sample_data").main()
     for file in folder.glob("*/**/*.jsonl"):
         lines = file.read_text().splitlines(keepends=True)
         rows = lines[:: max(1, len(lines) // MOST_ROWS[file.stem])][: MOST_ROWS[file.stem]]
-        assert all(json.loads(row)["text"] for row in rows)
+        assert all(json.loads(row) for row in rows)
         file.write_text("".join(rows))
+    code = folder / "data/code.conll"
+    code.write_text("\n\n".join(code.read_text().split("\n\n")[:400]))
     tokenizer = small_tokenizer(model_max_length=64)
     model = small_model(NeoBERTForMaskedLM, pad_token_id=tokenizer.pad_token_id)
     for name in ("tiny", "domain"):
         model.save_pretrained(folder / "runs" / name / "model")
         tokenizer.save_pretrained(folder / "runs" / name / "model")
-    SentenceTransformer(str(folder / "runs/tiny/model")).save(str(folder / "runs/embeddings/model"))
+    for name in ("embeddings", "my_embeddings"):
+        SentenceTransformer(str(folder / "runs/tiny/model")).save(str(folder / "runs" / name / "model"))
     return folder
 
 

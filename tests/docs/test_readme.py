@@ -7,12 +7,12 @@ from tests.helpers.models import ROOT
 
 
 README = ROOT / "README.md"
-WANTS = "embed distil classify tag answer search own_documents adapt long_texts pretrain evaluate serve publish".split()
+GUIDES = {"search", "embed", "distil", "fine_tune", "pretrain", "long_texts", "evaluate", "serve", "publish"}
 
 
 def test_length():
     lines = README.read_text().splitlines()
-    assert len(lines) <= 130 and max(len(line) for line in lines if not line.startswith(("|", "!"))) <= 120
+    assert len(lines) <= 120 and max(len(line) for line in lines if not line.startswith(("|", "!"))) <= 120
 
 
 def test_code_runs(runner):
@@ -29,8 +29,8 @@ def test_code_runs(runner):
 
 def test_a_command_and_a_guide_for_every_want(runner):
     """Each command is read by its own script, to the last flag."""
-    rows = re.findall(r"^\| .* \| `(.*)` \| \[.*\]\(docs/guides/(\w+)\.md\) \|$", README.read_text(), re.MULTILINE)
-    assert [guide for _, guide in rows] == WANTS
+    rows = re.findall(r"^\| .* \| `(.*)` \| \[.*\]\(docs/guides/(\w+)\.md.*\) \|$", README.read_text(), re.MULTILINE)
+    assert len(rows) >= 13 and {guide for _, guide in rows} == GUIDES
     runner.read_only = ("python", "accelerate", "neobert-hf")
     for command, _ in rows:
         runner.run_command(shlex.split(command))
@@ -45,6 +45,6 @@ def test_it_says_at_once_that_the_published_model_gives_no_embeddings():
 def test_folders_of_the_tree_exist():
     tree = README.read_text().split("## The tree")[1].split("```")[0]
     folders = re.findall(r"`([\w/]+)/`", tree)
-    assert len(folders) >= 8
+    assert len(folders) >= 7
     for folder in folders:
         assert (ROOT / folder).is_dir() or (ROOT / "src" / "neobert_hf" / folder).is_dir(), folder

@@ -2,8 +2,8 @@
 
 The plan is a pure function of the settings and a small cursor. Every process computes the whole plan and takes its
 share, so the micro-batches of an optimizer step are the same on any number of devices. A checkpoint stores only the
-cursor, so resuming takes no longer at step 900,000 than at step 1. See docs/scaling.md for why the data are
-memory-mapped Arrow shards and not a stream.
+cursor, so resuming takes no longer at step 900,000 than at step 1. See benchmarks/results/scaling.md for why the data
+are memory-mapped Arrow shards and not a stream.
 """
 
 import copy

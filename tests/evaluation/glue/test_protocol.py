@@ -112,7 +112,7 @@ def test_the_default_is_the_papers_transfer_and_the_released_one_has_a_file():
 def test_the_guides_commands_have_all_that_they_need():
     """Tasks, what these start from, and hyperparameters; the data are the Hub's."""
     planned = []
-    for block in blocks_of(ROOT / "docs" / "guides" / "glue.md"):
+    for block in blocks_of(ROOT / "docs" / "guides" / "evaluate.md"):
         for command in block.commands() if block.language == "bash" else []:
             if "examples/run_glue.py" in command and "chandar-lab/NeoBERT" in command:
                 args = [str(ROOT / word) if word.startswith("configs/") else word for word in command[2:]]
