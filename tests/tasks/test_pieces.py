@@ -140,10 +140,13 @@ def test_answers_of_all_windows_are_ranked_together():
     # Too long an answer, and an end before its start.
     start[0, inside[0]], end[0, inside[1]] = 4.5, -4
     context = task.tables["train"]["context"][0].split()
-    assert task.answers("train", (start, end))[0] == (" ".join(context[2:4]), 9.0)
+    assert task.answers("train", (start, end))[0] == " ".join(context[2:4])
     # None is better than every answer in all windows.
     start[:, 0] = end[:, 0] = 5
-    assert task.answers("train", (start, end))[0] == ("", 10.0)
+    assert task.answers("train", (start, end))[0] == ""
+    # Where every training question has an answer, as in SQuAD v1, none is never said.
+    task.none_allowed = False
+    assert task.answers("train", (start, end))[0] == " ".join(context[2:4])
 
 
 def test_a_question_that_leaves_no_room_is_an_error():

@@ -1,6 +1,5 @@
 """Rows of tasks: what is read and held out, and what is refused before anything is trained."""
 
-import json
 from types import SimpleNamespace
 
 import pytest
@@ -82,7 +81,7 @@ def test_a_text_that_is_trained_on_is_not_held_out_again(tmp_path):
         task_of("classes", tmp_path / "one.csv")
 
 
-def test_every_label_stays_in_training(tmp_path, capsys):
+def test_every_label_stays_in_training(tmp_path):
     single = [
         {"text": f"text {number}", "label": f"c{number}" if number < 8 else "yn"[number % 2]} for number in range(60)
     ]
@@ -94,7 +93,6 @@ def test_every_label_stays_in_training(tmp_path, capsys):
         ("tags", write_json_lines(tmp_path / "tagged.jsonl", tagged)),
     ):
         assert len(task_of(kind, data).tables["validation"]) == 6
-        assert "No validation row has 8 of these: c0, c1, " in capsys.readouterr().out
     unlike = [{"text": f"text {number}", "label": f"c{number}"} for number in range(20)]
     with pytest.raises(ValueError, match="keep every label in training"):
         task_of("classes", write_csv(tmp_path / "unlike.csv", unlike))
@@ -114,16 +112,7 @@ def test_words_with_spaces_inside_stay_whole(tmp_path):
     ]
 
 
-def test_json_lines_end_where_json_says(tmp_path):
-    rows = [row | {"context": f"{row['context']}\u2028\x85end"} for row in asked_rows(4)]
-    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row, ensure_ascii=False)}\r\n" for row in rows))
-    read = rows_of(tmp_path / "rows.jsonl")
-    assert sorted(row.text("context") for part in read.values() for row in part) == sorted(
-        row["context"] for row in rows
-    )
-
-
-def test_what_lies_beside_a_file_is_not_read_as_well(tmp_path, capsys):
+def test_what_lies_beside_a_file_is_not_read_as_well(tmp_path):
     """A backup, and the same rows in two formats: each would double the rows."""
     folder = tmp_path / "folder"
     write_csv(folder / "train.csv", text_rows(8))
@@ -131,7 +120,7 @@ def test_what_lies_beside_a_file_is_not_read_as_well(tmp_path, capsys):
     write_csv(folder / "train.csv.bak", text_rows(8, seed=1))
     assert [row.cells for row in rows_of(folder)["train"]] == text_rows(8)
     write_csv(folder / "eval.csv", text_rows(4))
-    assert rows_of(folder).keys() == {"train", "validation"} and "eval.csv" in capsys.readouterr().out
+    assert rows_of(folder).keys() == {"train", "validation"}
     assert rows_of(folder, test_data=str(folder / "eval.csv")).keys() == {"train", "validation", "test"}
     Dataset.from_list(text_rows(4)).to_parquet(folder / "valid.parquet")
     with pytest.raises(ValueError, match="dev.csv, valid.parquet"):
@@ -178,7 +167,8 @@ def test_paths_that_do_not_exist_are_said_to_be_that(tmp_path, monkeypatch, name
         ({"model": "nowhere"}, OSError, "`model`"),
         ({"max_steps": 0}, ValueError, "`max_steps`"),
         ({"label_smoothing_factor": 0.1}, ValueError, "`label_smoothing_factor`"),
-        ({"pooling": "max"}, ValueError, "`pooling`"),
+        ({"pooling": "max"}, ValueError, "pooling.*max"),
+        ({"problem": "single_label"}, ValueError, "problem.*single_label"),
         ({"validation_share": 10}, ValueError, "`validation_share`"),
     ],
     ids=lambda changes: next(iter(changes)) if isinstance(changes, dict) else "",
@@ -247,11 +237,9 @@ BAD_ROWS = [
     ("classes", {}, {"train": [*ONES, {"text": None, "label": "x"}]}, "train, row 2: 'text' is None"),
     ("classes", {}, {"train": ONES[:1]}, "one label, x"),
     ("classes", {"problem": "regression"}, {}, "train, row 0: 'label' is 'x'"),
-    ("classes", {"problem": "single_label"}, {}, "`problem` is 'single_label'"),
     ("classes", {"problem": "multi_label_classification"}, {}, "train, row 0: 'label' is 'x'"),
     ("classes", {}, {"train": WRITTEN}, "'x', 'y'.*`label_separator`"),
     ("classes", {}, {"train": HOT, "validation": [HOT[0] | {"text": "c"}]}, "lists of 3 numbers 0 and 1"),
-    ("classes", {"problem": "regression"}, {"train": NUMBERS, "validation": [{"text": "c", "label": "1"}]}, "1.0"),
     ("tags", {}, {"validation": [{"tokens": ["a", "b"], "tags": ["O"]}]}, "row 0 has 2 words and 1 tags"),
     ("tags", {}, {"train": [*TAGGED, {"tokens": [], "tags": []}]}, "row 8: 'tokens' is"),
     ("tags", {}, {"train": [*TAGGED, {"tokens": ["a", " "], "tags": ["O", "O"]}]}, "row 8: 'tokens' is"),

@@ -1,5 +1,6 @@
 """How a script ends if a setting or file of its user is wrong: with the message of the error, and no traceback."""
 
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +19,8 @@ def run_script(main: Callable[[], None]) -> None:
         main()
     except KeyboardInterrupt:
         # Trainings save a checkpoint first. What the others have finished stays.
-        sys.exit("Stopped: the same command goes on with what is left.")
+        print("Stopped: the same command goes on with what is left.", file=sys.stderr)
+        sys.exit(128 + signal.SIGINT)
     except (ValueError, OSError, ImportError, RuntimeError, FloatingPointError) as error:
         script, place = Path(sys.argv[0]), Path(extract_tb(error.__traceback__)[-1].filename).resolve()
         if place != script.resolve() and not place.is_relative_to(PACKAGE):

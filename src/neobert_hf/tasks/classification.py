@@ -2,24 +2,23 @@
 
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from datasets import DatasetDict
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import Ridge
-from sklearn.metrics import f1_score, precision_recall_fscore_support
+from sklearn.metrics import classification_report, f1_score
 from sklearn.multiclass import OneVsRestClassifier
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.svm import LinearSVC
+from sklearn.utils.class_weight import compute_class_weight
 from torch.nn import functional as F
 from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerBase
 
-from neobert_hf.common.report import markdown_table
-from neobert_hf.common.settings import nearest
 from neobert_hf.data.tables import Row, list_as_text
-from neobert_hf.tasks.recipe import Task, TaskSettings, worst_rows
+from neobert_hf.tasks.recipe import Task, TaskSettings
 from neobert_hf.tasks.rows import Splits, choose_column, count_labels, parse_splits
 from neobert_hf.training.metrics import ScoreMetric
 
@@ -40,28 +39,23 @@ class ClassificationSettings(TaskSettings):
 
     text_columns: list[str] = field(default_factory=list, metadata={"help": "one or two columns; guessed if empty"})
     label_column: str | None = field(default=None, metadata={"help": "guessed if unset"})
-    problem: str | None = field(default=None, metadata={"help": f"{SINGLE}, {SEVERAL}, {NUMBER}; guessed if unset"})
+    problem: Literal["single_label_classification", "multi_label_classification", "regression"] | None = field(
+        default=None, metadata={"help": "guessed if unset"}
+    )
     label_separator: str | None = field(
         default=None, metadata={"help": "separator between the labels of a row that has several"}
     )
     class_weights: bool = field(
         default=False, metadata={"help": "weight classes so that rare ones count as much as common ones"}
     )
-    pooling: str | None = field(
-        default=None, metadata={"help": "hidden states for the head: cls or mean; as in the model's config if unset"}
+    pooling: Literal["cls", "mean"] | None = field(
+        default=None, metadata={"help": "hidden states for the head; as in the model's config if unset"}
     )
-
-    def __post_init__(self):
-        super().__post_init__()
-        if self.pooling not in (None, "cls", "mean"):
-            raise ValueError(f"`pooling` is {self.pooling!r}; it must be cls or mean.")
-        if self.problem not in (None, SINGLE, SEVERAL, NUMBER):
-            raise ValueError(f"`problem` is {self.problem!r}{nearest(self.problem, [SINGLE, SEVERAL, NUMBER])}")
-        if len(self.text_columns) > 2:
-            raise ValueError(f"`text_columns` names {len(self.text_columns)} columns; it must name one or two.")
 
     def choose_columns(self, rows: list[Row]) -> tuple[list[str], str]:
         """The one or two text columns, and the label column."""
+        if len(self.text_columns) > 2:
+            raise ValueError(f"`text_columns` names {len(self.text_columns)} columns; it must name one or two.")
         label = choose_column(rows, self.label_column, LABELS, "label_column")
         if self.text_columns:
             texts = [choose_column(rows, name, (), "text_columns") for name in self.text_columns]
@@ -85,9 +79,7 @@ class Classification(Task):
     baseline_name = "TF-IDF and a linear model"
 
     def __init__(self, settings: ClassificationSettings, splits: Splits):
-        self.settings = settings
-        if settings.pooling is not None:
-            self.config = {"classifier_pooling": settings.pooling}
+        self.settings, self.pooling = settings, settings.pooling
         texts, label = settings.choose_columns(splits["train"])
         self.problem = settings.problem or guess_problem(splits["train"], label, settings.label_separator)
         print(f"columns: text {' and '.join(texts)}, label {label}; {self.problem} (settings can name others)")
@@ -105,11 +97,6 @@ class Classification(Task):
         self.tables = DatasetDict()
         for split, table in parsed.items():
             numbers = [self._number(label) for label in table["label"][:]]
-            if self.problem == NUMBER and len(set(numbers)) == 1:
-                raise ValueError(
-                    f"All rows of the split {split} have the label {numbers[0]}, so no correlation is defined: add "
-                    "rows with other labels."
-                )
             self.tables[split] = table.remove_columns("label").add_column("label", numbers)
         if settings.class_weights:
             self.loss = partial(weighted_loss, weights=self._weights(), problem=self.problem)
@@ -127,8 +114,7 @@ class Classification(Task):
         labels = np.array(self.tables["train"]["label"][:])
         if self.problem == SEVERAL:
             return torch.tensor((len(labels) - labels.sum(0)) / labels.sum(0)).float()
-        counts = np.bincount(labels)
-        return torch.tensor(len(labels) / (len(counts) * counts)).float()
+        return torch.tensor(compute_class_weight("balanced", classes=np.unique(labels), y=labels)).float()
 
     def encode(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
         def ids(batch: dict[str, list]) -> dict[str, list]:
@@ -137,12 +123,15 @@ class Classification(Task):
         self.encoded = self.tables.map(ids, batched=True, remove_columns=["place", *self.texts], desc="tokenizing")
 
     def score(self, split: str, logits: np.ndarray) -> dict[str, float]:
+        return self._metrics(split, self._predictions(logits))
+
+    def _predictions(self, logits: np.ndarray) -> np.ndarray:
+        """Numbers of classes, flags or scores, as the labels of the tables."""
         if self.problem == NUMBER:
-            return self._metrics(split, logits[:, 0])
-        return self._metrics(split, logits > 0 if self.problem == SEVERAL else logits.argmax(-1))
+            return logits[:, 0]
+        return (logits > 0).astype(int) if self.problem == SEVERAL else logits.argmax(-1)
 
     def _metrics(self, split: str, found: np.ndarray) -> dict[str, float]:
-        """The metrics of predictions: class numbers, flags or scores."""
         right = np.array(self.tables[split]["label"][:])
         if self.problem == NUMBER:
             return ScoreMetric(["pearson", "spearmanr"]).compute(predictions=found, references=right)
@@ -168,37 +157,28 @@ class Classification(Task):
     def _joined(self, split: str) -> list[str]:
         return [" ".join(texts) for texts in zip(*(self.tables[split][name][:] for name in self.texts))]
 
-    def describe(self, split: str, logits: np.ndarray) -> list[str]:
-        table, right, texts = self.tables[split], np.array(self.tables[split]["label"][:]), self._joined(split)
+    def label_report(self, split: str, logits: np.ndarray) -> str:
         if self.problem == NUMBER:
-            found = logits[:, 0]
-            cells = [[*row] for row in zip(right, found.round(3), texts)]
-            return worst_rows(["Right", "Found", "Text"], np.abs(found - right).tolist(), table, cells)
-        if self.problem == SEVERAL:
-            found = (logits > 0).astype(int)
-            # The most confident of the wrong decisions of a row.
-            errors = np.where(found != right, np.abs(logits), 0).max(-1)
-        else:
-            found = logits.argmax(-1)
-            # The negative log-probability of the right label.
-            losses = np.logaddexp.reduce(logits, axis=-1) - logits[np.arange(len(right)), right]
-            errors = np.where(found != right, losses, 0)
-        counted = precision_recall_fscore_support(
-            right, found, labels=range(len(self.labels)), average=None, zero_division=0
-        )
-        rows = [
-            [name, *(f"{100 * part:.1f}" for part in parts[:3]), parts[3]]
-            for name, *parts in zip(self.labels, *counted)
-        ]
-        cells = [[self._names(one), self._names(other), text] for one, other, text in zip(right, found, texts)]
-        return [
-            *markdown_table(["Label", "Precision", "Recall", "F1", "Rows"], rows),
-            "",
-            *worst_rows(["Right", "Found", "Text"], errors.tolist(), table, cells),
-        ]
+            return ""
+        right, names = np.array(self.tables[split]["label"][:]), self.labels
+        options = {"labels": range(len(names)), "target_names": names, "digits": 3, "zero_division": 0}
+        return classification_report(right, self._predictions(logits), **options)
 
-    def _names(self, label: Any) -> str:
-        """The name of a class, or the names of the classes whose flags are 1."""
+    def errors(self, split: str, logits: np.ndarray) -> list[tuple[float, str, str, str]]:
+        """How far a number is off, or how sure the model is of what is wrong."""
+        right, found = np.array(self.tables[split]["label"][:]), self._predictions(logits)
+        if self.problem == NUMBER:
+            sizes = np.abs(found - right)
+        elif self.problem == SEVERAL:
+            sizes = np.where(found != right, np.abs(logits), 0).max(-1)
+        else:
+            sizes = logits.max(-1) - logits[np.arange(len(right)), right]
+        return list(zip(sizes, map(self._shown, right), map(self._shown, found), self._joined(split)))
+
+    def _shown(self, label: Any) -> str:
+        """A number, the name of a class, or the names of the classes whose flags are 1."""
+        if self.problem == NUMBER:
+            return f"{label:.3f}"
         if self.problem == SINGLE:
             return self.labels[label]
         return ", ".join(name for name, flag in zip(self.labels, label) if flag) or "none"

@@ -14,7 +14,7 @@ from transformers import AutoModelForQuestionAnswering, PreTrainedTokenizerBase
 
 from neobert_hf.data import tables
 from neobert_hf.data.tables import Reader, Row
-from neobert_hf.tasks.recipe import Task, TaskSettings, worst_rows
+from neobert_hf.tasks.recipe import Task, TaskSettings
 from neobert_hf.tasks.rows import Splits, parse_splits
 
 
@@ -127,37 +127,31 @@ class QuestionAnswering(Task):
             if cut := sum(map(bool, table["texts"][:])) - len(whole):
                 print(f"{split}: {cut:,} answers are whole in no window and count as no answer: raise `stride`.")
 
-    def answers(self, split: str, logits: tuple[np.ndarray, np.ndarray]) -> list[tuple[str, float]]:
-        """For each question, the best answer of all its windows, and its score. An empty text means no answer."""
+    def answers(self, split: str, logits: tuple[np.ndarray, np.ndarray]) -> list[str]:
+        """For each question, the best answer of all its windows. An empty text means no answer."""
         contexts, encoded = self.tables[split]["context"][:], self.encoded[split]
         best = [("", -np.inf) for _ in contexts]
         nulls = np.full(len(contexts), np.inf)
         columns = (encoded[name][:] for name in ("row", "starts", "ends"))
         for row, starts, ends, start, end in zip(*columns, *logits):
             nulls[row] = min(nulls[row], start[0] + end[0])
-            for first, last, score in self._best_spans(np.array(starts), start, end):
-                text = contexts[row][starts[first] : ends[last]].strip()
+            for first, last in self._likely_spans(np.array(starts), start, end):
+                text, score = contexts[row][starts[first] : ends[last]].strip(), start[first] + end[last]
                 if text and score > best[row][1]:
                     best[row] = (text, score)
-        if not self.none_allowed:
-            return best
-        threshold = self.settings.null_threshold
-        return [("", null) if null - score > threshold else (text, score) for (text, score), null in zip(best, nulls)]
+        limit = self.settings.null_threshold if self.none_allowed else np.inf
+        return ["" if null - score > limit else text for (text, score), null in zip(best, nulls)]
 
-    def _best_spans(self, starts: np.ndarray, start: np.ndarray, end: np.ndarray) -> list[tuple[int, int, float]]:
-        """First token, last token and score of the most likely answers of a window."""
+    def _likely_spans(self, starts: np.ndarray, start: np.ndarray, end: np.ndarray) -> Iterator[tuple[int, int]]:
+        """First and last token of the answers that the likeliest starts and ends of a window make."""
         number, (inside,) = self.settings.best_answers, np.nonzero(starts >= 0)
-        firsts = inside[np.argsort(-start[inside], kind="stable")[:number]]
-        lasts = inside[np.argsort(-end[inside], kind="stable")[:number]]
-        return [
-            (int(first), int(last), float(start[first] + end[last]))
-            for first in firsts
-            for last in lasts
-            if first <= last < first + self.settings.max_answer_length
-        ]
+        for first in inside[np.argsort(-start[inside], kind="stable")[:number]]:
+            for last in inside[np.argsort(-end[inside], kind="stable")[:number]]:
+                if first <= last < first + self.settings.max_answer_length:
+                    yield first, last
 
     def score(self, split: str, logits: tuple[np.ndarray, np.ndarray]) -> dict[str, float]:
-        return squad_scores([text for text, _ in self.answers(split, logits)], self.tables[split]["texts"][:])
+        return squad_scores(self.answers(split, logits), self.tables[split]["texts"][:])
 
     def baseline(self, split: str) -> dict[str, float]:
         """No answer, or the sentence that has the most words of the question."""
@@ -168,19 +162,14 @@ class QuestionAnswering(Task):
         ]
         return squad_scores(found, table["texts"][:])
 
-    def describe(self, split: str, logits: Any) -> list[str]:
+    def errors(self, split: str, logits: tuple[np.ndarray, np.ndarray]) -> list[tuple[float, str, str, str]]:
+        """What an answer lacks of an F1 of 1."""
         table, found = self.tables[split], self.answers(split, logits)
-        cells = [
-            [question, right[0] if right else "none", text or "none"]
-            for question, right, (text, _) in zip(table["question"][:], table["texts"][:], found)
+        rows = zip(table["question"][:], table["texts"][:], found)
+        return [
+            (1 - answer_scores(text, right)[1], right[0] if right else "none", text or "none", question)
+            for question, right, text in rows
         ]
-        # Wholly wrong answers, the most confident first.
-        lowest = min(score for _, score in found)
-        errors = [
-            score - lowest + 1 if answer_scores(text, right)[1] == 0 else 0
-            for (text, score), right in zip(found, table["texts"][:])
-        ]
-        return worst_rows(["Question", "Right", "Found"], errors, table, cells)
 
 
 def parse_question(row: Row) -> dict[str, Any]:

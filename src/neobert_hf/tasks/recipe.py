@@ -1,15 +1,14 @@
-"""The steps that the recipes for your own tasks share: settings, training, the report and the model card."""
+"""What the recipes for your own tasks share: settings, training, the report and the model card."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
-from datasets import Dataset, DatasetDict
+from datasets import DatasetDict
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from transformers import DataCollatorWithPadding, PreTrainedTokenizerBase, set_seed
 
@@ -28,6 +27,9 @@ from neobert_hf.training.fine_tuning import (
     tokenizer_of,
 )
 from neobert_hf.training.run_checkpoints import check_alone, newest_checkpoint, training_folder
+
+
+SHOWN_ERRORS = 10
 
 
 @dataclass
@@ -71,7 +73,7 @@ class Task(ABC):
         encoded: the model's inputs of every split; see `encode`.
         labels: names of the model's outputs; None if the head has two outputs of its own.
         problem: `problem_type` of Transformers.
-        config: values that the model's config gets.
+        pooling: which hidden states a text classifier reads; None for what the model's config says.
         loss: replaces the model's own loss.
         reduce_logits: reduces the logits that an evaluation keeps.
         collator_class: makes a batch of the inputs.
@@ -84,7 +86,7 @@ class Task(ABC):
     encoded: DatasetDict
     labels: list[str] | None = None
     problem: str | None = None
-    config: Mapping[str, Any] = MappingProxyType({})
+    pooling: str | None = None
     loss: Any = None
     reduce_logits: Any = None
     collator_class: Any = DataCollatorWithPadding
@@ -102,9 +104,13 @@ class Task(ABC):
     def baseline(self, split: str) -> dict[str, float]:
         """The same metrics of a simple method that learns from the same rows."""
 
+    def label_report(self, split: str, logits: Any) -> str:
+        """Precision and recall of each label, as a library prints them; empty if there are no labels."""
+        return ""
+
     @abstractmethod
-    def describe(self, split: str, logits: Any) -> list[str]:
-        """Lines of Markdown about single labels and the worst errors."""
+    def errors(self, split: str, logits: Any) -> list[tuple[float, str, str, str]]:
+        """How wrong each row is, 0 if it is right; what is right, what the model found, and the text."""
 
 
 @contextmanager
@@ -125,16 +131,14 @@ def fine_tune(task: Task, settings: TaskSettings, arguments: FineTuningArguments
     Returns:
         The trainer, with the weights of the best evaluation.
     """
-    start = StartingPoint(settings.model, settings.model, trust_remote_code=settings.trust_remote_code)
+    start = StartingPoint(settings.model, trust_remote_code=settings.trust_remote_code)
     tokenizer = tokenizer_of(start)
     set_seed(arguments.seed)
     config = task_config(start, task.labels, task.problem, settings.classifier_dropout)
-    for name, value in task.config.items():
-        if not hasattr(config, name):
-            raise ValueError(
-                f"The config of {settings.model} has no `{name}`, so it cannot be {value!r}: leave it out."
-            )
-        setattr(config, name, value)
+    if task.pooling is not None:
+        if not hasattr(config, "classifier_pooling"):
+            raise ValueError(f"`pooling` is {task.pooling!r}, but {settings.model} has no such choice: leave it out.")
+        config.classifier_pooling = task.pooling
     model = build_model(start, task.auto_class, config)
     length = length_to_cut_at(model, tokenizer, settings.max_length)
     task.encode(tokenizer, length)
@@ -154,6 +158,11 @@ def fine_tune(task: Task, settings: TaskSettings, arguments: FineTuningArguments
     )
     output = Path(arguments.output_dir)
     checkpoint, _ = newest_checkpoint(output, values)
+
+    def compute_metrics(found: Any) -> dict[str, float]:
+        scores = task.score("validation", found.predictions)
+        return scores | {"score": next(iter(scores.values()))}
+
     trainer = FineTuningTrainer(
         model,
         arguments,
@@ -163,7 +172,7 @@ def fine_tune(task: Task, settings: TaskSettings, arguments: FineTuningArguments
         processing_class=tokenizer,
         compute_loss_func=task.loss,
         preprocess_logits_for_metrics=task.reduce_logits,
-        compute_metrics=lambda found: _with_score(task.score("validation", found.predictions)),
+        compute_metrics=compute_metrics,
         settings=values,
     )
     print(
@@ -177,10 +186,6 @@ def fine_tune(task: Task, settings: TaskSettings, arguments: FineTuningArguments
     return trainer
 
 
-def _with_score(values: dict[str, float]) -> dict[str, float]:
-    return values | {"score": next(iter(values.values()))}
-
-
 def write_report(task: Task, settings: TaskSettings, trainer: FineTuningTrainer) -> str:
     """Score the best model and the baseline on all held-out rows; write `report.md`, `report.json` and the card.
 
@@ -192,21 +197,12 @@ def write_report(task: Task, settings: TaskSettings, trainer: FineTuningTrainer)
     for split in [split for split in task.tables if split != "train"]:
         logits = trainer.predict(task.encoded[split]).predictions
         scores[split], baselines[split] = task.score(split, logits), task.baseline(split)
-        details += ["", f"## {split.capitalize()}", "", *task.describe(split, logits)]
-    # Some splits have more metrics: F1 of questions with and without an answer exists only if a split has both.
-    names = list(dict.fromkeys(chain(*scores.values())))
-    rows = [
-        [
-            split,
-            f"{len(task.tables[split]):,}",
-            who,
-            *(f"{100 * values[name]:.2f}" if name in values else "-" for name in names),
-        ]
-        for split in scores
-        for who, values in (("fine-tuned", scores[split]), (task.baseline_name, baselines[split]))
-    ]
-    table = markdown_table(["Split", "Rows", "Model", *names], rows)
+        details += ["", f"## {split.capitalize()}", ""]
+        if report := task.label_report(split, logits):
+            details += ["```", report.rstrip(), "```", ""]
+        details += worst_rows(task.tables[split]["place"][:], task.errors(split, logits))
     evaluations, best = trainer.evaluations(), trainer.state.best_global_step
+    table = _score_table(task, scores, baselines)
     lines = [
         f"# {task.kind}",
         "",
@@ -218,13 +214,41 @@ def write_report(task: Task, settings: TaskSettings, trainer: FineTuningTrainer)
         *details,
     ]
     text = "\n".join(lines) + "\n"
-    # The card may be published, so it names no path of this machine.
-    card = _card(task, Path(settings.data).name, scores, "\n".join([f"# {task.kind}", "", *table]))
     content = {"scores": scores, "baselines": baselines, "evaluations": evaluations, "best_step": best}
     write_json(folder / "report.json", content | {"settings": trainer.run_settings})
     write_text(folder / "report.md", text)
+    # The card may be published, so it names no path of this machine.
+    card = _card(task, Path(settings.data).name, scores, "\n".join([f"# {task.kind}", "", *table]))
     write_text(folder / "model" / "README.md", str(card))
     return text
+
+
+def _score_table(task: Task, scores: dict[str, dict], baselines: dict[str, dict]) -> list[str]:
+    # Some splits have more metrics: F1 of questions with and without an answer exists only if a split has both.
+    names = list(dict.fromkeys(chain(*scores.values())))
+    rows = []
+    for split, found in scores.items():
+        for who, values in (("fine-tuned", found), (task.baseline_name, baselines[split])):
+            cells = [f"{100 * values[name]:.2f}" if name in values else "-" for name in names]
+            rows.append([split, f"{len(task.tables[split]):,}", who, *cells])
+    return markdown_table(["Split", "Rows", "Model", *names], rows)
+
+
+def worst_rows(places: list[str], errors: list[tuple[float, str, str, str]]) -> list[str]:
+    """The rows with the largest errors, as Markdown.
+
+    Args:
+        places: file and number of each row.
+        errors: what `Task.errors` returns.
+    """
+    wrong = sorted((row for row in zip(places, errors) if row[1][0] > 0), key=lambda row: -row[1][0])
+    if not wrong:
+        return ["No row is wrong."]
+    rows = []
+    for place, (_, *cells) in wrong[:SHOWN_ERRORS]:
+        rows.append([Path(place).name, *(" ".join(cell.split())[:160].replace("|", "\\|") for cell in cells)])
+    table = markdown_table(["Row", "Right", "Found", "Text"], rows)
+    return [f"The {len(rows)} worst of {len(wrong):,} errors:", "", *table]
 
 
 def _card(task: Task, name: str, scores: dict[str, dict[str, float]], text: str) -> ModelCard:
@@ -233,41 +257,17 @@ def _card(task: Task, name: str, scores: dict[str, dict[str, float]], text: str)
     Args:
         name: the name of the data.
     """
+    data = {"task_type": task.kind, "dataset_type": name, "dataset_name": name}
     results = [
-        EvalResult(
-            task_type=task.kind,
-            dataset_type=name,
-            dataset_name=name,
-            dataset_split=split,
-            metric_type=metric,
-            metric_value=value,
-        )
+        EvalResult(**data, dataset_split=split, metric_type=metric, metric_value=value)
         for split, values in scores.items()
         for metric, value in values.items()
     ]
-    data = ModelCardData(
+    card = ModelCardData(
         library_name="transformers",
         pipeline_tag=task.kind,
         model_name=name,
         eval_results=results,
         tags=["neobert_hf"],
     )
-    return ModelCard(f"---\n{data.to_yaml()}\n---\n\n{text}\n")
-
-
-def worst_rows(head: list[str], errors: list[float], table: Dataset, cells: list[list[Any]]) -> list[str]:
-    """The ten rows with the largest errors, with their places, as Markdown.
-
-    Args:
-        head: the names of the cells.
-        errors: of each row, 0 or less if it is right.
-        table: the rows, with their `place`.
-        cells: what is shown of each row.
-    """
-    order = [number for number in sorted(range(len(errors)), key=lambda number: -errors[number]) if errors[number] > 0]
-    if not order:
-        return ["No row is wrong."]
-    places, shown = table["place"][:], order[:10]
-    short = [[" ".join(str(cell).split())[:160].replace("|", "\\|") for cell in cells[number]] for number in shown]
-    rows = [[Path(places[number]).name, *cells] for number, cells in zip(shown, short)]
-    return [f"The {len(shown)} worst of {len(order):,} errors:", "", *markdown_table(["Row", *head], rows)]
+    return ModelCard(f"---\n{card.to_yaml()}\n---\n\n{text}\n")

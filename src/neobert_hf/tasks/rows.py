@@ -13,7 +13,7 @@ from datasets import Dataset, DatasetDict, get_dataset_split_names
 from neobert_hf.common.paths import check_exists, held_by
 from neobert_hf.common.settings import nearest
 from neobert_hf.data.held_out import report_repeated
-from neobert_hf.data.tables import READERS, Reader, Row, read_files, read_rows, split_files
+from neobert_hf.data.tables import READERS, Reader, Row, check_local, read_files, read_rows, split_files
 
 
 # The names of splits in files and Hub datasets.
@@ -37,9 +37,8 @@ def read_splits(settings: Any, readers: Mapping[str, Reader] = READERS) -> Split
     """
     folder = Path(settings.data).expanduser()
     if folder.is_dir():
-        if settings.subset is not None:
-            raise ValueError(f"`subset` is {settings.subset!r}, but {folder} is local: name its folder as `data`.")
-        splits = _read_folder(folder, settings, readers)
+        check_local(settings.data, settings.subset, "train")
+        splits = _read_folder(folder, readers)
     elif glob.glob(str(folder)):
         splits = {"train": list(read_rows(settings.data, subset=settings.subset, readers=readers))}
     else:
@@ -61,19 +60,12 @@ def read_splits(settings: Any, readers: Mapping[str, Reader] = READERS) -> Split
     return {split: splits[split] for split in SPLITS if split in splits}
 
 
-def _read_folder(folder: Path, settings: Any, readers: Mapping[str, Reader]) -> Splits:
+def _read_folder(folder: Path, readers: Mapping[str, Reader]) -> Splits:
     files = {split: split_files(folder, names, readers) for split, names in SPLITS.items()}
     if not files["train"]:
         raise ValueError(
             f"{folder} holds no `train.csv`, `train.parquet`, `train.jsonl` or the like, only {held_by(folder)}."
         )
-    known = set(chain(*files.values()))
-    formats = {file.suffix for file in known}
-    known |= {Path(given) for given in (settings.validation_data, settings.test_data) if given}
-    # `eval.csv` may be meant as a split.
-    if others := sorted(file.name for file in folder.iterdir() if file.suffix in formats and file not in known):
-        names = "; ".join(f"{split}: {', '.join(names)}" for split, names in SPLITS.items())
-        print(f"not read in {folder}: {', '.join(others[:8])}. The names of split files are: {names}.", flush=True)
     splits = {split: list(read_files(found, readers=readers)) for split, found in files.items() if found}
     if empty := [files[split][0] for split, rows in splits.items() if not rows]:
         raise ValueError(f"{empty[0]} is empty: it holds no row.")
@@ -174,16 +166,18 @@ def choose_column(rows: list[Row], given: str | None, guesses: Sequence[str], se
         ValueError: if there is no such column.
     """
     found = list(rows[0].cells)
-    if given is not None and given not in found:
-        raise ValueError(f"`{setting}` is {given!r}, but the data have no such column{nearest(given, found)}")
+    if given is not None:
+        if given not in found:
+            raise ValueError(f"`{setting}` is {given!r}, but the data have no such column{nearest(given, found)}")
+        return given
     lowered = {name.lower(): name for name in reversed(found)}
-    chosen = [given] if given is not None else [lowered[name] for name in guesses if name in lowered]
-    if not chosen:
-        raise ValueError(
-            f"Set `{setting}` to one of the columns: {', '.join(found)}. None has a usual name. (The first line of a "
-            "CSV file must name the columns.)"
-        )
-    return chosen[0]
+    for name in guesses:
+        if name in lowered:
+            return lowered[name]
+    raise ValueError(
+        f"Set `{setting}` to one of the columns: {', '.join(found)}. None has a usual name. (The first line of a CSV "
+        "file must name the columns.)"
+    )
 
 
 def count_labels(parsed: DatasetDict, column: str, what: str) -> list[str]:
@@ -214,6 +208,4 @@ def count_labels(parsed: DatasetDict, column: str, what: str) -> list[str]:
         half = SHOWN_LABELS // 2
         shown[half:-half] = ["..."]
     print(f"{len(counts):,} {what}s in training: {', '.join(shown)}", flush=True)
-    if unseen := sorted(counts.keys() - set(chain(*parsed["validation"][column][:]))):
-        print(f"No validation row has {len(unseen):,} of these: {', '.join(unseen[:SHOWN_LABELS])}.", flush=True)
     return sorted(counts)

@@ -15,13 +15,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from sklearn.metrics import precision_recall_fscore_support
+from sklearn.metrics import classification_report
 from transformers import AutoModelForTokenClassification, DataCollatorForTokenClassification, PreTrainedTokenizerBase
 
-from neobert_hf.common.report import markdown_table
 from neobert_hf.data import tables
 from neobert_hf.data.tables import Reader, Row
-from neobert_hf.tasks.recipe import Task, TaskSettings, worst_rows
+from neobert_hf.tasks.recipe import Task, TaskSettings
 from neobert_hf.tasks.rows import Splits, choose_column, count_labels, parse_splits
 
 
@@ -178,36 +177,22 @@ class TokenClassification(Task):
         found = [[commonest.get(word, self.fallback) for word in words] for words in self.tables[split]["words"][:]]
         return tag_scores(found, self.tables[split]["tags"][:], self.entities)
 
-    def describe(self, split: str, logits: np.ndarray) -> list[str]:
-        table = self.tables[split]
-        found, right = self.predictions(split, logits), table["tags"][:]
+    def label_report(self, split: str, best: np.ndarray) -> str:
+        found, right = self.predictions(split, best), self.tables[split]["tags"][:]
         if self.entities:
-            from seqeval.metrics import classification_report
+            from seqeval.metrics import classification_report as entity_report
 
-            report = classification_report(to_iobes(right), to_iobes(found), output_dict=True, zero_division=0)
-            rows = [
-                [name, *(f"{100 * values[key]:.1f}" for key in ("precision", "recall", "f1-score")), values["support"]]
-                for name, values in report.items()
-                if not name.endswith(" avg")
-            ]
-        else:
-            counted = precision_recall_fscore_support(
-                [*chain(*right)], [*chain(*found)], labels=self.labels, average=None, zero_division=0
-            )
-            rows = [
-                [tag, *(f"{100 * part:.1f}" for part in parts[:3]), parts[3]]
-                for tag, *parts in zip(self.labels, *counted)
-            ]
-        wrong = [
-            [(word, tag, other) for word, tag, other in zip(*row) if tag != other]
-            for row in zip(table["words"][:], right, found)
-        ]
-        cells = [[", ".join(f"{word} {tag} -> {other}" for word, tag, other in of_row)] for of_row in wrong]
-        return [
-            *markdown_table(["Entity" if self.entities else "Tag", "Precision", "Recall", "F1", "Number"], rows),
-            "",
-            *worst_rows(["Word, right tag -> found tag"], [len(of_row) for of_row in wrong], table, cells),
-        ]
+            return entity_report(to_iobes(right), to_iobes(found), digits=3, zero_division=0)
+        return classification_report([*chain(*right)], [*chain(*found)], digits=3, zero_division=0)
+
+    def errors(self, split: str, best: np.ndarray) -> list[tuple[float, str, str, str]]:
+        """The number of words with a wrong tag, and these words with their tags."""
+        errors, table = [], self.tables[split]
+        for words, right, found in zip(table["words"][:], table["tags"][:], self.predictions(split, best)):
+            wrong = [place for place in range(len(words)) if right[place] != found[place]]
+            tags = [", ".join(f"{words[place]} {of_words[place]}" for place in wrong) for of_words in (right, found)]
+            errors.append((len(wrong), *tags, " ".join(words)))
+        return errors
 
 
 def words_and_tags(row: Row, words: str, tags: str, names: Sequence[str] | None) -> dict[str, Any]:

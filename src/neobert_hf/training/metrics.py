@@ -21,8 +21,8 @@ CORRELATIONS = {"pearson": pearsonr, "spearmanr": spearmanr}
 class ScoreMetric(evaluate.Metric):
     """Some of the metrics above, computed together. It replaces `evaluate.load("glue", ...)`, which downloads code.
 
-    `f1` is the F1 of label 1. The correlation with constant predictions is 0, like scikit-learn's Matthews correlation;
-    SciPy leaves it undefined.
+    `f1` is the F1 of label 1. The correlation with constant values, which SciPy leaves undefined, is 0, like
+    scikit-learn's Matthews correlation.
 
     Args:
         names: the metrics to compute, either all from `CLASSIFICATION` or all from `CORRELATIONS`.
@@ -56,7 +56,7 @@ class ScoreMetric(evaluate.Metric):
         for name in self.names:
             if name in CLASSIFICATION:
                 values[name] = float(CLASSIFICATION[name](references, predictions))
-            elif np.ptp(predictions) == 0:
+            elif np.ptp(predictions) == 0 or np.ptp(references) == 0:
                 values[name] = 0.0
             else:
                 values[name] = float(CORRELATIONS[name](predictions, references).statistic)

@@ -1,6 +1,8 @@
 """What all training recipes add to the Trainer: complete checkpoints, a clean stop on Ctrl-C, only finite weights."""
 
+import atexit
 import math
+import multiprocessing
 import os
 import signal
 import sys
@@ -58,12 +60,22 @@ class StopOnSignal(TrainerCallback):
 
 
 def _leave_signals_to_the_parent() -> None:
-    """Terminals and launchers signal whole process groups, and a data loader's worker that dies ends training at once.
+    """In a data loader's worker: launchers signal all processes, and a worker that dies ends training at once.
 
-    Blocked, and not ignored: torch sets a handler of its own in each worker.
+    Signals are blocked, and not ignored, since torch sets a handler of its own in each worker.
     """
     if isinstance(getattr(signal.getsignal(signal.SIGTERM), "__self__", None), StopOnSignal):
         signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+
+
+@atexit.register
+def _end_workers() -> None:
+    """After an error that nobody caught, Python would wait for workers that it has ended by the blocked signal."""
+    # At the end of a worker, torch's handler of this signal would raise an error.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for process in multiprocessing.active_children():
+        if process.daemon:
+            process.kill()
 
 
 os.register_at_fork(after_in_child=_leave_signals_to_the_parent)
