@@ -130,9 +130,9 @@ DAMAGES = {
     "shape": (edit_tensors(lambda t: t.update({WO: torch.ones(64, 63)})), "tensors", WO),
     "width": (edit_json("config.json", intermediate_size=192), "tensors", "ffn.w12.weight"),
     "dtype": (
-        edit_tensors(lambda t: t.update({name: x.half() for name, x in t.items()})),
+        edit_tensors(lambda t: t.update({name: x.double() for name, x in t.items()})),
         "tensors",
-        "torch.float16",
+        "torch.float64",
     ),
     "head of another class": (
         edit_json("config.json", architectures=["NeoBERTForQuestionAnswering"]),

@@ -18,6 +18,7 @@ import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, BinaryIO
@@ -396,6 +397,11 @@ def _document_of_hub(cells: dict[str, Any], index: int, source: str, column: str
     return {column: Row(source, index, cells).text_or_none(column) or ""}
 
 
+@lru_cache
+def _say_once(line: str) -> None:
+    print(line, flush=True)
+
+
 def local_files(source: str, readers: Mapping[str, Reader] = READERS) -> list[Path]:
     """The files that match a path, pattern or folder, sorted by path; none if it may be the id of a Hub dataset.
 
@@ -414,7 +420,7 @@ def local_files(source: str, readers: Mapping[str, Reader] = READERS) -> list[Pa
         # A folder of documents also holds their pictures.
         if len(known) < len(files):
             others = ", ".join(sorted({_suffix(file) or file.name for file in set(files) - set(known)}))
-            print(f"{source}: files of other formats are left out: {len(files) - len(known):,} ({others}).", flush=True)
+            _say_once(f"{source}: files of other formats are left out: {len(files) - len(known):,} ({others}).")
         files = known
     if not files and looks_like_path(source):
         raise FileNotFoundError(f"{source!r} matches no file; give a file, a pattern, a folder or a Hub dataset id.")

@@ -99,7 +99,7 @@ def check_tensors(folder: Path) -> str:
     config = read_config(folder, contextual=True)
     tensors = read_tensors(folder)
     dtypes = {tensor.dtype for tensor in tensors.values()}
-    if config.dtype is not None and dtypes != {config.dtype}:
+    if config.dtype is not None and any(torch.promote_types(dtype, config.dtype) != config.dtype for dtype in dtypes):
         found = ", ".join(map(str, dtypes))
         raise ValueError(f"dtype {found}, but config.json says {config.dtype}: loading would round the weights")
     model = load_model(find_class(config), folder)

@@ -5,6 +5,7 @@ import os
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from tqdm import tqdm
@@ -48,7 +49,7 @@ class SourceSettings:
         metadata={"help": "passages between two writes, which an interruption can lose; later a tenth of the written"},
     )
 
-    @property
+    @cached_property
     def name_in_index(self) -> str:
         if self.name:
             return self.name

@@ -34,7 +34,7 @@ class EmbeddingSettings:
         }
     )
     passage_tokens: int | None = field(
-        default=None, metadata={"help": "longer documents are cut into passages; the model's limit if unset"}
+        default=None, metadata={"help": "longer documents are cut into passages; 128, or the model's limit, if unset"}
     )
     overlap: int = field(default=32, metadata={"help": "tokens that neighbouring passages share"})
     query_prompt: str | None = field(
@@ -74,9 +74,10 @@ class PassageEncoder:
         self.context: torch.Tensor | None = None
         prompts = {"query": settings.query_prompt, "document": settings.document_prompt}
         prompts = {kind: prompt_of(self.model, kind) if given is None else given for kind, given in prompts.items()}
-        size = settings.passage_tokens or limit
-        if size is None or (limit is not None and size > limit):
-            raise ValueError(f"`passage_tokens` is {size}; the model reads {limit or 'any number: set one'}.")
+        # Of a passage of a thousand tokens a small model's vector says little.
+        size = settings.passage_tokens or min(limit or 128, 128)
+        if limit is not None and size > limit:
+            raise ValueError(f"`passage_tokens` is {size}; the model reads {limit}.")
         prompt = tokenizer(prompts["document"], add_special_tokens=False)["input_ids"]
         self.text_tokens = size - len(prompt) - tokenizer.num_special_tokens_to_add()
         self.identity = {
