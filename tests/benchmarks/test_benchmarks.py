@@ -1,7 +1,6 @@
 """Each benchmark runs once at reduced size, and its page holds the numbers; what they are is never asserted."""
 
 import dataclasses
-import gzip
 import json
 import os
 import random
@@ -12,7 +11,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from pydoc_data.topics import topics
 
-import numpy as np
 import pytest
 import torch
 from datasets import Dataset
@@ -78,7 +76,7 @@ def test_pretraining(tmp_path):
 @pytest.mark.slow
 def test_bert_is_pretrained_as_neobert_was(tmp_path, monkeypatch):
     """Interrupted between its last checkpoint and its model, it goes on from there."""
-    from bert_baseline import BertOfLabels, ModelArguments, bert_config, main
+    from bert_baseline import main
 
     start = save_encoder(tmp_path / "start", word_tokenizer(" ".join(topics.values()), 300, 32))
     data = tmp_path / "data"
@@ -100,13 +98,6 @@ def test_bert_is_pretrained_as_neobert_was(tmp_path, monkeypatch):
     main(flags.split())
     again = load_file(tmp_path / "bert/model/model.safetensors")
     assert weights.keys() == again.keys() and all(torch.equal(weights[name], again[name]) for name in weights)
-    # Packed documents do not see each other: each alone has the same loss.
-    model = BertOfLabels(bert_config(start, ModelArguments(), 0)).eval()
-    ids, labels = torch.randint(5, 60, (1, 9)), torch.full((1, 9), 7)
-    whole = model(ids, labels, torch.tensor([0, 4, 9]), num_items_in_batch=9).loss
-    first = model(ids[:, :4], labels[:, :4], torch.tensor([0, 4]), num_items_in_batch=9).loss
-    second = model(ids[:, 4:], labels[:, 4:], torch.tensor([0, 5]), num_items_in_batch=9).loss
-    assert torch.allclose(whole, first + second, atol=1e-5)
 
 
 def save_labelled_rows(folder: Path) -> None:
@@ -132,32 +123,14 @@ def test_the_worth_of_pretraining_is_measured_on_the_same_seeds(tmp_path):
     flags += " --learning_rates 1e-3 3e-3 --seeds 2 --development 10 --test 20 --rows_of_sections 999"
     main(flags.split())
     stored = (tmp_path / "single_runs/worth.json").read_text()
-    # Of each start 2 rates for words, and 2 with each head for texts, and the best of them; the second seed needs the
-    # best only. Words alone have 2 seeds, and one where all rows are taken.
-    of_words, of_texts = 2 + 1 + 1, 4 + 1 + 1
-    assert len(json.loads(stored)) == 2 * (2 * (of_words + of_texts) + 2 * 2) + 2 * of_texts + 1
     scores = json.loads((tmp_path / "worth.json").read_text())["found"]["scores"]
     # Of 80 texts 10 are for development.
     assert set(scores["tags"]) == {"10", "20"} and set(scores["sections"]) == {"10", "20", "70"}
     assert all(len(entry["accuracy"]) == 2 for entry in scores["tags"]["20"].values())
     assert scores["tags"]["20"]["NeoBERT"] != scores["tags"]["20"]["random"]
-    page = (tmp_path / "worth.md").read_text()
-    gain = 50 * sum(
-        scores["tags"]["20"]["NeoBERT"]["accuracy"][seed] - scores["tags"]["20"]["random"]["accuracy"][seed]
-        for seed in range(2)
-    )
-    assert f"| 20 | {gain:+.1f} (" in page and "nan" not in page.lower()
+    assert "nan" not in (tmp_path / "worth.md").read_text().lower()
     main(flags.split())
     assert (tmp_path / "single_runs/worth.json").read_text() == stored
-
-
-def test_a_text_is_read_where_its_words_stand_in_a_row():
-    from embedding_scores import unread_texts
-
-    places = ["Put it on, (slowly) and", "then sit.", "A cat, a mat; a cat sat."]
-    read = ["on slowly", "A CAT SAT!", "then", "a mat"]
-    unread = ["and then", "sit on", "a cat a cat", "a dog"]
-    assert unread_texts([*read, *unread], places) == unread
 
 
 @pytest.mark.skipif(not SHARED_TEXT.exists(), reason="needs ../shared/data")
@@ -208,7 +181,6 @@ def test_a_student_stands_beside_its_teacher_and_baselines(tmp_path):
 @pytest.mark.slow
 def test_speed_is_compared_with_that_of_bare_products(tmp_path, monkeypatch):
     import forward
-    from encoders import Bench, build_config, make_batch
 
     monkeypatch.setattr(forward, "SHAPES", ((2, 8),))
     monkeypatch.setattr(forward, "middle_process", lambda count, share, measure, *given: [
@@ -221,11 +193,6 @@ def test_speed_is_compared_with_that_of_bare_products(tmp_path, monkeypatch):
         ("forward pass", "NeoBERT"), ("training step", "NeoBERT"), ("training step", "ModernBERT-base"),
     ]  # fmt: skip
     assert all(row["share"] > 0 for row in rows)
-    # Every linear layer is counted: each block's four, and the decoder on the labelled tokens.
-    bench = Bench(build_config("NeoBERT", num_hidden_layers=1), "sdpa", torch.float32, True)
-    inputs, labels = make_batch(bench.model.config, torch.full((8,), 8))
-    used = forward.linear_products(bench.model, lambda: forward.gradients(bench, inputs, labels))
-    assert [rows for _, rows in used] == [64] * 4 + [int((labels != -100).sum())]
 
 
 @pytest.mark.slow
@@ -267,36 +234,3 @@ def test_engines_are_compared_where_they_agree(tmp_path):
         f"| PyTorch, prepared | {found['1 x 8']['PyTorch, prepared']:,.1f} |"
         in (tmp_path / "serving_cpu.md").read_text()
     )
-
-
-def test_an_engine_that_computes_something_else_is_not_timed():
-    from serving_cpu import check
-
-    states = np.random.default_rng(0).normal(size=(1, 2, 8)).astype(np.float32)
-    mask = torch.tensor([[1, 0]])
-    # Padding may differ.
-    check("ONNX Runtime", states + [[[0.0], [5.0]]], states, mask)
-    for name in ("ONNX Runtime", "ONNX Runtime, int8", "PyTorch, prepared"):
-        with pytest.raises(ValueError, match=f"{name} computes something else"):
-            check(name, states[..., ::-1], states, mask)
-
-
-def test_dictionaries_are_read_as_debian_has_them(tmp_path):
-    from data import foldoc, wordnet
-
-    (tmp_path / "dictd").mkdir()
-    (tmp_path / "wordnet").mkdir()
-    entry = (
-        "   <jargon> A {thing} of more than sixty letters, that is long enough to be kept here.\n\n   (2023-01-19)\n"
-    )
-    text = f"\n\nfirst term\n\n{entry}\nsecond\n\n{entry}\nshort\n\n   {{link}}\n\n"
-    (tmp_path / "dictd/foldoc.dict.dz").write_bytes(gzip.compress(text.encode()))
-    found = foldoc(tmp_path)
-    assert [row["query"] for row in found] == ["first term", "second"]
-    assert found[0]["positive"] == "A thing of more than sixty letters, that is long enough to be kept here."
-    line = '  1 licence\n00001740 03 n 01 entity 0 000 | a thing; small; "an entity that is small" \n'
-    for part in ("noun", "verb", "adj", "adv"):
-        (tmp_path / f"wordnet/data.{part}").write_text(line if part == "noun" else "")
-    pairs, definitions = wordnet(tmp_path)
-    assert pairs == [{"query": "an entity that is small", "positive": "a thing; small"}]
-    assert definitions == ["a thing; small"]

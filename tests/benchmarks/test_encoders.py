@@ -9,11 +9,9 @@ from encoders import (
     build_model,
     count_parameters,
     forward_flops,
-    make_batch,
     ragged_lengths,
 )
 from torch.utils.flop_counter import FlopCounterMode
-from transformers.masking_utils import create_bidirectional_sliding_window_mask
 
 
 SMALL = {
@@ -63,42 +61,3 @@ def test_flops_equal_those_of_torch(name):
         model(ids, labels=ids).loss.backward()
     # The derivative by the first layer's input is not taken where the embedding stays: both are counted alike.
     assert training.get_total_flops() == 3 * forward_flops(model, lengths, 48)
-
-
-def test_pairs_of_local_attention():
-    """As many as Transformers' own mask of the window lets through."""
-    config = build_config("ModernBERT-base", **SMALL, local_attention=8)
-    config._attn_implementation = "eager"
-    model = build_model(config, "eager", "meta", torch.float32)
-    for length in (3, 5, 6, 9, 40):
-        states = torch.zeros(1, length, 32)
-        mask = create_bidirectional_sliding_window_mask(config=config, inputs_embeds=states, attention_mask=None)
-        pairs = length**2 if mask is None else int((mask == 0).sum())
-        kinds = config.layer_types
-        expected = sum(length**2 if kind == "full_attention" else pairs for kind in kinds)
-        linear = forward_flops(model, torch.tensor([length]), 0) - 4 * 32 * expected
-        assert kinds.count("sliding_attention") == 2
-        assert linear == length * forward_flops(model, torch.tensor([1]), 0) - length * 4 * 32 * 4
-
-
-def test_labels_are_a_fifth_of_the_real_tokens():
-    torch.manual_seed(0)
-    lengths = ragged_lengths(64, 256)
-    for packed in (False, True):
-        inputs, labels = make_batch(small("NeoBERT"), lengths, packed)
-        assert labels.shape == inputs["input_ids"].shape
-        assert (labels != -100).sum() / lengths.sum() == pytest.approx(0.2, abs=0.02)
-        if not packed:
-            assert inputs["attention_mask"].sum() == lengths.sum()
-            assert (labels[inputs["attention_mask"] == 0] == -100).all()
-
-
-@torch.no_grad()
-def test_packed_batch_keeps_sequences_apart():
-    """The packed row is the padded batch without its padding: each sequence has the output that it has alone."""
-    lengths = torch.tensor([16, 5, 9])
-    inputs, _ = make_batch(small("NeoBERT"), lengths, True)
-    model = build_model(small("NeoBERT"), "sdpa", "cpu", torch.float32).eval().base_model
-    packed = model(**inputs).last_hidden_state[0].split(lengths.tolist())
-    for ids, states in zip(inputs["input_ids"][0].split(lengths.tolist()), packed):
-        torch.testing.assert_close(model(ids[None]).last_hidden_state[0], states, rtol=0, atol=1e-6)

@@ -1,10 +1,8 @@
 """What all benchmarks share: runs that are stored, pages that are made again, the process in the middle."""
 
 import json
-from concurrent.futures import ThreadPoolExecutor
 
-import pytest
-from runner import Settings, StoredRuns, difference, interval, middle_process, processor, run_benchmark
+from runner import Settings, StoredRuns, middle_process, processor, run_benchmark
 
 
 def test_a_run_is_made_once(tmp_path):
@@ -19,21 +17,6 @@ def test_a_run_is_made_once(tmp_path):
     assert first == again == {"scores": [1, 2.5]} and len(made) == 1
     StoredRuns(file).result("weights of 1; seed 1", run)
     assert len(made) == 2 and set(json.loads(file.read_text())) == {f"weights of 1; seed {seed}" for seed in (0, 1)}
-
-
-def test_a_run_that_fails_is_not_stored_and_those_before_it_are(tmp_path):
-    runs = StoredRuns(tmp_path / "a.json")
-    runs.result("one", lambda: 1)
-    with pytest.raises(ZeroDivisionError):
-        runs.result("two", lambda: 1 / 0)
-    assert set(json.loads((tmp_path / "a.json").read_text())) == {"one"}
-
-
-def test_threads_lose_nothing(tmp_path):
-    runs = StoredRuns(tmp_path / "a.json")
-    with ThreadPoolExecutor(8) as executor:
-        found = list(executor.map(lambda number: runs.result(str(number), lambda: number), range(64)))
-    assert found == list(range(64)) and len(StoredRuns(tmp_path / "a.json").runs) == 64
 
 
 def test_days_and_processors_are_those_of_the_runs_that_were_used(tmp_path):
@@ -74,9 +57,3 @@ def test_the_process_in_the_middle_counts(tmp_path, monkeypatch):
     (tmp_path / "shares.txt").write_text("0.9 0.7 0.8")
     (row,) = middle_process(3, "share", rows_of_process, "a")
     assert row == {"share": 0.8, "name": "a", "by_process": [0.7, 0.8, 0.9]}
-
-
-def test_intervals_by_hand():
-    """Student's t of two degrees of freedom is 4.303."""
-    assert interval([20, 18, 22], 1) == "20.0 ± 5.0" and interval([0.5], 1) == "0.5"
-    assert difference([30, 40, 50], [10, 22, 28], 1) == "+20.0 (+15.0 to +25.0)"

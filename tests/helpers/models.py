@@ -11,8 +11,7 @@ ROOT = Path(__file__).parent.parent.parent
 # Beside the clone, or in it: to a machine with a GPU only the clone is copied.
 SHARED = ROOT / "shared" if (ROOT / "shared").is_dir() else ROOT.parent / "shared"
 
-# Varlen and masked backends that run on a CPU. Flash kernels need a GPU; flash_kernel.py has a stand-in for them.
-CPU_BACKENDS = ("sdpa", "eager", "flex_attention")
+LENGTHS = (13, 7, 1, 10)
 
 
 def small_config(**changes) -> NeoBERTConfig:
@@ -37,7 +36,7 @@ def small_model(cls=NeoBERTModel, attn_implementation: str = "sdpa", **changes):
     return cls._from_config(small_config(**changes), attn_implementation=attn_implementation).eval()
 
 
-def ragged_batch(lengths=(13, 7, 1, 10), side: str = "right", vocab_size: int = 100):
+def ragged_batch(lengths=LENGTHS, side: str = "right", vocab_size: int = 100):
     """Ids (batch, longest) and their mask; padding holds random ids, so that reading it shows."""
     generator = torch.Generator().manual_seed(2)
     longest = max(lengths)
@@ -53,7 +52,7 @@ def ragged_batch(lengths=(13, 7, 1, 10), side: str = "right", vocab_size: int = 
     return ids, mask
 
 
-def packed_batch(lengths=(13, 7, 1, 10), vocab_size: int = 100):
+def packed_batch(lengths=LENGTHS, vocab_size: int = 100):
     """One row of documents, with the keyword arguments that DataCollatorWithFlattening gives."""
     generator = torch.Generator().manual_seed(2)
     ids = torch.randint(1, vocab_size, (1, sum(lengths)), generator=generator)
@@ -68,3 +67,29 @@ def packed_batch(lengths=(13, 7, 1, 10), vocab_size: int = 100):
 
 def positions_of(lengths) -> torch.Tensor:
     return torch.cat([torch.arange(length) for length in lengths]).unsqueeze(0)
+
+
+def batch_of(layout: str, lengths=LENGTHS) -> tuple[torch.Tensor, dict, list[tuple[int, torch.Tensor]]]:
+    """A batch in any layout: ids, the other arguments, and the row and columns of the tokens of each document.
+
+    Args:
+        layout: `dense`, the side of the padding, `cu_seq_lens`, `position_ids` or `both` of one packed row, or
+            `packed rows`, which have padding as well.
+    """
+    if layout in ("cu_seq_lens", "position_ids", "both"):
+        ids, packed = packed_batch(lengths)
+        positions = {} if layout == "cu_seq_lens" else {"position_ids": positions_of(lengths)}
+        columns = torch.arange(sum(lengths)).split(lengths)
+        return ids, positions if layout == "position_ids" else packed | positions, [(0, each) for each in columns]
+    if layout == "packed rows":
+        rows = (lengths[:2], lengths[2:], lengths[:1])
+        ids, mask = ragged_batch([sum(row) for row in rows], "left")
+        positions, documents = torch.zeros_like(ids), []
+        for row, of_row in enumerate(rows):
+            real = mask[row].nonzero()[:, 0]
+            positions[row, real] = positions_of(of_row)[0]
+            documents += [(row, columns) for columns in real.split(of_row)]
+        return ids, {"attention_mask": mask, "position_ids": positions}, documents
+    ids, mask = ragged_batch((max(lengths),) * 4 if layout == "dense" else lengths, layout)
+    documents = [(row, mask[row].nonzero()[:, 0]) for row in range(len(ids))]
+    return ids, {} if layout == "dense" else {"attention_mask": mask}, documents

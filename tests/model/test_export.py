@@ -24,7 +24,7 @@ def check(model, graph, tolerance: float = 1e-5) -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("strict", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_torch_export(strict):
     model = small_model(NeoBERTForMaskedLM)
     batch, length = torch.export.Dim("batch", max=64), torch.export.Dim("length", max=200)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from sentence_transformers import SentenceTransformer
-from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, AutoTokenizer, pipeline
+from transformers import AutoConfig, AutoModel, AutoTokenizer, pipeline
 
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM, NeoBERTForSequenceClassification, NeoBERTModel
 from tests.helpers.models import small_model
@@ -50,25 +50,9 @@ def test_a_second_override_starts_from_the_trained_length(tmp_path):
     NeoBERTModel.from_pretrained(tmp_path / "trained", rope_parameters=YARN).save_pretrained(tmp_path / "four")
     again = NeoBERTModel.from_pretrained(tmp_path / "four", rope_parameters={**YARN, "factor": 2.0}).config
     assert lengths_of(again) == (128, 64, 10000.0) and again.rope_parameters["factor"] == 2.0
-    assert "original_max_position_embeddings" not in NeoBERTConfig().rope_parameters
-
-
-def test_the_dynamic_type_keeps_the_trained_length(tmp_path):
-    small_model().save_pretrained(tmp_path)
+    # Of `dynamic`, the length of training is where it begins to grow.
     dynamic = {"rope_type": "dynamic", "factor": 2.0}
-    config = NeoBERTConfig.from_pretrained(tmp_path, rope_parameters=dynamic)
-    assert config.max_length == 64 and config.rope_parameters["rope_theta"] == 10000.0
-
-
-@torch.no_grad()
-def test_a_saved_stretched_model_computes_the_same(tmp_path):
-    small_model().save_pretrained(tmp_path / "trained")
-    model = NeoBERTModel.from_pretrained(tmp_path / "trained", rope_parameters=YARN)
-    model.save_pretrained(tmp_path / "long")
-    ids = torch.randint(1, 100, (1, 200))
-    expected = small_model(rope_parameters=YARN)(ids).last_hidden_state
-    for found in (model, NeoBERTModel.from_pretrained(tmp_path / "long")):
-        assert torch.equal(found(ids).last_hidden_state, expected)
+    assert NeoBERTConfig.from_pretrained(tmp_path / "trained", rope_parameters=dynamic).max_length == 64
 
 
 @pytest.fixture
@@ -110,13 +94,8 @@ def test_sentence_transformers_read_all_of_it(long_folder, tmp_path):
 
 def test_pipelines_read_all_of_it(long_folder):
     folder = long_folder(NeoBERTForSequenceClassification)
-    features = pipeline("feature-extraction", folder)(text_of(1022), truncation=True)
-    assert len(features[0]) == 1024
-    assert len(pipeline("feature-extraction", folder)(text_of(2000), truncation=True)[0]) == 1024
+    extract = pipeline("feature-extraction", folder)
+    assert [len(extract(text_of(words), truncation=True)[0]) for words in (1022, 2000)] == [1024, 1024]
     classify = pipeline("text-classification", folder)
     scores = [classify(text_of(1022, last), truncation=True)[0]["score"] for last in ("cat", "mat")]
-    model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
-    inputs = AutoTokenizer.from_pretrained(folder)(text_of(1022), return_tensors="pt")
-    with torch.no_grad():
-        expected = model(**inputs).logits.softmax(-1).max().item()
-    assert scores[0] == pytest.approx(expected, abs=1e-5) and scores[0] != scores[1]
+    assert scores[0] != scores[1]

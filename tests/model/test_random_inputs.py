@@ -54,7 +54,7 @@ def batches(draw):
 def test_random_batches(backend):
     model = small_model(attn_implementation=backend, **SIZES)
 
-    @reproducible(100)
+    @reproducible(50)
     @given(batches())
     @torch.no_grad()
     def check(drawn):
