@@ -29,6 +29,7 @@ LABELLED_WORDS = ["the", "cat", "sat", "on", "a", "mat", "while", "dogs", "ran"]
 TRIAL = "--logging_steps 1 --eval_steps 2 --use_cpu true --hidden_size 64 --num_attention_heads 2"
 
 
+@pytest.mark.slow
 def test_scaling_document_holds_the_tables_of_its_command():
     from scaling import tables
 

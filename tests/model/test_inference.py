@@ -49,7 +49,7 @@ def test_int8(changes):
     model.prepare_for_inference(int8=True)
     together = states(model, ids)
     assert not torch.allclose(together, exact, atol=1e-5)
-    assert torch.cosine_similarity(together, exact, dim=-1).min() >= 0.99
+    assert torch.cosine_similarity(together, exact, dim=-1).min() >= 0.9994
     alone = [states(model, row[kept.bool()][None], kept[kept.bool()][None]) for row, kept in zip(ids, MASK)]
     assert torch.equal(torch.cat(alone), together)
 
