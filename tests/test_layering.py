@@ -20,7 +20,7 @@ SUBPACKAGES = {
     "evaluation/mteb": {"common", "data", "embeddings", "evaluation/results"},
     "evaluation/pseudo_perplexity": {"common", "data", "evaluation/results"},
     "search": {"common", "data", "embeddings"},
-    "hub": {"common", "data", "training", "embeddings"},
+    "hub": {"common", "embeddings"},
 }
 
 

@@ -4,6 +4,8 @@ import sys
 from argparse import ArgumentParser
 from importlib import import_module
 
+from huggingface_hub.errors import HTTPError
+
 
 # Modules of `hub`, each with what its `main(args)` does. `main` returns the exit status (None is success) and
 # raises ValueError or OSError with a message for the user.
@@ -11,7 +13,7 @@ COMMANDS = {
     "convert": "convert checkpoints of the original project to this package's layout, and back",
     "doctor": "check whether a folder or a Hub repository is healthy",
     "export": "write ONNX files, checked against PyTorch, a web page around them, or files for llama.cpp",
-    "publish": "build a complete Hub repository, check it and push it",
+    "publish": "build a complete Hub repository, check it and push it; or send a web page of `export`",
 }
 
 
@@ -33,10 +35,9 @@ def main(args: list[str] | None = None) -> int | str | None:
     try:
         return import_module(f"neobert_hf.hub.{command}").main(args[1:])
     except ModuleNotFoundError as error:
-        if not (error.name or "").startswith(("onnx", "gguf")):
-            raise
-        return f"neobert-hf {command}: {error.name} is not installed: pip install 'neobert_hf[export]'"
-    except (ValueError, OSError) as error:
+        extra = "export" if command == "export" else "embed"
+        return f"neobert-hf {command}: {error.name} is not installed: pip install 'neobert_hf[{extra}]'"
+    except (ValueError, OSError, HTTPError) as error:  # The last is a connection to the Hub that failed.
         return f"neobert-hf {command}: {error}"
 
 

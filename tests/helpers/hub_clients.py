@@ -22,7 +22,7 @@ def outputs(model, tokenizer) -> torch.Tensor:
 
 
 def publisher(folder: Path) -> dict:
-    """Publish again after a kill, again without a change, with a wrong token, as dry run, to a branch, as a PR.
+    """Publish a model, again without a change, as dry run, as a pull request; a page; and what stops before work.
 
     Then load what was published, as a user does who has the package.
     """
@@ -30,21 +30,15 @@ def publisher(folder: Path) -> dict:
 
     address = ["--package_url", ADDRESS]
     mlm = ["publish", str(folder / "mlm"), "me/mlm", "--card", str(folder / "card.yaml"), *address]
-    embedder = ["publish", str(folder / "embedder"), "me/embedder", *address]
-    other = [*embedder[:2], "me/mlm", *address]
     steps = {
         "dry run": [*mlm, "--dry_run"],
-        "repeated": mlm,
+        "first": mlm,
         "unchanged": mlm,
-        "branch": [*mlm, "--revision", "v2"],
-        "pull request": [*other, "--pr"],
-        "pull request again": [*other, "--revision", "refs/pr/2"],
-        "embedder": [*embedder, "--public"],
-        "other model": [*mlm[:2], "me/embedder", *address, "--revision", "mlm"],
-        "refused": [*mlm[:2], "me/refused", *address],
-        "dropped": [*mlm[:2], "me/dropped", *address],
-        "no address": mlm[:3],
+        "embedder": ["publish", str(folder / "embedder"), "me/embedder", *address, "--public"],
+        "other model": ["publish", str(folder / "mlm"), "me/embedder", *address, "--pr"],
+        "page": ["publish", str(folder / "page"), "me/page"],
         "doctor": ["doctor", "me/mlm"],
+        "no address": mlm[:3],
     }
     results = {"before": requests()}
     for name, arguments in steps.items():
@@ -103,7 +97,6 @@ def load_all(**trust) -> dict:
         "module": type(model).__module__,
         "logits": outputs(model, tokenizer),
         "states": outputs(AutoModel.from_pretrained("me/mlm", **trust), tokenizer),
-        "branch": outputs(AutoModelForMaskedLM.from_pretrained("me/mlm", revision="v2", **trust), tokenizer),
         "embeddings": SentenceTransformer("me/embedder", **trust).encode(TEXTS, convert_to_tensor=True),
         "snapshot": snapshot_download("me/mlm"),
         "license": ModelCard.load("me/mlm").data.license,

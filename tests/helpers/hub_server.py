@@ -17,8 +17,6 @@ import yaml
 
 TOKEN = "hf_right"
 OWNER = "me"
-REFUSED = "me/refused"  # The storage takes none of its files.
-DROPPED = "me/dropped"  # The connection breaks off when it is created.
 LFS_SUFFIXES = (".safetensors", ".onnx")
 
 
@@ -34,6 +32,7 @@ class Repository:
     """Commits by oid, each with all its files, and the refs that point to them."""
 
     private: bool
+    kind: str = "model"
     commits: dict[str, dict[str, bytes]] = field(default_factory=dict)
     refs: dict[str, str] = field(default_factory=dict)
 
@@ -58,14 +57,12 @@ class HubServer:
         repositories: by id.
         objects: LFS content by SHA-256.
         requests: method and path of every request, in order.
-        hold: let uploads of LFS content wait until it is set; an upload that has begun sets `held`.
     """
 
     def __enter__(self) -> "HubServer":
         self.repositories: dict[str, Repository] = {}
         self.objects: dict[str, bytes] = {}
         self.requests: list[str] = []
-        self.hold, self.held = None, threading.Event()
         handler = type("Handler", (Handler,), {"hub": self})
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         self.server.daemon_threads = True
@@ -74,8 +71,6 @@ class HubServer:
         return self
 
     def __exit__(self, *_) -> None:
-        if self.hold is not None:
-            self.hold.set()
         self.server.shutdown()
         self.server.server_close()
 
@@ -102,8 +97,6 @@ class Handler(BaseHTTPRequestHandler):
         if parts[0] == "lfs":
             return self.store_object(parts[1], length)
         body = self.rfile.read(length)
-        if parts[0] == "refuse":
-            return self.send({"error": "The storage is full"}, 403)
         token = (self.headers.get("Authorization") or "").removeprefix("Bearer ")
         if token and token != TOKEN:
             return self.send({"error": "Invalid credentials in Authorization header"}, 401)
@@ -118,7 +111,7 @@ class Handler(BaseHTTPRequestHandler):
         if parts[0] == "api":
             repo_id, rest = "/".join(parts[2:4]), parts[4:] or ["revision", "main"]
         else:
-            parts = parts[1:] if parts[0] == "datasets" else parts
+            parts = parts[1:] if parts[0] in ("datasets", "spaces") else parts
             repo_id, rest = "/".join(parts[:2]).removesuffix(".git"), parts[2:]
         repository = self.hub.repositories.get(repo_id)
         if repository is None or (repository.private and not token):
@@ -159,22 +152,16 @@ class Handler(BaseHTTPRequestHandler):
         repo_id = f"{request['organization'] or OWNER}/{request['name']}"
         if not token:
             return self.send({"error": "Log in first"}, 401)
-        if repo_id == DROPPED:
-            self.close_connection = True
-            return
         if not repo_id.startswith(f"{OWNER}/"):
             return self.send({"error": f"You don't have the rights to create {repo_id}"}, 403)
         if repo_id in self.hub.repositories:
             return self.send({"error": "You already created this model repo", "url": f"{self.hub.url}/{repo_id}"}, 409)
-        repository = self.hub.repositories[repo_id] = Repository(request.get("visibility") == "private")
+        kind = request.get("type", "model")
+        if kind == "space" and request.get("sdk") != "static":
+            return self.send({"error": f"The sdk is {request.get('sdk')}"}, 400)
+        repository = self.hub.repositories[repo_id] = Repository(request.get("visibility") == "private", kind)
         repository.commit("main", {".gitattributes": b"*.safetensors filter=lfs diff=lfs merge=lfs -text\n"})
         self.send({"url": f"{self.hub.url}/{repo_id}", "name": repo_id})
-
-    def branch(self, repo_id: str, repository: Repository, rest: list[str], body: bytes) -> None:
-        if rest[0] in repository.refs:
-            return self.send({"error": "Reference already exists"}, 409)
-        repository.refs[rest[0]] = repository.refs["main"]
-        self.send({})
 
     def preupload(self, repo_id: str, repository: Repository, rest: list[str], body: bytes) -> None:
         files = repository.commits[repository.resolve(rest[0])]
@@ -190,18 +177,12 @@ class Handler(BaseHTTPRequestHandler):
         """LFS batch: where to put which of the objects; those that are there need no action."""
         objects = []
         for entry in json.loads(body)["objects"]:
-            kind = "refuse" if repo_id == REFUSED else "lfs"
-            upload = {"upload": {"href": f"{self.hub.url}/{kind}/{entry['oid']}"}}
-            stored = entry["oid"] in self.hub.objects and repo_id != REFUSED
-            objects.append(entry if stored else entry | {"actions": upload})
+            upload = {"upload": {"href": f"{self.hub.url}/lfs/{entry['oid']}"}}
+            objects.append(entry if entry["oid"] in self.hub.objects else entry | {"actions": upload})
         self.send({"transfer": "basic", "objects": objects})
 
     def store_object(self, oid: str, length: int) -> None:
-        content = self.rfile.read(length // 2)
-        if self.hub.hold is not None:
-            self.hub.held.set()
-            self.hub.hold.wait(60)
-        content += self.rfile.read(length - len(content))
+        content = self.rfile.read(length)
         if hashlib.sha256(content).hexdigest() == oid:
             self.hub.objects[oid] = content
             self.send({})

@@ -14,10 +14,9 @@ def save_checkpoint(folder: Path, cls=NeoBERTModel, model=None, **changes) -> Pa
     return folder
 
 
-def export(source: Path, output: Path, **options) -> list:
-    """The `ExportedFile`s of a checkpoint."""
+def export(source: Path, output: Path, **options) -> None:
     # It needs packages that a test which is left out without them may lack.
     from neobert_hf.hub.export import ExportSettings
     from neobert_hf.hub.export import export as export_checkpoint
 
-    return export_checkpoint(ExportSettings(str(source), str(output), **options))
+    export_checkpoint(ExportSettings(str(source), str(output), **options))

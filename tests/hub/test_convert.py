@@ -2,6 +2,7 @@
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,31 +19,6 @@ from neobert_hf.hub.convert import ConvertSettings
 from neobert_hf.hub.convert import convert as convert_checkpoint
 from tests.helpers.models import small_config, small_model
 from tests.helpers.small_tokenizer import small_tokenizer
-
-
-# What the published model has, recorded in full: keys of config.json and tensors of a block.
-PUBLISHED_KEYS = (
-    "architectures auto_map classifier_init_range decoder_init_range dim_head embedding_init_range hidden_size "
-    "intermediate_size max_length model_type norm_eps num_attention_heads num_hidden_layers pad_token_id torch_dtype "
-    "transformers_version vocab_size"
-).split()
-PUBLISHED_TENSORS = {
-    "decoder.weight": (100, 64),
-    "decoder.bias": (100,),
-    "model.encoder.weight": (100, 64),
-    "model.layer_norm.weight": (64,),
-} | {
-    f"model.transformer_encoder.{layer}.{name}": shape
-    for layer in range(2)
-    for name, shape in {
-        "attention_norm.weight": (64,),
-        "ffn_norm.weight": (64,),
-        "qkv.weight": (192, 64),
-        "wo.weight": (64, 64),
-        "ffn.w12.weight": (128, 64),
-        "ffn.w3.weight": (64, 64),
-    }.items()
-}
 
 
 @pytest.fixture
@@ -86,6 +62,14 @@ def test_state_dict_there_and_back(prefix, dtype, weights, config, tmp_path):
     assert json.loads((tmp_path / "back" / "config.json").read_text())["torch_dtype"] == str(dtype)[6:]
 
 
+# The keys of the published model's config.json.
+PUBLISHED_KEYS = (
+    "architectures auto_map classifier_init_range decoder_init_range dim_head embedding_init_range hidden_size "
+    "intermediate_size max_length model_type norm_eps num_attention_heads num_hidden_layers pad_token_id torch_dtype "
+    "transformers_version vocab_size"
+).split()
+
+
 @pytest.mark.parametrize("cls", [NeoBERTModel, NeoBERTForMaskedLM, NeoBERTForSequenceClassification])
 def test_what_is_saved_here_has_the_original_layout(cls, tmp_path):
     small_model(cls).save_pretrained(tmp_path / "here")
@@ -97,9 +81,6 @@ def test_what_is_saved_here_has_the_original_layout(cls, tmp_path):
     assert values["auto_map"]["AutoModelForMaskedLM"] == "model.NeoBERTLMHead"
     name = {NeoBERTModel: "NeoBERT", NeoBERTForMaskedLM: "NeoBERTLMHead"}.get(cls, "NeoBERTForSequenceClassification")
     assert values["architectures"] == [name]
-    if cls is NeoBERTForMaskedLM:
-        tensors = load_file(tmp_path / "original" / "model.safetensors")
-        assert {name: tuple(tensor.shape) for name, tensor in tensors.items()} == PUBLISHED_TENSORS
 
 
 @pytest.mark.parametrize("variant", ["published", "layernorm_abs"])
@@ -162,14 +143,14 @@ def test_no_code_in_a_pickle_is_run(weights, config, tmp_path):
 
 
 QKV = "model.transformer_encoder.1.qkv.weight"
+# What is wrong with the tensors, and the name that is said.
 TENSOR_DAMAGES = {
     "missing": (lambda t: t.pop(QKV), QKV),
     "unknown": (lambda t: t.update({"model.extra.weight": torch.ones(2)}), "model.extra.weight"),
     "shape": (lambda t: t.update({QKV: t[QKV][:, :32].clone()}), QKV),
     "dtype": (lambda t: t.update({QKV: t[QKV].half()}), "torch.float16"),
-    "nan": (lambda t: t[QKV][3, 4].fill_(torch.nan), QKV),
-    "no decoder": (lambda t: [t.pop(f"decoder.{name}") for name in ("weight", "bias")], "decoder.bias, dec"),
-    "half a head": (lambda t: t.update({"dense.weight": torch.ones(2)}), r"decoder \+ dense"),
+    "no decoder": (lambda t: [t.pop(f"decoder.{name}") for name in ("weight", "bias")], "decoder.bias"),
+    "half a head": (lambda t: t.update({"dense.weight": torch.ones(2)}), "dense"),
 }
 
 
@@ -183,22 +164,29 @@ def test_damaged_tensors_are_errors_that_name_them(damage, weights, config, tmp_
     assert not list(tmp_path.glob("out*"))
 
 
-def test_other_bad_input(weights, config, mlm_checkpoint, tmp_path):
-    small_tokenizer(101).save_pretrained(tmp_path / "tokenizer")
-    (tmp_path / "bert.json").write_text('{"model_type": "bert", "hidden_size": 64}')
-    (tmp_path / "misspelt.json").write_text('{"model_type": "neobert", "hiden_size": 64}')
-    torch.save(weights, tmp_path / "state_dict.pt")
-    for message, source, options in (
-        ("config exists", mlm_checkpoint, {"output": tmp_path / "config"}),
-        ("nowhere", tmp_path / "nowhere", {}),
-        ("ids up to 100", mlm_checkpoint, {"tokenizer": str(tmp_path / "tokenizer")}),
-        ("config.json does not exist", tmp_path / "state_dict.pt", {}),
-        ("type 'bert'", mlm_checkpoint, {"config": str(tmp_path / "bert.json")}),
-        ("hiden_size", mlm_checkpoint, {"config": str(tmp_path / "misspelt.json")}),
-    ):
-        with pytest.raises((ValueError, OSError), match=message):
-            convert(source, **({"output": tmp_path / "out"} | options))
-        assert not list(tmp_path.glob("out*"))
+# The command line, and the name that its error says. MODEL is a checkpoint.
+BAD_INPUT = {
+    "an output that exists": ("MODEL tokenizer", "tokenizer"),
+    "no source": ("nowhere out", "nowhere"),
+    "no config": ("state_dict.pt out", "config.json"),
+    "another model": ("MODEL out --config bert.json", "'bert'"),
+    "a misspelt key": ("MODEL out --config misspelt.json", "hiden_size"),
+    "another tokenizer": ("MODEL out --tokenizer tokenizer", "tokenizer"),
+    "a misspelt setting": ("MODEL out --tokeniser x", "--tokenizer"),
+    "another layout": ("MODEL out --to gguf", "gguf"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_INPUT)
+def test_bad_input_is_named(case, weights, mlm_checkpoint, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    small_tokenizer(101).save_pretrained("tokenizer")
+    Path("bert.json").write_text('{"model_type": "bert", "hidden_size": 64}')
+    Path("misspelt.json").write_text('{"model_type": "neobert", "hiden_size": 64}')
+    torch.save(weights, "state_dict.pt")
+    line, name = BAD_INPUT[case]
+    assert name in main(["convert", *line.replace("MODEL", str(mlm_checkpoint)).split()])
+    assert not list(tmp_path.glob("out*"))
 
 
 UNKNOWN_TO_THE_ORIGINAL = {
@@ -211,39 +199,18 @@ UNKNOWN_TO_THE_ORIGINAL = {
 
 
 @pytest.mark.parametrize("case", UNKNOWN_TO_THE_ORIGINAL)
-@pytest.mark.parametrize("to", ["original", "state_dict"])
-def test_what_the_original_cannot_express_is_refused(case, to, tmp_path):
+def test_what_the_original_cannot_express_is_refused(case, tmp_path):
     cls, changes, message = UNKNOWN_TO_THE_ORIGINAL[case]
     small_model(cls, **changes).save_pretrained(tmp_path / "here")
     with pytest.raises(ValueError, match=message):
-        convert(tmp_path / "here", tmp_path / "out", to=to)
+        convert(tmp_path / "here", tmp_path / "out", to="original")
     assert not list(tmp_path.glob("out*"))
 
 
 def test_command_line(mlm_checkpoint, tmp_path, capsys):
-    arguments = ["convert", str(mlm_checkpoint), str(tmp_path / "out"), "--to", "original"]
-    assert main(arguments) is None
+    assert main(["convert", str(mlm_checkpoint), str(tmp_path / "out"), "--to", "original"]) is None
     assert "NeoBERTForMaskedLM, 16 tensors, float32" in capsys.readouterr().out
-    assert "out exists" in main(arguments)
-    assert "'--tokenizer'" in main([*arguments, "--tokeniser", "x"])
-    for wrong in (["convert", "a"], [*arguments, "--to", "gguf"]):
-        assert main(wrong).startswith("neobert-hf convert: ")
     for wrong in ([], ["convrt"]):
         with pytest.raises(SystemExit) as exit:
             main(wrong)
         assert exit.value.code == 2
-
-
-def test_of_the_repository_with_the_config_nothing_else_is_downloaded(mlm_checkpoint, tmp_path, monkeypatch):
-    """That of the published model has 900 MB of weights. Here `--config` is the model's, no file of settings."""
-    patterns = []
-
-    def download(name, revision, allow_patterns):
-        patterns.append((name, allow_patterns))
-        return tmp_path
-
-    (mlm_checkpoint / "config.json").rename(tmp_path / "config.json")
-    monkeypatch.setattr("neobert_hf.hub.model_folder.snapshot_download", download)
-    command = ["convert", str(mlm_checkpoint), str(tmp_path / "here"), "--config", "chandar-lab/NeoBERT"]
-    assert main(command) is None and (tmp_path / "here" / "model.safetensors").is_file()
-    assert patterns == [("chandar-lab/NeoBERT", ["config.json"])]

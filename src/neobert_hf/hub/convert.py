@@ -80,10 +80,7 @@ class ConvertSettings:
     to: Layout = field(default="neobert_hf", metadata={"help": "layout of the output"})
     config: str | None = field(
         default=None,
-        metadata={
-            "help": "config.json, or a folder or Hub id that has one; the source's own if unset",
-            "path": "or Hub id",
-        },
+        metadata={"help": "config.json, or a folder that has one; the source's own if unset", "path": True},
     )
     tokenizer: str | None = field(
         default=None,
@@ -116,7 +113,7 @@ def convert(settings: ConvertSettings) -> NeoBERTPreTrainedModel:
     # 1. Read
     source = local_folder(settings.source)
     folder = source if source.is_dir() else source.parent
-    config = read_config(local_folder(settings.config, patterns=["config.json"]) if settings.config else folder)
+    config = read_config(Path(settings.config) if settings.config else folder)
     model = build_model(source, config)
     tokenizer = None
     if settings.tokenizer:

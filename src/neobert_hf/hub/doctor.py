@@ -17,10 +17,10 @@ from neobert_hf.hub.model_folder import (
     find_class,
     has_tokenizer,
     load_model,
+    load_sentence_model,
     local_folder,
     read_config,
     read_json,
-    read_modules,
     read_tensors,
     read_tokenizer,
     sentence_class,
@@ -28,8 +28,6 @@ from neobert_hf.hub.model_folder import (
 
 
 OK, FAIL, SKIP = "ok", "FAIL", "skip"
-# What a Sentence Transformers model computes, by its class.
-SENTENCE_OUTPUTS = {"MultiVectorEncoder": "token_embeddings", "CrossEncoder": "scores"}
 
 
 class Skip(Exception):
@@ -41,7 +39,6 @@ class DoctorSettings:
     """What is checked."""
 
     path: str = field(metadata={"help": "folder or Hub id", "path": "or Hub id"})
-    revision: str | None = field(default=None, metadata={"help": "branch, tag or commit of a Hub repository"})
 
 
 @dataclass
@@ -59,7 +56,7 @@ class Finding:
 def main(args: list[str] | None = None) -> int:
     """Print all findings; the exit status is 1 if a check failed."""
     (settings,) = parse_config(DoctorSettings, args=args, positional=("path",), prog="neobert-hf doctor")
-    findings = diagnose(local_folder(settings.path, settings.revision))
+    findings = diagnose(local_folder(settings.path))
     print(*findings, sep="\n")
     failed = sum(finding.status == FAIL for finding in findings)
     print(f"{failed} of {len(findings)} checks failed." if failed else "Healthy.", flush=True)
@@ -121,64 +118,44 @@ def check_tokenizer(folder: Path) -> str:
     return f"{len(tokenizer):,} entries for {config.vocab_size:,} rows, padding {config.pad_token_id}"
 
 
-def served_files(config: NeoBERTConfig) -> dict[str, Path]:
-    """The installed files that `save_pretrained` puts beside the weights: the module of the class and its imports."""
-    module = contextual_neobert if config.model_type == "neobert_contextual" else modeling_neobert
-    files = (module.__file__, *get_relative_import_files(module.__file__))
-    return {Path(file).name: Path(file) for file in files}
-
-
 def check_code(folder: Path) -> str:
+    """Check what loading with `trust_remote_code` would run: the installed code, and none that is elsewhere."""
     config = read_config(folder, contextual=True)
-    files = {file.name for file in folder.glob("*.py")}
-    # What loading with `trust_remote_code` would run.
     auto_map = read_json(folder / "config.json").get("auto_map") or {}
-    if not files and not auto_map:
+    if not auto_map and not list(folder.glob("*.py")):
         raise Skip("no code in the folder: loading needs the installed package")
-    served = served_files(config)
-    if foreign := sorted(files - served.keys()):
-        raise ValueError(f"{', '.join(foreign)}: not part of this package")
     for key, name in auto_map.items():
         if name != config.auto_classes.get(key):
             raise ValueError(f"`auto_map` of config.json names {name}, which is not part of this package")
-    tokenizer_config = folder / "tokenizer_config.json"
-    if tokenizer_config.is_file() and (own := read_json(tokenizer_config).get("auto_map")):
-        raise ValueError(f"`auto_map` of tokenizer_config.json names {own}, which is not part of this package")
-    for name, installed in served.items():
-        if name not in files:
-            raise ValueError(f"{name} is missing; loading with `trust_remote_code` needs {', '.join(served)}")
-        if (folder / name).read_bytes() != installed.read_bytes():
-            raise ValueError(f"{name} differs from the file of the installed neobert_hf")
+    files = served_files(config)
+    for file in files:
+        copy = folder / file.name
+        if not copy.is_file() or copy.read_bytes() != file.read_bytes():
+            state = "differs from the file of the installed neobert_hf" if copy.is_file() else "is missing"
+            raise ValueError(f"{file.name} {state}")
     return f"{len(files)} files, as in the installed neobert_hf"
+
+
+def served_files(config: NeoBERTConfig) -> list[Path]:
+    """The installed files that `save_pretrained` puts beside the weights: the module of the class and its imports."""
+    module = contextual_neobert if config.model_type == "neobert_contextual" else modeling_neobert
+    return [Path(file) for file in (module.__file__, *get_relative_import_files(module.__file__))]
 
 
 def check_sentence_transformers(folder: Path) -> str:
     """Check that Sentence Transformers can load all modules and run them on a text."""
-    modules = read_modules(folder)
-    if not modules:
+    name = sentence_class(folder)
+    if name is None:
         raise Skip("no modules.json")
     if not has_tokenizer(folder):
         raise ValueError("no tokenizer: Sentence Transformers would make one that turns every word into [UNK]")
     if find_spec("sentence_transformers") is None:
         raise Skip("sentence_transformers is not installed: pip install 'neobert_hf[embed]'")
-    import sentence_transformers
-
-    name = sentence_class(folder)
-    options = {"device": "cpu", "local_files_only": True, "model_kwargs": {"dtype": torch.float32}}
-    model = getattr(sentence_transformers, name)(str(folder), **options)
-    with torch.no_grad():
-        features = model(model.preprocess([(TEXT, TEXT) if name == "CrossEncoder" else TEXT]))
-    output = features[SENTENCE_OUTPUTS.get(name, "sentence_embedding")]
-    if not output.isfinite().all():
+    model = load_sentence_model(folder, name, torch.float32)
+    output = torch.as_tensor(model.predict([(TEXT, TEXT)]) if name == "CrossEncoder" else model.encode(TEXT))
+    if not (output.to_dense() if output.is_sparse else output).isfinite().all():
         raise ValueError("the output for a text is not finite")
-    width = output.shape[-1] if output.ndim > 1 else 1
-    if name == "SentenceTransformer" and width != model.get_embedding_dimension():
-        raise ValueError(f"the embeddings have {width} dimensions instead of {model.get_embedding_dimension()}")
-    if read_config(folder, contextual=True).model_type == "neobert_contextual":
-        passed_on = {argument for arguments in (model.module_kwargs or {}).values() for argument in arguments}
-        if "dataset_embeddings" not in passed_on:
-            raise ValueError("modules.json does not pass on `dataset_embeddings`: save the model again")
-    return f"{' > '.join(module.name for module in modules)}, {width:,} dimensions"
+    return f"{' > '.join(type(module).__name__ for module in model)}, {output.shape[-1]:,} dimensions"
 
 
 def check_outputs(folder: Path) -> str:

@@ -19,8 +19,7 @@ from gguf import GGMLQuantizationType, GGUFWriter, PoolingType, TokenType
 from transformers import PreTrainedTokenizerBase
 
 from neobert_hf import NeoBERTConfig, NeoBERTModel
-from neobert_hf.hub.export import load_for_task, pooling_modes
-from neobert_hf.hub.model_folder import read_modules, read_sentence_config, read_tokenizer, text_length
+from neobert_hf.hub.export import Source, pooling_of
 from neobert_hf.modeling_neobert import swiglu_width
 
 
@@ -35,96 +34,60 @@ POOLINGS = {"mean": PoolingType.MEAN, "cls": PoolingType.CLS, "lasttoken": Pooli
 WORD_BEGINS = "\u2581"
 
 
-def export_gguf(source: Path, folder: Path, task: str | None = None, precisions: list[str] | None = None) -> list[Path]:
-    """Write the files of a checkpoint: an encoder, or an embedding model of Sentence Transformers.
+def write_gguf(source: Source, folder: Path, precisions: list[str] | None = None) -> None:
+    """Write one file for each precision into an empty folder.
 
     Args:
-        task: `feature-extraction` for the encoder of another checkpoint.
-        precisions: all if None.
+        source: an encoder, or an embedding model of Sentence Transformers.
+        precisions: `float32`, `float16`, `int8` (llama.cpp's Q8_0: each 32 weights share a scale); all if None.
 
     Raises:
         ValueError: if llama.cpp cannot compute this model, or would split texts into other tokens.
     """
-    model, task = load_for_task(source, task)
-    if task != "feature-extraction":
-        raise ValueError(
-            f"{source} is a {type(model).__name__}, and llama.cpp computes the encoder of this architecture, not its "
-            "head: give `--task feature-extraction` for the encoder alone."
-        )
-    pooling = "mean"
-    for module in read_modules(source):
-        if module.name == "Pooling":
-            pooling = " and ".join(pooling_modes(module))
-        elif module.name not in ("Transformer", "Normalize"):
-            raise ValueError(
-                f"{source} has a module {module.name} beside its pooling, for which llama.cpp has no place. Export it "
-                "to ONNX, without `--gguf`."
-            )
-    tokenizer = read_tokenizer(source, model.config)
-    prompts = {name: prompt for name, prompt in (read_sentence_config(source).get("prompts") or {}).items() if prompt}
-    length = text_length(source, model.config, tokenizer)
-    files = write_gguf(model, tokenizer, folder, precisions or list(TYPES), pooling, prompts, length)
-    for file in files:
-        print(f"{file.name}: {file.stat().st_size:,} bytes, {pooling} pooling, {length} tokens")
-    for name, prompt in prompts.items():
-        print(f"llama.cpp does not know the prompt {name!r}: write {prompt!r} before each such text.")
-    return files
-
-
-def write_gguf(
-    model: NeoBERTModel,
-    tokenizer: PreTrainedTokenizerBase,
-    folder: Path,
-    precisions: list[str],
-    pooling: str = "mean",
-    prompts: dict[str, str] | None = None,
-    max_length: int | None = None,
-) -> list[Path]:
-    """Write one file for each precision into a folder.
-
-    Args:
-        model: the encoder, in float32.
-        precisions: `float32`, `float16` or `int8` (llama.cpp's Q8_0: each 32 weights share a scale).
-        pooling: `mean`, `cls` or `lasttoken`, as Sentence Transformers calls them.
-        prompts: by name, such as `query`. llama.cpp does not put them before a text, its users have to.
-        max_length: the most tokens of a text; the model's if None.
-
-    Raises:
-        ValueError: if llama.cpp cannot compute this model, or would split texts into other tokens.
-    """
-    check_model(model.config, pooling)
-    check_wordpiece(tokenizer)
-    files = []
-    for precision in precisions:
+    check_model(source)
+    check_wordpiece(source.tokenizer)
+    pooling, length = pooling_of(source.sentences), source.sentences.max_seq_length
+    prompts = {name: prompt for name, prompt in source.sentences.prompts.items() if prompt}
+    for precision in precisions or TYPES:
         kind, file_type = TYPES[precision]
         file = folder / f"model-{kind.name}.gguf"
         writer = GGUFWriter(file, gguf.MODEL_ARCH_NAMES[gguf.MODEL_ARCH.NEO_BERT])
         writer.add_file_type(file_type)
-        add_settings(writer, model.config, max_length or model.config.max_length)
+        add_settings(writer, source.model.config, length)
         writer.add_pooling_type(POOLINGS[pooling])
-        add_tokenizer(writer, tokenizer)
-        for name, prompt in (prompts or {}).items():
+        add_tokenizer(writer, source.tokenizer)
+        for name, prompt in prompts.items():
             writer.add_string(f"prompts.{name}", prompt)
-        for name, weight in tensors(model, len(tokenizer)):
+        for name, weight in tensors(source.model, len(source.tokenizer)):
             stored = stored_as(weight, kind)
             writer.add_tensor(name, gguf.quants.quantize(weight, stored), raw_dtype=stored)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
         writer.close()
-        files.append(file)
-    return files
+        print(f"{file.name}: {file.stat().st_size:,} bytes, {pooling} pooling, {length} tokens")
+    for name, prompt in prompts.items():
+        print(f"llama.cpp does not know the prompt {name!r}: write {prompt!r} before each such text.")
 
 
-def check_model(config: NeoBERTConfig, pooling: str) -> None:
+def check_model(source: Source) -> None:
     """Refuse what llama.cpp's `neo-bert` does not compute."""
+    if source.sentences is None:
+        raise ValueError(
+            f"The model is a {type(source.model).__name__}, and llama.cpp computes the encoder of this architecture, "
+            "not its head: give `--task feature-extraction` for the encoder alone."
+        )
+    config, pooling = source.model.config, pooling_of(source.sentences)
     rope = config.rope_parameters["rope_type"]
+    modules = [type(module).__name__ for module in source.sentences]
+    other = [name for name in modules if name not in ("Transformer", "Pooling", "Normalize")]
     reasons = {
         f"`rope_parameters` of type {rope!r}; it has the default only": rope != "default",
         "absolute positions (`rope` is false); it has RoPE only": not config.rope,
         "LayerNorm (`rms_norm` is false); it has RMSNorm only": not config.rms_norm,
         f"the activation {config.hidden_act!r}; it has SwiGLU only": config.hidden_act != "swiglu",
         f"the pooling {pooling!r}; it has {', '.join(POOLINGS)}": pooling not in POOLINGS,
+        f"the module {' and '.join(other)} behind the pooling": bool(other),
     }
     for reason, found in reasons.items():
         if found:

@@ -1,7 +1,9 @@
-"""How the files of a model's folder are read. None of its code is run, and nothing outside of the folder is read."""
+"""A model's folder: where it is, and how config, weights and tokenizer are read.
+
+None of its code is run, no pickle is read, and nothing outside of the folder.
+"""
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +22,10 @@ from neobert_hf.common.tokenizers import VOCABULARIES, load_tokenizer
 DOWNLOADED = ["*.json", "*.safetensors", "*.txt", "*.model", "*.py", "*.md"]
 # The names of classes in the original's code that are other names here.
 ORIGINAL_NAMES = {"NeoBERT": NeoBERTModel, "NeoBERTLMHead": NeoBERTForMaskedLM}
-
-# Files of Sentence Transformers beside those of its modules, which `modules.json` lists.
-MODULES, SENTENCE_CONFIG = "modules.json", "config_sentence_transformers.json"
-TRANSFORMER_CONFIG = "sentence_bert_config.json"
 SENTENCE_CLASSES = ("SentenceTransformer", "SparseEncoder", "MultiVectorEncoder", "CrossEncoder")
-# Its modules that load no others: `Router` may name classes, and with them code, from anywhere.
-SENTENCE_MODULES = (
-    *("Transformer", "Pooling", "Normalize", "Dense", "Dropout", "LayerNorm", "WeightedLayerPooling"),
-    *("SpladePooling", "MultiVectorMask"),
-)
 
 
-def local_folder(path: str, revision: str | None = None, patterns: list[str] = DOWNLOADED) -> Path:
+def local_folder(path: str) -> Path:
     """A local folder or file as it is, or the downloaded folder of a repository on the Hub.
 
     Raises:
@@ -40,12 +33,11 @@ def local_folder(path: str, revision: str | None = None, patterns: list[str] = D
         OSError: if it is neither.
     """
     if Path(path).exists():
-        if Path(path).is_dir():
-            check_links(Path(path))
+        check_links(Path(path))
         return Path(path)
     check_exists(path, "model")
     try:
-        return Path(snapshot_download(path, revision=revision, allow_patterns=patterns))
+        return Path(snapshot_download(path, allow_patterns=DOWNLOADED))
     except (OSError, ValueError) as error:
         raise OSError(f"{path} is neither a local folder nor found on the Hub: {error}") from error
 
@@ -63,15 +55,8 @@ def check_links(folder: Path) -> None:
             raise ValueError(f"{path} leads out of {folder}, to {path.resolve()}. Replace it with a copy of the file.")
 
 
-def path_inside(folder: Path, name: str, where: object) -> Path:
-    """The path that a file gives relative to its folder; ValueError if it leads out of the folder."""
-    if ".." in Path(name).parts or Path(name).is_absolute():
-        raise ValueError(f"{where} is {name!r}; it must be a path inside {folder}.")
-    return folder / name
-
-
 def read_json(file: Path) -> Any:
-    """The content of a JSON file; ValueError if it is not valid JSON."""
+    """The content of a JSON file; ValueError with the file's name if it is not valid JSON."""
     try:
         return json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -88,8 +73,6 @@ def read_config(path: Path, contextual: bool = False) -> NeoBERTConfig:
         ValueError: if it is the config of another model, or has a misspelt key.
     """
     file = path / "config.json" if path.is_dir() else path
-    if not file.is_file():
-        raise FileNotFoundError(f"{file} does not exist: give the folder of a model.")
     values = read_json(file)
     classes = {cls.model_type: cls for cls in (NeoBERTConfig, *([NeoBERTContextualConfig] if contextual else []))}
     if values.get("model_type") not in classes:
@@ -138,7 +121,10 @@ def weight_files(folder: Path) -> list[Path]:
     # If there are both, Transformers loads the single file.
     if single.is_file() or not index.is_file():
         return [single]
-    return [path_inside(folder, name, index) for name in sorted(set(read_json(index)["weight_map"].values()))]
+    names = sorted(set(read_json(index)["weight_map"].values()))
+    if outside := [name for name in names if Path(name).name != name]:
+        raise ValueError(f"{index} names {outside[0]!r}; shards must lie beside it.")
+    return [folder / name for name in names]
 
 
 def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
@@ -155,6 +141,8 @@ def read_tokenizer(folder: Path, config: NeoBERTConfig) -> PreTrainedTokenizerBa
     Raises:
         ValueError: if there is none, or it does not fit the model: its ids, or the id of padding.
     """
+    if not has_tokenizer(folder):
+        raise ValueError(f"{folder} has no tokenizer: save the one that the model was trained with into it.")
     tokenizer = load_tokenizer(folder, config.vocab_size, trust_remote_code=False)
     if tokenizer.pad_token_id != config.pad_token_id:
         found = f"{tokenizer.pad_token_id} in the tokenizer and {config.pad_token_id} in config.json"
@@ -162,53 +150,33 @@ def read_tokenizer(folder: Path, config: NeoBERTConfig) -> PreTrainedTokenizerBa
     return tokenizer
 
 
-@dataclass
-class SentenceModule:
-    """A module of a Sentence Transformers model.
-
-    Args:
-        name: of its class.
-        folder: where its files are; that of the model itself for the encoder.
-    """
-
-    name: str
-    folder: Path
-
-
-def read_modules(folder: Path) -> list[SentenceModule]:
-    """The modules of a Sentence Transformers model, in order; empty for other models.
-
-    Raises:
-        ValueError: if a module is not of Sentence Transformers, or its files lie elsewhere.
-    """
-    file = folder / MODULES
-    modules = []
-    for entry in read_json(file) if file.is_file() else []:
-        package, _, name = entry["type"].rpartition(".")
-        if not package.startswith("sentence_transformers.") or name not in SENTENCE_MODULES:
-            known = ", ".join(SENTENCE_MODULES)
-            raise ValueError(f"{file} lists a module {entry['type']}; of sentence_transformers only {known} are known.")
-        modules.append(SentenceModule(name, path_inside(folder, entry["path"], f"`path` of {name} in {file}")))
-    return modules
-
-
-def read_sentence_config(folder: Path) -> dict[str, Any]:
-    file = folder / SENTENCE_CONFIG
-    return read_json(file) if file.is_file() else {}
-
-
 def sentence_class(folder: Path) -> str | None:
     """The Sentence Transformers class that loads the folder; None if it is another model."""
-    if not read_modules(folder):
+    if not (folder / "modules.json").is_file():
         return None
-    name = read_sentence_config(folder).get("model_type", "SentenceTransformer")
+    file = folder / "config_sentence_transformers.json"
+    # Models saved before version 5 do not say what they are.
+    name = (read_json(file) if file.is_file() else {}).get("model_type", "SentenceTransformer")
     if name not in SENTENCE_CLASSES:
-        raise ValueError(f"{folder / SENTENCE_CONFIG} has `model_type` {name!r}; it must be one of {SENTENCE_CLASSES}.")
+        raise ValueError(f"{file} has `model_type` {name!r}; it must be one of {', '.join(SENTENCE_CLASSES)}.")
     return name
 
 
-def text_length(folder: Path, config: NeoBERTConfig, tokenizer: PreTrainedTokenizerBase) -> int:
-    """The number of tokens at which a text is cut, by Sentence Transformers or by the tokenizer."""
-    file = folder / TRANSFORMER_CONFIG
-    settings = read_json(file) if file.is_file() else {}
-    return settings.get("max_seq_length") or min(tokenizer.model_max_length, config.max_length)
+def load_sentence_model(folder: Path, name: str, dtype: torch.dtype) -> Any:
+    """A model of Sentence Transformers on a CPU. Of a folder that holds only an encoder, one with mean pooling.
+
+    Args:
+        name: of its class; see `sentence_class`.
+        dtype: of the encoder.
+
+    Raises:
+        ValueError: if a module is not of Sentence Transformers, or its files lie outside of the folder.
+    """
+    # Imported here: it takes ten seconds, and is not needed for other models.
+    import sentence_transformers
+
+    weight_files(folder)
+    options = {"dtype": dtype, "attn_implementation": "sdpa"}
+    return getattr(sentence_transformers, name)(
+        str(folder), device="cpu", local_files_only=True, trust_remote_code=False, model_kwargs=options
+    )
