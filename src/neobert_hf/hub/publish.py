@@ -93,7 +93,7 @@ def main(args: list[str] | None = None) -> None:
     (settings,) = parse_config(PublishSettings, args=args, **options)
     check_request(settings)
     if is_page(Path(settings.source)):
-        send(Path(settings.source), settings)
+        send(local_folder(settings.source), settings)
         return
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(settings.output_dir or f"{temporary}/repository")
