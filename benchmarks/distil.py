@@ -31,7 +31,7 @@ from sklearn.preprocessing import StandardScaler
 
 from neobert_hf.common.fingerprints import model_fingerprint
 from neobert_hf.common.report import markdown_table
-from neobert_hf.embeddings.inference import prompt_of
+from neobert_hf.embeddings.prompts import prompt_of
 from neobert_hf.embeddings.teacher import load_teacher, states_alone
 from neobert_hf.modeling_neobert import NeoBERTModel
 

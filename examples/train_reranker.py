@@ -7,32 +7,29 @@ After an interruption, run the same command again: it resumes from the newest co
 `output_dir` gets checkpoints, `model/` (for `CrossEncoder(...)`, with a model card) and `log.json`.
 """
 
+from sentence_transformers import CrossEncoder
 from sentence_transformers.cross_encoder.losses import BinaryCrossEntropyLoss
 from torch import tensor
 
 from neobert_hf.common.script_errors import run_script
 from neobert_hf.embeddings.arguments import RerankerArguments
 from neobert_hf.embeddings.mining import add_mined_negatives
-from neobert_hf.embeddings.models import build_reranker
+from neobert_hf.embeddings.models import build
 from neobert_hf.embeddings.recipe import prepare_run, reranking_evaluator
 from neobert_hf.embeddings.trainer import RerankerTrainer
 
 
 def main(args: list[str] | None = None) -> None:
-    # 1. Settings, data with an instruction for the queries of each dataset, and the checkpoint to resume from
+    # 1. Settings, data and the checkpoint to resume from
     with prepare_run(RerankerArguments, args) as run:
         settings = run.settings
 
-        # 2. Hard negatives for the datasets that have none
+        # 2. Hard negatives for the datasets that have none, found by a model that reads the instructions
         if settings.miner is not None:
             add_mined_negatives(run)
 
-        # The miner always uses the instructions; the reranker uses them only if `instructions` is true.
-        if not settings.instructions:
-            run.data = run.data.without_instructions()
-
         # 3. Model, loss and evaluation
-        model = build_reranker(settings.model, settings.max_length, settings.trust_remote_code)
+        model = build(CrossEncoder, settings.model, settings.max_length, settings.trust_remote_code)
         # The positive of a query weighs as much as all of its negatives together.
         loss = BinaryCrossEntropyLoss(model, pos_weight=tensor(float(settings.negatives)))
         evaluator = reranking_evaluator(run.data)

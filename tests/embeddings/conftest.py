@@ -7,6 +7,7 @@ import pytest
 import torch
 import yaml
 from datasets import Dataset
+from sentence_transformers import SentenceTransformer
 from transformers import AutoTokenizer
 
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM
@@ -35,6 +36,14 @@ def encoder(tokenizer, tmp_path_factory) -> Path:
     )
     NeoBERTForMaskedLM(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def helper(encoder, tmp_path_factory) -> Path:
+    """An embedding model that helps to train another one: the encoder with mean pooling."""
+    folder = tmp_path_factory.mktemp("helper")
+    SentenceTransformer(str(encoder), device="cpu").save(str(folder), create_model_card=False)
     return folder
 
 
@@ -124,15 +133,10 @@ class Trained:
         self.folder = folder
         self.settings = {"model": encoder, "datasets": data / "datasets.yaml"}
 
-    @staticmethod
-    def own(kind: str) -> dict:
-        """Settings of a kind: the others always read instructions."""
-        return {"instructions": True} if kind == "reranker" else {}
-
     def __getitem__(self, kind: str) -> Path:
         output = self.folder / kind
         if not output.exists():
-            run(kind, self.settings | {"output_dir": output} | self.own(kind))
+            run(kind, self.settings | {"output_dir": output})
         return output
 
 

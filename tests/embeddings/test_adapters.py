@@ -1,16 +1,18 @@
-"""LoRA: a checkpoint brings back what was trained, and the merged model is the one that was trained."""
+"""LoRA: the merged model is the one that was trained, and a run that was interrupted ends with the same bits."""
 
 import json
+import shutil
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from sentence_transformers import CrossEncoder, SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Dense, Pooling
 
 from neobert_hf.common.fingerprints import SettingsMismatch
-from neobert_hf.embeddings.models import build_encoder, build_reranker
-from neobert_hf.training.adapters import LoraArguments, add_adapters, load_adapters, merge_adapters
-from tests.helpers.embedding_runs import losses_of, run, to_flags
+from neobert_hf.embeddings.models import build, build_encoder
+from neobert_hf.training.adapters import LoraArguments, add_adapters, merge_adapters
+from tests.helpers.embedding_runs import assert_same_weights, losses_of, run, to_flags
 from tests.helpers.examples import load_example
 from tests.helpers.models import ROOT
 from tests.helpers.other_encoders import save_other_encoder
@@ -20,53 +22,41 @@ TEXTS = ["a list of words", "for loops and x"]
 PAIRS = [("how to sort", "a list"), ("x", "for loops")]
 
 
-def with_adapters(model, rank: int = 4):
-    settings = LoraArguments(lora_rank=rank, lora_dropout=0.1)
-    add_adapters(model.transformers_model, settings, seed=0, with_head=isinstance(model, CrossEncoder))
-    return model
-
-
-def train_somehow(model) -> None:
-    """What is trained gets other values; PEFT's second matrices are zeros at first."""
-    with torch.no_grad():
-        for weight in model.parameters():
-            if weight.requires_grad:
-                weight.add_(torch.randn_like(weight) / 10)
-
-
 def outputs(model) -> torch.Tensor:
     model.eval()
     return torch.as_tensor(model.predict(PAIRS) if isinstance(model, CrossEncoder) else model.encode(TEXTS))
 
 
 @pytest.mark.parametrize(
-    "name, build",
-    [("neobert", build_encoder), ("neobert", build_reranker), ("deberta_v3", build_encoder), ("bert", build_reranker)],
+    "name, kind",
+    [
+        ("neobert", SentenceTransformer),
+        ("neobert", CrossEncoder),
+        ("deberta_v3", SentenceTransformer),
+        ("bert", CrossEncoder),
+    ],
 )
-def test_the_merged_model_is_the_trained_one(encoder, tokenizer, tmp_path, name, build):
+def test_the_merged_model_is_the_trained_one(encoder, tokenizer, tmp_path, name, kind):
     if name != "neobert":
         save_other_encoder(name, tmp_path / name, tokenizer)
-    path = str(encoder if name == "neobert" else tmp_path / name)
-    torch.manual_seed(0)
-    model = build(path, 24)
+    model = build(kind, str(encoder if name == "neobert" else tmp_path / name), 24)
     names, before = set(model.state_dict()), outputs(model)
-    with_adapters(model)
+    settings = LoraArguments(lora_rank=4, lora_dropout=0.1)
+    add_adapters(model.transformers_model, settings, seed=0, with_head=kind is CrossEncoder)
     # Without adapters some sums are made in place, in another order.
     assert torch.allclose(outputs(model), before, atol=2e-6)
-    train_somehow(model)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.requires_grad:
+                weight.add_(torch.randn_like(weight) / 10)
     trained = outputs(model)
     assert (trained - before).abs().max() > 1e-3
-    model.save_pretrained(str(tmp_path / "checkpoint"))
     merge_adapters(model.transformers_model)
     # Sums of float32 in another order.
     assert torch.allclose(outputs(model), trained, atol=2e-6) and set(model.state_dict()) == names
     model.save_pretrained(str(tmp_path / "merged"))
     assert not list((tmp_path / "merged").glob("adapter*"))
-    assert torch.equal(outputs(type(model)(str(tmp_path / "merged"), device="cpu")), outputs(model))
-    torch.manual_seed(0)
-    again = with_adapters(build(path, 24))
-    load_adapters(again.transformers_model, tmp_path / "checkpoint")
-    assert torch.equal(outputs(again), trained)
+    assert torch.equal(outputs(kind(str(tmp_path / "merged"), device="cpu")), outputs(model))
 
 
 def test_a_run_with_adapters_leaves_a_plain_model(settings, encoder, tmp_path):
@@ -88,3 +78,30 @@ def test_a_run_with_adapters_leaves_a_plain_model(settings, encoder, tmp_path):
     assert torch.allclose(*map(outputs, models), atol=2e-6) and models[0].prompts == models[1].prompts
     with pytest.raises(SettingsMismatch, match="lora_rank"):
         run("dense", settings(**changes | {"lora_rank": 8, "mini_batch_size": 8}))
+
+
+@pytest.mark.parametrize(
+    "kind, lora", [("dense", None), ("dense", 4), ("reranker", 4)], ids=["all weights", "adapters", "reranker"]
+)
+def test_training_goes_on_with_all_modules(data, encoder, tmp_path, kind, lora):
+    """Those after the encoder are trained and saved as well, with adapters and after an interruption, too."""
+    start, output = str(encoder), tmp_path / "run"
+    if kind == "dense":
+        start = str(tmp_path / "start")
+        linear = Dense(32, 32, activation_function=torch.nn.Identity())
+        modules = [build_encoder(str(encoder), 48)[0], Pooling(32, pooling_mode="cls"), linear]
+        SentenceTransformer(modules=modules).save(start)
+    settings = {"model": start, "datasets": data / "datasets.yaml", "eval_strategy": "no", "learning_rate": 1e-2}
+    settings |= {"output_dir": output, "max_steps": 6, "save_steps": 3} | ({"lora_rank": lora} if lora else {})
+    run(kind, settings)
+    shutil.copytree(output, tmp_path / "whole")
+    for name in ("model", "checkpoint-6"):
+        shutil.rmtree(output / name)
+    run(kind, settings)
+    assert_same_weights(output, tmp_path / "whole")
+    if kind == "dense":
+        models = [SentenceTransformer(each, device="cpu") for each in (start, str(output / "model"))]
+        before, after = (model[2].linear.weight for model in models)
+        assert models[1][1].pooling_mode == "cls" and not torch.equal(before, after)
+        whole = SentenceTransformer(str(tmp_path / "whole" / "model"), device="cpu")
+        assert torch.equal(after, whole[2].linear.weight)

@@ -14,6 +14,8 @@ from neobert_hf.embeddings.batches import (
     ContrastiveCollator,
     FullBatchSampler,
     MixtureBatchSampler,
+    MultiVectorCollator,
+    RerankingCollator,
     draw_datasets,
     sampling_probabilities,
 )
@@ -102,26 +104,48 @@ def test_processes_draw_the_same_dataset_and_share_the_batches_of_one():
         assert len({part_of(batch) for batch in alone[4 * step : 4 * step + 4]}) == 1
 
 
-def tokenise(texts, prompt=None, task=None):
-    return {"input_ids": [(prompt or "") + text for text in texts]}
+# What the collators make of rows: each shows the texts instead of tokens.
 
 
-COLLATOR = ContrastiveCollator(preprocess_fn=tokenise, prompts={"a": {"query": "Find: "}, "b": {}})
+def show(texts, prompt=None, task=None):
+    return {"texts": texts, "prompt": prompt, "called": task}
 
 
-def test_rows_may_have_any_number_of_negatives():
-    negatives = (["n1", "n2"], [], ["n3"])
-    rows = [
-        {"query": f"q{i}", "positive": f"p{i}", "negatives": n, "dataset_name": "a"} for i, n in enumerate(negatives)
-    ]
-    assert COLLATOR(rows)["hard_negative_input_ids"] == ["n1", "n2", "n3"]
-    assert "hard_negative_input_ids" not in COLLATOR(rows[1:2])
+ROWS = [
+    {"query": f"q{number}", "positive": f"p{number}", "negatives": negatives, "dataset_name": "d"}
+    for number, negatives in enumerate((["n0", "n1"], ["p0", "n2", "n3"], ["n4", "n5", "n6"]))
+]
 
 
-def test_a_negative_that_is_a_positive_of_the_batch_is_left_out():
-    rows = [
-        {"query": "q0", "positive": "p0", "negatives": ["p1", "n"], "dataset_name": "a"},
-        {"query": "q1", "positive": "p1", "negatives": ["n"], "dataset_name": "a"},
-    ]
-    assert COLLATOR(rows)["hard_negative_input_ids"] == ["n"]
-    assert COLLATOR(rows[:1])["hard_negative_input_ids"] == ["p1", "n"]
+def test_all_hard_negatives_are_one_column_without_the_positives_of_the_batch():
+    collator = ContrastiveCollator(show, prompts={"d": {"query": "Find. ", "hard_negative": "Text. "}})
+    batch = collator([*ROWS, ROWS[0] | {"negatives": []}])
+    assert batch["hard_negative_texts"] == ["n0", "n1", "n2", "n3", "n4", "n5", "n6"]
+    assert (batch["query_prompt"], batch["positive_prompt"], batch["hard_negative_prompt"]) == (
+        "Find. ",
+        None,
+        "Text. ",
+    )
+    assert collator(ROWS[1:])["hard_negative_texts"][0] == "p0"
+    assert "hard_negative_texts" not in collator([ROWS[0] | {"negatives": []}])
+
+
+def test_late_interaction_gets_as_many_negatives_as_every_row_has():
+    batch = MultiVectorCollator(show, prompts={"d": {"query": "Find. "}})(ROWS)
+    texts = {name.removesuffix("_texts"): value for name, value in batch.items() if name.endswith("_texts")}
+    assert texts == {
+        "query": ["q0", "q1", "q2"],
+        "positive": ["p0", "p1", "p2"],
+        "negative_0": ["n0", "n2", "n4"],
+        "negative_1": ["n1", "n3", "n5"],
+    }
+    assert (batch["query_called"], batch["positive_called"], batch["negative_1_called"]) == ("query", *2 * ["document"])
+    batch = MultiVectorCollator(show)([*ROWS, ROWS[0] | {"negatives": []}])
+    assert not any(name.startswith("negative") for name in batch)
+
+
+def test_a_reranker_gets_hard_negatives_first_and_then_other_rows_documents():
+    batch = RerankingCollator(None, negatives=3)([*ROWS[:2], ROWS[2] | {"negatives": []}])
+    assert batch["label"].tolist() == [1, 0, 0, 0] * 2 + [1, 0, 0]
+    assert batch["query"] == ["q0"] * 4 + ["q1"] * 4 + ["q2"] * 3
+    assert batch["document"] == ["p0", "n0", "n1", "p1", "p1", "p0", "n2", "n3", "p2", "p0", "p1"]

@@ -5,22 +5,12 @@ import shutil
 
 import pytest
 import torch
-from sentence_transformers import SentenceTransformer
-from torch.nn import functional as F
+from sentence_transformers import MultiVectorEncoder, SentenceTransformer
 
 from neobert_hf import NeoBERTModel
-from neobert_hf.embeddings.contextual import (
-    build_contextual_encoder,
-    draw_context,
-    embed_context,
-    is_contextual,
-    mean_cosine,
-)
-from neobert_hf.embeddings.models import (
-    build_encoder,
-    build_multi_vector_encoder,
-    load_trained_model,
-)
+from neobert_hf.embeddings.contextual import build_contextual_encoder, draw_context, embed_context
+from neobert_hf.embeddings.inference import is_contextual
+from neobert_hf.embeddings.models import build, build_encoder, load_trained_model
 from neobert_hf.hub.model_folder import read_config
 from tests.helpers.other_encoders import save_other_encoder
 
@@ -127,14 +117,6 @@ def test_the_draw():
         draw_context(["", " "], 8, seed=0)
 
 
-def test_the_mean_cosine():
-    context = torch.randn(7, 32, generator=torch.Generator().manual_seed(0)) + 0.5
-    unit = F.normalize(context, dim=1)
-    pairs = [float(unit[i] @ unit[j]) for i in range(7) for j in range(7) if i != j]
-    assert mean_cosine(context) == pytest.approx(sum(pairs) / len(pairs), abs=1e-6)
-    assert mean_cosine(torch.ones(3, 4)) == pytest.approx(1.0)
-
-
 def test_refused(model, encoder, tokenizer, texts, tmp_path):
     save_other_encoder("bert", tmp_path / "bert", tokenizer)
     with pytest.raises(ValueError, match="'bert'"):
@@ -153,9 +135,9 @@ def test_refused(model, encoder, tokenizer, texts, tmp_path):
 def test_no_other_recipe_or_tool_reads_the_first_stage_by_mistake(model, tmp_path):
     path = str(tmp_path / "model")
     model.save_pretrained(path)
-    for build in (build_encoder, build_multi_vector_encoder):
+    for kind in (SentenceTransformer, MultiVectorEncoder):
         with pytest.raises(ValueError, match="contextual model"):
-            build(path, 48)
+            build(kind, path, 48)
     with pytest.raises(ValueError, match="contextual model"):
         load_trained_model(path, "miner")
     with pytest.raises(ValueError, match="'neobert_contextual'"):

@@ -5,14 +5,12 @@ import multiprocessing
 import random
 import shutil
 import tracemalloc
-from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from datasets import Dataset, DatasetDict
+from datasets import Dataset, Features, List, Value
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from torch import distributed
@@ -23,7 +21,7 @@ from neobert_hf.common.fingerprints import SettingsMismatch
 from neobert_hf.common.settings import parse_config
 from neobert_hf.embeddings import clusters
 from neobert_hf.embeddings.arguments import EmbeddingArguments
-from neobert_hf.embeddings.clusters import ClusterBatchSampler, add_clusters, find_clusters
+from neobert_hf.embeddings.clusters import ClusterBatchSampler, find_clusters
 from neobert_hf.embeddings.contextual import build_contextual_encoder
 from neobert_hf.embeddings.contextual_loss import ContextualLoss
 from neobert_hf.embeddings.contextual_training import ContextualArguments, ContextualCollator
@@ -173,6 +171,7 @@ def process_of_two(rank: int, folder: Path, encoder: Path) -> None:
     distributed.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_two_processes_have_the_mean_of_their_gradients(encoder, tmp_path):
     # Not forked: once, a process forked from the server of other tests never came back from its first collective.
     context = multiprocessing.get_context("spawn")
@@ -215,17 +214,9 @@ def test_the_context_is_drawn_from_the_batch(encoder):
 # Clusters and batches
 
 
-def tfidf_run(output: Path, rows: list[dict]) -> SimpleNamespace:
-    """A run as `add_clusters` needs it, on one dataset and without a first model."""
-    return SimpleNamespace(
-        arguments=SimpleNamespace(output_dir=str(output), seed=0, main_process_first=lambda desc: nullcontext()),
-        settings=SimpleNamespace(first_model=None, trust_remote_code=False),
-        data=SimpleNamespace(
-            train=DatasetDict(pairs=Dataset.from_list(rows)),
-            descriptions={"pairs": SimpleNamespace(prompt="", document_prompt="")},
-        ),
-        checkpoint=None,
-    )
+def with_vectors(queries: np.ndarray, positives: np.ndarray) -> Dataset:
+    columns = {"query_vector": queries.astype(np.float16), "positive_vector": positives.astype(np.float16)}
+    return Dataset.from_dict(columns)
 
 
 def rows_of(numbers: list[int], texts: list[tuple[str, str]] | None = None) -> Dataset:
@@ -276,51 +267,41 @@ def test_clusters_are_those_that_were_planted_and_neighbours_follow_each_other()
     order = generator.permutation(120)
     queries, positives = (centres[order] + generator.normal(0, 0.02, (120, 2)) for _ in range(2))
     # Of a unit vector the length says nothing.
-    found = find_clusters(np.stack([queries * 5, positives * 5], 1), 20, seed=0)
+    found = find_clusters(with_vectors(queries * 5, positives * 5), 20, seed=0)
     planted = np.repeat(np.arange(6), 20)[order]
     numbers = [set(found[planted == cluster]) for cluster in range(6)]
     assert all(len(number) == 1 for number in numbers) and len(set.union(*numbers)) == 6
     # A chain of neighbours along the arc has at most one jump, from an end that it reached first to the other side.
     chain = [int(planted[found == number][0]) for number in range(6)]
     assert sum(abs(left - right) != 1 for left, right in zip(chain, chain[1:])) <= 1
-    assert len(set(find_clusters(np.ones((9, 2, 4)), 2, seed=0))) == 1
-
-
-def test_blocks_make_no_difference_to_clusters_and_vectors(tmp_path, monkeypatch):
-    words = np.random.default_rng(0).choice(list("abcdefghijklmnopqrstuvwxyz"), (150, 2, 6, 3))
-    texts = [[" ".join(map("".join, text)) for text in row] for row in words.tolist()]
-    stored = []
-    for block in (7, 10_000):
-        monkeypatch.setattr(clusters, "BLOCK", block)
-        run = tfidf_run(tmp_path / str(block), [{"query": q, "positive": p, "negatives": []} for q, p in texts])
-        add_clusters(run, {"pairs": 8})
-        stored.append(run.data.train["pairs"][:])
-    assert stored[0] == stored[1] and [stored[0]["query"], stored[0]["positive"]] == [
-        list(each) for each in zip(*texts)
-    ]
-    assert np.linalg.norm(stored[0]["query_vector"], axis=1) == pytest.approx(1, abs=1e-3)
-    assert [file.suffix for file in tmp_path.rglob("*") if file.is_file()] == [".parquet", ".parquet"]
+    assert len(set(find_clusters(with_vectors(*np.ones((2, 9, 4))), 2, seed=0))) == 1
 
 
 def test_clusters_of_more_rows_than_are_held(tmp_path, monkeypatch):
-    """80 planted clusters of 100 MB of vectors, of which a batch of k-means is a fiftieth."""
+    """20 planted clusters of 30,000 rows, of which a batch of k-means is a tenth."""
     monkeypatch.setattr(clusters, "BLOCK", 1_000)
-    monkeypatch.setattr(clusters, "LEAST_ROWS", 8_000)
-    monkeypatch.setattr(clusters, "BATCHES", 10)
+    monkeypatch.setattr(clusters, "LEAST_ROWS", 3_000)
+    monkeypatch.setattr(clusters, "BATCHES", 5)
     generator = np.random.default_rng(0)
-    planted, centres = generator.integers(80, size=400_000), generator.normal(size=(80, 64))
-    vectors = np.lib.format.open_memmap(tmp_path / "v.npy", "w+", np.float16, (400_000, 2, 64))
-    for rows in np.split(np.arange(400_000), 40):
-        vectors[rows] = centres[planted[rows], None] + generator.normal(0, 0.1, (10_000, 2, 64))
+    planted, centres = generator.integers(20, size=30_000), generator.normal(size=(20, 64))
+
+    def draw(block, rows):
+        noise = generator.normal(0, 0.1, (2, len(rows), 64))
+        return dict(zip(clusters.VECTORS, (centres[planted[rows]] + noise).astype(np.float16)))
+
+    features = Features(dict.fromkeys(clusters.VECTORS, List(Value("float16"), length=64)))
+    vectors = Dataset.from_dict({"row": range(30_000)}).map(
+        draw, True, batched=True, features=features, remove_columns="row", cache_file_name=str(tmp_path / "v.arrow")
+    )
     tracemalloc.start()
-    found = find_clusters(vectors, 5_000, seed=0)
+    found = find_clusters(vectors, 1_500, seed=0)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    # One number for each row, and a few copies of a batch.
-    assert peak < 25e6 < vectors.nbytes / 4
+    # One number for each row, and a few copies of a batch. The vectors are 15 MB in float32.
+    assert peak < 9e6
     pairs = len(np.unique(np.stack([planted, found]), axis=1).T)
-    assert len(set(found)) == 80 and pairs <= 90
-    assert (find_clusters(vectors, 5_000, seed=0) == found).all()
+    assert len(set(found)) == 20 and pairs <= 24
+    assert (find_clusters(vectors, 1_500, seed=0) == found).all()
 
 
 def test_false_negatives_are_masked_by_the_vectors(encoder):
@@ -349,9 +330,10 @@ def test_false_negatives_are_masked_by_the_vectors(encoder):
 
 
 @pytest.fixture(scope="module")
-def whole(data, encoder, tmp_path_factory) -> Path:
+def whole(data, encoder, helper, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("contextual") / "run"
-    run({"output_dir": folder, "model": encoder, "datasets": data / "datasets.yaml", "eval_steps": 12, "save_steps": 4})
+    changes = {"first_model": helper, "eval_steps": 12, "save_steps": 4}
+    run(changes | {"output_dir": folder, "model": encoder, "datasets": data / "datasets.yaml"})
     return folder
 
 
@@ -374,12 +356,12 @@ def test_a_run_leaves_a_contextual_model_a_card_and_numbers(whole):
         assert not torch.equal(trained[name], start_of[name]), name
 
 
-def test_without_its_clusters_a_run_does_not_go_on(whole, settings, tmp_path):
+def test_without_its_clusters_a_run_does_not_go_on(whole, settings, helper, tmp_path):
     shutil.copytree(whole, tmp_path / "run")
     for folder in complete_checkpoints(tmp_path / "run"):
         if step_of(folder) > 8:
             shutil.rmtree(folder)
-    changes = settings(eval_steps=12, save_steps=4)
+    changes = settings(eval_steps=12, save_steps=4, first_model=helper)
     with pytest.raises(SettingsMismatch, match="context_size"):
         run(changes | {"context_size": 6})
     stored = next((tmp_path / "run" / "clusters").iterdir())
@@ -388,32 +370,30 @@ def test_without_its_clusters_a_run_does_not_go_on(whole, settings, tmp_path):
         run(changes)
 
 
-def test_a_first_model_and_a_warning_when_the_first_stage_collapses(settings, trained, encoder, tmp_path, capsys):
-    teacher = trained["dense"] / "model"
-    changes = settings(max_steps=2, only="pairs", first_model=teacher, eval_strategy="no", save_steps=2)
-    collapsed = tmp_path / "collapsed"
-    shutil.copytree(encoder, collapsed)
-    weights = load_file(encoder / "model.safetensors")
-    # Every token has nearly the same embedding, and so has every text.
-    weights["model.encoder.weight"] = weights["model.encoder.weight"][:1] + 1e-3 * weights["model.encoder.weight"]
-    save_file(weights, collapsed / "model.safetensors", {"format": "pt"})
-    log = run(changes | {"model": collapsed})
-    assert log[0]["context_cosine"] > 0.99
-    assert "collapsed" in capsys.readouterr().out
-    values = json.loads((tmp_path / "run" / "checkpoint-2" / "complete.json").read_text())
-    assert "first_model" in values["settings"]
+def test_the_first_model_gives_clusters_and_vectors(settings, helper, tmp_path):
+    run(settings(max_steps=1, only="pairs", first_model=helper, eval_strategy="no", save_steps=1))
     (file,) = (tmp_path / "run" / "clusters").iterdir()
     stored = Dataset.from_parquet(str(file))
     assert len(stored[0]["query_vector"]) == 32 and max(stored["cluster"]) == len(stored) // 8 - 1
-    model = SentenceTransformer(str(teacher))
-    expected = model.encode(stored["positive"][:3], normalize_embeddings=True)
+    expected = SentenceTransformer(str(helper)).encode(stored["positive"][:3], normalize_embeddings=True)
     # Vectors are stored as float16.
     assert np.abs(np.asarray(stored["positive_vector"][:3]) - expected).max() < 1e-3
 
 
+def test_the_log_shows_a_first_stage_that_has_collapsed(settings, encoder, helper, tmp_path):
+    shutil.copytree(encoder, tmp_path / "collapsed")
+    weights = load_file(encoder / "model.safetensors")
+    # Every token has nearly the same embedding, and so has every text.
+    weights["model.encoder.weight"] = weights["model.encoder.weight"][:1] + 1e-3 * weights["model.encoder.weight"]
+    save_file(weights, tmp_path / "collapsed" / "model.safetensors", {"format": "pt"})
+    changes = {"max_steps": 1, "save_steps": 1, "eval_strategy": "no", "only": "pairs"}
+    changes["first_model"] = helper
+    assert run(settings(**changes, model=tmp_path / "collapsed"))[0]["context_cosine"] > 0.99
+
+
 @pytest.mark.slow
-def test_two_processes_run(settings, tmp_path):
-    changes = settings(max_steps=2, save_steps=2, eval_strategy="no", only="pairs")
+def test_two_processes_run(settings, helper, tmp_path):
+    changes = settings(first_model=helper, max_steps=2, save_steps=2, eval_strategy="no", only="pairs")
     environments = launched_environments("cpu_ddp.yaml", 2)
     processes = ScriptProcesses(to_flags(changes), environments, script="train_contextual")
     assert "2 x cpu" in processes.finish()

@@ -15,7 +15,7 @@ from transformers import AutoTokenizer, BertConfig, BertModel
 from neobert_hf.common.fingerprints import SettingsMismatch
 from neobert_hf.data.tables import stream_text
 from neobert_hf.embeddings import distil, teacher
-from neobert_hf.embeddings.inference import prompt_of
+from neobert_hf.embeddings.prompts import prompt_of
 from tests.helpers.embedding_runs import assert_same_weights
 from tests.helpers.examples import load_example
 

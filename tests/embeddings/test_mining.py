@@ -59,7 +59,7 @@ def test_a_reranker_says_what_is_too_close(trained, pairs, tmp_path):
     reranker = load("reranker", trained["reranker"])
 
     def score(query: str, documents: list[str]):
-        return reranker.predict([(query, document) for document in documents], prompt=PROMPT)
+        return reranker.predict([(query, document) for document in documents])
 
     # The scores of so small a reranker lie close to each other.
     plain = mine_negatives(pairs, described(PROMPT), settings(trained, negatives=3, relative_margin=0.0), tmp_path)

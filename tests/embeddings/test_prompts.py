@@ -1,25 +1,25 @@
-"""The instructions of training belong to the model: it is saved with them, and whoever loads it asks with them."""
+"""The prompts of training belong to the model: it is saved with them, and whoever loads it asks with them."""
 
-import re
-from types import SimpleNamespace
-
+import mteb
 import pytest
 import torch
+import yaml
 from datasets import Dataset
 from mteb.models.abs_encoder import get_prompt_name
 from mteb.types import PromptType
+from sentence_transformers import MultiVectorEncoder, SentenceTransformer
+from transformers import AutoTokenizer
 
-from neobert_hf.embeddings.arguments import EmbeddingArguments, RecipeArguments, RerankerArguments
-from neobert_hf.embeddings.datasets import PairDataset
-from neobert_hf.embeddings.inference import prompt_of
-from neobert_hf.embeddings.mining import mine_negatives
-from neobert_hf.embeddings.prompts import dataset_of_queries, prompts_of_helper, prompts_to_save
-from neobert_hf.embeddings.recipe import read_data, reranking_evaluator, retrieval_evaluator
-from neobert_hf.evaluation.mteb.recipe import benchmark_tasks
-from tests.helpers.embedding_runs import KINDS, described, load
+from neobert_hf.embeddings.arguments import EmbeddingArguments, RecipeArguments
+from neobert_hf.embeddings.prompts import as_prompt, prompt_of, separator_of, separator_text
+from neobert_hf.embeddings.recipe import read_data, retrieval_evaluator
+from neobert_hf.evaluation.mteb.recipe import MTEBSettings, choose_template
+from tests.embeddings.conftest import describe
+from tests.helpers.embedding_runs import KINDS, load, run
 
 
 PROMPT = "Find the answer. "
+QUERY, DOCUMENT = "Find the answer.[SEP] [CLS]", "An answer.[SEP] [CLS]"
 TEXTS = ["a list of numbers", "for loops and functions"]
 
 
@@ -35,41 +35,26 @@ def vectors(found) -> torch.Tensor:
     return torch.as_tensor(found).to_dense()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "reranker"])
 def test_a_model_is_saved_with_its_prompts_and_asks_with_them(trained, kind):
     model = load(kind, trained[kind])
     named = {name: text for name, text in model.prompts.items() if text}
     assert named == {"triplets": PROMPT, "pairs": "Find the text. ", "query": PROMPT}
     assert model.prompts["nested"] == model.prompts["document"] == ""
-    if kind == "reranker":
-        # Its one method is asked with a query every time.
-        pairs = [(TEXTS[0], text) for text in TEXTS]
-        expected = model.predict([(PROMPT + query, text) for query, text in pairs], prompt="")
-        assert torch.equal(vectors(model.predict(pairs)), vectors(expected))
-        assert not torch.equal(vectors(model.predict(pairs, prompt="")), vectors(expected))
-        return
     # Plain `encode` puts nothing before a text.
     assert model.default_prompt_name is None
-    assert torch.equal(vectors(model.encode_query(TEXTS)), vectors(model.encode_query(TEXTS, prompt=PROMPT)))
+    asked, prompted = vectors(model.encode_query(TEXTS)), vectors(model.encode_query(TEXTS, prompt=PROMPT))
+    bare = vectors(model.encode_query(TEXTS, prompt=""))
+    assert torch.equal(asked, prompted) and (asked.shape != bare.shape or not torch.equal(asked, bare))
     assert torch.equal(vectors(model.encode_document(TEXTS)), vectors(model.encode_document(TEXTS, prompt="")))
-    assert vectors(model.encode_query(TEXTS)).shape != vectors(model.encode_query(TEXTS, prompt="")).shape or (
-        not torch.equal(vectors(model.encode_query(TEXTS)), vectors(model.encode_query(TEXTS, prompt="")))
-    )
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_card_names_the_prompts(trained, kind):
-    card = (trained[kind] / "model" / "README.md").read_text()
-    assert f'`query`: `"{PROMPT}"`' in card and '`pairs`: `"Find the text. "`' in card
-    assert "`query` is the instruction of triplets: retrieval is evaluated with it." in card
-    assert card.index("### Prompts") < card.index("## Training Details")
-    # The example runs as it stands there.
-    (example,) = re.findall(r"```python\n(.*?)```", card.partition("### Prompts")[2], re.DOTALL)[:1]
-    assert ("predict(" if kind == "reranker" else "encode_query(") in example
-    exec(example, {"model": load(kind, trained[kind])})
+def test_a_reranker_reads_no_instructions(trained):
+    model = load("reranker", trained["reranker"])
+    assert not any(model.prompts.values()) and model.default_prompt_name is None
 
 
-def set_instructions(content: dict, default: str | None = None, **instructions: str) -> None:
+def instruct(content: dict, default: str | None = None, **instructions: str) -> None:
     for name, instruction in instructions.items():
         part = content["evaluation"] if name == "retrieval" else content["train"]
         part[name]["instruction"] = instruction
@@ -79,22 +64,20 @@ def set_instructions(content: dict, default: str | None = None, **instructions: 
 
 RULES = [
     # As the evaluation asks, if that was trained; otherwise as the largest dataset (200, 80 and 50 rows).
-    (lambda c: set_instructions(c, retrieval="Find the text."), (), "pairs", "retrieval is evaluated with it"),
-    (lambda c: set_instructions(c, retrieval=""), (), "nested", "retrieval is evaluated with it"),
-    (lambda c: set_instructions(c, retrieval="Never trained."), (), "triplets", "it is the largest dataset"),
-    (lambda c: c.pop("evaluation"), ["nested", "pairs"], "pairs", "it is the largest dataset"),
-    (lambda c: set_instructions(c, default="nested"), (), "nested", "it is the `default`"),
-    (lambda c: set_instructions(c, default="nested"), ["pairs", "triplets"], "triplets", "retrieval is evaluated"),
-    (lambda c: None, ["pairs"], "pairs", "it is the only dataset"),
+    (lambda c: instruct(c, retrieval="Find the text."), (), "pairs"),
+    (lambda c: instruct(c, retrieval=""), (), "nested"),
+    (lambda c: instruct(c, retrieval="Never trained."), (), "triplets"),
+    (lambda c: c.pop("evaluation"), ["nested", "pairs"], "pairs"),
+    (lambda c: instruct(c, default="nested"), (), "nested"),
+    (lambda c: instruct(c, default="nested"), ["pairs", "triplets"], "triplets"),
+    (lambda c: None, ["pairs"], "pairs"),
 ]
 
 
-@pytest.mark.parametrize("change, only, name, reason", RULES)
-def test_which_dataset_queries_are_asked_like(encoder, edit, change, only, name, reason):
+@pytest.mark.parametrize("change, only, name", RULES)
+def test_which_dataset_queries_are_asked_like(encoder, edit, change, only, name):
     data = read(encoder, edit(change), only)
-    found, why = dataset_of_queries(data)
-    assert found.name == name and why.startswith(reason)
-    prompts = prompts_to_save(data)
+    prompts = data.prompts()
     assert prompts["query"] == data.descriptions[name].prompt and prompts["document"] == ""
     if len(data.descriptions) == 1:
         assert prompts.keys() == {"query", "document"}
@@ -102,72 +85,30 @@ def test_which_dataset_queries_are_asked_like(encoder, edit, change, only, name,
         assert all(prompts[each] == description.prompt for each, description in data.descriptions.items())
 
 
-def test_a_helper_reads_a_dataset_as_it_did_when_it_was_trained_on_it(capsys):
-    """Also where that was without an instruction, beside another dataset that has one."""
-    before = {"faq": PairDataset("faq", "Find.", [], default=True, document_instruction="Page:")}
-    before["plain"] = PairDataset("plain", "", [])
-    helper = SimpleNamespace(prompts=prompts_to_save(SimpleNamespace(descriptions=before, evaluation={}, train={})))
-    assert prompts_of_helper("miner", helper, before["plain"]) == ("", "")
-    assert prompts_of_helper("miner", helper, before["faq"]) == ("Find. ", "Page: ")
-    assert not capsys.readouterr().out
-    assert prompts_of_helper("miner", helper, PairDataset("other", "", [])) == ("Find. ", "Page: ")
-    assert "'Find. '" in capsys.readouterr().out
-
-
 def test_mteb_itself_puts_no_instruction_before_documents(trained):
     """Its own wrapper takes the prompt of a task's name for queries and documents alike."""
     prompts = load("dense", trained["dense"]).prompts
-    (task,) = (task for task in benchmark_tasks() if task.metadata.name == "MSMARCO")
+    task = mteb.get_task("MSMARCO")
     renamed = {name.replace("triplets", "MSMARCO"): prompt for name, prompt in prompts.items()}
     found = {role: renamed[get_prompt_name(renamed, task.metadata, role)] for role in PromptType}
     assert found == {PromptType.query: PROMPT, PromptType.document: ""}
 
 
-def seen_by(model, evaluator) -> set[str]:
-    """The texts that a model reads in an evaluation, each with what stands before it."""
-    seen, preprocess = set(), model[0].preprocess
+@pytest.mark.parametrize("prompt", [PROMPT, "Other. ", ""])
+def test_an_evaluation_asks_once_with_the_instruction_of_its_dataset(trained, encoder, data, edit, prompt):
+    rows = Dataset.from_parquet(str(data / "test.parquet"))
+    evaluator = retrieval_evaluator(read(encoder, edit(lambda content: instruct(content, retrieval=prompt))))
+    model, seen = load("dense", trained["dense"]), set()
+    preprocess = model[0].preprocess
 
     def record(inputs, prompt=None, **kwargs):
-        texts = [text[0] if isinstance(text, (list, tuple)) else text for text in inputs]
-        seen.update((prompt or "") + text for text in texts)
+        seen.update((prompt or "") + text for text in inputs)
         return preprocess(inputs, prompt=prompt, **kwargs)
 
     model[0].preprocess = record
     evaluator(model)
-    return seen
-
-
-@pytest.mark.parametrize("kind", ["dense", "reranker"])
-def test_evaluations_ask_once_with_the_instruction_of_their_dataset(trained, encoder, data, edit, kind):
-    rows = Dataset.from_parquet(str(data / "test.parquet"))
-    for prompt in (PROMPT, "Other. ", ""):
-        file = edit(lambda content, prompt=prompt: set_instructions(content, retrieval=prompt))
-        evaluator = (retrieval_evaluator if kind == "dense" else reranking_evaluator)(read(encoder, file))
-        expected = {prompt + query for query in rows["question"]}
-        if kind == "dense":
-            expected |= set(rows["answer"])
-        # A prompt by itself is read as well, for its length.
-        assert seen_by(load(kind, trained[kind]), evaluator) - {prompt} == expected
-
-
-def test_miners_ask_with_prompts_of_their_own(trained, data, tmp_path, monkeypatch, capsys):
-    """That of the dataset if they were trained with it, otherwise their own for queries."""
-    rows = Dataset.from_parquet(str(data / "test.parquet")).select(range(8))
-    pairs = Dataset.from_list([{"query": row["question"], "positive": row["answer"], "negatives": []} for row in rows])
-    asked = []
-    monkeypatch.setattr(
-        "neobert_hf.embeddings.mining.mine_hard_negatives",
-        lambda pairs, model, **options: (
-            asked.append((options["query_prompt"], options["corpus_prompt"]))
-            or Dataset.from_list([{"query": "q", "positive": "p", "label": 0}])
-        ),
-    )
-    settings = RerankerArguments("m", "d", negatives=3, miner=str(trained["dense"] / "model"))
-    for prompt in ("Find the text. ", "Another. ", ""):
-        mine_negatives(pairs, described(prompt), settings, tmp_path / str(len(asked)))
-    assert asked == [("Find the text. ", ""), (PROMPT, ""), (PROMPT, "")]
-    printed = capsys.readouterr().out
-    assert PROMPT in printed and "Another. " in printed
+    # A prompt by itself is read as well, for its length.
+    assert seen - {prompt} == {prompt + query for query in rows["question"]} | set(rows["answer"])
 
 
 def test_a_prompt_for_passages_is_one_for_documents(trained):
@@ -175,3 +116,98 @@ def test_a_prompt_for_passages_is_one_for_documents(trained):
     model = load("dense", trained["dense"])
     model.prompts = {"query": "query: ", "document": "", "passage": "passage: "}
     assert prompt_of(model, "document") == "passage: " and prompt_of(model, "query") == "query: "
+
+
+# Special tokens as the separator, and instructions for documents
+
+
+def test_a_tokenizer_reads_the_separator_as_the_end_of_one_text_and_the_beginning_of_another(tokenizer):
+    prompt = as_prompt("a list of\n", separator_text("special_tokens", tokenizer))
+    assert prompt == "a list of[SEP] [CLS]"
+    one, other = (tokenizer(text)["input_ids"] for text in ("a list of", "numbers"))
+    assert tokenizer(f"{prompt}numbers")["input_ids"] == one + other
+    assert as_prompt(" \n", separator_text("special_tokens", tokenizer)) == ""
+    for name, text in (("space", "Find it. "), ("special_tokens", QUERY), (None, "")):
+        assert separator_of(["", text], tokenizer) == name
+
+
+@pytest.mark.parametrize("change", [{"split_special_tokens": True}, {"cls_token": None}])
+def test_separators_that_a_tokenizer_does_not_have_are_refused(encoder, change):
+    tokenizer = AutoTokenizer.from_pretrained(encoder)
+    for name, value in change.items():
+        setattr(tokenizer, name, value)
+    with pytest.raises(ValueError, match="`separator` is special_tokens"):
+        separator_text("special_tokens", tokenizer)
+    assert separator_of([QUERY], tokenizer) == "space"
+
+
+@pytest.fixture(scope="module")
+def instructed(encoder, data, tmp_path_factory):
+    """The output of a dense run with both instructions, and what was read in it: each text with its prompt."""
+    folder, seen, preprocess = tmp_path_factory.mktemp("instructed"), [], SentenceTransformer.preprocess
+
+    def record(self, inputs, prompt=None, **kwargs):
+        seen.extend((prompt or "", text) for text in inputs)
+        return preprocess(self, inputs, prompt=prompt, **kwargs)
+
+    content = describe(data) | {"separator": "special_tokens"}
+    for entry in (content["train"]["triplets"], content["evaluation"]["retrieval"]):
+        entry["document_instruction"] = "An answer."
+    # Texts that are no right documents of other rows.
+    content["train"]["triplets"]["negatives"] = "question"
+    (folder / "datasets.yaml").write_text(yaml.safe_dump(content))
+    settings = {"model": encoder, "datasets": folder / "datasets.yaml", "output_dir": folder / "run"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SentenceTransformer, "preprocess", record)
+        run("dense", settings | {"max_steps": 4, "save_steps": 4, "eval_strategy": "no", "only": "triplets"})
+    return folder / "run", seen
+
+
+def test_training_reads_both_instructions_and_the_model_keeps_them(instructed, data):
+    output, seen = instructed
+    rows, test = (Dataset.from_parquet(str(data / f"{name}.parquet")) for name in ("triplets", "test"))
+    expected = {
+        QUERY: {*rows["question"], *test["question"]},
+        DOCUMENT: {*rows["answer"], *rows["question"], *test["answer"]},
+    }
+    # The model card reads some without.
+    found = {prompt: {text for before, text in seen if before == prompt} for prompt in expected}
+    assert all(found[prompt] <= texts for prompt, texts in expected.items())
+    for prompt, column in ((QUERY, "question"), (DOCUMENT, "answer"), (DOCUMENT, "question")):
+        assert found[prompt] & set(rows[column]), column
+    assert load("dense", output).prompts == {"query": QUERY, "document": DOCUMENT}
+
+
+def test_search_mteb_and_sentence_transformers_ask_in_the_same_way(instructed):
+    pytest.importorskip("lancedb")
+    from neobert_hf.search.encoder import EmbeddingSettings, PassageEncoder
+
+    path = str(instructed[0] / "model")
+    model = load("dense", instructed[0])
+    expected = {"query": model.encode_query(TEXTS), "document": model.encode_document(TEXTS)}
+    for kind, prompt in (("query", QUERY), ("document", DOCUMENT)):
+        assert torch.equal(torch.tensor(expected[kind]), torch.tensor(model.encode([prompt + text for text in TEXTS])))
+    search = PassageEncoder(EmbeddingSettings(path), "cpu")
+    assert (search.identity["query_prompt"], search.identity["document_prompt"]) == (QUERY, DOCUMENT)
+    # Instructions of another kind get the separator that the model was trained with.
+    assert choose_template(MTEBSettings(path, "unused"), model) == "{instruction}[SEP] [CLS]"
+
+
+def test_late_interaction_reads_hard_negatives_as_documents(settings, edit, monkeypatch):
+    seen, preprocess = [], MultiVectorEncoder.preprocess
+
+    def record(self, inputs, prompt=None, **kwargs):
+        seen.extend((prompt or "", text) for text in inputs)
+        return preprocess(self, inputs, prompt=prompt, **kwargs)
+
+    monkeypatch.setattr(MultiVectorEncoder, "preprocess", record)
+
+    def nested_only(content: dict) -> None:
+        content["train"]["nested"] |= {"instruction": "Find it.", "document_instruction": "It."}
+        content["train"]["nested"]["negatives"] = "set.pos.1"
+        content.pop("evaluation")
+
+    changes = {"max_steps": 1, "save_steps": 1, "eval_strategy": "no", "only": "nested"}
+    run("multi_vector", settings(**changes, datasets=edit(nested_only)))
+    assert "x" in {text for before, text in seen if before == "It. "}
+    assert {before for before, _ in seen} - {""} == {"Find it. ", "It. "}

@@ -22,7 +22,7 @@ def test_a_resumed_run_ends_with_the_same_bits(trained, settings, tmp_path, kind
     shutil.copytree(output / "checkpoint-6", half)
     (half / COMPLETE).unlink()
     (half / "model.safetensors").write_bytes(b"half")
-    changes = settings(eval_strategy="no") | trained.own(kind)
+    changes = settings(eval_strategy="no")
     run(kind, changes)
     assert_same_weights(output, trained[kind])
     # Once more: nothing is left to train, and the model is the same, with all of its modules.
@@ -37,9 +37,9 @@ def test_a_resumed_run_ends_with_the_same_bits(trained, settings, tmp_path, kind
         assert torch.equal(ours, theirs)
 
 
-def test_guided_and_mined_runs_resume_with_the_same_bits_and_the_same_models(trained, settings, tmp_path):
+def test_guided_and_mined_runs_resume_with_the_same_bits_and_the_same_models(helper, settings, tmp_path):
     teacher = tmp_path / "teacher"
-    shutil.copytree(trained["dense"] / "model", teacher)
+    shutil.copytree(helper, teacher)
     changes = {"eval_strategy": "no", "only": "pairs", "guide": teacher, "miner": teacher, "negatives": 2}
     run("dense", settings(**changes, output_dir=tmp_path / "whole"))
     (mined,) = (tmp_path / "whole" / "mined").iterdir()
@@ -111,6 +111,7 @@ def test_a_run_does_not_go_on_from_another_kinds_checkpoint(trained, settings, t
         run("multi_vector", settings())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["dense", "reranker"])
 def test_two_processes_train_as_one_with_twice_the_micro_batches(settings, encoder, tmp_path, kind):
     shutil.copytree(encoder, tmp_path / "encoder")

@@ -157,7 +157,3 @@ class RerankerArguments(MiningArguments):
         default=4,
         metadata={"help": "negatives of a query: first its hard negatives, then right documents of other rows"},
     )
-    # With instructions, a small model learned nothing in 300 steps; see benchmarks/NOTES.md.
-    instructions: bool = field(
-        default=False, metadata={"help": "put the instruction of a dataset before its queries, as embedding models do"}
-    )

@@ -5,35 +5,31 @@ only if the texts of the batch have something in common (https://arxiv.org/abs/2
 the other documents of a cluster take their place.
 
 The paper's first phase has 235 million pairs. So no step holds all texts or all vectors: rows are read in blocks, and
-vectors lie in a file that is mapped into memory.
+vectors lie in a file that `datasets` maps into memory.
 """
 
 import math
-import os
 import random
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import xxhash
-from datasets import Dataset, Features, List, Value
+from datasets import Dataset, Features, List, Value, concatenate_datasets
 from sklearn.cluster import MiniBatchKMeans
-from sklearn.decomposition import TruncatedSVD
-from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.preprocessing import normalize
 from tqdm import tqdm
 from transformers import set_seed
 
 from neobert_hf.common.files import remove
 from neobert_hf.common.fingerprints import fingerprint, model_fingerprint
-from neobert_hf.data.stored_rows import rows_once, store_tables
+from neobert_hf.data.stored_rows import rows_once, store_rows
 from neobert_hf.embeddings.datasets import PairDataset
 from neobert_hf.embeddings.inference import check_finite
+from neobert_hf.embeddings.mining import prompts_of_helper
 from neobert_hf.embeddings.models import load_trained_model
-from neobert_hf.embeddings.prompts import prompts_of_helper
 from neobert_hf.embeddings.recipe import Run
 
 
@@ -41,13 +37,8 @@ from neobert_hf.embeddings.recipe import Run
 CLUSTER, VECTORS = "cluster", ("query_vector", "positive_vector")
 # Rows that are read at a time.
 BLOCK = 10_000
-# Without a first model, TF-IDF and an SVD give vectors of this size; they are fitted to at most so many rows.
-DIMENSIONS, FITTED_ROWS = 256, 50_000
 # k-means sees so many random batches, each of at least three rows for each cluster.
 BATCHES, LEAST_ROWS, ROWS_OF_CLUSTER = 30, 10_000, 3
-
-# Unit vectors of a list of queries and of a list of documents, float32.
-Embed = Callable[[list[str], list[str]], tuple[np.ndarray, np.ndarray]]
 
 
 def add_clusters(run: Run, batch_sizes: dict[str, int]) -> None:
@@ -59,12 +50,12 @@ def add_clusters(run: Run, batch_sizes: dict[str, int]) -> None:
     Raises:
         FileNotFoundError: if training has begun, and the clusters that it began with are missing.
     """
-    folder, settings = Path(run.arguments.output_dir) / "clusters", run.settings
-    first_model = model_fingerprint(settings.first_model) if settings.first_model else "TF-IDF"
+    folder = Path(run.arguments.output_dir) / "clusters"
     with run.arguments.main_process_first(desc="clustering"):
         for name, pairs in run.data.train.items():
             description = run.data.descriptions[name]
             prompts = [name, description.prompt, description.document_prompt]
+            first_model = model_fingerprint(run.settings.first_model)
             identity = fingerprint(pairs, prompts, first_model, batch_sizes[name], run.arguments.seed)
             store = partial(store_clusters, pairs, description, batch_sizes[name], run)
             run.data.train[name] = rows_once(folder / f"{identity}.parquet", run.checkpoint is not None, store)
@@ -75,92 +66,55 @@ def add_clusters(run: Run, batch_sizes: dict[str, int]) -> None:
 def store_clusters(pairs: Dataset, description: PairDataset, size: int, run: Run, file: Path) -> None:
     """Embed and cluster the rows, and write them with their clusters and vectors into a Parquet file."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    # Deleted afterwards: the Parquet file has the same vectors. Each machine of a run may write one, hence the number.
-    scratch = file.with_name(f"{file.stem}.vectors.{os.getpid()}.partial")
-    try:
-        vectors = embed_pairs(pairs, choose_embedding(pairs, description, run), scratch)
-        clusters = find_clusters(vectors, size, run.arguments.seed)
-        added = {CLUSTER: Value("int32")} | dict.fromkeys(VECTORS, List(Value("float16"), length=vectors.shape[2]))
-        schema = Features(pairs.features | added).arrow_schema
-        store_tables(with_clusters(pairs, clusters, vectors), schema, file)
-    finally:
-        remove(scratch)
+    # A run that was interrupted after the embedding goes on with this file. In the end the Parquet file has the same.
+    embedded = file.with_suffix(".vectors.arrow")
+    vectors = embed_pairs(pairs, description, run, embedded)
+    clusters = find_clusters(vectors, size, run.arguments.seed)
+    store_rows(concatenate_datasets([pairs, vectors], axis=1).add_column(CLUSTER, clusters), file)
+    remove(embedded)
 
 
-def with_clusters(pairs: Dataset, clusters: np.ndarray, vectors: np.ndarray) -> Iterator[pa.Table]:
-    """The pairs with their clusters and vectors as columns, block by block."""
-    start = 0
-    for table in pairs.with_format("arrow").iter(BLOCK):
-        block = slice(start, start + len(table))
-        table = table.append_column(CLUSTER, pa.array(clusters[block]))
-        for number, name in enumerate(VECTORS):
-            values = pa.array(vectors[block, number].ravel())
-            table = table.append_column(name, pa.FixedSizeListArray.from_arrays(values, vectors.shape[2]))
-        yield table
-        start += len(table)
-
-
-def choose_embedding(pairs: Dataset, description: PairDataset, run: Run) -> Embed:
-    """How the rows are embedded: by the first model, or else by TF-IDF and an SVD that are fitted to a part of them."""
-    settings = run.settings
-    if settings.first_model is None:
-        return fit_tfidf(pairs, run.arguments.seed)
-    model = load_trained_model(settings.first_model, "first_model", settings.trust_remote_code)
-    prompts = prompts_of_helper("first model", model, description)
-
-    def embed(*columns: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        both = []
-        for texts, prompt in zip(columns, prompts):
-            both.append(model.encode(texts, prompt=prompt, normalize_embeddings=True, show_progress_bar=False))
-            check_finite(both[-1], texts)
-        return tuple(both)
-
-    return embed
-
-
-def fit_tfidf(pairs: Dataset, seed: int) -> Embed:
-    """TF-IDF and an SVD, fitted to the texts of at most `FITTED_ROWS` random rows."""
-    rows = draw_rows(len(pairs), FITTED_ROWS, np.random.default_rng(seed))
-    part = pairs.select(rows)
-    tfidf = TfidfVectorizer(sublinear_tf=True, dtype=np.float32)
-    matrix = tfidf.fit_transform(part["query"][:] + part["positive"][:])
-    dimensions = min(DIMENSIONS, min(matrix.shape) - 1)
-    svd = TruncatedSVD(dimensions, random_state=seed).fit(matrix) if dimensions > 0 else None
-
-    def embed(*columns: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        matrices = (tfidf.transform(texts) for texts in columns)
-        return tuple(normalize(svd.transform(each) if svd else each.toarray()) for each in matrices)
-
-    return embed
-
-
-def embed_pairs(pairs: Dataset, embed: Embed, file: Path) -> np.ndarray:
-    """Vectors of all queries and documents in a file that is mapped into memory: (rows, 2, size of a vector).
+def embed_pairs(pairs: Dataset, description: PairDataset, run: Run, file: Path) -> Dataset:
+    """The columns `VECTORS`: the first model's unit vectors of all queries and documents, in a file of this name.
 
     They are float16, as in the reference code of CDE.
     """
-    vectors, start = None, 0
-    for block in tqdm(pairs.iter(BLOCK), "embedding", math.ceil(len(pairs) / BLOCK), unit=" blocks", leave=False):
-        both = np.stack(embed(block["query"], block["positive"]), 1)
-        if vectors is None:
-            shape = (len(pairs), *both.shape[1:])
-            vectors = np.lib.format.open_memmap(file, "w+", np.float16, shape)
-        vectors[start : start + len(both)] = both
-        start += len(both)
-    return vectors
+    model = load_trained_model(run.settings.first_model, "first_model", run.settings.trust_remote_code)
+    prompts = prompts_of_helper("first model", model, description)
+
+    def embed(block: dict[str, list[str]]) -> dict[str, np.ndarray]:
+        found = {}
+        for texts, name, prompt in zip((block["query"], block["positive"]), VECTORS, prompts):
+            vectors = model.encode(texts, prompt=prompt, normalize_embeddings=True, show_progress_bar=False)
+            check_finite(vectors, texts)
+            found[name] = vectors.astype(np.float16)
+        return found
+
+    vector = List(Value("float16"), length=model.get_embedding_dimension())
+    return pairs.map(
+        embed,
+        batched=True,
+        batch_size=BLOCK,
+        remove_columns=pairs.column_names,
+        features=Features(dict.fromkeys(VECTORS, vector)),
+        cache_file_name=str(file),
+        # Otherwise `datasets` would hash the model.
+        new_fingerprint=file.stem,
+        desc="embedding",
+    )
 
 
-def find_clusters(vectors: np.ndarray, size: int, seed: int) -> np.ndarray:
-    """The number of each row's cluster; clusters with neighbouring numbers are similar.
+def find_clusters(vectors: Dataset, size: int, seed: int) -> np.ndarray:
+    """The number of each row's cluster, int32; clusters with neighbouring numbers are similar.
 
     Spherical k-means of query plus document, which minimises the paper's sum of both distances to the centroid
     (appendix G.1). It learns from random batches of the rows (MiniBatchKMeans), since 235 million do not fit in memory.
 
     Args:
-        vectors: (rows, 2, size of a vector); of queries and documents.
+        vectors: the columns `VECTORS`.
         size: rows of a cluster on average.
     """
-    generator = np.random.default_rng(seed)
+    generator, vectors = np.random.default_rng(seed), vectors.with_format("numpy")
     count = math.ceil(len(vectors) / size)
     drawn = max(LEAST_ROWS, ROWS_OF_CLUSTER * count)
     first = points(vectors[draw_rows(len(vectors), drawn, generator)])
@@ -169,14 +123,13 @@ def find_clusters(vectors: np.ndarray, size: int, seed: int) -> np.ndarray:
     fitted = MiniBatchKMeans(count, batch_size=drawn, n_init=1, random_state=seed).partial_fit(first)
     for _ in tqdm(range(1, BATCHES), "clustering", unit=" batches", leave=False):
         fitted.partial_fit(points(vectors[draw_rows(len(vectors), drawn, generator)]))
-    blocks = (points(vectors[start : start + BLOCK]) for start in range(0, len(vectors), BLOCK))
-    clusters = np.concatenate([fitted.predict(block) for block in blocks])
+    clusters = np.concatenate([fitted.predict(points(block)) for block in vectors.iter(BLOCK)])
     return chain_of(normalize(fitted.cluster_centers_))[clusters].astype(np.int32)
 
 
-def points(vectors: np.ndarray) -> np.ndarray:
+def points(rows: dict[str, np.ndarray]) -> np.ndarray:
     """What is clustered: the unit vector of query plus document of each row."""
-    return normalize(vectors.astype(np.float32).sum(1))
+    return normalize(sum(rows[name] for name in VECTORS))
 
 
 def draw_rows(rows: int, most: int, generator: np.random.Generator) -> np.ndarray:

@@ -15,14 +15,13 @@ from inspect import signature
 
 import torch
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.base.model import BaseModel
 from sentence_transformers.sentence_transformer.modules import Transformer
-from torch.nn import functional as F
 from transformers import AutoConfig
 
 from neobert_hf import NeoBERTConfig, NeoBERTContextualConfig, NeoBERTContextualModel
 from neobert_hf.common.tokenizers import tokens_read
-from neobert_hf.embeddings.inference import check_encoder, check_finite, prompt_of
+from neobert_hf.embeddings.inference import check_encoder, check_finite, is_contextual
+from neobert_hf.embeddings.prompts import prompt_of
 
 
 # Tells Sentence Transformers which output of the model is the embedding.
@@ -83,23 +82,6 @@ def _from_encoder(path: str, config: NeoBERTConfig, **context: float) -> Sentenc
     return sentences
 
 
-def is_contextual(model: BaseModel | list[Transformer]) -> bool:
-    """Whether a model, or a list of its modules, embeds with a context."""
-    return isinstance(getattr(model[0], "model", None), NeoBERTContextualModel)
-
-
-def refuse_contextual(model: BaseModel | list[Transformer], path: str) -> None:
-    """Refuse a contextual model where no context can be given.
-
-    It would embed texts with its first stage, which is meant for contexts only.
-
-    Raises:
-        ValueError: if the model is a contextual one.
-    """
-    if is_contextual(model):
-        raise ValueError(f"{path} is a contextual model, which needs a context: give a model that embeds without one.")
-
-
 def embed_context(
     model: SentenceTransformer, texts: Iterable[str], seed: int, prompt: str | None = None, **options
 ) -> torch.Tensor:
@@ -143,11 +125,3 @@ def draw_context(texts: Iterable[str], size: int, seed: int) -> list[str]:
     while len(drawn) < size:
         drawn += generator.sample(different, min(size - len(drawn), len(different)))
     return drawn
-
-
-def mean_cosine(context: torch.Tensor) -> float:
-    """Of all pairs of different rows. Near 1, the first stage has collapsed: one context is then as good as another."""
-    unit = F.normalize(context.detach().double(), dim=-1)
-    rows = len(unit)
-    # The squared length of the sum counts every pair twice, and each row with itself once.
-    return ((unit.sum(0).square().sum() - rows) / (rows * (rows - 1))).item() if rows > 1 else 1.0

@@ -23,8 +23,6 @@ from torch import distributed, nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from neobert_hf.embeddings.contextual import mean_cosine
-
 
 class ContextualLoss(CachedLossMixin, nn.Module):
     """InfoNCE of each query against all documents and hard negatives of its batch, with documents as the context.
@@ -141,3 +139,11 @@ def share_gradients(model: nn.Module) -> None:
 
 def _bare(model: nn.Module) -> nn.Module:
     return model.module if isinstance(model, DistributedDataParallel) else model
+
+
+def mean_cosine(context: torch.Tensor) -> float:
+    """Of all pairs of different rows. Near 1, the first stage has collapsed: one context is then as good as another."""
+    unit = F.normalize(context.detach().double(), dim=-1)
+    rows = len(unit)
+    # The squared length of the sum counts every pair twice, and each row with itself once.
+    return ((unit.sum(0).square().sum() - rows) / (rows * (rows - 1))).item() if rows > 1 else 1.0

@@ -13,10 +13,6 @@ from neobert_hf.embeddings.contextual import embed_context
 from neobert_hf.embeddings.trainer import EmbeddingTrainer
 
 
-# Above this mean cosine similarity, contexts of different corpora hardly differ.
-COLLAPSED = 0.99
-
-
 @dataclass
 class ContextualArguments(RecipeArguments):
     """The model, the data and the context. The help texts say where a default comes from."""
@@ -39,12 +35,9 @@ class ContextualArguments(RecipeArguments):
     text_position: int = field(
         default=0, metadata={"help": "position of a text's first token: 0 (ours) or `context_size` (reference code)"}
     )
-    first_model: str | None = field(
-        default=None,
-        metadata={
-            "help": "embedding model that finds clusters and false negatives; TF-IDF if unset",
-            "path": "or Hub id",
-        },
+    first_model: str = field(
+        kw_only=True,
+        metadata={"help": "embedding model that finds clusters and false negatives", "path": "or Hub id"},
     )
     false_negative_margin: float | None = field(
         default=0.0,
@@ -86,7 +79,6 @@ class ContextualTrainer(EmbeddingTrainer):
     """Trains contextual models on clustered datasets. See `MixtureTrainer`."""
 
     data_collator_class = ContextualCollator
-    warned = False
 
     def get_data_collator(self, **kwargs) -> ContextualCollator:
         collator = super().get_data_collator(**kwargs)
@@ -98,20 +90,9 @@ class ContextualTrainer(EmbeddingTrainer):
 
     def compute_loss(self, *args, **kwargs):
         loss = super().compute_loss(*args, **kwargs)
+        # Near 1, the first stage has collapsed: it hardly matters which corpus is given.
         self.track_loss_components({"context_cosine": self.loss.context_cosine})
         return loss
-
-    def log(self, logs: dict[str, float], *args, **kwargs) -> None:
-        super().log(logs, *args, **kwargs)
-        cosine = self.state.log_history[-1].get("context_cosine", 0.0)
-        if cosine > COLLAPSED and not self.warned and self.is_world_process_zero():
-            self.warned = True
-            print(
-                f"warning: the vectors of a context have a mean cosine similarity of {cosine:.4f}. The first stage has "
-                "collapsed, so that it hardly matters which corpus is given. Lower `learning_rate`, or start from an "
-                "encoder that was fine-tuned for embeddings.",
-                flush=True,
-            )
 
 
 class ContextualRetrievalEvaluator(InformationRetrievalEvaluator):

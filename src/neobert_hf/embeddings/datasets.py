@@ -19,7 +19,7 @@ from neobert_hf.common.paths import beside_file, check_file_name
 from neobert_hf.common.settings import nearest, read_yaml
 from neobert_hf.data.entries import check_mapping, read_entry
 from neobert_hf.data.tables import Row, as_text, files_state, is_empty, list_as_text, read_rows
-from neobert_hf.embeddings.instructions import as_prompt, separator_text
+from neobert_hf.embeddings.prompts import as_prompt, separator_text
 
 
 FEATURES = Features({"query": Value("string"), "positive": Value("string"), "negatives": List(Value("string"))})
@@ -85,7 +85,7 @@ class PairDataset:
         parts: tables with rows of the same kind, read one after the other.
         batch_size: the largest number of rows in a batch. Needed where positives are labels: no two rows of a batch
             may have the same positive, so a batch cannot have more rows than there are labels.
-        default: whether its instruction is the prompt of queries for which none is named; see `prompts.py`.
+        default: whether its instruction is the prompt of queries for which none is named; see `TrainingData.prompts`.
         document_instruction: is put before its documents; nothing if empty.
         separator: is put between an instruction and a text.
     """
@@ -151,26 +151,21 @@ def read_descriptions(
     # These two keys are for training only.
     fixed = {"separator": separator, "batch_size": None, "default": False}
     evaluated = {kind: _read_dataset(path, kind, entry, **fixed) for kind, entry in evaluation.items()}
-    marked = [dataset.name for dataset in datasets if dataset.default]
-    if len(marked) > 1:
-        raise ValueError(f"{path}: both {marked[0]} and {marked[1]} are the `default`, but only one can be.")
-    for dataset in datasets:
-        # The model keeps a prompt under each dataset's name, and these are names of other prompts.
-        if dataset.name in ("query", "document", "passage", "corpus"):
-            raise ValueError(f"{path}: {dataset.name!r} is the name of another prompt; give the dataset another name.")
     return datasets, evaluated
 
 
 def _read_dataset(path: str, name: str, entry: Any, **given: Any) -> PairDataset:
-    """A dataset from its entry: the keys of the dataset itself, and those of its one table or of a list of tables."""
+    """A dataset from its entry: the keys of the dataset itself, and those of its one table or of several `parts`."""
     where = f"{path}, dataset {name}"
     check_file_name(name, f"The name of a dataset in {path}")
-    table = dict(check_mapping(where, entry))
+    if name in ("query", "document", "passage", "corpus"):
+        # The model keeps a prompt under each dataset's name.
+        raise ValueError(f"{where}: this is the name of another prompt; give the dataset another name.")
     keys = ("instruction", "document_instruction", "batch_size", "default")
+    table = dict(check_mapping(where, entry))
     of_dataset = {key: table.pop(key) for key in keys if key in table}
-    tables = table.pop("parts", None) or [table]
-    if table and tables != [table]:
-        raise ValueError(f"{where} has `parts` and {min(table)!r}: move the latter into the tables of `parts`.")
+    # What stands beside `parts` is the same for all of them.
+    tables = [table | check_mapping(where, part) for part in table.pop("parts", None) or [{}]]
     parts = [read_entry(Part, where, each) for each in tables]
     for each in [table for part in parts for table in (part, *part.lookups.values())]:
         if each.source is not None:
@@ -189,24 +184,17 @@ def load_pairs(description: PairDataset, max_negatives: int | None = None, score
         FileNotFoundError: if a source is neither on the Hub nor on this machine.
         ValueError: naming file and row, if a column is missing or holds something other than text; if no row is left.
     """
-    where = f"Dataset {description.name}"
     # `datasets` keeps the rows in its cache, and returns those if all these values are the same. It would divide lists
     # among processes, hence the tuples.
     files = tuple(files_state(source) for source in description.sources())
     values = {"parts": tuple(description.parts), "files": files, "max_negatives": max_negatives, "scored": scored}
     features = Features(FEATURES | {"score": Value("float64")}) if scored else FEATURES
     try:
-        pairs = Dataset.from_generator(_read_parts, features=features, gen_kwargs=values)
+        return Dataset.from_generator(_read_parts, features=features, gen_kwargs=values)
     except DatasetGenerationError as error:
         if not isinstance(error.__cause__, (OSError, ValueError)):
             raise
-        raise type(error.__cause__)(f"{where}: {error.__cause__}") from error
-    same = pc.sum(pc.equal(pairs.data.column("query"), pairs.data.column("positive"))).as_py()
-    if same == len(pairs):
-        raise ValueError(f"{where}: query and positive are the same text in every row: name two different columns.")
-    if scored and len(set(pairs["score"])) == 1:
-        raise ValueError(f"{where}: every score is {pairs['score'][0]}, so nothing can correlate with it.")
-    return pairs
+        raise type(error.__cause__)(f"Dataset {description.name}: {error.__cause__}") from error
 
 
 def most_negatives(pairs: Dataset) -> int:

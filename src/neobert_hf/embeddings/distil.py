@@ -230,30 +230,41 @@ class DistilTrainer(ResumableTrainer):
         return metrics
 
 
+CARD = """---
+library_name: sentence-transformers
+pipeline_tag: sentence-similarity
+tags: [sentence-transformers, feature-extraction, neobert]
+---
+
+# {layers} x {width}, distilled from {name}
+
+A NeoBERT of {parameters:,} parameters whose vectors lie in the space of its teacher, {teacher}:
+an index that the teacher made can be searched with them. Its cosine to the teacher's vectors is {cosine:.3f} on texts
+that it did not learn from.
+
+It learned {texts:,} texts, {tokens:,} tokens, in {steps:,} steps, with examples/distil.py of neobert_hf. The licences
+of teacher and texts apply.
+"""
+
+
 def save_student(trainer: DistilTrainer, settings: DistilSettings) -> Path:
     """Write `model/`, with a card, and `log.json`; return the model's folder."""
     output, model = Path(trainer.args.output_dir), trainer.model.student.model
     lengths = trainer.train_dataset.lengths
-    parameters = sum(each.numel() for each in model.parameters())
-    card = [
-        "---",
-        "library_name: sentence-transformers",
-        "pipeline_tag: sentence-similarity",
-        "tags: [sentence-transformers, feature-extraction, neobert]",
-        "---",
-        "",
-        f"# {settings.num_hidden_layers} x {settings.hidden_size}, distilled from {Path(settings.teacher).name}",
-        "",
-        f"A NeoBERT of {parameters:,} parameters whose vectors lie in the space of its teacher, {settings.teacher}: an "
-        "index that the teacher made can be searched with them. Its cosine to the teacher's vectors is "
-        f"{cosine_to_teacher(model, *trainer.held_out):.3f} on texts that it did not learn from.",
-        "",
-        f"It learned {len(lengths):,} texts, {lengths.sum():,} tokens, in {trainer.args.max_steps:,} steps, with "
-        "examples/distil.py of neobert_hf. The licences of teacher and texts apply.",
-    ]
+    card = CARD.format(
+        layers=settings.num_hidden_layers,
+        width=settings.hidden_size,
+        name=Path(settings.teacher).name,
+        parameters=sum(each.numel() for each in model.parameters()),
+        teacher=settings.teacher,
+        cosine=cosine_to_teacher(model, *trainer.held_out),
+        texts=len(lengths),
+        tokens=lengths.sum(),
+        steps=trainer.args.max_steps,
+    )
     clear_truncation(model.tokenizer)
     with atomic_folder(output / "model") as partial:
         model.eval().save_pretrained(str(partial), create_model_card=False)
-        write_text(partial / "README.md", "\n".join(card) + "\n")
+        write_text(partial / "README.md", card)
     write_json(output / "log.json", trainer.state.log_history)
     return output / "model"

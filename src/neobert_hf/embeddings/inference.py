@@ -1,8 +1,8 @@
-"""Loads Sentence Transformers models for inference, and tells models and kinds of models apart."""
+"""Loads embedding models for inference, and tells kinds of models apart."""
 
 import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,10 +13,10 @@ from torch import nn
 from transformers import AutoConfig
 from transformers.utils import cached_file
 
+from neobert_hf import NeoBERTContextualModel
 from neobert_hf.common.fingerprints import loaded_fingerprint
 from neobert_hf.common.paths import check_model_exists
 from neobert_hf.common.tokenizers import check_tokenizer, tokens_read
-from neobert_hf.embeddings.instructions import separator_of
 
 
 def load_embedding_model(
@@ -53,6 +53,12 @@ def load_embedding_model(
     for module in others:
         module.float()
     return model.eval()
+
+
+def _to_float32(module, args, features: dict) -> dict:
+    # A contextual model returns the embedding itself.
+    found = [name for name in ("token_embeddings", "sentence_embedding") if name in features]
+    return features | {name: features[name].float() for name in found}
 
 
 def kind_of(path: str, trust_remote_code: bool = False, setting: str = "model") -> str | None:
@@ -99,36 +105,9 @@ def check_encoder(encoder: nn.Module, path: str) -> None:
     check_tokenizer(encoder.tokenizer, rows, path)
 
 
-def _to_float32(module, args, features: dict) -> dict:
-    # A contextual model returns the embedding itself.
-    found = [name for name in ("token_embeddings", "sentence_embedding") if name in features]
-    return features | {name: features[name].float() for name in found}
-
-
-# Names under which models keep the prompt of each kind of text. Sentence Transformers gives every model an empty
-# `document`, even if the model's own prompt for documents is called `passage`.
-PROMPT_NAMES = {"query": ("query",), "document": ("document", "passage", "corpus")}
-
-
-def prompt_of(model: BaseModel, kind: Literal["query", "document"]) -> str:
-    """What a model puts before a text of this kind; nothing if it was saved without a prompt for it."""
-    return next((model.prompts[name] for name in PROMPT_NAMES[kind] if model.prompts.get(name)), "")
-
-
-def note_on_prompt(model: SentenceTransformer, who: str, prompt: str, own: str) -> str:
-    """A line for the user if texts get a prompt that the model was not saved with; otherwise empty.
-
-    Args:
-        who: the beginning of the line: `queries get`.
-        own: the prompt that the model itself would use.
-    """
-    if prompt == own or (prompt and prompt in model.prompts.values()):
-        return ""
-    known = f"the model's own is {own!r}" if any(model.prompts.values()) else "the model was saved without prompts"
-    used, trained = (separator_of(prompts, model.tokenizer) for prompts in ([prompt], model.prompts.values()))
-    if used and trained and used != trained:
-        known += f", and its prompts end with {trained.replace('_', ' ')}, not with {used.replace('_', ' ')}"
-    return f"note: {who} the prompt {prompt!r}; {known}."
+def is_contextual(model: BaseModel) -> bool:
+    """Whether a model embeds with a context."""
+    return isinstance(getattr(model[0], "model", None), NeoBERTContextualModel)
 
 
 def check_finite(embeddings: np.ndarray, texts: list[str]) -> None:

@@ -37,7 +37,7 @@ def info_nce_loss(
     cached = {} if mini_batch_size is None else {"mini_batch_size": mini_batch_size}
     if guide is not None:
         guided = CachedGISTEmbedLoss if cached else GISTEmbedLoss
-        guide.eval().requires_grad_(False).register_forward_pre_hook(_inputs_only)
+        guide.eval().requires_grad_(False)
         of_pairs_alone = {"contrast_anchors": False, "contrast_positives": False}
         loss = guided(encoder, guide, temperature=temperature, **of_pairs_alone, **cached)
     else:
@@ -47,8 +47,3 @@ def info_nce_loss(
         size = encoder.get_embedding_dimension()
         loss = MatryoshkaLoss(encoder, loss, sorted({size, *matryoshka_dims}, reverse=True))
     return loss
-
-
-def _inputs_only(module: nn.Module, args: tuple[dict, ...]) -> tuple[dict]:
-    """Leave out what the model in training has added: the cached loss of Sentence Transformers 6.2 passes that on."""
-    return ({name: value for name, value in args[0].items() if not name.endswith(("_embedding", "_embeddings"))},)

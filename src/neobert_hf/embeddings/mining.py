@@ -9,6 +9,7 @@ the reranker, which reads query and document together and judges better than the
 from pathlib import Path
 
 from datasets import Dataset
+from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import mine_hard_negatives
 from transformers import set_seed
 
@@ -17,7 +18,7 @@ from neobert_hf.data.stored_rows import rows_once, store_rows
 from neobert_hf.embeddings.arguments import MiningArguments
 from neobert_hf.embeddings.datasets import PairDataset, most_negatives, positives_of_queries
 from neobert_hf.embeddings.models import load_trained_model, load_trained_reranker
-from neobert_hf.embeddings.prompts import prompt_of_helper, prompts_of_helper
+from neobert_hf.embeddings.prompts import prompt_of
 from neobert_hf.embeddings.recipe import Run
 
 
@@ -40,8 +41,7 @@ def mine_negatives(
 
     Args:
         pairs: rows of `query`, `positive` and `negatives`.
-        description: of the dataset. The miner and the reranker get its prompts if they were saved with them, and their
-            own otherwise.
+        description: of the dataset; see `prompts_of_helper`.
         settings: `negatives` is the most that a row gets.
         folder: of the file, whose name depends on what was mined and how.
         begun: whether training has begun, so that its hard negatives must have been mined already.
@@ -71,9 +71,6 @@ def _find_negatives(pairs: Dataset, description: PairDataset, settings: MiningAr
     reranker = None
     if settings.cross_encoder is not None:
         reranker = load_trained_reranker(settings.cross_encoder, "cross_encoder", settings.trust_remote_code)
-        # `mine_hard_negatives` takes no prompt for the reranker.
-        reranker.prompts["mining"] = prompt_of_helper("reranker", reranker, description.prompt, "query")
-        reranker.default_prompt_name = "mining"
     query_prompt, document_prompt = prompts_of_helper("miner", miner, description)
     labelled = mine_hard_negatives(
         pairs.select_columns(["query", "positive"]),
@@ -88,3 +85,18 @@ def _find_negatives(pairs: Dataset, description: PairDataset, settings: MiningAr
         output_format="labeled-pair",
     )
     return positives_of_queries(labelled.filter(lambda row: row["label"] == 0))
+
+
+def prompts_of_helper(who: str, model: SentenceTransformer, description: PairDataset) -> list[str]:
+    """The prompts with which a trained model, such as a miner, reads the queries and documents of a dataset.
+
+    They are those of the dataset if the model was saved with them, and otherwise its own. A note says so.
+    """
+    prompts = []
+    for kind, prompt in (("query", description.prompt), ("document", description.document_prompt)):
+        own = prompt_of(model, kind)
+        if prompt != own and (not prompt or prompt not in model.prompts.values()):
+            print(f"note: the {who} reads each {kind} with its own prompt {own!r}, not with {prompt!r}.", flush=True)
+            prompt = own
+        prompts.append(prompt)
+    return prompts

@@ -3,23 +3,22 @@
 from typing import TypeVar
 
 import torch
-from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer, SparseEncoder
+from sentence_transformers import CrossEncoder, SentenceTransformer, SparseEncoder
 from sentence_transformers.base.model import BaseModel
 from sentence_transformers.sparse_encoder.modules import SpladePooling
-from transformers import DataCollatorWithFlattening
-from transformers.utils.generic import is_flash_attention_requested
 
 from neobert_hf.common.tokenizers import tokens_read
-from neobert_hf.embeddings.contextual import refuse_contextual
-from neobert_hf.embeddings.inference import check_encoder, kind_of, refuse_other_kinds
-from neobert_hf.modeling_neobert import NeoBERTPreTrainedModel
+from neobert_hf.embeddings.inference import check_encoder, is_contextual, kind_of, refuse_other_kinds
 
 
 Model = TypeVar("Model", bound=BaseModel)
 
 
 def build(kind: type[Model], path: str, max_length: int, trust_remote_code: bool = False) -> Model:
-    """A model of this kind, in float32: the one in `path`, or a new one on the encoder there.
+    """A model of this kind to train, in float32: the one in `path`, or a new one on the encoder there.
+
+    A new `CrossEncoder` (reranker, https://arxiv.org/abs/1901.04085) has a new head for its score, and a new
+    `MultiVectorEncoder` (ColBERT, https://arxiv.org/abs/2004.12832) a new linear layer to 128 numbers for every token.
 
     Args:
         path: folder or Hub id.
@@ -30,8 +29,7 @@ def build(kind: type[Model], path: str, max_length: int, trust_remote_code: bool
     """
     # Some checkpoints (DeBERTa-v3) are 16-bit, in which AdamW's steps get lost.
     model = kind(path, trust_remote_code=trust_remote_code, model_kwargs={"dtype": torch.float32})
-    check_encoder(model[0], path)
-    refuse_contextual(model, path)
+    check_loaded(model, path)
     model.max_seq_length = tokens_read(model[0].model, max_length, model.max_seq_length)
     return model
 
@@ -56,47 +54,7 @@ def build_sparse_encoder(path: str, max_length: int, trust_remote_code: bool = F
             f"{encoder[0].model.config.architectures}, none of which ends with ForMaskedLM. Give a model "
             "with its head."
         )
-    if isinstance(encoder[0].model, NeoBERTPreTrainedModel):
-        flatten_inputs(encoder)
     return encoder
-
-
-def build_multi_vector_encoder(path: str, max_length: int, trust_remote_code: bool = False) -> MultiVectorEncoder:
-    """A late-interaction model (ColBERT, https://arxiv.org/abs/2004.12832): a vector of 128 numbers for every token.
-
-    The linear layer for them is new unless the model is a late-interaction model.
-    """
-    return build(MultiVectorEncoder, path, max_length, trust_remote_code)
-
-
-def build_reranker(path: str, max_length: int, trust_remote_code: bool = False) -> CrossEncoder:
-    """A reranker (https://arxiv.org/abs/1901.04085): query and document in one sequence, and one score from a head.
-
-    The head is new unless the model is a classifier.
-    """
-    return build(CrossEncoder, path, max_length, trust_remote_code)
-
-
-def flatten_inputs(encoder: BaseModel) -> None:
-    """Let a model on NeoBERT lay its texts end to end. Its outputs stay the same, and so does what is saved.
-
-    NeoBERT strips the padding of padded batches by itself, but the modules after it would still compute it: for SPLADE,
-    a number for each entry of the vocabulary. Sentence Transformers flattens a batch only if a flash attention is set.
-    NeoBERT takes flattened batches with `sdpa` as well. `encoder[0].unpad_inputs = False` undoes this.
-
-    Raises:
-        ValueError: for other backends, which would compute a mask over all texts at once.
-    """
-    transformer = encoder[0]
-    attention = transformer.model.config._attn_implementation
-    if attention != "sdpa" and not is_flash_attention_requested(requested_attention_implementation=attention):
-        raise ValueError(
-            f"Attention {attention!r} would compute a mask over all texts of a batch at once: load the model with "
-            "attn_implementation 'sdpa' or a flash attention."
-        )
-    transformer.data_collator = DataCollatorWithFlattening(return_flash_attn_kwargs=True)
-    transformer._flatten_position_offset = 0
-    transformer.can_flatten_inputs = True
 
 
 def load_trained_model(path: str, setting: str, trust_remote_code: bool = False) -> SentenceTransformer:
@@ -115,8 +73,7 @@ def load_trained_model(path: str, setting: str, trust_remote_code: bool = False)
             "it on pairs with examples/finetune_embeddings.py first, or name an embedding model on the Hub."
         )
     model = SentenceTransformer(path, trust_remote_code=trust_remote_code)
-    check_encoder(model[0], path)
-    refuse_contextual(model, path)
+    check_loaded(model, path)
     return model
 
 
@@ -132,5 +89,12 @@ def load_trained_reranker(path: str, setting: str, trust_remote_code: bool = Fal
             "one on the Hub."
         )
     model = CrossEncoder(path, trust_remote_code=trust_remote_code)
-    check_encoder(model[0], path)
+    check_loaded(model, path)
     return model
+
+
+def check_loaded(model: BaseModel, path: str) -> None:
+    """Refuse the tokenizer of another model, and a contextual model, which would embed texts with its first stage."""
+    check_encoder(model[0], path)
+    if is_contextual(model):
+        raise ValueError(f"{path} is a contextual model, which needs a context: give a model that embeds without one.")

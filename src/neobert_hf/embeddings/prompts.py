@@ -1,6 +1,8 @@
-"""The prompts that a fine-tuned model is saved with, so that it is used with the prompts of its training.
+"""Prompts: how an instruction becomes one, and under which names a model keeps its own.
 
-Sentence Transformers keeps them in `config_sentence_transformers.json`, by name:
+An instruction is a sentence that tells an embedding model what the task is. A prompt is the exact text that is put
+before an input text: the instruction followed by a separator. Sentence Transformers keeps the prompts of a model in
+`config_sentence_transformers.json`, by name. A model that was trained here has these:
 
 | Name | |
 | --- | --- |
@@ -9,97 +11,96 @@ Sentence Transformers keeps them in `config_sentence_transformers.json`, by name
 | the name of a dataset | its instruction, if there are several datasets: `encode_query(texts, prompt_name="FEVER")` |
 | that name with `-document` | the same for documents |
 
-Each prompt ends with the separator between instruction and text in training (`separator` in the file of datasets).
-
-`encode` puts nothing before a text. A reranker has one method for all texts, and each of its pairs has a query, so
-`predict` uses `query` by default (`default_prompt_name`).
+The paper does not say what the separator is, and the released code handles it in two ways. Its wrapper for MTEB
+(scripts/evaluation/wrappers.py) puts `sep_token + " " + bos_token` between instruction and text, for queries and
+documents of retrieval and reranking, and puts nothing before other texts. Its script for MTEB (run_mteb.py) does not
+use that wrapper and never uses an instruction. It is not known which of these produced the paper's numbers. Here the
+separator can be chosen, a space or special tokens, in training and in MTEB. A model must be used with prompts like
+those it was trained with, so code that uses instructions of its own takes the separator from the saved prompts.
 """
 
-from pathlib import Path
+from collections.abc import Iterable
 from typing import Literal
 
-from sentence_transformers import CrossEncoder
+from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.model import BaseModel
-
-from neobert_hf.embeddings.contextual import is_contextual
-from neobert_hf.embeddings.datasets import PairDataset
-from neobert_hf.embeddings.inference import prompt_of
-from neobert_hf.embeddings.instructions import describe_prompts
-from neobert_hf.embeddings.recipe import TrainingData
+from transformers import PreTrainedTokenizerBase
 
 
-def dataset_of_queries(data: TrainingData) -> tuple[PairDataset, str]:
-    """The training dataset whose instruction is the prompt `query`, and the reason, in words.
+# The separators between an instruction and a text; see `separator_text`.
+Separator = Literal["space", "special_tokens"]
 
-    It is the first of these that exists: the dataset that is marked as the `default`, a dataset with the instruction
-    that retrieval is evaluated with, the largest dataset.
+# Names under which models keep the prompt of each kind of text. Sentence Transformers gives every model an empty
+# `document`, even if the model's own prompt for documents is called `passage`.
+PROMPT_NAMES = {"query": ("query",), "document": ("document", "passage", "corpus")}
+
+
+def separator_text(separator: Separator, tokenizer: PreTrainedTokenizerBase) -> str:
+    """The text of the separator between an instruction and a text.
+
+    Args:
+        separator: `space`, or `special_tokens`: the end of one text and the beginning of the next, which is
+            `[SEP] [CLS]` for BERT's tokenizers, including the published model's, and `</s> <s>` for RoBERTa's. The
+            released wrapper uses `bos_token`; BERT's tokenizers have none, so their `cls_token` is used instead.
+        tokenizer: the tokenizer of the model.
+
+    Raises:
+        ValueError: if the tokenizer lacks these tokens, or treats them as ordinary text.
     """
-    datasets = list(data.descriptions.values())
-    if len(datasets) == 1:
-        return datasets[0], "it is the only dataset"
-    for dataset in datasets:
-        if dataset.default:
-            return dataset, "it is the `default`"
-    for dataset in datasets:
-        if "retrieval" in data.evaluation and dataset.prompt == data.evaluation["retrieval"].prompt:
-            return dataset, "retrieval is evaluated with it"
-    return max(datasets, key=lambda dataset: len(data.train[dataset.name])), "it is the largest dataset"
+    if separator == "space":
+        return " "
+    if separator != "special_tokens":
+        raise ValueError(f"`separator` is {separator!r}; it must be space or special_tokens.")
+    end, beginning = tokenizer.sep_token or tokenizer.eos_token, tokenizer.bos_token or tokenizer.cls_token
+    ids = tokenizer(f"a{end} {beginning}a", add_special_tokens=False)["input_ids"]
+    if not end or not beginning or not set(tokenizer.convert_tokens_to_ids([end, beginning])) <= set(ids):
+        raise ValueError(
+            f"`separator` is special_tokens, but the tokenizer has no special tokens for the end of a text ({end}) and "
+            f"its beginning ({beginning}), or reads them as words. Set it to space."
+        )
+    return f"{end} {beginning}"
 
 
-def prompts_to_save(data: TrainingData) -> dict[str, str]:
-    """The prompts by the names that the model keeps them under."""
-    prompts = {}
-    if len(data.descriptions) > 1:
-        # Also an empty one: for a task that has the name of a dataset, MTEB's own wrapper would otherwise put the query
-        # prompt before documents, too.
-        prompts |= {f"{name}-document": dataset.document_prompt for name, dataset in data.descriptions.items()}
-        prompts |= {name: dataset.prompt for name, dataset in data.descriptions.items()}
-    default, _ = dataset_of_queries(data)
-    return prompts | {"query": default.prompt, "document": default.document_prompt}
+def separator_of(prompts: Iterable[str], tokenizer: PreTrainedTokenizerBase) -> Separator | None:
+    """The separator that the prompts of a model end with; None if all are empty."""
+    prompts = [prompt for prompt in prompts if prompt]
+    try:
+        special = separator_text("special_tokens", tokenizer)
+    except ValueError:
+        special = None
+    if special is not None and any(prompt.endswith(special) for prompt in prompts):
+        return "special_tokens"
+    return "space" if prompts else None
 
 
-def set_prompts(model: BaseModel, data: TrainingData) -> None:
-    """Give a model the prompts that it is about to be trained with, in place of those that it came with."""
-    model.prompts = prompts_to_save(data)
-    model.default_prompt_name = "query" if isinstance(model, CrossEncoder) else None
+def as_prompt(instruction: str, separator: str = " ") -> str:
+    """The prompt for an instruction: the instruction and the separator; empty for an empty instruction.
+
+    White space around the instruction is removed, such as the line break that a YAML block of text ends with.
+
+    Args:
+        separator: as returned by `separator_text`.
+    """
+    instruction = instruction.strip()
+    return f"{instruction}{separator}" if instruction else ""
 
 
-def describe_choice(data: TrainingData) -> str:
-    """The prompt of queries and where it is from, and whether retrieval is evaluated with another one."""
-    dataset, reason = dataset_of_queries(data)
-    line = f"queries get the prompt {dataset.prompt!r}, that of {dataset.name}: {reason}"
-    retrieval = data.evaluation.get("retrieval")
-    if retrieval is not None and retrieval.prompt != dataset.prompt:
-        line += f"\nnote: retrieval is evaluated with another prompt than the model's own: {retrieval.prompt!r}"
-    return line
+def prompt_of(model: BaseModel, kind: Literal["query", "document"]) -> str:
+    """What a model puts before a text of this kind; nothing if it was saved without a prompt for it."""
+    return next((model.prompts[name] for name in PROMPT_NAMES[kind] if model.prompts.get(name)), "")
 
 
-def add_to_card(card: Path, model: BaseModel, data: TrainingData) -> None:
-    """Put the prompts, and which dataset `query` is from, into the card that Sentence Transformers has written."""
-    kind = "contextual" if is_contextual(model) else type(model).__name__
-    if not (prompts := describe_prompts(model.prompts, kind)):
-        return
-    dataset, reason = dataset_of_queries(data)
-    section = f"### Prompts\n\n{prompts}\n\n`query` is the instruction of {dataset.name}: {reason}.\n\n"
-    before, heading, after = card.read_text(encoding="utf-8").partition("## Training Details\n")
-    card.write_text(before + section + heading + after, encoding="utf-8")
+def note_on_prompt(model: SentenceTransformer, who: str, prompt: str, own: str) -> str:
+    """A line for the user if texts get a prompt that the model was not saved with; otherwise empty.
 
-
-def prompts_of_helper(who: str, model: BaseModel, description: PairDataset) -> tuple[str, str]:
-    """The prompts with which a helper, such as a miner, reads the queries and documents of a dataset."""
-    name = description.name
-    if model.prompts.get(name) == description.prompt and f"{name}-document" in model.prompts:
-        # It was trained on this dataset among others, and gets the prompts of that training, even an empty one.
-        return description.prompt, model.prompts[f"{name}-document"]
-    query = prompt_of_helper(who, model, description.prompt, "query")
-    return query, prompt_of_helper(who, model, description.document_prompt, "document")
-
-
-def prompt_of_helper(who: str, model: BaseModel, prompt: str, kind: Literal["query", "document"]) -> str:
-    """This prompt if the helper was saved with it, otherwise its own for this kind of text. A note says so."""
-    if prompt and prompt in model.prompts.values():
-        return prompt
-    own = prompt_of(model, kind)
-    if own != prompt:
-        print(f"note: the {who} reads each {kind} with its own prompt {own!r}, not with {prompt!r}.", flush=True)
-    return own
+    Args:
+        who: the beginning of the line: `queries get`.
+        own: the prompt that the model itself would use.
+    """
+    if prompt == own or (prompt and prompt in model.prompts.values()):
+        return ""
+    known = f"the model's own is {own!r}" if any(model.prompts.values()) else "the model was saved without prompts"
+    used, trained = (separator_of(prompts, model.tokenizer) for prompts in ([prompt], model.prompts.values()))
+    if used and trained and used != trained:
+        known += f", and its prompts end with {trained.replace('_', ' ')}, not with {used.replace('_', ' ')}"
+    return f"note: {who} the prompt {prompt!r}; {known}."

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -50,12 +50,31 @@ class TrainingData:
     evaluation: dict[str, PairDataset]
     held_out: dict[str, Dataset]
 
-    def without_instructions(self) -> "TrainingData":
-        descriptions, evaluation = (
-            {name: replace(dataset, instruction="", document_instruction="") for name, dataset in datasets.items()}
-            for datasets in (self.descriptions, self.evaluation)
-        )
-        return replace(self, descriptions=descriptions, evaluation=evaluation)
+    def dataset_of_queries(self) -> PairDataset:
+        """The training dataset whose instruction becomes the prompt `query` of the model.
+
+        It is the first of these that exists: the dataset that is marked as the `default`, one with the instruction that
+        retrieval is evaluated with, the largest one.
+        """
+        retrieval = self.evaluation.get("retrieval")
+        for dataset in self.descriptions.values():
+            if dataset.default:
+                return dataset
+        for dataset in self.descriptions.values():
+            if retrieval is not None and dataset.prompt == retrieval.prompt:
+                return dataset
+        return max(self.descriptions.values(), key=lambda dataset: len(self.train[dataset.name]))
+
+    def prompts(self) -> dict[str, str]:
+        """The prompts that the model keeps, by the names of the table in `prompts.py`."""
+        prompts = {}
+        if len(self.descriptions) > 1:
+            # Also an empty one: for a task that has the name of a dataset, MTEB's own wrapper would otherwise put the
+            # query prompt before documents, too.
+            prompts |= {f"{name}-document": dataset.document_prompt for name, dataset in self.descriptions.items()}
+            prompts |= {name: dataset.prompt for name, dataset in self.descriptions.items()}
+        default = self.dataset_of_queries()
+        return prompts | {"query": default.prompt, "document": default.document_prompt}
 
 
 @dataclass
@@ -172,13 +191,12 @@ def reranking_evaluator(data: TrainingData) -> CrossEncoderRerankingEvaluator | 
     """Ranks the right documents of the first 200 `retrieval` queries among 20 others, the same ones in every run."""
     if "retrieval" not in data.held_out:
         return None
-    rows, prompt = data.held_out["retrieval"], data.evaluation["retrieval"].prompt
+    rows = data.held_out["retrieval"]
     documents = rows.unique("positive")
     generator = random.Random(0)
     samples = []
     for query, right in list(positives_of_queries(rows).items())[:200]:
         drawn = generator.sample(documents, min(20 + len(right), len(documents)))
         wrong = [text for text in drawn if text not in right][:20]
-        samples.append({"query": prompt + query, "positive": sorted(right), "negative": wrong})
-    # Queries have their prompt already. That of documents is empty, so the model does not add one of its own.
-    return CrossEncoderRerankingEvaluator(samples, name="reranking", prompt_name="document", write_csv=False)
+        samples.append({"query": query, "positive": sorted(right), "negative": wrong})
+    return CrossEncoderRerankingEvaluator(samples, name="reranking", write_csv=False)

@@ -22,7 +22,7 @@ from torch import nn
 
 from neobert_hf import NeoBERTConfig, NeoBERTModel
 from neobert_hf.common.tokenizers import clear_truncation
-from neobert_hf.embeddings.inference import prompt_of
+from neobert_hf.embeddings.prompts import prompt_of
 from neobert_hf.embeddings.teacher import Answers, Text, states_alone
 
 

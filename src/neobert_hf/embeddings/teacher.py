@@ -13,10 +13,8 @@ import heapq
 import random
 import re
 import textwrap
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,8 +29,8 @@ from xxhash import xxh3_64_intdigest
 from neobert_hf.common.files import atomic_write
 from neobert_hf.common.fingerprints import texts_checksum
 from neobert_hf.data.tables import stream_text
-from neobert_hf.embeddings.inference import prompt_of
 from neobert_hf.embeddings.models import load_trained_model
+from neobert_hf.embeddings.prompts import prompt_of
 
 
 # A passage is as many sentences as fit into one of these numbers of characters, which is drawn for each passage. The
@@ -180,11 +178,9 @@ def ask_teacher(teacher: SentenceTransformer, fingerprint: str, texts: list[Text
         part = texts[start : start + TEXTS_OF_FILE]
         origin = {"teacher": fingerprint, "texts": texts_checksum(map(repr, part))}
         if not file.exists() or _origin(file) != origin:
-            began, tensors = time.monotonic(), _read(teacher, part)
             with atomic_write(file) as partial:
-                save_file(tensors, partial, metadata=origin)
-            speed = len(tensors["ids"]) / (time.monotonic() - began)
-            print(f"teacher: {start + len(part):,} of {len(texts):,} texts, {speed:,.0f} tokens a second", flush=True)
+                save_file(_read(teacher, part), partial, metadata=origin)
+            print(f"teacher: {start + len(part):,} of {len(texts):,} texts", flush=True)
         files.append(load_file(file))
     return Answers(files)
 
@@ -194,27 +190,27 @@ def _origin(file: Path) -> dict[str, str]:
         return opened.metadata()
 
 
-@torch.inference_mode()
 def _read(teacher: SentenceTransformer, texts: list[Text]) -> dict[str, torch.Tensor]:
     """The tensors of a file, see `Answers`."""
-    # By length, so that little is padded; queries and others have prompts of their own.
-    order = sorted(range(len(texts)), key=lambda row: (texts[row].is_query, len(texts[row].words)))
     found: list[tuple] = [()] * len(texts)
-    for is_query, rows in groupby(order, key=lambda row: texts[row].is_query):
-        rows, prompt = list(rows), prompt_of(teacher, "query" if is_query else "document")
-        for batch in (rows[start : start + BATCH] for start in range(0, len(rows), BATCH)):
-            inputs = teacher.preprocess([texts[row].words for row in batch], prompt=prompt)
-            inputs = {name: each.to(teacher.device) if torch.is_tensor(each) else each for name, each in inputs.items()}
-            with torch.autocast(teacher.device.type, torch.bfloat16, enabled=fast_bfloat16(teacher.device)):
-                outputs = teacher(inputs)
-            mask, ids = outputs["attention_mask"].bool().cpu(), outputs["input_ids"].int().cpu()
-            states = outputs["token_embeddings"].half().cpu()
-            vectors = outputs["sentence_embedding"][:, : teacher.truncate_dim].float().cpu()
-            if not (states.isfinite().all() and vectors.isfinite().all()):
-                first = texts[batch[0]].words[:80]
-                raise FloatingPointError(f"The teacher's numbers for {first!r}, or texts as long, are not finite.")
-            for place, row in enumerate(batch):
-                found[row] = (ids[place][mask[place]], states[place][mask[place]], vectors[place])
+    for kind in ("query", "document"):
+        rows = [row for row, text in enumerate(texts) if text.is_query == (kind == "query")]
+        with torch.autocast(teacher.device.type, torch.bfloat16, enabled=fast_bfloat16(teacher.device)):
+            # All outputs, and not the vectors alone.
+            outputs = teacher.encode(
+                [texts[row].words for row in rows],
+                prompt=prompt_of(teacher, kind),
+                output_value=None,
+                batch_size=BATCH,
+                show_progress_bar=False,
+            )
+        for row, output in zip(rows, outputs):
+            mask = output["attention_mask"].bool()
+            ids, states = output["input_ids"][mask].int().cpu(), output["token_embeddings"][mask].half().cpu()
+            vector = output["sentence_embedding"].float().cpu()
+            if not (states.isfinite().all() and vector.isfinite().all()):
+                raise FloatingPointError(f"The teacher's numbers for {texts[row].words[:80]!r} are not finite.")
+            found[row] = (ids, states, vector)
     ids, states, vectors = zip(*found)
     lengths = torch.tensor([len(each) for each in ids], dtype=torch.int32)
     return {"ids": torch.cat(ids), "lengths": lengths, "states": torch.cat(states), "vectors": torch.stack(vectors)}

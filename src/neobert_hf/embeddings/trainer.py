@@ -25,10 +25,9 @@ from neobert_hf.embeddings.batches import (
     draw_datasets,
     sampling_probabilities,
 )
-from neobert_hf.embeddings.datasets import PairDataset, most_negatives
-from neobert_hf.embeddings.prompts import add_to_card, describe_choice, set_prompts
+from neobert_hf.embeddings.datasets import most_negatives
 from neobert_hf.embeddings.recipe import Run, TrainingData
-from neobert_hf.training.adapters import add_adapters, describe_adapters, load_adapters, merge_adapters
+from neobert_hf.training.adapters import add_adapters, describe_adapters, merge_adapters
 from neobert_hf.training.trainer import ResumableTrainer, end_processes
 
 
@@ -48,11 +47,7 @@ class MixtureTrainer(ResumableTrainer):
     def __init__(self, model: BaseModel, run: Run, **kwargs):
         self.run = run
         self.rows_of_batch = self.batch_sizes(run.data, run.arguments.per_device_train_batch_size)
-        run.arguments.prompts = {
-            name: self.training_prompts(description, most_negatives(run.data.train[name]))
-            for name, description in run.data.descriptions.items()
-        }
-        set_prompts(model, run.data)
+        self.use_prompts(model)
         self.has_adapters = getattr(run.settings, "lora_rank", None) is not None
         if self.has_adapters:
             # A reranker's head is new, so all of its weights are trained.
@@ -90,15 +85,16 @@ class MixtureTrainer(ResumableTrainer):
                 )
         return batch_sizes
 
-    def training_prompts(self, description: PairDataset, negatives: int) -> dict[str, str] | str:
-        """The prompts of a dataset as Sentence Transformers' setting `prompts` takes them: by column of a batch.
-
-        Args:
-            negatives: the largest number of hard negatives that a row of the dataset has.
-        """
-        documents = ["positive", "hard_negative", *(f"negative_{number}" for number in range(negatives))]
-        prompts = {"query": description.prompt} | dict.fromkeys(documents, description.document_prompt)
-        return {column: prompt for column, prompt in prompts.items() if prompt}
+    def use_prompts(self, model: BaseModel) -> None:
+        """Train with the prompts of the datasets, and save them in the model in place of those that it came with."""
+        data = self.run.data
+        model.prompts, model.default_prompt_name = data.prompts(), None
+        self.run.arguments.prompts = {}
+        for name, description in data.descriptions.items():
+            negatives = (f"negative_{number}" for number in range(most_negatives(data.train[name])))
+            documents = dict.fromkeys(["positive", "hard_negative", *negatives], description.document_prompt)
+            of_columns = {"query": description.prompt} | documents
+            self.run.arguments.prompts[name] = {column: prompt for column, prompt in of_columns.items() if prompt}
 
     def get_batch_sampler(self, dataset, batch_size, drop_last, valid_label_columns=None, generator=None, seed=0):
         name = next(name for name, rows in self.train_dataset.items() if rows is dataset)
@@ -152,33 +148,18 @@ class MixtureTrainer(ResumableTrainer):
             f"{parameters:,} parameters; {self.args.world_size} x {self.args.device.type}; "
             f"{self.args.gradient_accumulation_steps} batches per step and process"
         )
-        if (warmup := self.args.get_warmup_steps(steps := self.args.max_steps)) >= steps > 0:
-            lines.append(
-                f"note: the learning rate warms up over {warmup:,} steps and training has {steps:,} steps, so it never "
-                "reaches its peak; set --warmup_steps 0.1, a tenth of the steps."
-            )
         if self.has_adapters:
             lines.append(describe_adapters(self.model))
-        lines.append(describe_choice(self.run.data))
-        start = f"resuming from {self.run.checkpoint}" if self.run.checkpoint else None
-        return "\n".join([*lines, start or f"starting from {self.run.settings.model}"])
-
-    def _load_from_checkpoint(self, checkpoint_path: str) -> None:
-        if not self.has_adapters:
-            super()._load_from_checkpoint(checkpoint_path)
-            return
-        # Sentence Transformers would load the frozen weights again, in the dtype that they are stored in. A checkpoint
-        # of adapters holds the modules after the encoder whole.
-        load_adapters(self.model.transformers_model, Path(checkpoint_path))
-        for name, module in list(self.model.named_children())[1:]:
-            saved = type(module).load(str(Path(checkpoint_path) / f"{name}_{type(module).__name__}"))
-            module.load_state_dict(saved.state_dict())
+        if prompt := self.model.prompts.get("query"):
+            lines.append(f"queries get the prompt {prompt!r}, that of {self.run.data.dataset_of_queries().name}")
+        checkpoint = self.run.checkpoint
+        lines.append(f"resuming from {checkpoint}" if checkpoint else f"starting from {self.run.settings.model}")
+        return "\n".join(lines)
 
     def _save(self, output_dir: str | None = None, state_dict=None) -> None:
         # Transformers calls this on every process. Its own `_save` checks; that of Sentence Transformers does not.
         if self.args.should_save:
             super()._save(output_dir, state_dict)
-            add_to_card(Path(output_dir or self.args.output_dir) / "README.md", self.model, self.run.data)
 
 
 class EmbeddingTrainer(MixtureTrainer, SentenceTransformerTrainer):
@@ -211,6 +192,10 @@ class RerankerTrainer(MixtureTrainer, CrossEncoderTrainer):
             run.arguments.ddp_find_unused_parameters = False
         super().__init__(model, run, **kwargs)
 
+    def use_prompts(self, model: CrossEncoder) -> None:
+        """A reranker reads no instructions: with them, a small one learned nothing (benchmarks/NOTES.md)."""
+        model.prompts, model.default_prompt_name = {}, None
+
     def get_data_collator(self, **kwargs) -> RerankingCollator:
         collator = super().get_data_collator(**kwargs)
         collator.negatives = self.run.settings.negatives
@@ -220,7 +205,3 @@ class RerankerTrainer(MixtureTrainer, CrossEncoderTrainer):
     def batch_sizes(data: TrainingData, batch_size: int) -> dict[str, int]:
         """Every row becomes equally many pairs, however many hard negatives it has."""
         return {name: min(batch_size, each.batch_size or batch_size) for name, each in data.descriptions.items()}
-
-    def training_prompts(self, description: PairDataset, negatives: int) -> str:
-        """The prompt before pairs of query and document, which are one text; there is none before documents."""
-        return description.prompt

@@ -10,15 +10,14 @@ import torch
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
 
 from neobert_hf.common.fingerprints import check_same_settings, fingerprint
-from neobert_hf.embeddings.contextual import is_contextual
 from neobert_hf.embeddings.inference import (
     check_finite,
     embedding_fingerprint,
+    is_contextual,
     kind_of,
     load_embedding_model,
-    note_on_prompt,
-    prompt_of,
 )
+from neobert_hf.embeddings.prompts import note_on_prompt, prompt_of
 from neobert_hf.search.index import VectorIndex
 from neobert_hf.search.passages import split_passages
 

@@ -18,8 +18,9 @@ from mteb.models.model_meta import ModelMeta, ScoringFunction
 from mteb.types import PromptType
 from sentence_transformers import SentenceTransformer
 
-from neobert_hf.embeddings.contextual import embed_context, is_contextual
-from neobert_hf.embeddings.inference import PROMPT_NAMES, check_finite, note_on_prompt, prompt_of
+from neobert_hf.embeddings.contextual import embed_context
+from neobert_hf.embeddings.inference import check_finite, is_contextual
+from neobert_hf.embeddings.prompts import PROMPT_NAMES, note_on_prompt, prompt_of
 from neobert_hf.evaluation.mteb.contexts import SEED, context_texts, source_of
 
 

@@ -9,7 +9,7 @@ from mteb.abstasks import AbsTask
 from sentence_transformers import SentenceTransformer
 
 from neobert_hf.common.settings import nearest, read_yaml
-from neobert_hf.embeddings.instructions import Separator, as_prompt, separator_of, separator_text
+from neobert_hf.embeddings.prompts import Separator, as_prompt, separator_of, separator_text
 from neobert_hf.evaluation.mteb.encoder import TYPES_WITH_QUERIES, parts_of
 from neobert_hf.evaluation.mteb.local_tasks import read_local_tasks
 from neobert_hf.evaluation.mteb.report import TASK_TYPES
