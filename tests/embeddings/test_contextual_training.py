@@ -196,21 +196,6 @@ def test_two_processes_have_the_mean_of_their_gradients(encoder, tmp_path):
             assert torch.equal(shared[name], (single[0][1][name] + single[1][1][name]) / 2), name
 
 
-def test_the_context_is_drawn_from_the_batch(encoder):
-    model = contextual_model(encoder)
-    loss, documents = ContextualLoss(model, 0.1, 2), features_of(model)[1]
-    rows = {tuple(row) for row in documents["input_ids"].tolist()}
-    torch.manual_seed(0)
-    draws = [[tuple(row) for row in loss.draw_context(documents)["input_ids"].tolist()] for _ in range(2)]
-    for drawn in draws:
-        assert len(drawn) == len(set(drawn)) == 5 and set(drawn) <= rows
-    assert draws[0] != draws[1]
-    # Of fewer documents than a context holds each is taken as often as the others, or once more.
-    loss.context_size = 17
-    drawn = [tuple(row) for row in loss.draw_context(documents)["input_ids"].tolist()]
-    assert sorted(drawn.count(row) for row in rows) == [2] * 4 + [3] * 3
-
-
 # Clusters and batches
 
 

@@ -14,7 +14,7 @@ from transformers import AutoTokenizer, BertConfig, BertModel
 
 from neobert_hf.common.fingerprints import SettingsMismatch
 from neobert_hf.data.tables import stream_text
-from neobert_hf.embeddings import distil, teacher
+from neobert_hf.embeddings import student, teacher
 from neobert_hf.embeddings.prompts import prompt_of
 from tests.helpers.embedding_runs import assert_same_weights
 from tests.helpers.examples import load_example
@@ -97,7 +97,7 @@ def test_each_step_is_measured_once(distilled):
 @pytest.mark.parametrize("name", ["normalised", "free"])
 def test_an_interrupted_run_ends_with_the_same_bits(distilled, teachers, tmp_path, monkeypatch, corpus, name):
     """The student of `free` has a head that is not in the saved model. What the teacher has read stays."""
-    forward, seen = distil.DistilLoss.forward, []
+    forward, seen = student.Student.forward, []
 
     def interrupted(self, **inputs):
         seen.append(inputs)
@@ -106,7 +106,7 @@ def test_an_interrupted_run_ends_with_the_same_bits(distilled, teachers, tmp_pat
         return forward(self, **inputs)
 
     with monkeypatch.context() as patch, pytest.raises(SystemExit):
-        patch.setattr(distil.DistilLoss, "forward", interrupted)
+        patch.setattr(student.Student, "forward", interrupted)
         distilled(teacher=teachers[name])
     assert len(seen) == 7
     read = {file: file.stat().st_mtime_ns for file in (tmp_path / "run" / "teacher").rglob("*.safetensors")}

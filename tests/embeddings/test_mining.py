@@ -9,9 +9,8 @@ from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 
 from neobert_hf.embeddings.arguments import DenseArguments, RerankerArguments
-from neobert_hf.embeddings.mining import mine_negatives
-from tests.helpers.embedding_runs import described, load
-from tests.helpers.examples import load_example
+from neobert_hf.embeddings.mining import mine_negatives, prompts_of_helper
+from tests.helpers.embedding_runs import described, load, run
 
 
 PROMPT = "Find the text. "
@@ -23,7 +22,7 @@ def pairs(data) -> Dataset:
     return Dataset.from_list([{"query": row["title"], "positive": row["body"], "negatives": []} for row in rows])
 
 
-def settings(trained, **changes) -> RerankerArguments:
+def arguments(trained, **changes) -> RerankerArguments:
     return RerankerArguments(**{"model": "m", "datasets": "d", "miner": str(trained["dense"] / "model")} | changes)
 
 
@@ -45,7 +44,7 @@ def test_negatives_are_further_from_the_query_than_the_margin(trained, pairs, tm
     def cosines(query: str, documents: list[str]) -> torch.Tensor:
         return miner.similarity(miner.encode([query], prompt=PROMPT), miner.encode(documents, prompt=""))[0]
 
-    chosen = settings(trained, negatives=3, relative_margin=relative, absolute_margin=absolute)
+    chosen = arguments(trained, negatives=3, relative_margin=relative, absolute_margin=absolute)
     found = scores_of(pairs, mine_negatives(pairs, described(PROMPT), chosen, tmp_path), cosines)
     assert len(found) > 10
     for right, wrong in found:
@@ -62,9 +61,9 @@ def test_a_reranker_says_what_is_too_close(trained, pairs, tmp_path):
         return reranker.predict([(query, document) for document in documents])
 
     # The scores of so small a reranker lie close to each other.
-    plain = mine_negatives(pairs, described(PROMPT), settings(trained, negatives=3, relative_margin=0.0), tmp_path)
+    plain = mine_negatives(pairs, described(PROMPT), arguments(trained, negatives=3, relative_margin=0.0), tmp_path)
     reranked = {"relative_margin": 0.0, "cross_encoder": str(trained["reranker"] / "model")}
-    checked_by = settings(trained, negatives=3, **reranked)
+    checked_by = arguments(trained, negatives=3, **reranked)
     checked = mine_negatives(pairs, described(PROMPT), checked_by, tmp_path)
     assert len(list(tmp_path.iterdir())) == 2 and plain["negatives"][:] != checked["negatives"][:]
     found = scores_of(pairs, checked, score)
@@ -72,27 +71,30 @@ def test_a_reranker_says_what_is_too_close(trained, pairs, tmp_path):
     assert not all((wrong <= right).all() for right, wrong in scores_of(pairs, plain, score))
 
 
-@pytest.mark.parametrize("name", ["model", "miner", "cross_encoder", "guide"])
-def test_a_model_that_is_not_there_is_named_by_its_setting(name, encoder, data, tmp_path):
-    flags = {"model": encoder, "datasets": data / "datasets.yaml", "output_dir": tmp_path, "miner": encoder}
-    flags |= {"negatives": 1, "use_cpu": True, name: tmp_path / "nowhere"}
-    with pytest.raises(OSError, match=f"`{name}` is .*nowhere"):
-        load_example("finetune_embeddings").main([f"--{flag}={value}" for flag, value in flags.items()])
+# A helper that is not there, and one that was not trained for its part.
+BAD_HELPERS = [(name, "nowhere", OSError) for name in ("model", "miner", "cross_encoder", "guide")]
+BAD_HELPERS += [(name, "encoder", ValueError) for name in ("miner", "cross_encoder", "guide")]
 
 
-@pytest.mark.parametrize("name", ["miner", "guide", "cross_encoder"])
-def test_a_helper_that_was_not_trained_for_it_is_named_by_its_setting(name, encoder, trained, data, tmp_path):
-    flags = {"model": encoder, "datasets": data / "datasets.yaml", "output_dir": tmp_path, "only": "pairs"}
-    flags |= {"miner": trained["dense"] / "model", "negatives": 1, "use_cpu": True, "report_to": "none", "max_steps": 1}
-    with pytest.raises(ValueError, match=f"`{name}`"):
-        load_example("finetune_embeddings").main(
-            [f"--{flag}={value}" for flag, value in (flags | {name: encoder}).items()]
-        )
+@pytest.mark.parametrize("name, given, kind", BAD_HELPERS)
+def test_a_wrong_helper_is_named_by_its_setting(name, given, kind, settings, helper, encoder, tmp_path):
+    paths = {"nowhere": tmp_path / "nowhere", "encoder": encoder}
+    changes = settings(miner=helper, negatives=1, only="pairs", max_steps=1) | {name: paths[given]}
+    with pytest.raises(kind, match=f"`{name}`"):
+        run("dense", changes)
 
 
 def test_a_miner_needs_to_know_how_many_negatives():
     with pytest.raises(ValueError, match="`miner`.*`negatives`"):
         DenseArguments("m", "d", miner="x")
+
+
+def test_miners_ask_with_prompts_of_their_own(trained, capsys):
+    """That of the dataset if they were trained with it, otherwise their own for queries."""
+    miner = load("dense", trained["dense"])
+    found = [prompts_of_helper("miner", miner, described(text)) for text in ("Find the text.", "Another.", "")]
+    assert found == [["Find the text. ", ""], ["Find the answer. ", ""], ["Find the answer. ", ""]]
+    assert "Another. " in capsys.readouterr().out
 
 
 def test_mined_negatives_belong_to_their_queries_and_are_mined_once(trained, data, tmp_path, monkeypatch):

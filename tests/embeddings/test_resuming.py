@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file, save_file
 
 from neobert_hf.common.fingerprints import SettingsMismatch
@@ -65,44 +66,55 @@ def interrupted(trained: Path, output: Path, step: int) -> Path:
     return output
 
 
-@pytest.fixture
-def restored(data, encoder):
-    """Files of the session's data and encoder that a test changes, restored after it."""
-    files = [data / "pairs.jsonl", encoder / "model.safetensors", encoder / "tokenizer_config.json"]
-    contents = [file.read_bytes() for file in files]
-    yield files
-    for file, content in zip(files, contents):
-        file.write_bytes(content)
+def change_pairs(paths: dict) -> dict:
+    """Other rows, and as many, in the same file."""
+    file = paths["datasets"].parent / "pairs.jsonl"
+    file.write_text("".join(reversed(file.read_text().splitlines(keepends=True))))
+    return {}
 
 
-def test_other_settings_data_or_a_lost_file_are_refused_by_name(trained, settings, edit, restored, tmp_path):
-    interrupted(trained["dense"], tmp_path / "run", step=6)
-    with pytest.raises(SettingsMismatch, match="(?s)learning_rate: 0.005 there, 0.001 now.*temperature: 0.07"):
-        run("dense", settings(learning_rate=1e-3, temperature=0.05))
-    with pytest.raises(SettingsMismatch, match="other settings:\n  adam_beta1: 0.9 there, 0.8 now\nResume"):
-        run("dense", settings(adam_beta1=0.8))
-    file = edit(lambda content: content["train"]["pairs"].update(instruction="Another."))
-    with pytest.raises(SettingsMismatch, match="datasets.pairs.instruction: .*Find the text.*Another"):
-        run("dense", settings(datasets=file))
-    # Other rows, and as many, in the same file; other weights in the same folder.
-    pairs, weights_file, tokenizer_file = restored
-    text = pairs.read_text()
-    pairs.write_text("".join(reversed(text.splitlines(keepends=True))))
-    with pytest.raises(SettingsMismatch, match="other settings:\n  datasets.pairs.content: .*\nResume"):
-        run("dense", settings())
-    pairs.write_text(text)
-    content = weights_file.read_bytes()
-    weights = load_file(weights_file)
+def change_instruction(paths: dict) -> dict:
+    content = yaml.safe_load(paths["datasets"].read_text())
+    content["train"]["pairs"]["instruction"] = "Another."
+    paths["datasets"].write_text(yaml.safe_dump(content, sort_keys=False))
+    return {}
+
+
+def change_weights(paths: dict) -> dict:
+    file = paths["model"] / "model.safetensors"
+    weights = load_file(file)
     weights["model.layer_norm.weight"] *= 2
-    save_file(weights, weights_file, {"format": "pt"})
-    with pytest.raises(SettingsMismatch, match="other settings:\n  model: .*\nResume"):
-        run("dense", settings())
-    weights_file.write_bytes(content)
-    content = json.loads(tokenizer_file.read_text())
-    tokenizer_file.write_text(json.dumps(content | {"model_max_length": 5}))
-    with pytest.raises(SettingsMismatch, match="other settings:\n  model: .*\nResume"):
-        run("dense", settings())
-    tokenizer_file.write_text(json.dumps(content))
+    save_file(weights, file, {"format": "pt"})
+    return {}
+
+
+def change_tokenizer(paths: dict) -> dict:
+    file = paths["model"] / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"model_max_length": 5}))
+    return {}
+
+
+OTHERS = [
+    (lambda paths: {"learning_rate": 1e-3}, "learning_rate: 0.005 there, 0.001 now"),
+    (lambda paths: {"temperature": 0.05}, "temperature: 0.07 there, 0.05 now"),
+    (change_instruction, "datasets.pairs.instruction: .*Find the text.*Another"),
+    (change_pairs, "datasets.pairs.content: .*"),
+    (change_weights, "model: .*"),
+    (change_tokenizer, "model: .*"),
+]
+
+
+@pytest.mark.parametrize("change, named", OTHERS)
+def test_other_settings_or_data_are_refused_by_name(trained, settings, data, encoder, tmp_path, change, named):
+    interrupted(trained["dense"], tmp_path / "run", step=6)
+    # The same data and weights under another path are the same.
+    shutil.copytree(data, tmp_path / "data")
+    shutil.copytree(encoder, tmp_path / "encoder")
+    paths = {"datasets": tmp_path / "data" / "datasets.yaml", "model": tmp_path / "encoder"}
+    paths["datasets"].write_text(paths["datasets"].read_text().replace(str(data), str(tmp_path / "data")))
+    changes = change(paths)
+    with pytest.raises(SettingsMismatch, match=f"other settings:\n  {named}\nResume"):
+        run("dense", settings(**paths, **changes))
 
 
 def test_a_run_does_not_go_on_from_another_kinds_checkpoint(trained, settings, tmp_path):

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import math
 import shlex
 import shutil
 from pathlib import Path
@@ -14,7 +13,6 @@ from datasets import Dataset
 from neobert_hf.common.fingerprints import SettingsMismatch
 from neobert_hf.common.settings import parse_config
 from neobert_hf.search.index import open_index
-from tests.helpers.bm25 import bm25
 from tests.helpers.embedding_runs import SMALL
 from tests.helpers.examples import load_example
 from tests.helpers.other_encoders import save_with_its_own_code
@@ -99,40 +97,25 @@ def test_other_documents_are_noticed(flags, material, whole, tmp_path):
         recipe.main(flags(tmp_path / "run", documents=tmp_path / "more"))
 
 
-def test_bad_settings_are_refused_before_anything_is_written(flags, material, tmp_path):
-    output = tmp_path / "run"
+BAD_SETTINGS = [
+    ({"training": "none.yaml"}, "none.yaml"),
+    ({"documents": "nowhere"}, "nowhere"),
+    ({"model": "runs/small/model"}, "`model`.*runs/small/model"),
+]
+
+
+@pytest.mark.parametrize("changes, message", BAD_SETTINGS)
+def test_bad_settings_are_refused_before_anything_is_written(flags, tmp_path, monkeypatch, changes, message):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FileNotFoundError, match=message):
+        recipe.main(flags(tmp_path / "run", **changes))
+    assert not (tmp_path / "run").exists()
+
+
+def test_documents_hold_no_output(flags, material):
     with pytest.raises(ValueError, match="lies in `documents`"):
         recipe.main(flags(material / "documents" / "run"))
     assert not (material / "documents" / "run").exists()
-    with pytest.raises(FileNotFoundError, match="none.yaml"):
-        recipe.main(flags(output, training=tmp_path / "none.yaml"))
-    with pytest.raises(FileNotFoundError, match="matches no file"):
-        recipe.main(flags(output, documents=tmp_path / "nowhere"))
-    assert not output.exists()
-
-
-def test_bm25_is_that_of_its_definition():
-    """Against the formula (k1 of 1.2, b of 0.75) on words that stemming leaves alone."""
-    from neobert_hf.search.keywords import bm25_ndcg
-
-    documents = ["red fox jump", "red red dog", "blue dog jump high", "green bird", "blue bird sing song loud"]
-    queries = ["red dog", "blue bird", "jump", "green", "zebra"]
-    relevant = [0, 4, 2, 3, 1]
-    gains = []
-    for query, right in zip(queries, relevant):
-        scores = [bm25(query, number, documents) for number in range(len(documents))]
-        rank = 1 + sum(value > scores[right] for value in scores)
-        gains.append(1 / math.log2(1 + rank) if scores[right] > 0 else 0.0)
-    assert 0.5 < sum(gains) / 5 < 0.9
-    found = bm25_ndcg(queries, [documents[number] for number in relevant], documents)
-    assert found == pytest.approx(sum(gains) / 5)
-    assert bm25_ndcg(["red"], [documents[0]], documents, cutoff=1) == 0
-
-
-def test_a_model_that_does_not_exist_is_refused_before_work(flags, tmp_path):
-    with pytest.raises(FileNotFoundError, match="`model` is 'runs/small/model', but there is no such file or folder"):
-        recipe.main(flags(tmp_path / "run", model="runs/small/model"))
-    assert not (tmp_path / "run").exists()
 
 
 def test_leave_to_run_a_models_own_code_is_passed_on(material, flags, tokenizer, tmp_path, capsys):

@@ -79,7 +79,7 @@ class RecipeArguments:
 
 
 @dataclass
-class MiningArguments(LoraArguments, RecipeArguments):
+class MiningArguments(RecipeArguments):
     """How hard negatives are found for the datasets that have none; see `mining.py`.
 
     The margins and the cross-encoder have the names that they have in Sentence Transformers' `mine_hard_negatives`.
@@ -110,7 +110,7 @@ class MiningArguments(LoraArguments, RecipeArguments):
 
 
 @dataclass
-class DenseArguments(MiningArguments):
+class DenseArguments(LoraArguments, MiningArguments):
     """The model, the data and the loss of dense embeddings."""
 
     temperature: float = field(
@@ -150,7 +150,7 @@ class SparseArguments(RecipeArguments):
 
 
 @dataclass
-class RerankerArguments(MiningArguments):
+class RerankerArguments(LoraArguments, MiningArguments):
     """The model, the data and the negatives of a reranker."""
 
     negatives: int = field(

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import Sampler
 from transformers import TrainingArguments
@@ -31,7 +30,6 @@ from neobert_hf.training.arguments import BF16, fix, result_settings
 from neobert_hf.training.trainer import ResumableTrainer
 
 
-TEMPERATURE = 0.05
 # Texts of this many batches are sorted by length before they are divided, so that little is padded.
 BATCHES_OF_POOL = 40
 FIXED = {"remove_unused_columns": False, "dataloader_drop_last": False, "ignore_data_skip": False}
@@ -99,44 +97,8 @@ def run_identity(settings: DistilSettings, arguments: DistilArguments, learned: 
     return depends_on(settings, result_settings(arguments), leave_out=("column",), teacher=teacher, texts=texts)
 
 
-class DistilLoss(nn.Module):
-    """The student, and the loss of a batch.
-
-    Args:
-        student: see `Student`.
-
-    Shape:
-        `input_ids` and `attention_mask` (texts, longest); the teacher's `states` of all tokens, one text after the
-        other, (tokens, teacher's width); its `vectors` (texts, dimensions).
-    """
-
-    def __init__(self, student: Student):
-        super().__init__()
-        self.student = student
-
-    def forward(
-        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, states: torch.Tensor, vectors: torch.Tensor
-    ) -> dict[str, torch.Tensor]:
-        found_states, found = self.student(input_ids, attention_mask)
-        with torch.autocast(input_ids.device.type, enabled=False):
-            found_states, found = found_states.float(), found.float()
-            wanted_states, wanted = states.float() / self.student.scale, F.normalize(vectors.float(), dim=1)
-            of_states = (found_states - wanted_states).square().sum(1).mean()
-            of_vectors = 1 - (found * wanted).sum(1).mean()
-            near, right = log_similarities(found), log_similarities(wanted)
-            of_similarities = F.kl_div(near, right, log_target=True, reduction="batchmean")
-        return {"loss": of_states + 2 * of_vectors + 0.5 * of_similarities}
-
-
-def log_similarities(vectors: torch.Tensor) -> torch.Tensor:
-    """Logarithms of the softmax over the other texts of a batch, (texts, texts)."""
-    cosines = vectors @ vectors.T / TEMPERATURE
-    # Not minus infinity: its product with a probability of zero is not a number.
-    return cosines.masked_fill(torch.eye(len(cosines), dtype=torch.bool, device=cosines.device), -1e4).log_softmax(1)
-
-
 def collate(texts: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]], padding: int) -> dict[str, torch.Tensor]:
-    """The inputs of `DistilLoss` for texts of `Answers`."""
+    """The inputs of `Student` for texts of `Answers`."""
     ids, states, vectors = zip(*texts)
     lengths = torch.tensor([len(each) for each in ids])
     padded = nn.utils.rnn.pad_sequence([each.long() for each in ids], batch_first=True, padding_value=padding)
@@ -191,7 +153,7 @@ class DistilTrainer(ResumableTrainer):
         args.max_steps = args.max_steps if args.max_steps > 0 else int(args.num_train_epochs * steps)
         padding = student.encoder.config.pad_token_id
         super().__init__(
-            DistilLoss(student),
+            student,
             args,
             data_collator=lambda texts: collate(texts, padding),
             train_dataset=learned,
@@ -204,7 +166,7 @@ class DistilTrainer(ResumableTrainer):
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """AdamW with three learning rates: of the embeddings, of the blocks, and half of the former for the rest."""
-        encoder, arguments = self.model.student.encoder, self.args
+        encoder, arguments = self.model.encoder, self.args
         embeddings, blocks = [encoder.encoder.weight], list(encoder.transformer_encoder.parameters())
         known = set(embeddings + blocks)
         others = [weight for weight in self.model.parameters() if weight not in known]
@@ -223,7 +185,7 @@ class DistilTrainer(ResumableTrainer):
 
     def evaluate(self, *args, **kwargs) -> dict[str, float]:
         """The mean cosine of the student's vectors to the teacher's, of the held-out texts."""
-        metrics = {"eval_cosine": cosine_to_teacher(self.model.student.model, *self.held_out)}
+        metrics = {"eval_cosine": cosine_to_teacher(self.model.model, *self.held_out)}
         self.log(metrics)
         # Without it, the Trainer would measure once more at the end of an epoch.
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
@@ -249,7 +211,7 @@ of teacher and texts apply.
 
 def save_student(trainer: DistilTrainer, settings: DistilSettings) -> Path:
     """Write `model/`, with a card, and `log.json`; return the model's folder."""
-    output, model = Path(trainer.args.output_dir), trainer.model.student.model
+    output, model = Path(trainer.args.output_dir), trainer.model.model
     lengths = trainer.train_dataset.lengths
     card = CARD.format(
         layers=settings.num_hidden_layers,

@@ -26,6 +26,8 @@ from neobert_hf.embeddings.prompts import prompt_of
 from neobert_hf.embeddings.teacher import Answers, Text, states_alone
 
 
+# Of the similarities within a batch, in the loss.
+TEMPERATURE = 0.05
 # The state of a token alone counts as much as this many of its states in texts.
 COUNT_ALONE = 3
 # Texts by which the linear layer is fitted to a teacher whose vectors are not the means of its token states.
@@ -33,7 +35,7 @@ FITTED_TEXTS = 2_000
 
 
 class Student(nn.Module):
-    """The model in training.
+    """The model in training, with its loss.
 
     Args:
         model: encoder, mean pooling, linear layer and normalisation.
@@ -57,12 +59,32 @@ class Student(nn.Module):
     def linear(self) -> nn.Linear:
         return self.model[2].linear
 
-    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Token states in the teacher's space, (tokens of all texts, teacher's width), and vectors of length 1, (texts,
-        dimensions)."""
+    def forward(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, states: torch.Tensor, vectors: torch.Tensor
+    ) -> dict[str, torch.Tensor]:
+        """The loss of a batch, see the top of `distil.py`.
+
+        Shape:
+            `input_ids` and `attention_mask` (texts, longest); the teacher's `states` of all tokens, one text after the
+            other, (tokens, teacher's width); its `vectors` (texts, dimensions).
+        """
         outputs = self.model({"input_ids": input_ids, "attention_mask": attention_mask})
-        states = outputs["token_embeddings"][attention_mask.bool()]
-        return (self.head or self.linear)(states), outputs["sentence_embedding"]
+        found_states = (self.head or self.linear)(outputs["token_embeddings"][attention_mask.bool()])
+        with torch.autocast(input_ids.device.type, enabled=False):
+            found_states, found = found_states.float(), outputs["sentence_embedding"].float()
+            wanted_states, wanted = states.float() / self.scale, F.normalize(vectors.float(), dim=1)
+            of_states = (found_states - wanted_states).square().sum(1).mean()
+            of_vectors = 1 - (found * wanted).sum(1).mean()
+            near, right = log_similarities(found), log_similarities(wanted)
+            of_similarities = F.kl_div(near, right, log_target=True, reduction="batchmean")
+        return {"loss": of_states + 2 * of_vectors + 0.5 * of_similarities}
+
+
+def log_similarities(vectors: torch.Tensor) -> torch.Tensor:
+    """Logarithms of the softmax over the other texts of a batch, (texts, texts)."""
+    cosines = vectors @ vectors.T / TEMPERATURE
+    # Not minus infinity: its product with a probability of zero is not a number.
+    return cosines.masked_fill(torch.eye(len(cosines), dtype=torch.bool, device=cosines.device), -1e4).log_softmax(1)
 
 
 def build_student(sizes: dict[str, int], teacher: SentenceTransformer, answers: Answers) -> Student:
