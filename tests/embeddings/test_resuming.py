@@ -97,7 +97,7 @@ def change_tokenizer(paths: dict) -> dict:
 OTHERS = [
     (lambda paths: {"learning_rate": 1e-3}, "learning_rate: 0.005 there, 0.001 now"),
     (lambda paths: {"temperature": 0.05}, "temperature: 0.07 there, 0.05 now"),
-    (change_instruction, "datasets.pairs.instruction: .*Find the text.*Another"),
+    (change_instruction, "datasets.pairs.instruction: .*Find the text.* there, .Another.. now"),
     (change_pairs, "datasets.pairs.content: .*"),
     (change_weights, "model: .*"),
     (change_tokenizer, "model: .*"),
