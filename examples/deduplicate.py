@@ -6,8 +6,10 @@
 
 Sources are Parquet or JSON lines files, as paths or URLs of fsspec (`hf://`, `s3://`). With `--ray auto` the CPUs of a
 Ray cluster are the workers. The same rows stay for any number of workers, and an interrupted run goes on.
+`texts/removed.json` has how many rows were removed, and why; `prepare_data.py` takes it over into its manifest.
 """
 
+import json
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -18,6 +20,7 @@ from neobert_hf.common.script_errors import run_script
 from neobert_hf.common.settings import parse_config
 from neobert_hf.data.duplicates import STATES, DuplicateSettings, find_duplicates, keep_rows, runs_of, sign_part
 from neobert_hf.data.parts import absolute, do_parts, plan_parts, read_texts, sizes_of, write_whole
+from neobert_hf.data.preparing import REMOVED
 
 
 @dataclass(kw_only=True)
@@ -61,6 +64,7 @@ def main(args: list[str] | None = None) -> None:
     keep = partial(keep_rows, column=settings.column, states=file, starts=starts)
     records = do_parts(plan, keep, texts, same, **engine)
     counts = {state: sum(record[state] for record in records) for state in STATES}
+    write_whole(f"{texts}/{REMOVED}", lambda handle: handle.write(json.dumps(counts).encode()))
     print(", ".join(f"{count:,} {state}" for state, count in counts.items()), f"of {starts[-1]:,} rows", flush=True)
 
 

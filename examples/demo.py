@@ -32,8 +32,9 @@ from neobert_hf.common.files import output_folder, write_json, write_text
 from neobert_hf.common.report import Line, Panel, plot_lines
 from neobert_hf.common.script_errors import run_script
 from neobert_hf.common.settings import parse_config
+from neobert_hf.data.documents import Documents
 from neobert_hf.data.sample_text import python_documentation
-from neobert_hf.data.shards import load_shards, load_tokenizer
+from neobert_hf.data.shards import load_tokenizer
 
 
 EXAMPLES = Path(__file__).parent
@@ -74,7 +75,7 @@ def unigram_entropy(train: Path, held_out: Path) -> float:
     special = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
     counts = []
     for folder in (train, held_out):
-        ids = Counter(token for document in load_shards(folder) for token in document["input_ids"])
+        ids = Counter(token for ids in Documents([folder]) for token in ids.tolist())
         counts.append(Counter({token: count for token, count in ids.items() if token not in special}))
     # Add-one smoothing: without it, a token that the training text lacks would have an infinite loss.
     total = counts[0].total() + len(tokenizer) - len(special)

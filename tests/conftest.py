@@ -1,6 +1,7 @@
 import gc
 import json
 import os
+import tempfile
 import time
 import zlib
 from pathlib import Path
@@ -10,6 +11,7 @@ from pydoc_data.topics import topics
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+os.environ.setdefault("NEOBERT_HF_CACHE", os.path.join(tempfile.gettempdir(), "neobert_hf_tests"))
 # Such small models lose time with more threads, and very much of it beside another busy process. Also of subprocesses.
 os.environ |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
 

@@ -6,31 +6,39 @@ import tracemalloc
 from itertools import islice
 
 import numpy as np
-import pyarrow as pa
 import pytest
-from datasets import Dataset
 from torch.utils.data import DataLoader
 from transformers import AutoTokenizer
 
-from neobert_hf.data.batches import DataArguments, DocumentKey, Documents, HeldOutBatchSampler, MLMBatchSampler
-from neobert_hf.data.shards import load_shards
+from neobert_hf.data.batches import DataArguments, HeldOutBatchSampler, MLMBatchSampler
+from neobert_hf.data.documents import DocumentKey, Documents
+from tests.helpers.shards import write_folder
 
 
 LENGTHS = np.random.default_rng(0).integers(3, 200, size=1000)
 SHARDS = [300, 1, 299, 250, 150]
 
 
-def corpus(lengths=LENGTHS, shards=SHARDS) -> Documents:
+@pytest.fixture
+def folder_of(tmp_path):
     """Document i holds the id i, so that a batch shows what it was made from."""
-    documents = [np.full(length, index, dtype=np.uint16) for index, length in enumerate(lengths)]
-    table = pa.table({"input_ids": pa.array(documents, type=pa.list_(pa.uint16()))})
-    return Documents(Dataset(table), list(shards), 128)
+
+    def write(lengths=LENGTHS, shards=SHARDS, name="corpus") -> str:
+        documents = (np.full(length, index) for index, length in enumerate(lengths))
+        return str(write_folder(tmp_path / f"{name} {shards}", documents, shards))
+
+    return write
 
 
-def sampler(lengths=LENGTHS, shards=SHARDS, **changes) -> MLMBatchSampler:
-    options = {name: changes.pop(name) for name in ("seed", "rank", "world_size") if name in changes}
-    settings = {"max_length": 128, "micro_batch_tokens": 512, "shuffle_shards": 2} | changes
-    return MLMBatchSampler(corpus(lengths, shards), DataArguments(["unused"], **settings), **options)
+@pytest.fixture
+def sampler(folder_of):
+    def plan(lengths=LENGTHS, shards=SHARDS, **changes) -> MLMBatchSampler:
+        options = {name: changes.pop(name) for name in ("seed", "rank", "world_size") if name in changes}
+        settings = {"max_length": 128, "micro_batch_tokens": 512, "shuffle_shards": 2} | changes
+        documents = Documents([folder_of(lengths, shards)], 128)
+        return MLMBatchSampler(documents, DataArguments(["unused"], **settings), **options)
+
+    return plan
 
 
 def first_epochs(batches, epochs: int) -> list[list[DocumentKey]]:
@@ -42,14 +50,14 @@ def first_epochs(batches, epochs: int) -> list[list[DocumentKey]]:
         taken.append(keys)
 
 
-def test_shuffling_mixes_shards_and_changes_with_seed_and_epoch():
+def test_shuffling_mixes_shards_and_changes_with_seed_and_epoch(sampler):
     def rows(epoch, **changes):
         return [key.row for keys in first_epochs(sampler(**changes), 2) for key in keys if key.epoch == epoch]
 
     def first_shards(epoch):
         """Shards of the first group of an epoch."""
         plan = sampler()
-        return frozenset(np.searchsorted(plan.shard_ends, plan._shuffled_group(0, epoch, 0)[0], side="right"))
+        return frozenset(np.searchsorted(plan.documents.ends, plan._shuffled_group(0, epoch, 0)[0], side="right"))
 
     assert len({first_shards(epoch) for epoch in range(6)}) > 1
     assert rows(0) == rows(0)
@@ -62,7 +70,7 @@ def test_shuffling_mixes_shards_and_changes_with_seed_and_epoch():
     assert any(len(set(shard_of[rows(0)[start : start + 20]])) > 1 for start in (0, 300, 600))
 
 
-def test_resuming_from_the_cursor_is_exact():
+def test_resuming_from_the_cursor_is_exact(sampler):
     settings = {"min_lengths": (0, 100, 150), "probabilities": (0.2, 0.4, 0.4), "seed": 3}
     whole = list(islice(sampler(**settings), 700))
     for done in (1, 137, 500):
@@ -76,7 +84,7 @@ def test_resuming_from_the_cursor_is_exact():
         assert list(islice(after, 700 - done)) == whole[done:]
 
 
-def test_mixture_draws_subsets_with_their_probabilities():
+def test_mixture_draws_subsets_with_their_probabilities(sampler):
     probabilities = (0.2, 0.4, 0.4)
     batches = list(islice(sampler(min_lengths=(0, 100, 150), probabilities=probabilities), 5000))
     subsets = [keys[0].subset for keys in batches]
@@ -104,12 +112,12 @@ def test_mixture_draws_subsets_with_their_probabilities():
         ({"lengths": [], "shards": [0]}, "No document has 0 tokens"),
     ],
 )
-def test_settings_that_fit_no_data_are_errors_before_the_first_batch(changes, message):
+def test_settings_that_fit_no_data_are_errors_before_the_first_batch(sampler, changes, message):
     with pytest.raises(ValueError, match="(?s)" + message):
         sampler(**changes)
 
 
-def test_a_pass_is_every_document_once():
+def test_a_pass_is_every_document_once(sampler):
     """Of all documents; in a mixture, of its first subset."""
     plan = sampler()
     batches = list(islice(plan, plan.micro_batches_in(2)))
@@ -121,20 +129,19 @@ def test_a_pass_is_every_document_once():
 
 
 def test_documents_are_cut_as_the_tokenizer_cuts(prepared):
-    shards, tokenizer = load_shards(prepared / "train"), AutoTokenizer.from_pretrained(prepared / "tokenizer")
+    tokenizer = AutoTokenizer.from_pretrained(prepared / "tokenizer")
     texts = [json.loads(line)["text"] for line in (prepared / "train.jsonl").read_text().splitlines()]
     for max_length in (16, 4096):
-        documents = Documents(shards, [100] * 5, max_length)
-        rows = (0, 7, 499)
-        for row, document in zip(rows, documents.__getitems__([DocumentKey(row, 0, 0) for row in rows])):
+        documents = Documents([prepared / "train"], max_length)
+        for row in (0, 7, 499):
             expected = tokenizer(texts[row], truncation=True, max_length=max_length)["input_ids"]
-            assert document["input_ids"].tolist() == expected
+            assert documents[row].tolist() == expected
 
 
-def test_loader_workers_change_nothing():
-    batches = {}
+def test_loader_workers_change_nothing(sampler):
+    batches, plan = {}, sampler()
     for workers in (0, 2):
-        loader = DataLoader(corpus(), batch_sampler=sampler(), collate_fn=lambda batch: batch, num_workers=workers)
+        loader = DataLoader(plan.documents, batch_sampler=plan, collate_fn=lambda batch: batch, num_workers=workers)
         batches[workers] = [
             [(document["key"], document["input_ids"].tolist()) for document in batch] for batch in islice(loader, 30)
         ]
@@ -143,26 +150,24 @@ def test_loader_workers_change_nothing():
 
 
 @pytest.mark.parametrize("world_size", [1, 3, 4])
-def test_held_out_documents_count_once(world_size):
+def test_held_out_documents_count_once(folder_of, world_size):
     counted, rounds = [], set()
     for rank in range(world_size):
-        held_out = HeldOutBatchSampler(corpus(), 512, rank, world_size)
+        held_out = HeldOutBatchSampler(Documents([folder_of()], 128), 512, rank, world_size)
         rounds.add(len(list(held_out)))
         counted += [key.row for number, keys in enumerate(held_out) if not held_out.is_repeat(number) for key in keys]
     assert sorted(counted) == list(range(1000))
     assert len(rounds) == 1
 
 
-def test_memory_does_not_grow_with_the_corpus():
+def test_memory_does_not_grow_with_the_corpus(tmp_path):
     """It is that of a group of shards; numpy reports its allocations to tracemalloc."""
     peaks = []
     for shards in (24, 96):
-        lengths = np.full(shards * 5_000, 6, dtype=np.int32)
-        offsets, ids = np.concatenate([[0], lengths.cumsum()]), np.ones(lengths.sum(), dtype=np.uint16)
-        column = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(ids))
-        documents = Documents(Dataset(pa.table({"input_ids": column})), [5_000] * shards, 16)
+        folder = write_folder(tmp_path / str(shards), [[1] * 6] * (shards * 3_000), [3_000] * shards)
+        documents = Documents([folder], 16)
         tracemalloc.start()
-        plan = MLMBatchSampler(documents, DataArguments(["unused"], 16, micro_batch_tokens=4096, shuffle_shards=2))
+        plan = MLMBatchSampler(documents, DataArguments(["unused"], 16, micro_batch_tokens=2048, shuffle_shards=2))
         while plan.cursor["subsets"][0]["epoch"] < 1:
             plan.advance(plan.cursor["micro_batches"] + 1)
         peaks.append(tracemalloc.get_traced_memory()[1])
@@ -170,8 +175,8 @@ def test_memory_does_not_grow_with_the_corpus():
     assert peaks[1] < 1.1 * peaks[0]
 
 
-def test_each_folder_has_its_share_and_its_subsets():
-    """The first three shards, and the last two with half as much weight."""
+def test_each_folder_has_its_share_and_its_subsets(folder_of):
+    """The first three shards are in one folder, and the last two, with half as much weight, in another."""
     data = DataArguments(
         ["domain:1", "general:0.5"],
         128,
@@ -182,7 +187,8 @@ def test_each_folder_has_its_share_and_its_subsets():
     )
     shares = data.train_folders()
     assert list(shares) == ["domain", "general"] and list(shares.values()) == pytest.approx([2 / 3, 1 / 3])
-    plan = MLMBatchSampler(corpus(), data, folders=list(zip((3, 2), shares.values())))
+    folders = [folder_of(LENGTHS[:600], SHARDS[:3]), folder_of(LENGTHS[600:], SHARDS[3:])]
+    plan = MLMBatchSampler(Documents(folders, 128), data, shares=list(shares.values()))
     batches = list(islice(plan, 2000))
     subsets = [keys[0].subset for keys in batches]
     assert all({key.row >= 600 for key in keys} == {keys[0].subset >= 2} for keys in batches)
@@ -208,7 +214,7 @@ def test_one_folder_needs_no_weight(tmp_path):
         DataArguments(["a", "a:2"], 64).train_folders()
 
 
-def test_a_late_cursor_costs_no_replay():
+def test_a_late_cursor_costs_no_replay(sampler):
     """Of a run of 900,000 steps of 64 micro-batches, the next one comes at once."""
     plan = sampler(probabilities=(0.5, 0.5), min_lengths=(0, 100))
     position = {"epoch": 40_000, "group": 1, "document": 20}

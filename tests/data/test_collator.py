@@ -8,8 +8,8 @@ import torch
 from transformers import BertTokenizer, Trainer, TrainingArguments
 
 from neobert_hf import NeoBERTForMaskedLM
-from neobert_hf.data.batches import DocumentKey
 from neobert_hf.data.collator import MLMCollator
+from neobert_hf.data.documents import DocumentKey
 from tests.helpers.models import small_model
 
 

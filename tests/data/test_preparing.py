@@ -20,7 +20,8 @@ from transformers import AutoTokenizer, LlamaTokenizerFast, PreTrainedTokenizerF
 
 from neobert_hf.common.fingerprints import SettingsMismatch
 from neobert_hf.data import preparing, tables
-from neobert_hf.data.shards import load_shards, load_tokenizer, read_manifest
+from neobert_hf.data.documents import Documents
+from neobert_hf.data.shards import load_tokenizer, read_manifest
 from neobert_hf.data.tokenizer import train_bpe, train_wordpiece
 from tests.helpers.examples import load_example
 
@@ -61,6 +62,10 @@ def prepare(source, tokenizer, output, *flags: str) -> Path:
     return output
 
 
+def ids_in(folder) -> list[list[int]]:
+    return [ids.tolist() for ids in Documents([folder])]
+
+
 def content(folder: Path) -> dict[str, bytes]:
     return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
@@ -70,10 +75,10 @@ def killed(monkeypatch):
     """Prepares a folder until a shard that is never written."""
 
     def run(shard: str, *arguments) -> None:
-        def failing(file, documents, dtype):
-            if file.name == shard:
+        def failing(path, documents, dtype):
+            if path.endswith(shard):
                 raise MemoryError
-            return write_shard(file, documents, dtype)
+            return write_shard(path, documents, dtype)
 
         with monkeypatch.context() as patch, pytest.raises(MemoryError):
             patch.setattr(preparing, "write_shard", failing)
@@ -89,14 +94,14 @@ def test_shards_hold_what_the_tokenizer_makes_of_each_text(corpus, tokenizers, t
     tokenizer = AutoTokenizer.from_pretrained(tokenizers[kind])
     plain = tokenizer(read_jsonl(corpus), truncation=True, max_length=128)["input_ids"]
     expected = [ids for ids in plain if len(ids) >= 4]
-    assert load_shards(output)["input_ids"][:] == expected and max(map(len, expected)) == 128
+    assert ids_in(output) == expected and max(map(len, expected)) == 128
     # Text that spells a special token is that token.
     assert any({tokenizer.mask_token_id, tokenizer.sep_token_id}.intersection(ids[1:-1]) for ids in expected)
     manifest = read_manifest(output)
     assert [shard["file"] for shard in manifest.shards] == [f"shard-{index:05}.arrow" for index in range(5)]
     counts = {"documents": len(expected), "tokens": sum(map(len, expected)), "read": 300}
-    assert {name: manifest.total(name) for name in counts} == counts
-    assert manifest.total("dropped") == 300 - len(expected) >= 2
+    counts |= {"too_short": 300 - len(expected), "other_part": 0, "tokens_1024": 0, "tokens_2048": 0}
+    assert manifest.counts == counts and counts["too_short"] >= 2
     assert manifest.vocab_size == len(tokenizer)
     assert (
         f"{len(expected):,} documents, {counts['tokens']:,} tokens in 5 shards; 0 documents" in capsys.readouterr().out
@@ -123,7 +128,7 @@ def test_every_format_gives_the_same_documents(tokenizers, tmp_path):
     outputs += [
         prepare(tmp_path / name, tokenizers["bpe"], tmp_path / f"of {name}") for name in ("b.jsonl.gz", "a.parquet")
     ]
-    found = [load_shards(output)["input_ids"][:] for output in outputs]
+    found = [ids_in(output) for output in outputs]
     assert len(found[0]) == 20 and all(each == found[0] for each in found)
 
 
@@ -155,7 +160,7 @@ def test_an_interrupted_folder_ends_with_the_same_bytes(tokenizers, tmp_path, ki
 def test_each_row_that_is_chosen_is_held_out_or_trained_on(corpus, tokenizers, tmp_path):
     flags = ("--documents_per_shard", "40", "--skip_documents", "10", "--max_documents", "200")
     whole, train, held_out = (
-        load_shards(prepare(corpus, tokenizers["bpe"], tmp_path / str(number), *flags, *options))["input_ids"][:]
+        ids_in(prepare(corpus, tokenizers["bpe"], tmp_path / str(number), *flags, *options))
         for number, options in enumerate(
             [(), *(("--held_out_share", "0.2", "--part", p) for p in ("train", "held_out"))]
         )
@@ -168,7 +173,7 @@ def test_urls_are_sources(corpus, tokenizers, tmp_path):
         file.write(corpus.read_bytes())
     output = prepare("memory://texts/*.jsonl", tokenizers["bpe"], tmp_path / "url")
     local = prepare(corpus, tokenizers["bpe"], tmp_path / "local")
-    assert load_shards(output)["input_ids"][:] == load_shards(local)["input_ids"][:]
+    assert ids_in(output) == ids_in(local)
 
 
 def test_a_dataset_of_the_hub_is_read_file_by_file(corpus, tokenizers, tmp_path, monkeypatch):
@@ -179,7 +184,7 @@ def test_a_dataset_of_the_hub_is_read_file_by_file(corpus, tokenizers, tmp_path,
     builder = SimpleNamespace(config=SimpleNamespace(data_files=files))
     monkeypatch.setattr(tables, "load_dataset_builder", lambda source, subset: builder)
     output = prepare("owner/name", tokenizers["bpe"], tmp_path / "out")
-    assert read_manifest(output).total("read") == 300
+    assert read_manifest(output).counts["read"] == 300
     with pytest.raises(ValueError, match="test.csv"):
         prepare("owner/name", tokenizers["bpe"], tmp_path / "csv", "--split", "test")
     with pytest.raises(ValueError, match="'dev'.*'train', 'test'"):
@@ -310,4 +315,4 @@ def test_llamas_tokenizer_gets_what_masked_language_modelling_needs(corpus, tmp_
     assert tokenizer("Return the value")["input_ids"] == [1, *words, 2]
     assert sorted([tokenizer.pad_token_id, tokenizer.mask_token_id]) == [size, size + 1]
     assert read_manifest(output).vocab_size == size + 2
-    assert all(ids[0] == 1 and ids[-1] == 2 for ids in load_shards(output)["input_ids"][:])
+    assert all(ids[0] == 1 and ids[-1] == 2 for ids in ids_in(output))

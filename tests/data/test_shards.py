@@ -4,7 +4,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from neobert_hf.data.shards import Manifest, load_shards, load_tokenizer, read_manifest, write_shard
+from neobert_hf.data.documents import Documents
+from neobert_hf.data.shards import load_tokenizer, read_manifest, write_shard
+from tests.helpers.shards import write_folder
 from tests.helpers.small_tokenizer import small_tokenizer
 
 
@@ -12,29 +14,21 @@ from tests.helpers.small_tokenizer import small_tokenizer
 def folder(tmp_path):
     """Three documents in two shards, and a third shard for whose texts nothing was kept."""
     small_tokenizer().save_pretrained(tmp_path / "tokenizer")
-    rows = [[[2, 5, 6, 3], [2, 6, 6, 6, 3]], [[2, 5, 5, 3]], []]
-    shards = [
-        write_shard(tmp_path / f"shard-0000{number}.arrow", map(np.array, of_shard), np.uint16)
-        for number, of_shard in enumerate(rows)
-    ]
-    Manifest("a.jsonl", {"max_length": 8}, 100, shards, finished=True).save(tmp_path)
-    return tmp_path
+    return write_folder(tmp_path, [[2, 5, 6, 3], [2, 6, 6, 6, 3], [2, 5, 5, 3]], [2, 1, 0])
 
 
 def test_what_is_read_is_what_was_written(folder):
-    documents = load_shards(folder)
-    assert documents["input_ids"][:] == [[2, 5, 6, 3], [2, 6, 6, 6, 3], [2, 5, 5, 3]]
-    assert documents.features.arrow_schema.field("input_ids").type == pa.list_(pa.uint16())
-    assert documents.cache_files, "mapped from the files, not copied"
-    manifest = read_manifest(folder)
-    assert [manifest.total(name) for name in ("documents", "tokens")] == [3, 13]
+    documents = Documents([folder, folder])
+    assert [ids.tolist() for ids in documents] == 2 * [[2, 5, 6, 3], [2, 6, 6, 6, 3], [2, 5, 5, 3]]
+    assert [documents.lengths(shard).tolist() for shard in range(6)] == 2 * [[4, 5], [4], []]
+    assert documents[0].dtype == np.int64 and documents.shards_in_folder == [3, 3]
     tokenizer = load_tokenizer(folder)
     assert tokenizer("ab")["input_ids"][0] == 2 and tokenizer.model_max_length == 8
 
 
 def test_record_batches_hold_ten_thousand_documents(tmp_path):
     rows = [[number, 65_535] for number in range(10_500)]
-    entry = write_shard(tmp_path / "a.arrow", map(np.array, rows), np.int32)
+    entry = write_shard(f"{tmp_path}/a.arrow", map(np.array, rows), np.int32)
     assert (entry["documents"], entry["tokens"]) == (10_500, 21_000)
     with pa.memory_map(str(tmp_path / "a.arrow")) as file:
         batches = list(pa.ipc.open_stream(file))
@@ -49,7 +43,7 @@ def test_a_shard_is_written_whole_or_not_at_all(tmp_path):
         raise KeyError("source")
 
     with pytest.raises(KeyError):
-        write_shard(tmp_path / "a.arrow", broken(), np.uint16)
+        write_shard(f"{tmp_path}/a.arrow", broken(), np.uint16)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -59,7 +53,7 @@ def test_a_folder_that_is_not_whole_is_refused(folder, tmp_path_factory):
     manifest = read_manifest(folder)
     (folder / "shard-00001.arrow").unlink()
     with pytest.raises(FileNotFoundError, match="shard-00001.arrow"):
-        load_shards(folder)
+        Documents([folder])
     manifest.finished = False
     manifest.save(folder)
     with pytest.raises(ValueError, match="is not finished"):

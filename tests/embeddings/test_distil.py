@@ -76,7 +76,7 @@ def test_the_student_comes_to_lie_in_the_space_of_its_teacher(distilled, teacher
     assert cosines[-1] > cosines[0]
     student, model = SentenceTransformer(str(output / "model")), SentenceTransformer(str(teachers[name]))
     # Texts that are not in the file that it learned from.
-    texts = [row["text"] for row in stream_text(str(corpus / "validation.jsonl"), "text")]
+    texts = list(stream_text(str(corpus / "validation.jsonl"), "text"))
     for kind in ("query", "document"):
         assert prompt_of(student, kind) == prompt_of(model, kind)
         found, wanted = (

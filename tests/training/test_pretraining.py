@@ -15,7 +15,7 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM
 from neobert_hf.common.settings import parse_config
 from neobert_hf.data.batches import DataArguments
-from neobert_hf.data.shards import load_shards
+from neobert_hf.data.documents import Documents
 from neobert_hf.data.tokenizer import train_bpe
 from neobert_hf.training.flops import training_flops
 from neobert_hf.training.pretraining import ModelArguments, PretrainingArguments, read_data
@@ -184,7 +184,7 @@ def test_passes_over_the_data_are_a_number_of_steps(flags, prepared, tmp_path):
     folder = prepare(prepared, tmp_path / "data", "--max_documents 50")
     log = run(flags(train_data=folder, max_steps=None, num_train_epochs=2, min_lengths=0, probabilities=1))
     epochs = [entry["epoch"] for entry in log if "loss" in entry]
-    ids = sum(map(len, load_shards(folder)["input_ids"]))
+    ids = sum(map(len, Documents([folder])))
     assert 2 * ids / 1024 <= len(epochs) and epochs[-2] < 2 <= epochs[-1]
 
 

@@ -11,7 +11,8 @@ import torch
 from transformers import AutoModelForMaskedLM
 
 from neobert_hf.common.fingerprints import SettingsMismatch
-from neobert_hf.data.batches import DataArguments, Documents
+from neobert_hf.data.batches import DataArguments
+from neobert_hf.data.documents import Documents
 from neobert_hf.training.pretraining import find_source
 from neobert_hf.training.run_checkpoints import COMPLETE, CheckpointError, complete_checkpoints
 from tests.helpers.pretraining_runs import assert_same_weights, pretrain, run, start

@@ -3,23 +3,23 @@
 import copy
 import json
 import math
+import tempfile
 from collections import Counter
 from itertools import count, islice
+from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pytest
 import torch
-from datasets import Dataset
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, set_seed
 
 from neobert_hf import NeoBERTForMaskedLM
-from neobert_hf.data.batches import DataArguments, Documents, MLMBatchSampler
+from neobert_hf.data.batches import DataArguments, MLMBatchSampler
 from neobert_hf.data.collator import MLMCollator
+from neobert_hf.data.documents import Documents
 from neobert_hf.data.preparing import PrepareArguments
-from neobert_hf.data.shards import load_shards
 from neobert_hf.training.optimizers import build_optimizer, build_schedule
 from neobert_hf.training.pretraining import ModelArguments, PretrainingArguments, build_config, read_data
 from neobert_hf.training.pretraining_trainer import MLMTrainer
@@ -27,6 +27,7 @@ from tests.helpers.examples import load_example
 from tests.helpers.plain_pretraining import PlainAdam, learning_rate, plain_pretraining
 from tests.helpers.pretraining_runs import to_flags
 from tests.helpers.properties import reproducible
+from tests.helpers.shards import write_folder
 from tests.helpers.small_tokenizer import small_tokenizer
 
 
@@ -158,10 +159,10 @@ def documents_of(lengths: list[int]) -> list[np.ndarray]:
 def test_micro_batches(drawn):
     lengths, shards, values, seed, world_size = drawn
     documents = documents_of(lengths)
-    table = pa.table({"input_ids": pa.array(documents, pa.list_(pa.int32()))})
     data = DataArguments(["unused"], **values)
     steps = data.accumulation_steps(world_size)
-    corpus = Documents(Dataset(table), shards, data.max_length)
+    temporary = tempfile.TemporaryDirectory()  # Deleted with the variable.
+    corpus = Documents([write_folder(Path(temporary.name), documents, shards, np.int32)], data.max_length)
     plan = MLMBatchSampler(corpus, data, seed)
     assert steps * data.micro_batch_tokens * world_size == data.global_batch_tokens
     batches = []
@@ -309,6 +310,6 @@ def test_preparing(corpus, tmp_path):
             expected += windows if long_documents == "split" else windows[:1]
         # One token alone is no document.
         expected = [[tokenizer.cls_token_id, *ids, tokenizer.sep_token_id] for ids in expected if len(ids) > 1]
-        assert load_shards(folder / "out")["input_ids"][:] == expected
+        assert [ids.tolist() for ids in Documents([folder / "out"])] == expected
 
     check()

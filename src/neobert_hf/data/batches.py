@@ -14,13 +14,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-import datasets
 import numpy as np
-import pyarrow.compute
-import torch
 from torch.utils.data import Sampler
 
 from neobert_hf.data.collator import Layout
+from neobert_hf.data.documents import DocumentKey, Documents
 
 
 @dataclass
@@ -29,7 +27,7 @@ class DataArguments:
 
     train_data: list[str] = field(
         metadata={
-            "help": "folders that prepare_data.py wrote; with several, each may have a weight behind a colon "
+            "help": "folders or URLs that prepare_data.py wrote; with several, each may have a weight behind a colon "
             "(data/domain:1 data/general:0.3), in whose proportion micro-batches are drawn",
             "path": True,
         }
@@ -59,6 +57,9 @@ class DataArguments:
         default_factory=lambda: [1.0], metadata={"help": "probability of drawing each subset"}
     )
     shuffle_shards: int = field(default=8, metadata={"help": "shards whose documents are shuffled together"})
+    cache_gb: float = field(
+        default=100, metadata={"help": "most gigabytes of shards at URLs (s3://, hf://) that are kept on this machine"}
+    )
 
     def __post_init__(self):
         shares = self.probabilities
@@ -97,14 +98,6 @@ class DataArguments:
         return steps
 
 
-class DocumentKey(NamedTuple):
-    """One document in one epoch of one subset. With the seed, this determines its mask."""
-
-    row: int
-    epoch: int
-    subset: int
-
-
 class Subset(NamedTuple):
     """A part of a mixture: the documents of some shards with at least `min_length` tokens."""
 
@@ -112,35 +105,6 @@ class Subset(NamedTuple):
     min_length: int
     probability: float
     """Probability that the next micro-batch comes from this subset."""
-
-
-class Documents(torch.utils.data.Dataset):
-    """Tokenised documents by key, cut to `max_length` tokens as the tokenizer would: the last special token stays.
-
-    Args:
-        shards: with a column `input_ids` (special tokens included), as `shards.load_shards` gives.
-        shard_sizes: documents in each shard, in the order of `shards`.
-        max_length: in tokens.
-    """
-
-    def __init__(self, shards: datasets.Dataset, shard_sizes: list[int], max_length: int):
-        self.shards = shards.with_format("numpy", columns=["input_ids"])
-        self.shard_sizes = shard_sizes
-        self.max_length = max_length
-
-    def __getitems__(self, keys: list[DocumentKey]) -> list[dict]:
-        rows = self.shards[[key.row for key in keys]]["input_ids"]
-        return [{"input_ids": self._cut(ids), "key": key} for ids, key in zip(rows, keys)]
-
-    def _cut(self, ids: np.ndarray) -> np.ndarray:
-        if len(ids) > self.max_length:
-            ids = np.append(ids[: self.max_length - 1], ids[-1])
-        return ids.astype(np.int64)
-
-    def lengths(self, first: int, size: int) -> np.ndarray:
-        """Tokens of `size` uncut documents from row `first` on. Reads only the offsets, 4 bytes per document."""
-        column = self.shards.data.column("input_ids").slice(first, size)
-        return pyarrow.compute.list_value_length(column).to_numpy()
 
 
 class MLMBatchSampler(Sampler[list[DocumentKey]]):
@@ -158,8 +122,7 @@ class MLMBatchSampler(Sampler[list[DocumentKey]]):
             have at most `micro_batch_tokens` real tokens.
         seed: seed of the order and the mixture.
         rank, world_size: micro-batch number n goes to process n % world_size.
-        folders: for each prepared folder, in the order of the documents, how many shards it has and its share of the
-            micro-batches. Each folder has the subsets of `min_lengths`. None if there is only one folder.
+        shares: the share of each folder of `documents` in the micro-batches. Each has the subsets of `min_lengths`.
 
     Attributes:
         cursor: the position of training, as checkpoints store it: `micro_batches` since the start, over all processes,
@@ -176,20 +139,22 @@ class MLMBatchSampler(Sampler[list[DocumentKey]]):
         seed: int = 0,
         rank: int = 0,
         world_size: int = 1,
-        folders: Sequence[tuple[int, float]] | None = None,
+        shares: Sequence[float] = (1.0,),
     ):
         self.documents = documents
-        self.shard_ends = np.cumsum(documents.shard_sizes)
         self.settings = settings
         self.seed = seed
         self.rank = rank
         self.world_size = world_size
         self.subsets, first = [], 0
-        for size, share in folders or [(len(documents.shard_sizes), 1.0)]:
+        for size, share in zip(documents.shards_in_folder, shares, strict=True):
             shards = np.arange(first, first + size)
             first += size
             for least, probability in zip(settings.min_lengths, settings.probabilities):
                 self.subsets.append(Subset(shards, least, share * probability))
+        # The group of each subset that is read, and, as loader workers read ahead, of each that is trained on. A group
+        # of 8 shards of 100,000 documents takes 13 MB.
+        self._shuffled_group = lru_cache(2 * len(self.subsets))(self._shuffle_group)
         # If something is wrong with the data of a subset, it shows now, not in the middle of a run.
         for subset, progress in enumerate(self._start()["subsets"]):
             self._take_documents(subset, progress)
@@ -258,7 +223,7 @@ class MLMBatchSampler(Sampler[list[DocumentKey]]):
             )
         start, epoch = progress["document"], progress["epoch"]
         if self.settings.layout == "padded":
-            stop = min(start + self.settings.micro_batch_tokens // self.documents.max_length, len(rows))
+            stop = min(start + self.settings.micro_batch_tokens // self.settings.max_length, len(rows))
         else:
             stop = end_of_pack(ends, start, self.settings.micro_batch_tokens)
         progress["document"] = stop
@@ -273,22 +238,19 @@ class MLMBatchSampler(Sampler[list[DocumentKey]]):
             progress["group"] = 0
             progress["epoch"] += 1
 
-    # One group of each subset and a few spare: a group of 8 shards of 100,000 documents takes 13 MB.
-    @lru_cache(maxsize=8)  # noqa: B019  the sampler lives as long as the process
-    def _shuffled_group(self, subset: int, epoch: int, group: int) -> tuple[np.ndarray, np.ndarray]:
+    def _shuffle_group(self, subset: int, epoch: int, group: int) -> tuple[np.ndarray, np.ndarray]:
         """Rows of a group in the order of this epoch, and the running total of their tokens."""
-        sizes, group_size = self.documents.shard_sizes, self.settings.shuffle_shards
+        group_size = self.settings.shuffle_shards
         shards = np.random.default_rng([self.seed, 2, subset, epoch]).permutation(self.subsets[subset].shards)
         rows, lengths = [], []
         for shard in shards[group * group_size : (group + 1) * group_size]:
-            first = int(self.shard_ends[shard]) - sizes[shard]
-            tokens = self.documents.lengths(first, sizes[shard])
+            tokens = self.documents.lengths(shard)
             kept = np.flatnonzero(tokens >= self.subsets[subset].min_length)
-            rows.append(first + kept)
+            rows.append(self.documents.first(shard) + kept)
             lengths.append(tokens[kept])
         rows, lengths = np.concatenate(rows), np.concatenate(lengths)
         order = np.random.default_rng([self.seed, 3, subset, epoch, group]).permutation(len(rows))
-        return rows[order], np.minimum(lengths[order], self.documents.max_length).cumsum()
+        return rows[order], np.minimum(lengths[order], self.settings.max_length).cumsum()
 
 
 def end_of_pack(ends: np.ndarray, start: int, tokens: int) -> int:
@@ -308,7 +270,7 @@ class HeldOutBatchSampler(Sampler[list[DocumentKey]]):
     """
 
     def __init__(self, documents: Documents, micro_batch_tokens: int, rank: int, world_size: int):
-        lengths = documents.lengths(0, sum(documents.shard_sizes))
+        lengths = np.concatenate([documents.lengths(shard) for shard in range(len(documents.shards))])
         ends = np.minimum(lengths, documents.max_length).cumsum()
         self.batches: list[list[DocumentKey]] = []
         start = 0

@@ -241,6 +241,8 @@ def join(plan: list[Part], folder: str, settings: dict[str, Any]) -> list[dict[s
 
 def _read_records(plan: list[Part], folder: str, settings: dict[str, Any]) -> dict[int, dict[str, Any]]:
     files, root = url_to_fs(folder)
+    # Object stores list a folder once and keep what they found; other processes have written since.
+    files.invalidate_cache()
     found = {}
     planned = {os.path.basename(part.path(folder, "json")): part for part in plan}
     for path in sorted(files.glob(f"{root}/part-*.json")):

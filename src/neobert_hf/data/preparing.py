@@ -4,8 +4,8 @@ So the shards are the same for any number of workers, and an interrupted run goe
 in `parts/`; see `neobert_hf.data.parts`.
 """
 
+import json
 import os
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,8 +13,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
+import fsspec
 import numpy as np
-import pyarrow.compute as pc
+from fsspec.core import url_to_fs
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
@@ -22,7 +23,7 @@ from neobert_hf.common import tokenizers
 from neobert_hf.common.fingerprints import check_same_settings, depends_on, tokenizer_fingerprint
 from neobert_hf.data.held_out import is_held_out
 from neobert_hf.data.parts import Part, absolute, cut, do_parts, plan_parts, read_texts
-from neobert_hf.data.shards import MANIFEST, TOKENIZER, Manifest, load_shards, write_shard
+from neobert_hf.data.shards import TOKENIZER, Manifest, save_tokenizer, write_shard
 from neobert_hf.data.tables import check_local, hub_files, local_files, read_rows
 from neobert_hf.data.tokenizer import with_special_tokens
 
@@ -30,6 +31,11 @@ from neobert_hf.data.tokenizer import with_special_tokens
 # Number of documents that are looked at before work starts.
 SAMPLED_DOCUMENTS = 100
 ENCODED_TOGETHER = 1_000
+# What became of the rows of the source: `read` are all, `other_part` those that `held_out_share` gives to the other
+# part, `too_short` those of fewer than 2 tokens. With `long_documents` split, one may become several `documents`.
+COUNTS = ("read", "other_part", "too_short", "documents", "tokens", "tokens_1024", "tokens_2048")
+# Beside texts that examples/deduplicate.py wrote: how many rows it kept, and how many it took and why.
+REMOVED = "removed.json"
 # Records of the shards that are done; when all are, the manifest has what they say.
 RECORDS = "parts"
 # Files that are cut into parts. Of others, such as CSV or a folder of texts, the source as a whole is.
@@ -45,7 +51,7 @@ class PrepareArguments:
         }
     )
     tokenizer: str = field(metadata={"help": "folder or Hub name of the tokenizer", "path": "or Hub id"})
-    output_dir: str = field(metadata={"help": "the folder to prepare", "path": True})
+    output_dir: str = field(metadata={"help": "the folder or URL (s3://) to prepare", "path": True})
     column: str = field(default="text", metadata={"help": "column that holds the text"})
     split: str = field(default="train", metadata={"help": "split of the dataset; local files are all `train`"})
     subset: str | None = field(default=None, metadata={"help": "configuration of a Hub dataset that has several"})
@@ -86,33 +92,47 @@ def prepare(settings: PrepareArguments) -> Manifest:
         SettingsMismatch: if it was begun with other settings, or the source has another size now.
         ValueError: if tokenizer and text do not fit each other, or the text is no corpus.
     """
-    output, tokenizer = Path(settings.output_dir), load_fast_tokenizer(settings)
+    output, tokenizer = absolute(settings.output_dir.rstrip("/")), load_fast_tokenizer(settings)
     files = [] if "://" in settings.source else local_files(settings.source)
     # Where local files lie changes nothing; of a Hub dataset or a URL, its name is what there is to compare.
     source = {"files": len(files), "bytes": sum(file.stat().st_size for file in files)} if files else {}
     source |= {"source": "local files" if files else settings.source, "tokenizer": tokenizer_fingerprint(tokenizer)}
     # Not len(): ids may have holes.
     vocab_size = max(tokenizer.get_vocab().values()) + 1
-    manifest = Manifest(settings.source, depends_on(settings, source, leave_out=("workers", "ray")), vocab_size)
-    begun = Manifest.read(output) if (output / MANIFEST).exists() else None
-    if begun is not None:
-        advice = "Repeat those, choose another `output_dir`, or delete the folder."
-        check_same_settings(output, begun.settings, manifest.settings, advice)
-    if begun is None or not begun.finished:
+    same = depends_on(settings, source, leave_out=("workers", "ray"))
+    begun = Manifest.read(output)
+    manifest = begun or Manifest(settings.source, same, vocab_size)
+    advice = "Repeat those, choose another `output_dir`, or delete the folder."
+    check_same_settings(output, manifest.settings, same, advice)
+    if not manifest.finished:
         plan = plan_documents(settings)
         if begun is None:
+            check_unused(output)
             check_first_documents(plan, tokenizer, settings)
-            tokenizer.save_pretrained(output / TOKENIZER)
+            save_tokenizer(tokenizer, output)
             manifest.save(output)
-        manifest.shards = write_shards(plan, settings, manifest)
+        manifest.shards, manifest.counts = write_shards(plan, settings, manifest)
         manifest.finished = True
         manifest.save(output)
-        # What killed workers left.
-        for file in output.glob("shard-*.partial"):
-            file.unlink()
-        shutil.rmtree(output / RECORDS)
-    print(summary(output), flush=True)
-    return Manifest.read(output)
+        remove_leftovers(output)
+    print(summary(settings.output_dir, manifest), flush=True)
+    return manifest
+
+
+def check_unused(output: str) -> None:
+    """Refuse a URL where somebody else has put shards. A local folder has a mark, see `common.files`."""
+    files, root = url_to_fs(output)
+    if "://" in output and (found := files.glob(f"{root}/shard-*")):
+        raise ValueError(f"{found[0]} was not written by prepare_data.py: choose another `output_dir`, or delete it.")
+
+
+def remove_leftovers(output: str) -> None:
+    """Remove the records of the parts, and what killed workers left."""
+    files, root = url_to_fs(output)
+    files.invalidate_cache()
+    for path in files.glob(f"{root}/shard-*.partial"):
+        files.rm_file(path)
+    files.rm(f"{root}/{RECORDS}", recursive=True)
 
 
 def load_fast_tokenizer(settings: PrepareArguments) -> PreTrainedTokenizerFast:
@@ -197,25 +217,35 @@ def check_first_documents(plan: list[Part], tokenizer: PreTrainedTokenizerFast, 
         )
 
 
-def write_shards(plan: list[Part], settings: PrepareArguments, manifest: Manifest) -> list[dict[str, Any]]:
-    """Write the shards that are not there yet. Returns what the manifest says of each of them."""
-    output = Path(settings.output_dir).absolute()
+def write_shards(
+    plan: list[Part], settings: PrepareArguments, manifest: Manifest
+) -> tuple[list[dict[str, Any]], dict[str, int]]:
+    """Write the shards that are not there yet. Returns what the manifest says of each of them, and the `COUNTS`."""
+    output = absolute(settings.output_dir.rstrip("/"))
     several = settings.workers > 1 or settings.ray is not None
     dtype = np.uint16 if manifest.vocab_size <= 2**16 else np.int32
     work = partial(prepare_part, settings=settings, output=output, dtype=dtype, several=several)
     engine = {"workers": settings.workers, "ray": settings.ray}
-    records = do_parts(plan, work, str(output / RECORDS), manifest.settings, **engine)
-    shards = [record["shard"] for record in records]
-    if not any(shard["documents"] for shard in shards):
-        read = sum(shard["read"] for shard in shards)
-        raise ValueError(f"None of the {read:,} documents of {settings.source!r} has 2 tokens or more.")
-    return shards
+    records = do_parts(plan, work, f"{output}/{RECORDS}", manifest.settings, **engine)
+    counts = {name: sum(record["counts"][name] for record in records) for name in COUNTS}
+    if not counts["documents"]:
+        raise ValueError(f"None of the {counts['read']:,} documents of {settings.source!r} has 2 tokens or more.")
+    return [record["shard"] for record in records], removed_before(plan) | counts
+
+
+def removed_before(plan: list[Part]) -> dict[str, int]:
+    """What examples/deduplicate.py took from the text, if it wrote the source."""
+    try:
+        with fsspec.open(f"{os.path.dirname(plan[0].file)}/{REMOVED}") as file:
+            return json.load(file)
+    except FileNotFoundError:
+        return {}
 
 
 def prepare_part(
-    part: Part, settings: PrepareArguments, output: Path, dtype: type[np.number], several: bool
+    part: Part, settings: PrepareArguments, output: str, dtype: type[np.number], several: bool
 ) -> tuple[None, dict[str, Any]]:
-    """Write the shard of a part. Returns what the manifest says of it.
+    """Write the shard of a part. Returns what the manifest says of it, and its `COUNTS`.
 
     Args:
         several: whether this is one of several workers, each of which uses one core.
@@ -223,12 +253,21 @@ def prepare_part(
     if several:
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
     texts = read_documents(part, settings)
-    split = settings.long_documents == "split"
-    tokenizer = Tokenizer.from_file(str(output / TOKENIZER / "tokenizer.json"))
-    windows = list(encode(texts, tokenizer, settings.max_length, split))
-    documents = (ids for of_text in windows for ids in of_text)
-    shard = write_shard(output / f"shard-{part.number:05}.arrow", documents, dtype)
-    return None, {"shard": shard | {"read": len(texts), "dropped": windows.count([])}}
+    with fsspec.open(f"{output}/{TOKENIZER}/tokenizer.json") as file:
+        tokenizer = Tokenizer.from_buffer(file.read())
+    windows = list(encode(texts, tokenizer, settings.max_length, settings.long_documents == "split"))
+    documents = [ids for of_text in windows for ids in of_text]
+    shard = write_shard(f"{output}/shard-{part.number:05}.arrow", documents, dtype)
+    counts = {
+        "read": part.rows,
+        "other_part": part.rows - len(texts),
+        "too_short": windows.count([]),
+        "documents": len(documents),
+        "tokens": shard["tokens"],
+        "tokens_1024": sum(len(ids) >= 1024 for ids in documents),
+        "tokens_2048": sum(len(ids) >= 2048 for ids in documents),
+    }
+    return None, {"shard": shard, "counts": counts}
 
 
 def encode(texts: list[str], tokenizer: Tokenizer, max_length: int, split: bool) -> Iterator[list[np.ndarray]]:
@@ -250,13 +289,11 @@ def encode(texts: list[str], tokenizer: Tokenizer, max_length: int, split: bool)
             yield [np.array(window.ids, np.int32) for window in windows if len(window.ids) >= 4]
 
 
-def summary(folder: Path) -> str:
+def summary(output: str, manifest: Manifest) -> str:
     """One line about a prepared folder."""
-    manifest = Manifest.read(folder)
-    lengths = [pc.list_value_length(chunk) for chunk in load_shards(folder).data.column("input_ids").chunks]
-    long, longer = (sum(int(np.sum(of_chunk.to_numpy() >= n)) for of_chunk in lengths) for n in (1024, 2048))
+    counts = manifest.counts
     return (
-        f"{folder}: {manifest.total('documents'):,} documents, {manifest.total('tokens'):,} tokens in "
-        f"{len(manifest.shards)} shards; {long:,} documents of 1,024 tokens or more, {longer:,} of 2,048 or more; "
-        f"{manifest.total('dropped'):,} left out as too short"
+        f"{output}: {counts['documents']:,} documents, {counts['tokens']:,} tokens in {len(manifest.shards)} shards; "
+        f"{counts['tokens_1024']:,} documents of 1,024 tokens or more, {counts['tokens_2048']:,} of 2,048 or more; "
+        f"{counts['too_short']:,} left out as too short"
     )

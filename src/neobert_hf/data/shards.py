@@ -1,29 +1,34 @@
-"""Tokenised corpora on disk, as `examples/prepare_data.py` writes them and training maps them into memory.
+"""Tokenised corpora, as `examples/prepare_data.py` writes them, in a folder or at a URL such as `s3://bucket/corpus`.
 
     folder/
-        manifest.json       what was prepared, from what and how
-        tokenizer/          as saved by `save_pretrained`
-        shard-00000.arrow   Arrow IPC streams with one column `input_ids`: special tokens included, no padding
+        manifest.json               what was prepared, from what and how
+        tokenizer/                  as saved by `save_pretrained`
+        shard-00000.arrow           Arrow IPC stream with one column `input_ids`: special tokens included, no padding
+        shard-00000.lengths.npy     the tokens of each document, int32, so that batches are planned without the shard
         shard-00001.arrow
+        ...
 
-Ids are uint16 when the vocabulary has at most 65,536 entries, else int32.
+Ids are uint16 when the vocabulary has at most 65,536 entries, else int32. `neobert_hf.data.documents` reads them.
 """
 
 import json
+import os
+import tempfile
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pyarrow as pa
-from datasets import Dataset, concatenate_datasets
+import xxhash
+from fsspec.core import url_to_fs
 from transformers import PreTrainedTokenizerFast
 
 from neobert_hf.common import tokenizers
-from neobert_hf.common.files import atomic_write, write_json
-from neobert_hf.common.fingerprints import file_checksum
+from neobert_hf.data.parts import write_whole
 
 
 MANIFEST = "manifest.json"
@@ -42,9 +47,9 @@ class Manifest:
         settings: everything that the shards depend on. `tokenizer` is its fingerprint, see `common.fingerprints`;
             `files` and `bytes` are those of a local source.
         vocab_size: one more than the largest id of the tokenizer.
-        shards: of each shard, in the order of the documents, its `file`, the `documents` and `tokens` in it, how many
-            documents of the source were `read` for it and `dropped` as too short, and a `checksum` of the file, by
-            which runs know that they read the same documents, wherever they lie.
+        shards: of each shard, in the order of the documents, its `file`, the `documents` and `tokens` in it, and a
+            `checksum` of the file, by which runs know that they read the same documents, wherever they lie.
+        counts: what became of the rows of the source, see `preparing.COUNTS`.
         finished: whether all shards are there; before that, none is listed.
     """
 
@@ -52,38 +57,51 @@ class Manifest:
     settings: dict[str, Any]
     vocab_size: int
     shards: list[dict[str, Any]] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
     finished: bool = False
 
-    def total(self, name: str) -> int:
-        """The sum of `documents`, `tokens`, `read` or `dropped` over all shards."""
-        return sum(shard[name] for shard in self.shards)
-
-    def save(self, folder: Path) -> None:
-        write_json(folder / MANIFEST, asdict(self))
+    def save(self, folder: str | Path) -> None:
+        content = json.dumps(asdict(self), indent=2).encode()
+        write_whole(f"{folder}/{MANIFEST}", lambda file: file.write(content))
 
     @classmethod
-    def read(cls, folder: Path) -> "Manifest":
-        return cls(**json.loads((folder / MANIFEST).read_text(encoding="utf-8")))
+    def read(cls, folder: str | Path) -> "Manifest | None":
+        """The manifest of a folder, also of one that is not finished; None if there is none."""
+        try:
+            with fsspec.open(f"{folder}/{MANIFEST}") as file:
+                return cls(**json.load(file))
+        except FileNotFoundError:
+            return None
 
 
-def write_shard(file: Path, documents: Iterable[np.ndarray], dtype: type[np.number]) -> dict[str, Any]:
-    """Write documents, each an array of ids, as one Arrow IPC stream, whole or not at all.
+def lengths_name(shard: str) -> str:
+    """The name of the file with the lengths of a shard's documents."""
+    return shard.replace(".arrow", ".lengths.npy")
+
+
+def write_shard(path: str, documents: Iterable[np.ndarray], dtype: type[np.number]) -> dict[str, Any]:
+    """Write documents, each an array of ids, as one Arrow IPC stream, and their lengths; whole or not at all.
+
+    Args:
+        path: path or URL, which ends in `.arrow`.
 
     Returns:
         `file`, `documents`, `tokens` and `checksum` for the manifest.
     """
-    documents, rows, tokens = iter(documents), 0, 0
+    documents, lengths = iter(documents), []
     schema = pa.schema({"input_ids": pa.list_(pa.from_numpy_dtype(dtype))})
-    with atomic_write(file) as partial:
-        with pa.OSFile(str(partial), "wb") as sink, pa.ipc.new_stream(sink, schema) as writer:
-            while batch := list(islice(documents, RECORD_BATCH)):
-                offsets = np.cumsum([0, *map(len, batch)], dtype=np.int32)
-                ids = pa.array(np.concatenate(batch).astype(dtype))
-                writer.write_batch(pa.record_batch([pa.ListArray.from_arrays(offsets, ids)], schema=schema))
-                rows += len(batch)
-                tokens += len(ids)
-        checksum = file_checksum(partial)
-    return {"file": file.name, "documents": rows, "tokens": tokens, "checksum": checksum}
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, schema) as writer:
+        while batch := list(islice(documents, RECORD_BATCH)):
+            lengths += map(len, batch)
+            offsets = np.cumsum([0, *map(len, batch)], dtype=np.int32)
+            ids = pa.array(np.concatenate(batch).astype(dtype))
+            writer.write_batch(pa.record_batch([pa.ListArray.from_arrays(offsets, ids)], schema=schema))
+    content = sink.getvalue()
+    write_whole(lengths_name(path), lambda file: np.save(file, np.array(lengths, dtype=np.int32)))
+    write_whole(path, lambda file: file.write(content))
+    checksum = xxhash.xxh3_64(content).hexdigest()
+    return {"file": os.path.basename(path), "documents": len(lengths), "tokens": sum(lengths), "checksum": checksum}
 
 
 def read_manifest(folder: str | Path) -> Manifest:
@@ -93,40 +111,34 @@ def read_manifest(folder: str | Path) -> Manifest:
         FileNotFoundError: if the folder is not prepared.
         ValueError: if preparation is unfinished.
     """
-    if not (Path(folder) / MANIFEST).is_file():
+    manifest = Manifest.read(folder)
+    if manifest is None:
         raise FileNotFoundError(
             f"{folder} holds no {MANIFEST}, so it is not a tokenised corpus: run examples/prepare_data.py with "
             f"--output_dir {folder}, or name the folder of an earlier run."
         )
-    manifest = Manifest.read(Path(folder))
     if not manifest.finished:
         raise ValueError(f"{folder} is not finished: run the same examples/prepare_data.py command again.")
     return manifest
 
 
-def load_shards(folder: str | Path) -> Dataset:
-    """The documents of a prepared folder, mapped into memory: constant memory, any number of readers.
-
-    Returns:
-        A dataset with the column `input_ids`, one list of ids per document, shards in manifest order.
-
-    Raises:
-        FileNotFoundError: naming a shard that is missing. For the rest, see `read_manifest`.
-
-    Example:
-
-    ```python
-    >>> documents = load_shards("data/refinedweb")
-    >>> tokenizer = load_tokenizer("data/refinedweb")
-    >>> tokenizer.decode(documents[0]["input_ids"])
-    ```
-    """
-    files = [str(Path(folder) / shard["file"]) for shard in read_manifest(folder).shards]
-    return concatenate_datasets([Dataset.from_file(file) for file in files])
+def save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: str) -> None:
+    files, root = url_to_fs(f"{folder}/{TOKENIZER}")
+    files.makedirs(root, exist_ok=True)
+    with tempfile.TemporaryDirectory() as local:
+        tokenizer.save_pretrained(local)
+        for name in os.listdir(local):
+            files.put_file(os.path.join(local, name), f"{root}/{name}")
 
 
 def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerFast:
     """The tokenizer that made the ids of a prepared folder, with the length at which it cut texts."""
     manifest = read_manifest(folder)
     options = {"model_max_length": manifest.settings["max_length"]}
-    return tokenizers.load_tokenizer(Path(folder) / TOKENIZER, manifest.vocab_size, **options)
+    if "://" not in str(folder):
+        return tokenizers.load_tokenizer(Path(folder) / TOKENIZER, manifest.vocab_size, **options)
+    files, root = url_to_fs(f"{folder}/{TOKENIZER}")
+    with tempfile.TemporaryDirectory() as local:
+        for path in files.ls(root, detail=False):
+            files.get_file(path, os.path.join(local, os.path.basename(path)))
+        return tokenizers.load_tokenizer(local, manifest.vocab_size, **options)

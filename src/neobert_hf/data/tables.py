@@ -26,7 +26,7 @@ from typing import Any, BinaryIO
 import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
-from datasets import ClassLabel, Features, IterableDataset, load_dataset, load_dataset_builder
+from datasets import ClassLabel, Features, load_dataset, load_dataset_builder
 from datasets.exceptions import DatasetNotFoundError
 
 from neobert_hf.common.paths import looks_like_path
@@ -267,6 +267,7 @@ def read_rows(
     subset: str | None = None,
     split: str = "train",
     readers: Mapping[str, Reader] = READERS,
+    streaming: bool = False,
 ) -> Iterator[Row]:
     """Read a table row by row.
 
@@ -277,6 +278,7 @@ def read_rows(
         subset: the configuration of a Hub dataset that has several.
         split: the split of a Hub dataset, also a slice such as `train[:1000]`; local files are all `train`, unsliced.
         readers: the reader of each kind of file, by suffix.
+        streaming: whether a Hub dataset is read from there, instead of being copied to this machine first.
 
     Raises:
         FileNotFoundError: if nothing local matches, and the Hub has no such dataset.
@@ -289,11 +291,13 @@ def read_rows(
     >>> questions = [row.text("question") for row in read_rows("pairs.jsonl", ["question"])]
     ```
     """
-    files = local_files(source, readers)
-    if files:
+    if files := local_files(source, readers):
         check_local(source, subset, split)
+        rows = read_files(files, columns, readers)
+    else:
+        rows = _read_hub(source, columns, subset, split, streaming)
     row = None
-    for row in read_files(files, columns, readers) if files else _read_hub(source, columns, subset, split):
+    for row in rows:
         yield row
     if row is None:
         raise ValueError(f"{source} is empty: it holds no row.")
@@ -320,13 +324,16 @@ def read_files(
             raise ValueError(f"{file} cannot be read: {error}. Restore it, or leave it out by a pattern.") from error
 
 
-def _read_hub(source: str, columns: Sequence[str] | None, subset: str | None, split: str) -> Iterator[Row]:
+def _read_hub(
+    source: str, columns: Sequence[str] | None, subset: str | None, split: str, streaming: bool
+) -> Iterator[Row]:
     with _asking_the_hub(source):
-        table = load_dataset(source, subset, split=split)
-    chosen = _choose_columns(source, columns, table.column_names)
+        table = load_dataset(source, subset, split=split, streaming=streaming)
+    # Some builders know the columns only after reading a row.
+    chosen = _choose_columns(source, columns, table.column_names or list(next(iter(table), columns or ())))
     # As Arrow, so that images and sounds are not decoded, nor fetched from whatever address they give.
     batches = table.select_columns(chosen).with_format("arrow").iter(BATCH)
-    for index, cells in enumerate(_rows_of_batches(batches, table.features)):
+    for index, cells in enumerate(_rows_of_batches(batches, table.features or Features())):
         yield Row(f"{source}, split {split}", index, cells)
 
 
@@ -351,50 +358,20 @@ def _asking_the_hub(source: str) -> Iterator[None]:
         raise ConnectionError(f"{absent}, and the Hub cannot be reached to look for a dataset ({error}).") from error
 
 
-def stream_text(source: str, column: str, split: str = "train", subset: str | None = None) -> IterableDataset:
-    """Stream the documents of a corpus in a fixed order, without loading it or writing a copy of it.
+def stream_text(source: str, column: str, split: str = "train", subset: str | None = None) -> Iterator[str]:
+    """The documents of a corpus in a fixed order, "" where one is missing, without loading it or making a copy of it.
 
-    Args:
-        source, split, subset: as for `read_rows`; no slices.
-        column: the column that holds the text. A plain text file is one document, in the column `text`.
-
-    Returns:
-        A dataset with `column`, "" where a document is missing, and `state_dict()` and `load_state_dict()` to resume.
-
-    Raises:
-        FileNotFoundError, ConnectionError, ValueError: as for `read_rows`, before anything is streamed; for single
-            rows, when the row is read.
+    Arguments and errors are those of `read_rows`, without slices. A plain text file is one document, in `text`.
 
     Example:
 
     ```python
-    >>> for document in stream_text("corpus/*.jsonl.gz", column="content"):
-    ...     print(document["content"])
+    >>> for text in stream_text("corpus/*.jsonl.gz", "content"):
+    ...     print(text)
     ```
     """
-    if files := local_files(source):
-        check_local(source, subset, split)
-        # `datasets` may divide a list among processes; therefore the files are a tuple.
-        stream = IterableDataset.from_generator(_documents, gen_kwargs={"files": tuple(files), "column": column})
-    else:
-        with _asking_the_hub(source):
-            stream = load_dataset(source, subset, split=split, streaming=True)
-        # Some builders know their columns only after reading a row.
-        _choose_columns(source, [column], list(stream.features or next(iter(stream), {column: ""})))
-        stream = stream.select_columns([column]).decode(False)
-        stream = stream.map(_document_of_hub, fn_kwargs={"source": source, "column": column}, with_indices=True)
-    if next(iter(stream), None) is None:
-        raise ValueError(f"{source} is empty: it holds no documents.")
-    return stream
-
-
-def _documents(files: Sequence[Path], column: str) -> Iterator[dict[str, str]]:
-    for row in read_files(files, [column]):
-        yield {column: row.text_or_none(column) or ""}
-
-
-def _document_of_hub(cells: dict[str, Any], index: int, source: str, column: str) -> dict[str, str]:
-    return {column: Row(source, index, cells).text_or_none(column) or ""}
+    for row in read_rows(source, [column], subset, split, streaming=True):
+        yield row.text_or_none(column) or ""
 
 
 @lru_cache

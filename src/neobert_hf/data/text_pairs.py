@@ -101,9 +101,8 @@ def make_pairs(settings: TextPairSettings) -> DatasetDict:
         ValueError: if a part has no pair of these kinds. For more, see `stream_text`.
     """
     parts = {"train": [], "held_out": []} if settings.held_out else {"train": []}
-    documents, empty = stream_text(settings.source, settings.column, settings.split, settings.subset), 0
-    for number, document in enumerate(documents):
-        text = document[settings.column]
+    texts, empty = stream_text(settings.source, settings.column, settings.split, settings.subset), 0
+    for number, text in enumerate(texts):
         empty += is_empty(text)
         # Each document has a generator of its own, so that adding documents does not change the pairs of earlier ones.
         generator = random.Random(f"0-{number}")

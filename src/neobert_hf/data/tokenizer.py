@@ -44,11 +44,11 @@ class TokenizerArguments:
 
 def train_tokenizer(settings: TokenizerArguments) -> PreTrainedTokenizerFast:
     """Read the text and train the tokenizer that the settings describe; ValueError if the text has no words."""
-    stream = stream_text(settings.source, settings.column, settings.split, settings.subset)
-    rows = islice(stream, settings.max_documents)
-    rows = tqdm(rows, "reading", settings.max_documents, unit=" documents", dynamic_ncols=True)
+    texts = stream_text(settings.source, settings.column, settings.split, settings.subset)
+    texts = islice(texts, settings.max_documents)
+    texts = tqdm(texts, "reading", settings.max_documents, unit=" documents", dynamic_ncols=True)
     train = {"wordpiece": train_wordpiece, "bpe": train_bpe}[settings.kind]
-    tokenizer = train((row[settings.column] for row in rows), settings.vocab_size, settings.max_length)
+    tokenizer = train(iter(texts), settings.vocab_size, settings.max_length)
     check_tokenizer(tokenizer, None, f"the column {settings.column!r} of {settings.source!r}")
     return tokenizer
 

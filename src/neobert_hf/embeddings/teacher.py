@@ -96,8 +96,8 @@ def choose_texts(sources: Sequence[str], column: str, most_passages: int) -> tup
 
     def hashed() -> Iterator[tuple[int, list[str]]]:
         for source in sources:
-            for row in stream_text(source, column):
-                for passage in passages(row[column]):
+            for text in stream_text(source, column):
+                for passage in passages(text):
                     yield xxh3_64_intdigest(" ".join(passage).encode()), passage
 
     # A dictionary: the same passage may occur many times.

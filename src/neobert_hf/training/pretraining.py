@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from datasets import concatenate_datasets
 from transformers import PreTrainedTokenizerBase, TrainingArguments
 
 from neobert_hf.common.fingerprints import depends_on, fingerprint, model_fingerprint, tokenizer_fingerprint
@@ -15,9 +14,10 @@ from neobert_hf.common.paths import check_model_exists
 from neobert_hf.common.report import Line, Panel, plot_lines
 from neobert_hf.common.tokenizers import load_tokenizer as load_tokenizer_of_model
 from neobert_hf.configuration_neobert import NeoBERTConfig
-from neobert_hf.data.batches import DataArguments, Documents, HeldOutBatchSampler, MLMBatchSampler
+from neobert_hf.data.batches import DataArguments, HeldOutBatchSampler, MLMBatchSampler
 from neobert_hf.data.collator import MLMCollator
-from neobert_hf.data.shards import Manifest, load_shards, load_tokenizer, read_manifest
+from neobert_hf.data.documents import Documents
+from neobert_hf.data.shards import Manifest, load_tokenizer, read_manifest
 from neobert_hf.modeling_neobert import NeoBERTForMaskedLM
 from neobert_hf.training.arguments import BF16, fix, follow_hardware, result_settings
 from neobert_hf.training.run_checkpoints import (
@@ -175,10 +175,9 @@ def read_data(data: DataArguments, arguments: PretrainingArguments) -> Pretraini
                 f"`max_length` is {data.max_length}, and {folder} was prepared with {manifest.settings['max_length']}: "
                 "the config would claim a length that the model has never seen. Lower it, or prepare the text again."
             )
-    documents = _open_documents(list(shares), manifests, data.max_length)
+    documents = Documents(list(shares), data.max_length, data.cache_gb)
     process = (arguments.process_index, arguments.world_size)
-    mixture = [(len(manifests[folder].shards), share) for folder, share in shares.items()]
-    sampler = MLMBatchSampler(documents, data, arguments.seed, *process, mixture)
+    sampler = MLMBatchSampler(documents, data, arguments.seed, *process, list(shares.values()))
     tokenizer = load_tokenizer(first)
     # The tokenizer is saved with the model, and has to cut texts at the model's length.
     tokenizer.model_max_length = data.max_length
@@ -189,18 +188,12 @@ def read_data(data: DataArguments, arguments: PretrainingArguments) -> Pretraini
     for folder in data.validation_data or []:
         for trained in shares:
             _check_held_out(folder, manifests[folder], trained, manifests[trained])
-        rows = _open_documents([folder], manifests, data.max_length)
+        rows = Documents([folder], data.max_length, data.cache_gb)
         every = HeldOutBatchSampler(rows, data.micro_batch_tokens, *process)
         # Always packed and with the same masks, whatever the layout and seed of training: runs can be compared.
         held_out.append(MicroBatches(rows, every, replace(collator, layout="packed", seed=0)))
     train = MicroBatches(documents, sampler, collator)
     return PretrainingData([manifests[folder] for folder in shares], train, held_out)
-
-
-def _open_documents(folders: list[str], manifests: dict[str, Manifest], max_length: int) -> Documents:
-    """The documents of several folders, one after the other."""
-    sizes = [shard["documents"] for folder in folders for shard in manifests[folder].shards]
-    return Documents(concatenate_datasets([load_shards(folder) for folder in folders]), sizes, max_length)
 
 
 def _check_held_out(folder: str, held_out: Manifest, trained_on: str, trained: Manifest) -> None:
@@ -273,6 +266,7 @@ def checkpoint_settings(
         architecture,
         data,
         result_settings(arguments, leave_out={*UNUSED, "num_train_epochs"}),
+        leave_out=["cache_gb"],
         init_from=data.init_from and _fingerprint_of_start(data, Path(arguments.output_dir)),
         tokenizer=manifests[0].settings["tokenizer"],
         corpus=fingerprint([manifest.shards for manifest in manifests]),

@@ -183,8 +183,7 @@ def read_texts(
     texts: dict[int | None, list[MaskableText]] = {length: [] for length in sorted(settings.lengths) or [None]}
     documents, longest = 0, 0
     stream = stream_text(settings.source, settings.text_column, settings.split, settings.subset)
-    for number, row in enumerate(tqdm(stream, "documents", unit="", leave=False)):
-        text = row[settings.text_column]
+    for number, text in enumerate(tqdm(stream, "documents", unit="", leave=False)):
         tokens = len(tokenizer(text, verbose=False)["input_ids"])
         longest = max(longest, tokens)
         if tokens < settings.min_tokens:

@@ -1,0 +1,104 @@
+"""Preparing from and to `s3://`, and training from there, against a server on this machine."""
+
+import fsspec
+import pytest
+
+from neobert_hf.data.shards import read_manifest
+from tests.helpers.examples import load_example
+from tests.helpers.pretraining_runs import assert_same_weights, run, small_flags, to_flags
+
+
+pytest.importorskip("s3fs", reason="pip install 's3fs' 'moto[s3]' flask flask-cors")
+server = pytest.importorskip("moto.server")
+
+prepare_data = load_example("prepare_data")
+
+
+@pytest.fixture(scope="module")
+def bucket():
+    """The URL of an empty bucket."""
+    moto = server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    moto.start()
+    host, port = moto.get_host_and_port()
+    settings = {"AWS_ENDPOINT_URL": f"http://{host}:{port}", "AWS_DEFAULT_REGION": "us-east-1"}
+    settings |= {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret"}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in settings.items():
+            patch.setenv(name, value)
+        fsspec.filesystem("s3").mkdir("bucket")
+        yield "s3://bucket"
+        fsspec.filesystem("s3").clear_instance_cache()
+    moto.stop()
+
+
+@pytest.fixture(scope="module")
+def source(bucket, corpus) -> str:
+    fsspec.filesystem("s3").put(str(corpus / "train.jsonl"), f"{bucket}/texts/train.jsonl")
+    return f"{bucket}/texts/*.jsonl"
+
+
+def prepare(source, corpus, output, **changes) -> None:
+    flags = {"source": source, "tokenizer": corpus / "tokenizer", "output_dir": output, "documents_per_shard": 100}
+    prepare_data.main(to_flags(flags | changes))
+
+
+def files_in(url: str) -> dict[str, bytes]:
+    found = fsspec.get_mapper(url)
+    return {name: found[name] for name in found}
+
+
+@pytest.fixture(scope="module")
+def prepared_there(bucket, source, corpus) -> str:
+    """A folder at a URL, whose preparation was interrupted once."""
+    output = f"{bucket}/prepared"
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(MemoryError):
+        write = prepare_data.prepare.__globals__["write_shard"]
+
+        def failing(path, *arguments):
+            if "shard-00003" in path:
+                raise MemoryError
+            return write(path, *arguments)
+
+        patch.setitem(prepare_data.prepare.__globals__, "write_shard", failing)
+        prepare(source, corpus, output)
+    done = fsspec.filesystem("s3").glob(f"{output}/shard-0000*.arrow")
+    assert len(done) == 3
+    before = {path: fsspec.filesystem("s3").modified(path) for path in done}
+    prepare(source, corpus, output)
+    assert {path: fsspec.filesystem("s3").modified(path) for path in done} == before
+    return output
+
+
+def test_shards_at_a_url_are_those_of_a_disk(prepared_there, prepared):
+    there, here = files_in(prepared_there), files_in(str(prepared / "train"))
+    assert {name.split("/")[0] for name in there} == {"manifest.json", "tokenizer"} | {
+        name for name in here if name.startswith("shard-")
+    }
+    for name in there.keys() - {"manifest.json"}:
+        assert there[name] == here[name], name
+    first, second = read_manifest(prepared_there), read_manifest(prepared / "train")
+    assert (first.shards, first.counts) == (second.shards, second.counts)
+
+
+@pytest.mark.slow
+def test_several_workers_write_the_same_there(bucket, source, corpus, prepared_there):
+    prepare(source, corpus, f"{bucket}/workers", workers=2)
+    assert files_in(f"{bucket}/workers") == files_in(prepared_there)
+
+
+def test_shards_of_somebody_else_are_not_replaced(bucket, source, corpus):
+    with fsspec.open(f"{bucket}/theirs/shard-00000.arrow", "wb") as file:
+        file.write(b"theirs")
+    with pytest.raises(ValueError, match="theirs/shard-00000.arrow"):
+        prepare(source, corpus, f"{bucket}/theirs")
+    assert files_in(f"{bucket}/theirs") == {"shard-00000.arrow": b"theirs"}
+
+
+def test_training_from_a_url_ends_with_the_same_bits(prepared_there, prepared, tmp_path, monkeypatch):
+    """Loader workers copy the shards to this machine, when a group with them begins."""
+    monkeypatch.setenv("NEOBERT_HF_CACHE", str(tmp_path / "cache"))
+    changes = {"max_steps": 4, "dataloader_num_workers": 1}
+    run(small_flags(prepared, tmp_path / "disk", **changes))
+    run(small_flags(prepared, tmp_path / "url", train_data=prepared_there, **changes))
+    assert_same_weights(tmp_path / "url", tmp_path / "disk")
+    assert 0 < len(list((tmp_path / "cache" / "copies").glob("*.arrow"))) < 5
