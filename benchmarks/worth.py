@@ -13,10 +13,11 @@ command goes on when it is run again, on another machine too: its runs are in re
 
 import itertools
 import statistics
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
 from datasets import Dataset, disable_progress_bars
 from runner import (
@@ -80,7 +81,6 @@ class WorthSettings(Settings):
         default_factory=lambda: [3e-4, 1e-3, 3e-3], metadata={"help": "rates that every start tries"}
     )
     seeds: int = field(default=5, metadata={"help": "of the rows drawn, their order, the head and random weights"})
-    search_seeds: int = field(default=1, metadata={"help": "seeds with which every learning rate is tried"})
     development: int = field(default=1000, metadata={"help": "rows on which the learning rate is chosen"})
     test: int = field(default=2000, metadata={"help": "rows that are scored"})
     max_length: int = field(default=128, metadata={"help": "tokens"})
@@ -88,11 +88,10 @@ class WorthSettings(Settings):
 
 @dataclass
 class Task:
-    """Labelled texts.
+    """Labelled texts: rows to train on, rows on which the learning rate is chosen, and rows that are scored.
 
     Args:
-        train: all rows from which training rows are drawn.
-        development: rows on which the learning rate is chosen.
+        labels: how many there are.
         of_words: whether each word has a label; otherwise each text has one.
     """
 
@@ -100,38 +99,34 @@ class Task:
     train: Dataset
     development: Dataset
     test: Dataset
-    labels: list[str]
+    labels: int
     of_words: bool
 
-
-def read_tasks(settings: WorthSettings) -> list[Task]:
-    data = Path(settings.data)
-    tags = _read(data / "pos_brown", settings)
-    names = sorted({tag for row in tags["train"]["tags"][:] for tag in row})
-    numbers = {name: number for number, name in enumerate(names)}
-    tags = {
-        split: rows.map(lambda row: {"labels": [numbers[tag] for tag in row["tags"]]}).rename_column("tokens", "text")
-        for split, rows in tags.items()
-    }
-    sections = {
-        split: rows.rename_columns({"sentence": "text", "label": "labels"})
-        for split, rows in _read(data / "classification_debian_sections", settings).items()
-    }
-    count = max(sections["train"]["labels"]) + 1
-    return [
-        Task("tags", **tags, labels=names, of_words=True),
-        Task("sections", **sections, labels=list(map(str, range(count))), of_words=False),
-    ]
+    def draw(self, rows: int, seed: int) -> Dataset:
+        return self.train.shuffle(seed=seed).select(range(min(rows, len(self.train))))
 
 
-def _read(folder: Path, settings: WorthSettings) -> dict[str, Dataset]:
-    train = Dataset.from_parquet(str(folder / "train.parquet")).shuffle(seed=0)
-    test = Dataset.from_parquet(str(folder / "validation.parquet")).shuffle(seed=0)
-    return {
-        "train": train.select(range(settings.development, len(train))),
-        "development": train.select(range(settings.development)),
-        "test": test.select(range(min(settings.test, len(test)))),
-    }
+def read_task(name: str, folder: Path, text: str, label: str, settings: WorthSettings) -> Task:
+    """A task from a folder with train.parquet and validation.parquet.
+
+    Args:
+        text, label: their columns. Labels of words are lists of names.
+    """
+    train, test = (
+        Dataset.from_parquet(str(folder / f"{part}.parquet")).rename_columns({text: "text", label: "labels"})
+        for part in ("train", "validation")
+    )
+    of_words = name == "tags"
+    if of_words:
+        names = sorted({tag for tags in train["labels"][:] for tag in tags})
+        train, test = (
+            rows.map(lambda row: {"labels": [names.index(tag) for tag in row["labels"]]}) for rows in (train, test)
+        )
+    count = len(names) if of_words else max(train["labels"]) + 1
+    train, test = train.shuffle(seed=0), test.shuffle(seed=0)
+    development = train.select(range(settings.development))
+    train = train.select(range(settings.development, len(train)))
+    return Task(name, train, development, test.select(range(min(settings.test, len(test)))), count, of_words)
 
 
 def encode(rows: Dataset, task: Task, tokenizer: PreTrainedTokenizerFast, max_length: int) -> Dataset:
@@ -152,27 +147,17 @@ def encode(rows: Dataset, task: Task, tokenizer: PreTrainedTokenizerFast, max_le
 
 
 def poolings(start: Path, task: Task) -> tuple[str | None, ...]:
-    """Possible inputs of the head: the first token's hidden state or the mean of all; None if there is no choice.
-
-    Masked language modelling sets no task for the first token's hidden state. Which input is better depends on the
-    start.
-    """
+    """Possible inputs of the head: the first token's hidden state or the mean of all; None if there is no choice."""
     choice = not task.of_words and hasattr(AutoConfig.from_pretrained(start), "classifier_pooling")
     return ("cls", "mean") if choice else (None,)
 
 
 def build_model(start: Path, task: Task, pooling: str | None, weights: bool) -> PreTrainedModel:
     auto = AutoModelForTokenClassification if task.of_words else AutoModelForSequenceClassification
-    options = {"num_labels": len(task.labels)} | ({"classifier_pooling": pooling} if pooling else {})
+    options = {"num_labels": task.labels} | ({"classifier_pooling": pooling} if pooling else {})
     if weights:
         return auto.from_pretrained(start, dtype=torch.float32, **options)
     return auto.from_config(AutoConfig.from_pretrained(start, **options), dtype=torch.float32)
-
-
-def accuracy(predictions: np.ndarray, labels: np.ndarray) -> float:
-    """Share of right predictions. Positions with the label -100 are left out."""
-    labelled = labels != -100
-    return float((predictions[labelled] == labels[labelled]).mean())
 
 
 def fine_tune(
@@ -187,8 +172,8 @@ def fine_tune(
     """Fine-tune once with a learning rate and a pooling. Returns the accuracy on development and test rows."""
     rate, pooling = trial
     tokenizer = AutoTokenizer.from_pretrained(start)
-    drawn = task.train.shuffle(seed=seed).select(range(min(rows, len(task.train))))
-    parts = [encode(part, task, tokenizer, settings.max_length) for part in (drawn, task.development, task.test)]
+    parts = [task.draw(rows, seed), task.development, task.test]
+    parts = [encode(part, task, tokenizer, settings.max_length) for part in parts]
     set_seed(seed)
     model = build_model(start, task, pooling, weights)
     collator = (DataCollatorForTokenClassification if task.of_words else DataCollatorWithPadding)(tokenizer)
@@ -213,7 +198,8 @@ def fine_tune(
     scores = {}
     for name, part in zip(("development", "test"), parts[1:]):
         output = trainer.predict(part)
-        scores[name] = accuracy(output.predictions.argmax(-1), output.label_ids)
+        labelled = output.label_ids != -100
+        scores[name] = float((output.predictions.argmax(-1) == output.label_ids)[labelled].mean())
     return scores
 
 
@@ -234,7 +220,6 @@ def word_features(words: list[str]) -> list[dict[str, str]]:
 
 def count_features(task: Task, rows: int, seed: int) -> dict:
     """A logistic regression without any network: on words and bigrams by TF-IDF, or on each word and its neighbours."""
-    drawn = task.train.shuffle(seed=seed).select(range(min(rows, len(task.train))))
     features = DictVectorizer() if task.of_words else TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True)
 
     def read(part: Dataset) -> tuple[list, list[int]]:
@@ -243,7 +228,7 @@ def count_features(task: Task, rows: int, seed: int) -> dict:
         words = [features for row in part["text"] for features in word_features(row)]
         return words, [tag for tags in part["labels"] for tag in tags]
 
-    texts, labels = read(drawn)
+    texts, labels = read(task.draw(rows, seed))
     found = {}
     for strength in (1.0, 10.0, 100.0):
         classifier = make_pipeline(features, LogisticRegression(C=strength, max_iter=300)).fit(texts, labels)
@@ -251,98 +236,77 @@ def count_features(task: Task, rows: int, seed: int) -> dict:
     return {"test": float(found[max(found)].score(*read(task.test)))}
 
 
-@dataclass
-class Benchmark:
-    """All fine-tunings and scores of one command."""
+def run_start(name: str, start: Path, task: Task, rows: int, settings: WorthSettings, result: Callable) -> dict:
+    """The best learning rate and pooling, and the test accuracy with them for each seed."""
+    weights = name != RANDOM
+    weights_of = f"{'weights' if weights else 'random weights'} of {model_fingerprint(str(start))[:8]}"
+    given = (weights_of, task.name, f"{rows} rows")
 
-    settings: WorthSettings
-    runs: StoredRuns
+    def tune(trial: tuple[float, str | None], seed: int) -> dict:
+        described = ", ".join(f"{part:g}" if isinstance(part, float) else part for part in trial if part)
+        run = partial(fine_tune, start, task, rows, trial, seed, settings, weights)
+        return result((*given, described, f"seed {seed}"), run)
 
-    def name_of(self, *parts: str) -> str:
-        """The name of a run: what differs between runs (`parts`), then what all runs of a command share."""
-        settings = self.settings
-        return "; ".join([*parts, f"{settings.max_length} tokens", f"{settings.development} + {settings.test} rows"])
+    def search() -> dict:
+        trials = itertools.product(settings.learning_rates, poolings(start, task))
+        return {"trial": max(trials, key=lambda trial: tune(trial, 0)["development"]), "seeds": 1}
 
-    def run_start(self, name: str, start: Path, task: Task, rows: int) -> dict:
-        """The best learning rate and pooling, the test accuracy with them for each seed, and that of each probe."""
-        settings, weights = self.settings, name != RANDOM
-        weights_of = f"{'weights' if weights else 'random weights'} of {model_fingerprint(str(start))[:8]}"
-        given = (weights_of, task.name, f"{rows} rows")
+    rates = ", ".join(f"{rate:g}" for rate in settings.learning_rates)
+    best = result((*given, f"best of {rates}"), search)
+    return {"best": best, "accuracy": [tune(tuple(best["trial"]), seed)["test"] for seed in range(settings.seeds)]}
 
-        def tune(trial: tuple[float, str | None], seed: int) -> dict:
-            described = ", ".join(f"{part:g}" if isinstance(part, float) else part for part in trial if part)
-            name_of_run = self.name_of(*given, described, f"seed {seed}")
-            return self.runs.result(name_of_run, lambda: fine_tune(start, task, rows, trial, seed, settings, weights))
 
-        def search() -> dict:
-            def score(trial: tuple[float, str | None]) -> float:
-                return statistics.mean(tune(trial, seed)["development"] for seed in range(settings.search_seeds))
-
-            trials = itertools.product(settings.learning_rates, poolings(start, task))
-            return {"trial": max(trials, key=score), "seeds": settings.search_seeds}
-
-        rates = ", ".join(f"{rate:g}" for rate in settings.learning_rates)
-        best = self.runs.result(self.name_of(*given, f"best of {rates}"), search)
-        seeds = range(settings.seeds)
-        return {
-            "best": best,
-            "accuracy": [tune(tuple(best["trial"]), seed)["test"] for seed in seeds],
-        }
-
-    def run_counts(self, task: Task, rows: int) -> dict:
-        def count_once(seed: int) -> dict:
-            # With all rows, every seed trains on the same rows, and a regression has no other randomness.
-            seed = 0 if rows == len(task.train) else seed
-            name = self.name_of(COUNTS, task.name, f"{rows} rows", f"seed {seed}")
-            return self.runs.result(name, lambda: count_features(task, rows, seed))
-
-        return {"accuracy": [count_once(seed)["test"] for seed in range(self.settings.seeds)]}
+def run_counts(task: Task, rows: int, settings: WorthSettings, result: Callable) -> dict:
+    # With all rows, every seed trains on the same rows, and a regression has no other randomness.
+    seeds = [0] * settings.seeds if rows == len(task.train) else range(settings.seeds)
+    names = [(COUNTS, task.name, f"{rows} rows", f"seed {seed}") for seed in seeds]
+    return {
+        "accuracy": [
+            result(name, partial(count_features, task, rows, seed))["test"] for name, seed in zip(names, seeds)
+        ]
+    }
 
 
 def measure(settings: WorthSettings) -> dict:
     """By task, rows and start: the accuracy on the test rows for each seed, and the chosen learning rate."""
     disable_progress_bars()
     starts = {name: Path(folder) for name, folder in (start.split("=", 1) for start in settings.starts)}
-    first, scores = next(iter(starts.values())), {}
-    benchmark = Benchmark(settings, StoredRuns(Path(settings.results) / "single_runs" / "worth.json"))
-    tasks = read_tasks(settings)
-    sections = tasks[-1]
-    jobs = [*itertools.product(settings.rows, tasks)]
+    first, scores, data = next(iter(starts.values())), {}, Path(settings.data)
+    runs = StoredRuns(Path(settings.results) / "single_runs" / "worth.json")
+    shared = (f"{settings.max_length} tokens", f"{settings.development} + {settings.test} rows")
+
+    def result(parts: tuple[str, ...], run: Callable[[], dict]) -> dict:
+        """The stored result of a run; its name says in what it differs, and what all runs of a command share."""
+        return runs.result("; ".join((*parts, *shared)), run)
+
+    tags = read_task("tags", data / "pos_brown", "tokens", "tags", settings)
+    sections = read_task("sections", data / "classification_debian_sections", "sentence", "label", settings)
+    jobs = [*itertools.product(settings.rows, (tags, sections))]
     jobs += [(min(rows, len(sections.train)), sections) for rows in settings.rows_of_sections]
     for rows, task in sorted(jobs, key=lambda job: job[0]):
         entries = scores.setdefault(task.name, {}).setdefault(str(rows), {})
         for name, start in {**starts, RANDOM: first}.items():
-            entries[name] = benchmark.run_start(name, start, task, rows)
+            entries[name] = run_start(name, start, task, rows, settings, result)
             print(f"{task.name}, {rows} rows: {name} {statistics.mean(entries[name]['accuracy']):.4f}", flush=True)
-        entries[COUNTS] = benchmark.run_counts(task, rows)
-    return {"scores": scores, "runs": benchmark.runs.places()}
+        entries[COUNTS] = run_counts(task, rows, settings, result)
+    return {"scores": scores, "runs": runs.places()}
 
 
 def percent(shares: list[float]) -> list[float]:
     return [100 * share for share in shares]
 
 
-def scores_table(scores: dict) -> list[str]:
-    """Accuracy in percent, the mean over the seeds and half of its 95% interval: a line each number of rows."""
+def tables(scores: dict) -> tuple[list[str], list[str]]:
+    """Accuracy in percent with its 95% interval; and what the first start gains over each other, seed by seed."""
     names = list(next(iter(next(iter(scores.values())).values())))
-    lines = []
+    means, gains = [], []
     for task, by_rows in scores.items():
         for rows, entries in by_rows.items():
-            cells = [interval(percent(entries[name]["accuracy"]), 1) for name in names]
-            lines.append([TITLES[task], f"{int(rows):,}", *cells])
-    return markdown_table(["", "rows", *names], lines)
-
-
-def gains_table(scores: dict) -> list[str]:
-    """What the first start gains over each other, in percentage points, seed by seed."""
-    first, *others = next(iter(next(iter(scores.values())).values()))
-    lines = []
-    for task, by_rows in scores.items():
-        for rows, entries in by_rows.items():
-            own = percent(entries[first]["accuracy"])
-            cells = [difference(own, percent(entries[name]["accuracy"]), 1) for name in others]
-            lines.append([TITLES[task], f"{int(rows):,}", *cells])
-    return markdown_table([f"{first} over", "rows", *(name for name in others)], lines)
+            first, *others = found = [percent(entries[name]["accuracy"]) for name in names]
+            means.append([TITLES[task], f"{int(rows):,}", *(interval(each, 1) for each in found)])
+            gains.append([TITLES[task], f"{int(rows):,}", *(difference(first, each, 1) for each in others)])
+    heads = ["", "rows", *names], [f"{names[0]} over", "rows", *names[1:]]
+    return markdown_table(heads[0], means), markdown_table(heads[1], gains)
 
 
 def plot(scores: dict, file: Path) -> None:
@@ -376,6 +340,7 @@ def plot(scores: dict, file: Path) -> None:
 def page(stored: dict, folder: Path) -> list[str]:
     settings, scores = stored["settings"], stored["found"]["scores"]
     plot(scores, folder / "worth.png")
+    means, gains = tables(scores)
     return [
         "# An hour of pretraining saves labels where the order of words matters",
         "![Accuracy against labelled rows](worth.png)",
@@ -386,9 +351,9 @@ def page(stored: dict, folder: Path) -> list[str]:
         "the training rows, their order, the new head and the random weights; it is the same for all starts. "
         f"`{RANDOM}` is the same network untrained. `{COUNTS}` is a logistic regression without any network, on words "
         "and bigrams by TF-IDF, or on each word, its neighbours and its last letters.",
-        "\n".join(scores_table(scores)),
+        "\n".join(means),
         "Gains in points, seed by seed, with their 95% interval by Student's t:",
-        "\n".join(gains_table(scores)),
+        "\n".join(gains),
         how_made(stored["made"]),
         f"The single runs are of {stored['found']['runs']}.",
     ]

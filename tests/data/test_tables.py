@@ -87,6 +87,7 @@ def test_cells_are_what_the_recipe_asks_for():
     assert row.labels("split", ";") == ["a", "b"] and row.texts("tags") == ["a", "1"]
     for ask, message in (
         (lambda: row.number("nan"), "'nan' is 'nan'; it must be a number"),
+        (lambda: Row("a.csv", 3, {"n": "inf"}).number("n"), "'n' is 'inf'; it must be a number"),
         (lambda: row.number("tags"), "'tags' is .*; it must be a number"),
         (lambda: row.labels("n"), "'n' is '0.5'; it must be a list of labels"),
         (lambda: Row("a.csv", 3, {"l": ["a", "\u200b"]}).labels("l"), "'l' is .*; it must be a label"),

@@ -26,6 +26,7 @@ def settings(**changes) -> dict:
         {"max_steps": 11},
         {"gradient_accumulation_steps": 2},
         {"max_grad_norm": 0.5},
+        {"adam_beta2": 0.9},
     ],
     ids=lambda change: next(iter(change)),
 )
