@@ -6,9 +6,10 @@
 
 Sources are Parquet or JSON lines files, as paths or URLs of fsspec. Each part of the corpus becomes a Parquet file with
 the column `vector`, beside `id_column` if there is one. An interrupted run goes on; the vectors are the same, to the
-bit, for any number of workers with the same number of threads.
+bit, for any number of workers with the same number of threads, and for parts of any size.
 """
 
+import math
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -24,7 +25,9 @@ from neobert_hf.embeddings.corpus import CorpusSettings, embed_part
 class EmbedArguments(CorpusSettings):
     source: list[str] = field(metadata={"help": "Parquet or JSON lines files or patterns", "path": True})
     output_dir: str = field(metadata={"help": "folder or URL for the vectors"})
-    rows_per_part: int = field(default=8192, metadata={"help": "rows that a worker does at a time"})
+    rows_per_part: int = field(
+        default=8192, metadata={"help": "rows that a worker does at a time, in whole 32 batches"}
+    )
     workers: int = field(default=1, metadata={"help": "processes on this machine; with GPUs, one for each"})
     ray: str | None = field(default=None, metadata={"help": "auto, or the address of a Ray cluster"})
     gpus: bool = field(default=False, metadata={"help": "with ray: each worker has a GPU"})
@@ -33,7 +36,7 @@ class EmbedArguments(CorpusSettings):
 def main(args: list[str] | None = None) -> None:
     # 1. Settings, and a plan of parts
     (settings,) = parse_config(EmbedArguments, args=args)
-    plan = plan_parts(settings.source, settings.rows_per_part)
+    plan = plan_parts(settings.source, math.ceil(settings.rows_per_part / settings.sorted_rows) * settings.sorted_rows)
 
     # 2. Vectors of each part; what they depend on is stored with them
     own = CorpusSettings(**{name: getattr(settings, name) for name in CorpusSettings.__dataclass_fields__})

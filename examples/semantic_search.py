@@ -29,7 +29,7 @@ import neobert_hf  # noqa: F401  (registers the architecture)
 from neobert_hf.common.files import check_inputs, folder_lock
 from neobert_hf.common.script_errors import run_script
 from neobert_hf.common.settings import parse_config
-from neobert_hf.search.documents import SourceSettings, make_context, read_hashes, read_passages
+from neobert_hf.search.documents import Documents, SourceSettings
 from neobert_hf.search.encoder import EmbeddingSettings, PassageEncoder
 from neobert_hf.search.index import Hit, VectorIndex, VectorIndexError, open_index
 
@@ -85,14 +85,14 @@ def index_documents(args: list[str]) -> None:
     if shared.weaviate_url is None:
         check_inputs(shared.index, ["*"], {"model": embedding.model}, {"source": source.source}, "index")
     with shared.lock(), shared.open() as index:
-        # 1. Texts: the hash of each document shows below which of them changed
-        hashes, left_out = read_hashes(source)
+        # 1. Hashes of all texts show below which of them changed
+        documents = Documents(source)
 
         # 2. The model; if the index exists already, it must be the one that the index was made with
         encoder = PassageEncoder(embedding, shared.device, shared.trust_remote_code)
         if index.identity is None:
             if encoder.needs_context:
-                encoder.use_context(make_context(source, encoder, list(hashes)))
+                encoder.use_context(documents.context(encoder))
                 index.write_context(encoder.context)
             index.create(encoder.identity)
         encoder.join(shared.index, index)
@@ -100,21 +100,23 @@ def index_documents(args: list[str]) -> None:
             print(line, file=sys.stderr)
 
         # 3. Documents that are gone leave the index
-        stored = index.document_hashes(source.name_in_index)
-        gone = sorted(stored.keys() - hashes.keys())
+        index.commit()  # What an interrupted run has written.
+        gone = documents.compare(index.document_hashes(source.name_in_index))
         index.delete(source.name_in_index, gone)
 
         # 4. Passages of those that are new or changed, their vectors, and both into the index
-        changed, written = {document for document in hashes if stored.get(document) != hashes[document]}, 0
-        for passages in read_passages(source, encoder, changed):
+        written = 0
+        for passages, replaced in documents.passages(encoder):
             vectors = encoder.embed("document", [passage.text for passage in passages], source.batch_size)
-            index.write(passages, vectors, sorted({passage.document for passage in passages} & stored.keys()))
+            index.write(passages, vectors, replaced)
             written += len(passages)
+        index.commit()
         index.optimize()
         others = [name for name in index.sources() if name != source.name_in_index]
+    count, changed = len(documents.rows), int(documents.missing.sum())
     print(
-        f"{source.name_in_index} in {shared.index}: {len(changed):,} documents embedded ({written:,} passages), "
-        f"{len(hashes) - len(changed):,} unchanged, {len(gone):,} removed; {left_out:,} repeated or empty left out"
+        f"{source.name_in_index} in {shared.index}: {changed:,} documents embedded ({written:,} passages), "
+        f"{count - changed:,} unchanged, {len(gone):,} removed; {documents.total - count:,} repeated or empty left out"
     )
     if others:
         print(f"also in {shared.index}: {', '.join(others)}")
@@ -150,12 +152,14 @@ def answer_queries(args: list[str]) -> None:
 def remove_source(args: list[str]) -> None:
     shared, settings = parse_config(SharedSettings, RemoveSettings, args=args)
     with shared.lock(), shared.open() as index:
+        if index.identity is not None:
+            index.commit()  # What an interrupted run has written.
         names = [] if index.identity is None else index.sources()
         if settings.name not in names:
             raise VectorIndexError(
                 f"The index {shared.index} holds no source {settings.name!r}; it holds {', '.join(names) or 'none'}."
             )
-        documents = sorted(index.document_hashes(settings.name))
+        documents = [document for document, _ in index.document_hashes(settings.name)]
         index.delete(settings.name, documents)
         index.optimize()
     print(f"{settings.name} in {shared.index}: {len(documents):,} documents removed")

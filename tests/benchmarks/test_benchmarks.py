@@ -197,6 +197,18 @@ def test_speed_is_compared_with_that_of_bare_products(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.slow
+def test_what_large_corpora_cost(tmp_path):
+    import corpora
+
+    flags = "--documents 300 --memory_documents 200 400 --vectors 2000 --texts 8 --longest 20 --layers 1 --repeats 1"
+    corpora.main(f"{flags} --results {tmp_path} --runs {tmp_path}/runs.json".split())
+    found = json.loads((tmp_path / "corpora.json").read_text())["found"]
+    assert found["recall"]["versions"] <= 6 and found["memory"].keys() == {"preparing", "indexing"}
+    assert all(row["tokens"] > 8 for row in found["encode"].values())
+    assert "| RefinedWeb, 600 billion tokens, prepared | " in (tmp_path / "corpora.md").read_text()
+
+
 def test_throughput_goes_on_where_it_was(tmp_path, monkeypatch):
     import throughput
     from encoders import ENCODERS

@@ -4,7 +4,6 @@ import gzip
 import multiprocessing
 import os
 import signal
-import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -163,37 +162,3 @@ def test_a_process_that_dies_twice_is_tried_again_and_one_that_dies_always_is_na
     work = partial(upper_or_die, mark=str(tmp_path / "always"), times=99)
     with pytest.raises(RuntimeError, match="number=2"):
         do_parts(plan, work, str(tmp_path / "dies"), SETTINGS, workers=2)
-
-
-def slowly(part):
-    time.sleep(0.5)
-    return upper(part)
-
-
-@pytest.fixture
-def cluster():
-    """A Ray cluster of two nodes on this machine, with one CPU each."""
-    pytest.importorskip("ray", reason="pip install 'neobert_hf[scale]'")
-    from ray.cluster_utils import Cluster
-
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-    cluster.add_node(num_cpus=1)
-    yield cluster
-    cluster.shutdown()
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)  # A hang fails; starting four workers takes a minute or two.
-def test_ray_gives_the_same_rows_whatever_is_killed(corpus, tmp_path, cluster):
-    """A worker is killed twice, and a node once."""
-    plan = plan_parts(corpus, 10)
-    work = partial(upper_or_die, mark=str(tmp_path / "death"), times=2)
-    do_parts(plan, work, str(tmp_path / "out"), SETTINGS, ray=cluster.address)
-    assert texts_in(tmp_path / "out") == EXPECTED
-
-    node = cluster.add_node(num_cpus=1)
-    killer = threading.Timer(1.0, cluster.remove_node, (node, False))
-    killer.start()
-    do_parts(plan_parts(corpus, 5), slowly, str(tmp_path / "node"), SETTINGS, ray=cluster.address)
-    killer.join()
-    assert texts_in(tmp_path / "node") == EXPECTED

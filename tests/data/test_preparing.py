@@ -208,18 +208,6 @@ def test_two_workers_of_which_one_is_killed_write_the_same_bytes(corpus, tokeniz
     assert found == expected
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_ray_writes_the_same_bytes(corpus, tokenizers, tmp_path):
-    ray = pytest.importorskip("ray", reason="pip install 'neobert_hf[scale]'")
-    expected = content(prepare(corpus, tokenizers["bpe"], tmp_path / "whole", "--documents_per_shard", "80"))
-    flags = ("--documents_per_shard", "80", "--ray", "local")
-    try:
-        assert content(prepare(corpus, tokenizers["bpe"], tmp_path / "out", *flags)) == expected
-    finally:
-        ray.shutdown()
-
-
 def test_a_finished_folder_is_left_alone(corpus, tokenizers, tmp_path):
     output = prepare(corpus, tokenizers["bpe"], tmp_path / "out")
     times = {file: file.stat().st_mtime_ns for file in output.rglob("*")}

@@ -5,7 +5,6 @@ package uses the client rightly; it is no proof for a real server.
 """
 
 import json
-import struct
 import threading
 import uuid
 from concurrent.futures import ThreadPoolExecutor
@@ -42,13 +41,12 @@ class FakeWeaviateServer(weaviate_pb2_grpc.WeaviateServicer):
     Attributes:
         schema: collections as they were created.
         objects: by collection and id, properties and vector.
-        writes: ("insert" or "delete", passage numbers), in order.
         refuse: texts of objects that are refused.
     """
 
     def __init__(self, delete_limit: int = 3):
         self.delete_limit = delete_limit
-        self.schema, self.objects, self.writes, self.refuse = {}, {}, [], set()
+        self.schema, self.objects, self.refuse = {}, {}, set()
 
     def __enter__(self):
         server = self
@@ -56,6 +54,8 @@ class FakeWeaviateServer(weaviate_pb2_grpc.WeaviateServicer):
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self):
                 path = self.path.removeprefix("/v1/")
+                if path == ".well-known/ready":
+                    return self.answer({})
                 if path == "meta":
                     return self.answer({"version": "1.30.5", "hostname": server.url, "modules": {}})
                 found = server.schema.get(path.removeprefix("schema/"))
@@ -66,11 +66,18 @@ class FakeWeaviateServer(weaviate_pb2_grpc.WeaviateServicer):
                 # What a server fills in.
                 defaults = {"indexFilterable": True, "indexSearchable": True}
                 body["properties"] = [defaults | one for one in body["properties"]]
-                for vector in body["vectorConfig"].values():
-                    vector["vectorIndexConfig"] = dict.fromkeys(HNSW, 1) | vector["vectorIndexConfig"]
+                for one in body["properties"]:
+                    one["name"] = lower_first(one["name"])
+                # A collection of older code has one vector without a name, and its settings beside the others.
+                for vector in body["vectorConfig"].values() if "vectorConfig" in body else [body]:
+                    vector["vectorIndexConfig"] = dict.fromkeys(HNSW, 1) | vector.get("vectorIndexConfig", {})
                 server.schema[body["class"]] = body
                 server.objects[body["class"]] = {}
                 self.answer(body)
+
+            def do_DELETE(self):
+                del server.schema[self.path.removeprefix("/v1/schema/")]
+                self.answer({})
 
             def answer(self, body: dict, status: int = 200):
                 content = json.dumps(body).encode()
@@ -107,21 +114,20 @@ class FakeWeaviateServer(weaviate_pb2_grpc.WeaviateServicer):
     def BatchObjects(self, request, context):
         errors = []
         for index, one in enumerate(request.objects):
-            properties = dict(one.properties.non_ref_properties)
+            properties = {lower_first(name): value for name, value in one.properties.non_ref_properties.items()}
             if properties["text"] in self.refuse:
                 errors.append(batch_pb2.BatchObjectsReply.BatchError(index=index, error="no room"))
                 continue
-            vector = np.array(struct.unpack(f"<{len(one.vector_bytes) // 4}f", one.vector_bytes))
+            vector = as_vector(one.vectors[0].vector_bytes if one.vectors else one.vector_bytes)
             self.objects[one.collection][uuid.UUID(one.uuid)] = (properties, vector)
-        self.writes.append(("insert", [int(one.properties.non_ref_properties["number"]) for one in request.objects]))
         return batch_pb2.BatchObjectsReply(errors=errors)
 
     def BatchDelete(self, request, context):
         stored = self.objects[request.collection]
         matching = [key for key, (properties, _) in stored.items() if matches(request.filters, properties)]
         matching = matching[: self.delete_limit]
-        if matching:
-            self.writes.append(("delete", [int(stored.pop(key)[0]["number"]) for key in matching]))
+        for key in matching:
+            del stored[key]
         return batch_delete_pb2.BatchDeleteReply(matches=len(matching), successful=len(matching))
 
     def Search(self, request, context):
@@ -132,13 +138,13 @@ class FakeWeaviateServer(weaviate_pb2_grpc.WeaviateServicer):
         near = request.near_vector.vectors[0].vector_bytes if request.near_vector.vectors else None
         near = near or request.near_vector.vector_bytes
         if near:
-            query = np.array(struct.unpack(f"<{len(near) // 4}f", near))
-            found = sorted((1 - float(query @ vector), key) for key, (_, vector) in stored.items())
+            query = as_vector(near)
+            found = sorted((1 - cosine(query, vector), key) for key, (_, vector) in stored.items())
         if request.bm25_search.query:
             texts = [properties["text"] for properties, _ in stored.values()]
             scores = {key: bm25(request.bm25_search.query, number, texts) for number, key in enumerate(stored)}
             found = [(None, key) for key in sorted(scores, key=lambda key: -scores[key]) if scores[key] > 0]
-        names = request.properties.non_ref_properties
+        names = request.properties.non_ref_properties or self.property_names(request.collection)
         results = [
             search_get_pb2.SearchResult(
                 properties=search_get_pb2.PropertiesResult(
@@ -159,6 +165,22 @@ class FakeWeaviateServer(weaviate_pb2_grpc.WeaviateServicer):
             for distance, key in found[: request.limit]
         ]
         return search_get_pb2.SearchReply(results=results)
+
+    def property_names(self, collection: str) -> list[str]:
+        return [one["name"] for one in self.schema[collection]["properties"]]
+
+
+def lower_first(name: str) -> str:
+    """What the server makes of a property's name."""
+    return name[:1].lower() + name[1:]
+
+
+def as_vector(data: bytes) -> np.ndarray:
+    return np.frombuffer(data, "<f4").astype(np.float64)
+
+
+def cosine(one: np.ndarray, other: np.ndarray) -> float:
+    return float(one @ other / np.linalg.norm(one) / np.linalg.norm(other))
 
 
 def as_value(name: str, value) -> properties_pb2.Value:

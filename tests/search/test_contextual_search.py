@@ -11,7 +11,6 @@ from sentence_transformers import SentenceTransformer
 
 from neobert_hf.common.fingerprints import SettingsMismatch, fingerprint
 from neobert_hf.embeddings.contextual import build_contextual_encoder
-from neobert_hf.search.index import VectorIndex, VectorIndexError
 from neobert_hf.search.lancedb_index import LanceDBIndex
 from tests.helpers.examples import load_example
 from tests.helpers.search_encoder import save_search_encoder
@@ -100,8 +99,3 @@ def test_another_context_is_refused(index, query, texts, tmp_path):
 def test_a_small_source_fills_the_context(index, texts):
     embedded, stored = index(texts[:2])
     assert embedded == 2 and stored.read_context().shape == (SIZE, 32)
-
-
-def test_weaviate_keeps_no_context():
-    with pytest.raises(VectorIndexError, match="context"):
-        VectorIndex.write_context(None, torch.ones(SIZE, 32))

@@ -4,9 +4,9 @@ import json
 import re
 from pathlib import Path
 from pydoc_data.topics import topics
-from types import SimpleNamespace
 
 import numpy as np
+import pyarrow.feather
 import pytest
 import torch
 from datasets import Dataset
@@ -14,8 +14,6 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 
 from neobert_hf.common.fingerprints import SettingsMismatch
-from neobert_hf.search import documents
-from neobert_hf.search.documents import SourceSettings, read_passages
 from neobert_hf.search.index import VectorIndexError
 from neobert_hf.search.lancedb_index import LanceDBIndex
 from tests.helpers.examples import load_example
@@ -115,17 +113,6 @@ def test_hits_are_those_of_brute_force(index, query, corpus, texts, encoder, dim
         assert all(hit["number"] == 0 and hit["source"] == str(corpus) for hit in hits)
 
 
-def test_words_count_beside_the_cosine(index, query, corpus, texts, tmp_path, capsys):
-    index(corpus, "--id_column=id")
-    word = max(texts[5].split(), key=lambda word: (word.isalpha() and sum(word in text for text in texts) == 1, word))
-    (by_words,), (by_vectors,) = query(word, keyword_weight=3, top_k=60), query(word, top_k=60)
-    scores = {hit["document"]: hit["score"] for hit in by_vectors}
-    assert by_words[0]["text"] == texts[5]
-    # The best match by its words has 3 more.
-    assert abs(by_words[0]["score"] - scores[by_words[0]["document"]] - 3) < 1e-5
-    assert all(abs(hit["score"] - scores[hit["document"]]) < 1e-5 for hit in by_words[1:])
-
-
 def test_the_prompts_of_the_model_are_the_default(index, query, corpus, model, tmp_path):
     encoder = SentenceTransformer(str(model), prompts={"query": "question: ", "document": "text: "})
     encoder.save(str(tmp_path / "prompted"))
@@ -135,12 +122,6 @@ def test_the_prompts_of_the_model_are_the_default(index, query, corpus, model, t
     (hits,) = query("a list of numbers", top_k=1)
     vectors = unit(encoder.encode(["question: a list of numbers", f"text: {hits[0]['text']}"], prompt=""))
     assert abs(hits[0]["score"] - vectors[0] @ vectors[1]) < 1e-5
-
-
-def test_an_encoder_that_learned_no_embeddings_is_said_to_be_that(corpus, model, tmp_path, capsys):
-    for number, name in enumerate((str(model), save_search_encoder(tmp_path / "encoder"))):
-        semantic_search.main(["index", f"--index={tmp_path / str(number)}", f"--model={name}", f"--source={corpus}"])
-        assert ("not been trained for embeddings" in capsys.readouterr().err) is bool(number)
 
 
 def test_only_what_changed_is_embedded_again(index, query, corpus, texts, tmp_path):
@@ -157,16 +138,6 @@ def test_only_what_changed_is_embedded_again(index, query, corpus, texts, tmp_pa
     for document in rows.keys() - {"d3", "new"}:
         assert after[document, 0] == before[document, 0]
     assert query("something else", top_k=1)[0][0]["document"] == "d3"
-
-
-def test_a_document_that_got_shorter_leaves_no_passage_behind(index, corpus, texts, tmp_path):
-    long = " ".join(texts)
-    index(write_rows(corpus, {"a": long, "b": long}), "--id_column=id")
-    index(write_rows(corpus, {"a": texts[0], "b": long}), "--id_column=id")
-    numbers = {}
-    for document, number in stored(tmp_path / "index"):
-        numbers.setdefault(document, []).append(number)
-    assert numbers["a"] == [0] and sorted(numbers["b"]) == list(range(len(numbers["b"]))) and len(numbers["b"]) > 5
 
 
 def test_sources_do_not_touch_each_other(index, tmp_path, texts):
@@ -358,25 +329,29 @@ def test_the_command_line_with_weaviate(index, corpus, texts, tmp_path, monkeypa
             assert abs(one.pop("score") - two.pop("score")) < 1e-5 and one == two
 
 
-def test_an_index_is_no_document(index, texts, tmp_path):
-    """Its files would be read with the documents the next time, and every index of that folder be refused."""
-    documents = tmp_path / "documents"
-    documents.mkdir()
-    (documents / "a.md").write_text(texts[0])
-    for folder in (documents, documents / "index"):
-        with pytest.raises(ValueError, match="`source`"):
-            index(documents, index=folder)
-    assert [file.name for file in documents.iterdir()] == ["a.md"]
+def test_a_large_source_is_one_transaction_and_an_interruption_loses_one_portion(index, corpus, tmp_path, monkeypatch):
+    """LanceDB keeps a version, with a list of all files, of each transaction."""
+    write = LanceDBIndex.write
 
+    def killed(self, passages, vectors, replaced):
+        write(self, passages, vectors, replaced)
+        if len(list(self.waiting.iterdir())) == 7:
+            raise KeyboardInterrupt
 
-def test_ten_million_passages_are_a_hundred_writes(monkeypatch):
-    """LanceDB keeps a version and a file of each. Each document is in one write."""
-    monkeypatch.setattr(documents, "MOST_AT_ONCE", 262)
-    source = SourceSettings("unused", write_every=4)
-    rows = [(str(number), "hash", "text") for number in range(5_000)]
-    monkeypatch.setattr(SourceSettings, "read_documents", lambda source: iter(rows))
-    monkeypatch.setattr(SourceSettings, "name_in_index", "source")
-    encoder = SimpleNamespace(split=lambda text: ["a", "b"])
-    writes = list(read_passages(source, encoder, {document for document, *_ in rows}))
-    assert sum(map(len, writes)) == 10_000 and len(writes) < 100
-    assert len(writes[0]) == 4 and all(portion[0].number == 0 for portion in writes)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(LanceDBIndex, "write", killed)
+        index(corpus, "--id_column=id", write_every=4)
+    assert index(corpus, "--id_column=id", write_every=4)[:3] == [32, 32, 28]
+    interrupted = stored(tmp_path / "index")
+    index(corpus, "--id_column=id", write_every=4, index=tmp_path / "whole")
+    whole = LanceDBIndex(tmp_path / "whole").table
+    assert interrupted.keys() == stored(tmp_path / "whole").keys()
+    # The table, two indexes, the passages, and both indexes of them.
+    assert whole.version <= 6 and not (tmp_path / "whole" / "waiting").exists()
+    # An interruption between a transaction and the end leaves nothing twice.
+    again = LanceDBIndex(tmp_path / "whole")
+    rows = again.table.to_arrow().slice(0, 8)
+    again.waiting.mkdir()
+    pyarrow.feather.write_feather(rows, str(again.waiting / "000000.feather"))
+    again.commit()
+    assert stored(tmp_path / "whole").keys() == interrupted.keys()

@@ -328,6 +328,8 @@ class RayTasks:
         except ImportError as error:
             raise ImportError("`ray` needs the extra `scale`: pip install 'neobert_hf[scale]'.") from error
         self.ray = ray
+        # A connection that the caller has made stays, and so do its workers.
+        self.keeps = ray.is_initialized()
         ray.init(address=address, ignore_reinit_error=True, log_to_driver=False)
         resources = {"num_gpus": 1} if gpus else {"num_cpus": 1}
         # Ray would try a dead task again without telling; deaths are counted here.
@@ -354,7 +356,8 @@ class RayTasks:
             raise Died from error
 
     def close(self) -> None:
-        self.ray.shutdown()
+        if not self.keeps:
+            self.ray.shutdown()
 
 
 def _run(parts: list[Part], engine: Processes | RayTasks, progress: tqdm) -> None:

@@ -7,9 +7,10 @@ in `parts/`; see `neobert_hf.data.parts`.
 import json
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -282,8 +283,10 @@ def encode(texts: list[str], tokenizer: Tokenizer, max_length: int, split: bool)
     """
     tokenizer.no_padding()
     tokenizer.enable_truncation(max_length)
-    for start in range(0, len(texts), ENCODED_TOGETHER):
-        for encoding in tokenizer.encode_batch_fast(texts[start : start + ENCODED_TOGETHER]):
+    batches = (texts[start : start + ENCODED_TOGETHER] for start in range(0, len(texts), ENCODED_TOGETHER))
+    # While a batch is turned into arrays, the next one is tokenised.
+    with ThreadPoolExecutor(1) as ahead:
+        for encoding in chain.from_iterable(ahead.map(tokenizer.encode_batch_fast, batches)):
             windows = [encoding, *encoding.overflowing] if split else [encoding]
             # An array takes a tenth of the memory of a list of numbers.
             yield [np.array(window.ids, np.int32) for window in windows if len(window.ids) >= 4]

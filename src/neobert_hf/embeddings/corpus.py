@@ -14,6 +14,11 @@ from neobert_hf.data.parts import Part, read_part
 from neobert_hf.embeddings.inference import check_finite, load_embedding_model
 
 
+# Texts are sorted by length among those of so many batches. The sets begin at the same rows of a file whatever the size
+# of the parts, so that vectors are the same to the bit: a product of matrices rounds a row by the rows beside it.
+SORTED_BATCHES = 32
+
+
 @dataclass(kw_only=True)
 class CorpusSettings:
     """Settings of examples/embed.py that the vectors depend on."""
@@ -28,6 +33,11 @@ class CorpusSettings:
     store: Literal["float32", "float16", "int8"] = field(
         default="float32", metadata={"help": "of the stored vectors; int8 has a `scale` for each vector beside it"}
     )
+
+    @property
+    def sorted_rows(self) -> int:
+        """Rows of a set that is sorted by length. Parts are made of whole sets."""
+        return SORTED_BATCHES * self.batch_size
 
 
 @cache
@@ -53,7 +63,9 @@ def embed_part(part: Part, settings: CorpusSettings) -> tuple[pa.Table, dict[str
     model = _model(settings.model, settings.dtype, settings.max_length)
     encode = model.encode_document if settings.side == "document" else model.encode_query
     # Sentence Transformers sorts the texts of a call by length, so a batch has texts of about one length.
-    vectors = encode(texts, batch_size=settings.batch_size, show_progress_bar=False, convert_to_numpy=True)
+    sets = [texts[start : start + settings.sorted_rows] for start in range(0, len(texts), settings.sorted_rows)]
+    options = {"batch_size": settings.batch_size, "show_progress_bar": False, "convert_to_numpy": True}
+    vectors = np.concatenate([encode(some, **options) for some in sets])
     check_finite(vectors, texts)
     table = {settings.id_column: rows[settings.id_column]} if settings.id_column else {}
     if settings.store == "int8":

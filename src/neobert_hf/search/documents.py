@@ -2,23 +2,21 @@
 
 import hashlib
 import os
-import random
-from collections.abc import Iterator
+from array import array
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice
 
+import numpy as np
 import torch
+import xxhash
 from tqdm import tqdm
 
 from neobert_hf.data.tables import holds_documents, is_empty, local_files, read_rows
 from neobert_hf.embeddings.contextual import embed_context
 from neobert_hf.search.encoder import PassageEncoder
 from neobert_hf.search.passages import Passage
-
-
-# Passages that are written at once at most; their vectors must fit in memory. Ten million are about 80 writes: LanceDB
-# keeps a version and a file of each.
-MOST_AT_ONCE = 262_144
 
 
 @dataclass
@@ -45,8 +43,7 @@ class SourceSettings:
     subset: str | None = field(default=None, metadata={"help": "configuration of a Hub dataset that has several"})
     batch_size: int = field(default=32, metadata={"help": "passages embedded at once"})
     write_every: int = field(
-        default=4096,
-        metadata={"help": "passages between two writes, which an interruption can lose; later a tenth of the written"},
+        default=4096, metadata={"help": "passages between two writes, which an interruption can lose"}
     )
 
     @cached_property
@@ -75,54 +72,104 @@ class SourceSettings:
             yield document, text_hash, None if is_empty(text) else text
 
 
-def read_hashes(source: SourceSettings) -> tuple[dict[str, str], int]:
-    """The hash of each document by its id, and how many were left out: those without text, and repetitions.
+class Documents:
+    """Which documents of a source the index lacks, in some 30 bytes a document: corpora are larger than memory.
+
+    Documents are numbered as `read_documents` gives them, and compared by 64-bit hashes of their ids and texts.
+
+    Attributes:
+        total: how many the source has.
+        rows: the numbers of those that count (documents,): they have text, and their id occurs here first.
+        missing: whether each of the `total` documents has to be embedded, as far as `compare` knows.
+        replaced: whether it is stored with another text.
 
     Raises:
         ValueError: if an id belongs to two texts, or there is no text at all.
     """
-    hashes, total = {}, 0
-    for document, text_hash, text in tqdm(source.read_documents(), desc="reading", unit=" documents"):
-        total += 1
-        if text is not None and hashes.setdefault(document, text_hash) != text_hash:
+
+    def __init__(self, source: SourceSettings):
+        self.source = source
+        ids, texts = array("Q"), array("Q")
+        for document, text_hash, text in tqdm(source.read_documents(), desc="reading", unit=" documents"):
+            ids.append(_hash_of_id(document))
+            texts.append(_NO_TEXT if text is None else _number(text_hash))
+        ids, self.texts = np.array(ids, np.uint64), np.array(texts, np.uint64)
+        self.total = len(ids)
+        # The rows with text by their ids. The order is stable, so of equal ids the first row comes first.
+        rows = np.flatnonzero(self.texts != _NO_TEXT)
+        rows = rows[np.argsort(ids[rows], kind="stable")]
+        if not len(rows):
+            raise ValueError(f"The source has no text: all of its {self.total:,} documents are empty.")
+        repeats = np.append(False, ids[rows[1:]] == ids[rows[:-1]])
+        if len(other := np.flatnonzero(repeats & (self.texts[rows] != self.texts[np.roll(rows, 1)]))):
+            document, *_ = next(islice(source.read_documents(), int(rows[other[0]]), None))
             raise ValueError(f"The id {document!r} belongs to two texts: name an `id_column` without repeats.")
-    if not hashes:
-        raise ValueError(f"The source has no text: all of its {total:,} documents are empty.")
-    return hashes, total - len(hashes)
+        self.rows = rows[~repeats]
+        self.ids = ids[self.rows]
+        self.missing, self.replaced = np.zeros(self.total, bool), np.zeros(self.total, bool)
+        self.missing[self.rows] = True
+
+    def compare(self, stored: Iterable[tuple[str, str]]) -> list[str]:
+        """Tell what is stored already, from `VectorIndex.document_hashes`. Returns the ids that are gone, sorted."""
+        gone = []
+        for document, text_hash in stored:
+            own = _hash_of_id(document)
+            place = np.searchsorted(self.ids, own)
+            if place == len(self.ids) or self.ids[place] != own:
+                gone.append(document)
+            elif self.texts[self.rows[place]] == _number(text_hash):
+                self.missing[self.rows[place]] = False
+            else:
+                self.replaced[self.rows[place]] = True
+        return sorted(gone)
+
+    def passages(self, encoder: PassageEncoder) -> Iterator[tuple[list[Passage], list[str]]]:
+        """The passages of the documents that are missing, in portions, and which of these documents are replaced.
+
+        All passages of a document are in one portion.
+        """
+        portion, replaced, source = [], [], self.source
+        with tqdm(total=int(self.missing.sum()), desc="embedding", unit=" documents") as progress:
+            for number, (document, text_hash, text) in enumerate(source.read_documents() if progress.total else ()):
+                if not self.missing[number]:
+                    continue
+                parts = encoder.split(text)
+                portion += [
+                    Passage(source.name_in_index, document, place, len(parts), text_hash, part)
+                    for place, part in enumerate(parts)
+                ]
+                replaced += [document] if self.replaced[number] else []
+                if len(portion) >= source.write_every:
+                    yield portion, replaced
+                    portion, replaced = [], []
+                progress.update()
+        if portion:
+            yield portion, replaced
+
+    def context(self, encoder: PassageEncoder) -> torch.Tensor:
+        """The context of a contextual model: a passage of each document that is drawn, or more if there are few.
+
+        Documents that are added later are embedded with the same context, and so are queries: embeddings made with two
+        contexts cannot be compared.
+        """
+        size, generator = encoder.model[0].model.config.context_size, np.random.default_rng(0)
+        drawn = set(generator.choice(self.rows, min(size, len(self.rows)), replace=False).tolist())
+        documents = enumerate(self.source.read_documents())
+        passages = [encoder.split(text) for number, (*_, text) in documents if number in drawn]
+        chosen = [part for parts in passages for part in parts]
+        if len(passages) == size:
+            chosen = [parts[generator.integers(len(parts))] for parts in passages]
+        prompt = encoder.identity["document_prompt"]
+        return embed_context(encoder.model, chosen, seed=0, prompt=prompt, batch_size=self.source.batch_size)
 
 
-def read_passages(source: SourceSettings, encoder: PassageEncoder, documents: set[str]) -> Iterator[list[Passage]]:
-    """The passages of these documents, in the portions that are written at once; each document is in one of them."""
-    remaining, portion, written = set(documents), [], 0
-    with tqdm(total=len(documents), desc="embedding", unit=" documents") as progress:
-        for document, text_hash, text in source.read_documents() if documents else ():
-            if text is None or document not in remaining:
-                continue
-            remaining.remove(document)
-            parts = encoder.split(text)
-            portion += [
-                Passage(source.name_in_index, document, number, len(parts), text_hash, part)
-                for number, part in enumerate(parts)
-            ]
-            if len(portion) >= min(max(source.write_every, written // 10), MOST_AT_ONCE):
-                yield portion
-                written, portion = written + len(portion), []
-            progress.update()
-    if portion:
-        yield portion
+_NO_TEXT = 0
 
 
-def make_context(source: SourceSettings, encoder: PassageEncoder, documents: list[str]) -> torch.Tensor:
-    """The context of a contextual model: a passage of each document that is drawn, or more if there are few.
+def _hash_of_id(document: str) -> int:
+    return xxhash.xxh3_64_intdigest(document.encode("utf-8", "surrogatepass"))
 
-    Documents that are added later are embedded with the same context, and so are queries: embeddings made with two
-    contexts cannot be compared.
-    """
-    size, generator = encoder.model[0].model.config.context_size, random.Random(0)
-    drawn = set(generator.sample(sorted(documents), min(size, len(documents))))
-    passages = {document: encoder.split(text) for document, _, text in source.read_documents() if document in drawn}
-    chosen = [part for parts in passages.values() for part in parts]
-    if len(passages) == size:
-        chosen = [generator.choice(parts) for parts in passages.values()]
-    prompt = encoder.identity["document_prompt"]
-    return embed_context(encoder.model, chosen, seed=0, prompt=prompt, batch_size=source.batch_size)
+
+def _number(text_hash: str) -> int:
+    """The first 64 bits of a hash; of a document that is stored in part, which has an empty one, as of no text."""
+    return int(text_hash[:16] or "0", 16)

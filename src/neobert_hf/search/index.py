@@ -6,6 +6,7 @@ may write at a time.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -48,8 +49,8 @@ class VectorIndex(ABC):
     def create(self, identity: dict) -> None: ...
 
     @abstractmethod
-    def document_hashes(self, source: str) -> dict[str, str]:
-        """Hash of each document of a source, by id; empty if writing or deleting the document was interrupted."""
+    def document_hashes(self, source: str) -> Iterable[tuple[str, str]]:
+        """Id and hash of each document of a source; the hash is empty if writing or deleting it was interrupted."""
 
     @abstractmethod
     def sources(self) -> list[str]:
@@ -57,11 +58,16 @@ class VectorIndex(ABC):
 
     @abstractmethod
     def write(self, passages: list[Passage], vectors: np.ndarray, replaced: list[str]) -> None:
-        """Store documents of one source, each with all its passages; vectors (passages, dimension) have length 1.
+        """Write documents of one source, each with all its passages; vectors (passages, dimension) have length 1.
+
+        They are found after `commit`, and kept if the run is interrupted before.
 
         Args:
             replaced: those of the documents that are stored already, with other passages.
         """
+
+    def commit(self) -> None:  # noqa: B027  (not every database needs it)
+        """Make all that was written a part of the index, in few transactions."""
 
     @abstractmethod
     def delete(self, source: str, documents: list[str]) -> None: ...
@@ -104,8 +110,8 @@ class VectorIndex(ABC):
         """The stored context."""
         raise VectorIndexError("This database keeps no context.")
 
-    def optimize(self) -> None:  # noqa: B027  (not every database needs it)
-        """Tidy up after all writes of a run."""
+    def optimize(self) -> None:  # noqa: B027
+        """Let the search know the new passages."""
 
     def close(self) -> None:  # noqa: B027
         """Disconnect from the server."""

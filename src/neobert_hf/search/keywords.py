@@ -60,6 +60,7 @@ def hybrid_ndcg(
         index.create(encoder.identity)
         passages = [Passage("", str(number), 0, 1, "", text) for number, text in enumerate(documents)]
         index.write(passages, encoder.embed("document", documents), replaced=[])
+        index.commit()
         index.optimize()
         vectors = encoder.embed("query", queries)
 

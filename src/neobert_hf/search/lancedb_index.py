@@ -1,6 +1,8 @@
 """Passages and their vectors in LanceDB: one table in a folder, without a server."""
 
 import json
+import shutil
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 
@@ -8,8 +10,9 @@ import lancedb
 import numpy as np
 import pyarrow as pa
 import torch
-from lancedb.index import FTS, IvfPq
+from lancedb.index import FTS, BTree, IvfPq
 from lancedb.query import MatchQuery
+from pyarrow.feather import read_table, write_feather
 from safetensors.torch import load_file, save_file
 
 from neobert_hf.common.files import atomic_write, write_json
@@ -20,6 +23,8 @@ from neobert_hf.search.passages import Passage
 TABLE = "passages"
 IDENTITY_KEY = b"neobert_hf"  # A key of the table's metadata.
 FOUND = ["source", "document", "number", "text"]
+# Files of replaced documents that are merged at once, in memory: 131,072 passages as `write_every` is.
+MERGED_FILES = 32
 # A search compares the query with every passage. From this many on, it looks at the most promising ones only.
 EXACT_BELOW = 100_000
 # It looks into 50 parts of the index and compares 100 times as many vectors as it returns. With LanceDB's own values,
@@ -30,11 +35,16 @@ LEAST_RECALL = 0.95
 
 
 class LanceDBIndex(VectorIndex):
-    """A folder with one table, and what `recall.json` says about its approximate search, if it has one."""
+    """A folder with one table.
+
+    Beside it `waiting/` holds what was written since the last commit, and `recall.json` says how much of the nearest an
+    approximate search finds, if the table has one.
+    """
 
     def __init__(self, folder: Path):
         self.folder = folder
         self.context_file, self.recall_file = folder / "context.safetensors", folder / "recall.json"
+        self.waiting, self.new = folder / "waiting", []
         if folder.is_file():
             raise VectorIndexError(f"{folder} is a file; an index is a folder.")
         self.table = self.identity = None
@@ -55,29 +65,50 @@ class LanceDBIndex(VectorIndex):
         self.table = lancedb.connect(self.folder).create_table(TABLE, schema=schema, mode=mode)
         # For English: words are compared by their stems, and stop words are left out.
         self.table.create_index("text", config=FTS())
+        # Documents are replaced and removed by their ids.
+        self.table.create_index("document", config=BTree())
         self.identity = identity
 
-    def document_hashes(self, source: str) -> dict[str, str]:
+    def document_hashes(self, source: str) -> Iterator[tuple[str, str]]:
         # A document is written in one transaction, so its first passage stands for all of them.
         first = self.table.search().where(f"source = {_quote(source)} AND number = 0")
-        batches = first.select(["document", "hash"]).to_batches()
-        return {row["document"]: row["hash"] for batch in batches for row in batch.to_pylist()}
+        for batch in first.select(["document", "hash"]).to_batches():
+            yield from zip(batch["document"].to_pylist(), batch["hash"].to_pylist())
 
     def sources(self) -> list[str]:
         batches = self.table.search().where("number = 0").select(["source"]).to_batches()
         return sorted({source for batch in batches for source in batch["source"].unique().to_pylist()})
 
     def write(self, passages: list[Passage], vectors: np.ndarray, replaced: list[str]) -> None:
+        # Each transaction leaves a version with a list of all files. So passages wait in files, and memory holds one
+        # portion of them.
         columns = {field.name: [getattr(passage, field.name) for passage in passages] for field in fields(Passage)}
         columns["vector"] = list(vectors)
         rows = pa.table(columns, schema=self.table.schema.remove_metadata())
+        self.waiting.mkdir(exist_ok=True)
+        file = self.waiting / f"{len(list(self.waiting.iterdir())):06}.feather"
+        with atomic_write(file) as partial:
+            write_feather(rows, str(partial))
         if not replaced:
-            self.table.add(rows)
-            return
-        # One transaction, so that nobody finds the index without these documents.
+            self.new.append(file)
+
+    def commit(self) -> None:
+        if self.new:
+            batches = (batch for file in self.new for batch in read_table(file, memory_map=False).to_batches())
+            self.table.add(batches)
+        # Files of an interrupted run may have been added before it could delete them; to merge them again does nothing.
+        others = sorted(set(self.waiting.glob("*.feather")) - set(self.new))
+        for start in range(0, len(others), MERGED_FILES):
+            self._merge(pa.concat_tables(map(read_table, others[start : start + MERGED_FILES])))
+        self.new = []
+        shutil.rmtree(self.waiting, ignore_errors=True)
+
+    def _merge(self, rows: pa.Table) -> None:
+        """Put documents in the place of what is stored of them, in one transaction: nobody finds the index without."""
+        documents = rows["document"].unique().to_pylist()
         merge = self.table.merge_insert(["source", "document", "number"])
         merge = merge.when_matched_update_all().when_not_matched_insert_all()
-        merge.when_not_matched_by_source_delete(_condition(passages[0].source, replaced)).execute(rows)
+        merge.when_not_matched_by_source_delete(_condition(rows["source"][0].as_py(), documents)).execute(rows)
 
     def delete(self, source: str, documents: list[str]) -> None:
         for start in range(0, len(documents), 100_000):
@@ -106,7 +137,7 @@ class LanceDBIndex(VectorIndex):
         return load_file(self.context_file)["context"]
 
     def optimize(self) -> None:
-        # Lets the indexes know the new passages, and joins small files.
+        # It also joins small files.
         self.table.optimize()
         passages = self.table.count_rows()
         measured = json.loads(self.recall_file.read_text(encoding="utf-8")) if self.recall_file.exists() else None

@@ -6,6 +6,7 @@ Its search is approximate (HNSW). The code has only been run against a stand-in 
 import json
 import os
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from dataclasses import asdict
 from urllib.parse import urlsplit
 
@@ -56,19 +57,17 @@ class WeaviateIndex(VectorIndex):
         )
         self.identity = identity
 
-    def document_hashes(self, source: str) -> dict[str, str]:
+    def document_hashes(self, source: str) -> Iterator[tuple[str, str]]:
         # All objects are read, since a filtered query would stop at the server's limit of results.
         names = ["source", "document", "count", "hash"]
         versions = defaultdict(Counter)
         for row in self.collection.iterator(return_properties=names, cache_size=1000):
             if row.properties["source"] == source:
                 versions[row.properties["document"]][row.properties["hash"], row.properties["count"]] += 1
-        hashes = {}
         for document, passages in versions.items():
             # A document with missing passages, or with old ones beside new ones, counts as interrupted.
             (text_hash, count), stored = passages.most_common(1)[0]
-            hashes[document] = text_hash if len(passages) == 1 and stored == count else ""
-        return hashes
+            yield document, text_hash if len(passages) == 1 and stored == count else ""
 
     def sources(self) -> list[str]:
         rows = self.collection.iterator(return_properties=["source"], cache_size=1000)
