@@ -11,15 +11,15 @@ Keep a context together with what was embedded with it. Embeddings made with two
 
 import random
 from collections.abc import Iterable
-from inspect import signature
+from tempfile import TemporaryDirectory
 
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Transformer
 from transformers import AutoConfig
 
-from neobert_hf import NeoBERTConfig, NeoBERTContextualConfig, NeoBERTContextualModel
-from neobert_hf.common.tokenizers import tokens_read
+from neobert_hf import NeoBERTConfig, NeoBERTContextualConfig, NeoBERTContextualModel, NeoBERTModel
+from neobert_hf.common.tokenizers import load_tokenizer, tokens_read
 from neobert_hf.embeddings.inference import check_encoder, check_finite, is_contextual
 from neobert_hf.embeddings.prompts import prompt_of
 
@@ -61,21 +61,19 @@ def build_contextual_encoder(path: str, max_length: int, **context: float) -> Se
 def _from_encoder(path: str, config: NeoBERTConfig, **context: float) -> SentenceTransformer:
     inherited = {key: value for key, value in config.to_diff_dict().items() if key not in NOT_INHERITED}
     model = NeoBERTContextualModel(NeoBERTContextualConfig(**inherited | context))
-    transformer = Transformer(
-        path,
-        model_kwargs={"dtype": torch.float32},
-        modality_config=MODALITY_CONFIG,
-        module_output_name="sentence_embedding",
-        # The context is put before each text, so each text needs its own row. The encoder strips the padding by itself.
-        unpad_inputs=False,
-    )
-    check_encoder(transformer, path)
-    encoder = transformer.model.state_dict()
+    encoder = NeoBERTModel.from_pretrained(path, dtype=torch.float32).state_dict()
     model.first_stage.load_state_dict(encoder)
     model.second_stage.load_state_dict(encoder)
-    transformer.model = model
-    # Sentence Transformers can build this module from a folder only, and keeps the inputs of the model found there.
-    transformer._declared_forward_params = set(signature(model.forward).parameters)
+    with TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        load_tokenizer(path, config.vocab_size).save_pretrained(folder)
+        transformer = Transformer(
+            folder,
+            modality_config=MODALITY_CONFIG,
+            module_output_name="sentence_embedding",
+            # The context is put before each text, so each text needs its own row. The model strips the padding itself.
+            unpad_inputs=False,
+        )
     sentences = SentenceTransformer(modules=[transformer], similarity_fn_name="cosine")
     # Let `encode` pass a context on to the module. This is saved in modules.json.
     sentences.module_kwargs = {name: ["dataset_embeddings"] for name, _ in sentences.named_children()}
