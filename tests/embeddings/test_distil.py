@@ -94,8 +94,7 @@ def test_each_step_is_measured_once(distilled):
     assert steps == list(range(steps[-1] + 1))
 
 
-@pytest.mark.parametrize("name", ["normalised", "free"])
-def test_an_interrupted_run_ends_with_the_same_bits(distilled, teachers, tmp_path, monkeypatch, corpus, name):
+def test_an_interrupted_run_ends_with_the_same_bits(distilled, teachers, tmp_path, monkeypatch, corpus):
     """The student of `free` has a head that is not in the saved model. What the teacher has read stays."""
     forward, seen = student.Student.forward, []
 
@@ -105,17 +104,18 @@ def test_an_interrupted_run_ends_with_the_same_bits(distilled, teachers, tmp_pat
             os.kill(os.getpid(), signal.SIGINT)
         return forward(self, **inputs)
 
+    settings = {"teacher": teachers["free"], "passages": 120}
     with monkeypatch.context() as patch, pytest.raises(SystemExit):
         patch.setattr(student.Student, "forward", interrupted)
-        distilled(teacher=teachers[name])
+        distilled(**settings)
     assert len(seen) == 7
     read = {file: file.stat().st_mtime_ns for file in (tmp_path / "run" / "teacher").rglob("*.safetensors")}
     for setting, change in (("num_train_epochs", 3), ("learning_rate", 1e-3), ("texts", corpus / "validation.jsonl")):
         with pytest.raises(SettingsMismatch, match=setting):
-            distilled(**{"teacher": teachers[name], setting: change})
-    distilled(teacher=teachers[name])
+            distilled(**settings | {setting: change})
+    distilled(**settings)
     assert {file: file.stat().st_mtime_ns for file in read} == read
-    assert_same_weights(distilled(tmp_path / "whole", teacher=teachers[name]), tmp_path / "run")
+    assert_same_weights(distilled(tmp_path / "whole", **settings), tmp_path / "run")
 
 
 def test_a_student_without_layers_is_a_table(distilled, teachers):
@@ -125,17 +125,21 @@ def test_a_student_without_layers_is_a_table(distilled, teachers):
     assert len(student.tokenizer) == len(AutoTokenizer.from_pretrained(teachers["bert"]))
 
 
-def test_mistakes_are_refused_before_the_teacher_reads(distilled, teachers, tmp_path):
+MISTAKES = [
+    ({"teacher": "bert"}, "teacher"),
+    ({"teacher": "none"}, "none"),
+    ({"texts": "empty.jsonl"}, "empty.jsonl"),
+    ({"texts": "short.jsonl"}, "short.jsonl"),
+    ({"column": "body"}, "'body'"),
+    ({"output": "normalised"}, "output_dir"),
+]
+
+
+@pytest.mark.parametrize("change, named", MISTAKES)
+def test_mistakes_are_refused_before_the_teacher_reads(distilled, teachers, tmp_path, change, named):
     (tmp_path / "empty.jsonl").write_text("")
     (tmp_path / "short.jsonl").write_text('{"text": "One sentence."}\n')
-    for change, named in (
-        ({"teacher": teachers["bert"]}, "teacher"),
-        ({"teacher": tmp_path / "none"}, "none"),
-        ({"texts": tmp_path / "empty.jsonl"}, "empty.jsonl"),
-        ({"texts": tmp_path / "short.jsonl"}, "short.jsonl"),
-        ({"column": "body"}, "'body'"),
-        ({"output": teachers["normalised"]}, "output_dir"),
-    ):
-        with pytest.raises((ValueError, OSError), match=named):
-            distilled(**change)
+    places = teachers | {name: tmp_path / name for name in ("none", "empty.jsonl", "short.jsonl")}
+    with pytest.raises((ValueError, OSError), match=named):
+        distilled(**{name: places.get(value, value) for name, value in change.items()})
     assert not list(tmp_path.rglob("*.safetensors"))

@@ -99,7 +99,7 @@ def test_other_documents_are_noticed(flags, material, whole, tmp_path):
 
 BAD_SETTINGS = [
     ({"training": "none.yaml"}, "none.yaml"),
-    ({"documents": "nowhere"}, "nowhere"),
+    ({"documents": "./nowhere"}, "nowhere"),
     ({"model": "runs/small/model"}, "`model`.*runs/small/model"),
 ]
 

@@ -81,7 +81,7 @@ def _from_encoder(path: str, config: NeoBERTConfig, **context: float) -> Sentenc
 
 
 def embed_context(
-    model: SentenceTransformer, texts: Iterable[str], seed: int, prompt: str | None = None, **options
+    model: SentenceTransformer, texts: Iterable[str], seed: int, prompt: str | None = None, batch_size: int = 32
 ) -> torch.Tensor:
     """The context of a corpus: embeddings of the first stage, at full width, float32 and not normalised.
 
@@ -89,7 +89,7 @@ def embed_context(
         texts: the corpus, or its training split. As many distinct texts as a context holds are drawn.
         seed: of the draw.
         prompt: is put before each text; the model's own prompt for documents if None.
-        options: further arguments of `encode`, such as `batch_size`.
+        batch_size: texts computed at a time.
 
     Returns:
         (context_size, hidden_size) on the CPU. Keep it with whatever is embedded with it.
@@ -102,9 +102,9 @@ def embed_context(
         raise ValueError("The model takes no context: `embed_context` needs a contextual embedding model.")
     drawn = draw_context(texts, model[0].model.config.context_size, seed)
     prompt = prompt_of(model, "document") if prompt is None else prompt
-    fixed = {"normalize_embeddings": False, "precision": "float32", "convert_to_tensor": True}
+    # Also of a model that cuts its embeddings.
     with model.truncate_embeddings(None):
-        context = model.encode(drawn, prompt=prompt, **options | fixed).float().cpu()
+        context = model.encode(drawn, prompt=prompt, batch_size=batch_size, convert_to_tensor=True).float().cpu()
     check_finite(context.numpy(), drawn)
     return context.clone()
 
