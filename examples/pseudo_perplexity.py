@@ -20,24 +20,23 @@ import neobert_hf  # noqa: F401  (registers the architecture)
 from neobert_hf.common.files import output_folder
 from neobert_hf.common.script_errors import run_script
 from neobert_hf.common.settings import parse_config
-from neobert_hf.evaluation.pseudo_perplexity.recipe import PseudoPerplexityArguments, plan_jobs, score_all
-from neobert_hf.evaluation.pseudo_perplexity.report import write_report
+from neobert_hf.evaluation.pseudo_perplexity import PseudoPerplexityArguments, check_models, score_models, write_report
 
 
 def main(args: list[str] | None = None) -> None:
-    # 1. Settings, documents and models, all of which are checked before anything is scored
+    # 1. Settings and models, which are checked before anything is scored
     (settings,) = parse_config(PseudoPerplexityArguments, args=args)
     writes = (*settings.paths, "scores.parquet", "pseudo_perplexity.md", "pseudo_perplexity.png")
     inputs, sources = {"models": settings.paths.values()}, {"source": settings.source}
     with output_folder(settings.output_dir, "pseudo_perplexity.py", writes, inputs, sources):
-        jobs = plan_jobs(settings)
+        check_models(settings)
 
         # 2. Losses, continuing where an earlier run ended
-        score_all(jobs, settings)
+        scores = score_models(settings)
 
         # 3. Scores, table and plot
         output = Path(settings.output_dir)
-        print(write_report(output, jobs))
+        print(write_report(output, scores))
         print(f"{output}: scores.parquet, pseudo_perplexity.md, pseudo_perplexity.png")
 
 

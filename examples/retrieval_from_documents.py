@@ -156,7 +156,7 @@ def describe_pairs(output: Path) -> None:
 
 def evaluate(settings: RetrievalArguments, model: str, name: str, max_length: int) -> None:
     output = Path(settings.output_dir)
-    flags = ["--mteb", "false", "--local_tasks", str(output / "tasks.yaml"), "--output_dir", str(output / "evaluation")]
+    flags = ["--local_tasks", str(output / "tasks.yaml"), "--output_dir", str(output / "evaluation")]
     flags += ["--model", model, "--name", name, "--max_length", str(max_length)]
     run_mteb.main([*flags, "--trust_remote_code", str(settings.trust_remote_code)])
 

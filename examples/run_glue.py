@@ -2,13 +2,13 @@
 
     python examples/run_glue.py --config configs/glue/paper.yaml --model chandar-lab/NeoBERT --task all
     accelerate launch --config_file configs/accelerate/ddp.yaml examples/run_glue.py \\
-        --config configs/glue/paper.yaml --model chandar-lab/NeoBERT --task all --grid true --shard 3/8
+        --config configs/glue/paper.yaml --model chandar-lab/NeoBERT --task all --grid true
 
 Without `--grid` each task gets the hyperparameters of Table 6. RTE, STS-B, MRPC and QNLI start from the best MNLI
-model. Each process of `accelerate launch` takes runs of its own, on its own GPU. With `--shard`, several machines each
-do a part of the runs and write to the same folder. After an interruption, run the same command again: finished runs are
-not repeated, and an interrupted run resumes, on a CPU bit for bit. `output_dir` gets a folder for each model, with a
-JSON file for each run and the best model of each task, and a report on all models: `report.md`, `report.json`.
+model. Each process of `accelerate launch`, on one machine or several, takes runs of its own, on its own GPU, and all
+write to the same folder. After an interruption, run the same command again: finished runs are not repeated, and an
+interrupted run resumes, on a CPU bit for bit. `output_dir` gets a folder for each model, with a JSON file for each run
+and the best model of each task, and a report on all models: `report.md`, `report.json`.
 """
 
 from pathlib import Path
@@ -17,9 +17,14 @@ import neobert_hf  # noqa: F401  (registers the architecture)
 from neobert_hf.common.files import check_inputs, mark_folder
 from neobert_hf.common.script_errors import run_script
 from neobert_hf.common.settings import parse_config
-from neobert_hf.evaluation.glue.recipe import GlueEvaluation
+from neobert_hf.evaluation.glue.recipe import (
+    GlueArguments,
+    GlueEvaluation,
+    GlueSettings,
+    plan_runs,
+    separate_processes,
+)
 from neobert_hf.evaluation.glue.report import read_published, write_report
-from neobert_hf.evaluation.glue.runs import GlueArguments, GlueSettings, own_share, plan_runs, separate_processes
 from neobert_hf.evaluation.glue.tasks import choose_tasks
 from neobert_hf.evaluation.results import name_of_model
 
@@ -28,7 +33,6 @@ def main(args: list[str] | None = None) -> None:
     # 1. Settings, all runs, and this process's share of them
     process, processes = separate_processes()
     settings, arguments = parse_config(GlueSettings, GlueArguments, args=args)
-    share, shares = own_share(settings.shard, process, processes)
     tasks = choose_tasks(settings.task_config, settings.task)
     runs = plan_runs(settings, arguments, tasks)
     published = read_published(settings.published) if settings.published else None
@@ -45,11 +49,11 @@ def main(args: list[str] | None = None) -> None:
     mark_folder(output, "run_glue.py", reports)
 
     # 3. Fine-tuning, run by run
-    print(f"{name}: {len(runs)} runs on {len(tasks)} tasks; share {share + 1} of {shares}", flush=True)
-    for run in runs[share::shares]:
+    print(f"{name}: {len(runs)} runs on {len(tasks)} tasks; process {process + 1} of {processes}", flush=True)
+    for run in runs[process::processes]:
         evaluation.complete(run)
 
-    # 4. Report on all models in the folder, with the runs that other shards have finished so far
+    # 4. Report on all models in the folder, with the runs that other processes have finished so far
     print(write_report(output, published), flush=True)
 
 

@@ -24,15 +24,14 @@ from neobert_hf.common.settings import parse_config
 from neobert_hf.embeddings.inference import embedding_fingerprint, load_embedding_model
 from neobert_hf.evaluation.mteb.encoder import InstructionEncoder
 from neobert_hf.evaluation.mteb.recipe import (
+    Evaluation,
     MTEBSettings,
     benchmark_types,
     build_prompts,
-    choose_dtype,
-    choose_template,
+    choose_separator,
     collect_tasks,
 )
 from neobert_hf.evaluation.mteb.report import read_published, write_report
-from neobert_hf.evaluation.mteb.results import Results, evaluate
 from neobert_hf.evaluation.results import name_of_model
 
 
@@ -49,32 +48,28 @@ def main(args: list[str] | None = None) -> None:
     check_inputs(output, (name, *reports), inputs)
 
     # 2. The model. Its name is for the report only; results are matched to a model by its fingerprint
-    device = torch.device(settings.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    dtype = choose_dtype(settings.dtype, device)
     model = load_embedding_model(
         settings.model,
-        dtype,
+        getattr(torch, settings.dtype),
         settings.max_length,
-        device=str(device),
+        device=settings.device,
         truncate_dim=settings.truncate_dim,
         trust_remote_code=settings.trust_remote_code,
     )
-    prompts = build_prompts(instructions, tasks, choose_template(settings, model))
+    prompts = build_prompts(instructions, tasks, choose_separator(settings.separator, model))
     encoder = InstructionEncoder(model, name, prompts, tasks)
     depends_on = {
         "model": embedding_fingerprint(model),
-        "dtype": str(dtype).removeprefix("torch."),
+        "dtype": settings.dtype,
         "max_length": model.max_seq_length,
         "truncate_dim": settings.truncate_dim,
     }
-    print(f"{name}: {depends_on}, on {device}; {len(tasks)} tasks", flush=True)
-    if note := encoder.note([task.metadata for task in tasks]):
-        print(note, flush=True)
+    print(f"{name}: {depends_on}, on {model.device}; {len(tasks)} tasks", flush=True)
 
     # 3. Evaluation, task by task
     # Several processes may write the folder; each locks its task. Results say themselves whose they are.
     mark_folder(output, "run_mteb.py", reports)
-    failed = evaluate(Results(output / name, depends_on, encoder), tasks, settings.batch_size)
+    failed = Evaluation(output / name, encoder, depends_on, settings.batch_size).evaluate(tasks)
 
     # 4. Report on all models in the folder
     if len(failed) < len(tasks):

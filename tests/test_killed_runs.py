@@ -111,7 +111,7 @@ def make_commands(folder: Path) -> dict[str, Command]:
     glue = glue_runs.SMALL | {"model": folder / "glue_encoder", "data_dir": folder / "glue", "task": "sst2"}
     ppl = {"models": f"m={encoder}", "source": text, "sample": 8, "max_documents": 60, "batch_tokens": 64}
     index = {"model": encoder, "source": text, "id_column": "id", "write_every": 4, "device": "cpu"}
-    mteb = {"model": helper, "name": "m", "local_tasks": folder / "tasks.yaml", "mteb": False}
+    mteb = {"model": helper, "name": "m", "local_tasks": folder / "tasks.yaml"}
     retrieval = {"documents": folder / "documents", "model": encoder, "training": folder / "training.yaml"}
     retrieval |= {"held_out": 0.2, "negatives": 2}
     distil = {"teacher": helper, "texts": text, "passages": 60, "hidden_size": 12, "num_attention_heads": 2}

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 from neobert_hf.embeddings.arguments import EmbeddingArguments, RecipeArguments
 from neobert_hf.embeddings.prompts import as_prompt, prompt_of, separator_of, separator_text
 from neobert_hf.embeddings.recipe import read_data, retrieval_evaluator
-from neobert_hf.evaluation.mteb.recipe import MTEBSettings, choose_template
+from neobert_hf.evaluation.mteb.recipe import choose_separator
 from tests.embeddings.conftest import describe
 from tests.helpers.embedding_runs import KINDS, load, run
 
@@ -190,7 +190,7 @@ def test_search_mteb_and_sentence_transformers_ask_in_the_same_way(instructed):
     search = PassageEncoder(EmbeddingSettings(path), "cpu")
     assert (search.identity["query_prompt"], search.identity["document_prompt"]) == (QUERY, DOCUMENT)
     # Instructions of another kind get the separator that the model was trained with.
-    assert choose_template(MTEBSettings(path, "unused"), model) == "{instruction}[SEP] [CLS]"
+    assert choose_separator(None, model) == "[SEP] [CLS]"
 
 
 def test_late_interaction_reads_hard_negatives_as_documents(settings, edit, monkeypatch):

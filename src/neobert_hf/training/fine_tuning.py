@@ -1,6 +1,6 @@
 """Fine-tuning as in the paper (appendix C), for every kind of head: the model, the arguments, the trainer.
 
-The model is any encoder of Transformers with a new head, from one checkpoint or the average of several.
+The model is any encoder of Transformers with a new head.
 """
 
 from dataclasses import dataclass, field, replace
@@ -16,7 +16,6 @@ from neobert_hf.common.paths import check_model_exists
 from neobert_hf.common.tokenizers import load_tokenizer
 from neobert_hf.training.adapters import LoraArguments, add_adapters, describe_adapters, load_adapters, merge_adapters
 from neobert_hf.training.arguments import BF16, fix, follow_hardware
-from neobert_hf.training.run_checkpoints import CheckpointError, complete_checkpoints
 from neobert_hf.training.trainer import EarlyStopping, ResumableTrainer
 
 
@@ -61,14 +60,12 @@ class StartingPoint:
 
     Args:
         model: path or Hub id of the configuration, the tokenizer and, without `backbone`, the weights.
-        name: the model's name in result files.
-        backbone: checkpoints to take the backbone's weights from instead; several are averaged.
+        backbone: folder of a model with another head, whose backbone is taken instead.
         trust_remote_code: run code from the model's repository.
     """
 
     model: str
-    name: str = ""
-    backbone: list[Path] = field(default_factory=list)
+    backbone: Path | None = None
     trust_remote_code: bool = False
 
     def __post_init__(self):
@@ -76,18 +73,7 @@ class StartingPoint:
 
     def fingerprint(self) -> str:
         """A text that identifies these weights, since others may have the same name."""
-        return " + ".join(map(model_fingerprint, self.backbone or [self.model]))
-
-
-def newest_checkpoints(run: str, number: int) -> list[Path]:
-    """The newest complete checkpoints of a pretraining run, oldest first."""
-    checkpoints = complete_checkpoints(Path(run))
-    if not 1 <= number <= len(checkpoints):
-        raise CheckpointError(
-            f"{run} holds {len(checkpoints)} complete checkpoints, but `average_checkpoints` is {number}. Give the "
-            "folder of a pretraining run as `model`; `save_total_limit` sets how many a run keeps."
-        )
-    return checkpoints[-number:]
+        return model_fingerprint(self.model)
 
 
 def task_config(
@@ -120,10 +106,11 @@ def build_model(start: StartingPoint, auto_class: Any, config: PreTrainedConfig)
     """
     # Some checkpoints (DeBERTa-v3) are 16-bit, a precision in which AdamW's small steps are rounded away.
     options = {"config": config, "dtype": torch.float32, "trust_remote_code": start.trust_remote_code}
-    if not start.backbone:
+    if start.backbone is None:
         return auto_class.from_pretrained(start.model, **options)
     model = auto_class.from_config(**options)
-    load_backbone(model, start.backbone)
+    trained = type(model).from_pretrained(start.backbone, dtype=torch.float32)
+    model.base_model.load_state_dict(trained.base_model.state_dict())
     return model
 
 
@@ -131,26 +118,6 @@ def tokenizer_of(start: StartingPoint) -> PreTrainedTokenizerBase:
     options = {"trust_remote_code": start.trust_remote_code}
     config = AutoConfig.from_pretrained(start.model, **options)
     return load_tokenizer(start.model, getattr(config, "vocab_size", None), **options)
-
-
-def load_backbone(classifier: PreTrainedModel, checkpoints: list[Path]) -> None:
-    """Load the backbone's weights from a checkpoint, or the mean of several, in float32; the head stays as it is.
-
-    Raises:
-        ValueError: if a checkpoint lacks weights of the backbone.
-    """
-    prefix, means = f"{classifier.base_model_prefix}.", {}
-    for checkpoint in checkpoints:
-        # With the class of the classifier, since its names are known to fit. The head of this copy is not used.
-        options = {"config": classifier.config, "dtype": torch.float32, "ignore_mismatched_sizes": True}
-        loaded, report = type(classifier).from_pretrained(checkpoint, output_loading_info=True, **options)
-        # Masked language models have no pooler. It is new then, like the head.
-        found = [*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])]
-        if wrong := sorted(name for name in found if name.startswith(prefix) and ".pooler." not in name):
-            raise ValueError(f"{checkpoint} is of another backbone: it has no {wrong[0]} of this shape.")
-        for name, tensor in loaded.base_model.state_dict().items():
-            means[name] = means.get(name, 0) + tensor / len(checkpoints)
-    classifier.base_model.load_state_dict(means)
 
 
 @dataclass

@@ -1,13 +1,18 @@
-"""The GLUE recipe: one run from its start to its result file, and what the runs of a model share.
+"""The GLUE recipe (paper, section 5.1 and appendix C): its settings, its runs, and each run from start to result file.
 
-Several processes and machines may write the folder of a model. A task that starts from the best model of another task
-waits until all runs of that one have a result.
+A run is one training on one task with one seed and one set of hyperparameters. The folder of a model has the result of
+each run in `<task>/<run>.json`, written whole when the run is finished, and the model of the best run of each task. A
+run with a result is never repeated. Several processes may write the folder; each knows its runs from its number alone.
+A task that starts from the best model of another task waits until all runs of that one have a result.
 """
 
+import json
+import os
 import shutil
 import time
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -23,16 +28,17 @@ from transformers import (
 
 from neobert_hf.common.files import folder_lock, write_json
 from neobert_hf.common.fingerprints import check_same_settings, depends_on, fingerprint
+from neobert_hf.common.settings import read_yaml
 from neobert_hf.common.tokenizers import length_to_cut_at
-from neobert_hf.evaluation.glue.runs import GlueArguments, GlueSettings, Run, best_first, read_results
-from neobert_hf.evaluation.glue.tasks import GlueTask, load_task, report_repeated_rows
+from neobert_hf.data.entries import read_entry
+from neobert_hf.evaluation.glue.tasks import GlueTask, load_task
 from neobert_hf.evaluation.results import ADVICE
 from neobert_hf.training.arguments import result_settings
 from neobert_hf.training.fine_tuning import (
+    FineTuningArguments,
     FineTuningTrainer,
     StartingPoint,
     build_model,
-    newest_checkpoints,
     task_config,
     tokenizer_of,
 )
@@ -47,6 +53,166 @@ from neobert_hf.training.run_checkpoints import (
 
 # Training arguments that belong to a single run, or follow from its batch size.
 RUN_ARGUMENTS = {"per_device_train_batch_size", "learning_rate", "weight_decay", "seed", "max_steps"}
+
+
+@dataclass
+class GlueSettings:
+    """Which model is trained, on which tasks, with which hyperparameters."""
+
+    model: str = field(metadata={"help": "an encoder: path or Hub id", "path": "or Hub id"})
+    task: list[str] = field(metadata={"help": "names from `task_config`, or `all`"})
+    task_config: str = field(metadata={"help": "YAML file of tasks", "path": True})
+    name: str | None = field(
+        default=None, metadata={"help": "name of the model in the report; the last part of `model` if unset"}
+    )
+    data_dir: str | None = field(
+        default=None,
+        metadata={"help": "folder with the tasks as Parquet, JSON lines or CSV, instead of the Hub", "path": True},
+    )
+    max_length: int = field(default=1024, metadata={"help": "tokens; the longer text of a pair is cut first"})
+    classifier_dropout: float = field(default=0.1, metadata={"help": "dropout before the classifier"})
+    transfer: bool = field(
+        default=True, metadata={"help": "start a task from the best model of another task, as `task_config` says"}
+    )
+    hyperparameters: str | None = field(
+        default=None, metadata={"help": "YAML file with the hyperparameters of each task", "path": True}
+    )
+    seeds: list[int] = field(default_factory=lambda: [0], metadata={"help": "one run for each seed"})
+    grid: bool = field(default=False, metadata={"help": "search the three lists instead of using `hyperparameters`"})
+    batch_sizes: list[int] = field(default_factory=list, metadata={"help": "batch sizes of the grid"})
+    learning_rates: list[float] = field(default_factory=list, metadata={"help": "learning rates of the grid"})
+    weight_decays: list[float] = field(default_factory=list, metadata={"help": "weight decays of the grid"})
+    published: str | None = field(default=None, metadata={"help": "YAML file of rows for the report", "path": True})
+    trust_remote_code: bool = field(default=False, metadata={"help": "run code from the model's repository"})
+
+
+@dataclass
+class GlueArguments(FineTuningArguments):
+    """Batch size, learning rate and weight decay come from `hyperparameters` or the grid, unless given here."""
+
+    per_device_train_batch_size: int | None = field(default=None, metadata={"help": "instead of the task's value"})
+    learning_rate: float | None = field(default=None, metadata={"help": "peak; instead of the task's value"})
+    weight_decay: float | None = field(default=None, metadata={"help": "instead of the task's value"})
+
+
+# The runs.
+
+
+@dataclass(frozen=True)
+class Hyperparameters:
+    """The hyperparameters that the paper searches (Table 6)."""
+
+    batch_size: int
+    learning_rate: float
+    weight_decay: float
+
+    def __str__(self) -> str:
+        return f"bs{self.batch_size}_lr{self.learning_rate:g}_wd{self.weight_decay:g}"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training on one task."""
+
+    task: str
+    hyperparameters: Hyperparameters
+    seed: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.task}/{self.hyperparameters}_seed{self.seed}"
+
+    def arguments(self, shared: GlueArguments, folder: Path, rows: int) -> GlueArguments:
+        """The Trainer's arguments of this run with `rows` training rows: steps, evaluations, checkpoints."""
+        arguments = replace(
+            shared,
+            output_dir=str(folder),
+            per_device_train_batch_size=self.hyperparameters.batch_size,
+            learning_rate=self.hyperparameters.learning_rate,
+            weight_decay=self.hyperparameters.weight_decay,
+            seed=self.seed,
+        )
+        return arguments.planned(rows)
+
+
+def plan_runs(settings: GlueSettings, arguments: GlueArguments, tasks: dict[str, GlueTask]) -> list[Run]:
+    """All runs of all processes, in order; small batches first, since they are the slowest.
+
+    Raises:
+        ValueError: if hyperparameters are missing, or given twice.
+    """
+    if not settings.seeds or arguments.seed != GlueArguments.seed:
+        raise ValueError(f"`seed` is {arguments.seed} and `seeds` {settings.seeds}: give one or more `seeds` only.")
+    given = {
+        "batch_size": arguments.per_device_train_batch_size,
+        "learning_rate": arguments.learning_rate,
+        "weight_decay": arguments.weight_decay,
+    }
+    given = {name: value for name, value in given.items() if value is not None}
+    if settings.grid:
+        lists = sorted(settings.batch_sizes), settings.learning_rates, settings.weight_decays
+        if given or not all(lists):
+            raise ValueError(
+                "`grid` searches `batch_sizes`, `learning_rates` and `weight_decays`: give these lists, and no single "
+                f"value; they are {lists}, and {given or 'none'} is given."
+            )
+        points = dict.fromkeys(tasks, [Hyperparameters(*values) for values in product(*lists)])
+    else:
+        best = read_hyperparameters(settings.hyperparameters) if settings.hyperparameters else {}
+        points = {}
+        for name in tasks:
+            values = (asdict(best[name]) if name in best else {}) | given
+            if len(values) < 3:
+                raise ValueError(
+                    f"There are no hyperparameters for {name} in {settings.hyperparameters}: add them, or give "
+                    "`per_device_train_batch_size`, `learning_rate` and `weight_decay`."
+                )
+            points[name] = [Hyperparameters(**values)]
+    return [Run(name, point, seed) for name in tasks for point in points[name] for seed in settings.seeds]
+
+
+def read_hyperparameters(path: str) -> dict[str, Hyperparameters]:
+    """Read a file such as `configs/glue/table6_4096.yaml`: one set for each task."""
+    found = {}
+    for task, entry in read_yaml(path).items():
+        values = read_entry(Hyperparameters, f"{path}, {task}", entry)
+        # For YAML, 1e-5 is a text.
+        rates = {"learning_rate": float(values.learning_rate), "weight_decay": float(values.weight_decay)}
+        found[task] = replace(values, **rates)
+    return found
+
+
+def separate_processes() -> tuple[int, int]:
+    """Make each process that `accelerate launch` starts independent, with its own GPU.
+
+    Each takes runs of its own, since fine-tuning with batches of 2 to 32 gains nothing from data parallelism. To be
+    called before anything asks for the GPUs.
+
+    Returns:
+        The number of this process, and how many there are on all machines.
+    """
+    process, local, processes = (
+        int(os.environ.pop(name, default)) for name, default in (("RANK", 0), ("LOCAL_RANK", 0), ("WORLD_SIZE", 1))
+    )
+    if processes > 1:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[local] if visible else str(local)
+    return process, processes
+
+
+def read_results(folder: Path, task: str = "*") -> dict[Path, dict]:
+    """The results of the finished runs of one model on a task, or on all tasks, by file."""
+    files = sorted(folder.glob(f"{task}/*_seed*.json"))
+    return {file: json.loads(file.read_text(encoding="utf-8")) for file in files}
+
+
+def best_first(folder: Path, task: str) -> list[dict]:
+    """The results of a task that have a score; a run that diverged has none."""
+    scored = [result for result in read_results(folder, task).values() if result["score"] is not None]
+    return sorted(scored, key=lambda result: -result["score"])
+
+
+# What is trained in a run, and its score.
 
 
 def build_classifier(start: StartingPoint, task: GlueTask, dropout: float) -> PreTrainedModel:
@@ -89,18 +255,8 @@ def score_splits(prediction: EvalPrediction, task: GlueTask, rows: dict[str, int
     return values | {"score": sum(values.values()) / len(values)}
 
 
-def find_start(settings: GlueSettings) -> StartingPoint:
-    """The model that the settings name, or the mean of its last checkpoints."""
-    model, backbone = settings.model, []
-    if settings.average_checkpoints:
-        backbone = newest_checkpoints(settings.model, settings.average_checkpoints)
-        model = str(backbone[-1])
-    name = " + ".join(map(str, backbone)) or model
-    return StartingPoint(model, name, backbone, settings.trust_remote_code)
-
-
 class GlueEvaluation:
-    """The runs of one model on all chosen tasks, including those of other processes and shards.
+    """The runs of one model on all chosen tasks, including those of other processes.
 
     Args:
         folder: the folder of this model.
@@ -121,7 +277,7 @@ class GlueEvaluation:
         self.folder = folder
         self.tasks = tasks
         self.runs = runs
-        self.start = find_start(settings)
+        self.start = StartingPoint(settings.model, trust_remote_code=settings.trust_remote_code)
         self.weights = self.start.fingerprint()
         # The rows of each task, and everything that the results of all its runs depend on.
         self.data: dict[str, DatasetDict] = {}
@@ -135,7 +291,6 @@ class GlueEvaluation:
         """
         for name, task in self.tasks.items():
             self.data[name] = load_task(task, self.settings.data_dir)
-            report_repeated_rows(task, self.data[name])
             self.shared[name] = self._depends_on(task)
         for file, result in read_results(self.folder).items():
             # A row of the report is one model, also on the tasks that are not chosen now.
@@ -150,7 +305,6 @@ class GlueEvaluation:
 
     def _depends_on(self, task: GlueTask) -> dict:
         """What the results of all runs of a task depend on. Data are compared by their content, not by their place."""
-        incidental = ("source", "subset", "only_named", "empty_texts")
         return depends_on(
             result_settings(self.arguments, leave_out=RUN_ARGUMENTS | {"num_train_epochs"}),
             model=self.weights,
@@ -158,7 +312,7 @@ class GlueEvaluation:
             max_length=self.settings.max_length,
             classifier_dropout=self.settings.classifier_dropout,
             early_stopping_patience=self.arguments.early_stopping_patience,
-            task={name: value for name, value in asdict(task).items() if name not in incidental},
+            task={name: value for name, value in asdict(task).items() if name not in ("source", "subset")},
             data={split: fingerprint(rows) for split, rows in self.data[task.name].items()},
             # As the user gave them; those of a run follow from its batch size.
             schedule={name: getattr(self.arguments, name) for name in ("num_train_epochs", "max_steps", "eval_steps")},
@@ -196,9 +350,9 @@ class GlueEvaluation:
         """Training, the best model, the result."""
         began, error = time.monotonic(), None
         self._wait_for(self._source_of(self.tasks[run.task]))
-        trainer, start, resume = self._build_trainer(run)
+        trainer, resume = self._build_trainer(run)
         steps = f"{trainer.args.max_steps:,} steps on {trainer.args.device}, evaluated every {trainer.args.eval_steps}"
-        print(f"{run.name}: {steps}, from {resume or start.name}", flush=True)
+        print(f"{run.name}: {steps}{f', from {resume}' if resume else ''}", flush=True)
         try:
             trainer.train_to_the_end(resume)
             trainer.save_best(self.folder / run.name / "model")
@@ -226,13 +380,13 @@ class GlueEvaluation:
         score = f"diverged. {error}" if error else f"{100 * best['score']:.2f} at step {best['step']:,}"
         print(f"{run.name}: {score}", flush=True)
 
-    def _build_trainer(self, run: Run) -> tuple[FineTuningTrainer, StartingPoint, Path | None]:
-        """The trainer of a run, where it starts, and the checkpoint to resume from, if there is one."""
+    def _build_trainer(self, run: Run) -> tuple[FineTuningTrainer, Path | None]:
+        """The trainer of a run, and the checkpoint to resume from, if there is one."""
         task, splits, folder = self.tasks[run.task], self.data[run.task], self.folder / run.name
         start, identity = self.start, self.weights
         if (source := self._source_of(task)) is not None:
             identity, model = self._best_model(source)
-            start = replace(start, name=identity, backbone=[model])
+            start = replace(start, backbone=model)
         arguments = run.arguments(self.arguments, folder, len(splits[task.train]))
         settings = self.shared[run.task] | asdict(run) | {"start": identity}
         set_seed(run.seed)
@@ -251,13 +405,13 @@ class GlueEvaluation:
             compute_metrics=partial(score_splits, task=task, rows=held_out),
             settings=settings,
         )
-        return trainer, start, resume
+        return trainer, resume
 
     def _wait_for(self, task: str | None) -> None:
         """Wait until all runs of a task have a result, including those of other processes and machines."""
         said = None
         while missing := [run.name for run in self.runs if run.task == task and not self._file(run).exists()]:
             if missing != said:
-                print(f"waiting for {', '.join(missing)}, the runs of other processes or shards", flush=True)
+                print(f"waiting for {', '.join(missing)}, the runs of other processes", flush=True)
             said = missing
             time.sleep(10)

@@ -8,7 +8,7 @@ from pathlib import Path
 from neobert_hf.common.files import write_json, write_text
 from neobert_hf.common.report import markdown_table
 from neobert_hf.common.settings import read_yaml
-from neobert_hf.evaluation.glue.runs import Hyperparameters, read_results
+from neobert_hf.evaluation.glue.recipe import Hyperparameters, read_results
 from neobert_hf.evaluation.results import note_on_data
 
 
@@ -101,35 +101,29 @@ def published_table(models: dict[str, dict], published: Published) -> list[str]:
         average = row[-1] if len(columns) == len(published.columns) else statistics.mean(scores)
         rows.append([f"{model} (paper)", *(f"{score:.1f}" for score in (*scores, average))])
     for model, tasks in models.items():
-        if scores := [tasks[task]["score"] for task in columns if task in tasks]:
-            number = "" if len(scores) == len(columns) else f" [{len(scores)}]"
-            cells = [score_cell(tasks.get(task)) for task in columns]
-            rows.append([f"**{model}**", *cells, f"{statistics.mean(scores):.1f}{number}"])
+        scores = [tasks[task]["score"] for task in columns if task in tasks]
+        average = f"{statistics.mean(scores):.1f}" if len(scores) == len(columns) else "-"
+        rows.append([f"**{model}**", *(score_cell(tasks.get(task)) for task in columns), average])
     return [
         *markdown_table(["Model", *(published.columns[task] for task in columns), "Avg."], rows),
         "",
         "Scores on the development set in percent; ± is the standard deviation over seeds. If a task has two metrics, "
-        "or two sets (MNLI), the score is their mean. Averages are over the tasks shown. An average with [n] is over n "
-        "of them and cannot be compared with the others.",
+        "or two sets (MNLI), the score is their mean. Averages are over the tasks shown.",
         "",
     ]
 
 
 def gains_table(models: dict[str, dict], published: Published) -> list[str]:
-    """By how many percent the average of each of your models differs from that of another; empty if there are none.
-
-    Only tasks that both have count; if these are not all, their number stands behind the gain.
-    """
+    """By how many percent the average of each of your models differs from that of another; empty if there are none."""
     rows = []
     for model, entry in published.gains.items():
         before, after = models.get(entry["over"], {}), models.get(model, {})
         if common := [task for task in published.columns if task in before and task in after]:
             old, new = (statistics.mean(tasks[task]["score"] for task in common) for tasks in (before, after))
-            number = "" if len(common) == len(published.columns) else f" [{len(common)}]"
             paper = f"{entry['percent']:+.1f}%" if "percent" in entry else "-"
-            rows.append([f"**{model}** over {entry['over']}", f"{100 * (new / old - 1):+.1f}%{number}", paper])
-    note = ["", "Gains are relative: in percent of the average score of the other model.", ""]
-    return [*markdown_table(["Gain", "Yours", "Paper"], rows), *note] if rows else []
+            rows.append([f"**{model}** over {entry['over']}", f"{100 * (new / old - 1):+.1f}%", paper, len(common)])
+    note = ["", "Gains are in percent of the average score of the other model, over the tasks that both have.", ""]
+    return [*markdown_table(["Gain", "Yours", "Paper", "Tasks"], rows), *note] if rows else []
 
 
 def details_table(models: dict[str, dict]) -> list[str]:

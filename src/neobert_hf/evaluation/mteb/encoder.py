@@ -1,16 +1,18 @@
-"""A Sentence Transformers model as MTEB needs it.
+"""A Sentence Transformers model as MTEB needs it: the prompts of its tasks and, for contextual models, their contexts.
 
 MTEB's own wrapper looks prompts up by rules that drop some (the key `CQADupstackRetrieval` applies to none of its 12
 parts, and a local task's key is refused) and apply others too widely (a task's key also prompts documents). Here a task
 has one instruction, put before queries only if the task has queries, or else the model's own prompts.
 """
 
-from collections.abc import Iterable
+import random
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from mteb.abstasks import AbsTask
+from datasets import Dataset
+from mteb.abstasks import AbsTask, AbsTaskRetrieval
 from mteb.abstasks.aggregated_task import AbsTaskAggregate
 from mteb.abstasks.task_metadata import TaskMetadata
 from mteb.models.abs_encoder import AbsEncoder
@@ -20,12 +22,18 @@ from sentence_transformers import SentenceTransformer
 
 from neobert_hf.embeddings.contextual import embed_context
 from neobert_hf.embeddings.inference import check_finite, is_contextual
-from neobert_hf.embeddings.prompts import PROMPT_NAMES, note_on_prompt, prompt_of
-from neobert_hf.evaluation.mteb.contexts import SEED, context_texts, source_of
+from neobert_hf.embeddings.prompts import prompt_of
 
 
 # Types whose texts are queries and documents. The texts of other types are all of one kind.
-TYPES_WITH_QUERIES = ("Retrieval", "Reranking", "InstructionRetrieval", "InstructionReranking")
+TYPES_WITH_QUERIES = ("Retrieval", "Reranking")
+# For each text of a context, this many texts of a large corpus are loaded: some may be equal or empty.
+LOOKED_AT = 20
+# Attributes in which task classes name their text columns.
+COLUMN_NAMES = (
+    *("input_column_name", "input1_column_name", "input2_column_name", "column_names"),
+    *("text_column_name", "human_summaries_column_name", "machine_summaries_column_name"),
+)
 
 
 def parts_of(task: AbsTask) -> list[AbsTask]:
@@ -49,8 +57,7 @@ class InstructionEncoder(AbsEncoder):
     ):
         self.model = model
         self.prompts = prompts
-        self.tasks = {task.metadata.name: task for task in tasks}
-        self.parts = {part.metadata.name: part for task in tasks for part in parts_of(task) if part is not task}
+        self.tasks = {part.metadata.name: part for task in tasks for part in parts_of(task)}
         # The context that a contextual model was given last, by task and subset.
         self.context: dict[tuple[str, str], torch.Tensor] = {}
         self.mteb_model_meta = ModelMeta.create_empty(
@@ -59,17 +66,13 @@ class InstructionEncoder(AbsEncoder):
 
     def prompt(self, task: str, prompt_type: PromptType | None) -> str | None:
         """The prompt for texts of a task; None leaves the choice to the model."""
+        is_document, own = prompt_type == PromptType.document, self.model.prompts
         if task in self.prompts:
             # An empty prompt, unlike None, also suppresses the model's own prompt.
-            return self.prompts[task]["document" if prompt_type == PromptType.document else "query"]
-        return self.own_prompt(task, prompt_type)
-
-    def own_prompt(self, task: str, prompt_type: PromptType | None) -> str | None:
-        """The prompt that the model was saved with for such texts: that of the task's name, if it has one."""
-        if task not in PROMPT_NAMES and task in self.model.prompts:
-            # If the model has no prompt for this task's documents, they get its prompt for all documents.
-            document = self.model.prompts.get(f"{task}-document", prompt_of(self.model, "document"))
-            return document if prompt_type == PromptType.document else self.model.prompts[task]
+            return self.prompts[task]["document" if is_document else "query"]
+        if task in own:
+            # The model was trained on a dataset of this name. Without a prompt for its documents, they get that of all.
+            return own.get(f"{task}-document", prompt_of(self.model, "document")) if is_document else own[task]
         return prompt_of(self.model, prompt_type.value) if prompt_type else None
 
     def prompts_of(self, task: TaskMetadata) -> dict[str, str]:
@@ -79,47 +82,56 @@ class InstructionEncoder(AbsEncoder):
         prompt = self.prompt(task.name, None)
         return {"text": self.model.prompts.get(self.model.default_prompt_name, "") if prompt is None else prompt}
 
-    def note(self, tasks: list[TaskMetadata]) -> str:
-        """A line on the tasks that get another prompt than the model's own; empty if there are none."""
-        notes = []
-        for task in tasks:
-            for kind in PromptType if task.type in TYPES_WITH_QUERIES else (None,):
-                who = f"{task.name} ({kind.value if kind else 'text'}) gets"
-                prompt, own = (find(task.name, kind) or "" for find in (self.prompt, self.own_prompt))
-                if note := note_on_prompt(self.model, who, prompt, own):
-                    notes.append(note)
-                    break
-        return f"{notes[0]} {len(notes)} of {len(tasks)} tasks get a prompt that is not the model's." if notes else ""
-
-    def context_settings(self, task: AbsTask) -> dict[str, Any] | None:
-        """What the contexts of a task depend on besides its data; None for a model that has none."""
-        if not is_contextual(self.model):
-            return None
-        # In a task without documents, all texts have the same prompt.
-        kind = PromptType.document if task.metadata.type in TYPES_WITH_QUERIES else None
-        size = self.model[0].model.config.context_size
-        prompt = self.prompt(task.metadata.name, kind) or ""
-        return {"seed": SEED, "size": size, "source": source_of(task), "prompt": prompt}
-
-    def context_of(self, name: str, subset: str, batch_size: int) -> torch.Tensor:
+    def context_of(self, task: TaskMetadata, subset: str, batch_size: int) -> torch.Tensor:
         """The context of a subset of a task, made when it is first asked for. That of another task is forgotten."""
-        if (name, subset) not in self.context:
-            task = self.tasks.get(name) or self.parts[name]
-            settings = self.context_settings(task)
-            texts = context_texts(task, subset, settings["size"])
-            context = embed_context(self.model, texts, settings["seed"], settings["prompt"], batch_size=batch_size)
-            self.context = {(name, subset): context}
-        return self.context[name, subset]
+        if (task.name, subset) not in self.context:
+            texts = context_texts(self.tasks[task.name], subset, self.model[0].model.config.context_size)
+            # In a task without documents, all texts have the same prompt.
+            kind = PromptType.document if task.type in TYPES_WITH_QUERIES else None
+            prompt = self.prompt(task.name, kind) or ""
+            context = embed_context(self.model, texts, seed=0, prompt=prompt, batch_size=batch_size)
+            self.context = {(task.name, subset): context}
+        return self.context[task.name, subset]
 
     def encode(self, inputs, *, task_metadata, prompt_type: PromptType | None = None, **kwargs: Any) -> np.ndarray:
         """Embeddings (texts, dimension) of batches of texts, called by MTEB; the split makes no difference."""
         subset = kwargs.pop("hf_subset")
         del kwargs["hf_split"]
         if is_contextual(self.model):
-            kwargs["dataset_embeddings"] = self.context_of(task_metadata.name, subset, kwargs.get("batch_size", 32))
+            kwargs["dataset_embeddings"] = self.context_of(task_metadata, subset, kwargs.get("batch_size", 32))
         methods = {PromptType.query: self.model.encode_query, PromptType.document: self.model.encode_document}
         encode = methods.get(prompt_type, self.model.encode)
         texts = [text for batch in inputs for text in batch["text"]]
         embeddings = encode(texts, prompt=self.prompt(task_metadata.name, prompt_type), **kwargs)
         check_finite(embeddings, texts)
         return embeddings
+
+
+def context_texts(task: AbsTask, subset: str, size: int) -> list[str]:
+    """Texts from which a context of this size can be drawn, for a subset of a task whose data are loaded.
+
+    They are of the task's corpus, its training split or, if it has neither, the evaluated texts (as the reference code
+    of CDE does; no label is used).
+    """
+    data = task.dataset[subset] if subset in task.dataset else task.dataset
+    split = task.eval_splits[0]
+    if isinstance(task, AbsTaskRetrieval):
+        # As MTEB joins them.
+        rows = _some_rows(data[split]["corpus"], LOOKED_AT * size)
+        return [f"{row.get('title') or ''} {row['text']}".strip() for row in rows]
+    rows = _some_rows(data[getattr(task, "train_split", None) or split], LOOKED_AT * size)
+    named = list(_texts_in([getattr(task, name, None) or [] for name in COLUMN_NAMES]))
+    return [text for column in named if column in rows.column_names for text in _texts_in(rows[column][:])]
+
+
+def _some_rows(rows: Dataset, count: int) -> Dataset:
+    return rows.select(sorted(random.Random(0).sample(range(len(rows)), min(count, len(rows)))))
+
+
+def _texts_in(value: str | Sequence) -> Iterator[str]:
+    """The texts in nested lists of texts."""
+    if isinstance(value, str):
+        yield value
+    else:
+        for item in value:
+            yield from _texts_in(item)

@@ -28,6 +28,8 @@ from neobert_hf.data.tables import Row, read_rows
 from neobert_hf.evaluation.mteb.encoder import TYPES_WITH_QUERIES
 
 
+# An instruction for `query`, which is for all texts of a task without queries, and one for `document`.
+Instruction = dict[str, str]
 # In CSV files, pandas writes booleans in words.
 PAIR_LABELS = {"0": 0, "1": 1, "False": 0, "True": 1}
 
@@ -52,8 +54,7 @@ class LocalTask:
     corpus: str | Path | None = None
     train: str | Path | None = None
     columns: dict[str, str] = field(default_factory=dict)
-    instruction: str | None = None
-    document_instruction: str | None = None
+    instruction: str | Instruction | None = None
 
     def __post_init__(self):
         check_file_name(self.name, "its name")
@@ -66,10 +67,6 @@ class LocalTask:
             raise ValueError("the type Classification needs `train`, the file to learn from.")
         if unknown := self.columns.keys() - set(columns):
             raise ValueError(f"`columns` names {unknown.pop()!r}; the type {self.type} has {', '.join(columns)}.")
-        if self.document_instruction is not None and self.type not in TYPES_WITH_QUERIES:
-            raise ValueError(f"the type {self.type} has no documents: leave `document_instruction` out.")
-        if self.document_instruction is not None and self.instruction is None:
-            raise ValueError('set `instruction` as well; with `instruction: ""` queries have none.')
 
     @property
     def files(self) -> dict[str, str | Path]:
@@ -77,19 +74,60 @@ class LocalTask:
         return {part: file for part, file in files.items() if file is not None}
 
 
+def read_local_tasks(file: str | Path) -> tuple[list[AbsTask], dict[str, Instruction]]:
+    """Read a YAML file of local tasks, such as configs/mteb/local_tasks.yaml.
+
+    Returns:
+        The tasks, and the instructions of those that have some, by task.
+
+    Raises:
+        FileNotFoundError, ValueError: as for `make_task`, and for keys and types that do not fit.
+    """
+    tasks, instructions = [], {}
+    for name, entry in read_yaml(file).items():
+        where = f"{file}, task {name}"
+        local = read_entry(LocalTask, where, entry, name=name)
+        # Paths in a file are relative to that file.
+        for part, path in local.files.items():
+            setattr(local, part, Path(file).parent / path)
+        tasks.append(make_task(local))
+        if local.instruction is not None:
+            instructions[name] = read_instruction(where, local.instruction, local.type)
+    return tasks, instructions
+
+
+def read_instruction(where: str, entry: Any, task_type: str) -> Instruction:
+    """The instruction of a task in a YAML file: a text, or a mapping with one for `query` and one for `document`.
+
+    Args:
+        where: the file and the task, for the message.
+
+    Raises:
+        ValueError: if it is something else, or is for documents that the type of task does not have.
+    """
+    roles = entry if isinstance(entry, dict) else {"query": entry}
+    if not roles.keys() <= {"query", "document"} or not all(isinstance(text, str) for text in roles.values()):
+        raise ValueError(f"{where}: an instruction must be a text, or have the keys `query` and `document`.")
+    if roles.get("document") and task_type not in TYPES_WITH_QUERIES:
+        raise ValueError(f"{where} is of the type {task_type} and has no documents: give one instruction.")
+    return roles
+
+
 def make_task(local: LocalTask) -> AbsTask:
     """Make an MTEB task from files.
 
     Raises:
         FileNotFoundError: if a file is missing.
-        ValueError: if a file is empty or lacks a column or a value, or if nothing can be scored: scores that are not
-            numbers or are all the same, pair labels other than 1 and 0, only one label, or labels that `train` lacks.
+        ValueError: if a file is empty or lacks a column or a value, if a score is not a number, the label of a pair is
+            not 1 or 0, or `train` lacks a label.
     """
     base, main_score, columns, further = TYPES[local.type]
     expected = {"data": columns} | further
     try:
         tables = {part: _read_table(local, str(file), expected[part]) for part, file in local.files.items()}
-        _check_scorable(local, tables)
+        if "train" in tables:
+            report_repeated(set(tables["train"]["text"][:]), tables["data"]["text"][:], f"`data` of {local.name}")
+            tables = _number_labels(tables)
     except (ValueError, FileNotFoundError) as error:
         raise type(error)(f"Task {local.name}: {error}") from error
 
@@ -110,27 +148,6 @@ def make_task(local: LocalTask) -> AbsTask:
     # Task types without such columns ignore these names.
     column_names = {"input_column_name": "text", "label_column_name": "label"}
     return type(f"Local{local.type}", (base,), {"metadata": metadata, "load_data": load_data} | column_names)()
-
-
-def read_local_tasks(file: str | Path) -> tuple[list[AbsTask], dict[str, dict[str, str]]]:
-    """Read a YAML file of local tasks, such as configs/mteb/local_tasks.yaml.
-
-    Returns:
-        The tasks, and the instructions of those that have some, by task and role (`query`, `document`).
-
-    Raises:
-        FileNotFoundError, ValueError: as for `make_task`, and for keys and types that do not fit.
-    """
-    tasks, instructions = [], {}
-    for name, entry in read_yaml(file).items():
-        local = read_entry(LocalTask, f"{file}, task {name}", entry, name=name)
-        # Paths in a file are relative to that file.
-        for part, path in local.files.items():
-            setattr(local, part, Path(file).parent / path)
-        tasks.append(make_task(local))
-        if local.instruction is not None:
-            instructions[name] = {"query": local.instruction, "document": local.document_instruction or ""}
-    return tasks, instructions
 
 
 def _read_table(local: LocalTask, file: str, required: tuple[str, ...]) -> Dataset:
@@ -158,19 +175,15 @@ def _value(row: Row, column: str, name: str, task_type: str) -> Any:
     return row.text(name)
 
 
-def _check_scorable(local: LocalTask, tables: dict[str, Dataset]) -> None:
-    """Refuse data on which any model is right, or none can be."""
-    data = tables["data"]
-    answers = {"STS": "score", "Classification": "label", "Clustering": "label", "PairClassification": "label"}
-    if local.type not in answers:
-        return
-    column, learned = answers[local.type], tables.get("train", data)
-    if len(known := learned.unique(column)) < 2:
-        raise ValueError(f"every {column} is {known[0]!r}: no model can be told from another. Add others.")
-    if "train" in tables:
-        if unknown := set(data["label"]) - set(known):
-            raise ValueError(f"the label {unknown.pop()!r} of `data` is not in `train`. Add it there.")
-        report_repeated(set(learned["text"]), data["text"], f"`data` of {local.name}")
+def _number_labels(tables: dict[str, Dataset]) -> dict[str, Dataset]:
+    """Replace the names of labels by their numbers in order: MTEB needs the labels 0 and 1 if there are two."""
+    learned = sorted(tables["train"].unique("label"))
+    if unknown := set(tables["data"].unique("label")) - set(learned):
+        raise ValueError(f"the label {unknown.pop()!r} of `data` is not in `train`. Add it there.")
+    return {
+        part: table.remove_columns("label").add_column("label", list(map(learned.index, table["label"][:])))
+        for part, table in tables.items()
+    }
 
 
 def _mteb_format(task_type: str, tables: dict[str, Dataset]) -> DatasetDict | dict:
@@ -178,28 +191,11 @@ def _mteb_format(task_type: str, tables: dict[str, Dataset]) -> DatasetDict | di
     if task_type in ("Retrieval", "Reranking"):
         return _retrieval_format(tables)
     if task_type == "Classification":
-        numbered = _number_labels(tables)
-        return DatasetDict(train=numbered["train"], test=numbered["data"])
+        return DatasetDict(train=tables["train"], test=data)
     if task_type == "Clustering":
         # One row is one set to cluster.
         return DatasetDict(test=Dataset.from_dict({column: [data[column][:]] for column in ("text", "label")}))
     return DatasetDict(test=data)
-
-
-def _number_labels(tables: dict[str, Dataset]) -> dict[str, Dataset]:
-    """Replace the names of labels by numbers in the same order.
-
-    If `data` has two labels, MTEB computes average precision with the label 1 as the positive one, and fails if there
-    is no 1. Here the positive label is the one called 1, or else the last one of `data` in order, as in scikit-learn:
-    "spam" of "ham" and "spam". Accuracy, the main score, needs no positive label.
-    """
-    learned, asked = sorted(tables["train"].unique("label")), tables["data"].unique("label")
-    positive = learned.index("1" if "1" in asked else max(asked))
-    numbers = {label: place - positive + 1 for place, label in enumerate(learned)}
-    return {
-        part: table.remove_columns("label").add_column("label", [numbers[label] for label in table["label"][:]])
-        for part, table in tables.items()
-    }
 
 
 def _retrieval_format(tables: dict[str, Dataset]) -> dict:

@@ -1,18 +1,28 @@
-"""The recipe of `examples/run_mteb.py`: settings, selection of tasks, and their instructions and prompts."""
+"""The recipe of `examples/run_mteb.py`: settings, tasks with their instructions, and a file for each result."""
 
+import json
+import math
+import traceback
 from dataclasses import dataclass, field
-from typing import Literal
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal
 
 import mteb
-import torch
 from mteb.abstasks import AbsTask
+from mteb.abstasks.aggregated_task import AbsTaskAggregate
+from mteb.results import TaskResult
 from sentence_transformers import SentenceTransformer
+from tqdm.auto import tqdm
 
+from neobert_hf.common.files import folder_lock, write_json
+from neobert_hf.common.fingerprints import check_same_settings
 from neobert_hf.common.settings import nearest, read_yaml
 from neobert_hf.embeddings.prompts import Separator, as_prompt, separator_of, separator_text
-from neobert_hf.evaluation.mteb.encoder import TYPES_WITH_QUERIES, parts_of
-from neobert_hf.evaluation.mteb.local_tasks import read_local_tasks
+from neobert_hf.evaluation.mteb.encoder import InstructionEncoder, parts_of
+from neobert_hf.evaluation.mteb.local_tasks import Instruction, read_instruction, read_local_tasks
 from neobert_hf.evaluation.mteb.report import TASK_TYPES
+from neobert_hf.evaluation.results import ADVICE
 
 
 @dataclass
@@ -24,9 +34,8 @@ class MTEBSettings:
     name: str | None = field(
         default=None, metadata={"help": "name of the model in the report; the last part of `model` if unset"}
     )
-    mteb: bool = field(default=True, metadata={"help": "evaluate on the tasks of `benchmark`"})
-    benchmark: Literal["MTEB(eng, v1)", "MTEB(eng, v2)"] = field(
-        default="MTEB(eng, v1)", metadata={"help": "the paper's, 56 tasks, or its successor, 41 tasks"}
+    benchmark: Literal["MTEB(eng, v1)", "MTEB(eng, v2)"] | None = field(
+        default=None, metadata={"help": "the paper's, 56 tasks, or its successor, 41 tasks; neither if unset"}
     )
     local_tasks: str | None = field(
         default=None, metadata={"help": "YAML file of tasks on your own data", "path": True}
@@ -41,15 +50,11 @@ class MTEBSettings:
         default=None,
         metadata={"help": "between an instruction and a text; as in the model's own prompts if unset"},
     )
-    prompt_template: str | None = field(
-        default=None, metadata={"help": "in place of `separator`: the whole prompt, with {instruction} in it"}
-    )
     published: list[str] = field(
         default_factory=list, metadata={"help": "YAML files of rows for the report", "path": True}
     )
-    dtype: Literal["auto", "bfloat16", "float16", "float32"] = field(
-        default="auto",
-        metadata={"help": "of the encoder; auto: bfloat16 on a GPU, float32 on a CPU. Pooling is float32"},
+    dtype: Literal["float32", "bfloat16", "float16"] = field(
+        default="float32", metadata={"help": "dtype of the encoder; pooling is float32"}
     )
     device: str | None = field(default=None, metadata={"help": "cuda, cpu, ...; the fastest available if unset"})
     max_length: int | None = field(default=None, metadata={"help": "tokens of a text; the model's own limit if unset"})
@@ -58,39 +63,36 @@ class MTEBSettings:
     trust_remote_code: bool = field(default=False, metadata={"help": "run code from the model's repository"})
 
     def __post_init__(self):
-        template = self.prompt_template
-        if template is not None and (self.separator is not None or "{instruction}" not in template):
+        if self.benchmark is None and self.local_tasks is None:
+            raise ValueError("There is nothing to evaluate on: give `benchmark`, `local_tasks` or both.")
+        if self.benchmark is None and self.instructions is not None:
             raise ValueError(
-                f"`prompt_template` is {template!r} and `separator` {self.separator}: write {{instruction}} into the "
-                "template, and leave `separator` out."
+                "`instructions` are for the tasks of `benchmark`, which is not set; local tasks have theirs."
             )
 
 
-def benchmark_tasks(name: str = "MTEB(eng, v1)") -> list[AbsTask]:
-    """The tasks of a benchmark. Nothing is downloaded before they are evaluated."""
-    return list(mteb.get_benchmark(name).tasks)
+# Tasks and instructions.
 
 
-def benchmark_types(name: str) -> dict[str, str]:
+def benchmark_tasks(name: str | None = "MTEB(eng, v1)") -> list[AbsTask]:
+    """The tasks of a benchmark, none of None. Nothing is downloaded before they are evaluated."""
+    return list(mteb.get_benchmark(name).tasks) if name is not None else []
+
+
+def benchmark_types(name: str | None) -> dict[str, str]:
     """The type of each task of a benchmark."""
     return {task.metadata.name: task.metadata.type for task in benchmark_tasks(name)}
 
 
-# By task: its instruction for `query`, which is for all texts of a task without queries, and one for `document`.
-Instructions = dict[str, dict[str, str]]
-
-
-def collect_tasks(settings: MTEBSettings) -> tuple[list[AbsTask], Instructions]:
+def collect_tasks(settings: MTEBSettings) -> tuple[list[AbsTask], dict[str, Instruction]]:
     """Collect the tasks to evaluate on.
 
     Returns:
         The tasks, and the instructions by task name. Tasks without instructions are evaluated with the prompts that the
         model was saved with.
     """
-    tasks = benchmark_tasks(settings.benchmark) if settings.mteb else []
+    tasks = benchmark_tasks(settings.benchmark)
     local, instructions = read_local_tasks(settings.local_tasks) if settings.local_tasks else ([], {})
-    if settings.instructions is not None and not settings.mteb:
-        raise ValueError("`instructions` are for the tasks of MTEB, but `mteb` is false; local tasks have their own.")
     if settings.instructions is not None:
         instructions = read_instructions(settings.instructions, tasks) | instructions
     tasks = tasks + local
@@ -111,47 +113,125 @@ def collect_tasks(settings: MTEBSettings) -> tuple[list[AbsTask], Instructions]:
     return chosen, instructions
 
 
-def read_instructions(file: str, tasks: list[AbsTask]) -> Instructions:
-    """Read one instruction for each task, or one for its queries and one for its documents. Refuse other tasks."""
+def read_instructions(file: str, tasks: list[AbsTask]) -> dict[str, Instruction]:
+    """Read the instruction of each task of a benchmark; see `read_instruction`. Other tasks are refused."""
     types = {task.metadata.name: task.metadata.type for task in tasks}
-    instructions = {}
-    for name, entry in read_yaml(file).items():
-        roles = instructions[name] = entry if isinstance(entry, dict) else {"query": entry}
+    content = read_yaml(file)
+    for name in content:
         if name not in types:
             raise ValueError(f"{file}: {name!r} is not a task of this benchmark{nearest(name, list(types))}")
-        if not roles.keys() <= {"query", "document"} or not all(isinstance(text, str) for text in roles.values()):
-            raise ValueError(f"{file}: {name} must be a text, or have the keys `query` and `document`.")
-        if roles.get("document") and types[name] not in TYPES_WITH_QUERIES:
-            raise ValueError(f"{file}: {name} is of the type {types[name]} and has no documents: give one instruction.")
-    if missing := sorted(types.keys() - instructions.keys()):
+    if missing := sorted(types.keys() - content.keys()):
         raise ValueError(f"{file} has no instruction for {', '.join(missing)}. Write an empty one ('') for none.")
-    return instructions
+    return {name: read_instruction(f"{file}: {name}", entry, types[name]) for name, entry in content.items()}
 
 
-def choose_template(settings: MTEBSettings, model: SentenceTransformer) -> str:
-    """The prompt template, with {instruction} in it: as set, or else as in the model's own prompts."""
-    if settings.prompt_template is not None:
-        return settings.prompt_template
-    separator = settings.separator or separator_of(model.prompts.values(), model.tokenizer) or "space"
-    return as_prompt("{instruction}", separator_text(separator, model.tokenizer))
-
-
-def build_prompts(instructions: Instructions, tasks: list[AbsTask], template: str) -> dict[str, dict[str, str]]:
-    """The prompts for `query` and `document` of each task with instructions, and of each part of such a task.
-
-    Args:
-        template: what `choose_template` returns.
-    """
+def build_prompts(
+    instructions: dict[str, Instruction], tasks: list[AbsTask], separator: str
+) -> dict[str, dict[str, str]]:
+    """The prompts for `query` and `document` of each task with instructions, and of each part of such a task."""
     prompts = {}
     for task in (task for task in tasks if task.metadata.name in instructions):
-        texts = {role: instructions[task.metadata.name].get(role, "").strip() for role in ("query", "document")}
-        of_task = {role: template.replace("{instruction}", text) if text else "" for role, text in texts.items()}
+        texts = instructions[task.metadata.name]
+        of_task = {role: as_prompt(texts.get(role, ""), separator) for role in ("query", "document")}
         prompts |= {part.metadata.name: of_task for part in (task, *parts_of(task))}
     return prompts
 
 
-def choose_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The given type; for `auto`, 16 bits on a GPU and 32 elsewhere."""
-    if name != "auto":
-        return getattr(torch, name)
-    return torch.bfloat16 if device.type == "cuda" else torch.float32
+def choose_separator(separator: Separator | None, model: SentenceTransformer) -> str:
+    """What stands between an instruction and a text: as set, or else as in the model's own prompts."""
+    separator = separator or separator_of(model.prompts.values(), model.tokenizer) or "space"
+    return separator_text(separator, model.tokenizer)
+
+
+# Results.
+
+
+class Evaluation:
+    """The results of one model: a file `<task>.json` for each task, written whole when the task is finished.
+
+    A file also holds everything that its result depends on. (MTEB's own cache knows a model by its name, and takes a
+    result whatever prompts or data it came from.) The parts of a task have their files in `parts/`.
+
+    Args:
+        folder: the folder of the model.
+        encoder: the model.
+        settings: what all results of the model depend on; `model` is its fingerprint.
+        batch_size: texts encoded at once.
+    """
+
+    def __init__(self, folder: Path, encoder: InstructionEncoder, settings: dict[str, Any], batch_size: int):
+        self.folder = folder
+        self.encoder = encoder
+        self.settings = settings
+        self.batch_size = batch_size
+
+    def check(self, tasks: list[AbsTask]) -> None:
+        """Raises:
+        SettingsMismatch: if the folder has a result of other weights or settings.
+        """
+        chosen = {each.metadata.name: each for task in tasks for each in (task, *parts_of(task))}
+        for file in self.folder.rglob("*.json"):
+            stored, now = json.loads(file.read_text(encoding="utf-8"))["settings"], self.settings
+            if file.stem in chosen:
+                now = self._depends_on(chosen[file.stem])
+            else:
+                # A row of the report is one model, also on the tasks that are not evaluated now.
+                stored = {name: stored[name] for name in now}
+            check_same_settings(file, stored, now, ADVICE)
+
+    def evaluate(self, tasks: list[AbsTask]) -> dict[str, str]:
+        """Evaluate on the tasks that have no result yet.
+
+        Returns:
+            The error of each task that failed, by its name. The other tasks are still evaluated.
+
+        Raises:
+            SettingsMismatch: see `check`.
+        """
+        self.check(tasks)
+        failed = {}
+        for task in tqdm(tasks, desc="Tasks", unit="task"):
+            try:
+                # Other processes may evaluate other tasks of the same model.
+                with folder_lock(self.folder / task.metadata.name):
+                    self._result_of(task, self.folder)
+            except Exception as error:
+                traceback.print_exc()
+                failed[task.metadata.name] = f"{type(error).__name__}: {error}"
+        return failed
+
+    def _depends_on(self, task: AbsTask) -> dict[str, Any]:
+        """What the result of a task depends on. The context of a contextual model follows from this."""
+        return self.settings | {
+            "type": task.metadata.type,
+            "metric": task.metadata.main_score,
+            "prompts": self.encoder.prompts_of(task.metadata),
+            "dataset": " ".join(sorted(part.metadata.revision for part in parts_of(task))),
+        }
+
+    def _result_of(self, task: AbsTask, folder: Path) -> TaskResult:
+        name = task.metadata.name
+        file = folder / f"{name}.json"
+        if file.exists():
+            return TaskResult.from_dict(json.loads(file.read_text(encoding="utf-8"))["result"])
+        if isinstance(task, AbsTaskAggregate):
+            result = task.combine_task_results(
+                [self._result_of(part, self.folder / "parts") for part in parts_of(task)]
+            )
+        else:
+            encoding = {"batch_size": self.batch_size, "show_progress_bar": True}
+            options = {"cache": None, "co2_tracker": False, "show_progress_bar": False}
+            (result,) = mteb.evaluate(self.encoder, task, encode_kwargs=encoding, **options).task_results
+        score, settings = float(result.get_score()), self._depends_on(task)
+        if not math.isfinite(score):
+            raise FloatingPointError(f"The score ({settings['metric']}) is {score}.")
+        content = {"task": name, "type": settings["type"], "metric": settings["metric"], "score": score}
+        content |= {"settings": settings, "result": result.to_dict()}
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(file, json.loads(json.dumps(content, default=_to_json)))
+        return result
+
+
+def _to_json(value: Any) -> float | str:
+    """The dates and NumPy numbers in MTEB's results."""
+    return value.isoformat() if isinstance(value, datetime) else value.item()

@@ -1,7 +1,7 @@
 """The report of MTEB results: Tables 4 and 5 of the paper, with your own models."""
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -22,6 +22,8 @@ TASK_TYPES = {
     "Summarization": "Summ.",
 }
 COLUMNS = TASK_TYPES | {"Avg.": "Avg."}
+# By model and task: `type`, `metric`, `score` in percent, and `data`, which identifies the rows.
+Scores = dict[str, dict[str, dict]]
 
 
 def read_published(files: Iterable[str | Path]) -> dict[str, list[float]]:
@@ -29,21 +31,18 @@ def read_published(files: Iterable[str | Path]) -> dict[str, list[float]]:
     return {model: row for file in files for model, row in read_yaml(file).items()}
 
 
-def collect_scores(folder: Path) -> dict[str, dict[str, dict]]:
-    """The results of all models in a folder (`output_dir`): `type`, `metric`, `score` in percent and `data` by task."""
-    models = {}
-    for model in sorted(path for path in folder.iterdir() if path.is_dir()):
-        results = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(model.glob("*.json"))]
-        models[model.name] = {
-            result["task"]: {
-                "type": result["type"],
-                "metric": result["metric"],
-                "score": 100 * result["score"],
-                "data": result["settings"]["dataset"],
-            }
-            for result in results
+def collect_scores(folder: Path) -> Scores:
+    """The results of all models in a folder (`output_dir`)."""
+    scores: Scores = defaultdict(dict)
+    for file in sorted(folder.glob("*/*.json")):
+        result = json.loads(file.read_text(encoding="utf-8"))
+        scores[file.parent.name][result["task"]] = {
+            "type": result["type"],
+            "metric": result["metric"],
+            "score": 100 * result["score"],
+            "data": result["settings"]["dataset"],
         }
-    return {model: tasks for model, tasks in models.items() if tasks}
+    return dict(scores)
 
 
 def means_by_type(scores: dict[str, dict]) -> dict[str, dict]:
@@ -80,7 +79,7 @@ def table_of_types(means: dict[str, dict], published: dict[str, list[float]], ty
     return [*markdown_table(head, rows), "", *notes, ""]
 
 
-def table_of_tasks(title: str, scores: dict[str, dict[str, dict]]) -> list[str]:
+def table_of_tasks(title: str, scores: Scores) -> list[str]:
     """A row for each task, a column for each model."""
     tasks = {task: entry for entries in scores.values() for task, entry in entries.items()}
     rows = []
@@ -92,23 +91,23 @@ def table_of_tasks(title: str, scores: dict[str, dict[str, dict]]) -> list[str]:
     return [f"## {title}", "", *table, "", *note_on_data(data)]
 
 
-def write_report(folder: Path, name: str, types: dict[str, str], published: dict[str, list[float]]) -> str:
+def write_report(folder: Path, name: str | None, types: dict[str, str], published: dict[str, list[float]]) -> str:
     """Write `report.md` and `report.json` on all models in a folder; returns the Markdown.
 
     Args:
         folder: `output_dir`, with a folder for each model.
-        name: the name of a benchmark of MTEB.
+        name: the name of a benchmark of MTEB, if there is one.
         types: the type of each of its tasks. All other tasks are local.
         published: rows of the paper.
     """
     models = collect_scores(folder)
-    parts = {"Local tasks": {}, name: {}}
+    local, benchmark = defaultdict(dict), defaultdict(dict)
     for model, entries in models.items():
         for task, entry in entries.items():
-            parts[name if task in types else "Local tasks"].setdefault(model, {})[task] = entry
-    means = {model: means_by_type(entries) for model, entries in parts[name].items()}
+            (benchmark if task in types else local)[model][task] = entry
+    means = {model: means_by_type(entries) for model, entries in benchmark.items()}
     lines = ["# MTEB", "", *(table_of_types(means, published, types) if means else [])]
-    for title, scores in parts.items():
+    for title, scores in (("Local tasks", local), (name, benchmark)):
         lines += table_of_tasks(title, scores) if scores else []
     text = "\n".join(lines)
     write_text(folder / "report.md", text)

@@ -1,0 +1,396 @@
+"""Pseudo-perplexity of masked language models against length (paper, section 5.3 and appendix E, Figures 2 and 6).
+
+Each token of a sequence is masked in turn and predicted from all the others: exp of the mean cross-entropy is the
+pseudo-perplexity of the sequence (Salazar et al., 2020, arXiv 1910.14659). A sequence of n tokens takes n forward
+passes over n tokens; some random positions of each sequence give an estimate.
+
+The recipe is `check_models`, `score_models`, `write_report`.
+"""
+
+import json
+import math
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import groupby, islice
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from datasets import Dataset
+from tqdm import tqdm
+from transformers import AutoConfig, AutoModelForMaskedLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from neobert_hf.common.files import atomic_write, write_text
+from neobert_hf.common.fingerprints import check_same_settings, fingerprint, model_fingerprint
+from neobert_hf.common.paths import check_file_name, check_model_exists
+from neobert_hf.common.report import Line, Panel, markdown_table, plot_lines
+from neobert_hf.common.tokenizers import load_tokenizer
+from neobert_hf.data.tables import stream_text
+from neobert_hf.evaluation.results import ADVICE
+
+
+@dataclass
+class PseudoPerplexityArguments:
+    """Models, documents, and how they are scored."""
+
+    models: list[str] = field(
+        metadata={"help": "name=path or name=Hub id of each masked language model", "path": "name=or Hub id"}
+    )
+    source: str = field(
+        metadata={"help": "text or Markdown files, Parquet, JSON lines, or a Hub dataset", "path": "or Hub id"}
+    )
+    output_dir: str = field(metadata={"help": "folder for losses, scores and the plot", "path": True})
+    text_column: str = field(default="text", metadata={"help": "column that holds the text"})
+    split: str = field(default="train", metadata={"help": "split of a Hub dataset"})
+    subset: str | None = field(default=None, metadata={"help": "configuration of a Hub dataset that has several"})
+    rope: list[str] = field(
+        default_factory=lambda: ["native"],
+        metadata={"help": "native, linear:FACTOR, dynamic:FACTOR (NTK), yarn:FACTOR; every model is scored with each"},
+    )
+    lengths: list[int] = field(
+        default_factory=list,
+        metadata={"help": "token counts; each scores the documents that are at least as long, cut to it"},
+    )
+    max_length: int | None = field(default=None, metadata={"help": "tokens to cut longer documents to; uncut if unset"})
+    min_tokens: int = field(default=0, metadata={"help": "shorter documents are left out"})
+    max_documents: int | None = field(
+        default=None, metadata={"help": "use the first so many of the remaining documents"}
+    )
+    sample: int | None = field(
+        default=None, metadata={"help": "score this many random positions of each document; all if unset"}
+    )
+    batch_tokens: int = field(
+        default=16384, metadata={"help": "tokens of a batch (at least one sequence); does not change results"}
+    )
+    dtype: Literal["float32", "bfloat16", "float16"] = field(
+        default="float32", metadata={"help": "dtype of the models"}
+    )
+    device: str | None = field(default=None, metadata={"help": "cuda, cpu, ...; the fastest available if unset"})
+
+    def __post_init__(self):
+        if self.lengths and self.max_length is not None:
+            raise ValueError("`lengths` and `max_length` both cut documents: give one of them.")
+        for entry in self.models:
+            if not re.fullmatch("[^/=]+=.+", entry):
+                raise ValueError(f"`models` holds {entry!r}; write name=path, the name without a slash.")
+            check_file_name(entry.split("=")[0], "A name in `models`")
+        if len(self.paths) < len(self.models):
+            raise ValueError(f"`models` is {self.models}: give each model a name of its own.")
+
+    @property
+    def paths(self) -> dict[str, str]:
+        """The path of each model, by name."""
+        return dict(entry.split("=", 1) for entry in self.models)
+
+
+# Documents and their masked positions.
+
+
+@dataclass
+class MaskableText:
+    """A document as model input, and the positions to score.
+
+    Args:
+        document: its row in the source.
+        ids: int64 (tokens,), with special tokens.
+        positions: ascending; never those of special tokens.
+    """
+
+    document: int
+    ids: np.ndarray
+    positions: np.ndarray
+
+
+def choose_positions(
+    document: int, ids: Sequence[int], special_ids: list[int], sample: int | None = None
+) -> MaskableText:
+    """All positions of a document, or `sample` random ones that depend only on its row."""
+    ids = np.asarray(ids)
+    positions = np.flatnonzero(~np.isin(ids, special_ids))
+    if sample is not None and sample < len(positions):
+        positions = np.sort(np.random.default_rng([0, document]).choice(positions, sample, replace=False))
+    return MaskableText(document, ids, positions)
+
+
+def read_texts(
+    settings: PseudoPerplexityArguments, tokenizer: PreTrainedTokenizerBase
+) -> dict[int | None, list[MaskableText]]:
+    """The documents at each of `lengths`, or under None if there are none; both short ones first.
+
+    Raises:
+        ValueError: if a document has nothing to mask, or no document is long enough.
+    """
+    texts: dict[int | None, list[MaskableText]] = {length: [] for length in sorted(settings.lengths) or [None]}
+    documents, longest = 0, 0
+    stream = stream_text(settings.source, settings.text_column, settings.split, settings.subset)
+    for number, document in enumerate(tqdm(stream, "documents", unit="", leave=False)):
+        tokens = len(tokenizer(document, verbose=False)["input_ids"])
+        longest = max(longest, tokens)
+        if tokens < settings.min_tokens:
+            continue
+        for length, found in texts.items():
+            if length is not None and tokens < length:
+                continue
+            cut = length or settings.max_length
+            options = {"truncation": cut is not None, "max_length": cut, "verbose": False}
+            ids = tokenizer(document, **options)["input_ids"]
+            text = choose_positions(number, ids, tokenizer.all_special_ids, settings.sample)
+            if not len(text.positions):
+                raise ValueError(
+                    f"Row {number:,} of {settings.source!r} holds nothing to mask, only {tokens} special tokens: "
+                    "remove it, or leave short documents out with `min_tokens`."
+                )
+            found.append(text)
+        documents += 1
+        if documents == settings.max_documents:
+            break
+    for length, found in texts.items():
+        if not found:
+            wanted = f"at least {max(settings.min_tokens, length or 0):,} tokens"
+            raise ValueError(f"No document of {settings.source!r} has {wanted}; the longest read has {longest:,}.")
+        found.sort(key=lambda text: (len(text.ids), text.document))
+    return texts
+
+
+def masked_batches(
+    texts: Sequence[MaskableText], batch_tokens: int, done: int = 0
+) -> Iterator[list[tuple[MaskableText, int]]]:
+    """Batches of rows (text and position), without the first `done` rows: as many as the budget holds, at least one.
+
+    All rows of a batch have the same length. So nothing is padded, and dynamic NTK, which scales by the longest row,
+    scales every text by its own length.
+    """
+    rows = islice(((text, position) for text in texts for position in text.positions), done, None)
+    for length, group in groupby(rows, key=lambda row: len(row[0].ids)):
+        while batch := list(islice(group, max(1, batch_tokens // length))):
+            yield batch
+
+
+# The model.
+
+
+def scale_rope(config: PreTrainedConfig, setting: str) -> None:
+    """Set a RoPE scaling in a config, relative to the length that the model was pretrained with.
+
+    That length is `max_position_embeddings` (`max_length` of NeoBERT). Local layers with a RoPE of their own
+    (ModernBERT) keep it: they never attend farther than in pretraining.
+
+    Args:
+        config: config of a model; changed in place.
+        setting: `native`, which changes nothing, or type and factor: `linear:2` (positions divided, Chen et al., 2023,
+            arXiv 2306.15595), `dynamic:8` (NTK-aware, by the sequence's length), `yarn:4` (Peng et al., 2023, arXiv
+            2309.00071).
+
+    Raises:
+        ValueError: if there is no such setting, or the model has no RoPE, or one that is scaled already.
+    """
+    if setting == "native":
+        return
+    match = re.fullmatch(r"(linear|dynamic|yarn):(\d+\.?\d*)", setting)
+    if not match or float(match[2]) <= 1:
+        raise ValueError(
+            f"`rope` holds {setting!r}; give native, or linear, dynamic or yarn with a factor above 1, such as yarn:4."
+        )
+    parameters = getattr(config, "rope_parameters", None) or {}
+    stored = parameters.get("full_attention", parameters)
+    if not getattr(config, "rope", True) or stored.get("rope_type") != "default":
+        raise ValueError(
+            f"`rope` holds {setting!r}, but the {config.model_type} has no unscaled RoPE, only {stored}. Use native."
+        )
+    scaled = stored | {"rope_type": match[1], "factor": float(match[2])}
+    config.rope_parameters = parameters | {"full_attention": scaled} if stored is not parameters else scaled
+    config.standardize_rope_params()
+
+
+def load_model(path: str, rope: str, settings: PseudoPerplexityArguments) -> PreTrainedModel:
+    """A masked language model with a RoPE setting; ValueError if weights are missing."""
+    config = AutoConfig.from_pretrained(path)
+    scale_rope(config, rope)
+    model, info = AutoModelForMaskedLM.from_pretrained(
+        path, config=config, dtype=getattr(torch, settings.dtype), output_loading_info=True
+    )
+    if missing := sorted(info["missing_keys"]):
+        # Transformers would initialise them at random, with a warning that is lost between progress bars.
+        raise ValueError(f"{path} is no masked language model: it lacks {', '.join(missing[:4])}.")
+    return model.to(settings.device or ("cuda" if torch.cuda.is_available() else "cpu")).eval()
+
+
+def tokenizer_of(path: str) -> PreTrainedTokenizerBase:
+    tokenizer = load_tokenizer(path, getattr(AutoConfig.from_pretrained(path), "vocab_size", None))
+    if tokenizer.mask_token_id is None:
+        raise ValueError(f"The tokenizer of {path} has no mask token: pseudo-perplexity is for masked language models.")
+    return tokenizer
+
+
+@torch.inference_mode()
+def masked_losses(model: PreTrainedModel, batch: list[tuple[MaskableText, int]], mask_id: int) -> list[float]:
+    """Cross-entropy, in nats, of the masked token of each row."""
+    ids = torch.from_numpy(np.stack([text.ids for text, _ in batch])).to(model.device)
+    positions = torch.tensor([int(position) for _, position in batch], device=model.device)
+    rows = torch.arange(len(batch), device=model.device)
+    targets = ids[rows, positions]
+    ids[rows, positions] = mask_id
+    with _states_at(model, rows, positions):
+        logits = model(input_ids=ids).logits[:, 0]
+    losses = F.cross_entropy(logits.float(), targets, reduction="none").tolist()
+    if not all(map(math.isfinite, losses)):
+        raise FloatingPointError(f"Losses of document {batch[0][0].document} are not finite. Set `dtype` to float32.")
+    return losses
+
+
+@contextmanager
+def _states_at(model: PreTrainedModel, rows: torch.Tensor, positions: torch.Tensor) -> Iterator[None]:
+    """Let the backbone return only one position of each row: the logits of all positions would fill the memory."""
+
+    def keep(module, args, output):
+        output.last_hidden_state = output.last_hidden_state[rows, positions].unsqueeze(1)
+        return output
+
+    handle = model.base_model.register_forward_hook(keep)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+# The work, which an interruption may end at any time.
+
+
+def check_models(settings: PseudoPerplexityArguments) -> None:
+    """Check all models before one is scored.
+
+    Raises:
+        OSError: if there is no such model.
+        ValueError: if a tokenizer has no mask token, or a RoPE cannot be scaled.
+    """
+    for path in settings.paths.values():
+        check_model_exists(path, "models")
+        tokenizer_of(path)
+        for rope in settings.rope:
+            scale_rope(AutoConfig.from_pretrained(path), rope)
+
+
+def score_models(settings: PseudoPerplexityArguments) -> list[dict]:
+    """Score all documents with every model and RoPE setting; what an earlier run has stored is not scored again.
+
+    Returns:
+        The rows of `scores.parquet`, one for each model, RoPE setting, length and document.
+
+    Raises:
+        SettingsMismatch: if stored losses are of other weights, settings or documents.
+    """
+    names = ("dtype", "max_length", "min_tokens", "max_documents", "sample")
+    shared = {name: getattr(settings, name) for name in names}
+    scores = []
+    for name, path in settings.paths.items():
+        tokenizer, weights = tokenizer_of(path), model_fingerprint(path)
+        by_length = read_texts(settings, tokenizer)
+        for rope in dict.fromkeys(settings.rope):
+            model = None
+            for cut, texts in by_length.items():
+                file = Path(settings.output_dir, name, rope.replace(":", "_"), f"{cut or 'whole'}.jsonl")
+                documents = [part for text in texts for part in ([text.document], text.ids, text.positions)]
+                identity = shared | {"model": weights, "documents": fingerprint(*documents)}
+                losses = read_losses(file, identity)
+                done, total = len(losses), sum(len(text.positions) for text in texts)
+                if done < total:
+                    # Short texts come first, because in Transformers the frequencies of dynamic NTK grow with the
+                    # longest sequence so far: only so are they right for models other than NeoBERT.
+                    model = model or load_model(path, rope, settings)
+                    with tqdm(desc=f"{name}, {rope}", initial=done, total=total, unit="token") as progress:
+                        for batch in masked_batches(texts, settings.batch_tokens, done):
+                            found = masked_losses(model, batch, tokenizer.mask_token_id)
+                            append_losses(file, identity, found)
+                            losses += found
+                            progress.update(len(found))
+                scores += scores_of(texts, losses, {"model": name, "rope": rope, "cut": cut})
+    return scores
+
+
+def read_losses(file: Path, settings: dict) -> list[float]:
+    """The losses that an earlier run has stored, in the order of `masked_batches`; none if there is no file.
+
+    The first line of the file holds the settings, every other line a batch. An incomplete last line, left by a killed
+    process, is cut off.
+    """
+    if not file.exists():
+        return []
+    *lines, _ = file.read_bytes().split(b"\n")
+    stored, *batches = map(json.loads, lines)
+    check_same_settings(file, stored, settings, ADVICE)
+    os.truncate(file, sum(len(line) + 1 for line in lines))
+    return [loss for batch in batches for loss in batch]
+
+
+def append_losses(file: Path, settings: dict, losses: list[float]) -> None:
+    """Store a batch in one write; before the very first batch, store the settings."""
+    if not file.exists():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_text(file, json.dumps(settings) + "\n")
+    with open(file, "ab", buffering=0) as handle:
+        handle.write(json.dumps(losses).encode() + b"\n")
+
+
+# The report.
+
+
+def scores_of(texts: list[MaskableText], losses: list[float], names: dict) -> list[dict]:
+    """A row for each document, from the losses of all of them in the order of `masked_batches`."""
+    rows, left = [], iter(losses)
+    for text in texts:
+        mean = float(np.mean(list(islice(left, len(text.positions)))))
+        row = names | {"document": text.document, "tokens": len(text.ids), "positions": len(text.positions)}
+        rows.append(row | {"mean_loss": mean, "pseudo_perplexity": math.exp(mean)})
+    return rows
+
+
+# By model and RoPE setting, then by length: the number of documents and their pseudo-perplexity.
+Curves = dict[str, dict[int, tuple[int, float]]]
+
+
+def curves(scores: list[dict]) -> Curves:
+    """The curves of Figure 2.
+
+    The length is what documents were cut to, or else the next power of two. A point is the geometric mean of the
+    documents' pseudo-perplexities, exp of the mean of their losses: the few worst documents would dominate an
+    arithmetic mean.
+
+    Args:
+        scores: rows of `scores.parquet`.
+    """
+    losses: dict[str, dict[int, list[float]]] = {}
+    for row in scores:
+        name = row["model"] if row["rope"] == "native" else f"{row['model']}, {row['rope']}"
+        length = row["cut"] or 2 ** math.ceil(math.log2(row["tokens"]))
+        losses.setdefault(name, {}).setdefault(length, []).append(row["mean_loss"])
+    return {
+        name: {length: (len(values), math.exp(np.mean(values))) for length, values in sorted(by_length.items())}
+        for name, by_length in losses.items()
+    }
+
+
+def write_report(output: Path, scores: list[dict]) -> str:
+    """Write `scores.parquet`, `pseudo_perplexity.md` and `pseudo_perplexity.png`; returns the Markdown."""
+    with atomic_write(output / "scores.parquet") as partial:
+        Dataset.from_list(scores).to_parquet(partial)
+    points = curves(scores)
+    lengths = sorted({length for curve in points.values() for length in curve})
+    lines = [
+        Line([(length, perplexity) for length, (_, perplexity) in curve.items()], name, {"marker": "o"})
+        for name, curve in points.items()
+    ]
+    labels = {"xlabel": "length (tokens)", "ylabel": "pseudo-perplexity", "yscale": "log"}
+    plot_lines(output / "pseudo_perplexity.png", [Panel(lines, labels, lengths)], size=(8, 5))
+    rows = []
+    for name, curve in points.items():
+        cells = {length: f"{perplexity:,.1f} ({count:,})" for length, (count, perplexity) in curve.items()}
+        rows.append([name, *(cells.get(length, "-") for length in lengths)])
+    table = markdown_table(["tokens", *(f"{length:,}" for length in lengths)], rows)
+    text = "\n".join(["Pseudo-perplexity, geometric mean over documents (how many):", "", *table, ""])
+    write_text(output / "pseudo_perplexity.md", text)
+    return text

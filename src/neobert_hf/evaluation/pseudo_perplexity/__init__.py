@@ -1,1 +1,0 @@
-"""Pseudo-perplexity against length (paper, section 5.3)."""
