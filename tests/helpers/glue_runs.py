@@ -1,11 +1,8 @@
 """Small runs of examples/run_glue.py: an encoder, data in GLUE's form, and what a run leaves in its folder."""
 
 import json
-import os
 import random
 import string
-import subprocess
-import sys
 from pathlib import Path
 
 import torch
@@ -13,12 +10,12 @@ from datasets import ClassLabel, Dataset, Features, Value
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerBase
 
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM
-from neobert_hf.evaluation.glue.runs import best_first
-from neobert_hf.evaluation.glue.tasks import load_task, read_tasks
+from neobert_hf.evaluation.glue.recipe import best_first
+from neobert_hf.evaluation.glue.tasks import choose_tasks, load_task
 from tests.helpers.models import ROOT
 
 
-TASKS = read_tasks(str(ROOT / "configs" / "glue" / "tasks.yaml"))
+TASKS = choose_tasks(str(ROOT / "configs" / "glue" / "tasks.yaml"), ["all"])
 
 # With dropout, so that a resume has to restore its generator.
 SIZES = {
@@ -143,15 +140,3 @@ def predictions_of(folder: Path, data_dir: Path, task: str, split: str) -> tuple
         inputs = tokenizer(*texts, padding=True, truncation=True, max_length=32, return_tensors="pt")
         logits = model(**inputs).logits
     return (logits.argmax(-1) if TASKS[task].labels else logits[:, 0].double()).tolist(), part["label"][:]
-
-
-def start_process(flags: list[str], *launcher: str) -> subprocess.Popen:
-    """The script in a process group of its own; what it prints is in `stdout`."""
-    return subprocess.Popen(
-        [*(launcher or [sys.executable]), str(ROOT / "examples" / "run_glue.py"), *flags],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-        env=os.environ | {"ACCELERATE_USE_CPU": "true"},
-    )

@@ -2,10 +2,8 @@
 
 import json
 import random
-from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
 import torch
 import yaml
 from datasets import Dataset
@@ -19,15 +17,6 @@ from tests.helpers.small_tokenizer import WORDS, tiny_tokenizer
 run_mteb = load_example("run_mteb")
 CONFIGS = ROOT / "configs" / "mteb"
 INSTRUCTIONS = yaml.safe_load((CONFIGS / "instructions.yaml").read_text())
-
-
-@dataclass
-class EvaluatedModel:
-    """A finished evaluation: its `output_dir`, the models in its report, and the texts read, each with its prompt."""
-
-    folder: Path
-    report: dict
-    seen: list[tuple[str | None, str]]
 
 
 def save_model(folder: Path, seed: int, **changes) -> str:
@@ -52,16 +41,9 @@ def write_rows(file: Path, **columns) -> None:
 
 
 def run_local(local: Path, model: str, output: Path, *flags: str) -> dict:
-    flags = ["--local_tasks", str(local / "tasks.yaml"), "--mteb", "false", "--output_dir", str(output), *flags]
-    run_mteb.main(["--model", model, *flags])
+    """Evaluate on the tasks of a folder; the models in the report."""
+    run_mteb.main(["--model", model, "--local_tasks", str(local / "tasks.yaml"), "--output_dir", str(output), *flags])
     return json.loads((output / "report.json").read_text())["models"]
-
-
-def refused(match: str, *flags: str) -> None:
-    """The recipe stops with this error before a model is loaded or anything is written."""
-    with pytest.raises((ValueError, FileNotFoundError), match=match):
-        run_mteb.main(["--model", "no/such/model", "--output_dir", "no/such/folder", *flags])
-    assert not Path("no/such/folder").exists()
 
 
 def record_prompts(monkeypatch) -> list[tuple[str | None, str]]:

@@ -1,6 +1,5 @@
-"""examples/run_glue.py interrupted, killed, started again and split into shards: the results are the same."""
+"""examples/run_glue.py interrupted, killed, started again and divided among processes: the results are the same."""
 
-import json
 import os
 import shutil
 import signal
@@ -14,17 +13,24 @@ from safetensors.torch import load_file
 
 from neobert_hf.common.fingerprints import SettingsMismatch
 from neobert_hf.evaluation.glue import recipe
-from neobert_hf.training.run_checkpoints import CheckpointError, complete_checkpoints
+from neobert_hf.training.run_checkpoints import complete_checkpoints
 from tests.helpers.examples import load_example
 from tests.helpers.glue_runs import GRID, best_of, model_folder, results_of, save_encoder
 from tests.helpers.pretraining_runs import interrupted_behind
 
 
 run_glue = load_example("run_glue")
-
-
 # Nothing is learned, so that the first evaluation stays the best.
 STILL = {"learning_rate": 1e-12, "eval_steps": None, "early_stopping_patience": 3, "num_train_epochs": 10}
+
+
+def run_as(process: int, processes: int, flags: list[str]) -> None:
+    """Run as one of the processes of `accelerate launch`."""
+    with pytest.MonkeyPatch.context() as patch:
+        environment = {"RANK": process, "LOCAL_RANK": process, "WORLD_SIZE": processes, "CUDA_VISIBLE_DEVICES": ""}
+        for name, value in environment.items():
+            patch.setenv(name, str(value))
+        run_glue.main(flags)
 
 
 @pytest.fixture(scope="module")
@@ -34,12 +40,10 @@ def stopped_early(flags, tmp_path_factory) -> dict:
     return results_of(folder)
 
 
-def test_early_stopping(stopped_early):
+def test_early_stopping_and_patience_that_survives_sigterm(flags, stopped_early, tmp_path):
     (result,) = stopped_early.values()
     assert (result["best_step"], result["last_step"]) == (2, 8)
 
-
-def test_patience_survives_sigterm(flags, stopped_early, tmp_path):
     def stop():
         for _ in range(6000):
             if list(tmp_path.rglob("checkpoint-4/complete.json")):
@@ -72,6 +76,11 @@ def test_a_run_killed_before_its_result_does_not_train_on(flags, stopped_early, 
     assert results_of(tmp_path) == stopped_early
 
 
+def assert_same_best_model(first: Path, second: Path) -> None:
+    first, second = (load_file(model_folder(folder, "sst2") / "model.safetensors") for folder in (first, second))
+    assert first.keys() == second.keys() and all(torch.equal(tensor, second[name]) for name, tensor in first.items())
+
+
 def test_a_run_interrupted_in_its_second_epoch_reads_the_other_rows_of_it(flags, encoder, tmp_path):
     """20 steps are an epoch. The model has moved."""
     run_glue.main(flags(tmp_path / "whole"))
@@ -79,32 +88,30 @@ def test_a_run_interrupted_in_its_second_epoch_reads_the_other_rows_of_it(flags,
         run_glue.main(flags(tmp_path / "run"))
     run_glue.main(flags(tmp_path / "run", model=shutil.copytree(encoder, tmp_path / "moved")))
     assert results_of(tmp_path / "run") == results_of(tmp_path / "whole")
-    assert_same_best_model(tmp_path / "whole", tmp_path / "run", "sst2")
+    assert_same_best_model(tmp_path / "whole", tmp_path / "run")
 
 
-@pytest.fixture(scope="module")
-def whole_grid(flags, tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("grid")
-    run_glue.main(flags(folder, **GRID))
-    return folder
+def test_processes_divide_the_grid(flags, tmp_path):
+    grid = GRID | {"max_steps": 10}
+    run_glue.main(flags(tmp_path / "whole", **grid))
+    for process, number in ((1, 1), (0, 3), (2, 4)):
+        run_as(process, 3, flags(tmp_path / "run", **grid))
+        assert len(results_of(tmp_path / "run")) == number
+    assert results_of(tmp_path / "run") == results_of(tmp_path / "whole")
+    assert_same_best_model(tmp_path / "run", tmp_path / "whole")
 
 
-def assert_same_best_model(first: Path, second: Path, task: str) -> None:
-    first, second = (load_file(model_folder(folder, task) / "model.safetensors") for folder in (first, second))
-    assert first.keys() == second.keys()
-    for name, tensor in first.items():
-        assert torch.equal(tensor, second[name]), name
+def test_a_task_waits_for_the_runs_of_others_that_it_starts_from(flags, tmp_path, monkeypatch):
+    """The second process has RTE; here, the first one does MNLI while the second waits."""
+    changes, waits = flags(tmp_path, task="mnli rte", max_steps=2), []
 
+    def do_the_other(seconds):
+        waits.append(seconds)
+        run_as(0, 2, changes)
 
-def test_shards_are_the_grid(flags, whole_grid, tmp_path):
-    for shard, number in (("2/3", 1), ("1/3", 3), ("3/3", 4)):
-        run_glue.main(flags(tmp_path, **GRID, shard=shard))
-        assert len(results_of(tmp_path)) == number
-    assert results_of(tmp_path) == results_of(whole_grid)
-    assert_same_best_model(tmp_path, whole_grid, "sst2")
-    summary = json.loads((tmp_path / "report.json").read_text())["models"]["small"]["sst2"]
-    assert (summary["runs"], summary["seeds"]) == (4, 1)
-    assert summary["score"] == 100 * max(result["score"] for result in results_of(tmp_path).values())
+    monkeypatch.setattr(recipe.time, "sleep", do_the_other)
+    run_as(1, 2, changes)
+    assert len(waits) == 1 and best_of(tmp_path, "rte")["start"] == best_of(tmp_path, "mnli")["run"]
 
 
 def test_results_of_the_same_weights_and_data_elsewhere_are_taken(finished, flags, encoder, data_dir, tmp_path):
@@ -126,7 +133,6 @@ def test_results_of_the_same_weights_and_data_elsewhere_are_taken(finished, flag
         ("transfer", {"task": "rte", "transfer": False}),
         # Also of a further seed: the report would take their mean.
         ("schedule.max_steps", {"seeds": 7, "max_steps": 2}),
-        ("label_smoothing_factor", {"label_smoothing_factor": 0.1}),
         ("lora_rank", {"lora_rank": 3}),
     ],
 )
@@ -142,35 +148,8 @@ def test_results_of_other_data_or_weights_in_the_same_place_are_refused(finished
     with pytest.raises(SettingsMismatch, match="\n  data.validation: "):
         run_glue.main(flags(finished, data_dir=data))
     other = save_encoder(tmp_path / "encoder", tokenizer, seed=1)
-    with pytest.raises(SettingsMismatch, match="\n  model: "):
-        run_glue.main(flags(finished, model=other))
     # Nor on another task: two models would be one row of the report.
     shutil.copytree(finished, tmp_path / "copy")
     shutil.rmtree(tmp_path / "copy" / "small" / "sst2")
     with pytest.raises(SettingsMismatch, match="mnli/.*(?s:.*)\n  model: "):
         run_glue.main(flags(tmp_path / "copy", model=other))
-
-
-def test_a_better_source_leaves_finished_runs_as_they_are(finished, flags, tmp_path):
-    shutil.copytree(finished, tmp_path / "copy")
-    best = best_of(finished, "mnli")
-    name = best["run"].replace(f"seed{best['seed']}", "seed2")
-    (tmp_path / "copy" / "small" / f"{name}.json").write_text(json.dumps(best | {"run": name, "score": 1.0}))
-    # It has no model, and is not asked for one.
-    run_glue.main(flags(tmp_path / "copy", task="rte stsb", seeds="0 1"))
-    with pytest.raises(CheckpointError, match="small/mnli "):
-        run_glue.main(flags(tmp_path / "copy", task="rte", seeds="2"))
-
-
-def test_a_dependent_task_waits_for_the_runs_of_others(flags, data_dir, tmp_path, monkeypatch):
-    """The second shard has RTE; here, the first one does MNLI while the second waits."""
-    changes = {"task": "mnli rte", "max_steps": 2}
-    waits = []
-
-    def do_the_other(seconds):
-        waits.append(seconds)
-        run_glue.main(flags(tmp_path, **changes, shard="1/2"))
-
-    monkeypatch.setattr(recipe.time, "sleep", do_the_other)
-    run_glue.main(flags(tmp_path, **changes, shard="2/2"))
-    assert len(waits) == 1 and best_of(tmp_path, "rte")["start"] == best_of(tmp_path, "mnli")["run"]

@@ -1,11 +1,24 @@
 """A pair of models, and a small task of each local type."""
 
+import json
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import yaml
 
-from tests.helpers.mteb_tasks import EvaluatedModel, random_texts, record_prompts, run_local, save_model, write_rows
+from tests.helpers.mteb_tasks import random_texts, record_prompts, run_local, save_model, write_rows
+
+
+class EvaluatedModel(NamedTuple):
+    """A finished evaluation: its `output_dir`, the scores by task, and the texts read, each with its prompt."""
+
+    folder: Path
+    scores: dict
+    seen: list[tuple[str | None, str]]
+
+    def stored(self, task: str) -> dict:
+        return json.loads((self.folder / "m" / f"{task}.json").read_text())
 
 
 @pytest.fixture(scope="session")
@@ -22,25 +35,16 @@ def local(tmp_path_factory) -> Path:
     parts = [" ".join(text.split()[: len(text.split()) // 2 + 1]) for text in a]
     write_rows(folder / "search.jsonl", question=parts, document=a)
     write_rows(folder / "more.parquet", document=b)
-    write_rows(
-        folder / "rerank.jsonl",
-        query=parts[:8],
-        positive=[[text] for text in a[:8]],
-        negative=[b[i : i + 4] for i in range(8)],
-    )
+    negatives = [b[i : i + 4] for i in range(8)]
+    write_rows(folder / "rerank.jsonl", query=parts[:8], positive=[[text] for text in a[:8]], negative=negatives)
     write_rows(folder / "sts.parquet", sentence1=a, sentence2=b, score=[float(i % 7) for i in range(24)])
-    write_rows(folder / "topics.parquet", text=a + b, label=[len(text) % 3 for text in a + b])
-    longer = [f"{text} mat" for text in a + b]
-    write_rows(folder / "topics_train.parquet", text=longer, label=[len(text) % 3 for text in a + b])
+    labels = [len(text) % 3 for text in a + b]
+    write_rows(folder / "topics.parquet", text=a + b, label=labels)
+    write_rows(folder / "topics_train.parquet", text=[f"{text} mat" for text in a + b], label=labels)
     write_rows(folder / "pairs.jsonl", sentence1=a, sentence2=parts[:12] + b[12:], label=[1] * 12 + [0] * 12)
+    search = {"type": "Retrieval", "data": "search.jsonl", "corpus": "more.parquet", "columns": {"query": "question"}}
     tasks = {
-        "Search": {
-            "type": "Retrieval",
-            "data": "search.jsonl",
-            "corpus": "more.parquet",
-            "columns": {"query": "question"},
-            "instruction": "the cat sat",
-        },
+        "Search": search | {"instruction": {"query": "the cat sat", "document": "a dog"}},
         "Rerank": {"type": "Reranking", "data": "rerank.jsonl", "instruction": "the dog ran"},
         "Similarity": {"type": "STS", "data": "sts.parquet", "instruction": "on a mat"},
         "Topics": {"type": "Classification", "data": "topics.parquet", "train": "topics_train.parquet"},
@@ -57,5 +61,5 @@ def evaluated(local, models, tmp_path_factory) -> EvaluatedModel:
     folder = tmp_path_factory.mktemp("evaluated")
     with pytest.MonkeyPatch.context() as patch:
         seen = record_prompts(patch)
-        report = run_local(local, models[0], folder, "--name", "m")
-    return EvaluatedModel(folder, report, seen)
+        scores = run_local(local, models[0], folder, "--name", "m")["m"]
+    return EvaluatedModel(folder, scores, seen)

@@ -1,14 +1,12 @@
 """Contextual models on MTEB tasks: one context a task and subset, made before its queries are encoded."""
 
-import json
-
 import pytest
 import torch
 from datasets import Dataset, DatasetDict
 from sentence_transformers import SentenceTransformer
 
 from neobert_hf.embeddings.contextual import build_contextual_encoder, embed_context
-from neobert_hf.evaluation.mteb.contexts import context_texts, source_of
+from neobert_hf.evaluation.mteb.encoder import context_texts
 from neobert_hf.evaluation.mteb.local_tasks import read_local_tasks
 from tests.helpers.mteb_tasks import run_local
 
@@ -45,37 +43,21 @@ def test_every_task_has_a_context_of_its_own_texts(local, model, tmp_path, calls
     names = ["Search", "Similarity", "Topics"]
     run_local(local, model, tmp_path, "--name", "m", "--tasks", *names)
     tasks = [task for task in read_local_tasks(local / "tasks.yaml")[0] if task.metadata.name in names]
-    loaded, contexts = SentenceTransformer(model), []
-    seen = [call for call in calls if call[2] is not None]
     # The draws, without a context; then whatever reads them.
     assert calls[0][2] is None and sum(context is None for _, _, context in calls) == len(tasks)
+    loaded, contexts = SentenceTransformer(model), {}
+    # The instruction for a task's documents, or for all its texts, also stands before those of the context.
+    prompts = {"Search": "a dog ", "Similarity": "on a mat ", "Topics": ""}
     for task in tasks:
-        name = task.metadata.name
-        stored = json.loads((tmp_path / "m" / f"{name}.json").read_text())
         task.load_data()
-        texts, prompt = context_texts(task, "default", SIZE), stored["settings"]["context"]["prompt"]
-        expected = embed_context(loaded, texts, seed=0, prompt=prompt)
-        contexts.append(expected)
-        assert any(torch.equal(context, expected) for _, _, context in seen), name
-        source = {"Search": "corpus", "Topics": "train"}.get(name, "evaluated texts")
-        described = {"seed": 0, "size": SIZE, "source": source, "prompt": prompt}
-        assert stored["settings"]["context"] == described and source_of(task) == source
-        # The instruction of a local task stands before its queries, and not before its documents.
-        assert prompt == {"Similarity": "on a mat "}.get(name, "")
-    # Queries and documents of a task read one and the same context.
-    assert all(any(torch.equal(context, each) for each in contexts) for _, _, context in seen)
-    queries = [context for prompt, texts, context in seen if prompt == "the cat sat "]
-    assert queries and all(torch.equal(context, contexts[0]) for context in queries)
-
-
-def test_results_with_another_context_are_not_taken(local, model, tmp_path):
-    run_local(local, model, tmp_path, "--name", "m", "--tasks", "Similarity")
-    file = tmp_path / "m" / "Similarity.json"
-    content = json.loads(file.read_text())
-    content["settings"]["context"]["seed"] = 1
-    file.write_text(json.dumps(content))
-    with pytest.raises(Exception, match="(?s)context"):
-        run_local(local, model, tmp_path, "--name", "m", "--tasks", "Similarity")
+        texts = context_texts(task, "default", SIZE)
+        contexts[task.metadata.name] = embed_context(loaded, texts, seed=0, prompt=prompts[task.metadata.name])
+    # All texts read the context of their task, queries as well as documents.
+    read = [context for _, _, context in calls if context is not None]
+    assert all(any(torch.equal(context, each) for each in contexts.values()) for context in read)
+    assert all(any(torch.equal(context, each) for context in read) for each in contexts.values())
+    queries = [context for prompt, texts, context in calls if prompt == "the cat sat "]
+    assert queries and all(torch.equal(context, contexts["Search"]) for context in queries)
 
 
 def test_texts_of_large_tasks_and_of_several_subsets():

@@ -12,39 +12,9 @@ from mteb.abstasks import AbsTaskClassification, AbsTaskPairClassification, AbsT
 from mteb.abstasks.clustering_legacy import AbsTaskClusteringLegacy
 
 from neobert_hf.evaluation.mteb.encoder import InstructionEncoder, parts_of
-from neobert_hf.evaluation.mteb.recipe import benchmark_tasks, benchmark_types, build_prompts, read_instructions
+from neobert_hf.evaluation.mteb.recipe import benchmark_tasks, benchmark_types
 from neobert_hf.evaluation.mteb.report import COLUMNS, TASK_TYPES
 from tests.helpers.mteb_tasks import CONFIGS, INSTRUCTIONS, random_texts, record_prompts, run_mteb
-
-
-# As `read_instructions` returns them.
-QUERIES = {task: {"query": text} for task, text in INSTRUCTIONS.items()}
-
-
-def test_instructions_are_those_of_all_56_tasks():
-    tasks = benchmark_tasks()
-    assert len(tasks) == 56
-    assert read_instructions(str(CONFIGS / "instructions.yaml"), tasks) == QUERIES
-    assert all(text.endswith(".") and text == text.strip() for text in INSTRUCTIONS.values())
-    # As in Table 4.
-    counts = Counter(benchmark_types("MTEB(eng, v1)").values())
-    assert [counts[kind] for kind in TASK_TYPES] == [12, 11, 3, 4, 15, 10, 1]
-
-
-def test_instructions_are_the_words_of_the_paper(shared):
-    paper = (shared / "paper" / "neobert_2502.19587.md").read_text().replace(" .", ".")
-    for task, text in INSTRUCTIONS.items():
-        name = task.split("Clustering")[0]
-        if "Clustering" in task and name != "TwentyNewsgroups":
-            text = text.replace(f" {name} ", " <dataset> ")
-        assert text in paper, task
-
-
-def test_every_part_of_cqadupstack_gets_its_prompt():
-    prompts = build_prompts(QUERIES, benchmark_tasks(), "{instruction} ")
-    parts = [name for name in prompts if name.startswith("CQADupstack") and name != "CQADupstackRetrieval"]
-    assert len(parts) == 12 and len(prompts) == 68
-    assert all(prompts[part]["query"] == INSTRUCTIONS["CQADupstackRetrieval"] + " " for part in parts)
 
 
 def inject(task) -> None:

@@ -1,0 +1,300 @@
+"""Pseudo-perplexity: equal to the definition written out, whatever is sampled, batched, scaled or interrupted."""
+
+import json
+import math
+import random
+import shutil
+import string
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from datasets import Dataset
+from transformers import (
+    AutoConfig,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    BertConfig,
+    DebertaV2Config,
+    ElectraConfig,
+    ModernBertConfig,
+    NomicBertConfig,
+    PreTrainedModel,
+    RobertaConfig,
+)
+
+from neobert_hf import NeoBERTForMaskedLM
+from neobert_hf.common.fingerprints import SettingsMismatch
+from neobert_hf.common.settings import parse_config
+from neobert_hf.evaluation import pseudo_perplexity
+from neobert_hf.evaluation.pseudo_perplexity import choose_positions, curves, masked_losses, scale_rope
+from tests.helpers.examples import load_example
+from tests.helpers.models import ROOT, small_model
+from tests.helpers.small_tokenizer import small_tokenizer
+
+
+script = load_example("pseudo_perplexity")
+
+# Letters of each document; [CLS] and [SEP] come on top. The model was trained on 16 tokens.
+LETTERS = (12, 38, 8, 22, 38)
+OTHERS = {
+    "bert": BertConfig,
+    "deberta_v2": DebertaV2Config,
+    "electra": ElectraConfig,
+    "modernbert": ModernBertConfig,
+    "nomic_bert": NomicBertConfig,
+    "roberta": RobertaConfig,
+}
+
+
+def other_model(name: str, **changes) -> PreTrainedModel:
+    torch.manual_seed(3)
+    sizes = dict(vocab_size=100, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=48)
+    # Far from uniform predictions, so that a wrong position shows.
+    config = OTHERS[name](**sizes | {"max_position_embeddings": 64, "initializer_range": 0.5} | changes, pad_token_id=0)
+    return AutoModelForMaskedLM.from_config(config).eval()
+
+
+def save(model: PreTrainedModel, folder: Path, **tokenizer) -> str:
+    model.save_pretrained(folder)
+    small_tokenizer(model_input_names=["input_ids", "attention_mask"], **tokenizer).save_pretrained(folder)
+    return str(folder)
+
+
+def make_texts() -> list[str]:
+    generator = random.Random(0)
+    return [" ".join(generator.choices(string.ascii_lowercase, k=letters)) for letters in LETTERS]
+
+
+@pytest.fixture(scope="module")
+def material(tmp_path_factory) -> Path:
+    """Folders `neobert` and `bert`, and documents."""
+    folder = tmp_path_factory.mktemp("material")
+    save(small_model(NeoBERTForMaskedLM, max_length=16), folder / "neobert")
+    save(other_model("bert"), folder / "bert")
+    Dataset.from_dict({"body": make_texts()}).to_parquet(folder / "documents.parquet")
+    return folder
+
+
+def run(material: Path, output: Path, *more: str, models=("neobert",)) -> list[dict]:
+    source = ["--source", str(material / "documents.parquet"), "--text_column", "body", "--device", "cpu"]
+    pairs = [f"{name}={material / name}" for name in models]
+    script.main(["--models", *pairs, *source, "--output_dir", str(output), *more])
+    return Dataset.from_parquet(str(output / "scores.parquet")).to_list()
+
+
+def losses_of(folder: Path) -> list[float]:
+    lines = (folder / "neobert" / "native" / "whole.jsonl").read_text().splitlines()[1:]
+    return [loss for line in lines for loss in json.loads(line)]
+
+
+@pytest.fixture(scope="module")
+def exact(material, tmp_path_factory) -> Path:
+    output = tmp_path_factory.mktemp("exact")
+    run(material, output, models=("neobert", "bert"))
+    return output
+
+
+@torch.no_grad()
+def plain_losses(model: PreTrainedModel, ids: list[int], mask_id: int = 4) -> list[float]:
+    """The definition: mask one position, decode the whole sequence, cross-entropy of the token."""
+    losses = []
+    for position in range(1, len(ids) - 1):
+        masked = torch.tensor([ids])
+        masked[0, position] = mask_id
+        logits = model(input_ids=masked, attention_mask=torch.ones_like(masked)).logits[0, position]
+        losses.append(F.cross_entropy(logits, torch.tensor(ids[position])).item())
+    return losses
+
+
+def expected_loss(model: PreTrainedModel, document: int, tokens: int | None = None) -> float:
+    ids = small_tokenizer()(make_texts()[document], truncation=tokens is not None, max_length=tokens)["input_ids"]
+    return pytest.approx(np.mean(plain_losses(model, ids)), abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ["neobert", "bert"])
+def test_equals_the_definition(material, exact, name):
+    model = AutoModelForMaskedLM.from_pretrained(material / name).eval()
+    rows = [row for row in Dataset.from_parquet(str(exact / "scores.parquet")) if row["model"] == name]
+    assert sorted(row["document"] for row in rows) == [0, 1, 2, 3, 4]
+    for row in rows:
+        assert row["positions"] == LETTERS[row["document"]] == row["tokens"] - 2
+        assert row["mean_loss"] == expected_loss(model, row["document"])
+        assert row["pseudo_perplexity"] == pytest.approx(np.exp(row["mean_loss"]), rel=1e-5)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_the_decoder_runs_on_the_masked_position_only(name):
+    model = other_model(name)
+    text = choose_positions(0, np.array([2, *range(5, 20), 3]), [0, 1, 2, 3, 4])
+    decoded = []
+    model.get_output_embeddings().register_forward_pre_hook(lambda module, args: decoded.append(args[0].shape[:-1]))
+    losses = masked_losses(model, [(text, position) for position in text.positions], 4)
+    assert decoded == [(15, 1)]
+    assert losses == pytest.approx(plain_losses(model, text.ids.tolist()), abs=1e-5)
+
+
+@pytest.mark.parametrize("budget, largest", [(100, 8), (4000, 76)])
+def test_token_budget_changes_nothing(material, exact, tmp_path, budget, largest):
+    """Parts of a document, and both of one length at once."""
+    run(material, tmp_path, "--batch_tokens", str(budget))
+    assert losses_of(tmp_path) == pytest.approx(losses_of(exact), abs=1e-5)
+    batches = (tmp_path / "neobert" / "native" / "whole.jsonl").read_text().splitlines()[1:]
+    assert max(len(json.loads(line)) for line in batches) == largest
+
+
+def test_lengths_cut_documents_and_leave_out_shorter_ones(material, tmp_path):
+    rows = run(material, tmp_path, "--lengths", "40", "10", "--max_documents", "4")
+    found = [(row["document"], row["tokens"], row["cut"]) for row in rows]
+    assert found == [(0, 10, 10), (1, 10, 10), (2, 10, 10), (3, 10, 10), (1, 40, 40)]
+    model = AutoModelForMaskedLM.from_pretrained(material / "neobert").eval()
+    assert rows[1]["mean_loss"] == expected_loss(model, 1, tokens=10)
+    # How many documents, beside each value.
+    text = (tmp_path / "pseudo_perplexity.md").read_text()
+    assert "| tokens | 10 | 40 |" in text and f"{rows[4]['pseudo_perplexity']:,.1f} (1) |" in text and "(4)" in text
+    assert (tmp_path / "pseudo_perplexity.png").stat().st_size > 10_000
+
+
+def test_max_length_cuts_and_min_tokens_leaves_out(material, tmp_path):
+    rows = run(material, tmp_path, "--max_length", "20", "--min_tokens", "14", "--sample", "6")
+    found = [(row["document"], row["tokens"], row["positions"]) for row in rows]
+    assert found == [(0, 14, 6), (1, 20, 6), (3, 20, 6), (4, 20, 6)]
+
+
+def test_a_sample_is_a_subset_that_depends_on_the_document_only(material, exact, tmp_path):
+    rows = run(material, tmp_path, "--sample", "10")
+    assert [row["positions"] for row in rows] == [8, 10, 10, 10, 10]
+    assert set(np.round(losses_of(tmp_path), 4)) < set(np.round(losses_of(exact), 4))
+    ids = np.arange(5, 45)
+    first, again, other = (choose_positions(document, ids, [0], 10).positions.tolist() for document in (1, 1, 2))
+    assert first == again != other
+    # Special tokens in the text are not scored.
+    assert choose_positions(0, np.array([2, 7, 3, 1, 8, 4, 3]), [0, 1, 2, 3, 4]).positions.tolist() == [1, 4]
+
+
+@pytest.mark.parametrize("name, value", [("sample", "5"), ("dtype", "bfloat16"), ("max_length", "20")])
+def test_losses_of_other_settings_are_refused_by_name(material, exact, name, value):
+    before = (exact / "neobert" / "native" / "whole.jsonl").read_bytes()
+    with pytest.raises(SettingsMismatch, match=f"\n  {name}: "):
+        run(material, exact, f"--{name}", value)
+    assert (exact / "neobert" / "native" / "whole.jsonl").read_bytes() == before
+
+
+def test_losses_of_other_weights_are_refused_and_of_a_model_that_moved_are_taken(
+    material, exact, tmp_path, monkeypatch
+):
+    model = NeoBERTForMaskedLM.from_pretrained(material / "neobert")
+    model.decoder.bias.data[7] += 1e-3
+    with pytest.raises(SettingsMismatch, match="\n  model: "):
+        run(material, exact, "--models", f"neobert={save(model, tmp_path)}")
+    copy, before = shutil.copytree(exact, tmp_path / "copy"), Dataset.from_parquet(str(exact / "scores.parquet"))
+    moved = shutil.copytree(material / "neobert", tmp_path / "moved")
+    monkeypatch.setattr(pseudo_perplexity, "load_model", lambda *arguments: pytest.fail("scored again"))
+    assert run(material, copy, "--models", f"neobert={moved}") == before.to_list()[:5]
+
+
+def test_resumes_after_whatever_was_written(material, tmp_path):
+    """Within a batch, or without the last line feed: in the end the same file to the byte."""
+    file = tmp_path / "neobert" / "native" / "whole.jsonl"
+    before = run(material, tmp_path, "--batch_tokens", "200")
+    whole = file.read_bytes()
+    for cut in (400, -1):
+        file.write_bytes(whole[:cut])
+        assert run(material, tmp_path, "--batch_tokens", "200") == before
+        assert file.read_bytes() == whole
+
+
+def test_rope_settings_equal_a_model_loaded_with_them(material, tmp_path):
+    settings = ("native", "yarn:4", "linear:2", "dynamic:8")
+    rows = run(material, tmp_path, "--lengths", "40", "--max_documents", "2", "--rope", *settings)
+    for row, setting in zip(rows, settings, strict=True):
+        kind, _, factor = setting.partition(":")
+        rope = {"rope_type": kind, "factor": float(factor)} if factor else {"rope_type": "default"}
+        model = NeoBERTForMaskedLM.from_pretrained(material / "neobert", rope_parameters=rope).eval()
+        assert row["rope"] == setting and row["mean_loss"] == expected_loss(model, 1)
+    assert len({round(row["mean_loss"], 4) for row in rows}) == len(settings)
+    text = (tmp_path / "pseudo_perplexity.md").read_text()
+    assert "\n| neobert | " in text and "\n| neobert, yarn:4 | " in text
+
+
+def test_dynamic_scaling_of_other_models_fits_every_length(material, tmp_path):
+    """In Transformers frequencies grow with the longest sequence so far; here each length has its own."""
+    nomic = save(other_model("nomic_bert", max_position_embeddings=16), tmp_path / "nomic")
+    rope = ["--rope", "dynamic:4"]
+    for row in run(material, tmp_path / "out", "--models", f"nomic={nomic}", *rope):
+        config = AutoConfig.from_pretrained(nomic)
+        scale_rope(config, "dynamic:4")
+        fresh = AutoModelForMaskedLM.from_pretrained(nomic, config=config).eval()
+        assert row["mean_loss"] == expected_loss(fresh, row["document"])
+
+
+def test_local_layers_keep_their_rope(tmp_path):
+    save(other_model("modernbert"), tmp_path)
+    config = AutoConfig.from_pretrained(tmp_path)
+    scale_rope(config, "yarn:4")
+    assert config.rope_parameters["sliding_attention"]["rope_type"] == "default"
+    assert config.rope_parameters["full_attention"]["rope_type"] == "yarn"
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        (["--rope", "yarm:4"], "yarm:4"),
+        (["--rope", "yarn:1"], "yarn:1"),
+        (["--text_column", "text"], "no column 'text'; it has 'body'"),
+        (["--lengths", "10", "--max_length", "10"], "`lengths` and `max_length`"),
+        (["--lengths", "10", "400"], "400 tokens; the longest read has 40"),
+        (["--models", "neobert"], "'neobert'; write name=path"),
+        (["--models", "other=runs/small/model"], "runs/small/model"),
+        (["--models", "other=bert", "--rope", "yarn:2"], "bert has no unscaled RoPE"),
+        (["--models", "other=absolute", "--rope", "yarn:2"], "neobert has no unscaled RoPE"),
+        (["--models", "other=scaled", "--rope", "yarn:2"], "yarn"),
+        (["--models", "other=unmasked"], "unmasked has no mask token"),
+        (["--models", "other=classifier"], "classifier .*cls.predictions"),
+    ],
+)
+def test_wrong_settings_and_models_fail_before_work(material, tmp_path, monkeypatch, flags, message):
+    save(small_model(NeoBERTForMaskedLM, rope=False), tmp_path / "absolute")
+    save(small_model(NeoBERTForMaskedLM, rope_parameters={"rope_type": "yarn", "factor": 2.0}), tmp_path / "scaled")
+    save(small_model(NeoBERTForMaskedLM), tmp_path / "unmasked", mask_token=None)
+    bert = shutil.copytree(material / "bert", tmp_path / "bert")
+    save(AutoModelForSequenceClassification.from_config(AutoConfig.from_pretrained(bert)), tmp_path / "classifier")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        run(material, tmp_path / "out", *flags)
+    # Nor is there a file that would refuse the settings once they are right.
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("text", ["", None, "[MASK] [SEP]"])
+def test_text_with_nothing_to_mask_is_an_error(material, tmp_path, text):
+    Dataset.from_dict({"body": ["a b c", text]}).to_parquet(tmp_path / "empty.parquet")
+    source = ["--source", str(tmp_path / "empty.parquet")]
+    with pytest.raises(ValueError, match="Row 1 of .*empty.parquet"):
+        run(material, tmp_path / "out", *source)
+    assert len(run(material, tmp_path / "out", *source, "--min_tokens", "5")) == 1
+
+
+def test_a_loss_that_is_not_finite_is_an_error():
+    model = small_model(NeoBERTForMaskedLM)
+    model.decoder.bias.data[7] = math.inf
+    text = choose_positions(0, np.array([2, 7, 3]), [2, 3])
+    with pytest.raises(FloatingPointError, match="document 0 are not finite"):
+        masked_losses(model, [(text, 1)], 4)
+
+
+def test_curves_are_geometric_means_by_length():
+    rows = [
+        {"model": "m", "rope": "native", "cut": None, "tokens": tokens, "mean_loss": loss}
+        for tokens, loss in ((60, 1.0), (64, 3.0), (65, 2.0))
+    ]
+    assert curves(rows) == {"m": {64: (2, pytest.approx(math.exp(2))), 128: (1, pytest.approx(math.exp(2)))}}
+
+
+def test_the_configuration_is_the_papers():
+    """2,467 sequences of more than 1,024 tokens, every token masked."""
+    flags = ["--config", str(ROOT / "configs" / "pseudo_perplexity.yaml")]
+    (settings,) = parse_config(pseudo_perplexity.PseudoPerplexityArguments, args=flags)
+    assert (settings.max_documents, settings.min_tokens, settings.sample) == (2467, 1025, None)
