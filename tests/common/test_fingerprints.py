@@ -1,5 +1,6 @@
 """What tells checkpoints and data from others."""
 
+import shutil
 from dataclasses import dataclass, field
 
 import pytest
@@ -43,15 +44,14 @@ def test_checkpoints_are_told_apart(tmp_path, monkeypatch):
     model.config.norm_eps = 1e-3
     model.config.save_pretrained(tmp_path / "two")
     assert model_fingerprint(str(tmp_path / "two")) != expected
-    # A Hub id, as the cache has it.
+    # The same model on the Hub, as the cache has it.
     commit = "0123456789abcdef0123456789abcdef01234567"
     cached = tmp_path / "hub" / "models--me--mine"
-    (cached / "snapshots" / commit).mkdir(parents=True)
-    (cached / "snapshots" / commit / "config.json").write_text("{}")
+    shutil.copytree(tmp_path / "one", cached / "snapshots" / commit)
     (cached / "refs").mkdir()
     (cached / "refs" / "main").write_text(commit)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
-    assert model_fingerprint("me/mine") == commit
+    assert model_fingerprint("me/mine") == expected
     with pytest.raises(OSError, match="couldn.t find them in the cached files"):
         model_fingerprint("me/other")
 

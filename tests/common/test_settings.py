@@ -144,7 +144,6 @@ def test_every_config_says_which_script_it_is_for():
         "figure",
         "instructions",
         "text_pairs",
-        "superglue",
         "debian",
         "fine_tuning",
     }

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 import xxhash
 from datasets import Dataset
+from huggingface_hub import snapshot_download
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedTokenizerFast
-from transformers.utils import cached_file
 
 from neobert_hf.common.files import MARKER
 from neobert_hf.common.paths import check_model_exists
@@ -85,7 +85,7 @@ def texts_checksum(texts: Iterable[str]) -> str:
 
 
 def model_fingerprint(model: str | Path) -> str:
-    """A hash of a folder's weights, configuration, tokenizer and prompts, wherever it lies; for a Hub id, its commit.
+    """A hash of a model's weights, configuration, tokenizer and prompts, wherever it lies: in a folder or on the Hub.
 
     Raises:
         OSError: if `model` is neither a folder with a model nor a Hub id.
@@ -93,8 +93,8 @@ def model_fingerprint(model: str | Path) -> str:
     folder = Path(model).expanduser()
     if not folder.is_dir():
         check_model_exists(str(model), "model")
-        # The Hub's cache keeps each commit in a folder that is named after it.
-        return Path(cached_file(str(model), "config.json")).parent.name
+        # Downloads what the Hub's cache does not have yet.
+        folder = Path(snapshot_download(str(model), allow_patterns=list(MODEL_FILES)))
     modules = folder / "modules.json"
     parts = json.loads(modules.read_text(encoding="utf-8")) if modules.exists() else []
     files = {

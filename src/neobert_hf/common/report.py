@@ -20,27 +20,14 @@ def markdown_table(head: Sequence[Any], rows: Sequence[Sequence[Any]]) -> list[s
     return [f"| {' | '.join(map(str, cells))} |" for cells in (head, ["---"] * len(head), *rows)]
 
 
-def mean_interval(values: Sequence[float], population: int | None = None) -> tuple[float, float, float]:
-    """Mean of a random sample, and its 95% confidence interval by Student's t.
-
-    Args:
-        values: the sample.
-        population: the size of the population, if it is small: the interval is then narrower by a factor of
-            sqrt(1 - share), where share is the part of the population that was sampled.
-
-    Returns:
-        Mean, lower and upper end. Both ends are NaN if one value was drawn from several, and equal the mean if the
-        sample is the whole population.
-    """
+def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """Mean of a random sample, and the two ends of its 95% confidence interval by Student's t: NaN for one value."""
     from scipy import stats
 
     mean, count = float(np.mean(values)), len(values)
-    if count == population:
-        return mean, mean, mean
     if count < 2:
         return mean, math.nan, math.nan
-    error = np.std(values, ddof=1) / math.sqrt(count) * math.sqrt(1 - count / population if population else 1)
-    margin = float(stats.t.ppf(0.975, count - 1) * error)
+    margin = float(stats.t.ppf(0.975, count - 1) * np.std(values, ddof=1) / math.sqrt(count))
     return mean, mean - margin, mean + margin
 
 
