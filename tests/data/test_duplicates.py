@@ -7,7 +7,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from neobert_hf.data.shards import read_manifest
+from neobert_hf.data.tokenizer import train_bpe
 from tests.helpers.examples import load_example
+from tests.helpers.pretraining_runs import to_flags
 
 
 pytest.importorskip("rensa", reason="pip install 'neobert_hf[scale]'")
@@ -44,6 +47,16 @@ def test_the_first_of_each_group_stays_and_evaluation_texts_go(corpus, tmp_path,
     kept = deduplicate(corpus, tmp_path / "out")
     assert kept == [text(seed) for seed in range(9)]
     assert "9 kept, 1 exact, 1 near, 1 contaminated of 12 rows" in capsys.readouterr().out
+
+
+def test_what_was_removed_stands_in_the_manifest_of_what_is_prepared(corpus, tmp_path):
+    kept = deduplicate(corpus, tmp_path / "clean")
+    train_bpe(iter(kept), 300, 128).save_pretrained(tmp_path / "tokenizer")
+    flags = {"source": tmp_path / "clean" / "texts" / "*.parquet", "tokenizer": tmp_path / "tokenizer"}
+    load_example("prepare_data").main(to_flags(flags | {"output_dir": tmp_path / "out"}))
+    counts = read_manifest(tmp_path / "out").counts
+    names = ("kept", "exact", "near", "contaminated", "read", "documents")
+    assert [counts[name] for name in names] == [9, 1, 1, 1, 9, 9]
 
 
 @pytest.mark.slow

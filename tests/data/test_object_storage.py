@@ -1,5 +1,7 @@
 """Preparing from and to `s3://`, and training from there, against a server on this machine."""
 
+from uuid import uuid4
+
 import fsspec
 import pytest
 
@@ -25,8 +27,10 @@ def bucket():
     with pytest.MonkeyPatch.context() as patch:
         for name, value in settings.items():
             patch.setenv(name, value)
-        fsspec.filesystem("s3").mkdir("bucket")
-        yield "s3://bucket"
+        # The server's buckets outlive it.
+        name = f"bucket-{uuid4().hex}"
+        fsspec.filesystem("s3").mkdir(name)
+        yield f"s3://{name}"
         fsspec.filesystem("s3").clear_instance_cache()
     moto.stop()
 
@@ -97,7 +101,7 @@ def test_shards_of_somebody_else_are_not_replaced(bucket, source, corpus):
 def test_training_from_a_url_ends_with_the_same_bits(prepared_there, prepared, tmp_path, monkeypatch):
     """Loader workers copy the shards to this machine, when a group with them begins."""
     monkeypatch.setenv("NEOBERT_HF_CACHE", str(tmp_path / "cache"))
-    changes = {"max_steps": 4, "dataloader_num_workers": 1}
+    changes = {"max_steps": 2, "dataloader_num_workers": 1}
     run(small_flags(prepared, tmp_path / "disk", **changes))
     run(small_flags(prepared, tmp_path / "url", train_data=prepared_there, **changes))
     assert_same_weights(tmp_path / "url", tmp_path / "disk")

@@ -12,7 +12,6 @@ from pathlib import Path
 from pydoc_data.topics import topics
 from types import SimpleNamespace
 
-import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -110,10 +109,11 @@ def test_shards_hold_what_the_tokenizer_makes_of_each_text(corpus, tokenizers, t
     assert saved.model_max_length == 128 and saved.model_input_names == ["input_ids", "attention_mask"]
 
 
-def test_long_documents_are_counted(tokenizers, tmp_path, capsys):
+def test_long_documents_are_counted(tokenizers, tmp_path):
     write_jsonl(tmp_path / "a.jsonl", ["a " * length for length in (1021, 1022, 2045, 2046, 9000)])
-    prepare(tmp_path / "a.jsonl", tokenizers["wordpiece"], tmp_path / "out", "--max_length", "4096")
-    assert "; 4 documents of 1,024 tokens or more, 2 of 2,048 or more;" in capsys.readouterr().out
+    output = prepare(tmp_path / "a.jsonl", tokenizers["wordpiece"], tmp_path / "out", "--max_length", "4096")
+    counts = read_manifest(output).counts
+    assert (counts["tokens_1024"], counts["tokens_2048"]) == (4, 2)
 
 
 def test_every_format_gives_the_same_documents(tokenizers, tmp_path):
@@ -132,17 +132,15 @@ def test_every_format_gives_the_same_documents(tokenizers, tmp_path):
     assert len(found[0]) == 20 and all(each == found[0] for each in found)
 
 
-@pytest.mark.parametrize("suffix", ["txt", "jsonl.gz", "parquet"])
+@pytest.mark.parametrize("suffix", ["txt", "parquet"])
 def test_an_interrupted_folder_ends_with_the_same_bytes(tokenizers, tmp_path, killed, suffix):
+    """Files that are cut into parts, and a folder that as a whole is."""
     source = tmp_path / "source"
     source.mkdir()
     for number in range(6):
         documents = PARAGRAPHS[20 * number : 20 * number + 20]
         if suffix == "parquet":
             pq.write_table(pa.table({"text": documents}), source / f"{number}.parquet", row_group_size=7)
-        elif suffix == "jsonl.gz":
-            write_jsonl(tmp_path / "one.jsonl", documents)
-            (source / f"{number}.jsonl.gz").write_bytes(gzip.compress((tmp_path / "one.jsonl").read_bytes()))
         else:
             for place, document in enumerate(documents):
                 (source / f"{number}-{place:02}.txt").write_text(document, encoding="utf-8")
@@ -151,9 +149,8 @@ def test_an_interrupted_folder_ends_with_the_same_bytes(tokenizers, tmp_path, ki
     expected = content(prepare(source, tokenizers["bpe"], tmp_path / "whole", *flags))
     for stop in ("shard-00000.arrow", "shard-00002.arrow", "shard-00007.arrow"):
         killed(stop, source, tokenizers["bpe"], tmp_path / "out", *flags)
-        if stop != "shard-00000.arrow":
-            with pytest.raises(ValueError, match="is not finished"):
-                read_manifest(tmp_path / "out")
+    with pytest.raises(ValueError, match="is not finished"):
+        read_manifest(tmp_path / "out")
     assert content(prepare(source, tokenizers["bpe"], tmp_path / "out", *flags)) == expected
 
 
@@ -166,14 +163,8 @@ def test_each_row_that_is_chosen_is_held_out_or_trained_on(corpus, tokenizers, t
         )
     )
     assert sorted(whole) == sorted(train + held_out) and 20 < len(held_out) < 60
-
-
-def test_urls_are_sources(corpus, tokenizers, tmp_path):
-    with fsspec.open("memory://texts/0.jsonl", "wb") as file:
-        file.write(corpus.read_bytes())
-    output = prepare("memory://texts/*.jsonl", tokenizers["bpe"], tmp_path / "url")
-    local = prepare(corpus, tokenizers["bpe"], tmp_path / "local")
-    assert ids_in(output) == ids_in(local)
+    counts = read_manifest(tmp_path / "1").counts
+    assert counts["other_part"] == 200 - counts["documents"] - counts["too_short"] >= len(held_out)
 
 
 def test_a_dataset_of_the_hub_is_read_file_by_file(corpus, tokenizers, tmp_path, monkeypatch):
@@ -217,11 +208,10 @@ def test_a_finished_folder_is_left_alone(corpus, tokenizers, tmp_path):
     assert {file: file.stat().st_mtime_ns for file in output.rglob("*")} == times
 
 
-@pytest.mark.parametrize("finished", [True, False])
 @pytest.mark.parametrize(
     "flags, name",
     [
-        (["--documents_per_shard", "60"], "documents_per_shard: 50 there, 60"),
+        (["--documents_per_shard", "60"], "documents_per_shard: 100 there, 60"),
         (["--long_documents", "split"], "long_documents: 'truncate' there, 'split'"),
         (["--max_documents", "200"], "max_documents: None there, 200"),
         (["--max_length", "64"], "max_length: 128 there, 64"),
@@ -229,12 +219,13 @@ def test_a_finished_folder_is_left_alone(corpus, tokenizers, tmp_path):
         ([], "bytes: "),
     ],
 )
-def test_other_settings_or_text_do_not_continue_a_folder(corpus, tokenizers, tmp_path, killed, finished, flags, name):
-    arguments = (corpus, tokenizers["bpe"], tmp_path / "out", "--documents_per_shard", "50")
-    prepare(*arguments) if finished else killed("shard-00003.arrow", *arguments)
-    before = content(tmp_path / "out")
+def test_other_settings_or_text_do_not_continue_a_folder(corpus, tokenizers, tmp_path, killed, flags, name):
+    arguments = (corpus, tokenizers["bpe"], tmp_path / "out", "--documents_per_shard", "100")
+    killed("shard-00002.arrow", *arguments)
     if not flags:
+        prepare(*arguments)  # Nor one that is finished.
         corpus.write_text(corpus.read_text() + '{"id": 1, "text": "One more document."}\n')
+    before = content(tmp_path / "out")
     with pytest.raises(SettingsMismatch, match=name) as error:
         prepare(*arguments, *(tokenizers.get(flag, flag) for flag in flags))
     assert str(error.value).count(" there, ") == 1

@@ -60,16 +60,10 @@ def test_short_lines_are_titles_where_no_heading_is_marked():
     assert pairs(f"How an index works\n\n{BODY}", kinds=["unmarked_title"]) == []
 
 
-@pytest.mark.parametrize("line", ["It works.", "Index", "an entry of a table", "Note:", "A title of " + "very " * 20])
-def test_lines_that_are_no_unmarked_titles(line):
-    assert pairs(f"The manual\n\n{line}\n\n{BODY}", kinds=["unmarked_title"]) == []
-
-
-def test_held_out_pairs_of_an_earlier_run_do_not_come_into_training(tmp_path):
-    (tmp_path / "pairs_held_out.parquet").touch()
-    with pytest.raises(ValueError, match="pairs_held_out.parquet is from an earlier run, .*delete it, or set"):
-        settings(output=str(tmp_path / "pairs.parquet"))
-    settings(output=str(tmp_path / "pairs.parquet"), held_out=0.1)
+@pytest.mark.parametrize("beginning, kind", [("", "title"), ("The manual\n\n", "unmarked_title")])
+@pytest.mark.parametrize("line", ["It works.", "Index", "Note:", "A title of " + "very " * 20 + "many words"])
+def test_what_is_no_title(line, beginning, kind):
+    assert pairs(f"{beginning}{line}\n\n{BODY}", kinds=[kind]) == []
 
 
 def test_documents_are_held_out_whole(tmp_path):
@@ -99,11 +93,6 @@ def test_documents_are_held_out_whole(tmp_path):
         parts([next(n for n in range(50) if f"How an index{n} works" in found["train"])])
 
 
-@pytest.mark.parametrize("title", ["It works.", "Index", "a title of " + "very " * 20 + "many words"])
-def test_what_is_no_title(title):
-    assert pairs(f"{title}\n\n{BODY}", kinds=["title"]) == []
-
-
 def test_a_sentence_is_taken_out_of_its_paragraph():
     ((_, query, positive),) = pairs(MORE, kinds=["sentence"])
     assert query in MORE and query not in positive
@@ -131,16 +120,22 @@ def test_the_same_pairs_from_every_run_and_each_query_once(tmp_path):
     assert len(set(first["query"])) == len(first) and set(first["kind"]) == {"title", "sentence", "spans"}
 
 
-def test_bad_settings_are_refused(tmp_path):
-    with pytest.raises(
-        ValueError, match="`kinds` is \\['titles'\\]; it must name some of title, unmarked_title, sentence, spans"
-    ):
-        settings(kinds=["titles"])
-    with pytest.raises(ValueError, match="`output` is 'pairs.json'; it must be a file that ends in .parquet"):
-        settings(output="pairs.json")
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"kinds": ["titles"]}, "`kinds` is .*title, unmarked_title, sentence, spans"),
+        ({"output": "pairs.json"}, "`output` is 'pairs.json'"),
+        # Pairs of an earlier run, which would be trained on.
+        ({"output": "pairs.parquet"}, "pairs_held_out.parquet is from an earlier run"),
+        ({"source": "text.md", "output": "other.parquet"}, "gives no pair of the kinds title, sentence, spans"),
+    ],
+)
+def test_bad_settings_are_refused(tmp_path, monkeypatch, changes, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pairs_held_out.parquet").touch()
     (tmp_path / "text.md").write_text("Nothing here.")
-    with pytest.raises(ValueError, match="gives no pair of the kinds title, sentence, spans"):
-        make_pairs(settings(source=str(tmp_path / "text.md")))
+    with pytest.raises(ValueError, match=message):
+        make_pairs(settings(**changes))
 
 
 def test_line_ends_of_windows_hide_no_code():
