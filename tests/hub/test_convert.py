@@ -30,7 +30,7 @@ def weights():
 
 @pytest.fixture
 def config(tmp_path) -> str:
-    small_config().save_pretrained(tmp_path / "config")
+    small_config(architectures=["NeoBERTLMHead"]).save_pretrained(tmp_path / "config")
     return str(tmp_path / "config")
 
 
@@ -120,6 +120,7 @@ def test_a_stored_rotary_table_is_left_out(weights, config, tmp_path):
 def test_a_tied_state_dict(tmp_path):
     """Its two names share their memory."""
     model = small_model(NeoBERTForMaskedLM, tie_word_embeddings=True)
+    model.config.architectures = ["NeoBERTForMaskedLM"]
     model.config.save_pretrained(tmp_path)
     torch.save(model.state_dict(), tmp_path / "state_dict.pt")
     convert(tmp_path, tmp_path / "here")
@@ -150,7 +151,7 @@ TENSOR_DAMAGES = {
     "shape": (lambda t: t.update({QKV: t[QKV][:, :32].clone()}), QKV),
     "dtype": (lambda t: t.update({QKV: t[QKV].half()}), "torch.float16"),
     "no decoder": (lambda t: [t.pop(f"decoder.{name}") for name in ("weight", "bias")], "decoder.bias"),
-    "half a head": (lambda t: t.update({"dense.weight": torch.ones(2)}), "dense"),
+    "another head": (lambda t: t.update({"classifier.weight": torch.ones(2, 64)}), "classifier.weight"),
 }
 
 
@@ -170,6 +171,7 @@ BAD_INPUT = {
     "no source": ("nowhere out", "nowhere"),
     "no config": ("state_dict.pt out", "config.json"),
     "another model": ("MODEL out --config bert.json", "'bert'"),
+    "no class": ("state_dict.pt out --config classless.json", "architectures"),
     "a misspelt key": ("MODEL out --config misspelt.json", "hiden_size"),
     "another tokenizer": ("MODEL out --tokenizer tokenizer", "tokenizer"),
     "a misspelt setting": ("MODEL out --tokeniser x", "--tokenizer"),
@@ -182,6 +184,7 @@ def test_bad_input_is_named(case, weights, mlm_checkpoint, tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     small_tokenizer(101).save_pretrained("tokenizer")
     Path("bert.json").write_text('{"model_type": "bert", "hidden_size": 64}')
+    Path("classless.json").write_text('{"model_type": "neobert"}')
     Path("misspelt.json").write_text('{"model_type": "neobert", "hiden_size": 64}')
     torch.save(weights, "state_dict.pt")
     line, name = BAD_INPUT[case]

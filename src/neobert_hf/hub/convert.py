@@ -15,11 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from neobert_hf import (
     NeoBERTConfig,
-    NeoBERTForMaskedLM,
-    NeoBERTForQuestionAnswering,
     NeoBERTForSequenceClassification,
-    NeoBERTForTokenClassification,
-    NeoBERTModel,
     NeoBERTPreTrainedModel,
 )
 from neobert_hf.common.files import atomic_folder, folder_lock, write_json
@@ -27,6 +23,7 @@ from neobert_hf.common.settings import parse_config
 from neobert_hf.common.tokenizers import load_tokenizer
 from neobert_hf.hub.model_folder import (
     ORIGINAL_NAMES,
+    find_class,
     has_tokenizer,
     load_model,
     local_folder,
@@ -40,14 +37,6 @@ from neobert_hf.hub.model_folder import (
 Layout = Literal["neobert_hf", "original", "state_dict"]
 STATE_DICT = "state_dict.pt"
 
-# The class of each set of modules on top of the encoder. Multiple choice has those of sequence classification.
-CLASS_OF_HEADS = {
-    frozenset(): NeoBERTModel,
-    frozenset({"decoder"}): NeoBERTForMaskedLM,
-    frozenset({"dense", "classifier"}): NeoBERTForSequenceClassification,
-    frozenset({"classifier"}): NeoBERTForTokenClassification,
-    frozenset({"qa_outputs"}): NeoBERTForQuestionAnswering,
-}
 # The names of the classes in the original's code.
 ORIGINAL_CLASSES = {cls: name for name, cls in ORIGINAL_NAMES.items()} | {
     NeoBERTForSequenceClassification: "NeoBERTForSequenceClassification"
@@ -133,7 +122,7 @@ def convert(settings: ConvertSettings) -> NeoBERTPreTrainedModel:
 
 
 def build_model(source: Path, config: NeoBERTConfig) -> NeoBERTPreTrainedModel:
-    """The model of a checkpoint in any layout, of the class that its tensors say, in their dtype.
+    """The model of a checkpoint in any layout, of the class that the config names, in the dtype of its tensors.
 
     Args:
         source: a folder or a file.
@@ -155,27 +144,11 @@ def build_model(source: Path, config: NeoBERTConfig) -> NeoBERTPreTrainedModel:
     tensors = {name: tensor for name, tensor in tensors.items() if not name.endswith("freqs_cis")}
     if len(dtypes := {tensor.dtype for tensor in tensors.values()}) != 1:
         raise ValueError(f"{file} has tensors of the dtypes {', '.join(map(str, dtypes))}; it must have one.")
-    try:
-        return load_model(class_of(tensors), None, config=config, state_dict=tensors, dtype=dtypes.pop())
-    except ValueError as error:
-        # Transformers knows no name for tensors that are not in a file.
-        raise ValueError(str(error).replace("None", str(file), 1)) from error
-
-
-def class_of(tensors: dict[str, torch.Tensor]) -> type[NeoBERTPreTrainedModel]:
-    """The class that has the heads found among the tensors.
-
-    Raises:
-        ValueError: if no class has these heads.
-    """
-    heads = frozenset().union(*CLASS_OF_HEADS).intersection(name.split(".")[0] for name in tensors)
-    if not heads and any(name.startswith("model.") for name in tensors):
-        # An encoder alone has no prefix. This one has, so its head is missing, which loading will say.
-        heads = frozenset({"decoder"})
-    if heads not in CLASS_OF_HEADS:
-        known = "; ".join(" + ".join(sorted(heads)) for heads in CLASS_OF_HEADS if heads)
-        raise ValueError(f"The heads are {' + '.join(sorted(heads))}; the known combinations are {known}, or no head.")
-    return CLASS_OF_HEADS[heads]
+    model = load_model(find_class(config), None, config=config, state_dict=tensors, dtype=dtypes.pop())
+    # Loading leaves out the heads of other classes, which would be lost here.
+    if unused := sorted(tensors.keys() - model.state_dict().keys()):
+        raise ValueError(f"{file} has tensors that a {type(model).__name__} has not: {', '.join(unused)}.")
+    return model
 
 
 def write_original(model: NeoBERTPreTrainedModel, folder: Path, layout: Layout) -> None:
