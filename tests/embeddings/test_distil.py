@@ -88,6 +88,15 @@ def test_the_student_comes_to_lie_in_the_space_of_its_teacher(distilled, teacher
         assert cosines.diagonal().mean() > cosines.mean() + 0.3
 
 
+def test_the_teacher_reads_each_text_with_its_prompt(teachers, tmp_path):
+    model = teacher.load_teacher(str(teachers["free"]), torch.device("cpu"))
+    texts = [teacher.Text(words, is_query) for words in ("sort a list", "a dictionary") for is_query in (True, False)]
+    answers = teacher.ask_teacher(model, "", texts, tmp_path)
+    wanted = [("what is " if text.is_query else "text ") + text.words for text in texts]
+    for number, vector in enumerate(model.encode(wanted, convert_to_tensor=True)):
+        assert F.cosine_similarity(answers[number][2], vector, dim=0) > 0.999
+
+
 def test_each_step_is_measured_once(distilled):
     log = json.loads((distilled(passages=20, logging_steps=1) / "log.json").read_text())
     steps = [entry["step"] for entry in log if "eval_cosine" in entry]

@@ -49,8 +49,8 @@ def module_outside(folder):
     write_json(folder / "modules.json", entries)
 
 
-def shard_outside(folder):
-    names = dict.fromkeys(load_file(folder / "model.safetensors"), "../outside/model.safetensors")
+def shard_outside(folder, parent=".."):
+    names = dict.fromkeys(load_file(folder / "model.safetensors"), f"{parent}/outside/model.safetensors")
     write_json(folder / "model.safetensors.index.json", {"metadata": {"total_size": 1}, "weight_map": names})
     (folder / "model.safetensors").unlink()
 
@@ -61,6 +61,7 @@ FOLDERS = {
     "linked card": (linked("README.md", "../outside/secret"), COMMANDS),
     "module beside it": (module_outside, ("doctor", "publish", "export")),
     "shard beside it": (shard_outside, COMMANDS),
+    "absolute shard": (lambda folder: shard_outside(folder, folder.parent), ("doctor",)),
 }
 
 
