@@ -75,7 +75,7 @@ def change_pairs(paths: dict) -> dict:
 
 def change_instruction(paths: dict) -> dict:
     content = yaml.safe_load(paths["datasets"].read_text())
-    content["train"]["pairs"]["instruction"] = "Another."
+    content["train"]["pairs"] |= {"instruction": "Another.", "document_instruction": "An answer."}
     paths["datasets"].write_text(yaml.safe_dump(content, sort_keys=False))
     return {}
 
@@ -97,7 +97,7 @@ def change_tokenizer(paths: dict) -> dict:
 OTHERS = [
     (lambda paths: {"learning_rate": 1e-3}, "learning_rate: 0.005 there, 0.001 now"),
     (lambda paths: {"temperature": 0.05}, "temperature: 0.07 there, 0.05 now"),
-    (change_instruction, "datasets.pairs.instruction: .*Find the text.* there, .Another.. now"),
+    (change_instruction, r"datasets.pairs.document_instruction: .*answer.*\n.*instruction: .*'Another.' now"),
     (change_pairs, "datasets.pairs.content: .*"),
     (change_weights, "model: .*"),
     (change_tokenizer, "model: .*"),
