@@ -208,3 +208,17 @@ def time_steps(step: Callable[[], None], at_least: float) -> float:
 
     once = run(1)
     return run(math.ceil(at_least / once)) if once < at_least else once
+
+
+def product_flops(device: torch.device, dtype: torch.dtype) -> tuple[float, str]:
+    """FLOP/s of matrix products (the fastest five in a row within a second), and their shape as text."""
+    size = 8192 if device.type == "cuda" else 1024
+    factors = torch.randn(2, size, size, device=device, dtype=dtype)
+    fastest, start = math.inf, time.perf_counter()
+    while (begin := time.perf_counter()) - start < 1:
+        for _ in range(5):
+            product = factors[0] @ factors[1]
+        # `.item()` waits for the device.
+        product[0, 0].item()
+        fastest = min(fastest, (time.perf_counter() - begin) / 5)
+    return 2 * size**3 / fastest, f"{size:,}-square {str(dtype).removeprefix('torch.')}"

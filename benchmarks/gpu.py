@@ -25,12 +25,11 @@ from pathlib import Path
 
 import torch
 import transformers
-from encoders import CUDA, DEVICE, Bench, build_config, ragged_lengths
+from encoders import CUDA, DEVICE, Bench, build_config, product_flops, ragged_lengths
 from transformers.utils import is_flash_attn_2_available
 
 from neobert_hf.common.files import write_text
 from neobert_hf.common.report import markdown_table
-from neobert_hf.training.flops import product_flops
 
 
 HEAD = ["", "type", "attention", "tokens a row", "batch", "tokens/s", "peak GiB", "TFLOP/s", "of a bare product"]

@@ -21,12 +21,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from encoders import CUDA, DEVICE, ENCODERS, Bench, build_config, count_parameters, ragged_lengths
+from encoders import CUDA, DEVICE, ENCODERS, Bench, build_config, count_parameters, product_flops, ragged_lengths
 from runner import BLUE, GREY, LIGHT, Settings, StoredRuns, how_made, machine, new_figure, run_benchmark, set_title
 
 from neobert_hf.common.files import write_png
 from neobert_hf.common.report import markdown_table
-from neobert_hf.training.flops import product_flops
 
 
 DTYPE = torch.bfloat16 if CUDA else torch.float32

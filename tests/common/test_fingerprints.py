@@ -44,7 +44,7 @@ def test_checkpoints_are_told_apart(tmp_path, monkeypatch):
     model.config.norm_eps = 1e-3
     model.config.save_pretrained(tmp_path / "two")
     assert model_fingerprint(str(tmp_path / "two")) != expected
-    # The same model on the Hub, as the cache has it.
+    # On the Hub, as the cache has it: the model counts, and not the commit.
     commit = "0123456789abcdef0123456789abcdef01234567"
     cached = tmp_path / "hub" / "models--me--mine"
     shutil.copytree(tmp_path / "one", cached / "snapshots" / commit)
@@ -68,6 +68,13 @@ def test_all_modules_of_a_model_count_and_how_it_was_trained_does_not(tmp_path):
         (tmp_path / "1_Transformer" / name).write_bytes(content)
         prints.append(model_fingerprint(tmp_path))
     assert prints[0] != prints[1] == prints[2]
+    # Weights that nothing loads, and those of a module that has no others.
+    (tmp_path / "1_Transformer" / "pytorch_model.bin").write_bytes(b"old")
+    prints.append(model_fingerprint(tmp_path))
+    (tmp_path / "1_Transformer" / "model.safetensors").write_bytes(b"new")
+    prints.append(model_fingerprint(tmp_path))
+    (tmp_path / "1_Transformer" / "pytorch_model.bin").unlink()
+    assert prints[2] != prints[3] != prints[4] == model_fingerprint(tmp_path)
 
 
 def test_a_folder_without_a_model_has_no_fingerprint(tmp_path):

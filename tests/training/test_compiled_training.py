@@ -4,13 +4,9 @@ import json
 import re
 
 import pytest
-import torch
 from safetensors.torch import load_file
 from torch._dynamo.utils import counters
 
-from neobert_hf.training.optimizers import build_optimizer
-from neobert_hf.training.pretraining import PretrainingArguments
-from tests.helpers.models import small_model
 from tests.helpers.pretraining_runs import run, small_flags, start_sharded, start_together
 
 
@@ -54,11 +50,3 @@ def test_several_processes_compile(flags, tmp_path, start):
     graphs = [int(number) for number in re.findall(r"(\d+) graphs were compiled", output)]
     assert len(graphs) == 2 and min(graphs) >= 1
     assert_same_run(tmp_path / "compiled", tmp_path / "plain")
-
-
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_adamw_is_fused_on_cuda(monkeypatch, device):
-    arguments = PretrainingArguments("unused", use_cpu=True, bf16=False)
-    monkeypatch.setattr(PretrainingArguments, "device", torch.device(device))
-    optimizer = build_optimizer(small_model(), arguments)
-    assert optimizer.defaults["fused"] is (True if device == "cuda" else None)

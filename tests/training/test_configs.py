@@ -19,7 +19,11 @@ from tests.helpers.pretraining_runs import SMALL, pretrain, to_flags
 CONFIGS = sorted((ROOT / "configs" / "pretrain").rglob("*.yaml"))
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "config",
+    [config if "neobert" in config.stem else pytest.param(config, marks=pytest.mark.slow) for config in CONFIGS],
+    ids=lambda path: path.stem,
+)
 def test_every_configuration_runs_two_steps_at_reduced_size(config, flags, prepared, tmp_path):
     """Sizes, data and steps are cut; optimizer, schedule, masks, mixture and layout are the file's."""
     stored = settings_of(config)

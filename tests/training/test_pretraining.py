@@ -29,7 +29,9 @@ def parse(flags: list[str]) -> tuple[ModelArguments, DataArguments, PretrainingA
 
 
 def test_a_run_leaves_a_model_curves_and_numbers(flags, prepared, tmp_path):
-    log = run(flags(validation_data=prepared / "validation", eval_strategy="steps", eval_steps=6))
+    shutil.copytree(prepared / "validation", tmp_path / "second")
+    held_out = f"{prepared / 'validation'} {tmp_path / 'second'}"
+    log = run(flags(validation_data=held_out, eval_strategy="steps", eval_steps=6))
     folder = tmp_path / "run"
     model = AutoModelForMaskedLM.from_pretrained(folder / "model")
     assert isinstance(model, NeoBERTForMaskedLM) and not model.config.sparse_prediction
@@ -48,6 +50,8 @@ def test_a_run_leaves_a_model_curves_and_numbers(flags, prepared, tmp_path):
     evaluations = [entry for entry in log if "eval_loss" in entry]
     assert [entry["step"] for entry in evaluations] == [6, 12]
     assert evaluations[1]["eval_loss"] < evaluations[0]["eval_loss"] < math.log(600) + 1
+    # Each held-out folder has its loss.
+    assert evaluations[1]["eval_loss_2"] == evaluations[1]["eval_loss"]
 
 
 def test_the_same_command_again_changes_nothing(flags, finished, tmp_path):

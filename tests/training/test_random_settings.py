@@ -1,11 +1,10 @@
 """Random settings of pretraining and the numbers of the formulas written out here."""
 
 import copy
-import json
 import math
 import tempfile
 from collections import Counter
-from itertools import count, islice
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -13,25 +12,19 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import AutoTokenizer, set_seed
+from transformers import set_seed
 
 from neobert_hf import NeoBERTForMaskedLM
 from neobert_hf.data.batches import DataArguments, MLMBatchSampler
 from neobert_hf.data.collator import MLMCollator
 from neobert_hf.data.documents import Documents
-from neobert_hf.data.preparing import PrepareArguments
 from neobert_hf.training.optimizers import build_optimizer, build_schedule
 from neobert_hf.training.pretraining import ModelArguments, PretrainingArguments, build_config, read_data
 from neobert_hf.training.pretraining_trainer import MLMTrainer
-from tests.helpers.examples import load_example
 from tests.helpers.plain_pretraining import PlainAdam, learning_rate, plain_pretraining
-from tests.helpers.pretraining_runs import to_flags
 from tests.helpers.properties import reproducible
 from tests.helpers.shards import write_folder
 from tests.helpers.small_tokenizer import small_tokenizer
-
-
-prepare_data = load_example("prepare_data")
 
 
 def arguments_with(values: dict) -> PretrainingArguments:
@@ -272,44 +265,5 @@ def test_pretraining(prepared, tmp_path):
             assert [entry[name] for entry in log] == pytest.approx(last, rel=1e-4)
         for name, weight in model.named_parameters():
             assert torch.allclose(weight, weights[name], rtol=1e-4, atol=1e-3 * arguments.learning_rate), name
-
-    check()
-
-
-words = st.sampled_from([*"a I 1 . é".split(), "the", "value", "[MASK]", "unbelievably", "x" * 40])
-texts = st.lists(st.lists(words, min_size=2, max_size=30).map(" ".join), min_size=6, max_size=12)
-# The second one is too short for a document.
-texts = texts.map(lambda texts: [texts[0], "a", *texts[1:]])
-preparation = {
-    "max_length": st.integers(8, 30),
-    "documents_per_shard": st.integers(1, 15),
-    "skip_documents": st.integers(0, 3),
-    "max_documents": st.integers(2, 15),
-}
-
-
-def test_preparing(corpus, tmp_path):
-    """No token is lost or doubled, beyond what the settings say."""
-    tokenizer = AutoTokenizer.from_pretrained(corpus / "tokenizer")
-    runs = count()
-
-    @reproducible(25)
-    @given(st.fixed_dictionaries(preparation), texts, st.sampled_from(["truncate", "split"]))
-    def check(values, documents, long_documents):
-        folder = tmp_path / str(next(runs))
-        folder.mkdir()
-        (folder / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in documents))
-        paths = {"source": folder / "a.jsonl", "tokenizer": corpus / "tokenizer", "output_dir": folder / "out"}
-        PrepareArguments(**{name: str(path) for name, path in paths.items()}, **values)
-        prepare_data.main(to_flags(paths | values | {"long_documents": long_documents}))
-        size, skipped = values["max_length"] - 2, values["skip_documents"]
-        expected = []
-        for text in documents[skipped : skipped + values["max_documents"]]:
-            ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-            windows = [ids[start : start + size] for start in range(0, len(ids), size)]
-            expected += windows if long_documents == "split" else windows[:1]
-        # One token alone is no document.
-        expected = [[tokenizer.cls_token_id, *ids, tokenizer.sep_token_id] for ids in expected if len(ids) > 1]
-        assert [ids.tolist() for ids in Documents([folder / "out"])] == expected
 
     check()

@@ -24,7 +24,9 @@ from neobert_hf.common.paths import check_model_exists
 
 
 # The files of a model that weights, architecture, token ids and prompts depend on. The others tell how it was trained.
-MODEL_FILES = ("*.safetensors", "*.bin", "*.json", "vocab.txt", "merges.txt", "*.model")
+MODEL_FILES = ("*.safetensors", "*.json", "vocab.txt", "merges.txt", "*.model")
+# Weights of a module that has none in safetensors.
+OLD_WEIGHTS = "*.bin"
 TRAINING_FILES = ("complete.json", "trainer_state.json", "training_args.bin", "golden.json", "log.json", MARKER)
 SPECIAL_TOKENS = ("cls_token", "sep_token", "pad_token", "mask_token", "unk_token")
 
@@ -85,7 +87,7 @@ def texts_checksum(texts: Iterable[str]) -> str:
 
 
 def model_fingerprint(model: str | Path) -> str:
-    """A hash of a model's weights, configuration, tokenizer and prompts, wherever it lies: in a folder or on the Hub.
+    """A hash of a model's weights, configuration, tokenizer and prompts, in a folder or on the Hub, wherever it lies.
 
     Raises:
         OSError: if `model` is neither a folder with a model nor a Hub id.
@@ -93,20 +95,28 @@ def model_fingerprint(model: str | Path) -> str:
     folder = Path(model).expanduser()
     if not folder.is_dir():
         check_model_exists(str(model), "model")
-        # Downloads what the Hub's cache does not have yet.
-        folder = Path(snapshot_download(str(model), allow_patterns=list(MODEL_FILES)))
+        folder = _download(str(model))
     modules = folder / "modules.json"
     parts = json.loads(modules.read_text(encoding="utf-8")) if modules.exists() else []
-    files = {
-        str(file.relative_to(folder)): file
-        for part in {folder, *(folder / part["path"] for part in parts)}
-        for pattern in MODEL_FILES
-        for file in part.glob(pattern)
-        if file.name not in TRAINING_FILES
-    }
+    files = {}
+    for part in {folder, *(folder / part["path"] for part in parts)}:
+        found = [file for pattern in MODEL_FILES for file in part.glob(pattern)]
+        if not any(file.suffix == ".safetensors" for file in found):
+            found += part.glob(OLD_WEIGHTS)
+        files |= {str(file.relative_to(folder)): file for file in found if file.name not in TRAINING_FILES}
     if not files:
-        raise FileNotFoundError(f"{model} holds no model: it has none of {', '.join(MODEL_FILES)}.")
+        raise FileNotFoundError(f"{model} holds no model: it has none of {', '.join([*MODEL_FILES, OLD_WEIGHTS])}.")
     return fingerprint(files)
+
+
+def _download(model: str) -> Path:
+    """The folder in the cache with the files of a model of the Hub: its fingerprint is that of any copy."""
+    # Modules of Sentence Transformers, such as `2_Dense`, may have old weights beside others in safetensors.
+    patterns = [*MODEL_FILES, f"[0-9]_*/{OLD_WEIGHTS}"]
+    folder = Path(snapshot_download(model, allow_patterns=patterns))
+    if not list(folder.glob("*.safetensors")):
+        snapshot_download(model, allow_patterns=OLD_WEIGHTS, ignore_patterns="*/*")
+    return folder
 
 
 def loaded_fingerprint(model: nn.Module, config: PreTrainedConfig, *also: Any) -> str:

@@ -1,8 +1,5 @@
 """Floating-point operations: what training needs and what a device can do; their ratio is the utilisation (MFU)."""
 
-import math
-import time
-
 import torch
 
 from neobert_hf.configuration_neobert import NeoBERTConfig
@@ -34,17 +31,3 @@ def peak_flops(device: torch.device) -> float | None:
     """FLOP/s in bfloat16 of a GPU, if its data sheet is known here."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     return next((peak for part, peak in DATASHEET_PEAKS.items() if part in name), None)
-
-
-def product_flops(device: torch.device, dtype: torch.dtype) -> tuple[float, str]:
-    """FLOP/s of matrix products (the fastest five in a row within a second), and their shape as text."""
-    size = 8192 if device.type == "cuda" else 1024
-    factors = torch.randn(2, size, size, device=device, dtype=dtype)
-    fastest, start = math.inf, time.perf_counter()
-    while (begin := time.perf_counter()) - start < 1:
-        for _ in range(5):
-            product = factors[0] @ factors[1]
-        # `.item()` waits for the device.
-        product[0, 0].item()
-        fastest = min(fastest, (time.perf_counter() - begin) / 5)
-    return 2 * size**3 / fastest, f"{size:,}-square {str(dtype).removeprefix('torch.')}"
