@@ -83,13 +83,6 @@ def test_processes_and_accumulation_give_the_same_weights(flags, one_process, tm
         assert_close(tmp_path / str(processes), one_process, weights=2e-5)
 
 
-def test_padded_batches_of_two_processes_give_the_same_weights(flags, tmp_path, capsys):
-    run(flags(layout="padded", output_dir=tmp_path / "1"))
-    assert "1 x cpu, engine NO; 4 micro-batches" in capsys.readouterr().out
-    start_together(flags(layout="padded")).finish()
-    assert_close(tmp_path / "run", tmp_path / "1", weights=2e-5)
-
-
 @pytest.mark.slow
 def test_killed_twice_on_two_processes(flags, tmp_path):
     # Dropout, too: each process restores its own generator.
@@ -157,6 +150,7 @@ def test_fsdp2_equals_one_process_and_resumes(flags, one_process, tmp_path):
     torch.testing.assert_close(result(tmp_path / "run")[0], result(one_process)[0], rtol=0, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_fsdp2_in_bf16_is_the_autocast_of_one_process(flags, tmp_path):
     """Accelerate's own mixed precision for FSDP2 would round loss, residual stream and gradients to bf16."""
     training = start_sharded(flags(bf16=True))
@@ -191,5 +185,6 @@ def test_a_launch_that_did_not_happen_is_an_error(flags, tmp_path, config, cpu):
     environments = [environment | {"ACCELERATE_USE_CPU": cpu} for environment in environments]
     training = ScriptProcesses(flags(use_cpu=cpu == "true"), environments)
     assert 0 not in training.end(timeout=1500)
-    assert "were requested, but this process runs" in training.output, training.output[-3000:]
+    assert "requested, but this process runs" in training.output, training.output[-3000:]
+    assert "is being written by another run" not in training.output
     assert not list((tmp_path / "run").glob("checkpoint-*"))

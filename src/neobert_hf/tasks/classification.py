@@ -52,23 +52,32 @@ class ClassificationSettings(TaskSettings):
         default=None, metadata={"help": "hidden states for the head; as in the model's config if unset"}
     )
 
-    def choose_columns(self, rows: list[Row]) -> tuple[list[str], str]:
-        """The one or two text columns, and the label column."""
+    def choose_columns(self, cells: dict[str, Any]) -> tuple[list[str], str]:
+        """The one or two text columns, and the label column.
+
+        Args:
+            cells: of the first row, by column.
+        """
         if len(self.text_columns) > 2:
             raise ValueError(f"`text_columns` names {len(self.text_columns)} columns; it must name one or two.")
-        label = choose_column(rows, self.label_column, LABELS, "label_column")
+        label = choose_column(list(cells), self.label_column, LABELS, "label_column")
         if self.text_columns:
-            texts = [choose_column(rows, name, (), "text_columns") for name in self.text_columns]
+            texts = [choose_column(list(cells), name, (), "text_columns") for name in self.text_columns]
         else:
-            left = {name: cell for name, cell in rows[0].cells.items() if name != label}
-            pair = next((list(pair) for pair in PAIRS if set(pair) <= left.keys()), None)
-            strings = [name for name, cell in left.items() if isinstance(cell, str)]
-            guesses = TEXTS if len(strings) != 1 else (*TEXTS, strings[0].lower())
-            first = [Row(rows[0].source, rows[0].index, left)]
-            texts = pair or [choose_column(first, None, guesses, "text_columns")]
+            texts = guess_text_columns({name: cell for name, cell in cells.items() if name != label})
         if label in texts:
             raise ValueError(f"`label_column` is {label!r}, which is also a text column: name another one.")
         return texts, label
+
+
+def guess_text_columns(cells: dict[str, Any]) -> list[str]:
+    """Two columns with the usual names of a pair, one with a usual name, or else the only one that holds text."""
+    for pair in PAIRS:
+        if set(pair) <= cells.keys():
+            return list(pair)
+    strings = [name.lower() for name, cell in cells.items() if isinstance(cell, str)]
+    guesses = (*TEXTS, *strings) if len(strings) == 1 else TEXTS
+    return [choose_column(list(cells), None, guesses, "text_columns")]
 
 
 class Classification(Task):
@@ -80,14 +89,18 @@ class Classification(Task):
 
     def __init__(self, settings: ClassificationSettings, splits: Splits):
         self.settings, self.pooling = settings, settings.pooling
-        texts, label = settings.choose_columns(splits["train"])
+        texts, label = settings.choose_columns(splits["train"][0].cells)
         self.problem = settings.problem or guess_problem(splits["train"], label, settings.label_separator)
         print(f"columns: text {' and '.join(texts)}, label {label}; {self.problem} (settings can name others)")
         self.texts = ["text", "text_pair"][: len(texts)]
 
         def parse(row: Row) -> dict[str, Any]:
             cells = {name: row.text(column) for name, column in zip(self.texts, texts)}
-            return cells | {"label": labels_of(row, label, self.problem, settings.label_separator)}
+            if self.problem == NUMBER:
+                return cells | {"label": row.number(label)}
+            if self.problem == SEVERAL:
+                return cells | {"label": row.labels(label, settings.label_separator)}
+            return cells | {"label": [row.label(label)]}
 
         labels = None if self.problem == NUMBER else "label"
         parsed = parse_splits(splits, parse, settings.validation_share, self.texts, self.texts, labels)
@@ -182,15 +195,6 @@ class Classification(Task):
         if self.problem == SINGLE:
             return self.labels[label]
         return ", ".join(name for name, flag in zip(self.labels, label) if flag) or "none"
-
-
-def labels_of(row: Row, column: str, problem: str, separator: str | None) -> list[str] | float:
-    """The names of the classes of a row, one or several, or its number."""
-    if problem == NUMBER:
-        return row.number(column)
-    if problem == SEVERAL:
-        return row.labels(column, separator)
-    return [row.label(column)]
 
 
 def _refuse_multi_hot(rows: list[list[str]]) -> None:

@@ -145,8 +145,10 @@ class QuestionAnswering(Task):
     def _likely_spans(self, starts: np.ndarray, start: np.ndarray, end: np.ndarray) -> Iterator[tuple[int, int]]:
         """First and last token of the answers that the likeliest starts and ends of a window make."""
         number, (inside,) = self.settings.best_answers, np.nonzero(starts >= 0)
-        for first in inside[np.argsort(-start[inside], kind="stable")[:number]]:
-            for last in inside[np.argsort(-end[inside], kind="stable")[:number]]:
+        firsts = inside[np.argsort(-start[inside], kind="stable")[:number]]
+        lasts = inside[np.argsort(-end[inside], kind="stable")[:number]]
+        for first in firsts:
+            for last in lasts:
                 if first <= last < first + self.settings.max_answer_length:
                     yield first, last
 

@@ -159,13 +159,15 @@ def hold_out(table: Dataset, share: float, columns: Sequence[str], labels: str |
     return table.select([row for row in range(len(table)) if row not in held_out]), table.select(sorted(held_out))
 
 
-def choose_column(rows: list[Row], given: str | None, guesses: Sequence[str], setting: str) -> str:
+def choose_column(found: list[str], given: str | None, guesses: Sequence[str], setting: str) -> str:
     """The column that a setting names, or else the first one with a usual name.
+
+    Args:
+        found: the columns of the data.
 
     Raises:
         ValueError: if there is no such column.
     """
-    found = list(rows[0].cells)
     if given is not None:
         if given not in found:
             raise ValueError(f"`{setting}` is {given!r}, but the data have no such column{nearest(given, found)}")

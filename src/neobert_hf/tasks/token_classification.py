@@ -95,8 +95,9 @@ class TokenClassification(Task):
     baseline_name = "each word's commonest tag"
 
     def __init__(self, settings: TokenClassificationSettings, splits: Splits):
-        words = choose_column(splits["train"], settings.word_column, WORDS, "word_column")
-        tags = choose_column(splits["train"], settings.tag_column, TAGS, "tag_column")
+        columns = list(splits["train"][0].cells)
+        words = choose_column(columns, settings.word_column, WORDS, "word_column")
+        tags = choose_column(columns, settings.tag_column, TAGS, "tag_column")
         print(f"columns: words {words}, tags {tags} (settings can name others)", flush=True)
         self.tables = parse_splits(
             splits,
