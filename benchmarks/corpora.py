@@ -290,9 +290,7 @@ def arithmetic(found: dict) -> list[str]:
 AT_TEN_TIMES = (
     "At ten times as much, the first to break are the groups of near-duplicates: they need 60 bytes a document in the "
     "memory of one process, so each crawl has to be deduplicated by itself. Then the index of vectors, which LanceDB "
-    "trains and builds in one process, and `semantic_search.py index`, which embeds on one GPU. Training maps each "
-    "shard, and Linux lets a process map 65,530 files: RefinedWeb in shards of 20,000 documents is 48,400, so ten "
-    "times as much needs `--documents_per_shard 200000`."
+    "trains and builds in one process, and `semantic_search.py index`, which embeds on one GPU."
 )
 
 
