@@ -1,6 +1,6 @@
 """Parquet files for rows that a run stores once and reads again at each start, such as mined negatives."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -17,15 +17,11 @@ MARK = b"neobert_hf"
 
 def store_rows(rows: Dataset, file: Path) -> None:
     """Write a Parquet file whole or not at all; its folder is created if needed."""
-    store_tables(rows.with_format("arrow").iter(ROWS_OF_GROUP), rows.features.arrow_schema, file)
-
-
-def store_tables(tables: Iterable[pa.Table], schema: pa.Schema, file: Path) -> None:
-    """Like `store_rows`, for rows that come table by table."""
     file.parent.mkdir(parents=True, exist_ok=True)
+    schema = rows.features.arrow_schema
     schema = schema.with_metadata({**(schema.metadata or {}), MARK: b"stored rows"})
     with atomic_write(file) as partial, pq.ParquetWriter(partial, schema) as writer:
-        for table in tables:
+        for table in rows.with_format("arrow").iter(ROWS_OF_GROUP):
             writer.write_table(table.cast(schema))
 
 
