@@ -24,10 +24,10 @@ from neobert_hf.cli import main
 from neobert_hf.embeddings.inference import embedding_fingerprint, load_embedding_model
 from neobert_hf.hub.card import MARK, read_mteb_results
 from neobert_hf.hub.publish import STALE, PublishSettings, build_folder
-from tests.helpers.hub_clients import ADDRESS, TEXTS, outputs
 from tests.helpers.hub_server import TOKEN, HubServer
 from tests.helpers.models import ROOT, small_model
 from tests.helpers.small_tokenizer import small_tokenizer
+from tests.hub.hub_clients import ADDRESS, TEXTS, outputs
 
 
 AUTO_MAP = NeoBERTConfig.auto_classes
@@ -98,7 +98,7 @@ def environment(hub: HubServer, work: Path, name: str) -> dict[str, str]:
 
 
 def run_client(python: str, hub: HubServer, work: Path, name: str, **changes) -> dict:
-    command = [python, str(ROOT / "tests" / "helpers" / "hub_clients.py"), name, str(work)]
+    command = [python, str(ROOT / "tests" / "hub" / "hub_clients.py"), name, str(work)]
     subprocess.run(command, check=True, env=environment(hub, work, name) | changes, timeout=1500)
     return torch.load(work / f"{name}.pt", weights_only=False)
 

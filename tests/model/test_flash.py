@@ -6,8 +6,8 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from neobert_hf import NeoBERTForMaskedLM
-from tests.helpers.flash_kernel import CALLS, flash_model, stand_in
 from tests.helpers.models import packed_batch, positions_of, ragged_batch, small_model
+from tests.model.flash_kernel import CALLS, flash_model, stand_in
 
 
 NAMES = ["flash_attention_2", "flash_attention_3", "kernels-community/flash-attn2"]

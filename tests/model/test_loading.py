@@ -23,7 +23,7 @@ from neobert_hf import (
     NeoBERTModel,
 )
 from tests.helpers.models import ragged_batch, small_config, small_model
-from tests.helpers.reference import KINDS, VARIANTS, write_reference
+from tests.model.reference import KINDS, VARIANTS, write_reference
 
 
 IDS, MASK = ragged_batch()

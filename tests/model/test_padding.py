@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from neobert_hf import NeoBERTModel
-from tests.helpers.flash_kernel import flash_model, stand_in
 from tests.helpers.models import LENGTHS, batch_of, packed_batch, ragged_batch, small_model
+from tests.model.flash_kernel import flash_model, stand_in
 
 
 LINEAR = ("qkv", "wo", "ffn.w12", "ffn.w3")

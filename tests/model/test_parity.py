@@ -20,7 +20,7 @@ from transformers.utils.generic import is_flash_attention_requested
 from neobert_hf import NeoBERTForMaskedLM
 from tests.helpers.models import LENGTHS, batch_of, positions_of, small_model
 from tests.helpers.plain_neobert import plain_hidden_states
-from tests.helpers.reference import KINDS, REFERENCE, VARIANTS, reference_weights, write_reference
+from tests.model.reference import KINDS, REFERENCE, VARIANTS, reference_weights, write_reference
 
 
 ABLATIONS = {

@@ -305,7 +305,7 @@ def test_bad_queries_and_indexes_are_refused(index, query, corpus, tmp_path):
 def test_the_command_line_with_weaviate(index, corpus, texts, tmp_path, monkeypatch, capsys):
     """Against a stand-in that speaks the server's protocols; no real server has run."""
     pytest.importorskip("weaviate")
-    from tests.helpers.weaviate_standin import FakeWeaviateServer
+    from tests.search.weaviate_standin import FakeWeaviateServer
 
     monkeypatch.setattr("weaviate.connect.v4.PYPI_PACKAGE_URL", "http://127.0.0.1:9/")
     with FakeWeaviateServer() as server:

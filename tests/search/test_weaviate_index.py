@@ -19,7 +19,7 @@ from neobert_hf.search.index import VectorIndexError, open_index  # noqa: E402
 from neobert_hf.search.lancedb_index import LanceDBIndex  # noqa: E402
 from neobert_hf.search.passages import Passage  # noqa: E402
 from tests.helpers.search_encoder import save_search_encoder  # noqa: E402
-from tests.helpers.weaviate_standin import FakeWeaviateServer  # noqa: E402
+from tests.search.weaviate_standin import FakeWeaviateServer  # noqa: E402
 
 
 IDENTITY = {"model": "some/model", "fingerprint": "abc", "dimension": 8, "query_prompt": 'say "it": é '}

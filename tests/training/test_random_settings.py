@@ -21,10 +21,10 @@ from neobert_hf.data.documents import Documents
 from neobert_hf.training.optimizers import build_optimizer, build_schedule
 from neobert_hf.training.pretraining import ModelArguments, PretrainingArguments, build_config, read_data
 from neobert_hf.training.pretraining_trainer import MLMTrainer
-from tests.helpers.plain_pretraining import PlainAdam, learning_rate, plain_pretraining
 from tests.helpers.properties import reproducible
 from tests.helpers.shards import write_folder
 from tests.helpers.small_tokenizer import small_tokenizer
+from tests.training.plain_pretraining import PlainAdam, learning_rate, plain_pretraining
 
 
 def arguments_with(values: dict) -> PretrainingArguments:
