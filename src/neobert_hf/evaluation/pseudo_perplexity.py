@@ -297,19 +297,26 @@ def score_models(settings: PseudoPerplexityArguments) -> list[dict]:
                 documents = [part for text in texts for part in ([text.document], text.ids, text.positions)]
                 identity = shared | {"model": weights, "documents": fingerprint(*documents)}
                 losses = read_losses(file, identity)
-                done, total = len(losses), sum(len(text.positions) for text in texts)
-                if done < total:
+                if len(losses) < sum(len(text.positions) for text in texts):
                     # Short texts come first, because in Transformers the frequencies of dynamic NTK grow with the
                     # longest sequence so far: only so are they right for models other than NeoBERT.
                     model = model or load_model(path, rope, settings)
-                    with tqdm(desc=f"{name}, {rope}", initial=done, total=total, unit="token") as progress:
-                        for batch in masked_batches(texts, settings.batch_tokens, done):
-                            found = masked_losses(model, batch, tokenizer.mask_token_id)
-                            append_losses(file, identity, found)
-                            losses += found
-                            progress.update(len(found))
+                    for found in remaining_losses(model, texts, tokenizer.mask_token_id, len(losses), settings):
+                        append_losses(file, identity, found)
+                        losses += found
                 scores += scores_of(texts, losses, {"model": name, "rope": rope, "cut": cut})
     return scores
+
+
+def remaining_losses(
+    model: PreTrainedModel, texts: list[MaskableText], mask_id: int, done: int, settings: PseudoPerplexityArguments
+) -> Iterator[list[float]]:
+    """Score all positions but the first `done`, batch by batch."""
+    with tqdm(initial=done, total=sum(len(text.positions) for text in texts), unit="token") as progress:
+        for batch in masked_batches(texts, settings.batch_tokens, done):
+            losses = masked_losses(model, batch, mask_id)
+            progress.update(len(losses))
+            yield losses
 
 
 def read_losses(file: Path, settings: dict) -> list[float]:
