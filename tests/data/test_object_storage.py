@@ -1,17 +1,19 @@
 """Preparing from and to `s3://`, and training from there, against a server on this machine."""
 
+import json
 from uuid import uuid4
 
 import fsspec
 import pytest
 
+from neobert_hf.data.parts import Part, do_parts, join
 from neobert_hf.data.shards import read_manifest
 from tests.helpers.examples import load_example
 from tests.helpers.pretraining_runs import assert_same_weights, run, small_flags, to_flags
 
 
 pytest.importorskip("s3fs", reason="pip install 's3fs' 'moto[s3]' flask flask-cors")
-server = pytest.importorskip("moto.server")
+server, boto3 = pytest.importorskip("moto.server"), pytest.importorskip("boto3")
 
 prepare_data = load_example("prepare_data")
 
@@ -88,6 +90,16 @@ def test_shards_at_a_url_are_those_of_a_disk(prepared_there, prepared):
 def test_several_workers_write_the_same_there(bucket, source, corpus, prepared_there):
     prepare(source, corpus, f"{bucket}/workers", workers=2)
     assert files_in(f"{bucket}/workers") == files_in(prepared_there)
+
+
+def test_what_other_machines_wrote_is_seen(bucket):
+    """A client of S3 keeps what it has once listed."""
+    plan = [Part(number, "unused", 10 * number, 10) for number in range(2)]
+    (record,) = do_parts(plan[:1], lambda part: (None, {}), f"{bucket}/parts", {})
+    fsspec.filesystem("s3").ls(f"{bucket}/parts")
+    other = json.dumps(record | {"number": 1, "first_row": 10})
+    boto3.client("s3").put_object(Bucket=bucket.removeprefix("s3://"), Key="parts/part-00001.json", Body=other)
+    assert [each["number"] for each in join(plan, f"{bucket}/parts", {})] == [0, 1]
 
 
 def test_shards_of_somebody_else_are_not_replaced(bucket, source, corpus):

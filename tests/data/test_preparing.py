@@ -148,10 +148,10 @@ def test_an_interrupted_folder_ends_with_the_same_bytes(tokenizers, tmp_path, ki
     flags += ("--held_out_share", "0.1")
     expected = content(prepare(source, tokenizers["bpe"], tmp_path / "whole", *flags))
     for stop in ("shard-00000.arrow", "shard-00002.arrow", "shard-00007.arrow"):
-        killed(stop, source, tokenizers["bpe"], tmp_path / "out", *flags)
+        killed(stop, source, tokenizers["bpe"], tmp_path / "out [1]", *flags)
     with pytest.raises(ValueError, match="is not finished"):
-        read_manifest(tmp_path / "out")
-    assert content(prepare(source, tokenizers["bpe"], tmp_path / "out", *flags)) == expected
+        read_manifest(tmp_path / "out [1]")
+    assert content(prepare(source, tokenizers["bpe"], tmp_path / "out [1]", *flags)) == expected
 
 
 def test_each_row_that_is_chosen_is_held_out_or_trained_on(corpus, tokenizers, tmp_path):

@@ -9,6 +9,7 @@ anything, so all may be killed at any time.
 Sources and outputs are paths or URLs of fsspec: `data/*.parquet`, `hf://datasets/...`, `s3://bucket/...`.
 """
 
+import glob
 import gzip
 import json
 import multiprocessing
@@ -38,7 +39,7 @@ from neobert_hf.data.tables import Row
 
 # A worker that dies may have been out of memory because of its neighbours; one that dies again and again is not.
 MOST_DEATHS = 3
-# Files that are asked at a time how many rows they have: a Hub takes a moment to answer.
+# Files that are read at a time to plan: a Hub or an object store takes a moment to answer.
 ASKED_TOGETHER = 16
 # Rows of a Parquet file.
 DECODED_TOGETHER = 1_000
@@ -245,11 +246,11 @@ def _read_records(plan: list[Part], folder: str, settings: dict[str, Any]) -> di
     files.invalidate_cache()
     found = {}
     planned = {os.path.basename(part.path(folder, "json")): part for part in plan}
-    paths = sorted(files.glob(f"{root}/part-*.json"))
-    # Together, since an object store takes a moment for each.
-    contents = files.cat(paths) if paths else {}
-    for path in paths:
-        record, part = json.loads(contents[path]), planned.get(os.path.basename(path))
+    paths = sorted(files.glob(f"{glob.escape(root)}/part-*.json"))
+    with ThreadPoolExecutor(ASKED_TOGETHER) as threads:
+        contents = list(threads.map(files.cat_file, paths))
+    for path, content in zip(paths, contents):
+        record, part = json.loads(content), planned.get(os.path.basename(path))
         stored = {name: record[name] for name in ("rows", "first_row", "settings")}
         now = {"rows": part and part.rows, "first_row": part and part.first_row, "settings": settings}
         check_same_settings(path, stored, now, "Choose another folder, or delete this one.")

@@ -4,6 +4,7 @@ So the shards are the same for any number of workers, and an interrupted run goe
 in `parts/`; see `neobert_hf.data.parts`.
 """
 
+import glob
 import json
 import os
 from collections.abc import Iterator
@@ -123,7 +124,7 @@ def prepare(settings: PrepareArguments) -> Manifest:
 def check_unused(output: str) -> None:
     """Refuse a URL where somebody else has put shards. A local folder has a mark, see `common.files`."""
     files, root = url_to_fs(output)
-    if "://" in output and (found := files.glob(f"{root}/shard-*")):
+    if "://" in output and (found := files.glob(f"{glob.escape(root)}/shard-*")):
         raise ValueError(f"{found[0]} was not written by prepare_data.py: choose another `output_dir`, or delete it.")
 
 
@@ -131,7 +132,7 @@ def remove_leftovers(output: str) -> None:
     """Remove the records of the parts, and what killed workers left."""
     files, root = url_to_fs(output)
     files.invalidate_cache()
-    for path in files.glob(f"{root}/shard-*.partial"):
+    for path in files.glob(f"{glob.escape(root)}/shard-*.partial"):
         files.rm_file(path)
     files.rm(f"{root}/{RECORDS}", recursive=True)
 
