@@ -51,7 +51,7 @@ def texts_in(folder) -> list[str]:
 EXPECTED = [f"ROW {number}" for number in range(50)] + [f"LINE {number}" for number in range(23)]
 
 
-@pytest.mark.parametrize("workers, rows", [(1, 100), (1, 6), (2, 10)])
+@pytest.mark.parametrize("workers, rows", [(1, 100), (1, 6), pytest.param(2, 10, marks=pytest.mark.slow)])
 def test_any_workers_and_any_size_of_parts_give_the_same_rows(corpus, tmp_path, workers, rows):
     records = do_parts(plan_parts(corpus, rows), upper, str(tmp_path / "out"), SETTINGS, workers=workers)
     assert texts_in(tmp_path / "out") == EXPECTED
