@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 from runner import Settings, StoredRuns, middle_process, processor, run_benchmark
 
 
@@ -52,6 +53,7 @@ def rows_of_process(first: list[dict], *others: list[dict]) -> list[dict]:
     return [{"share": float(share), "name": first}]
 
 
+@pytest.mark.slow
 def test_the_process_in_the_middle_counts(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "shares.txt").write_text("0.9 0.7 0.8")
