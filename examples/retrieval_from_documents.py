@@ -101,15 +101,16 @@ def main(args: list[str] | None = None) -> None:
         finetune_embeddings.main([*training_flags(settings, str(first), output / "hard_negatives"), *mining])
         evaluate(settings, str(output / "hard_negatives" / "model"), "hard_negatives", max_length)
 
-        # 6. The index of all documents, with the model that scores better on the held-out pairs
+        # 6. The index of all documents, with the model that scores best on the held-out pairs: few pairs can do harm
         print("5. The index", flush=True)
         scores = read_scores(output)
-        better = max(("pairs_alone", "hard_negatives"), key=scores.get)
-        index_documents(settings, output / better / "model")
+        best = max(scores, key=scores.get)
+        model = settings.model if best == "before" else str(output / best / "model")
+        index_documents(settings, model)
 
         # 7. Numbers, and the command for a search
         print("6. Numbers", flush=True)
-        keyword_weight = report(settings, scores, better)
+        keyword_weight = report(settings, scores, best, model)
     query = ["python", "examples/semantic_search.py", "query", "--index", str(output / "index"), "--text", "..."]
     query += ["--keyword_weight", f"{keyword_weight:g}"] if keyword_weight else []
     query += ["--trust_remote_code", "true"] if settings.trust_remote_code else []
@@ -174,30 +175,28 @@ def read_scores(output: Path) -> dict[str, float]:
     return {name: evaluated[name]["HeldOutPairs"]["score"] / 100 for name in STAGES}
 
 
-def report(settings: RetrievalArguments, scores: dict[str, float], better: str) -> float:
+def report(settings: RetrievalArguments, scores: dict[str, float], best: str, model: str) -> float:
     """Print nDCG@10 on the held-out pairs for the models, BM25 and hybrid search, and write it to `report.json`.
 
     Returns:
-        The weight of BM25 that is best for the better model; 0 if the model alone is best.
+        The weight of BM25 that is best for the indexed model; 0 if the model alone is best.
     """
     output = Path(settings.output_dir)
     train, held_out = (load_rows(output / name) for name in ("pairs.parquet", "pairs_held_out.parquet"))
     texts = list(dict.fromkeys([*held_out["positive"], *train["positive"]]))
     pairs = (held_out["query"][:], held_out["positive"][:], texts)
-    encoder = PassageEncoder(
-        EmbeddingSettings(str(output / better / "model")), trust_remote_code=settings.trust_remote_code
-    )
-    by_weight = {0.0: scores[better]} | hybrid_ndcg(encoder, *pairs, KEYWORD_WEIGHTS)
+    encoder = PassageEncoder(EmbeddingSettings(model), trust_remote_code=settings.trust_remote_code)
+    by_weight = {0.0: scores[best]} | hybrid_ndcg(encoder, *pairs, KEYWORD_WEIGHTS)
     scores = {words: scores[name] for name, words in STAGES.items()} | {BM25: bm25_ndcg(*pairs)}
     scores |= {HYBRID.format(weight): by_weight[weight] for weight in KEYWORD_WEIGHTS}
-    found = {"queries": len(held_out), "texts": len(texts), "ndcg_at_10": scores, "indexed": better}
+    found = {"queries": len(held_out), "texts": len(texts), "ndcg_at_10": scores, "indexed": best}
     write_json(output / "report.json", found)
     print(
         f"nDCG@10 of {len(held_out):,} held-out queries among {len(texts):,} texts, also in {output / 'report.json'}:"
     )
     for words, score in scores.items():
         print(f"  {words:<32}{score:.3f}")
-    print(f"The index is that of the better model, {output / better / 'model'}.")
+    print(f"The index is that of the best model, {model}.")
     return max(by_weight, key=by_weight.get)
 
 

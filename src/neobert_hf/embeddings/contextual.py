@@ -11,9 +11,11 @@ Keep a context together with what was embedded with it. Embeddings made with two
 
 import random
 from collections.abc import Iterable
+from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
+from safetensors.torch import save_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Transformer
 from transformers import AutoConfig
@@ -65,7 +67,9 @@ def _from_encoder(path: str, config: NeoBERTConfig, **context: float) -> Sentenc
     model.first_stage.load_state_dict(encoder)
     model.second_stage.load_state_dict(encoder)
     with TemporaryDirectory() as folder:
-        model.save_pretrained(folder)
+        # Its own `save_pretrained` writes in the first process of a distributed run only.
+        model.config.save_pretrained(folder)
+        save_file(model.state_dict(), Path(folder) / "model.safetensors", metadata={"format": "pt"})
         load_tokenizer(path, config.vocab_size).save_pretrained(folder)
         transformer = Transformer(
             folder,
