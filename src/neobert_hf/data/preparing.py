@@ -290,7 +290,7 @@ def encode(texts: list[str], tokenizer: Tokenizer, max_length: int, split: bool)
         for encoding in chain.from_iterable(ahead.map(tokenizer.encode_batch_fast, batches)):
             windows = [encoding, *encoding.overflowing] if split else [encoding]
             # An array takes a tenth of the memory of a list of numbers.
-            yield [np.array(window.ids, np.int32) for window in windows if len(window.ids) >= 4]
+            yield [np.array(window.ids, np.int32) for window in windows if len(window) >= 4]
 
 
 def summary(output: str, manifest: Manifest) -> str:
