@@ -172,7 +172,8 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path):
             plan.advance(plan.cursor["micro_batches"] + 1)
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
-    assert peaks[1] < 1.1 * peaks[0]
+    # A mapped shard takes 800 bytes, of at most 128; the lengths of all documents would take 860,000 more.
+    assert peaks[1] < 1.5 * peaks[0]
 
 
 def test_each_folder_has_its_share_and_its_subsets(folder_of):
