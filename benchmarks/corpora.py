@@ -3,8 +3,8 @@
     python benchmarks/corpora.py            # 15 minutes on 2 quiet CPU cores
 
 The texts are random words of Python's documentation, the vectors lie in clusters, so that neighbours are hard to tell
-apart. Finished parts are kept in `runs`, so that an interrupted command goes on. From the rates the page calculates
-what RefinedWeb and 100 million passages take.
+apart. Finished parts are kept in results/single_runs/corpora.json, so that an interrupted command goes on. From the
+rates the page calculates what RefinedWeb and 100 million passages take.
 """
 
 import json
@@ -56,9 +56,6 @@ class CorporaSettings(Settings):
     longest: int = field(default=256, metadata={"help": "words of the longest text that is embedded"})
     layers: int | None = field(default=None, metadata={"help": "fewer layers than published, for a trial"})
     repeats: int = field(default=3, metadata={"help": "turns; the median counts"})
-    runs: str = field(
-        default=str(ROOT / "benchmarks/results/single_runs/corpora.json"), metadata={"help": "finished parts"}
-    )
 
 
 def random_texts(lengths: Iterator[int] | list[int], seed: int = 0) -> Iterator[str]:
@@ -115,7 +112,7 @@ def peak_memory() -> int:
     return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) // 1024
 
 
-def prepare_documents(count: int, dimensions: int) -> list[int]:
+def prepare_documents(count: int) -> list[int]:
     with TemporaryDirectory() as folder, redirect_stdout(StringIO()):
         write_texts(Path(folder, "texts.parquet"), count, 20)
         before = peak_memory()
@@ -163,18 +160,16 @@ def index_memory(count: int, dimensions: int) -> list[int]:
         return index_documents(folder, count, dimensions)[1]["memory"]
 
 
-def alone(function: Callable, *arguments):
+def in_own_process(function: Callable, *arguments):
     """Run a function in a fresh process, whose memory is its own."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
         return process.submit(function, *arguments).result()
 
 
 def measure_memory(settings: CorporaSettings) -> dict[str, dict[str, list[int]]]:
-    jobs = {"preparing": prepare_documents, "indexing": index_memory}
+    jobs = {"preparing": prepare_documents, "indexing": partial(index_memory, dimensions=settings.dimensions)}
     counts = settings.memory_documents
-    return {
-        name: {f"{count:,}": alone(job, count, settings.dimensions) for count in counts} for name, job in jobs.items()
-    }
+    return {name: {f"{count:,}": in_own_process(job, count) for count in counts} for name, job in jobs.items()}
 
 
 def measure_recall(settings: CorporaSettings) -> dict[str, float]:
@@ -251,7 +246,7 @@ MEASURES = {
 
 
 def measure(settings: CorporaSettings) -> dict:
-    runs, found = StoredRuns(Path(settings.runs)), {}
+    runs, found = StoredRuns(Path(settings.results) / "single_runs" / "corpora.json"), {}
     for name, (function, needs) in MEASURES.items():
         key = "; ".join([name, *(f"{need} {getattr(settings, need)}" for need in needs), machine()])
         found[name] = runs.result(key, partial(function, settings))
@@ -311,7 +306,7 @@ def page(stored: dict, folder: Path) -> list[str]:
     found = stored["found"]
     preparing, recall = found["preparing"], found["recall"]
     return [
-        "# Large corpora cost little more than their tokenizer and their model",
+        "# What large corpora cost, and what breaks first",
         f"Preparing {preparing['tokens']:,} tokens takes {preparing['whole']:.1f} s, the tokenizer alone "
         f"{preparing['alone']:.1f} s ({preparing['alone'] / preparing['whole']:.2f} of the whole).",
         "\n".join(encode_table(found["encode"])),

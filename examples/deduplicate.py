@@ -44,8 +44,7 @@ def main(args: list[str] | None = None) -> None:
 
     # 2. Runs of words in the evaluation texts
     parts = plan_parts(settings.evaluation, settings.rows_per_part)
-    texts = (text for part in parts for text in read_texts(part, settings.column))
-    evaluation = runs_of(text for text in texts if text)
+    evaluation = runs_of(text for part in parts for text in read_texts(part, settings.column) if text)
 
     # 3. A signature of every row
     of_rows = DuplicateSettings(settings.column, settings.bands, settings.rows_per_band, settings.seed)

@@ -202,7 +202,7 @@ def test_what_large_corpora_cost(tmp_path):
     import corpora
 
     flags = "--documents 300 --memory_documents 200 400 --vectors 2000 --texts 8 --longest 20 --layers 1 --repeats 1"
-    corpora.main(f"{flags} --results {tmp_path} --runs {tmp_path}/runs.json".split())
+    corpora.main(f"{flags} --results {tmp_path}".split())
     found = json.loads((tmp_path / "corpora.json").read_text())["found"]
     assert found["recall"]["versions"] <= 6 and found["memory"].keys() == {"preparing", "indexing"}
     assert all(row["tokens"] > 8 for row in found["encode"].values())

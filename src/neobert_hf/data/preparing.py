@@ -113,7 +113,7 @@ def prepare(settings: PrepareArguments) -> Manifest:
             check_first_documents(plan, tokenizer, settings)
             save_tokenizer(tokenizer, output)
             manifest.save(output)
-        manifest.shards, manifest.counts = write_shards(plan, settings, manifest)
+        manifest.shards, manifest.counts = write_shards(plan, settings, manifest, output)
         manifest.finished = True
         manifest.save(output)
         remove_leftovers(output)
@@ -220,10 +220,9 @@ def check_first_documents(plan: list[Part], tokenizer: PreTrainedTokenizerFast, 
 
 
 def write_shards(
-    plan: list[Part], settings: PrepareArguments, manifest: Manifest
+    plan: list[Part], settings: PrepareArguments, manifest: Manifest, output: str
 ) -> tuple[list[dict[str, Any]], dict[str, int]]:
     """Write the shards that are not there yet. Returns what the manifest says of each of them, and the `COUNTS`."""
-    output = absolute(settings.output_dir.rstrip("/"))
     several = settings.workers > 1 or settings.ray is not None
     dtype = np.uint16 if manifest.vocab_size <= 2**16 else np.int32
     work = partial(prepare_part, settings=settings, output=output, dtype=dtype, several=several)

@@ -10,6 +10,7 @@ import shutil
 from pathlib import Path
 
 from neobert_hf.common.files import write_json
+from neobert_hf.embeddings.prompts import prompt_of
 from neobert_hf.hub.export import Source, pooling_of, write_folder
 from neobert_hf.hub.model_folder import read_json
 
@@ -36,11 +37,11 @@ def write_page(source: Source, folder: Path, precisions: list[str] | None = None
         )
     search = fill = None
     if source.sentences:
-        pooling, prompts = pooling_of(source.sentences), source.sentences.prompts
+        pooling = pooling_of(source.sentences)
         if pooling not in ("mean", "cls"):
             raise ValueError(f"The model has the pooling {pooling!r}; in the browser it must be 'mean' or 'cls'.")
         search = {"model": MODEL, "pooling": pooling}
-        search |= {f"{kind}_prompt": prompts.get(kind, "") for kind in ("query", "document")}
+        search |= {f"{kind}_prompt": prompt_of(source.sentences, kind) for kind in ("query", "document")}
     else:
         fill = {"model": MODEL}
     precisions = precisions or ["float16"]
