@@ -93,8 +93,10 @@ def test_a_missing_column_and_a_missing_file_are_named(corpus, tmp_path):
         read_part(plan[0], ["body"])
     with pytest.raises(ValueError, match="b.jsonl.*'body'"):
         read_part(plan[-1], ["body"])
-    with pytest.raises(FileNotFoundError, match="none"):
-        plan_parts([str(tmp_path / "none*.parquet")], 10)
+    (tmp_path / "none").mkdir()
+    for name in ("none*.parquet", "none.parquet", "none"):
+        with pytest.raises(FileNotFoundError, match="none"):
+            plan_parts([str(tmp_path / name)], 10)
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ def plan_parts(sources: list[str], rows_per_part: int, skip: int = 0, most: int 
         most: how many rows to take; all that follow if None.
 
     Raises:
-        FileNotFoundError: naming a source that matches no file.
+        FileNotFoundError: naming a source that is no file, or matches none.
         ValueError: naming a file that cannot be read.
     """
     files = []
@@ -109,10 +109,14 @@ def sizes_of(plan: list[Part]) -> list[int]:
 
 @contextmanager
 def _open(file: str) -> Iterator[BinaryIO]:
-    """A file for reading, uncompressed; ValueError naming it if it is broken."""
+    """A file for reading, uncompressed; FileNotFoundError or ValueError naming it if there is none or it is broken."""
     try:
         with fsspec.open(file, compression="infer") as handle:
             yield handle
+    except (FileNotFoundError, IsADirectoryError) as error:
+        raise FileNotFoundError(
+            f"{file} is no file: give Parquet or JSON lines files, or a pattern such as 'my/*.parquet'."
+        ) from error
     except (EOFError, gzip.BadGzipFile, zlib.error, pa.ArrowInvalid) as error:
         raise ValueError(f"{file} cannot be read: {error}. Restore it, or leave it out by a pattern.") from error
 
@@ -175,7 +179,9 @@ def _read_lines(part: Part) -> list[dict[str, Any]]:
             try:
                 rows.append(json.loads(line))
             except ValueError as error:
-                raise ValueError(f"{place} is not valid JSON in UTF-8 ({error}). Write one row a line.") from error
+                raise ValueError(
+                    f"{place} is not valid JSON in UTF-8 ({error}). Give Parquet, or JSON lines with an object on each."
+                ) from error
             if not isinstance(rows[-1], dict):
                 raise ValueError(f"{place} is {rows[-1]!r:.60}; it must be an object, {{...}}. Write one row a line.")
     return rows
