@@ -8,14 +8,11 @@ After an interruption, run the same command again: it resumes from the newest co
 """
 
 from neobert_hf.common.script_errors import run_script
+from neobert_hf.embeddings.arguments import ContextualArguments
 from neobert_hf.embeddings.clusters import add_clusters
 from neobert_hf.embeddings.contextual import build_contextual_encoder
 from neobert_hf.embeddings.contextual_loss import ContextualLoss
-from neobert_hf.embeddings.contextual_training import (
-    ContextualArguments,
-    ContextualRetrievalEvaluator,
-    ContextualTrainer,
-)
+from neobert_hf.embeddings.contextual_training import ContextualRetrievalEvaluator, ContextualTrainer
 from neobert_hf.embeddings.recipe import prepare_run, retrieval_evaluator
 
 
@@ -30,7 +27,7 @@ def main(args: list[str] | None = None) -> None:
             )
 
         # 2. Clusters of similar rows, and the vectors by which false negatives are recognised
-        add_clusters(run, ContextualTrainer.batch_sizes(run.data, rows))
+        add_clusters(run)
 
         # 3. Two stages that start from the same encoder, a loss that trains both, and an evaluation with a context
         model = build_contextual_encoder(settings.model, settings.max_length, **settings.context)

@@ -20,11 +20,11 @@ from torch.nn.parallel import DistributedDataParallel
 from neobert_hf.common.fingerprints import SettingsMismatch
 from neobert_hf.common.settings import parse_config
 from neobert_hf.embeddings import clusters
-from neobert_hf.embeddings.arguments import EmbeddingArguments
+from neobert_hf.embeddings.arguments import ContextualArguments, EmbeddingArguments
 from neobert_hf.embeddings.clusters import ClusterBatchSampler, find_clusters
 from neobert_hf.embeddings.contextual import build_contextual_encoder
 from neobert_hf.embeddings.contextual_loss import ContextualLoss
-from neobert_hf.embeddings.contextual_training import ContextualArguments, ContextualCollator
+from neobert_hf.embeddings.contextual_training import ContextualCollator
 from neobert_hf.embeddings.datasets import read_descriptions
 from neobert_hf.embeddings.models import build_encoder
 from neobert_hf.training.run_checkpoints import complete_checkpoints, step_of
@@ -398,7 +398,7 @@ def test_both_phases_of_the_paper_are_three_epochs(name, pairs, datasets):
     assert settings.context_size == settings.max_length == arguments.per_device_train_batch_size == 512
     assert arguments.max_steps == pytest.approx(3 * pairs / 512, rel=1e-3)
     assert (arguments.learning_rate, arguments.warmup_steps, arguments.lr_scheduler_type) == (5e-5, 1000, "linear")
-    described, evaluation = read_descriptions(settings.datasets)
-    assert len(described) == datasets and evaluation["retrieval"].prompt
+    data = read_descriptions(settings.datasets)
+    assert len(data.train) == datasets and data.evaluation["retrieval"].prompt
     # The reference code has a prefix for both sides, the paper's instructions are for queries.
-    assert all(bool(each.document_prompt) == (datasets == 29) and each.prompt for each in described)
+    assert all(bool(each.document_prompt) == (datasets == 29) and each.prompt for each in data.train.values())

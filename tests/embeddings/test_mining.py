@@ -1,16 +1,18 @@
 """Hard negatives that a model finds: which documents are too close to be wrong ones, and who says so."""
 
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
 from datasets import Dataset
 from safetensors.torch import load_file, save_file
-from sentence_transformers import SentenceTransformer
 
-from neobert_hf.embeddings.arguments import DenseArguments, RerankerArguments
-from neobert_hf.embeddings.mining import mine_negatives, prompts_of_helper
-from tests.helpers.embedding_runs import described, load, run
+from neobert_hf.embeddings.arguments import EmbeddingArguments, RerankerArguments
+from neobert_hf.embeddings.datasets import PairDataset, TrainingData, positives_of_queries
+from neobert_hf.embeddings.mining import add_mined_negatives, prompts_of_helper
+from neobert_hf.embeddings.recipe import Run
+from tests.helpers.embedding_runs import load, run
 
 
 PROMPT = "Find the text. "
@@ -18,57 +20,85 @@ PROMPT = "Find the text. "
 
 @pytest.fixture(scope="module")
 def pairs(data) -> Dataset:
+    """Some queries stand in several places, between others."""
     rows = Dataset.from_json(str(data / "pairs.jsonl")).select(range(40))
-    return Dataset.from_list([{"query": row["title"], "positive": row["body"], "negatives": []} for row in rows])
+    pairs = [{"query": row["title"], "positive": row["body"], "negatives": []} for row in rows]
+    return Dataset.from_list([*pairs, *(row | {"positive": f"also {row['positive']}"} for row in pairs[:10])])
 
 
-def arguments(trained, **changes) -> RerankerArguments:
-    return RerankerArguments(**{"model": "m", "datasets": "d", "miner": str(trained["dense"] / "model")} | changes)
+@pytest.fixture
+def mine(trained, pairs, tmp_path):
+    """Mine at most three negatives for `pairs` into tmp_path / "mined", and check what is true of all negatives."""
+
+    def mine(miner: Path | None = None, instruction: str = PROMPT, begun: bool = False, **changes) -> Dataset:
+        miner = miner or trained["dense"] / "model"
+        settings = RerankerArguments("m", "d", miner=str(miner), negatives=3, **changes)
+        dataset = PairDataset("described", instruction, [], rows=pairs)
+        arguments = EmbeddingArguments(str(tmp_path), use_cpu=True, bf16=False)
+        checkpoint = tmp_path / "checkpoint-1" if begun else None
+        add_mined_negatives(Run(settings, arguments, TrainingData({"described": dataset}, {}), {}, checkpoint))
+        right = positives_of_queries(pairs)
+        assert dataset.rows.select_columns(["query", "positive"])[:] == pairs.select_columns(["query", "positive"])[:]
+        for row in dataset.rows:
+            assert len(row["negatives"]) <= 3 and not right[row["query"]] & set(row["negatives"])
+            assert set(row["negatives"]) <= set(pairs["positive"])
+        return dataset.rows
+
+    return mine
 
 
-def scores_of(pairs: Dataset, mined: Dataset, score) -> list[tuple[float, torch.Tensor]]:
-    """For each query that of the right document, and those of its negatives."""
-    found = []
-    for row in mined:
-        assert row["positive"] not in row["negatives"] and set(row["negatives"]) <= set(pairs["positive"])
-        if row["negatives"]:
-            values = torch.as_tensor(score(row["query"], [row["positive"], *row["negatives"]]))
-            found.append((values[0].item(), values[1:]))
-    return found
+def margins(mined: Dataset, score) -> list[tuple[float, float]]:
+    """For each query with negatives the score of its best document, and the highest of its negatives."""
+    right = positives_of_queries(mined)
+    rows = [row for row in mined if row["negatives"]]
+    assert len(rows) > 5
+    return [
+        tuple(max(map(float, score(row["query"], texts))) for texts in (list(right[row["query"]]), row["negatives"]))
+        for row in rows
+    ]
 
 
 @pytest.mark.parametrize("relative, absolute", [(0.0, None), (0.08, None), (0.0, 0.08)])
-def test_negatives_are_further_from_the_query_than_the_margin(trained, pairs, tmp_path, relative, absolute):
+def test_negatives_are_further_from_the_query_than_the_margin(trained, mine, relative, absolute):
     miner = load("dense", trained["dense"])
 
     def cosines(query: str, documents: list[str]) -> torch.Tensor:
         return miner.similarity(miner.encode([query], prompt=PROMPT), miner.encode(documents, prompt=""))[0]
 
-    chosen = arguments(trained, negatives=3, relative_margin=relative, absolute_margin=absolute)
-    found = scores_of(pairs, mine_negatives(pairs, described(PROMPT), chosen, tmp_path), cosines)
-    assert len(found) > 10
-    for right, wrong in found:
-        assert (wrong <= right - relative * abs(right) - (absolute or 0) + 1e-5).all()
-    closest = min(((right - wrong) / abs(right)).min().item() for right, wrong in found)
+    found = margins(mine(relative_margin=relative, absolute_margin=absolute), cosines)
+    assert all(wrong <= right - relative * abs(right) - (absolute or 0) + 1e-5 for right, wrong in found)
     # The margin decides: without one, negatives come this close.
+    closest = min((right - wrong) / abs(right) for right, wrong in found)
     assert (closest < 0.05) == (relative == 0 and absolute is None)
 
 
-def test_a_reranker_says_what_is_too_close(trained, pairs, tmp_path):
+def test_a_reranker_says_what_is_too_close(trained, mine):
     reranker = load("reranker", trained["reranker"])
 
     def score(query: str, documents: list[str]):
         return reranker.predict([(query, document) for document in documents])
 
     # The scores of so small a reranker lie close to each other.
-    plain = mine_negatives(pairs, described(PROMPT), arguments(trained, negatives=3, relative_margin=0.0), tmp_path)
-    reranked = {"relative_margin": 0.0, "cross_encoder": str(trained["reranker"] / "model")}
-    checked_by = arguments(trained, negatives=3, **reranked)
-    checked = mine_negatives(pairs, described(PROMPT), checked_by, tmp_path)
-    assert len(list(tmp_path.iterdir())) == 2 and plain["negatives"][:] != checked["negatives"][:]
-    found = scores_of(pairs, checked, score)
-    assert len(found) > 10 and all((wrong <= right + 1e-6).all() for right, wrong in found)
-    assert not all((wrong <= right).all() for right, wrong in scores_of(pairs, plain, score))
+    plain = mine(relative_margin=0.0)
+    checked = mine(relative_margin=0.0, cross_encoder=str(trained["reranker"] / "model"))
+    assert plain["negatives"][:] != checked["negatives"][:]
+    assert all(wrong <= right + 1e-6 for right, wrong in margins(checked, score))
+    assert not all(wrong <= right for right, wrong in margins(plain, score))
+
+
+def test_negatives_are_mined_once(trained, mine, tmp_path, monkeypatch):
+    shutil.copytree(trained["dense"] / "model", tmp_path / "miner")
+    first = mine(tmp_path / "miner")
+    with monkeypatch.context() as patch:
+        patch.delattr("neobert_hf.embeddings.mining.mine_hard_negatives")
+        assert mine(tmp_path / "miner")[:] == first[:] and len(list((tmp_path / "mined").iterdir())) == 1
+    # The same folder with another model.
+    weights = load_file(tmp_path / "miner" / "model.safetensors")
+    save_file({name: weight.flip(0) for name, weight in weights.items()}, tmp_path / "miner" / "model.safetensors")
+    assert mine(tmp_path / "miner")["negatives"][:] != first["negatives"][:]
+    # A run that has begun does not go on with others.
+    with pytest.raises(FileNotFoundError, match="mined/.*with which this run began, is missing"):
+        mine(tmp_path / "miner", instruction="Other.", begun=True)
 
 
 # A helper that is not there, and one that was not trained for its part.
@@ -84,49 +114,10 @@ def test_a_wrong_helper_is_named_by_its_setting(name, given, kind, settings, hel
         run("dense", changes)
 
 
-def test_a_miner_needs_to_know_how_many_negatives():
-    with pytest.raises(ValueError, match="`miner`.*`negatives`"):
-        DenseArguments("m", "d", miner="x")
-
-
 def test_miners_ask_with_prompts_of_their_own(trained, capsys):
     """That of the dataset if they were trained with it, otherwise their own for queries."""
     miner = load("dense", trained["dense"])
-    found = [prompts_of_helper("miner", miner, described(text)) for text in ("Find the text.", "Another.", "")]
+    instructions = ("Find the text.", "Another.", "")
+    found = [prompts_of_helper("miner", miner, PairDataset("d", text, [])) for text in instructions]
     assert found == [["Find the text. ", ""], ["Find the answer. ", ""], ["Find the answer. ", ""]]
     assert "Another. " in capsys.readouterr().out
-
-
-def test_mined_negatives_belong_to_their_queries_and_are_mined_once(trained, data, tmp_path, monkeypatch):
-    rows = Dataset.from_parquet(str(data / "test.parquet"))
-    # Queries that stand in several places, between others.
-    pairs = [{"query": row["question"], "positive": row["answer"], "negatives": []} for row in rows]
-    pairs = [*pairs, *({**row, "positive": f"also {row['positive']}"} for row in pairs[:10])]
-    shutil.copytree(trained["dense"] / "model", tmp_path / "miner")
-    settings = RerankerArguments("m", "d", negatives=3, miner=str(tmp_path / "miner"))
-    mined = mine_negatives(Dataset.from_list(pairs), described("Find. "), settings, tmp_path / "mined")
-    model = SentenceTransformer(settings.miner, device="cpu")
-    assert mined["query"][:] == [row["query"] for row in pairs] and any(mined["negatives"][:])
-    for row, original in zip(mined, pairs):
-        assert row["positive"] == original["positive"] and len(row["negatives"]) <= 3
-        if not row["negatives"]:
-            continue
-        right = {other["positive"] for other in pairs if other["query"] == row["query"]}
-        assert not right & set(row["negatives"])
-        # Its own prompt: it does not know this one.
-        query = model.encode_query(row["query"], normalize_embeddings=True)
-        scores = {text: float(query @ model.encode(text, normalize_embeddings=True)) for text in row["negatives"]}
-        best = max(float(query @ model.encode(text, normalize_embeddings=True)) for text in right)
-        assert max(scores.values()) < best - 0.05 * abs(best) + 1e-5
-    with monkeypatch.context() as patch:
-        patch.delattr("neobert_hf.embeddings.mining.mine_hard_negatives")
-        again = mine_negatives(Dataset.from_list(pairs), described("Find. "), settings, tmp_path / "mined")
-    assert again[:] == mined[:] and len(list((tmp_path / "mined").iterdir())) == 1
-    # Another miner in the same folder.
-    weights = load_file(tmp_path / "miner" / "model.safetensors")
-    save_file({name: weight.flip(0) for name, weight in weights.items()}, tmp_path / "miner" / "model.safetensors")
-    other = mine_negatives(Dataset.from_list(pairs), described("Find. "), settings, tmp_path / "mined")
-    assert other["negatives"][:] != mined["negatives"][:]
-    # A run that has begun does not go on with others.
-    with pytest.raises(FileNotFoundError, match="with which this run began, is missing"):
-        mine_negatives(Dataset.from_list(pairs), described("Other. "), settings, tmp_path / "mined", begun=True)

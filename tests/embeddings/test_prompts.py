@@ -8,7 +8,6 @@ from datasets import Dataset
 from mteb.models.abs_encoder import get_prompt_name
 from mteb.types import PromptType
 from sentence_transformers import MultiVectorEncoder, SentenceTransformer
-from transformers import AutoTokenizer
 
 from neobert_hf.embeddings.arguments import EmbeddingArguments, RecipeArguments
 from neobert_hf.embeddings.prompts import as_prompt, prompt_of, separator_of, separator_text
@@ -19,7 +18,7 @@ from tests.helpers.embedding_runs import KINDS, load, run
 
 
 PROMPT = "Find the answer. "
-QUERY, DOCUMENT = "Find the answer.[SEP] [CLS]", "An answer.[SEP] [CLS]"
+QUERY, DOCUMENT = "Find the answer.[SEP] [CLS] ", "An answer.[SEP] [CLS] "
 TEXTS = ["a list of numbers", "for loops and functions"]
 
 
@@ -78,11 +77,11 @@ RULES = [
 def test_which_dataset_queries_are_asked_like(encoder, edit, change, only, name):
     data = read(encoder, edit(change), only)
     prompts = data.prompts()
-    assert prompts["query"] == data.descriptions[name].prompt and prompts["document"] == ""
-    if len(data.descriptions) == 1:
+    assert prompts["query"] == data.train[name].prompt and prompts["document"] == ""
+    if len(data.train) == 1:
         assert prompts.keys() == {"query", "document"}
     else:
-        assert all(prompts[each] == description.prompt for each, description in data.descriptions.items())
+        assert all(prompts[each] == dataset.prompt for each, dataset in data.train.items())
 
 
 def test_mteb_itself_puts_no_instruction_before_documents(trained):
@@ -94,21 +93,73 @@ def test_mteb_itself_puts_no_instruction_before_documents(trained):
     assert found == {PromptType.query: PROMPT, PromptType.document: ""}
 
 
-@pytest.mark.parametrize("prompt", [PROMPT, "Other. ", ""])
-def test_an_evaluation_asks_once_with_the_instruction_of_its_dataset(trained, encoder, data, edit, prompt):
+@pytest.fixture
+def seen(monkeypatch) -> set[tuple[str, str]]:
+    """Each text that a model reads, after its prompt."""
+    found = set()
+
+    def record(kind: type) -> None:
+        preprocess = kind.preprocess
+
+        def recording(self, inputs, prompt=None, **kwargs):
+            found.update((prompt or "", text) for text in inputs)
+            return preprocess(self, inputs, prompt=prompt, **kwargs)
+
+        monkeypatch.setattr(kind, "preprocess", recording)
+
+    record(SentenceTransformer)
+    record(MultiVectorEncoder)
+    return found
+
+
+@pytest.mark.parametrize("instruction", ["Other.", ""])
+def test_an_evaluation_asks_once_with_the_instruction_of_its_dataset(trained, encoder, data, edit, seen, instruction):
     rows = Dataset.from_parquet(str(data / "test.parquet"))
-    evaluator = retrieval_evaluator(read(encoder, edit(lambda content: instruct(content, retrieval=prompt))))
-    model, seen = load("dense", trained["dense"]), set()
-    preprocess = model[0].preprocess
+    evaluator = retrieval_evaluator(read(encoder, edit(lambda content: instruct(content, retrieval=instruction))))
+    evaluator(load("dense", trained["dense"]))
+    expected = {(as_prompt(instruction), query) for query in rows["question"]} | {("", text) for text in rows["answer"]}
+    assert seen == expected
 
-    def record(inputs, prompt=None, **kwargs):
-        seen.update((prompt or "") + text for text in inputs)
-        return preprocess(inputs, prompt=prompt, **kwargs)
 
-    model[0].preprocess = record
-    evaluator(model)
-    # A prompt by itself is read as well, for its length.
-    assert seen - {prompt} == {prompt + query for query in rows["question"]} | set(rows["answer"])
+def test_training_reads_both_instructions_and_whoever_loads_the_model_asks_with_them(data, encoder, tmp_path, seen):
+    """They end with the separator of the released wrapper for MTEB."""
+    content = describe(data)
+    for entry in (content["train"]["triplets"], content["evaluation"]["retrieval"]):
+        entry |= {"instruction": QUERY, "document_instruction": DOCUMENT}
+    # Texts that are no right documents of other rows.
+    content["train"]["triplets"]["negatives"] = "question"
+    (tmp_path / "datasets.yaml").write_text(yaml.safe_dump(content))
+    settings = {"model": encoder, "datasets": tmp_path / "datasets.yaml", "output_dir": tmp_path / "run"}
+    run("dense", settings | {"max_steps": 4, "save_steps": 4, "eval_strategy": "no", "only": "triplets"})
+    rows, test = (Dataset.from_parquet(str(data / f"{name}.parquet")) for name in ("triplets", "test"))
+    questions, answers = {*rows["question"], *test["question"]}, {*rows["answer"], *test["answer"]}
+    # The model card reads some without.
+    queries, documents = ({text for prompt, text in seen if prompt == wanted} for wanted in (QUERY, DOCUMENT))
+    assert queries and queries <= questions and documents <= answers | questions
+    assert documents & set(rows["answer"]) and documents & set(rows["question"])
+
+    model = load("dense", tmp_path / "run")
+    assert model.prompts == {"query": QUERY, "document": DOCUMENT}
+    for encode, prompt in ((model.encode_query, QUERY), (model.encode_document, DOCUMENT)):
+        assert (encode(TEXTS) == model.encode([prompt + text for text in TEXTS])).all()
+    # In MTEB instructions of another kind get the separator that the model was trained with.
+    assert choose_separator(None, model) == "[SEP] [CLS]"
+    pytest.importorskip("lancedb")
+    from neobert_hf.search.encoder import EmbeddingSettings, PassageEncoder
+
+    search = PassageEncoder(EmbeddingSettings(str(tmp_path / "run" / "model")), "cpu")
+    assert (search.identity["query_prompt"], search.identity["document_prompt"]) == (QUERY, DOCUMENT)
+
+
+def test_late_interaction_reads_hard_negatives_as_documents(settings, edit, seen):
+    def nested_only(content: dict) -> None:
+        content["train"]["nested"] |= {"instruction": "Find it.", "document_instruction": "It."}
+        content["train"]["nested"]["negatives"] = "set.pos.1"
+        content.pop("evaluation")
+
+    changes = {"max_steps": 1, "save_steps": 1, "eval_strategy": "no", "only": "nested"}
+    run("multi_vector", settings(**changes, datasets=edit(nested_only)))
+    assert ("It. ", "x") in seen and {before for before, _ in seen} - {""} == {"Find it. ", "It. "}
 
 
 def test_a_prompt_for_passages_is_one_for_documents(trained):
@@ -118,96 +169,15 @@ def test_a_prompt_for_passages_is_one_for_documents(trained):
     assert prompt_of(model, "document") == "passage: " and prompt_of(model, "query") == "query: "
 
 
-# Special tokens as the separator, and instructions for documents
-
-
-def test_a_tokenizer_reads_the_separator_as_the_end_of_one_text_and_the_beginning_of_another(tokenizer):
+def test_a_tokenizer_reads_the_separator_as_the_end_of_one_text_and_the_beginning_of_another(encoder):
+    tokenizer = SentenceTransformer(str(encoder)).tokenizer
     prompt = as_prompt("a list of\n", separator_text("special_tokens", tokenizer))
     assert prompt == "a list of[SEP] [CLS]"
     one, other = (tokenizer(text)["input_ids"] for text in ("a list of", "numbers"))
     assert tokenizer(f"{prompt}numbers")["input_ids"] == one + other
-    assert as_prompt(" \n", separator_text("special_tokens", tokenizer)) == ""
     for name, text in (("space", "Find it. "), ("special_tokens", QUERY), (None, "")):
         assert separator_of(["", text], tokenizer) == name
-
-
-@pytest.mark.parametrize("change", [{"split_special_tokens": True}, {"cls_token": None}])
-def test_separators_that_a_tokenizer_does_not_have_are_refused(encoder, change):
-    tokenizer = AutoTokenizer.from_pretrained(encoder)
-    for name, value in change.items():
-        setattr(tokenizer, name, value)
+    tokenizer.split_special_tokens = True
     with pytest.raises(ValueError, match="`separator` is special_tokens"):
         separator_text("special_tokens", tokenizer)
     assert separator_of([QUERY], tokenizer) == "space"
-
-
-@pytest.fixture(scope="module")
-def instructed(encoder, data, tmp_path_factory):
-    """The output of a dense run with both instructions, and what was read in it: each text with its prompt."""
-    folder, seen, preprocess = tmp_path_factory.mktemp("instructed"), [], SentenceTransformer.preprocess
-
-    def record(self, inputs, prompt=None, **kwargs):
-        seen.extend((prompt or "", text) for text in inputs)
-        return preprocess(self, inputs, prompt=prompt, **kwargs)
-
-    content = describe(data) | {"separator": "special_tokens"}
-    for entry in (content["train"]["triplets"], content["evaluation"]["retrieval"]):
-        entry["document_instruction"] = "An answer."
-    # Texts that are no right documents of other rows.
-    content["train"]["triplets"]["negatives"] = "question"
-    (folder / "datasets.yaml").write_text(yaml.safe_dump(content))
-    settings = {"model": encoder, "datasets": folder / "datasets.yaml", "output_dir": folder / "run"}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(SentenceTransformer, "preprocess", record)
-        run("dense", settings | {"max_steps": 4, "save_steps": 4, "eval_strategy": "no", "only": "triplets"})
-    return folder / "run", seen
-
-
-def test_training_reads_both_instructions_and_the_model_keeps_them(instructed, data):
-    output, seen = instructed
-    rows, test = (Dataset.from_parquet(str(data / f"{name}.parquet")) for name in ("triplets", "test"))
-    expected = {
-        QUERY: {*rows["question"], *test["question"]},
-        DOCUMENT: {*rows["answer"], *rows["question"], *test["answer"]},
-    }
-    # The model card reads some without.
-    found = {prompt: {text for before, text in seen if before == prompt} for prompt in expected}
-    assert all(found[prompt] <= texts for prompt, texts in expected.items())
-    for prompt, column in ((QUERY, "question"), (DOCUMENT, "answer"), (DOCUMENT, "question")):
-        assert found[prompt] & set(rows[column]), column
-    assert load("dense", output).prompts == {"query": QUERY, "document": DOCUMENT}
-
-
-def test_search_mteb_and_sentence_transformers_ask_in_the_same_way(instructed):
-    pytest.importorskip("lancedb")
-    from neobert_hf.search.encoder import EmbeddingSettings, PassageEncoder
-
-    path = str(instructed[0] / "model")
-    model = load("dense", instructed[0])
-    expected = {"query": model.encode_query(TEXTS), "document": model.encode_document(TEXTS)}
-    for kind, prompt in (("query", QUERY), ("document", DOCUMENT)):
-        assert torch.equal(torch.tensor(expected[kind]), torch.tensor(model.encode([prompt + text for text in TEXTS])))
-    search = PassageEncoder(EmbeddingSettings(path), "cpu")
-    assert (search.identity["query_prompt"], search.identity["document_prompt"]) == (QUERY, DOCUMENT)
-    # Instructions of another kind get the separator that the model was trained with.
-    assert choose_separator(None, model) == "[SEP] [CLS]"
-
-
-def test_late_interaction_reads_hard_negatives_as_documents(settings, edit, monkeypatch):
-    seen, preprocess = [], MultiVectorEncoder.preprocess
-
-    def record(self, inputs, prompt=None, **kwargs):
-        seen.extend((prompt or "", text) for text in inputs)
-        return preprocess(self, inputs, prompt=prompt, **kwargs)
-
-    monkeypatch.setattr(MultiVectorEncoder, "preprocess", record)
-
-    def nested_only(content: dict) -> None:
-        content["train"]["nested"] |= {"instruction": "Find it.", "document_instruction": "It."}
-        content["train"]["nested"]["negatives"] = "set.pos.1"
-        content.pop("evaluation")
-
-    changes = {"max_steps": 1, "save_steps": 1, "eval_strategy": "no", "only": "nested"}
-    run("multi_vector", settings(**changes, datasets=edit(nested_only)))
-    assert "x" in {text for before, text in seen if before == "It. "}
-    assert {before for before, _ in seen} - {""} == {"Find it. ", "It. "}

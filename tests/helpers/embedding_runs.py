@@ -7,7 +7,6 @@ import torch
 from safetensors.torch import load_file
 from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer, SparseEncoder
 
-from neobert_hf.embeddings.datasets import PairDataset
 from tests.helpers.examples import load_example
 from tests.helpers.models import ROOT
 
@@ -55,11 +54,6 @@ def run(kind: str, settings: dict) -> list[dict]:
 def load(kind: str, folder: Path, **options):
     """The model that a run left in this folder."""
     return KINDS[kind][2](str(folder / "model"), device="cpu", **options)
-
-
-def described(instruction: str) -> PairDataset:
-    """A dataset with this instruction, to mine for."""
-    return PairDataset("described", instruction, [])
 
 
 def losses_of(log: list[dict]) -> list[float]:

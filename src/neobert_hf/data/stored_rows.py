@@ -1,6 +1,5 @@
 """Parquet files for rows that a run stores once and reads again at each start, such as mined negatives."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -36,22 +35,3 @@ def is_stored(file: Path) -> bool:
 def load_rows(file: Path) -> Dataset:
     """The rows that `store_rows` wrote."""
     return Dataset.from_parquet(str(file))
-
-
-def rows_once(file: Path, begun: bool, store: Callable[[Path], None]) -> Dataset:
-    """The rows in a file, which are made and stored if it does not exist.
-
-    Args:
-        store: writes the file.
-        begun: whether training with these rows has begun, so that they must be there.
-
-    Raises:
-        FileNotFoundError: if training has begun, and the file is missing.
-    """
-    if not file.exists():
-        if begun:
-            raise FileNotFoundError(
-                f"{file}, with which this run began, is missing: restore it, or use another `output_dir`."
-            )
-        store(file)
-    return load_rows(file)

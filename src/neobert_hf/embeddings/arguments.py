@@ -1,6 +1,6 @@
 """Settings of the recipes that train embedding models and rerankers."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from sentence_transformers import SentenceTransformerTrainingArguments
 
@@ -74,8 +74,8 @@ class RecipeArguments:
 
     def models(self) -> dict[str, str]:
         """The models that the run reads, by the name of their setting."""
-        names = ("model", "miner", "cross_encoder", "guide", "first_model")
-        return {name: path for name in names if (path := getattr(self, name, None)) is not None}
+        names = [each.name for each in fields(self) if each.metadata.get("path") == "or Hub id"]
+        return {name: path for name in names if (path := getattr(self, name)) is not None}
 
 
 @dataclass
@@ -157,3 +157,44 @@ class RerankerArguments(LoraArguments, MiningArguments):
         default=4,
         metadata={"help": "negatives of a query: first its hard negatives, then right documents of other rows"},
     )
+
+
+@dataclass
+class ContextualArguments(RecipeArguments):
+    """The model, the data and the context. The help texts say where a default comes from."""
+
+    temperature: float = field(
+        default=0.02, metadata={"help": "the cosine similarities are divided by this (reference code)"}
+    )
+    mini_batch_size: int = field(
+        default=32, metadata={"help": "texts computed at a time; the trained weights do not depend on it"}
+    )
+    max_negatives: int | None = field(
+        default=0, metadata={"help": "use at most this many hard negatives of a row (paper: none); all if unset"}
+    )
+    context_size: int = field(default=512, metadata={"help": "documents in a context (paper)"})
+    context_dropout: float = field(
+        default=0.005,
+        metadata={"help": "share of the context that is hidden in training (Morris and Rush; reference code: 0)"},
+    )
+    soft_prompts: int = field(default=8, metadata={"help": "learned vectors after the context (reference code)"})
+    text_position: int = field(
+        default=0, metadata={"help": "position of a text's first token: 0 (ours) or `context_size` (reference code)"}
+    )
+    first_model: str = field(
+        kw_only=True,
+        metadata={"help": "embedding model that finds clusters and false negatives", "path": "or Hub id"},
+    )
+    false_negative_margin: float | None = field(
+        default=0.0,
+        metadata={
+            "help": "a document is not used as a negative of a query if the first model scores it above the right "
+            "document's score minus this (ours; the paper does not say); if unset, all documents are used"
+        },
+    )
+
+    @property
+    def context(self) -> dict[str, float]:
+        """Those of the settings that the model's config holds."""
+        names = ("context_size", "context_dropout", "soft_prompts", "text_position")
+        return {name: getattr(self, name) for name in names}

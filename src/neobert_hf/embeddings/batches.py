@@ -23,14 +23,6 @@ def sampling_probabilities(sizes: Sequence[int], alpha: float) -> torch.Tensor:
     return weights / weights.sum()
 
 
-def draw_datasets(sizes: Sequence[int], alpha: float, steps: int, seed: int) -> list[int]:
-    """The number of the dataset that each optimizer step takes its rows from, drawn with `sampling_probabilities`."""
-    # A separate generator: Sentence Transformers gives one to all samplers, and those of the datasets reseed it.
-    generator = torch.Generator().manual_seed(seed)
-    probabilities = sampling_probabilities(sizes, alpha)
-    return torch.multinomial(probabilities, steps, replacement=True, generator=generator).tolist()
-
-
 class FullBatchSampler(NoDuplicatesBatchSampler):
     """Full batches in which no text occurs twice. A pass ends at the first batch that cannot be filled.
 
@@ -39,9 +31,11 @@ class FullBatchSampler(NoDuplicatesBatchSampler):
     square of the number of rows.
     """
 
-    def __init__(self, dataset: Dataset, batch_size: int, generator: torch.Generator, seed: int):
+    def __init__(self, pairs: Dataset, batch_size: int, seed: int):
+        # Without the hard negatives: two rows that have none would count as having a text in common.
+        texts = pairs.select_columns(["query", "positive"])
         # With `drop_last=True`, `_iter_one_pass` would not see the first batch that is not full.
-        super().__init__(dataset, batch_size, drop_last=False, generator=generator, seed=seed)
+        super().__init__(texts, batch_size, drop_last=False, generator=torch.Generator(), seed=seed)
 
     def __len__(self) -> int:
         return len(self.dataset) // self.batch_size
@@ -63,18 +57,32 @@ class MixtureBatchSampler(MultiDatasetDefaultBatchSampler):
     Args:
         dataset: all datasets, one after the other.
         batch_samplers: one for each dataset, with `set_epoch`.
-        draws: the number of the dataset of every optimizer step, see `draw_datasets`.
+        alpha: see `sampling_probabilities`.
+        steps: optimizer steps.
         batches_per_step: processes times micro-batches.
+        seed: of the draws.
+
+    Attributes:
+        draws: the number of the dataset that each optimizer step takes its rows from.
     """
 
     def __init__(
-        self, dataset: ConcatDataset, batch_samplers: list[BatchSampler], draws: list[int], batches_per_step: int
+        self,
+        dataset: ConcatDataset,
+        batch_samplers: list[BatchSampler],
+        alpha: float,
+        steps: int,
+        batches_per_step: int,
+        seed: int,
     ):
         super().__init__(dataset, batch_samplers)
         # It differs between datasets. If it were a number, Accelerate would drop all batches of other sizes.
         self.batch_size = None
-        self.draws = draws
         self.batches_per_step = batches_per_step
+        # A separate generator: Sentence Transformers gives one to all samplers, and those of the datasets reseed it.
+        generator = torch.Generator().manual_seed(seed)
+        probabilities = sampling_probabilities([len(part) for part in dataset.datasets], alpha)
+        self.draws = torch.multinomial(probabilities, steps, replacement=True, generator=generator).tolist()
 
     def __iter__(self) -> Iterator[list[int]]:
         first_rows = [0, *accumulate(len(part) for part in self.dataset.datasets)]

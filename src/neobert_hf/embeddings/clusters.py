@@ -12,7 +12,6 @@ import math
 import random
 from collections import deque
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -24,8 +23,9 @@ from tqdm import tqdm
 from transformers import set_seed
 
 from neobert_hf.common.files import remove
-from neobert_hf.common.fingerprints import fingerprint, model_fingerprint
-from neobert_hf.data.stored_rows import rows_once, store_rows
+from neobert_hf.common.fingerprints import model_fingerprint
+from neobert_hf.data.stored_rows import load_rows, store_rows
+from neobert_hf.embeddings.arguments import ContextualArguments
 from neobert_hf.embeddings.datasets import PairDataset
 from neobert_hf.embeddings.inference import check_finite
 from neobert_hf.embeddings.mining import prompts_of_helper
@@ -41,46 +41,37 @@ BLOCK = 10_000
 BATCHES, LEAST_ROWS, ROWS_OF_CLUSTER = 30, 10_000, 3
 
 
-def add_clusters(run: Run, batch_sizes: dict[str, int]) -> None:
-    """Give the rows of every training dataset a cluster and vectors, and keep them in `output_dir/clusters`.
+def add_clusters(run: Run) -> None:
+    """Give the rows of every training dataset a cluster and vectors. They are stored once, in `output_dir/clusters`.
 
-    Args:
-        batch_sizes: rows of a batch, by dataset. A cluster has the same number of rows on average.
+    A cluster has as many rows on average as a batch of the dataset.
 
     Raises:
         FileNotFoundError: if training has begun, and the clusters that it began with are missing.
     """
-    folder = Path(run.arguments.output_dir) / "clusters"
-    with run.arguments.main_process_first(desc="clustering"):
-        for name, pairs in run.data.train.items():
-            description = run.data.descriptions[name]
-            prompts = [name, description.prompt, description.document_prompt]
-            first_model = model_fingerprint(run.settings.first_model)
-            identity = fingerprint(pairs, prompts, first_model, batch_sizes[name], run.arguments.seed)
-            store = partial(store_clusters, pairs, description, batch_sizes[name], run)
-            run.data.train[name] = rows_once(folder / f"{identity}.parquet", run.checkpoint is not None, store)
+    arguments, first_model = run.arguments, model_fingerprint(run.settings.first_model)
+    with arguments.main_process_first(desc="clustering"):
+        for dataset in run.data.train.values():
+            size = dataset.rows_of_batch(arguments.per_device_train_batch_size)
+            prompts = [dataset.name, dataset.prompt, dataset.document_prompt]
+            file = run.stored_rows_file("clusters", dataset.rows, prompts, first_model, size, arguments.seed)
+            if not file.exists():
+                vectors = embed_pairs(dataset, run.settings, file.with_suffix(".vectors.arrow"))
+                clusters = find_clusters(vectors, size, arguments.seed)
+                store_rows(concatenate_datasets([dataset.rows, vectors], axis=1).add_column(CLUSTER, clusters), file)
+                remove(file.with_suffix(".vectors.arrow"))
+            dataset.rows = load_rows(file)
     # Loading the first model may have drawn random numbers, on which a new head must not depend.
-    set_seed(run.arguments.seed)
+    set_seed(arguments.seed)
 
 
-def store_clusters(pairs: Dataset, description: PairDataset, size: int, run: Run, file: Path) -> None:
-    """Embed and cluster the rows, and write them with their clusters and vectors into a Parquet file."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    # A run that was interrupted after the embedding goes on with this file. In the end the Parquet file has the same.
-    embedded = file.with_suffix(".vectors.arrow")
-    vectors = embed_pairs(pairs, description, run, embedded)
-    clusters = find_clusters(vectors, size, run.arguments.seed)
-    store_rows(concatenate_datasets([pairs, vectors], axis=1).add_column(CLUSTER, clusters), file)
-    remove(embedded)
-
-
-def embed_pairs(pairs: Dataset, description: PairDataset, run: Run, file: Path) -> Dataset:
+def embed_pairs(dataset: PairDataset, settings: ContextualArguments, file: Path) -> Dataset:
     """The columns `VECTORS`: the first model's unit vectors of all queries and documents, in a file of this name.
 
-    They are float16, as in the reference code of CDE.
+    They are float16, as in the reference code of CDE. A run that was interrupted after this goes on with the file.
     """
-    model = load_trained_model(run.settings.first_model, "first_model", run.settings.trust_remote_code)
-    prompts = prompts_of_helper("first model", model, description)
+    model = load_trained_model(settings.first_model, "first_model", settings.trust_remote_code)
+    prompts = prompts_of_helper("first model", model, dataset)
 
     def embed(block: dict[str, list[str]]) -> dict[str, np.ndarray]:
         found = {}
@@ -90,12 +81,13 @@ def embed_pairs(pairs: Dataset, description: PairDataset, run: Run, file: Path) 
             found[name] = vectors.astype(np.float16)
         return found
 
+    file.parent.mkdir(parents=True, exist_ok=True)
     vector = List(Value("float16"), length=model.get_embedding_dimension())
-    return pairs.map(
+    return dataset.rows.map(
         embed,
         batched=True,
         batch_size=BLOCK,
-        remove_columns=pairs.column_names,
+        remove_columns=dataset.rows.column_names,
         features=Features(dict.fromkeys(VECTORS, vector)),
         cache_file_name=str(file),
         # Otherwise `datasets` would hash the model.

@@ -1,57 +1,14 @@
-"""The recipe of contextual document embeddings: its settings, batches, trainer and evaluation."""
+"""The recipe of contextual document embeddings: its batches, trainer and evaluation."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
-from datasets import Dataset
 from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 
-from neobert_hf.embeddings.arguments import RecipeArguments
 from neobert_hf.embeddings.batches import ContrastiveCollator
 from neobert_hf.embeddings.clusters import CLUSTER, VECTORS, ClusterBatchSampler
 from neobert_hf.embeddings.contextual import embed_context
 from neobert_hf.embeddings.trainer import EmbeddingTrainer
-
-
-@dataclass
-class ContextualArguments(RecipeArguments):
-    """The model, the data and the context. The help texts say where a default comes from."""
-
-    temperature: float = field(
-        default=0.02, metadata={"help": "the cosine similarities are divided by this (reference code)"}
-    )
-    mini_batch_size: int = field(
-        default=32, metadata={"help": "texts computed at a time; the trained weights do not depend on it"}
-    )
-    max_negatives: int | None = field(
-        default=0, metadata={"help": "use at most this many hard negatives of a row (paper: none); all if unset"}
-    )
-    context_size: int = field(default=512, metadata={"help": "documents in a context (paper)"})
-    context_dropout: float = field(
-        default=0.005,
-        metadata={"help": "share of the context that is hidden in training (Morris and Rush; reference code: 0)"},
-    )
-    soft_prompts: int = field(default=8, metadata={"help": "learned vectors after the context (reference code)"})
-    text_position: int = field(
-        default=0, metadata={"help": "position of a text's first token: 0 (ours) or `context_size` (reference code)"}
-    )
-    first_model: str = field(
-        kw_only=True,
-        metadata={"help": "embedding model that finds clusters and false negatives", "path": "or Hub id"},
-    )
-    false_negative_margin: float | None = field(
-        default=0.0,
-        metadata={
-            "help": "a document is not used as a negative of a query if the first model scores it above the right "
-            "document's score minus this (ours; the paper does not say); if unset, all documents are used"
-        },
-    )
-
-    @property
-    def context(self) -> dict[str, float]:
-        """Those of the settings that the model's config holds."""
-        names = ("context_size", "context_dropout", "soft_prompts", "text_position")
-        return {name: getattr(self, name) for name in names}
 
 
 @dataclass
@@ -79,14 +36,12 @@ class ContextualTrainer(EmbeddingTrainer):
     """Trains contextual models on clustered datasets. See `MixtureTrainer`."""
 
     data_collator_class = ContextualCollator
+    batch_sampler_class = ClusterBatchSampler
 
     def get_data_collator(self, **kwargs) -> ContextualCollator:
         collator = super().get_data_collator(**kwargs)
         collator.margin = self.run.settings.false_negative_margin
         return collator
-
-    def sampler_of_dataset(self, rows: Dataset, batch_size: int, seed: int) -> ClusterBatchSampler:
-        return ClusterBatchSampler(rows, batch_size, seed)
 
     def compute_loss(self, *args, **kwargs):
         loss = super().compute_loss(*args, **kwargs)

@@ -4,7 +4,7 @@
 rows become `query`, `positive` and `negatives`, a list of any length.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import Any
@@ -13,13 +13,12 @@ import pyarrow.compute as pc
 from datasets import Dataset, Features, List, Value
 from datasets.exceptions import DatasetGenerationError
 from huggingface_hub.dataclasses import strict
-from transformers import PreTrainedTokenizerBase
 
 from neobert_hf.common.paths import beside_file, check_file_name
 from neobert_hf.common.settings import nearest, read_yaml
 from neobert_hf.data.entries import check_mapping, read_entry
 from neobert_hf.data.tables import Row, as_text, files_state, is_empty, list_as_text, read_rows
-from neobert_hf.embeddings.prompts import as_prompt, separator_text
+from neobert_hf.embeddings.prompts import as_prompt
 
 
 FEATURES = Features({"query": Value("string"), "positive": Value("string"), "negatives": List(Value("string"))})
@@ -87,7 +86,7 @@ class PairDataset:
             may have the same positive, so a batch cannot have more rows than there are labels.
         default: whether its instruction is the prompt of queries for which none is named; see `TrainingData.prompts`.
         document_instruction: is put before its documents; nothing if empty.
-        separator: is put between an instruction and a text.
+        rows: `query`, `positive` and `negatives`, and `score` if it is for `sts`; see `load_pairs`.
     """
 
     name: str
@@ -96,44 +95,97 @@ class PairDataset:
     batch_size: int | None = None
     default: bool = False
     document_instruction: str = ""
-    separator: str = " "
+    rows: Any = None
 
     @property
     def prompt(self) -> str:
         """The prompt of queries."""
-        return as_prompt(self.instruction, self.separator)
+        return as_prompt(self.instruction)
 
     @property
     def document_prompt(self) -> str:
-        return as_prompt(self.document_instruction, self.separator)
+        return as_prompt(self.document_instruction)
 
     def sources(self) -> list[str]:
         """The files, folders and Hub datasets that it is read from."""
         tables = [table for part in self.parts for table in (part, *part.lookups.values())]
         return [table.source for table in tables if table.source is not None]
 
+    def most_negatives(self) -> int:
+        """The largest number of hard negatives that a row has."""
+        lengths = pc.list_value_length(self.rows.data.column("negatives"))
+        return pc.max(lengths).as_py() or 0
 
-def read_descriptions(
-    path: str, only: list[str] | None = None, tokenizer: PreTrainedTokenizerBase | None = None
-) -> tuple[list[PairDataset], dict[str, PairDataset]]:
-    """Read a file such as `configs/embeddings/datasets.yaml`.
+    def rows_of_batch(self, batch_size: int) -> int:
+        """Rows of a batch: fewer with more hard negatives, so that the batches of all datasets have equally many texts.
+
+        Args:
+            batch_size: rows of a batch without hard negatives.
+
+        Raises:
+            ValueError: if a batch has fewer than 2 rows, so that no row has others to be contrasted with.
+        """
+        texts = 2 + self.most_negatives()
+        rows = min(2 * batch_size // texts, self.batch_size or batch_size)
+        if rows < 2:
+            raise ValueError(
+                f"Dataset {self.name}: {2 * batch_size} texts of a batch are no 2 rows with up to {texts - 2} hard "
+                f"negatives each. Set a smaller `max_negatives`, or a `per_device_train_batch_size` of {texts} or more."
+            )
+        return rows
+
+
+@dataclass
+class TrainingData:
+    """The datasets of a file.
 
     Args:
-        only: names of training datasets to use. All if None.
-        tokenizer: of the model, which is needed if the file's `separator` is special_tokens.
+        train: by name.
+        evaluation: `retrieval` and `sts`, if there are any.
+    """
 
-    Returns:
-        The training datasets, and those for evaluation by kind, `retrieval` and `sts`.
+    train: dict[str, PairDataset]
+    evaluation: dict[str, PairDataset]
+
+    def dataset_of_queries(self) -> PairDataset:
+        """The training dataset whose instruction becomes the prompt `query` of the model.
+
+        It is the first of these that exists: the dataset that is marked as the `default`, one with the instruction that
+        retrieval is evaluated with, the largest one.
+        """
+        retrieval = self.evaluation.get("retrieval")
+        for dataset in self.train.values():
+            if dataset.default:
+                return dataset
+        for dataset in self.train.values():
+            if retrieval is not None and dataset.prompt == retrieval.prompt:
+                return dataset
+        return max(self.train.values(), key=lambda dataset: len(dataset.rows))
+
+    def prompts(self) -> dict[str, str]:
+        """The prompts that the model keeps, by the names of the table in `prompts.py`."""
+        prompts = {}
+        if len(self.train) > 1:
+            # Also an empty one: for a task that has the name of a dataset, MTEB's own wrapper would otherwise put the
+            # query prompt before documents, too.
+            prompts |= {f"{name}-document": dataset.document_prompt for name, dataset in self.train.items()}
+            prompts |= {name: dataset.prompt for name, dataset in self.train.items()}
+        default = self.dataset_of_queries()
+        return prompts | {"query": default.prompt, "document": default.document_prompt}
+
+
+def read_descriptions(path: str, only: Sequence[str] = ()) -> TrainingData:
+    """Read a file such as `configs/embeddings/datasets.yaml`, without the rows of its datasets.
+
+    Args:
+        only: names of training datasets to use; all if there are none.
 
     Raises:
         ValueError: naming the dataset and the key that is unknown, missing or of the wrong type.
     """
     content = read_yaml(path)
-    if unknown := content.keys() - {"train", "evaluation", "separator"}:
-        raise ValueError(
-            f"{path} has the unknown key {min(unknown)!r}; it must hold `train` and may hold `evaluation` (datasets by "
-            "name) and `separator`."
-        )
+    if unknown := content.keys() - {"train", "evaluation"}:
+        raise ValueError(f"{path} has the unknown key {min(unknown)!r}; it may hold `train` and `evaluation`.")
     # `null` in place of a dataset's keys switches it off.
     train, evaluation = (
         {name: entry for name, entry in check_mapping(f"{path}, `{part}`", content.get(part) or {}).items() if entry}
@@ -143,15 +195,15 @@ def read_descriptions(
         raise ValueError(f"{path} names no training dataset: add one under `train`.")
     if unknown := evaluation.keys() - {"retrieval", "sts"}:
         raise ValueError(f"{path}: `evaluation` may hold `retrieval` and `sts`, not {min(unknown)!r}.")
-    for name in only or []:
+    for name in only:
         if name not in train:
             raise ValueError(f"{path} has no training dataset {name!r}{nearest(name, list(train))}")
-    separator = separator_text(content.get("separator", "space"), tokenizer)
-    datasets = [_read_dataset(path, name, train[name], separator=separator) for name in only or train]
     # These two keys are for training only.
-    fixed = {"separator": separator, "batch_size": None, "default": False}
-    evaluated = {kind: _read_dataset(path, kind, entry, **fixed) for kind, entry in evaluation.items()}
-    return datasets, evaluated
+    not_trained = {"batch_size": None, "default": False}
+    return TrainingData(
+        {name: _read_dataset(path, name, train[name]) for name in only or train},
+        {kind: _read_dataset(path, kind, entry, **not_trained) for kind, entry in evaluation.items()},
+    )
 
 
 def _read_dataset(path: str, name: str, entry: Any, **given: Any) -> PairDataset:
@@ -170,10 +222,10 @@ def _read_dataset(path: str, name: str, entry: Any, **given: Any) -> PairDataset
     for each in [table for part in parts for table in (part, *part.lookups.values())]:
         if each.source is not None:
             each.source = beside_file(path, each.source, or_id=True)
-    return read_entry(PairDataset, where, of_dataset, name=name, parts=parts, **given)
+    return read_entry(PairDataset, where, of_dataset, name=name, parts=parts, rows=None, **given)
 
 
-def load_pairs(description: PairDataset, max_negatives: int | None = None, scored: bool = False) -> Dataset:
+def load_pairs(dataset: PairDataset, max_negatives: int | None = None, scored: bool = False) -> Dataset:
     """Load a dataset as rows of `query`, `positive` and `negatives`.
 
     Args:
@@ -186,21 +238,15 @@ def load_pairs(description: PairDataset, max_negatives: int | None = None, score
     """
     # `datasets` keeps the rows in its cache, and returns those if all these values are the same. It would divide lists
     # among processes, hence the tuples.
-    files = tuple(files_state(source) for source in description.sources())
-    values = {"parts": tuple(description.parts), "files": files, "max_negatives": max_negatives, "scored": scored}
+    files = tuple(files_state(source) for source in dataset.sources())
+    values = {"parts": tuple(dataset.parts), "files": files, "max_negatives": max_negatives, "scored": scored}
     features = Features(FEATURES | {"score": Value("float64")}) if scored else FEATURES
     try:
-        return Dataset.from_generator(_read_parts, features=features, gen_kwargs=values)
+        return Dataset.from_generator(_pairs, features=features, gen_kwargs=values)
     except DatasetGenerationError as error:
         if not isinstance(error.__cause__, (OSError, ValueError)):
             raise
-        raise type(error.__cause__)(f"Dataset {description.name}: {error.__cause__}") from error
-
-
-def most_negatives(pairs: Dataset) -> int:
-    """The largest number of hard negatives that a row has."""
-    lengths = pc.list_value_length(pairs.data.column("negatives"))
-    return pc.max(lengths).as_py() or 0
+        raise type(error.__cause__)(f"Dataset {dataset.name}: {error.__cause__}") from error
 
 
 def positives_of_queries(pairs: Dataset) -> dict[str, set[str]]:
@@ -211,12 +257,12 @@ def positives_of_queries(pairs: Dataset) -> dict[str, set[str]]:
     return positives
 
 
-def _read_parts(
+def _pairs(
     parts: tuple[Part, ...], files: tuple[str | None, ...], max_negatives: int | None, scored: bool
 ) -> Iterator[dict[str, Any]]:
     for part in parts:
         kept, with_negatives = 0, False
-        for row in _rows_of_part(part, ["score"] if scored else []):
+        for row in _rows_of_part(part, scored):
             if pair := _pair_of_row(row, part):
                 kept, with_negatives = kept + 1, with_negatives or bool(pair["negatives"])
                 score = {"score": row.number("score")} if scored else {}
@@ -230,15 +276,12 @@ def _read_parts(
             )
 
 
-def _rows_of_part(part: Part, others: list[str]) -> Iterator[Row]:
-    """The rows that exceed the numbers of `above`, with the texts of ids in place of the ids.
-
-    Args:
-        others: columns to read besides those that the part names.
-    """
+def _rows_of_part(part: Part, scored: bool) -> Iterator[Row]:
+    """The rows that exceed the numbers of `above`, with the texts of ids in place of the ids."""
     columns = sorted({path.split(".")[0] for role in FEATURES for path in part.paths(role)} | part.lookups.keys())
     texts = {column: _texts_by_id(part, column) for column in part.lookups}
-    rows = read_rows(part.source, [*columns, *part.above, *others], part.subset, part.split)
+    others = [*part.above, "score"] if scored else [*part.above]
+    rows = read_rows(part.source, [*columns, *others], part.subset, part.split)
     first = list(islice(rows, SAMPLED))
     for column in columns:
         if example := list_as_text(row.cells.get(column) for row in first):
@@ -249,9 +292,8 @@ def _rows_of_part(part: Part, others: list[str]) -> Iterator[Row]:
     for row in chain(first, rows):
         if all(row.cell(name) is not None and row.number(name) > number for name, number in part.above.items()):
             for column, found in texts.items():
-                several = isinstance(row.cell(column), list)
                 of_ids = [found.get(one) for one in _ids(row, column)]
-                row.cells[column] = of_ids if several else next(iter(of_ids), None)
+                row.cells[column] = of_ids if isinstance(row.cell(column), list) else next(iter(of_ids), None)
             yield row
 
 
@@ -289,8 +331,6 @@ def _pair_of_row(row: Row, part: Part) -> dict[str, Any] | None:
                 )
             texts += found
         pair[role] = " ".join(texts)
-    if pair["positive"] in pair["negatives"]:
-        raise ValueError(f"{row.place} has its positive among its negatives: {pair['positive']!r:.60}. Remove it.")
     return pair
 
 

@@ -14,9 +14,9 @@ before an input text: the instruction followed by a separator. Sentence Transfor
 The paper does not say what the separator is, and the released code handles it in two ways. Its wrapper for MTEB
 (scripts/evaluation/wrappers.py) puts `sep_token + " " + bos_token` between instruction and text, for queries and
 documents of retrieval and reranking, and puts nothing before other texts. Its script for MTEB (run_mteb.py) does not
-use that wrapper and never uses an instruction. It is not known which of these produced the paper's numbers. Here the
-separator can be chosen, a space or special tokens, in training and in MTEB. A model must be used with prompts like
-those it was trained with, so code that uses instructions of its own takes the separator from the saved prompts.
+use that wrapper and never uses an instruction. It is not known which of these produced the paper's numbers. Here it is
+a space in training, and in MTEB a space or special tokens: those that the prompts of the model end with, unless another
+one is chosen.
 """
 
 from collections.abc import Iterable
@@ -68,7 +68,7 @@ def separator_of(prompts: Iterable[str], tokenizer: PreTrainedTokenizerBase) -> 
         special = separator_text("special_tokens", tokenizer)
     except ValueError:
         special = None
-    if special is not None and any(prompt.endswith(special) for prompt in prompts):
+    if special is not None and any(prompt.rstrip().endswith(special) for prompt in prompts):
         return "special_tokens"
     return "space" if prompts else None
 

@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-import torch
-from datasets import Dataset
+from datasets import DatasetDict
 from sentence_transformers import (
     CrossEncoder,
     CrossEncoderTrainer,
@@ -22,11 +21,10 @@ from neobert_hf.embeddings.batches import (
     MixtureBatchSampler,
     MultiVectorCollator,
     RerankingCollator,
-    draw_datasets,
     sampling_probabilities,
 )
-from neobert_hf.embeddings.datasets import most_negatives
-from neobert_hf.embeddings.recipe import Run, TrainingData
+from neobert_hf.embeddings.datasets import PairDataset
+from neobert_hf.embeddings.recipe import Run
 from neobert_hf.training.adapters import add_adapters, describe_adapters, merge_adapters
 from neobert_hf.training.trainer import ResumableTrainer, end_processes
 
@@ -43,10 +41,12 @@ class MixtureTrainer(ResumableTrainer):
 
     # Every kind of model has a class of its own with the same fields.
     training_args_class = SentenceTransformerTrainingArguments
+    # Divides the rows of one dataset into batches.
+    batch_sampler_class = FullBatchSampler
 
     def __init__(self, model: BaseModel, run: Run, **kwargs):
         self.run = run
-        self.rows_of_batch = self.batch_sizes(run.data, run.arguments.per_device_train_batch_size)
+        self.batch_sizes = {name: self.rows_of_batch(dataset) for name, dataset in run.data.train.items()}
         self.use_prompts(model)
         self.has_adapters = getattr(run.settings, "lora_rank", None) is not None
         if self.has_adapters:
@@ -56,68 +56,43 @@ class MixtureTrainer(ResumableTrainer):
         # Sentence Transformers chooses a model's similarity when it is first asked for, and saves it only from then on:
         # at once, so that a run that was killed after its evaluation saves the same.
         getattr(model, "similarity_fn_name", None)
-        super().__init__(model, run.arguments, run.data.train, settings=run.identity, **kwargs)
+        rows = DatasetDict({name: dataset.rows for name, dataset in run.data.train.items()})
+        super().__init__(model, run.arguments, rows, settings=run.identity, **kwargs)
         if self.engine != "plain":
             # Sentence Transformers saves the module as it is: with these engines, a shard.
             raise ValueError(
                 "FSDP and DeepSpeed would save incomplete models here: use DDP (configs/accelerate/ddp.yaml)."
             )
 
-    @staticmethod
-    def batch_sizes(data: TrainingData, batch_size: int) -> dict[str, int]:
-        """Rows of a batch by dataset: fewer with more hard negatives, so that every batch has the same number of texts.
-
-        Args:
-            batch_size: rows of a dataset without hard negatives.
-
-        Raises:
-            ValueError: if a batch has fewer than 2 rows, so that no row has others to be contrasted with.
-        """
-        batch_sizes = {}
-        for name, description in data.descriptions.items():
-            texts = 2 + most_negatives(data.train[name])
-            batch_sizes[name] = min(2 * batch_size // texts, description.batch_size or batch_size)
-            if batch_sizes[name] < 2:
-                raise ValueError(
-                    f"Dataset {name}: a batch of {2 * batch_size} texts cannot hold 2 rows with up to {texts - 2} hard "
-                    "negatives each, and every row is contrasted with the others of its batch. Set a smaller "
-                    f"`max_negatives`, or a `per_device_train_batch_size` of {texts} or more."
-                )
-        return batch_sizes
+    def rows_of_batch(self, dataset: PairDataset) -> int:
+        return dataset.rows_of_batch(self.run.arguments.per_device_train_batch_size)
 
     def use_prompts(self, model: BaseModel) -> None:
         """Train with the prompts of the datasets, and save them in the model in place of those that it came with."""
-        data = self.run.data
-        model.prompts, model.default_prompt_name = data.prompts(), None
+        model.prompts, model.default_prompt_name = self.run.data.prompts(), None
         self.run.arguments.prompts = {}
-        for name, description in data.descriptions.items():
-            negatives = (f"negative_{number}" for number in range(most_negatives(data.train[name])))
-            documents = dict.fromkeys(["positive", "hard_negative", *negatives], description.document_prompt)
-            of_columns = {"query": description.prompt} | documents
+        for name, dataset in self.run.data.train.items():
+            negatives = (f"negative_{number}" for number in range(dataset.most_negatives()))
+            documents = dict.fromkeys(["positive", "hard_negative", *negatives], dataset.document_prompt)
+            of_columns = {"query": dataset.prompt} | documents
             self.run.arguments.prompts[name] = {column: prompt for column, prompt in of_columns.items() if prompt}
 
     def get_batch_sampler(self, dataset, batch_size, drop_last, valid_label_columns=None, generator=None, seed=0):
         name = next(name for name, rows in self.train_dataset.items() if rows is dataset)
-        sampler = self.sampler_of_dataset(dataset.with_format(None), self.rows_of_batch[name], seed)
+        sampler = self.batch_sampler_class(dataset.with_format(None), self.batch_sizes[name], seed)
         if not next(iter(sampler), None):
             raise ValueError(
-                f"Dataset {name} has {len(dataset):,} rows, but not {self.rows_of_batch[name]} without a text in "
+                f"Dataset {name} has {len(dataset):,} rows, but not {self.batch_sizes[name]} without a text in "
                 "common, which a batch needs. Give it a smaller `batch_size`, or add data."
             )
         return sampler
 
-    def sampler_of_dataset(self, rows: Dataset, batch_size: int, seed: int) -> BatchSampler:
-        # Without the hard negatives: two rows that have none would count as having a text in common.
-        texts = rows.select_columns(["query", "positive"])
-        return FullBatchSampler(texts, batch_size, generator=torch.Generator(), seed=seed)
-
     def get_multi_dataset_batch_sampler(
         self, dataset: ConcatDataset, batch_samplers: list[BatchSampler], generator=None, seed=0
     ) -> MixtureBatchSampler:
-        sizes = [len(rows) for rows in dataset.datasets]
-        draws = draw_datasets(sizes, self.run.settings.alpha, self.args.max_steps, seed)
         batches_per_step = self.args.world_size * self.args.gradient_accumulation_steps
-        return MixtureBatchSampler(dataset, batch_samplers, draws, batches_per_step)
+        alpha, steps = self.run.settings.alpha, self.args.max_steps
+        return MixtureBatchSampler(dataset, batch_samplers, alpha, steps, batches_per_step, seed)
 
     def complete(self) -> None:
         """Train to the end, evaluate, write `model/` and `log.json`, and leave the process group."""
@@ -137,12 +112,13 @@ class MixtureTrainer(ResumableTrainer):
         end_processes(self.accelerator)
 
     def describe(self) -> str:
-        """The datasets with their sizes, probabilities and batches, the model, the machine, and the start."""
-        lines = [f"{'dataset':<20}{'rows':>12}{'drawn':>8}{'rows of a batch':>17}"]
-        sizes = {name: len(rows) for name, rows in self.run.data.train.items()}
-        probabilities = sampling_probabilities(list(sizes.values()), self.run.settings.alpha).tolist()
-        for (name, rows), probability in zip(sizes.items(), probabilities):
-            lines.append(f"{name:<20}{rows:>12,}{probability:>8.1%}{self.rows_of_batch[name]:>17}")
+        """The datasets with their sizes, shares and batches, the model, the machine, and the start."""
+        sizes = {name: len(dataset.rows) for name, dataset in self.run.data.train.items()}
+        shares = sampling_probabilities(list(sizes.values()), self.run.settings.alpha).tolist()
+        lines = [
+            f"{name}: {size:,} rows, {share:.1%} of the steps, {self.batch_sizes[name]} rows in a batch"
+            for (name, size), share in zip(sizes.items(), shares)
+        ]
         parameters = sum(parameter.numel() for parameter in self.model.parameters())
         lines.append(
             f"{parameters:,} parameters; {self.args.world_size} x {self.args.device.type}; "
@@ -201,7 +177,7 @@ class RerankerTrainer(MixtureTrainer, CrossEncoderTrainer):
         collator.negatives = self.run.settings.negatives
         return collator
 
-    @staticmethod
-    def batch_sizes(data: TrainingData, batch_size: int) -> dict[str, int]:
+    def rows_of_batch(self, dataset: PairDataset) -> int:
         """Every row becomes equally many pairs, however many hard negatives it has."""
-        return {name: min(batch_size, each.batch_size or batch_size) for name, each in data.descriptions.items()}
+        batch_size = self.run.arguments.per_device_train_batch_size
+        return min(batch_size, dataset.batch_size or batch_size)
