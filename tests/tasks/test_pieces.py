@@ -79,7 +79,7 @@ def test_each_word_is_tagged_once_a_window_and_found_again(name, length):
     if length == 64:
         assert encoded["input_ids"][0][1:-1] == tokenizer(" ".join(WORDS), add_special_tokens=False)["input_ids"]
         assert [word for word in encoded["word"][0] if word >= 0] == list(range(len(WORDS)))
-    assert task.predictions("train", perfect_tags(task)) == task.tables["train"]["tags"][:]
+    assert task.predict("train", perfect_tags(task)) == task.tables["train"]["tags"][:]
 
 
 def test_of_two_windows_the_one_counts_where_a_word_is_further_from_the_ends():
@@ -89,14 +89,7 @@ def test_of_two_windows_the_one_counts_where_a_word_is_further_from_the_ends():
     assert task.encoded["train"]["word"][:] == [[-1, 0, 1, 2, 3, 4, 5, -1], [-1, 4, 5, 6, 7, -1]]
     # Words 4 and 5 are in both: 4 is third from the end and then second from the start, 5 second and third.
     found[0], found[1, :6] = [0, 0, 1, 2, 3, 4, 0, 0], [0, 0, 5, 6, 7, 0]
-    assert task.predictions("train", found) == task.tables["train"]["tags"][:]
-
-
-def test_first_pieces_by_hand():
-    task = tagging([["cat", "sat", "😀", "cat"]])
-    task.encode(byte_level(), 64)
-    # <cls> | c a t | Ġ | s a t | Ġ | four bytes | Ġcat | <sep>: a space alone is no part of a word.
-    assert task.encoded["train"]["word"][0] == [-1, 0, -1, -1, -1, 1, -1, -1, -1, 2, -1, -1, -1, 3, -1]
+    assert task.predict("train", found) == task.tables["train"]["tags"][:]
 
 
 def test_words_without_a_piece_get_the_commonest_tag():
@@ -104,7 +97,7 @@ def test_words_without_a_piece_get_the_commonest_tag():
     other = [{"tokens": ["c"], "tags": ["A"]}]
     task = TokenClassification(TokenClassificationSettings("model", "data"), splits(train=table, validation=other))
     task.encode(small_tokenizer(), 64)
-    assert task.predictions("train", perfect_tags(task)) == [["A", "B", "B"]]
+    assert task.predict("train", perfect_tags(task)) == [["A", "B", "B"]]
 
 
 def asking(**settings) -> QuestionAnswering:
@@ -124,12 +117,12 @@ def test_a_perfect_model_finds_every_answer_in_every_window(name, length):
     for number, window in enumerate(encoded):
         start[number, window["start_positions"]], end[number, window["end_positions"]] = 5, 5
     # A window without the answer says that there is none, and the answer of another one is worth more than that.
-    found = task.score("train", (start, end))
+    found = task.metrics("train", task.predict("train", (start, end)))
     assert found["f1"] == found["exact_match"] == 1.0
 
 
 def test_answers_of_all_windows_are_ranked_together():
-    task = asking(stride=4, max_answer_length=2, best_answers=3)
+    task = asking(stride=4, max_answer_length=2)
     task.encode(small_tokenizer(), 20)
     task.encoded["train"] = task.encoded["train"].filter(lambda window: window["row"] == 0)
     assert len(task.encoded["train"]) == 2
@@ -140,13 +133,13 @@ def test_answers_of_all_windows_are_ranked_together():
     # Too long an answer, and an end before its start.
     start[0, inside[0]], end[0, inside[1]] = 4.5, -4
     context = task.tables["train"]["context"][0].split()
-    assert task.answers("train", (start, end))[0] == " ".join(context[2:4])
+    assert task.predict("train", (start, end))[0] == " ".join(context[2:4])
     # None is better than every answer in all windows.
     start[:, 0] = end[:, 0] = 5
-    assert task.answers("train", (start, end))[0] == ""
+    assert task.predict("train", (start, end))[0] == ""
     # Where every training question has an answer, as in SQuAD v1, none is never said.
     task.none_allowed = False
-    assert task.answers("train", (start, end))[0] == " ".join(context[2:4])
+    assert task.predict("train", (start, end))[0] == " ".join(context[2:4])
 
 
 def test_a_question_that_leaves_no_room_is_an_error():
@@ -154,20 +147,15 @@ def test_a_question_that_leaves_no_room_is_an_error():
         asking(stride=4).encode(small_tokenizer(), 8)
 
 
-def test_the_sentence_most_like_the_question():
+def test_metrics_and_the_baseline_by_hand():
     text = "Cats sleep. The dog of Ann eats meat every day! Nobody knows."
     assert most_similar_sentence("What does the dog eat, Ann?", text) == "The dog of Ann eats meat every day!"
-
-
-def test_metrics_by_hand():
     found = squad_scores(["The cat!", "dog house", "", "x"], [["a cat"], ["house", "big house"], [], ["y"]])
     assert found["exact_match"] == 0.5 and found["f1"] == pytest.approx((1 + 2 / 3 + 1 + 0) / 4)
     assert found["no_answer_f1"] == 1.0 and found["answer_f1"] == pytest.approx((1 + 2 / 3) / 3)
     scores = tag_scores([["B-PER", "O", "O", "B-LOC"]], [["B-PER", "I-PER", "O", "B-LOC"]], entities=True)
     assert scores == {"accuracy": 0.75, "f1": 0.5, "precision": 0.5, "recall": 0.5}
-
-
-def test_entities_of_a_single_word_and_their_last_words_count_in_bilou():
+    # In BILOU, U is an entity of one word and L the last of several.
     right = [["U-PER", "U-PER", "O", "B-LOC", "L-LOC", "B-LOC", "L-LOC"]]
     wrong = [["B-PER", "L-PER", "O", "B-LOC", "I-LOC", "I-LOC", "L-LOC"]]
     assert tag_scores(wrong, right, entities=True)["f1"] == 0.0

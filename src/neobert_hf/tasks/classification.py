@@ -1,12 +1,11 @@
 """Text classification: one class per row, several, or a number. Columns are guessed, and the guesses printed."""
 
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from datasets import DatasetDict
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import Ridge
 from sklearn.metrics import classification_report, f1_score
@@ -80,133 +79,6 @@ def guess_text_columns(cells: dict[str, Any]) -> list[str]:
     return [choose_column(list(cells), None, guesses, "text_columns")]
 
 
-class Classification(Task):
-    """See `Task`. The columns are `text`, `text_pair` if there are two, and `label`: number, flags or score."""
-
-    kind = "text-classification"
-    auto_class = AutoModelForSequenceClassification
-    baseline_name = "TF-IDF and a linear model"
-
-    def __init__(self, settings: ClassificationSettings, splits: Splits):
-        self.settings, self.pooling = settings, settings.pooling
-        texts, label = settings.choose_columns(splits["train"][0].cells)
-        self.problem = settings.problem or guess_problem(splits["train"], label, settings.label_separator)
-        print(f"columns: text {' and '.join(texts)}, label {label}; {self.problem} (settings can name others)")
-        self.texts = ["text", "text_pair"][: len(texts)]
-
-        def parse(row: Row) -> dict[str, Any]:
-            cells = {name: row.text(column) for name, column in zip(self.texts, texts)}
-            if self.problem == NUMBER:
-                return cells | {"label": row.number(label)}
-            if self.problem == SEVERAL:
-                return cells | {"label": row.labels(label, settings.label_separator)}
-            return cells | {"label": [row.label(label)]}
-
-        labels = None if self.problem == NUMBER else "label"
-        parsed = parse_splits(splits, parse, settings.validation_share, self.texts, self.texts, labels)
-        self.labels = ["score"] if self.problem == NUMBER else count_labels(parsed, "label", "label")
-        if self.problem == SEVERAL:
-            _refuse_multi_hot(parsed["train"]["label"][:])
-        self.tables = DatasetDict()
-        for split, table in parsed.items():
-            numbers = [self._number(label) for label in table["label"][:]]
-            self.tables[split] = table.remove_columns("label").add_column("label", numbers)
-        if settings.class_weights:
-            self.loss = partial(weighted_loss, weights=self._weights(), problem=self.problem)
-
-    def _number(self, label: list[str] | float) -> int | list[float] | float:
-        """A label as the model needs it: a class's number, a flag for each class, or the number itself."""
-        if self.problem == NUMBER:
-            return label
-        return self.labels.index(label[0]) if self.problem == SINGLE else [float(name in label) for name in self.labels]
-
-    def _weights(self) -> torch.Tensor:
-        """As scikit-learn's `balanced`: rows / (classes * rows of the class); several labels: negatives / positives."""
-        if self.problem == NUMBER:
-            raise ValueError("`class_weights` is true, but the labels are numbers: leave it out.")
-        labels = np.array(self.tables["train"]["label"][:])
-        if self.problem == SEVERAL:
-            return torch.tensor((len(labels) - labels.sum(0)) / labels.sum(0)).float()
-        return torch.tensor(compute_class_weight("balanced", classes=np.unique(labels), y=labels)).float()
-
-    def encode(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
-        def ids(batch: dict[str, list]) -> dict[str, list]:
-            return tokenizer(batch["text"], batch.get("text_pair"), truncation=True, max_length=max_length)
-
-        self.encoded = self.tables.map(ids, batched=True, remove_columns=["place", *self.texts], desc="tokenizing")
-
-    def score(self, split: str, logits: np.ndarray) -> dict[str, float]:
-        return self._metrics(split, self._predictions(logits))
-
-    def _predictions(self, logits: np.ndarray) -> np.ndarray:
-        """Numbers of classes, flags or scores, as the labels of the tables."""
-        if self.problem == NUMBER:
-            return logits[:, 0]
-        return (logits > 0).astype(int) if self.problem == SEVERAL else logits.argmax(-1)
-
-    def _metrics(self, split: str, found: np.ndarray) -> dict[str, float]:
-        right = np.array(self.tables[split]["label"][:])
-        if self.problem == NUMBER:
-            return ScoreMetric(["pearson", "spearmanr"]).compute(predictions=found, references=right)
-        names = ("macro", "micro") if self.settings.class_weights else ("micro", "macro")
-        if self.problem == SEVERAL:
-            return {f"{name}_f1": float(f1_score(right, found, average=name, zero_division=0)) for name in names}
-        metrics = ["macro_f1", "accuracy"] if self.settings.class_weights else ["accuracy", "macro_f1"]
-        return ScoreMetric(metrics).compute(predictions=found, references=right)
-
-    def baseline(self, split: str) -> dict[str, float]:
-        return self._metrics(split, self._linear_model.predict(self._joined(split)))
-
-    @cached_property
-    def _linear_model(self) -> Pipeline:
-        """A linear model on the words of the training texts."""
-        classifier = LinearSVC(class_weight="balanced" if self.settings.class_weights else None, random_state=0)
-        models = {SINGLE: classifier, SEVERAL: OneVsRestClassifier(classifier), NUMBER: Ridge()}
-        # Every text has a word of this kind; scikit-learn's own pattern drops single letters and signs.
-        words = TfidfVectorizer(token_pattern=r"\S+", ngram_range=(1, 2), sublinear_tf=True)
-        labels = np.array(self.tables["train"]["label"][:])
-        return make_pipeline(words, models[self.problem]).fit(self._joined("train"), labels)
-
-    def _joined(self, split: str) -> list[str]:
-        return [" ".join(texts) for texts in zip(*(self.tables[split][name][:] for name in self.texts))]
-
-    def label_report(self, split: str, logits: np.ndarray) -> str:
-        if self.problem == NUMBER:
-            return ""
-        right, names = np.array(self.tables[split]["label"][:]), self.labels
-        options = {"labels": range(len(names)), "target_names": names, "digits": 3, "zero_division": 0}
-        return classification_report(right, self._predictions(logits), **options)
-
-    def errors(self, split: str, logits: np.ndarray) -> list[tuple[float, str, str, str]]:
-        """How far a number is off, or how sure the model is of what is wrong."""
-        right, found = np.array(self.tables[split]["label"][:]), self._predictions(logits)
-        if self.problem == NUMBER:
-            sizes = np.abs(found - right)
-        elif self.problem == SEVERAL:
-            sizes = np.where(found != right, np.abs(logits), 0).max(-1)
-        else:
-            sizes = logits.max(-1) - logits[np.arange(len(right)), right]
-        return list(zip(sizes, map(self._shown, right), map(self._shown, found), self._joined(split)))
-
-    def _shown(self, label: Any) -> str:
-        """A number, the name of a class, or the names of the classes whose flags are 1."""
-        if self.problem == NUMBER:
-            return f"{label:.3f}"
-        if self.problem == SINGLE:
-            return self.labels[label]
-        return ", ".join(name for name, flag in zip(self.labels, label) if flag) or "none"
-
-
-def _refuse_multi_hot(rows: list[list[str]]) -> None:
-    """Refuse flags for each class, such as `[1.0, 0.0, 0.0]`: they would pass for two classes named 0.0 and 1.0."""
-    lengths = {len(row) for row in rows}
-    if len(lengths) == 1 and max(lengths) > 1 and {name for row in rows for name in row} <= FLAGS:
-        raise ValueError(
-            f"The labels are lists of {max(lengths)} numbers 0 and 1, one for each class. They must be lists of the "
-            "names of the classes that a row has."
-        )
-
-
 def guess_problem(rows: list[Row], column: str, separator: str | None = None) -> str:
     """Lists mean several classes, numbers that are not all integers a regression, anything else one class.
 
@@ -228,11 +100,132 @@ def guess_problem(rows: list[Row], column: str, separator: str | None = None) ->
     return SINGLE if all(number.is_integer() for number in numbers) else NUMBER
 
 
-def weighted_loss(
-    outputs: Any, labels: torch.Tensor, weights: torch.Tensor, problem: str, **kwargs: Any
-) -> torch.Tensor:
-    """The loss of the model, with class weights."""
-    logits, weights = outputs["logits"].float(), weights.to(outputs["logits"].device)
-    if problem == SEVERAL:
-        return F.binary_cross_entropy_with_logits(logits, labels.float(), pos_weight=weights)
-    return F.cross_entropy(logits, labels, weight=weights)
+class Classification(Task):
+    """See `Task`. The columns are `text`, `text_pair` if there are two, and `label`: names of classes, or a number."""
+
+    kind = "text-classification"
+    auto_class = AutoModelForSequenceClassification
+    baseline_name = "TF-IDF and a linear model"
+
+    def __init__(self, settings: ClassificationSettings, splits: Splits):
+        self.settings, self.pooling = settings, settings.pooling
+        texts, label = settings.choose_columns(splits["train"][0].cells)
+        self.problem = settings.problem or guess_problem(splits["train"], label, settings.label_separator)
+        print(f"columns: text {' and '.join(texts)}, label {label}; {self.problem} (settings can name others)")
+        self.texts = ["text", "text_pair"][: len(texts)]
+
+        def parse(row: Row) -> dict[str, Any]:
+            cells = {name: row.text(column) for name, column in zip(self.texts, texts)}
+            if self.problem == NUMBER:
+                return cells | {"label": row.number(label)}
+            if self.problem == SEVERAL:
+                return cells | {"label": row.labels(label, settings.label_separator)}
+            return cells | {"label": [row.label(label)]}
+
+        classes = None if self.problem == NUMBER else "label"
+        self.tables = parse_splits(splits, parse, settings.validation_share, self.texts, self.texts, classes)
+        self.labels = count_labels(self.tables, "label", "label") if classes else ["score"]
+        if self.problem == SEVERAL:
+            _refuse_multi_hot(self.tables["train"]["label"][:])
+        if settings.class_weights:
+            self.weights, self.loss = self._class_weights(), self._weighted_loss
+
+    def right(self, split: str) -> np.ndarray:
+        """The right class of each row (rows,), flags of all classes (rows, classes), or the right number (rows,)."""
+        labels = self.tables[split]["label"][:]
+        if self.problem == NUMBER:
+            return np.array(labels)
+        if self.problem == SINGLE:
+            return np.array([self.labels.index(name) for (name,) in labels])
+        return np.array([[name in names for name in self.labels] for names in labels], dtype=float)
+
+    def encode(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
+        def ids(batch: dict[str, list]) -> dict[str, list]:
+            return tokenizer(batch["text"], batch.get("text_pair"), truncation=True, max_length=max_length)
+
+        names = self.tables["train"].column_names
+        self.encoded = self.tables.map(ids, batched=True, remove_columns=names, desc="tokenizing")
+        for split, table in self.encoded.items():
+            self.encoded[split] = table.add_column("label", self.right(split).tolist())
+
+    def predict(self, split: str, logits: np.ndarray) -> np.ndarray:
+        """In the form of `right`."""
+        if self.problem == NUMBER:
+            return logits[:, 0]
+        return (logits > 0).astype(float) if self.problem == SEVERAL else logits.argmax(-1)
+
+    def baseline(self, split: str) -> np.ndarray:
+        return self._linear_model.predict(self._joined(split))
+
+    def metrics(self, split: str, found: np.ndarray) -> dict[str, float]:
+        right = self.right(split)
+        if self.problem == NUMBER:
+            return ScoreMetric(["pearson", "spearmanr"]).compute(predictions=found, references=right)
+        if self.problem == SEVERAL:
+            averages = ("macro", "micro") if self.settings.class_weights else ("micro", "macro")
+            return {f"{name}_f1": float(f1_score(right, found, average=name, zero_division=0)) for name in averages}
+        names = ["macro_f1", "accuracy"] if self.settings.class_weights else ["accuracy", "macro_f1"]
+        return ScoreMetric(names).compute(predictions=found, references=right)
+
+    def label_report(self, split: str, found: np.ndarray) -> str:
+        if self.problem == NUMBER:
+            return ""
+        options = {"labels": range(len(self.labels)), "target_names": self.labels, "digits": 3, "zero_division": 0}
+        return classification_report(self.right(split), found, **options)
+
+    def errors(self, split: str, found: np.ndarray, logits: np.ndarray) -> list[tuple[float, str, str, str]]:
+        """How far a number is off, or how sure the model is of what is wrong."""
+        right = self.right(split)
+        if self.problem == NUMBER:
+            sizes = np.abs(found - right)
+        elif self.problem == SEVERAL:
+            sizes = np.where(found != right, np.abs(logits), 0).max(-1)
+        else:
+            sizes = logits.max(-1) - logits[np.arange(len(right)), right]
+        return list(zip(sizes, map(self._shown, right), map(self._shown, found), self._joined(split)))
+
+    def _shown(self, label: Any) -> str:
+        """A number, the name of a class, or the names of the classes whose flags are 1."""
+        if self.problem == NUMBER:
+            return f"{label:.3f}"
+        if self.problem == SINGLE:
+            return self.labels[label]
+        return ", ".join(name for name, flag in zip(self.labels, label) if flag) or "none"
+
+    def _joined(self, split: str) -> list[str]:
+        return [" ".join(texts) for texts in zip(*(self.tables[split][name][:] for name in self.texts))]
+
+    @cached_property
+    def _linear_model(self) -> Pipeline:
+        """A linear model on the words of the training texts."""
+        classifier = LinearSVC(class_weight="balanced" if self.settings.class_weights else None, random_state=0)
+        models = {SINGLE: classifier, SEVERAL: OneVsRestClassifier(classifier), NUMBER: Ridge()}
+        # Every text has a word of this kind; scikit-learn's own pattern drops single letters and signs.
+        words = TfidfVectorizer(token_pattern=r"\S+", ngram_range=(1, 2), sublinear_tf=True)
+        return make_pipeline(words, models[self.problem]).fit(self._joined("train"), self.right("train"))
+
+    def _class_weights(self) -> torch.Tensor:
+        """As scikit-learn's `balanced`: rows / (classes * rows of the class); several labels: negatives / positives."""
+        if self.problem == NUMBER:
+            raise ValueError("`class_weights` is true, but the labels are numbers: leave it out.")
+        right = self.right("train")
+        if self.problem == SEVERAL:
+            return torch.tensor((len(right) - right.sum(0)) / right.sum(0)).float()
+        return torch.tensor(compute_class_weight("balanced", classes=np.unique(right), y=right)).float()
+
+    def _weighted_loss(self, outputs: Any, labels: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        logits = outputs["logits"].float()
+        weights = self.weights.to(logits.device)
+        if self.problem == SEVERAL:
+            return F.binary_cross_entropy_with_logits(logits, labels.float(), pos_weight=weights)
+        return F.cross_entropy(logits, labels, weight=weights)
+
+
+def _refuse_multi_hot(rows: list[list[str]]) -> None:
+    """Refuse flags for each class, such as `[1.0, 0.0, 0.0]`: they would pass for two classes named 0.0 and 1.0."""
+    lengths = {len(row) for row in rows}
+    if len(lengths) == 1 and max(lengths) > 1 and {name for row in rows for name in row} <= FLAGS:
+        raise ValueError(
+            f"The labels are lists of {max(lengths)} numbers 0 and 1, one for each class. They must be lists of the "
+            "names of the classes that a row has."
+        )

@@ -26,7 +26,6 @@ class QuestionAnsweringSettings(TaskSettings):
     max_length: int = field(default=384, metadata={"help": "tokens of a window, question included"})
     stride: int = field(default=128, metadata={"help": "tokens that two windows of a text have in common"})
     max_answer_length: int = field(default=30, metadata={"help": "most tokens of an answer"})
-    best_answers: int = field(default=20, metadata={"help": "how many starts and ends are combined in each window"})
     null_threshold: float = field(
         default=0.0, metadata={"help": "give no answer if 'no answer' scores this much more than the best answer"}
     )
@@ -100,7 +99,7 @@ class QuestionAnswering(Task):
                 return_overflowing_tokens=True,
                 return_offsets_mapping=True,
             )
-            rows, spans = encoded.pop("overflow_to_sample_mapping"), encoded.pop("offset_mapping")
+            rows, offsets = encoded.pop("overflow_to_sample_mapping"), encoded.pop("offset_mapping")
             columns = {"start_positions": [], "end_positions": [], "starts": [], "ends": [], "row": []}
             for window, row in enumerate(rows):
                 first = last = None
@@ -111,9 +110,11 @@ class QuestionAnswering(Task):
                 whole = first is not None and last is not None
                 columns["start_positions"].append(first if whole else 0)
                 columns["end_positions"].append(last if whole else 0)
-                of_text = [number == 1 for number in encoded.sequence_ids(window)]
+                # No answer begins or ends with a token outside the text, or with a space that is a token.
+                context, parts = batch["context"][row], encoded.sequence_ids(window)
+                usable = [part == 1 and context[slice(*span)].strip() for span, part in zip(offsets[window], parts)]
                 for name, side in (("starts", 0), ("ends", 1)):
-                    columns[name].append([span[side] if inside else -1 for span, inside in zip(spans[window], of_text)])
+                    columns[name].append([span[side] if use else -1 for span, use in zip(offsets[window], usable)])
                 columns["row"].append(numbers[row])
             return {**encoded, **columns}
 
@@ -127,7 +128,7 @@ class QuestionAnswering(Task):
             if cut := sum(map(bool, table["texts"][:])) - len(whole):
                 print(f"{split}: {cut:,} answers are whole in no window and count as no answer: raise `stride`.")
 
-    def answers(self, split: str, logits: tuple[np.ndarray, np.ndarray]) -> list[str]:
+    def predict(self, split: str, logits: tuple[np.ndarray, np.ndarray]) -> list[str]:
         """For each question, the best answer of all its windows. An empty text means no answer."""
         contexts, encoded = self.tables[split]["context"][:], self.encoded[split]
         best = [("", -np.inf) for _ in contexts]
@@ -135,42 +136,32 @@ class QuestionAnswering(Task):
         columns = (encoded[name][:] for name in ("row", "starts", "ends"))
         for row, starts, ends, start, end in zip(*columns, *logits):
             nulls[row] = min(nulls[row], start[0] + end[0])
-            for first, last in self._likely_spans(np.array(starts), start, end):
-                text, score = contexts[row][starts[first] : ends[last]].strip(), start[first] + end[last]
-                if text and score > best[row][1]:
-                    best[row] = (text, score)
+            # Of each first and last token: whether both can be that, are in order and not too far apart.
+            usable = np.array(starts) >= 0
+            allowed = np.tril(np.triu(np.outer(usable, usable)), self.settings.max_answer_length - 1)
+            scores = np.where(allowed, np.add.outer(start[: len(starts)], end[: len(ends)]), -np.inf)
+            first, last = np.unravel_index(scores.argmax(), scores.shape)
+            if scores[first, last] > best[row][1]:
+                best[row] = (contexts[row][starts[first] : ends[last]].strip(), scores[first, last])
         limit = self.settings.null_threshold if self.none_allowed else np.inf
         return ["" if null - score > limit else text for (text, score), null in zip(best, nulls)]
 
-    def _likely_spans(self, starts: np.ndarray, start: np.ndarray, end: np.ndarray) -> Iterator[tuple[int, int]]:
-        """First and last token of the answers that the likeliest starts and ends of a window make."""
-        number, (inside,) = self.settings.best_answers, np.nonzero(starts >= 0)
-        firsts = inside[np.argsort(-start[inside], kind="stable")[:number]]
-        lasts = inside[np.argsort(-end[inside], kind="stable")[:number]]
-        for first in firsts:
-            for last in lasts:
-                if first <= last < first + self.settings.max_answer_length:
-                    yield first, last
-
-    def score(self, split: str, logits: tuple[np.ndarray, np.ndarray]) -> dict[str, float]:
-        return squad_scores(self.answers(split, logits), self.tables[split]["texts"][:])
-
-    def baseline(self, split: str) -> dict[str, float]:
+    def baseline(self, split: str) -> list[str]:
         """No answer, or the sentence that has the most words of the question."""
         table = self.tables[split]
-        found = [
-            "" if self.mostly_none else most_similar_sentence(question, context)
-            for question, context in zip(table["question"][:], table["context"][:])
-        ]
-        return squad_scores(found, table["texts"][:])
+        if self.mostly_none:
+            return [""] * len(table)
+        return [most_similar_sentence(*pair) for pair in zip(table["question"][:], table["context"][:])]
 
-    def errors(self, split: str, logits: tuple[np.ndarray, np.ndarray]) -> list[tuple[float, str, str, str]]:
+    def metrics(self, split: str, found: list[str]) -> dict[str, float]:
+        return squad_scores(found, self.tables[split]["texts"][:])
+
+    def errors(self, split: str, found: list[str], logits: Any) -> list[tuple[float, str, str, str]]:
         """What an answer lacks of an F1 of 1."""
-        table, found = self.tables[split], self.answers(split, logits)
-        rows = zip(table["question"][:], table["texts"][:], found)
+        table = self.tables[split]
         return [
             (1 - answer_scores(text, right)[1], right[0] if right else "none", text or "none", question)
-            for question, right, text in rows
+            for question, right, text in zip(table["question"][:], table["texts"][:], found)
         ]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from datasets import DatasetDict
-from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from huggingface_hub import EvalResult, ModelCardData
 from transformers import DataCollatorWithPadding, PreTrainedTokenizerBase, set_seed
 
 from neobert_hf.common.files import write_json, write_text
@@ -27,9 +27,6 @@ from neobert_hf.training.fine_tuning import (
     tokenizer_of,
 )
 from neobert_hf.training.run_checkpoints import check_alone, newest_checkpoint, training_folder
-
-
-SHOWN_ERRORS = 10
 
 
 @dataclass
@@ -97,19 +94,23 @@ class Task(ABC):
         """Tokenise every split into `encoded`."""
 
     @abstractmethod
-    def score(self, split: str, logits: Any) -> dict[str, float]:
-        """The metrics of what the model gives for a split, the one by which the best checkpoint is chosen first."""
+    def predict(self, split: str, logits: Any) -> Any:
+        """What the model found for each row of a split: classes, tags or an answer."""
 
     @abstractmethod
-    def baseline(self, split: str) -> dict[str, float]:
-        """The same metrics of a simple method that learns from the same rows."""
+    def baseline(self, split: str) -> Any:
+        """What a simple method found that learned from the same rows, in the form of `predict`."""
 
-    def label_report(self, split: str, logits: Any) -> str:
+    @abstractmethod
+    def metrics(self, split: str, found: Any) -> dict[str, float]:
+        """The metrics of what was found for a split, the one by which the best checkpoint is chosen first."""
+
+    def label_report(self, split: str, found: Any) -> str:
         """Precision and recall of each label, as a library prints them; empty if there are no labels."""
         return ""
 
     @abstractmethod
-    def errors(self, split: str, logits: Any) -> list[tuple[float, str, str, str]]:
+    def errors(self, split: str, found: Any, logits: Any) -> list[tuple[float, str, str, str]]:
         """How wrong each row is, 0 if it is right; what is right, what the model found, and the text."""
 
 
@@ -117,8 +118,6 @@ class Task(ABC):
 def task_folder(settings: TaskSettings, arguments: FineTuningArguments) -> Iterator[None]:
     """Keep `output_dir` for this run, which is of one process, while the block runs."""
     check_alone(arguments)
-    if arguments.label_smoothing_factor:
-        raise ValueError("`label_smoothing_factor` is of no use to this recipe: leave it out.")
     inputs = {name: getattr(settings, name) for name in ("model", "data", "validation_data", "test_data")}
     with training_folder(arguments, "task training", ("report.md", "report.json"), inputs):
         check_model_exists(settings.model, "model")
@@ -159,8 +158,8 @@ def fine_tune(task: Task, settings: TaskSettings, arguments: FineTuningArguments
     output = Path(arguments.output_dir)
     checkpoint, _ = newest_checkpoint(output, values)
 
-    def compute_metrics(found: Any) -> dict[str, float]:
-        scores = task.score("validation", found.predictions)
+    def compute_metrics(evaluated: Any) -> dict[str, float]:
+        scores = task.metrics("validation", task.predict("validation", evaluated.predictions))
         return scores | {"score": next(iter(scores.values()))}
 
     trainer = FineTuningTrainer(
@@ -196,11 +195,13 @@ def write_report(task: Task, settings: TaskSettings, trainer: FineTuningTrainer)
     trainer.compute_metrics = None
     for split in [split for split in task.tables if split != "train"]:
         logits = trainer.predict(task.encoded[split]).predictions
-        scores[split], baselines[split] = task.score(split, logits), task.baseline(split)
+        found = task.predict(split, logits)
+        scores[split] = task.metrics(split, found)
+        baselines[split] = task.metrics(split, task.baseline(split))
         details += ["", f"## {split.capitalize()}", ""]
-        if report := task.label_report(split, logits):
+        if report := task.label_report(split, found):
             details += ["```", report.rstrip(), "```", ""]
-        details += worst_rows(task.tables[split]["place"][:], task.errors(split, logits))
+        details += worst_rows(task.tables[split]["place"][:], task.errors(split, found, logits))
     evaluations, best = trainer.evaluations(), trainer.state.best_global_step
     table = _score_table(task, scores, baselines)
     lines = [
@@ -218,8 +219,8 @@ def write_report(task: Task, settings: TaskSettings, trainer: FineTuningTrainer)
     write_json(folder / "report.json", content | {"settings": trainer.run_settings})
     write_text(folder / "report.md", text)
     # The card may be published, so it names no path of this machine.
-    card = _card(task, Path(settings.data).name, scores, "\n".join([f"# {task.kind}", "", *table]))
-    write_text(folder / "model" / "README.md", str(card))
+    card = _card(task.kind, Path(settings.data).name, scores, table)
+    write_text(folder / "model" / "README.md", card)
     return text
 
 
@@ -235,7 +236,7 @@ def _score_table(task: Task, scores: dict[str, dict], baselines: dict[str, dict]
 
 
 def worst_rows(places: list[str], errors: list[tuple[float, str, str, str]]) -> list[str]:
-    """The rows with the largest errors, as Markdown.
+    """The ten rows with the largest errors, as Markdown.
 
     Args:
         places: file and number of each row.
@@ -245,29 +246,20 @@ def worst_rows(places: list[str], errors: list[tuple[float, str, str, str]]) -> 
     if not wrong:
         return ["No row is wrong."]
     rows = []
-    for place, (_, *cells) in wrong[:SHOWN_ERRORS]:
+    for place, (_, *cells) in wrong[:10]:
         rows.append([Path(place).name, *(" ".join(cell.split())[:160].replace("|", "\\|") for cell in cells)])
     table = markdown_table(["Row", "Right", "Found", "Text"], rows)
     return [f"The {len(rows)} worst of {len(wrong):,} errors:", "", *table]
 
 
-def _card(task: Task, name: str, scores: dict[str, dict[str, float]], text: str) -> ModelCard:
-    """The card that the Hub shows, and from which `neobert-hf publish` reads the results.
-
-    Args:
-        name: the name of the data.
-    """
-    data = {"task_type": task.kind, "dataset_type": name, "dataset_name": name}
+def _card(kind: str, data: str, scores: dict[str, dict[str, float]], table: list[str]) -> str:
+    """The card that the Hub shows, and from which `neobert-hf publish` reads the results."""
     results = [
-        EvalResult(**data, dataset_split=split, metric_type=metric, metric_value=value)
+        EvalResult(kind, data, data, metric, value, dataset_split=split)
         for split, values in scores.items()
         for metric, value in values.items()
     ]
-    card = ModelCardData(
-        library_name="transformers",
-        pipeline_tag=task.kind,
-        model_name=name,
-        eval_results=results,
-        tags=["neobert_hf"],
+    metadata = ModelCardData(
+        library_name="transformers", pipeline_tag=kind, model_name=data, eval_results=results, tags=["neobert_hf"]
     )
-    return ModelCard(f"---\n{card.to_yaml()}\n---\n\n{text}\n")
+    return "\n".join(["---", metadata.to_yaml(), "---", "", f"# {kind}", "", *table, ""])

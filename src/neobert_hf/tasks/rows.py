@@ -18,8 +18,6 @@ from neobert_hf.data.tables import READERS, Reader, Row, check_local, read_files
 
 # The names of splits in files and Hub datasets.
 SPLITS = {"train": ("train",), "validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
-# If a task has more, only the commonest and the rarest are listed.
-SHOWN_LABELS = 20
 
 Splits = dict[str, list[Row]]
 
@@ -35,16 +33,20 @@ def read_splits(settings: Any, readers: Mapping[str, Reader] = READERS) -> Split
         FileNotFoundError: if a path does not exist.
         ValueError: if a file cannot be read, or a split is empty.
     """
+    splits: Splits = {}
     folder = Path(settings.data).expanduser()
     if folder.is_dir():
         check_local(settings.data, settings.subset, "train")
-        splits = _read_folder(folder, readers)
+        for split, names in SPLITS.items():
+            if files := split_files(folder, names, readers):
+                splits[split] = list(read_files(files, readers=readers))
+        if "train" not in splits:
+            raise ValueError(f"{folder} holds no `train.csv`, `train.jsonl` or the like, only {held_by(folder)}.")
     elif glob.glob(str(folder)):
-        splits = {"train": list(read_rows(settings.data, subset=settings.subset, readers=readers))}
+        splits["train"] = list(read_rows(settings.data, subset=settings.subset, readers=readers))
     else:
         check_exists(settings.data, "data")
         found = get_dataset_split_names(settings.data, settings.subset)
-        splits = {}
         for split, names in SPLITS.items():
             if name := next((name for name in names if name in found), None):
                 splits[split] = list(read_rows(settings.data, subset=settings.subset, split=name))
@@ -55,21 +57,9 @@ def read_splits(settings: Any, readers: Mapping[str, Reader] = READERS) -> Split
             if not glob.glob(source):
                 check_exists(source, f"{split}_data")
             splits[split] = list(read_rows(source, readers=readers))
-    if not settings.score_test:
-        splits.pop("test", None)
-    return {split: splits[split] for split in SPLITS if split in splits}
-
-
-def _read_folder(folder: Path, readers: Mapping[str, Reader]) -> Splits:
-    files = {split: split_files(folder, names, readers) for split, names in SPLITS.items()}
-    if not files["train"]:
-        raise ValueError(
-            f"{folder} holds no `train.csv`, `train.parquet`, `train.jsonl` or the like, only {held_by(folder)}."
-        )
-    splits = {split: list(read_files(found, readers=readers)) for split, found in files.items() if found}
-    if empty := [files[split][0] for split, rows in splits.items() if not rows]:
-        raise ValueError(f"{empty[0]} is empty: it holds no row.")
-    return splits
+    if empty := [split for split, rows in splits.items() if not rows]:
+        raise ValueError(f"The file of the split {empty[0]} in {settings.data} is empty: it holds no row.")
+    return {split: splits[split] for split in SPLITS if split in splits and (split != "test" or settings.score_test)}
 
 
 def parse_splits(
@@ -102,13 +92,12 @@ def parse_splits(
         try:
             tables[split] = Dataset.from_list([{"place": row.place, **parse(row)} for row in rows])
         except ValueError as error:
-            if split != "test":
-                raise
-            raise ValueError(f"{error} Or set `score_test` to false.") from error
-    trained = set(_texts(tables["train"], inputs))
-    for split in [split for split in tables if split != "train"]:
-        advice = ", or give no validation file: rows are then held out"
-        report_repeated(trained, _texts(tables[split], inputs), f"the split {split}", advice)
+            advice = " Or set `score_test` to false." if split == "test" else ""
+            raise ValueError(f"{error}{advice}") from error
+        if split != "train":
+            advice = ", or give no validation file: rows are then held out"
+            trained = set(_texts(tables["train"], inputs))
+            report_repeated(trained, _texts(tables[split], inputs), f"the split {split}", advice)
     if "validation" not in tables:
         tables["train"], tables["validation"] = hold_out(tables["train"], share, apart, labels)
     return tables
@@ -151,11 +140,7 @@ def hold_out(table: Dataset, share: float, columns: Sequence[str], labels: str |
             f"{len(table):,} rows with {len(texts):,} different texts are too few to hold out {share:.0%} of them and "
             "to keep every label in training. Add rows, or give a file for validation as `validation_data`."
         )
-    print(
-        f"{len(held_out):,} of {len(table):,} rows are held out for validation, because no file or split is for that. "
-        "Rows with the same text stay together.",
-        flush=True,
-    )
+    print(f"{len(held_out):,} of {len(table):,} rows are held out for validation, with all that have the same text.")
     return table.select([row for row in range(len(table)) if row not in held_out]), table.select(sorted(held_out))
 
 
@@ -176,10 +161,7 @@ def choose_column(found: list[str], given: str | None, guesses: Sequence[str], s
     for name in guesses:
         if name in lowered:
             return lowered[name]
-    raise ValueError(
-        f"Set `{setting}` to one of the columns: {', '.join(found)}. None has a usual name. (The first line of a CSV "
-        "file must name the columns.)"
-    )
+    raise ValueError(f"Set `{setting}` to one of the columns: {', '.join(found)}. None has a usual name.")
 
 
 def count_labels(parsed: DatasetDict, column: str, what: str) -> list[str]:
@@ -205,9 +187,8 @@ def count_labels(parsed: DatasetDict, column: str, what: str) -> list[str]:
                     f"leave it out{advice}."
                 )
     shown = [f"{name} {count:,}" for name, count in counts.most_common()]
-    if len(shown) > SHOWN_LABELS:
+    if len(shown) > 20:
         # Misspelt labels are rare, so the rarest are shown, too.
-        half = SHOWN_LABELS // 2
-        shown[half:-half] = ["..."]
+        shown[10:-10] = ["..."]
     print(f"{len(counts):,} {what}s in training: {', '.join(shown)}", flush=True)
     return sorted(counts)

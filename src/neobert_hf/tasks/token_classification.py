@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, chain
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +40,6 @@ class TokenClassificationSettings(TaskSettings):
     tag_names: list[str] | None = field(
         default=None, metadata={"help": "if tags are bare numbers: the names of 0, 1, 2, ... in order"}
     )
-
-    def __post_init__(self):
-        super().__post_init__()
-        names = self.tag_names or []
-        if doubled := [name for name in names if not name.strip() or names.count(name) > 1]:
-            raise ValueError(f"`tag_names` has {doubled[0]!r}; it must name every tag once, and none may be empty.")
 
 
 # A comment before a sentence, as in MultiCoNER and CoNLL-U: `# id 5239d808 domain=en`. `#` may also be a word.
@@ -119,7 +113,6 @@ class TokenClassification(Task):
         """
         # With padding at the end, a piece has the same position in its window and in the logits of the batch.
         tokenizer.padding_side = "right"
-        ids = {tag: number for number, tag in enumerate(self.labels)}
 
         def windows(batch: dict[str, list], numbers: list[int]) -> dict[str, list]:
             encoded = tokenizer(
@@ -131,43 +124,42 @@ class TokenClassification(Task):
             )
             columns = {"labels": [], "word": [], "row": []}
             for window, row in enumerate(encoded.pop("overflow_to_sample_mapping")):
-                of_piece = [-1] * len(encoded["input_ids"][window])
-                starts = accumulate((len(word) + 1 for word in batch["words"][row][:-1]), initial=0)
-                for word, start in enumerate(starts):
+                word_of = [-1] * len(encoded["input_ids"][window])
+                start = 0
+                for number, word in enumerate(batch["words"][row]):
                     # None if the word is in another window, or has no piece.
                     if (piece := encoded.char_to_token(window, start)) is not None:
-                        of_piece[piece] = word
-                tags = batch["tags"][row]
-                columns["labels"].append([ids[tags[word]] if word >= 0 else IGNORED for word in of_piece])
-                columns["word"].append(of_piece)
+                        word_of[piece] = number
+                    start += len(word) + 1
+                classes = [self.labels.index(tag) for tag in batch["tags"][row]]
+                columns["labels"].append([classes[word] if word >= 0 else IGNORED for word in word_of])
+                columns["word"].append(word_of)
                 columns["row"].append(numbers[row])
             return {**encoded, **columns}
 
         names = self.tables["train"].column_names
-        options = {"with_indices": True, "batched": True, "remove_columns": names, "desc": "tokenizing"}
-        self.encoded = self.tables.map(windows, **options)
+        self.encoded = self.tables.map(
+            windows, with_indices=True, batched=True, remove_columns=names, desc="tokenizing"
+        )
 
     @staticmethod
     def reduce_logits(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """The best tag of each piece: all logits would fill the memory."""
         return logits.argmax(-1)
 
-    def predictions(self, split: str, best: np.ndarray) -> list[list[str]]:
+    def predict(self, split: str, logits: np.ndarray) -> list[list[str]]:
         """The tag of every word, from the window in which the word is furthest from the ends."""
         encoded = self.encoded[split]
         tags = [[self.fallback] * len(words) for words in self.tables[split]["words"][:]]
         margins = [[-1] * len(of_row) for of_row in tags]
-        for row, words, numbers in zip(encoded["row"][:], encoded["word"][:], best):
+        for row, words, best in zip(encoded["row"][:], encoded["word"][:], logits):
             for place, word in enumerate(words):
                 margin = min(place, len(words) - 1 - place)
                 if word >= 0 and margin > margins[row][word]:
-                    tags[row][word], margins[row][word] = self.labels[int(numbers[place])], margin
+                    tags[row][word], margins[row][word] = self.labels[int(best[place])], margin
         return tags
 
-    def score(self, split: str, logits: np.ndarray) -> dict[str, float]:
-        return tag_scores(self.predictions(split, logits), self.tables[split]["tags"][:], self.entities)
-
-    def baseline(self, split: str) -> dict[str, float]:
+    def baseline(self, split: str) -> list[list[str]]:
         """Every word gets the tag that it has most often in training."""
         counts: dict[str, Counter] = {}
         train = self.tables["train"]
@@ -175,24 +167,26 @@ class TokenClassification(Task):
             for word, tag in zip(words, tags):
                 counts.setdefault(word, Counter())[tag] += 1
         commonest = {word: tags.most_common(1)[0][0] for word, tags in counts.items()}
-        found = [[commonest.get(word, self.fallback) for word in words] for words in self.tables[split]["words"][:]]
+        return [[commonest.get(word, self.fallback) for word in words] for words in self.tables[split]["words"][:]]
+
+    def metrics(self, split: str, found: list[list[str]]) -> dict[str, float]:
         return tag_scores(found, self.tables[split]["tags"][:], self.entities)
 
-    def label_report(self, split: str, best: np.ndarray) -> str:
-        found, right = self.predictions(split, best), self.tables[split]["tags"][:]
+    def label_report(self, split: str, found: list[list[str]]) -> str:
+        right = self.tables[split]["tags"][:]
         if self.entities:
             from seqeval.metrics import classification_report as entity_report
 
             return entity_report(to_iobes(right), to_iobes(found), digits=3, zero_division=0)
         return classification_report([*chain(*right)], [*chain(*found)], digits=3, zero_division=0)
 
-    def errors(self, split: str, best: np.ndarray) -> list[tuple[float, str, str, str]]:
+    def errors(self, split: str, found: list[list[str]], logits: np.ndarray) -> list[tuple[float, str, str, str]]:
         """The number of words with a wrong tag, and these words with their tags."""
         errors, table = [], self.tables[split]
-        for words, right, found in zip(table["words"][:], table["tags"][:], self.predictions(split, best)):
-            wrong = [place for place in range(len(words)) if right[place] != found[place]]
-            tags = [", ".join(f"{words[place]} {of_words[place]}" for place in wrong) for of_words in (right, found)]
-            errors.append((len(wrong), *tags, " ".join(words)))
+        for words, right, tags in zip(table["words"][:], table["tags"][:], found):
+            wrong = [place for place in range(len(words)) if right[place] != tags[place]]
+            shown = [", ".join(f"{words[place]} {some[place]}" for place in wrong) for some in (right, tags)]
+            errors.append((len(wrong), *shown, " ".join(words)))
         return errors
 
 
