@@ -177,7 +177,9 @@ def test_tags_of_a_dataset_of_the_hub(encoder, tmp_path):
     features = Features({"tokens": List(Value("string")), "ner_tags": List(names)})
     files = {}
     for split, number in {"train": 120, "validation": 30, "test": 20}.items():
-        rows = [{"tokens": row["tokens"], "ner_tags": names.str2int(row["tags"])} for row in tagged_rows(number, number)]
+        rows = [
+            {"tokens": row["tokens"], "ner_tags": names.str2int(row["tags"])} for row in tagged_rows(number, number)
+        ]
         Dataset.from_list(rows, features=features).to_parquet(tmp_path / "part.parquet")
         files[f"data/{split}-00000-of-00001.parquet"] = (tmp_path / "part.parquet").read_bytes()
     with HubServer() as hub:
