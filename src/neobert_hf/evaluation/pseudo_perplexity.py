@@ -12,7 +12,6 @@ import math
 import os
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import groupby, islice
 from pathlib import Path
@@ -76,8 +75,8 @@ class PseudoPerplexityArguments:
         if self.lengths and self.max_length is not None:
             raise ValueError("`lengths` and `max_length` both cut documents: give one of them.")
         for entry in self.models:
-            if not re.fullmatch("[^/=]+=.+", entry):
-                raise ValueError(f"`models` holds {entry!r}; write name=path, the name without a slash.")
+            if "=" not in entry:
+                raise ValueError(f"`models` holds {entry!r}; write name=path.")
             check_file_name(entry.split("=")[0], "A name in `models`")
         if len(self.paths) < len(self.models):
             raise ValueError(f"`models` is {self.models}: give each model a name of its own.")
@@ -235,27 +234,18 @@ def masked_losses(model: PreTrainedModel, batch: list[tuple[MaskableText, int]],
     rows = torch.arange(len(batch), device=model.device)
     targets = ids[rows, positions]
     ids[rows, positions] = mask_id
-    with _states_at(model, rows, positions):
+
+    def keep_masked(module, args, output):
+        # The logits of all positions would fill the memory.
+        output.last_hidden_state = output.last_hidden_state[rows, positions].unsqueeze(1)
+        return output
+
+    with model.base_model.register_forward_hook(keep_masked):
         logits = model(input_ids=ids).logits[:, 0]
     losses = F.cross_entropy(logits.float(), targets, reduction="none").tolist()
     if not all(map(math.isfinite, losses)):
         raise FloatingPointError(f"Losses of document {batch[0][0].document} are not finite. Set `dtype` to float32.")
     return losses
-
-
-@contextmanager
-def _states_at(model: PreTrainedModel, rows: torch.Tensor, positions: torch.Tensor) -> Iterator[None]:
-    """Let the backbone return only one position of each row: the logits of all positions would fill the memory."""
-
-    def keep(module, args, output):
-        output.last_hidden_state = output.last_hidden_state[rows, positions].unsqueeze(1)
-        return output
-
-    handle = model.base_model.register_forward_hook(keep)
-    try:
-        yield
-    finally:
-        handle.remove()
 
 
 # The work, which an interruption may end at any time.
@@ -290,57 +280,47 @@ def score_models(settings: PseudoPerplexityArguments) -> list[dict]:
     for name, path in settings.paths.items():
         tokenizer, weights = tokenizer_of(path), model_fingerprint(path)
         by_length = read_texts(settings, tokenizer)
-        for rope in dict.fromkeys(settings.rope):
-            model = None
+        for rope in settings.rope:
+            model = load_model(path, rope, settings)
+            # Short texts come first, because in Transformers the frequencies of dynamic NTK grow with the longest
+            # sequence so far: only so are they right for models other than NeoBERT.
             for cut, texts in by_length.items():
                 file = Path(settings.output_dir, name, rope.replace(":", "_"), f"{cut or 'whole'}.jsonl")
                 documents = [part for text in texts for part in ([text.document], text.ids, text.positions)]
                 identity = shared | {"model": weights, "documents": fingerprint(*documents)}
-                losses = read_losses(file, identity)
-                if len(losses) < sum(len(text.positions) for text in texts):
-                    # Short texts come first, because in Transformers the frequencies of dynamic NTK grow with the
-                    # longest sequence so far: only so are they right for models other than NeoBERT.
-                    model = model or load_model(path, rope, settings)
-                    for found in remaining_losses(model, texts, tokenizer.mask_token_id, len(losses), settings):
-                        append_losses(file, identity, found)
-                        losses += found
+                losses = complete_losses(file, identity, texts, model, tokenizer.mask_token_id, settings.batch_tokens)
                 scores += scores_of(texts, losses, {"model": name, "rope": rope, "cut": cut})
     return scores
 
 
-def remaining_losses(
-    model: PreTrainedModel, texts: list[MaskableText], mask_id: int, done: int, settings: PseudoPerplexityArguments
-) -> Iterator[list[float]]:
-    """Score all positions but the first `done`, batch by batch."""
-    with tqdm(initial=done, total=sum(len(text.positions) for text in texts), unit="token") as progress:
-        for batch in masked_batches(texts, settings.batch_tokens, done):
-            losses = masked_losses(model, batch, mask_id)
-            progress.update(len(losses))
-            yield losses
-
-
-def read_losses(file: Path, settings: dict) -> list[float]:
-    """The losses that an earlier run has stored, in the order of `masked_batches`; none if there is no file.
+def complete_losses(
+    file: Path, settings: dict, texts: list[MaskableText], model: PreTrainedModel, mask_id: int, batch_tokens: int
+) -> list[float]:
+    """The losses of all texts in the order of `masked_batches`: those in a file, then the rest, which are added to it.
 
     The first line of the file holds the settings, every other line a batch. An incomplete last line, left by a killed
     process, is cut off.
+
+    Raises:
+        SettingsMismatch: if the file is of other settings.
     """
     if not file.exists():
-        return []
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_text(file, json.dumps(settings) + "\n")
     *lines, _ = file.read_bytes().split(b"\n")
     stored, *batches = map(json.loads, lines)
     check_same_settings(file, stored, settings, ADVICE)
     os.truncate(file, sum(len(line) + 1 for line in lines))
-    return [loss for batch in batches for loss in batch]
-
-
-def append_losses(file: Path, settings: dict, losses: list[float]) -> None:
-    """Store a batch in one write; before the very first batch, store the settings."""
-    if not file.exists():
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_text(file, json.dumps(settings) + "\n")
-    with open(file, "ab", buffering=0) as handle:
-        handle.write(json.dumps(losses).encode() + b"\n")
+    losses = [loss for batch in batches for loss in batch]
+    positions = sum(len(text.positions) for text in texts)
+    # Unbuffered: each batch is stored by one write.
+    with open(file, "ab", buffering=0) as handle, tqdm(initial=len(losses), total=positions, unit="token") as progress:
+        for batch in masked_batches(texts, batch_tokens, len(losses)):
+            found = masked_losses(model, batch, mask_id)
+            handle.write(json.dumps(found).encode() + b"\n")
+            losses += found
+            progress.update(len(found))
+    return losses
 
 
 # The report.

@@ -207,9 +207,8 @@ def read_results(folder: Path, task: str = "*") -> dict[Path, dict]:
 
 
 def best_first(folder: Path, task: str) -> list[dict]:
-    """The results of a task that have a score; a run that diverged has none."""
-    scored = [result for result in read_results(folder, task).values() if result["score"] is not None]
-    return sorted(scored, key=lambda result: -result["score"])
+    """The results of a task."""
+    return sorted(read_results(folder, task).values(), key=lambda result: -result["score"])
 
 
 # What is trained in a run, and its score.
@@ -298,10 +297,6 @@ class GlueEvaluation:
             if now is None:
                 stored, now = {"model": stored["model"]}, {"model": self.weights}
             check_same_settings(file, stored, now, ADVICE)
-        for name, task in self.tasks.items():
-            unfinished = any(run.task == name and not self._file(run).exists() for run in self.runs)
-            if unfinished and (source := self._source_of(task)) is not None and source not in self.tasks:
-                self._best_model(source)
 
     def _depends_on(self, task: GlueTask) -> dict:
         """What the results of all runs of a task depend on. Data are compared by their content, not by their place."""
@@ -348,37 +343,26 @@ class GlueEvaluation:
 
     def _fine_tune(self, run: Run) -> None:
         """Training, the best model, the result."""
-        began, error = time.monotonic(), None
         self._wait_for(self._source_of(self.tasks[run.task]))
         trainer, resume = self._build_trainer(run)
         steps = f"{trainer.args.max_steps:,} steps on {trainer.args.device}, evaluated every {trainer.args.eval_steps}"
         print(f"{run.name}: {steps}{f', from {resume}' if resume else ''}", flush=True)
-        try:
-            trainer.train_to_the_end(resume)
-            trainer.save_best(self.folder / run.name / "model")
-        except FloatingPointError as diverged:
-            # Some points of a grid diverge. That is their result, and the other points do not depend on them.
-            if not self.settings.grid:
-                raise
-            error = str(diverged)
+        trainer.train_to_the_end(resume)
+        trainer.save_best(self.folder / run.name / "model")
         evaluations = trainer.evaluations()
-        best = next((each for each in evaluations if each["step"] == trainer.state.best_global_step and not error), {})
+        (best,) = (each for each in evaluations if each["step"] == trainer.state.best_global_step)
         result = asdict(run) | {
             "run": run.name,
-            "score": best.get("score"),
-            "error": error,
+            "score": best["score"],
             "metrics": {name: best[name] for name in best if name not in ("step", "epoch", "loss", "score")},
-            "best_step": best.get("step"),
-            "last_step": trainer.state.global_step,
+            "best_step": best["step"],
             "start": trainer.run_settings["start"],
-            "seconds": round(time.monotonic() - began, 1),
             "settings": self.shared[run.task],
             "evaluations": evaluations,
         }
         # Written last: it marks the run as finished.
         write_json(self._file(run), result)
-        score = f"diverged. {error}" if error else f"{100 * best['score']:.2f} at step {best['step']:,}"
-        print(f"{run.name}: {score}", flush=True)
+        print(f"{run.name}: {100 * best['score']:.2f} at step {best['step']:,}", flush=True)
 
     def _build_trainer(self, run: Run) -> tuple[FineTuningTrainer, Path | None]:
         """The trainer of a run, and the checkpoint to resume from, if there is one."""

@@ -33,8 +33,8 @@ def read_published(file: str) -> Published:
     return Published(**read_yaml(file))
 
 
-def summarize(results: list[dict]) -> dict | None:
-    """The best hyperparameters of a task by their mean over seeds, and their scores in percent; None if all diverged.
+def summarize(results: list[dict]) -> dict:
+    """The best hyperparameters of a task by their mean over seeds, and their scores in percent.
 
     Returns:
         `score`, the mean over seeds; `std`, its standard deviation, None for one seed; `seeds`; the mean of each of
@@ -43,14 +43,7 @@ def summarize(results: list[dict]) -> dict | None:
     groups = defaultdict(list)
     for result in results:
         groups[str(Hyperparameters(**result["hyperparameters"]))].append(result)
-    # If some seeds of a point diverged, the mean of the others would be too good.
-    means = {
-        point: statistics.mean(100 * run["score"] for run in runs)
-        for point, runs in groups.items()
-        if all(run["score"] is not None for run in runs)
-    }
-    if not means:
-        return None
+    means = {point: statistics.mean(100 * run["score"] for run in runs) for point, runs in groups.items()}
     best = max(means, key=means.get)
     runs = groups[best]
     return {
@@ -64,23 +57,16 @@ def summarize(results: list[dict]) -> dict | None:
     }
 
 
-def collect(folder: Path) -> tuple[dict[str, dict[str, dict]], list[str]]:
-    """Read the results of all models in a folder.
-
-    Returns:
-        What `summarize` returns, by model and task, and the runs that diverged, as `model/task/run`.
-    """
-    models, diverged = defaultdict(dict), []
+def collect(folder: Path) -> dict[str, dict[str, dict]]:
+    """What `summarize` returns, by model and task, of all models in a folder."""
+    models = {}
     for model in sorted(path for path in folder.iterdir() if path.is_dir()):
         by_task = defaultdict(list)
         for result in read_results(model).values():
             by_task[result["task"]].append(result)
-            if result["score"] is None:
-                diverged.append(f"{model.name}/{result['run']}")
-        for task, results in by_task.items():
-            if (summary := summarize(results)) is not None:
-                models[model.name][task] = summary
-    return dict(models), diverged
+        if by_task:
+            models[model.name] = {task: summarize(results) for task, results in by_task.items()}
+    return models
 
 
 def score_cell(summary: dict | None) -> str:
@@ -139,15 +125,13 @@ def details_table(models: dict[str, dict]) -> list[str]:
 
 def write_report(folder: Path, published: Published | None) -> str:
     """Write `report.md` and `report.json` on all models in a folder; returns the Markdown."""
-    models, diverged = collect(folder)
+    models = collect(folder)
     lines = ["# GLUE", ""]
     if published is not None:
         lines += published_table(models, published) + gains_table(models, published)
     lines += details_table(models)
     lines += note_on_data([(task, summary["data"]) for tasks in models.values() for task, summary in tasks.items()])
-    if diverged:
-        lines += [f"Diverged, and not part of any mean: {', '.join(diverged)}.", ""]
     text = "\n".join(lines)
     write_text(folder / "report.md", text)
-    write_json(folder / "report.json", {"models": models, "diverged": diverged})
+    write_json(folder / "report.json", {"models": models})
     return text
