@@ -1,7 +1,7 @@
 """Evaluate an embedding model on MTEB(eng, v1) with the paper's instructions, on its successor, or on your own data.
 
     python examples/run_mteb.py --config configs/mteb/eng_v1.yaml --model runs/embeddings/model
-    python examples/run_mteb.py --config configs/mteb/eng_v1.yaml --model chandar-lab/NeoBERT --types STS Clustering
+    python examples/run_mteb.py --config configs/mteb/eng_v1.yaml --model chandar-lab/NeoBERT --tasks STS Clustering
     python examples/run_mteb.py --config configs/mteb/eng_v2.yaml --model runs/embeddings/model
     python examples/run_mteb.py --config configs/mteb/local.yaml --model runs/embeddings/model
 

@@ -87,12 +87,6 @@ def stored_passages(file: Path) -> list:
     return sorted(map(str, rows))
 
 
-def without_seconds(file: Path) -> object:
-    if file.suffix != ".json":
-        return file_checksum(file)
-    return {name: value for name, value in json.loads(file.read_text()).items() if name != "seconds"}
-
-
 def score_of(file: Path) -> float:
     return json.loads(file.read_text())["score"]
 
@@ -132,9 +126,7 @@ def make_commands(folder: Path) -> dict[str, Command]:
         "train_contextual": Command("train_contextual", to_flags(contextual), MODEL),
         "distil": Command("distil", to_flags(distil), MODEL),
         "run_classification": Command("run_classification", labelled, MODEL),
-        "run_glue": Command(
-            "run_glue", to_flags(glue), ("*/*/*.json", "*/*/*/model/*.safetensors"), clean=without_seconds
-        ),
+        "run_glue": Command("run_glue", to_flags(glue), ("*/*/*.json", "*/*/*/model/*.safetensors")),
         "run_mteb": Command("run_mteb", to_flags(mteb), ("m/*.json",), clean=score_of),
         "pseudo_perplexity": Command("pseudo_perplexity", to_flags(ppl | {"device": "cpu"}), ("*/*/*.jsonl",)),
         "semantic_search": Command(

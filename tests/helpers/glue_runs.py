@@ -116,10 +116,9 @@ def write_rows(rows: dict[str, dict[str, list[dict]]], folder: Path) -> None:
 
 
 def results_of(folder: Path) -> dict[str, dict]:
-    """By run, without the seconds."""
-    files = sorted((folder / "small").glob("*/*.json"))
-    results = {str(file.relative_to(folder / "small"))[:-5]: json.loads(file.read_text()) for file in files}
-    return {name: {key: value for key, value in result.items() if key != "seconds"} for name, result in results.items()}
+    """The results of all runs, by run."""
+    results = [json.loads(file.read_text()) for file in sorted((folder / "small").glob("*/*.json"))]
+    return {result["run"]: result for result in results}
 
 
 def best_of(folder: Path, task: str) -> dict:

@@ -115,7 +115,6 @@ BAD_TASKS = [
     ({"metrics": ["pearson"]}, "pearson"),
     ({"labels": None}, "accuracy"),
     ({"labels": ["a", "a"]}, "labels"),
-    ({"labels": ["a", "b", "c"], "metrics": ["f1"]}, "macro_f1"),
     ({"texts": ["a", "b", "c"]}, "texts"),
     ({"texts": "a"}, "texts"),
     ({"transfer_from": "mnli"}, "mnli"),

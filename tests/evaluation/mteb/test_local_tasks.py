@@ -28,21 +28,6 @@ def test_function_and_yaml_make_the_same_task(local):
     assert set(split["corpus"]["text"]) == set(random_texts(24, seed=1) + random_texts(24, seed=2))
 
 
-def test_the_data_may_be_several_files(tmp_path):
-    def revision() -> str:
-        task = make_task(LocalTask("Mine", "STS", tmp_path / "*.jsonl"))
-        task.load_data()
-        assert task.dataset["test"]["score"][:] == [1.0, 2.0]
-        return task.metadata.revision
-
-    for name, score in (("a", 1.0), ("b", 2.0)):
-        write_rows(tmp_path / f"{name}.jsonl", sentence1=["a cat"], sentence2=["the dog"], score=[score])
-    first = revision()
-    assert revision() == first
-    write_rows(tmp_path / "b.jsonl", sentence1=["a dog"], sentence2=["the dog"], score=[2.0])
-    assert revision() != first
-
-
 def test_reranking_candidates_are_positives_and_negatives(tmp_path):
     """Rows of the same query are one query; a text is one document."""
     rows = {"query": ["a", "b", "a"], "positive": [["x"], ["y"], ["z"]], "negative": [["y", "z"], ["x"], ["w"]]}
@@ -59,34 +44,22 @@ def test_reranking_candidates_are_positives_and_negatives(tmp_path):
     assert relevant == {"a": ["x", "z"], "b": ["y"]}
 
 
-def test_labels_become_their_numbers_in_order(tmp_path):
+def test_labels_become_their_numbers_in_order_and_texts_that_are_trained_on_are_said(tmp_path, capsys):
     """MTEB needs a label 1 if there are two."""
     write_rows(tmp_path / "train.jsonl", text=["a", "b"], label=["spam", "ham"])
-    write_rows(tmp_path / "data.jsonl", text=["c", "d"], label=["ham", "spam"])
+    write_rows(tmp_path / "data.jsonl", text=["a", "d"], label=["ham", "spam"])
     task = make_task(LocalTask("Mine", "Classification", tmp_path / "data.jsonl", train=tmp_path / "train.jsonl"))
     task.load_data()
     assert task.dataset["test"]["label"][:] == [0, 1] and task.dataset["train"]["label"][:] == [1, 0]
-
-
-def test_held_out_texts_that_are_trained_on_are_said(tmp_path, capsys):
-    write_rows(tmp_path / "train.jsonl", text=["a", "b"], label=["x", "y"])
-    write_rows(tmp_path / "data.jsonl", text=["a", "c"], label=["x", "y"])
-    make_task(LocalTask("Mine", "Classification", tmp_path / "data.jsonl", train=tmp_path / "train.jsonl"))
     assert "1 of 2 rows of `data` of Mine" in capsys.readouterr().out
 
 
-def test_csv_files_of_one_task_are_read_alike(tmp_path):
-    """A column may hold only numbers in one of its files. Booleans are labels of pairs."""
-    (tmp_path / "train.csv").write_text("text,label\na,10\nb,05\n404,other\n")
-    (tmp_path / "data.csv").write_text("text,label\n401,10\n402,10\n")
-    task = make_task(LocalTask("a", "Classification", tmp_path / "data.csv", train=tmp_path / "train.csv"))
-    task.load_data()
-    assert task.dataset["test"]["text"][:] == ["401", "402"]
-    assert task.dataset["test"]["label"][:] == [task.dataset["train"]["label"][0]] * 2
+def test_labels_of_pairs_may_be_words(tmp_path):
+    """As pandas writes booleans into a CSV file."""
     (tmp_path / "pairs.csv").write_text("sentence1,sentence2,label\na,b,True\nc,1,False\n")
-    task = make_task(LocalTask("b", "PairClassification", tmp_path / "pairs.csv"))
+    task = make_task(LocalTask("Mine", "PairClassification", tmp_path / "pairs.csv"))
     task.load_data()
-    assert task.dataset["test"]["label"][:] == [1, 0]
+    assert task.dataset["test"][:] == {"sentence1": ["a", "c"], "sentence2": ["b", "1"], "label": [1, 0]}
 
 
 BAD_TASKS = [
@@ -112,9 +85,10 @@ BAD_ROWS = [
     ("PairClassification", PAIR | {"label": [2]}, "row 0: the label .*'2'"),
     ("STS", TWO_PAIRS | {"score": ["3", "x"]}, "row 1: 'score'"),
     ("STS", TWO_PAIRS | {"score": [1.0, math.nan]}, "row 1: 'score'"),
-    ("Classification", {"text": ["a", "b"], "label": [1, 2]}, "2 of 2 rows of `data`"),
+    ("Classification", {"text": ["a", "b"], "label": ["x", "y"]}, "2 of 2 rows of `data`"),
     ("STS", {"sentence1": ["a"], "score": [1.0]}, "no column 'sentence2'"),
     ("Retrieval", {"query": [], "document": []}, "rows.parquet is empty"),
+    ("Classification", {"text": ["c"], "label": ["z"]}, "the label 'z'"),
 ]
 
 
@@ -134,13 +108,7 @@ def test_bad_descriptions_are_refused_by_task(tmp_path, entry, message):
 @pytest.mark.parametrize("kind, columns, message", BAD_ROWS)
 def test_bad_rows_are_refused_by_task_file_and_row(tmp_path, kind, columns, message):
     Dataset.from_dict(columns).to_parquet(tmp_path / "rows.parquet")
-    files = {"data": "rows.parquet"} | ({"train": "rows.parquet"} if kind == "Classification" else {})
+    write_rows(tmp_path / "train.jsonl", text=["a", "b"], label=["x", "y"])
+    files = {"data": "rows.parquet"} | ({"train": "train.jsonl"} if kind == "Classification" else {})
     with pytest.raises(ValueError, match=f"Mine.*{message}"):
         read_mine(tmp_path, {"type": kind} | files)
-
-
-def test_a_label_that_cannot_be_learned_is_refused(tmp_path):
-    write_rows(tmp_path / "train.jsonl", text=["a", "b"], label=["x", "y"])
-    write_rows(tmp_path / "data.jsonl", text=["c"], label=["z"])
-    with pytest.raises(ValueError, match="Mine.*'z'"):
-        make_task(LocalTask("Mine", "Classification", tmp_path / "data.jsonl", train=tmp_path / "train.jsonl"))

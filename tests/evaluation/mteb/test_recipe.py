@@ -13,8 +13,6 @@ from neobert_hf.evaluation.mteb.encoder import InstructionEncoder
 from neobert_hf.evaluation.mteb.local_tasks import TYPES, read_local_tasks
 from neobert_hf.evaluation.results import name_of_model
 from tests.helpers.mteb_tasks import INSTRUCTIONS, run_local, run_mteb, save_model, write_rows
-from tests.helpers.other_encoders import save_with_its_own_code
-from tests.helpers.small_tokenizer import tiny_tokenizer
 
 
 @pytest.fixture
@@ -125,20 +123,11 @@ def test_embeddings_that_are_not_finite_are_an_error(local, tmp_path):
     assert not list((tmp_path / "out").rglob("Pairs.json"))
 
 
-def test_a_model_with_its_own_code_needs_leave(local, tmp_path):
-    save_with_its_own_code(tmp_path / "own", tiny_tokenizer())
-    flags = [local, str(tmp_path / "own"), tmp_path / "out", "--tasks", "Pairs"]
-    with pytest.raises(ValueError, match="trust_remote_code"):
-        run_local(*flags)
-    assert set(run_local(*flags, "--trust_remote_code", "true")["own"]) == {"Pairs"}
-
-
 V1 = ["--benchmark", "MTEB(eng, v1)"]
 # Flags, or the changes in the file of instructions.
 BAD_SETTINGS = [
     ([*V1, "--tasks", "STS-12"], "STS-12.*STS12"),
-    ([*V1, "--types", "Retreival"], "Retreival.*Retrieval"),
-    ([*V1, "--tasks", "STS12", "--types", "Retrieval"], "No task is selected"),
+    ([*V1, "--tasks", "Retreival"], "Retreival.*Retrieval"),
     (["--local_tasks", "tasks.yaml", "--instructions", "i.yaml"], "`instructions`.*`benchmark`"),
     ([], "`benchmark`, `local_tasks`"),
     ({"STS12": None}, "i.yaml: STS12"),

@@ -47,8 +47,6 @@ class GlueTask:
             if metric not in known:
                 kind = "classification" if self.labels is not None else "regression (it has no `labels`)"
                 raise ValueError(f"{metric!r} is not a metric of a {kind}{nearest(metric, list(known))}")
-        if "f1" in self.metrics and len(self.labels) != 2:
-            raise ValueError(f"'f1' needs two labels, but there are {len(self.labels)}: use 'macro_f1'.")
 
     def number_of(self, row: Row) -> float:
         """What a model learns for a row: its score, or the number of its class, which is given by name or by number.

@@ -4,14 +4,11 @@ import json
 import math
 import traceback
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
 import mteb
 from mteb.abstasks import AbsTask
-from mteb.abstasks.aggregated_task import AbsTaskAggregate
-from mteb.results import TaskResult
 from sentence_transformers import SentenceTransformer
 from tqdm.auto import tqdm
 
@@ -40,8 +37,10 @@ class MTEBSettings:
     local_tasks: str | None = field(
         default=None, metadata={"help": "YAML file of tasks on your own data", "path": True}
     )
-    tasks: list[str] = field(default_factory=list, metadata={"help": "only these of the tasks; all if unset"})
-    types: list[str] = field(default_factory=list, metadata={"help": f"only these types: {', '.join(TASK_TYPES)}"})
+    tasks: list[str] = field(
+        default_factory=list,
+        metadata={"help": f"only these tasks, or all of these types: {', '.join(TASK_TYPES)}; all if unset"},
+    )
     instructions: str | None = field(
         default=None,
         metadata={"help": "YAML file with one for each MTEB task; the model's own prompts if unset", "path": True},
@@ -96,21 +95,15 @@ def collect_tasks(settings: MTEBSettings) -> tuple[list[AbsTask], dict[str, Inst
     if settings.instructions is not None:
         instructions = read_instructions(settings.instructions, tasks) | instructions
     tasks = tasks + local
-    names, types = ([getattr(task.metadata, name) for task in tasks] for name in ("name", "type"))
+    names = [task.metadata.name for task in tasks]
     if twice := [name for name in names if names.count(name) > 1]:
         raise ValueError(f"{settings.local_tasks}: {twice[0]} is a task of MTEB; give yours another name.")
-    for kind, wanted, known in (("task", settings.tasks, names), ("type", settings.types, types)):
-        for name in wanted:
-            if name not in known:
-                raise ValueError(f"Unknown {kind} {name!r}{nearest(name, sorted(set(known)))}")
-    chosen = [
-        task
-        for task, name, kind in zip(tasks, names, types)
-        if (not settings.tasks or name in settings.tasks) and (not settings.types or kind in settings.types)
-    ]
-    if not chosen:
-        raise ValueError(f"No task is selected: `tasks` is {settings.tasks}, `types` is {settings.types}.")
-    return chosen, instructions
+    known = {*names, *(task.metadata.type for task in tasks)}
+    for name in settings.tasks:
+        if name not in known:
+            raise ValueError(f"`tasks` has the unknown {name!r}{nearest(name, sorted(known))}")
+    wanted = settings.tasks or names
+    return [task for task in tasks if {task.metadata.name, task.metadata.type} & set(wanted)], instructions
 
 
 def read_instructions(file: str, tasks: list[AbsTask]) -> dict[str, Instruction]:
@@ -150,7 +143,7 @@ class Evaluation:
     """The results of one model: a file `<task>.json` for each task, written whole when the task is finished.
 
     A file also holds everything that its result depends on. (MTEB's own cache knows a model by its name, and takes a
-    result whatever prompts or data it came from.) The parts of a task have their files in `parts/`.
+    result whatever prompts or data it came from.)
 
     Args:
         folder: the folder of the model.
@@ -169,8 +162,8 @@ class Evaluation:
         """Raises:
         SettingsMismatch: if the folder has a result of other weights or settings.
         """
-        chosen = {each.metadata.name: each for task in tasks for each in (task, *parts_of(task))}
-        for file in self.folder.rglob("*.json"):
+        chosen = {task.metadata.name: task for task in tasks}
+        for file in self.folder.glob("*.json"):
             stored, now = json.loads(file.read_text(encoding="utf-8"))["settings"], self.settings
             if file.stem in chosen:
                 now = self._depends_on(chosen[file.stem])
@@ -191,10 +184,12 @@ class Evaluation:
         self.check(tasks)
         failed = {}
         for task in tqdm(tasks, desc="Tasks", unit="task"):
+            file = self.folder / f"{task.metadata.name}.json"
             try:
                 # Other processes may evaluate other tasks of the same model.
-                with folder_lock(self.folder / task.metadata.name):
-                    self._result_of(task, self.folder)
+                with folder_lock(file.with_suffix("")):
+                    if not file.exists():
+                        write_json(file, self._result_of(task))
             except Exception as error:
                 traceback.print_exc()
                 failed[task.metadata.name] = f"{type(error).__name__}: {error}"
@@ -209,29 +204,12 @@ class Evaluation:
             "dataset": " ".join(sorted(part.metadata.revision for part in parts_of(task))),
         }
 
-    def _result_of(self, task: AbsTask, folder: Path) -> TaskResult:
-        name = task.metadata.name
-        file = folder / f"{name}.json"
-        if file.exists():
-            return TaskResult.from_dict(json.loads(file.read_text(encoding="utf-8"))["result"])
-        if isinstance(task, AbsTaskAggregate):
-            result = task.combine_task_results(
-                [self._result_of(part, self.folder / "parts") for part in parts_of(task)]
-            )
-        else:
-            encoding = {"batch_size": self.batch_size, "show_progress_bar": True}
-            options = {"cache": None, "co2_tracker": False, "show_progress_bar": False}
-            (result,) = mteb.evaluate(self.encoder, task, encode_kwargs=encoding, **options).task_results
+    def _result_of(self, task: AbsTask) -> dict[str, Any]:
+        encoding = {"batch_size": self.batch_size, "show_progress_bar": True}
+        options = {"cache": None, "co2_tracker": False, "show_progress_bar": False}
+        (result,) = mteb.evaluate(self.encoder, task, encode_kwargs=encoding, **options).task_results
         score, settings = float(result.get_score()), self._depends_on(task)
         if not math.isfinite(score):
             raise FloatingPointError(f"The score ({settings['metric']}) is {score}.")
-        content = {"task": name, "type": settings["type"], "metric": settings["metric"], "score": score}
-        content |= {"settings": settings, "result": result.to_dict()}
-        folder.mkdir(parents=True, exist_ok=True)
-        write_json(file, json.loads(json.dumps(content, default=_to_json)))
-        return result
-
-
-def _to_json(value: Any) -> float | str:
-    """The dates and NumPy numbers in MTEB's results."""
-    return value.isoformat() if isinstance(value, datetime) else value.item()
+        content = {"task": task.metadata.name, "type": settings["type"], "metric": settings["metric"], "score": score}
+        return content | {"settings": settings, "result": json.loads(result.model_dump_json())}
