@@ -23,7 +23,7 @@ from neobert_hf.common.settings import parse_config
 from neobert_hf.data.batches import DataArguments
 from neobert_hf.training.pretraining import ModelArguments, PretrainingArguments, checkpoint_settings, read_data
 from neobert_hf.training.pretraining_trainer import MLMTrainer
-from neobert_hf.training.run_checkpoints import newest_checkpoint, step_of
+from neobert_hf.training.run_checkpoints import newest_checkpoint, read_progress, step_of
 
 
 class BertOfLabels(BertForMaskedLM):
@@ -79,9 +79,9 @@ def main(args: list[str] | None = None) -> None:
     config = bert_config(own.neobert, architecture, data.tokenizer.pad_token_id)
     stored = checkpoint_settings(architecture, settings, arguments, data.manifests)
     stored |= {"bert": json.loads(config.to_json_string())}
-    resume, progress = newest_checkpoint(output, stored)
-    if progress is not None:
-        data.train.sampler.cursor = progress.cursor
+    resume = newest_checkpoint(output, stored)
+    if resume is not None:
+        data.train.sampler.cursor = read_progress(resume).cursor
     set_seed(arguments.seed)
     if resume is not None and step_of(resume) == arguments.max_steps:
         # Nothing is left to train, so the trainer does not load the weights.

@@ -28,9 +28,9 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.transforms import blended_transform_factory
+from scipy import stats
 
 from neobert_hf.common.files import write_json, write_text
-from neobert_hf.common.report import mean_interval
 from neobert_hf.common.settings import parse_config
 
 
@@ -180,6 +180,15 @@ def middle_process(processes: int, share: str, measure: Callable[..., list[dict]
         rows = sorted(rows, key=lambda row: row[share])
         middle.append(rows[len(rows) // 2] | {"by_process": [row[share] for row in rows]})
     return middle
+
+
+def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """Mean of a random sample, and the two ends of its 95% confidence interval by Student's t: NaN for one value."""
+    mean, count = statistics.fmean(values), len(values)
+    if count < 2:
+        return mean, math.nan, math.nan
+    margin = float(stats.t.ppf(0.975, count - 1) * statistics.stdev(values) / math.sqrt(count))
+    return mean, mean - margin, mean + margin
 
 
 def interval(values: Sequence[float], digits: int = 3) -> str:

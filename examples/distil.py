@@ -35,7 +35,7 @@ def main(args: list[str] | None = None) -> None:
 
         # 3. The checkpoint to go on from, if there is one
         identity = run_identity(settings, arguments, learned)
-        checkpoint, _ = newest_checkpoint(output, identity)
+        checkpoint = newest_checkpoint(output, identity)
 
         # 4. The teacher's token states and vectors of these texts
         answers = ask_teacher(teacher, identity["teacher"], learned, output / "teacher" / "learned")

@@ -30,7 +30,7 @@ from neobert_hf.training.pretraining import (
     read_data,
 )
 from neobert_hf.training.pretraining_trainer import MLMTrainer
-from neobert_hf.training.run_checkpoints import newest_checkpoint, training_folder
+from neobert_hf.training.run_checkpoints import newest_checkpoint, read_progress, training_folder
 from neobert_hf.training.trainer import end_processes
 
 
@@ -54,10 +54,10 @@ def pretrain(architecture: ModelArguments, settings: DataArguments, arguments: P
 
     # 3. The checkpoint to resume from, if there is one; it must have been trained with the same settings
     stored = checkpoint_settings(architecture, settings, arguments, data.manifests)
-    resume, progress = newest_checkpoint(output, stored)
+    resume = newest_checkpoint(output, stored)
     if resume is not None:
         source, config = None, NeoBERTConfig.from_pretrained(resume)
-        data.train.sampler.cursor = progress.cursor
+        data.train.sampler.cursor = read_progress(resume).cursor
     else:
         source = find_source(settings)
         config = build_config(architecture, settings, data, source)

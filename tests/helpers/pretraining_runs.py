@@ -83,9 +83,9 @@ def run(flags: list[str]) -> list[dict]:
     return json.loads((Path(flags[1]) / "log.json").read_text())
 
 
-def launched_environments(config: str, processes: int, *options: str) -> list[dict[str, str]]:
+def launched_environments(config: str, processes: int) -> list[dict[str, str]]:
     """What `accelerate launch --config_file configs/accelerate/<config>` puts into the environment of each process."""
-    flags = ["--config_file", str(CONFIGS / config), "--num_processes", str(processes), *options]
+    flags = ["--config_file", str(CONFIGS / config), "--num_processes", str(processes)]
     arguments = launch_command_parser().parse_args([*flags, "--main_process_port", "0", "script.py"])
     settings = _validate_launch_command(arguments)[0]
     environment = prepare_multi_gpu_env(settings)
@@ -188,9 +188,9 @@ def start_together(flags: list[str], processes: int = 2) -> ScriptProcesses:
     return ScriptProcesses(flags, launched_environments("cpu_ddp.yaml", processes))
 
 
-def start_sharded(flags: list[str], *options: str) -> ScriptProcesses:
+def start_sharded(flags: list[str]) -> ScriptProcesses:
     """Train in two processes with FSDP2."""
-    return ScriptProcesses(flags, launched_environments("fsdp2.yaml", 2, *options), script="fsdp2_on_cpu")
+    return ScriptProcesses(flags, launched_environments("fsdp2.yaml", 2), script="fsdp2_on_cpu")
 
 
 @contextmanager

@@ -45,8 +45,7 @@ def test_a_compiled_run_is_the_same_run(flags, tmp_path, checkpointing):
 def test_several_processes_compile(flags, tmp_path, start):
     """DDP and FSDP2."""
     run(flags("plain"))
-    options = ("--mixed_precision", "no") if start is start_sharded else ()
-    output = start(flags("compiled", **COMPILED), *options).finish()
+    output = start(flags("compiled", **COMPILED)).finish()
     graphs = [int(number) for number in re.findall(r"(\d+) graphs were compiled", output)]
     assert len(graphs) == 2 and min(graphs) >= 1
     assert_same_run(tmp_path / "compiled", tmp_path / "plain")

@@ -20,8 +20,6 @@ from neobert_hf.training.run_checkpoints import CheckpointError, complete_checkp
 from tests.helpers.models import ROOT
 from tests.helpers.pretraining_runs import (
     CONFIGS,
-    ScriptProcesses,
-    launched_environments,
     run,
     small_flags,
     start_sharded,
@@ -31,7 +29,6 @@ from tests.helpers.pretraining_runs import (
 
 # Processes draw dropout from generators of their own.
 SETTINGS = {"dropout": 0.0, "max_steps": 6, "seed": 0}
-FLOAT32 = ("--mixed_precision", "no")
 
 
 @pytest.fixture
@@ -129,13 +126,14 @@ def test_sigterm_to_the_launcher_stops_all_processes_at_one_step(flags, tmp_path
 
 
 def test_fsdp2_equals_one_process_and_resumes(flags, one_process, tmp_path):
-    output = start_sharded(flags(), *FLOAT32).finish()
+    """In float32, as the settings say; the file of Accelerate's launcher says bf16."""
+    output = start_sharded(flags()).finish()
     sharded, parameters = map(int, re.search(r"(\d+) of (\d+) parameters are sharded", output).groups())
     assert sharded == parameters and "engine FSDP" in output
     assert_close(tmp_path / "run", one_process, weights=2e-5)
     last = complete_checkpoints(tmp_path / "run")[-1]
     (last / "complete.json").rename(last / "hidden")
-    assert "resuming from" in start_sharded(flags(), *FLOAT32).finish()
+    assert "resuming from" in start_sharded(flags()).finish()
     assert_close(tmp_path / "run", one_process, weights=2e-5)
     # Another engine is refused while there is something to train, and takes the finished weights over.
     (last / "complete.json").rename(last / "hidden")
@@ -143,7 +141,7 @@ def test_fsdp2_equals_one_process_and_resumes(flags, one_process, tmp_path):
         run(flags())
     (last / "hidden").rename(last / "complete.json")
     shutil.rmtree(tmp_path / "run" / "model")
-    training = start_sharded(flags(), *FLOAT32)
+    training = start_sharded(flags())
     assert 0 not in training.end()
     assert "Run the command once more with a single process" in training.output
     run(flags())
@@ -173,18 +171,3 @@ def test_another_number_of_processes_resumes_and_continues(flags, one_process, t
     run(flags(**stage, output_dir=tmp_path / "second_1"))
     training.finish()
     assert_close(tmp_path / "second_2", tmp_path / "second_1", weights=2e-5)
-
-
-@pytest.mark.parametrize(
-    ("config", "cpu"),
-    [("cpu_ddp.yaml", "false"), ("fsdp2.yaml", "true")],
-    ids=["two alone", "DDP instead of FSDP"],
-)
-def test_a_launch_that_did_not_happen_is_an_error(flags, tmp_path, config, cpu):
-    environments = launched_environments(config, 2, *FLOAT32)
-    environments = [environment | {"ACCELERATE_USE_CPU": cpu} for environment in environments]
-    training = ScriptProcesses(flags(use_cpu=cpu == "true"), environments)
-    assert 0 not in training.end(timeout=1500)
-    assert "requested, but this process runs" in training.output, training.output[-3000:]
-    assert "is being written by another run" not in training.output
-    assert not list((tmp_path / "run").glob("checkpoint-*"))

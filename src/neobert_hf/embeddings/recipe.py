@@ -77,7 +77,7 @@ def prepare_run(settings_class: type[RecipeArguments], args: list[str] | None = 
         set_seed(arguments.seed)
         data = read_data(settings, arguments)
         identity = run_identity(settings, arguments, data)
-        checkpoint, _ = newest_checkpoint(Path(arguments.output_dir), identity)
+        checkpoint = newest_checkpoint(Path(arguments.output_dir), identity)
         yield Run(settings, arguments, data, identity, checkpoint)
 
 

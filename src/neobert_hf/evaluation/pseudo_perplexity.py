@@ -21,13 +21,14 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from datasets import Dataset
+from matplotlib.figure import Figure
 from tqdm import tqdm
 from transformers import AutoConfig, AutoModelForMaskedLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from neobert_hf.common.files import atomic_write, write_text
+from neobert_hf.common.files import atomic_write, write_png, write_text
 from neobert_hf.common.fingerprints import check_same_settings, fingerprint, model_fingerprint
 from neobert_hf.common.paths import check_file_name, check_model_exists
-from neobert_hf.common.report import Line, Panel, markdown_table, plot_lines
+from neobert_hf.common.report import markdown_table
 from neobert_hf.common.tokenizers import load_tokenizer
 from neobert_hf.data.tables import stream_text
 from neobert_hf.evaluation.results import ADVICE
@@ -367,12 +368,15 @@ def write_report(output: Path, scores: list[dict]) -> str:
         Dataset.from_list(scores).to_parquet(partial)
     points = curves(scores)
     lengths = sorted({length for curve in points.values() for length in curve})
-    lines = [
-        Line([(length, perplexity) for length, (_, perplexity) in curve.items()], name, {"marker": "o"})
-        for name, curve in points.items()
-    ]
-    labels = {"xlabel": "length (tokens)", "ylabel": "pseudo-perplexity", "yscale": "log"}
-    plot_lines(output / "pseudo_perplexity.png", [Panel(lines, labels, lengths)], size=(8, 5))
+    figure = Figure(figsize=(9, 5), layout="constrained")
+    axes = figure.subplots()
+    for name, curve in points.items():
+        axes.plot(curve.keys(), [perplexity for _, perplexity in curve.values()], label=name, marker="o", markersize=3)
+    axes.set(xlabel="length (tokens)", ylabel="pseudo-perplexity", yscale="log")
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
+    axes.legend(fontsize="small")
+    write_png(output / "pseudo_perplexity.png", figure)
     rows = []
     for name, curve in points.items():
         cells = {length: f"{perplexity:,.1f} ({count:,})" for length, (count, perplexity) in curve.items()}

@@ -156,7 +156,7 @@ def fine_tune(task: Task, settings: TaskSettings, arguments: FineTuningArguments
         data={split: fingerprint(task.tables[split].remove_columns("place")) for split in ("train", "validation")},
     )
     output = Path(arguments.output_dir)
-    checkpoint, _ = newest_checkpoint(output, values)
+    checkpoint = newest_checkpoint(output, values)
 
     def compute_metrics(evaluated: Any) -> dict[str, float]:
         scores = task.metrics("validation", task.predict("validation", evaluated.predictions))

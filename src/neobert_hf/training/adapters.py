@@ -99,8 +99,6 @@ def merge_adapters(model: PreTrainedModel) -> None:
 
 
 def describe_adapters(model: nn.Module) -> str:
-    """How many parameters are trained in place of all."""
-    added = (".lora_", ".modules_to_save.")
-    plain = sum(weight.numel() for name, weight in model.named_parameters() if not any(mark in name for mark in added))
+    """How many parameters are trained."""
     trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
-    return f"LoRA: {trained:,} parameters are trained in place of {plain:,}"
+    return f"LoRA: {trained:,} of {sum(weight.numel() for weight in model.parameters()):,} parameters are trained"

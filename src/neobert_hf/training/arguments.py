@@ -1,6 +1,7 @@
 """Settings of Transformers' `TrainingArguments`: those that recipes fix, and those that trained weights depend on."""
 
 import json
+import os
 import sys
 from dataclasses import MISSING, fields
 from typing import Any
@@ -81,6 +82,9 @@ def follow_hardware(arguments: TrainingArguments) -> None:
     """If `bf16` is unset, use it where a GPU computes in it; CPUs train in float32 unless they are told otherwise."""
     if arguments.bf16 is None:
         arguments.bf16 = not (arguments.fp16 or arguments.use_cpu) and is_torch_bf16_gpu_available()
+    if not (arguments.bf16 or arguments.fp16):
+        # The settings decide, and not the precision of Accelerate's launcher, which Transformers would follow.
+        os.environ.pop("ACCELERATE_MIXED_PRECISION", None)
     # Without a GPU there is nothing to pin memory for, and torch would say so at every evaluation.
     arguments.dataloader_pin_memory &= torch.cuda.is_available()
 

@@ -14,14 +14,13 @@ from neobert_hf.training.pretraining import PretrainingArguments
 def build_optimizer(model: nn.Module, arguments: PretrainingArguments) -> torch.optim.Optimizer:
     """Build an optimizer over all trainable parameters.
 
-    `arguments.optimizer` is `adamw` (paper; without weight decay it is the Adam of ablations M0 to M3), `soap` (paper,
-    section 3.3: no gain over Adam) or `muon` (hidden matrices; AdamW for embeddings, decoder, norms and biases). The
-    last two come from `pytorch_optimizer`. Muon's updates are scaled to the size of AdamW's, so one learning rate fits
-    both; it computes in float32 on a CPU without AVX512-BF16, elsewhere in bfloat16. On CUDA, AdamW uses torch's
-    `fused` kernels.
+    `arguments.optimizer` is `adamw` (paper; without weight decay it is the Adam of ablations M0 to M3) or `muon`
+    (hidden matrices; AdamW for embeddings, decoder, norms and biases), which comes from `pytorch_optimizer`. Muon's
+    updates are scaled to the size of AdamW's, so one learning rate fits both; it computes in float32 on a CPU without
+    AVX512-BF16, elsewhere in bfloat16. On CUDA, AdamW uses torch's `fused` kernels.
 
     References:
-        AdamW: Loshchilov & Hutter, arXiv 1711.05101. SOAP: Vyas et al., arXiv 2409.11321. Muon: Liu et al., 2502.16982.
+        AdamW: Loshchilov & Hutter, arXiv 1711.05101. Muon: Liu et al., 2502.16982.
     """
     rate, epsilon = arguments.learning_rate, arguments.adam_epsilon
     betas = (arguments.adam_beta1, arguments.adam_beta2)
@@ -33,12 +32,6 @@ def build_optimizer(model: nn.Module, arguments: PretrainingArguments) -> torch.
         return _muon_class(arguments.device)(groups, lr=rate, weight_decay=arguments.weight_decay, use_adjusted_lr=True)
     for group in groups:
         del group["use_muon"]
-    if arguments.optimizer == "soap":
-        from pytorch_optimizer import SOAP
-
-        # SOAP has its own first beta: 0.95 in its paper and the released soap.yaml. A vocabulary-sized side would need
-        # a matrix of 30,522 x 30,522; a side beyond `max_precondition_dim` is not preconditioned.
-        return SOAP(groups, lr=rate, betas=(0.95, betas[1]), eps=epsilon, precondition_frequency=10)
     # `fused=None` leaves the choice to torch.
     return torch.optim.AdamW(groups, lr=rate, betas=betas, eps=epsilon, fused=arguments.device.type == "cuda" or None)
 

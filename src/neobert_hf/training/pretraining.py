@@ -9,9 +9,9 @@ from typing import Any, Literal
 import torch
 from transformers import PreTrainedTokenizerBase, TrainingArguments
 
+from neobert_hf.common.files import write_png
 from neobert_hf.common.fingerprints import depends_on, fingerprint, model_fingerprint, tokenizer_fingerprint
 from neobert_hf.common.paths import check_model_exists
-from neobert_hf.common.report import Line, Panel, plot_lines
 from neobert_hf.common.tokenizers import load_tokenizer as load_tokenizer_of_model
 from neobert_hf.configuration_neobert import NeoBERTConfig
 from neobert_hf.data.batches import DataArguments, HeldOutBatchSampler, MLMBatchSampler
@@ -25,7 +25,6 @@ from neobert_hf.training.run_checkpoints import (
     complete_checkpoints,
     read_progress,
     step_of,
-    stored_settings,
 )
 
 
@@ -104,7 +103,7 @@ class ModelArguments:
 class PretrainingArguments(TrainingArguments):
     """Transformers' arguments with the paper's defaults (sections 3.3 and A), and the recipe's own."""
 
-    optimizer: Literal["adamw", "soap", "muon"] = field(default="adamw", metadata={"help": "see optimizers.py"})
+    optimizer: Literal["adamw", "muon"] = field(default="adamw", metadata={"help": "see optimizers.py"})
     schedule: Literal["cosine_to_floor", "linear", "constant"] = field(
         default="cosine_to_floor", metadata={"help": "course of the learning rate after the warm-up; see optimizers.py"}
     )
@@ -279,27 +278,29 @@ def _fingerprint_of_start(data: DataArguments, output: Path) -> str:
     try:
         return model_fingerprint(find_source(data))
     except (OSError, CheckpointError):
-        if stored := stored_settings(output).get("init_from"):
-            return stored
+        for checkpoint in complete_checkpoints(output)[-1:]:
+            if stored := read_progress(checkpoint).settings["init_from"]:
+                return stored
         raise
 
 
 def plot_curves(log: list[dict], file: Path) -> None:
     """Write a PNG of loss, masked-token accuracy, learning rate and speed over the steps."""
-
-    def line(name: str) -> Line:
-        points = [(entry["step"], entry[name]) for entry in log if name in entry]
-        return Line(points, name, {"marker": "o"} if name.startswith("eval") else {})
-
-    def held_out(name: str) -> list[Line]:
-        """A line for each held-out folder: `eval_loss`, `eval_loss_2`."""
-        names = {key for entry in log for key in entry if re.fullmatch(rf"eval_{name}(_\d+)?", key)}
-        return [line(key) for key in sorted(names)]
+    # Not at the top: a GPU's container image may lack matplotlib.
+    from matplotlib.figure import Figure
 
     panels = {
-        "masked loss (nats)": [line("loss"), *held_out("loss")],
-        "masked-token accuracy": [line("accuracy"), *held_out("accuracy")],
-        "learning rate": [line("learning_rate")],
-        "real tokens per second": [line("tokens_per_second")],
+        "masked loss (nats)": "loss|eval_loss(_[0-9]+)?",
+        "masked-token accuracy": "accuracy|eval_accuracy(_[0-9]+)?",
+        "learning rate": "learning_rate",
+        "real tokens per second": "tokens_per_second",
     }
-    plot_lines(file, [Panel(lines, {"xlabel": "step", "title": title}) for title, lines in panels.items()])
+    figure = Figure(figsize=(11, 7.4), layout="constrained")
+    for axes, (title, names) in zip(figure.subplots(2, 2).flat, panels.items()):
+        axes.set(title=title, xlabel="step")
+        for name in sorted({name for entry in log for name in entry if re.fullmatch(names, name)}):
+            points = [(entry["step"], entry[name]) for entry in log if name in entry]
+            # An evaluation may be the only one.
+            axes.plot(*zip(*points), label=name, marker="o" if name.startswith("eval") else None, markersize=3)
+            axes.legend(fontsize="small")
+    write_png(file, figure)

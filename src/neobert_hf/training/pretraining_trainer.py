@@ -1,6 +1,6 @@
 """The Trainer of masked language modelling, with what Transformers' own Trainer lacks for the paper's recipe.
 
-It adds micro-batches from a cursor, losses and throughput over all processes, and the held-out loss by document length.
+It adds micro-batches from a cursor, and losses and throughput over all processes.
 Forward, backward, accumulation, engines and logging are those of Transformers.
 """
 
@@ -23,10 +23,6 @@ from neobert_hf.training.optimizers import build_optimizer, build_schedule
 from neobert_hf.training.pretraining import MicroBatches, PretrainingArguments, PretrainingData
 from neobert_hf.training.run_checkpoints import check_engine, read_progress
 from neobert_hf.training.trainer import ResumableTrainer
-
-
-# Held-out losses are reported by document length (after cutting): up to each of these, and above the last.
-LENGTH_EDGES = (128, 256, 512, 1024, 2048)
 
 
 class TokenCounts(NamedTuple):
@@ -85,9 +81,8 @@ class MLMTrainer(ResumableTrainer):
         self._window_start = time.perf_counter()
 
     def _check_continued_optimizer(self) -> None:
-        progress = read_progress(self.optimizer_from)
-        check_engine(self.optimizer_from, progress, self.engine)
-        stored = progress.settings["optimizer"]
+        check_engine(self.optimizer_from, self.engine)
+        stored = read_progress(self.optimizer_from).settings["optimizer"]
         if stored != self.args.optimizer or self.engine == "DeepSpeed":
             raise ValueError(
                 f"`continue_optimizer` needs the `optimizer` of {self.optimizer_from}, {stored!r}, and DDP or FSDP2; "
@@ -225,41 +220,29 @@ class MLMTrainer(ResumableTrainer):
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
-    def measure(self, held_out: MicroBatches) -> dict[str, float]:
-        """Loss in nats per label, perplexity and accuracy on held-out documents; losses by length after cutting."""
-        totals = self._held_out_totals(held_out)
-        labels, loss, correct = totals.sum(0).tolist()
-        metrics = {"loss": loss / labels, "perplexity": math.exp(min(loss / labels, 100)), "accuracy": correct / labels}
-        lowest = [1, *(edge + 1 for edge in LENGTH_EDGES)]
-        for lower, upper, (labels, loss, _) in zip(lowest, [*LENGTH_EDGES, "more"], totals.tolist()):
-            if labels:
-                metrics[f"loss_{lower}_to_{upper}"] = loss / labels
-        return metrics
-
     @torch.no_grad()
-    def _held_out_totals(self, held_out: MicroBatches) -> torch.Tensor:
-        """Labels, summed loss and correct predictions of each bin of document lengths, over all processes."""
+    def measure(self, held_out: MicroBatches) -> dict[str, float]:
+        """Loss in nats per label, perplexity and accuracy on held-out documents, over all processes."""
         model = self._wrap_model(self.model, training=False)
         if not self.accelerator._models and model is self.model:
             model = self.accelerator.prepare_model(model, evaluation_mode=True)
         model.eval()
-        totals = torch.zeros(len(LENGTH_EDGES) + 1, 3, dtype=torch.float64)
+        totals = torch.zeros(3, dtype=torch.float64, device=self.args.device)
         for number, inputs in enumerate(self._loader(held_out)):
-            lengths = inputs["cu_seq_lens_q"].diff()
             inputs = self._prepare_inputs(inputs)
             with self.compute_loss_context_manager():
                 logits = model(**inputs).logits.float()
             if held_out.sampler.is_repeat(number):
                 continue
-            labelled = inputs["labels"] != -100
-            labels = inputs["labels"][labelled]
-            loss = F.cross_entropy(logits, labels, reduction="none")
-            values = torch.stack((torch.ones_like(loss), loss, logits.argmax(-1) == labels), 1)
-            bins = torch.bucketize(lengths, torch.tensor(LENGTH_EDGES)).repeat_interleave(lengths)
-            totals.index_add_(0, bins[labelled[0].cpu()], values.double().cpu())
-        if self.args.world_size > 1:
-            totals = self.accelerator.reduce(totals.to(self.args.device), "sum").cpu()
-        return totals
+            labels = inputs["labels"][inputs["labels"] != -100]
+            losses = F.cross_entropy(logits, labels, reduction="none").double()
+            totals += torch.stack((torch.ones_like(losses), losses, logits.argmax(-1) == labels)).sum(1)
+        labels, loss, correct = self.accelerator.reduce(totals, "sum").tolist()
+        return {
+            "loss": loss / labels,
+            "perplexity": math.exp(min(loss / labels, 100)),
+            "accuracy": correct / labels,
+        }
 
     def cursor(self) -> dict:
         return self._sampler_at_this_step().cursor

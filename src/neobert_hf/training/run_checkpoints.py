@@ -13,7 +13,6 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from accelerate.utils import get_int_from_env
 from transformers import TrainingArguments
 
 from neobert_hf.common.files import Inputs, output_folder, write_json
@@ -26,8 +25,6 @@ ADVICE = (
     "Resume with the same settings, or start a new run with another `output_dir`; to start it from this checkpoint, "
     "give it as `init_from` to pretrain.py, or as `model` to any other recipe."
 )
-# Set by torchrun, several MPIs and `srun`. Slurm counts tasks, of which there may be fewer than processes, never more.
-WORLD_SIZES = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 
 
 def training_folder(
@@ -37,18 +34,7 @@ def training_folder(
 
     Args:
         writes: the names of what is written there besides checkpoints, the model and its log.
-
-    Raises:
-        RuntimeError: if the processes that were started do not know of each other. If Accelerate finds no GPU, it
-            silently lets each of them train by itself, and each would count as the first.
     """
-    started = max(get_int_from_env([name], 1) for name in WORLD_SIZES)
-    if arguments.world_size != started:
-        raise RuntimeError(
-            f"{started} processes were requested, but this process runs as one of {arguments.world_size} on "
-            f"{arguments.device.type}. Several processes need a GPU each, or on a CPU configs/accelerate/cpu_ddp.yaml "
-            "and ACCELERATE_USE_CPU=true."
-        )
     if arguments.process_index:
         return nullcontext()
     return output_folder(arguments.output_dir, recipe, ("model", "checkpoint-*", "log.json", *writes), inputs)
@@ -116,38 +102,30 @@ def read_progress(folder: Path) -> Progress:
     return Progress(**json.loads((folder / COMPLETE).read_text(encoding="utf-8")))
 
 
-def stored_settings(output_dir: Path) -> dict:
-    """The settings of the run that wrote the checkpoints of a folder; {} if there is none."""
-    checkpoints = complete_checkpoints(output_dir)
-    return read_progress(checkpoints[-1]).settings if checkpoints else {}
-
-
-def check_engine(folder: Path, progress: Progress, engine: str) -> None:
+def check_engine(folder: Path, engine: str) -> None:
     """Refuse a checkpoint that another engine wrote: Transformers would restart the optimizer.
 
     Raises:
         CheckpointError: naming both engines.
     """
-    if progress.engine != engine:
+    if (other := read_progress(folder).engine) != engine:
         raise CheckpointError(
-            f"{folder} was written by the engine {progress.engine}, but this run uses {engine}, which stores weights "
-            "and optimizer differently. Launch with the engine of the checkpoint; a single process and DDP count as "
-            "the same."
+            f"{folder} was written by the engine {other}, but this run uses {engine}, which stores weights and "
+            "optimizer differently. Launch with the engine of the checkpoint; a single process and DDP are the same."
         )
 
 
-def newest_checkpoint(output_dir: Path, settings: dict) -> tuple[Path, Progress] | tuple[None, None]:
-    """The newest complete checkpoint, from which to resume, and what it stores; None twice if there is none.
+def newest_checkpoint(output_dir: Path, settings: dict) -> Path | None:
+    """The newest complete checkpoint, from which to resume; None if there is none.
 
     Raises:
         SettingsMismatch: if it is of a run with other settings.
     """
     checkpoints = complete_checkpoints(output_dir)
     if not checkpoints:
-        return None, None
-    progress = read_progress(checkpoints[-1])
-    check_same_settings(checkpoints[-1], progress.settings, settings, ADVICE)
-    return checkpoints[-1], progress
+        return None
+    check_same_settings(checkpoints[-1], read_progress(checkpoints[-1]).settings, settings, ADVICE)
+    return checkpoints[-1]
 
 
 def delete_old(output_dir: Path, keep: int | None, best: int | None = None) -> None:

@@ -108,7 +108,6 @@ class ResumableTrainer(Trainer):
 
     Raises:
         FloatingPointError: if loss or weights are not finite. Such weights are not saved.
-        RuntimeError: if the launcher asked for an engine that does not run.
     """
 
     def __init__(self, *args, settings: dict, **kwargs):
@@ -120,17 +119,6 @@ class ResumableTrainer(Trainer):
                 f"One process sees {self.args.n_gpu} GPUs: set CUDA_VISIBLE_DEVICES=0 to use one of them, or start one "
                 "process for each with `accelerate launch`."
             )
-        wanted = "bf16" if self.args.bf16 else "fp16" if self.args.fp16 else "no"
-        if (found := self.accelerator.mixed_precision) != wanted:
-            raise ValueError(
-                f"Accelerate was launched with the precision {found!r}, but the settings of this run say {wanted!r}: "
-                f"give `--mixed_precision {wanted}` to `accelerate launch`, or change `bf16` or `fp16`."
-            )
-        for name in ("FSDP", "DEEPSPEED"):
-            asked = os.environ.get(f"ACCELERATE_USE_{name}", "").lower() == "true"
-            # On a CPU, Accelerate silently trains without it.
-            if asked and (running := self.accelerator.distributed_type.value) != name:
-                raise RuntimeError(f"{name} was requested, but this process runs with {running}: {name} needs a GPU.")
         # The Trainer's own rotation would delete old checkpoints before the new one is complete, and with a limit of 1
         # it would delete the newest at the end of training, to keep the best.
         self.keep, self.args.save_total_limit = self.args.save_total_limit, None
@@ -168,7 +156,7 @@ class ResumableTrainer(Trainer):
             self.state = TrainerState.load_from_json(str(resume / "trainer_state.json"))
             return
         if resume is not None:
-            check_engine(resume, read_progress(resume), self.engine)
+            check_engine(resume, self.engine)
             # The run was evaluated at its start. Another evaluation would count as one without a better score.
             self.args.eval_on_start = False
         try:

@@ -374,7 +374,7 @@ class GlueEvaluation:
         arguments = run.arguments(self.arguments, folder, len(splits[task.train]))
         settings = self.shared[run.task] | asdict(run) | {"start": identity}
         set_seed(run.seed)
-        resume, _ = newest_checkpoint(folder, settings)
+        resume = newest_checkpoint(folder, settings)
         classifier = build_classifier(start, task, self.settings.classifier_dropout)
         tokenizer = tokenizer_of(start)
         rows = tokenize(splits, tokenizer, length_to_cut_at(classifier, tokenizer, self.settings.max_length))
