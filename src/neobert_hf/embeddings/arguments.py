@@ -80,10 +80,7 @@ class RecipeArguments:
 
 @dataclass
 class MiningArguments(RecipeArguments):
-    """How hard negatives are found for the datasets that have none; see `mining.py`.
-
-    The margins and the cross-encoder have the names that they have in Sentence Transformers' `mine_hard_negatives`.
-    """
+    """How hard negatives are found for the datasets that have none; see `mining.py`."""
 
     miner: str | None = field(
         default=None,
@@ -94,18 +91,6 @@ class MiningArguments(RecipeArguments):
     relative_margin: float = field(
         default=0.05,
         metadata={"help": "with `miner`: leave out documents above the right document's score minus this share of it"},
-    )
-    # TopK-MarginPos of the same paper, which uses a margin of 0.05 on cosine similarities.
-    absolute_margin: float | None = field(
-        default=None,
-        metadata={"help": "with `miner`: also leave out documents that score less than this below the right document"},
-    )
-    cross_encoder: str | None = field(
-        default=None,
-        metadata={
-            "help": "with `miner`: reranker whose scores replace the miner's in both margins",
-            "path": "or Hub id",
-        },
     )
 
 

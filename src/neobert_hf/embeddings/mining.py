@@ -1,9 +1,8 @@
-"""Hard negatives for training datasets that have none, found by an embedding model and checked by a reranker.
+"""Hard negatives for training datasets that have none, found by an embedding model.
 
 The documents most similar to a query are the most instructive negatives, but some of them are right answers that nobody
-has labelled. Two checks leave those out. A document whose score comes too close to that of the right document is not
-used as a negative (`relative_margin`, `absolute_margin`). With a reranker (`cross_encoder`), both scores are those of
-the reranker, which reads query and document together and judges better than the miner.
+has labelled. So a document whose similarity comes too close to that of the right document is not used as a negative
+(`relative_margin`).
 """
 
 from datasets import Dataset
@@ -15,7 +14,7 @@ from neobert_hf.common.fingerprints import model_fingerprint
 from neobert_hf.data.stored_rows import load_rows, store_rows
 from neobert_hf.embeddings.arguments import MiningArguments
 from neobert_hf.embeddings.datasets import PairDataset, positives_of_queries
-from neobert_hf.embeddings.models import load_trained_model, load_trained_reranker
+from neobert_hf.embeddings.models import load_trained_model
 from neobert_hf.embeddings.prompts import prompt_of
 from neobert_hf.embeddings.recipe import Run
 
@@ -27,17 +26,16 @@ def add_mined_negatives(run: Run) -> None:
 
     Raises:
         FileNotFoundError: if training has begun, and the negatives that it began with are missing.
-        ValueError: if the miner is no trained embedding model, or `cross_encoder` no trained reranker.
+        ValueError: if the miner is no trained embedding model.
     """
-    settings = run.settings
-    helpers = [model_fingerprint(path) for path in (settings.miner, settings.cross_encoder) if path]
-    options = [settings.negatives, settings.relative_margin, settings.absolute_margin]
+    settings, miner = run.settings, model_fingerprint(run.settings.miner)
+    options = [settings.negatives, settings.relative_margin]
     with run.arguments.main_process_first(desc="mining hard negatives"):
         for dataset in run.data.train.values():
             if not dataset.most_negatives():
                 pairs = dataset.rows.select_columns(["query", "positive"])
                 prompts = [dataset.name, dataset.prompt, dataset.document_prompt]
-                file = run.stored_rows_file("mined", pairs, helpers, prompts, options)
+                file = run.stored_rows_file("mined", pairs, miner, prompts, options)
                 if not file.exists():
                     store_rows(mine_negatives(dataset, settings), file)
                 dataset.rows = load_rows(file)
@@ -48,19 +46,14 @@ def add_mined_negatives(run: Run) -> None:
 def mine_negatives(dataset: PairDataset, settings: MiningArguments) -> Dataset:
     """The rows of a dataset with the documents most similar to their queries as hard negatives."""
     miner = load_trained_model(settings.miner, "miner", settings.trust_remote_code)
-    reranker = None
-    if settings.cross_encoder is not None:
-        reranker = load_trained_reranker(settings.cross_encoder, "cross_encoder", settings.trust_remote_code)
     query_prompt, document_prompt = prompts_of_helper("miner", miner, dataset)
     labelled = mine_hard_negatives(
         dataset.rows.select_columns(["query", "positive"]),
         miner,
-        cross_encoder=reranker,
         num_negatives=settings.negatives,
         query_prompt=query_prompt,
         corpus_prompt=document_prompt,
         relative_margin=settings.relative_margin,
-        absolute_margin=settings.absolute_margin,
         # The formats with one row per query drop queries with fewer negatives.
         output_format="labeled-pair",
     )
@@ -68,7 +61,7 @@ def mine_negatives(dataset: PairDataset, settings: MiningArguments) -> Dataset:
     queries = len(set(dataset.rows["query"]))
     print(f"mined: hard negatives for {len(found):,} of {queries:,} queries of {dataset.name}", flush=True)
     if not found:
-        print("note: every document scores too near the right one; lower the margins, or change the miner.")
+        print("note: every document scores too near the right one; lower `relative_margin`, or change the miner.")
     return dataset.rows.map(lambda row: {"negatives": sorted(found.get(row["query"], ()))})
 
 

@@ -3,12 +3,12 @@
 from typing import TypeVar
 
 import torch
-from sentence_transformers import CrossEncoder, SentenceTransformer, SparseEncoder
+from sentence_transformers import SentenceTransformer, SparseEncoder
 from sentence_transformers.base.model import BaseModel
 from sentence_transformers.sparse_encoder.modules import SpladePooling
 
 from neobert_hf.common.tokenizers import tokens_read
-from neobert_hf.embeddings.inference import check_encoder, is_contextual, kind_of, refuse_other_kinds
+from neobert_hf.embeddings.inference import check_encoder, is_contextual, refuse_other_kinds
 
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -73,22 +73,6 @@ def load_trained_model(path: str, setting: str, trust_remote_code: bool = False)
             "it on pairs with examples/finetune_embeddings.py first, or name an embedding model on the Hub."
         )
     model = SentenceTransformer(path, trust_remote_code=trust_remote_code)
-    check_loaded(model, path)
-    return model
-
-
-def load_trained_reranker(path: str, setting: str, trust_remote_code: bool = False) -> CrossEncoder:
-    """A trained reranker that helps to train another model: folder or Hub id, named by this setting.
-
-    Raises:
-        ValueError: if it has no trained head, which would be filled with random numbers.
-    """
-    if kind_of(path, trust_remote_code, setting) != "CrossEncoder":
-        raise ValueError(
-            f"`{setting}` is {path}, which is no trained reranker. Train one with examples/train_reranker.py, or name "
-            "one on the Hub."
-        )
-    model = CrossEncoder(path, trust_remote_code=trust_remote_code)
     check_loaded(model, path)
     return model
 

@@ -100,7 +100,4 @@ def note_on_prompt(model: SentenceTransformer, who: str, prompt: str, own: str) 
     if prompt == own or (prompt and prompt in model.prompts.values()):
         return ""
     known = f"the model's own is {own!r}" if any(model.prompts.values()) else "the model was saved without prompts"
-    used, trained = (separator_of(prompts, model.tokenizer) for prompts in ([prompt], model.prompts.values()))
-    if used and trained and used != trained:
-        known += f", and its prompts end with {trained.replace('_', ' ')}, not with {used.replace('_', ' ')}"
     return f"note: {who} the prompt {prompt!r}; {known}."
