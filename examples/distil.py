@@ -15,7 +15,7 @@ from transformers import set_seed
 from neobert_hf.common.files import output_folder
 from neobert_hf.common.script_errors import run_script
 from neobert_hf.common.settings import parse_config
-from neobert_hf.embeddings.distil import DistilArguments, DistilSettings, DistilTrainer, run_identity, save_student
+from neobert_hf.embeddings.distil import DistilArguments, DistilSettings, DistilTrainer, run_identity
 from neobert_hf.embeddings.student import build_student
 from neobert_hf.embeddings.teacher import ask_teacher, choose_texts, load_teacher
 from neobert_hf.training.run_checkpoints import check_alone, newest_checkpoint
@@ -38,19 +38,19 @@ def main(args: list[str] | None = None) -> None:
         checkpoint = newest_checkpoint(output, identity)
 
         # 4. The teacher's token states and vectors of these texts
-        answers = ask_teacher(teacher, identity["teacher"], learned, output / "teacher" / "learned")
-        measured = ask_teacher(teacher, identity["teacher"], held_out, output / "teacher" / "held_out")
+        learned = ask_teacher(teacher, identity["teacher"], learned, output / "teacher" / "learned")
+        held_out = ask_teacher(teacher, identity["teacher"], held_out, output / "teacher" / "held_out")
 
         # 5. The student, which begins as a table of the mean states of each token
         set_seed(arguments.seed)
-        student = build_student(settings.sizes(), teacher, answers)
+        student = build_student(settings.sizes(), teacher, learned)
 
         # 6. Training to the end; then the model, its card and the log are saved
-        trainer = DistilTrainer(student, settings, arguments, answers, (held_out, measured), identity)
+        trainer = DistilTrainer(student, settings, arguments, learned, held_out, identity)
         if checkpoint:
             print(f"resuming from {checkpoint}", flush=True)
         trainer.train_to_the_end(checkpoint)
-        print(save_student(trainer, settings), flush=True)
+        trainer.save_student()
 
 
 if __name__ == "__main__":

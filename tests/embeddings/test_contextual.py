@@ -1,7 +1,6 @@
 """Contextual document embeddings as a Sentence Transformers model: what is built, the context, saving and loading."""
 
 import json
-import shutil
 
 import pytest
 import torch
@@ -9,9 +8,7 @@ from sentence_transformers import MultiVectorEncoder, SentenceTransformer
 
 from neobert_hf import NeoBERTModel
 from neobert_hf.embeddings.contextual import build_contextual_encoder, draw_context, embed_context
-from neobert_hf.embeddings.inference import is_contextual
 from neobert_hf.embeddings.models import build, build_encoder, load_trained_model
-from neobert_hf.hub.model_folder import read_config
 from tests.helpers.other_encoders import save_other_encoder
 
 
@@ -32,21 +29,24 @@ def model(encoder) -> SentenceTransformer:
     return model
 
 
+@pytest.fixture(scope="module")
+def saved(model, tmp_path_factory) -> str:
+    folder = str(tmp_path_factory.mktemp("contextual") / "model")
+    model.save_pretrained(folder)
+    return folder
+
+
 def test_both_stages_start_as_the_encoder(model, encoder):
-    stages = model[0].model
-    expected = NeoBERTModel.from_pretrained(encoder).state_dict()
+    expected, stages = NeoBERTModel.from_pretrained(encoder).state_dict(), model[0].model
     for stage in (stages.first_stage, stages.second_stage):
         state = stage.state_dict()
         assert state.keys() == expected.keys() and all(torch.equal(state[name], expected[name]) for name in state)
-    assert not {id(tensor) for tensor in stages.first_stage.parameters()} & set(
-        map(id, stages.second_stage.parameters())
-    )
-    assert [type(module).__name__ for module in model] == ["Transformer"] and is_contextual(model)
+    first, second = (set(map(id, stage.parameters())) for stage in (stages.first_stage, stages.second_stage))
+    assert not first & second
     assert model.max_seq_length == 48 and model.get_embedding_dimension() == 32
-    assert not is_contextual(build_encoder(str(encoder), 48))
 
 
-def test_saved_loaded_and_encoded_to_the_bit(model, texts, tmp_path):
+def test_saved_loaded_and_encoded_to_the_bit(model, saved, texts):
     context = embed_context(model, texts, seed=0)
     calls = {
         "first stage": lambda each: each.encode(texts),
@@ -56,17 +56,13 @@ def test_saved_loaded_and_encoded_to_the_bit(model, texts, tmp_path):
         "documents": lambda each: each.encode_document(texts, dataset_embeddings=context),
         "context": lambda each: embed_context(each, texts, seed=0).numpy(),
     }
-    before = {name: call(model) for name, call in calls.items()}
-    model.save_pretrained(str(tmp_path / "model"))
-    loaded = SentenceTransformer(str(tmp_path / "model"))
+    before, loaded = {name: call(model) for name, call in calls.items()}, SentenceTransformer(saved)
     for name, call in calls.items():
         assert (call(loaded) == before[name]).all(), name
     assert (before["documents"] == before["second stage"]).all() and (before["queries"] != before["documents"]).any()
     assert len({before[name].tobytes() for name in ("first stage", "second stage", "null context")}) == 3
-    again = build_contextual_encoder(str(tmp_path / "model"), 48, **SETTINGS)
+    again = build_contextual_encoder(saved, 48, **SETTINGS)
     assert (again.encode(texts, dataset_embeddings=context) == before["second stage"]).all()
-    with pytest.raises(ValueError, match="context_size"):
-        build_contextual_encoder(str(tmp_path / "model"), 48, **SETTINGS | {"context_size": 8})
 
 
 def test_the_prompt_is_read_and_not_pooled(model, texts):
@@ -84,25 +80,18 @@ def test_the_prompt_is_read_and_not_pooled(model, texts):
     assert length > 3 and (got - expected).abs().max() <= 1e-5
 
 
-def test_a_context_is_whole_whatever_the_model_is_set_to(model, texts, tmp_path):
+def test_a_context_is_whole_whatever_the_model_is_set_to(model, saved, texts):
     expected = embed_context(model, texts, seed=0)
     assert expected.shape == (6, 32) and expected.dtype == torch.float32 and not expected.requires_grad
-    drawn = draw_context(texts, 6, 0)
-    assert (expected.numpy() == model.encode(drawn)).all()
+    assert (expected.numpy() == model.encode(draw_context(texts, 6, 0))).all()
     assert not torch.allclose(expected.norm(dim=1), torch.ones(6))
-    model.save_pretrained(str(tmp_path / "model"))
-    loaded = SentenceTransformer(str(tmp_path / "model"), truncate_dim=8)
-    assert torch.equal(embed_context(loaded, texts, 0), expected)
-    assert loaded.encode(texts, dataset_embeddings=expected).shape == (20, 8)
-    half = SentenceTransformer(str(tmp_path / "model"), model_kwargs={"dtype": torch.bfloat16})
-    rough = embed_context(half, texts, 0)
-    assert rough.dtype == torch.float32 and torch.cosine_similarity(rough, expected).min() > 0.99
+    shortened = SentenceTransformer(saved, truncate_dim=8)
+    assert torch.equal(embed_context(shortened, texts, 0), expected)
+    assert shortened.encode(texts, dataset_embeddings=expected).shape == (20, 8)
     # The prompt of documents is the model's own, unless another one is given.
-    other = embed_context(model, texts, 0, prompt="Find. ")
-    assert not torch.equal(other, expected)
-    model.prompts["document"] = "Find. "
-    assert torch.equal(embed_context(model, texts, 0), other)
-    model.prompts["document"] = ""
+    other = embed_context(shortened, texts, 0, prompt="Find. ")
+    shortened.prompts["document"] = "Find. "
+    assert not torch.equal(other, expected) and torch.equal(embed_context(shortened, texts, 0), other)
 
 
 def test_the_draw():
@@ -112,32 +101,21 @@ def test_the_draw():
     # Equal texts count once, empty ones not at all; of too few each is taken as often as the others, or once more.
     few = draw_context(["a", "b", "a", " ", "c", ""], 8, seed=0)
     assert sorted(few.count(text) for text in "abc") == [2, 3, 3]
-    with pytest.raises(ValueError, match="at least one text"):
-        draw_context(["", " "], 8, seed=0)
 
 
-def test_refused(model, encoder, tokenizer, texts, tmp_path):
+def test_what_is_refused(model, saved, encoder, tokenizer, texts, tmp_path):
     save_other_encoder("bert", tmp_path / "bert", tokenizer)
-    with pytest.raises(ValueError, match="'bert'"):
-        build_contextual_encoder(str(tmp_path / "bert"), 48, **SETTINGS)
-    with pytest.raises(ValueError, match="`embed_context`"):
-        embed_context(build_encoder(str(encoder), 48), texts, 0)
-    with pytest.raises(ValueError, match=r"`dataset_embeddings` has shape \(5, 32\)"):
-        model.encode(texts, dataset_embeddings=torch.zeros(5, 32))
-    shutil.copytree(encoder, tmp_path / "absolute")
-    config = json.loads((tmp_path / "absolute" / "config.json").read_text())
-    (tmp_path / "absolute" / "config.json").write_text(json.dumps(config | {"rope": False}))
-    with pytest.raises(ValueError, match="`rope` is False"):
-        build_contextual_encoder(str(tmp_path / "absolute"), 48, **SETTINGS)
-
-
-def test_no_other_recipe_or_tool_reads_the_first_stage_by_mistake(model, tmp_path):
-    path = str(tmp_path / "model")
-    model.save_pretrained(path)
-    for kind in (SentenceTransformer, MultiVectorEncoder):
-        with pytest.raises(ValueError, match="contextual model"):
-            build(kind, path, 48)
-    with pytest.raises(ValueError, match="contextual model"):
-        load_trained_model(path, "miner")
-    with pytest.raises(ValueError, match="'neobert_contextual'"):
-        read_config(tmp_path / "model")
+    refused = [
+        (lambda: build_contextual_encoder(str(tmp_path / "bert"), 48, **SETTINGS), "'bert'"),
+        (lambda: build_contextual_encoder(saved, 48, **SETTINGS | {"context_size": 8}), "context_size"),
+        (lambda: embed_context(build_encoder(str(encoder), 48), texts, 0), "`embed_context`"),
+        (lambda: embed_context(model, ["", " "], 0), "at least one text"),
+        (lambda: model.encode(texts, dataset_embeddings=torch.zeros(5, 32)), r"`dataset_embeddings` .*\(5, 32\)"),
+        # No other recipe embeds with the first stage by mistake.
+        (lambda: build(SentenceTransformer, saved, 48), "contextual model"),
+        (lambda: build(MultiVectorEncoder, saved, 48), "contextual model"),
+        (lambda: load_trained_model(saved, "miner"), "contextual model"),
+    ]
+    for call, message in refused:
+        with pytest.raises(ValueError, match=message):
+            call()

@@ -106,6 +106,23 @@ def collate(texts: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]], paddin
     return {"input_ids": padded, "attention_mask": mask, "states": torch.cat(states), "vectors": torch.stack(vectors)}
 
 
+CARD = """---
+library_name: sentence-transformers
+pipeline_tag: sentence-similarity
+tags: [sentence-transformers, feature-extraction, neobert]
+---
+
+# {layers} x {width}, distilled from {name}
+
+A NeoBERT of {parameters:,} parameters whose vectors lie in the space of its teacher, {teacher}:
+an index that the teacher made can be searched with them. Its cosine to the teacher's vectors is {cosine:.3f} on texts
+that it did not learn from.
+
+It learned {texts:,} texts, {tokens:,} tokens, in {steps:,} steps, with examples/distil.py of neobert_hf. The licences
+of teacher and texts apply.
+"""
+
+
 class LengthSampler(Sampler):
     """The rows of an epoch, so that those of a batch are about equally long, in an order set by seed and epoch."""
 
@@ -133,9 +150,8 @@ class DistilTrainer(ResumableTrainer):
     """Trains a student.
 
     Args:
-        learned: the teacher's answers to the texts to learn from.
-        held_out: texts to measure on, and the teacher's answers to them.
         settings: the distillation's; its other values are among the Trainer's arguments.
+        learned, held_out: the texts to learn from and to measure on, with the teacher's answers.
         identity: see `run_identity`.
     """
 
@@ -145,19 +161,20 @@ class DistilTrainer(ResumableTrainer):
         settings: DistilSettings,
         args: DistilArguments,
         learned: Answers,
-        held_out: tuple[list[Text], Answers],
+        held_out: Answers,
         identity: dict[str, Any],
     ):
-        self.held_out, self.embedding_rate = held_out, settings.embedding_learning_rate
-        steps = -(-len(learned) // (args.per_device_train_batch_size * args.gradient_accumulation_steps))
-        args.max_steps = args.max_steps if args.max_steps > 0 else int(args.num_train_epochs * steps)
+        self.distil_settings = settings
+        if args.max_steps <= 0:
+            steps = -(-len(learned) // (args.per_device_train_batch_size * args.gradient_accumulation_steps))
+            args.max_steps = int(args.num_train_epochs * steps)
         padding = student.encoder.config.pad_token_id
         super().__init__(
             student,
             args,
             data_collator=lambda texts: collate(texts, padding),
             train_dataset=learned,
-            eval_dataset=held_out[1],
+            eval_dataset=held_out,
             settings=identity,
         )
 
@@ -166,13 +183,13 @@ class DistilTrainer(ResumableTrainer):
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """AdamW with three learning rates: of the embeddings, of the blocks, and half of the former for the rest."""
-        encoder, arguments = self.model.encoder, self.args
+        encoder, arguments, rate = self.model.encoder, self.args, self.distil_settings.embedding_learning_rate
         embeddings, blocks = [encoder.encoder.weight], list(encoder.transformer_encoder.parameters())
         known = set(embeddings + blocks)
         others = [weight for weight in self.model.parameters() if weight not in known]
         groups = [
-            {"params": embeddings, "lr": self.embedding_rate, "weight_decay": 0.0},
-            {"params": others, "lr": self.embedding_rate / 2},
+            {"params": embeddings, "lr": rate, "weight_decay": 0.0},
+            {"params": others, "lr": rate / 2},
             {"params": blocks, "lr": arguments.learning_rate},
         ]
         self.optimizer = torch.optim.AdamW(
@@ -185,48 +202,29 @@ class DistilTrainer(ResumableTrainer):
 
     def evaluate(self, *args, **kwargs) -> dict[str, float]:
         """The mean cosine of the student's vectors to the teacher's, of the held-out texts."""
-        metrics = {"eval_cosine": cosine_to_teacher(self.model.model, *self.held_out)}
+        metrics = {"eval_cosine": cosine_to_teacher(self.model.model, self.eval_dataset)}
         self.log(metrics)
         # Without it, the Trainer would measure once more at the end of an epoch.
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
-
-CARD = """---
-library_name: sentence-transformers
-pipeline_tag: sentence-similarity
-tags: [sentence-transformers, feature-extraction, neobert]
----
-
-# {layers} x {width}, distilled from {name}
-
-A NeoBERT of {parameters:,} parameters whose vectors lie in the space of its teacher, {teacher}:
-an index that the teacher made can be searched with them. Its cosine to the teacher's vectors is {cosine:.3f} on texts
-that it did not learn from.
-
-It learned {texts:,} texts, {tokens:,} tokens, in {steps:,} steps, with examples/distil.py of neobert_hf. The licences
-of teacher and texts apply.
-"""
-
-
-def save_student(trainer: DistilTrainer, settings: DistilSettings) -> Path:
-    """Write `model/`, with a card, and `log.json`; return the model's folder."""
-    output, model = Path(trainer.args.output_dir), trainer.model.model
-    lengths = trainer.train_dataset.lengths
-    card = CARD.format(
-        layers=settings.num_hidden_layers,
-        width=settings.hidden_size,
-        name=Path(settings.teacher).name,
-        parameters=sum(each.numel() for each in model.parameters()),
-        teacher=settings.teacher,
-        cosine=cosine_to_teacher(model, *trainer.held_out),
-        texts=len(lengths),
-        tokens=lengths.sum(),
-        steps=trainer.args.max_steps,
-    )
-    clear_truncation(model.tokenizer)
-    with atomic_folder(output / "model") as partial:
-        model.eval().save_pretrained(str(partial), create_model_card=False)
-        write_text(partial / "README.md", card)
-    write_json(output / "log.json", trainer.state.log_history)
-    return output / "model"
+    def save_student(self) -> None:
+        """Write `model/`, with a card, and `log.json`."""
+        output, model, settings = Path(self.args.output_dir), self.model.model, self.distil_settings
+        card = CARD.format(
+            layers=settings.num_hidden_layers,
+            width=settings.hidden_size,
+            name=Path(settings.teacher).name,
+            parameters=sum(each.numel() for each in model.parameters()),
+            teacher=settings.teacher,
+            cosine=cosine_to_teacher(model, self.eval_dataset),
+            texts=len(self.train_dataset),
+            tokens=self.train_dataset.lengths.sum(),
+            steps=self.args.max_steps,
+        )
+        clear_truncation(model.tokenizer)
+        with atomic_folder(output / "model") as partial:
+            model.eval().save_pretrained(str(partial), create_model_card=False)
+            write_text(partial / "README.md", card)
+        write_json(output / "log.json", self.state.log_history)
+        print(output / "model", flush=True)

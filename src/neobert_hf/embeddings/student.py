@@ -23,7 +23,7 @@ from torch import nn
 from neobert_hf import NeoBERTConfig, NeoBERTModel
 from neobert_hf.common.tokenizers import clear_truncation
 from neobert_hf.embeddings.prompts import prompt_of
-from neobert_hf.embeddings.teacher import Answers, Text, states_alone
+from neobert_hf.embeddings.teacher import Answers, states_alone
 
 
 # Of the similarities within a batch, in the loss.
@@ -180,12 +180,12 @@ def _fit_linear_layer(student: Student, answers: Answers) -> None:
     student.linear.weight.copy_(torch.linalg.solve(gram + penalty, x.T @ y).T)
 
 
-def cosine_to_teacher(model: SentenceTransformer, texts: list[Text], answers: Answers) -> float:
+def cosine_to_teacher(model: SentenceTransformer, answers: Answers) -> float:
     """The mean cosine of the vectors of a student and its teacher, where both tokenise the texts themselves."""
     cosines = []
     for is_query, kind in ((False, "document"), (True, "query")):
-        rows = [row for row, text in enumerate(texts) if text.is_query == is_query]
-        words = [texts[row].words for row in rows]
+        rows = [row for row, text in enumerate(answers.texts) if text.is_query == is_query]
+        words = [answers.texts[row].words for row in rows]
         found = model.encode(words, prompt=prompt_of(model, kind), convert_to_tensor=True).float().cpu()
         cosines.append(F.cosine_similarity(found, torch.stack([answers[row][2] for row in rows])))
     return torch.cat(cosines).mean().item()

@@ -139,14 +139,17 @@ def load_teacher(path: str, device: torch.device) -> SentenceTransformer:
 
 @dataclass
 class Answers:
-    """What the teacher computed for a list of texts.
+    """Texts, and what the teacher computed for them.
 
     Args:
         files: the tensors of each file: `ids` (tokens,) and `lengths` (texts,), int32; `states` (tokens, width),
             float16; `vectors` (texts, dimensions), float32. They are mapped into memory, so they are read when used.
+
+    Attributes:
         lengths: tokens of each text, with prompt and special tokens.
     """
 
+    texts: list[Text]
     files: list[dict[str, torch.Tensor]]
 
     def __post_init__(self):
@@ -177,17 +180,16 @@ def ask_teacher(teacher: SentenceTransformer, fingerprint: str, texts: list[Text
         file = folder / f"{start // TEXTS_OF_FILE:05}.safetensors"
         part = texts[start : start + TEXTS_OF_FILE]
         origin = {"teacher": fingerprint, "texts": texts_checksum(map(repr, part))}
-        if not file.exists() or _origin(file) != origin:
+        stored = None
+        if file.exists():
+            with safe_open(file, framework="pt") as opened:
+                stored = opened.metadata()
+        if stored != origin:
             with atomic_write(file) as partial:
                 save_file(_read(teacher, part), partial, metadata=origin)
             print(f"teacher: {start + len(part):,} of {len(texts):,} texts", flush=True)
         files.append(load_file(file))
-    return Answers(files)
-
-
-def _origin(file: Path) -> dict[str, str]:
-    with safe_open(file, framework="pt") as opened:
-        return opened.metadata()
+    return Answers(texts, files)
 
 
 def _read(teacher: SentenceTransformer, texts: list[Text]) -> dict[str, torch.Tensor]:
