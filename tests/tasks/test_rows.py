@@ -105,10 +105,10 @@ def test_questions_of_a_file(tmp_path):
 @pytest.mark.parametrize(
     "name, text, message",
     [
-        ("rows.conll", "one O\ntwo\n", "rows.conll, line 2 is 'two'; it must have a word and a tag"),
+        ("rows.conll", "one O\ntwo\n", "rows.conll, row 0: line 2 is 'two'; it must have a word and a tag"),
         ("rows.json", '{"data": []}', "rows.json is empty"),
-        ("rows.json", '{"data": [{}]}', "rows.json is not in SQuAD's format"),
-        ("rows.json", '[{"question": "a"}, "b"]', "rows.json, line 1"),
+        ("rows.json", '{"data": [{}]}', "rows.json, row 0: not in SQuAD's format"),
+        ("rows.json", '[{"question": "a"}, "b"]', "rows.json, row 1"),
     ],
 )
 def test_faults_of_a_file_are_named(tmp_path, name, text, message):

@@ -9,7 +9,6 @@ hold is asked of the row (`text`, `number`, `label`, `labels`), and every error 
 
 import csv
 import glob
-import hashlib
 import io
 import json
 import math
@@ -19,14 +18,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, BinaryIO
+from typing import Any
 
 import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
-from datasets import ClassLabel, Features, load_dataset, load_dataset_builder
+from datasets import ClassLabel, Dataset, Features, IterableDataset, load_dataset, load_dataset_builder
 from datasets.exceptions import DatasetNotFoundError
 
 from neobert_hf.common.paths import looks_like_path
@@ -85,7 +85,7 @@ class Row:
 
     def text_or_none(self, column: str) -> str | None:
         """The text in a column, which may be empty; None if it is missing."""
-        return as_text(self.cell(column), f"{self.place}: {column!r}")
+        return self.as_text(column, self.cell(column))
 
     def texts(self, column: str) -> list[str]:
         """The texts in a column that holds lists; ValueError if there is none, or one is empty."""
@@ -120,29 +120,26 @@ class Row:
         return [self._filled(column, one, "a label").strip() for one in cell]
 
     def _filled(self, column: str, cell: Any, wanted: str) -> str:
-        text = as_text(cell, f"{self.place}: {column!r}")
+        text = self.as_text(column, cell)
         if is_empty(text):
             raise ValueError(f"{self.place}: {column!r} is {cell!r}; it must be {wanted}. Add one, or drop the row.")
         return text
 
+    def as_text(self, column: str, cell: Any) -> str | None:
+        """A cell, or an item of a list in it, as text: numbers become text, None stays None.
 
-def as_text(cell: Any, where: str) -> str | None:
-    """A cell as text: numbers become text, None stays None.
-
-    Args:
-        where: the place and the column of the cell, for the message.
-
-    Raises:
-        ValueError: if it holds something else, or a character that no file can hold.
-    """
-    if cell is not None and not isinstance(cell, (str, int, float)):
-        raise ValueError(f"{where} holds {type(cell).__name__} {cell!r:.60}; it must be a text. Choose another column.")
-    text = None if cell is None else str(cell)
-    try:
-        (text or "").encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(f"{where} holds half a character (a lone surrogate): {error}. Correct it.") from error
-    return text
+        Raises:
+            ValueError: if it holds something else, or a character that no file can hold.
+        """
+        found = f"{self.place}: {column!r} holds"
+        if cell is not None and not isinstance(cell, (str, int, float)):
+            raise ValueError(f"{found} {type(cell).__name__} {cell!r:.60}; it must be a text. Choose another column.")
+        text = None if cell is None else str(cell)
+        try:
+            (text or "").encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"{found} half a character (a lone surrogate): {error}. Correct it.") from error
+        return text
 
 
 def list_as_text(cells: Iterable[Any]) -> str | None:
@@ -152,41 +149,29 @@ def list_as_text(cells: Iterable[Any]) -> str | None:
     return filled[0] if found else None
 
 
-# Readers: each yields the cells of the rows of one file. They may leave out columns that are not asked for.
+# Readers: each yields the cells of the rows of one file, and raises any error; `read_files` adds file and row. A reader
+# may leave out columns that are not asked for.
 
 
 def read_lines(file: Path) -> Iterator[str]:
-    """The lines of a text file in UTF-8, with their ends; ValueError naming the line that is not."""
-    with _open(file) as handle:
-        for number, line in enumerate(handle, 1):
-            try:
-                yield line.decode("utf-8-sig" if number == 1 else "utf-8")
-            except UnicodeDecodeError as error:
-                raise ValueError(
-                    f"{file}, line {number:,} is not UTF-8 ({error.reason}): save the file as UTF-8 (Excel: CSV UTF-8)."
-                ) from error
-
-
-def _open(file: Path) -> BinaryIO:
-    return fsspec.open(str(file), "rb", compression="infer")
+    """The lines of a text file in UTF-8, with their ends."""
+    with fsspec.open(str(file), "rb", compression="infer") as lines:
+        for number, line in enumerate(lines):
+            yield line.decode("utf-8" if number else "utf-8-sig")
 
 
 def read_json(file: Path, columns: Sequence[str] | None) -> Iterator[dict[str, Any]]:
     """One row a line, or an array of rows."""
     lines = read_lines(file)
-    for number, line in enumerate(lines, 1):
-        if number == 1 and line.lstrip().startswith("["):
-            line += "".join(lines)
-        if not line.strip():
-            continue
-        try:
-            found = json.loads(line)
-        except ValueError as error:
-            raise ValueError(f"{file}, line {number:,} is not valid JSON ({error}). Correct it.") from error
-        for row in found if isinstance(found, list) else [found]:
-            if not isinstance(row, dict):
-                raise ValueError(f"{file}, line {number:,} holds {row!r:.60}; a row must be an object, {{...}}.")
-            yield row
+    first = next(lines, "")
+    if first.lstrip().startswith("["):
+        rows = json.loads(first + "".join(lines))
+    else:
+        rows = (json.loads(line) for line in chain([first], lines) if line.strip())
+    for row in rows:
+        if not isinstance(row, dict):
+            raise ValueError(f"{row!r:.60} is no row, which must be an object, {{...}}")
+        yield row
 
 
 def read_csv(file: Path, columns: Sequence[str] | None) -> Iterator[dict[str, str]]:
@@ -194,34 +179,25 @@ def read_csv(file: Path, columns: Sequence[str] | None) -> Iterator[dict[str, st
     tabs = _suffix(file) == ".tsv"
     csv.field_size_limit(2**31 - 1)
     options = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if tabs else {"strict": True}
-    reader = csv.reader(read_lines(file), **options)
-    try:
-        head = next(reader, [])
-        if len(set(head)) < len(head):
-            raise ValueError(f"{file}: the first line must name the columns, each once; it is {head}.")
-        if len(head) == 1 and not tabs and (found := [mark for mark in ";\t" if mark in head[0]]):
-            raise ValueError(
-                f"{file}: the first line, {head[0]!r:.60}, has {found[0]!r} but no comma. Save the file with commas, "
-                "or with tabs as .tsv."
-            )
-        for row in reader:
-            if len(row) != len(head) and row:
-                raise ValueError(
-                    f"{file}, line {reader.line_num:,} has {len(row)} fields, but the first line names {len(head)}: "
-                    f"{', '.join(head)}. Correct it."
-                )
-            if row:
-                yield dict(zip(head, row))
-    except csv.Error as error:
-        raise ValueError(f"{file} cannot be read after line {reader.line_num:,} ({error}). Correct it.") from error
+    rows = csv.reader(read_lines(file), **options)
+    names = next(rows, [])
+    if len(set(names)) < len(names):
+        raise ValueError(f"the first line must name the columns, each once; it is {names}")
+    if len(names) == 1 and not tabs and re.search("[;\t]", names[0]):
+        raise ValueError(f"the first line, {names[0]!r:.60}, has no comma: save it with commas, or with tabs as .tsv")
+    for row in rows:
+        if row and len(row) != len(names):
+            raise ValueError(f"it has {len(row)} fields, but the first line names {len(names)}: {', '.join(names)}")
+        if row:
+            yield dict(zip(names, row))
 
 
 def read_parquet(file: Path, columns: Sequence[str] | None) -> Iterator[dict[str, Any]]:
     """Only the columns that are asked for. Labels are given by their names."""
     with pq.ParquetFile(file) as table:
         schema = table.schema_arrow
-        chosen = _choose_columns(str(file), columns, schema.names)
-        yield from _rows_of_batches(table.iter_batches(BATCH, columns=chosen), Features.from_arrow_schema(schema))
+        _check_columns(columns, schema.names)
+        yield from _rows_of_batches(table.iter_batches(BATCH, columns=columns), Features.from_arrow_schema(schema))
 
 
 def read_document(file: Path, columns: Sequence[str] | None) -> Iterator[dict[str, str]]:
@@ -229,29 +205,37 @@ def read_document(file: Path, columns: Sequence[str] | None) -> Iterator[dict[st
     yield {"text": io.StringIO("".join(read_lines(file)), newline=None).read()}
 
 
-def _choose_columns(source: str, wanted: Sequence[str] | None, found: Sequence[str]) -> list[str]:
+def _read_dataset(table: Dataset | IterableDataset, columns: Sequence[str] | None) -> Iterator[dict[str, Any]]:
+    """The rows of a dataset of the Hub."""
+    # Some builders know the columns only when they have read a row.
+    if columns is not None and table.column_names:
+        _check_columns(columns, table.column_names)
+        table = table.select_columns(columns)
+    # As Arrow, so that images and sounds are not decoded, nor fetched from whatever address they give.
+    yield from _rows_of_batches(table.with_format("arrow").iter(BATCH), table.features or {})
+
+
+def _check_columns(wanted: Sequence[str] | None, found: Sequence[str]) -> None:
     for name in wanted or ():
         if name not in found:
-            raise ValueError(
-                f"{source} has no column {name!r}; it has {', '.join(map(repr, found))}. Name one of these."
-            )
-    return list(found if wanted is None else dict.fromkeys(wanted))
+            raise ValueError(f"there is no column {name!r}; there are {', '.join(map(repr, found))}")
 
 
-def _rows_of_batches(batches: Iterable[pa.RecordBatch | pa.Table], features: Features) -> Iterator[dict[str, Any]]:
-    labels = {name: kind for name, kind in features.items() if isinstance(getattr(kind, "feature", kind), ClassLabel)}
+def _rows_of_batches(
+    batches: Iterable[pa.RecordBatch | pa.Table], features: Mapping[str, Any]
+) -> Iterator[dict[str, Any]]:
+    kinds = {column: getattr(kind, "feature", kind) for column, kind in features.items()}
+    names = {column: kind.names for column, kind in kinds.items() if isinstance(kind, ClassLabel)}
     for batch in batches:
         for row in batch.to_pylist():
-            for name in row.keys() & labels.keys():
-                row[name] = _class_names(row[name], labels[name])
-            yield row
+            yield row | {column: _class_names(row[column], names[column]) for column in row.keys() & names.keys()}
 
 
-def _class_names(cell: Any, kind: Any) -> Any:
+def _class_names(cell: Any, names: list[str]) -> Any:
     if isinstance(cell, list):
-        return [_class_names(one, kind.feature) for one in cell]
+        return [_class_names(one, names) for one in cell]
     # `datasets` marks a missing label with -1.
-    return None if cell is None or cell < 0 else kind.int2str(cell)
+    return None if cell is None or cell < 0 else names[cell]
 
 
 Reader = Callable[[Path, Sequence[str] | None], Iterator[dict[str, Any]]]
@@ -295,7 +279,9 @@ def read_rows(
         check_local(source, subset, split)
         rows = read_files(files, columns, readers)
     else:
-        rows = _read_hub(source, columns, subset, split, streaming)
+        with asking_the_hub(source):
+            table = load_dataset(source, subset, split=split, streaming=streaming)
+        rows = _number_rows(f"{source}, split {split}", _read_dataset(table, columns))
     row = None
     for row in rows:
         yield row
@@ -313,49 +299,20 @@ def check_local(source: str, subset: str | None, split: str) -> None:
 def read_files(
     files: Sequence[Path], columns: Sequence[str] | None = None, readers: Mapping[str, Reader] = READERS
 ) -> Iterator[Row]:
-    """The rows of files, one file after the other; ValueError naming the file that cannot be read."""
+    """The rows of files, one file after the other; ValueError naming the file and the row that cannot be read."""
     for file in files:
-        try:
-            for index, cells in enumerate(readers[_suffix(file)](file, columns)):
-                yield Row(str(file), index, cells)
-        except Exception as error:  # Each format and each compression raises its own errors.
-            if type(error) in (ValueError, MemoryError):
-                raise
-            raise ValueError(f"{file} cannot be read: {error}. Restore it, or leave it out by a pattern.") from error
+        yield from _number_rows(str(file), readers[_suffix(file)](file, columns))
 
 
-def _read_hub(
-    source: str, columns: Sequence[str] | None, subset: str | None, split: str, streaming: bool
-) -> Iterator[Row]:
-    with _asking_the_hub(source):
-        table = load_dataset(source, subset, split=split, streaming=streaming)
-    # Some builders know the columns only after reading a row.
-    chosen = _choose_columns(source, columns, table.column_names or list(next(iter(table), columns or ())))
-    # As Arrow, so that images and sounds are not decoded, nor fetched from whatever address they give.
-    batches = table.select_columns(chosen).with_format("arrow").iter(BATCH)
-    for index, cells in enumerate(_rows_of_batches(batches, table.features or Features())):
-        yield Row(f"{source}, split {split}", index, cells)
-
-
-def hub_files(source: str, subset: str | None = None, split: str = "train") -> list[str]:
-    """The URLs, `hf://...`, of the files of a Hub dataset; arguments and errors are those of `read_rows`."""
-    with _asking_the_hub(source):
-        files = load_dataset_builder(source, subset).config.data_files or {}
-    if split not in files:
-        raise ValueError(f"{source} has no split {split!r}; it has {', '.join(repr(str(name)) for name in files)}.")
-    return list(files[split])
-
-
-@contextmanager
-def _asking_the_hub(source: str) -> Iterator[None]:
-    """Errors of `datasets` also say that nothing local has this name."""
-    absent = f"{source!r} is not a local file, pattern or folder"
+def _number_rows(source: str, rows: Iterable[dict[str, Any]]) -> Iterator[Row]:
+    index = 0
     try:
-        yield
-    except DatasetNotFoundError as error:
-        raise FileNotFoundError(f"{absent}, and the Hub has no such dataset that you have access to.") from error
-    except ConnectionError as error:
-        raise ConnectionError(f"{absent}, and the Hub cannot be reached to look for a dataset ({error}).") from error
+        for cells in rows:
+            yield Row(source, index, cells)
+            index += 1
+    except Exception as error:  # Each format and each compression raises its own errors.
+        advice = "Save it as UTF-8 (Excel: CSV UTF-8)" if isinstance(error, UnicodeDecodeError) else "Correct it"
+        raise ValueError(f"{source}, row {index:,}: {error}. {advice}, or leave the file out by a pattern.") from error
 
 
 def stream_text(source: str, column: str, split: str = "train", subset: str | None = None) -> Iterator[str]:
@@ -374,6 +331,27 @@ def stream_text(source: str, column: str, split: str = "train", subset: str | No
         yield row.text_or_none(column) or ""
 
 
+def hub_files(source: str, subset: str | None = None, split: str = "train") -> list[str]:
+    """The URLs, `hf://...`, of the files of a Hub dataset; arguments and errors are those of `read_rows`."""
+    with asking_the_hub(source):
+        files = load_dataset_builder(source, subset).config.data_files or {}
+    if split not in files:
+        raise ValueError(f"{source} has no split {split!r}; it has {', '.join(repr(str(name)) for name in files)}.")
+    return list(files[split])
+
+
+@contextmanager
+def asking_the_hub(source: str) -> Iterator[None]:
+    """Say of which source it is that the Hub has no such dataset, or cannot be reached."""
+    absent = f"{source!r} is not a local file, pattern or folder"
+    try:
+        yield
+    except DatasetNotFoundError as error:
+        raise FileNotFoundError(f"{absent}, and the Hub has no such dataset that you have access to.") from error
+    except ConnectionError as error:
+        raise ConnectionError(f"{absent}, and the Hub cannot be reached ({error}).") from error
+
+
 @lru_cache
 def _say_once(line: str) -> None:
     print(line, flush=True)
@@ -388,26 +366,24 @@ def local_files(source: str, readers: Mapping[str, Reader] = READERS) -> list[Pa
     """
     path = Path(source).expanduser()
     if path.is_dir():
-        files = [file for file in path.rglob("*") if not any(part[0] == "." for part in file.relative_to(path).parts)]
+        found = [file for file in path.rglob("*") if not any(part[0] == "." for part in file.relative_to(path).parts)]
     else:
-        files = [path] if path.is_file() else [Path(file) for file in glob.glob(str(path), recursive=True)]
-    files = sorted(file for file in files if file.is_file())
-    known = [file for file in files if _suffix(file) in readers]
-    if path.is_dir() and known:
-        # A folder of documents also holds their pictures.
-        if len(known) < len(files):
-            others = ", ".join(sorted({_suffix(file) or file.name for file in set(files) - set(known)}))
-            _say_once(f"{source}: files of other formats are left out: {len(files) - len(known):,} ({others}).")
-        files = known
+        found = [path] if path.is_file() else [Path(file) for file in glob.glob(str(path), recursive=True)]
+    files = sorted(file for file in found if file.is_file())
     if not files and looks_like_path(source):
         raise FileNotFoundError(f"{source!r} matches no file; give a file, a pattern, a folder or a Hub dataset id.")
-    if unknown := [file for file in files if _suffix(file) not in readers]:
+    unknown = [file for file in files if _suffix(file) not in readers]
+    if unknown and path.is_dir() and len(unknown) < len(files):
+        # A folder of documents also holds their pictures.
+        others = ", ".join(sorted({_suffix(file) or file.name for file in unknown}))
+        _say_once(f"{source}: files of other formats are left out: {len(unknown):,} ({others}).")
+        files = [file for file in files if file not in unknown]
+    elif unknown:
         raise ValueError(
             f"{unknown[0]} has an unknown format; the known ones are {', '.join(readers)}, also with "
             f"{', '.join(COMPRESSIONS)}. Select the files to read by a pattern such as 'corpus/*.jsonl.gz'."
         )
-    kinds = {readers[_suffix(file)] for file in files}
-    if len(kinds) > 1:
+    if len({readers[_suffix(file)] for file in files}) > 1:
         names = " and ".join(sorted({_suffix(file) for file in files}))
         raise ValueError(f"{source} mixes {names} files: select those of one format by a pattern, 'corpus/*.parquet'.")
     return files
@@ -420,9 +396,7 @@ def holds_documents(source: str) -> bool:
 
 def _suffix(file: Path) -> str:
     """The suffix that gives a file's format, without that of its compression."""
-    suffixes = [suffix.lower() for suffix in file.suffixes]
-    if suffixes and suffixes[-1] in COMPRESSIONS:
-        suffixes.pop()
+    suffixes = [suffix.lower() for suffix in file.suffixes if suffix.lower() not in COMPRESSIONS]
     return suffixes[-1] if suffixes else ""
 
 
@@ -438,26 +412,23 @@ def split_files(folder: Path, names: Sequence[str], readers: Mapping[str, Reader
     Raises:
         ValueError: if there are several files that are not all parts of one: a copy may be unfinished, or repeat rows.
     """
-    compressed = "|".join(map(re.escape, COMPRESSIONS))
-    named = re.compile(rf"({'|'.join(names)})(-\d+-of-\d+)?\.\w+({compressed})?")
-    files = sorted(file for file in folder.iterdir() if named.fullmatch(file.name) and _suffix(file) in readers)
-    of = re.search(r"-of-(\d+)\.", files[-1].name) if files else None
-    if files and len(files) != (int(of[1]) if of else 1):
+    endings = "|".join(map(re.escape, COMPRESSIONS))
+    named = re.compile(rf"({'|'.join(names)})(-\d+-of-(?P<parts>\d+))?\.\w+({endings})?")
+    found = {file: named.fullmatch(file.name) for file in sorted(folder.iterdir()) if _suffix(file) in readers}
+    parts = {file: int(match["parts"] or 1) for file, match in found.items() if match}
+    if any(number != len(parts) for number in parts.values()):
         raise ValueError(
-            f"{', '.join(file.name for file in files)} in {folder} are neither one file nor all parts of one. Restore "
+            f"{', '.join(file.name for file in parts)} in {folder} are neither one file nor all parts of one. Restore "
             "the missing parts, or keep only one file there."
         )
-    return files
+    return list(parts)
 
 
-def files_state(source: str) -> str | None:
-    """A hash of names, sizes and times of a source's local files: if it is the same, nothing has changed.
+def files_state(source: str) -> tuple[tuple[str, int, int, int], ...]:
+    """Names, sizes and times of a source's local files: if they are the same, nothing has changed.
 
-    If it differs, the content may still be the same: the files may have been copied. None for a Hub dataset.
+    If they differ, the content may still be the same: the files may have been copied. Empty for a Hub dataset.
     """
-    digest = hashlib.sha256()
-    for file in (files := local_files(source)):
-        found = file.stat()
-        # Unlike the modification time, the change time (`st_ctime_ns`) cannot be set by hand.
-        digest.update(repr((str(file.absolute()), found.st_size, found.st_mtime_ns, found.st_ctime_ns)).encode())
-    return digest.hexdigest()[:16] if files else None
+    states = [(str(file.absolute()), file.stat()) for file in local_files(source)]
+    # Unlike the modification time, the change time (`st_ctime_ns`) cannot be set by hand.
+    return tuple((name, state.st_size, state.st_mtime_ns, state.st_ctime_ns) for name, state in states)

@@ -17,7 +17,7 @@ from huggingface_hub.dataclasses import strict
 from neobert_hf.common.paths import beside_file, check_file_name
 from neobert_hf.common.settings import nearest, read_yaml
 from neobert_hf.data.entries import check_mapping, read_entry
-from neobert_hf.data.tables import Row, as_text, files_state, is_empty, list_as_text, read_rows
+from neobert_hf.data.tables import Row, files_state, is_empty, list_as_text, read_rows
 from neobert_hf.embeddings.prompts import as_prompt
 
 
@@ -300,7 +300,7 @@ def _rows_of_part(part: Part, scored: bool) -> Iterator[Row]:
 def _ids(row: Row, column: str) -> list[str]:
     """The ids in a column, which holds one or a list of them. Numbers become text: another file may hold text."""
     cell = row.cell(column)
-    ids = [as_text(one, f"{row.place}: {column!r}") for one in (cell if isinstance(cell, list) else [cell])]
+    ids = [row.as_text(column, one) for one in (cell if isinstance(cell, list) else [cell])]
     return [one for one in ids if one is not None]
 
 
@@ -345,7 +345,7 @@ def _texts_at(path: str, row: Row, optional: bool = False) -> list[str]:
         found = _follow(row.cells.get(column) if optional else row.cell(column), steps)
     except (KeyError, TypeError) as error:
         raise ValueError(f"{row.place}: the path {path!r} does not lead to a text ({error}).") from error
-    texts = [as_text(value, f"{row.place}: {path!r}") for value in (found if isinstance(found, list) else [found])]
+    texts = [row.as_text(path, value) for value in (found if isinstance(found, list) else [found])]
     return [text for text in texts if not is_empty(text)]
 
 

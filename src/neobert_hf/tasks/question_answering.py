@@ -52,7 +52,7 @@ def read_squad(file: Path, columns: Sequence[str] | None = None) -> Iterator[dic
                         "answers": [{name: answer[name] for name in ("text", "answer_start")} for answer in answers],
                     }
     except (KeyError, TypeError) as error:
-        raise ValueError(f"{file} is not in SQuAD's format: {error!r} is missing or has another type.") from error
+        raise ValueError(f"not in SQuAD's format: {error!r} is missing or has another type") from error
 
 
 READERS: Mapping[str, Reader] = {**tables.READERS, ".json": read_squad, ".jsonl": read_squad}

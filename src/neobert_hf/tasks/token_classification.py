@@ -68,7 +68,7 @@ def read_conll(file: Path, columns: Sequence[str] | None = None) -> Iterator[dic
         elif not words and COMMENT.match(line):
             continue
         elif len(cells) < (4 if universal else 2):
-            raise ValueError(f"{file}, line {number:,} is {line!r:.60}; it must have a word and a tag.")
+            raise ValueError(f"line {number:,} is {line!r:.60}; it must have a word and a tag.")
         else:
             words.append(cells[1] if universal else cells[0])
             tags.append(cells[3] if universal else cells[-1])
