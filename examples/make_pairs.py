@@ -17,11 +17,10 @@ from neobert_hf.data.text_pairs import TextPairSettings, make_pairs
 
 
 def main(args: list[str] | None = None) -> None:
-    # 1. Settings
+    # 1. Settings, of which `output` names no file that exists
     (settings,) = parse_config(TextPairSettings, args=args)
 
-    # 2. Pairs; neither the source nor a file of the user's may lie where they are written
-    settings.check_output()
+    # 2. Pairs
     parts = make_pairs(settings)
 
     # 3. One file, or one for each part; each file is written completely or not at all

@@ -185,7 +185,7 @@ def test_every_command_that_writes_a_folder_locks_it_before_all_work(command, tm
 
 # The flags of a command in a folder with the user's own files, and the setting whose input it would have replaced.
 LOSSES = {
-    "a source that is the output": ("make_pairs", "--source mine.parquet --output mine.parquet", "`source`"),
+    "a source that is the output": ("make_pairs", "--source mine.parquet --output mine.parquet", "`output`"),
     "a folder called model": ("pretrain", "--train_data data --output_dir out", "`output_dir`"),
     "a model that is the output": ("run_classification", "--model base --data rows.csv --output_dir base", "`model`"),
     "a miner": ("finetune_embeddings", "--model m --datasets d --miner out/model --output_dir out", "`miner`"),

@@ -74,10 +74,10 @@ def killed(monkeypatch):
     """Prepares a folder until a shard that is never written."""
 
     def run(shard: str, *arguments) -> None:
-        def failing(path, documents, dtype):
+        def failing(path, documents, vocab_size):
             if path.endswith(shard):
                 raise MemoryError
-            return write_shard(path, documents, dtype)
+            return write_shard(path, documents, vocab_size)
 
         with monkeypatch.context() as patch, pytest.raises(MemoryError):
             patch.setattr(preparing, "write_shard", failing)

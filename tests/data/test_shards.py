@@ -28,7 +28,7 @@ def test_what_is_read_is_what_was_written(folder):
 
 def test_record_batches_hold_ten_thousand_documents(tmp_path):
     rows = [[number, 65_535] for number in range(10_500)]
-    entry = write_shard(f"{tmp_path}/a.arrow", map(np.array, rows), np.int32)
+    entry = write_shard(f"{tmp_path}/a.arrow", map(np.array, rows), 100_000)
     assert (entry["documents"], entry["tokens"]) == (10_500, 21_000)
     with pa.memory_map(str(tmp_path / "a.arrow")) as file:
         batches = list(pa.ipc.open_stream(file))
@@ -43,7 +43,7 @@ def test_a_shard_is_written_whole_or_not_at_all(tmp_path):
         raise KeyError("source")
 
     with pytest.raises(KeyError):
-        write_shard(f"{tmp_path}/a.arrow", broken(), np.uint16)
+        write_shard(f"{tmp_path}/a.arrow", broken(), 100)
     assert list(tmp_path.iterdir()) == []
 
 

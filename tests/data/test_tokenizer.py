@@ -68,7 +68,6 @@ def test_small_text_is_told(train, capsys):
 @pytest.mark.parametrize(
     "flags, error, message",
     [
-        (["--vocab_size", "110"], ValueError, "raise `vocab_size` to"),
         (["--column", "content"], ValueError, "no column 'content'; it has 'text'"),
         (["--output_dir", str(ROOT)], ValueError, "exists already"),
         (["--source", "/nowhere/*.txt"], FileNotFoundError, "matches no file"),

@@ -155,7 +155,7 @@ def test_micro_batches(drawn):
     data = DataArguments(["unused"], **values)
     steps = data.accumulation_steps(world_size)
     temporary = tempfile.TemporaryDirectory()  # Deleted with the variable.
-    corpus = Documents([write_folder(Path(temporary.name), documents, shards, np.int32)], data.max_length)
+    corpus = Documents([write_folder(Path(temporary.name), documents, shards, 100_000)], data.max_length)
     plan = MLMBatchSampler(corpus, data, seed)
     assert steps * data.micro_batch_tokens * world_size == data.global_batch_tokens
     batches = []

@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -79,8 +78,8 @@ class DataArguments:
         weights = {}
         for entry in self.train_data:
             folder, _, weight = entry.rpartition(":")
-            # A folder may have a colon in its name.
-            weighted = folder and re.fullmatch(r"[0-9.]+", weight) and not Path(entry).exists()
+            # What stands behind the colon of a URL is no number.
+            weighted = folder and re.fullmatch(r"[0-9.]+", weight)
             folder, weight = (folder, float(weight)) if weighted else (entry, 1.0)
             if folder in weights:
                 raise ValueError(f"`train_data` names {folder} twice.")

@@ -79,15 +79,17 @@ def lengths_name(shard: str) -> str:
     return shard.replace(".arrow", ".lengths.npy")
 
 
-def write_shard(path: str, documents: Iterable[np.ndarray], dtype: type[np.number]) -> dict[str, Any]:
+def write_shard(path: str, documents: Iterable[np.ndarray], vocab_size: int) -> dict[str, Any]:
     """Write documents, each an array of ids, as one Arrow IPC stream, and their lengths; whole or not at all.
 
     Args:
         path: path or URL, which ends in `.arrow`.
+        vocab_size: one more than the largest id.
 
     Returns:
         `file`, `documents`, `tokens` and `checksum` for the manifest.
     """
+    dtype = np.uint16 if vocab_size <= 2**16 else np.int32
     documents, lengths = iter(documents), []
     schema = pa.schema({"input_ids": pa.list_(pa.from_numpy_dtype(dtype))})
     sink = pa.BufferOutputStream()
@@ -124,11 +126,9 @@ def read_manifest(folder: str | Path) -> Manifest:
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: str) -> None:
     files, root = url_to_fs(f"{folder}/{TOKENIZER}")
-    files.makedirs(root, exist_ok=True)
     with tempfile.TemporaryDirectory() as local:
         tokenizer.save_pretrained(local)
-        for name in os.listdir(local):
-            files.put_file(os.path.join(local, name), f"{root}/{name}")
+        files.put(f"{local}/", root, recursive=True)
 
 
 def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerFast:
@@ -139,6 +139,5 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerFast:
         return tokenizers.load_tokenizer(Path(folder) / TOKENIZER, manifest.vocab_size, **options)
     files, root = url_to_fs(f"{folder}/{TOKENIZER}")
     with tempfile.TemporaryDirectory() as local:
-        for path in files.ls(root, detail=False):
-            files.get_file(path, os.path.join(local, os.path.basename(path)))
+        files.get(f"{root}/", local, recursive=True)
         return tokenizers.load_tokenizer(local, manifest.vocab_size, **options)

@@ -17,15 +17,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from datasets import Dataset, DatasetDict, Features, Value
+from datasets import Dataset, DatasetDict
 
-from neobert_hf.common.files import check_inputs
 from neobert_hf.data.held_out import is_held_out
-from neobert_hf.data.stored_rows import is_stored
 from neobert_hf.data.tables import is_empty, stream_text
 
-
-FEATURES = Features({"query": Value("string"), "positive": Value("string"), "kind": Value("string")})
 
 # Markdown's `## Title`, and reStructuredText's title with a line of marks under it and perhaps another one above.
 HEADING = re.compile(r"#{1,6}\s+(?P<markdown>.+)|(?:([=~^*-])\2{2,} )?(?P<underlined>.+?) ([=~^*\"-])\4{2,}")
@@ -68,20 +64,9 @@ class TextPairSettings:
             raise ValueError(f"`kinds` is {self.kinds}; it must name some of {', '.join(MAKERS)}.")
         if not self.output.endswith(".parquet"):
             raise ValueError(f"`output` is {self.output!r}; it must be a file that ends in .parquet.")
-        if not self.held_out and self.file_of("held_out").exists():
-            raise ValueError(
-                f"{self.file_of('held_out')} is from an earlier run, and its pairs would be trained on: delete it, "
-                "or set `held_out`."
-            )
-
-    def check_output(self) -> None:
-        """Refuse an output that holds the source, or a file that this recipe did not write."""
-        files = [self.file_of(part) for part in ("train", "held_out")]
-        sources = {"source": self.source}
-        for file in files:
-            check_inputs(file, ["*"], {}, sources, "output")
-            if file.exists() and not is_stored(file):
-                raise ValueError(f"`output`: {file} exists, and this recipe did not write it: choose another name.")
+        for file in (self.file_of("train"), self.file_of("held_out")):
+            if file.exists():
+                raise ValueError(f"`output`: {file} exists already: choose another name, or delete it.")
 
     def file_of(self, part: str) -> Path:
         """`output`, and beside it `OUTPUT_held_out` for what is held out."""
@@ -106,7 +91,7 @@ def make_pairs(settings: TextPairSettings) -> DatasetDict:
         empty += is_empty(text)
         # Each document has a generator of its own, so that adding documents does not change the pairs of earlier ones.
         generator = random.Random(f"0-{number}")
-        part = "held_out" if is_held_out(text, settings.held_out, seed=0) else "train"
+        part = "held_out" if is_held_out(text, settings.held_out) else "train"
         parts[part] += pairs_of_document(text, settings, generator)
     if empty:
         print(f"note: {empty:,} of {number + 1:,} documents have no text in {settings.column!r}.", flush=True)
@@ -123,7 +108,7 @@ def make_pairs(settings: TextPairSettings) -> DatasetDict:
         if not found[part]:
             where = " to hold out: raise `held_out`, or add documents" if part == "held_out" else ""
             raise ValueError(f"{settings.source!r} gives no pair of the kinds {', '.join(settings.kinds)}{where}.")
-    return DatasetDict({part: Dataset.from_list(pairs, features=FEATURES) for part, pairs in found.items()})
+    return DatasetDict({part: Dataset.from_list(pairs) for part, pairs in found.items()})
 
 
 def pairs_of_document(text: str, settings: TextPairSettings, generator: random.Random) -> Iterator[dict[str, str]]:
@@ -134,17 +119,15 @@ def pairs_of_document(text: str, settings: TextPairSettings, generator: random.R
     paragraphs = [part for part in paragraphs if part]
     # A paragraph under a heading does not also give a sentence pair: the two texts would be nearly the same, and each
     # would be a false negative of the other's query.
-    made = {kind: MAKERS[kind](paragraphs, generator) for kind in KINDS_OF_TITLES if kind in settings.kinds}
-    titled = {body for pairs in made.values() for _, body in pairs}
+    makers = [MAKERS[kind] for kind in ("title", "unmarked_title") if kind in settings.kinds]
+    titled = {body for make in makers for _, body in make(paragraphs, generator)}
     untitled = [part for part in paragraphs if part not in titled]
     for kind in settings.kinds:
-        if kind not in made:
-            made[kind] = MAKERS[kind](untitled if kind == "sentence" else paragraphs, generator)
-        pairs = made[kind]
+        pairs = MAKERS[kind](untitled if kind == "sentence" else paragraphs, generator)
         if len(pairs) > PAIRS_PER_DOCUMENT:
             pairs = generator.sample(pairs, PAIRS_PER_DOCUMENT)
         for pair in pairs:
-            query, positive = (_first_words(text, MOST_WORDS) for text in pair)
+            query, positive = (" ".join(text.split()[:MOST_WORDS]) for text in pair)
             if query != positive:
                 yield {"query": query, "positive": positive, "kind": kind}
 
@@ -204,7 +187,6 @@ MAKERS = {
     "sentence": sentence_pairs,
     "spans": span_pairs,
 }
-KINDS_OF_TITLES = ("title", "unmarked_title")
 
 
 def _fit(title: str, body: str) -> bool:
@@ -213,7 +195,3 @@ def _fit(title: str, body: str) -> bool:
 
 def _count(text: str) -> int:
     return len(text.split())
-
-
-def _first_words(text: str, count: int) -> str:
-    return " ".join(text.split()[:count])

@@ -56,8 +56,7 @@ def train_tokenizer(settings: TokenizerArguments) -> PreTrainedTokenizerFast:
 def train_wordpiece(texts: Iterator[str], vocab_size: int, max_length: int) -> BertTokenizer:
     """Train a lower-cased WordPiece vocabulary, with special and unused entries at the ids of bert-base-uncased.
 
-    Raises:
-        ValueError: if the text has more different characters than `vocab_size` allows.
+    The 1,000 commonest characters are entries, alone and within words, even if these are more than `vocab_size`.
     """
     untrained = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     untrained.normalizer = normalizers.BertNormalizer()
@@ -68,14 +67,8 @@ def train_wordpiece(texts: Iterator[str], vocab_size: int, max_length: int) -> B
         vocab_size=vocab_size, special_tokens=WORDPIECE_RESERVED, limit_alphabet=min(1_000, vocab_size)
     )
     untrained.train_from_iterator(texts, trainer)
-    vocab = untrained.get_vocab()
-    if len(vocab) > vocab_size:
-        raise ValueError(
-            f"The characters of the text, alone and within words, already make {len(vocab):,} entries, more than "
-            f"`vocab_size`, {vocab_size:,}: raise `vocab_size` to {len(vocab):,} or more."
-        )
     # In the tokenizer, only the five special tokens are special: [unused0] in a text is ordinary text.
-    vocab = dict(sorted(vocab.items(), key=lambda entry: entry[1]))
+    vocab = dict(sorted(untrained.get_vocab().items(), key=lambda entry: entry[1]))
     return BertTokenizer(vocab=vocab, **_wrapper_options(max_length))
 
 
