@@ -194,7 +194,8 @@ def read_csv(file: Path, columns: Sequence[str] | None) -> Iterator[dict[str, st
 
 def read_parquet(file: Path, columns: Sequence[str] | None) -> Iterator[dict[str, Any]]:
     """Only the columns that are asked for. Labels are given by their names."""
-    with pq.ParquetFile(file) as table:
+    # Buffered ahead, all of the file would be in memory at the end.
+    with pq.ParquetFile(file, pre_buffer=False) as table:
         schema = table.schema_arrow
         _check_columns(columns, schema.names)
         yield from _rows_of_batches(table.iter_batches(BATCH, columns=columns), Features.from_arrow_schema(schema))

@@ -93,19 +93,21 @@ class Documents:
         for document, text_hash, text in tqdm(source.read_documents(), desc="reading", unit=" documents"):
             ids.append(_hash_of_id(document))
             texts.append(_NO_TEXT if text is None else _number(text_hash))
-        ids, self.texts = np.array(ids, np.uint64), np.array(texts, np.uint64)
+        # Views of the arrays, not copies of them.
+        ids, self.texts = np.frombuffer(ids, np.uint64), np.frombuffer(texts, np.uint64)
         self.total = len(ids)
         # The rows with text by their ids. The order is stable, so of equal ids the first row comes first.
-        rows = np.flatnonzero(self.texts != _NO_TEXT)
-        rows = rows[np.argsort(ids[rows], kind="stable")]
+        rows = np.argsort(ids, kind="stable")
+        rows = rows[self.texts[rows] != _NO_TEXT]
         if not len(rows):
             raise ValueError(f"The source has no text: all of its {self.total:,} documents are empty.")
-        repeats = np.append(False, ids[rows[1:]] == ids[rows[:-1]])
-        if len(other := np.flatnonzero(repeats & (self.texts[rows] != self.texts[np.roll(rows, 1)]))):
+        ids = ids[rows]
+        repeats = np.append(False, ids[1:] == ids[:-1])
+        same_id = np.flatnonzero(repeats)
+        if len(other := same_id[self.texts[rows[same_id]] != self.texts[rows[same_id - 1]]]):
             document, *_ = next(islice(source.read_documents(), int(rows[other[0]]), None))
             raise ValueError(f"The id {document!r} belongs to two texts: name an `id_column` without repeats.")
-        self.rows = rows[~repeats]
-        self.ids = ids[self.rows]
+        self.rows, self.ids = rows[~repeats], ids[~repeats]
         self.missing, self.replaced = np.zeros(self.total, bool), np.zeros(self.total, bool)
         self.missing[self.rows] = True
 
