@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+import lancedb
 import numpy as np
+import pyarrow as pa
 from datasets import Dataset
-
-from neobert_hf.search.keywords import bm25_search
+from lancedb.index import FTS
+from lancedb.query import MatchQuery
 
 
 # Definitions of WordNet that are searched, and those before them, which earlier experiments chose learning rates on.
@@ -33,11 +35,15 @@ class Retrieval:
     @cached_property
     def bm25_scores(self) -> np.ndarray:
         """BM25, (queries, documents); 0 where they share no word."""
-        search = bm25_search(self.documents)
+        rows = pa.table({"number": range(len(self.documents)), "text": self.documents})
+        table = lancedb.connect("memory://").create_table("documents", rows)
+        # English stems, without stop words.
+        table.create_index("text", config=FTS())
         scores = np.zeros((len(self.queries), len(self.documents)))
         for query, row in zip(self.queries, scores):
-            for number, score in search(query, len(self.documents)):
-                row[number] = score
+            found = table.search(MatchQuery(query, "text"), query_type="fts").select(["number", "_score"])
+            for hit in found.limit(len(self.documents)).to_list():
+                row[hit["number"]] = hit["_score"]
         return scores
 
 

@@ -29,7 +29,7 @@ from neobert_hf.data.stored_rows import load_rows
 from neobert_hf.embeddings.arguments import DenseArguments, EmbeddingArguments
 from neobert_hf.evaluation.mteb.report import collect_scores
 from neobert_hf.search.encoder import EmbeddingSettings, PassageEncoder
-from neobert_hf.search.keywords import bm25_ndcg, hybrid_ndcg
+from neobert_hf.search.keywords import ndcg_with_words
 
 
 # The models that are compared, and what the report calls them.
@@ -186,10 +186,12 @@ def report(settings: RetrievalArguments, scores: dict[str, float], best: str, mo
     output = Path(settings.output_dir)
     train, held_out = (load_rows(output / name) for name in ("pairs.parquet", "pairs_held_out.parquet"))
     texts = list(dict.fromkeys([*held_out["positive"], *train["positive"]]))
-    pairs = (held_out["query"][:], held_out["positive"][:], texts)
     encoder = PassageEncoder(EmbeddingSettings(model), trust_remote_code=settings.trust_remote_code)
-    by_weight = {0.0: scores[best]} | hybrid_ndcg(encoder, *pairs, KEYWORD_WEIGHTS)
-    scores = {words: scores[name] for name, words in STAGES.items()} | {BM25: bm25_ndcg(*pairs)}
+    by_words, by_weight = ndcg_with_words(
+        encoder, held_out["query"][:], held_out["positive"][:], texts, KEYWORD_WEIGHTS
+    )
+    by_weight = {0.0: scores[best]} | by_weight
+    scores = {words: scores[name] for name, words in STAGES.items()} | {BM25: by_words}
     scores |= {HYBRID.format(weight): by_weight[weight] for weight in KEYWORD_WEIGHTS}
     found = {"queries": len(held_out), "texts": len(texts), "ndcg_at_10": scores, "indexed": best}
     write_json(output / "report.json", found)

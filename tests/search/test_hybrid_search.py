@@ -12,7 +12,7 @@ pytest.importorskip("lancedb")
 from neobert_hf.search import index as search_index  # noqa: E402
 from neobert_hf.search import lancedb_index  # noqa: E402
 from neobert_hf.search.encoder import EmbeddingSettings, PassageEncoder  # noqa: E402
-from neobert_hf.search.keywords import hybrid_ndcg  # noqa: E402
+from neobert_hf.search.keywords import ndcg_with_words  # noqa: E402
 from neobert_hf.search.lancedb_index import LanceDBIndex  # noqa: E402
 from neobert_hf.search.passages import Passage  # noqa: E402
 from tests.helpers.bm25 import bm25  # noqa: E402
@@ -106,11 +106,15 @@ def test_ndcg_is_that_of_its_definition(documents, tmp_path):
     relevant = [3, 8, 21, 30]
     encoder = PassageEncoder(EmbeddingSettings(save_search_encoder(tmp_path / "encoder")), device="cpu")
     cosines = encoder.embed("query", queries) @ encoder.embed("document", documents).T
-    gains = []
-    for query, right, row in zip(queries, relevant, cosines):
-        expected = sums(documents, query, row, 0.5)
-        rank = 1 + (expected > expected[right]).sum()
-        gains.append(1 / math.log2(1 + rank) if rank <= 20 else 0)
-    assert 0 < np.mean(gains) < 1
-    found = hybrid_ndcg(encoder, queries, [documents[number] for number in relevant], documents, [0.5, 8], cutoff=20)
-    assert found[0.5] == pytest.approx(np.mean(gains)) and found[8] != found[0.5]
+
+    def gain(scores: np.ndarray, right: int) -> float:
+        rank = 1 + (scores > scores[right]).sum()
+        return 1 / math.log2(1 + rank) if rank <= 20 and scores[right] > 0 else 0
+
+    rows = list(zip(queries, relevant, cosines))
+    both = np.mean([gain(sums(documents, query, row, 0.5), right) for query, right, row in rows])
+    words = np.mean([gain(sums(documents, query, 0 * row, 1), right) for query, right, row in rows])
+    texts = [documents[number] for number in relevant]
+    by_words, by_weight = ndcg_with_words(encoder, queries, texts, documents, [0.5, 8], cutoff=20)
+    assert 0 < both < 1 and by_weight[0.5] == pytest.approx(both) and by_weight[8] != by_weight[0.5]
+    assert 0 < words < 1 and by_words == pytest.approx(words)
