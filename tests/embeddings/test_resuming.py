@@ -117,12 +117,6 @@ def test_other_settings_or_data_are_refused_by_name(trained, settings, data, enc
         run("dense", settings(**paths, **changes))
 
 
-def test_a_run_does_not_go_on_from_another_kinds_checkpoint(trained, settings, tmp_path):
-    shutil.copytree(trained["sparse"], tmp_path / "run")
-    with pytest.raises(SettingsMismatch, match="(?s)other settings.*query_weight: 5e-05 there, None now"):
-        run("multi_vector", settings())
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["dense", "reranker"])
 def test_two_processes_train_as_one_with_twice_the_micro_batches(settings, encoder, tmp_path, kind):

@@ -11,11 +11,9 @@ import yaml
 from datasets import Dataset
 
 from neobert_hf.common.fingerprints import SettingsMismatch
-from neobert_hf.common.settings import parse_config
 from neobert_hf.search.index import open_index
 from tests.helpers.embedding_runs import SMALL
 from tests.helpers.examples import load_example
-from tests.helpers.other_encoders import save_with_its_own_code
 
 
 pytest.importorskip("lancedb")
@@ -72,7 +70,6 @@ def test_from_documents_to_numbers_and_an_index(whole, material, encoder, capsys
     before, alone, hard, _, *both = report["ndcg_at_10"].values()
     models = {encoder: before, whole / "pairs_alone" / "model": alone, whole / "hard_negatives" / "model": hard}
     assert open_index(str(whole / "index")).identity["model"] == str(max(models, key=models.get))
-    # The words of a title do not stand in the section under it; those of its document's other parts do not help.
     mined = Dataset.from_parquet(str(next((whole / "hard_negatives" / "mined").iterdir())))
     assert any(mined["negatives"]) and set(mined["query"]) == set(train["query"])
 
@@ -109,18 +106,3 @@ def test_bad_settings_are_refused_before_anything_is_written(flags, tmp_path, mo
     with pytest.raises(FileNotFoundError, match=message):
         recipe.main(flags(tmp_path / "run", **changes))
     assert not (tmp_path / "run").exists()
-
-
-def test_documents_hold_no_output(flags, material):
-    with pytest.raises(ValueError, match="lies in `documents`"):
-        recipe.main(flags(material / "documents" / "run"))
-    assert not (material / "documents" / "run").exists()
-
-
-def test_leave_to_run_a_models_own_code_is_passed_on(material, flags, tokenizer, tmp_path, capsys):
-    """To the index as well, which comes after all trainings."""
-    save_with_its_own_code(tmp_path / "own", tokenizer)
-    options = flags(tmp_path / "run", trust_remote_code=True, model=tmp_path / "own")
-    (settings,) = parse_config(recipe.RetrievalArguments, args=options)
-    recipe.index_documents(settings, tmp_path / "own")
-    assert "40 documents embedded" in capsys.readouterr().out
