@@ -133,22 +133,6 @@ def test_every_shipped_config_is_read_by_its_script(script, file, capsys):
     assert not ended.value.code and "--config FILE.yaml" in capsys.readouterr().out
 
 
-def test_every_config_says_which_script_it_is_for():
-    """Others are no configurations: they describe tasks, data, prompts and tables, or are Accelerate's."""
-    others = {
-        "datasets",
-        "tasks",
-        "table",
-        "figure",
-        "instructions",
-        "text_pairs",
-        "debian",
-        "fine_tuning",
-    }
-    for file in set((ROOT / "configs").rglob("*.yaml")) - {file for _, file in CONFIGS}:
-        assert file.parent.name == "accelerate" or any(word in file.stem for word in others), file
-
-
 def test_help_begins_with_our_settings(capsys):
     with pytest.raises(SystemExit):
         parse_config(Settings, FineTuningArguments, args=["-h"])

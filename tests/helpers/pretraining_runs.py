@@ -11,20 +11,17 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 import matplotlib.pyplot  # noqa: F401  Here and below: what scripts import while they run, 1 to 2 s each.
 import pytest
 import pytorch_optimizer  # noqa: F401
 import torch
-import torch._dynamo  # noqa: F401
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from accelerate.utils.launch import prepare_multi_gpu_env
 from safetensors.torch import load_file
-from torch._dynamo.utils import counters
 
 from neobert_hf.training import trainer as training
 from neobert_hf.training.run_checkpoints import COMPLETE
@@ -164,18 +161,7 @@ def _run_script(flags: list[str], environment: dict[str, str], log: Path, script
         main = importlib.import_module(f"tests.helpers.{script}").main
     else:
         main = load_example(script).main
-    if "--torch_compile" in flags:
-        # Else a block that is compiled too often runs as it is, without a word.
-        torch._dynamo.config.fail_on_recompile_limit_hit = True
-        os._exit = partial(_say_graphs_and_exit, os.getpid(), os._exit)
     main(flags)
-
-
-def _say_graphs_and_exit(process: int, exit_at_once: Callable, code: int) -> None:
-    """In place of `os._exit`, with which a run of several processes ends, and its loader workers do."""
-    if os.getpid() == process:
-        print(f"{counters['stats']['unique_graphs']} graphs were compiled", flush=True)
-    exit_at_once(code)
 
 
 def start(flags: list[str], **options) -> ScriptProcesses:

@@ -4,8 +4,7 @@ Accelerate refuses unknown keys at the top of a file only: below, under fsdp_con
 """
 
 import dataclasses
-import inspect
-from types import SimpleNamespace
+import re
 
 import pytest
 import yaml
@@ -14,7 +13,6 @@ from accelerate.commands.launch import _validate_launch_command, launch_command_
 from accelerate.utils import DeepSpeedPlugin, FullyShardedDataParallelPlugin
 from accelerate.utils import launch as launch_environments
 
-from neobert_hf import modeling_neobert
 from tests.helpers.models import ROOT
 
 
@@ -68,29 +66,13 @@ def no_side_effects(monkeypatch):
     monkeypatch.setattr(launch_environments, "is_port_in_use", lambda port: False)
 
 
-def test_every_file_is_expected():
-    assert {path.name for path in CONFIGS.glob("*.yaml")} == set(EXPECTED)
-
-
-@pytest.mark.parametrize("name", EXPECTED)
+@pytest.mark.parametrize("name", [path.name for path in CONFIGS.glob("*.yaml")])
 def test_engine_and_processes(name):
     settings = load(CONFIGS / name)
     assert (engine(settings), settings.num_processes) == EXPECTED[name]
     assert settings.num_machines == (8 if name == "multi_node.yaml" else 1)
     # The recipe says which precision it wants; these engines want it from the launcher as well.
     assert settings.mixed_precision == ("bf16" if engine(settings) in ("fsdp", "deepspeed") else "no")
-
-
-def test_fsdp_reaches_the_plugin(monkeypatch):
-    environment = launch_environments.prepare_multi_gpu_env(load(CONFIGS / "fsdp2.yaml"))
-    for key, value in environment.items():
-        monkeypatch.setenv(key, value)
-    plugin = FullyShardedDataParallelPlugin()
-    assert plugin.fsdp_version == 2 and plugin.reshard_after_forward is True and plugin.cpu_ram_efficient_loading
-    assert plugin.state_dict_type.name == "FULL_STATE_DICT"
-    (block,) = plugin.transformer_cls_names_to_wrap
-    assert inspect.isclass(getattr(modeling_neobert, block))
-    assert modeling_neobert.NeoBERTPreTrainedModel._no_split_modules == [block]
 
 
 @pytest.mark.parametrize("stage", (1, 2, 3))
@@ -109,17 +91,8 @@ def test_deepspeed_reaches_the_launched_process(stage):
 
 def test_sbatch_asks_for_what_the_file_says():
     text = (ROOT / "examples" / "slurm" / "pretrain.sbatch").read_text()
-    slurm = SimpleNamespace(
-        **{
-            key.replace("-", "_"): value
-            for key, _, value in (
-                line.removeprefix("#SBATCH --").partition("=")
-                for line in text.splitlines()
-                if line.startswith("#SBATCH")
-            )
-        }
-    )
+    slurm = dict(re.findall("^#SBATCH --([a-z-]+)=?(.*)$", text, re.MULTILINE))
     settings = load(CONFIGS / "multi_node.yaml")
-    assert int(slurm.nodes) == settings.num_machines
-    assert int(slurm.nodes) * int(slurm.gpus_per_node) == settings.num_processes
-    assert (slurm.ntasks_per_node, slurm.signal, hasattr(slurm, "requeue")) == ("1", "TERM@120", True)
+    assert int(slurm["nodes"]) == settings.num_machines
+    assert int(slurm["nodes"]) * int(slurm["gpus-per-node"]) == settings.num_processes
+    assert (slurm["ntasks-per-node"], slurm["signal"], "requeue" in slurm) == ("1", "TERM@120", True)
