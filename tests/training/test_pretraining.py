@@ -21,7 +21,7 @@ from neobert_hf.training.flops import training_flops
 from neobert_hf.training.pretraining import ModelArguments, PretrainingArguments, read_data
 from neobert_hf.training.run_checkpoints import complete_checkpoints
 from tests.helpers.examples import load_example
-from tests.helpers.pretraining_runs import assert_same_weights, pretrain, run
+from tests.helpers.pretraining_runs import pretrain, run, weights
 
 
 def parse(flags: list[str]) -> tuple[ModelArguments, DataArguments, PretrainingArguments]:
@@ -35,6 +35,7 @@ def test_a_run_leaves_a_model_curves_and_numbers(flags, prepared, tmp_path):
     folder = tmp_path / "run"
     model = AutoModelForMaskedLM.from_pretrained(folder / "model")
     assert isinstance(model, NeoBERTForMaskedLM) and not model.config.sparse_prediction
+    assert AutoTokenizer.from_pretrained(folder / "model").model_max_length == 64
     assert pipeline("fill-mask", str(folder / "model"))("a [MASK].")
     assert (folder / "curves.png").stat().st_size > 10_000
     assert not list(folder.glob("*.partial"))
@@ -52,13 +53,11 @@ def test_a_run_leaves_a_model_curves_and_numbers(flags, prepared, tmp_path):
     assert evaluations[1]["eval_loss"] < evaluations[0]["eval_loss"] < math.log(600) + 1
     # Each held-out folder has its loss.
     assert evaluations[1]["eval_loss_2"] == evaluations[1]["eval_loss"]
-
-
-def test_the_same_command_again_changes_nothing(flags, finished, tmp_path):
-    shutil.copytree(finished, tmp_path / "run")
-    shutil.rmtree(tmp_path / "run" / "model")
-    run(flags())
-    assert_same_weights(tmp_path / "run", finished)
+    # The same command again changes nothing.
+    before = weights(folder)
+    shutil.rmtree(folder / "model")
+    run(flags(validation_data=held_out, eval_strategy="steps", eval_steps=6))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in weights(folder).items())
 
 
 def test_held_out_loss_is_the_mean_over_labels(flags, prepared, tmp_path):
@@ -131,7 +130,6 @@ def test_a_loss_that_is_not_finite_stops_before_it_is_saved(flags, tmp_path, cha
         ({"micro_batch_tokens": 300}, "must be a multiple of"),
         ({"max_length": 8192, "micro_batch_tokens": 8192, "global_batch_tokens": 8192}, "`max_length` is 8192"),
         ({"gradient_accumulation_steps": 7}, "`gradient_accumulation_steps` is 7, .*set `global_batch_tokens` instead"),
-        ({"label_smoothing_factor": 0.1}, "`label_smoothing_factor` is 0.1"),
         ({"save_strategy": "epoch"}, "`save_strategy` is 'epoch'"),
         ({"warmup_steps": 100}, "`warmup_steps` is 100"),
         ({"eval_strategy": "steps"}, "eval_dataset"),
@@ -177,11 +175,6 @@ def test_passes_over_the_data_are_a_number_of_steps(flags, prepared, tmp_path):
     epochs = [entry["epoch"] for entry in log if "loss" in entry]
     ids = sum(map(len, Documents([folder])))
     assert 2 * ids / 1024 <= len(epochs) and epochs[-2] < 2 <= epochs[-1]
-
-
-def test_the_length_of_training_is_that_of_the_saved_tokenizer(flags, tmp_path):
-    run(flags(max_length=32, max_steps=1, warmup_steps=0, min_lengths=0, probabilities=1))
-    assert AutoTokenizer.from_pretrained(tmp_path / "run" / "model").model_max_length == 32
 
 
 def test_bf16_autocast_keeps_float32_weights(flags, tmp_path):
