@@ -1,8 +1,6 @@
 """Which documents make up a micro-batch: all of them, once an epoch, the same on any number of processes."""
 
 import json
-import time
-import tracemalloc
 from itertools import islice
 
 import numpy as np
@@ -160,22 +158,6 @@ def test_held_out_documents_count_once(folder_of, world_size):
     assert len(rounds) == 1
 
 
-def test_memory_does_not_grow_with_the_corpus(tmp_path):
-    """It is that of a group of shards; numpy reports its allocations to tracemalloc."""
-    peaks = []
-    for shards in (24, 96):
-        folder = write_folder(tmp_path / str(shards), [[1] * 6] * (shards * 3_000), [3_000] * shards)
-        documents = Documents([folder], 16)
-        tracemalloc.start()
-        plan = MLMBatchSampler(documents, DataArguments(["unused"], 16, micro_batch_tokens=2048, shuffle_shards=2))
-        while plan.cursor["subsets"][0]["epoch"] < 1:
-            plan.advance(plan.cursor["micro_batches"] + 1)
-        peaks.append(tracemalloc.get_traced_memory()[1])
-        tracemalloc.stop()
-    # A mapped shard takes 800 bytes, of at most 128; the lengths of all documents would take 860,000 more.
-    assert peaks[1] < 1.5 * peaks[0]
-
-
 def test_each_folder_has_its_share_and_its_subsets(folder_of):
     """The first three shards are in one folder, and the last two, with half as much weight, in another."""
     data = DataArguments(
@@ -210,14 +192,3 @@ def test_one_folder_needs_no_weight():
     assert DataArguments(["s:data"], 64).train_folders() == {"s:data": 1.0}
     with pytest.raises(ValueError, match="`train_data` names a twice"):
         DataArguments(["a", "a:2"], 64).train_folders()
-
-
-def test_a_late_cursor_costs_no_replay(sampler):
-    """Of a run of 900,000 steps of 64 micro-batches, the next one comes at once."""
-    plan = sampler(probabilities=(0.5, 0.5), min_lengths=(0, 100))
-    position = {"epoch": 40_000, "group": 1, "document": 20}
-    plan.cursor = {"micro_batches": 900_000 * 64, "subsets": [dict(position), dict(position)]}
-    start = time.process_time()
-    keys = next(iter(plan))
-    assert time.process_time() - start < 1
-    assert keys[0].epoch == 40_000

@@ -1,11 +1,9 @@
 """Masks: how many, of what, and always the same for the same document; the layouts hold the same documents."""
 
-import math
-
 import numpy as np
 import pytest
 import torch
-from transformers import BertTokenizer, Trainer, TrainingArguments
+from transformers import BertTokenizer
 
 from neobert_hf import NeoBERTForMaskedLM
 from neobert_hf.data.collator import MLMCollator
@@ -30,30 +28,14 @@ def documents(lengths=LENGTHS, epoch=0):
 
 @pytest.mark.parametrize("layout", ["packed", "padded", "naive"])
 def test_every_batch_has_something_to_predict(tokenizer, layout):
-    """Of three ordinary tokens, half of the batches would have no mask, and a step no loss."""
-    collator = MLMCollator(tokenizer, layout=layout, max_length=5)
-    batches = [collator(documents([5], epoch)) for epoch in range(50)]
+    """Chance often masks nothing of 13 tokens, or, in the naive layout, only what is cut off; a step had no loss."""
+    collator = MLMCollator(tokenizer, mlm_probability=0.05, layout=layout, max_length=8)
+    batches = [collator(documents([15], epoch)) for epoch in range(50)]
     labels = [int((batch["labels"] != -100).sum()) for batch in batches]
     assert min(labels) == 1 and max(labels) > 1
     for batch in batches:
         chosen = batch["labels"] != -100
         assert (batch["input_ids"][chosen] == tokenizer.mask_token_id).all() and (batch["labels"][chosen] > 4).all()
-
-
-@pytest.mark.parametrize("layout", ["packed", "padded", "naive"])
-def test_a_plain_trainer_goes_on_where_chance_masks_nothing(tokenizer, tmp_path, layout):
-    """Of the naive layout, the end of a batch is cut off, maybe with all that was masked."""
-    arguments = TrainingArguments(
-        str(tmp_path), max_steps=6, per_device_train_batch_size=1, logging_steps=1, logging_nan_inf_filter=False,
-        remove_unused_columns=False, report_to="none", use_cpu=True, save_strategy="no", disable_tqdm=True,
-    )  # fmt: skip
-    collator = MLMCollator(tokenizer, mlm_probability=0.02, layout=layout, max_length=8)
-    trainer = Trainer(
-        small_model(NeoBERTForMaskedLM), arguments, data_collator=collator, train_dataset=documents([15] * 6)
-    )
-    trainer.train()
-    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    assert len(losses) == 6 and all(map(math.isfinite, losses)) and min(losses) > 0
 
 
 def test_masks_are_a_function_of_seed_and_document(tokenizer):
@@ -92,20 +74,8 @@ def test_layouts_hold_the_same_documents_with_the_same_masks(tokenizer):
     assert set(naive) == {"input_ids", "labels"}
 
 
-def test_packed_and_padded_losses_are_equal_and_naive_is_not(tokenizer):
-    model = small_model(NeoBERTForMaskedLM, sparse_prediction=True)
-    losses = {}
-    for layout in ("packed", "padded", "naive"):
-        collator = MLMCollator(tokenizer, layout=layout, max_length=88)
-        with torch.no_grad():
-            losses[layout] = model(**collator(documents())).loss.item()
-    # Float32 sums in another order.
-    assert losses["packed"] == pytest.approx(losses["padded"], abs=1e-6)
-    assert abs(losses["naive"] - losses["packed"]) > 1e-4
-
-
 def test_rows_that_are_filled_up_have_the_same_loss(tokenizer):
-    """What fills a packed row is one more document, of padding; a bfloat16 row has the same loss and gradients."""
+    """What fills a packed row is documents of padding, which have no labels."""
     plain = MLMCollator(tokenizer)(documents())
     filled = MLMCollator(tokenizer, row_multiple=64)(documents())
     total = sum(LENGTHS)
@@ -118,18 +88,6 @@ def test_rows_that_are_filled_up_have_the_same_loss(tokenizer):
     assert torch.equal(in_pieces["input_ids"], filled["input_ids"]) and in_pieces["max_length_q"] <= 50
     exact = MLMCollator(tokenizer, row_multiple=total)(documents())
     assert exact["input_ids"].shape == (1, total)
-    model = small_model(NeoBERTForMaskedLM, vocab_size=100).train()
-
-    def loss_and_gradient(batch, bfloat16: bool):
-        with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
-            loss = model(**batch).loss
-        model.zero_grad()
-        loss.backward()
-        return loss.item(), model.model.encoder.weight.grad.clone()
-
-    # A step of bfloat16 is 2^-8.
-    for bfloat16, tolerance in ((False, 1e-6), (True, 2**-7)):
-        loss, gradient = loss_and_gradient(plain, bfloat16)
-        again, other = loss_and_gradient(filled, bfloat16)
-        assert abs(again / loss - 1) < tolerance
-        assert (other[1:] - gradient[1:]).norm() < tolerance * gradient.norm() and other[0].abs().max() == 0
+    model = small_model(NeoBERTForMaskedLM)
+    with torch.no_grad():
+        assert model(**filled).loss.item() == pytest.approx(model(**plain).loss.item(), rel=1e-6)
