@@ -88,7 +88,7 @@ def killed(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
-def test_shards_hold_what_the_tokenizer_makes_of_each_text(corpus, tokenizers, tmp_path, capsys, kind):
+def test_shards_hold_what_the_tokenizer_makes_of_each_text(corpus, tokenizers, tmp_path, kind):
     output = prepare(corpus, tokenizers[kind], tmp_path / "out", "--documents_per_shard", "70")
     tokenizer = AutoTokenizer.from_pretrained(tokenizers[kind])
     plain = tokenizer(read_jsonl(corpus), truncation=True, max_length=128)["input_ids"]
@@ -102,9 +102,6 @@ def test_shards_hold_what_the_tokenizer_makes_of_each_text(corpus, tokenizers, t
     counts |= {"too_short": 300 - len(expected), "other_part": 0, "tokens_1024": 0, "tokens_2048": 0}
     assert manifest.counts == counts and counts["too_short"] >= 2
     assert manifest.vocab_size == len(tokenizer)
-    assert (
-        f"{len(expected):,} documents, {counts['tokens']:,} tokens in 5 shards; 0 documents" in capsys.readouterr().out
-    )
     saved = load_tokenizer(output)
     assert saved.model_max_length == 128 and saved.model_input_names == ["input_ids", "attention_mask"]
 
@@ -124,11 +121,8 @@ def test_every_format_gives_the_same_documents(tokenizers, tmp_path):
     write_jsonl(tmp_path / "a.jsonl", documents)
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress((tmp_path / "a.jsonl").read_bytes()))
     pq.write_table(pa.table({"text": pa.array(documents, pa.large_string()), "id": range(20)}), tmp_path / "a.parquet")
-    outputs = [prepare(tmp_path / name, tokenizers["bpe"], tmp_path / f"of {name}") for name in ("txt", "a.jsonl")]
-    outputs += [
-        prepare(tmp_path / name, tokenizers["bpe"], tmp_path / f"of {name}") for name in ("b.jsonl.gz", "a.parquet")
-    ]
-    found = [ids_in(output) for output in outputs]
+    names = ("txt", "a.jsonl", "b.jsonl.gz", "a.parquet")
+    found = [ids_in(prepare(tmp_path / name, tokenizers["bpe"], tmp_path / f"of {name}")) for name in names]
     assert len(found[0]) == 20 and all(each == found[0] for each in found)
 
 
@@ -156,15 +150,25 @@ def test_an_interrupted_folder_ends_with_the_same_bytes(tokenizers, tmp_path, ki
 
 def test_each_row_that_is_chosen_is_held_out_or_trained_on(corpus, tokenizers, tmp_path):
     flags = ("--documents_per_shard", "40", "--skip_documents", "10", "--max_documents", "200")
-    whole, train, held_out = (
-        ids_in(prepare(corpus, tokenizers["bpe"], tmp_path / str(number), *flags, *options))
-        for number, options in enumerate(
-            [(), *(("--held_out_share", "0.2", "--part", p) for p in ("train", "held_out"))]
-        )
-    )
-    assert sorted(whole) == sorted(train + held_out) and 20 < len(held_out) < 60
-    counts = read_manifest(tmp_path / "1").counts
-    assert counts["other_part"] == 200 - counts["documents"] - counts["too_short"] >= len(held_out)
+    held_out = ("--held_out_share", "0.2", "--part")
+    parts = {"whole": (), "train": (*held_out, "train"), "held_out": (*held_out, "held_out")}
+    ids = {
+        name: ids_in(prepare(corpus, tokenizers["bpe"], tmp_path / name, *flags, *options))
+        for name, options in parts.items()
+    }
+    assert sorted(ids["whole"]) == sorted(ids["train"] + ids["held_out"]) and 20 < len(ids["held_out"]) < 60
+    counts = read_manifest(tmp_path / "train").counts
+    assert counts["other_part"] == 200 - counts["documents"] - counts["too_short"] >= len(ids["held_out"])
+
+
+def test_of_a_large_source_a_hundred_rows_are_looked_at_before_work(tokenizers, tmp_path):
+    """The last of them would be refused, had it been read. A share may have no document among them."""
+    (tmp_path / "a.jsonl").write_text('{"text": "one two three"}\n' * 100 + '{"text": []}\n' + '{"text": "x"}\n' * 50)
+    flags = ("--held_out_share", "0.001", "--part", "held_out")
+    with pytest.raises(ValueError, match="row 100: 'text' holds list"):
+        prepare(tmp_path / "a.jsonl", tokenizers["bpe"], tmp_path / "out", *flags)
+    # Refused by the work, not before it.
+    assert (tmp_path / "out" / "manifest.json").exists()
 
 
 def test_a_dataset_of_the_hub_is_read_file_by_file(corpus, tokenizers, tmp_path, monkeypatch):
@@ -212,9 +216,7 @@ def test_a_finished_folder_is_left_alone(corpus, tokenizers, tmp_path):
     "flags, name",
     [
         (["--documents_per_shard", "60"], "documents_per_shard: 100 there, 60"),
-        (["--long_documents", "split"], "long_documents: 'truncate' there, 'split'"),
         (["--max_documents", "200"], "max_documents: None there, 200"),
-        (["--max_length", "64"], "max_length: 128 there, 64"),
         (["--tokenizer", "wordpiece"], "tokenizer: "),
         ([], "bytes: "),
     ],
@@ -235,11 +237,10 @@ def test_other_settings_or_text_do_not_continue_a_folder(corpus, tokenizers, tmp
 @pytest.mark.parametrize(
     "documents, message",
     [
-        ([], "holds 0 of the documents"),
         (["One document only."], "holds 1 of the documents"),
-        (["", None, " "], "c.jsonl' have no text in 'text'"),
-        (["a", "b", "c"], "None of the 3 documents .* has 2 tokens"),
-        (["Их тексты написаны буквами, которых словарь не знает."] * 3, "80% of the tokens of the first 3 .*another"),
+        (["", None, " "], "no text in 'text'"),
+        (["a", "b", "c"], "None of the 3 documents"),
+        (["Их тексты написаны буквами, которых словарь не знает."] * 3, "80% of the tokens"),
     ],
 )
 def test_what_is_no_corpus_is_refused(tokenizers, tmp_path, documents, message):
@@ -254,7 +255,6 @@ def test_what_is_no_corpus_is_refused(tokenizers, tmp_path, documents, message):
         (["--column", "content"], ValueError, "corpus.jsonl, row 0 has no column 'content'; it has 'id', 'text'"),
         (["--column", "id"], ValueError, "row 0: 'id' holds list"),
         (["--split", "test"], ValueError, "no split 'test'"),
-        (["--skip_documents", "300"], ValueError, "holds 0 of the documents"),
         (["--source", "/nowhere/a.parquet"], FileNotFoundError, "'/nowhere/a.parquet' matches no file"),
         (["--part", "held_out"], ValueError, "`held_out_share` is 0.0"),
     ],
