@@ -256,6 +256,8 @@ def test_what_is_no_corpus_is_refused(tokenizers, tmp_path, documents, message):
         (["--column", "id"], ValueError, "row 0: 'id' holds list"),
         (["--split", "test"], ValueError, "no split 'test'"),
         (["--source", "/nowhere/a.parquet"], FileNotFoundError, "'/nowhere/a.parquet' matches no file"),
+        # Tests run with `HF_HUB_OFFLINE`: see conftest.py.
+        (["--source", "hf://datasets/owner/name/a.parquet"], ConnectionError, "'hf://datasets/owner/name/a.parquet'"),
         (["--part", "held_out"], ValueError, "`held_out_share` is 0.0"),
     ],
 )

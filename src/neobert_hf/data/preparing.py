@@ -40,8 +40,6 @@ COUNTS = ("read", "other_part", "too_short", "documents", "tokens", "tokens_1024
 REMOVED = "removed.json"
 # Records of the shards that are done; when all are, the manifest has what they say.
 RECORDS = "parts"
-# Files that are cut into parts. Of others, such as CSV or a folder of texts, the source as a whole is.
-CUT = {".parquet", ".jsonl", ".json"}
 
 
 @dataclass
@@ -162,28 +160,38 @@ def load_fast_tokenizer(settings: PrepareArguments) -> PreTrainedTokenizerFast:
 
 def plan_documents(settings: PrepareArguments) -> list[Part]:
     """The parts of the rows that the settings choose, each of which becomes a shard."""
-    source, size = settings.source, settings.documents_per_shard
-    rows = {"skip": settings.skip_documents, "most": settings.max_documents}
+    source = settings.source
+    rows = (settings.documents_per_shard, settings.skip_documents, settings.max_documents)
     if "://" in source:
-        return plan_parts([source], size, **rows)
-    if not (files := local_files(source)):
-        urls = hub_files(source, settings.subset, settings.split)
-        if others := [url for url in urls if not CUT & set(Path(url).suffixes)]:
+        files = [source]
+    elif files := [str(file) for file in local_files(source)]:
+        check_local(source, settings.subset, settings.split)
+        if not is_cut(files[0]):
+            number = sum(1 for _ in read_rows(source, [settings.column]))
+            return cut([(absolute(os.path.expanduser(source)), number)], *rows)
+    else:
+        files = hub_files(source, settings.subset, settings.split)
+        if others := [file for file in files if not is_cut(file)]:
             raise ValueError(
                 f"{source!r} has {others[0]}, which is neither Parquet nor JSON lines. The Hub converts most datasets: "
                 f"name the files in hf://datasets/{source}@refs/convert/parquet/ as the source."
             )
-        return plan_parts(urls, size, **rows)
-    check_local(source, settings.subset, settings.split)
-    if CUT & set(files[0].suffixes):
-        return plan_parts([str(file) for file in files], size, **rows)
-    number = sum(1 for _ in read_rows(source, [settings.column]))
-    return cut([(absolute(os.path.expanduser(source)), number)], size, **rows)
+    try:
+        return plan_parts(files, *rows)
+    except (ValueError, FileNotFoundError):
+        raise
+    except Exception as error:  # The Hub and each object store have errors of their own.
+        raise ConnectionError(f"{source!r} cannot be reached: {error}") from error
+
+
+def is_cut(file: str) -> bool:
+    """Whether a file is cut into parts. Of others, such as CSV or a folder of texts, the source as a whole is."""
+    return bool({".parquet", ".jsonl", ".json"} & set(Path(file).suffixes))
 
 
 def read_documents(part: Part, settings: PrepareArguments) -> list[str]:
     """The text of each row of a part, "" where one is missing."""
-    if "://" in part.file or CUT & set(Path(part.file).suffixes):
+    if "://" in part.file or is_cut(part.file):
         return read_texts(part, settings.column)
     rows = islice(read_rows(part.file, [settings.column]), part.first_row, part.first_row + part.rows)
     return [row.text_or_none(settings.column) or "" for row in rows]

@@ -81,7 +81,7 @@ class Row:
 
     def text(self, column: str) -> str:
         """The text in a column; ValueError if it is empty. A number becomes text."""
-        return self._filled(column, self.cell(column), "a text")
+        return self._filled(column, self.cell(column))
 
     def text_or_none(self, column: str) -> str | None:
         """The text in a column, which may be empty; None if it is missing."""
@@ -92,7 +92,7 @@ class Row:
         cell = self.cell(column)
         if not isinstance(cell, list) or not cell:
             raise ValueError(f"{self.place}: {column!r} is {cell!r:.60}; it must be a list of one text or more.")
-        return [self._filled(column, one, "a text") for one in cell]
+        return [self._filled(column, one) for one in cell]
 
     def number(self, column: str) -> float:
         """The number in a column, also if it is written as text; ValueError if there is none, or it is not finite."""
@@ -107,7 +107,7 @@ class Row:
 
     def label(self, column: str) -> str:
         """The name of the class in a column, or its number as text; ValueError if there is none."""
-        return self._filled(column, self.cell(column), "a label").strip()
+        return self.text(column).strip()
 
     def labels(self, column: str, separator: str | None = None) -> list[str]:
         """The labels or tags in a column: a list, or a text in which a separator stands between them."""
@@ -117,12 +117,12 @@ class Row:
             return [part.strip() for part in parts if not is_empty(part)]
         if not isinstance(cell, list):
             raise ValueError(f"{self.place}: {column!r} is {cell!r:.60}; it must be a list of labels.")
-        return [self._filled(column, one, "a label").strip() for one in cell]
+        return [self._filled(column, one).strip() for one in cell]
 
-    def _filled(self, column: str, cell: Any, wanted: str) -> str:
+    def _filled(self, column: str, cell: Any) -> str:
         text = self.as_text(column, cell)
         if is_empty(text):
-            raise ValueError(f"{self.place}: {column!r} is {cell!r}; it must be {wanted}. Add one, or drop the row.")
+            raise ValueError(f"{self.place}: {column!r} is {cell!r}; it must not be empty. Fill it, or drop the row.")
         return text
 
     def as_text(self, column: str, cell: Any) -> str | None:
@@ -413,9 +413,8 @@ def split_files(folder: Path, names: Sequence[str], readers: Mapping[str, Reader
     Raises:
         ValueError: if there are several files that are not all parts of one: a copy may be unfinished, or repeat rows.
     """
-    endings = "|".join(map(re.escape, COMPRESSIONS))
-    named = re.compile(rf"({'|'.join(names)})(-\d+-of-(?P<parts>\d+))?\.\w+({endings})?")
-    found = {file: named.fullmatch(file.name) for file in sorted(folder.iterdir()) if _suffix(file) in readers}
+    named = re.compile(rf"({'|'.join(names)})(-\d+-of-(?P<parts>\d+))?\.")
+    found = {file: named.match(file.name) for file in sorted(folder.iterdir()) if _suffix(file) in readers}
     parts = {file: int(match["parts"] or 1) for file, match in found.items() if match}
     if any(number != len(parts) for number in parts.values()):
         raise ValueError(
