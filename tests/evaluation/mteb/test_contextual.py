@@ -1,18 +1,18 @@
 """Contextual models on MTEB tasks: one context a task and subset, made before its queries are encoded."""
 
+import numpy as np
 import pytest
 import torch
-from datasets import Dataset, DatasetDict
 from sentence_transformers import SentenceTransformer
 
-from neobert_hf.embeddings.contextual import build_contextual_encoder, embed_context
-from neobert_hf.evaluation.mteb.encoder import context_texts
-from neobert_hf.evaluation.mteb.local_tasks import read_local_tasks
-from tests.helpers.mteb_tasks import run_local
+from neobert_hf.data.tables import read_rows
+from neobert_hf.embeddings.contextual import build_contextual_encoder
+from neobert_hf.evaluation.mteb.encoder import InstructionEncoder
+from neobert_hf.evaluation.mteb.recipe import benchmark_tasks
+from tests.helpers.mteb_tasks import random_texts, run_local
 
 
 SIZE = 5
-NESTED = [[["x"]]] * 300
 
 
 @pytest.fixture(scope="module")
@@ -40,39 +40,37 @@ def calls(monkeypatch) -> list[tuple[str | None, list[str], torch.Tensor | None]
 
 
 def test_every_task_has_a_context_of_its_own_texts(local, model, tmp_path, calls):
-    names = ["Search", "Similarity", "Topics"]
-    run_local(local, model, tmp_path, "--name", "m", "--tasks", *names)
-    tasks = [task for task in read_local_tasks(local / "tasks.yaml")[0] if task.metadata.name in names]
-    # The draws, without a context; then whatever reads them.
-    assert calls[0][2] is None and sum(context is None for _, _, context in calls) == len(tasks)
-    loaded, contexts = SentenceTransformer(model), {}
+    """Of the corpus, of the texts that a classifier learns from, or of those that are compared."""
+    run_local(local, model, tmp_path, "--name", "m", "--tasks", "Search", "Similarity", "Topics")
+
+    def texts_of(file: str, column: str) -> set[str]:
+        return {row.text(column) for row in read_rows(str(local / file))}
+
     # The instruction for a task's documents, or for all its texts, also stands before those of the context.
-    prompts = {"Search": "a dog ", "Similarity": "on a mat ", "Topics": ""}
-    for task in tasks:
-        task.load_data()
-        texts = context_texts(task, "default", SIZE)
-        contexts[task.metadata.name] = embed_context(loaded, texts, seed=0, prompt=prompts[task.metadata.name])
+    expected = {
+        "a dog ": texts_of("search.jsonl", "document") | texts_of("more.parquet", "document"),
+        "on a mat ": texts_of("sts.parquet", "sentence1"),
+        "": texts_of("topics_train.parquet", "text"),
+    }
+    # The draws, without a context; then whatever reads them.
+    draws = {prompt: texts for prompt, texts, context in calls if context is None}
+    assert draws.keys() == expected.keys() and sum(context is None for _, _, context in calls) == 3
+    assert all(len(texts) == SIZE and set(texts) <= expected[prompt] for prompt, texts in draws.items())
     # All texts read the context of their task, queries as well as documents.
-    read = [context for _, _, context in calls if context is not None]
-    assert all(any(torch.equal(context, each) for each in contexts.values()) for context in read)
-    assert all(any(torch.equal(context, each) for context in read) for each in contexts.values())
-    queries = [context for prompt, texts, context in calls if prompt == "the cat sat "]
-    assert queries and all(torch.equal(context, contexts["Search"]) for context in queries)
+    loaded = SentenceTransformer(model)
+    with loaded.truncate_embeddings(None):
+        contexts = {prompt: loaded.encode(texts, prompt=prompt) for prompt, texts in draws.items()}
+    of = {"the cat sat ": "a dog "}
+    for prompt, _, context in calls:
+        if context is not None:
+            assert np.array_equal(context.numpy(), contexts[of.get(prompt, prompt or "")])
 
 
-def test_texts_of_large_tasks_and_of_several_subsets():
-    class Task:
-        class metadata:
-            name = "task"
-
-        eval_splits = ["test"]
-        column_names = ("sentence1", "sentence2")
-        dataset = {
-            subset: DatasetDict(
-                test=Dataset.from_dict({"sentence1": [f"{subset} {n}" for n in range(300)], "sentence2": NESTED})
-            )
-            for subset in ("en", "de")
-        }
-
-    texts = context_texts(Task, "de", SIZE)
-    assert len(texts) == 2 * 100 and all(text.startswith("de ") for text in texts[:100]) and set(texts[100:]) == {"x"}
+def test_subsets_have_contexts_of_their_own(model):
+    (task,) = (task.metadata for task in benchmark_tasks() if task.metadata.name == "STS22")
+    encoder = InstructionEncoder(SentenceTransformer(model), "m", {}, [])
+    one, two = random_texts(12, seed=1), random_texts(12, seed=2)
+    first = encoder.context_of(task, "en", "test", one, 32)
+    # The first texts of a subset make its context.
+    assert torch.equal(encoder.context_of(task, "en", "test", two, 32), first)
+    assert not torch.equal(encoder.context_of(task, "de", "test", two, 32), first)

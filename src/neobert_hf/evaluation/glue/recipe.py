@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 import time
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -110,6 +110,9 @@ class Hyperparameters:
         return f"bs{self.batch_size}_lr{self.learning_rate:g}_wd{self.weight_decay:g}"
 
 
+HYPERPARAMETERS = tuple(each.name for each in fields(Hyperparameters))
+
+
 @dataclass(frozen=True)
 class Run:
     """One training on one task."""
@@ -139,46 +142,35 @@ def plan_runs(settings: GlueSettings, arguments: GlueArguments, tasks: dict[str,
     """All runs of all processes, in order; small batches first, since they are the slowest.
 
     Raises:
-        ValueError: if hyperparameters are missing, or given twice.
+        ValueError: if hyperparameters are missing, or `seed` is given.
     """
     if not settings.seeds or arguments.seed != GlueArguments.seed:
         raise ValueError(f"`seed` is {arguments.seed} and `seeds` {settings.seeds}: give one or more `seeds` only.")
-    given = {
-        "batch_size": arguments.per_device_train_batch_size,
-        "learning_rate": arguments.learning_rate,
-        "weight_decay": arguments.weight_decay,
-    }
-    given = {name: value for name, value in given.items() if value is not None}
+    # The values to try, by task and by the names of `Hyperparameters`; those of the command line count for all tasks.
+    values = read_hyperparameters(settings.hyperparameters) if settings.hyperparameters else {}
     if settings.grid:
-        lists = sorted(settings.batch_sizes), settings.learning_rates, settings.weight_decays
-        if given or not all(lists):
-            raise ValueError(
-                "`grid` searches `batch_sizes`, `learning_rates` and `weight_decays`: give these lists, and no single "
-                f"value; they are {lists}, and {given or 'none'} is given."
-            )
-        points = dict.fromkeys(tasks, [Hyperparameters(*values) for values in product(*lists)])
-    else:
-        best = read_hyperparameters(settings.hyperparameters) if settings.hyperparameters else {}
-        points = {}
-        for name in tasks:
-            values = (asdict(best[name]) if name in best else {}) | given
-            if len(values) < 3:
-                raise ValueError(
-                    f"There are no hyperparameters for {name} in {settings.hyperparameters}: add them, or give "
-                    "`per_device_train_batch_size`, `learning_rate` and `weight_decay`."
-                )
-            points[name] = [Hyperparameters(**values)]
-    return [Run(name, point, seed) for name in tasks for point in points[name] for seed in settings.seeds]
+        grid = sorted(settings.batch_sizes), settings.learning_rates, settings.weight_decays
+        values = dict.fromkeys(tasks, dict(zip(HYPERPARAMETERS, grid)))
+    given = arguments.per_device_train_batch_size, arguments.learning_rate, arguments.weight_decay
+    given = {name: [value] for name, value in zip(HYPERPARAMETERS, given) if value is not None}
+    runs = []
+    for task in tasks:
+        lists = values.get(task, {}) | given
+        if missing := [name for name in HYPERPARAMETERS if not lists.get(name)]:
+            raise ValueError(f"{task} has no {', '.join(missing)}: add it to `hyperparameters`, or give it.")
+        for point in product(*(lists[name] for name in HYPERPARAMETERS)):
+            runs += [Run(task, Hyperparameters(*point), seed) for seed in settings.seeds]
+    return runs
 
 
-def read_hyperparameters(path: str) -> dict[str, Hyperparameters]:
-    """Read a file such as `configs/glue/table6_4096.yaml`: one set for each task."""
+def read_hyperparameters(path: str) -> dict[str, dict[str, list[float]]]:
+    """Read a file such as `configs/glue/table6_4096.yaml`: for each task, one value of each of `Hyperparameters`."""
     found = {}
     for task, entry in read_yaml(path).items():
-        values = read_entry(Hyperparameters, f"{path}, {task}", entry)
+        point = read_entry(Hyperparameters, f"{path}, {task}", entry)
         # For YAML, 1e-5 is a text.
-        rates = {"learning_rate": float(values.learning_rate), "weight_decay": float(values.weight_decay)}
-        found[task] = replace(values, **rates)
+        values = point.batch_size, float(point.learning_rate), float(point.weight_decay)
+        found[task] = {name: [value] for name, value in zip(HYPERPARAMETERS, values)}
     return found
 
 

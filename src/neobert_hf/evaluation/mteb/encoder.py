@@ -6,13 +6,12 @@ has one instruction, put before queries only if the task has queries, or else th
 """
 
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import torch
-from datasets import Dataset
-from mteb.abstasks import AbsTask, AbsTaskRetrieval
+from mteb.abstasks import AbsTask
 from mteb.abstasks.aggregated_task import AbsTaskAggregate
 from mteb.abstasks.task_metadata import TaskMetadata
 from mteb.models.abs_encoder import AbsEncoder
@@ -29,11 +28,6 @@ from neobert_hf.embeddings.prompts import prompt_of
 TYPES_WITH_QUERIES = ("Retrieval", "Reranking")
 # For each text of a context, this many texts of a large corpus are loaded: some may be equal or empty.
 LOOKED_AT = 20
-# Attributes in which task classes name their text columns.
-COLUMN_NAMES = (
-    *("input_column_name", "input1_column_name", "input2_column_name", "column_names"),
-    *("text_column_name", "human_summaries_column_name", "machine_summaries_column_name"),
-)
 
 
 def parts_of(task: AbsTask) -> list[AbsTask]:
@@ -49,7 +43,7 @@ class InstructionEncoder(AbsEncoder):
         name: name of the model in MTEB's results.
         prompts: for a task, the prompt for `query` and `document`; a task without queries has the first before all its
             texts. Tasks that are not named get the prompts that the model was saved with.
-        tasks: a contextual model makes the context of a task from its texts, before anything of it is encoded.
+        tasks: those to evaluate on; a contextual model makes its context from the corpus of a task.
     """
 
     def __init__(
@@ -82,56 +76,38 @@ class InstructionEncoder(AbsEncoder):
         prompt = self.prompt(task.name, None)
         return {"text": self.model.prompts.get(self.model.default_prompt_name, "") if prompt is None else prompt}
 
-    def context_of(self, task: TaskMetadata, subset: str, batch_size: int) -> torch.Tensor:
-        """The context of a subset of a task, made when it is first asked for. That of another task is forgotten."""
+    def context_of(
+        self, task: TaskMetadata, subset: str, split: str, texts: list[str], batch_size: int
+    ) -> torch.Tensor:
+        """The context of a subset of a task, made when it is first asked for. That of another task is forgotten.
+
+        It is drawn from the corpus, or in a task without one from the first texts that are encoded (no label is used):
+        those that a classifier learns from, or the evaluated ones.
+        """
         if (task.name, subset) not in self.context:
-            texts = context_texts(self.tasks[task.name], subset, self.model[0].model.config.context_size)
-            # In a task without documents, all texts have the same prompt.
-            kind = PromptType.document if task.type in TYPES_WITH_QUERIES else None
+            kind = None
+            if task.type in TYPES_WITH_QUERIES:
+                kind = PromptType.document
+                corpus = self.tasks[task.name].dataset[subset][split]["corpus"]
+                count = min(len(corpus), LOOKED_AT * self.model[0].model.config.context_size)
+                rows = corpus.select(sorted(random.Random(0).sample(range(len(corpus)), count)))
+                # As MTEB joins them.
+                texts = [f"{row.get('title') or ''} {row['text']}".strip() for row in rows]
             prompt = self.prompt(task.name, kind) or ""
             context = embed_context(self.model, texts, seed=0, prompt=prompt, batch_size=batch_size)
             self.context = {(task.name, subset): context}
         return self.context[task.name, subset]
 
-    def encode(self, inputs, *, task_metadata, prompt_type: PromptType | None = None, **kwargs: Any) -> np.ndarray:
-        """Embeddings (texts, dimension) of batches of texts, called by MTEB; the split makes no difference."""
-        subset = kwargs.pop("hf_subset")
-        del kwargs["hf_split"]
+    def encode(
+        self, inputs, *, task_metadata, hf_subset, hf_split, prompt_type: PromptType | None = None, **kwargs: Any
+    ) -> np.ndarray:
+        """Embeddings (texts, dimension) of batches of texts, called by MTEB."""
+        texts = [text for batch in inputs for text in batch["text"]]
         if is_contextual(self.model):
-            kwargs["dataset_embeddings"] = self.context_of(task_metadata, subset, kwargs.get("batch_size", 32))
+            batch_size = kwargs.get("batch_size", 32)
+            kwargs["dataset_embeddings"] = self.context_of(task_metadata, hf_subset, hf_split, texts, batch_size)
         methods = {PromptType.query: self.model.encode_query, PromptType.document: self.model.encode_document}
         encode = methods.get(prompt_type, self.model.encode)
-        texts = [text for batch in inputs for text in batch["text"]]
         embeddings = encode(texts, prompt=self.prompt(task_metadata.name, prompt_type), **kwargs)
         check_finite(embeddings, texts)
         return embeddings
-
-
-def context_texts(task: AbsTask, subset: str, size: int) -> list[str]:
-    """Texts from which a context of this size can be drawn, for a subset of a task whose data are loaded.
-
-    They are of the task's corpus, its training split or, if it has neither, the evaluated texts (as the reference code
-    of CDE does; no label is used).
-    """
-    data = task.dataset[subset] if subset in task.dataset else task.dataset
-    split = task.eval_splits[0]
-    if isinstance(task, AbsTaskRetrieval):
-        # As MTEB joins them.
-        rows = _some_rows(data[split]["corpus"], LOOKED_AT * size)
-        return [f"{row.get('title') or ''} {row['text']}".strip() for row in rows]
-    rows = _some_rows(data[getattr(task, "train_split", None) or split], LOOKED_AT * size)
-    named = list(_texts_in([getattr(task, name, None) or [] for name in COLUMN_NAMES]))
-    return [text for column in named if column in rows.column_names for text in _texts_in(rows[column][:])]
-
-
-def _some_rows(rows: Dataset, count: int) -> Dataset:
-    return rows.select(sorted(random.Random(0).sample(range(len(rows)), min(count, len(rows)))))
-
-
-def _texts_in(value: str | Sequence) -> Iterator[str]:
-    """The texts in nested lists of texts."""
-    if isinstance(value, str):
-        yield value
-    else:
-        for item in value:
-            yield from _texts_in(item)
