@@ -1,18 +1,15 @@
-"""What test_publish.py runs in fresh processes against the small Hub: `python hub_clients.py NAME FOLDER`.
+"""What test_publish.py runs in fresh processes against a small Hub: `python hub_clients.py NAME FOLDER`.
 
 `HF_ENDPOINT` must be set before huggingface_hub is imported. Results go to FOLDER/NAME.pt.
 """
 
 import importlib.util
-import os
 import sys
 from pathlib import Path
 
 import torch
 
 
-# Of the package, for the cards.
-ADDRESS = "https://github.com/me/neobert_hf"
 TEXTS = ["one text", "another, much longer text"]
 
 
@@ -21,44 +18,30 @@ def outputs(model, tokenizer) -> torch.Tensor:
         return model.eval()(**tokenizer(TEXTS, padding=True, return_tensors="pt"))[0]
 
 
-def publisher(folder: Path) -> dict:
-    """Publish a model, again without a change, as dry run, as a pull request; a page; and what stops before work.
+def load_all(**trust) -> dict:
+    """What is loaded from the Hub gives these outputs."""
+    from sentence_transformers import SentenceTransformer
+    from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
 
-    Then load what was published, as a user does who has the package.
-    """
+    tokenizer = AutoTokenizer.from_pretrained("me/mlm", **trust)
+    model = AutoModelForMaskedLM.from_pretrained("me/mlm", **trust)
+    return {
+        "module": type(model).__module__,
+        "logits": outputs(model, tokenizer),
+        "states": outputs(AutoModel.from_pretrained("me/mlm", **trust), tokenizer),
+        "embeddings": SentenceTransformer("me/embedder", **trust).encode(TEXTS, convert_to_tensor=True),
+    }
+
+
+def user(folder: Path) -> dict:
+    """Somebody who has the package, with and without trust in the code on the Hub."""
     from neobert_hf.cli import main
 
-    address = ["--package_url", ADDRESS]
-    mlm = ["publish", str(folder / "mlm"), "me/mlm", "--card", str(folder / "card.yaml"), *address]
-    steps = {
-        "dry run": [*mlm, "--dry_run"],
-        "first": mlm,
-        "unchanged": mlm,
-        "embedder": ["publish", str(folder / "embedder"), "me/embedder", *address, "--public"],
-        "other model": ["publish", str(folder / "mlm"), "me/embedder", *address, "--pr"],
-        "page": ["publish", str(folder / "page"), "me/page"],
-        "doctor": ["doctor", "me/mlm"],
-        "no address": mlm[:3],
-    }
-    results = {"before": requests()}
-    for name, arguments in steps.items():
-        results[name] = (main(arguments), requests())
-    token = os.environ["HF_TOKEN"]
-    os.environ["HF_TOKEN"] = "hf_wrong"
-    results["wrong token"] = (main([*mlm[:2], "me/other", *address]), requests())
-    os.environ["HF_TOKEN"] = token
-    return {"steps": results} | load_all() | {"trusted": load_all(trust_remote_code=True)}
-
-
-def requests() -> int:
-    """How many requests the server has seen; it counts this one not."""
-    import httpx
-
-    return int(httpx.get(f"{os.environ['HF_ENDPOINT']}/requests").text)
+    return {"doctor": main(["doctor", "me/mlm"]), "trusted": load_all(trust_remote_code=True)} | load_all()
 
 
 def stranger(folder: Path) -> dict:
-    """Load what was published, save and load it again: in an environment without the package."""
+    """Somebody without the package, who also saves the models and loads them again."""
     from sentence_transformers import SentenceTransformer
     from transformers import AutoModelForMaskedLM, AutoModelForTokenClassification, AutoTokenizer, pipeline
 
@@ -86,23 +69,6 @@ def stranger(folder: Path) -> dict:
     return results
 
 
-def load_all(**trust) -> dict:
-    from huggingface_hub import ModelCard, snapshot_download
-    from sentence_transformers import SentenceTransformer
-    from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained("me/mlm", **trust)
-    model = AutoModelForMaskedLM.from_pretrained("me/mlm", **trust)
-    return {
-        "module": type(model).__module__,
-        "logits": outputs(model, tokenizer),
-        "states": outputs(AutoModel.from_pretrained("me/mlm", **trust), tokenizer),
-        "embeddings": SentenceTransformer("me/embedder", **trust).encode(TEXTS, convert_to_tensor=True),
-        "snapshot": snapshot_download("me/mlm"),
-        "license": ModelCard.load("me/mlm").data.license,
-    }
-
-
 if __name__ == "__main__":
     name, folder = sys.argv[1], Path(sys.argv[2])
-    torch.save({"publisher": publisher, "stranger": stranger}[name](folder), folder / f"{name}.pt")
+    torch.save({"user": user, "stranger": stranger}[name](folder), folder / f"{name}.pt")

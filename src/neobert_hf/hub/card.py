@@ -41,13 +41,7 @@ RESULT_KEYS = {"task", "type", "metric", "score", "settings", "result"}
 
 
 def build_card(
-    folder: Path,
-    model: NeoBERTPreTrainedModel,
-    text_length: int,
-    repo_id: str,
-    package_url: str,
-    facts: dict[str, Any],
-    results: list[EvalResult],
+    folder: Path, model: NeoBERTPreTrainedModel, text_length: int, repo_id: str, package_url: str, facts: dict[str, Any]
 ) -> ModelCard:
     """The card of a built folder, which holds weights and, if there is one, the checkpoint's own card.
 
@@ -55,25 +49,28 @@ def build_card(
         model: the model of the folder, in its own dtype.
         text_length: the most tokens of a text.
         package_url: where this package can be cloned from.
-        facts: from `read_facts`.
-        results: replace those of the same task and data in the own card.
+        facts: from `read_facts`. Its results replace those of the same task and data in the own card.
     """
+    class_name, loader = type(model).__name__, sentence_class(folder)
+    is_contextual = isinstance(model.config, NeoBERTContextualConfig)
+
+    # 1. What is there, and what the user says
     file = folder / "README.md"
     own = ModelCard.load(file) if file.is_file() else ModelCard("---\nlibrary_name: transformers\n---\n")
     own_text = own.text.partition(MARK)[0].strip() or f"# {repo_id}"
     if (text := facts.get("text", "").strip()) and text not in own_text:
         title, _, rest = own_text.partition("\n")
         own_text = f"{title}\n\n{text}\n{rest}".rstrip()
-    class_name, loader = type(model).__name__, sentence_class(folder)
-    is_contextual = isinstance(model.config, NeoBERTContextualConfig)
     data = own.data
     for key in facts.keys() - {"text", "eval_results"}:
         data[key] = facts[key]
+    add_results(data, facts["eval_results"], repo_id)
+
+    # 2. What the model is
     data.library_name = "sentence-transformers" if loader else "transformers"
     data.pipeline_tag = PIPELINE_TAGS[class_name if is_contextual else loader or class_name]
     tags = [*(data.tags or []), "neobert", *(["contextual"] if is_contextual else [])]
     data.tags = list(dict.fromkeys(tags))
-    add_results(data, results, repo_id)
     references = model.config.auto_classes.items()
     return ModelCard.from_template(
         data,
@@ -110,6 +107,9 @@ def count_parameters(folder: Path) -> int:
 def read_facts(file: str | None) -> dict[str, Any]:
     """What a user says about a model, in YAML: keys of `huggingface_hub.ModelCardData`, and `text`, in Markdown.
 
+    Returns:
+        The keys of the file, and `eval_results`, which may be empty.
+
     Raises:
         ValueError: on a misspelt key.
     """
@@ -117,13 +117,7 @@ def read_facts(file: str | None) -> dict[str, Any]:
     known = [*inspect.signature(ModelCardData).parameters, "text"]
     if unknown := [str(key) for key in facts if key not in known]:
         raise ValueError(f"{file} has the unknown key {unknown[0]!r}{nearest(unknown[0], known)}")
-    return facts
-
-
-def read_results(facts: dict[str, Any], mteb_results: str | None, model: Path) -> list[EvalResult]:
-    """The key `eval_results` of a user's facts, a list of the fields of `EvalResult`, and results of MTEB."""
-    results = [EvalResult(**result) for result in facts.get("eval_results") or []]
-    return results + (read_mteb_results(Path(mteb_results), model) if mteb_results else [])
+    return facts | {"eval_results": [EvalResult(**result) for result in facts.get("eval_results") or []]}
 
 
 def read_mteb_results(folder: Path, model: Path) -> list[EvalResult]:

@@ -13,14 +13,9 @@ from typing import Literal
 import torch
 from safetensors.torch import load_file, save_file
 
-from neobert_hf import (
-    NeoBERTConfig,
-    NeoBERTForSequenceClassification,
-    NeoBERTPreTrainedModel,
-)
+from neobert_hf import NeoBERTConfig, NeoBERTForSequenceClassification, NeoBERTPreTrainedModel
 from neobert_hf.common.files import atomic_folder, folder_lock, write_json
 from neobert_hf.common.settings import parse_config
-from neobert_hf.common.tokenizers import load_tokenizer
 from neobert_hf.hub.model_folder import (
     ORIGINAL_NAMES,
     find_class,
@@ -71,10 +66,6 @@ class ConvertSettings:
         default=None,
         metadata={"help": "config.json, or a folder that has one; the source's own if unset", "path": True},
     )
-    tokenizer: str | None = field(
-        default=None,
-        metadata={"help": "folder or Hub id; if unset, the source's own, if it has one", "path": "or Hub id"},
-    )
 
 
 def main(args: list[str] | None = None) -> None:
@@ -87,7 +78,7 @@ def main(args: list[str] | None = None) -> None:
 
 
 def convert(settings: ConvertSettings) -> NeoBERTPreTrainedModel:
-    """Write a checkpoint in another layout, whole or not at all. Its tensors stay bit-identical.
+    """Write a checkpoint and its tokenizer, if it has one, in another layout. The tensors stay bit-identical.
 
     Returns:
         The model that was converted.
@@ -104,11 +95,7 @@ def convert(settings: ConvertSettings) -> NeoBERTPreTrainedModel:
     folder = source if source.is_dir() else source.parent
     config = read_config(Path(settings.config) if settings.config else folder)
     model = build_model(source, config)
-    tokenizer = None
-    if settings.tokenizer:
-        tokenizer = load_tokenizer(settings.tokenizer, config.vocab_size)
-    elif has_tokenizer(folder):
-        tokenizer = read_tokenizer(folder, config)
+    tokenizer = read_tokenizer(folder, config) if has_tokenizer(folder) else None
 
     # 2. Write
     with atomic_folder(output) as partial:

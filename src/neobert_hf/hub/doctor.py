@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from transformers.dynamic_module_utils import get_relative_import_files
 
-from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM, contextual_neobert, modeling_neobert
+from neobert_hf import NeoBERTForMaskedLM, contextual_neobert, modeling_neobert
 from neobert_hf.common.settings import parse_config
 from neobert_hf.hub.golden_outputs import GOLDEN_FILE, TEXT, compare_outputs
 from neobert_hf.hub.model_folder import (
@@ -82,7 +82,7 @@ def diagnose(folder: Path) -> list[Finding]:
 
 
 def check_config(folder: Path) -> str:
-    config = read_config(folder, contextual=True)
+    config = read_config(folder)
     positions = "learned positions"
     if config.rope:
         positions = f"RoPE {config.rope_parameters['rope_type']}, theta {config.rope_parameters['rope_theta']:,g}"
@@ -93,12 +93,10 @@ def check_config(folder: Path) -> str:
 
 
 def check_tensors(folder: Path) -> str:
-    config = read_config(folder, contextual=True)
-    tensors = read_tensors(folder)
-    dtypes = {tensor.dtype for tensor in tensors.values()}
-    if config.dtype is not None and any(torch.promote_types(dtype, config.dtype) != config.dtype for dtype in dtypes):
-        found = ", ".join(map(str, dtypes))
-        raise ValueError(f"dtype {found}, but config.json says {config.dtype}: loading would round the weights")
+    config, tensors = read_config(folder), read_tensors(folder)
+    for dtype in {tensor.dtype for tensor in tensors.values()}:
+        if config.dtype is not None and torch.promote_types(dtype, config.dtype) != config.dtype:
+            raise ValueError(f"dtype {dtype}, but config.json says {config.dtype}: loading would round the weights")
     model = load_model(find_class(config), folder)
     values = sum(tensor.numel() for tensor in tensors.values())
     dtype = str(model.dtype).removeprefix("torch.")
@@ -106,9 +104,9 @@ def check_tensors(folder: Path) -> str:
 
 
 def check_tokenizer(folder: Path) -> str:
-    config = read_config(folder, contextual=True)
     if not has_tokenizer(folder):
         raise Skip("no tokenizer in the folder")
+    config = read_config(folder)
     tokenizer = read_tokenizer(folder, config)
     needed = ["pad_token", "cls_token", "sep_token"]
     if find_class(config) is NeoBERTForMaskedLM:
@@ -120,26 +118,22 @@ def check_tokenizer(folder: Path) -> str:
 
 def check_code(folder: Path) -> str:
     """Check what loading with `trust_remote_code` would run: the installed code, and none that is elsewhere."""
-    config = read_config(folder, contextual=True)
+    config = read_config(folder)
     auto_map = read_json(folder / "config.json").get("auto_map") or {}
     if not auto_map and not list(folder.glob("*.py")):
         raise Skip("no code in the folder: loading needs the installed package")
     for key, name in auto_map.items():
         if name != config.auto_classes.get(key):
             raise ValueError(f"`auto_map` of config.json names {name}, which is not part of this package")
-    files = served_files(config)
+    module = contextual_neobert if config.model_type == "neobert_contextual" else modeling_neobert
+    files = [Path(module.__file__), *map(Path, get_relative_import_files(module.__file__))]
     for file in files:
         copy = folder / file.name
-        if not copy.is_file() or copy.read_bytes() != file.read_bytes():
-            state = "differs from the file of the installed neobert_hf" if copy.is_file() else "is missing"
-            raise ValueError(f"{file.name} {state}")
+        if not copy.is_file():
+            raise ValueError(f"{file.name} is missing")
+        if copy.read_bytes() != file.read_bytes():
+            raise ValueError(f"{file.name} differs from the file of the installed neobert_hf")
     return f"{len(files)} files, as in the installed neobert_hf"
-
-
-def served_files(config: NeoBERTConfig) -> list[Path]:
-    """The installed files that `save_pretrained` puts beside the weights: the module of the class and its imports."""
-    module = contextual_neobert if config.model_type == "neobert_contextual" else modeling_neobert
-    return [Path(file) for file in (module.__file__, *get_relative_import_files(module.__file__))]
 
 
 def check_sentence_transformers(folder: Path) -> str:
@@ -151,7 +145,7 @@ def check_sentence_transformers(folder: Path) -> str:
         raise ValueError("no tokenizer: Sentence Transformers would make one that turns every word into [UNK]")
     if find_spec("sentence_transformers") is None:
         raise Skip("sentence_transformers is not installed: pip install 'neobert_hf[embed]'")
-    model = load_sentence_model(folder, name, torch.float32)
+    model = load_sentence_model(folder, torch.float32)
     output = torch.as_tensor(model.predict([(TEXT, TEXT)]) if name == "CrossEncoder" else model.encode(TEXT))
     if not (output.to_dense() if output.is_sparse else output).isfinite().all():
         raise ValueError("the output for a text is not finite")
@@ -161,7 +155,7 @@ def check_sentence_transformers(folder: Path) -> str:
 def check_outputs(folder: Path) -> str:
     if not (folder / GOLDEN_FILE).is_file():
         raise Skip(f"no {GOLDEN_FILE}: nothing to compare with")
-    config = read_config(folder, contextual=True)
+    config = read_config(folder)
     model = load_model(find_class(config), folder, dtype=torch.float32, attn_implementation="sdpa")
     largest = compare_outputs(model, read_tokenizer(folder, config), read_json(folder / GOLDEN_FILE))
     return f"as recorded, to {largest:.0e} of the largest value"

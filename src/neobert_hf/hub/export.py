@@ -56,8 +56,6 @@ TASKS = {
     "token-classification": (NeoBERTForTokenClassification, ["logits"]),
     "question-answering": (NeoBERTForQuestionAnswering, ["start_logits", "end_logits"]),
 }
-# Models for these tasks refuse a row without a token, since it has no answer.
-ONE_ANSWER_A_ROW = ("text-classification", "question-answering")
 
 # The file names that transformers.js uses for its dtypes fp32, q8 and fp16. Float16 is written last, since it changes
 # the weights in place.
@@ -151,16 +149,13 @@ def read_source(folder: Path, task: str | None = None) -> Source:
         ValueError: if the task is unknown, the checkpoint lacks its head, or no graph can compute the model.
     """
     config = read_config(folder)
-    kind = sentence_class(folder)
-    if kind in ("SparseEncoder", "MultiVectorEncoder"):
+    kind = config.model_type if config.model_type == "neobert_contextual" else sentence_class(folder)
+    if kind in ("neobert_contextual", "SparseEncoder", "MultiVectorEncoder"):
         raise ValueError(f"{folder} is a {kind}, whose vectors no exported file computes: use Sentence Transformers.")
     if task is None:
         task = next((name for name, (cls, _) in TASKS.items() if cls is find_class(config)), None)
-    if task not in TASKS:
-        raise ValueError(
-            f"{folder} is a checkpoint of {config.architectures}, and the task is {task!r}; give one of "
-            f"{', '.join(TASKS)} as `--task`."
-        )
+    if task is None:
+        raise ValueError(f"{folder} holds a {config.architectures[0]}: give one of {', '.join(TASKS)} as `--task`.")
     rope_type = config.rope_parameters["rope_type"]
     if rope_type in ("dynamic", "longrope"):
         raise ValueError(
@@ -169,7 +164,7 @@ def read_source(folder: Path, task: str | None = None) -> Source:
         )
     tokenizer = read_tokenizer(folder, config)
     if task == "feature-extraction":
-        sentences = load_sentence_model(folder, "SentenceTransformer", torch.float32)
+        sentences = load_sentence_model(folder, torch.float32)
         return Source(sentences[0].model.eval(), task, tokenizer, sentences)
     model = load_model(TASKS[task][0], folder, dtype=torch.float32, attn_implementation="sdpa")
     return Source(model, task, tokenizer, None)
@@ -209,16 +204,16 @@ def linear_layers(sentences: SentenceTransformer) -> list[Dense]:
     Raises:
         ValueError: if that changes the embedding, or there is another module that users of the files would lack.
     """
-    layers, movable = [], False
+    layers = []
+    # A mean of states that have gone through a linear layer is the layer's output for the mean.
+    movable = pooling_of(sentences) in ("mean", "cls")
     for module in sentences:
-        if isinstance(module, Pooling):
-            movable = module.pooling_mode in ("mean", "cls")
-        elif isinstance(module, Normalize):
+        if isinstance(module, Normalize):
             # This scales every vector differently, so the layers after it cannot be moved before the pooling.
             movable = False
-        elif movable and isinstance(module, Dense) and is_square_and_linear(module):
+        elif isinstance(module, Dense) and movable and is_square_and_linear(module):
             layers.append(module)
-        elif not isinstance(module, Transformer):
+        elif not isinstance(module, (Transformer, Pooling)):
             raise ValueError(
                 f"The model has a module {type(module).__name__}, which its embeddings would lack: ONNX files support "
                 "a pooling, square linear layers behind it, and a normalisation behind these. Use Sentence "
@@ -245,11 +240,13 @@ def write_sentence_files(sentences: SentenceTransformer, layers: list[Dense], fo
         file.unlink()
     file = folder / "sentence_bert_config.json"
     write_json(file, read_json(file) | {"max_seq_length": sentences.max_seq_length})
-    file = folder / "1_Pooling" / "config.json"
-    mode = pooling_of(sentences)
-    names = {"cls_token": "cls", "mean_tokens": "mean", "max_tokens": "max"}
-    names |= {"mean_sqrt_len_tokens": "mean_sqrt_len_tokens"}
-    keys = {f"pooling_mode_{key}": mode == name for key, name in names.items()}
+    file, mode = folder / "1_Pooling" / "config.json", pooling_of(sentences)
+    keys = {
+        "pooling_mode_cls_token": mode == "cls",
+        "pooling_mode_mean_tokens": mode == "mean",
+        "pooling_mode_max_tokens": mode == "max",
+        "pooling_mode_mean_sqrt_len_tokens": mode == "mean_sqrt_len_tokens",
+    }
     write_json(file, read_json(file) | keys)
 
 
@@ -295,8 +292,10 @@ def write_onnx(
     with torch.no_grad():
         expected = [[output.numpy() for output in module(**batch)] for batch in batches]
     graph = None
-    for precision in sorted(precisions or FILES, key=list(FILES).index):
-        file = folder / FILES[precision]
+    for precision, name in FILES.items():
+        if precision not in (precisions or FILES):
+            continue
+        file = folder / name
         if precision == "float16":
             onnx_ir.save(trace(module.half(), batches[0]), file)
         else:
@@ -305,11 +304,11 @@ def write_onnx(
         error = measure_error(file, batches, expected)
         if not error <= LARGEST_ERROR[precision]:  # NaN is too large.
             raise ValueError(
-                f"{file.name} ({precision}) differs from PyTorch by {error:.1e} of the outputs' norm; at most "
+                f"{name} ({precision}) differs from PyTorch by {error:.1e} of the outputs' norm; at most "
                 f"{LARGEST_ERROR[precision]} is allowed. Nothing was written. The other precisions may work: leave out "
                 f"{precision} with `--precisions`."
             )
-        print(f"{file.name}: differs from PyTorch by {error:.1e} of the outputs' norm", flush=True)
+        print(f"{name}: differs from PyTorch by {error:.1e} of the outputs' norm", flush=True)
 
 
 def trace(module: ExportedModule, batch: dict[str, torch.Tensor]) -> onnx_ir.Model:
@@ -330,7 +329,6 @@ def trace(module: ExportedModule, batch: dict[str, torch.Tensor]) -> onnx_ir.Mod
             "attention_mask": {0: auto, 1: auto},
         },
         opset_version=OPSET,
-        dynamo=True,
         verbose=False,
     )
     # Removes where in the source files each node comes from, which would be half of a small ONNX file.
@@ -358,19 +356,16 @@ def save_quantized(graph: onnx_ir.Model, file: Path) -> None:
 
 
 def check_batches(source: Source) -> list[dict[str, torch.Tensor]]:
-    """Three batches: ragged, a single row, and padded on the left, with a row of only padding if the task allows it.
+    """Three batches: padded on the right, padded on the left, and a single row.
 
     Returns:
         `input_ids` and `attention_mask`, each (rows, tokens), int64.
     """
-    options = {"truncation": True, "max_length": source.model.config.max_length, "return_tensors": "pt"}
-    options["return_token_type_ids"] = False
-    ragged = source.tokenizer(TEXTS, padding=True, **options)
-    single = source.tokenizer(TEXTS[:1], **options)
-    left = source.tokenizer(TEXTS, padding=True, padding_side="left", **options)
-    if source.task not in ONE_ANSWER_A_ROW:
-        left["attention_mask"][1] = 0
-    return [{name: batch[name] for name in ("input_ids", "attention_mask")} for batch in (ragged, single, left)]
+    options = {"truncation": True, "max_length": source.model.config.max_length, "padding": True}
+    options |= {"return_tensors": "pt", "return_token_type_ids": False}
+    right = source.tokenizer(TEXTS, padding_side="right", **options)
+    left = source.tokenizer(TEXTS, padding_side="left", **options)
+    return [dict(right), dict(left), dict(source.tokenizer(TEXTS[:1], **options))]
 
 
 def measure_error(file: Path, batches: list[dict[str, torch.Tensor]], expected: list[list[np.ndarray]]) -> float:

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import gguf
 import numpy as np
-import torch
 from gguf import GGMLQuantizationType, GGUFWriter, PoolingType, TokenType
 from transformers import PreTrainedTokenizerBase
 
@@ -162,13 +161,10 @@ def tensors(model: NeoBERTModel, entries: int) -> Iterator[tuple[str, np.ndarray
         if name == "encoder.weight":
             weight = weight[:entries]
         elif name.endswith("qkv.weight"):
-            weight = by_kind(weight, model.config.num_attention_heads)
+            # From rows (heads, query key value, dim_head) to rows (query key value, heads, dim_head).
+            heads = model.config.num_attention_heads
+            weight = weight.unflatten(0, (heads, 3, -1)).transpose(0, 1).flatten(0, 2).contiguous()
         yield names.get_name(name, try_suffixes=(".weight",)), weight.numpy()
-
-
-def by_kind(weight: torch.Tensor, heads: int) -> torch.Tensor:
-    """From rows (heads, query key value, dim_head) to rows (query key value, heads, dim_head)."""
-    return weight.unflatten(0, (heads, 3, -1)).transpose(0, 1).flatten(0, 2).contiguous()
 
 
 def stored_as(weight: np.ndarray, kind: GGMLQuantizationType) -> GGMLQuantizationType:

@@ -20,6 +20,7 @@ from neobert_hf.common.tokenizers import VOCABULARIES, load_tokenizer
 
 # What is downloaded of a repository on the Hub: no ONNX files, and no pickles.
 DOWNLOADED = ["*.json", "*.safetensors", "*.txt", "*.model", "*.py", "*.md"]
+CONFIGS = {cls.model_type: cls for cls in (NeoBERTConfig, NeoBERTContextualConfig)}
 # The names of classes in the original's code that are other names here.
 ORIGINAL_NAMES = {"NeoBERT": NeoBERTModel, "NeoBERTLMHead": NeoBERTForMaskedLM}
 SENTENCE_CLASSES = ("SentenceTransformer", "SparseEncoder", "MultiVectorEncoder", "CrossEncoder")
@@ -63,22 +64,18 @@ def read_json(file: Path) -> Any:
         raise ValueError(f"{file} is not valid JSON: {error}.") from error
 
 
-def read_config(path: Path, contextual: bool = False) -> NeoBERTConfig:
+def read_config(path: Path) -> NeoBERTConfig:
     """The config of a NeoBERT model, from a `config.json` or the folder that holds one.
-
-    Args:
-        contextual: whether it may also be that of a contextual model.
 
     Raises:
         ValueError: if it is the config of another model, or has a misspelt key.
     """
     file = path / "config.json" if path.is_dir() else path
     values = read_json(file)
-    classes = {cls.model_type: cls for cls in (NeoBERTConfig, *([NeoBERTContextualConfig] if contextual else []))}
-    if values.get("model_type") not in classes:
-        allowed = " or ".join(map(repr, classes))
-        raise ValueError(f"{file} is the config of a model of type {values.get('model_type')!r}; it must be {allowed}.")
-    return classes[values["model_type"]].from_dict(values)
+    kind = values.get("model_type")
+    if kind not in CONFIGS:
+        raise ValueError(f"{file} is the config of a model of type {kind!r}; it must be one of {', '.join(CONFIGS)}.")
+    return CONFIGS[kind].from_dict(values)
 
 
 def find_class(config: NeoBERTConfig) -> type[NeoBERTPreTrainedModel]:
@@ -88,7 +85,7 @@ def find_class(config: NeoBERTConfig) -> type[NeoBERTPreTrainedModel]:
         ValueError: if there is no such class for a config of this kind.
     """
     name = (config.architectures or [None])[0]
-    known = {reference.rsplit(".", 1)[-1] for key, reference in config.auto_classes.items() if key != "AutoConfig"}
+    known = {reference.split(".")[-1] for key, reference in config.auto_classes.items() if key != "AutoConfig"}
     if name in known:
         return getattr(neobert_hf, name)
     if name in ORIGINAL_NAMES and config.model_type == "neobert":
@@ -151,7 +148,7 @@ def read_tokenizer(folder: Path, config: NeoBERTConfig) -> PreTrainedTokenizerBa
 
 
 def sentence_class(folder: Path) -> str | None:
-    """The Sentence Transformers class that loads the folder; None if it is another model."""
+    """The name of the Sentence Transformers class that loads the folder; None if it is another model."""
     if not (folder / "modules.json").is_file():
         return None
     file = folder / "config_sentence_transformers.json"
@@ -162,11 +159,10 @@ def sentence_class(folder: Path) -> str | None:
     return name
 
 
-def load_sentence_model(folder: Path, name: str, dtype: torch.dtype) -> Any:
+def load_sentence_model(folder: Path, dtype: torch.dtype) -> Any:
     """A model of Sentence Transformers on a CPU. Of a folder that holds only an encoder, one with mean pooling.
 
     Args:
-        name: of its class; see `sentence_class`.
         dtype: of the encoder.
 
     Raises:
@@ -176,7 +172,6 @@ def load_sentence_model(folder: Path, name: str, dtype: torch.dtype) -> Any:
     import sentence_transformers
 
     weight_files(folder)
+    cls = getattr(sentence_transformers, sentence_class(folder) or "SentenceTransformer")
     options = {"dtype": dtype, "attn_implementation": "sdpa"}
-    return getattr(sentence_transformers, name)(
-        str(folder), device="cpu", local_files_only=True, trust_remote_code=False, model_kwargs=options
-    )
+    return cls(str(folder), device="cpu", local_files_only=True, trust_remote_code=False, model_kwargs=options)

@@ -23,7 +23,7 @@ from huggingface_hub.utils import validate_repo_id
 
 from neobert_hf.common.files import atomic_folder, folder_lock, write_json
 from neobert_hf.common.settings import parse_config
-from neobert_hf.hub.card import build_card, read_facts, read_results
+from neobert_hf.hub.card import build_card, read_facts, read_mteb_results
 from neobert_hf.hub.doctor import FAIL, diagnose
 from neobert_hf.hub.golden_outputs import GOLDEN_FILE, record_outputs
 from neobert_hf.hub.model_folder import (
@@ -43,10 +43,9 @@ PLACEHOLDER = "PACKAGE_URL"
 
 # Files that are deleted on the Hub unless this push has them: left over from another model, they would make the
 # repository wrong. Here `*` and `?` also match `/`, so the patterns must not match other files of the owner.
-SHARD = "[0-9][0-9][0-9][0-9][0-9]-of-[0-9][0-9][0-9][0-9][0-9]"
 STALE = [
-    *("model.safetensors", f"model-{SHARD}.safetensors", "model.safetensors.index.json"),
-    *("pytorch_model.bin", f"pytorch_model-{SHARD}.bin", "pytorch_model.bin.index.json"),
+    *("model.safetensors", "model-0????-of-0????.safetensors", "model.safetensors.index.json"),
+    *("pytorch_model.bin", "pytorch_model-0????-of-0????.bin", "pytorch_model.bin.index.json"),
     *("onnx/model*", "modules.json", "config_sentence_transformers.json", "sentence_bert_config.json"),
     *("[0-9]_*/config.json", "[0-9]_*/model.safetensors", "[0-9]_*/pytorch_model.bin"),
     *("tokenizer.json", "tokenizer_config.json", "vocab.txt", "special_tokens_map.json", "added_tokens.json"),
@@ -91,20 +90,27 @@ class PublishSettings:
 def main(args: list[str] | None = None) -> None:
     options = {"positional": ("source", "repo_id"), "prog": "neobert-hf publish"}
     (settings,) = parse_config(PublishSettings, args=args, **options)
+    settings.package_url = settings.package_url or installed_from()
     check_request(settings)
     if is_page(Path(settings.source)):
-        send(local_folder(settings.source), settings)
+        send(local_folder(settings.source), "space", settings)
         return
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(settings.output_dir or f"{temporary}/repository")
         with folder_lock(folder), atomic_folder(folder) as partial:
             build_folder(settings, partial)
-        send(folder, settings)
+        send(folder, "model", settings)
 
 
 def is_page(folder: Path) -> bool:
     """Whether `neobert-hf export --space` wrote a folder."""
     return all((folder / name).is_file() for name in ("index.html", "app.js", "settings.json"))
+
+
+def installed_from() -> str | None:
+    """The address in [project.urls] of the installed package, unless it is still the example."""
+    urls = [url.split(", ")[-1] for url in metadata("neobert_hf").get_all("Project-URL") or []]
+    return next((url for url in urls if "example.com" not in url), None)
 
 
 def check_request(settings: PublishSettings) -> None:
@@ -122,19 +128,14 @@ def check_request(settings: PublishSettings) -> None:
             f"{settings.output_dir} exists. Delete it, or send it as it is: hf upload {settings.repo_id} "
             f"{settings.output_dir}"
         )
-    if not settings.dry_run:
-        if package_url(settings) == PLACEHOLDER and not is_page(Path(settings.source)):
-            raise ValueError(
-                "The card has to say where others get this package: give the address of its source repository as "
-                "`--package_url`, or write it into [project.urls] of pyproject.toml and install the package again."
-            )
-        HfApi().whoami()
-
-
-def package_url(settings: PublishSettings) -> str:
-    """The address that was given, or that of the installed package; `PLACEHOLDER` if nobody has said it."""
-    urls = [url.split(", ")[-1] for url in metadata("neobert_hf").get_all("Project-URL") or []]
-    return settings.package_url or next((url for url in urls if "example.com" not in url), PLACEHOLDER)
+    if settings.dry_run:
+        return
+    if settings.package_url is None and not is_page(Path(settings.source)):
+        raise ValueError(
+            "The card has to say where others get this package: give the address of its source repository as "
+            "`--package_url`, or write it into [project.urls] of pyproject.toml and install the package again."
+        )
+    HfApi().whoami()
 
 
 def build_folder(settings: PublishSettings, folder: Path) -> None:
@@ -145,17 +146,18 @@ def build_folder(settings: PublishSettings, folder: Path) -> None:
     """
     # 1. Read
     source = local_folder(settings.source)
-    config = read_config(source, contextual=True)
+    config = read_config(source)
     facts = read_facts(settings.card)
-    results = read_results(facts, settings.mteb_results, source)
+    if settings.mteb_results:
+        facts["eval_results"] += read_mteb_results(Path(settings.mteb_results), source)
     tokenizer = read_tokenizer(source, config)
     # That of the tensors, since that of the config might round them.
     dtype = next(iter(read_tensors(source).values())).dtype
 
     # 2. Weights with config and code, tokenizer, modules, and the checkpoint's own card
     text_length = config.max_length
-    if kind := sentence_class(source):
-        sentences = load_sentence_model(source, kind, dtype)
+    if sentence_class(source):
+        sentences = load_sentence_model(source, dtype)
         text_length = sentences.max_seq_length or text_length
         sentences.save_pretrained(str(folder), model_name=settings.repo_id)
     else:
@@ -167,8 +169,8 @@ def build_folder(settings: PublishSettings, folder: Path) -> None:
     # 3. Outputs and card
     model = load_model(find_class(config), folder, dtype=torch.float32, attn_implementation="sdpa")
     write_json(folder / GOLDEN_FILE, record_outputs(model, tokenizer))
-    address = package_url(settings)
-    card = build_card(folder, model.to(dtype), text_length, settings.repo_id, address, facts, results)
+    address = settings.package_url or PLACEHOLDER
+    card = build_card(folder, model.to(dtype), text_length, settings.repo_id, address, facts)
     card.save(folder / "README.md")
 
     # 4. Check
@@ -178,40 +180,33 @@ def build_folder(settings: PublishSettings, folder: Path) -> None:
         raise ValueError(f"Nothing is sent: the check of {', '.join(failed)} failed.")
 
 
-def list_files(folder: Path) -> str:
-    """The files with their sizes."""
-    files = sorted(file for file in folder.rglob("*") if file.is_file())
-    lines = [f"{file.stat().st_size:>15,}  {file.relative_to(folder).as_posix()}" for file in files]
-    return "\n".join([*lines, f"{sum(file.stat().st_size for file in files):>15,}  bytes in {len(files)} files"])
+def send(folder: Path, kind: str, settings: PublishSettings) -> None:
+    """Print what a folder holds and, unless it is a dry run, send it in one commit and print the commit's address.
 
-
-def send(folder: Path, settings: PublishSettings) -> None:
-    """Print what a folder holds and, unless it is a dry run, send it and print the address of the commit."""
-    print(list_files(folder), flush=True)
-    if not settings.dry_run:
-        print(push_folder(folder, settings))
-    elif is_page(folder):
-        print("Not sent.")
-    else:
-        print("Not sent. A push deletes what an earlier model left there: weights, ONNX files, tokenizer, modules.")
-        if package_url(settings) == PLACEHOLDER:
-            print(f"The card says {PLACEHOLDER} where others get this package: a push asks for `--package_url`.")
-
-
-def push_folder(folder: Path, settings: PublishSettings) -> str:
-    """Send a folder in one commit, to a repository that is created if there is none.
-
-    Returns:
-        The address of the commit or the pull request.
+    Args:
+        kind: `model` or `space`, the repository to create if there is none.
 
     Raises:
         OSError: if the Hub refuses the push.
     """
+    for file in sorted(file for file in folder.rglob("*") if file.is_file()):
+        print(f"{file.stat().st_size:>15,}  {file.relative_to(folder).as_posix()}", flush=True)
+    if settings.dry_run:
+        print("Not sent.")
+        if kind == "model":
+            print("A push deletes what an earlier model left there: weights, ONNX files, tokenizer, modules.")
+        if kind == "model" and settings.package_url is None:
+            print(f"The card says {PLACEHOLDER} where others get this package: a push asks for `--package_url`.")
+        return
     api = HfApi(library_name="neobert_hf")
-    kind = "space" if is_page(folder) else "model"
     # An existing repository stays as it is.
-    options = {"repo_type": kind, "space_sdk": "static" if kind == "space" else None}
-    api.create_repo(settings.repo_id, private=not settings.public, exist_ok=True, **options)
+    api.create_repo(
+        settings.repo_id,
+        private=not settings.public,
+        exist_ok=True,
+        repo_type=kind,
+        space_sdk="static" if kind == "space" else None,
+    )
     commit = api.upload_folder(
         repo_id=settings.repo_id,
         repo_type=kind,
@@ -220,4 +215,4 @@ def push_folder(folder: Path, settings: PublishSettings) -> str:
         commit_message="Publish with neobert_hf",
         delete_patterns=STALE if kind == "model" else None,
     )
-    return commit.pr_url or commit.commit_url
+    print(commit.pr_url or commit.commit_url)
