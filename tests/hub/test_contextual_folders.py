@@ -147,7 +147,7 @@ def test_a_healthy_folder(published):
     assert all(text.startswith("ok") for text in found.values()), found
 
 
-def test_neither_converted_nor_exported(trained, tmp_path):
-    for command in ("convert", "export"):
-        assert "'neobert_contextual'" in main([command, str(trained), str(tmp_path / "out")])
+def test_neither_exported_nor_converted_to_the_original(trained, tmp_path):
+    assert "neobert_contextual" in main(["export", str(trained), str(tmp_path / "out")])
+    assert "NeoBERTContextualModel" in main(["convert", str(trained), str(tmp_path / "out"), "--to", "original"])
     assert not list(tmp_path.iterdir())

@@ -1,7 +1,6 @@
 """The recipes for one's own tasks on small data: what they train, report, save, and that a resume changes no bit."""
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -17,7 +16,7 @@ from transformers import AutoModelForSequenceClassification, pipeline
 
 from neobert_hf.common.fingerprints import SettingsMismatch
 from tests.helpers.examples import load_example
-from tests.helpers.hub_server import HubServer, Repository
+from tests.helpers.hub_server import HubServer
 from tests.helpers.models import ROOT
 from tests.helpers.other_encoders import ENCODERS, save_other_encoder
 from tests.helpers.pretraining_runs import interrupted_behind
@@ -183,13 +182,11 @@ def test_tags_of_a_dataset_of_the_hub(encoder, tmp_path):
         Dataset.from_list(rows, features=features).to_parquet(tmp_path / "part.parquet")
         files[f"data/{split}-00000-of-00001.parquet"] = (tmp_path / "part.parquet").read_bytes()
     with HubServer() as hub:
-        hub.repositories["me/tags"] = Repository(private=False)
-        hub.repositories["me/tags"].commit("main", files)
-        changes = {"HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": "1", "HF_HUB_OFFLINE": "0", "HF_DATASETS_OFFLINE": "0"}
-        changes |= {"HF_HOME": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
+        hub.repositories["me/tags"] = files
+        environment = hub.client_environment(tmp_path / "cache")
         command = [sys.executable, ROOT / "examples" / "run_token_classification.py"]
         command += flags(tmp_path / "run", encoder, "me/tags")
-        done = subprocess.run(command, env=os.environ | changes, capture_output=True, text=True, timeout=900)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
         assert done.returncode == 0, done.stderr
     assert "120 train, 30 validation, 20 test rows" in done.stdout and "tags ner_tags" in done.stdout
     assert report_of(tmp_path / "run")["scores"]["test"]["f1"] > 0.9
