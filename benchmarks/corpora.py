@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from encoders import build_config, build_model, ragged_lengths
-from runner import ROOT, Settings, StoredRuns, how_made, machine, medians, run_benchmark
+from runner import ROOT, Settings, StoredRuns, machine, medians, run_benchmark, table
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from tokenizers import Tokenizer
@@ -33,7 +33,6 @@ from torch import nn
 from torch.nn import functional as F
 from transformers import AutoTokenizer
 
-from neobert_hf.common.report import markdown_table
 from neobert_hf.data.duplicates import DuplicateSettings, sign_part
 from neobert_hf.data.parts import plan_parts
 from neobert_hf.data.preparing import PrepareArguments, prepare
@@ -259,7 +258,7 @@ REFINEDWEB_TOKENS, REFINEDWEB_DOCUMENTS = 600e9, 968e6
 PASSAGES, PASSAGE_TOKENS, DIMENSIONS = 100e6, 128, 768
 
 
-def arithmetic(found: dict) -> list[str]:
+def arithmetic(found: dict) -> str:
     """What corpora of full size take at the rates that were measured."""
     preparing, encode, recall = found["preparing"], found["encode"]["NeoBERT"], found["recall"]
     rate = preparing["tokens"] / preparing["whole"] / preparing["cores"]
@@ -279,7 +278,7 @@ def arithmetic(found: dict) -> list[str]:
         ["its indexes built, by one process", f"{recall['indexed'] * scale / 3600:,.1f} hours"],
         ["a search that compares all of them", f"{recall['exact'] * scale:,.0f} s"],
     ]
-    return markdown_table(["", "by arithmetic"], rows)
+    return table(["", "by arithmetic"], rows)
 
 
 AT_TEN_TIMES = (
@@ -289,17 +288,17 @@ AT_TEN_TIMES = (
 )
 
 
-def memory_table(memory: dict) -> list[str]:
+def memory_table(memory: dict) -> str:
     rows = [[name, *(" / ".join(map(str, peaks)) for peaks in of_job.values())] for name, of_job in memory.items()]
-    return markdown_table(["MB at the peak", *(f"{count} documents" for count in memory["preparing"])], rows)
+    return table(["MB at the peak", *(f"{count} documents" for count in memory["preparing"])], rows)
 
 
-def encode_table(encode: dict) -> list[str]:
+def encode_table(encode: dict) -> str:
     rows = [
         [name, f"{row['tokens'] / row['seconds']:,.0f}", f"{row['products'] / row['seconds']:.2f}"]
         for name, row in encode.items()
     ]
-    return markdown_table(["`encode`, texts of mixed lengths", "real tokens a second", "share of bare products"], rows)
+    return table(["`encode`, texts of mixed lengths", "real tokens a second", "share of bare products"], rows)
 
 
 def page(stored: dict, folder: Path) -> list[str]:
@@ -309,18 +308,17 @@ def page(stored: dict, folder: Path) -> list[str]:
         "# What large corpora cost, and what breaks first",
         f"Preparing {preparing['tokens']:,} tokens takes {preparing['whole']:.1f} s, the tokenizer alone "
         f"{preparing['alone']:.1f} s ({preparing['alone'] / preparing['whole']:.2f} of the whole).",
-        "\n".join(encode_table(found["encode"])),
+        encode_table(found["encode"]),
         f"Of {recall['passages']:,} vectors of {recall['dimensions']} numbers in clusters, an approximate search finds "
         f"{recall['recall']:.3f} of the 10 nearest in {1000 * recall['approximate']:.1f} ms, an exact one takes "
         f"{1000 * recall['exact']:.1f} ms. Writing them took {recall['written']:.0f} s, the indexes "
         f"{recall['indexed']:.0f} s, in {recall['versions']} versions of the table.",
         "Memory of the process before, and at its peak; in indexing at the last write and after the indexes are built:",
-        "\n".join(memory_table(found["memory"])),
+        memory_table(found["memory"]),
         "## RefinedWeb, and 100 million passages",
         "Core hours are spread over all workers of a cluster. What one process does stays with one process.",
-        "\n".join(arithmetic(found)),
+        arithmetic(found),
         AT_TEN_TIMES,
-        how_made(stored["made"]),
     ]
 
 

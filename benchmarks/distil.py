@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from datasets import Dataset
 from embedding_scores import KEYWORD_WEIGHT, Retrieval, hybrid, ndcg_at_10, read_retrievals
-from runner import Settings, StoredRuns, how_made, medians, run_benchmark
+from runner import Settings, StoredRuns, medians, run_benchmark, table
 from scipy.stats import spearmanr
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
@@ -30,7 +30,6 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from neobert_hf.common.fingerprints import model_fingerprint
-from neobert_hf.common.report import markdown_table
 from neobert_hf.embeddings.prompts import prompt_of
 from neobert_hf.embeddings.teacher import load_teacher, states_alone
 from neobert_hf.modeling_neobert import NeoBERTModel
@@ -199,13 +198,12 @@ def page(stored: dict, folder: Path) -> list[str]:
         "Similarity: Spearman's correlation of the cosine with human judgements of pairs of news. Sections: accuracy "
         f"of a logistic regression on the vectors of {PROBE_ROWS:,} one-line descriptions. Static vectors: weighted "
         "means of the teacher's states of single tokens, as in model2vec.",
-        "\n".join(markdown_table(titles, rows)),
+        table(titles, rows),
         *(
             ["Speed: texts of one length in a batch, with weights packed by `prepare_for_inference()`."]
             if speeds
             else []
         ),
-        how_made(stored["made"]),
     ]
 
 

@@ -12,18 +12,18 @@ of a linear layer and two of attention; in a training step three and six. All ta
 compared, because machines are noisy. Of several processes the one with the median share counts.
 """
 
+import multiprocessing
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 import torch
 from encoders import Bench, build_config, make_batch
-from runner import Settings, how_made, medians, middle_process, run_benchmark
+from runner import Settings, medians, run_benchmark, table
 from torch import nn
 from torch.nn import functional as F
-
-from neobert_hf.common.report import markdown_table
 
 
 SHAPES = ((8, 128), (4, 512))
@@ -108,11 +108,15 @@ def measure_models(names: list[str], layers: int, training: bool, repeats: int) 
 
 
 def measure(settings: ForwardSettings) -> list[dict]:
-    jobs = ((["NeoBERT"], settings.layers, False), (settings.models, settings.training_layers, True))
-    rows = []
-    for job in jobs:
-        rows += middle_process(settings.processes, "share", measure_models, *job, settings.repeats)
-    return rows
+    """Of every row, that of the process with the median share: the place of a process's memory changes its times."""
+    middle = []
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), max_tasks_per_child=1) as executor:
+        for job in (["NeoBERT"], settings.layers, False), (settings.models, settings.training_layers, True):
+            runs = [executor.submit(measure_models, *job, settings.repeats).result() for _ in range(settings.processes)]
+            for rows in zip(*runs):
+                row = sorted(rows, key=lambda row: row["share"])[len(rows) // 2]
+                middle.append(row | {"by_process": sorted(row["share"] for row in rows)})
+    return middle
 
 
 def page(stored: dict, folder: Path) -> list[str]:
@@ -128,8 +132,7 @@ def page(stored: dict, folder: Path) -> list[str]:
         "pass of masked language modelling without the optimizer. `share` is the time of the bare matrix products over "
         "that of the model; times are medians of runs that take turns. Each row is that of the process with the median "
         "share, so rows may come from different processes.",
-        "\n".join(markdown_table(head, rows)),
-        how_made(stored["made"]),
+        table(head, rows),
     ]
 
 

@@ -21,15 +21,14 @@ from runner import (
     SKY,
     Settings,
     draw_lines,
-    how_made,
     new_figure,
     run_benchmark,
     run_script,
     set_title,
+    table,
 )
 
 from neobert_hf.common.files import write_png
-from neobert_hf.common.report import markdown_table
 
 
 BFLOAT16 = "--bf16 true --use_cpu true"
@@ -130,22 +129,22 @@ def measure(settings: PretrainingSettings) -> dict:
     return {"stages": [held_out(first), held_out(second)], "others": others, "ablations": run_ablations(settings)}
 
 
-def length_table(columns: dict[str, dict]) -> list[str]:
+def length_table(columns: dict[str, dict]) -> str:
     keys = {key for entry in columns.values() for key in entry if key.startswith("eval_loss_")}
     rows = []
     for key in [*sorted(keys, key=lambda key: int(key.split("_")[2])), "eval_loss"]:
         name = key.removeprefix("eval_loss_").replace("_", " ") if key != "eval_loss" else "all"
         rows.append([name, *(f"{entry[key]:.3f}" if key in entry else "" for entry in columns.values())])
-    return markdown_table(["tokens of the document", *columns], rows)
+    return table(["tokens of the document", *columns], rows)
 
 
-def ablation_table(losses: dict[str, list[float]]) -> list[str]:
+def ablation_table(losses: dict[str, list[float]]) -> str:
     rows = []
     for name, (_, other) in ABLATIONS.items():
         differences = ", ".join(f"{value - base:+.3f}" for value, base in zip(losses[name], losses[other]))
         runs = ", ".join(f"{value:.3f}" for value in losses[name])
         rows.append([name, runs, f"{statistics.mean(losses[name]):.3f}", "-" if name == other else differences])
-    return markdown_table(["", "held-out loss of each seed", "mean", f"against {M1!r}, or its packed pair"], rows)
+    return table(["", "held-out loss of each seed", "mean", f"against {M1!r}, or its packed pair"], rows)
 
 
 def plot(found: dict, file: Path) -> None:
@@ -175,11 +174,11 @@ def page(stored: dict, folder: Path) -> list[str]:
         f"{second[-1]['tokens'] / 1e6:.1f} million, up to 1,024 of a document, "
         "from the mixture of 20% all documents, 40% of at least 256 tokens and 40% of at least 512. The loss is in "
         "nats, on held-out documents with the same masks each time:",
-        "\n".join(length_table(lengths)),
+        length_table(lengths),
         "## Each part of the architecture",
         "Models of 3 million parameters after 600 steps of 2,048 tokens; the runs of a seed share order, masks and "
         "held-out text. Positive differences are worse.",
-        "\n".join(ablation_table(found["ablations"])),
+        ablation_table(found["ablations"]),
         "## Against BERT, and with more tokens",
         "The curve of BERT is `bert_baseline.py` with AdamW at 1e-3, which ends at 5.191 nats. With the best settings "
         "of a short search (Muon at 1e-3, initial weights with a deviation of 0.05) it ends at 5.102; that model is "
@@ -194,7 +193,6 @@ def page(stored: dict, folder: Path) -> list[str]:
         "    --micro_batch_tokens 4096 --global_batch_tokens 4096 --output_dir runs/long \\\n"
         "    --train_data runs/pretraining_benchmark/data/train \\\n"
         "    --validation_data runs/pretraining_benchmark/data/validation\n```",
-        how_made(stored["made"]),
     ]
 
 

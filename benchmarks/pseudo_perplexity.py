@@ -19,15 +19,14 @@ from runner import (
     Settings,
     difference,
     draw_lines,
-    how_made,
     new_figure,
     run_benchmark,
     run_script,
     set_title,
+    table,
 )
 
 from neobert_hf.common.files import write_png
-from neobert_hf.common.report import markdown_table
 
 
 # Factors relative to the training length of each stage, up to 8 times 256.
@@ -103,8 +102,7 @@ def page(stored: dict, folder: Path) -> list[str]:
         f"{max(map(int, lengths)):,} tokens or more, the same at every length; of each, {settings['sample']} random "
         "positions are scored, the same in all curves. A cell is the mean loss in nats above that of `short`, and its "
         "95% interval over the documents; below 0 is better.",
-        "\n".join(markdown_table(["", *(f"{int(length):,}" for length in lengths)], rows)),
-        how_made(stored["made"]),
+        table(["", *(f"{int(length):,}" for length in lengths)], rows),
     ]
 
 

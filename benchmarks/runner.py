@@ -1,4 +1,4 @@
-"""What all benchmarks share: one way to run, stored runs, the machine, intervals, turns, and pictures.
+"""What all benchmarks share: one way to run, stored runs, the machine, intervals, turns, tables and pictures.
 
 A benchmark has settings, a function that measures, and one that makes a page of what was measured. `run_benchmark`
 writes NAME.json, which holds every number and how it was made, and from it NAME.md and NAME.png. With
@@ -7,7 +7,6 @@ writes NAME.json, which holds every number and how it was made, and from it NAME
 
 import json
 import math
-import multiprocessing
 import os
 import platform
 import shlex
@@ -16,12 +15,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
 from datetime import date
 from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 import torch
@@ -31,6 +29,7 @@ from matplotlib.transforms import blended_transform_factory
 from scipy import stats
 
 from neobert_hf.common.files import write_json, write_text
+from neobert_hf.common.report import markdown_table
 from neobert_hf.common.settings import parse_config
 
 
@@ -66,14 +65,13 @@ def run_benchmark(
         name: of the script and its files of results.
         measure: takes the settings and returns what JSON can hold.
         page: takes what NAME.json holds (`made`, `settings`, `found`) and the folder of results, writes its pictures
-            there and returns the paragraphs of the page.
+            there and returns the paragraphs of the page. How it was made is added at the end.
         packages: packages whose versions matter, besides torch and Transformers.
         args: the command line without the program's name; `sys.argv[1:]` if None.
     """
     (settings,) = parse_config(kind, args=args)
     folder = Path(settings.results)
     folder.mkdir(parents=True, exist_ok=True)
-    file = folder / f"{name}.json"
     if not settings.page_only:
         found = measure(settings)
         made = {
@@ -82,12 +80,13 @@ def run_benchmark(
             "versions": {package: version(package) for package in ("torch", "transformers", *packages)},
             "command": shlex.join(["python", f"benchmarks/{name}.py", *(sys.argv[1:] if args is None else args)]),
         }
-        write_json(file, {"made": made, "settings": asdict(settings), "found": found})
-    write_text(folder / f"{name}.md", "\n\n".join(page(json.loads(file.read_text()), folder)) + "\n")
+        write_json(folder / f"{name}.json", {"made": made, "settings": asdict(settings), "found": found})
+    stored = json.loads((folder / f"{name}.json").read_text())
+    write_text(folder / f"{name}.md", "\n\n".join([*page(stored, folder), how_made(stored["made"])]) + "\n")
 
 
 def how_made(made: dict) -> str:
-    """What every page says about how its numbers were made. A stored file may hold a `note` on what differs today."""
+    """The end of every page: when, where and how its numbers were made. Some have a `note` on what differs today."""
     versions = ", ".join(f"{name} {number}" for name, number in made["versions"].items())
     return f"Measured: {made['date']}, {made['machine']}; {versions}. {made.get('note', '')}".strip() + (
         f"\n\n```bash\n{made['command']}\n```"
@@ -117,21 +116,20 @@ class StoredRuns:
     machine or another one.
 
     Args:
-        file: written after each run; several threads may share it, several processes may not.
+        file: written after each run.
     """
 
     def __init__(self, file: Path):
-        self.file, self.lock, self.used = file, Lock(), set()
+        self.file, self.used = file, set()
         self.runs = json.loads(file.read_text()) if file.exists() else {}
 
     def result(self, name: str, run: Callable[[], Any]) -> Any:
         """The stored result of the run with this name (JSON values); if there is none, `run` makes it."""
         if name not in self.runs:
             found = run()
-            with self.lock:
-                self.runs[name] = {"found": found, "date": str(date.today()), "processor": processor()}
-                self.file.parent.mkdir(parents=True, exist_ok=True)
-                write_json(self.file, self.runs)
+            self.runs[name] = {"found": found, "date": str(date.today()), "processor": processor()}
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            write_json(self.file, self.runs)
         self.used.add(name)
         # As read from a file, even if it was just made.
         return json.loads(json.dumps(self.runs[name]["found"]))
@@ -167,19 +165,8 @@ def medians(candidates: dict[str, Callable[[], Any]], repeats: int, pause: float
     return {name: statistics.median(values) for name, values in times.items()}
 
 
-def middle_process(processes: int, share: str, measure: Callable[..., list[dict]], *arguments: Any) -> list[dict]:
-    """Measure in several processes, one after the other, since the place of a process's memory changes its times.
-
-    Returns:
-        For every row of `measure`, that of the process with the median `share`, and `by_process`, the shares of all.
-    """
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), max_tasks_per_child=1) as executor:
-        runs = [executor.submit(measure, *arguments).result() for _ in range(processes)]
-    middle = []
-    for rows in zip(*runs):
-        rows = sorted(rows, key=lambda row: row[share])
-        middle.append(rows[len(rows) // 2] | {"by_process": [row[share] for row in rows]})
-    return middle
+def table(head: Sequence[Any], rows: Sequence[Sequence[Any]]) -> str:
+    return "\n".join(markdown_table(head, rows))
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
@@ -234,12 +221,16 @@ def draw_lines(axes: Axes, lines: dict[str, tuple[Sequence[tuple[float, float]],
         axes.plot(*zip(*points), color=color, marker="o", markersize=3.5, linewidth=1.8)
     low, high = axes.get_ylim()
     right = max(points[-1][0] for points, _ in lines.values())
-    gap, last = 0.065 * (high - low), -math.inf
-    for label, (points, color) in sorted(lines.items(), key=lambda line: line[1][0][-1][1]):
-        x, y = points[-1]
-        if at_right := x == right:
-            y = last = max(y, last + gap)
+    heights = {label: points[-1][1] for label, (points, _) in lines.items()}
+    at_right = sorted((label for label in lines if lines[label][0][-1][0] == right), key=heights.get)
+    for _ in range(100):
+        for lower, upper in pairwise(at_right):
+            missing = 0.065 * (high - low) - (heights[upper] - heights[lower])
+            heights[lower] -= max(missing, 0) / 2
+            heights[upper] += max(missing, 0) / 2
+    for label, (points, color) in lines.items():
         text = f"{label} {unit.format(points[-1][1])}" if unit else label
         # The end of a shorter line may lie beside a longer one.
-        offset = (8, 0) if at_right else (2, 12)
-        axes.annotate(text, (x, y), offset, textcoords="offset points", color=color, va="center", annotation_clip=False)
+        offset = (8, 0) if label in at_right else (2, 12)
+        place = (points[-1][0], heights[label])
+        axes.annotate(text, place, offset, textcoords="offset points", color=color, va="center", annotation_clip=False)

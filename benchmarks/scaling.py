@@ -11,9 +11,9 @@ passes for CPUs are switched off.
 from unittest import mock
 
 import torch
+from runner import table
 
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM
-from neobert_hf.common.report import markdown_table
 from neobert_hf.modeling_neobert import NeoBERTRMSNorm
 from neobert_hf.training.flops import DATASHEET_PEAKS, training_flops
 
@@ -23,6 +23,7 @@ STAGES = {"stage 1: 1,000,000 steps at 1,024": (1_000_000, 1024), "stage 2: 50,0
 # By number of GPUs, the bytes per second at which one GPU exchanges gradients: NVLink within a machine, 400 Gbit/s
 # InfiniBand between machines.
 LINKS = {8: 450e9, 64: 50e9}
+MFUS = (0.3, 0.4, 0.5)
 
 
 def flops_per_token(length: int, masked: float = 0.2) -> float:
@@ -32,6 +33,10 @@ def flops_per_token(length: int, masked: float = 0.2) -> float:
 
 def gpu_hours(steps: int, length: int, mfu: float) -> float:
     return steps * STEP_TOKENS * flops_per_token(length) / (mfu * H100) / 3600
+
+
+def both_stages(mfu: float) -> float:
+    return sum(gpu_hours(*stage, mfu) for stage in STAGES.values())
 
 
 def kept_bytes(layers: int, tokens: int = 512) -> int:
@@ -63,10 +68,7 @@ def kept_bytes(layers: int, tokens: int = 512) -> int:
     return sum(kept.values()) - cast
 
 
-MFUS = (0.3, 0.4, 0.5)
-
-
-def cost_table() -> list[str]:
+def cost_table() -> str:
     rows = []
     for name, (steps, length) in STAGES.items():
         token = flops_per_token(length)
@@ -74,14 +76,10 @@ def cost_table() -> list[str]:
         rows.append([name, f"{token / 1e9:.2f}", f"{steps * STEP_TOKENS * token:.2e}", *hours])
     rows.append(["both", "", "", *(f"{both_stages(mfu):,.0f}" for mfu in MFUS)])
     head = ["", "GFLOP a token", "total FLOP", "GPU hours at 30%", "at 40%", "at 50% MFU"]
-    return markdown_table(head, rows)
+    return table(head, rows)
 
 
-def both_stages(mfu: float) -> float:
-    return sum(gpu_hours(*stage, mfu) for stage in STAGES.values())
-
-
-def share_table() -> list[str]:
+def share_table() -> str:
     config = NeoBERTConfig()
     rows = {"linear layers": [], "attention": [], "decoder on the masked fifth": []}
     for length in (1024, 4096):
@@ -90,22 +88,22 @@ def share_table() -> list[str]:
         whole = flops_per_token(length)
         for cells, flops in zip(rows.values(), (linear, attention, whole - linear - attention)):
             cells.append(f"{flops / whole:.0%}")
-    return markdown_table(
+    return table(
         ["part of a token's FLOPs", "1,024 tokens", "4,096 tokens"], [[name, *cells] for name, cells in rows.items()]
     )
 
 
-def memory_table(parameters: int) -> list[str]:
+def memory_table(parameters: int) -> str:
     few, many = kept_bytes(1), kept_bytes(3)
     layer = (many - few) / 2 / 512
     token = layer * NeoBERTConfig().num_hidden_layers + (few - layer * 512) / 512
     activations = f"activations of 32,768 tokens, {layer / 1e3:.1f} kB a layer and token"
     weights = "weights, gradients and AdamW's two moments, float32 (DDP)"
     rows = [[weights, f"{16 * parameters / 1e9:.1f}"], [activations, f"{32768 * token / 1e9:.1f}"]]
-    return markdown_table(["memory of one GPU", "GB"], rows)
+    return table(["memory of one GPU", "GB"], rows)
 
 
-def scale_table(parameters: int) -> list[str]:
+def scale_table(parameters: int) -> str:
     rows = []
     for gpus, link in LINKS.items():
         seconds = STEP_TOKENS * flops_per_token(1024) / (0.4 * H100 * gpus)
@@ -114,13 +112,13 @@ def scale_table(parameters: int) -> list[str]:
         steps = STEP_TOKENS // (32768 * gpus)
         rows.append([gpus, steps, f"{seconds:.3f}", f"{exchange:.3f}", f"{days:.1f}"])
     seconds = "seconds of computing a step at 40%"
-    return markdown_table(["GPUs", "accumulation", seconds, "of exchanging gradients", "days for both stages"], rows)
+    return table(["GPUs", "accumulation", seconds, "of exchanging gradients", "days for both stages"], rows)
 
 
-def tables() -> list[list[str]]:
+def tables() -> list[str]:
     parameters = sum(weight.numel() for weight in NeoBERTForMaskedLM(NeoBERTConfig()).parameters())
     return [cost_table(), share_table(), memory_table(parameters), scale_table(parameters)]
 
 
 if __name__ == "__main__":
-    print("\n\n".join("\n".join(table) for table in tables()))
+    print("\n\n".join(tables()))

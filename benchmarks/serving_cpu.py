@@ -4,14 +4,12 @@
     python benchmarks/serving_cpu.py            # a quarter of an hour on 2 CPU cores
 
 All engines run the published architecture with the same random weights and the same number of threads, in one process.
-They take turns, and medians are compared. With `--shapes` only the given shapes are measured, and the others keep their
-results. OpenVINO is left out if it is not installed, and bfloat16 if the CPU does not multiply it.
+They take turns, and medians are compared. OpenVINO is left out if it is not installed, and bfloat16 if the CPU does not
+multiply it.
 """
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import date
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,24 +23,22 @@ from runner import (
     GREY,
     ORANGE,
     Settings,
-    how_made,
     medians,
     new_figure,
-    processor,
     run_benchmark,
     set_title,
+    table,
 )
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from neobert_hf import NeoBERTConfig, NeoBERTModel
 from neobert_hf.common.files import write_png
-from neobert_hf.common.report import markdown_table
 from neobert_hf.hub.export import ExportSettings, export
 
 
 Engine = Callable[[torch.Tensor, torch.Tensor], np.ndarray]
-RAGGED = "32 x 128, ragged"
+RAGGED, MIXED = "32 x 128, ragged", "32 texts of 4 to 128 tokens"
 # Rows and tokens, and the number of rounds whose median is taken.
 SHAPES = {"1 x 8": 25, "1 x 32": 25, "1 x 128": 15, "8 x 128": 5, "4 x 512": 3, RAGGED: 3}
 # About the mean length of the rows of the ragged batch, of which none has more than 128 tokens.
@@ -68,7 +64,7 @@ class ServingSettings(Settings):
     output_dir: str = field(default="runs/serving_cpu", metadata={"help": "the model and its exported files"})
     layers: int = field(default=28, metadata={"help": "of the model; fewer for a trial"})
     width: int = field(default=768, metadata={"help": "of the model; less for a trial"})
-    shapes: list[str] = field(default_factory=lambda: list(SHAPES), metadata={"help": "what to measure"})
+    rounds: int | None = field(default=None, metadata={"help": "of every shape, for a trial"})
 
 
 def make_model(settings: ServingSettings) -> Path:
@@ -168,38 +164,24 @@ def check(name: str, found: np.ndarray, expected: np.ndarray, mask: torch.Tensor
         raise ValueError(f"{name} computes something else: largest difference {difference:.2g}, cosine {cosine:.5f}.")
 
 
-def measure_shapes(engines: dict[str, Engine], shapes: list[str]) -> dict[str, dict[str, float]]:
+def measure(settings: ServingSettings) -> dict[str, dict[str, float]]:
     """Median milliseconds by shape and engine."""
-    found = {}
-    for shape in shapes:
+    engines, found = load_engines(make_model(settings)), {}
+    for shape, rounds in SHAPES.items():
         ids, mask = make_batch(shape)
         expected = engines["PyTorch"](ids, mask)
         for name, run in engines.items():
             check(name, run(ids, mask), expected, mask)
         candidates = {name: partial(run, ids, mask) for name, run in engines.items()}
-        seconds = medians(candidates, SHAPES[shape], PAUSE_SECONDS)
+        seconds = medians(candidates, settings.rounds or rounds, PAUSE_SECONDS)
         found[shape] = {name: 1000 * value for name, value in seconds.items()}
         print(shape, {name: round(value, 1) for name, value in found[shape].items()}, flush=True)
-    return found
+    return {"milliseconds": found}
 
 
-def earlier(settings: ServingSettings) -> dict[str, dict]:
-    """What earlier calls with the same model found for the shapes that this call does not measure."""
-    file = Path(settings.results) / "serving_cpu.json"
-    stored = json.loads(file.read_text()) if file.exists() else None
-    if stored is None or any(stored["settings"][name] != getattr(settings, name) for name in ("layers", "width")):
-        return {"milliseconds": {}, "measured": {}}
-    return {
-        part: {shape: value for shape, value in stored["found"][part].items() if shape not in settings.shapes}
-        for part in ("milliseconds", "measured")
-    }
-
-
-def measure(settings: ServingSettings) -> dict[str, dict]:
-    found = earlier(settings)
-    found["milliseconds"] |= measure_shapes(load_engines(make_model(settings)), settings.shapes)
-    found["measured"] |= dict.fromkeys(settings.shapes, f"{date.today()}, {processor()}")
-    return {part: {shape: values[shape] for shape in SHAPES if shape in values} for part, values in found.items()}
+def name_of(shape: str) -> str:
+    rows, length = shape.split(" x ")
+    return MIXED if shape == RAGGED else f"{rows} text{'s' * (rows != '1')} of {length} tokens"
 
 
 def plot(found: dict[str, dict[str, float]], file: Path) -> None:
@@ -234,13 +216,6 @@ def plot(found: dict[str, dict[str, float]], file: Path) -> None:
     write_png(file, figure)
 
 
-def name_of(shape: str) -> str:
-    if shape == RAGGED:
-        return "32 texts of 4 to 128 tokens"
-    rows, length = shape.split(" x ")
-    return f"{rows} text{'s' * (rows != '1')} of {length} tokens"
-
-
 def time_table(found: dict[str, dict[str, float]]) -> str:
     """A line each engine, and a column each shape."""
     names = list(dict.fromkeys(name for times in found.values() for name in times))
@@ -249,16 +224,12 @@ def time_table(found: dict[str, dict[str, float]]) -> str:
         [name, *(f"{times[name]:,.{int(times[name] < 100)}f}" if name in times else "-" for times in found.values())]
         for name in names
     ]
-    return "\n".join(markdown_table(["milliseconds", *found], rows))
+    return table(["milliseconds", *found], rows)
 
 
 def page(stored: dict, folder: Path) -> list[str]:
-    times, measured, settings = stored["found"]["milliseconds"], stored["found"]["measured"], stored["settings"]
+    times, settings = stored["found"]["milliseconds"], stored["settings"]
     plot(times, folder / "serving_cpu.png")
-    when = "; ".join(
-        f"{place}: {', '.join(shape for shape in times if measured[shape] == place)}"
-        for place in dict.fromkeys(measured.values())
-    )
     return [
         "# On a CPU, PyTorch is ahead for texts of mixed lengths, ONNX Runtime for one short query",
         "![Speed in PyTorch over that of ONNX Runtime and OpenVINO](serving_cpu.png)",
@@ -269,8 +240,6 @@ def page(stored: dict, folder: Path) -> list[str]:
         f"of 128. Every engine was first compared with PyTorch: float32 must agree to {EXACT:g}, others to a cosine of "
         f"{LEAST_COSINE} in every token.",
         time_table(times),
-        f"Days and processors: {when}.",
-        how_made(stored["made"]),
     ]
 
 

@@ -22,10 +22,9 @@ from pathlib import Path
 
 import torch
 from encoders import CUDA, DEVICE, ENCODERS, Bench, build_config, count_parameters, product_flops, ragged_lengths
-from runner import BLUE, GREY, LIGHT, Settings, StoredRuns, how_made, machine, new_figure, run_benchmark, set_title
+from runner import BLUE, GREY, LIGHT, Settings, StoredRuns, machine, new_figure, run_benchmark, set_title, table
 
 from neobert_hf.common.files import write_png
-from neobert_hf.common.report import markdown_table
 
 
 DTYPE = torch.bfloat16 if CUDA else torch.float32
@@ -87,7 +86,7 @@ def measure(settings: ThroughputSettings) -> dict:
     return {"ceiling": ceiling, "parameters": parameters, "rows": rows}
 
 
-def speed_table(found: dict, layout: str) -> list[str]:
+def speed_table(found: dict, layout: str) -> str:
     """Real tokens a second and share of the machine's speed, a line each model."""
     cells = {(row["model"], row["mode"], row["length"]): row for row in found["rows"] if row["layout"] == layout}
     columns = sorted({key[1:] for key in cells})
@@ -96,7 +95,7 @@ def speed_table(found: dict, layout: str) -> list[str]:
         rows = [cells.get((name, *column)) for column in columns]
         texts = [f"{row['tokens']:,.0f} ({row['share']:.0%})" if row else "-" for row in rows]
         lines.append([name, f"{count / 1e6:.0f}M", *texts])
-    return markdown_table(["", "parameters", *(f"{mode}, {length:,} tokens" for mode, length in columns)], lines)
+    return table(["", "parameters", *(f"{mode}, {length:,} tokens" for mode, length in columns)], lines)
 
 
 def plot(found: dict, file: Path) -> None:
@@ -142,11 +141,10 @@ def page(stored: dict, folder: Path) -> list[str]:
         "brackets the operations that the task needs as a share of the machine's plain matrix products "
         f"({found['ceiling'] / 1e9:,.0f} GFLOP/s). The top of `benchmarks/throughput.py` says how it is measured.",
         "## Full batches",
-        "\n".join(speed_table(found, "full")),
+        speed_table(found, "full"),
         "## Ragged batches",
         "Rows have 35% of the tokens of the longest on average. NeoBERT computes no padding, the others do.",
-        "\n".join(speed_table(found, "ragged")),
-        how_made(stored["made"]),
+        speed_table(found, "ragged"),
     ]
 
 

@@ -29,11 +29,11 @@ from runner import (
     StoredRuns,
     difference,
     draw_lines,
-    how_made,
     interval,
     new_figure,
     run_benchmark,
     set_title,
+    table,
 )
 from sklearn.feature_extraction import DictVectorizer
 from sklearn.feature_extraction.text import TfidfVectorizer
@@ -46,7 +46,6 @@ from transformers import (
     AutoTokenizer,
     DataCollatorForTokenClassification,
     DataCollatorWithPadding,
-    PreTrainedModel,
     PreTrainedTokenizerFast,
     Trainer,
     TrainingArguments,
@@ -55,7 +54,6 @@ from transformers import (
 
 from neobert_hf.common.files import write_png
 from neobert_hf.common.fingerprints import model_fingerprint
-from neobert_hf.common.report import markdown_table
 
 
 RANDOM, COUNTS = "random", "words alone"
@@ -63,6 +61,7 @@ RANDOM, COUNTS = "random", "words alone"
 EPOCHS = {100: 40, 300: 15, 1000: 8, 3000: 5}
 # Rows of a step. With many training rows, steps are larger: on two cores that takes a third of the time.
 BATCH, LARGE_BATCH, MANY_ROWS = 16, 64, 10_000
+MAX_LENGTH = 128
 TITLES = {"tags": "parts of speech, words right", "sections": "sections of software, texts right"}
 COLOURS = {"NeoBERT": BLUE, "BERT": ORANGE, RANDOM: GREY, COUNTS: GREEN}
 
@@ -83,7 +82,6 @@ class WorthSettings(Settings):
     seeds: int = field(default=5, metadata={"help": "of the rows drawn, their order, the head and random weights"})
     development: int = field(default=1000, metadata={"help": "rows on which the learning rate is chosen"})
     test: int = field(default=2000, metadata={"help": "rows that are scored"})
-    max_length: int = field(default=128, metadata={"help": "tokens"})
 
 
 @dataclass
@@ -124,40 +122,28 @@ def read_task(name: str, folder: Path, text: str, label: str, settings: WorthSet
         )
     count = len(names) if of_words else max(train["labels"]) + 1
     train, test = train.shuffle(seed=0), test.shuffle(seed=0)
-    development = train.select(range(settings.development))
-    train = train.select(range(settings.development, len(train)))
-    return Task(name, train, development, test.select(range(min(settings.test, len(test)))), count, of_words)
+    development, train = train.take(settings.development), train.skip(settings.development)
+    return Task(name, train, development, test.take(min(settings.test, len(test))), count, of_words)
 
 
-def encode(rows: Dataset, task: Task, tokenizer: PreTrainedTokenizerFast, max_length: int) -> Dataset:
+def encode(rows: Dataset, task: Task, tokenizer: PreTrainedTokenizerFast) -> Dataset:
     """Token ids and labels. If a word has several tokens, the first one carries its label."""
 
-    def to_ids(batch: dict[str, list]) -> dict[str, list]:
-        encoded = tokenizer(batch["text"], truncation=True, max_length=max_length, is_split_into_words=task.of_words)
+    def to_ids(row: dict) -> dict[str, list]:
+        encoded = tokenizer(row["text"], truncation=True, max_length=MAX_LENGTH, is_split_into_words=task.of_words)
         if not task.of_words:
-            return {**encoded, "labels": batch["labels"]}
-        labels = []
-        for number, tags in enumerate(batch["labels"]):
-            words = encoded.word_ids(number)
-            first = [word is not None and word != before for word, before in zip(words, [None, *words])]
-            labels.append([tags[word] if is_first else -100 for word, is_first in zip(words, first)])
-        return {**encoded, "labels": labels}
+            return {**encoded, "labels": row["labels"]}
+        words = encoded.word_ids()
+        first = [word is not None and word != before for word, before in zip(words, [None, *words])]
+        return {**encoded, "labels": [row["labels"][word] if new else -100 for word, new in zip(words, first)]}
 
-    return rows.map(to_ids, batched=True, remove_columns=rows.column_names)
+    return rows.map(to_ids, remove_columns=rows.column_names)
 
 
 def poolings(start: Path, task: Task) -> tuple[str | None, ...]:
     """Possible inputs of the head: the first token's hidden state or the mean of all; None if there is no choice."""
     choice = not task.of_words and hasattr(AutoConfig.from_pretrained(start), "classifier_pooling")
     return ("cls", "mean") if choice else (None,)
-
-
-def build_model(start: Path, task: Task, pooling: str | None, weights: bool) -> PreTrainedModel:
-    auto = AutoModelForTokenClassification if task.of_words else AutoModelForSequenceClassification
-    options = {"num_labels": task.labels} | ({"classifier_pooling": pooling} if pooling else {})
-    if weights:
-        return auto.from_pretrained(start, dtype=torch.float32, **options)
-    return auto.from_config(AutoConfig.from_pretrained(start, **options), dtype=torch.float32)
 
 
 def fine_tune(
@@ -172,10 +158,16 @@ def fine_tune(
     """Fine-tune once with a learning rate and a pooling. Returns the accuracy on development and test rows."""
     rate, pooling = trial
     tokenizer = AutoTokenizer.from_pretrained(start)
-    parts = [task.draw(rows, seed), task.development, task.test]
-    parts = [encode(part, task, tokenizer, settings.max_length) for part in parts]
+    parts = [encode(part, task, tokenizer) for part in (task.draw(rows, seed), task.development, task.test)]
     set_seed(seed)
-    model = build_model(start, task, pooling, weights)
+    auto = AutoModelForTokenClassification if task.of_words else AutoModelForSequenceClassification
+    config = AutoConfig.from_pretrained(start, num_labels=task.labels)
+    if pooling:
+        config.classifier_pooling = pooling
+    if weights:
+        model = auto.from_pretrained(start, config=config, dtype=torch.float32)
+    else:
+        model = auto.from_config(config, dtype=torch.float32)
     collator = (DataCollatorForTokenClassification if task.of_words else DataCollatorWithPadding)(tokenizer)
     arguments = TrainingArguments(
         output_dir=settings.output_dir,
@@ -204,7 +196,7 @@ def fine_tune(
 
 
 def word_features(words: list[str]) -> list[dict[str, str]]:
-    """Features of each word: the word itself, its neighbours, its last letters and whether it begins with a capital."""
+    """Of each word: itself, its neighbours, its last letters and whether it begins with a capital."""
     lowered = ["<s>", *(word.lower() for word in words), "</s>"]
     return [
         {
@@ -256,24 +248,13 @@ def run_start(name: str, start: Path, task: Task, rows: int, settings: WorthSett
     return {"best": best, "accuracy": [tune(tuple(best["trial"]), seed)["test"] for seed in range(settings.seeds)]}
 
 
-def run_counts(task: Task, rows: int, settings: WorthSettings, result: Callable) -> dict:
-    # With all rows, every seed trains on the same rows, and a regression has no other randomness.
-    seeds = [0] * settings.seeds if rows == len(task.train) else range(settings.seeds)
-    names = [(COUNTS, task.name, f"{rows} rows", f"seed {seed}") for seed in seeds]
-    return {
-        "accuracy": [
-            result(name, partial(count_features, task, rows, seed))["test"] for name, seed in zip(names, seeds)
-        ]
-    }
-
-
 def measure(settings: WorthSettings) -> dict:
     """By task, rows and start: the accuracy on the test rows for each seed, and the chosen learning rate."""
     disable_progress_bars()
     starts = {name: Path(folder) for name, folder in (start.split("=", 1) for start in settings.starts)}
     first, scores, data = next(iter(starts.values())), {}, Path(settings.data)
     runs = StoredRuns(Path(settings.results) / "single_runs" / "worth.json")
-    shared = (f"{settings.max_length} tokens", f"{settings.development} + {settings.test} rows")
+    shared = (f"{MAX_LENGTH} tokens", f"{settings.development} + {settings.test} rows")
 
     def result(parts: tuple[str, ...], run: Callable[[], dict]) -> dict:
         """The stored result of a run; its name says in what it differs, and what all runs of a command share."""
@@ -288,25 +269,28 @@ def measure(settings: WorthSettings) -> dict:
         for name, start in {**starts, RANDOM: first}.items():
             entries[name] = run_start(name, start, task, rows, settings, result)
             print(f"{task.name}, {rows} rows: {name} {statistics.mean(entries[name]['accuracy']):.4f}", flush=True)
-        entries[COUNTS] = run_counts(task, rows, settings, result)
+        counts = [
+            result((COUNTS, task.name, f"{rows} rows", f"seed {seed}"), partial(count_features, task, rows, seed))
+            for seed in range(settings.seeds)
+        ]
+        entries[COUNTS] = {"accuracy": [found["test"] for found in counts]}
     return {"scores": scores, "runs": runs.places()}
 
 
-def percent(shares: list[float]) -> list[float]:
-    return [100 * share for share in shares]
+def percent(entry: dict) -> list[float]:
+    return [100 * share for share in entry["accuracy"]]
 
 
-def tables(scores: dict) -> tuple[list[str], list[str]]:
+def tables(scores: dict) -> tuple[str, str]:
     """Accuracy in percent with its 95% interval; and what the first start gains over each other, seed by seed."""
     names = list(next(iter(next(iter(scores.values())).values())))
     means, gains = [], []
     for task, by_rows in scores.items():
         for rows, entries in by_rows.items():
-            first, *others = found = [percent(entries[name]["accuracy"]) for name in names]
+            first, *others = found = [percent(entries[name]) for name in names]
             means.append([TITLES[task], f"{int(rows):,}", *(interval(each, 1) for each in found)])
             gains.append([TITLES[task], f"{int(rows):,}", *(difference(first, each, 1) for each in others)])
-    heads = ["", "rows", *names], [f"{names[0]} over", "rows", *names[1:]]
-    return markdown_table(heads[0], means), markdown_table(heads[1], gains)
+    return table(["", "rows", *names], means), table([f"{names[0]} over", "rows", *names[1:]], gains)
 
 
 def plot(scores: dict, file: Path) -> None:
@@ -322,13 +306,9 @@ def plot(scores: dict, file: Path) -> None:
     }
     for axes, (task, by_rows) in zip(panels, scores.items()):
         lines = {}
-        for name, color in COLOURS.items():
-            points = [
-                (int(rows), statistics.mean(percent(entries[name]["accuracy"])))
-                for rows, entries in by_rows.items()
-                if name in entries
-            ]
-            lines |= {"untrained" if name == RANDOM else name: (points, color)} if points else {}
+        for name in next(iter(by_rows.values())):
+            points = [(int(rows), statistics.mean(percent(entries[name]))) for rows, entries in by_rows.items()]
+            lines["untrained" if name == RANDOM else name] = (points, COLOURS[name])
         axes.set_xscale("log")
         draw_lines(axes, lines, "{:.1f}")
         axes.set_xticks(list(map(int, by_rows)), [f"{int(rows):,}" for rows in by_rows])
@@ -351,10 +331,9 @@ def page(stored: dict, folder: Path) -> list[str]:
         "the training rows, their order, the new head and the random weights; it is the same for all starts. "
         f"`{RANDOM}` is the same network untrained. `{COUNTS}` is a logistic regression without any network, on words "
         "and bigrams by TF-IDF, or on each word, its neighbours and its last letters.",
-        "\n".join(means),
+        means,
         "Gains in points, seed by seed, with their 95% interval by Student's t:",
-        "\n".join(gains),
-        how_made(stored["made"]),
+        gains,
         f"The single runs are of {stored['found']['runs']}.",
     ]
 

@@ -2,30 +2,12 @@
 
 import pytest
 import torch
-from encoders import (
-    ENCODERS,
-    Bench,
-    build_config,
-    build_model,
-    count_parameters,
-    forward_flops,
-    ragged_lengths,
-)
+from encoders import ENCODERS, Bench, build_config, build_model, count_parameters, forward_flops, ragged_lengths
 from torch.utils.flop_counter import FlopCounterMode
 
 
-SMALL = {
-    "vocab_size": 100,
-    "hidden_size": 32,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 2,
-    "intermediate_size": 48,
-    "pad_token_id": 1,
-}
-
-
-def small(name: str):
-    return build_config(name, **SMALL)
+SIZES = {"vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2}
+SIZES |= {"intermediate_size": 48, "pad_token_id": 1}
 
 
 @pytest.mark.parametrize("name", ENCODERS)
@@ -38,7 +20,7 @@ def test_published_sizes(name):
 @pytest.mark.parametrize("training", [False, True])
 def test_one_measurement(name, training):
     """Only real tokens are counted, and only a training step changes the weights."""
-    bench = Bench(small(name), "sdpa", torch.float32, training)
+    bench = Bench(build_config(name, **SIZES), "sdpa", torch.float32, training)
     before = [parameter.clone() for parameter in bench.model.parameters()]
     full = bench.measure(torch.full((8,), 16), False, 0.0)
     ragged = bench.measure(ragged_lengths(8, 16), name == "NeoBERT", 0.0)
@@ -51,7 +33,7 @@ def test_one_measurement(name, training):
 @pytest.mark.parametrize("name", ENCODERS)
 def test_flops_equal_those_of_torch(name):
     """Exactly, where nothing is padded, every label is wanted and the local window reaches over the whole sequence."""
-    model = build_model(small(name), "eager", "cpu", torch.float32).train()
+    model = build_model(build_config(name, **SIZES), "eager", "cpu", torch.float32).train()
     lengths = torch.tensor([24, 24])
     ids = torch.randint(5, 100, (2, 24))
     with FlopCounterMode(display=False) as forward:
