@@ -22,7 +22,7 @@ everything: .venv/.installed  ## Also the tests marked slow; with SLOW_TESTS_UNT
 
 nightly: everything clients  ## All that needs no GPU and no Hub
 
-clients: .venv-clients/.installed  ## The tests of third-party clients (five minutes); rewrites docs/clients.md
+clients: .venv-clients/.installed  ## The tests of third-party clients (five minutes)
 	.venv-clients/bin/python -m pytest -n $(TEST_PROCESSES) --dist worksteal -m clients tests/clients
 
 lint: .venv/.installed

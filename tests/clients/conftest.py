@@ -1,13 +1,10 @@
-"""Small checkpoints of every kind; and after a run in which all tests of this folder passed, docs/clients.md."""
+"""Small checkpoints of every kind."""
 
 import os
-from importlib.metadata import version
 
 import pytest
-from packaging.version import Version
 
 from neobert_hf import NeoBERTForMaskedLM, NeoBERTForSequenceClassification, NeoBERTModel
-from neobert_hf.common.files import write_text
 from tests.helpers.onnx_checkpoints import save_checkpoint
 
 
@@ -15,22 +12,6 @@ from tests.helpers.onnx_checkpoints import save_checkpoint
 os.environ |= dict.fromkeys(
     ("ANONYMIZED_TELEMETRY", "HAYSTACK_TELEMETRY_ENABLED", "INFINITY_ANONYMOUS_USAGE_STATS"), "False"
 )
-
-
-def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
-    if config.getoption("markexpr") != "clients":
-        return
-    # Not at the top: it imports the tests, whose assertions pytest rewrites only if it is the first to do so.
-    from tests.clients.page import PAGE, build_page, client_tests
-
-    tests = client_tests()
-    passed = {report.nodeid for report in terminalreporter.stats.get("passed", ())}
-    if missing := sum(test.name not in passed for test in tests):
-        terminalreporter.write_line(f"{PAGE} is not written: {missing} of {len(tests)} tests failed or did not run.")
-        return
-    names = {test.distribution for test in tests} | {"torch", "transformers"}
-    write_text(PAGE, build_page({name: Version(version(name)).public for name in names}))
-    terminalreporter.write_line(f"{PAGE} is written.")
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ def test_sentence_transformers(encoder):
     """The vectors are the plain model's mean-pooled hidden states."""
     from sentence_transformers import SentenceTransformer
 
-    got = SentenceTransformer(encoder, device="cpu").encode(TEXTS)  # in the table
+    got = SentenceTransformer(encoder, device="cpu").encode(TEXTS)
     assert same(got, vectors(encoder))
 
 
@@ -23,7 +23,7 @@ def test_langchain(encoder):
     """The vectors of documents and of a query are the plain model's mean-pooled hidden states."""
     from langchain_huggingface import HuggingFaceEmbeddings
 
-    embeddings = HuggingFaceEmbeddings(model_name=encoder, model_kwargs={"device": "cpu"})  # in the table
+    embeddings = HuggingFaceEmbeddings(model_name=encoder, model_kwargs={"device": "cpu"})
     assert same(embeddings.embed_documents(TEXTS), vectors(encoder))
     assert same(embeddings.embed_query(TEXTS[0]), vectors(encoder)[0])
 
@@ -33,7 +33,7 @@ def test_llama_index(encoder):
     """The vectors are the plain model's normalised mean-pooled hidden states."""
     from llama_index.embeddings.huggingface import HuggingFaceEmbedding
 
-    embeddings = HuggingFaceEmbedding(model_name=encoder, device="cpu")  # in the table
+    embeddings = HuggingFaceEmbedding(model_name=encoder, device="cpu")
     assert same(embeddings.get_text_embedding_batch(TEXTS), vectors(encoder, normalize=True))
 
 
@@ -42,7 +42,7 @@ def test_txtai(encoder):
     """A search gives the cosines of the plain model's mean-pooled hidden states."""
     from txtai import Embeddings
 
-    embeddings = Embeddings(path=encoder, gpu=False, backend="numpy")  # in the table
+    embeddings = Embeddings(path=encoder, gpu=False, backend="numpy")
     embeddings.index(TEXTS)
     found = dict(embeddings.search(TEXTS[1], len(TEXTS)))
     plain = vectors(encoder, normalize=True)
@@ -55,7 +55,7 @@ def test_keybert(encoder):
     from keybert import KeyBERT
     from sentence_transformers import SentenceTransformer
 
-    found = KeyBERT(SentenceTransformer(encoder, device="cpu")).extract_keywords(TEXTS[2])  # in the table
+    found = KeyBERT(SentenceTransformer(encoder, device="cpu")).extract_keywords(TEXTS[2])
     words, scores = zip(*found)
     plain = vectors(encoder, [TEXTS[2], *words], normalize=True)
     assert set(words) <= set(TEXTS[2].replace("?", "").split()) and same(scores, plain[1:] @ plain[0], 1e-4)
@@ -73,7 +73,7 @@ def test_bertopic(encoder):
     texts = [
         f"{animals} {number}" for animals in ("cat dog cow", "zzz yyy xxx www vvv uuu ttt") for number in range(10)
     ]
-    topics, _ = BERTopic(embedding_model=SentenceTransformer(encoder), **parts).fit_transform(texts)  # in the table
+    topics, _ = BERTopic(embedding_model=SentenceTransformer(encoder), **parts).fit_transform(texts)
     assert len(set(topics[:10])) == len(set(topics[10:])) == 1 and topics[0] != topics[10]
 
 
@@ -82,12 +82,11 @@ def test_infinity(encoder):
     """The vectors of a running engine are the plain model's normalised mean-pooled hidden states."""
     from infinity_emb import AsyncEmbeddingEngine, EngineArgs
 
-    arguments = EngineArgs(
-        model_name_or_path=encoder, device="cpu", engine="torch", model_warmup=False, bettertransformer=False
-    )
+    options = {"device": "cpu", "engine": "torch", "model_warmup": False, "bettertransformer": False}
+    arguments = EngineArgs(model_name_or_path=encoder, **options)
 
     async def embed():
-        engine = AsyncEmbeddingEngine.from_args(arguments)  # in the table
+        engine = AsyncEmbeddingEngine.from_args(arguments)
         async with engine:
             return (await engine.embed(sentences=TEXTS))[0]
 
@@ -103,15 +102,9 @@ def test_fastembed(encoder, tmp_path):
     from tests.helpers.onnx_checkpoints import export
 
     export(encoder, tmp_path / "exported", precisions=["float32"])
-    TextEmbedding.add_custom_model(
-        model="me/neobert",
-        pooling=PoolingType.MEAN,
-        normalization=True,
-        sources=ModelSource(hf="me/neobert"),
-        dim=64,
-        model_file="onnx/model.onnx",
-    )
-    model = TextEmbedding("me/neobert", specific_model_path=str(tmp_path / "exported"))  # in the table
+    options = {"pooling": PoolingType.MEAN, "normalization": True, "sources": ModelSource(hf="me/neobert")}
+    TextEmbedding.add_custom_model("me/neobert", **options, dim=64, model_file="onnx/model.onnx")
+    model = TextEmbedding("me/neobert", specific_model_path=str(tmp_path / "exported"))
     assert same(np.stack(list(model.embed(TEXTS))), vectors(encoder, normalize=True))
 
 
@@ -120,27 +113,20 @@ def test_model2vec(encoder):
     """The static vector of a word is the plain model's normalised mean-pooled hidden state."""
     from model2vec.distill import distill
 
-    static = distill(encoder, device="cpu", pca_dims=None, sif_coefficient=None)  # in the table
+    static = distill(encoder, device="cpu", pca_dims=None, sif_coefficient=None)
     assert same(static.encode(["a", "7"]), vectors(encoder, ["a", "7"], normalize=True), 1e-3)
 
 
 @pytest.mark.clients("rerankers")
-def test_rerankers(checkpoint):
-    """The scores are the logits of query and document encoded as one pair."""
-    from rerankers import Reranker
-
-    folder = checkpoint(NeoBERTForSequenceClassification, num_labels=1)
-    ranker = Reranker(folder, model_type="cross-encoder", device="cpu", dtype="float32")  # in the table
-    scores = {result.doc_id: result.score for result in ranker.rank(query=TEXTS[1], docs=TEXTS).results}
-    expected = logits(folder, [(TEXTS[1], text) for text in TEXTS])[:, 0]
-    assert same([scores[row] for row in range(len(TEXTS))], expected)
-
-
 @pytest.mark.clients("sentence-transformers")
-def test_cross_encoder(checkpoint):
-    """The scores are the sigmoids of the logits of each pair of texts."""
+def test_rerankers(checkpoint):
+    """The scores are the logits of query and document encoded as one pair; those of a cross-encoder their sigmoids."""
+    from rerankers import Reranker
     from sentence_transformers import CrossEncoder
 
-    folder = checkpoint(NeoBERTForSequenceClassification, num_labels=1)
-    scores = CrossEncoder(folder, device="cpu").predict([(TEXTS[1], text) for text in TEXTS])  # in the table
-    assert same(scores, logits(folder, [(TEXTS[1], text) for text in TEXTS])[:, 0].sigmoid())
+    folder, pairs = checkpoint(NeoBERTForSequenceClassification, num_labels=1), [(TEXTS[1], text) for text in TEXTS]
+    expected = logits(folder, pairs)[:, 0]
+    ranker = Reranker(folder, model_type="cross-encoder", device="cpu", dtype="float32")
+    scores = {result.doc_id: result.score for result in ranker.rank(query=TEXTS[1], docs=TEXTS).results}
+    assert same([scores[row] for row in range(len(TEXTS))], expected)
+    assert same(CrossEncoder(folder, device="cpu").predict(pairs), expected.sigmoid())

@@ -20,14 +20,14 @@ def test_captum(classifier):
     def score(ids):
         return model(ids).logits[:, 1]
 
-    gradients = LayerIntegratedGradients(score, model.model.encoder)  # in the table
+    gradients = LayerIntegratedGradients(score, model.model.encoder)
     found = gradients.attribute(ids, baseline, n_steps=200)
     with torch.no_grad():
         difference = (score(ids) - score(baseline)).item()
     assert found.shape == (*ids.shape, 64) and abs(found.sum().item() - difference) < 0.02 * abs(difference)
 
 
-@pytest.mark.clients("transformers-interpret", fails=True)
+@pytest.mark.clients("transformers-interpret")
 def test_transformers_interpret(classifier):
     """Its baseline text has `position_ids` that are all 0, which means many documents of one token here; see below."""
     from transformers import AutoTokenizer
@@ -50,7 +50,7 @@ def test_bertviz(encoder):
     with torch.no_grad():
         weights = model(**inputs, output_attentions=True).attentions
     words = AutoTokenizer.from_pretrained(encoder).convert_ids_to_tokens(inputs["input_ids"][0])
-    page = head_view(weights, words, html_action="return")  # in the table
+    page = head_view(weights, words, html_action="return")
     assert str(weights[0][0, 0, 0].tolist())[1:-1] in page.data
 
 
@@ -61,7 +61,7 @@ def test_shap(classifier):
     from transformers import pipeline
 
     classify = pipeline("text-classification", classifier, top_k=None)
-    found = shap.Explainer(classify)([TEXTS[0]])  # in the table
+    found = shap.Explainer(classify)([TEXTS[0]])
     expected = logits(classifier, TEXTS[:1]).softmax(-1)
     assert same(np.squeeze(found.values.sum(1) + found.base_values), expected[0], 1e-4)
 
@@ -74,6 +74,6 @@ def test_lime(classifier):
     def probabilities(texts):
         return logits(classifier, texts).softmax(-1).numpy()
 
-    found = LimeTextExplainer(random_state=0).explain_instance(TEXTS[0], probabilities, num_samples=100)  # in the table
+    found = LimeTextExplainer(random_state=0).explain_instance(TEXTS[0], probabilities, num_samples=100)
     assert same(found.predict_proba, probabilities(TEXTS[:1])[0])
     assert abs(found.local_pred[0] - found.predict_proba[1]) < 0.1

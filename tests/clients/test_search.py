@@ -17,7 +17,7 @@ def test_chroma(encoder):
     import chromadb
     from chromadb.utils.embedding_functions import SentenceTransformerEmbeddingFunction
 
-    embed = SentenceTransformerEmbeddingFunction(model_name=encoder, device="cpu")  # in the table
+    embed = SentenceTransformerEmbeddingFunction(model_name=encoder, device="cpu")
     space = {"hnsw": {"space": "cosine"}}
     collection = chromadb.EphemeralClient().create_collection("texts", embedding_function=embed, configuration=space)
     collection.add(ids=list("0123"), documents=TEXTS)
@@ -35,7 +35,7 @@ def test_qdrant(encoder):
     model = SentenceTransformer(encoder, device="cpu")
     client = QdrantClient(":memory:")
     client.create_collection("texts", models.VectorParams(size=64, distance=models.Distance.COSINE))
-    client.upload_collection("texts", model.encode(TEXTS), ids=range(4))  # in the table
+    client.upload_collection("texts", model.encode(TEXTS), ids=range(4))
     found = client.query_points("texts", model.encode(TEXTS[1]), limit=4).points
     scores = {point.id: point.score for point in found}
     assert same([scores[row] for row in range(4)], cosines(encoder, 1))
@@ -48,7 +48,7 @@ def test_lancedb(encoder, tmp_path):
     from lancedb.embeddings import get_registry
     from lancedb.pydantic import LanceModel, Vector
 
-    embed = get_registry().get("sentence-transformers").create(name=encoder, device="cpu")  # in the table
+    embed = get_registry().get("sentence-transformers").create(name=encoder, device="cpu")
 
     class Passage(LanceModel):
         text: str = embed.SourceField()
@@ -67,7 +67,7 @@ def test_faiss(encoder):
     from sentence_transformers import SentenceTransformer
 
     model, index = SentenceTransformer(encoder, device="cpu"), faiss.IndexFlatIP(64)
-    index.add(model.encode(TEXTS, normalize_embeddings=True))  # in the table
+    index.add(model.encode(TEXTS, normalize_embeddings=True))
     scores, rows = index.search(model.encode(TEXTS[1:2], normalize_embeddings=True), 4)
     assert same(scores[0], cosines(encoder, 1)[rows[0]])
 
@@ -80,7 +80,7 @@ def test_haystack_embedder(encoder):
     from haystack_integrations.components.embedders.sentence_transformers import SentenceTransformersDocumentEmbedder
 
     cpu = ComponentDevice.from_str("cpu")
-    embedder = SentenceTransformersDocumentEmbedder(model=encoder, device=cpu)  # in the table
+    embedder = SentenceTransformersDocumentEmbedder(model=encoder, device=cpu)
     found = embedder.run([Document(content=text) for text in TEXTS])["documents"]
     assert same([document.embedding for document in found], vectors(encoder))
 
@@ -92,6 +92,6 @@ def test_haystack_router(classifier):
     from haystack_integrations.components.routers.transformers import TransformersTextRouter
 
     labels, cpu = ["LABEL_0", "LABEL_1"], ComponentDevice.from_str("cpu")
-    router = TransformersTextRouter(model=classifier, labels=labels, device=cpu)  # in the table
+    router = TransformersTextRouter(model=classifier, labels=labels, device=cpu)
     for text, label in zip(TEXTS, logits(classifier).argmax(-1).tolist()):
         assert router.run(text) == {f"LABEL_{label}": text}

@@ -16,18 +16,32 @@ def loss_falls(losses: list[float]) -> bool:
     return losses[-1] < 0.8 * losses[0]
 
 
-def peft_learns(folder: str, settings) -> None:
-    """Every trained parameter has a gradient, the loss of sorting four texts falls, and the base stays as it was."""
-    from peft import get_peft_model
+TARGETS = {"target_modules": ["qkv", "wo", "w12", "w3"]}
+METHODS = {
+    "LoRA": ("LoraConfig", TARGETS),
+    "DoRA": ("LoraConfig", TARGETS | {"use_dora": True}),
+    "IA3": ("IA3Config", TARGETS | {"feedforward_modules": ["w3"]}),
+    "prompt tuning": ("PromptTuningConfig", {"num_virtual_tokens": 4}),
+    "P-tuning": ("PromptEncoderConfig", {"num_virtual_tokens": 4}),
+}
 
-    base = NeoBERTForSequenceClassification.from_pretrained(folder)
+
+@pytest.mark.clients("peft")
+@pytest.mark.parametrize("method", METHODS)
+def test_peft(method, classifier):
+    """Every trained parameter has a gradient, the loss of sorting four texts falls, and the base stays as it was."""
+    import peft
+
+    config, options = METHODS[method]
+    settings = getattr(peft, config)(task_type="SEQ_CLS", modules_to_save=["dense", "classifier"], **options)
+    base = NeoBERTForSequenceClassification.from_pretrained(classifier)
     before = base.model.transformer_encoder[0].qkv.weight.clone()
-    model = get_peft_model(base, settings).train()
+    model = peft.get_peft_model(base, settings).train()
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer, losses = torch.optim.AdamW(trained, 1e-2), []
     for _ in range(8):
         optimizer.zero_grad()
-        loss = model(**tokens(folder), labels=LABELS).loss
+        loss = model(**tokens(classifier), labels=LABELS).loss
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
@@ -38,92 +52,22 @@ def peft_learns(folder: str, settings) -> None:
 
 
 @pytest.mark.clients("peft")
-def test_lora(classifier):
-    """Every parameter of the adapter gets a gradient, the loss falls, and the base model is unchanged."""
-    from peft import LoraConfig
-
-    settings = LoraConfig(
-        task_type="SEQ_CLS", modules_to_save=["dense", "classifier"], target_modules=["qkv", "wo", "w12", "w3"]
-    )  # in the table
-    peft_learns(classifier, settings)
-
-
-@pytest.mark.clients("peft")
-def test_dora(classifier):
-    """Every parameter of the adapter gets a gradient, the loss falls, and the base model is unchanged."""
-    from peft import LoraConfig
-
-    settings = LoraConfig(
-        task_type="SEQ_CLS",
-        modules_to_save=["dense", "classifier"],
-        target_modules=["qkv", "wo", "w12", "w3"],
-        use_dora=True,
-    )  # in the table
-    peft_learns(classifier, settings)
-
-
-@pytest.mark.clients("peft")
-def test_ia3(classifier):
-    """Every parameter of the adapter gets a gradient, the loss falls, and the base model is unchanged."""
-    from peft import IA3Config
-
-    settings = IA3Config(
-        task_type="SEQ_CLS",
-        modules_to_save=["dense", "classifier"],
-        target_modules=["qkv", "wo", "w12", "w3"],
-        feedforward_modules=["w3"],
-    )  # in the table
-    peft_learns(classifier, settings)
-
-
-@pytest.mark.clients("peft")
-def test_prompt_tuning(classifier):
-    """Every parameter of the prompt gets a gradient, the loss falls, and the base model is unchanged."""
-    from peft import PromptTuningConfig
-
-    settings = PromptTuningConfig(
-        task_type="SEQ_CLS", modules_to_save=["dense", "classifier"], num_virtual_tokens=4
-    )  # in the table
-    peft_learns(classifier, settings)
-
-
-@pytest.mark.clients("peft")
-def test_p_tuning(classifier):
-    """Every parameter of the prompt gets a gradient, the loss falls, and the base model is unchanged."""
-    from peft import PromptEncoderConfig
-
-    settings = PromptEncoderConfig(
-        task_type="SEQ_CLS", modules_to_save=["dense", "classifier"], num_virtual_tokens=4
-    )  # in the table
-    peft_learns(classifier, settings)
-
-
-@pytest.mark.clients("peft", fails=True)
 def test_prefix_tuning(classifier):
     """`PrefixTuningConfig` needs a model that takes `past_key_values`; an encoder has none, and PEFT says so."""
     from peft import PrefixTuningConfig, get_peft_model
 
     base = NeoBERTForSequenceClassification.from_pretrained(classifier)
-    settings = PrefixTuningConfig(
-        task_type="SEQ_CLS", num_virtual_tokens=4, num_layers=2, token_dim=64, num_attention_heads=4
-    )
-    model = get_peft_model(base, settings)
+    sizes = {"num_virtual_tokens": 4, "num_layers": 2, "token_dim": 64, "num_attention_heads": 4}
+    model = get_peft_model(base, PrefixTuningConfig(task_type="SEQ_CLS", **sizes))
     with pytest.raises(ValueError, match="does not support past key values"):
         model(**tokens(classifier))
 
 
 @pytest.fixture
 def arguments(tmp_path):
-    return dict(
-        output_dir=str(tmp_path),
-        report_to="none",
-        use_cpu=True,
-        disable_tqdm=True,
-        save_strategy="no",
-        learning_rate=3e-3,
-        per_device_train_batch_size=4,
-        logging_steps=1,
-    )
+    settings = {"output_dir": str(tmp_path), "report_to": "none", "use_cpu": True, "disable_tqdm": True}
+    settings |= {"save_strategy": "no", "learning_rate": 3e-3, "per_device_train_batch_size": 4, "logging_steps": 1}
+    return settings
 
 
 def logged(trainer) -> list[float]:
@@ -143,7 +87,7 @@ def test_reward_trainer(checkpoint, arguments):
     settings = RewardConfig(**arguments, num_train_epochs=4, max_length=32, bf16=False, gradient_checkpointing=False)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.eos_token = tokenizer.sep_token
-    trainer = RewardTrainer(model, settings, train_dataset=pairs, processing_class=tokenizer)  # in the table
+    trainer = RewardTrainer(model, settings, train_dataset=pairs, processing_class=tokenizer)
     trainer.train()
     assert loss_falls(logged(trainer))
 
@@ -155,11 +99,10 @@ def test_setfit(encoder, tmp_path):
     from setfit import SetFitModel, Trainer, TrainingArguments
 
     model = SetFitModel.from_pretrained(encoder)
-    settings = TrainingArguments(
-        output_dir=str(tmp_path), max_steps=4, batch_size=4, report_to="none", save_strategy="no"
-    )
+    options = {"max_steps": 4, "batch_size": 4, "report_to": "none", "save_strategy": "no"}
+    settings = TrainingArguments(output_dir=str(tmp_path), **options)
     rows = Dataset.from_dict({"text": TEXTS, "label": LABELS.tolist()})
-    Trainer(model=model, args=settings, train_dataset=rows).train()  # in the table
+    Trainer(model=model, args=settings, train_dataset=rows).train()
     assert model.predict(TEXTS).tolist() == LABELS.tolist()
 
 
@@ -167,19 +110,14 @@ def test_setfit(encoder, tmp_path):
 def test_sentence_transformers_trainer(encoder, arguments):
     """The contrastive loss with in-batch negatives falls."""
     from datasets import Dataset
-    from sentence_transformers import (
-        SentenceTransformer,
-        SentenceTransformerTrainer,
-        SentenceTransformerTrainingArguments,
-    )
+    from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
+    from sentence_transformers import SentenceTransformerTrainingArguments as Arguments
     from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 
     model = SentenceTransformer(encoder, device="cpu")
-    settings = SentenceTransformerTrainingArguments(**arguments, num_train_epochs=6)
     pairs = Dataset.from_dict({"anchor": TEXTS, "positive": ["mat", "animal", "number", "movement"]})
-    trainer = SentenceTransformerTrainer(
-        model, settings, pairs, loss=MultipleNegativesRankingLoss(model)
-    )  # in the table
+    loss = MultipleNegativesRankingLoss(model)
+    trainer = SentenceTransformerTrainer(model, Arguments(**arguments, num_train_epochs=6), pairs, loss=loss)
     trainer.train()
     assert loss_falls(logged(trainer))
 
@@ -202,7 +140,7 @@ def test_hyperparameter_search(classifier, arguments):
 
     settings = TrainingArguments(**arguments, num_train_epochs=2, eval_strategy="epoch")
     trainer = Trainer(args=settings, train_dataset=rows, eval_dataset=rows, model_init=build)
-    best = trainer.hyperparameter_search(space, n_trials=2, sampler=GridSampler(rates))  # in the table
+    best = trainer.hyperparameter_search(space, n_trials=2, sampler=GridSampler(rates))
     assert best.hyperparameters == {"learning_rate": 1e-3}
 
 
@@ -225,15 +163,10 @@ def test_lightning(classifier, tmp_path):
             return torch.optim.AdamW(self.parameters(), 1e-3)
 
     module = Module()
-    trainer = lightning.Trainer(
-        accelerator="cpu",
-        max_steps=8,
-        logger=False,
-        enable_checkpointing=False,
-        default_root_dir=tmp_path,
-        enable_progress_bar=False,
-    )
-    trainer.fit(module, torch.utils.data.DataLoader([0] * 8))  # in the table
+    options = {"accelerator": "cpu", "max_steps": 8, "default_root_dir": tmp_path}
+    options |= dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar"), False)
+    trainer = lightning.Trainer(**options)
+    trainer.fit(module, torch.utils.data.DataLoader([0] * 8))
     assert loss_falls(module.losses)
 
 
@@ -250,16 +183,9 @@ def test_skorch(classifier):
         def forward(self, **inputs):
             return self.model(**inputs).logits
 
-    net = NeuralNetClassifier(
-        Module,
-        criterion=torch.nn.CrossEntropyLoss,
-        optimizer=torch.optim.AdamW,
-        lr=1e-3,
-        max_epochs=8,
-        train_split=None,
-        verbose=0,
-    )
-    net.fit(dict(tokens(classifier)), LABELS)  # in the table
+    options = {"criterion": torch.nn.CrossEntropyLoss, "optimizer": torch.optim.AdamW, "lr": 1e-3}
+    net = NeuralNetClassifier(Module, **options, max_epochs=8, train_split=None, verbose=0)
+    net.fit(dict(tokens(classifier)), LABELS)
     assert loss_falls([row["train_loss"] for row in net.history])
 
 
@@ -270,7 +196,7 @@ def test_accelerator(classifier):
 
     accelerator = Accelerator(cpu=True)
     model = NeoBERTForSequenceClassification.from_pretrained(classifier)
-    model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), 1e-3))  # in the table
+    model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), 1e-3))
     losses = []
     for _ in range(8):
         loss = model(**tokens(classifier), labels=LABELS).loss
@@ -289,7 +215,7 @@ def test_datasets(classifier):
     from transformers import AutoTokenizer, DataCollatorWithPadding
 
     tokenizer = AutoTokenizer.from_pretrained(classifier)
-    rows = Dataset.from_dict({"text": TEXTS}).map(lambda row: tokenizer(row["text"]))  # in the table
+    rows = Dataset.from_dict({"text": TEXTS}).map(lambda row: tokenizer(row["text"]))
     rows = rows.remove_columns("text")
     (batch,) = torch.utils.data.DataLoader(rows, 4, collate_fn=DataCollatorWithPadding(tokenizer))
     with torch.no_grad():
@@ -297,7 +223,7 @@ def test_datasets(classifier):
     assert same(got, logits(classifier))
 
 
-@pytest.mark.clients("gliner", fails=True)
+@pytest.mark.clients("gliner")
 def test_gliner(encoder, tmp_path):
     """`GLiNER.from_config` takes the model, but `train_model` passes Transformers 5 arguments that it no longer has."""
     from gliner import GLiNER
@@ -314,6 +240,6 @@ def test_simpletransformers(classifier, tmp_path):
     from simpletransformers.classification import ClassificationModel
 
     options = {"use_multiprocessing": False, "output_dir": str(tmp_path), "cache_dir": str(tmp_path)}
-    model = ClassificationModel("auto", classifier, use_cuda=False, args=options)  # in the table
+    model = ClassificationModel("auto", classifier, use_cuda=False, args=options)
     _, got = model.predict(TEXTS)
     assert same(got, logits(classifier))
