@@ -1,10 +1,9 @@
 """examples/semantic_search.py on small data: what it finds, what it embeds again, and what it refuses."""
 
 import json
-import re
 from pathlib import Path
-from pydoc_data.topics import topics
 
+import lancedb
 import numpy as np
 import pyarrow.feather
 import pytest
@@ -16,73 +15,8 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 from neobert_hf.common.fingerprints import SettingsMismatch
 from neobert_hf.search.index import VectorIndexError
 from neobert_hf.search.lancedb_index import LanceDBIndex
-from tests.helpers.examples import load_example
 from tests.helpers.other_encoders import save_with_its_own_code
-from tests.helpers.search_encoder import save_search_encoder
-
-
-pytest.importorskip("lancedb")
-semantic_search = load_example("semantic_search")
-
-
-@pytest.fixture(scope="session")
-def texts() -> list[str]:
-    """Of one passage each, all different."""
-    pages = [" ".join(text.split()) for _, text in sorted(topics.items())]
-    starts = [" ".join(page[at : at + 600].split()[:8]) for page in pages for at in range(0, len(page), 600)]
-    return list(dict.fromkeys(starts))[:60]
-
-
-@pytest.fixture(scope="session")
-def model(tmp_path_factory) -> Path:
-    """With mean pooling."""
-    folder = tmp_path_factory.mktemp("model")
-    # Sentence Transformers adds mean pooling to an encoder.
-    SentenceTransformer(save_search_encoder(folder / "encoder"), device="cpu").save(str(folder / "model"))
-    return folder / "model"
-
-
-@pytest.fixture(scope="session")
-def encoder(model) -> SentenceTransformer:
-    return SentenceTransformer(str(model), device="cpu")
-
-
-@pytest.fixture
-def corpus(texts, tmp_path) -> Path:
-    """JSON lines with ids that are not their places."""
-    return write_rows(tmp_path / "corpus.jsonl", {f"d{7 * i}": text for i, text in enumerate(texts)})
-
-
-def write_rows(path: Path, rows: dict[str, str | None]) -> Path:
-    path.write_text("".join(json.dumps({"id": key, "text": text}) + "\n" for key, text in rows.items()))
-    return path
-
-
-@pytest.fixture
-def index(model, tmp_path, capsys):
-    """Run `index`; return how many documents were embedded, passages, unchanged, removed, and left-out ones."""
-
-    def run(source, *flags: str, **changes) -> list[int]:
-        settings = {"index": tmp_path / "index", "model": model, "source": source, "device": "cpu"} | changes
-        semantic_search.main(["index", *(f"--{key}={value}" for key, value in settings.items()), *flags])
-        (line,) = (line for line in capsys.readouterr().out.splitlines() if "documents embedded" in line)
-        return [int(number) for number in re.findall(r"\b\d+\b", line.partition(": ")[2])]
-
-    return run
-
-
-@pytest.fixture
-def query(tmp_path, capsys):
-    """Run `query --json` and return the hits of each query."""
-
-    def run(*texts: str, **changes) -> list[list[dict]]:
-        settings = {"index": tmp_path / "index", "device": "cpu", "json": True} | changes
-        semantic_search.main(["query", *(f"--{key}={value}" for key, value in settings.items()), "--text", *texts])
-        lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-        assert [line["query"] for line in lines] == list(texts)
-        return [line["hits"] for line in lines]
-
-    return run
+from tests.search.conftest import semantic_search, write_rows
 
 
 def stored(folder: Path) -> dict[tuple[str, int], dict]:
@@ -295,8 +229,6 @@ def test_bad_queries_and_indexes_are_refused(index, query, corpus, tmp_path):
         query("text", index=corpus)
     with pytest.raises(ValueError, match="`text` holds an empty query"):
         query("text", " ")
-    import lancedb
-
     lancedb.connect(tmp_path / "other").create_table("passages", [{"a": 1}])
     with pytest.raises(VectorIndexError, match="holds a table of another program"):
         index(corpus, index=tmp_path / "other")

@@ -44,7 +44,8 @@ def split_passages(text: str, tokenizer: PreTrainedTokenizerFast, size: int, ove
             "(`passage_tokens` without special tokens and prompt)."
         )
     encoding = tokenizer(text, add_special_tokens=False, return_attention_mask=False, verbose=False).encodings[0]
-    words = encoding.word_ids
+    # Each access makes a new list of all tokens.
+    words, offsets = encoding.word_ids, encoding.offsets
     if len(words) <= size:
         return [text]
     cuts = []  # The tokens at which a passage may begin or end.
@@ -53,7 +54,7 @@ def split_passages(text: str, tokenizer: PreTrainedTokenizerFast, size: int, ove
             cuts.append(token)
     cuts.append(len(words))
     # A passage begins with the space before its first word, which RoBERTa's tokenizer reads as a part of the word.
-    places = [0, *(encoding.offsets[cut - 1][1] for cut in cuts[1:-1]), len(text)]
+    places = [0, *(offsets[cut - 1][1] for cut in cuts[1:-1]), len(text)]
 
     passages, first, last = [], 0, 0
     while last < len(cuts) - 1:
